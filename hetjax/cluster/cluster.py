@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machines: nodes of one device kind each, and the links between them.
+
+Owns the `Cluster` tree and its consistency: a `Cluster` that exists is consistent.
+Does not own its TOML (`files.py`), what a device can do (the device catalogue), nor
+which devices are there (`discovery.py`).
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+from hetjax.errors import BadInput
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """Machines of one device kind: an island's hardware.
+
+    `count` is the total over all `hosts`; device i is the i-th in (host, local id)
+    order. `device` is a key of the device catalogue, unless the node gives its own
+    `peak_tflops` (dense bf16) and `memory_gib` per device.
+    """
+
+    name: str
+    device: str
+    count: int
+    hosts: int = 1
+    zone: str = ""
+    spot: bool = False
+    price_per_hour: float | None = None
+    preemptions_per_hour: float | None = None
+    peak_tflops: float | None = None
+    memory_gib: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Link:
+    """What joins two nodes, or two zones by one shared trunk; figures are one way."""
+
+    between: tuple[str, str]
+    bandwidth_gbit_per_s: float
+    latency_ms: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cluster:
+    """Nodes in file order and the links that are not the catalogue's defaults."""
+
+    name: str
+    nodes: tuple[Node, ...]
+    links: tuple[Link, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_cluster(self)
+
+    @property
+    def num_devices(self) -> int:
+        return sum(node.count for node in self.nodes)
+
+
+def check_cluster(cluster: Cluster) -> None:
+    """Raise BadInput for the first thing in the cluster that cannot be."""
+    problems = chain(
+        _name_problems(cluster),
+        chain.from_iterable(map(_node_problems, cluster.nodes)),
+        _link_end_problems(cluster),
+        _link_problems(cluster),
+    )
+    for problem in problems:
+        raise problem
+
+
+def _name_problems(cluster: Cluster) -> Iterator[BadInput]:
+    if not cluster.nodes:
+        yield BadInput(
+            got=f"cluster {cluster.name!r} with 0 nodes",
+            allowed="1 node or more",
+            fix="add a [[node]] with name, device and count",
+        )
+    for name, times in Counter(node.name for node in cluster.nodes).items():
+        if times > 1:
+            yield BadInput(
+                got=f"{times} nodes named {name!r}",
+                allowed="node names that differ",
+                fix="rename all but one of them",
+            )
+        if not name or "/" in name or any(c.isspace() for c in name):
+            yield BadInput(
+                got=f"a node named {name!r}",
+                allowed="a name that is not empty, without spaces and '/'",
+                fix='write a name such as "a100-0"',
+            )
+        if name in {node.zone for node in cluster.nodes}:
+            yield BadInput(
+                got=f"{name!r} names a node and a zone",
+                allowed="names that tell nodes from zones, since links use both",
+                fix=f"rename the zone {name!r}",
+            )
+
+
+def _node_problems(node: Node) -> Iterator[BadInput]:
+    if not node.device:
+        yield BadInput(
+            got=f"node {node.name!r}: device = ''",
+            allowed="the name of a device kind",
+            fix='write a device such as "A100-SXM4-80GB" or "cpu"',
+        )
+    if node.count < 1:
+        yield BadInput(
+            got=f"node {node.name!r}: count = {node.count}",
+            allowed="count >= 1",
+            fix="write how many devices the node has, or remove the node",
+        )
+    if node.hosts < 1 or node.count % node.hosts:
+        yield BadInput(
+            got=f"node {node.name!r}: {node.count} devices on hosts = {node.hosts}",
+            allowed=f"hosts in {_divisors(node.count)} (equal devices on each host)",
+            fix="change hosts, or give the odd host a [[node]] of its own",
+        )
+    for key in ("price_per_hour", "preemptions_per_hour"):
+        value = getattr(node, key)
+        if value is not None and not value >= 0:
+            yield _out_of_range(node, key, f"{key} >= 0")
+    for key in ("peak_tflops", "memory_gib"):
+        value = getattr(node, key)
+        if value is not None and not value > 0:
+            yield _out_of_range(node, key, f"{key} > 0")
+
+
+def _out_of_range(node: Node, key: str, allowed: str) -> BadInput:
+    return BadInput(
+        got=f"node {node.name!r}: {key} = {getattr(node, key)}",
+        allowed=allowed,
+        fix=f"correct {key} or remove the key",
+    )
+
+
+def _link_end_problems(cluster: Cluster) -> Iterator[BadInput]:
+    nodes = sorted({node.name for node in cluster.nodes})
+    zones = sorted({node.zone for node in cluster.nodes} - {""})
+    for link in cluster.links:
+        for end in link.between:
+            if end not in nodes and end not in zones:
+                yield BadInput(
+                    got=f"{_shown(link)}: no node or zone is named {end!r}",
+                    allowed=f"nodes: {', '.join(nodes)}; "
+                    f"zones: {', '.join(zones) or 'none'}",
+                    fix="link two of these names, or give nodes a zone of that name",
+                )
+        left, right = link.between
+        if left == right or (left in nodes) != (right in nodes):
+            yield BadInput(
+                got=_shown(link),
+                allowed="two different nodes or two different zones",
+                fix="name two nodes, or two zones, in between",
+            )
+
+
+def _link_problems(cluster: Cluster) -> Iterator[BadInput]:
+    seen: set[frozenset[str]] = set()
+    for link in cluster.links:
+        if frozenset(link.between) in seen:
+            yield BadInput(
+                got=f"a second {_shown(link)}",
+                allowed="one link for each pair (it holds in both directions)",
+                fix="remove one of them",
+            )
+        seen.add(frozenset(link.between))
+        if not link.bandwidth_gbit_per_s > 0:
+            yield BadInput(
+                got=f"{_shown(link)}: bandwidth_gbit_per_s = "
+                f"{link.bandwidth_gbit_per_s}",
+                allowed="bandwidth_gbit_per_s > 0",
+                fix="write the bandwidth of one direction",
+            )
+        if not link.latency_ms >= 0:
+            yield BadInput(
+                got=f"{_shown(link)}: latency_ms = {link.latency_ms}",
+                allowed="latency_ms >= 0",
+                fix="write the latency of one direction",
+            )
+
+
+def _shown(link: Link) -> str:
+    return f"link between {' and '.join(map(repr, link.between))}"
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(d) for d in range(1, number + 1) if number % d == 0)

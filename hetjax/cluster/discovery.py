@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Local devices to a cluster, and a cluster's nodes to local devices.
+
+Owns the names of device kinds as found and the embedded mode's rule of who takes
+which device. Imports no JAX: device objects come in as arguments. Does not own
+meshes (`mesh/`).
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+from hetjax.cluster.cluster import Cluster, Node
+from hetjax.errors import BadInput
+
+
+class Device(Protocol):
+    """What is read of a `jax.Device`."""
+
+    @property
+    def platform(self) -> str: ...
+
+    @property
+    def device_kind(self) -> str: ...
+
+
+D = TypeVar("D", bound=Device)
+
+
+def device_name(device: Device) -> str:
+    """Return the catalogue's spelling of a device's kind, e.g. A100-SXM4-80GB."""
+    if device.platform == "cpu":
+        return "cpu"
+    kind = re.sub(r"^(NVIDIA|AMD)\s+", "", device.device_kind.strip())
+    return re.sub(r"\s+", "-", kind)
+
+
+def discover(devices: Sequence[Device]) -> Cluster:
+    """Return a cluster with one node per device kind, in order of appearance."""
+    if not devices:
+        raise BadInput(
+            got="0 local devices",
+            allowed="1 device or more",
+            fix="check the JAX installation, or give --cluster with --simulate",
+        )
+    counts = Counter(device_name(device) for device in devices)
+    kinds = {device_name(d): _slug(d) for d in reversed(devices)}
+    nodes = [
+        Node(name=f"{kinds[name]}-0", device=name, count=count)
+        for name, count in counts.items()
+    ]
+    return Cluster(name="local", nodes=tuple(nodes))
+
+
+def assign_devices(
+    cluster: Cluster, devices: Sequence[D], simulate: bool
+) -> dict[str, tuple[D, ...]]:
+    """Give each node its local devices, in file order (the embedded mode).
+
+    Nodes take devices of their own kind; with `simulate` all nodes take CPU devices,
+    whatever they stand for. BadInput if there are too few.
+    """
+    free: dict[str, list[D]] = {}
+    for device in devices:
+        free.setdefault(device_name(device), []).append(device)
+    assigned: dict[str, tuple[D, ...]] = {}
+    for node in cluster.nodes:
+        pool = free.get("cpu" if simulate else node.device, [])
+        if len(pool) < node.count:
+            raise _too_few(cluster, node, Counter(map(device_name, devices)), simulate)
+        assigned[node.name] = tuple(pool[: node.count])
+        del pool[: node.count]
+    return assigned
+
+
+def _too_few(
+    cluster: Cluster, node: Node, there: Counter[str], simulate: bool
+) -> BadInput:
+    kind = "cpu" if simulate else node.device
+    wanted = sum(n.count for n in cluster.nodes if simulate or n.device == kind)
+    found = ", ".join(f"{count} x {name}" for name, count in there.items())
+    start = f"set JAX_NUM_CPU_DEVICES={wanted} before the start"
+    return BadInput(
+        got=f"node {node.name!r} wants {node.count} x {kind}; the cluster wants "
+        f"{wanted} in all; here: {found or 'no devices'}",
+        allowed=f"at most {there[kind]} x {kind} in the cluster's nodes together",
+        fix=f"{start}, or give another --cluster"
+        if kind == "cpu"
+        else "add --simulate to stand CPU devices in, or give another --cluster",
+    )
+
+
+def _slug(device: Device) -> str:
+    kind = "cpu" if device.platform == "cpu" else device.device_kind
+    return re.sub(r"[^a-z0-9]+", "-", kind.lower()).strip("-")

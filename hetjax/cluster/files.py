@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cluster files: TOML to `Cluster` and back, and the preset files.
+
+Owns the keys of the file and their types. Does not own what must hold between them
+(`cluster.py`).
+"""
+
+import json
+import tomllib
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hetjax.cluster.cluster import Cluster, Link, Node
+from hetjax.cluster.record import Kind, as_kind, did_you_mean, read_record, read_text
+from hetjax.errors import BadInput
+
+_NODE: dict[str, Kind] = {
+    "name": "a string",
+    "device": "a string",
+    "count": "an integer",
+}
+_NODE_OPTIONAL: dict[str, Kind] = {
+    "hosts": "an integer",
+    "zone": "a string",
+    "spot": "true or false",
+    "price_per_hour": "a number",
+    "preemptions_per_hour": "a number",
+    "peak_tflops": "a number",
+    "memory_gib": "a number",
+}
+_PRESETS = Path(__file__).parent / "presets"
+
+
+def load_cluster(path: str | Path) -> Cluster:
+    """Read a cluster file; BadInput starts with the path."""
+    text = read_text(path, what="cluster file")
+    try:
+        return parse_cluster(text)
+    except BadInput as bad:
+        got = f"cluster file {str(path)!r}: {bad.got}"
+        raise BadInput(got=got, allowed=bad.allowed, fix=bad.fix) from bad
+
+
+def parse_cluster(text: str) -> Cluster:
+    """Read the TOML text of a cluster; BadInput says where and what."""
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise BadInput(
+            got=f"broken TOML: {error}",
+            allowed="TOML: name, then [[node]] and [[link]] tables",
+            fix="correct the file at that line and column",
+        ) from error
+    values = read_record(
+        raw,
+        where="",
+        required={"name": "a string"},
+        optional={"node": "a list", "link": "a list"},
+    )
+    return Cluster(
+        name=values["name"],
+        nodes=tuple(_node(r, i) for i, r in enumerate(values.get("node", []))),
+        links=tuple(_link(r, i) for i, r in enumerate(values.get("link", []))),
+    )
+
+
+def cluster_toml(cluster: Cluster) -> str:
+    """Write the TOML text that reads back as the same cluster."""
+    lines = [f"name = {_toml(cluster.name)}"]
+    for node in cluster.nodes:
+        given = {
+            key: value
+            for key, value in asdict(node).items()
+            if key in _NODE or value != Node.__dataclass_fields__[key].default
+        }
+        lines += ["", "[[node]]", *_assignments(given)]
+    for link in cluster.links:
+        lines += ["", "[[link]]", *_assignments(asdict(link))]
+    return "\n".join(lines) + "\n"
+
+
+def preset_names() -> list[str]:
+    """Return the names of the cluster files that come with the package."""
+    return sorted(path.stem for path in _PRESETS.glob("*.toml"))
+
+
+def preset_path(name: str) -> Path:
+    """Return the path of a cluster file that comes with the package."""
+    names = preset_names()
+    if name not in names:
+        raise BadInput(
+            got=f"no preset cluster is named {name!r}",
+            allowed=f"preset clusters: {', '.join(names)}",
+            fix=did_you_mean(name, names),
+        )
+    return _PRESETS / f"{name}.toml"
+
+
+def _node(raw: object, index: int) -> Node:
+    where = f"node[{index}]"
+    return Node(
+        **read_record(raw, where=where, required=_NODE, optional=_NODE_OPTIONAL)
+    )
+
+
+def _link(raw: object, index: int) -> Link:
+    where = f"link[{index}]"
+    values = read_record(
+        raw,
+        where=where,
+        required={"between": "a list", "bandwidth_gbit_per_s": "a number"},
+        optional={"latency_ms": "a number"},
+    )
+    ends = values.pop("between")
+    if len(ends) != 2:
+        raise BadInput(
+            got=f"{where}.between with {len(ends)} names",
+            allowed="two names of nodes or of zones",
+            fix='write between = ["east", "west"]',
+        )
+    left, right = (as_kind(end, "a string", where=f"{where}.between") for end in ends)
+    return Link(between=(left, right), **values)
+
+
+def _assignments(values: dict[str, Any]) -> list[str]:
+    return [f"{key} = {_toml(value)}" for key, value in values.items()]
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    # JSON's strings, numbers and booleans are TOML's, but for a bare DEL
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

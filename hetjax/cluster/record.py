@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Typed reading of one table of a file that a user wrote by hand.
+
+Owns the checks that TOML and JSON files share (unknown keys, missing keys, wrong
+types) and the reading of the text itself. Does not own any file's meaning
+(`cluster/files.py`, `plans/files.py`).
+"""
+
+import difflib
+import math
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from hetjax.errors import BadInput
+
+Kind = Literal[
+    "a string", "an integer", "a number", "true or false", "a table", "a list"
+]
+
+_TYPES: dict[Kind, type | tuple[type, ...]] = {
+    "a string": str,
+    "an integer": int,
+    "a number": (int, float),
+    "true or false": bool,
+    "a table": dict,
+    "a list": list,
+}
+
+
+def read_text(path: str | Path, *, what: str) -> str:
+    """Return the UTF-8 text of a file; BadInput if it cannot be read."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise BadInput(
+            got=f"{what} {str(path)!r}: {error.strerror}",
+            allowed="the path of a file that can be read",
+            fix=f"check the path of the {what}",
+        ) from error
+    except UnicodeDecodeError as error:
+        raise BadInput(
+            got=f"{what} {str(path)!r}: not UTF-8 text at byte {error.start}",
+            allowed="a text file in UTF-8",
+            fix=f"save the {what} as UTF-8 text",
+        ) from error
+
+
+def read_record(
+    raw: object,
+    *,
+    where: str,
+    required: Mapping[str, Kind],
+    optional: Mapping[str, Kind] | None = None,
+) -> dict[str, Any]:
+    """Return the table's values, with numbers as floats; BadInput names the place.
+
+    `where` is the path of the table in its file ("" for the whole file).
+    """
+    table = as_kind(raw, "a table", where=where or "the file")
+    kinds: dict[str, Kind] = {**required, **(optional or {})}
+    for key in table:
+        if key not in kinds:
+            raise _unknown_key(key, kinds, where)
+    for key, kind in required.items():
+        if key not in table:
+            raise _missing_key(key, kind, where)
+    return {
+        key: as_kind(value, kinds[key], where=join(where, key))
+        for key, value in table.items()
+    }
+
+
+def as_kind(value: Any, kind: Kind, *, where: str) -> Any:
+    """Return the value if it is of the kind, a number as a finite float."""
+    # bool is an int to Python, not to a reader of the file
+    fits = isinstance(value, _TYPES[kind]) and (
+        not isinstance(value, bool) or kind == "true or false"
+    )
+    if not fits or (kind == "a number" and not _is_finite(value)):
+        raise BadInput(
+            got=f"{where} = {_shown(value)}",
+            allowed=f"{where} is {kind}",
+            fix=f"write {where} as {kind}",
+        )
+    return float(value) if kind == "a number" else value
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:
+        return False
+
+
+def join(where: str, key: str) -> str:
+    """Return the path of a key in the table at `where`."""
+    return f"{where}.{key}" if where else key
+
+
+def did_you_mean(word: str, words: Collection[str]) -> str:
+    """Return "did you mean 'x'?" or, with no word near, the first words to try."""
+    near = difflib.get_close_matches(word, list(words), n=1)
+    return f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(words)}"
+
+
+def _unknown_key(key: str, kinds: Mapping[str, Kind], where: str) -> BadInput:
+    near = difflib.get_close_matches(key, list(kinds), n=1)
+    return BadInput(
+        got=f"unknown key {join(where, key)!r}",
+        allowed=f"keys of {where or 'the file'}: {', '.join(kinds)}",
+        fix=f"did you mean {near[0]!r}?" if near else f"remove {key!r}",
+    )
+
+
+def _missing_key(key: str, kind: Kind, where: str) -> BadInput:
+    return BadInput(
+        got=f"{where or 'the file'} has no key {key!r}",
+        allowed=f"{key!r} is required and is {kind}",
+        fix=f"add {key!r} to {where or 'the file'}",
+    )
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches as pure functions of (seed, step, sample index).
+
+Owns windows, their shuffled order over epochs and the fixed validation windows. Does
+not own tokens (`dataset.py`) nor which worker takes which samples (`plans/`).
+
+Shape legend: T tokens of a split, L sequence length, G global batch, R sample range,
+W = L + 1 (a window: the inputs and the target that follows the last one).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import grain
+import numpy as np
+
+from hetjax.errors import BadInput
+
+Batch = tuple[np.ndarray, np.ndarray]  # inputs_GL, targets_GL, both int32
+
+_NUM_SEEDS = 2**32  # what grain's shuffle takes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Windows:
+    """The windows of a split: window j is tokens j*L to j*L + L, both included."""
+
+    tokens_T: np.ndarray
+    seq_len: int
+
+    def __len__(self) -> int:
+        return _num_windows(self.tokens_T, self.seq_len)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        start = index * self.seq_len
+        window_W = self.tokens_T[start : start + self.seq_len + 1]
+        return np.asarray(window_W, np.int32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Samples:
+    """An endless sequence of windows: each once per epoch, epochs in unlike orders.
+
+    Sample i of step k is element k * global_batch + i. Steps count from 0.
+    """
+
+    elements: grain.MapDataset
+
+    def batch(self, step: int, global_batch: int) -> Batch:
+        """Give the whole global batch of a step."""
+        return self.rows(step, global_batch, 0, global_batch)
+
+    def rows(self, step: int, global_batch: int, lo: int, hi: int) -> Batch:
+        """Give samples lo to hi (half-open) of a step's batch; read no others."""
+        assert step >= 0 and 0 <= lo < hi <= global_batch, (step, lo, hi, global_batch)
+        first = step * global_batch
+        return _batch(self.elements[first + i] for i in range(lo, hi))
+
+
+def samples(tokens_T: np.ndarray, seq_len: int, seed: int) -> Samples:
+    """Give the training samples of a split in the seed's order.
+
+    Raises BadInput for a split shorter than one window and a seed outside 32 bits.
+    """
+    if not 0 <= seed < _NUM_SEEDS:
+        raise BadInput(
+            got=f"seed {seed}",
+            allowed=f"0 to {_NUM_SEEDS - 1}",
+            fix="choose a smaller seed that is not negative",
+        )
+    if _num_windows(tokens_T, seq_len) < 1:
+        raise BadInput(
+            got=f"training split of {len(tokens_T)} tokens with seq_len {seq_len}",
+            allowed=f"at least {seq_len + 1} tokens (one window)",
+            fix=_shorter(len(tokens_T) - 1),
+        )
+    windows = grain.MapDataset.source(Windows(tokens_T, seq_len))
+    return Samples(windows.shuffle(seed=seed).repeat())
+
+
+def validation_batches(
+    tokens_T: np.ndarray, seq_len: int, global_batch: int, num_batches: int
+) -> list[Batch]:
+    """Give the windows of every evaluation: spread evenly over the split, in order.
+
+    Gives fewer than `num_batches` where the split holds fewer whole batches; no window
+    comes twice. Raises BadInput where it does not hold one batch.
+    """
+    assert global_batch >= 1 and num_batches >= 1, (global_batch, num_batches)
+    windows = Windows(tokens_T, seq_len)
+    if len(windows) < global_batch:
+        raise _too_few_windows(len(tokens_T), seq_len, global_batch, len(windows))
+    num_batches = min(num_batches, len(windows) // global_batch)
+    num_used = num_batches * global_batch
+    chosen = [i * len(windows) // num_used for i in range(num_used)]
+    return [
+        _batch(windows[j] for j in chosen[first : first + global_batch])
+        for first in range(0, num_used, global_batch)
+    ]
+
+
+def _num_windows(tokens_T: np.ndarray, seq_len: int) -> int:
+    assert seq_len >= 1, seq_len
+    return max(0, (len(tokens_T) - 1) // seq_len)
+
+
+def _batch(windows: Iterable[Any]) -> Batch:
+    windows_RW = np.stack(list(windows))
+    return windows_RW[:, :-1].copy(), windows_RW[:, 1:].copy()
+
+
+def _too_few_windows(
+    num_tokens: int, seq_len: int, global_batch: int, num_windows: int
+) -> BadInput:
+    """The validation split cannot fill one batch; windows are never repeated for it."""
+    smaller_batch = f"global_batch at most {num_windows}, or " if num_windows else ""
+    return BadInput(
+        got=f"validation split of {num_tokens} tokens: {num_windows} windows of "
+        f"seq_len {seq_len} for global_batch {global_batch}",
+        allowed=f"at least {global_batch} windows, which take "
+        f"{global_batch * seq_len + 1} tokens",
+        fix=smaller_batch + _shorter((num_tokens - 1) // global_batch),
+    )
+
+
+def _shorter(max_seq_len: int) -> str:
+    if max_seq_len < 1:
+        return "give more text with --data.path"
+    return f"seq_len at most {max_seq_len}, or more text with --data.path"

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The error that users cause and can mend. Every room may import this file."""
+
+
+class BadInput(ValueError):
+    """Bad user input, told in three parts; command lines turn it into exit code 2.
+
+    `got` says what was found (with numbers), `allowed` what would be accepted, `fix`
+    what to type or change. Broken invariants of our own are `assert`s, never this.
+    """
+
+    exit_code = 2
+
+    def __init__(self, *, got: str, allowed: str, fix: str) -> None:
+        super().__init__(f"got: {got}\nallowed: {allowed}\nfix: {fix}")
+        self.got, self.allowed, self.fix = got, allowed, fix

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sum of one gradient group over its holders, whose meshes may all be unlike.
+
+Every holder packs its gradients of the group into R canonical rows: row j holds the
+j-th part of every parameter, so holders with other tensor or data degrees differ only
+in how many rows a device holds. A holder with D devices has its rows as R/D arrays
+rows_DN, one row per device: element i of array k is row i * R/D + k. Rows then move
+point to point, device to device (no program spans two holders, so device kinds may
+differ), and every holder adds all contributions in the same order: the result is
+bit-identical everywhere. Owns packing, exchange and sum. Does not own when they
+happen (the REDUCE action).
+
+R rows (the least common multiple of device counts), D devices of a holder, N elements
+per row.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+
+from hetjax.mesh.reshard import shard_boxes
+
+
+def row_sharding(mesh: Mesh) -> NamedSharding:
+    """One row per device of the mesh, tensor-major like master weights."""
+    return NamedSharding(mesh, PartitionSpec(("tensor", "data")))
+
+
+def num_rows(meshes: Sequence[Mesh]) -> int:
+    """Rows that every holder's device count divides."""
+    return math.lcm(*(mesh.devices.size for mesh in meshes))
+
+
+Rows = tuple[jax.Array, ...]  # R/D arrays rows_DN
+
+
+def pack(
+    leaves: Sequence[jax.Array], dims: Sequence[int], rows: int, num_devices: int
+) -> Rows:
+    """Rows of a group: each leaf split in R parts along its dim, zero-padded.
+
+    Traced inside a program of the holder's mesh. Leaf shapes are global and equal
+    for all holders, so row j means the same everywhere.
+    """
+    parts = [_to_rows(leaf, dim, rows) for leaf, dim in zip(leaves, dims, strict=True)]
+    rows_RN = jnp.concatenate(parts, axis=1)
+    rows_DKN = rows_RN.reshape(num_devices, rows // num_devices, -1)
+    return tuple(rows_DKN[:, k] for k in range(rows // num_devices))
+
+
+def unpack(
+    packed: Rows, shapes: Sequence[tuple[int, ...]], dims: Sequence[int]
+) -> list[jax.Array]:
+    """Inverse of `pack`; traced inside a program of the holder's mesh."""
+    rows = len(packed) * packed[0].shape[0]
+    rows_RN = jnp.stack(packed, axis=1).reshape(rows, -1)
+    leaves, at = [], 0
+    for shape, dim in zip(shapes, dims, strict=True):
+        width = -(-math.prod(shape) // rows)
+        leaves.append(_from_rows(rows_RN[:, at : at + width], shape, dim))
+        at += width
+    return leaves
+
+
+def exchange(contributions: Sequence[Rows]) -> list[Rows]:
+    """Sum over holders, laid out for each holder as its own contribution was.
+
+    Direct exchange: a holder receives (holders - 1) times the group's bytes, which
+    for two holders is what a ring moves as well.
+    """
+    return [
+        _adder(len(contributions), own[0].sharding)(
+            *(_copied(rows, own) if rows is not own else own for rows in contributions)
+        )
+        for own in contributions
+    ]
+
+
+def _copied(rows: Rows, like: Rows) -> Rows:
+    """The same rows on the devices of another holder; shard by shard, never waiting."""
+    shards = [_by_device(array) for array in rows]
+    ordered = [array[i] for i in range(len(shards[0])) for array in shards]
+    target, (_, num_elements) = like[0].sharding, like[0].shape
+    devices = _row_devices(target, like[0].shape)
+    arrays = []
+    for k in range(len(like)):
+        moved = [
+            jax.device_put(ordered[i * len(like) + k], device)
+            for i, device in enumerate(devices)
+        ]
+        shape = (len(devices), num_elements)
+        arrays.append(jax.make_array_from_single_device_arrays(shape, target, moved))
+    return tuple(arrays)
+
+
+def _by_device(array: jax.Array) -> list[jax.Array]:
+    shards = {shard.device: shard.data for shard in array.addressable_shards}
+    return [shards[device] for device in _row_devices(array.sharding, array.shape)]
+
+
+@cache
+def _row_devices(sharding: Sharding, shape: tuple[int, ...]) -> list[jax.Device]:
+    """The device of each row."""
+    boxes = shard_boxes(sharding, shape)
+    return sorted(boxes, key=lambda device: boxes[device][0])
+
+
+def _to_rows(leaf: jax.Array, dim: int, rows: int) -> jax.Array:
+    flat = jnp.moveaxis(leaf, dim, 0).reshape(-1)
+    return jnp.pad(flat, (0, -flat.size % rows)).reshape(rows, -1)
+
+
+def _from_rows(part_RN: jax.Array, shape: tuple[int, ...], dim: int) -> jax.Array:
+    moved = (shape[dim], *shape[:dim], *shape[dim + 1 :])
+    flat = part_RN.reshape(-1)[: math.prod(shape)]
+    return jnp.moveaxis(flat.reshape(moved), 0, dim)
+
+
+@cache
+def _adder(num_holders: int, sharding: Sharding):
+    def add(*contributions: Rows) -> Rows:
+        return jax.tree.map(lambda first, *rest: sum(rest, start=first), *contributions)
+
+    return jax.jit(add, out_shardings=sharding)

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model is to hetjax: an ordered list of layers, each a list of NNX modules.
+
+Owns the protocol and its pure-function view (`abstract_params`, `init_params`,
+`apply`). Does not own any architecture (`gpt.py`, `llama.py`) nor sharding (`mesh/`).
+
+The protocol of a module class `C` used in a `ModuleSpec`:
+
+* `C(config, rngs=nnx.Rngs)` makes fp32 `nnx.Param`s, each with `logical=(...)`: one
+  logical axis name or None per dim (names and rules: `hetjax/mesh/rules.py`);
+* the first module is called with tokens_BL (int32) and gives the residual stream;
+  inner ones map it to the same shape and dtype; the last is called with
+  (x_BLD, targets_BL), gives the summed cross-entropy (fp32 scalar), and also has
+  `logits(x_BLD) -> logits_BLV`;
+* parameters arrive in the compute dtype: modules compute in the dtype they get;
+* a module may hold one `AuxLoss` variable and set it in the call to an auxiliary loss
+  summed over the microbatch's tokens, coefficient included.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+Params = dict[str, Any]  # dotted parameter name within its module -> array
+
+
+class AuxLoss(nnx.Variable):
+    """A token-summed auxiliary loss that a module sets when it is called."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleSpec:
+    """One NNX module: where its state is keyed and how it is built.
+
+    `tied` maps an own parameter name to the full path of the parameter that it is,
+    e.g. `(("table", "embedding.table"),)`; the owner must be in layer 0.
+    """
+
+    path: str
+    cls: type
+    config: Hashable
+    tied: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Last part of the path: equal for the same module of equal layers."""
+        return self.path.rpartition(".")[2]
+
+    @property
+    def block(self) -> str:
+        """First part of the path: modules that scan together share it."""
+        return self.path.partition(".")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The unit that is planned, synchronised and checkpointed."""
+
+    name: str
+    modules: tuple[ModuleSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Layer 0 = embedding, then the blocks, last = head with the final norm."""
+
+    name: str
+    layers: tuple[Layer, ...]
+    vocab_size: int
+    max_seq_len: int
+
+    @property
+    def modules(self) -> tuple[ModuleSpec, ...]:
+        return tuple(m for layer in self.layers for m in layer.modules)
+
+
+@dataclass(frozen=True, slots=True)
+class AbstractParam:
+    """Shape and logical axes of one parameter (fp32 as master weight)."""
+
+    shape: tuple[int, ...]
+    logical: tuple[str | None, ...]
+
+
+@cache
+def _skeleton(cls: type, config: Hashable) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
+    module = nnx.eval_shape(lambda: cls(config, rngs=nnx.Rngs(0)))
+    return nnx.split(module, nnx.Param, ...)
+
+
+@cache
+def abstract_params(spec: ModuleSpec) -> dict[str, AbstractParam]:
+    """The parameters that the module owns itself (tied ones left out), by name."""
+    _, params, _ = _skeleton(spec.cls, spec.config)
+    tied = dict(spec.tied)
+    named = {_dotted(path): leaf for path, leaf in nnx.to_flat_state(params)}
+    return {
+        name: AbstractParam(tuple(leaf.shape), tuple(leaf.get_metadata()["logical"]))
+        for name, leaf in named.items()
+        if name not in tied
+    }
+
+
+def init_params(spec: ModuleSpec, key: jax.Array) -> Params:
+    """Fresh own parameters of the module, a pure function of the key."""
+    module = spec.cls(spec.config, rngs=nnx.Rngs(key))
+    params = nnx.to_flat_state(nnx.state(module, nnx.Param))
+    tied = dict(spec.tied)
+    named = {_dotted(path): leaf[...] for path, leaf in params}
+    return {name: value for name, value in named.items() if name not in tied}
+
+
+def bind(spec: ModuleSpec, params: Params) -> nnx.Module:
+    """The module with these parameters (own and tied, by name) put in."""
+    graph, abstract, rest = _skeleton(spec.cls, spec.config)
+    state = nnx.from_flat_state(
+        [(path, leaf.replace(params[_dotted(path)]))
+         for path, leaf in nnx.to_flat_state(abstract)]
+    )
+    others = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), rest)
+    return nnx.merge(graph, state, others)
+
+
+def apply(spec: ModuleSpec, params: Params, *inputs: jax.Array) -> tuple[Any, jax.Array]:
+    """Call the module; return its output and its auxiliary loss (0 if it has none)."""
+    module = bind(spec, params)
+    output = module(*inputs)  # pyright: ignore[reportCallIssue]
+    losses = jax.tree.leaves(nnx.state(module, AuxLoss))
+    return output, sum(losses, start=jnp.zeros((), jnp.float32))
+
+
+def _dotted(path: tuple[Any, ...]) -> str:
+    return ".".join(map(str, path))

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Top-k routed SwiGLU experts (Mixtral, arXiv 2401.04088) in place of an MLP.
+
+Legend: B sequences, L positions, D residual width, F inner width, E experts,
+C capacity (tokens of one sequence that one expert takes), k choices of a token.
+
+A sequence is routed by itself: how a batch is cut into microbatches or over a mesh
+never changes its result. Within a sequence earlier tokens go first, so a token over
+capacity (which keeps only its residual) is dropped because of earlier tokens alone:
+routing is causal.
+
+Owns routing, capacity, the experts and their balance loss. Does not own how experts
+spread over devices: their leading dim is `experts`, and the one contraction over it
+is the combine einsum, an all-reduce when the dim is sharded.
+"""
+
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from hetjax.errors import BadInput
+from hetjax.models.model import AuxLoss
+from hetjax.models.norm import Norm, NormConfig
+from hetjax.models.parameters import STD, normal
+from hetjax.models.requirement import require_positive
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Routing:
+    """Who takes a token, and how many one expert may take."""
+
+    num_experts: int
+    top_k: int
+    capacity_factor: float = 1.25
+    balance_coefficient: float = 0.01
+
+    def __post_init__(self) -> None:
+        require_positive(
+            "routing",
+            num_experts=self.num_experts,
+            top_k=self.top_k,
+            capacity_factor=self.capacity_factor,
+        )
+        if self.top_k > self.num_experts:
+            raise BadInput(
+                got=f"routing: top_k = {self.top_k} of {self.num_experts} experts",
+                allowed=f"top_k from 1 to {self.num_experts}",
+                fix=f"set top_k to {self.num_experts} or less",
+            )
+        if self.balance_coefficient < 0:
+            raise BadInput(
+                got=f"routing: balance_coefficient = {self.balance_coefficient}",
+                allowed="0 (no balance loss) or more",
+                fix="set balance_coefficient to 0.01",
+            )
+
+    def capacity(self, seq_len: int) -> int:
+        """Tokens of one sequence that one expert takes; never more than there are."""
+        even_share = self.top_k * seq_len / self.num_experts
+        return min(seq_len, math.ceil(even_share * self.capacity_factor))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MoeConfig:
+    """Widths of the experts and how tokens reach them."""
+
+    hidden_size: int
+    inner_size: int
+    routing: Routing
+    norm: NormConfig
+    output_std: float = STD
+
+    def __post_init__(self) -> None:
+        require_positive(
+            "moe",
+            hidden_size=self.hidden_size,
+            inner_size=self.inner_size,
+            output_std=self.output_std,
+        )
+
+
+class Moe(nnx.Module):
+    """Map x to x + the gated sum of its top-k experts of norm(x).
+
+    The auxiliary loss is the sequence-wise balance loss of DeepSeek-V3
+    (arXiv 2412.19437, eq. 17-20) times the number of tokens: per sequence,
+    coefficient * L * E * sum_e f_e P_e, with f_e the share of the sequence's top-k
+    assignments that go to e (dropped ones included) and P_e the mean router
+    probability of e. The batch-wise form is not linear in the sequences, so it would
+    depend on the microbatching; this one does not.
+    """
+
+    def __init__(self, config: MoeConfig, *, rngs: nnx.Rngs) -> None:
+        D, F, E = config.hidden_size, config.inner_size, config.routing.num_experts
+        self.config = config
+        self.norm = Norm(config.norm, D)
+        self.router = normal(rngs, (D, E), (None, None))
+        self.gate = normal(rngs, (E, D, F), ("experts", None, None))
+        self.up = normal(rngs, (E, D, F), ("experts", None, None))
+        self.down = normal(rngs, (E, F, D), ("experts", None, None), config.output_std)
+        self.balance_loss = AuxLoss(jnp.zeros((), jnp.float32))
+
+    def __call__(self, x_BLD: jax.Array) -> jax.Array:
+        routing = self.config.routing
+        y_BLD = self.norm(x_BLD)
+        logits_BLE = jnp.einsum(
+            "bld,de->ble", y_BLD, self.router[...], preferred_element_type=jnp.float32
+        )
+        score_BLk, expert_BLk = jax.lax.top_k(logits_BLE, routing.top_k)
+        chosen_BLE = _chosen(expert_BLk, routing.num_experts)
+        self.balance_loss[...] = _balance_loss(logits_BLE, chosen_BLE, routing)
+        dispatch_BLEC, combine_BLEC = self._routes(
+            expert_BLk,
+            _slots(expert_BLk, chosen_BLE),
+            jax.nn.softmax(score_BLk, axis=-1).astype(x_BLD.dtype),
+        )
+        in_EBCD = jnp.einsum("blec,bld->ebcd", dispatch_BLEC, y_BLD)
+        out_EBCD = self._experts(in_EBCD)
+        return x_BLD + jnp.einsum("blec,ebcd->bld", combine_BLEC, out_EBCD)
+
+    def _routes(
+        self, expert_BLk: jax.Array, slot_BLk: jax.Array, gate_BLk: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Say where each token goes, and with which weight it comes back.
+
+        The dim E begins here anew, from indices: so a cut over experts reaches
+        neither the router nor the slots, which stay free of communication.
+        """
+        routing, dtype = self.config.routing, gate_BLk.dtype
+        capacity = routing.capacity(expert_BLk.shape[1])
+        to_BLkE = jax.nn.one_hot(expert_BLk, routing.num_experts, dtype=dtype)
+        to_BLkC = jax.nn.one_hot(slot_BLk, capacity, dtype=dtype)  # none past the last
+        return _outer(to_BLkE, to_BLkC), _outer(gate_BLk[..., None] * to_BLkE, to_BLkC)
+
+    def _experts(self, x_EBCD: jax.Array) -> jax.Array:
+        gate_EBCF = jnp.einsum("ebcd,edf->ebcf", x_EBCD, self.gate[...])
+        up_EBCF = jnp.einsum("ebcd,edf->ebcf", x_EBCD, self.up[...])
+        inner_EBCF = jax.nn.silu(gate_EBCF) * up_EBCF
+        return jnp.einsum("ebcf,efd->ebcd", inner_EBCF, self.down[...])
+
+
+def _outer(a_BLkE: jax.Array, b_BLkC: jax.Array) -> jax.Array:
+    return jnp.sum(a_BLkE[..., None] * b_BLkC[..., None, :], axis=2)
+
+
+def _chosen(expert_BLk: jax.Array, num_experts: int) -> jax.Array:
+    """Count (0 or 1, int32) the token's assignments to each expert."""
+    return jnp.sum(jax.nn.one_hot(expert_BLk, num_experts, dtype=jnp.int32), axis=2)
+
+
+def _slots(expert_BLk: jax.Array, chosen_BLE: jax.Array) -> jax.Array:
+    """Number the tokens that each expert gets, from 0, in order of position."""
+    before_BLE = jnp.cumsum(chosen_BLE, axis=1) - chosen_BLE
+    return jnp.take_along_axis(before_BLE, expert_BLk, axis=-1)
+
+
+def _balance_loss(
+    logits_BLE: jax.Array, chosen_BLE: jax.Array, routing: Routing
+) -> jax.Array:
+    share_BE = jnp.mean(chosen_BLE.astype(jnp.float32), axis=1) / routing.top_k
+    probability_BE = jnp.mean(jax.nn.softmax(logits_BLE, axis=-1), axis=1)
+    num_positions, num_experts = logits_BLE.shape[1:]
+    scale = routing.balance_coefficient * num_positions * num_experts
+    return scale * jnp.sum(share_BE * probability_BE)

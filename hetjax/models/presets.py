@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Named model sizes.
+
+Owns the table of presets and the look-up by name. Does not own what a run adds to a
+model (data, plan, optimizer).
+"""
+
+from difflib import get_close_matches
+
+from hetjax.errors import BadInput
+from hetjax.models.gpt import GPTConfig, gpt_model
+from hetjax.models.llama import LlamaConfig, llama_model
+from hetjax.models.model import Model
+from hetjax.models.moe import Routing
+
+ModelConfig = GPTConfig | LlamaConfig
+
+
+def model_preset(name: str) -> Model:
+    """Give the model of that name; BadInput names the nearest where there is none."""
+    if name in MODEL_CONFIGS:
+        return model_of(MODEL_CONFIGS[name])
+    names = sorted(MODEL_CONFIGS)
+    near = get_close_matches(name.lower(), names, n=1, cutoff=0.0)[0]
+    raise BadInput(
+        got=f"model preset {name!r}",
+        allowed=", ".join(names),
+        fix=f"did you mean {near}?",
+    )
+
+
+def model_of(config: ModelConfig) -> Model:
+    """Lay out a config of either family as a model."""
+    if isinstance(config, GPTConfig):
+        return gpt_model(config)
+    return llama_model(config)
+
+
+def _gpt3(name: str, hidden_size: int, num_blocks: int, num_heads: int) -> GPTConfig:
+    """GPT-3 as trained by Hapt/HARP (arXiv 2509.24859): 1024 of 51200 tokens."""
+    return GPTConfig(
+        name=name,
+        vocab_size=51_200,
+        hidden_size=hidden_size,
+        num_blocks=num_blocks,
+        num_heads=num_heads,
+    )
+
+
+TINY = LlamaConfig(
+    name="tiny",
+    vocab_size=1_024,
+    hidden_size=128,
+    inner_size=352,
+    num_blocks=4,
+    num_heads=4,
+    num_kv_heads=2,
+    max_seq_len=128,
+)
+GPT2_124M = GPTConfig(  # 47 rows of padding: 36,096 parameters above the published
+    name="gpt2-124m", vocab_size=50_257, hidden_size=768, num_blocks=12, num_heads=12
+)
+LLAMA_1B = LlamaConfig(  # the blocks of Llama-3.2-1B, 32000 tokens, own head: 1.10 B
+    name="llama-1b",
+    vocab_size=32_000,
+    hidden_size=2_048,
+    inner_size=8_192,
+    num_blocks=16,
+    num_heads=32,
+    num_kv_heads=8,
+    max_seq_len=4_096,
+    rope_theta=500_000.0,
+)
+LLAMA2_7B = LlamaConfig(
+    name="llama2-7b",
+    vocab_size=32_000,
+    hidden_size=4_096,
+    inner_size=11_008,
+    num_blocks=32,
+    num_heads=32,
+    num_kv_heads=32,
+    max_seq_len=4_096,
+)
+LLAMA3_8B = LlamaConfig(
+    name="llama3-8b",
+    vocab_size=128_256,
+    hidden_size=4_096,
+    inner_size=14_336,
+    num_blocks=32,
+    num_heads=32,
+    num_kv_heads=8,
+    max_seq_len=8_192,
+    rope_theta=500_000.0,
+)
+MIXTRAL_8X7B = LlamaConfig(
+    name="mixtral-8x7b",
+    vocab_size=32_000,
+    hidden_size=4_096,
+    inner_size=14_336,
+    num_blocks=32,
+    num_heads=32,
+    num_kv_heads=8,
+    max_seq_len=4_096,
+    rope_theta=1_000_000.0,
+    routing=Routing(num_experts=8, top_k=2),
+)
+MODEL_CONFIGS: dict[str, ModelConfig] = {
+    config.name: config
+    for config in (
+        TINY,
+        GPT2_124M,
+        _gpt3("gpt3-1.3b", 2_048, 24, 32),
+        _gpt3("gpt3-2.6b", 2_560, 32, 32),
+        _gpt3("gpt3-6.7b", 4_096, 32, 32),
+        LLAMA_1B,
+        LLAMA2_7B,
+        LLAMA3_8B,
+        MIXTRAL_8X7B,
+    )
+}

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The even split: the plan that a homogeneous system makes for any cluster.
+
+Owns the choice of degrees and the placement by rank, both blind to device kinds, to
+links and to memory on purpose: it is the `megatron` baseline that the planner is
+measured against. Does not own better plans (`planner/`).
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
+
+from hetjax.cluster.cluster import Cluster
+from hetjax.errors import BadInput
+from hetjax.plans.launch_ahead import default_launch_ahead
+from hetjax.plans.plan import Plan, Remat, Replica, Stage, StageMesh
+from hetjax.plans.validation import tensor_problems
+
+
+class _Group(NamedTuple):
+    """Devices of one node that share a tensor-parallel stage."""
+
+    node: str
+    devices: tuple[int, ...]
+
+
+def even_plan(
+    cluster: Cluster,
+    *,
+    model: str,
+    num_layers: int,
+    seq_len: int,
+    global_batch: int,
+    microbatch_size: int = 1,
+    tensor: int | None = None,
+    pipeline: int | None = None,
+    tensor_sizes: Mapping[str, Collection[int]],
+    schedule: str = "1f1b",
+    remat: Remat = "none",
+) -> Plan:
+    """Return symmetric replicas of even stages, whatever the devices are.
+
+    All replicas have `pipeline` stages of `tensor` devices of one node, as even a
+    number of layers per stage as can be (embedding and head count as a layer each)
+    and equal microbatches. Without `tensor` it is 1; without `pipeline` it is the
+    smallest that uses the most devices. Replicas are as many as there is room for
+    and as the batch divides by; devices left over stay idle. BadInput if nothing
+    fits.
+    """
+    tensor = 1 if tensor is None else tensor
+    _check_counts(global_batch, microbatch_size, tensor)
+    for problem in tensor_problems(tensor, tensor_sizes, where="tensor"):
+        raise problem
+    groups = _tensor_groups(cluster, tensor)
+    microbatches = global_batch // microbatch_size
+    if pipeline is None:
+        pipeline = _default_pipeline(len(groups), num_layers, microbatches)
+    _check_pipeline(pipeline, len(groups), num_layers)
+    num_replicas = _num_replicas(len(groups) // pipeline, microbatches)
+    replica = Replica(
+        num_microbatches=microbatches // num_replicas,
+        microbatch_size=microbatch_size,
+        stages=_even_stages(
+            num_layers,
+            pipeline,
+            tensor,
+            num_microbatches=microbatches // num_replicas,
+            schedule=schedule,
+            remat=remat,
+        ),
+    )
+    return Plan(
+        model=model,
+        seq_len=seq_len,
+        global_batch=global_batch,
+        schedule=schedule,
+        # Megatron's rank order: tensor fastest, then data, then pipeline
+        replicas=tuple(
+            _placed(replica, groups[r : num_replicas * pipeline : num_replicas])
+            for r in range(num_replicas)
+        ),
+    )
+
+
+def _even_stages(
+    num_layers: int,
+    num_stages: int,
+    tensor: int,
+    *,
+    num_microbatches: int,
+    schedule: str,
+    remat: Remat,
+) -> tuple[Stage, ...]:
+    """Return the stages of every replica, not placed yet."""
+    cuts = [num_layers * s // num_stages for s in range(num_stages + 1)]
+    return tuple(
+        Stage(
+            node="",
+            devices=(),
+            mesh=StageMesh(tensor=tensor),
+            layers=layers,
+            remat=remat,
+            launch_ahead=default_launch_ahead(
+                schedule,
+                num_stages=num_stages,
+                stage=s,
+                num_microbatches=num_microbatches,
+            ),
+        )
+        for s, layers in enumerate(pairwise(cuts))
+    )
+
+
+def _placed(replica: Replica, groups: list[_Group]) -> Replica:
+    stages = [
+        replace(stage, node=group.node, devices=group.devices)
+        for stage, group in zip(replica.stages, groups, strict=True)
+    ]
+    return replace(replica, stages=tuple(stages))
+
+
+def _tensor_groups(cluster: Cluster, tensor: int) -> list[_Group]:
+    groups = [
+        _Group(node.name, tuple(range(first, first + tensor)))
+        for node in cluster.nodes
+        for first in range(0, node.count - tensor + 1, tensor)
+    ]
+    if not groups:
+        most = max(node.count for node in cluster.nodes)
+        raise BadInput(
+            got=f"tensor = {tensor}, and the largest node has {most} devices",
+            allowed=f"tensor <= {most}",
+            fix="lower tensor, or give another --cluster",
+        )
+    return groups
+
+
+def _num_replicas(room: int, num_microbatches: int) -> int:
+    """Return the largest number of replicas that shares the microbatches evenly."""
+    return next(d for d in range(room, 0, -1) if num_microbatches % d == 0)
+
+
+def _default_pipeline(num_groups: int, num_layers: int, num_microbatches: int) -> int:
+    def used(pipeline: int) -> int:
+        return pipeline * _num_replicas(num_groups // pipeline, num_microbatches)
+
+    # max keeps the first of equals: the shortest pipeline, the most replicas
+    return max(range(1, min(num_groups, num_layers) + 1), key=used)
+
+
+def _check_counts(global_batch: int, microbatch_size: int, tensor: int) -> None:
+    counts = {
+        "global_batch": global_batch,
+        "microbatch_size": microbatch_size,
+        "tensor": tensor,
+    }
+    for name, count in counts.items():
+        if count < 1:
+            raise BadInput(
+                got=f"{name} = {count}",
+                allowed=f"{name} >= 1",
+                fix=f"give {name} as 1 or more",
+            )
+    if global_batch % microbatch_size:
+        raise BadInput(
+            got=f"global_batch = {global_batch} with microbatch_size = "
+            f"{microbatch_size}",
+            allowed="a global_batch that microbatch_size divides",
+            fix=f"write global_batch as "
+            f"{global_batch + -global_batch % microbatch_size}, or change "
+            "microbatch_size",
+        )
+
+
+def _check_pipeline(pipeline: int, num_groups: int, num_layers: int) -> None:
+    most = min(num_groups, num_layers)
+    if not 1 <= pipeline <= most:
+        raise BadInput(
+            got=f"pipeline = {pipeline}, with {num_layers} layers and room for "
+            f"{num_groups} stages",
+            allowed=f"pipeline from 1 to {most}",
+            fix="lower pipeline or tensor, or give another --cluster",
+        )

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plan files: JSON to `Plan` and back.
+
+Owns the keys of the file, their types and what a hand-written plan may leave out.
+Does not own what must hold between them (`validation.py`).
+"""
+
+import json
+import os
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hetjax.cluster.record import Kind, as_kind, join, read_record, read_text
+from hetjax.errors import BadInput
+from hetjax.plans.launch_ahead import default_launch_ahead
+from hetjax.plans.plan import Plan, Prediction, Replica, Stage, StageMesh
+
+VERSION = 1
+_STAGE_DEPTH = 4  # replicas, one of them, stages, one of them
+
+_PLAN: dict[str, Kind] = {
+    "version": "an integer",
+    "model": "a string",
+    "seq_len": "an integer",
+    "global_batch": "an integer",
+    "schedule": "a string",
+    "replicas": "a list",
+}
+_REPLICA: dict[str, Kind] = {
+    "num_microbatches": "an integer",
+    "microbatch_size": "an integer",
+    "stages": "a list",
+}
+_STAGE: dict[str, Kind] = {"node": "a string", "devices": "a list", "layers": "a list"}
+_STAGE_OPTIONAL: dict[str, Kind] = {
+    "mesh": "a table",
+    "remat": "a string",
+    "launch_ahead": "an integer",
+}
+_PREDICTED: dict[str, Kind] = {
+    "step_time_s": "a number",
+    "lower_bound_s": "a number",
+    "gap": "a number",
+    "tokens_per_s": "a number",
+    "usd_per_million_tokens": "a number",
+    "peak_memory_bytes": "a table",
+}
+
+
+def read_plan(path: str | Path) -> Plan:
+    """Read a plan file; BadInput starts with the path."""
+    text = read_text(path, what="plan file")
+    try:
+        return parse_plan(text)
+    except BadInput as bad:
+        got = f"plan file {str(path)!r}: {bad.got}"
+        raise BadInput(got=got, allowed=bad.allowed, fix=bad.fix) from bad
+
+
+def parse_plan(text: str) -> Plan:
+    """Read the JSON text of a plan; BadInput says where and what."""
+    raw = _json(text)
+    version = raw.get("version", VERSION) if isinstance(raw, dict) else VERSION
+    if version != VERSION or isinstance(version, bool):
+        raise BadInput(
+            got=f"version = {version!r}",
+            allowed=f"version {VERSION}",
+            fix=f'write "version": {VERSION}, or use the hetjax that wrote the plan',
+        )
+    values = read_record(
+        raw,
+        where="",
+        required=_PLAN,
+        optional={"programs": "a table", "predicted": "a table"},
+    )
+    replicas = [
+        _replica(raw, f"replicas[{r}]", values["schedule"])
+        for r, raw in enumerate(values["replicas"])
+    ]
+    return Plan(
+        model=values["model"],
+        seq_len=values["seq_len"],
+        global_batch=values["global_batch"],
+        schedule=values["schedule"],
+        replicas=tuple(replicas),
+        programs=_table_of(values.get("programs", {}), "a string", "programs"),
+        predicted=_predicted(values["predicted"]) if "predicted" in values else None,
+    )
+
+
+def plan_json(plan: Plan) -> str:
+    """Write the JSON text that reads back as the same plan."""
+    values: dict[str, Any] = {
+        "version": VERSION,
+        "model": plan.model,
+        "seq_len": plan.seq_len,
+        "global_batch": plan.global_batch,
+        "schedule": plan.schedule,
+        "replicas": [asdict(replica) for replica in plan.replicas],
+    }
+    if plan.programs:
+        values["programs"] = dict(plan.programs)
+    if plan.predicted is not None:
+        predicted = asdict(plan.predicted)
+        values["predicted"] = {
+            k: v for k, v in predicted.items() if v not in (None, {})
+        }
+    return "\n".join(_lines(values, depth=0)) + "\n"
+
+
+def write_plan(path: str | Path, plan: Plan) -> None:
+    """Write the plan file whole or not at all."""
+    path = Path(path)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        draft.write_text(plan_json(plan), encoding="utf-8")
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_without_repeats)
+    except json.JSONDecodeError as error:
+        raise BadInput(
+            got=f"broken JSON: {error.msg} (line {error.lineno}, column {error.colno})",
+            allowed="JSON: one object with version, model, replicas, ...",
+            fix="correct the file at that line and column",
+        ) from error
+    except RecursionError as error:
+        raise BadInput(
+            got="JSON nested too deep to read",
+            allowed="JSON: one object with version, model, replicas, ...",
+            fix="write one object of replicas and stages",
+        ) from error
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    for key, times in Counter(key for key, _ in pairs).items():
+        if times > 1:
+            raise BadInput(
+                got=f"key {key!r} {times} times in one JSON object",
+                allowed="each key once",
+                fix=f"remove all but one {key!r}",
+            )
+    return dict(pairs)
+
+
+def _replica(raw: object, where: str, schedule: str) -> Replica:
+    values = read_record(raw, where=where, required=_REPLICA)
+    stages = values["stages"]
+    return Replica(
+        num_microbatches=values["num_microbatches"],
+        microbatch_size=values["microbatch_size"],
+        stages=tuple(
+            _stage(
+                raw,
+                f"{where}.stages[{s}]",
+                default_launch_ahead(
+                    schedule,
+                    num_stages=len(stages),
+                    stage=s,
+                    num_microbatches=values["num_microbatches"],
+                ),
+            )
+            for s, raw in enumerate(stages)
+        ),
+    )
+
+
+def _stage(raw: object, where: str, launch_ahead: int) -> Stage:
+    values = read_record(raw, where=where, required=_STAGE, optional=_STAGE_OPTIONAL)
+    layers = _integers(values["layers"], join(where, "layers"))
+    if len(layers) != 2:
+        raise BadInput(
+            got=f"{where}.layers = {list(layers)}",
+            allowed="two integers: the first layer and the one after the last",
+            fix=f"write {where}.layers as [0, 13]",
+        )
+    mesh: dict[str, Kind] = {"data": "an integer", "tensor": "an integer"}
+    sizes = read_record(
+        values.get("mesh", {}), where=join(where, "mesh"), required={}, optional=mesh
+    )
+    return Stage(
+        node=values["node"],
+        devices=_integers(values["devices"], join(where, "devices")),
+        mesh=StageMesh(**sizes),
+        layers=(layers[0], layers[1]),
+        remat=values.get("remat", "none"),
+        launch_ahead=values.get("launch_ahead", launch_ahead),
+    )
+
+
+def _predicted(raw: object) -> Prediction:
+    values = read_record(raw, where="predicted", required={}, optional=_PREDICTED)
+    peaks = values.pop("peak_memory_bytes", {})
+    where = "predicted.peak_memory_bytes"
+    return Prediction(**values, peak_memory_bytes=_table_of(peaks, "an integer", where))
+
+
+def _integers(values: list[object], where: str) -> tuple[int, ...]:
+    return tuple(
+        as_kind(value, "an integer", where=f"{where}[{i}]")
+        for i, value in enumerate(values)
+    )
+
+
+def _table_of(table: dict[str, object], kind: Kind, where: str) -> dict[str, Any]:
+    return {
+        key: as_kind(value, kind, where=join(where, key))
+        for key, value in table.items()
+    }
+
+
+def _lines(value: Any, depth: int) -> list[str]:
+    """JSON lines: one line for a stage and what is as deep, else one per entry."""
+    nested = isinstance(value, (dict, list, tuple))
+    if not nested or not value or depth == _STAGE_DEPTH:
+        return [json.dumps(value, allow_nan=False)]
+    if isinstance(value, dict):
+        entries = [(f"{json.dumps(key)}: ", entry) for key, entry in value.items()]
+        opening, closing = "{", "}"
+    else:
+        entries = [("", entry) for entry in value]
+        opening, closing = "[", "]"
+    lines = [opening]
+    for number, (prefix, entry) in enumerate(entries, start=1):
+        first, *rest = _lines(entry, depth + 1)
+        block = [prefix + first, *rest]
+        block[-1] += "," if number < len(entries) else ""
+        lines += [f"  {line}" for line in block]
+    return [*lines, closing]

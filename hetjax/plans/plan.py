@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The frozen description of a run's layout: replicas of stages on device groups.
+
+Owns the `Plan` tree and what follows from it alone (boundaries, segments, sample
+ranges). Does not own its JSON (`files.py`) nor the checks against a cluster and a
+model (`validation.py`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal
+
+Remat = Literal["none", "selective", "full"]
+LayerRange = tuple[int, int]  # half-open
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageMesh:
+    """Sizes of the two mesh axes of a stage; their product is its device count."""
+
+    data: int = 1
+    tensor: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """A contiguous layer range on some devices of one node.
+
+    `devices` are indices into the node's devices, in mesh order (data-major).
+    `launch_ahead` is the number of forwards that may be in flight (warm-up + 1).
+    """
+
+    node: str
+    devices: tuple[int, ...]
+    mesh: StageMesh = StageMesh()
+    layers: LayerRange
+    remat: Remat = "none"
+    launch_ahead: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replica:
+    """One pipeline that holds a whole model.
+
+    `microbatch_size` counts sequences before the split over the `data` axis.
+    """
+
+    num_microbatches: int
+    microbatch_size: int
+    stages: tuple[Stage, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """What the planner expects of the plan; informative only."""
+
+    step_time_s: float | None = None
+    lower_bound_s: float | None = None
+    gap: float | None = None
+    tokens_per_s: float | None = None
+    usd_per_million_tokens: float | None = None
+    peak_memory_bytes: Mapping[str, int] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """The whole layout; `model` is a preset name or the name of a user's model.
+
+    `programs` maps a node to action text that overrides the generator's.
+    """
+
+    model: str
+    seq_len: int
+    global_batch: int
+    schedule: str = "1f1b"
+    replicas: tuple[Replica, ...]
+    programs: Mapping[str, str] = field(default_factory=dict, hash=False)
+    predicted: Prediction | None = None
+
+    @property
+    def num_layers(self) -> int:
+        return self.replicas[0].stages[-1].layers[1]
+
+    def stages(self) -> list[tuple[int, int, Stage]]:
+        """All stages as (replica index, stage index, stage), in order."""
+        return [
+            (r, s, stage)
+            for r, replica in enumerate(self.replicas)
+            for s, stage in enumerate(replica.stages)
+        ]
+
+
+def segments(plan: Plan) -> list[LayerRange]:
+    """Maximal layer ranges that no replica's stage boundary cuts, ascending."""
+    cuts = {bound for _, _, stage in plan.stages() for bound in stage.layers}
+    return list(pairwise(sorted(cuts)))
+
+
+def segments_of(stage: Stage, of_plan: list[LayerRange]) -> list[LayerRange]:
+    """The plan's segments that lie in the stage, ascending."""
+    lo, hi = stage.layers
+    return [segment for segment in of_plan if lo <= segment[0] and segment[1] <= hi]
+
+
+def first_sample(plan: Plan, replica: int) -> int:
+    """Index of the replica's first sample in the global batch."""
+    return sum(r.num_microbatches * r.microbatch_size for r in plan.replicas[:replica])

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What REDUCE and NORM mean when all stages live in one process.
+
+Owns the meeting points of one step: gradient groups and the commit scalar. A stage
+posts and goes on; results are there once every holder has posted. Does not own the
+arithmetic of a group's sum (`hetjax/mesh/reduction.py`).
+"""
+
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+
+from hetjax.mesh.reduction import Rows, exchange
+from hetjax.schedule.action import Group, StageKey
+
+
+class InProcessCollectives:
+    """Meeting points of one training step; make a new one for each step."""
+
+    def __init__(self, holders: Mapping[Group, tuple[StageKey, ...]], num_stages: int):
+        self._holders = holders
+        self._num_stages = num_stages
+        self._posted: dict[Group, dict[StageKey, Rows]] = {}
+        self._sums: dict[tuple[Group, StageKey], Rows] = {}
+        self._squares: dict[StageKey, jax.Array] = {}
+        self._total: float | None = None
+
+    def post(self, group: Group, stage: StageKey, rows: Rows) -> None:
+        """Contribute; the last holder to post starts the exchange."""
+        posted = self._posted.setdefault(group, {})
+        posted[stage] = rows
+        if len(posted) == len(self._holders[group]):
+            contributions = [posted[holder] for holder in self._holders[group]]
+            for holder, total in zip(self._holders[group],
+                                     exchange(contributions), strict=True):
+                self._sums[group, holder] = total
+            del self._posted[group]
+
+    def summed(self, group: Group, stage: StageKey) -> Rows | None:
+        """The group's sum for this holder, or None while a holder is missing."""
+        return self._sums.get((group, stage))
+
+    def post_squares(self, stage: StageKey, squares: jax.Array) -> None:
+        """Contribute the squared norm of the groups that the stage owns."""
+        self._squares[stage] = squares
+
+    def squares(self) -> float | None:
+        """The sum over all stages, or None while one is missing; waits for devices."""
+        if len(self._squares) < self._num_stages:
+            return None
+        if self._total is None:
+            parts = [self._squares[stage] for stage in sorted(self._squares)]
+            self._total = float(np.sum(jax.device_get(parts), dtype=np.float64))
+        return self._total

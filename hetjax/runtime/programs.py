@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiled programs of one stage: forward, backward, fused, evaluation, packing.
+
+Owns ahead-of-time compilation on the stage's mesh: every program is compiled once,
+on first use, for fixed shapes and shardings, and equal stages share it. Does not own
+the mathematics (`stage.py`) nor the optimizer's programs (`update.py`).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from hetjax.mesh.axes import (
+    batch_sharding,
+    compute_spec,
+    replicated,
+    tensor_dim,
+)
+from hetjax.mesh.reduction import Rows, pack, row_sharding
+from hetjax.models.model import AbstractParam
+from hetjax.runtime import stage
+from hetjax.runtime.layout import LeafId, Run
+from hetjax.runtime.stage import Residuals, StageGraph
+
+Compiled = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class StagePrograms:
+    """The programs of all stages that are equal in these fields.
+
+    `activation_shape` is that of the residual stream of a whole microbatch.
+    """
+
+    graph: StageGraph
+    mesh: Mesh
+    tokens_shape: tuple[int, int]
+    activation_shape: tuple[int, ...]
+    dtype: jnp.dtype
+
+    def params(self, dtype: Any = None) -> stage.StageParams:
+        """Compute weights as abstract arrays, one dict per run."""
+        return tuple(
+            {
+                leaf: jax.ShapeDtypeStruct(
+                    stacked_shape(run, param),
+                    dtype or self.dtype,
+                    sharding=NamedSharding(
+                        self.mesh, stacked_spec(run, compute_spec(param.logical))
+                    ),
+                )
+                for leaf, param in run.leaves().items()
+            }
+            for run in self.graph.runs
+        )  # pyright: ignore[reportReturnType]
+
+    @property
+    def inputs(self) -> jax.ShapeDtypeStruct:
+        """What the stage gets per microbatch: tokens, or the residual stream."""
+        return self.tokens if self.graph.first else self.outputs
+
+    @property
+    def outputs(self) -> jax.ShapeDtypeStruct:
+        """The residual stream; gradients of it have the same shape and dtype."""
+        sharding = batch_sharding(self.mesh)
+        return jax.ShapeDtypeStruct(self.activation_shape, self.dtype, sharding=sharding)
+
+    @property
+    def tokens(self) -> jax.ShapeDtypeStruct:
+        sharding = batch_sharding(self.mesh)
+        return jax.ShapeDtypeStruct(self.tokens_shape, jnp.int32, sharding=sharding)
+
+    @property
+    def scalar(self) -> jax.ShapeDtypeStruct:
+        sharding = replicated(self.mesh)
+        return jax.ShapeDtypeStruct((), jnp.float32, sharding=sharding)
+
+    @cached_property
+    def accumulators(self) -> stage.StageParams:
+        """fp32 gradient sums; dim 0 is the data rank that added them."""
+        return jax.tree.map(
+            lambda p: jax.ShapeDtypeStruct(
+                (self.graph.data, *p.shape),
+                jnp.float32,
+                sharding=NamedSharding(
+                    self.mesh, PartitionSpec("data", *p.sharding.spec)
+                ),
+            ),
+            self.params(),
+        )
+
+    @cached_property
+    def _residuals(self) -> Residuals:
+        return Residuals()
+
+    @cached_property
+    def forward(self) -> Compiled:
+        """(params, x) -> (y, saved)."""
+        return self._forward_lowered.compile()
+
+    @cached_property
+    def _forward_lowered(self) -> jax.stages.Lowered:
+        function = partial(stage.forward, self.graph, self._residuals)
+        out = (self.outputs.sharding, None)
+        return jax.jit(function, out_shardings=out).lower(self.params(), self.inputs)
+
+    @property
+    def saved(self) -> list[jax.ShapeDtypeStruct]:
+        """The residuals of one microbatch as the compiled forward lays them out."""
+        shapes = self._forward_lowered.out_info[1]
+        shardings = self.forward.output_shardings[1]  # pyright: ignore
+        return [
+            jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding)
+            for a, sharding in zip(shapes, shardings, strict=True)
+        ]
+
+    @cached_property
+    def backward(self) -> Compiled:
+        """(params, x, saved, dy, acc) -> (acc, dx); acc is donated."""
+        saved = self.saved  # traced first: fills the residuals' bookkeeping
+        acc = self.accumulators
+        return compiled(
+            partial(stage.backward, self.graph, self._residuals),
+            (self.params(), self.inputs, saved, self.outputs, acc),
+            donate=(4,),
+            out=(shardings(acc), self._input_gradient),
+        )
+
+    @cached_property
+    def fused(self) -> Compiled:
+        """(params, x, targets, acc, loss) -> (acc, loss, dx); acc, loss donated."""
+        acc = self.accumulators
+        return compiled(
+            partial(stage.fused, self.graph),
+            (self.params(), self.inputs, self.tokens, acc, self.scalar),
+            donate=(3, 4),
+            out=(shardings(acc), self.scalar.sharding, self._input_gradient),
+        )
+
+    @cached_property
+    def evaluate(self) -> Compiled:
+        """(params, x) -> y, or of the last stage (params, x, targets, loss) -> loss."""
+        if not self.graph.last:
+            function = lambda p, x: stage.output(self.graph, p, x, None)[0]  # noqa: E731
+            inputs = (self.params(), self.inputs)
+            return compiled(function, inputs, out=self.outputs.sharding)
+
+        def add_loss(params: Any, x: Any, targets: Any, loss: Any) -> Any:
+            return loss + stage.output(self.graph, params, x, targets)[0]
+
+        inputs = (self.params(), self.inputs, self.tokens, self.scalar)
+        return compiled(add_loss, inputs, donate=(3,), out=self.scalar.sharding)
+
+    @cached_property
+    def logits(self) -> Compiled:
+        """(params, x, position) -> logits_V of the first sequence (last stage)."""
+        whole = replicated(self.mesh)
+        position = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
+        function = partial(stage.logits, self.graph)
+        return compiled(function, (self.params(), self.inputs, position), out=whole)
+
+    @cached_property
+    def zeros(self) -> Compiled:
+        """() -> (acc, loss), both zero."""
+        abstract = (self.accumulators, self.scalar)
+        make = lambda: jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), abstract)  # noqa: E731
+        return compiled(make, (), out=shardings(abstract))
+
+    def packer(self, leaf_ids: tuple[LeafId, ...], rows: int) -> Compiled:
+        """Traceable (leaves of acc) -> rows_DN arrays, data ranks summed."""
+        runs, num_devices = self.graph.runs, self.mesh.devices.size
+        dims = [pack_dim(runs[run], leaf) for run, leaf in leaf_ids]
+
+        def packed(leaves: Sequence[jax.Array]) -> Rows:
+            return pack([jnp.sum(x, axis=0) for x in leaves], dims, rows, num_devices)
+
+        return packed
+
+    def pack(self, leaf_ids: tuple[LeafId, ...], rows: int) -> Compiled:
+        """(leaves of acc) -> rows_DN arrays, laid out for the exchange between holders."""
+        return _pack_program(self, leaf_ids, rows)
+
+    @property
+    def _input_gradient(self) -> NamedSharding | None:
+        return None if self.graph.first else batch_sharding(self.mesh)
+
+
+@cache
+def _pack_program(
+    programs: StagePrograms, leaf_ids: tuple[LeafId, ...], rows: int
+) -> Compiled:
+    leaves = [programs.accumulators[run][leaf] for run, leaf in leaf_ids]
+    packer = programs.packer(leaf_ids, rows)
+    return compiled(packer, (leaves,), out=row_sharding(programs.mesh))
+
+
+def pack_dim(run: Run, leaf: str) -> int:
+    """The dim of a (stacked) leaf that is cut into rows: its tensor dim, if any."""
+    param = run.leaves()[leaf]
+    return int(run.stacked) + (tensor_dim(param.logical) or 0)
+
+
+def stacked_shape(run: Run, param: AbstractParam) -> tuple[int, ...]:
+    """Shape of a leaf in its run: units first, if the run is stacked."""
+    return (len(run.units), *param.shape) if run.stacked else param.shape
+
+
+def stacked_spec(run: Run, spec: PartitionSpec) -> PartitionSpec:
+    """Layout of a leaf in its run; the dim of units is never cut."""
+    return PartitionSpec(None, *spec) if run.stacked else spec
+
+
+def shardings(abstract: Any) -> Any:
+    return jax.tree.map(lambda a: a.sharding, abstract)
+
+
+def compiled(
+    function: Callable[..., Any],
+    inputs: tuple[Any, ...],
+    *,
+    donate: tuple[int, ...] = (),
+    out: Any,
+) -> Compiled:
+    program = jax.jit(function, donate_argnums=donate, out_shardings=out)
+    return program.lower(*inputs).compile()

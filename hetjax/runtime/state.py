@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Persistent state of a stage by layer: the names under which any plan finds it.
+
+Owns the map between a stage's (stacked, sharded) leaves and plan-independent entries:
+one per parameter or optimizer leaf of one module. Does not own files
+(`hetjax/checkpoint/`) nor the programs that change state (`update.py`).
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from hetjax.checkpoint.entry import Entry
+from hetjax.mesh.axes import slices
+from hetjax.runtime.layout import Run, StageRuns
+
+Read = Callable[["Entry"], np.ndarray]  # whole value of an entry
+
+
+def entries(run: Run, leaf_path: tuple[Any, ...], leaf: Any) -> list[Entry]:
+    """The entries of one leaf of a run's (masters, opt_state), one per unit.
+
+    `leaf_path` is the key path within that pair: masters are `(0, leaf name)`,
+    optimizer leaves `(1, module name, ...)`.
+    """
+    shape = tuple(leaf.shape[1:]) if run.stacked else tuple(leaf.shape)
+    parameter = run.leaves().get(leaf_path[-1])
+    like = parameter is not None and parameter.shape == shape
+    cut = slices(shape, parameter.logical) if parameter and like else (0, 1)
+    return [
+        Entry(_name(run, leaf_path, unit, like), shape, np.dtype(leaf.dtype), cut)
+        for unit in range(len(run.units))
+    ]
+
+
+def stage_entries(
+    stage: StageRuns, masters: Any, opt_state: Any
+) -> Iterator[tuple[Run, list[Entry], Any]]:
+    """Every leaf of the stage's state with its run and its entries, in tree order."""
+    for run, master, state in zip(stage.runs, masters, opt_state, strict=True):
+        for path, leaf in jax.tree_util.tree_leaves_with_path((master, state)):
+            yield run, entries(run, tuple(map(_key, path)), leaf), leaf
+
+
+def host_values(
+    stage: StageRuns, masters: Any, opt_state: Any
+) -> Iterator[tuple[Entry, np.ndarray]]:
+    """Copies of all entries of the stage; tied copies (held for others) left out."""
+    kept = [
+        (run, found, leaf)
+        for run, found, leaf in stage_entries(stage, masters, opt_state)
+        if run.only is None
+    ]
+    for _, _, leaf in kept:
+        leaf.copy_to_host_async()
+    for run, found, leaf in kept:
+        value = np.array(leaf)
+        for unit, entry in enumerate(found):
+            yield entry, value[unit] if run.stacked else value
+
+
+def place(stage: StageRuns, masters: Any, opt_state: Any, read: Read) -> Any:
+    """(masters, opt_state) on the stage's devices from entries; arguments abstract."""
+    leaves = [
+        jax.device_put(_assembled(run, found, read), leaf.sharding)
+        for run, found, leaf in stage_entries(stage, masters, opt_state)
+    ]
+    pairs = list(zip(masters, opt_state, strict=True))
+    placed = jax.tree.unflatten(jax.tree.structure(pairs), leaves)
+    return tuple(m for m, _ in placed), tuple(s for _, s in placed)
+
+
+def _assembled(run: Run, found: list[Entry], read: Read) -> np.ndarray:
+    values = [read(entry) for entry in found]
+    return np.stack(values) if run.stacked else values[0]
+
+
+def _name(run: Run, path: tuple[Any, ...], unit: int, like: bool) -> str:
+    if path[0] == 0:
+        return f"params.{run.path(path[1], unit)}"
+    _, module, *middle = path
+    if like:
+        return ".".join(["opt", *map(str, middle[:-1]), run.path(middle[-1], unit)])
+    whole = run.path(f"{module}.", unit).removesuffix(".")
+    return ".".join(["opt", *map(str, middle), whole])
+
+
+def _key(entry: Any) -> Any:
+    for attribute in ("idx", "key", "name"):
+        if hasattr(entry, attribute):
+            return getattr(entry, attribute)
+    return str(entry)

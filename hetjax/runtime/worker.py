@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker interprets the program of one node, action by action.
+
+Owns the meaning of every action on arrays: which compiled program runs, which buffers
+it reads, makes and frees. Does not own the order (that is the program's), nor how
+arrays travel (`hetjax/mesh/transport.py`) nor where stages meet (`collectives.py`).
+
+Nothing here waits for a device except NORM, the commit point.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from jax.sharding import Sharding
+
+from hetjax.mesh.axes import batch_sharding, replicated
+from hetjax.mesh.reduction import Rows
+from hetjax.mesh.transport import Tag, Transport
+from hetjax.runtime.collectives import InProcessCollectives
+from hetjax.runtime.programs import StagePrograms
+from hetjax.runtime.update import UpdatePrograms
+from hetjax.schedule.action import Action, Group, Op, Program, StageKey
+
+
+class Feed(Protocol):
+    """The batch of one step, by microbatch; host arrays of int32 tokens."""
+
+    def inputs(self, replica: int, microbatch: int) -> np.ndarray: ...
+
+    def targets(self, replica: int, microbatch: int) -> np.ndarray: ...
+
+
+class Observer(Protocol):
+    """Told of every action that was enqueued, with an array that it made."""
+
+    def enqueued(
+        self, action: Action, start_s: float, end_s: float, made: Any
+    ) -> None: ...
+
+
+@dataclass(slots=True)
+class StageState:
+    """One stage on its devices: programs, and the arrays that outlive a step."""
+
+    programs: StagePrograms
+    updates: UpdatePrograms
+    masters: Any = None
+    opt_state: Any = None
+    params: Any = None
+    acc: Any = None
+    loss: Any = None
+    gradients: dict[Group, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one pass over the program works with."""
+
+    number: int
+    feed: Feed
+    num_tokens: int
+    transport: Transport
+    collectives: InProcessCollectives
+    clip_norm: float
+    observer: Observer | None = None
+    generation: int = 0
+
+
+class Worker:
+    """Drives the stages of one node; buffers live from their maker to their FREE."""
+
+    def __init__(
+        self,
+        stages: Mapping[StageKey, StageState],
+        neighbours: Mapping[StageKey, Sharding],
+    ) -> None:
+        self.stages = stages
+        self._neighbours = neighbours
+        self._buffers: dict[tuple[str, int, int, int], Any] = {}
+
+    def run(self, program: Program, step: Step) -> Iterator[None]:
+        """Enqueue the whole program; yield whenever the next action has to wait."""
+        for state in self.stages.values():
+            state.acc = state.loss = None
+            state.gradients.clear()
+        for action in program:
+            while not self._ready(action, step):
+                yield
+            start_s = time.perf_counter()
+            made = _MEANING[action.op](self, action, step)
+            if step.observer is not None:
+                end_s = time.perf_counter()
+                step.observer.enqueued(action, start_s, end_s, made)
+        assert not self._buffers, f"never freed: {sorted(self._buffers)}"
+
+    def _ready(self, action: Action, step: Step) -> bool:
+        if action.op is Op.RECV:
+            return step.transport.arrived(_tag(action, step, action.stage))
+        if action.op is Op.NORM:
+            return self._reduced(action, step)
+        if action.op is Op.UPDATE:
+            return step.collectives.squares() is not None
+        return True
+
+    def _forward(self, action: Action, step: Step) -> Any:
+        state = self._state(action)
+        x = self._input(action, step)
+        y, saved = state.programs.forward(state.params, x)
+        self._put("y", action, y)
+        self._put("saved", action, (x, saved))
+        return y
+
+    def _backward(self, action: Action, step: Step) -> Any:
+        state = self._state(action)
+        x, saved = self._get("saved", action)
+        state.acc, dx = state.programs.backward(
+            state.params, x, saved, self._get("dy", action), self._acc(state)
+        )
+        if action.stage > 0:
+            self._put("dx", action, dx)
+        return dx
+
+    def _fused(self, action: Action, step: Step) -> Any:
+        state = self._state(action)
+        acc = self._acc(state)
+        state.acc, state.loss, dx = state.programs.fused(
+            state.params,
+            self._input(action, step),
+            self._targets(action, step),
+            acc,
+            state.loss,
+        )
+        if action.stage > 0:
+            self._put("dx", action, dx)
+        return dx
+
+    def _evaluate(self, action: Action, step: Step) -> Any:
+        state = self._state(action)
+        x = self._input(action, step)
+        if not state.programs.graph.last:
+            y = state.programs.evaluate(state.params, x)
+            self._put("y", action, y)
+            return y
+        if state.loss is None:
+            state.loss = jax.device_put(np.float32(0), state.programs.scalar.sharding)
+        targets = self._targets(action, step)
+        state.loss = state.programs.evaluate(state.params, x, targets, state.loss)
+        return state.loss
+
+    def _send(self, action: Action, step: Step) -> Any:
+        assert action.buffer is not None and action.peer is not None
+        array = self._get(action.buffer, action)
+        tag = _tag(action, step, action.peer)
+        step.transport.send(tag, array, self._neighbours[action.replica, action.peer])
+        return None
+
+    def _receive(self, action: Action, step: Step) -> Any:
+        assert action.buffer is not None
+        expected = self._state(action).programs.outputs
+        tag = _tag(action, step, action.stage)
+        array = step.transport.receive(tag, expected)
+        self._put(action.buffer, action, array)
+        return array
+
+    def _reduce(self, action: Action, step: Step) -> Any:
+        state = self._state(action)
+        if action.group not in {group.name for group in state.updates.groups}:
+            return None  # all parameters of the segment are tied: they have a group
+        rows = self._packed(state, action.group)
+        step.collectives.post(action.group, action.key, rows)
+        return rows
+
+    def _norm(self, action: Action, step: Step) -> Any:
+        state, stage = self._state(action), action.key
+        for group in state.updates.groups:
+            summed = step.collectives.summed(group.name, stage)
+            if summed is None and group.rows:
+                summed = self._packed(state, group.name)
+            elif summed is None:
+                summed = [state.acc[run][leaf] for run, leaf in group.leaf_ids]
+            state.gradients[group.name] = summed
+        state.acc = None
+        squares = state.updates.square_sum(tuple(state.gradients.values()))
+        step.collectives.post_squares(stage, squares)
+        return squares
+
+    def _update(self, action: Action, step: Step) -> Any:
+        state = self._state(action)
+        scale = gradient_scale(step.collectives, step.num_tokens, step.clip_norm)
+        whole = replicated(state.programs.mesh)
+        state.masters, state.opt_state, copies = state.updates.update(
+            state.masters,
+            state.opt_state,
+            tuple(state.gradients.values()),
+            jax.device_put(np.float32(scale), whole),
+        )
+        state.params = state.updates.with_copies(state.masters, copies)
+        state.gradients.clear()
+        return None
+
+    def _free(self, action: Action, step: Step) -> Any:
+        assert action.buffer is not None and action.microbatch is not None
+        key = (action.buffer, action.replica, action.stage, action.microbatch)
+        del self._buffers[key]
+        return None
+
+    def _reduced(self, action: Action, step: Step) -> bool:
+        """Whether all groups that the stage shares with others have been summed."""
+        stage = action.key
+        return all(
+            step.collectives.summed(group.name, stage) is not None
+            for group in self.stages[stage].updates.groups
+            if group.shared
+        )
+
+    def _packed(self, state: StageState, name: Group) -> Rows:
+        group = next(g for g in state.updates.groups if g.name == name)
+        leaves = [state.acc[run].pop(leaf) for run, leaf in group.leaf_ids]
+        return state.programs.pack(group.leaf_ids, group.rows)(leaves)
+
+    def _acc(self, state: StageState) -> Any:
+        if state.acc is None:
+            state.acc, state.loss = state.programs.zeros()
+        return state.acc
+
+    def _input(self, action: Action, step: Step) -> jax.Array:
+        if action.stage > 0:
+            return self._get("x", action)
+        assert action.microbatch is not None
+        return self._on_mesh(action, step.feed.inputs(action.replica, action.microbatch))
+
+    def _targets(self, action: Action, step: Step) -> jax.Array:
+        assert action.microbatch is not None
+        rows = step.feed.targets(action.replica, action.microbatch)
+        return self._on_mesh(action, rows)
+
+    def _on_mesh(self, action: Action, rows_BL: np.ndarray) -> jax.Array:
+        mesh = self._state(action).programs.mesh
+        return jax.device_put(rows_BL, batch_sharding(mesh))
+
+    def _state(self, action: Action) -> StageState:
+        return self.stages[action.key]
+
+    def _get(self, buffer: str, action: Action) -> Any:
+        assert action.microbatch is not None
+        key = (buffer, action.replica, action.stage, action.microbatch)
+        return self._buffers[key]
+
+    def _put(self, buffer: str, action: Action, value: Any) -> None:
+        assert action.microbatch is not None
+        key = (buffer, action.replica, action.stage, action.microbatch)
+        self._buffers[key] = value
+
+
+def gradient_scale(
+    collectives: InProcessCollectives, num_tokens: int, clip_norm: float
+) -> float:
+    """Factor from summed gradients to clipped token means (clip by global norm)."""
+    norm = gradient_norm(collectives, num_tokens)
+    return min(1.0, clip_norm / max(norm, 1e-12)) / num_tokens
+
+
+def gradient_norm(collectives: InProcessCollectives, num_tokens: int) -> float:
+    """Global norm of the token-mean gradient, before clipping."""
+    squares = collectives.squares()
+    assert squares is not None
+    return squares**0.5 / num_tokens
+
+
+def _tag(action: Action, step: Step, receiver: int) -> Tag:
+    assert action.microbatch is not None
+    return Tag(
+        generation=step.generation,
+        step=step.number,
+        kind="F" if action.buffer in ("x", "y") else "B",
+        replica=action.replica,
+        stage=receiver,
+        microbatch=action.microbatch,
+    )
+
+
+_MEANING = {
+    Op.F: Worker._forward,
+    Op.B: Worker._backward,
+    Op.FB: Worker._fused,
+    Op.E: Worker._evaluate,
+    Op.SEND: Worker._send,
+    Op.RECV: Worker._receive,
+    Op.REDUCE: Worker._reduce,
+    Op.NORM: Worker._norm,
+    Op.UPDATE: Worker._update,
+    Op.FREE: Worker._free,
+}

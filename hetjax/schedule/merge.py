@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Projection: the stages of one node become one program.
+
+Owns the order in which actions of different stages are interleaved: that of a run in
+unit time (F = E = I = W = 1, B = 2, FB = 3, all else 0) in which stages run at once
+and wait for their messages and collectives. One line of time for the whole plan, cut
+into programs, cannot deadlock. Does not own real times (the simulator) nor contention
+for one device.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from heapq import heapify, heappop, heappush
+
+from hetjax.errors import BadInput
+from hetjax.plans.plan import Plan
+from hetjax.schedule.action import (
+    COLLECTIVE,
+    Action,
+    Group,
+    Message,
+    Op,
+    Program,
+    StageKey,
+)
+
+_DURATION = {Op.F: 1, Op.E: 1, Op.I: 1, Op.W: 1, Op.B: 2, Op.FB: 3}
+
+
+def merge(orders: Mapping[StageKey, list[Action]], plan: Plan) -> dict[str, Program]:
+    """Return the program of each node, in the order of the unit-time run.
+
+    Raises BadInput if the stages wait for each other.
+    """
+    node_of = {(r, s): stage.node for r, s, stage in plan.stages()}
+    programs: dict[str, list[Action]] = {node: [] for node in node_of.values()}
+    for action in _UnitTimeRun(orders).actions():
+        programs[node_of[action.key]].append(action)
+    return {node: tuple(program) for node, program in programs.items()}
+
+
+class _UnitTimeRun:
+    """One run: at equal times the lowest (replica, stage) goes first."""
+
+    def __init__(self, orders: Mapping[StageKey, list[Action]]) -> None:
+        self.orders = orders
+        self.position = dict.fromkeys(orders, 0)
+        self.ready = [(0, key) for key in orders]
+        heapify(self.ready)
+        self.arrival: dict[Message, int] = {}
+        self.waiting: dict[Message, StageKey] = {}
+        self.arrived: dict[Group | None, list[StageKey]] = defaultdict(list)
+        self.holders = Counter(
+            action.group
+            for order in orders.values()
+            for action in order
+            if action.op in COLLECTIVE
+        )
+
+    def actions(self) -> Iterator[Action]:
+        """Yield every action of every stage, each at the time when it starts."""
+        while self.ready:
+            time, key = heappop(self.ready)
+            yield from self._run_stage(time, key)
+        blocked = [
+            str(order[self.position[key]])
+            for key, order in self.orders.items()
+            if self.position[key] < len(order)
+        ]
+        if blocked:
+            raise BadInput(
+                got=f"stages that wait for each other at {', '.join(blocked)}",
+                allowed="launch_ahead that does not rise along a pipeline",
+                fix="lower launch_ahead where it rises from one stage to the next",
+            )
+
+    def _run_stage(self, time: int, key: StageKey) -> Iterator[Action]:
+        """Yield the stage's actions until it has to wait or time passes."""
+        order = self.orders[key]
+        while self.position[key] < len(order):
+            action = order[self.position[key]]
+            if action.op in COLLECTIVE:
+                yield from self._meet(time, key, action.group)
+                return
+            if action.op is Op.RECV and self._must_wait(time, key, action.message):
+                return
+            yield action
+            self.position[key] += 1
+            if action.op in _DURATION:
+                end = time + _DURATION[action.op]
+                yield from self._follow_up(end, key)
+                heappush(self.ready, (end, key))
+                return
+
+    def _must_wait(self, time: int, key: StageKey, message: Message) -> bool:
+        """Whether the message comes later; if so, arrange to be called then."""
+        if message not in self.arrival:
+            self.waiting[message] = key
+            return True
+        if self.arrival[message] > time:
+            heappush(self.ready, (self.arrival[message], key))
+            return True
+        return False
+
+    def _follow_up(self, end: int, key: StageKey) -> Iterator[Action]:
+        """Yield the SENDs and FREEs of a compute action, which are issued with it.
+
+        A SEND takes effect when its producer ends; a worker need not wait for that.
+        """
+        order = self.orders[key]
+        while self.position[key] < len(order):
+            action = order[self.position[key]]
+            if action.op not in (Op.SEND, Op.FREE):
+                return
+            yield action
+            self.position[key] += 1
+            if action.op is Op.SEND:
+                self.arrival[action.message] = end
+                if action.message in self.waiting:
+                    heappush(self.ready, (end, self.waiting.pop(action.message)))
+
+    def _meet(self, time: int, key: StageKey, group: Group | None) -> Iterator[Action]:
+        """Yield the collective's actions of all holders once the last has come."""
+        self.arrived[group].append(key)
+        if len(self.arrived[group]) < self.holders[group]:
+            return
+        for holder in sorted(self.arrived[group]):
+            yield self.orders[holder][self.position[holder]]
+            self.position[holder] += 1
+            heappush(self.ready, (time, holder))

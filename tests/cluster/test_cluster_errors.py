@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every error in a cluster file says what was got, what is allowed, what to type."""
+
+import pytest
+
+from hetjax.cluster.cluster import Cluster, Node
+from hetjax.cluster.files import load_cluster, parse_cluster, preset_path
+from hetjax.errors import BadInput
+
+NODE = '[[node]]\nname = "n"\ndevice = "cpu"\ncount = 4\n'
+OTHER = '[[node]]\nname = "m"\ndevice = "cpu"\ncount = 1\n'
+LINK = '[[link]]\nbetween = ["n", "m"]\nbandwidth_gbit_per_s = 1\n'
+
+
+def test_an_unknown_preset_names_the_nearest():
+    with pytest.raises(BadInput) as caught:
+        preset_path("tinny")
+    assert caught.value.got == "no preset cluster is named 'tinny'"
+    assert caught.value.allowed == "preset clusters: lab, tiny"
+    assert caught.value.fix == "did you mean 'tiny'?"
+
+
+@pytest.mark.parametrize(
+    ("text", "got", "allowed", "fix"),
+    [
+        (
+            "name = \n",
+            "broken TOML: Invalid value (at line 1, column 8)",
+            "TOML: name, then [[node]] and [[link]] tables",
+            "correct the file at that line and column",
+        ),
+        (
+            NODE,
+            "the file has no key 'name'",
+            "'name' is required and is a string",
+            "add 'name' to the file",
+        ),
+        (
+            'name = "x"\nnodes = 3\n',
+            "unknown key 'nodes'",
+            "keys of the file: name, node, link",
+            "did you mean 'node'?",
+        ),
+        (
+            'name = "x"\nzzzzz = 3\n',
+            "unknown key 'zzzzz'",
+            "keys of the file: name, node, link",
+            "remove 'zzzzz'",
+        ),
+        (
+            'name = "x"\n',
+            "cluster 'x' with 0 nodes",
+            "1 node or more",
+            "add a [[node]] with name, device and count",
+        ),
+        (
+            'name = "x"\nnode = "n"\n',
+            "node = 'n'",
+            "node is a list",
+            "write node as a list",
+        ),
+        (
+            'name = "x"\nnode = ["n"]\n',
+            "node[0] = 'n'",
+            "node[0] is a table",
+            "write node[0] as a table",
+        ),
+        (
+            'name = "x"\n' + NODE + "hostss = 2\n",
+            "unknown key 'node[0].hostss'",
+            "keys of node[0]: name, device, count, hosts, zone, spot, price_per_hour, "
+            "preemptions_per_hour, peak_tflops, memory_gib",
+            "did you mean 'hosts'?",
+        ),
+        (
+            'name = "x"\n[[node]]\nname = "n"\ndevice = "cpu"\n',
+            "node[0] has no key 'count'",
+            "'count' is required and is an integer",
+            "add 'count' to node[0]",
+        ),
+        (
+            'name = "x"\n[[node]]\nname = "n"\ndevice = "cpu"\ncount = true\n',
+            "node[0].count = True",
+            "node[0].count is an integer",
+            "write node[0].count as an integer",
+        ),
+        (
+            'name = "x"\n' + NODE + 'spot = "yes"\n',
+            "node[0].spot = 'yes'",
+            "node[0].spot is true or false",
+            "write node[0].spot as true or false",
+        ),
+        (
+            'name = "x"\n' + NODE + "memory_gib = inf\n",
+            "node[0].memory_gib = inf",
+            "node[0].memory_gib is a number",
+            "write node[0].memory_gib as a number",
+        ),
+        (
+            'name = "x"\n' + NODE + NODE,
+            "2 nodes named 'n'",
+            "node names that differ",
+            "rename all but one of them",
+        ),
+        (
+            'name = "x"\n' + NODE.replace('"n"', '"n 1"'),
+            "a node named 'n 1'",
+            "a name that is not empty, without spaces and '/'",
+            'write a name such as "a100-0"',
+        ),
+        (
+            'name = "x"\n' + NODE + 'zone = "n"\n',
+            "'n' names a node and a zone",
+            "names that tell nodes from zones, since links use both",
+            "rename the zone 'n'",
+        ),
+        (
+            'name = "x"\n' + NODE.replace('"cpu"', '""'),
+            "node 'n': device = ''",
+            "the name of a device kind",
+            'write a device such as "A100-SXM4-80GB" or "cpu"',
+        ),
+        (
+            'name = "x"\n' + NODE.replace("4", "0"),
+            "node 'n': count = 0",
+            "count >= 1",
+            "write how many devices the node has, or remove the node",
+        ),
+        (
+            'name = "x"\n' + NODE + "hosts = 3\n",
+            "node 'n': 4 devices on hosts = 3",
+            "hosts in 1, 2, 4 (equal devices on each host)",
+            "change hosts, or give the odd host a [[node]] of its own",
+        ),
+        (
+            'name = "x"\n' + NODE + "price_per_hour = -1\n",
+            "node 'n': price_per_hour = -1.0",
+            "price_per_hour >= 0",
+            "correct price_per_hour or remove the key",
+        ),
+        (
+            'name = "x"\n' + NODE + "memory_gib = 0\n",
+            "node 'n': memory_gib = 0.0",
+            "memory_gib > 0",
+            "correct memory_gib or remove the key",
+        ),
+        (
+            'name = "x"\n' + NODE + LINK,
+            "link between 'n' and 'm': no node or zone is named 'm'",
+            "nodes: n; zones: none",
+            "link two of these names, or give nodes a zone of that name",
+        ),
+        (
+            'name = "x"\n' + NODE + LINK.replace('"m"', '"n"'),
+            "link between 'n' and 'n'",
+            "two different nodes or two different zones",
+            "name two nodes, or two zones, in between",
+        ),
+        (
+            'name = "x"\n' + NODE + OTHER + 'zone = "z"\n' + LINK.replace('"m"', '"z"'),
+            "link between 'n' and 'z'",
+            "two different nodes or two different zones",
+            "name two nodes, or two zones, in between",
+        ),
+        (
+            'name = "x"\n' + NODE + OTHER + LINK + LINK,
+            "a second link between 'n' and 'm'",
+            "one link for each pair (it holds in both directions)",
+            "remove one of them",
+        ),
+        (
+            'name = "x"\n' + NODE + OTHER + LINK.replace("1", "0"),
+            "link between 'n' and 'm': bandwidth_gbit_per_s = 0.0",
+            "bandwidth_gbit_per_s > 0",
+            "write the bandwidth of one direction",
+        ),
+        (
+            'name = "x"\n' + NODE + OTHER + '[[link]]\nbetween = ["n", "m"]\n',
+            "link[0] has no key 'bandwidth_gbit_per_s'",
+            "'bandwidth_gbit_per_s' is required and is a number",
+            "add 'bandwidth_gbit_per_s' to link[0]",
+        ),
+        (
+            'name = "x"\n' + NODE + OTHER + LINK + "latency_ms = -1\n",
+            "link between 'n' and 'm': latency_ms = -1.0",
+            "latency_ms >= 0",
+            "write the latency of one direction",
+        ),
+        (
+            'name = "x"\n' + NODE + LINK.replace(', "m"', ""),
+            "link[0].between with 1 names",
+            "two names of nodes or of zones",
+            'write between = ["east", "west"]',
+        ),
+    ],
+)
+def test_a_bad_cluster_text_is_told_in_three_parts(text, got, allowed, fix):
+    with pytest.raises(BadInput) as caught:
+        parse_cluster(text)
+    assert caught.value.got == got
+    assert caught.value.allowed == allowed
+    assert caught.value.fix == fix
+
+
+def test_errors_of_a_file_start_with_its_path(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('name = "x"\n')
+    with pytest.raises(BadInput, match="mine.toml': cluster 'x' with 0 nodes"):
+        load_cluster(path)
+
+
+def test_a_missing_file_and_a_file_that_is_no_text_are_bad_input(tmp_path):
+    with pytest.raises(BadInput, match="gone.toml': No such file or directory"):
+        load_cluster(tmp_path / "gone.toml")
+    with pytest.raises(BadInput, match="check the path of the cluster file"):
+        load_cluster(tmp_path)
+    (tmp_path / "binary.toml").write_bytes(b"a\xff")
+    with pytest.raises(BadInput, match="not UTF-8 text at byte 1"):
+        load_cluster(tmp_path / "binary.toml")
+
+
+def test_a_cluster_made_in_python_is_checked_too():
+    with pytest.raises(BadInput, match="2 nodes named 'a100-0'"):
+        Cluster(name="x", nodes=(Node(name="a100-0", device="H20", count=1),) * 2)

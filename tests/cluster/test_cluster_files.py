@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cluster files round-trip and the presets are sound."""
+
+import tomllib
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetjax.cluster.cluster import Cluster, Link, Node
+from hetjax.cluster.files import (
+    cluster_toml,
+    load_cluster,
+    parse_cluster,
+    preset_names,
+    preset_path,
+)
+
+LAB = Cluster(
+    name="lab",
+    nodes=(
+        Node(name="a100-0", device="A100-SXM4-80GB", count=4, zone="east", spot=True),
+        Node(name="cpu-0", device="cpu", count=2, peak_tflops=0.5, memory_gib=8.0),
+        Node(name="h20-0", device="H20", count=8, hosts=2, zone="west"),
+    ),
+    links=(
+        Link(between=("east", "west"), bandwidth_gbit_per_s=5.0, latency_ms=1.0),
+        Link(between=("a100-0", "cpu-0"), bandwidth_gbit_per_s=10.0),
+    ),
+)
+
+LAB_TOML = """\
+name = "lab"
+
+[[node]]
+name = "a100-0"
+device = "A100-SXM4-80GB"
+count = 4
+zone = "east"
+spot = true
+
+[[node]]
+name = "cpu-0"
+device = "cpu"
+count = 2
+peak_tflops = 0.5
+memory_gib = 8.0
+
+[[node]]
+name = "h20-0"
+device = "H20"
+count = 8
+hosts = 2
+zone = "west"
+
+[[link]]
+between = ["east", "west"]
+bandwidth_gbit_per_s = 5.0
+latency_ms = 1.0
+
+[[link]]
+between = ["a100-0", "cpu-0"]
+bandwidth_gbit_per_s = 10.0
+latency_ms = 0.0
+"""
+
+texts = st.text(max_size=12)
+names = st.text(min_size=1, max_size=8).filter(
+    lambda s: "/" not in s and not any(c.isspace() for c in s)
+)
+positive = st.floats(min_value=1e-9, max_value=1e12)
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> Cluster:
+    """Draw any consistent cluster, odd names included."""
+    words = draw(st.lists(names, unique=True, min_size=1, max_size=6))
+    num_nodes = draw(st.integers(1, len(words)))
+    zones = ["", *words[num_nodes:]]
+    nodes = []
+    for name in words[:num_nodes]:
+        hosts = draw(st.integers(1, 4))
+        nodes.append(
+            Node(
+                name=name,
+                device=draw(st.text(min_size=1, max_size=12)),
+                count=hosts * draw(st.integers(1, 4)),
+                hosts=hosts,
+                zone=draw(st.sampled_from(zones)),
+                spot=draw(st.booleans()),
+                price_per_hour=draw(st.none() | positive),
+                preemptions_per_hour=draw(st.none() | positive),
+                peak_tflops=draw(st.none() | positive),
+                memory_gib=draw(st.none() | positive),
+            )
+        )
+    used_zones = sorted({n.zone for n in nodes} - {""})
+    pairs = [
+        (a, b)
+        for ends in (words[:num_nodes], used_zones)
+        for i, a in enumerate(ends)
+        for b in ends[:i]
+    ]
+    linked = draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
+    links = [
+        Link(
+            between=pair,
+            bandwidth_gbit_per_s=draw(positive),
+            latency_ms=draw(st.just(0.0) | positive),
+        )
+        for pair in linked
+    ]
+    return Cluster(name=draw(texts), nodes=tuple(nodes), links=tuple(links))
+
+
+@given(cluster=clusters())
+def test_a_cluster_reads_back_as_it_was_written(cluster: Cluster):
+    assert parse_cluster(cluster_toml(cluster)) == cluster
+
+
+def test_the_toml_text_is_the_golden_one():
+    assert cluster_toml(LAB) == LAB_TOML
+    assert parse_cluster(LAB_TOML) == LAB
+
+
+def test_a_minimal_node_takes_the_defaults():
+    node = parse_cluster(
+        'name = ""\n[[node]]\nname = "n"\ndevice = "cpu"\ncount = 4'
+    ).nodes[0]
+    assert node == Node(name="n", device="cpu", count=4)
+    assert (node.hosts, node.zone, node.spot) == (1, "", False)
+
+
+def test_every_preset_is_a_consistent_cluster_of_its_name():
+    for name in preset_names():
+        path = preset_path(name)
+        assert load_cluster(path).name == name
+        assert tomllib.loads(path.read_text())["name"] == name
+
+
+def test_the_tiny_preset_has_six_devices_of_unlike_kinds_over_a_slow_link():
+    tiny = load_cluster(preset_path("tiny"))
+    assert [(n.name, n.count) for n in tiny.nodes] == [
+        ("a100-0", 2),
+        ("v100-0", 1),
+        ("h20-0", 3),
+    ]
+    assert len({n.device for n in tiny.nodes}) == 3
+    assert {n.zone for n in tiny.nodes} == set(tiny.links[0].between)

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches against plain slices of the tokens. Shape legend as in `batches.py`."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetjax.data.batches import samples, validation_batches
+from hetjax.errors import BadInput
+
+
+def _tokens(num_tokens: int) -> np.ndarray:
+    return np.arange(num_tokens, dtype=np.uint16)  # a window tells its own place
+
+
+def _expected_windows(num_tokens: int, seq_len: int) -> list[tuple[int, ...]]:
+    windows = []
+    start = 0
+    while start + seq_len + 1 <= num_tokens:
+        windows.append(tuple(range(start, start + seq_len + 1)))
+        start += seq_len
+    return windows
+
+
+def _seen(inputs_GL: np.ndarray, targets_GL: np.ndarray) -> list[tuple[int, ...]]:
+    return [(*x, y[-1]) for x, y in zip(inputs_GL.tolist(), targets_GL, strict=True)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    num_tokens=st.integers(20, 200),
+    seq_len=st.integers(1, 19),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_each_epoch_shows_every_window_exactly_once(num_tokens, seq_len, seed):
+    expected = _expected_windows(num_tokens, seq_len)
+    made = samples(_tokens(num_tokens), seq_len, seed)
+    for epoch in range(3):
+        batch = made.batch(epoch, len(expected))
+        assert Counter(_seen(*batch)) == Counter(expected)
+
+
+def test_batches_run_over_the_end_of_an_epoch_without_a_gap():
+    expected = _expected_windows(101, 10)
+    made = samples(_tokens(101), 10, seed=3)
+    seen = [row for step in range(10) for row in _seen(*made.batch(step, 3))]
+    for epoch in range(3):
+        assert sorted(seen[epoch * 10 : epoch * 10 + 10]) == expected
+
+
+def test_epochs_have_different_orders():
+    made = samples(_tokens(401), 4, seed=0)
+    first, second = (_seen(*made.batch(epoch, 100)) for epoch in range(2))
+    assert first != second
+    assert first != sorted(first)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_any_range_of_rows_equals_the_same_rows_of_the_batch(data):
+    global_batch = data.draw(st.integers(1, 12))
+    lo = data.draw(st.integers(0, global_batch - 1))
+    hi = data.draw(st.integers(lo + 1, global_batch))
+    step = data.draw(st.integers(0, 10**12))
+    whole = samples(_tokens(300), 7, seed=11).batch(step, global_batch)
+    part = samples(_tokens(300), 7, seed=11).rows(step, global_batch, lo, hi)
+    for part_RL, whole_GL in zip(part, whole, strict=True):
+        np.testing.assert_array_equal(part_RL, whole_GL[lo:hi])
+
+
+def test_rows_of_all_workers_concatenate_to_the_batch():
+    made = samples(_tokens(500), 6, seed=5)
+    whole = made.batch(17, 11)
+    parts = [made.rows(17, 11, lo, hi) for lo, hi in [(0, 4), (4, 5), (5, 11)]]
+    for which in range(2):
+        joined_GL = np.concatenate([part[which] for part in parts])
+        np.testing.assert_array_equal(joined_GL, whole[which])
+
+
+def test_a_sample_depends_on_its_element_number_only():
+    made = samples(_tokens(500), 6, seed=5)
+    large_GL, _ = made.batch(1, 12)
+    small_GL = np.concatenate([made.batch(step, 4)[0] for step in (3, 4, 5)])
+    np.testing.assert_array_equal(large_GL, small_GL)
+
+
+def test_different_seeds_give_different_orders():
+    orders = {
+        tuple(_seen(*samples(_tokens(401), 4, s).batch(0, 100))) for s in range(8)
+    }
+    assert len(orders) == 8
+
+
+def test_targets_are_the_inputs_moved_by_one_and_both_are_int32():
+    inputs_GL, targets_GL = samples(_tokens(50), 8, seed=0).batch(0, 5)
+    assert inputs_GL.shape == targets_GL.shape == (5, 8)
+    assert inputs_GL.dtype == targets_GL.dtype == np.int32
+    np.testing.assert_array_equal(targets_GL, inputs_GL + 1)
+
+
+def test_only_the_tokens_of_the_asked_rows_are_read():
+    class Recorder(np.ndarray):
+        read: list[slice] = []
+
+        def __getitem__(self, index):
+            self.read.append(index)
+            return super().__getitem__(index)
+
+    tokens_T = _tokens(1000).view(Recorder)
+    samples(tokens_T, 10, seed=1).rows(3, 64, 5, 8)
+    assert len(Recorder.read) == 3
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    num_tokens=st.integers(40, 300),
+    seq_len=st.integers(1, 6),
+    global_batch=st.integers(1, 6),
+    num_batches=st.integers(1, 10),
+)
+def test_validation_windows_are_distinct_ordered_and_spread(
+    num_tokens, seq_len, global_batch, num_batches
+):
+    every = _expected_windows(num_tokens, seq_len)
+    made = validation_batches(_tokens(num_tokens), seq_len, global_batch, num_batches)
+    assert len(made) == min(num_batches, len(every) // global_batch)
+    assert all(x.shape == y.shape == (global_batch, seq_len) for x, y in made)
+    seen = [row for batch in made for row in _seen(*batch)]
+    places = [every.index(row) for row in seen]
+    assert places == sorted(set(places))
+    gaps = np.diff([*places, len(every)])
+    assert places[0] == 0 and gaps.max() - gaps.min() <= 1
+
+
+def test_too_short_a_training_split_says_what_would_fit():
+    with pytest.raises(BadInput) as caught:
+        samples(_tokens(64), 64, seed=0)
+    assert str(caught.value) == (
+        "got: training split of 64 tokens with seq_len 64\n"
+        "allowed: at least 65 tokens (one window)\n"
+        "fix: seq_len at most 63, or more text with --data.path"
+    )
+    assert samples(_tokens(64), 63, seed=0).batch(0, 1)[0].shape == (1, 63)
+
+
+def test_too_short_a_validation_split_says_what_would_fit():
+    with pytest.raises(BadInput) as caught:
+        validation_batches(_tokens(100), 32, 8, 2)
+    assert str(caught.value) == (
+        "got: validation split of 100 tokens: 3 windows of seq_len 32 "
+        "for global_batch 8\n"
+        "allowed: at least 8 windows, which take 257 tokens\n"
+        "fix: global_batch at most 3, or seq_len at most 12, "
+        "or more text with --data.path"
+    )
+    assert len(validation_batches(_tokens(100), 32, 3, 2)) == 1
+    assert len(validation_batches(_tokens(100), 12, 8, 2)) == 1
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1])
+def test_no_tokens_ask_for_more_text_only(num_tokens):
+    with pytest.raises(BadInput, match="fix: give more text with --data.path"):
+        samples(_tokens(num_tokens), 4, seed=0)
+    with pytest.raises(BadInput, match="fix: give more text with --data.path"):
+        validation_batches(_tokens(num_tokens), 4, 2, 1)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_a_seed_outside_32_bits_is_refused(seed):
+    with pytest.raises(BadInput, match=f"got: seed {seed}\nallowed: 0 to 4294967295"):
+        samples(_tokens(64), 4, seed=seed)

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Documents of a user's files and of the offline corpus, and their split."""
+
+import ast
+import errno
+import json
+import os
+from itertools import islice
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetjax.data import corpus
+from hetjax.errors import BadInput
+
+_ALLOWED = "allowed: a UTF-8 .txt file, a .jsonl file, or a folder of such files\n"
+_ALLOWED_LINE = 'allowed: one JSON object per line with a string field "text"\n'
+_FIX_LINE = 'fix: mend or delete the line; a good one is {"text": "Once upon a time"}'
+
+
+def _read(path: Path) -> list[str]:
+    return corpus.read(corpus.files(path))[0]
+
+
+def _message(path: Path) -> str:
+    with pytest.raises(BadInput) as caught:
+        _read(path)
+    return str(caught.value)
+
+
+def test_two_blank_lines_part_the_documents_of_a_txt_file(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\n\none\n\nstill one\n\n\ntwo\r\n \t\r\n\r\n\r\n\r\n  three\n\n")
+    assert _read(path) == ["one\n\nstill one", "two", "  three"]
+
+
+def test_a_txt_file_without_blank_line_groups_is_one_document(tmp_path):
+    path = tmp_path / "own.txt"
+    text = Path(corpus.__file__).read_text().replace("\n\n\n", "\n\n")
+    path.write_text(text)
+    assert _read(path) == [text.rstrip("\n")]
+
+
+def test_a_jsonl_file_gives_the_text_of_each_line(tmp_path):
+    texts = ["one", "two\nlines", "sep\u2028arator \u00e9 \U0001f600", "  four "]
+    path = tmp_path / "a.jsonl"
+    lines = [json.dumps({"id": 1, "text": t}, ensure_ascii=False) for t in texts]
+    path.write_text("\n".join([*lines[:2], "", *lines[2:]]) + "\n", encoding="utf-8")
+    assert _read(path) == texts
+
+
+def test_a_byte_order_mark_is_not_text(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone")
+    (tmp_path / "b.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "two"}')
+    assert _read(tmp_path) == ["one", "two"]
+
+
+def test_a_folder_is_read_in_sorted_order_with_its_folders(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "b.TXT").write_text("bee")
+    (tmp_path / "sub" / "c.txt").write_text("sea")
+    (tmp_path / "a.jsonl").write_text('{"text": "ay"}')
+    (tmp_path / ".hidden.txt").write_text("hidden")
+    assert _read(tmp_path) == ["ay", "bee", "sea"]
+
+
+def test_other_files_in_a_folder_are_left_out_with_one_warning(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    for name in ("notes.md", "image.png"):
+        (tmp_path / name).write_text("other")
+    with pytest.warns(UserWarning) as caught:
+        assert _read(tmp_path) == ["text"]
+    assert [str(w.message) for w in caught] == [
+        f"{tmp_path}: 2 files that are neither .txt nor .jsonl are left out, "
+        "image.png first"
+    ]
+
+
+def test_the_identity_follows_names_and_content_only(tmp_path):
+    for folder in ("x", "y"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.txt").write_text("same")
+    first, second = (corpus.files(tmp_path / f).identity for f in "xy")
+    assert first == second
+    (tmp_path / "y" / "a.txt").write_text("Same")
+    assert corpus.files(tmp_path / "y").identity != first
+
+
+def test_duplicates_and_blank_documents_are_dropped_and_counted(tmp_path):
+    path = tmp_path / "a.jsonl"
+    texts = ["one", "two", "one", "  \n", "one"]
+    path.write_text("\n".join(json.dumps({"text": t}) for t in texts))
+    assert corpus.read(corpus.files(path)) == (["one", "two"], 2)
+
+
+def test_a_missing_path_is_refused(tmp_path):
+    assert _message(tmp_path / "no.txt") == (
+        f"got: no file or folder at {tmp_path}/no.txt\n{_ALLOWED}"
+        "fix: correct --data.path, or leave it out for the offline corpus"
+    )
+
+
+def test_an_unknown_suffix_is_refused(tmp_path):
+    path = tmp_path / "book.epub"
+    path.write_text("text")
+    assert _message(path) == (
+        f"got: {path} has the suffix '.epub'\n{_ALLOWED}"
+        f"fix: if it is plain text: mv {path} {tmp_path}/book.txt"
+    )
+
+
+def test_a_folder_without_text_files_is_refused(tmp_path):
+    (tmp_path / "a.md").write_text("text")
+    assert _message(tmp_path) == (
+        f"got: folder {tmp_path} holds no .txt or .jsonl file (1 other files)\n"
+        f"{_ALLOWED}fix: point --data.path at a folder with text files"
+    )
+
+
+def test_a_file_without_read_permission_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "a.txt"
+    path.write_text("text")
+
+    def refuse(self: Path, mode: str) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+
+    monkeypatch.setattr(Path, "open", refuse)  # chmod would not stop root
+    assert _message(path) == (
+        f"got: {path} cannot be read (Permission denied)\n{_ALLOWED}"
+        "fix: make it readable (chmod u+r FILE) or choose another --data.path"
+    )
+
+
+@pytest.mark.parametrize("content", ["", "\n\n", " \t\n", "a"])
+def test_an_empty_corpus_is_refused(tmp_path, content):
+    path = tmp_path / "a.txt"
+    path.write_text(content)
+    assert _message(path) == (
+        f"got: {path} holds no text ({len(content.strip())} documents)\n"
+        "allowed: at least two characters of text that is not blank\n"
+        "fix: point --data.path at a file with text, or leave it out"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "got"),
+    [
+        ('{"text": "a"', "is not JSON: Expecting ',' delimiter at column 13\n"),
+        ("plain text", "is not JSON: Expecting value at column 1\n"),
+        ("[" * 100_000, "is not JSON: maximum recursion depth exceeded"),
+        ('["text"]', "is a list, not an object\n"),
+        ('{"id": 1, "body": "a"}', "has no field 'text' (its fields: 'id', 'body')\n"),
+        ("{}", "has no field 'text' (its fields: none)\n"),
+        ('{"text": 5}', "holds int in 'text', not a string\n"),
+        ('{"text": "\\ud800"}', "has half a surrogate pair, which is no character\n"),
+    ],
+)
+def test_a_broken_jsonl_line_is_refused_by_its_number(tmp_path, line, got):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "good"}\n\n' + line + "\n")
+    message = _message(path)
+    assert message.startswith(f"got: {path} line 3 {got}")
+    assert message.endswith(f"\n{_ALLOWED_LINE}{_FIX_LINE}")
+
+
+def test_text_that_is_not_utf8_is_refused_by_its_place(tmp_path):
+    txt, jsonl = tmp_path / "a.txt", tmp_path / "b.jsonl"
+    txt.write_bytes("caf\u00e9".encode("latin1"))
+    jsonl.write_bytes(b'{"text": "a"}\n{"text": "\xff"}\n')
+    rest = (
+        "allowed: text encoded as UTF-8\n"
+        "fix: convert the file, e.g. iconv -f LATIN1 -t UTF-8 OLD > NEW"
+    )
+    assert _message(txt) == f"got: {txt} is not UTF-8 (byte 0xe9 at offset 3)\n{rest}"
+    assert _message(jsonl) == (
+        f"got: {jsonl} line 2 is not UTF-8 (byte 0xff at offset 10)\n{rest}"
+    )
+
+
+_DOCUMENTS = st.lists(
+    st.text(min_size=1, max_size=200).filter(str.strip), min_size=1, unique=True
+).filter(lambda documents: sum(map(len, documents)) > 1)
+
+
+@settings(max_examples=150, deadline=None)
+@given(_DOCUMENTS)
+def test_a_split_loses_nothing_shares_nothing_and_has_no_empty_side(documents):
+    parts = corpus.split(documents)
+    assert parts.train and parts.validation
+    whole = set(documents)
+    heads = [text for text in parts.train if text not in whole]
+    tails = [text for text in parts.validation if text not in whole]
+    assert len(heads) <= 1 and len(tails) <= 1
+    cut = {head + tail for head, tail in zip(heads, tails, strict=False)}
+    kept = {*parts.train, *parts.validation} | cut
+    assert whole <= kept
+    joined = len("".join(parts.train) + "".join(parts.validation))
+    assert joined == len("".join(documents))
+
+
+@settings(max_examples=30, deadline=None)
+@given(_DOCUMENTS, st.randoms())
+def test_a_split_depends_on_the_documents_and_not_on_their_order(documents, random):
+    mixed = random.sample(documents, len(documents))
+    one, other = corpus.split(documents), corpus.split(mixed)
+    assert sorted(one.train) == sorted(other.train)
+    assert sorted(one.validation) == sorted(other.validation)
+
+
+def test_many_documents_give_one_percent_whole_documents_and_keep_their_order():
+    documents = [f"{i:05} " * 400 for i in range(10_000)]
+    parts = corpus.split(documents)
+    assert len(parts.validation) == 100
+    assert sorted(parts.train) == list(parts.train)
+    assert sorted(parts.train + parts.validation) == documents
+
+
+def test_one_long_document_gives_its_tail_from_a_line_start():
+    text = "".join(f"line {i}\n" for i in range(2_000_000))
+    parts = corpus.split([text])
+    assert "".join(parts.train + parts.validation) == text
+    assert parts.validation[0].startswith("line ")
+    assert 0.0099 < len(parts.validation[0]) / len(text) < 0.0101
+
+
+def test_a_small_text_gives_a_tenth():
+    text = "".join(f"line {i}\n" for i in range(5_000))
+    parts = corpus.split([text])
+    assert 0.099 < len(parts.validation[0]) / len(text) < 0.102
+
+
+def test_the_offline_corpus_opens_with_the_language_reference():
+    opening = list(islice(corpus.offline_documents(), len(topics)))
+    assert opening == [topics[name] for name in sorted(topics)]
+
+
+def test_the_offline_corpus_goes_on_with_long_docstrings_of_the_standard_library():
+    after = list(islice(corpus.offline_documents(), len(topics), len(topics) + 20))
+    first = Path(ast.__file__).parent / "__future__.py"
+    assert after[0] == ast.get_docstring(ast.parse(first.read_bytes()))
+    assert all(len(text) > 200 for text in after)
+
+
+def test_the_offline_identity_names_every_version():
+    packages = corpus.offline().identity["packages"]
+    names = {"python", "numpy", "scipy", "jax", "flax", "optax", "orbax-checkpoint"}
+    assert set(packages) == names

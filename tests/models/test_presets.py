@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Presets by name, and what configs refuse."""
+
+from dataclasses import replace
+
+import pytest
+
+from hetjax.errors import BadInput
+from hetjax.models.presets import (
+    GPT2_124M,
+    LLAMA3_8B,
+    MODEL_CONFIGS,
+    TINY,
+    model_preset,
+)
+
+
+def test_every_preset_lays_out_with_as_many_layers_as_blocks_and_two_ends():
+    for name, config in MODEL_CONFIGS.items():
+        model = model_preset(name)
+        assert model.name == name
+        assert len(model.layers) == config.num_blocks + 2
+        assert (model.vocab_size, model.max_seq_len) == (
+            config.vocab_size,
+            config.max_seq_len,
+        )
+
+
+def test_an_unknown_preset_is_refused_with_the_names_and_the_nearest():
+    with pytest.raises(BadInput) as error:
+        model_preset("llama-3-8b")
+    assert "'llama-3-8b'" in error.value.got
+    assert all(name in error.value.allowed for name in MODEL_CONFIGS)
+    assert "llama3-8b" in error.value.fix
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "text"),
+    [
+        (TINY, {"num_heads": 5}, "num_heads = 5 does not divide hidden_size = 128"),
+        (TINY, {"num_kv_heads": 3}, "num_kv_heads = 3 does not divide num_heads = 4"),
+        (LLAMA3_8B, {"num_blocks": 0}, "num_blocks = 0"),
+        (GPT2_124M, {"num_heads": 7}, "num_heads = 7 does not divide hidden_size"),
+        (GPT2_124M, {"vocab_multiple": -1}, "vocab_multiple = -1"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(config, change, text):
+    with pytest.raises(BadInput, match=text):
+        replace(config, **change)

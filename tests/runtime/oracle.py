@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The oracle: the same model as one `jax.jit` on one device, without hetjax's runtime."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from hetjax.models.model import Model, apply, init_params
+from hetjax.plans.plan import Plan
+from hetjax.runtime.embedded import Batch, Embedded
+
+
+def oracle_params(model: Model, seed: int) -> dict[str, jax.Array]:
+    """Fresh fp32 parameters by full path."""
+    params: dict[str, jax.Array] = {}
+    for number, spec in enumerate(model.modules):
+        key = jax.random.fold_in(jax.random.key(seed), number)
+        for name, value in init_params(spec, key).items():
+            params[f"{spec.path}.{name}"] = value
+    return params
+
+
+def oracle_loss_sums(
+    model: Model, params: dict[str, Any], inputs_GL: Any, targets_GL: Any
+) -> tuple[jax.Array, jax.Array]:
+    """(cross-entropy + auxiliary loss, cross-entropy), summed over tokens."""
+    x, aux = inputs_GL, jnp.zeros((), jnp.float32)
+    for spec in model.modules:
+        own = {
+            path.removeprefix(spec.path + "."): value
+            for path, value in params.items()
+            if path.startswith(spec.path + ".")
+        }
+        tied = {name: params[owner] for name, owner in spec.tied}
+        last = spec is model.modules[-1]
+        x, module_aux = apply(spec, own | tied, *((x, targets_GL) if last else (x,)))
+        aux += module_aux
+    return x + aux, x
+
+
+def oracle_gradients(
+    model: Model, params: dict[str, Any], batch: Batch
+) -> tuple[float, dict[str, np.ndarray]]:
+    """(mean cross-entropy, gradients of the mean loss by path) in one jit."""
+
+    def loss(params: Any, inputs_GL: Any, targets_GL: Any) -> Any:
+        total, ce = oracle_loss_sums(model, params, inputs_GL, targets_GL)
+        return total / targets_GL.size, ce / targets_GL.size
+
+    step = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    (_, ce), grads = step(params, *batch)
+    return float(ce), {path: np.asarray(grad) for path, grad in grads.items()}
+
+
+def random_batch(plan: Plan, vocab_size: int, seed: int) -> Batch:
+    rng = np.random.default_rng(seed)
+    shape = (plan.global_batch, plan.seq_len)
+    inputs, targets = (rng.integers(0, vocab_size, shape) for _ in range(2))
+    return inputs.astype(np.int32), targets.astype(np.int32)
+
+
+def keep_gradients() -> optax.GradientTransformation:
+    """An optimizer that changes nothing and keeps the gradient as its state."""
+
+    def init(params: Any) -> Any:
+        return {"gradient": jax.tree.map(jnp.zeros_like, params)}
+
+    def update(grads: Any, state: Any, params: Any = None) -> Any:
+        return jax.tree.map(jnp.zeros_like, grads), {"gradient": grads}
+
+    return optax.GradientTransformation(init, update)
+
+
+def kept_gradients(runtime: Embedded) -> dict[str, np.ndarray]:
+    """Gradients by path out of a runtime that ran with `keep_gradients`."""
+    prefix = "opt.gradient."
+    return {
+        entry.name.removeprefix(prefix): value
+        for entry, value in runtime.entries()
+        if entry.name.startswith(prefix)
+    }
