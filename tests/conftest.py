@@ -5,6 +5,7 @@ import os
 
 os.environ.setdefault("PJRT_NPROC", "64")  # 4 x devices: fewer can starve transfers
 
+import hypothesis
 import jax
 import pytest
 
@@ -13,6 +14,9 @@ jax.config.update("jax_num_cpu_devices", 16)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_disable_most_optimizations", True)  # compiling dominates here
+
+hypothesis.settings.register_profile("hetjax", deadline=None)
+hypothesis.settings.load_profile("hetjax")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

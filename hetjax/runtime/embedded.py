@@ -26,7 +26,7 @@ from hetjax.runtime.collectives import InProcessCollectives
 from hetjax.runtime.layout import Layout
 from hetjax.runtime.programs import StagePrograms
 from hetjax.runtime.stage import StageGraph
-from hetjax.runtime.state import Read, host_values, place
+from hetjax.runtime.state import Read, fresh_weights, host_values, place
 from hetjax.runtime.update import GradientGroup, UpdatePrograms
 from hetjax.runtime.worker import Observer, StageState, Step, Worker, gradient_norm
 from hetjax.schedule.action import Programs, StageKey
@@ -100,12 +100,10 @@ class Embedded:
 
     def initialise(self, seed: int) -> None:
         """Fresh weights and optimizer state, a function of the seed, not of the plan."""
-        key = jax.random.key(seed)
-        number = {m.path: i for i, m in enumerate(self.model.modules)}
         for stage, state in self.stages.items():
-            runs = self.layout.stages[stage].runs
-            on_mesh = jax.device_put(key, replicated(state.programs.mesh))
-            masters = state.updates.init_masters(runs, number)(on_mesh)
+            held, abstract = self.layout.stages[stage], state.updates.masters
+            read = fresh_weights(self.model, held, seed)
+            masters, _ = place(held, abstract, ({},) * len(abstract), read)
             self._install(state, masters, state.updates.init_opt_state(masters))
 
     def restore(self, read: Read) -> None:

@@ -107,7 +107,7 @@ class StagePrograms:
     def _forward_lowered(self) -> jax.stages.Lowered:
         function = partial(stage.forward, self.graph, self._residuals)
         out = (self.outputs.sharding, None)
-        return jax.jit(function, out_shardings=out).lower(self.params(), self.inputs)
+        return lowered(function, (self.params(), self.inputs), out=out)
 
     @property
     def saved(self) -> list[jax.ShapeDtypeStruct]:
@@ -186,8 +186,8 @@ class StagePrograms:
         return _pack_program(self, leaf_ids, rows)
 
     @property
-    def _input_gradient(self) -> NamedSharding | None:
-        return None if self.graph.first else batch_sharding(self.mesh)
+    def _input_gradient(self) -> NamedSharding:
+        return (replicated if self.graph.first else batch_sharding)(self.mesh)
 
 
 @cache
@@ -226,5 +226,17 @@ def compiled(
     donate: tuple[int, ...] = (),
     out: Any,
 ) -> Compiled:
+    return lowered(function, inputs, donate=donate, out=out).compile()
+
+
+def lowered(
+    function: Callable[..., Any],
+    inputs: tuple[Any, ...],
+    *,
+    donate: tuple[int, ...] = (),
+    out: Any,
+) -> jax.stages.Lowered:
     program = jax.jit(function, donate_argnums=donate, out_shardings=out)
-    return program.lower(*inputs).compile()
+    traced = program.trace(*inputs)
+    with jax.numpy_dtype_promotion("standard"):  # JAX's own bf16 attention needs it
+        return traced.lower()

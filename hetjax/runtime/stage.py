@@ -92,8 +92,11 @@ def backward(
     saved: list[jax.Array],
     dy: jax.Array,
     acc: StageParams,
-) -> tuple[StageParams, jax.Array | None]:
-    """Accumulated fp32 gradients (leading dim: data rank) and the input's gradient."""
+) -> tuple[StageParams, jax.Array]:
+    """Accumulated fp32 gradients (leading dim: data rank) and the input's gradient.
+
+    Tokens have no gradient: of the first stage it is a zero, an array to wait for.
+    """
 
     def one(x: jax.Array, saved: list[jax.Array], dy: jax.Array):
         given, rest = jax.tree.leaves((params, x)), iter(saved)
@@ -102,7 +105,7 @@ def backward(
         return vjp((dy, jnp.ones((), jnp.float32)))
 
     grads = _over_data(graph, one)(_split(graph, x), saved, _split(graph, dy))
-    return _accumulate(acc, grads[0]), None if graph.first else _merge(grads[1])
+    return _accumulate(acc, grads[0]), _input_gradient(graph, grads)
 
 
 def fused(
@@ -112,7 +115,7 @@ def fused(
     targets: jax.Array,
     acc: StageParams,
     loss: jax.Array,
-) -> tuple[StageParams, jax.Array, jax.Array | None]:
+) -> tuple[StageParams, jax.Array, jax.Array]:
     """Forward and backward of the last stage; `loss` accumulates the token sum."""
 
     def one(x: jax.Array, targets: jax.Array):
@@ -120,7 +123,7 @@ def fused(
         return ce, vjp((jnp.ones_like(ce), jnp.ones_like(aux)))
 
     ce, grads = _over_data(graph, one)(_split(graph, x), _split(graph, targets))
-    dx = None if graph.first else _merge(grads[1])
+    dx = _input_gradient(graph, grads)
     return _accumulate(acc, grads[0]), loss + jnp.sum(ce), dx
 
 
@@ -208,6 +211,10 @@ def _over_data(graph: StageGraph, one: Callable[..., Any]) -> Callable[..., Any]
         return jax.tree.map(lambda a: a[None], out)
 
     return single
+
+
+def _input_gradient(graph: StageGraph, grads: tuple[Any, ...]) -> jax.Array:
+    return jnp.zeros((), jnp.float32) if graph.first else _merge(grads[1])
 
 
 def _split(graph: StageGraph, x: jax.Array) -> jax.Array:

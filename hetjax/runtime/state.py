@@ -7,6 +7,7 @@ one per parameter or optimizer leaf of one module. Does not own files
 """
 
 from collections.abc import Callable, Iterator
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ import numpy as np
 
 from hetjax.checkpoint.entry import Entry
 from hetjax.mesh.axes import slices
+from hetjax.models.model import Model, ModuleSpec, init_params
 from hetjax.runtime.layout import Run, StageRuns
 
 Read = Callable[["Entry"], np.ndarray]  # whole value of an entry
@@ -59,6 +61,29 @@ def host_values(
         value = np.array(leaf)
         for unit, entry in enumerate(found):
             yield entry, value[unit] if run.stacked else value
+
+
+def fresh_weights(model: Model, stage: StageRuns, seed: int) -> Read:
+    """Initial weights of the modules that the stage holds.
+
+    They are drawn on the host's CPU, whatever the stage runs on, from the seed and the
+    module's place in the model: replicas on unlike devices start bit-equal.
+    """
+    number = {module.path: i for i, module in enumerate(model.modules)}
+    held = {m.path: m for run in stage.runs for unit in run.units for m in unit}
+    cpu = jax.local_devices(backend="cpu")[0]
+    values: dict[str, np.ndarray] = {}
+    for path, spec in held.items():
+        with jax.default_device(cpu):
+            key = jax.random.fold_in(jax.random.key(seed), number[path])
+            params = _initialiser(spec.cls, spec.config, spec.tied)(key)
+        values |= {f"params.{path}.{k}": np.asarray(v) for k, v in params.items()}
+    return lambda entry: values[entry.name]
+
+
+@cache
+def _initialiser(*kind: Any) -> Callable[[jax.Array], dict[str, jax.Array]]:
+    return jax.jit(partial(init_params, ModuleSpec("", *kind)))
 
 
 def place(stage: StageRuns, masters: Any, opt_state: Any, read: Read) -> Any:

@@ -7,7 +7,6 @@ layer at a time (stacked runs are vmapped over). Does not own forward and backwa
 (`programs.py`) nor when an update is allowed (NORM is the commit point).
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,7 +18,6 @@ from jax.sharding import NamedSharding
 
 from hetjax.mesh.axes import master_spec, replicated
 from hetjax.mesh.reduction import row_sharding, unpack
-from hetjax.models.model import ModuleSpec, init_params
 from hetjax.runtime.layout import LeafId, Run
 from hetjax.runtime.programs import (
     Compiled,
@@ -94,19 +92,6 @@ class UpdatePrograms:
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
         return jax.tree_util.tree_map_with_path(placed, state)
-
-    def init_masters(self, runs: Sequence[Run], number: Mapping[str, int]) -> Compiled:
-        """(seed key) -> masters: weights depend on seed and module number alone.
-
-        `runs` are the stage's runs with their paths; `number` gives each module
-        path its place in the model.
-        """
-
-        def make(key: jax.Array) -> Any:
-            return tuple(_init_run(run, number, key) for run in runs)
-
-        key = jax.eval_shape(lambda: jax.random.key(0))
-        return compiled(make, (key,), out=shardings(self.masters))
 
     @cached_property
     def init_opt_state(self) -> Compiled:
@@ -265,25 +250,6 @@ def _by_module(leaves: dict[str, Any]) -> dict[str, dict[str, Any]]:
     for leaf, value in leaves.items():
         found.setdefault(leaf.partition(".")[0], {})[leaf] = value
     return found
-
-
-def _init_run(run: Run, number: Mapping[str, int], key: jax.Array) -> Any:
-    leaves: dict[str, jax.Array] = {}
-    for place, spec in enumerate(run.units[0]):
-        numbers = [number[unit[place].path] for unit in run.units]
-        values = _init_modules(spec, numbers, key, run.stacked)
-        leaves |= {f"{spec.name}.{name}": value for name, value in values.items()}
-    return leaves if run.only is None else {run.only: leaves[run.only]}
-
-
-def _init_modules(
-    spec: ModuleSpec, numbers: list[int], key: jax.Array, stacked: bool
-) -> dict[str, jax.Array]:
-    def one(number: jax.Array) -> dict[str, jax.Array]:
-        return init_params(spec, jax.random.fold_in(key, number))
-
-    indices = jnp.asarray(numbers, jnp.uint32)
-    return jax.vmap(one)(indices) if stacked else one(indices[0])
 
 
 def _last_key(path: Any) -> str:

@@ -153,7 +153,7 @@ def _by_stage(
                 if fact is None
                 else f"the stage is on node {fact.node!r}"
                 if fact.node != node
-                else _misformed(action, fact)
+                else _malformed(action, fact)
             )
             if problem:
                 allowed = (
@@ -164,7 +164,7 @@ def _by_stage(
     return stages
 
 
-def _misformed(action: Action, fact: _StageFacts) -> str | None:
+def _malformed(action: Action, fact: _StageFacts) -> str | None:
     """Return what is wrong with the operands of an action, if anything."""
     op, m = action.op, action.microbatch
     if op not in fact.ops:

@@ -86,6 +86,8 @@ class _UnitTimeRun:
                 return
             yield action
             self.position[key] += 1
+            if action.op is Op.SEND:
+                self._deliver(time, action.message)
             if action.op in _DURATION:
                 end = time + _DURATION[action.op]
                 yield from self._follow_up(end, key)
@@ -115,9 +117,12 @@ class _UnitTimeRun:
             yield action
             self.position[key] += 1
             if action.op is Op.SEND:
-                self.arrival[action.message] = end
-                if action.message in self.waiting:
-                    heappush(self.ready, (end, self.waiting.pop(action.message)))
+                self._deliver(end, action.message)
+
+    def _deliver(self, time: int, message: Message) -> None:
+        self.arrival[message] = time
+        if message in self.waiting:
+            heappush(self.ready, (time, self.waiting.pop(message)))
 
     def _meet(self, time: int, key: StageKey, group: Group | None) -> Iterator[Action]:
         """Yield the collective's actions of all holders once the last has come."""

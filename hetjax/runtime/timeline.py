@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure when every compute action really ran, without slowing the driver.
+
+One watching thread per stage waits for the arrays that its actions make, in order.
+A stage's programs run one after the other on its devices, so an action starts when it
+is enqueued or when its predecessor ends, whichever is later; the time spent waiting
+for inputs counts as part of the action that waits.
+"""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from hetjax.plans.plan import Plan
+from hetjax.schedule.action import Action, Op, StageKey
+from hetjax.schedule.trace import Span, perfetto
+
+SHOWN = {Op.F, Op.B, Op.FB, Op.I, Op.W, Op.E, Op.REDUCE, Op.NORM, Op.UPDATE}
+
+
+class Timeline:
+    """An `Observer`; `write` after the last step, `close` when done."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._lanes: Mapping[StageKey, tuple[str, Sequence[int]]] = {
+            (r, s): (stage.node, stage.devices) for r, s, stage in plan.stages()
+        }
+        self._watchers = {key: ThreadPoolExecutor(1) for key in self._lanes}
+        self._free_s = dict.fromkeys(self._lanes, 0.0)
+        self._spans: list[Span] = []
+
+    def enqueued(
+        self, action: Action, start_s: float, end_s: float, made: Any
+    ) -> None:
+        if action.op in SHOWN and made is not None:
+            self._watchers[action.key].submit(self._watch, action, start_s, made)
+
+    def write(self, path: Path) -> None:
+        """Wait for all actions and write the Perfetto file."""
+        for watcher in self._watchers.values():
+            watcher.submit(lambda: None).result()
+        path.write_text(json.dumps(perfetto(self._spans)))
+
+    def close(self) -> None:
+        for watcher in self._watchers.values():
+            watcher.shutdown()
+
+    def _watch(self, action: Action, enqueued_s: float, made: Any) -> None:
+        live = [array for array in jax.tree.leaves(made) if not array.is_deleted()]
+        try:
+            jax.block_until_ready(live)
+        except RuntimeError:
+            pass  # donated while we waited, and only a finished step donates
+        end_s = time.perf_counter()
+        start_s = max(enqueued_s, self._free_s[action.key])
+        self._free_s[action.key] = end_s
+        node, devices = self._lanes[action.key]
+        self._spans += [Span(node, d, action, start_s, end_s) for d in devices]
