@@ -32,8 +32,9 @@ class InProcessCollectives:
         posted[stage] = rows
         if len(posted) == len(self._holders[group]):
             contributions = [posted[holder] for holder in self._holders[group]]
-            for holder, total in zip(self._holders[group],
-                                     exchange(contributions), strict=True):
+            for holder, total in zip(
+                self._holders[group], exchange(contributions), strict=True
+            ):
                 self._sums[group, holder] = total
             del self._posted[group]
 

@@ -142,7 +142,10 @@ class Embedded:
         sums, num_tokens = 0.0, 0
         for batch in batches:
             self._run(self.evaluation, self._step(0, batch, None))
-            sums, num_tokens = sums + _total(self._loss_sums()), num_tokens + batch[1].size
+            sums, num_tokens = (
+                sums + _total(self._loss_sums()),
+                num_tokens + batch[1].size,
+            )
         return sums / num_tokens
 
     def next_logits(self, tokens: Sequence[int]) -> np.ndarray:
@@ -281,7 +284,11 @@ def _compile_jobs(state: StageState) -> list[Callable[[], object]]:
         if programs.graph.last
         else [lambda: (programs.forward, programs.backward)]
     )
-    later = [lambda: programs.zeros, lambda: updates.square_sum, lambda: updates.update]
+    later = [
+        lambda: programs.zeros,
+        lambda: updates.square_sum,
+        lambda: updates.run_updates,
+    ]
     return [*passes, *later, *packs]
 
 

@@ -6,7 +6,7 @@ on first use, for fixed shapes and shardings, and equal stages share it. Does no
 the mathematics (`stage.py`) nor the optimizer's programs (`update.py`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import Any
@@ -68,7 +68,9 @@ class StagePrograms:
     def outputs(self) -> jax.ShapeDtypeStruct:
         """The residual stream; gradients of it have the same shape and dtype."""
         sharding = batch_sharding(self.mesh)
-        return jax.ShapeDtypeStruct(self.activation_shape, self.dtype, sharding=sharding)
+        return jax.ShapeDtypeStruct(
+            self.activation_shape, self.dtype, sharding=sharding
+        )
 
     @property
     def tokens(self) -> jax.ShapeDtypeStruct:
@@ -225,8 +227,11 @@ def compiled(
     *,
     donate: tuple[int, ...] = (),
     out: Any,
+    options: Mapping[str, str] | None = None,
 ) -> Compiled:
-    return lowered(function, inputs, donate=donate, out=out).compile()
+    """Compile for these abstract inputs and output shardings."""
+    program = lowered(function, inputs, donate=donate, out=out)
+    return program.compile(compiler_options=dict(options or {}) or None)
 
 
 def lowered(

@@ -34,9 +34,7 @@ class Timeline:
         self._free_s = dict.fromkeys(self._lanes, 0.0)
         self._spans: list[Span] = []
 
-    def enqueued(
-        self, action: Action, start_s: float, end_s: float, made: Any
-    ) -> None:
+    def enqueued(self, action: Action, start_s: float, end_s: float, made: Any) -> None:
         if action.op in SHOWN and made is not None:
             self._watchers[action.key].submit(self._watch, action, start_s, made)
 

@@ -48,6 +48,10 @@ class GradientGroup:
     owned: bool
     shared: bool
 
+    def touches(self, run: int) -> bool:
+        """Whether the run has a leaf of this group."""
+        return any(at == run for at, _ in self.leaf_ids)
+
 
 @dataclass(frozen=True)
 class UpdatePrograms:
@@ -104,7 +108,7 @@ class UpdatePrograms:
         """(masters) -> compute weights that are not the masters themselves."""
         if not jax.tree.leaves(self._copied):
             return self._copies
-        return compiled(self._copies, (self.masters,), out=self._copies_shardings)
+        return compiled(self._copies, (self.masters,), out=shardings(self._copied))
 
     @cached_property
     def square_sum(self) -> Compiled:
@@ -124,31 +128,70 @@ class UpdatePrograms:
         return compiled(sum_squares, (self.gradients,), out=out)
 
     @cached_property
-    def update(self) -> Compiled:
-        """(masters, opt_state, gradients, scale) -> (masters, opt_state, copies)."""
+    def run_updates(self) -> list[Compiled]:
+        """Per run (masters, opt_state, gradients, scale) -> (masters, opt_state, copies).
 
+        One program per run, not per stage: all holders of a segment have the same
+        runs, so that they compile the same arithmetic and their weights stay equal to
+        the last bit (tested on CPU devices, for optimizers without reductions).
+        """
+        return [self._run_update(run) for run in range(len(self.masters))]
+
+    def update(self, masters: Any, opt_state: Any, gradients: Any, scale: Any) -> Any:
+        """(masters, opt_state, copies) after one step; masters, opt_state donated."""
+        done = [
+            update(masters[run], opt_state[run], self._of_run(run, gradients), scale)
+            for run, update in enumerate(self.run_updates)
+        ]
+        return tuple(zip(*done, strict=True))
+
+    def _run_update(self, run: int) -> Compiled:
         def step(masters: Any, opt_state: Any, gradients: Any, scale: jax.Array) -> Any:
-            grads = self._leaves(gradients)
+            grads = self._leaves(run, gradients)
             grads = jax.tree.map(
                 lambda g, m: jax.lax.with_sharding_constraint(g * scale, m.sharding),
                 grads,
-                self.masters,
+                abstract,
             )
-            pairs = [
-                _update_run(self.optimizer, *run)
-                for run in zip(self.programs.graph.runs, masters, opt_state, grads)
-            ]
-            masters = tuple(master for master, _ in pairs)
-            opt_state = tuple(state for _, state in pairs)
-            return masters, opt_state, self._copies(masters)
+            # keeps the data movement above out of the optimizer's kernels, which
+            # would otherwise be fused, and rounded, differently on unlike meshes
+            grads = jax.lax.optimization_barrier(grads)
+            of_run = self.programs.graph.runs[run]
+            masters, opt_state = _update_run(
+                self.optimizer, of_run, masters, opt_state, grads
+            )
+            return masters, opt_state, self._run_copies(run, masters)
 
-        out = (
-            shardings(self.masters),
-            shardings(self.opt_state),
-            self._copies_shardings,
+        abstract = self.masters[run]
+        inputs = (
+            abstract,
+            self.opt_state[run],
+            self._of_run(run, self.gradients),
+            self.programs.scalar,
         )
-        inputs = (self.masters, self.opt_state, self.gradients, self.programs.scalar)
-        return compiled(step, inputs, donate=(0, 1), out=out)
+        out = (*map(shardings, inputs[:2]), shardings(self._copied[run]))
+        options = self._exact_arithmetic
+        return compiled(step, inputs, donate=(0, 1), out=out, options=options)
+
+    @property
+    def _exact_arithmetic(self) -> dict[str, str]:
+        """Compiler options that keep divisions as written where holders must agree.
+
+        XLA turns a / b into a * (1 / b) or not depending on the shapes around it, so
+        holders with unlike meshes would differ in the last bit. Set on CPU only: not
+        run on GPU, where leaving out the pass was not tried.
+        """
+        on_cpu = self.programs.mesh.devices.flat[0].platform == "cpu"
+        shared = any(group.shared for group in self.groups)
+        return {"xla_disable_hlo_passes": "algsimp"} if on_cpu and shared else {}
+
+    def _of_run(self, run: int, gradients: Any) -> list[Any]:
+        """The gradients of the groups that have a leaf in the run."""
+        return [
+            value
+            for group, value in zip(self.groups, gradients, strict=True)
+            if group.touches(run)
+        ]
 
     @property
     def gradients(self) -> tuple[Any, ...]:
@@ -170,26 +213,32 @@ class UpdatePrograms:
         """Compute weights: the copy where there is one, else the master itself."""
         return tuple(m | c for m, c in zip(masters, copies, strict=True))
 
-    def _leaves(self, gradients: Any) -> Any:
-        """Gradients per run and leaf, data ranks and holders summed."""
+    def _leaves(self, run: int, gradients: list[Any]) -> dict[str, jax.Array]:
+        """Gradients of a run by leaf, data ranks and holders summed."""
+        groups = [group for group in self.groups if group.touches(run)]
+        return {
+            leaf: gradient
+            for group, value in zip(groups, gradients, strict=True)
+            for (at, leaf), gradient in zip(
+                group.leaf_ids, self._of_group(group, value), strict=True
+            )
+            if at == run
+        }
+
+    def _of_group(self, group: GradientGroup, value: Any) -> list[jax.Array]:
+        if not group.rows:
+            return [jnp.sum(leaf, axis=0) for leaf in value]
         runs = self.programs.graph.runs
-        found: list[dict[str, jax.Array]] = [{} for _ in runs]
-        for group, value in zip(self.groups, gradients, strict=True):
-            if group.rows:
-                shapes = [self.masters[run][leaf].shape for run, leaf in group.leaf_ids]
-                dims = [pack_dim(runs[run], leaf) for run, leaf in group.leaf_ids]
-                leaves = unpack(value, shapes, dims)
-            else:
-                leaves = [jnp.sum(leaf, axis=0) for leaf in value]
-            for (run, leaf), grad in zip(group.leaf_ids, leaves, strict=True):
-                found[run][leaf] = grad
-        return tuple(found)
+        shapes = [self.masters[run][leaf].shape for run, leaf in group.leaf_ids]
+        dims = [pack_dim(runs[run], leaf) for run, leaf in group.leaf_ids]
+        return unpack(value, shapes, dims)
 
     def _copies(self, masters: Any) -> Any:
-        return tuple(
-            {leaf: masters[run][leaf].astype(p.dtype) for leaf, p in leaves.items()}
-            for run, leaves in enumerate(self._copied)
-        )
+        return tuple(self._run_copies(run, own) for run, own in enumerate(masters))
+
+    def _run_copies(self, run: int, masters: Any) -> dict[str, jax.Array]:
+        copied = self._copied[run]
+        return {leaf: masters[leaf].astype(w.dtype) for leaf, w in copied.items()}
 
     @cached_property
     def _copied(self) -> tuple[dict[str, jax.ShapeDtypeStruct], ...]:
@@ -203,10 +252,6 @@ class UpdatePrograms:
             {leaf: w for leaf, w in run.items() if differs(w, masters[leaf])}
             for run, masters in zip(self.programs.params(), self.masters, strict=True)
         )
-
-    @property
-    def _copies_shardings(self) -> Any:
-        return shardings(self._copied)
 
     def _init_opt_state(self, masters: Any) -> OptState:
         return tuple(

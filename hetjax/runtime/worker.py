@@ -231,7 +231,9 @@ class Worker:
         if action.stage > 0:
             return self._get("x", action)
         assert action.microbatch is not None
-        return self._on_mesh(action, step.feed.inputs(action.replica, action.microbatch))
+        return self._on_mesh(
+            action, step.feed.inputs(action.replica, action.microbatch)
+        )
 
     def _targets(self, action: Action, step: Step) -> jax.Array:
         assert action.microbatch is not None

@@ -64,7 +64,9 @@ def random_replica(rng: random.Random, num_layers: int, free: int) -> Replica:
     ]
     return Replica(
         num_microbatches=num_microbatches,
-        microbatch_size=rng.choice([2, 4] if any(m.data > 1 for m in meshes) else [1, 2, 3]),
+        microbatch_size=rng.choice(
+            [2, 4] if any(m.data > 1 for m in meshes) else [1, 2, 3]
+        ),
         stages=tuple(stages),
     )
 

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where checkpoints lie and what the leaves of an entry are called.
+
+    <directory>/step_00000010/<worker>/manifest.json
+    <directory>/step_00000010/<worker>/state/<entry name>.<i>of<n>/{zarr.json, c/...}
+
+Owns these names and the fixed slices behind the leaves. No plan appears in them, so
+directories of several workers merge into one. Does not own writing (`save.py`),
+reading (`restore.py`) nor what makes a step valid (`manifest.py`).
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hetjax.checkpoint.entry import Entry
+
+MANIFEST = "manifest.json"
+STATES = ("state", "state_2")  # the second while a step is saved over itself
+_STEP = re.compile(r"step_(\d{8,})")
+
+
+def step_directory(directory: Path, step: int) -> Path:
+    """The directory of a step, all workers together."""
+    return directory / f"step_{step:08d}"
+
+
+def step_numbers(directory: Path) -> list[int]:
+    """Steps that have a directory, finished or not, ascending."""
+    if not directory.is_dir():
+        return []
+    matches = (_STEP.fullmatch(path.name) for path in directory.iterdir())
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def leaf_names(entry: Entry) -> list[str]:
+    """Names of the entry's leaves in slice order; an array without elements has none.
+
+    >>> leaf_names(Entry("params.head.w", (4, 6), np.dtype("float32"), (1, 2)))
+    ['params.head.w.0of2', 'params.head.w.1of2']
+    """
+    number = entry.slices[1] if 0 not in entry.shape else 0
+    return [f"{entry.name}.{i}of{number}" for i in range(number)]
+
+
+def leaves(entry: Entry, value: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """The entry's leaves with their values: views, nothing is copied."""
+    assert value.shape == entry.shape and value.dtype == entry.dtype, entry
+    value = np.asarray(value)  # NumPy makes a scalar of an array's last dim
+    names, dim = leaf_names(entry), entry.slices[0]
+    parts = np.split(value, len(names), axis=dim) if len(names) > 1 else [value]
+    return zip(names, parts[: len(names)], strict=True)
+
+
+def assemble(entry: Entry, parts: list[np.ndarray]) -> np.ndarray:
+    """The whole value of the entry from its leaves in slice order."""
+    if not parts:
+        return np.empty(entry.shape, entry.dtype)
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, entry.slices[0])
+
+
+def tree(named: Iterable[tuple[str, np.ndarray]]) -> dict[str, Any]:
+    """Nested dicts, of which Orbax joins the keys with dots: again the leaf names."""
+    root: dict[str, Any] = {}
+    for name, value in named:
+        *path, last = name.split(".")
+        node = root
+        for key in path:
+            node = node.setdefault(key, {})
+        assert last not in node, f"two leaves are called {name}"
+        node[last] = value
+    return root

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints read back from disk, whatever plan and workers wrote them.
+
+Owns which steps are complete, the union of the workers' manifests, and reading an
+entry after checking the checksum of each of its files. Does not own writing
+(`save.py`) nor where the values go (`hetjax/runtime/state.py`).
+"""
+
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorstore as ts
+
+from hetjax.checkpoint import layout
+from hetjax.checkpoint.entry import Entry
+from hetjax.checkpoint.manifest import FileRecord, Manifest, flaw, from_text, size_flaw
+from hetjax.errors import BadInput
+
+_NUM_NAMED = 3  # differences that an error spells out
+
+
+class DamagedCheckpoint(BadInput):
+    """A checkpoint whose files are not what its manifests say."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    """One slice on disk and the records of its files."""
+
+    path: Path
+    files: dict[Path, FileRecord] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """One complete step; `host` is the training loop's JSON, the same of each worker.
+
+    `path` is the directory of the step, `entries` are keyed by name.
+    """
+
+    step: int
+    path: Path
+    host: Mapping[str, Any]
+    entries: Mapping[str, Entry]
+    leaves: Mapping[str, _Leaf] = field(repr=False)
+
+    @classmethod
+    def open(cls, directory: Path, step: int | None = None) -> "Checkpoint":
+        """Open a step, or the newest complete one as `newest` does.
+
+        Raises BadInput where there is none, DamagedCheckpoint naming a damaged file.
+        """
+        if step is None:
+            found = newest(directory)
+        else:
+            path = layout.step_directory(directory, step)
+            manifests = _manifests(path)
+            found = _merge(path, manifests) if manifests else None
+        if found is None:
+            raise _no_checkpoint(directory, step)
+        return found
+
+    def read(self, entry: Entry) -> np.ndarray:
+        """The whole value of the entry, its files checked first.
+
+        Raises BadInput where the checkpoint has no such entry, or one of another
+        shape or dtype; DamagedCheckpoint naming the file that is not as written.
+        """
+        saved = self.entries.get(entry.name)
+        if saved is None or _kind(saved) != _kind(entry):
+            raise _other_model(self, [_difference(saved, entry)])
+        leaves = [self._leaf(name) for name in layout.leaf_names(saved)]
+        for leaf in leaves:
+            for path, expected in leaf.files.items():
+                if wrong := flaw(path, expected):
+                    raise _damaged(self.path, wrong)
+        opened = [ts.open(_spec(leaf), open=True, read=True) for leaf in leaves]
+        reads = [array.result().read() for array in opened]
+        return layout.assemble(saved, [value.result() for value in reads])
+
+    def check_same_model(self, expected: Iterable[Entry]) -> None:
+        """Raise BadInput unless these are the checkpoint's entries, all of them.
+
+        Slices may differ: they are read as they were saved.
+        """
+        asked = {entry.name: entry for entry in expected}
+        differences = [
+            _difference(self.entries.get(name), entry)
+            for name, entry in asked.items()
+            if name not in self.entries or _kind(self.entries[name]) != _kind(entry)
+        ]
+        unknown = [name for name in self.entries if name not in asked]
+        differences += [f"{name} is not in this run's model" for name in unknown]
+        if differences:
+            raise _other_model(self, differences)
+
+    def _leaf(self, name: str) -> _Leaf:
+        if name not in self.leaves:
+            raise _damaged(self.path, f"no worker saved the slice {name}")
+        return self.leaves[name]
+
+
+def newest(directory: Path) -> Checkpoint | None:
+    """The newest complete checkpoint; None where no save was ever committed.
+
+    Warns of each newer one that is damaged; raises DamagedCheckpoint if all are.
+    """
+    damages: list[DamagedCheckpoint] = []
+    for step in reversed(layout.step_numbers(directory)):
+        path = layout.step_directory(directory, step)
+        try:
+            manifests = _manifests(path)
+        except DamagedCheckpoint as error:
+            damages.append(error)
+            continue
+        if manifests:
+            for damage in damages:
+                warnings.warn(f"skipped: {damage.got}", stacklevel=2)
+            return _merge(path, manifests)
+    if damages:
+        raise damages[0]
+    return None
+
+
+def steps(directory: Path) -> list[int]:
+    """Complete steps, ascending: all manifests in place, all files of their size."""
+    return [
+        step
+        for step in layout.step_numbers(directory)
+        if _is_complete(layout.step_directory(directory, step))
+    ]
+
+
+def _is_complete(path: Path) -> bool:
+    try:
+        return bool(_manifests(path))
+    except DamagedCheckpoint:
+        return False
+
+
+def _manifests(path: Path) -> list[Manifest]:
+    """The manifests of all workers of a step; empty where a save was not finished.
+
+    Raises DamagedCheckpoint where a manifest or the size of a file is wrong.
+    """
+    files = sorted(path.glob(f"*/{layout.MANIFEST}"))
+    found = [_manifest(path, file) for file in files]
+    present = {manifest.worker for manifest in found}
+    whole = [manifest for manifest in found if present.issuperset(manifest.workers)]
+    for manifest in whole:
+        for name, expected in manifest.files.items():
+            if wrong := size_flaw(path / manifest.worker / name, expected):
+                raise _damaged(path, wrong)
+    return whole
+
+
+def _manifest(path: Path, file: Path) -> Manifest:
+    try:
+        manifest = from_text(file.read_text())
+    except (OSError, ValueError) as error:
+        raise _damaged(path, f"{file} cannot be used: {error}") from error
+    if file != layout.step_directory(path.parent, manifest.step) / _place(manifest):
+        what = f"{file} is of step {manifest.step}, worker {manifest.worker}"
+        raise _damaged(path, what)
+    return manifest
+
+
+def _place(manifest: Manifest) -> Path:
+    return Path(manifest.worker, layout.MANIFEST)
+
+
+def _merge(path: Path, manifests: list[Manifest]) -> Checkpoint:
+    entries: dict[str, Entry] = {}
+    leaves: dict[str, _Leaf] = {}
+    for manifest in manifests:
+        for entry in manifest.entries:
+            if entries.setdefault(entry.name, entry) != entry:
+                raise _damaged(path, f"its workers disagree about {entry.name}")
+        for name, leaf in _leaves(path, manifest).items():
+            other = leaves.setdefault(name, leaf)
+            if list(other.files.values()) != list(leaf.files.values()):
+                raise _damaged(path, f"{other.path} and {leaf.path} differ")
+    first = manifests[0]
+    return Checkpoint(
+        step=first.step, path=path, host=first.host, entries=entries, leaves=leaves
+    )
+
+
+def _leaves(path: Path, manifest: Manifest) -> dict[str, _Leaf]:
+    """The leaves of one worker by name, each with its files in sorted order."""
+    own = path / manifest.worker
+    leaves: dict[str, _Leaf] = {}
+    for name, expected in sorted(manifest.files.items()):
+        state, leaf, *rest = name.split("/")
+        if rest:  # Orbax's own files lie directly in the state directory
+            found = leaves.setdefault(leaf, _Leaf(own / state / leaf))
+            found.files[own / name] = expected
+    return leaves
+
+
+def _spec(leaf: _Leaf) -> dict[str, Any]:
+    return {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{leaf.path}/"}}
+
+
+def _kind(entry: Entry) -> str:
+    return f"{entry.dtype.name}{list(entry.shape)}"
+
+
+def _difference(saved: Entry | None, asked: Entry) -> str:
+    found = "is missing" if saved is None else f"is {_kind(saved)}"
+    return f"{asked.name} {found}, this run's is {_kind(asked)}"
+
+
+def _other_model(checkpoint: Checkpoint, differences: list[str]) -> BadInput:
+    named = "; ".join(differences[:_NUM_NAMED])
+    others = len(differences) - _NUM_NAMED
+    return BadInput(
+        got=f"checkpoint {checkpoint.path} is of another model or optimizer: {named}"
+        + (f"; and {others} more" if others > 0 else ""),
+        allowed="a checkpoint with the arrays of this run's model and optimizer: "
+        "the same names, shapes and dtypes",
+        fix="use the configuration that the run began with (config.json in its "
+        "directory), or start anew with another --run-dir",
+    )
+
+
+def _damaged(path: Path, what: str) -> DamagedCheckpoint:
+    return DamagedCheckpoint(
+        got=f"checkpoint {path} is damaged: {what}",
+        allowed="files as they were saved",
+        fix="remove this step, the run then resumes from the newest one before it "
+        f"(from the start if there is none): rm -r {path}",
+    )
+
+
+def _no_checkpoint(directory: Path, step: int | None) -> BadInput:
+    there = ", ".join(map(str, steps(directory))) or "none"
+    return BadInput(
+        got=f"no complete checkpoint {'' if step is None else f'of step {step} '}"
+        f"in {directory}",
+        allowed=f"complete steps there: {there}",
+        fix="give one of these steps, or another --run-dir",
+    )

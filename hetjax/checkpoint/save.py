@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints written by Orbax to the local disk while training goes on.
+
+Owns `Saver`: the background write, the commit (the manifest, last), retention, and
+the removal of what a crash left behind. Survives `kill -9` and a full disk at any
+moment: the newest committed step stays as it is. Does not own names (`layout.py`),
+the manifest's content (`manifest.py`) nor reading (`restore.py`).
+"""
+
+import json
+import logging
+import os
+import shutil
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from hetjax.checkpoint import layout
+from hetjax.checkpoint.entry import Entry
+from hetjax.checkpoint.manifest import Manifest, from_text, record, size_flaw, to_text
+from hetjax.errors import BadInput
+
+# Orbax logs what follows from the settings chosen below, at each save, and the
+# traceback of each failed write that it then raises.
+_NOISE = (
+    "No jax.Array in TypeHandlerRegistry",
+    "Skipping merge of OCDBT",
+    "_SignalingThread.run() raised",
+)
+_MAX_CAUSE_CHARS = 400
+_NUM_REMOVALS, _LATE_WRITE_S = 20, 0.1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Snapshot:
+    step: int
+    entries: tuple[Entry, ...]
+    leaves: tuple[tuple[str, np.ndarray], ...]
+    host: Any
+
+
+class Saver:
+    """Writes one worker's checkpoints, one at a time, on a thread of its own.
+
+    `workers` names all that save the same steps (default: this one alone); `keep` is
+    the number of newest steps that stay. Only one process may save as `worker` in a
+    directory: opening removes unfinished saves. The interpreter does not wait for a
+    save at its end: use `with` or `close`. Raises BadInput where it cannot write.
+    """
+
+    def __init__(
+        self, directory: Path, worker: str, keep: int = 2, workers: Sequence[str] = ()
+    ) -> None:
+        assert keep >= 1 and (not workers or worker in workers), (keep, worker, workers)
+        self._directory, self._worker, self._keep = directory, worker, keep
+        self._workers = tuple(workers) or (worker,)
+        _open(directory)
+        self._remove_unfinished()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
+
+    def __enter__(self) -> "Saver":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def save(
+        self,
+        step: int,
+        entries: Iterable[tuple[Entry, np.ndarray]],
+        host: Mapping[str, Any],
+    ) -> bool:
+        """Start saving; False, and `entries` not even asked, if a save is in flight.
+
+        The arrays must not change afterwards; `host` is JSON and is copied. A save
+        that fails later warns once, and training goes on.
+        """
+        if self._pending is not None and not self._pending.done():
+            return False
+        self.wait()
+        found = tuple(entries)
+        snapshot = _Snapshot(
+            step=step,
+            entries=tuple(entry for entry, _ in found),
+            leaves=tuple(leaf for item in found for leaf in layout.leaves(*item)),
+            host=json.loads(json.dumps(host)),
+        )
+        self._pending = self._thread.submit(self._write, snapshot)
+        return True
+
+    def wait(self) -> None:
+        """Return once no save is in flight."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.result()
+
+    def close(self) -> None:
+        """Finish the save in flight and stop the thread."""
+        try:
+            self.wait()
+        finally:
+            self._thread.shutdown()
+
+    def _write(self, snapshot: _Snapshot) -> None:
+        own = self._own(snapshot.step)
+        try:
+            self._commit(own, snapshot)
+        except Exception as error:
+            _remove_failed(own)
+            warnings.warn(
+                f"checkpoint of step {snapshot.step} was not saved "
+                f"({_cause(error, own)}); training goes on, earlier ones are intact",
+                stacklevel=1,
+            )
+            return
+        self._retain(snapshot.step)
+
+    def _commit(self, own: Path, snapshot: _Snapshot) -> None:
+        self._remove_unfinished()
+        if _committed(own) is None:
+            _remove(own)
+        own.mkdir(parents=True, exist_ok=True)
+        state = next(name for name in layout.STATES if not (own / name).exists())
+        args = ocp.args.PyTreeSave(layout.tree(snapshot.leaves))
+        with _quiet(), _checkpointer(self._worker) as checkpointer:
+            checkpointer.save(own / state, args=args)
+        _flush(own / state)
+        for name, _ in snapshot.leaves:
+            assert (own / state / name / "zarr.json").exists(), f"{name} not written"
+        manifest = Manifest(
+            step=snapshot.step,
+            worker=self._worker,
+            workers=self._workers,
+            state=state,
+            entries=snapshot.entries,
+            files={str(p.relative_to(own)): record(p) for p in _files(own / state)},
+            host=snapshot.host,
+        )
+        _replace(own / layout.MANIFEST, to_text(manifest))
+        for path in (own, own.parent, self._directory):
+            _fsync(path)
+        _remove_uncommitted(own)
+
+    def _retain(self, step: int) -> None:
+        """Keep the newest complete steps up to this one.
+
+        Later ones belong to a past that was given up by resuming before them.
+        """
+        past = [s for s in layout.step_numbers(self._directory) if s <= step]
+        complete = [s for s in past if _is_complete(self._own(s))]
+        try:
+            for other in layout.step_numbers(self._directory):
+                if other not in complete[-self._keep :]:
+                    _remove(self._own(other))
+        except OSError as error:
+            warnings.warn(f"old checkpoint not removed: {error}", stacklevel=1)
+
+    def _remove_unfinished(self) -> None:
+        for step in layout.step_numbers(self._directory):
+            own = self._own(step)
+            if not (own / layout.MANIFEST).exists() or _committed(own):
+                _remove_uncommitted(own)  # a damaged manifest is left to be seen
+
+    def _own(self, step: int) -> Path:
+        return layout.step_directory(self._directory, step) / self._worker
+
+
+def _checkpointer(worker: str) -> ocp.Checkpointer:
+    """Orbax for this process alone: no barrier, no collective, no second copy.
+
+    Synchronous, as it runs on our thread: Orbax's asynchronous one would first hold
+    up the caller for the bookkeeping of every leaf.
+    """
+    process = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=process,
+        active_processes={process},
+        barrier_sync_key_prefix=worker,
+    )
+    arrays = ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)
+    handler = ocp.PyTreeCheckpointHandler(
+        use_ocdbt=False,  # one directory per leaf: mergeable, fetched one by one
+        use_zarr3=True,
+        use_compression=False,  # zstd is several times slower than the disk
+        multiprocessing_options=alone,
+        type_handler_registry=ocp.type_handlers.create_type_handler_registry(
+            (np.ndarray, arrays)
+        ),
+    )
+    return ocp.Checkpointer(handler, multiprocessing_options=alone)
+
+
+def _open(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        probe = directory / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise BadInput(
+            got=f"checkpoint directory {directory} cannot be used ({error.strerror})",
+            allowed="a folder that you may write to, or a path where one can be made",
+            fix="choose another one with --run-dir",
+        ) from error
+
+
+def _committed(own: Path) -> Manifest | None:
+    """The manifest in place; None where there is none, or a damaged one."""
+    try:
+        return from_text((own / layout.MANIFEST).read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _is_complete(own: Path) -> bool:
+    manifest = _committed(own)
+    return manifest is not None and not any(
+        size_flaw(own / path, expected) for path, expected in manifest.files.items()
+    )
+
+
+def _remove_uncommitted(own: Path) -> None:
+    """Remove all that no manifest vouches for."""
+    manifest = _committed(own)
+    if manifest is None:
+        return _remove(own)
+    for path in own.iterdir():
+        if path.name not in (layout.MANIFEST, manifest.state):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _remove_failed(own: Path) -> None:
+    """Remove a failed save, while its other writes may go on for a moment.
+
+    What should stay all the same is removed at the next save.
+    """
+    for _ in range(_NUM_REMOVALS):
+        with suppress(OSError):
+            _remove_uncommitted(own)
+        time.sleep(_LATE_WRITE_S)
+        if not own.exists() or _is_complete(own):
+            return
+
+
+def _remove(own: Path) -> None:
+    """Remove one worker's part of a step, the manifest first: never half a step."""
+    if own.is_dir():
+        (own / layout.MANIFEST).unlink(missing_ok=True)
+        shutil.rmtree(own)
+    with suppress(OSError):  # parts of other workers stay
+        own.parent.rmdir()
+
+
+def _files(root: Path) -> list[Path]:
+    return sorted(path for path in root.rglob("*") if path.is_file())
+
+
+def _flush(state: Path) -> None:
+    """fsync what TensorStore does not: Orbax's own files and all directories."""
+    for path in (state.parent, state, *state.rglob("*")):
+        if path.is_dir() or path.parent == state:
+            _fsync(path)
+
+
+def _replace(path: Path, text: str) -> None:
+    building = path.with_suffix(".part")
+    with building.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(building, path)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _cause(error: Exception, own: Path) -> str:
+    text = f"{type(error).__name__}: {error}".replace(f"{own}/", "")
+    return text.splitlines()[0][:_MAX_CAUSE_CHARS]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    log = logging.getLogger("absl")
+    log.addFilter(_is_news)
+    try:
+        yield
+    finally:
+        log.removeFilter(_is_news)
+
+
+def _is_news(entry: logging.LogRecord) -> bool:
+    return not any(noise in str(entry.msg) for noise in _NOISE)

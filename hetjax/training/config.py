@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a training run is told: one frozen tree of settings and their limits.
+
+Owns the settings, their help texts (shown by `--help`) and which values are allowed.
+Does not own named sets of them (`presets.py`) nor their file (`config_files.py`).
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from hetjax.errors import BadInput
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataConfig:
+    """The text to learn from."""
+
+    path: Path | None = None
+    """A .txt or .jsonl file or a folder of such files; None: the offline corpus."""
+    cache_dir: Path = Path("~/.cache/hetjax")
+    """Where tokenised text is kept; all runs share it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerConfig:
+    """How gradients become updates; matrices decay, biases and norms do not."""
+
+    name: Literal["adamw", "lion", "sgd", "adafactor"] = "adamw"
+    """The rule; its state differs, so a run keeps the one that it began with."""
+    learning_rate: float = 3e-4
+    """Peak learning rate."""
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """Course of the learning rate from the end of the warm-up to the last step."""
+    warmup_steps: int = 100
+    """Steps of linear rise to the peak, but at most half of all steps."""
+    final_fraction: float = 0.1
+    """Learning rate of the last step as a fraction of the peak (not for constant)."""
+    weight_decay: float = 0.1
+    """Weight decay, times the learning rate."""
+    beta1: float = 0.9
+    """Decay of the mean of gradients (of sgd: momentum; adafactor has none)."""
+    beta2: float = 0.95
+    """Decay of the mean of squared gradients (adamw, lion)."""
+    clip_norm: float = 1.0
+    """Limit of the global gradient norm; inf for none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationConfig:
+    """Validation loss and a sampled text, also before the first and after the last."""
+
+    every: int = 500
+    """Steps between evaluations; 0: only before the first and after the last."""
+    num_batches: int = 8
+    """Global batches of validation text, always the same ones."""
+    prompt: str = ""
+    """Start of the sampled text; empty: the start of a document."""
+    sample_tokens: int = 48
+    """Length of the sampled text; 0: none."""
+    temperature: float = 0.8
+    """Of the sampled text; 0 takes the likeliest token."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointConfig:
+    """State on disk, written while training goes on; always after the last step."""
+
+    every: int = 500
+    """Steps between checkpoints; 0: only when the run ends or is stopped."""
+    keep: int = 2
+    """How many of the newest are kept."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """All settings of a run; the same command again resumes it."""
+
+    model: str
+    """Name of a model preset."""
+    run_dir: Path
+    """Directory of the run: settings, metrics, checkpoints; resumed if it is there."""
+    steps: int
+    """Steps in all; raising it later stretches the learning-rate schedule."""
+    seed: int = 0
+    """Of the first weights and of the order of the text."""
+    seq_len: int
+    """Tokens per sequence."""
+    global_batch: int
+    """Sequences per step, over all replicas."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """What is computed in; weights are kept in float32 in any case."""
+    cluster: Path | None = None
+    """Cluster file; None: the preset's, or the devices that are here."""
+    plan: Path | None = None
+    """Plan file; None: the run directory's, the preset's, or the planner's."""
+    planner: Literal["even"] = "even"
+    """What makes a plan where no file does."""
+    microbatch_size: int = 1
+    """Sequences per microbatch that the planner uses."""
+    simulate: bool = False
+    """Let CPU devices stand in for those of the cluster."""
+    stop_after: int | None = None
+    """Stop with state saved after so many steps of this start, as if preempted."""
+    trace: bool = False
+    """Write a few steps of this start as trace.json, to open in ui.perfetto.dev."""
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+
+def check_config(config: RunConfig) -> None:
+    """Raise BadInput for the first setting that cannot be."""
+    for problem in _problems(config):
+        raise problem
+
+
+def option(name: str) -> str:
+    """Return the command-line spelling of a setting, e.g. --optimizer.learning-rate."""
+    return f"--{name.replace('_', '-')}"
+
+
+def _problems(config: RunConfig) -> Iterator[BadInput]:
+    optimizer, evaluation = config.optimizer, config.evaluation
+    at_least: dict[str, tuple[float, float]] = {
+        "steps": (config.steps, 1),
+        "seq_len": (config.seq_len, 1),
+        "global_batch": (config.global_batch, 1),
+        "microbatch_size": (config.microbatch_size, 1),
+        "optimizer.warmup_steps": (optimizer.warmup_steps, 0),
+        "optimizer.weight_decay": (optimizer.weight_decay, 0),
+        "evaluation.every": (evaluation.every, 0),
+        "evaluation.num_batches": (evaluation.num_batches, 1),
+        "evaluation.sample_tokens": (evaluation.sample_tokens, 0),
+        "evaluation.temperature": (evaluation.temperature, 0),
+        "checkpoint.every": (config.checkpoint.every, 0),
+        "checkpoint.keep": (config.checkpoint.keep, 1),
+        "stop_after": (1 if config.stop_after is None else config.stop_after, 1),
+    }
+    for name, (value, least) in at_least.items():
+        if not least <= value < math.inf:
+            yield _out_of_range(name, value, f"{name} >= {least}", str(least))
+    above_0 = {
+        "optimizer.learning_rate": optimizer.learning_rate,
+        "optimizer.clip_norm": optimizer.clip_norm,
+    }
+    for name, value in above_0.items():
+        if not value > 0:
+            yield _out_of_range(name, value, f"{name} > 0", "1.0")
+    for name in ("beta1", "beta2"):
+        value = getattr(optimizer, name)
+        if not 0 <= value < 1:
+            name = f"optimizer.{name}"
+            yield _out_of_range(name, value, f"0 <= {name} < 1", "0.9")
+    fraction = optimizer.final_fraction
+    if not 0 <= fraction <= 1:
+        name = "optimizer.final_fraction"
+        yield _out_of_range(name, fraction, f"0 <= {name} <= 1", "0.1")
+    if not 0 <= config.seed < 2**32:
+        yield _out_of_range("seed", config.seed, "0 <= seed < 2**32", "0")
+
+
+def _out_of_range(name: str, value: float, allowed: str, example: str) -> BadInput:
+    return BadInput(
+        got=f"{name} = {value}",
+        allowed=allowed,
+        fix=f"give {option(name)} {example}, say",
+    )

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings as JSON values and back, for `config.json` of a run directory.
+
+Owns the mapping between a config tree and JSON, by the fields' types. Does not own
+the settings (`config.py`) nor the file around them (`rundir.py`).
+"""
+
+import math
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from hetjax.cluster.record import Kind, as_kind, did_you_mean, join, read_record
+from hetjax.errors import BadInput
+from hetjax.training.config import RunConfig
+
+_KINDS: dict[Any, Kind] = {
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    Path: "a string",
+    bool: "true or false",
+}
+_INFINITE = "inf"  # JSON has no infinite number
+
+
+def config_values(config: RunConfig) -> dict[str, Any]:
+    """Return the settings as JSON values."""
+    return _plain(asdict(config))
+
+
+def read_config(raw: object, where: str) -> RunConfig:
+    """Read what `config_values` gave; BadInput names the place of what is wrong."""
+    return _record(RunConfig, raw, where)
+
+
+def flat_values(config: RunConfig) -> dict[str, Any]:
+    """Return dotted name -> JSON value of every setting."""
+    found: dict[str, Any] = {}
+    for name, value in config_values(config).items():
+        if isinstance(value, dict):
+            found |= {join(name, key): entry for key, entry in value.items()}
+        else:
+            found[name] = value
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(entry) for key, entry in value.items()}
+    return str(value) if isinstance(value, Path) or value == math.inf else value
+
+
+def _record(cls: Any, raw: object, where: str) -> Any:
+    hints = get_type_hints(cls)
+    table = as_kind(raw, "a table", where=where)
+    kinds: dict[str, Kind | None] = {
+        name: _kind(hint, table.get(name)) for name, hint in hints.items()
+    }
+    # null is no kind: only where None is allowed, and then there is nothing to check
+    empty = {name for name in table if table[name] is None and kinds.get(name) is None}
+    required: dict[str, Kind] = {n: kind for n, kind in kinds.items() if kind}
+    present = {name: value for name, value in table.items() if name not in empty}
+    read_record(present, where=where, required=required)
+    return cls(
+        **{n: _value(hints[n], table[n], join(where, n)) for n in hints if n in table}
+    )
+
+
+def _kind(hint: Any, value: object) -> Kind | None:
+    """Return what the JSON value must be; None where it may be, and is, null."""
+    if is_dataclass(hint):
+        return "a table"
+    if get_origin(hint) is Literal:
+        return "a string"
+    if hint is float and value == _INFINITE:
+        return "a string"
+    options = [option for option in get_args(hint) if option is not NoneType]
+    if options and value is None:
+        return None
+    return _KINDS[options[0] if options else hint]
+
+
+def _value(hint: Any, raw: Any, where: str) -> Any:
+    if is_dataclass(hint):
+        return _record(hint, raw, where)
+    if get_origin(hint) is Literal:
+        if raw not in get_args(hint):
+            raise BadInput(
+                got=f"{where} = {raw!r}",
+                allowed=f"one of {', '.join(get_args(hint))}",
+                fix=did_you_mean(raw, get_args(hint)),
+            )
+        return raw
+    if raw is None:
+        return None
+    options = [option for option in get_args(hint) if option is not NoneType]
+    return (options[0] if options else hint)(raw)

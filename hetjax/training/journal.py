@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A file of JSON lines that survives being cut off at any byte.
+
+Owns appending, and truncation to a step on resume. Does not own what lines mean
+(`loop.py`).
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+class Journal:
+    """Appends objects to a file, one flushed line each; each line has a `step`."""
+
+    def __init__(self, path: Path, *, last_step: int) -> None:
+        """Open the file, without the lines of steps after `last_step`."""
+        lines = [line for line in read_journal(path) if line["step"] <= last_step]
+        _rewrite(path, lines)
+        self._file = path.open("a", encoding="utf-8")
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Write one line now; numbers must be finite."""
+        self._file.write(_text(line))
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_journal(path: Path) -> list[dict[str, Any]]:
+    """Return the whole lines of the file; a last one that was cut off is left out."""
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.split("\n")[:-1] if line]
+
+
+def _rewrite(path: Path, lines: list[dict[str, Any]]) -> None:
+    draft = path.with_name(f".{path.name}.tmp")
+    draft.write_text("".join(map(_text, lines)), encoding="utf-8")
+    os.replace(draft, path)
+
+
+def _text(line: dict[str, Any]) -> str:
+    return json.dumps(line, allow_nan=False) + "\n"

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training loop: steps, and between them evaluations, checkpoints and stops.
+
+Owns the order of these and the lines of `metrics.jsonl`. `step` counts steps that are
+done: metrics of step k tell of the k-th step, a checkpoint or an evaluation of step k
+of the state after it. Does not own the step (`hetjax/runtime/`) nor what comes before
+and after the loop (`run.py`).
+"""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hetjax.checkpoint.restore import steps
+from hetjax.checkpoint.save import Saver
+from hetjax.data.batches import Batch
+from hetjax.data.dataset import Dataset
+from hetjax.runtime.embedded import Embedded, StepResult
+from hetjax.runtime.timeline import Timeline
+from hetjax.training.config import RunConfig
+from hetjax.training.feed import Feed
+from hetjax.training.journal import Journal
+from hetjax.training.progress import Display, metrics_line
+from hetjax.training.sampling import sample_text
+from hetjax.training.stopping import StopRequest
+
+_TRACED = range(2, 5)  # steps since the start: the first ones still warm up
+
+
+class Failed(Exception):
+    """The run cannot go on; the text says why, earlier checkpoints are intact."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Done:
+    """A step whose loss is still on the devices."""
+
+    result: StepResult
+    step_time_s: float
+    learning_rate: float
+
+
+@dataclass(kw_only=True, slots=True)
+class Loop:
+    """Everything that a loop works with; `run` may be called once."""
+
+    config: RunConfig
+    runtime: Embedded
+    dataset: Dataset
+    feed: Feed
+    validation: Sequence[Batch]
+    learning_rates: np.ndarray
+    metrics: Journal
+    evaluated: set[int]
+    saver: Saver
+    checkpoints: Path
+    saved: int
+    host: Mapping[str, Any]
+    trace: Path | None
+    display: Display
+    stop: StopRequest
+    _done: _Done | None = None
+    _since_s: float = 0.0
+    _timeline: Timeline | None = None
+
+    def run(self, step: int) -> int:
+        """Train from this step on to the last, or until asked to stop.
+
+        Returns the step reached, with its state saved. Raises Failed.
+        """
+        first = step
+        self._since_s = time.perf_counter()
+        while step < self.config.steps:
+            if self.stop.reason is None and self._due(
+                self.config.evaluation.every, step
+            ):
+                self._evaluate(step)
+            if self._must_stop(step - first):
+                break
+            self._train(step, step - first)
+            step += 1
+            if self._due(self.config.checkpoint.every, step):
+                self._save(step)
+        self._record()
+        self._save_last(step)
+        if step == self.config.steps:
+            self._evaluate(step)
+        self._write_trace()
+        return step
+
+    def _due(self, every: int, step: int) -> bool:
+        """Whether it is the turn of what happens every so many steps, and at 0."""
+        return step % every == 0 if every else step == 0
+
+    def _must_stop(self, num_trained: int) -> bool:
+        if num_trained == self.config.stop_after:
+            self.stop.reason = self.stop.reason or f"--stop-after {num_trained}"
+        return self.stop.reason is not None
+
+    def _train(self, step: int, num_trained: int) -> None:
+        """Run one step; record the one before, whose loss has come in meanwhile."""
+        batch = self.feed.batch(step)
+        observer = self._observer(num_trained)
+        result = self.runtime.step(step, batch, observer)
+        now_s = time.perf_counter()
+        step_time_s, self._since_s = now_s - self._since_s, now_s
+        self._record()
+        self._done = _Done(
+            result=result,
+            step_time_s=step_time_s,
+            learning_rate=float(self.learning_rates[step]),
+        )
+        if not math.isfinite(result.grad_norm):
+            self._record()
+
+    def _record(self) -> None:
+        """Fetch the last step's loss, write its metrics line and show it."""
+        if self._done is None:
+            return
+        done, self._done = self._done, None
+        step, loss = done.result.step + 1, done.result.loss()
+        norm, num_tokens = done.result.grad_norm, done.result.num_tokens
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise self._diverged(step, loss, norm)
+        line = {
+            "step": step,
+            "loss": loss,
+            "tokens": num_tokens,
+            "step_time_s": done.step_time_s,
+            "tokens_per_s": num_tokens / done.step_time_s,
+            "grad_norm": norm,
+            "learning_rate": done.learning_rate,
+        }
+        self.metrics.append(line)
+        self.display.trained(line)
+
+    def _diverged(self, step: int, loss: float, norm: float) -> Failed:
+        self.saver.wait()
+        kept = steps(self.checkpoints)
+        state = (
+            f"the last checkpoint is of step {kept[-1]}" if kept else "none is saved"
+        )
+        return Failed(
+            f"got: loss {loss} and grad_norm {norm} in step {step}\n"
+            f"allowed: finite numbers; {state}\n"
+            f"fix: {'go on from there' if kept else 'start again'} with a lower "
+            "--optimizer.learning-rate, which is "
+            f"{self.config.optimizer.learning_rate} now"
+        )
+
+    def _evaluate(self, step: int) -> None:
+        """Record the validation loss and show a sampled text, once per step."""
+        self._record()
+        if step in self.evaluated:
+            return
+        losses = []
+        for batch in self.validation:
+            losses.append(self.runtime.evaluate([batch]))
+            if self.stop.reason is not None and step < self.config.steps:
+                return  # resuming makes up for it
+        loss = float(np.mean(losses))
+        bits_per_byte = loss / math.log(2) / self.dataset.bytes_per_token
+        line = {"step": step, "val_loss": loss, "val_bits_per_byte": bits_per_byte}
+        self.metrics.append(line)
+        self.evaluated.add(step)
+        self.display.note(metrics_line(line, self.config.steps))
+        self._sample(step)
+        self._since_s = time.perf_counter()
+
+    def _sample(self, step: int) -> None:
+        if not self.config.evaluation.sample_tokens:
+            return
+        text = sample_text(
+            self.runtime.next_logits,
+            self.dataset.tokenizer,
+            self.config.evaluation,
+            seed=(self.config.seed, step),
+        )
+        self.display.note(f"sample: {text!r}")
+
+    def _save(self, step: int) -> None:
+        """Start a checkpoint, unless the one before is still being written."""
+        self._record()  # a state that has no finite loss must not be saved
+        if self.saver.save(step, self.runtime.entries(), {**self.host, "step": step}):
+            self.saved = step
+        else:
+            self.display.note(
+                f"checkpoint of step {step} left out: one is still being written "
+                "(a larger --checkpoint.every avoids this)"
+            )
+        self._since_s = time.perf_counter()
+
+    def _save_last(self, step: int) -> None:
+        self.saver.wait()
+        if self.saved != step:
+            self._save(step)
+        self.saver.wait()
+        if step not in steps(self.checkpoints):
+            raise Failed(
+                f"got: no complete checkpoint of step {step} in {self.checkpoints}\n"
+                "allowed: a run ends with its state saved\n"
+                "fix: make room on that disk and run the same command again"
+            )
+
+    def _observer(self, num_trained: int) -> Timeline | None:
+        if self.trace is None or num_trained not in _TRACED:
+            return None
+        if self._timeline is None:
+            self._timeline = Timeline(self.runtime.plan)
+        return self._timeline
+
+    def _write_trace(self) -> None:
+        if self._timeline is not None and self.trace is not None:
+            self._timeline.write(self.trace)
+            self._timeline.close()

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The optimizer settings as an Optax transformation and a learning-rate schedule.
+
+Owns which parameters decay and the course of the learning rate. Does not own
+clipping, which needs the norm over all stages (NORM, `hetjax/runtime/`), nor state.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from hetjax.training.config import OptimizerConfig
+
+
+def optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTransformation:
+    """Return the leaf-wise rule of a run of so many steps, without clipping."""
+    rate = schedule(config, num_steps)
+    decay, beta1, beta2 = config.weight_decay, config.beta1, config.beta2
+    if config.name == "adamw":
+        return optax.adamw(rate, beta1, beta2, weight_decay=decay, mask=matrices)
+    if config.name == "lion":
+        return optax.lion(rate, beta1, beta2, weight_decay=decay, mask=matrices)
+    if config.name == "sgd":
+        momentum = optax.sgd(rate, momentum=beta1 or None)
+        return optax.chain(optax.add_decayed_weights(decay, matrices), momentum)
+    return optax.adafactor(
+        rate,
+        # Optax adds this decay after the learning rate, unlike in its other rules
+        weight_decay_rate=lambda count: decay * rate(count),
+        weight_decay_mask=matrices,
+    )
+
+
+def schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
+    """Return the learning rate as a function of the steps done.
+
+    A linear rise over the warm-up, then the schedule's course to the last step.
+    """
+    peak, warmup = config.learning_rate, min(config.warmup_steps, num_steps // 2)
+    rest = num_steps - warmup
+    if config.schedule == "cosine":
+        course = optax.cosine_decay_schedule(peak, rest, alpha=config.final_fraction)
+    elif config.schedule == "linear":
+        course = optax.linear_schedule(peak, peak * config.final_fraction, rest)
+    else:
+        course = optax.constant_schedule(peak)
+    if not warmup:
+        return course
+    rise = optax.linear_schedule(peak / (warmup + 1), peak, warmup)
+    return optax.join_schedules([rise, course], [warmup])
+
+
+def learning_rates(config: OptimizerConfig, num_steps: int) -> np.ndarray:
+    """Return the learning rate of every step, for people to read.
+
+    All at once, before training: on its own a value would wait for busy devices.
+    """
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        of_steps = jax.vmap(schedule(config, num_steps))
+        return np.asarray(of_steps(jnp.arange(num_steps)), np.float64)
+
+
+def matrices(params: Any) -> Any:
+    """Mark the parameters that decay: two dims or more and no bias."""
+
+    def is_matrix(path: Any, leaf: Any) -> bool:
+        return leaf.ndim >= 2 and not str(path[-1].key).endswith("bias")
+
+    return jax.tree_util.tree_map_with_path(is_matrix, params)

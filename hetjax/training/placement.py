@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which cluster a run uses, which devices stand for it, and which plan it follows.
+
+Owns the order of preference among what the user gave, what the run directory holds,
+what the preset brings, and what is found or planned. Does not own plans themselves
+(`hetjax/plans/`) nor how devices are simulated (`hetjax/mesh/simulated.py`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import jax
+
+from hetjax.cluster.cluster import Cluster
+from hetjax.cluster.discovery import assign_devices, discover
+from hetjax.cluster.files import load_cluster
+from hetjax.errors import BadInput
+from hetjax.mesh.simulated import simulate_devices
+from hetjax.models.counts import tensor_sizes
+from hetjax.models.model import Model
+from hetjax.plans.even import even_plan
+from hetjax.plans.files import read_plan
+from hetjax.plans.plan import Plan
+from hetjax.plans.validation import validate_plan
+from hetjax.training.config import RunConfig, option
+from hetjax.training.presets import Preset
+from hetjax.training.rundir import Previous
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hardware:
+    """A cluster and the local devices of each of its nodes; `source` is for people."""
+
+    cluster: Cluster
+    devices: Mapping[str, Sequence[jax.Device]]
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """A valid plan; `source` says for people where it comes from."""
+
+    plan: Plan
+    source: str
+
+
+def choose_hardware(config: RunConfig, preset: Preset) -> Hardware:
+    """Take --cluster, else the preset's where there are only CPUs, else what is here.
+
+    May start JAX. BadInput if devices are missing and may not be simulated.
+    """
+    path = config.cluster or preset.cluster
+    if path is None:
+        return _found(config)
+    cluster, simulate = load_cluster(path), config.simulate
+    if simulate:
+        _simulate(cluster, only_cpu=config.cluster is not None)
+    if config.cluster is None and jax.default_backend() != "cpu":
+        return _found(config)
+    return Hardware(
+        cluster=cluster,
+        devices=assign_devices(cluster, _local_devices(cluster, simulate), simulate),
+        source=f"file {path}" if config.cluster else "the preset's",
+    )
+
+
+def choose_plan(
+    config: RunConfig,
+    model: Model,
+    cluster: Cluster,
+    preset: Preset,
+    previous: Previous | None,
+) -> Choice:
+    """Take --plan, else the run's for the same cluster, else the preset's, else plan.
+
+    BadInput if the plan does not fit the cluster, the model or the settings.
+    """
+    choice = (
+        _given(config)
+        or _of_run(config, cluster, previous)
+        or _of_preset(config, cluster, preset)
+        or _planned(config, model, cluster)
+    )
+    plan = choice.plan
+    try:
+        validate_plan(
+            plan, cluster, len(model.layers), tensor_sizes(model), model.max_seq_len
+        )
+    except BadInput as bad:
+        got = f"plan ({choice.source}): {bad.got}"
+        raise BadInput(got=got, allowed=bad.allowed, fix=bad.fix) from bad
+    return choice
+
+
+def _found(config: RunConfig) -> Hardware:
+    if config.simulate and jax.default_backend() == "cpu":
+        raise BadInput(
+            got="--simulate without a cluster",
+            allowed="--simulate with a cluster file that says what to simulate",
+            fix="add --cluster FILE, or leave --simulate out",
+        )
+    here = jax.local_devices()
+    cluster = discover(here)
+    return Hardware(
+        cluster=cluster,
+        devices=assign_devices(cluster, here, simulate=False),
+        source="the devices that are here",
+    )
+
+
+def _simulate(cluster: Cluster, *, only_cpu: bool) -> None:
+    platforms = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        simulate_devices(cluster.num_devices)
+    except RuntimeError:
+        return  # JAX has started (a notebook): its devices stay as they are
+    if not only_cpu:
+        jax.config.update("jax_platforms", platforms)
+
+
+def _local_devices(cluster: Cluster, simulate: bool) -> list[jax.Device]:
+    if simulate:
+        return jax.local_devices(backend="cpu")
+    here = jax.local_devices()
+    if any(node.device == "cpu" for node in cluster.nodes):
+        cpus = jax.local_devices(backend="cpu")
+        here = [*(d for d in here if d.platform != "cpu"), *cpus]
+    return here
+
+
+def _given(config: RunConfig) -> Choice | None:
+    if config.plan is None:
+        return None
+    plan = read_plan(config.plan)
+    for name, in_plan, in_config in _shared(plan, config):
+        if in_plan != in_config:
+            raise BadInput(
+                got=f"plan file {str(config.plan)!r}: {name} = {in_plan!r}, and the "
+                f"run's {name} is {in_config!r}",
+                allowed=f"the same {name} in both",
+                fix=f"add {option(name)} {in_plan}, or correct the plan file",
+            )
+    return Choice(plan=plan, source=f"file {config.plan}")
+
+
+def _of_run(
+    config: RunConfig, cluster: Cluster, previous: Previous | None
+) -> Choice | None:
+    if previous is None or not _same_machines(previous.cluster, cluster):
+        return None
+    before = previous.config
+    how = (config.planner, config.microbatch_size)
+    if how != (before.planner, before.microbatch_size):
+        return None  # asked to plan anew
+    return Choice(plan=previous.plan, source="the run directory's")
+
+
+def _of_preset(config: RunConfig, cluster: Cluster, preset: Preset) -> Choice | None:
+    if preset.plan is None or preset.cluster is None:
+        return None
+    if not _same_machines(load_cluster(preset.cluster), cluster):
+        return None
+    plan = read_plan(preset.plan)
+    if any(in_plan != in_config for _, in_plan, in_config in _shared(plan, config)):
+        return None
+    return Choice(plan=plan, source="the preset's")
+
+
+def _planned(config: RunConfig, model: Model, cluster: Cluster) -> Choice:
+    plan = even_plan(
+        cluster,
+        model=model.name,
+        num_layers=len(model.layers),
+        seq_len=config.seq_len,
+        global_batch=config.global_batch,
+        microbatch_size=config.microbatch_size,
+        tensor_sizes=tensor_sizes(model),
+    )
+    return Choice(plan=plan, source=f"planner {config.planner!r}")
+
+
+def _shared(plan: Plan, config: RunConfig) -> list[tuple[str, object, object]]:
+    names = ("model", "seq_len", "global_batch")
+    return [(name, getattr(plan, name), getattr(config, name)) for name in names]
+
+
+def _same_machines(one: Cluster, other: Cluster) -> bool:
+    return (one.nodes, one.links) == (other.nodes, other.links)

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run from its settings to its end: what stands before and after the loop.
+
+Owns the order of set-up (all that the user may have got wrong comes before anything
+is written), resuming, and what is said at start and end. Does not own the loop
+(`loop.py`) nor the command line (`cli.py`).
+"""
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from hetjax.checkpoint.entry import Entry
+from hetjax.checkpoint.restore import Checkpoint, DamagedCheckpoint
+from hetjax.checkpoint.save import Saver
+from hetjax.data.batches import samples, validation_batches
+from hetjax.data.dataset import Dataset, load, prepare
+from hetjax.errors import BadInput
+from hetjax.models.counts import parameter_count
+from hetjax.models.model import Model
+from hetjax.plans.table import plan_table
+from hetjax.runtime.embedded import Embedded
+from hetjax.runtime.state import stage_entries
+from hetjax.training import rundir
+from hetjax.training.config import RunConfig, check_config
+from hetjax.training.feed import Feed
+from hetjax.training.journal import Journal, read_journal
+from hetjax.training.loop import Loop
+from hetjax.training.optimizer import learning_rates, optimizer
+from hetjax.training.placement import Choice, Hardware, choose_hardware, choose_plan
+from hetjax.training.presets import Preset
+from hetjax.training.progress import Display, display
+from hetjax.training.rundir import Previous
+from hetjax.training.stopping import StopRequest
+
+DONE, PREEMPTED = 0, 4  # exit codes
+_WORKER = "embedded"
+# Settings that may differ from start to start without a word
+_PASSING = ("run_dir", "cluster", "plan", "planner", "microbatch_size", "simulate")
+_PASSING += ("stop_after", "trace", "data.path", "data.cache_dir")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Start:
+    """What a start has settled before it writes anything."""
+
+    config: RunConfig
+    model: Model
+    hardware: Hardware
+    choice: Choice
+    dataset: Dataset
+    previous: Previous | None
+    checkpoint: Checkpoint | None
+
+    @property
+    def step(self) -> int:
+        return 0 if self.checkpoint is None else self.checkpoint.step
+
+
+def run(config: RunConfig, preset: Preset, model: Model) -> int:
+    """Train, or go on with the run in `run_dir`; return the exit code 0 or 4.
+
+    `preset` gives the cluster and the plan to fall back on. Raises BadInput before
+    anything is written, Failed where training cannot go on.
+    """
+    check_config(config)
+    with rundir.locked(config.run_dir), display(config.steps) as shown:
+        previous = rundir.read_previous(config.run_dir)
+        if previous is not None:
+            rundir.check_same_run(previous, config)
+        checkpoint = _newest_checkpoint(config)
+        hardware = choose_hardware(config, preset)
+        choice = choose_plan(config, model, hardware.cluster, preset, previous)
+        if checkpoint is not None and _is_done(config, checkpoint):
+            shown.note(f"{config.run_dir} has done all of its {config.steps} steps")
+            return DONE
+        start = _Start(
+            config=config,
+            model=model,
+            hardware=hardware,
+            choice=choice,
+            dataset=_dataset(config, model, previous, shown),
+            previous=previous,
+            checkpoint=checkpoint,
+        )
+        _describe(start, shown)
+        return _train(start, shown)
+
+
+def _newest_checkpoint(config: RunConfig) -> Checkpoint | None:
+    try:
+        checkpoint = Checkpoint.open(config.run_dir / rundir.CHECKPOINTS)
+    except DamagedCheckpoint:
+        raise  # starting anew would write over what may be mended
+    except BadInput:
+        return None  # none is complete yet
+    if checkpoint.step > config.steps:
+        raise BadInput(
+            got=f"--steps {config.steps}, and the run in {str(config.run_dir)!r} has "
+            f"done {checkpoint.step}",
+            allowed=f"steps >= {checkpoint.step}",
+            fix=f"give --steps {checkpoint.step} or more, or another --run-dir",
+        )
+    return checkpoint
+
+
+def _is_done(config: RunConfig, checkpoint: Checkpoint) -> bool:
+    reached = checkpoint.step == config.steps
+    return reached and config.steps in _evaluated(config.run_dir)
+
+
+def _dataset(
+    config: RunConfig, model: Model, previous: Previous | None, shown: Display
+) -> Dataset:
+    """Open the run's own data, also if its source has changed since; else prepare."""
+    path, cache_dir = config.data.path, config.data.cache_dir.expanduser()
+    if previous is None:
+        return prepare(cache_dir, path, model.vocab_size, shown.note)
+    if path == previous.config.data.path and previous.dataset.exists():
+        dataset = load(previous.dataset)
+    else:
+        dataset = prepare(cache_dir, path, model.vocab_size, shown.note)
+    rundir.check_same_data(previous, dataset, config.run_dir)
+    return dataset
+
+
+def _describe(start: _Start, shown: Display) -> None:
+    model, cluster = start.model, start.hardware.cluster
+    millions = sum(map(parameter_count, model.layers)) / 1e6
+    nodes = ", ".join(f"{n.name} {n.count} x {n.device}" for n in cluster.nodes)
+    devices = {d.platform for held in start.hardware.devices.values() for d in held}
+    dataset = start.dataset
+    shown.note(f"model: {model.name}, {millions:,.1f} M parameters")
+    shown.note(
+        f"data: {len(dataset.train_T):,} tokens, {dataset.bytes_per_token:.2f} bytes "
+        f"per token, {dataset.directory}"
+    )
+    shown.note(f"cluster ({start.hardware.source}): {nodes}; on {', '.join(devices)}")
+    shown.note(f"plan ({start.choice.source}):\n{plan_table(start.choice.plan)}")
+
+
+def _train(start: _Start, shown: Display) -> int:
+    config, run_dir = start.config, start.config.run_dir
+    batches = samples(start.dataset.train_T, config.seq_len, config.seed)
+    validation = validation_batches(
+        start.dataset.validation_T,
+        config.seq_len,
+        config.global_batch,
+        config.evaluation.num_batches,
+    )
+    runtime = _runtime(start, shown)
+    saver = Saver(run_dir / rundir.CHECKPOINTS, _WORKER, config.checkpoint.keep)
+    metrics, events = _begin(start, shown)
+    feed = Feed(batches, config.global_batch)
+    with saver, closing(feed), closing(metrics), closing(events), StopRequest() as stop:
+        loop = Loop(
+            config=config,
+            runtime=runtime,
+            dataset=start.dataset,
+            feed=feed,
+            validation=validation,
+            learning_rates=learning_rates(config.optimizer, config.steps),
+            metrics=metrics,
+            evaluated=_evaluated(run_dir),
+            saver=saver,
+            checkpoints=run_dir / rundir.CHECKPOINTS,
+            saved=start.step,
+            host={"seed": config.seed, "global_batch": config.global_batch},
+            trace=run_dir / rundir.TRACE if config.trace else None,
+            display=shown,
+            stop=stop,
+        )
+        return _end(start, loop.run(start.step), stop, events, shown)
+
+
+def _runtime(start: _Start, shown: Display) -> Embedded:
+    """Compile the plan's programs and fill in the state to start from."""
+    config = start.config
+    runtime = Embedded(
+        start.choice.plan,
+        start.model,
+        start.hardware.devices,
+        optimizer(config.optimizer, config.steps),
+        dtype=config.dtype,
+        clip_norm=config.optimizer.clip_norm,
+    )
+    if start.checkpoint is not None:
+        start.checkpoint.check_same_model(_entries(runtime))
+    runtime.compile(shown.compiled)
+    if start.checkpoint is None:
+        runtime.initialise(config.seed)
+    else:
+        runtime.restore(start.checkpoint.read)
+        shown.note(f"resumed at step {start.step} from {start.checkpoint.path}")
+    return runtime
+
+
+def _entries(runtime: Embedded) -> Iterator[Entry]:
+    """What a checkpoint of this runtime's state holds."""
+    for key, state in runtime.stages.items():
+        abstract = state.updates.masters, state.updates.opt_state
+        for run, found, _ in stage_entries(runtime.layout.stages[key], *abstract):
+            yield from found if run.only is None else ()
+
+
+def _begin(start: _Start, shown: Display) -> tuple[Journal, Journal]:
+    """Write what this start runs with; open metrics.jsonl and events.jsonl."""
+    config, run_dir = start.config, start.config.run_dir
+    rundir.write_start(
+        run_dir, config, start.dataset, start.hardware.cluster, start.choice.plan
+    )
+    metrics = Journal(run_dir / rundir.METRICS, last_step=start.step)
+    events = Journal(run_dir / rundir.EVENTS, last_step=config.steps)
+    if start.checkpoint is not None:
+        event(events, "restored", start.step, checkpoint=str(start.checkpoint.path))
+    if start.previous is None:
+        event(events, "started", start.step, plan=start.choice.source)
+        return metrics, events
+    if start.previous.plan != start.choice.plan:
+        event(events, "replanned", start.step, plan=start.choice.source)
+        shown.note(f"another plan than before, from {start.choice.source}")
+    changed = rundir.changes(start.previous, config)
+    for name, (was, now) in changed.items():
+        if name not in _PASSING:
+            shown.note(f"{name} is {now} from here on (was {was})")
+            event(events, "reconfigured", start.step, setting=name, was=was, now=now)
+    return metrics, events
+
+
+def _evaluated(run_dir: Path) -> set[int]:
+    lines = read_journal(run_dir / rundir.METRICS)
+    return {line["step"] for line in lines if "val_loss" in line}
+
+
+def _end(
+    start: _Start, step: int, stop: StopRequest, events: Journal, shown: Display
+) -> int:
+    """Say how it went and what to type next; return the exit code."""
+    run_dir, num_steps = start.config.run_dir, start.config.steps
+    if step < num_steps:
+        event(events, "preempted", step, reason=stop.reason)
+        shown.note(
+            f"stopped by {stop.reason} at step {step} of {num_steps}, state saved in "
+            f"{run_dir}; the same command goes on from there"
+        )
+        return PREEMPTED
+    event(events, "finished", step)
+    lines = read_journal(run_dir / rundir.METRICS)
+    last = next(line for line in reversed(lines) if "val_loss" in line)
+    speeds = [line["tokens_per_s"] for line in lines if "loss" in line]
+    shown.note(
+        f"done: {num_steps} steps, val_loss {last['val_loss']:.4f}, val_bits_per_byte "
+        f"{last['val_bits_per_byte']:.4f}, median tokens_per_s {median(speeds):,.0f}"
+    )
+    shown.note(
+        f"metrics, settings and checkpoints are in {run_dir}; the same command with "
+        "more --steps goes on from there"
+    )
+    return DONE
+
+
+def event(events: Journal, name: str, step: int, **details: Any) -> None:
+    """Append what happened to events.jsonl."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    events.append({"event": name, "step": step, "time": now, **details})

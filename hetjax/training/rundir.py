@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The directory of a run: its files, the lock on it, and what a resume may change.
+
+Owns `config.json`, `cluster.toml`, `plan.json`, the tokenizer's copy and the names of
+the rest. Does not own lines of metrics (`journal.py`) nor checkpoints
+(`hetjax/checkpoint/`).
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from hetjax.cluster.cluster import Cluster
+from hetjax.cluster.files import cluster_toml, load_cluster
+from hetjax.cluster.record import as_kind, read_record, read_text
+from hetjax.data.dataset import Dataset
+from hetjax.errors import BadInput
+from hetjax.plans.files import read_plan, write_plan
+from hetjax.plans.plan import Plan
+from hetjax.training.config import RunConfig, option
+from hetjax.training.config_files import config_values, flat_values, read_config
+
+CONFIG, CLUSTER, PLAN = "config.json", "cluster.toml", "plan.json"
+METRICS, EVENTS, TRACE = "metrics.jsonl", "events.jsonl", "trace.json"
+TOKENIZER, CHECKPOINTS = "tokenizer.json", "checkpoints"
+_LOCK = ".lock"
+# What a start writes before config.json: it may have been killed in between
+_BEFORE_CONFIG = (_LOCK, CLUSTER, PLAN, TOKENIZER, METRICS, EVENTS)
+# A run keeps these; all else may change when it is resumed
+_KEPT = ("model", "seed", "seq_len", "global_batch", "optimizer.name")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Previous:
+    """What a run directory says of the run that is in it."""
+
+    config: RunConfig
+    dataset: Path
+    hashes: Mapping[str, str]
+    cluster: Cluster
+    plan: Plan
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the directory for this process; leave no trace of one that stays empty.
+
+    BadInput if another process holds it or if it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        file = (path / _LOCK).open("a+")
+    except OSError as error:
+        raise BadInput(
+            got=f"run directory {str(path)!r} cannot be used ({error.strerror})",
+            allowed="a folder that you may write to, or a path where one can be made",
+            fix="give another --run-dir",
+        ) from error
+    with file:
+        _lock(path, file)
+        try:
+            yield
+        finally:
+            if [entry.name for entry in path.iterdir()] == [_LOCK]:
+                (path / _LOCK).unlink()
+                path.rmdir()
+
+
+def read_previous(path: Path) -> Previous | None:
+    """Return what the directory holds, None if it is new; BadInput if it is no run."""
+    if not (path / CONFIG).exists():
+        _refuse_strangers(path)
+        return None
+    raw = _read_json(path / CONFIG)
+    where = f"{path / CONFIG}"
+    values = read_record(
+        raw, where=where, required={"config": "a table", "dataset": "a table"}
+    )
+    dataset = read_record(
+        values["dataset"],
+        where=f"{where}: dataset",
+        required={"directory": "a string", "sha256": "a table"},
+    )
+    hashes = {
+        name: as_kind(value, "a string", where=f"{where}: dataset.sha256.{name}")
+        for name, value in dataset["sha256"].items()
+    }
+    return Previous(
+        config=read_config(values["config"], f"{where}: config"),
+        dataset=Path(dataset["directory"]),
+        hashes=hashes,
+        cluster=load_cluster(path / CLUSTER),
+        plan=read_plan(path / PLAN),
+    )
+
+
+def write_start(
+    path: Path, config: RunConfig, dataset: Dataset, cluster: Cluster, plan: Plan
+) -> None:
+    """Write what this start runs with, `config.json` last: with it the run exists."""
+    _replace(path / CLUSTER, cluster_toml(cluster))
+    write_plan(path / PLAN, plan)
+    shutil.copyfile(dataset.directory / TOKENIZER, path / TOKENIZER)
+    values = {
+        "config": config_values(config),
+        "dataset": {
+            "directory": str(dataset.directory.absolute()),
+            "sha256": dict(dataset.hashes),
+        },
+    }
+    _replace(path / CONFIG, json.dumps(values, indent=2, allow_nan=False) + "\n")
+
+
+def changes(previous: Previous, config: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Return name -> (before, now) of all settings that are not as they were."""
+    before, now = flat_values(previous.config), flat_values(config)
+    return {
+        name: (before[name], now[name]) for name in now if before[name] != now[name]
+    }
+
+
+def check_same_run(previous: Previous, config: RunConfig) -> None:
+    """Raise BadInput if the settings are of another run than the directory's."""
+    changed = changes(previous, config)
+    changed = {name: changed[name] for name in _KEPT if name in changed}
+    if not changed:
+        return
+    shown = ", ".join(
+        f"{n} = {now!r} (was {was!r})" for n, (was, now) in changed.items()
+    )
+    resume = " ".join(f"{option(name)} {was}" for name, (was, _) in changed.items())
+    raise BadInput(
+        got=f"run directory {str(config.run_dir)!r} holds another run: {shown}",
+        allowed=f"the same {', '.join(_KEPT)} as before",
+        fix=f"resume that run with {resume}, or start a new one in another --run-dir",
+    )
+
+
+def check_same_data(previous: Previous, dataset: Dataset, run_dir: Path) -> None:
+    """Raise BadInput if tokens or tokenizer are not those that the run began with."""
+    was, now = previous.hashes, dataset.hashes
+    unlike = sorted(name for name in {**was, **now} if was.get(name) != now.get(name))
+    if not unlike:
+        return
+    path = previous.config.data.path
+    offline = "the offline corpus, which follows the installed packages"
+    shown = offline if path is None else f"--data.path {path}"
+    raise BadInput(
+        got=f"data that differs from that of the run in {str(run_dir)!r}: "
+        f"{', '.join(unlike)} have other hashes",
+        allowed=f"the text that the run began with ({shown})",
+        fix="restore that text or those package versions, or start a new run in "
+        "another --run-dir",
+    )
+
+
+def _lock(path: Path, file: TextIO) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.seek(0)
+        holder = file.read().strip() or "unknown"
+        raise BadInput(
+            got=f"run directory {str(path)!r} is in use by process {holder}",
+            allowed="one process per run directory",
+            fix=f"wait for it or stop it (kill {holder}), or give another --run-dir",
+        ) from error
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+
+
+def _refuse_strangers(path: Path) -> None:
+    """A typing error in --run-dir must not fill somebody's folder."""
+    if not path.exists():
+        return
+    if not path.is_dir():
+        found = "a file"
+    else:
+        names = [e.name for e in path.iterdir() if e.name not in _BEFORE_CONFIG]
+        names = [name for name in names if not name.endswith(".tmp")]
+        if not names:
+            return
+        found = f"a folder with {names[0]!r} in it and no {CONFIG}"
+    raise BadInput(
+        got=f"run directory {str(path)!r} is {found}",
+        allowed="the directory of a run, an empty one, or one that is not there yet",
+        fix="give another --run-dir",
+    )
+
+
+def _read_json(path: Path) -> Any:
+    text = read_text(path, what="settings of the run")
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise BadInput(
+            got=f"{path}: broken JSON: {error.msg} (line {error.lineno})",
+            allowed="the file as hetjax wrote it",
+            fix="restore the file, or give another --run-dir",
+        ) from error
+
+
+def _replace(path: Path, text: str) -> None:
+    draft = path.with_name(f".{path.name}.tmp")
+    draft.write_text(text, encoding="utf-8")
+    os.replace(draft, path)

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Signals that ask a run to stop: noted at once, obeyed between steps.
+
+Owns the handlers of SIGINT and SIGTERM while training goes on. Does not own what a
+stop does (`loop.py`).
+"""
+
+import os
+import signal
+from types import FrameType
+from typing import Any
+
+
+class StopRequest:
+    """Within `with`, the first SIGINT or SIGTERM sets `reason`.
+
+    A second SIGINT interrupts as usual.
+    """
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "StopRequest":
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.reason = signal.Signals(number).name
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        again = (
+            "; Ctrl-C again: stop at once, unsaved" if number == signal.SIGINT else ""
+        )
+        # not print: it may be what the signal has interrupted
+        os.write(2, f"\n{self.reason}: saving after this step{again}\n".encode())

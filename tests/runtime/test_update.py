@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Updates equal those of Optax on the unsharded, unstacked model."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from hetjax.models.llama import LlamaConfig, llama_model
+from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
+from hetjax.runtime.embedded import Embedded
+from tests.runtime.oracle import oracle_gradients, random_batch
+from tests.runtime.test_same_numbers import random_params
+
+MODEL = llama_model(
+    LlamaConfig(
+        name="llama",
+        vocab_size=128,
+        hidden_size=16,
+        inner_size=32,
+        num_blocks=4,
+        num_heads=4,
+        num_kv_heads=2,
+        max_seq_len=8,
+    )
+)
+PLAN = Plan(
+    model="llama",
+    seq_len=8,
+    global_batch=10,
+    replicas=(
+        Replica(
+            num_microbatches=3,
+            microbatch_size=2,
+            stages=(
+                Stage(node="a", devices=(0,), layers=(0, 4), launch_ahead=2),
+                Stage(node="a", devices=(1,), layers=(4, 6), launch_ahead=1),
+            ),
+        ),
+        Replica(
+            num_microbatches=1,
+            microbatch_size=4,
+            stages=(
+                Stage(
+                    node="b",
+                    devices=(0, 1, 2, 3),
+                    mesh=StageMesh(data=2, tensor=2),
+                    layers=(0, 6),
+                    launch_ahead=1,
+                ),
+            ),
+        ),
+    ),
+)
+OPTIMIZERS = {
+    "adamw": optax.adamw(optax.linear_schedule(1e-2, 1e-3, 5), weight_decay=0.1),
+    "lamb": optax.lamb(1e-2),  # a trust ratio per parameter of each layer
+    "adafactor": optax.adafactor(1e-2, min_dim_size_to_factor=8),
+}
+
+
+def runtime_of(optimizer: optax.GradientTransformation, **options: Any) -> Embedded:
+    devices = jax.devices()
+    nodes = {"a": devices[:2], "b": devices[2:6]}
+    return Embedded(PLAN, MODEL, nodes, optimizer, **options)
+
+
+def weights(runtime: Embedded) -> dict[str, np.ndarray]:
+    return {
+        entry.name.removeprefix("params."): value
+        for entry, value in runtime.entries()
+        if entry.name.startswith("params.")
+    }
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_three_clipped_steps_equal_optax_on_every_parameter(name: str):
+    clip_norm, optimizer = 0.5, OPTIMIZERS[name]
+    runtime = runtime_of(optimizer, clip_norm=clip_norm)
+    runtime.initialise(0)
+    expected: Any = weights(runtime)
+    reference = optax.chain(optax.clip_by_global_norm(clip_norm), optimizer)
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        state = reference.init(expected)
+        for step in range(3):
+            batch = random_batch(PLAN, MODEL.vocab_size, step)
+            _, grads = oracle_gradients(MODEL, expected, batch)
+            updates, state = reference.update(grads, state, expected)
+            expected = optax.apply_updates(expected, updates)
+            runtime.step(step, batch)
+    for path, value in weights(runtime).items():
+        np.testing.assert_allclose(value, expected[path], atol=2e-5, err_msg=path)
+
+
+def test_replicas_that_are_cut_differently_stay_bit_equal():
+    runtime = runtime_of(optax.adamw(1e-2), clip_norm=1.0)
+    runtime.initialise(0)
+    for step in range(3):
+        runtime.step(step, random_batch(PLAN, MODEL.vocab_size, step))
+    held: dict[str, np.ndarray] = {}
+    num_compared = 0
+    for key, state in runtime.stages.items():
+        for run, leaves in zip(
+            runtime.layout.stages[key].runs, state.masters, strict=True
+        ):
+            for leaf, array in leaves.items():
+                values = np.asarray(array) if run.stacked else np.asarray(array)[None]
+                for unit, value in enumerate(values):
+                    path = run.path(leaf, unit)
+                    if path in held:
+                        np.testing.assert_array_equal(value, held[path], err_msg=path)
+                        num_compared += 1
+                    held[path] = value
+    assert num_compared == len(held)
+
+
+def test_weights_of_step_0_depend_on_the_seed_and_not_on_the_plan():
+    plain = runtime_of(optax.sgd(0.1))
+    plain.initialise(3)
+    whole = Plan(
+        model="llama",
+        seq_len=8,
+        global_batch=2,
+        replicas=(
+            Replica(
+                num_microbatches=1,
+                microbatch_size=2,
+                stages=(Stage(node="a", devices=(0,), layers=(0, 6), launch_ahead=1),),
+            ),
+        ),
+    )
+    other = Embedded(whole, MODEL, {"a": jax.devices()}, optax.sgd(0.1))
+    other.initialise(3)
+    expected = weights(other)
+    for path, value in weights(plain).items():
+        np.testing.assert_array_equal(value, expected[path])
+    other.initialise(4)
+    assert any((weights(other)[path] != expected[path]).any() for path in expected)
+
+
+def test_optimizer_state_and_master_weights_are_cut_over_data_and_tensor():
+    runtime = runtime_of(optax.adamw(1e-2))
+    runtime.initialise(0)
+    state = runtime.stages[1, 0]
+    for tree in (state.masters, state.opt_state):
+        for leaf in jax.tree.leaves(tree):
+            if leaf.ndim >= 2 and leaf.size > 100:
+                shard = leaf.addressable_shards[0].data
+                assert shard.size * 4 in (leaf.size, 2 * leaf.size), leaf.sharding
+    table = state.masters[0]["embedding.table"]
+    assert table.addressable_shards[0].data.size * 4 == table.size
+
+
+def test_bf16_compute_keeps_fp32_masters_and_trains():
+    runtime = runtime_of(optax.adamw(1e-2), dtype="bfloat16", clip_norm=1.0)
+    runtime.initialise(0)
+    batch = random_batch(PLAN, MODEL.vocab_size, 0)
+    losses = [runtime.step(step, batch).loss() for step in range(5)]
+    reference = runtime_of(optax.adamw(1e-2), clip_norm=1.0)
+    reference.initialise(0)
+    expected = [reference.step(step, batch).loss() for step in range(5)]
+    np.testing.assert_allclose(losses, expected, rtol=2e-2)
+    assert losses[-1] < losses[0] - 0.1
+    for state in runtime.stages.values():
+        assert {a.dtype.name for a in jax.tree.leaves(state.params)} == {"bfloat16"}
+        assert {a.dtype.name for a in jax.tree.leaves(state.masters)} == {"float32"}
+
+
+def test_evaluation_and_logits_equal_the_model_called_directly():
+    runtime = runtime_of(optax.sgd(0.1))
+    runtime.restore(
+        lambda entry: random_params(MODEL, 5)[entry.name.removeprefix("params.")]
+    )
+    batches = [random_batch(PLAN, MODEL.vocab_size, seed) for seed in (1, 2)]
+    expected = [oracle_gradients(MODEL, random_params(MODEL, 5), b)[0] for b in batches]
+    assert runtime.evaluate(batches) == pytest.approx(np.mean(expected), rel=1e-5)
+    prompt = [5, 6, 7]
+    logits = runtime.next_logits(prompt)
+    log_sum = np.log(np.sum(np.exp(logits.astype(np.float64))))
+    for target in (0, 9, 127):
+        direct = loss_of_last_token(prompt, target)
+        assert log_sum - logits[target] == pytest.approx(direct, rel=1e-4)
+
+
+def loss_of_last_token(prompt: list[int], target: int) -> float:
+    """Cross-entropy of one token, as the difference of two oracle sums."""
+    inputs = np.array([prompt], np.int32)
+    targets = np.array([[1, 2, target]], np.int32)
+    params = random_params(MODEL, 5)
+    with_last, _ = oracle_gradients(MODEL, params, (inputs, targets))
+    shorter, _ = oracle_gradients(MODEL, params, (inputs[:, :2], targets[:, :2]))
+    return 3 * with_last - 2 * shorter

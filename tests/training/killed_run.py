@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process that trains in argv[1] and kills itself while it saves step argv[2]."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import jax
+
+from hetjax.checkpoint import save
+from hetjax.training.config import CheckpointConfig
+from hetjax.training.run import run
+from tests.training.small import MODEL, but, small_preset
+
+jax.config.update("jax_disable_most_optimizations", True)  # compiling dominates here
+
+
+def main(directory: Path, step: int) -> None:
+    commit = save._replace
+
+    def commit_or_die(path: Path, text: str) -> None:
+        if f"step_{step:08d}" in str(path):
+            os.kill(os.getpid(), signal.SIGKILL)
+        commit(path, text)
+
+    save._replace = commit_or_die
+    preset = but(small_preset(directory), checkpoint=CheckpointConfig(every=4))
+    run(preset.config, preset, MODEL)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

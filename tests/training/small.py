@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run that takes seconds: a two-block Llama on the licence text, two plans for it."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hetjax.cluster.files import preset_path
+from hetjax.models.llama import LlamaConfig, llama_model
+from hetjax.plans.files import write_plan
+from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
+from hetjax.training.config import (
+    CheckpointConfig,
+    DataConfig,
+    EvaluationConfig,
+    OptimizerConfig,
+    RunConfig,
+)
+from hetjax.training.presets import Preset
+
+LICENCE = Path(__file__).parents[2] / "LICENSE"
+MODEL_CONFIG = LlamaConfig(
+    name="small",
+    vocab_size=320,
+    hidden_size=16,
+    inner_size=32,
+    num_blocks=2,
+    num_heads=4,
+    num_kv_heads=4,
+    max_seq_len=16,
+)
+MODEL = llama_model(MODEL_CONFIG)
+
+
+def stage(node: str, devices: tuple[int, ...], layers: tuple[int, int], ahead: int):
+    return Stage(
+        node=node,
+        devices=devices,
+        mesh=StageMesh(tensor=len(devices)),
+        layers=layers,
+        launch_ahead=ahead,
+    )
+
+
+def plan(*replicas: Replica) -> Plan:
+    return Plan(model="small", seq_len=16, global_batch=6, replicas=replicas)
+
+
+# two replicas, two stages and one with TP 2, uneven microbatches
+TWO_REPLICAS = plan(
+    Replica(
+        num_microbatches=2,
+        microbatch_size=2,
+        stages=(stage("h20-0", (0,), (0, 1), 2), stage("h20-0", (1,), (1, 4), 1)),
+    ),
+    Replica(
+        num_microbatches=1,
+        microbatch_size=2,
+        stages=(stage("a100-0", (0, 1), (0, 4), 1),),
+    ),
+)
+# one replica, three stages, other cuts, TP elsewhere
+ONE_REPLICA = plan(
+    Replica(
+        num_microbatches=3,
+        microbatch_size=2,
+        stages=(
+            stage("v100-0", (0,), (0, 2), 3),
+            stage("a100-0", (0, 1), (2, 3), 2),
+            stage("h20-0", (0,), (3, 4), 1),
+        ),
+    )
+)
+
+
+def small_preset(directory: Path, of: Plan = TWO_REPLICAS) -> Preset:
+    """A preset with its plan file in `directory`, its run in `directory`/run."""
+    path, text = directory / "plan.json", directory / "text.txt"
+    write_plan(path, of)
+    shutil.copyfile(LICENCE, text)
+    config = RunConfig(
+        model="small",
+        run_dir=directory / "run",
+        steps=10,
+        seq_len=16,
+        global_batch=6,
+        dtype="float32",
+        simulate=True,
+        data=DataConfig(path=text, cache_dir=directory / "cache"),
+        optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=2),
+        evaluation=EvaluationConfig(every=5, num_batches=1, sample_tokens=2),
+        checkpoint=CheckpointConfig(every=0),
+    )
+    return Preset(
+        summary="a test", config=config, cluster=preset_path("tiny"), plan=path
+    )
+
+
+def but(preset: Preset, **changes: Any) -> Preset:
+    """The preset with other settings."""
+    return replace(preset, config=replace(preset.config, **changes))
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def losses(run_dir: Path) -> dict[int, tuple[float, float]]:
+    """(loss, grad_norm) of each step in metrics.jsonl, each step once."""
+    trained = [line for line in lines(run_dir / "metrics.jsonl") if "loss" in line]
+    assert len({line["step"] for line in trained}) == len(trained)
+    return {line["step"]: (line["loss"], line["grad_norm"]) for line in trained}

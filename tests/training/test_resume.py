@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run that was stopped, killed or moved goes on as if nothing had happened."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hetjax.checkpoint.restore import steps
+from hetjax.plans.files import write_plan
+from hetjax.training.config import CheckpointConfig
+from hetjax.training.presets import Preset
+from hetjax.training.run import run
+from tests.training.small import (
+    MODEL,
+    ONE_REPLICA,
+    but,
+    lines,
+    losses,
+    small_preset,
+)
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Preset:
+    """Ten steps in one go."""
+    preset = small_preset(tmp_path_factory.mktemp("reference"))
+    assert run(preset.config, preset, MODEL) == 0
+    return preset
+
+
+def in_folder(reference: Preset, folder: Path) -> Preset:
+    """The same settings for a run elsewhere, with the reference's prepared text."""
+    preset = small_preset(folder)
+    data = replace(preset.config.data, cache_dir=reference.config.data.cache_dir)
+    return but(preset, data=data)
+
+
+def test_five_steps_a_stop_and_five_more_are_ten_steps_bit_for_bit(
+    reference: Preset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    preset = in_folder(reference, tmp_path)
+    stopping = but(preset, stop_after=5)
+    assert run(stopping.config, stopping, MODEL) == 4
+    assert "same command goes on" in capsys.readouterr().out
+    assert run(preset.config, preset, MODEL) == 0
+    assert "resumed at step 5 from" in capsys.readouterr().out
+    expected = losses(reference.config.run_dir)
+    assert list(expected) == list(range(1, 11))
+    assert losses(preset.config.run_dir) == expected
+    evaluations = [
+        [
+            (line["step"], line["val_loss"])
+            for line in lines(p.config.run_dir / "metrics.jsonl")
+            if "val_loss" in line
+        ]
+        for p in (reference, preset)
+    ]
+    assert evaluations[0] == evaluations[1]
+    assert [step for step, _ in evaluations[0]] == [0, 5, 10]
+    events = [line["event"] for line in lines(preset.config.run_dir / "events.jsonl")]
+    assert events == ["started", "preempted", "restored", "finished"]
+
+
+def test_a_run_goes_on_under_another_plan_with_the_same_numbers(
+    reference: Preset, tmp_path: Path
+):
+    preset = in_folder(reference, tmp_path)
+    stopping = but(preset, stop_after=5)
+    run(stopping.config, stopping, MODEL)
+    other = tmp_path / "other.json"
+    write_plan(other, ONE_REPLICA)
+    moved = but(preset, plan=other)
+    assert run(moved.config, moved, MODEL) == 0
+    expected = losses(reference.config.run_dir)
+    for step, found in losses(preset.config.run_dir).items():
+        assert found == pytest.approx(expected[step], rel=1e-5 * max(1, step - 5))
+    events = lines(preset.config.run_dir / "events.jsonl")
+    replanned = next(line for line in events if line["event"] == "replanned")
+    assert replanned["step"] == 5 and "other.json" in replanned["plan"]
+
+
+def test_sigterm_finishes_the_step_saves_and_gives_exit_code_4(
+    reference: Preset, tmp_path: Path
+):
+    preset = in_folder(reference, tmp_path)
+    metrics = preset.config.run_dir / "metrics.jsonl"
+
+    def terminate() -> None:
+        while not metrics.exists() or len(metrics.read_text().splitlines()) < 3:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    handler = signal.getsignal(signal.SIGTERM)
+    sender = threading.Thread(target=terminate)
+    sender.start()
+    preempted = run(preset.config, preset, MODEL)
+    sender.join()
+    assert signal.getsignal(signal.SIGTERM) == handler
+    if preempted:  # it may have come in the last step
+        assert preempted == 4
+        [saved] = steps(preset.config.run_dir / "checkpoints")
+        assert max(losses(preset.config.run_dir)) == saved
+        event = lines(preset.config.run_dir / "events.jsonl")[-1]
+        assert (event["event"], event["reason"]) == ("preempted", "SIGTERM")
+        assert run(preset.config, preset, MODEL) == 0
+    assert losses(preset.config.run_dir) == losses(reference.config.run_dir)
+
+
+def test_a_save_cut_off_by_kill_9_is_ignored_and_its_steps_are_done_again(
+    reference: Preset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    killed = subprocess.run(
+        [sys.executable, "-m", "tests.training.killed_run", str(tmp_path), "8"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    preset = in_folder(reference, tmp_path)
+    run_dir = preset.config.run_dir
+    before = losses(run_dir)
+    assert max(before) >= 7
+    assert (run_dir / "checkpoints" / "step_00000008").exists()
+    assert run(preset.config, preset, MODEL) == 0
+    assert "resumed at step 4 from" in capsys.readouterr().out
+    expected, found = losses(reference.config.run_dir), losses(run_dir)
+    for step in expected:  # the process that was killed had other devices
+        assert found[step] == pytest.approx(expected[step], rel=1e-4)
+
+
+def test_a_finished_run_is_left_alone_and_more_steps_go_on(
+    reference: Preset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    preset = but(in_folder(reference, tmp_path), steps=2)
+    run(preset.config, preset, MODEL)
+    before = (preset.config.run_dir / "metrics.jsonl").read_bytes()
+    assert run(preset.config, preset, MODEL) == 0
+    assert "has done all of its 2 steps" in capsys.readouterr().out
+    assert (preset.config.run_dir / "metrics.jsonl").read_bytes() == before
+    longer = but(preset, steps=3)
+    assert run(longer.config, longer, MODEL) == 0
+    assert "steps is 3 from here on (was 2)" in capsys.readouterr().out
+    assert list(losses(preset.config.run_dir)) == [1, 2, 3]
+
+
+def test_metrics_of_steps_after_the_restored_one_are_dropped(
+    reference: Preset, tmp_path: Path
+):
+    preset = but(
+        in_folder(reference, tmp_path), checkpoint=CheckpointConfig(every=0, keep=1)
+    )
+    stopping = but(preset, stop_after=2)
+    run(stopping.config, stopping, MODEL)
+    metrics = preset.config.run_dir / "metrics.jsonl"
+    with metrics.open("a") as file:  # as a crash after step 3 would leave it
+        file.write('{"step": 3, "loss": 99.0, "grad_norm": 1.0}\n{"step": 4, "lo')
+    once_more = but(preset, stop_after=1)
+    run(once_more.config, once_more, MODEL)
+    expected = losses(reference.config.run_dir)
+    assert losses(preset.config.run_dir) == {k: expected[k] for k in (1, 2, 3)}
