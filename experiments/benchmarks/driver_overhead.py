@@ -80,7 +80,8 @@ def one_jit(model: Model, optimizer: Any, plan: Plan, device: jax.Device):
     microbatches = plan.replicas[0].num_microbatches
 
     def loss(params: Any, inputs_BL: jax.Array, targets_BL: jax.Array) -> jax.Array:
-        return sum(mathematics.output(graph, params, inputs_BL, targets_BL))
+        ce, aux = mathematics.output(graph, params, inputs_BL, targets_BL)
+        return ce + aux
 
     def train(params: Any, state: Any, inputs_GL: Any, targets_GL: Any) -> Any:
         def add(acc: Any, batch: Any) -> Any:

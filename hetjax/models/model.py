@@ -7,7 +7,7 @@ Owns the protocol and its pure-function view (`abstract_params`, `init_params`,
 The protocol of a module class `C` used in a `ModuleSpec`:
 
 * `C(config, rngs=nnx.Rngs)` makes fp32 `nnx.Param`s, each with `logical=(...)`: one
-  logical axis name or None per dim (names and rules: `hetjax/mesh/rules.py`);
+  logical axis name or None per dim (names and rules: `hetjax/mesh/axes.py`);
 * the first module is called with tokens_BL (int32) and gives the residual stream;
   inner ones map it to the same shape and dtype; the last is called with
   (x_BLD, targets_BL), gives the summed cross-entropy (fp32 scalar), and also has
@@ -88,9 +88,11 @@ class AbstractParam:
 
 
 @cache
-def _skeleton(cls: type, config: Hashable) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
+def _skeleton(cls: type, config: Hashable) -> tuple[Any, Any, Any]:
+    """Graph, abstract parameters and abstract other variables of a module."""
     module = nnx.eval_shape(lambda: cls(config, rngs=nnx.Rngs(0)))
-    return nnx.split(module, nnx.Param, ...)
+    graph, params, others = nnx.split(module, nnx.Param, ...)
+    return graph, params, others
 
 
 @cache
@@ -119,14 +121,18 @@ def bind(spec: ModuleSpec, params: Params) -> nnx.Module:
     """The module with these parameters (own and tied, by name) put in."""
     graph, abstract, rest = _skeleton(spec.cls, spec.config)
     state = nnx.from_flat_state(
-        [(path, leaf.replace(params[_dotted(path)]))
-         for path, leaf in nnx.to_flat_state(abstract)]
+        [
+            (path, leaf.replace(params[_dotted(path)]))
+            for path, leaf in nnx.to_flat_state(abstract)
+        ]
     )
     others = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), rest)
     return nnx.merge(graph, state, others)
 
 
-def apply(spec: ModuleSpec, params: Params, *inputs: jax.Array) -> tuple[Any, jax.Array]:
+def apply(
+    spec: ModuleSpec, params: Params, *inputs: jax.Array
+) -> tuple[Any, jax.Array]:
     """Call the module; return its output and its auxiliary loss (0 if it has none)."""
     module = bind(spec, params)
     output = module(*inputs)  # pyright: ignore[reportCallIssue]

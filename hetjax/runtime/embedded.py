@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ from hetjax.mesh.axes import batch_sharding, replicated, stage_mesh
 from hetjax.mesh.reduction import num_rows
 from hetjax.mesh.reshard import reshard
 from hetjax.mesh.transport import InProcess
-from hetjax.models.model import Model, apply, init_params
+from hetjax.models.model import Model, ModuleSpec, apply, init_params
 from hetjax.plans.plan import Plan, first_sample
 from hetjax.runtime.collectives import InProcessCollectives
 from hetjax.runtime.layout import Layout
@@ -99,7 +100,7 @@ class Embedded:
                     progress(done, len(jobs))
 
     def initialise(self, seed: int) -> None:
-        """Fresh weights and optimizer state, a function of the seed, not of the plan."""
+        """Fresh weights and optimizer state, a function of the seed alone."""
         for stage, state in self.stages.items():
             held, abstract = self.layout.stages[stage], state.updates.masters
             read = fresh_weights(self.model, held, seed)
@@ -156,7 +157,7 @@ class Embedded:
         inputs_BL[0, : len(window)] = window
         states = [self.stages[0, s] for s in range(len(replica.stages))]
         x = jax.device_put(inputs_BL, states[0].programs.tokens.sharding)
-        for state, after in zip(states, states[1:]):
+        for state, after in pairwise(states):
             y = state.programs.evaluate(state.params, x)
             x = reshard(y, after.programs.inputs.sharding)
         mesh, last = states[-1].programs.mesh, states[-1]
@@ -241,7 +242,7 @@ _shared = cache(StagePrograms)  # equal stages share their compiled programs
 
 @cache
 def _activation_shape(model: Model, tokens_shape: tuple[int, int]) -> tuple[int, ...]:
-    spec = model.modules[0]
+    spec: ModuleSpec = model.layers[0].modules[0]
     tokens_BL = jax.ShapeDtypeStruct(tokens_shape, jnp.int32)
     params = jax.eval_shape(lambda: init_params(spec, jax.random.key(0)))
     return jax.eval_shape(lambda p, t: apply(spec, p, t)[0], params, tokens_BL).shape
@@ -256,8 +257,15 @@ def _groups(
         holders = layout.holders[name]
         packed = len(holders) > 1 or meshes[key].shape["data"] > 1
         rows = num_rows([meshes[holder] for holder in holders]) if packed else 0
-        owned, shared = holders[0] == key, len(holders) > 1
-        found.append(GradientGroup(name, leaf_ids, rows, owned, shared))
+        found.append(
+            GradientGroup(
+                name,
+                leaf_ids,
+                rows,
+                owned=key == next(iter(holders)),
+                shared=len(holders) > 1,
+            )
+        )
     return tuple(found)
 
 

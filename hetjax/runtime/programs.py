@@ -43,13 +43,13 @@ class StagePrograms:
     activation_shape: tuple[int, ...]
     dtype: jnp.dtype
 
-    def params(self, dtype: Any = None) -> stage.StageParams:
+    def params(self) -> Any:
         """Compute weights as abstract arrays, one dict per run."""
         return tuple(
             {
                 leaf: jax.ShapeDtypeStruct(
                     stacked_shape(run, param),
-                    dtype or self.dtype,
+                    self.dtype,
                     sharding=NamedSharding(
                         self.mesh, stacked_spec(run, compute_spec(param.logical))
                     ),
@@ -57,7 +57,7 @@ class StagePrograms:
                 for leaf, param in run.leaves().items()
             }
             for run in self.graph.runs
-        )  # pyright: ignore[reportReturnType]
+        )
 
     @property
     def inputs(self) -> jax.ShapeDtypeStruct:
@@ -83,7 +83,7 @@ class StagePrograms:
         return jax.ShapeDtypeStruct((), jnp.float32, sharding=sharding)
 
     @cached_property
-    def accumulators(self) -> stage.StageParams:
+    def accumulators(self) -> Any:
         """fp32 gradient sums; dim 0 is the data rank that added them."""
         return jax.tree.map(
             lambda p: jax.ShapeDtypeStruct(
@@ -184,7 +184,7 @@ class StagePrograms:
         return packed
 
     def pack(self, leaf_ids: tuple[LeafId, ...], rows: int) -> Compiled:
-        """(leaves of acc) -> rows_DN arrays, laid out for the exchange between holders."""
+        """(leaves of acc) -> rows_DN arrays, ready for exchange between holders."""
         return _pack_program(self, leaf_ids, rows)
 
     @property

@@ -53,7 +53,7 @@ class Residuals:
 
 
 def output(
-    graph: StageGraph, params: StageParams, x: jax.Array, targets: jax.Array | None
+    graph: StageGraph, params: StageParams, x: jax.Array, targets: Any
 ) -> tuple[jax.Array, jax.Array]:
     """The stage's output (or summed loss, if it is the last) and its auxiliary loss."""
     aux = jnp.zeros((), jnp.float32)

@@ -85,14 +85,14 @@ class UpdatePrograms:
 
     @cached_property
     def opt_state(self) -> Any:
-        """Optimizer state as abstract arrays; parameter-shaped leaves lie like masters."""
+        """Abstract optimizer state; leaves shaped like a master lie like it."""
         state = jax.eval_shape(self._init_opt_state, self.masters)
         whole = replicated(self.programs.mesh)
 
         def placed(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
-            master = self.masters[path[0].idx].get(_last_key(path))
-            like = master is not None and master.shape == leaf.shape
-            sharding = master.sharding if like else whole
+            master = self.masters[path[0].idx].get(_last_key(path), leaf)
+            same = master is not leaf and master.shape == leaf.shape
+            sharding = master.sharding if same else whole
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
         return jax.tree_util.tree_map_with_path(placed, state)
@@ -129,7 +129,7 @@ class UpdatePrograms:
 
     @cached_property
     def run_updates(self) -> list[Compiled]:
-        """Per run (masters, opt_state, gradients, scale) -> (masters, opt_state, copies).
+        """Per run (masters, opt_state, gradients, scale) -> the first two, copies.
 
         One program per run, not per stage: all holders of a segment have the same
         runs, so that they compile the same arithmetic and their weights stay equal to
@@ -241,7 +241,7 @@ class UpdatePrograms:
         return {leaf: masters[leaf].astype(w.dtype) for leaf, w in copied.items()}
 
     @cached_property
-    def _copied(self) -> tuple[dict[str, jax.ShapeDtypeStruct], ...]:
+    def _copied(self) -> Any:
         """The compute weights that differ from their master in dtype or layout."""
 
         def differs(weight: Any, master: Any) -> bool:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The oracle: the same model as one `jax.jit` on one device, without hetjax's runtime."""
+"""The oracle: the same model as one `jax.jit` on one device, without the runtime."""
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -45,14 +46,17 @@ def oracle_gradients(
     model: Model, params: dict[str, Any], batch: Batch
 ) -> tuple[float, dict[str, np.ndarray]]:
     """(mean cross-entropy, gradients of the mean loss by path) in one jit."""
+    (_, ce), grads = _oracle_step(model)(params, *batch)
+    return float(ce), {path: np.asarray(grad) for path, grad in grads.items()}
 
+
+@cache
+def _oracle_step(model: Model) -> Any:
     def loss(params: Any, inputs_GL: Any, targets_GL: Any) -> Any:
         total, ce = oracle_loss_sums(model, params, inputs_GL, targets_GL)
         return total / targets_GL.size, ce / targets_GL.size
 
-    step = jax.jit(jax.value_and_grad(loss, has_aux=True))
-    (_, ce), grads = step(params, *batch)
-    return float(ce), {path: np.asarray(grad) for path, grad in grads.items()}
+    return jax.jit(jax.value_and_grad(loss, has_aux=True))
 
 
 def random_batch(plan: Plan, vocab_size: int, seed: int) -> Batch:
@@ -68,8 +72,8 @@ def keep_gradients() -> optax.GradientTransformation:
     def init(params: Any) -> Any:
         return {"gradient": jax.tree.map(jnp.zeros_like, params)}
 
-    def update(grads: Any, state: Any, params: Any = None) -> Any:
-        return jax.tree.map(jnp.zeros_like, grads), {"gradient": grads}
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        return jax.tree.map(jnp.zeros_like, updates), {"gradient": updates}
 
     return optax.GradientTransformation(init, update)
 

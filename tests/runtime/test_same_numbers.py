@@ -4,6 +4,8 @@
 `pytest tests/runtime/test_same_numbers.py --plans 300` is the longer run.
 """
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -20,12 +22,13 @@ from tests.runtime.random_plans import Case, random_case
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "seed" in metafunc.fixturenames:
-        metafunc.parametrize("seed", range(metafunc.config.getoption("plans")))
+    if "plan_seed" in metafunc.fixturenames:
+        num_plans: Any = metafunc.config.getoption("plans")
+        metafunc.parametrize("plan_seed", range(num_plans))
 
 
-def test_loss_and_gradients_of_random_plans_equal_those_of_one_jit(seed: int):
-    case = random_case(seed)
+def test_loss_and_gradients_of_random_plans_equal_those_of_one_jit(plan_seed: int):
+    seed, case = plan_seed, random_case(plan_seed)
     params = random_params(case.model, seed)
     batch = random_batch(case.plan, case.model.vocab_size, seed)
     loss, expected = oracle_gradients(case.model, params, batch)
@@ -51,14 +54,14 @@ def test_the_same_plan_twice_is_bit_equal(seed: int):
 
 
 def scale_of(path: str) -> str:
-    """Softmax ignores a shift of all scores: a key bias has no gradient but rounding."""
+    """Softmax ignores a shift of all scores: a key bias has rounding for gradient."""
     return path.replace("k_bias", "q_bias")
 
 
 def run_once(
     case: Case, params: dict[str, np.ndarray], seed: int
 ) -> tuple[StepResult, dict[str, np.ndarray]]:
-    nodes = dict.fromkeys(("even", "odd"), jax.devices())
+    nodes: dict[str, list[jax.Device]] = dict.fromkeys(("even", "odd"), jax.devices())
     runtime = Embedded(case.plan, case.model, nodes, keep_gradients())
     runtime.restore(
         lambda entry: params.get(

@@ -119,7 +119,7 @@ def test_a_save_cut_off_by_kill_9_is_ignored_and_its_steps_are_done_again(
     reference: Preset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     killed = subprocess.run(
-        [sys.executable, "-m", "tests.training.killed_run", str(tmp_path), "8"],
+        [sys.executable, "-m", "tests.training.killed_run", str(tmp_path), "10"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -129,10 +129,12 @@ def test_a_save_cut_off_by_kill_9_is_ignored_and_its_steps_are_done_again(
     preset = in_folder(reference, tmp_path)
     run_dir = preset.config.run_dir
     before = losses(run_dir)
-    assert max(before) >= 7
-    assert (run_dir / "checkpoints" / "step_00000008").exists()
+    assert max(before) == 10
+    assert (run_dir / "checkpoints" / "step_00000010").exists()
+    saved = steps(run_dir / "checkpoints")[-1]
+    assert saved in (4, 8)  # 8 is left out if the save of 4 takes long
     assert run(preset.config, preset, MODEL) == 0
-    assert "resumed at step 4 from" in capsys.readouterr().out
+    assert f"resumed at step {saved} from" in capsys.readouterr().out
     expected, found = losses(reference.config.run_dir), losses(run_dir)
     for step in expected:  # the process that was killed had other devices
         assert found[step] == pytest.approx(expected[step], rel=1e-4)

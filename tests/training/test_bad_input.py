@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bad input: exit code 2, what was got, allowed and to type, and nothing is written."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hetjax.cluster.files import preset_path
+from hetjax.models.presets import MODEL_CONFIGS
+from hetjax.plans.files import plan_json
+from hetjax.train import main
+from hetjax.training.presets import PRESETS
+from hetjax.training.run import run
+from tests.training.small import MODEL, MODEL_CONFIG, TWO_REPLICAS, but, small_preset
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory where `small` is a preset, its run in ./run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(MODEL_CONFIGS, "small", MODEL_CONFIG)
+    monkeypatch.setitem(PRESETS, "small", lambda: small_preset(Path(".")))
+    small_preset(Path("."))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def one_step(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run that has done one step."""
+    directory = tmp_path_factory.mktemp("one_step")
+    preset = but(small_preset(directory), stop_after=1)
+    assert run(preset.config, preset, MODEL) == 4
+    return directory
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def refused(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run the command, which must refuse and write nothing; return its message."""
+    ignored = {str(folder / "text.txt"), str(folder / "plan.json")}  # the fixture's own
+    before = contents(folder)
+    assert main(arguments) == 2
+    text = capsys.readouterr().err
+    parts = [line.partition(":")[0] for line in text.splitlines()]
+    assert parts == ["error", "got", "allowed", "fix"], text
+    after = contents(folder)
+    changed = {path for path in before | after if before.get(path) != after.get(path)}
+    cached = {path for path in changed if str(folder / "cache") in path}
+    assert changed - cached <= ignored
+    return text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["smal"], ["preset 'smal'", "tiny", "did you mean 'small'?"]),
+        (["small", "--stpes", "3"], ["'--stpes'", "did you mean '--steps'?"]),
+        (["small", "3"], ["'3'", "leave '3' out"]),
+        (["--steps", "3"], ["'--steps'", "PRESET [options]"]),
+        (["small", "--steps", "0"], ["steps = 0", "steps >= 1", "--steps 1"]),
+        (["small", "--seed", "-1"], ["seed = -1", "--seed 0"]),
+        (
+            ["small", "--optimizer.learning-rate", "0"],
+            ["optimizer.learning_rate = 0", "--optimizer.learning-rate"],
+        ),
+        (["small", "--optimizer.beta2", "1"], ["optimizer.beta2 = 1", "< 1"]),
+        (["small", "--model", "smal"], ["model preset 'smal'", "small"]),
+        (["small", "--plan", "none.json"], ["'none.json'", "No such file"]),
+        (["small", "--cluster", "none.toml"], ["'none.toml'", "No such file"]),
+        (["small", "--data.path", "none.txt"], ["none.txt", "--data.path"]),
+        (["small", "--seq-len", "32", "--run-dir", "x"], ["seq_len = 32", "<= 16"]),
+        (["small", "--run-dir", "text.txt"], ["'text.txt'", "--run-dir"]),
+        (["small", "--run-dir", "."], ["no config.json", "--run-dir"]),
+        (["small", "--no-simulate"], ["A100-SXM4-80GB", "--simulate"]),
+    ],
+)
+def test_bad_arguments_are_refused(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    words: list[str],
+):
+    text = refused(folder, capsys, *arguments)
+    assert all(word in text for word in words), text
+
+
+def _leave_a_layer_out(plan: dict) -> None:
+    plan["replicas"][0]["stages"][1]["layers"] = [2, 4]
+
+
+def _overlap(plan: dict) -> None:
+    plan["replicas"][0]["stages"][1]["layers"] = [0, 4]
+
+
+def _use_a_device_twice(plan: dict) -> None:
+    plan["replicas"][0]["stages"][1]["devices"] = [0]
+
+
+def _split_heads_in_three(plan: dict) -> None:
+    stage = plan["replicas"][1]["stages"][0]
+    stage |= {"node": "h20-0", "devices": [0, 1, 2], "mesh": {"tensor": 3}}
+    plan["replicas"] = [{**plan["replicas"][1], "num_microbatches": 3}]
+
+
+def _split_two_sequences_in_three(plan: dict) -> None:
+    _split_heads_in_three(plan)
+    plan["replicas"][0]["stages"][0]["mesh"] = {"data": 3}
+
+
+def _train_on_fewer(plan: dict) -> None:
+    plan["replicas"] = plan["replicas"][:1]
+
+
+def _another_batch(plan: dict) -> None:
+    plan["replicas"], plan["global_batch"] = plan["replicas"][:1], 4
+
+
+def _another_model(plan: dict) -> None:
+    plan["model"] = "tiny"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (_leave_a_layer_out, ["leaves out layer 1", "start", "[0].stages[1].layers"]),
+        (_overlap, ["overlaps", "layer 0"]),
+        (_use_a_device_twice, ["device 0 of 'h20-0'", "use a free device"]),
+        (_split_heads_in_three, ["tensor = 3 does not divide 'heads' of size 4"]),
+        (_split_two_sequences_in_three, ["microbatch_size = 2", "a multiple of 3"]),
+        (_train_on_fewer, ["global_batch = 6", "2 x 2 = 4"]),
+        (_another_batch, ["global_batch = 4", "--global-batch 4"]),
+        (_another_model, ["model = 'tiny'", "--model tiny"]),
+    ],
+)
+def test_bad_plans_are_refused(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    spoil: Callable[[dict], None],
+    words: list[str],
+):
+    plan = json.loads(plan_json(TWO_REPLICAS))
+    spoil(plan)
+    (folder / "bad.json").write_text(json.dumps(plan))
+    text = refused(folder, capsys, "small", "--plan", "bad.json")
+    assert "bad.json" in text
+    assert all(word in text for word in words), text
+
+
+def test_broken_json_and_toml_are_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    (folder / "bad.json").write_text('{"version": 1,')
+    assert "line 1" in refused(folder, capsys, "small", "--plan", "bad.json")
+    (folder / "bad.toml").write_text("name = [")
+    text = refused(folder, capsys, "small", "--cluster", "bad.toml")
+    assert "broken TOML" in text
+
+
+def test_simulating_without_a_cluster_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    bare = replace(small_preset(Path(".")), cluster=None)
+    monkeypatch.setitem(PRESETS, "bare", lambda: bare)
+    assert "--cluster FILE" in refused(folder, capsys, "bare")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--seed", "7"], ["seed = 7 (was 0)", "--seed 0", "--run-dir"]),
+        (["--model", "tiny"], ["model = 'tiny' (was 'small')", "--model small"]),
+        (["--seq-len", "8"], ["seq_len = 8 (was 16)"]),
+        (["--global-batch", "12"], ["global_batch = 12 (was 6)"]),
+        (["--optimizer.name", "sgd"], ["'sgd' (was 'adamw')", "--optimizer.name"]),
+        (["--data.path", "other.txt"], ["other hashes", "text.txt"]),
+        (["--cluster", "bad.toml"], ["A100"]),
+    ],
+)
+def test_another_run_in_the_same_directory_is_refused(
+    folder: Path,
+    one_step: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    words: list[str],
+):
+    shutil.copytree(one_step, folder, dirs_exist_ok=True)
+    (folder / "other.txt").write_text((folder / "text.txt").read_text() * 2)
+    shutil.copy(preset_path("tiny"), folder / "bad.toml")
+    if "bad.toml" in arguments:
+        arguments = [*arguments, "--no-simulate"]
+    text = refused(folder, capsys, "small", *arguments)
+    assert all(word in text for word in words), text
+
+
+def test_fewer_steps_than_are_done_are_refused(
+    folder: Path, one_step: Path, capsys: pytest.CaptureFixture[str]
+):
+    shutil.copytree(one_step, folder, dirs_exist_ok=True)
+    done = folder / "run" / "checkpoints"
+    assert [p.name for p in done.iterdir()] == ["step_00000001"]
+    more = but(small_preset(Path(".")), stop_after=2)
+    assert run(more.config, more, MODEL) == 4
+    capsys.readouterr()
+    text = refused(folder, capsys, "small", "--steps", "2")
+    assert "has done 3" in text and "--steps 3" in text
+
+
+def test_a_checkpoint_of_another_model_is_refused(
+    folder: Path,
+    one_step: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    shutil.copytree(one_step, folder, dirs_exist_ok=True)
+    wider = replace(MODEL_CONFIG, inner_size=40)  # a model changed under its name
+    monkeypatch.setitem(MODEL_CONFIGS, "small", wider)
+    text = refused(folder, capsys, "small")
+    assert "of another model" in text and "[16, 32]" in text and "[16, 40]" in text
+
+
+@pytest.mark.parametrize("name", ["config.json", "plan.json", "cluster.toml"])
+def test_a_broken_file_of_the_run_is_refused(
+    folder: Path, one_step: Path, capsys: pytest.CaptureFixture[str], name: str
+):
+    shutil.copytree(one_step, folder, dirs_exist_ok=True)
+    (folder / "run" / name).write_text('{"config": [')
+    assert name in refused(folder, capsys, "small")
+
+
+def test_a_damaged_only_checkpoint_is_refused_and_not_written_over(
+    folder: Path, one_step: Path, capsys: pytest.CaptureFixture[str]
+):
+    shutil.copytree(one_step, folder, dirs_exist_ok=True)
+    [manifest] = (folder / "run").rglob("manifest.json")
+    manifest.write_text(manifest.read_text()[:-20])
+    assert "damaged" in refused(folder, capsys, "small")
+
+
+def test_a_directory_in_use_is_refused(
+    folder: Path, one_step: Path, capsys: pytest.CaptureFixture[str]
+):
+    shutil.copytree(one_step, folder, dirs_exist_ok=True)
+    lock = folder / "run" / ".lock"
+    hold = (
+        "import fcntl, os, sys; file = open(sys.argv[1], 'w')\n"
+        "fcntl.flock(file, fcntl.LOCK_EX); print(os.getpid(), file=file, flush=True)\n"
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", hold, str(lock)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+    try:
+        text = refused(folder, capsys, "small")
+    finally:
+        holder.communicate()
+    assert f"in use by process {holder.pid}" in text and f"kill {holder.pid}" in text
+
+
+def test_the_command_itself_refuses_without_a_traceback(tmp_path: Path):
+    done = subprocess.run(
+        [sys.executable, "-m", "hetjax.train", "tiny", "--optimizer.name", "adam"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 2
+    assert "'adam'" in done.stderr and "adafactor" in done.stderr
+    assert "--help" in done.stderr and "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_help_lists_the_presets_and_their_options(
+    capsys: pytest.CaptureFixture[str],
+):
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in PRESETS)
+    with pytest.raises(SystemExit) as ended:
+        main(["tiny", "--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert "--optimizer.learning-rate" in text and "Steps in all" in text
