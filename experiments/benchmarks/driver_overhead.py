@@ -23,15 +23,11 @@ import time
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import optax
 
+from experiments.benchmarks.one_jit import even_pipeline, one_jit, random_batch
 from hetjax.mesh.simulated import simulate_devices
 from hetjax.models.llama import LlamaConfig, llama_model
-from hetjax.models.model import Model
-from hetjax.plans.plan import Plan, Replica, Stage
-from hetjax.runtime import stage as mathematics
 from hetjax.runtime.embedded import Embedded
 from hetjax.schedule.action import Action
 
@@ -49,59 +45,6 @@ class EnqueueTimes:
         self.actions += 1
 
 
-def pipeline_plan(model: Model, num_stages: int, microbatches: int, size: int) -> Plan:
-    bounds = np.linspace(0, len(model.layers), num_stages + 1).round().astype(int)
-    stages = tuple(
-        Stage(
-            node="cpu",
-            devices=(s,),
-            layers=(int(bounds[s]), int(bounds[s + 1])),
-            launch_ahead=num_stages - s,
-        )
-        for s in range(num_stages)
-    )
-    replica = Replica(
-        num_microbatches=microbatches, microbatch_size=size, stages=stages
-    )
-    return Plan(
-        model=model.name,
-        seq_len=model.max_seq_len,
-        global_batch=microbatches * size,
-        replicas=(replica,),
-    )
-
-
-def one_jit(model: Model, optimizer: Any, plan: Plan, device: jax.Device):
-    """(state, step): the same training step as one function on one device."""
-    whole = Embedded(plan, model, {"cpu": [device]}, optimizer)
-    whole.initialise(0)
-    (held,) = whole.stages.values()
-    graph, params = held.programs.graph, held.params
-    microbatches = plan.replicas[0].num_microbatches
-
-    def loss(params: Any, inputs_BL: jax.Array, targets_BL: jax.Array) -> jax.Array:
-        ce, aux = mathematics.output(graph, params, inputs_BL, targets_BL)
-        return ce + aux
-
-    def train(params: Any, state: Any, inputs_GL: Any, targets_GL: Any) -> Any:
-        def add(acc: Any, batch: Any) -> Any:
-            value, grads = jax.value_and_grad(loss)(params, *batch)
-            return jax.tree.map(jnp.add, acc, (value, grads)), None
-
-        zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
-        cut = [
-            x.reshape(microbatches, -1, x.shape[-1]) for x in (inputs_GL, targets_GL)
-        ]
-        (total, grads), _ = jax.lax.scan(add, zero, tuple(cut))
-        grads = jax.tree.map(lambda g: g / targets_GL.size, grads)
-        updates, state = optimizer.update(grads, state, params)
-        return optax.apply_updates(params, updates), state, total / targets_GL.size
-
-    optimizer = optax.chain(optax.clip_by_global_norm(CLIP_NORM), optimizer)
-    state = jax.jit(optimizer.init)(params)
-    return (params, state), jax.jit(train, donate_argnums=(0, 1))
-
-
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     model = llama_model(
         LlamaConfig(
@@ -117,14 +60,15 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     )
     optimizer = optax.adamw(1e-3)
     size, count = arguments.microbatch_size, arguments.microbatches
-    plan = pipeline_plan(model, 4, count, size)
-    pipeline = Embedded(
-        plan, model, {"cpu": jax.devices()[:4]}, optimizer, clip_norm=CLIP_NORM
-    )
+    devices = jax.devices()
+    plan = even_pipeline(model, 4, count, size)
+    pipeline = Embedded(plan, model, {"node": devices}, optimizer, clip_norm=CLIP_NORM)
     pipeline.initialise(0)
-    single_plan = pipeline_plan(model, 1, count, size)
-    (params, state), train = one_jit(model, optimizer, single_plan, jax.devices()[0])
-    batch = _batch(plan, model.vocab_size)
+    whole = even_pipeline(model, 1, count, size)
+    (params, state), train = one_jit(
+        model, whole, devices[0], optimizer, clip_norm=CLIP_NORM
+    )
+    batch = random_batch(plan, model.vocab_size)
     times = EnqueueTimes()
     pairs, losses = [], []
     for step in range(arguments.steps + 2):
@@ -153,13 +97,6 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "jax": jax.__version__,
     }
-
-
-def _batch(plan: Plan, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(0)
-    shape = (plan.global_batch, plan.seq_len)
-    inputs, targets = (rng.integers(0, vocab_size, shape) for _ in range(2))
-    return inputs.astype(np.int32), targets.astype(np.int32)
 
 
 def main() -> None:

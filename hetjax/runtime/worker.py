@@ -84,6 +84,7 @@ class Worker:
 
     def run(self, program: Program, step: Step) -> Iterator[None]:
         """Enqueue the whole program; yield whenever the next action has to wait."""
+        self._buffers.clear()  # of a step that was broken off
         for state in self.stages.values():
             state.acc = state.loss = None
             state.gradients.clear()

@@ -106,6 +106,8 @@ class LiveDisplay:
     def _move(self, line: str, done: int, total: int) -> None:
         if self._task is None:
             self._task = self._bar.add_task(line, total=total)
+        elif self._bar.tasks[0].total != total:  # from compiling to training
+            self._bar.reset(self._task, total=total)
         self._bar.update(self._task, description=line, completed=done, total=total)
 
 

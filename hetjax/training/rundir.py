@@ -51,8 +51,10 @@ class Previous:
 def locked(path: Path) -> Iterator[None]:
     """Hold the directory for this process; leave no trace of one that stays empty.
 
-    BadInput if another process holds it or if it cannot be made.
+    BadInput if another process holds it, if it is no run's, or cannot be made.
     """
+    if not (path / CONFIG).exists():
+        _refuse_strangers(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
         file = (path / _LOCK).open("a+")
@@ -73,9 +75,8 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def read_previous(path: Path) -> Previous | None:
-    """Return what the directory holds, None if it is new; BadInput if it is no run."""
+    """Return what the directory holds, None if it is new; BadInput if it is broken."""
     if not (path / CONFIG).exists():
-        _refuse_strangers(path)
         return None
     raw = _read_json(path / CONFIG)
     where = f"{path / CONFIG}"

@@ -65,16 +65,20 @@ def num_bytes(tree: Any) -> int:
     return sum(math.prod(a.shape) * a.dtype.itemsize for a in jax.tree.leaves(tree))
 
 
+ONE, FOUR, TWO = StageMesh(), StageMesh(data=2, tensor=2), StageMesh(tensor=2)
+
+
 @pytest.mark.parametrize("family", MODELS)
-@pytest.mark.parametrize("remat", ["none", "selective", "full"])
 @pytest.mark.parametrize(
-    ("mesh", "dtype"),
+    ("remat", "mesh", "dtype"),
     [
-        (StageMesh(), "float32"),
-        (StageMesh(data=2, tensor=2), "float32"),
-        (StageMesh(tensor=2), "bfloat16"),
+        ("none", ONE, "float32"),
+        ("selective", ONE, "float32"),
+        ("full", ONE, "float32"),
+        ("none", FOUR, "float32"),
+        ("none", TWO, "bfloat16"),
+        ("selective", FOUR, "bfloat16"),
     ],
-    ids=["one-device", "data-and-tensor", "bf16"],
 )
 def test_residuals_grow_with_the_microbatch_and_hold_no_weights(
     family: str, remat: Remat, mesh: StageMesh, dtype: str

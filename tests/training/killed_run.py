@@ -11,7 +11,7 @@ import jax
 from hetjax.checkpoint import save
 from hetjax.training.config import CheckpointConfig
 from hetjax.training.run import run
-from tests.training.small import MODEL, but, small_preset
+from tests.training.small import MODEL, ONE_STAGE, but, small_preset
 
 jax.config.update("jax_disable_most_optimizations", True)  # compiling dominates here
 
@@ -25,7 +25,8 @@ def main(directory: Path, step: int) -> None:
         commit(path, text)
 
     save._replace = commit_or_die
-    preset = but(small_preset(directory), checkpoint=CheckpointConfig(every=4))
+    preset = small_preset(directory, ONE_STAGE)  # the fewest programs to compile
+    preset = but(preset, checkpoint=CheckpointConfig(every=4))
     run(preset.config, preset, MODEL)
 
 

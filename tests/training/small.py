@@ -74,6 +74,14 @@ ONE_REPLICA = plan(
     )
 )
 
+ONE_STAGE = plan(
+    Replica(
+        num_microbatches=2,
+        microbatch_size=3,
+        stages=(stage("h20-0", (0,), (0, 4), 1),),
+    )
+)
+
 
 def small_preset(directory: Path, of: Plan = TWO_REPLICAS) -> Preset:
     """A preset with its plan file in `directory`, its run in `directory`/run."""

@@ -2,6 +2,7 @@
 """A run that was stopped, killed or moved goes on as if nothing had happened."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,6 @@ import pytest
 
 from hetjax.checkpoint.restore import steps
 from hetjax.plans.files import write_plan
-from hetjax.training.config import CheckpointConfig
 from hetjax.training.presets import Preset
 from hetjax.training.run import run
 from tests.training.small import (
@@ -37,6 +37,15 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Preset:
     return preset
 
 
+@pytest.fixture(scope="module")
+def stopped(reference: Preset, tmp_path_factory: pytest.TempPathFactory) -> Preset:
+    """The same, stopped after five steps."""
+    preset = in_folder(reference, tmp_path_factory.mktemp("stopped"))
+    stopping = but(preset, stop_after=5)
+    assert run(stopping.config, stopping, MODEL) == 4
+    return preset
+
+
 def in_folder(reference: Preset, folder: Path) -> Preset:
     """The same settings for a run elsewhere, with the reference's prepared text."""
     preset = small_preset(folder)
@@ -44,25 +53,31 @@ def in_folder(reference: Preset, folder: Path) -> Preset:
     return but(preset, data=data)
 
 
+def copied(stopped: Preset, folder: Path) -> Preset:
+    """A copy of the stopped run, to go on with."""
+    preset = in_folder(stopped, folder)
+    shutil.copytree(stopped.config.run_dir, preset.config.run_dir)
+    return preset
+
+
 def test_five_steps_a_stop_and_five_more_are_ten_steps_bit_for_bit(
-    reference: Preset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    reference: Preset,
+    stopped: Preset,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ):
-    preset = in_folder(reference, tmp_path)
-    stopping = but(preset, stop_after=5)
-    assert run(stopping.config, stopping, MODEL) == 4
-    assert "same command goes on" in capsys.readouterr().out
+    preset = copied(stopped, tmp_path)
+    metrics = preset.config.run_dir / "metrics.jsonl"
+    with metrics.open("a") as file:  # as a crash in step 7 would leave it
+        file.write('{"step": 6, "loss": 99.0, "grad_norm": 1.0}\n{"step": 7, "lo')
     assert run(preset.config, preset, MODEL) == 0
     assert "resumed at step 5 from" in capsys.readouterr().out
     expected = losses(reference.config.run_dir)
     assert list(expected) == list(range(1, 11))
     assert losses(preset.config.run_dir) == expected
     evaluations = [
-        [
-            (line["step"], line["val_loss"])
-            for line in lines(p.config.run_dir / "metrics.jsonl")
-            if "val_loss" in line
-        ]
-        for p in (reference, preset)
+        [(line["step"], line["val_loss"]) for line in lines(path) if "val_loss" in line]
+        for path in (reference.config.run_dir / "metrics.jsonl", metrics)
     ]
     assert evaluations[0] == evaluations[1]
     assert [step for step, _ in evaluations[0]] == [0, 5, 10]
@@ -71,21 +86,39 @@ def test_five_steps_a_stop_and_five_more_are_ten_steps_bit_for_bit(
 
 
 def test_a_run_goes_on_under_another_plan_with_the_same_numbers(
-    reference: Preset, tmp_path: Path
+    reference: Preset, stopped: Preset, tmp_path: Path
 ):
-    preset = in_folder(reference, tmp_path)
-    stopping = but(preset, stop_after=5)
-    run(stopping.config, stopping, MODEL)
     other = tmp_path / "other.json"
     write_plan(other, ONE_REPLICA)
-    moved = but(preset, plan=other)
+    moved = but(copied(stopped, tmp_path), plan=other)
     assert run(moved.config, moved, MODEL) == 0
     expected = losses(reference.config.run_dir)
-    for step, found in losses(preset.config.run_dir).items():
+    for step, found in losses(moved.config.run_dir).items():
         assert found == pytest.approx(expected[step], rel=1e-5 * max(1, step - 5))
-    events = lines(preset.config.run_dir / "events.jsonl")
+    events = lines(moved.config.run_dir / "events.jsonl")
     replanned = next(line for line in events if line["event"] == "replanned")
     assert replanned["step"] == 5 and "other.json" in replanned["plan"]
+
+
+def test_a_finished_run_is_left_alone(
+    reference: Preset, capsys: pytest.CaptureFixture[str]
+):
+    before = (reference.config.run_dir / "metrics.jsonl").read_bytes()
+    assert run(reference.config, reference, MODEL) == 0
+    assert "has done all of its 10 steps" in capsys.readouterr().out
+    assert (reference.config.run_dir / "metrics.jsonl").read_bytes() == before
+
+
+def test_steps_may_be_raised_which_is_said_and_recorded(
+    stopped: Preset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    longer = but(copied(stopped, tmp_path), steps=20, stop_after=1)
+    assert run(longer.config, longer, MODEL) == 4
+    out = capsys.readouterr().out
+    assert "steps is 20 from here on (was 10)" in out
+    assert "step 6 of 20" in out and "same command goes on" in out
+    events = lines(longer.config.run_dir / "events.jsonl")
+    assert {"setting": "steps", "was": 10, "now": 20}.items() <= events[-2].items()
 
 
 def test_sigterm_finishes_the_step_saves_and_gives_exit_code_4(
@@ -111,8 +144,8 @@ def test_sigterm_finishes_the_step_saves_and_gives_exit_code_4(
         assert max(losses(preset.config.run_dir)) == saved
         event = lines(preset.config.run_dir / "events.jsonl")[-1]
         assert (event["event"], event["reason"]) == ("preempted", "SIGTERM")
-        assert run(preset.config, preset, MODEL) == 0
-    assert losses(preset.config.run_dir) == losses(reference.config.run_dir)
+    found, expected = losses(preset.config.run_dir), losses(reference.config.run_dir)
+    assert found == {step: expected[step] for step in found}
 
 
 def test_a_save_cut_off_by_kill_9_is_ignored_and_its_steps_are_done_again(
@@ -138,35 +171,3 @@ def test_a_save_cut_off_by_kill_9_is_ignored_and_its_steps_are_done_again(
     expected, found = losses(reference.config.run_dir), losses(run_dir)
     for step in expected:  # the process that was killed had other devices
         assert found[step] == pytest.approx(expected[step], rel=1e-4)
-
-
-def test_a_finished_run_is_left_alone_and_more_steps_go_on(
-    reference: Preset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    preset = but(in_folder(reference, tmp_path), steps=2)
-    run(preset.config, preset, MODEL)
-    before = (preset.config.run_dir / "metrics.jsonl").read_bytes()
-    assert run(preset.config, preset, MODEL) == 0
-    assert "has done all of its 2 steps" in capsys.readouterr().out
-    assert (preset.config.run_dir / "metrics.jsonl").read_bytes() == before
-    longer = but(preset, steps=3)
-    assert run(longer.config, longer, MODEL) == 0
-    assert "steps is 3 from here on (was 2)" in capsys.readouterr().out
-    assert list(losses(preset.config.run_dir)) == [1, 2, 3]
-
-
-def test_metrics_of_steps_after_the_restored_one_are_dropped(
-    reference: Preset, tmp_path: Path
-):
-    preset = but(
-        in_folder(reference, tmp_path), checkpoint=CheckpointConfig(every=0, keep=1)
-    )
-    stopping = but(preset, stop_after=2)
-    run(stopping.config, stopping, MODEL)
-    metrics = preset.config.run_dir / "metrics.jsonl"
-    with metrics.open("a") as file:  # as a crash after step 3 would leave it
-        file.write('{"step": 3, "loss": 99.0, "grad_norm": 1.0}\n{"step": 4, "lo')
-    once_more = but(preset, stop_after=1)
-    run(once_more.config, once_more, MODEL)
-    expected = losses(reference.config.run_dir)
-    assert losses(preset.config.run_dir) == {k: expected[k] for k in (1, 2, 3)}

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings survive their file, and what is in the file is checked."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetjax.errors import BadInput
+from hetjax.training.config import (
+    DataConfig,
+    EvaluationConfig,
+    OptimizerConfig,
+    RunConfig,
+    check_config,
+)
+from hetjax.training.config_files import config_values, flat_values, read_config
+
+BASE = RunConfig(model="m", run_dir=Path("d"), steps=3, seq_len=4, global_batch=2)
+PATHS = st.text("abc/.", min_size=1).map(Path)
+
+
+@given(
+    st.builds(
+        RunConfig,
+        model=st.text(),
+        run_dir=PATHS,
+        steps=st.integers(1, 10**9),
+        seq_len=st.integers(1, 10**6),
+        global_batch=st.integers(1, 10**6),
+        plan=st.none() | PATHS,
+        stop_after=st.none() | st.integers(1, 9),
+        simulate=st.booleans(),
+        dtype=st.sampled_from(["float32", "bfloat16"]),
+        data=st.builds(DataConfig, path=st.none() | PATHS),
+        evaluation=st.builds(EvaluationConfig, prompt=st.text()),
+        optimizer=st.builds(
+            OptimizerConfig,
+            name=st.sampled_from(["adamw", "lion", "sgd", "adafactor"]),
+            learning_rate=st.floats(1e-9, 1e9),
+            clip_norm=st.just(float("inf")) | st.floats(1e-3, 1e3),
+        ),
+    )
+)
+def test_settings_read_back_from_json_as_they_were(config: RunConfig):
+    text = json.dumps(config_values(config), allow_nan=False)
+    assert read_config(json.loads(text), "config") == config
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("steps", "3", ["config.steps = '3'", "an integer"]),
+        ("steps", None, ["config.steps = None"]),
+        ("simulate", 1, ["config.simulate = 1", "true or false"]),
+        ("dtype", "float16", ["'float16'", "float32, bfloat16"]),
+        ("optimizer", 3, ["config.optimizer = 3", "a table"]),
+        ("optimizer", {"nmae": "sgd"}, ["config.optimizer.nmae", "'name'"]),
+        ("learning_rate", 1.0, ["unknown key 'config.learning_rate'"]),
+    ],
+)
+def test_a_wrong_value_in_the_file_is_named(name: str, value: object, words: list[str]):
+    with pytest.raises(BadInput) as error:
+        read_config({**config_values(BASE), name: value}, "config")
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_a_missing_setting_in_the_file_is_named():
+    values = config_values(BASE)
+    del values["seed"]
+    with pytest.raises(BadInput, match="no key 'seed'"):
+        read_config(values, "config")
+
+
+def test_flat_names_are_those_of_the_command_line():
+    flat = flat_values(BASE)
+    assert flat["steps"] == 3
+    assert flat["optimizer.learning_rate"] == 3e-4
+    assert flat["data.path"] is None
+    assert not any(isinstance(value, dict) for value in flat.values())
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (replace(BASE, global_batch=0), ["global_batch = 0", "--global-batch 1"]),
+        (replace(BASE, stop_after=0), ["stop_after = 0", "--stop-after 1"]),
+        (replace(BASE, seed=2**32), ["seed = 4294967296"]),
+        (
+            replace(BASE, optimizer=OptimizerConfig(clip_norm=float("nan"))),
+            ["optimizer.clip_norm = nan", "> 0"],
+        ),
+        (
+            replace(BASE, optimizer=OptimizerConfig(final_fraction=1.5)),
+            ["optimizer.final_fraction = 1.5", "<= 1"],
+        ),
+        (
+            replace(BASE, evaluation=EvaluationConfig(temperature=float("inf"))),
+            ["evaluation.temperature = inf"],
+        ),
+    ],
+)
+def test_settings_out_of_range_are_refused(config: RunConfig, words: list[str]):
+    with pytest.raises(BadInput) as error:
+        check_config(config)
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_settings_without_limits_are_taken():
+    infinite = OptimizerConfig(clip_norm=float("inf"), weight_decay=0, warmup_steps=0)
+    check_config(replace(BASE, optimizer=infinite))

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The learning rate follows its formula; only matrices decay; rules are Optax's."""
+
+import math
+from typing import Any, Literal, get_args, get_type_hints
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from hetjax.training.config import OptimizerConfig
+from hetjax.training.optimizer import learning_rates, matrices, optimizer
+
+PARAMS = {
+    "attention.q": jnp.full((2, 3, 2), 2.0),
+    "attention.q_bias": jnp.full((3, 2), 2.0),
+    "norm.scale": jnp.full((2,), 2.0),
+}
+
+
+def expected_rate(
+    config: OptimizerConfig, step: int, num_steps: int, warmup: int
+) -> float:
+    if step < warmup:
+        return config.learning_rate * (step + 1) / (warmup + 1)
+    share = (step - warmup) / (num_steps - warmup)
+    low = config.final_fraction
+    if config.schedule == "cosine":
+        return config.learning_rate * (
+            low + (1 - low) * (1 + math.cos(math.pi * share)) / 2
+        )
+    if config.schedule == "linear":
+        return config.learning_rate * (1 - (1 - low) * share)
+    return config.learning_rate
+
+
+@pytest.mark.parametrize("course", ["cosine", "linear", "constant"])
+@pytest.mark.parametrize(
+    ("warmup_steps", "num_steps", "warmup"), [(0, 7, 0), (3, 9, 3), (100, 9, 4)]
+)
+def test_the_learning_rate_rises_over_the_warmup_and_then_takes_its_course(
+    course: Literal["cosine", "linear", "constant"],
+    warmup_steps: int,
+    num_steps: int,
+    warmup: int,
+):
+    config = OptimizerConfig(
+        learning_rate=0.5,
+        schedule=course,
+        warmup_steps=warmup_steps,
+        final_fraction=0.2,
+    )
+    expected = [expected_rate(config, k, num_steps, warmup) for k in range(num_steps)]
+    np.testing.assert_allclose(learning_rates(config, num_steps), expected, rtol=1e-5)
+
+
+def test_only_matrices_decay():
+    marked = {"attention.q": True, "attention.q_bias": False, "norm.scale": False}
+    assert matrices(PARAMS) == marked
+
+
+@pytest.mark.parametrize("name", get_args(get_type_hints(OptimizerConfig)["name"]))
+def test_without_gradients_a_rule_only_decays_by_rate_times_decay(name):
+    config = OptimizerConfig(
+        name=name,
+        learning_rate=0.5,
+        schedule="constant",
+        warmup_steps=0,
+        weight_decay=0.1,
+        beta1=0.0,
+    )
+    rule = optimizer(config, 10)
+    zeros = jax.tree.map(jnp.zeros_like, PARAMS)
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        updates, _ = rule.update(zeros, rule.init(PARAMS), PARAMS)
+        after: Any = optax.apply_updates(PARAMS, updates)
+    np.testing.assert_allclose(after["attention.q"], 2.0 * (1 - 0.5 * 0.1), rtol=1e-6)
+    np.testing.assert_array_equal(after["attention.q_bias"], PARAMS["attention.q_bias"])
+    np.testing.assert_array_equal(after["norm.scale"], PARAMS["norm.scale"])
+
+
+def test_sgd_takes_momentum_from_beta1():
+    config = OptimizerConfig(
+        name="sgd",
+        learning_rate=0.1,
+        schedule="constant",
+        warmup_steps=0,
+        weight_decay=0.0,
+        beta1=0.5,
+    )
+    rule = optimizer(config, 10)
+    weights: Any = {"w": jnp.zeros(2)}
+    state = rule.init(weights)
+    with jax.numpy_dtype_promotion("standard"):
+        for _ in range(3):
+            updates, state = rule.update({"w": jnp.ones(2)}, state, weights)
+            weights = optax.apply_updates(weights, updates)
+    velocities = [1.0, 1.5, 1.75]
+    np.testing.assert_allclose(weights["w"], -0.1 * sum(velocities), rtol=1e-6)

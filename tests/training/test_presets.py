@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Presets are complete, valid and change only on purpose."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hetjax.cluster.files import load_cluster
+from hetjax.models.counts import tensor_sizes
+from hetjax.models.presets import model_preset
+from hetjax.plans.files import read_plan
+from hetjax.plans.validation import validate_plan
+from hetjax.training.config import check_config
+from hetjax.training.config_files import config_values
+from hetjax.training.presets import PRESETS, preset
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_settings_of_a_preset_are_those_on_record(name: str):
+    # on purpose? write the new values into the file, and the review sees them
+    recorded = json.loads((GOLDEN / f"{name}.json").read_text())
+    assert config_values(preset(name).config) == recorded
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_valid_and_its_model_exists_and_is_long_enough(name: str):
+    config = preset(name).config
+    check_config(config)
+    assert config.seq_len <= model_preset(config.model).max_seq_len
+
+
+def test_tiny_shows_two_unlike_replicas_on_its_cluster():
+    tiny = preset("tiny")
+    assert tiny.plan is not None and tiny.cluster is not None
+    plan, cluster = read_plan(tiny.plan), load_cluster(tiny.cluster)
+    model = model_preset(tiny.config.model)
+    sizes = tensor_sizes(model)
+    validate_plan(plan, cluster, len(model.layers), sizes, model.max_seq_len)
+    assert [len(replica.stages) for replica in plan.replicas] == [3, 2]
+    degrees = [[stage.mesh.tensor for stage in r.stages] for r in plan.replicas]
+    assert degrees == [[1, 1, 1], [2, 1]]
+    shares = [r.num_microbatches * r.microbatch_size for r in plan.replicas]
+    assert shares[0] != shares[1] and sum(shares) == tiny.config.global_batch
+    assert cluster.num_devices == 6 and tiny.config.simulate

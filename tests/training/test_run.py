@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run leaves the files and the numbers that it promises."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from hetjax.checkpoint.restore import steps
+from hetjax.cluster.files import load_cluster, preset_path
+from hetjax.data.tokenizer import load
+from hetjax.errors import BadInput
+from hetjax.plans.files import read_plan
+from hetjax.train import main
+from hetjax.training import run as run_module
+from hetjax.training.config import CheckpointConfig, OptimizerConfig
+from hetjax.training.config_files import config_values
+from hetjax.training.loop import Failed
+from hetjax.training.optimizer import learning_rates
+from hetjax.training.run import run
+from tests.training.small import MODEL, TWO_REPLICAS, but, lines, small_preset
+
+
+def test_a_run_writes_what_its_directory_promises(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    preset = but(small_preset(tmp_path), steps=6, trace=True)
+    assert run(preset.config, preset, MODEL) == 0
+    run_dir = preset.config.run_dir
+    settings = json.loads((run_dir / "config.json").read_text())
+    assert settings["config"] == config_values(preset.config)
+    assert all(len(digest) == 64 for digest in settings["dataset"]["sha256"].values())
+    assert load_cluster(run_dir / "cluster.toml") == load_cluster(preset_path("tiny"))
+    assert read_plan(run_dir / "plan.json") == TWO_REPLICAS
+    assert load(run_dir / "tokenizer.json").vocab_size == 320
+    assert steps(run_dir / "checkpoints") == [6]
+    trace = json.loads((run_dir / "trace.json").read_text())
+    assert trace
+
+    metrics = lines(run_dir / "metrics.jsonl")
+    trained = [line for line in metrics if "loss" in line]
+    assert [line["step"] for line in trained] == [1, 2, 3, 4, 5, 6]
+    assert all(line["tokens"] == 6 * 16 for line in trained)
+    for line in trained:
+        assert line["tokens_per_s"] == pytest.approx(96 / line["step_time_s"])
+    rates = learning_rates(preset.config.optimizer, 6)
+    assert [line["learning_rate"] for line in trained] == list(rates)
+    assert trained[0]["loss"] == pytest.approx(math.log(320), abs=0.1)
+    assert trained[-1]["loss"] < trained[0]["loss"]
+    evaluations = {line["step"]: line for line in metrics if "val_loss" in line}
+    assert list(evaluations) == [0, 5, 6]
+    [corpus] = (tmp_path / "cache").glob("corpus-*")
+    manifest = json.loads((corpus / "manifest.json").read_text())
+    bytes_per_token = manifest["bytes"]["validation"] / manifest["tokens"]["validation"]
+    for line in evaluations.values():
+        bits = line["val_loss"] / math.log(2) / bytes_per_token
+        assert line["val_bits_per_byte"] == pytest.approx(bits)
+
+    out = capsys.readouterr().out
+    assert out.count("sample: ") == 3
+    assert "done: 6 steps" in out and str(run_dir) in out
+    assert "replica  stage  node" in out
+
+
+def test_training_that_diverges_stops_and_keeps_the_last_checkpoint(tmp_path: Path):
+    wild = OptimizerConfig(
+        name="sgd", learning_rate=1e30, warmup_steps=0, clip_norm=float("inf")
+    )
+    preset = but(
+        small_preset(tmp_path), optimizer=wild, checkpoint=CheckpointConfig(every=1)
+    )
+    with pytest.raises(Failed) as error:
+        run(preset.config, preset, MODEL)
+    run_dir = preset.config.run_dir
+    [saved] = steps(run_dir / "checkpoints")
+    assert f"the last checkpoint is of step {saved}" in str(error.value)
+    assert "lower --optimizer.learning-rate, which is 1e+30" in str(error.value)
+    metrics = lines(run_dir / "metrics.jsonl")
+    assert all(math.isfinite(line["loss"]) for line in metrics if "loss" in line)
+
+
+def test_a_failed_run_has_exit_code_1_and_one_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def fail(*_: object) -> int:
+        raise Failed("got: x\nallowed: y\nfix: z")
+
+    monkeypatch.setattr("hetjax.train.run", fail)
+    assert main(["tiny"]) == 1
+    assert capsys.readouterr().err == "error\ngot: x\nallowed: y\nfix: z\n"
+
+
+def test_a_run_that_cannot_save_its_end_does_not_claim_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def full(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("hetjax.checkpoint.save.Saver._commit", full)
+    preset = but(small_preset(tmp_path), steps=1)
+    with pytest.raises(Failed, match="no complete checkpoint of step 1"):
+        run(preset.config, preset, MODEL)
+
+
+def test_nothing_is_written_before_the_data_is_known_to_be_good(tmp_path: Path):
+    preset = small_preset(tmp_path)
+    preset.config.data.path.write_text("   ")  # pyright: ignore
+    with pytest.raises(BadInput, match="holds no text"):
+        run_module.run(preset.config, preset, MODEL)
+    assert not preset.config.run_dir.exists()
