@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every test sees 16 simulated CPU devices and the strictest JAX."""
 
-import os
-
-os.environ.setdefault("PJRT_NPROC", "64")  # 4 x devices: fewer can starve transfers
-
 import hypothesis
 import jax
 import pytest
 
-jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", 16)
+from hetjax.mesh.simulated import simulate_devices
+
+simulate_devices(16)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_disable_most_optimizations", True)  # compiling dominates here

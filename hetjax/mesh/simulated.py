@@ -11,12 +11,16 @@ import sys
 import jax
 
 
-def simulate_devices(count: int) -> None:
-    """Make JAX see `count` CPU devices and nothing else; first JAX use of a process."""
+def simulate_devices(count: int, *, only_cpu: bool = True) -> None:
+    """Make JAX see `count` CPU devices, and accelerators too unless `only_cpu`.
+
+    Has to be the first use of JAX in a process; RuntimeError otherwise.
+    """
     threads = max(16, 4 * count)  # fewer than 2 a device can starve transfers and hang
     os.environ.setdefault("PJRT_NPROC", str(threads))
-    jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", count)
+    if only_cpu:
+        jax.config.update("jax_platforms", "cpu")
     keep_freed_memory()
 
 

@@ -27,7 +27,13 @@ from hetjax.runtime.collectives import InProcessCollectives
 from hetjax.runtime.layout import Layout
 from hetjax.runtime.programs import StagePrograms
 from hetjax.runtime.stage import StageGraph
-from hetjax.runtime.state import Read, fresh_weights, host_values, place
+from hetjax.runtime.state import (
+    Read,
+    fresh_weights,
+    host_values,
+    place,
+    stage_entries,
+)
 from hetjax.runtime.update import GradientGroup, UpdatePrograms
 from hetjax.runtime.worker import Observer, StageState, Step, Worker, gradient_norm
 from hetjax.schedule.action import Programs, StageKey
@@ -92,8 +98,10 @@ class Embedded:
         self.workers = _workers(plan, self.stages)
 
     def compile(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Compile the training programs of all stages, several at a time."""
+        """Compile the programs of all stages, several at a time."""
         jobs = [job for state in self.stages.values() for job in _compile_jobs(state)]
+        samples = self.stages[0, len(self.plan.replicas[0].stages) - 1]
+        jobs.append(lambda: samples.programs.logits)
         with ThreadPoolExecutor() as pool:
             for done, _ in enumerate(pool.map(lambda job: job(), jobs), start=1):
                 if progress is not None:
@@ -112,6 +120,13 @@ class Embedded:
         for stage, state in self.stages.items():
             abstract = state.updates.masters, state.updates.opt_state
             self._install(state, *place(self.layout.stages[stage], *abstract, read))
+
+    def abstract_entries(self) -> Iterator[Entry]:
+        """What `entries` and `restore` deal in, known before there is any state."""
+        for stage, state in self.stages.items():
+            abstract = state.updates.masters, state.updates.opt_state
+            for run, found, _ in stage_entries(self.layout.stages[stage], *abstract):
+                yield from found if run.only is None else ()
 
     def entries(self) -> Iterator[tuple[Entry, np.ndarray]]:
         """A host copy of the whole state, every entry once."""
@@ -292,12 +307,15 @@ def _compile_jobs(state: StageState) -> list[Callable[[], object]]:
         if programs.graph.last
         else [lambda: (programs.forward, programs.backward)]
     )
-    later = [
+    others = [
         lambda: programs.zeros,
+        lambda: programs.evaluate,
+        lambda: updates.init_opt_state,
+        lambda: updates.copies,
         lambda: updates.square_sum,
         lambda: updates.run_updates,
     ]
-    return [*passes, *later, *packs]
+    return [*passes, *others, *packs]
 
 
 def _total(sums: tuple[jax.Array, ...]) -> float:

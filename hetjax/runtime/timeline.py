@@ -3,8 +3,8 @@
 
 One watching thread per stage waits for the arrays that its actions make, in order.
 A stage's programs run one after the other on its devices, so an action starts when it
-is enqueued or when its predecessor ends, whichever is later; the time spent waiting
-for inputs counts as part of the action that waits.
+is enqueued, when its predecessor ends or when what it receives arrives, whichever is
+last. Waiting in a collective (REDUCE, NORM) counts as part of it.
 """
 
 import json
@@ -35,7 +35,7 @@ class Timeline:
         self._spans: list[Span] = []
 
     def enqueued(self, action: Action, start_s: float, end_s: float, made: Any) -> None:
-        if action.op in SHOWN and made is not None:
+        if action.op in SHOWN | {Op.RECV} and made is not None:
             self._watchers[action.key].submit(self._watch, action, start_s, made)
 
     def write(self, path: Path) -> None:
@@ -57,5 +57,6 @@ class Timeline:
         end_s = time.perf_counter()
         start_s = max(enqueued_s, self._free_s[action.key])
         self._free_s[action.key] = end_s
-        node, devices = self._lanes[action.key]
-        self._spans += [Span(node, d, action, start_s, end_s) for d in devices]
+        if action.op in SHOWN:
+            node, devices = self._lanes[action.key]
+            self._spans += [Span(node, d, action, start_s, end_s) for d in devices]

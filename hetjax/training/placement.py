@@ -7,6 +7,7 @@ what the preset brings, and what is found or planned. Does not own plans themsel
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import jax
@@ -54,7 +55,10 @@ def choose_hardware(config: RunConfig, preset: Preset) -> Hardware:
         return _found(config)
     cluster, simulate = load_cluster(path), config.simulate
     if simulate:
-        _simulate(cluster, only_cpu=config.cluster is not None)
+        # a preset's cluster is for CPU-only machines: look for accelerators first
+        with suppress(RuntimeError):  # JAX runs already: a notebook keeps its devices
+            only_cpu = config.cluster is not None
+            simulate_devices(cluster.num_devices, only_cpu=only_cpu)
     if config.cluster is None and jax.default_backend() != "cpu":
         return _found(config)
     return Hardware(
@@ -106,16 +110,6 @@ def _found(config: RunConfig) -> Hardware:
         devices=assign_devices(cluster, here, simulate=False),
         source="the devices that are here",
     )
-
-
-def _simulate(cluster: Cluster, *, only_cpu: bool) -> None:
-    platforms = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
-    try:
-        simulate_devices(cluster.num_devices)
-    except RuntimeError:
-        return  # JAX has started (a notebook): its devices stay as they are
-    if not only_cpu:
-        jax.config.update("jax_platforms", platforms)
 
 
 def _local_devices(cluster: Cluster, simulate: bool) -> list[jax.Device]:

@@ -6,7 +6,6 @@ is written), resuming, and what is said at start and end. Does not own the loop
 (`loop.py`) nor the command line (`cli.py`).
 """
 
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,7 +13,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from hetjax.checkpoint.entry import Entry
 from hetjax.checkpoint.restore import Checkpoint, DamagedCheckpoint
 from hetjax.checkpoint.save import Saver
 from hetjax.data.batches import samples, validation_batches
@@ -24,7 +22,6 @@ from hetjax.models.counts import parameter_count
 from hetjax.models.model import Model
 from hetjax.plans.table import plan_table
 from hetjax.runtime.embedded import Embedded
-from hetjax.runtime.state import stage_entries
 from hetjax.training import rundir
 from hetjax.training.config import RunConfig, check_config
 from hetjax.training.feed import Feed
@@ -189,7 +186,7 @@ def _runtime(start: _Start, shown: Display) -> Embedded:
         clip_norm=config.optimizer.clip_norm,
     )
     if start.checkpoint is not None:
-        start.checkpoint.check_same_model(_entries(runtime))
+        start.checkpoint.check_same_model(runtime.abstract_entries())
     runtime.compile(shown.compiled)
     if start.checkpoint is None:
         runtime.initialise(config.seed)
@@ -197,14 +194,6 @@ def _runtime(start: _Start, shown: Display) -> Embedded:
         runtime.restore(start.checkpoint.read)
         shown.note(f"resumed at step {start.step} from {start.checkpoint.path}")
     return runtime
-
-
-def _entries(runtime: Embedded) -> Iterator[Entry]:
-    """What a checkpoint of this runtime's state holds."""
-    for key, state in runtime.stages.items():
-        abstract = state.updates.masters, state.updates.opt_state
-        for run, found, _ in stage_entries(runtime.layout.stages[key], *abstract):
-            yield from found if run.only is None else ()
 
 
 def _begin(start: _Start, shown: Display) -> tuple[Journal, Journal]:
