@@ -20,3 +20,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--plans", type=int, default=40, help="random plans to hold against one jit"
     )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep tests that share compiled programs on one worker (`--dist loadgroup`).
+
+    The random plans share nothing: they go last, one by one, to whoever is free.
+    """
+    items.sort(key=_is_random_plan)
+    for item in items:
+        if not _is_random_plan(item):
+            room = item.path.relative_to(item.config.rootpath / "tests").parts[0]
+            group = room if room == "training" else item.path.name
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _is_random_plan(item: pytest.Item) -> bool:
+    return "plan_seed" in getattr(item, "fixturenames", ())

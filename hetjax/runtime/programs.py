@@ -227,7 +227,7 @@ def compiled(
     *,
     donate: tuple[int, ...] = (),
     out: Any,
-    options: Mapping[str, str] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Compiled:
     """Compile for these abstract inputs and output shardings."""
     program = lowered(function, inputs, donate=donate, out=out)

@@ -48,7 +48,7 @@ def random_cuts(rng: random.Random, num_layers: int, num_stages: int):
 
 def random_replica(rng: random.Random, num_layers: int, free: int) -> Replica:
     """A replica on nodes of its own choice, at most `free` devices."""
-    num_stages = rng.randint(1, min(4, num_layers, free))
+    num_stages = min(rng.choice([1, 2, 2, 3, 4]), num_layers, free)
     meshes = []
     for s in range(num_stages):
         budget = free - sum(m.data * m.tensor for m in meshes) - (num_stages - s - 1)
@@ -88,7 +88,7 @@ def random_case(seed: int) -> Case:
     rng = random.Random(seed)
     model = random_model(rng, ["gpt", "llama", "moe"][seed % 3])
     replicas, used = [], 0
-    for _ in range(rng.randint(1, 3)):
+    for _ in range(rng.choice([1, 1, 2, 2, 3])):
         if used < MAX_DEVICES:
             replica = random_replica(rng, len(model.layers), MAX_DEVICES - used)
             replica, used = place(replica, used, rng)
