@@ -16,7 +16,7 @@ per row.
 
 import math
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 
 import jax
 import jax.numpy as jnp
@@ -120,7 +120,7 @@ def _from_rows(part_RN: jax.Array, shape: tuple[int, ...], dim: int) -> jax.Arra
     return jnp.moveaxis(flat.reshape(moved), 0, dim)
 
 
-@cache
+@lru_cache(maxsize=256)
 def _adder(num_holders: int, sharding: Sharding):
     def add(*contributions: Rows) -> Rows:
         return jax.tree.map(lambda first, *rest: sum(rest, start=first), *contributions)

@@ -8,7 +8,7 @@ until it has to wait for another. Does not own the training loop (`hetjax/traini
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from itertools import pairwise
 
 import jax
@@ -252,10 +252,11 @@ def _programs(
     return _shared(graph, mesh, tokens_shape, activation, np.dtype(jnp.dtype(dtype)))
 
 
-_shared = cache(StagePrograms)  # equal stages share their compiled programs
+# equal stages share compiled programs, also over re-planning, without keeping all
+_shared = lru_cache(maxsize=64)(StagePrograms)
 
 
-@cache
+@lru_cache(maxsize=64)
 def _activation_shape(model: Model, tokens_shape: tuple[int, int]) -> tuple[int, ...]:
     spec: ModuleSpec = model.layers[0].modules[0]
     tokens_BL = jax.ShapeDtypeStruct(tokens_shape, jnp.int32)

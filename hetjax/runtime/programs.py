@@ -8,7 +8,7 @@ the mathematics (`stage.py`) nor the optimizer's programs (`update.py`).
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -185,20 +185,19 @@ class StagePrograms:
 
     def pack(self, leaf_ids: tuple[LeafId, ...], rows: int) -> Compiled:
         """(leaves of acc) -> rows_DN arrays, ready for exchange between holders."""
-        return _pack_program(self, leaf_ids, rows)
+        if (leaf_ids, rows) not in self._packs:
+            leaves = [self.accumulators[run][leaf] for run, leaf in leaf_ids]
+            packer, out = self.packer(leaf_ids, rows), row_sharding(self.mesh)
+            self._packs[leaf_ids, rows] = compiled(packer, (leaves,), out=out)
+        return self._packs[leaf_ids, rows]
+
+    @cached_property
+    def _packs(self) -> dict[tuple[tuple[LeafId, ...], int], Compiled]:
+        return {}
 
     @property
     def _input_gradient(self) -> NamedSharding:
         return (replicated if self.graph.first else batch_sharding)(self.mesh)
-
-
-@cache
-def _pack_program(
-    programs: StagePrograms, leaf_ids: tuple[LeafId, ...], rows: int
-) -> Compiled:
-    leaves = [programs.accumulators[run][leaf] for run, leaf in leaf_ids]
-    packer = programs.packer(leaf_ids, rows)
-    return compiled(packer, (leaves,), out=row_sharding(programs.mesh))
 
 
 def pack_dim(run: Run, leaf: str) -> int:

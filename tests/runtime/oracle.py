@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The oracle: the same model as one `jax.jit` on one device, without the runtime."""
 
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -50,7 +50,7 @@ def oracle_gradients(
     return float(ce), {path: np.asarray(grad) for path, grad in grads.items()}
 
 
-@cache
+@lru_cache(maxsize=4)
 def _oracle_step(model: Model) -> Any:
     def loss(params: Any, inputs_GL: Any, targets_GL: Any) -> Any:
         total, ce = oracle_loss_sums(model, params, inputs_GL, targets_GL)
