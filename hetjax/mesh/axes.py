@@ -12,6 +12,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from hetjax.errors import BadInput
+
 RULES = {
     "vocab": "tensor",
     "heads": "tensor",
@@ -38,8 +40,18 @@ def tensor_dim(logical: Sequence[str | None]) -> int | None:
 
 
 def compute_spec(logical: Sequence[str | None]) -> PartitionSpec:
-    """Layout of a compute weight: cut over tensor, whole on every data rank."""
-    return PartitionSpec(*(RULES.get(name) if name else None for name in logical))
+    """Layout of a compute weight: cut over tensor, whole on every data rank.
+
+    Raises BadInput for a logical axis name that has no rule.
+    """
+    for name in logical:
+        if name is not None and name not in RULES:
+            raise BadInput(
+                got=f"logical axes {tuple(logical)}: {name!r} has no rule",
+                allowed=f"{', '.join(RULES)}, or None for a dim that stays whole",
+                fix="correct the name where the module makes its nnx.Param",
+            )
+    return PartitionSpec(*(RULES[name] if name else None for name in logical))
 
 
 def master_spec(

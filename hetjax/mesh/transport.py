@@ -60,7 +60,3 @@ class InProcess:
         found, wanted = (x.shape, x.dtype), (expected.shape, expected.dtype)
         assert found == wanted, f"{tag} carried {found}, expected {wanted}"
         return x
-
-    def clear(self) -> None:
-        """Drop what was sent and not received (a step that is redone)."""
-        self._mailbox.clear()

@@ -13,6 +13,7 @@ The protocol of a module class `C` used in a `ModuleSpec`:
   (x_BLD, targets_BL), gives the summed cross-entropy (fp32 scalar), and also has
   `logits(x_BLD) -> logits_BLV`;
 * parameters arrive in the compute dtype: modules compute in the dtype they get;
+* paths are `name` or `block.name`, each once: neighbours of one block scan together;
 * a module may hold one `AuxLoss` variable and set it in the call to an auxiliary loss
   summed over the microbatch's tokens, coefficient included.
 """
@@ -25,6 +26,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+
+from hetjax.errors import BadInput
 
 Params = dict[str, Any]  # dotted parameter name within its module -> array
 
@@ -73,6 +76,22 @@ class Model:
     layers: tuple[Layer, ...]
     vocab_size: int
     max_seq_len: int
+
+    def __post_init__(self) -> None:
+        paths = [module.path for module in self.modules]
+        for path in paths:
+            if path.count(".") > 1 or not all(path.split(".")):
+                raise BadInput(
+                    got=f"model {self.name}: module path {path!r}",
+                    allowed="one name, or two joined by a dot: block.module",
+                    fix="name it like `embedding` or `block_003.attention`",
+                )
+            if paths.count(path) > 1:
+                raise BadInput(
+                    got=f"model {self.name}: module path {path!r} twice",
+                    allowed="a path of its own for every module",
+                    fix="number the blocks, like `block_003.attention`",
+                )
 
     @property
     def modules(self) -> tuple[ModuleSpec, ...]:

@@ -35,9 +35,16 @@ from hetjax.runtime.state import (
     stage_entries,
 )
 from hetjax.runtime.update import GradientGroup, UpdatePrograms
-from hetjax.runtime.worker import Observer, StageState, Step, Worker, gradient_norm
+from hetjax.runtime.worker import (
+    Observer,
+    StageState,
+    Step,
+    Worker,
+    check_runnable,
+    gradient_norm,
+)
 from hetjax.schedule.action import Programs, StageKey
-from hetjax.schedule.check import check
+from hetjax.schedule.check import check, check_evaluation
 from hetjax.schedule.lower import lower, lower_evaluation
 
 Batch = tuple[np.ndarray, np.ndarray]  # inputs_GL, targets_GL (int32)
@@ -93,7 +100,9 @@ class Embedded:
         self.layout = Layout(plan, model)
         self.training = lower(plan, self.layout.tied)
         check(self.training, plan, self.layout.tied)
+        check_runnable(self.training)
         self.evaluation = lower_evaluation(plan)
+        check_evaluation(self.evaluation, plan)
         self.stages = _stages(self.layout, devices, optimizer, dtype)
         self.workers = _workers(plan, self.stages)
 
@@ -252,7 +261,7 @@ def _programs(
     return _shared(graph, mesh, tokens_shape, activation, np.dtype(jnp.dtype(dtype)))
 
 
-# equal stages share compiled programs, also over re-planning, without keeping all
+# a new plan finds the programs of stages that stay as they are; bounded, not for ever
 _shared = lru_cache(maxsize=64)(StagePrograms)
 
 

@@ -2,8 +2,10 @@
 """Compiled programs of one stage: forward, backward, fused, evaluation, packing.
 
 Owns ahead-of-time compilation on the stage's mesh: every program is compiled once,
-on first use, for fixed shapes and shardings, and equal stages share it. Does not own
-the mathematics (`stage.py`) nor the optimizer's programs (`update.py`).
+on first use, for fixed shapes and shardings. An executable belongs to its devices, so
+programs are shared by equal stages on the same devices: over re-planning, not within
+a plan. Does not own the mathematics (`stage.py`) nor the optimizer's programs
+(`update.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +34,7 @@ Compiled = Callable[..., Any]
 
 @dataclass(frozen=True)
 class StagePrograms:
-    """The programs of all stages that are equal in these fields.
+    """The programs of a stage; stages equal in all fields share them.
 
     `activation_shape` is that of the residual stream of a whole microbatch.
     """

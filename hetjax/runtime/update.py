@@ -170,11 +170,10 @@ class UpdatePrograms:
             self.programs.scalar,
         )
         out = (*map(shardings, inputs[:2]), shardings(self._copied[run]))
-        options = self._exact_arithmetic
+        options = self._exact_arithmetic(run)
         return compiled(step, inputs, donate=(0, 1), out=out, options=options)
 
-    @property
-    def _exact_arithmetic(self) -> dict[str, Any]:
+    def _exact_arithmetic(self, run: int) -> dict[str, Any]:
         """Compiler options that round every operation as written, for shared weights.
 
         XLA turns a / b into a * (1 / b), and LLVM a * b + c into one rounding, or not,
@@ -184,7 +183,7 @@ class UpdatePrograms:
         for 8 M parameters). Not set on GPU: nothing was tried there.
         """
         on_cpu = self.programs.mesh.devices.flat[0].platform == "cpu"
-        if not on_cpu or not any(group.shared for group in self.groups):
+        if not on_cpu or not any(g.shared and g.touches(run) for g in self.groups):
             return {}
         return {
             "xla_disable_hlo_passes": "algsimp",

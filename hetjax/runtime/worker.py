@@ -17,13 +17,14 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
+from hetjax.errors import BadInput
 from hetjax.mesh.axes import batch_sharding, replicated
 from hetjax.mesh.reduction import Rows
 from hetjax.mesh.transport import Tag, Transport
 from hetjax.runtime.collectives import InProcessCollectives
 from hetjax.runtime.programs import StagePrograms
 from hetjax.runtime.update import UpdatePrograms
-from hetjax.schedule.action import Action, Group, Op, Program, StageKey
+from hetjax.schedule.action import Action, Group, Op, Program, Programs, StageKey
 
 
 class Feed(Protocol):
@@ -298,3 +299,18 @@ _MEANING = {
     Op.UPDATE: Worker._update,
     Op.FREE: Worker._free,
 }
+
+
+def check_runnable(programs: Programs) -> None:
+    """Refuse actions that the IR knows and this runtime has no program for.
+
+    Raises BadInput: programs may be written by hand.
+    """
+    for node, program in programs.items():
+        for action in program:
+            if action.op not in _MEANING:
+                raise BadInput(
+                    got=f"programs[{node!r}]: {action}",
+                    allowed=f"actions {', '.join(map(str, _MEANING))}",
+                    fix="write B in place of I and W",
+                )

@@ -12,6 +12,7 @@ import optax
 from hetjax.models.model import Model, apply, init_params
 from hetjax.plans.plan import Plan
 from hetjax.runtime.embedded import Batch, Embedded
+from hetjax.runtime.state import stage_entries
 
 
 def oracle_params(model: Model, seed: int) -> dict[str, jax.Array]:
@@ -78,11 +79,28 @@ def keep_gradients() -> optax.GradientTransformation:
     return optax.GradientTransformation(init, update)
 
 
-def kept_gradients(runtime: Embedded) -> dict[str, np.ndarray]:
-    """Gradients by path out of a runtime that ran with `keep_gradients`."""
-    prefix = "opt.gradient."
-    return {
-        entry.name.removeprefix(prefix): value
-        for entry, value in runtime.entries()
-        if entry.name.startswith(prefix)
-    }
+def kept_gradients(runtime: Embedded) -> dict[str, list[np.ndarray]]:
+    """By path, the gradients that all holders of a parameter kept, tied ones too."""
+    prefix, found = "opt.gradient.", {}
+    for key, state in runtime.stages.items():
+        held = runtime.layout.stages[key], state.masters, state.opt_state
+        for run, entries, leaf in stage_entries(*held):
+            values = np.asarray(leaf) if run.stacked else np.asarray(leaf)[None]
+            for entry, value in zip(entries, values, strict=True):
+                if entry.name.startswith(prefix):
+                    path = entry.name.removeprefix(prefix)
+                    found.setdefault(path, []).append(value)
+    return found
+
+
+def assert_gradients_equal(
+    found: dict[str, list[np.ndarray]], expected: dict[str, Any]
+) -> None:
+    """Each holder's gradient is within 1e-5 of the oracle's, all holders bit-equal."""
+    assert found.keys() == expected.keys()
+    for path, holders in found.items():
+        # softmax ignores a shift of all scores: a key bias has rounding for gradient
+        scale = np.linalg.norm(expected[path.replace("k_bias", "q_bias")])
+        assert np.linalg.norm(holders[0] - expected[path]) <= 1e-5 * scale, path
+        for other in holders[1:]:
+            np.testing.assert_array_equal(other, holders[0], err_msg=path)

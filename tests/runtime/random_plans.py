@@ -3,8 +3,10 @@
 
 import random
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal
 
+from hetjax.models.counts import tensor_sizes
 from hetjax.models.gpt import GPTConfig, gpt_model
 from hetjax.models.llama import LlamaConfig, llama_model
 from hetjax.models.model import Model
@@ -37,7 +39,12 @@ def random_model(rng: random.Random, family: str) -> Model:
         return gpt_model(GPTConfig(**shared))
     routing = Routing(num_experts=4, top_k=2) if family == "moe" else None
     return llama_model(
-        LlamaConfig(**shared, inner_size=32, num_kv_heads=4, routing=routing)
+        LlamaConfig(
+            **shared,
+            inner_size=32,
+            num_kv_heads=rng.choice([2, 4]),
+            routing=routing,
+        )
     )
 
 
@@ -46,21 +53,24 @@ def random_cuts(rng: random.Random, num_layers: int, num_stages: int):
     return list(zip([0, *cuts], [*cuts, num_layers], strict=True))
 
 
-def random_replica(rng: random.Random, num_layers: int, free: int) -> Replica:
+def random_replica(
+    rng: random.Random, num_layers: int, free: int, max_tensor: int
+) -> Replica:
     """A replica on nodes of its own choice, at most `free` devices."""
     num_stages = min(rng.choice([1, 2, 2, 3, 4]), num_layers, free)
     meshes = []
     for s in range(num_stages):
         budget = free - sum(m.data * m.tensor for m in meshes) - (num_stages - s - 1)
-        choices = [(d, t) for d in (1, 2) for t in (1, 2, 4) if d * t <= budget]
+        degrees = [t for t in (1, 2, 4) if t <= max_tensor]
+        choices = [(d, t) for d in (1, 2) for t in degrees if d * t <= budget]
         data, tensor = rng.choice(choices)
         meshes.append(StageMesh(data=data, tensor=tensor))
     num_microbatches = rng.randint(1, 4)
+    cuts = random_cuts(rng, num_layers, num_stages)
+    aheads = accumulate(rng.choice([1, 1, 2]) for _ in meshes)
     stages = [
-        _stage(rng, mesh, layers, min(num_stages - s, num_microbatches))
-        for s, (mesh, layers) in enumerate(
-            zip(meshes, random_cuts(rng, num_layers, num_stages), strict=True)
-        )
+        _stage(rng, *fields)
+        for fields in zip(meshes, cuts, [*aheads][::-1], strict=True)
     ]
     return Replica(
         num_microbatches=num_microbatches,
@@ -87,10 +97,12 @@ def _stage(
 def random_case(seed: int) -> Case:
     rng = random.Random(seed)
     model = random_model(rng, ["gpt", "llama", "moe"][seed % 3])
+    max_tensor = min(min(sizes) for sizes in tensor_sizes(model).values())
     replicas, used = [], 0
     for _ in range(rng.choice([1, 1, 2, 2, 3])):
         if used < MAX_DEVICES:
-            replica = random_replica(rng, len(model.layers), MAX_DEVICES - used)
+            free = MAX_DEVICES - used
+            replica = random_replica(rng, len(model.layers), free, max_tensor)
             replica, used = place(replica, used, rng)
             replicas.append(replica)
     plan = Plan(

@@ -1,20 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """A user's own list of NNX modules trains like any preset; nothing is registered."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from flax import nnx
 
+from hetjax.errors import BadInput
 from hetjax.models.counts import forward_flops, parameter_count
 from hetjax.models.model import Layer, Model, ModuleSpec
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from hetjax.runtime.embedded import Embedded
-from tests.runtime.oracle import keep_gradients, kept_gradients, random_batch
+from tests.runtime.oracle import (
+    assert_gradients_equal,
+    keep_gradients,
+    kept_gradients,
+    random_batch,
+)
 
 VOCAB, WIDTH, HIDDEN, LENGTH = 32, 8, 16, 4
 
@@ -139,11 +144,15 @@ def test_gradients_of_a_users_model_equal_those_written_by_hand(tied: bool):
     batch = random_batch(plan(), VOCAB, 0)
     loss, expected = expected_gradients(weights, batch, tied)
     assert runtime.step(0, batch).loss() == pytest.approx(float(loss), rel=1e-5)
-    found = kept_gradients(runtime)
-    assert found.keys() == expected.keys()
-    for path, gradient in expected.items():
-        error = np.linalg.norm(found[path] - gradient)
-        assert error <= 1e-5 * np.linalg.norm(gradient), path
+    assert_gradients_equal(kept_gradients(runtime), expected)
+
+
+@pytest.mark.parametrize("path", ["blocks.0.mixer", "table", "block_0.", ""])
+def test_module_paths_that_would_collide_are_refused(path: str):
+    model = own_model(tied=False)
+    extra = Layer("extra", (ModuleSpec(path, Mixer, Sizes()),))
+    with pytest.raises(BadInput, match=r"got: .*module path(.|\n)*allowed:(.|\n)*fix:"):
+        replace(model, layers=(*model.layers[:2], extra, *model.layers[2:]))
 
 
 def test_a_users_model_is_counted():

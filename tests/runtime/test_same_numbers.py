@@ -13,6 +13,7 @@ import pytest
 from hetjax.models.model import Model, abstract_params
 from hetjax.runtime.embedded import Embedded, StepResult
 from tests.runtime.oracle import (
+    assert_gradients_equal,
     keep_gradients,
     kept_gradients,
     oracle_gradients,
@@ -34,10 +35,9 @@ def test_loss_and_gradients_of_random_plans_equal_those_of_one_jit(plan_seed: in
     loss, expected = oracle_gradients(case.model, params, batch)
     result, found = run_once(case, params, seed)
     assert result.loss() == pytest.approx(loss, rel=1e-5)
-    assert found.keys() == expected.keys()
-    for path, reference in expected.items():
-        error = np.linalg.norm(found[path] - reference)
-        assert error <= 1e-5 * np.linalg.norm(expected[scale_of(path)]), path
+    assert_gradients_equal(found, expected)
+    num_holders = {len(holders) for holders in found.values()}
+    assert max(num_holders) >= len(case.plan.replicas)
     squares = sum(np.sum(np.square(g, dtype=np.float64)) for g in expected.values())
     assert result.grad_norm == pytest.approx(squares**0.5, rel=1e-5)
 
@@ -49,18 +49,13 @@ def test_the_same_plan_twice_is_bit_equal(seed: int):
     first, second = (run_once(case, params, seed) for _ in range(2))
     assert first[0].loss() == second[0].loss()
     assert first[0].grad_norm == second[0].grad_norm
-    for path, gradient in first[1].items():
-        np.testing.assert_array_equal(gradient, second[1][path])
-
-
-def scale_of(path: str) -> str:
-    """Softmax ignores a shift of all scores: a key bias has rounding for gradient."""
-    return path.replace("k_bias", "q_bias")
+    for path, gradients in first[1].items():
+        np.testing.assert_array_equal(gradients, second[1][path])
 
 
 def run_once(
     case: Case, params: dict[str, np.ndarray], seed: int
-) -> tuple[StepResult, dict[str, np.ndarray]]:
+) -> tuple[StepResult, dict[str, list[np.ndarray]]]:
     nodes: dict[str, list[jax.Device]] = dict.fromkeys(("even", "odd"), jax.devices())
     runtime = Embedded(case.plan, case.model, nodes, keep_gradients())
     runtime.restore(

@@ -130,6 +130,26 @@ def test_replicas_that_are_cut_differently_stay_bit_equal():
     assert num_compared == len(held)
 
 
+def test_a_restored_runtime_goes_on_bit_equal_although_it_reads_one_copy():
+    runtimes = []
+    with fully_optimised():
+        for _ in range(2):
+            runtime = runtime_of(optax.adamw(1e-2), clip_norm=1.0)
+            assert all(s.updates.run_updates for s in runtime.stages.values())
+            runtimes.append(runtime)
+    unbroken, resumed = runtimes
+    unbroken.initialise(0)
+    batches = [random_batch(PLAN, MODEL.vocab_size, step) for step in range(4)]
+    for step in range(2):
+        unbroken.step(step, batches[step])
+    saved = {entry.name: value for entry, value in unbroken.entries()}
+    resumed.restore(lambda entry: saved[entry.name])
+    for step in range(2, 4):
+        results = [r.step(step, batches[step]) for r in runtimes]
+        assert results[0].loss() == results[1].loss()
+        assert results[0].grad_norm == results[1].grad_norm
+
+
 def test_weights_of_step_0_depend_on_the_seed_and_not_on_the_plan():
     plain = runtime_of(optax.sgd(0.1))
     plain.initialise(3)
