@@ -13,6 +13,8 @@ from itertools import chain
 
 from hetjax.errors import BadInput
 
+_MOST_DEVICES = 2**16  # of one node
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
@@ -112,6 +114,12 @@ def _node_problems(node: Node) -> Iterator[BadInput]:
             got=f"node {node.name!r}: count = {node.count}",
             allowed="count >= 1",
             fix="write how many devices the node has, or remove the node",
+        )
+    if node.count > _MOST_DEVICES:
+        yield BadInput(
+            got=f"node {node.name!r}: count = {node.count}",
+            allowed=f"count <= {_MOST_DEVICES}",
+            fix="write how many devices the node has",
         )
     if node.hosts < 1 or node.count % node.hosts:
         yield BadInput(

@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from hetjax.cluster.cluster import Cluster, Link, Node
-from hetjax.cluster.record import Kind, as_kind, did_you_mean, read_record, read_text
+from hetjax.cluster.record import (
+    Kind,
+    as_kind,
+    did_you_mean,
+    parsed,
+    read_record,
+    read_text,
+)
 from hetjax.errors import BadInput
 
 _NODE: dict[str, Kind] = {
@@ -44,14 +51,13 @@ def load_cluster(path: str | Path) -> Cluster:
 
 def parse_cluster(text: str) -> Cluster:
     """Read the TOML text of a cluster; BadInput says where and what."""
-    try:
-        raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise BadInput(
-            got=f"broken TOML: {error}",
-            allowed="TOML: name, then [[node]] and [[link]] tables",
-            fix="correct the file at that line and column",
-        ) from error
+    raw = parsed(
+        text,
+        tomllib.loads,
+        what="TOML",
+        allowed="TOML: name, then [[node]] and [[link]] tables",
+        fix="correct the file there",
+    )
     values = read_record(
         raw,
         where="",

@@ -8,7 +8,7 @@ types) and the reading of the text itself. Does not own any file's meaning
 
 import difflib
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +28,9 @@ _TYPES: dict[Kind, type | tuple[type, ...]] = {
 }
 
 
+_TOO_LARGE = 2**63
+
+
 def read_text(path: str | Path, *, what: str) -> str:
     """Return the UTF-8 text of a file; BadInput if it cannot be read."""
     try:
@@ -44,6 +47,26 @@ def read_text(path: str | Path, *, what: str) -> str:
             allowed="a text file in UTF-8",
             fix=f"save the {what} as UTF-8 text",
         ) from error
+
+
+def parsed(
+    text: str, parse: Callable[[str], Any], *, what: str, allowed: str, fix: str
+) -> Any:
+    """Return what `parse` makes of the text; BadInput if it is no such text.
+
+    `what` names the language, and the file where nothing else does.
+    """
+    try:
+        return parse(text)
+    except BadInput:
+        raise
+    except ValueError as error:  # also for an integer of too many digits
+        problem = str(error).partition(";")[0]
+        got = f"broken {what}: {problem}"
+        raise BadInput(got=got, allowed=allowed, fix=fix) from error
+    except RecursionError as error:
+        got = f"{what} nested too deep to read"
+        raise BadInput(got=got, allowed=allowed, fix=fix) from error
 
 
 def read_record(
@@ -82,6 +105,12 @@ def as_kind(value: Any, kind: Kind, *, where: str) -> Any:
             got=f"{where} = {_shown(value)}",
             allowed=f"{where} is {kind}",
             fix=f"write {where} as {kind}",
+        )
+    if kind == "an integer" and abs(value) >= _TOO_LARGE:
+        raise BadInput(
+            got=f"{where} of {value.bit_length()} bits",
+            allowed=f"{where} is an integer of 64 bits, sign included",
+            fix=f"correct {where}",
         )
     return float(value) if kind == "a number" else value
 
@@ -122,5 +151,8 @@ def _missing_key(key: str, kind: Kind, where: str) -> BadInput:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:
+        text = "an integer of too many digits to show"
     return text if len(text) <= 60 else f"{text[:57]}..."

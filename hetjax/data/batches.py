@@ -8,6 +8,7 @@ Shape legend: T tokens of a split, L sequence length, G global batch, R sample r
 W = L + 1 (a window: the inputs and the target that follows the last one).
 """
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -70,11 +71,7 @@ def samples(tokens_T: np.ndarray, seq_len: int, seed: int) -> Samples:
             fix="choose a smaller seed that is not negative",
         )
     if _num_windows(tokens_T, seq_len) < 1:
-        raise BadInput(
-            got=f"training split of {len(tokens_T)} tokens with seq_len {seq_len}",
-            allowed=f"at least {seq_len + 1} tokens (one window)",
-            fix=_shorter(len(tokens_T) - 1),
-        )
+        raise _too_short("training", len(tokens_T), seq_len)
     windows = grain.MapDataset.source(Windows(tokens_T, seq_len))
     return Samples(windows.shuffle(seed=seed).repeat())
 
@@ -84,13 +81,17 @@ def validation_batches(
 ) -> list[Batch]:
     """Give the windows of every evaluation: spread evenly over the split, in order.
 
-    Gives fewer than `num_batches` where the split holds fewer whole batches; no window
-    comes twice. Raises BadInput where it does not hold one batch.
+    Gives fewer than `num_batches` where the split holds fewer whole batches, each
+    window once. Where it does not fill one batch, its windows are repeated in order,
+    with a warning. Raises BadInput for a split shorter than one window.
     """
     assert global_batch >= 1 and num_batches >= 1, (global_batch, num_batches)
     windows = Windows(tokens_T, seq_len)
+    if not len(windows):
+        raise _too_short("validation", len(tokens_T), seq_len)
     if len(windows) < global_batch:
-        raise _too_few_windows(len(tokens_T), seq_len, global_batch, len(windows))
+        _warn_of_repeats(len(windows), seq_len, global_batch)
+        return [_batch(windows[i % len(windows)] for i in range(global_batch))]
     num_batches = min(num_batches, len(windows) // global_batch)
     num_used = num_batches * global_batch
     chosen = [i * len(windows) // num_used for i in range(num_used)]
@@ -110,21 +111,20 @@ def _batch(windows: Iterable[Any]) -> Batch:
     return windows_RW[:, :-1].copy(), windows_RW[:, 1:].copy()
 
 
-def _too_few_windows(
-    num_tokens: int, seq_len: int, global_batch: int, num_windows: int
-) -> BadInput:
-    """The validation split cannot fill one batch; windows are never repeated for it."""
-    smaller_batch = f"global_batch at most {num_windows}, or " if num_windows else ""
-    return BadInput(
-        got=f"validation split of {num_tokens} tokens: {num_windows} windows of "
-        f"seq_len {seq_len} for global_batch {global_batch}",
-        allowed=f"at least {global_batch} windows, which take "
-        f"{global_batch * seq_len + 1} tokens",
-        fix=smaller_batch + _shorter((num_tokens - 1) // global_batch),
+def _warn_of_repeats(num_windows: int, seq_len: int, global_batch: int) -> None:
+    warnings.warn(
+        f"the validation split holds {num_windows} windows of seq_len {seq_len}, and "
+        f"one batch takes {global_batch}: windows are repeated to fill it, so val_loss "
+        "is an average over fewer texts than usual",
+        stacklevel=3,
     )
 
 
-def _shorter(max_seq_len: int) -> str:
-    if max_seq_len < 1:
-        return "give more text with --data.path"
-    return f"seq_len at most {max_seq_len}, or more text with --data.path"
+def _too_short(split: str, num_tokens: int, seq_len: int) -> BadInput:
+    more_text = "more text with --data.path"
+    shorter = f"seq_len at most {num_tokens - 1}, or {more_text}"
+    return BadInput(
+        got=f"{split} split of {num_tokens} tokens with seq_len {seq_len}",
+        allowed=f"at least {seq_len + 1} tokens (one window)",
+        fix=shorter if num_tokens > 1 else f"give {more_text}",
+    )

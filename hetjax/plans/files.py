@@ -9,10 +9,11 @@ import json
 import os
 from collections import Counter
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hetjax.cluster.record import Kind, as_kind, join, read_record, read_text
+from hetjax.cluster.record import Kind, as_kind, join, parsed, read_record, read_text
 from hetjax.errors import BadInput
 from hetjax.plans.launch_ahead import default_launch_ahead
 from hetjax.plans.plan import Plan, Prediction, Replica, Stage, StageMesh
@@ -122,20 +123,13 @@ def write_plan(path: str | Path, plan: Plan) -> None:
 
 
 def _json(text: str) -> Any:
-    try:
-        return json.loads(text, object_pairs_hook=_without_repeats)
-    except json.JSONDecodeError as error:
-        raise BadInput(
-            got=f"broken JSON: {error.msg} (line {error.lineno}, column {error.colno})",
-            allowed="JSON: one object with version, model, replicas, ...",
-            fix="correct the file at that line and column",
-        ) from error
-    except RecursionError as error:
-        raise BadInput(
-            got="JSON nested too deep to read",
-            allowed="JSON: one object with version, model, replicas, ...",
-            fix="write one object of replicas and stages",
-        ) from error
+    return parsed(
+        text,
+        partial(json.loads, object_pairs_hook=_without_repeats),
+        what="JSON",
+        allowed="JSON: one object with version, model, replicas, ...",
+        fix="correct the file there",
+    )
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -161,19 +161,16 @@ def _devices(case: _Case) -> Iterator[BadInput]:
 
 
 def _device_used_twice(case: _Case) -> Iterator[BadInput]:
-    interleaved = case.plan.schedule.startswith("interleaved")
-    users: dict[tuple[str, int], tuple[str, int]] = {}
-    for where, r, stage in case.stages():
+    users: dict[tuple[str, int], str] = {}
+    for where, _, stage in case.stages():
         for i, index in enumerate(stage.devices):
-            user, owner = users.setdefault((stage.node, index), (where, r))
+            user = users.setdefault((stage.node, index), where)
             again = index in stage.devices[:i]
-            shared = user != where and not (interleaved and owner == r)
-            if again or shared:
+            if again or user != where:
                 yield BadInput(
                     got=f"{where} uses device {index} of {stage.node!r}, which "
                     f"{where if again else user} uses already",
-                    allowed="a device in one stage only, or in several of one replica "
-                    "under an interleaved schedule",
+                    allowed="a device in one stage only",
                     fix=_free_devices(case, stage.node),
                 )
 

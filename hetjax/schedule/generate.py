@@ -7,10 +7,10 @@ each schedule. Does not own communication, reduction or buffers (`lower.py`).
 
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan
+from hetjax.plans.validation import SCHEDULES
 from hetjax.schedule.action import Action, Op, StageKey
 
 ComputeOrder = tuple[tuple[Op, int], ...]  # (op, microbatch)
-SCHEDULES = ("gpipe", "1f1b")
 
 
 def gpipe(num_stages: int, stage: int, num_microbatches: int) -> ComputeOrder:

@@ -5,7 +5,10 @@ Owns its help and its errors. Does not own settings (`config.py`) nor presets
 (`presets.py`).
 """
 
+import re
 from collections.abc import Sequence
+from contextlib import redirect_stderr
+from io import StringIO
 
 import tyro
 
@@ -21,8 +24,8 @@ _PROGRAM = "python -m hetjax.train"
 def parse(arguments: Sequence[str]) -> tuple[RunConfig, Preset]:
     """Return the settings and the preset that they started from.
 
-    BadInput for an unknown preset or option. SystemExit 0 after help and 2 after a
-    value of the wrong type, both printed.
+    BadInput for an unknown preset or option and for a value of the wrong type.
+    SystemExit after help, which is printed.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
         print(presets_help())
@@ -36,15 +39,22 @@ def parse(arguments: Sequence[str]) -> tuple[RunConfig, Preset]:
             fix=f"{_PROGRAM} tiny {' '.join(arguments)}",
         )
     chosen = preset(name)
-    config, unknown = tyro.cli(
-        RunConfig,
-        prog=f"{_PROGRAM} {name}",
-        description=chosen.summary,
-        args=rest,
-        default=chosen.config,
-        return_unknown_args=True,
-        config=(tyro.conf.AvoidSubcommands,),
-    )
+    told = StringIO()
+    try:
+        with redirect_stderr(told):
+            config, unknown = tyro.cli(
+                RunConfig,
+                prog=f"{_PROGRAM} {name}",
+                description=chosen.summary,
+                args=rest,
+                default=chosen.config,
+                return_unknown_args=True,
+                config=(tyro.conf.AvoidSubcommands,),
+            )
+    except SystemExit as ended:
+        if not ended.code:
+            raise
+        raise _wrong_value(told.getvalue(), name, rest) from ended
     if unknown:
         raise _unknown(unknown[0], chosen.config)
     return config, chosen
@@ -64,10 +74,30 @@ def presets_help() -> str:
             *lines,
             "",
             f"{_PROGRAM} PRESET --help lists the options and their values.",
-            "Exit codes: 0 done, 1 failed, 2 bad input, 3 no feasible plan, 4 stopped "
-            "with state saved.",
+            "Exit codes: 0 done, 1 failed, 2 bad input, 4 stopped with state saved.",
         ]
     )
+
+
+def _wrong_value(box: str, preset_name: str, arguments: Sequence[str]) -> BadInput:
+    """Retell the frame that Tyro draws: a title, the problem, a rule, help texts."""
+    problem = re.split(r"\u2500{3,}", box.partition("\n")[2])[0]
+    problem = " ".join(re.sub(r"[\u2500-\u257f]", " ", problem).split())
+    named = re.search(r"--[\w.-]*\w", problem)
+    return BadInput(
+        got=_typed(named.group(), arguments) if named else " ".join(arguments),
+        allowed=problem,
+        fix=f"{_PROGRAM} {preset_name} --help",
+    )
+
+
+def _typed(name: str, arguments: Sequence[str]) -> str:
+    """Return the option with its value, as it was typed."""
+    for i, argument in enumerate(arguments):
+        if argument.partition("=")[0].replace("_", "-") == name:
+            has_value = "=" in argument or i + 1 == len(arguments)
+            return argument if has_value else f"{argument} {arguments[i + 1]}"
+    return name
 
 
 def _unknown(argument: str, config: RunConfig) -> BadInput:

@@ -13,6 +13,9 @@ from typing import Literal
 
 from hetjax.errors import BadInput
 
+_MOST_STEPS = 10**9  # a schedule counts them in 32 bits
+_HIGHEST_RATE = 1e6
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataConfig:
@@ -28,7 +31,7 @@ class DataConfig:
 class OptimizerConfig:
     """How gradients become updates; matrices decay, biases and norms do not."""
 
-    name: Literal["adamw", "lion", "sgd", "adafactor"] = "adamw"
+    name: Literal["adamw", "lion", "sgd"] = "adamw"
     """The rule; its state differs, so a run keeps the one that it began with."""
     learning_rate: float = 3e-4
     """Peak learning rate."""
@@ -41,7 +44,7 @@ class OptimizerConfig:
     weight_decay: float = 0.1
     """Weight decay, times the learning rate."""
     beta1: float = 0.9
-    """Decay of the mean of gradients (of sgd: momentum; adafactor has none)."""
+    """Decay of the mean of gradients (of sgd: momentum)."""
     beta2: float = 0.95
     """Decay of the mean of squared gradients (adamw, lion)."""
     clip_norm: float = 1.0
@@ -143,13 +146,15 @@ def _problems(config: RunConfig) -> Iterator[BadInput]:
     for name, (value, least) in at_least.items():
         if not least <= value < math.inf:
             yield _out_of_range(name, value, f"{name} >= {least}", str(least))
-    above_0 = {
-        "optimizer.learning_rate": optimizer.learning_rate,
-        "optimizer.clip_norm": optimizer.clip_norm,
-    }
-    for name, value in above_0.items():
-        if not value > 0:
-            yield _out_of_range(name, value, f"{name} > 0", "1.0")
+    if config.steps > _MOST_STEPS:
+        allowed = f"steps <= {_MOST_STEPS}"
+        yield _out_of_range("steps", config.steps, allowed, str(_MOST_STEPS))
+    rate, name = optimizer.learning_rate, "optimizer.learning_rate"
+    if not 0 < rate <= _HIGHEST_RATE:
+        yield _out_of_range(name, rate, f"0 < {name} <= {_HIGHEST_RATE:g}", "3e-4")
+    if not optimizer.clip_norm > 0:
+        name = "optimizer.clip_norm"
+        yield _out_of_range(name, optimizer.clip_norm, f"{name} > 0", "1.0")
     for name in ("beta1", "beta2"):
         value = getattr(optimizer, name)
         if not 0 <= value < 1:
@@ -161,6 +166,18 @@ def _problems(config: RunConfig) -> Iterator[BadInput]:
         yield _out_of_range(name, fraction, f"0 <= {name} <= 1", "0.1")
     if not 0 <= config.seed < 2**32:
         yield _out_of_range("seed", config.seed, "0 <= seed < 2**32", "0")
+    yield from _prompt_problems(evaluation.prompt)
+
+
+def _prompt_problems(prompt: str) -> Iterator[BadInput]:
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        yield BadInput(
+            got=f"evaluation.prompt = {prompt!r}",
+            allowed="text that UTF-8 can hold",
+            fix="give --evaluation.prompt in UTF-8",
+        )
 
 
 def _out_of_range(name: str, value: float, allowed: str, example: str) -> BadInput:

@@ -10,6 +10,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+from hetjax.cluster.record import parsed, read_text
+from hetjax.errors import BadInput
+
 
 class Journal:
     """Appends objects to a file, one flushed line each; each line has a `step`."""
@@ -30,11 +33,25 @@ class Journal:
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of the file; a last one that was cut off is left out."""
+    """Return the whole lines of the file; a last one that was cut off is left out.
+
+    BadInput names the first line that is none of ours.
+    """
     if not path.exists():
         return []
-    text = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.split("\n")[:-1] if line]
+    lines = read_text(path, what="journal of the run").split("\n")[:-1]
+    numbered = enumerate(lines, start=1)
+    return [_line(line, f"{path}, line {n}") for n, line in numbered if line]
+
+
+def _line(text: str, where: str) -> dict[str, Any]:
+    allowed = "lines as hetjax wrote them: JSON objects with a 'step'"
+    fix = "remove or restore that line, or give another --run-dir"
+    line = parsed(text, json.loads, what=f"JSON in {where}", allowed=allowed, fix=fix)
+    if not (isinstance(line, dict) and type(line.get("step")) is int):
+        got = f"{where}: no JSON object with a 'step'"
+        raise BadInput(got=got, allowed=allowed, fix=fix)
+    return line
 
 
 def _rewrite(path: Path, lines: list[dict[str, Any]]) -> None:

@@ -25,11 +25,12 @@ from hetjax.runtime.timeline import Timeline
 from hetjax.training.config import RunConfig
 from hetjax.training.feed import Feed
 from hetjax.training.journal import Journal
+from hetjax.training.optimizer import LearningRates
 from hetjax.training.progress import Display, metrics_line
 from hetjax.training.sampling import sample_text
 from hetjax.training.stopping import StopRequest
 
-_TRACED = range(2, 5)  # steps since the start: the first ones still warm up
+_NUM_TRACED, _WARM_UP = 3, 2  # steps
 
 
 class Failed(Exception):
@@ -56,7 +57,7 @@ class Loop:
     dataset: Dataset
     feed: Feed
     validation: Sequence[Batch]
-    learning_rates: np.ndarray
+    learning_rates: LearningRates
     metrics: Journal
     evaluated: set[int]
     saver: Saver
@@ -69,6 +70,8 @@ class Loop:
     _done: _Done | None = None
     _since_s: float = 0.0
     _timeline: Timeline | None = None
+    _traced: range = range(0)
+    _num_traced: int = 0
 
     def run(self, step: int) -> int:
         """Train from this step on to the last, or until asked to stop.
@@ -76,6 +79,7 @@ class Loop:
         Returns the step reached, with its state saved. Raises Failed.
         """
         first = step
+        self._traced = steps_to_trace(self.config, first)
         self._since_s = time.perf_counter()
         while step < self.config.steps:
             if self.stop.reason is None and self._due(
@@ -115,7 +119,7 @@ class Loop:
         self._done = _Done(
             result=result,
             step_time_s=step_time_s,
-            learning_rate=float(self.learning_rates[step]),
+            learning_rate=self.learning_rates[step],
         )
         if not math.isfinite(result.grad_norm):
             self._record()
@@ -210,13 +214,31 @@ class Loop:
             )
 
     def _observer(self, num_trained: int) -> Timeline | None:
-        if self.trace is None or num_trained not in _TRACED:
+        if self.trace is None or num_trained not in self._traced:
             return None
         if self._timeline is None:
             self._timeline = Timeline(self.runtime.plan)
+        self._num_traced += 1
         return self._timeline
 
     def _write_trace(self) -> None:
-        if self._timeline is not None and self.trace is not None:
-            self._timeline.write(self.trace)
-            self._timeline.close()
+        if self.trace is None:
+            return
+        if self._timeline is None:
+            self.display.note("--trace: too few steps were left to trace one")
+            return
+        self._timeline.write(self.trace)
+        self._timeline.close()
+        self.display.note(
+            f"trace of {self._num_traced} steps: {self.trace}, to open in "
+            "ui.perfetto.dev"
+        )
+
+
+def steps_to_trace(config: RunConfig, first: int) -> range:
+    """Return which steps of this start to trace: past the warm-up, else the last."""
+    left = config.steps - first
+    if config.stop_after is not None:
+        left = min(left, config.stop_after)
+    start = max(0, min(_WARM_UP, left - _NUM_TRACED))
+    return range(start, min(start + _NUM_TRACED, left))

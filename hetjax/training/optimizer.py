@@ -14,6 +14,8 @@ import optax
 
 from hetjax.training.config import OptimizerConfig
 
+_BLOCK = 4096  # steps
+
 
 def optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTransformation:
     """Return the leaf-wise rule of a run of so many steps, without clipping."""
@@ -23,15 +25,8 @@ def optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTransfor
         return optax.adamw(rate, beta1, beta2, weight_decay=decay, mask=matrices)
     if config.name == "lion":
         return optax.lion(rate, beta1, beta2, weight_decay=decay, mask=matrices)
-    if config.name == "sgd":
-        momentum = optax.sgd(rate, momentum=beta1 or None)
-        return optax.chain(optax.add_decayed_weights(decay, matrices), momentum)
-    return optax.adafactor(
-        rate,
-        # Optax adds this decay after the learning rate, unlike in its other rules
-        weight_decay_rate=lambda count: decay * rate(count),
-        weight_decay_mask=matrices,
-    )
+    momentum = optax.sgd(rate, momentum=beta1 or None)
+    return optax.chain(optax.add_decayed_weights(decay, matrices), momentum)
 
 
 def schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
@@ -53,14 +48,26 @@ def schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
     return optax.join_schedules([rise, course], [warmup])
 
 
-def learning_rates(config: OptimizerConfig, num_steps: int) -> np.ndarray:
-    """Return the learning rate of every step, for people to read.
+class LearningRates:
+    """The learning rate of each step, by its index, for people to read.
 
-    All at once, before training: on its own a value would wait for busy devices.
+    Made a block of steps at a time: on its own a value would wait for busy devices.
     """
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        of_steps = jax.vmap(schedule(config, num_steps))
-        return np.asarray(of_steps(jnp.arange(num_steps)), np.float64)
+
+    def __init__(self, config: OptimizerConfig, num_steps: int, first: int = 0) -> None:
+        """Make the block that holds step `first`."""
+        self._of_steps = jax.vmap(schedule(config, num_steps))
+        self._start, self._block = self._made(first)
+
+    def __getitem__(self, step: int) -> float:
+        if not self._start <= step < self._start + len(self._block):
+            self._start, self._block = self._made(step)
+        return float(self._block[step - self._start])
+
+    def _made(self, step: int) -> tuple[int, np.ndarray]:
+        start = step - step % _BLOCK
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            return start, np.asarray(self._of_steps(start + jnp.arange(_BLOCK)))
 
 
 def matrices(params: Any) -> Any:

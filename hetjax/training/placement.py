@@ -27,6 +27,8 @@ from hetjax.training.config import RunConfig, option
 from hetjax.training.presets import Preset
 from hetjax.training.rundir import Previous
 
+_MOST_SIMULATED = 4096  # devices
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hardware:
@@ -55,6 +57,7 @@ def choose_hardware(config: RunConfig, preset: Preset) -> Hardware:
         return _found(config)
     cluster, simulate = load_cluster(path), config.simulate
     if simulate:
+        _check_simulated(cluster)
         # a preset's cluster is for CPU-only machines: look for accelerators first
         with suppress(RuntimeError):  # JAX runs already: a notebook keeps its devices
             only_cpu = config.cluster is not None
@@ -112,6 +115,15 @@ def _found(config: RunConfig) -> Hardware:
     )
 
 
+def _check_simulated(cluster: Cluster) -> None:
+    if cluster.num_devices > _MOST_SIMULATED:
+        raise BadInput(
+            got=f"--simulate of {cluster.num_devices} devices",
+            allowed=f"at most {_MOST_SIMULATED} simulated devices",
+            fix="give a smaller --cluster, or leave --simulate out",
+        )
+
+
 def _local_devices(cluster: Cluster, simulate: bool) -> list[jax.Device]:
     if simulate:
         return jax.local_devices(backend="cpu")
@@ -142,9 +154,7 @@ def _of_run(
 ) -> Choice | None:
     if previous is None or not _same_machines(previous.cluster, cluster):
         return None
-    before = previous.config
-    how = (config.planner, config.microbatch_size)
-    if how != (before.planner, before.microbatch_size):
+    if _how(config) != _how(previous.config):
         return None  # asked to plan anew
     return Choice(plan=previous.plan, source="the run directory's")
 
@@ -154,6 +164,8 @@ def _of_preset(config: RunConfig, cluster: Cluster, preset: Preset) -> Choice | 
         return None
     if not _same_machines(load_cluster(preset.cluster), cluster):
         return None
+    if _how(config) != _how(preset.config):
+        return None  # asked to plan otherwise
     plan = read_plan(preset.plan)
     if any(in_plan != in_config for _, in_plan, in_config in _shared(plan, config)):
         return None
@@ -171,6 +183,11 @@ def _planned(config: RunConfig, model: Model, cluster: Cluster) -> Choice:
         tensor_sizes=tensor_sizes(model),
     )
     return Choice(plan=plan, source=f"planner {config.planner!r}")
+
+
+def _how(config: RunConfig) -> tuple[str, int]:
+    """What the planner is told; another value than before asks for its plan."""
+    return config.planner, config.microbatch_size
 
 
 def _shared(plan: Plan, config: RunConfig) -> list[tuple[str, object, object]]:

@@ -27,7 +27,7 @@ from hetjax.training.config import RunConfig, check_config
 from hetjax.training.feed import Feed
 from hetjax.training.journal import Journal, read_journal
 from hetjax.training.loop import Loop
-from hetjax.training.optimizer import learning_rates, optimizer
+from hetjax.training.optimizer import LearningRates, optimizer
 from hetjax.training.placement import Choice, Hardware, choose_hardware, choose_plan
 from hetjax.training.presets import Preset
 from hetjax.training.progress import Display, display
@@ -69,11 +69,15 @@ def run(config: RunConfig, preset: Preset, model: Model) -> int:
         previous = rundir.read_previous(config.run_dir)
         if previous is not None:
             rundir.check_same_run(previous, config)
+        for name in (rundir.METRICS, rundir.EVENTS):
+            read_journal(config.run_dir / name)  # a damaged one is refused
         checkpoint = _newest_checkpoint(config)
         hardware = choose_hardware(config, preset)
         choice = choose_plan(config, model, hardware.cluster, preset, previous)
         if checkpoint is not None and _is_done(config, checkpoint):
             shown.note(f"{config.run_dir} has done all of its {config.steps} steps")
+            if config.trace:
+                shown.note("--trace: no step is left to trace; raise --steps")
             return DONE
         start = _Start(
             config=config,
@@ -90,8 +94,9 @@ def run(config: RunConfig, preset: Preset, model: Model) -> int:
 
 def _newest_checkpoint(config: RunConfig) -> Checkpoint | None:
     try:
-        checkpoint = Checkpoint.open(config.run_dir / rundir.CHECKPOINTS)
-    except DamagedCheckpoint:
+        with rundir.usable(config.run_dir):
+            checkpoint = Checkpoint.open(config.run_dir / rundir.CHECKPOINTS)
+    except (DamagedCheckpoint, rundir.Unusable):
         raise  # starting anew would write over what may be mended
     except BadInput:
         return None  # none is complete yet
@@ -149,6 +154,7 @@ def _train(start: _Start, shown: Display) -> int:
         config.global_batch,
         config.evaluation.num_batches,
     )
+    rates = LearningRates(config.optimizer, config.steps, start.step)
     runtime = _runtime(start, shown)
     saver = Saver(run_dir / rundir.CHECKPOINTS, _WORKER, config.checkpoint.keep)
     metrics, events = _begin(start, shown)
@@ -160,7 +166,7 @@ def _train(start: _Start, shown: Display) -> int:
             dataset=start.dataset,
             feed=feed,
             validation=validation,
-            learning_rates=learning_rates(config.optimizer, config.steps),
+            learning_rates=rates,
             metrics=metrics,
             evaluated=_evaluated(run_dir),
             saver=saver,
@@ -241,9 +247,11 @@ def _end(
     lines = read_journal(run_dir / rundir.METRICS)
     last = next(line for line in reversed(lines) if "val_loss" in line)
     speeds = [line["tokens_per_s"] for line in lines if "loss" in line]
+    # no step's line is there if metrics.jsonl was lost after the last step
+    speed = f", median tokens_per_s {median(speeds):,.0f}" if speeds else ""
     shown.note(
         f"done: {num_steps} steps, val_loss {last['val_loss']:.4f}, val_bits_per_byte "
-        f"{last['val_bits_per_byte']:.4f}, median tokens_per_s {median(speeds):,.0f}"
+        f"{last['val_bits_per_byte']:.4f}{speed}"
     )
     shown.note(
         f"metrics, settings and checkpoints are in {run_dir}; the same command with "

@@ -14,11 +14,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, TextIO
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.files import cluster_toml, load_cluster
-from hetjax.cluster.record import as_kind, read_record, read_text
+from hetjax.cluster.record import as_kind, parsed, read_record, read_text
 from hetjax.data.dataset import Dataset
 from hetjax.errors import BadInput
 from hetjax.plans.files import read_plan, write_plan
@@ -47,23 +48,37 @@ class Previous:
     plan: Plan
 
 
+class Unusable(BadInput):
+    """A run directory that the system does not let us read or write."""
+
+
+@contextmanager
+def usable(path: Path) -> Iterator[None]:
+    """Turn the system's refusals within the run directory into Unusable."""
+    try:
+        yield
+    except OSError as error:
+        file = f"{error.filename}: " if error.filename else ""
+        raise Unusable(
+            got=f"run directory {str(path)!r} cannot be used ({file}{error.strerror})",
+            allowed="a folder that you may write to, or a path where one can be made",
+            fix="give another --run-dir, or correct the permissions of this one",
+        ) from error
+
+
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold the directory for this process; leave no trace of one that stays empty.
 
     BadInput if another process holds it, if it is no run's, or cannot be made.
     """
-    if not (path / CONFIG).exists():
-        _refuse_strangers(path)
-    try:
+    with usable(path):
+        if not (path / CONFIG).exists():
+            _refuse_strangers(path)
         path.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=path):
+            pass  # a lock that is there may be writable in a folder that is not
         file = (path / _LOCK).open("a+")
-    except OSError as error:
-        raise BadInput(
-            got=f"run directory {str(path)!r} cannot be used ({error.strerror})",
-            allowed="a folder that you may write to, or a path where one can be made",
-            fix="give another --run-dir",
-        ) from error
     with file:
         _lock(path, file)
         try:
@@ -198,14 +213,13 @@ def _refuse_strangers(path: Path) -> None:
 
 def _read_json(path: Path) -> Any:
     text = read_text(path, what="settings of the run")
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise BadInput(
-            got=f"{path}: broken JSON: {error.msg} (line {error.lineno})",
-            allowed="the file as hetjax wrote it",
-            fix="restore the file, or give another --run-dir",
-        ) from error
+    return parsed(
+        text,
+        json.loads,
+        what=f"JSON in {path}",
+        allowed="the file as hetjax wrote it",
+        fix="restore the file, or give another --run-dir",
+    )
 
 
 def _replace(path: Path, text: str) -> None:

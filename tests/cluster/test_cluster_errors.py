@@ -27,7 +27,7 @@ def test_an_unknown_preset_names_the_nearest():
             "name = \n",
             "broken TOML: Invalid value (at line 1, column 8)",
             "TOML: name, then [[node]] and [[link]] tables",
-            "correct the file at that line and column",
+            "correct the file there",
         ),
         (
             NODE,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches against plain slices of the tokens. Shape legend as in `batches.py`."""
 
+import warnings
 from collections import Counter
 
 import numpy as np
@@ -148,16 +149,25 @@ def test_too_short_a_training_split_says_what_would_fit():
 
 def test_too_short_a_validation_split_says_what_would_fit():
     with pytest.raises(BadInput) as caught:
-        validation_batches(_tokens(100), 32, 8, 2)
+        validation_batches(_tokens(30), 32, 8, 2)
     assert str(caught.value) == (
-        "got: validation split of 100 tokens: 3 windows of seq_len 32 "
-        "for global_batch 8\n"
-        "allowed: at least 8 windows, which take 257 tokens\n"
-        "fix: global_batch at most 3, or seq_len at most 12, "
-        "or more text with --data.path"
+        "got: validation split of 30 tokens with seq_len 32\n"
+        "allowed: at least 33 tokens (one window)\n"
+        "fix: seq_len at most 29, or more text with --data.path"
     )
-    assert len(validation_batches(_tokens(100), 32, 3, 2)) == 1
-    assert len(validation_batches(_tokens(100), 12, 8, 2)) == 1
+
+
+def test_fewer_windows_than_a_batch_are_repeated_in_order_with_one_warning():
+    every = _expected_windows(100, 32)
+    assert len(every) == 3
+    with pytest.warns(UserWarning, match="3 windows of seq_len 32.*takes 8") as caught:
+        [batch] = validation_batches(_tokens(100), 32, 8, 2)
+    assert len(caught) == 1
+    places = [every.index(row) for row in _seen(*batch)]
+    assert places == [0, 1, 2, 0, 1, 2, 0, 1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(validation_batches(_tokens(100), 32, 3, 2)) == 1
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1])

@@ -156,9 +156,9 @@ STAGE = "replicas[0].stages[1]"
         (
             '"seq_len": 8,',
             '"seq_len" 8,',
-            "broken JSON: Expecting ':' delimiter (line 2, column 43)",
+            "broken JSON: Expecting ':' delimiter: line 2 column 43 (char 43)",
             "JSON: one object with version, model, replicas, ...",
-            "correct the file at that line and column",
+            "correct the file there",
         ),
         (
             '"version": 1, ',

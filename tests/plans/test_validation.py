@@ -64,10 +64,7 @@ def stage(**changes: Any) -> Plan:
 
 
 ONCE = "stages that hold layers 0 to 5 once each, in order"
-ONE_STAGE = (
-    "a device in one stage only, or in several of one replica under an interleaved "
-    "schedule"
-)
+ONE_STAGE = "a device in one stage only"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bad input: exit code 2, what was got, allowed and to type, and nothing is written."""
 
+import errno
 import json
 import os
 import shutil
@@ -12,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from hetjax.checkpoint.restore import Checkpoint
 from hetjax.cluster.files import preset_path
 from hetjax.models.presets import MODEL_CONFIGS
 from hetjax.plans.files import plan_json
 from hetjax.train import main
+from hetjax.training import rundir
 from hetjax.training.presets import PRESETS
 from hetjax.training.run import run
 from tests.training.small import MODEL, MODEL_CONFIG, TWO_REPLICAS, but, small_preset
@@ -82,6 +85,17 @@ def refused(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -
         (["small", "--seq-len", "32", "--run-dir", "x"], ["seq_len = 32", "<= 16"]),
         (["small", "--run-dir", "text.txt"], ["'text.txt'", "--run-dir"]),
         (["small", "--run-dir", "."], ["no config.json", "--run-dir"]),
+        (["small", "--run-dir", "x" * 300], ["cannot be used", "File name too long"]),
+        (["small", "--steps", "abc"], ["got: --steps abc\n", "train small --help"]),
+        (["small", "--steps=1.5"], ["got: --steps=1.5\n", "'1.5'"]),
+        (["small", "--steps"], ["got: --steps\n", "Missing value"]),
+        (["small", "--dtype", "float16"], ["got: --dtype float16\n", "'bfloat16'"]),
+        (
+            ["small", "--optimizer.learning_rate", "fast"],
+            ["got: --optimizer.learning_rate fast\n", "could not convert"],
+        ),
+        (["small", "--optimizer.learning-rate", "inf"], ["learning_rate = inf"]),
+        (["small", "--evaluation.prompt", "\udcff"], ["prompt = '\\udcff'", "UTF-8"]),
         (["small", "--no-simulate"], ["A100-SXM4-80GB", "--simulate"]),
     ],
 )
@@ -167,6 +181,38 @@ def test_broken_json_and_toml_are_refused(
     assert "broken TOML" in text
 
 
+def test_too_many_simulated_devices_are_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    node = '[[node]]\nname = "{}"\ndevice = "cpu"\ncount = 2049\n'
+    text = 'name = "large"\n' + node.format("a") + node.format("b")
+    (folder / "large.toml").write_text(text)
+    text = refused(folder, capsys, "small", "--cluster", "large.toml")
+    assert "4098 devices" in text and "at most 4096" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[" * 20_000, "nested too deep"),
+        ('{"version": ' + "1" * 5_000 + "}", "5000 digits"),
+    ],
+)
+@pytest.mark.parametrize("option", ["--plan", "--cluster"])
+def test_texts_that_parsers_give_up_on_are_refused(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    option: str,
+    text: str,
+    words: str,
+):
+    is_toml = option == "--cluster"
+    (folder / "bad").write_text(f"name = {text}" if is_toml else text)
+    if is_toml and "digits" in words:
+        (folder / "bad").write_text("name = " + "1" * 5_000)
+    assert words in refused(folder, capsys, "small", option, "bad")
+
+
 def test_simulating_without_a_cluster_is_refused(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
@@ -233,6 +279,52 @@ def test_a_broken_file_of_the_run_is_refused(
     assert name in refused(folder, capsys, "small")
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl"])
+def test_a_damaged_journal_of_the_run_is_refused_with_its_line(
+    folder: Path, two_steps: Path, capsys: pytest.CaptureFixture[str], name: str
+):
+    shutil.copytree(two_steps, folder, dirs_exist_ok=True)
+    path = folder / "run" / name
+    path.write_text('{"step": 1}\n{"step": 2, "lo\n{"step": 3}\n')
+    assert f"{name}, line 2" in refused(folder, capsys, "small")
+    path.write_text("[1]\n")
+    assert f"{name}, line 1: no JSON object" in refused(folder, capsys, "small")
+    path.unlink()
+    path.mkdir()
+    assert "Is a directory" in refused(folder, capsys, "small")
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused(
+    folder: Path,
+    two_steps: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def no_file(**_: object) -> None:  # who runs the tests may be allowed everything
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    shutil.copytree(two_steps, folder, dirs_exist_ok=True)
+    monkeypatch.setattr(rundir, "TemporaryFile", no_file)
+    text = refused(folder, capsys, "small")
+    assert "cannot be used" in text and "Permission denied" in text
+
+
+def test_checkpoints_that_cannot_be_read_are_refused(
+    folder: Path,
+    two_steps: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def closed(path: Path) -> None:
+        name = str(path)
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
+
+    shutil.copytree(two_steps, folder, dirs_exist_ok=True)
+    monkeypatch.setattr(Checkpoint, "open", closed)
+    text = refused(folder, capsys, "small")
+    assert "checkpoints: Permission denied" in text
+
+
 def test_a_damaged_only_checkpoint_is_refused_and_not_written_over(
     folder: Path, two_steps: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -274,7 +366,7 @@ def test_the_command_itself_refuses_without_a_traceback(tmp_path: Path):
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 2
-    assert "'adam'" in done.stderr and "adafactor" in done.stderr
+    assert "'adam'" in done.stderr and "lion" in done.stderr
     assert "--help" in done.stderr and "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
 

@@ -39,8 +39,8 @@ PATHS = st.text("abc/.", min_size=1).map(Path)
         evaluation=st.builds(EvaluationConfig, prompt=st.text()),
         optimizer=st.builds(
             OptimizerConfig,
-            name=st.sampled_from(["adamw", "lion", "sgd", "adafactor"]),
-            learning_rate=st.floats(1e-9, 1e9),
+            name=st.sampled_from(["adamw", "lion", "sgd"]),
+            learning_rate=st.floats(1e-9, 1e6),
             clip_norm=st.just(float("inf")) | st.floats(1e-3, 1e3),
         ),
     )
@@ -92,6 +92,18 @@ def test_flat_names_are_those_of_the_command_line():
         (
             replace(BASE, optimizer=OptimizerConfig(clip_norm=float("nan"))),
             ["optimizer.clip_norm = nan", "> 0"],
+        ),
+        *[
+            (
+                replace(BASE, optimizer=OptimizerConfig(learning_rate=rate)),
+                [f"optimizer.learning_rate = {rate}", "<= 1e+06"],
+            )
+            for rate in (0.0, 1e39, float("inf"), float("nan"))
+        ],
+        (replace(BASE, steps=10**9 + 1), ["steps = 1000000001", "<= 1000000000"]),
+        (
+            replace(BASE, evaluation=EvaluationConfig(prompt="a\udcff")),
+            ["evaluation.prompt = 'a\\udcff'", "UTF-8"],
         ),
         (
             replace(BASE, optimizer=OptimizerConfig(final_fraction=1.5)),

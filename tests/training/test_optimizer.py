@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from hetjax.training.config import OptimizerConfig
-from hetjax.training.optimizer import learning_rates, matrices, optimizer
+from hetjax.training.optimizer import LearningRates, matrices, optimizer
 
 PARAMS = {
     "attention.q": jnp.full((2, 3, 2), 2.0),
@@ -53,7 +53,18 @@ def test_the_learning_rate_rises_over_the_warmup_and_then_takes_its_course(
         final_fraction=0.2,
     )
     expected = [expected_rate(config, k, num_steps, warmup) for k in range(num_steps)]
-    np.testing.assert_allclose(learning_rates(config, num_steps), expected, rtol=1e-5)
+    rates = LearningRates(config, num_steps)
+    made = [rates[k] for k in range(num_steps)]
+    np.testing.assert_allclose(made, expected, rtol=1e-5)
+
+
+def test_learning_rates_of_a_billion_steps_are_made_as_they_are_asked_for():
+    config = OptimizerConfig(schedule="linear", warmup_steps=1000)
+    num_steps = 10**9
+    rates = LearningRates(config, num_steps, 10**8)
+    steps = [10**8, 10**8 + 5000, 999, 1000, num_steps - 1]
+    expected = [expected_rate(config, k, num_steps, 1000) for k in steps]
+    np.testing.assert_allclose([rates[k] for k in steps], expected, rtol=1e-5)
 
 
 def test_only_matrices_decay():

@@ -100,6 +100,12 @@ def test_the_presets_plan_is_for_its_cluster_and_batch_only(preset: Preset):
         assert plan != TWO_REPLICAS
 
 
+def test_the_presets_plan_gives_way_to_another_microbatch_size(preset: Preset):
+    larger = but(preset, microbatch_size=3)
+    plan = choose_plan(larger.config, MODEL, TINY, preset, None).plan
+    assert {replica.microbatch_size for replica in plan.replicas} == {3}
+
+
 def test_a_plan_that_no_longer_fits_is_refused_with_its_source(
     preset: Preset, tmp_path: Path
 ):

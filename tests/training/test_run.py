@@ -3,6 +3,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,9 @@ from hetjax.train import main
 from hetjax.training import run as run_module
 from hetjax.training.config import CheckpointConfig, OptimizerConfig
 from hetjax.training.config_files import config_values
-from hetjax.training.loop import Failed
-from hetjax.training.optimizer import learning_rates
+from hetjax.training.loop import Failed, steps_to_trace
+from hetjax.training.optimizer import LearningRates
+from hetjax.training.presets import PRESETS
 from hetjax.training.run import run
 from tests.training.small import MODEL, TWO_REPLICAS, but, lines, small_preset
 
@@ -44,8 +46,8 @@ def test_a_run_writes_what_its_directory_promises(
     assert all(line["tokens"] == 6 * 16 for line in trained)
     for line in trained:
         assert line["tokens_per_s"] == pytest.approx(96 / line["step_time_s"])
-    rates = learning_rates(preset.config.optimizer, 6)
-    assert [line["learning_rate"] for line in trained] == list(rates)
+    rates = LearningRates(preset.config.optimizer, 6)
+    assert [line["learning_rate"] for line in trained] == [rates[k] for k in range(6)]
     assert trained[0]["loss"] == pytest.approx(math.log(320), abs=0.1)
     assert trained[-1]["loss"] < trained[0]["loss"]
     evaluations = {line["step"]: line for line in metrics if "val_loss" in line}
@@ -63,9 +65,42 @@ def test_a_run_writes_what_its_directory_promises(
     assert "replica  stage  node" in out
 
 
+def test_the_last_steps_are_traced_where_few_are_left_and_lost_metrics_do_no_harm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    preset = but(small_preset(tmp_path), steps=2, trace=True)
+    run_dir = preset.config.run_dir
+    assert run(preset.config, preset, MODEL) == 0
+    assert f"trace of 2 steps: {run_dir / 'trace.json'}" in capsys.readouterr().out
+    assert json.loads((run_dir / "trace.json").read_text())
+    assert run(preset.config, preset, MODEL) == 0
+    assert "no step is left to trace" in capsys.readouterr().out
+    (run_dir / "metrics.jsonl").unlink()
+    assert run(preset.config, preset, MODEL) == 0
+    out = capsys.readouterr().out
+    assert "done: 2 steps, val_loss" in out and "too few steps were left" in out
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "stop_after", "first", "steps_traced"),
+    [
+        (100, None, 0, [2, 3, 4]),
+        (100, None, 96, [1, 2, 3]),
+        (100, None, 98, [0, 1]),
+        (100, 4, 0, [1, 2, 3]),
+        (100, None, 100, []),
+    ],
+)
+def test_three_steps_are_traced_past_the_warm_up_or_else_the_last(
+    num_steps: int, stop_after: int | None, first: int, steps_traced: list[int]
+):
+    config = replace(PRESETS["tiny"]().config, steps=num_steps, stop_after=stop_after)
+    assert list(steps_to_trace(config, first)) == steps_traced
+
+
 def test_training_that_diverges_stops_and_keeps_the_last_checkpoint(tmp_path: Path):
     wild = OptimizerConfig(
-        name="sgd", learning_rate=1e30, warmup_steps=0, clip_norm=float("inf")
+        name="sgd", learning_rate=1e6, warmup_steps=0, clip_norm=float("inf")
     )
     preset = but(
         small_preset(tmp_path), optimizer=wild, checkpoint=CheckpointConfig(every=1)
@@ -75,7 +110,7 @@ def test_training_that_diverges_stops_and_keeps_the_last_checkpoint(tmp_path: Pa
     run_dir = preset.config.run_dir
     [saved] = steps(run_dir / "checkpoints")
     assert f"the last checkpoint is of step {saved}" in str(error.value)
-    assert "lower --optimizer.learning-rate, which is 1e+30" in str(error.value)
+    assert "lower --optimizer.learning-rate, which is 1000000.0" in str(error.value)
     metrics = lines(run_dir / "metrics.jsonl")
     assert all(math.isfinite(line["loss"]) for line in metrics if "loss" in line)
 
