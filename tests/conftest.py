@@ -1,16 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every test sees 16 simulated CPU devices and the strictest JAX."""
 
+import os
+from pathlib import Path
+
 import hypothesis
 import jax
 import pytest
 
 from hetjax.mesh.simulated import simulate_devices
 
+# one LLVM module per program: the programs of the tests are too small to be split
+FLAGS = "--xla_cpu_parallel_codegen_split_count=1"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
 simulate_devices(16)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_disable_most_optimizations", True)  # compiling dominates here
+COMPILED = Path(__file__).parents[1] / ".pytest_cache" / "jax"  # for all workers
+jax.config.update("jax_compilation_cache_dir", str(COMPILED))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 hypothesis.settings.register_profile("hetjax", deadline=None)
 hypothesis.settings.load_profile("hetjax")
