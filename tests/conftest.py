@@ -2,7 +2,6 @@
 """Every test sees 16 simulated CPU devices and the strictest JAX."""
 
 import os
-from pathlib import Path
 
 import hypothesis
 import jax
@@ -17,10 +16,6 @@ simulate_devices(16)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_disable_most_optimizations", True)  # compiling dominates here
-COMPILED = Path(__file__).parents[1] / ".pytest_cache" / "jax"  # for all workers
-jax.config.update("jax_compilation_cache_dir", str(COMPILED))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 hypothesis.settings.register_profile("hetjax", deadline=None)
 hypothesis.settings.load_profile("hetjax")
