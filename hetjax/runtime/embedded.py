@@ -167,10 +167,8 @@ class Embedded:
         sums, num_tokens = 0.0, 0
         for batch in batches:
             self._run(self.evaluation, self._step(0, batch, None))
-            sums, num_tokens = (
-                sums + _total(self._loss_sums()),
-                num_tokens + batch[1].size,
-            )
+            sums += _total(self._loss_sums())
+            num_tokens += batch[1].size
         return sums / num_tokens
 
     def next_logits(self, tokens: Sequence[int]) -> np.ndarray:

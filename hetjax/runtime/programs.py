@@ -66,7 +66,7 @@ class StagePrograms:
         """What the stage gets per microbatch: tokens, or the residual stream."""
         return self.tokens if self.graph.first else self.outputs
 
-    @property
+    @cached_property
     def outputs(self) -> jax.ShapeDtypeStruct:
         """The residual stream; gradients of it have the same shape and dtype."""
         sharding = batch_sharding(self.mesh)
