@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from hetjax.models.model import Model, apply, init_params
+from hetjax.models.model import Model, abstract_params, apply, init_params
 from hetjax.plans.plan import Plan
 from hetjax.runtime.embedded import Batch, Embedded
 from hetjax.runtime.state import stage_entries
@@ -47,17 +47,24 @@ def oracle_gradients(
     model: Model, params: dict[str, Any], batch: Batch
 ) -> tuple[float, dict[str, np.ndarray]]:
     """(mean cross-entropy, gradients of the mean loss by path) in one jit."""
-    (_, ce), grads = _oracle_step(model)(params, *batch)
+    (_, ce), grads = _oracle_step(model, batch[0].shape)(params, *batch)
     return float(ce), {path: np.asarray(grad) for path, grad in grads.items()}
 
 
 @lru_cache(maxsize=4)
-def _oracle_step(model: Model) -> Any:
+def _oracle_step(model: Model, batch_shape: tuple[int, ...]) -> Any:
     def loss(params: Any, inputs_GL: Any, targets_GL: Any) -> Any:
         total, ce = oracle_loss_sums(model, params, inputs_GL, targets_GL)
         return total / targets_GL.size, ce / targets_GL.size
 
-    return jax.jit(jax.value_and_grad(loss, has_aux=True))
+    params = {
+        f"{spec.path}.{name}": jax.ShapeDtypeStruct(param.shape, jnp.float32)
+        for spec in model.modules
+        for name, param in abstract_params(spec).items()
+    }
+    tokens_GL = jax.ShapeDtypeStruct(batch_shape, jnp.int32)
+    step = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    return step.lower(params, tokens_GL, tokens_GL).compile()
 
 
 def random_batch(plan: Plan, vocab_size: int, seed: int) -> Batch:

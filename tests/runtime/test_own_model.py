@@ -21,6 +21,8 @@ from tests.runtime.oracle import (
     random_batch,
 )
 
+pytestmark = pytest.mark.usefixtures("quick_compiling")
+
 VOCAB, WIDTH, HIDDEN, LENGTH = 32, 8, 16, 4
 
 

@@ -16,6 +16,8 @@ from hetjax.plans.plan import Plan, Remat, Replica, Stage, StageMesh
 from hetjax.runtime.embedded import Embedded
 from hetjax.runtime.programs import StagePrograms
 
+pytestmark = pytest.mark.usefixtures("quick_compiling")
+
 SEQ_LEN, WIDTH = 16, 64
 SIZES: dict[str, Any] = dict(
     vocab_size=128, hidden_size=WIDTH, num_blocks=4, num_heads=4, max_seq_len=SEQ_LEN

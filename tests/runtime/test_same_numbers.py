@@ -21,6 +21,8 @@ from tests.runtime.oracle import (
 )
 from tests.runtime.random_plans import Case, random_case
 
+pytestmark = pytest.mark.usefixtures("quick_compiling")
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "plan_seed" in metafunc.fixturenames:

@@ -5,10 +5,13 @@ import json
 from pathlib import Path
 
 import optax
+import pytest
 
 from hetjax.runtime.timeline import Timeline
 from tests.runtime.oracle import random_batch
 from tests.runtime.test_update import MODEL, PLAN, runtime_of
+
+pytestmark = pytest.mark.usefixtures("quick_compiling")
 
 
 def test_a_trace_has_every_pass_of_every_microbatch_on_every_device(tmp_path: Path):

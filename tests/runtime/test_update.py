@@ -86,6 +86,7 @@ def weights(runtime: Embedded) -> dict[str, np.ndarray]:
     }
 
 
+@pytest.mark.usefixtures("quick_compiling")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_three_clipped_steps_equal_optax_on_every_parameter(name: str):
     clip_norm, optimizer = 0.5, OPTIMIZERS[name]
@@ -150,6 +151,7 @@ def test_a_restored_runtime_goes_on_bit_equal_although_it_reads_one_copy():
         assert results[0].grad_norm == results[1].grad_norm
 
 
+@pytest.mark.usefixtures("quick_compiling")
 def test_weights_of_step_0_depend_on_the_seed_and_not_on_the_plan():
     plain = runtime_of(optax.sgd(0.1))
     plain.initialise(3)
@@ -174,6 +176,7 @@ def test_weights_of_step_0_depend_on_the_seed_and_not_on_the_plan():
     assert any((weights(other)[path] != expected[path]).any() for path in expected)
 
 
+@pytest.mark.usefixtures("quick_compiling")
 def test_optimizer_state_and_master_weights_are_cut_over_data_and_tensor():
     runtime = runtime_of(optax.adamw(1e-2))
     runtime.initialise(0)
@@ -187,6 +190,7 @@ def test_optimizer_state_and_master_weights_are_cut_over_data_and_tensor():
     assert table.addressable_shards[0].data.size * 4 == table.size
 
 
+@pytest.mark.usefixtures("quick_compiling")
 def test_bf16_compute_keeps_fp32_masters_and_trains():
     runtime = runtime_of(optax.adamw(1e-2), dtype="bfloat16", clip_norm=1.0)
     runtime.initialise(0)
@@ -202,6 +206,7 @@ def test_bf16_compute_keeps_fp32_masters_and_trains():
         assert {a.dtype.name for a in jax.tree.leaves(state.masters)} == {"float32"}
 
 
+@pytest.mark.usefixtures("quick_compiling")
 def test_evaluation_and_logits_equal_the_model_called_directly():
     runtime = runtime_of(optax.sgd(0.1))
     runtime.restore(
