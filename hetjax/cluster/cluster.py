@@ -14,6 +14,13 @@ from itertools import chain
 from hetjax.errors import BadInput
 
 _MOST_DEVICES = 2**16  # of one node
+DEVICE_FIGURES = (  # what a node may say of its devices itself
+    "peak_tflops",
+    "memory_gib",
+    "memory_gb_per_s",
+    "intra_node_gb_per_s",
+    "network_gbit_per_s",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,8 +28,9 @@ class Node:
     """Machines of one device kind: an island's hardware.
 
     `count` is the total over all `hosts`; device i is the i-th in (host, local id)
-    order. `device` is a key of the device catalogue, unless the node gives its own
-    `peak_tflops` (dense bf16) and `memory_gib` per device.
+    order. `device` is a name of the device catalogue, or any name if the node gives the
+    figures from `peak_tflops` (dense bf16) on; those are per device, one direction, but
+    `network_gbit_per_s` per host. The price and the preemptions are the whole node's.
     """
 
     name: str
@@ -35,6 +43,9 @@ class Node:
     preemptions_per_hour: float | None = None
     peak_tflops: float | None = None
     memory_gib: float | None = None
+    memory_gb_per_s: float | None = None
+    intra_node_gb_per_s: float | None = None
+    network_gbit_per_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,7 +142,7 @@ def _node_problems(node: Node) -> Iterator[BadInput]:
         value = getattr(node, key)
         if value is not None and not value >= 0:
             yield _out_of_range(node, key, f"{key} >= 0")
-    for key in ("peak_tflops", "memory_gib"):
+    for key in DEVICE_FIGURES:
         value = getattr(node, key)
         if value is not None and not value > 0:
             yield _out_of_range(node, key, f"{key} > 0")

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
+from hetjax.cluster.catalogue import canonical_name
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.errors import BadInput
 
@@ -29,11 +30,14 @@ D = TypeVar("D", bound=Device)
 
 
 def device_name(device: Device) -> str:
-    """Return the catalogue's spelling of a device's kind, e.g. A100-SXM4-80GB."""
+    """Return the catalogue's name of a device's kind, e.g. A100-SXM4-80GB.
+
+    A kind that the catalogue lacks is spelled in the same way.
+    """
     if device.platform == "cpu":
         return "cpu"
     kind = re.sub(r"^(NVIDIA|AMD)\s+", "", device.device_kind.strip())
-    return re.sub(r"\s+", "-", kind)
+    return canonical_name(re.sub(r"\s+", "-", kind))
 
 
 def discover(devices: Sequence[Device]) -> Cluster:
@@ -66,7 +70,7 @@ def assign_devices(
         free.setdefault(device_name(device), []).append(device)
     assigned: dict[str, tuple[D, ...]] = {}
     for node in cluster.nodes:
-        pool = free.get("cpu" if simulate else node.device, [])
+        pool = free.get(_kind(node, simulate), [])
         if len(pool) < node.count:
             raise _too_few(cluster, node, Counter(map(device_name, devices)), simulate)
         assigned[node.name] = tuple(pool[: node.count])
@@ -74,11 +78,15 @@ def assign_devices(
     return assigned
 
 
+def _kind(node: Node, simulate: bool) -> str:
+    return "cpu" if simulate else canonical_name(node.device)
+
+
 def _too_few(
     cluster: Cluster, node: Node, there: Counter[str], simulate: bool
 ) -> BadInput:
-    kind = "cpu" if simulate else node.device
-    wanted = sum(n.count for n in cluster.nodes if simulate or n.device == kind)
+    kind = _kind(node, simulate)
+    wanted = sum(n.count for n in cluster.nodes if _kind(n, simulate) == kind)
     found = ", ".join(f"{count} x {name}" for name, count in there.items())
     start = f"set JAX_NUM_CPU_DEVICES={wanted} before the start"
     return BadInput(

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hetjax.cluster.cluster import Cluster, Link, Node
+from hetjax.cluster.cluster import DEVICE_FIGURES, Cluster, Link, Node
 from hetjax.cluster.record import (
     Kind,
     as_kind,
@@ -33,8 +33,7 @@ _NODE_OPTIONAL: dict[str, Kind] = {
     "spot": "true or false",
     "price_per_hour": "a number",
     "preemptions_per_hour": "a number",
-    "peak_tflops": "a number",
-    "memory_gib": "a number",
+    **dict.fromkeys(DEVICE_FIGURES, "a number"),
 }
 _PRESETS = Path(__file__).parent / "presets"
 

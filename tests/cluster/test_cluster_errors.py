@@ -69,7 +69,8 @@ def test_an_unknown_preset_names_the_nearest():
             'name = "x"\n' + NODE + "hostss = 2\n",
             "unknown key 'node[0].hostss'",
             "keys of node[0]: name, device, count, hosts, zone, spot, price_per_hour, "
-            "preemptions_per_hour, peak_tflops, memory_gib",
+            "preemptions_per_hour, peak_tflops, memory_gib, memory_gb_per_s, "
+            "intra_node_gb_per_s, network_gbit_per_s",
             "did you mean 'hosts'?",
         ),
         (
@@ -143,6 +144,12 @@ def test_an_unknown_preset_names_the_nearest():
             "node 'n': memory_gib = 0.0",
             "memory_gib > 0",
             "correct memory_gib or remove the key",
+        ),
+        (
+            'name = "x"\n' + NODE + "network_gbit_per_s = -25\n",
+            "node 'n': network_gbit_per_s = -25.0",
+            "network_gbit_per_s > 0",
+            "correct network_gbit_per_s or remove the key",
         ),
         (
             'name = "x"\n' + NODE + LINK,

@@ -91,6 +91,9 @@ def clusters(draw: st.DrawFn) -> Cluster:
                 preemptions_per_hour=draw(st.none() | positive),
                 peak_tflops=draw(st.none() | positive),
                 memory_gib=draw(st.none() | positive),
+                memory_gb_per_s=draw(st.none() | positive),
+                intra_node_gb_per_s=draw(st.none() | positive),
+                network_gbit_per_s=draw(st.none() | positive),
             )
         )
     used_zones = sorted({n.zone for n in nodes} - {""})

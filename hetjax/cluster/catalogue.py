@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The device catalogue: what one device of each kind can do at best, and its price.
+
+Owns the reading of `devices.toml`, the names of devices and what a node's own figures
+change. Does not own which devices are there (`discovery.py`), how near a program comes
+to these peaks, nor routes between devices (both `costs/`).
+"""
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from hetjax.cluster.cluster import DEVICE_FIGURES, Node
+from hetjax.errors import BadInput
+
+_FILE = Path(__file__).parent / "devices.toml"
+_PLAIN = {"aliases", "bf16_native", "links_span_hosts"}  # no figures: no source
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceSpec:
+    """Peaks of one device (one `jax.Device`) and of its way out; prices in USD.
+
+    `peak_tflops` is dense bf16, or fp16 where bf16 is not native. `gb` are 1e9 bytes,
+    `gbit` 1e9 bits; both bandwidths count one direction: `intra_node_gb_per_s` of one
+    device, `network_gbit_per_s` of one host. `links_span_hosts` if the links inside a
+    node join its hosts too. `sources` tells by field where a figure is from.
+    """
+
+    name: str
+    peak_tflops: float
+    memory_gib: float
+    memory_gb_per_s: float
+    intra_node_gb_per_s: float
+    network_gbit_per_s: float
+    fp32_tflops: float | None = None
+    price_per_hour: float | None = None
+    spot_price_per_hour: float | None = None
+    bf16_native: bool = True
+    links_span_hosts: bool = False
+    aliases: tuple[str, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+
+@cache
+def catalogue() -> Mapping[str, DeviceSpec]:
+    """Return all known devices by name, in file order."""
+    raw = tomllib.loads(_FILE.read_text(encoding="utf-8"))
+    specs = {
+        name: _spec(name, entry, raw["sources"])
+        for name, entry in raw["device"].items()
+    }
+    return MappingProxyType(specs)
+
+
+def canonical_name(device: str) -> str:
+    """Return the catalogue's name for a device or an alias; other names unchanged."""
+    return _names().get(device, device)
+
+
+def device_spec(node: Node) -> DeviceSpec:
+    """Return what each device of the node can do, the node's own figures first.
+
+    BadInput for a device that neither the catalogue nor the node describes in full.
+    """
+    own = {key: getattr(node, key) for key in DEVICE_FIGURES}
+    given = {key: value for key, value in own.items() if value is not None}
+    sources = dict.fromkeys(given, "the cluster file")
+    known = catalogue().get(canonical_name(node.device))
+    if known:
+        return replace(known, **given, sources={**known.sources, **sources})
+    if len(given) < len(DEVICE_FIGURES):
+        raise _unknown(node, [key for key in DEVICE_FIGURES if key not in given])
+    return DeviceSpec(name=node.device, **given, sources=sources)
+
+
+def device_price_per_hour(node: Node) -> float | None:
+    """Return USD per hour of one device of the node, None if nobody tells.
+
+    The node's own price, which is for the whole node, comes first. A spot node without
+    a known spot price counts with the price on demand, which is an upper bound.
+    """
+    if node.price_per_hour is not None:
+        return node.price_per_hour / node.count
+    spec = catalogue().get(canonical_name(node.device))
+    if spec is None:
+        return None
+    if node.spot and spec.spot_price_per_hour is not None:
+        return spec.spot_price_per_hour
+    return spec.price_per_hour
+
+
+def _spec(name: str, entry: dict[str, Any], sources: dict[str, str]) -> DeviceSpec:
+    cited = {key: pair for key, pair in entry.items() if key not in _PLAIN}
+    plain = {key: value for key, value in entry.items() if key in _PLAIN}
+    return DeviceSpec(
+        name=name,
+        aliases=tuple(plain.pop("aliases", ())),
+        sources={key: sources[source] for key, (_, source) in cited.items()},
+        **plain,
+        **{key: value for key, (value, _) in cited.items()},
+    )
+
+
+@cache
+def _names() -> Mapping[str, str]:
+    return {
+        word: name
+        for name, spec in catalogue().items()
+        for word in (name, *spec.aliases)
+    }
+
+
+def _unknown(node: Node, missing: list[str]) -> BadInput:
+    keys = ", ".join(f"{key} = ..." for key in missing)
+    near = list(dict.fromkeys(_near(node.device)))[:3]
+    named = f'write device = "{near[0]}", or ' if near else ""
+    return BadInput(
+        got=f"node {node.name!r}: device {node.device!r} is not in the device catalogue"
+        f" and the node gives no {', '.join(missing)}",
+        allowed=f"{'close matches' if near else 'devices'}: "
+        f"{', '.join(near or catalogue())}; or a device with figures of its own",
+        fix=f"{named}add to the node: {keys}",
+    )
+
+
+def _near(device: str) -> Iterator[str]:
+    """Yield the names that hold the word, then the names that look like it."""
+    spelled = {word.lower(): name for word, name in _names().items()}
+    word = "-".join(device.lower().split())
+    yield from (name for other, name in spelled.items() if word and word in other)
+    yield from (spelled[o] for o in difflib.get_close_matches(word, list(spelled)))

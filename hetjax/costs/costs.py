@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a plan costs: times, bytes and routes, as plain numbers.
+
+Owns the data that the schedules and the simulator work with. Who fills it (analytic
+model, measured profile) is decided elsewhere in this room; nothing here needs JAX.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from hetjax.plans.plan import LayerRange
+
+StageKey = tuple[int, int]  # (replica, stage)
+Group = LayerRange | str  # a segment, or the path of a tied parameter
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageTimes:
+    """Seconds that one stage's devices are busy with each action.
+
+    `fused_s` is forward and backward of the last stage in one program, the loss
+    included. I and W are the halves of a backward that was cut in two.
+    """
+
+    forward_s: float
+    backward_s: float
+    fused_s: float
+    input_gradient_s: float
+    weight_gradient_s: float
+    update_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageMemory:
+    """Bytes of one stage on each of its devices.
+
+    `static_bytes` live through the whole step: weights and their compute copies,
+    optimizer state, gradient accumulators. `saved_bytes` are the residuals of one
+    microbatch (`half_saved_bytes` of it stay between I and W), `input_bytes` and
+    `output_bytes` one microbatch's activation on each side, equal to the bytes of its
+    gradient. `workspace_bytes` is the largest that any program of the stage needs
+    while it runs.
+    """
+
+    static_bytes: int = 0
+    saved_bytes: int = 0
+    half_saved_bytes: int = 0
+    input_bytes: int = 0
+    output_bytes: int = 0
+    workspace_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Route:
+    """The way of messages from one stage to another, or of a ring's hop.
+
+    `trunks` are the capacities that it takes part of, by name (see `Costs.trunks`):
+    each direction of a link is one. A message holds its trunks for bytes / bandwidth,
+    and arrives `latency_s` later.
+    """
+
+    trunks: tuple[str, ...]
+    latency_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reduction:
+    """One group's gradient sum: a ring over its holders, `hops` in ring order.
+
+    `hop_bytes` is what goes over every hop in all: 2 (D - 1) / D of the group's bytes
+    for D holders.
+    """
+
+    hops: tuple[Route, ...]
+    hop_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Costs:
+    """All that the simulator needs to know about a plan besides its programs.
+
+    `trunks` gives bytes per second by trunk. `routes` and `message_bytes` are keyed by
+    (from stage, to stage); `memory_bytes` is what a device of the stage has.
+    """
+
+    times: Mapping[StageKey, StageTimes]
+    trunks: Mapping[str, float] = field(default_factory=dict)
+    routes: Mapping[tuple[StageKey, StageKey], Route] = field(default_factory=dict)
+    message_bytes: Mapping[tuple[StageKey, StageKey], float] = field(
+        default_factory=dict
+    )
+    reductions: Mapping[Group, Reduction] = field(default_factory=dict)
+    memory: Mapping[StageKey, StageMemory] = field(default_factory=dict)
+    memory_bytes: Mapping[StageKey, float] = field(default_factory=dict)
+    norm_s: float = 0.0

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cluster's network: what can be full (trunks) and what a message passes (routes).
+
+Owns the model of the network. Every device has a port out and a port in, every host a
+network card with both directions, every link of the cluster file a trunk each way:
+
+* a device to itself: no trunk;
+* inside a host (or a node whose links span its hosts): port out, port in;
+* other hosts and nodes of one zone: card out, card in;
+* two nodes with a link of their own: that link, in place of the cards;
+* two zones: card out, the one trunk that the zones share, card in.
+
+A stage's devices send side by side, in lanes (`num_lanes`): its messages' bytes are to
+be divided by the lanes, and the port of one device stands for all of them, since a
+stage uses its devices alike. Does not own how many bytes there are (`costs/analytic`),
+nor how messages share a trunk (`schedule/traffic.py`).
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hetjax.cluster.catalogue import device_spec
+from hetjax.cluster.cluster import Cluster, Link, Node
+from hetjax.costs.costs import Route
+from hetjax.errors import BadInput
+
+Place = tuple[str, tuple[int, ...]]  # a node and indices of some of its devices
+
+# NCCL's tuning table (src/graph/tuning.cc, ring with the Simple protocol) has 3.4e-6
+# for NVLink and 5.7e-6 for PCIe, and 14e-6 for InfiniBand, to which Ethernet adds some
+INTRA_NODE_LATENCY_S = 5e-6
+NETWORK_LATENCY_S = 20e-6
+
+
+def trunks(cluster: Cluster) -> dict[str, float]:
+    """Return bytes per second by trunk; a trunk is one direction of one resource.
+
+    Names: "a100-0:1/out" (device 1's port), "a100-0/out" (the card of a node of one
+    host), "v100-0:host1/out" (of several), "east>west" (a link). BadInput for an
+    unknown device.
+    """
+    found = [*_of_nodes(cluster), *_of_links(cluster)]
+    for name, times in Counter(name for name, _ in found).items():
+        if times > 1:
+            raise BadInput(
+                got=f"{times} trunks of cluster {cluster.name!r} named {name!r}",
+                allowed="names of nodes and zones that tell their trunks apart",
+                fix="rename nodes and zones without ':' and '>'",
+            )
+    return dict(found)
+
+
+def route(cluster: Cluster, source: Place, target: Place) -> Route:
+    """Return what a message from one place to another passes.
+
+    BadInput if the places are on nodes of two zones that no link joins.
+    """
+    way = _way(cluster, source, target)
+    return Route(trunks=way.trunks, latency_s=way.latency_s)
+
+
+def num_lanes(cluster: Cluster, source: Place, target: Place) -> int:
+    """Return in how many equal parts a message passes the route side by side.
+
+    Between devices of a host, the smaller number of devices; between hosts, of network
+    cards; 1 over a link of the cluster file, which all share.
+    """
+    return _way(cluster, source, target).num_lanes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Way:
+    trunks: tuple[str, ...]
+    latency_s: float
+    num_lanes: int = 1
+
+
+def _way(cluster: Cluster, source: Place, target: Place) -> _Way:
+    if source == target:
+        return _Way(trunks=(), latency_s=0.0)
+    a, b = _node(cluster, source), _node(cluster, target)
+    link = _link(cluster, a.name, b.name)
+    if link:
+        return _Way(trunks=(f"{a.name}>{b.name}",), latency_s=link.latency_ms / 1e3)
+    crossing = _hosts_crossed(a, b, _lanes(source[1], target[1]))
+    if not crossing:
+        ports = (_port(a, source[1][0], "out"), _port(b, target[1][0], "in"))
+        num = min(len(source[1]), len(target[1]))
+        return _Way(trunks=ports, latency_s=INTRA_NODE_LATENCY_S, num_lanes=num)
+    cards_out = [_card(a, host, "out") for host in sorted({h for h, _ in crossing})]
+    cards_in = [_card(b, host, "in") for host in sorted({h for _, h in crossing})]
+    if a.zone == b.zone:
+        return _Way(
+            trunks=(*cards_out, *cards_in),
+            latency_s=NETWORK_LATENCY_S,
+            num_lanes=min(len(cards_out), len(cards_in)),
+        )
+    link = _link(cluster, a.zone, b.zone)
+    if not link:
+        raise _unreachable(a, b)
+    return _Way(
+        trunks=(*cards_out, f"{a.zone}>{b.zone}", *cards_in),
+        # the latency between zones is told from end to end
+        latency_s=max(NETWORK_LATENCY_S, link.latency_ms / 1e3),
+    )
+
+
+def _lanes(source: tuple[int, ...], target: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Pairs of devices that talk: the smaller side's devices, evenly spread."""
+    num = min(len(source), len(target))
+    return [
+        (source[lane * len(source) // num], target[lane * len(target) // num])
+        for lane in range(num)
+    ]
+
+
+def _hosts_crossed(
+    a: Node, b: Node, lanes: list[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """(host out, host in) of the lanes that go over network cards."""
+    hosts = [(_host(a, out), _host(b, into)) for out, into in lanes]
+    if a.name != b.name:
+        return hosts
+    if device_spec(a).links_span_hosts:
+        return []
+    return [(out, into) for out, into in hosts if out != into]
+
+
+def _of_nodes(cluster: Cluster) -> Iterator[tuple[str, float]]:
+    for node in cluster.nodes:
+        spec = device_spec(node)
+        for way in ("out", "in"):
+            for host in range(node.hosts):
+                yield _card(node, host, way), spec.network_gbit_per_s * 1e9 / 8
+            for device in range(node.count):
+                yield _port(node, device, way), spec.intra_node_gb_per_s * 1e9
+
+
+def _of_links(cluster: Cluster) -> Iterator[tuple[str, float]]:
+    for link in cluster.links:
+        left, right = link.between
+        for name in (f"{left}>{right}", f"{right}>{left}"):
+            yield name, link.bandwidth_gbit_per_s * 1e9 / 8
+
+
+def _port(node: Node, device: int, way: str) -> str:
+    return f"{node.name}:{device}/{way}"
+
+
+def _card(node: Node, host: int, way: str) -> str:
+    return f"{node.name}/{way}" if node.hosts == 1 else f"{node.name}:host{host}/{way}"
+
+
+def _host(node: Node, device: int) -> int:
+    assert 0 <= device < node.count
+    return device // (node.count // node.hosts)
+
+
+def _node(cluster: Cluster, place: Place) -> Node:
+    return next(node for node in cluster.nodes if node.name == place[0])
+
+
+def _link(cluster: Cluster, one: str, other: str) -> Link | None:
+    ends = {one, other}
+    return next((ln for ln in cluster.links if set(ln.between) == ends), None)
+
+
+def _unreachable(a: Node, b: Node) -> BadInput:
+    zones = a.zone and b.zone
+    left, right = (a.zone, b.zone) if zones else (a.name, b.name)
+    return BadInput(
+        got=f"unreachable link: from node {a.name!r} (zone {a.zone!r}) to node "
+        f"{b.name!r} (zone {b.zone!r})",
+        allowed="nodes of one zone, or a [[link]] between the nodes or their zones",
+        fix=f'add to the cluster file: [[link]] between = ["{left}", "{right}"], '
+        "bandwidth_gbit_per_s = ..., latency_ms = ...",
+    )
