@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measured profiles: what each distinct layer of a model took on each device kind.
+
+Owns the `Profile` tree, what must hold in it, and the look-up between measured
+microbatch sizes. Does not own its JSON (`profile_files.py`), the measuring, nor what a
+stage makes of its layers' times.
+"""
+
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from hetjax.cluster.record import did_you_mean, join
+from hetjax.errors import BadInput
+from hetjax.plans.plan import Remat
+
+VERSION = 1
+_TIMES = (
+    "forward_s",
+    "backward_s",
+    "update_s",
+    "input_gradient_s",
+    "weight_gradient_s",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measurement:
+    """One kind of layer on one device kind: seconds of one microbatch, one update.
+
+    `microbatch_size` counts sequences per data rank. `update_s` is of the parameters
+    and optimizer state that one of `data` ranks holds. The two halves of a backward
+    that was cut in two, and the largest workspace, only where they were measured.
+    """
+
+    device: str
+    kind: str
+    tensor: int
+    data: int = 1
+    microbatch_size: int
+    remat: Remat = "none"
+    forward_s: float
+    backward_s: float
+    update_s: float
+    input_gradient_s: float | None = None
+    weight_gradient_s: float | None = None
+    workspace_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkMeasurement:
+    """A link from one node or device kind to another: one direction."""
+
+    between: tuple[str, str]  # from, to
+    bandwidth_gbit_per_s: float
+    latency_ms: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profile:
+    """All that was measured for one model.
+
+    `layers` is the kind of each layer in order, such as embedding, block, block, head;
+    equal kinds are measured once. `program_s` is the host's cost to enqueue a program.
+    """
+
+    model: str
+    seq_len: int
+    dtype: str
+    layers: tuple[str, ...]
+    measurements: tuple[Measurement, ...]
+    links: tuple[LinkMeasurement, ...] = ()
+    program_s: float = 0.0
+    version: int = VERSION
+
+
+def check_profile(profile: Profile, model: str, seq_len: int, num_layers: int) -> None:
+    """Raise BadInput if the profile is of another model than the plan's."""
+    got = (profile.model, profile.seq_len, len(profile.layers))
+    if got == (model, seq_len, num_layers):
+        return
+    raise BadInput(
+        got="a profile of model {!r}, sequence length {}, {} layers".format(*got),
+        allowed=f"one of model {model!r}, sequence length {seq_len}, "
+        f"{num_layers} layers",
+        fix=f"measure it: python -m hetjax.profile {model}, or give another --profile",
+    )
+
+
+def measured(
+    profile: Profile,
+    *,
+    device: str,
+    kind: str,
+    tensor: int,
+    microbatch_size: int,
+    remat: Remat = "none",
+    data: int = 1,
+) -> Measurement:
+    """Return the layer's measurement at a microbatch size, by lines between sizes.
+
+    Where `data` was not measured, the measurement on one data rank stands for it: its
+    update is then too long. BadInput if nothing measured fits.
+    """
+    fits = [
+        m
+        for m in profile.measurements
+        if (m.device, m.kind, m.tensor, m.remat) == (device, kind, tensor, remat)
+    ]
+    for ranks in (data, 1):
+        row = sorted(
+            (m for m in fits if m.data == ranks), key=lambda m: m.microbatch_size
+        )
+        low = [m for m in row if m.microbatch_size <= microbatch_size]
+        high = [m for m in row if m.microbatch_size >= microbatch_size]
+        if low and high:
+            return _between(low[-1], high[0], microbatch_size)
+    raise _not_measured(
+        profile,
+        f"{kind!r} on {device!r} with tensor {tensor}, remat {remat!r}, "
+        f"{microbatch_size} sequences per data rank",
+        device,
+        kind,
+    )
+
+
+def _between(low: Measurement, high: Measurement, microbatch_size: int) -> Measurement:
+    """Return the point at the microbatch size on the line through both."""
+    span = high.microbatch_size - low.microbatch_size
+    share = (microbatch_size - low.microbatch_size) / span if span else 0.0
+
+    def mix(key: str) -> float | None:
+        start, end = getattr(low, key), getattr(high, key)
+        if start is None or end is None:
+            return None
+        return start + share * (end - start)
+
+    workspace = mix("workspace_bytes")
+    values: dict[str, Any] = {key: mix(key) for key in _TIMES}
+    return replace(
+        low,
+        microbatch_size=microbatch_size,
+        workspace_bytes=None if workspace is None else round(workspace),
+        **values,
+    )
+
+
+def _not_measured(profile: Profile, wanted: str, device: str, kind: str) -> BadInput:
+    """The error for a look-up that no measurement fits: shows what comes nearest."""
+    near = [m for m in profile.measurements if (m.device, m.kind) == (device, kind)]
+    if near:
+        sizes: dict[tuple[int, str], list[int]] = {}
+        for m in near:
+            sizes.setdefault((m.tensor, m.remat), []).append(m.microbatch_size)
+        allowed = f"for {kind!r} on {device!r}: " + "; ".join(
+            f"tensor {tensor}, remat {remat!r}, {min(of)} to {max(of)} sequences"
+            for (tensor, remat), of in sorted(sizes.items())
+        )
+    else:
+        devices = sorted({m.device for m in profile.measurements})
+        kinds = sorted({m.kind for m in profile.measurements})
+        allowed = f"devices: {', '.join(devices)}; layers: {', '.join(kinds)}"
+    return BadInput(
+        got=f"the profile of {profile.model!r} has no {wanted}",
+        allowed=f"what was measured, {allowed}",
+        fix=f"measure it: python -m hetjax.profile {profile.model} on such a device, "
+        "or simulate without --profile",
+    )
+
+
+def check_version(version: object) -> None:
+    """Raise BadInput for a file of another version than this program reads."""
+    if version != VERSION or isinstance(version, bool):
+        raise _bad(
+            f"version = {version!r}",
+            f"version {VERSION}",
+            "measure again: python -m hetjax.profile",
+        )
+
+
+def check_values(profile: Profile) -> None:
+    """Raise BadInput for numbers out of range, unknown kinds and repeats."""
+    check_version(profile.version)
+    _check_numbers(profile.seq_len, "seq_len", least=1)
+    _check_numbers(profile.program_s, "program_s")
+    for i, link in enumerate(profile.links):
+        _check_numbers(link.latency_ms, f"links[{i}].latency_ms")
+        if link.bandwidth_gbit_per_s <= 0:
+            raise _bad(
+                f"links[{i}].bandwidth_gbit_per_s = {link.bandwidth_gbit_per_s:g}",
+                "more than 0",
+                "correct the bandwidth, or leave the link out",
+            )
+    for i, m in enumerate(profile.measurements):
+        _check_measurement(m, f"measurements[{i}]", profile.layers)
+    _check_repeats(profile)
+
+
+def _check_measurement(m: Measurement, where: str, layers: tuple[str, ...]) -> None:
+    if m.kind not in layers:
+        kinds = sorted(set(layers))
+        raise _bad(
+            f"{where}.kind = {m.kind!r}",
+            f"a kind that `layers` names: {', '.join(kinds) or 'none there'}",
+            did_you_mean(m.kind, kinds) if kinds else "fill in `layers`",
+        )
+    for key in ("tensor", "data", "microbatch_size"):
+        _check_numbers(getattr(m, key), join(where, key), least=1)
+    for key, value in asdict(m).items():
+        if key.endswith(("_s", "_bytes")) and value is not None:
+            _check_numbers(value, join(where, key))
+    if (m.input_gradient_s is None) != (m.weight_gradient_s is None):
+        raise _bad(
+            f"{where} with one half of the backward",
+            "both input_gradient_s and weight_gradient_s, or neither",
+            f"add the other half to {where}, or remove the one",
+        )
+
+
+def _check_repeats(profile: Profile) -> None:
+    counts = Counter(
+        (m.device, m.kind, m.tensor, m.data, m.microbatch_size, m.remat)
+        for m in profile.measurements
+    )
+    for key, times in counts.items():
+        if times > 1:
+            shown = "{!r} {!r} tensor {} data {} size {} remat {!r}".format(*key)
+            raise _bad(f"{times} measurements of {shown}", "one", "remove the others")
+
+
+def _check_numbers(value: float, where: str, *, least: int = 0) -> None:
+    if value < least:
+        raise _bad(f"{where} = {value:g}", f"at least {least}", f"correct {where}")
+
+
+def _bad(got: str, allowed: str, fix: str) -> BadInput:
+    return BadInput(got=got, allowed=allowed, fix=fix)

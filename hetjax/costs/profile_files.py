@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Profile files: JSON to `Profile` and back.
+
+Owns the keys of the file and their types. Does not own what must hold between them
+(`profile.py`), nor other programs' profiles (`sailor.py`).
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, get_args
+
+from hetjax.cluster.record import (
+    Kind,
+    as_kind,
+    did_you_mean,
+    join,
+    parsed,
+    read_record,
+    read_text,
+)
+from hetjax.costs.profile import (
+    VERSION,
+    LinkMeasurement,
+    Measurement,
+    Profile,
+    check_values,
+    check_version,
+)
+from hetjax.errors import BadInput
+from hetjax.plans.plan import Remat
+
+_PROFILE: dict[str, Kind] = {
+    "version": "an integer",
+    "model": "a string",
+    "seq_len": "an integer",
+    "dtype": "a string",
+    "layers": "a list",
+    "measurements": "a list",
+}
+_PROFILE_OPTIONAL: dict[str, Kind] = {"program_s": "a number", "links": "a list"}
+_MEASUREMENT: dict[str, Kind] = {
+    "device": "a string",
+    "kind": "a string",
+    "tensor": "an integer",
+    "microbatch_size": "an integer",
+    "forward_s": "a number",
+    "backward_s": "a number",
+    "update_s": "a number",
+}
+_MEASUREMENT_OPTIONAL: dict[str, Kind] = {
+    "data": "an integer",
+    "remat": "a string",
+    "input_gradient_s": "a number",
+    "weight_gradient_s": "a number",
+    "workspace_bytes": "an integer",
+}
+_LINK: dict[str, Kind] = {
+    "between": "a list",
+    "bandwidth_gbit_per_s": "a number",
+    "latency_ms": "a number",
+}
+
+
+def read_profile(path: str | Path) -> Profile:
+    """Read a profile file; BadInput starts with the path."""
+    text = read_text(path, what="profile file")
+    try:
+        return parse_profile(text)
+    except BadInput as bad:
+        got = f"profile file {str(path)!r}: {bad.got}"
+        raise BadInput(got=got, allowed=bad.allowed, fix=bad.fix) from bad
+
+
+def parse_profile(text: str) -> Profile:
+    """Read the JSON text of a profile; BadInput says where and what."""
+    raw = parsed(
+        text,
+        json.loads,
+        what="JSON",
+        allowed="JSON: one object with version, model, layers, measurements, ...",
+        fix="correct the file there, or measure again: python -m hetjax.profile",
+    )
+    if isinstance(raw, dict):
+        check_version(raw.get("version", VERSION))
+    values = read_record(raw, where="", required=_PROFILE, optional=_PROFILE_OPTIONAL)
+    profile = Profile(
+        model=values["model"],
+        seq_len=values["seq_len"],
+        dtype=values["dtype"],
+        layers=_strings(values["layers"], "layers"),
+        measurements=tuple(
+            _measurement(raw, f"measurements[{i}]")
+            for i, raw in enumerate(values["measurements"])
+        ),
+        links=tuple(
+            _link(raw, f"links[{i}]") for i, raw in enumerate(values.get("links", []))
+        ),
+        program_s=values.get("program_s", 0.0),
+        version=values["version"],
+    )
+    check_values(profile)
+    return profile
+
+
+def profile_json(profile: Profile) -> str:
+    """Write the JSON text that reads back as the same profile: a line per entry."""
+    check_values(profile)
+    values = {key: value for key, value in asdict(profile).items() if key in _PROFILE}
+    lists = {key: values.pop(key, []) for key in ("measurements", "links")}
+    lists["links"] = [asdict(link) for link in profile.links]
+    head = {"version": values.pop("version"), **values, "program_s": profile.program_s}
+    lines = [f"  {json.dumps(key)}: {json.dumps(head[key])}" for key in head]
+    for key, entries in lists.items():
+        rows = [json.dumps(_without_none(entry), allow_nan=False) for entry in entries]
+        body = ",\n".join(f"    {row}" for row in rows)
+        lines.append(f'  "{key}": [\n{body}\n  ]' if rows else f'  "{key}": []')
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def write_profile(path: str | Path, profile: Profile) -> None:
+    """Write the profile file whole or not at all."""
+    path = Path(path)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        draft.write_text(profile_json(profile), encoding="utf-8")
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _measurement(raw: object, where: str) -> Measurement:
+    values = read_record(
+        raw, where=where, required=_MEASUREMENT, optional=_MEASUREMENT_OPTIONAL
+    )
+    remat = values.get("remat", "none")
+    if remat not in get_args(Remat):
+        raise BadInput(
+            got=f"{where}.remat = {remat!r}",
+            allowed=f"remat is one of {', '.join(get_args(Remat))}",
+            fix=did_you_mean(remat, get_args(Remat)),
+        )
+    return Measurement(**values)
+
+
+def _link(raw: object, where: str) -> LinkMeasurement:
+    values = read_record(raw, where=where, required=_LINK)
+    ends = _strings(values.pop("between"), join(where, "between"))
+    if len(ends) != 2:
+        raise BadInput(
+            got=f"{where}.between with {len(ends)} names",
+            allowed="two names: from, to",
+            fix='write "between": ["a100-0", "t4-0"]',
+        )
+    return LinkMeasurement(between=(ends[0], ends[1]), **values)
+
+
+def _strings(values: Sequence[object], where: str) -> tuple[str, ...]:
+    return tuple(
+        as_kind(value, "a string", where=f"{where}[{i}]")
+        for i, value in enumerate(values)
+    )
+
+
+def _without_none(entry: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in entry.items() if value is not None}

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sailor's profile files: layer times to `Profile`, and the bytes of each layer.
+
+Sailor (eth-easl/sailor) keeps `{microbatch: {tensor: {layer: [forward, backward,
+update]}}}` in seconds for one GPU kind, and `{model: {tensor: {layer: {...}}}}` for
+parameters and activations, per device and sequence. Layer 0 is the embedding, the
+last one the head. Owns the reading of both. Does not own hetjax's own profile file
+(`profile_files.py`).
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from hetjax.cluster.record import as_kind, did_you_mean, parsed, read_text
+from hetjax.costs.profile import Measurement, Profile, check_values
+from hetjax.errors import BadInput
+
+_TIMES = "three numbers: forward, backward and update seconds"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerBytes:
+    """Bytes of one layer on one device of its tensor group.
+
+    `saved_bytes` (kept for the backward) and `output_bytes` are of one sequence.
+    """
+
+    params_bytes: int
+    saved_bytes: int
+    output_bytes: int
+
+
+def sailor_profile(
+    path: str | Path, *, model: str, device: str, seq_len: int, dtype: str = "float32"
+) -> Profile:
+    """Read Sailor's layer times of one model on one GPU kind; BadInput if not that.
+
+    Inner layers become one kind, `block`, with the mean of their times.
+    """
+    table = _table(path)
+    cells = list(_cells(table))
+    if not cells:
+        raise _bad("no layer times", "microbatch, tensor and layer tables", path)
+    num_layers = max(len(layers) for _, _, layers in cells)
+    for size, tensor, layers in cells:
+        if num_layers < 3 or sorted(layers, key=int) != [
+            str(layer) for layer in range(num_layers)
+        ]:
+            raise _bad(
+                f"{len(layers)} layers at microbatch {size}, tensor {tensor}",
+                f"layers 0 to {max(num_layers, 3) - 1} everywhere, numbered",
+                path,
+            )
+    profile = Profile(
+        model=model,
+        seq_len=seq_len,
+        dtype=dtype,
+        layers=tuple(_kind(layer, num_layers) for layer in range(num_layers)),
+        measurements=tuple(
+            _measurement(device, kind, size, tensor, layers)
+            for size, tensor, layers in cells
+            for kind in ("embedding", "block", "head")
+        ),
+    )
+    check_values(profile)
+    return profile
+
+
+def sailor_layers(
+    path: str | Path, *, model: str, tensor: int
+) -> tuple[LayerBytes, ...]:
+    """Read the bytes of each layer of a model at a tensor degree; BadInput if none."""
+    models = _table(path)
+    if model not in models:
+        got, names = f"no model {model!r}", list(models)
+        raise _bad(got, f"models there: {', '.join(names)}", path, model, names)
+    degrees = as_kind(models[model], "a table", where=model)
+    if str(tensor) not in degrees:
+        got = f"no tensor degree {tensor} of {model!r}"
+        raise _bad(got, f"degrees there: {', '.join(degrees)}", path)
+    layers = as_kind(degrees[str(tensor)], "a table", where=f"{model}.{tensor}")
+    return tuple(
+        _bytes(layers.get(str(layer)), f"{model}.{tensor}.{layer}")
+        for layer in range(len(layers))
+    )
+
+
+def _kind(layer: int, num_layers: int) -> str:
+    return {0: "embedding", num_layers - 1: "head"}.get(layer, "block")
+
+
+def _cells(table: dict[str, Any]) -> Iterator[tuple[int, int, dict[str, list[float]]]]:
+    """Yield (microbatch size, tensor, seconds by layer) of the file."""
+    for size, degrees in table.items():
+        for tensor, layers in as_kind(degrees, "a table", where=size).items():
+            where = f"{size}.{tensor}"
+            checked = {
+                layer: _seconds(times, f"{where}.{layer}")
+                for layer, times in as_kind(layers, "a table", where=where).items()
+            }
+            yield (
+                _number(size, "microbatch"),
+                _number(tensor, "tensor"),
+                {
+                    str(_number(layer, "layer")): times
+                    for layer, times in checked.items()
+                },
+            )
+
+
+def _measurement(
+    device: str, kind: str, size: int, tensor: int, layers: dict[str, list[float]]
+) -> Measurement:
+    times = [
+        seconds
+        for layer, seconds in layers.items()
+        if _kind(int(layer), len(layers)) == kind
+    ]
+    forward_s, backward_s, update_s = (
+        fmean(column) for column in zip(*times, strict=True)
+    )
+    return Measurement(
+        device=device,
+        kind=kind,
+        tensor=tensor,
+        microbatch_size=size,
+        forward_s=forward_s,
+        backward_s=backward_s,
+        update_s=update_s,
+    )
+
+
+def _seconds(raw: object, where: str) -> list[float]:
+    times = as_kind(raw, "a list", where=where)
+    if len(times) != 3:
+        raise BadInput(
+            got=f"{where} with {len(times)} entries",
+            allowed=_TIMES,
+            fix=f"write {where} as [forward, backward, update]",
+        )
+    return [as_kind(time, "a number", where=where) for time in times]
+
+
+def _bytes(raw: object, where: str) -> LayerBytes:
+    table = as_kind(raw, "a table", where=where)
+
+    def of(key: str) -> int:
+        return as_kind(table.get(key), "an integer", where=f"{where}.{key}")
+
+    return LayerBytes(
+        params_bytes=of("params_bytes"),
+        saved_bytes=of("act_mem_bytes"),
+        output_bytes=of("act_output_bytes"),
+    )
+
+
+def _number(text: str, what: str) -> int:
+    if text.isdecimal():
+        return int(text)
+    raise BadInput(
+        got=f"{what} {text!r}",
+        allowed=f"a {what} in decimal digits",
+        fix="give the file of one model on one GPU kind",
+    )
+
+
+def _table(path: str | Path) -> dict[str, Any]:
+    raw = parsed(
+        read_text(path, what="Sailor file"),
+        json.loads,
+        what=f"JSON in {str(path)!r}",
+        allowed="JSON as Sailor writes it",
+        fix="correct the file there",
+    )
+    return as_kind(raw, "a table", where="the file")
+
+
+def _bad(
+    got: str,
+    allowed: str,
+    path: str | Path,
+    word: str = "",
+    words: list[str] | None = None,
+) -> BadInput:
+    return BadInput(
+        got=f"Sailor file {str(path)!r}: {got}",
+        allowed=allowed,
+        fix=did_you_mean(word, words) if words else "give the file of another model",
+    )

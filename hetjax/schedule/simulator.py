@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The simulator: when every action of a plan's programs would run, and where.
+
+Owns the clock over devices: a lane (the devices of one or, interleaved, of several
+stages) runs the compute actions of its stages one at a time, in program order, each as
+soon as its message is there. SENDs leave when their producer ends and travel beside
+the computing (`traffic.py`); a REDUCE is a ring that starts when its last holder has
+come and runs beside it too; NORM waits for the stage's sums, UPDATE for all NORMs.
+A worker that only enqueues costs nothing here.
+
+Does not own times and bytes (`costs/`), memory (`memory.py`) nor the programs.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from hetjax.costs.costs import Costs, Route, StageTimes
+from hetjax.plans.plan import Plan
+from hetjax.schedule.action import (
+    COMPUTE,
+    Action,
+    Group,
+    Op,
+    Program,
+    Programs,
+    StageKey,
+    dataflow,
+)
+from hetjax.schedule.meetings import NORM, Meetings
+from hetjax.schedule.traffic import Traffic
+
+Lane = tuple[str, tuple[int, ...]]  # (node, devices)
+_Edge = tuple[StageKey, StageKey]  # (from, to)
+_NEVER = float("inf")
+
+
+class Timed(NamedTuple):
+    """One action and when it ran; a SEND from leaving its stage to its arrival."""
+
+    action: Action
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shares:
+    """What one device does with the step; the three add up to it.
+
+    `waiting_s` is idle time in which the next message was on its way, or gradients
+    were being summed; `idle_s` has no such excuse.
+    """
+
+    busy_s: float
+    waiting_s: float
+    idle_s: float
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """One step: `lanes` holds what computed where, `transfers` what travelled."""
+
+    step_time_s: float
+    lanes: Mapping[Lane, tuple[Timed, ...]]
+    transfers: tuple[Timed, ...]
+    shares: Mapping[Lane, Shares]
+
+    @cached_property
+    def bubble(self) -> float:
+        """The share of device time that is not busy, over all devices of the plan."""
+        total = sum(len(lane[1]) for lane in self.lanes) * self.step_time_s
+        busy = sum(len(lane[1]) * s.busy_s for lane, s in self.shares.items())
+        return 1 - busy / total if total else 0.0
+
+
+def simulate(programs: Programs, plan: Plan, costs: Costs) -> Simulation:
+    """Return when everything happens in one training step of a checked plan."""
+    return _Run(programs, plan, costs).result()
+
+
+def lane_of(plan: Plan) -> dict[StageKey, Lane]:
+    """Return the devices of every stage; interleaved stages share theirs."""
+    return {(r, s): (stage.node, stage.devices) for r, s, stage in plan.stages()}
+
+
+def duration_s(times: StageTimes, op: Op) -> float:
+    """Return how long a compute action or an UPDATE takes."""
+    return {
+        Op.F: times.forward_s,
+        Op.B: times.backward_s,
+        Op.FB: times.fused_s,
+        Op.I: times.input_gradient_s,
+        Op.W: times.weight_gradient_s,
+        Op.E: times.forward_s,
+        Op.UPDATE: times.update_s,
+    }[op]
+
+
+@dataclass(slots=True)
+class _Channel:
+    """One direction between two neighbours: arrivals by microbatch, and who waits."""
+
+    number: int
+    size: float
+    sent_s: dict[int, float] = field(default_factory=dict)
+    arrival_s: dict[int, float] = field(default_factory=dict)
+    waiting: dict[int, "_LaneRun"] = field(default_factory=dict)
+
+
+# (seconds, channel to wait for, channel to send on); the seconds of REDUCE, NORM and
+# UPDATE are _NEVER: they go another way
+_Way = tuple[float, _Channel | None, _Channel | None]
+_Step = tuple[Action, float, _Channel | None, _Channel | None]
+
+
+@dataclass(slots=True)
+class _LaneRun:
+    """A lane on its way through its actions."""
+
+    steps: list[_Step]
+    position: int = 0
+    free_s: float = 0.0
+    busy_s: float = 0.0
+    waiting_s: float = 0.0
+    done: list[Timed] = field(default_factory=list)
+
+
+class _Run:
+    """One simulation; its state is the lanes, the channels and what was reduced."""
+
+    def __init__(self, programs: Programs, plan: Plan, costs: Costs) -> None:
+        self.costs, self.plan = costs, plan
+        self.channels: dict[_Edge, _Channel] = {}
+        routes = self._edge_routes()
+        self.rings: dict[Group, list[int]] = {}
+        for group, reduction in costs.reductions.items():
+            first = len(routes)
+            routes += reduction.hops
+            self.rings[group] = list(range(first, len(routes)))
+        self.traffic = Traffic(costs.trunks, routes)
+        self.lanes = self._lane_runs(programs)
+        self.meetings = Meetings(programs)
+        self.reduced: list[Timed] = []
+
+    def result(self) -> Simulation:
+        for lane in self.lanes.values():
+            self.traffic.at(0.0, self._advance_of(lane))
+        self.traffic.run()
+        stuck = [lane for lane in self.lanes.values() if lane.position < len(lane.steps)]
+        assert not stuck, f"blocked at {stuck[0].steps[stuck[0].position][0]}"
+        step_time_s = max(lane.free_s for lane in self.lanes.values())
+        return Simulation(
+            step_time_s=step_time_s,
+            lanes={key: tuple(lane.done) for key, lane in self.lanes.items()},
+            transfers=(*self._transfers(), *self.reduced),
+            shares={
+                key: Shares(
+                    busy_s=lane.busy_s,
+                    waiting_s=lane.waiting_s,
+                    idle_s=step_time_s - lane.busy_s - lane.waiting_s,
+                )
+                for key, lane in self.lanes.items()
+            },
+        )
+
+    def _edge_routes(self) -> list[Route]:
+        """Number the channels between neighbours; routes by channel number."""
+        routes: list[Route] = []
+        for r, s, _ in self.plan.stages():
+            if s + 1 < len(self.plan.replicas[r].stages):
+                for edge in (((r, s), (r, s + 1)), ((r, s + 1), (r, s))):
+                    size = self.costs.message_bytes.get(edge, 0.0)
+                    self.channels[edge] = _Channel(len(routes), size)
+                    routes.append(self.costs.routes.get(edge, Route(trunks=())))
+        return routes
+
+    def _lane_runs(self, programs: Programs) -> dict[Lane, _LaneRun]:
+        lanes: dict[Lane, _LaneRun] = {}
+        home = {}
+        for key, lane in lane_of(self.plan).items():
+            home[key] = lanes.setdefault(lane, _LaneRun([])).steps
+        for program in programs.values():
+            self._compile(program, home)
+        return lanes
+
+    def _compile(self, program: Program, home: Mapping[StageKey, list[_Step]]) -> None:
+        """Append the program's actions that take time or wait to their lanes."""
+        ways: dict[tuple[StageKey, Op], _Way] = {}
+        for action in program:
+            op = action.op
+            if op in COMPUTE:
+                key = action.replica, action.stage
+                way = ways.get((key, op))
+                if way is None:
+                    way = ways[key, op] = self._way(key, op)
+                home[key].append((action, *way))
+            elif op in (Op.REDUCE, Op.NORM, Op.UPDATE):
+                home[action.key].append((action, _NEVER, None, None))
+
+    def _way(self, key: StageKey, op: Op) -> _Way:
+        """(seconds, where its message comes from, where its result goes)."""
+        r, s = key
+        before, after = (r, s - 1), (r, s + 1)
+        last = s == len(self.plan.replicas[r].stages) - 1
+        read, written = dataflow(first=s == 0, last=last)[op, None]
+        comes = goes = None
+        if op in (Op.F, Op.FB, Op.E) and "x" in read:
+            comes = self.channels[before, key]
+        elif "dy" in read and op is not Op.W:
+            comes = self.channels[after, key]
+        if "y" in written:
+            goes = self.channels[key, after]
+        elif "dx" in written:
+            goes = self.channels[key, before]
+        return duration_s(self.costs.times[key], op), comes, goes
+
+    def _advance_of(self, lane: _LaneRun) -> Callable[[float], None]:
+        return lambda now: self._advance(lane, now)
+
+    def _advance(self, lane: _LaneRun, now: float) -> None:
+        """Run a lane until it has to wait for something that has no time yet."""
+        steps, done, at = lane.steps, lane.done, self.traffic.at
+        free_s = max(lane.free_s, now)
+        while lane.position < len(steps):
+            action, seconds, comes, goes = steps[lane.position]
+            if seconds == _NEVER:
+                lane.free_s = free_s
+                if not self._collective(lane, action):
+                    return
+                free_s = lane.free_s
+                lane.position += 1
+                continue
+            m = action.microbatch
+            assert m is not None
+            if comes is not None:
+                arrival_s = comes.arrival_s.get(m)
+                if arrival_s is None:
+                    comes.waiting[m] = lane
+                    lane.free_s = free_s
+                    return
+                if arrival_s > lane.free_s:
+                    excuse = max(lane.free_s, comes.sent_s[m])
+                    lane.waiting_s += arrival_s - excuse
+                    free_s = arrival_s
+            end_s = free_s + seconds
+            done.append(Timed(action, free_s, end_s))
+            lane.busy_s += seconds
+            lane.free_s = free_s = end_s
+            lane.position += 1
+            if goes is not None:
+                goes.sent_s[m] = end_s
+                at(end_s, lambda now, c=goes, m=m: self._send(now, c, m))
+
+    def _send(self, now: float, channel: _Channel, m: int) -> None:
+        self.traffic.send(
+            now, channel.number, channel.size, lambda now: self._arrive(now, channel, m)
+        )
+
+    def _arrive(self, now: float, channel: _Channel, m: int) -> None:
+        channel.arrival_s[m] = now
+        lane = channel.waiting.pop(m, None)
+        if lane is not None:
+            self._advance(lane, now)
+
+    def _transfers(self) -> list[Timed]:
+        return [
+            Timed(_message(edge, m), start_s, channel.arrival_s[m])
+            for edge, channel in self.channels.items()
+            for m, start_s in channel.sent_s.items()
+        ]
+
+    def _collective(self, lane: _LaneRun, action: Action) -> bool:
+        """Do a REDUCE, NORM or UPDATE; False if the lane must be called again."""
+        late = self.meetings.waits_for(action)
+        if late is not False:
+            self.meetings.waiting[late].append(self._advance_of(lane))
+            return False
+        if action.op is Op.UPDATE:
+            self._update(lane, action)
+            return True
+        if action.op is Op.NORM:
+            ready_s = max(lane.free_s, self.meetings.reduced_s(action.key))
+            lane.waiting_s += ready_s - lane.free_s
+            lane.free_s = ready_s
+        if self.meetings.come(action.group, lane.free_s):
+            start_s = self.meetings.last_s[action.group]
+            self.traffic.at(start_s, lambda now: self._meet(now, action))
+        return True
+
+    def _update(self, lane: _LaneRun, action: Action) -> None:
+        start_s = max(lane.free_s, self.meetings.done_s[NORM])
+        seconds = self.costs.times[action.key].update_s
+        lane.done.append(Timed(action, start_s, start_s + seconds))
+        lane.busy_s += seconds
+        lane.free_s = start_s + seconds
+
+    def _meet(self, now: float, action: Action) -> None:
+        """All holders have come: sum a group over its ring, or agree on NORM."""
+        group = action.group
+        if group is NORM:
+            self.traffic.at(now + self.costs.norm_s, lambda now: self._done(now, NORM))
+            return
+        ring = self.rings.get(group, [])
+        if not ring:
+            self._done(now, group)
+            return
+        missing = len(ring)
+
+        def arrive(time_s: float) -> None:
+            nonlocal missing
+            missing -= 1
+            if not missing:
+                self.reduced.append(Timed(action, now, time_s))
+                self._done(time_s, group)
+
+        for channel in ring:
+            size = self.costs.reductions[group].hop_bytes
+            self.traffic.send(now, channel, size, arrive)
+
+    def _done(self, now: float, group: Group | None) -> None:
+        self.meetings.done_s[group] = now
+        for advance in self.meetings.waiting.pop(group, ()):
+            advance(now)
+
+
+def _message(edge: _Edge, m: int) -> Action:
+    (r, s), (_, peer) = edge
+    return Action(Op.SEND, r, s, m, "y" if peer > s else "dx", peer)

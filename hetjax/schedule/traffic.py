@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages on shared trunks: when each one arrives.
+
+Owns the sharing. A channel carries its messages one after the other, in the order in
+which they are sent. A message holds all trunks of its channel's route at once; every
+trunk is shared equally by the messages on it, and a message moves at the share of its
+slowest trunk. It arrives a latency after its last byte has left. Our own model, close
+to what parallel TCP or NCCL streams get; it never gives out more than a trunk has.
+
+Does not own who sends what (`simulator.py`) nor routes and capacities (`costs/`).
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from heapq import heappop, heappush
+from itertools import count
+
+from hetjax.costs.costs import Route
+
+Arrive = Callable[[float], None]  # told when a message arrives
+
+
+class Traffic:
+    """The clock and the trunks of one simulation; `at` and `send` schedule events."""
+
+    def __init__(self, trunks: Mapping[str, float], routes: Sequence[Route]) -> None:
+        """`trunks` in bytes per second; channel i takes `routes[i]`."""
+        number = {name: index for index, name in enumerate(trunks)}
+        self._capacity = list(trunks.values())
+        self._busy: list[dict[int, None]] = [{} for _ in trunks]
+        self._trunks = [tuple(number[name] for name in r.trunks) for r in routes]
+        self._latency = [route.latency_s for route in routes]
+        self._queue: list[deque[tuple[float, Arrive]]] = [deque() for _ in routes]
+        self._left_bytes = [0.0] * len(routes)
+        self._rate = [0.0] * len(routes)
+        self._since = [0.0] * len(routes)
+        self._version = [0] * len(routes)
+        self._events: list[tuple[float, int, int, Callable[[float], None] | int]] = []
+        self._order = count()
+
+    def run(self) -> None:
+        """Let time pass until nothing is scheduled any more."""
+        while self._events:
+            now, _, version, what = heappop(self._events)
+            if not isinstance(what, int):
+                what(now)
+            elif version == self._version[what]:
+                self._finish(now, what)
+
+    def at(self, time_s: float, event: Callable[[float], None]) -> None:
+        """Call `event` with the time when it has come."""
+        heappush(self._events, (time_s, next(self._order), 0, event))
+
+    def send(self, now: float, channel: int, size: float, arrive: Arrive) -> None:
+        """Send `size` bytes; to be called at its time, that is, from an event."""
+        if not self._trunks[channel]:
+            self.at(now + self._latency[channel], arrive)
+            return
+        queue = self._queue[channel]
+        queue.append((size, arrive))
+        if len(queue) == 1:
+            self._begin(now, channel)
+
+    def _begin(self, now: float, channel: int) -> None:
+        self._left_bytes[channel] = self._queue[channel][0][0]
+        self._rate[channel], self._since[channel] = 0.0, now
+        for trunk in self._trunks[channel]:
+            self._busy[trunk][channel] = None
+        self._share(now, channel)
+
+    def _finish(self, now: float, channel: int) -> None:
+        _, arrive = self._queue[channel].popleft()
+        self.at(now + self._latency[channel], arrive)
+        if self._queue[channel]:
+            # the next message takes the same share of the same trunks
+            self._left_bytes[channel] = self._queue[channel][0][0]
+            self._since[channel] = now
+            self._promise(now, channel)
+            return
+        for trunk in self._trunks[channel]:
+            del self._busy[trunk][channel]
+        self._version[channel] += 1
+        self._share(now, channel)
+
+    def _share(self, now: float, channel: int) -> None:
+        """Set the rates of all messages that meet this channel on a trunk."""
+        busy = self._busy
+        met = {other: None for t in self._trunks[channel] for other in busy[t]}
+        for other in met:
+            rate = min(self._capacity[t] / len(busy[t]) for t in self._trunks[other])
+            if rate != self._rate[other]:
+                passed = now - self._since[other]
+                self._left_bytes[other] -= self._rate[other] * passed
+                self._rate[other], self._since[other] = rate, now
+                self._promise(now, other)
+
+    def _promise(self, now: float, channel: int) -> None:
+        """Schedule the end of a channel's message at its present rate."""
+        self._version[channel] += 1
+        end_s = now + max(self._left_bytes[channel], 0.0) / self._rate[channel]
+        entry = (end_s, next(self._order), self._version[channel], channel)
+        heappush(self._events, entry)
