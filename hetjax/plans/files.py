@@ -153,6 +153,7 @@ def _replica(raw: object, where: str, schedule: str) -> Replica:
             _stage(
                 raw,
                 f"{where}.stages[{s}]",
+                schedule,
                 default_launch_ahead(
                     schedule,
                     num_stages=len(stages),
@@ -165,8 +166,15 @@ def _replica(raw: object, where: str, schedule: str) -> Replica:
     )
 
 
-def _stage(raw: object, where: str, launch_ahead: int) -> Stage:
+def _stage(raw: object, where: str, schedule: str, launch_ahead: int) -> Stage:
     values = read_record(raw, where=where, required=_STAGE, optional=_STAGE_OPTIONAL)
+    if schedule == "h1f1b" and "launch_ahead" not in values:
+        raise BadInput(
+            got=f"{where} without launch_ahead, under schedule 'h1f1b'",
+            allowed="launch_ahead in every stage: h1f1b is 1f1b with other ones",
+            fix="write it, or have it fitted to links and stages: python -m "
+            "hetjax.simulate PLAN --schedule h1f1b --output FITTED.json",
+        )
     layers = _integers(values["layers"], join(where, "layers"))
     if len(layers) != 2:
         raise BadInput(

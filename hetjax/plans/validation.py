@@ -17,7 +17,8 @@ from hetjax.cluster.record import did_you_mean
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan, Remat, Stage
 
-SCHEDULES = ("gpipe", "1f1b")
+SCHEDULES = ("gpipe", "1f1b", "h1f1b", "interleaved", "zero-bubble")
+_SHARING = ("interleaved", "zero-bubble")  # several stages of a replica on one device
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,16 +162,23 @@ def _devices(case: _Case) -> Iterator[BadInput]:
 
 
 def _device_used_twice(case: _Case) -> Iterator[BadInput]:
-    users: dict[tuple[str, int], str] = {}
-    for where, _, stage in case.stages():
+    users: dict[tuple[str, int], tuple[str, int, Stage]] = {}
+    sharing = case.plan.schedule in _SHARING
+    for where, r, stage in case.stages():
         for i, index in enumerate(stage.devices):
-            user = users.setdefault((stage.node, index), where)
+            user, of, other = users.setdefault((stage.node, index), (where, r, stage))
             again = index in stage.devices[:i]
-            if again or user != where:
+            same = of == r and other.devices == stage.devices
+            if again or (user != where and not (sharing and same)):
                 yield BadInput(
                     got=f"{where} uses device {index} of {stage.node!r}, which "
                     f"{where if again else user} uses already",
-                    allowed="a device in one stage only",
+                    allowed="a device in one stage only"
+                    + (
+                        ", or in several stages of one replica with equal devices"
+                        if sharing
+                        else f" (schedules {' and '.join(_SHARING)} allow more)"
+                    ),
                     fix=_free_devices(case, stage.node),
                 )
 

@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Schedules: the order in which one stage computes its microbatches.
 
-Owns the generators (GPipe, 1F1B, evaluation) and the in-flight limit that goes with
-each schedule. Does not own communication, reduction or buffers (`lower.py`).
+Owns the generators and the in-flight limit that goes with each schedule: GPipe, 1F1B
+(H-1F1B is the same order with other launch-aheads), interleaved 1F1B, zero-bubble and
+evaluation. Does not own launch-aheads that suit given times (`launch_ahead.py`),
+communication, reduction or buffers (`lower.py`).
 """
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan
 from hetjax.plans.validation import SCHEDULES
 from hetjax.schedule.action import Action, Op, StageKey
+from hetjax.schedule.list_schedule import Pipeline, list_schedule
 
 ComputeOrder = tuple[tuple[Op, int], ...]  # (op, microbatch)
 
@@ -38,14 +44,19 @@ def one_f_one_b(
 
 
 def in_flight_limit(plan: Plan, replica: int, stage: int) -> int:
-    """Return how many forwards of a stage may wait for their backward at once."""
+    """Return how many forwards of a stage may wait for the end of their backward.
+
+    Zero-bubble lets weight gradients pile up, on every stage to what 1F1B needs on the
+    first one.
+    """
+    held = plan.replicas[replica]
     if plan.schedule == "gpipe":
-        return plan.replicas[replica].num_microbatches
-    return plan.replicas[replica].stages[stage].launch_ahead
+        return held.num_microbatches
+    return held.stages[0 if plan.schedule == "zero-bubble" else stage].launch_ahead
 
 
-def compute_actions(plan: Plan) -> dict[StageKey, list[Action]]:
-    """Return the compute order of every stage by the plan's schedule.
+def lane_orders(plan: Plan) -> list[list[Action]]:
+    """Return the compute order of every lane, that is, of stages on the same devices.
 
     Raises BadInput for a schedule without a generator.
     """
@@ -55,16 +66,54 @@ def compute_actions(plan: Plan) -> dict[StageKey, list[Action]]:
             allowed=f"one of {', '.join(SCHEDULES)}",
             fix='write "schedule": "1f1b" in the plan',
         )
-    orders: dict[StageKey, list[Action]] = {}
-    for r, s, stage in plan.stages():
-        shape = len(plan.replicas[r].stages), s, plan.replicas[r].num_microbatches
-        order = (
-            gpipe(*shape)
-            if plan.schedule == "gpipe"
-            else one_f_one_b(*shape, stage.launch_ahead)
-        )
-        orders[r, s] = [Action(op, r, s, m) for op, m in order]
+    orders: list[list[Action]] = []
+    for r, replica in enumerate(plan.replicas):
+        if plan.schedule in ("interleaved", "zero-bubble"):
+            orders += _listed(plan, r)
+            continue
+        for s, stage in enumerate(replica.stages):
+            shape = len(replica.stages), s, replica.num_microbatches
+            order = (
+                gpipe(*shape)
+                if plan.schedule == "gpipe"
+                else one_f_one_b(*shape, stage.launch_ahead)
+            )
+            orders.append([Action(op, r, s, m) for op, m in order])
     return orders
+
+
+def compute_actions(plan: Plan) -> dict[StageKey, list[Action]]:
+    """Return the compute order of every stage by the plan's schedule."""
+    return by_stage(lane_orders(plan))
+
+
+def by_stage(orders: Iterable[Sequence[Action]]) -> dict[StageKey, list[Action]]:
+    """Return the actions of every stage, out of those of its lane."""
+    stages: dict[StageKey, list[Action]] = defaultdict(list)
+    for order in orders:
+        for action in order:
+            stages[action.key].append(action)
+    return dict(sorted(stages.items()))
+
+
+def _listed(plan: Plan, r: int) -> list[list[Action]]:
+    """List-schedule a replica in unit time: F = I = W = 1, no time on links."""
+    replica = plan.replicas[r]
+    devices = list(dict.fromkeys((x.node, x.devices) for x in replica.stages))
+    ones = [1.0] * len(replica.stages)
+    pipeline = Pipeline(
+        forward_s=ones,
+        input_gradient_s=ones,
+        weight_gradient_s=ones,
+        hop_s=[0.0] * len(ones),
+        lanes=[devices.index((x.node, x.devices)) for x in replica.stages],
+        num_microbatches=replica.num_microbatches,
+        split=plan.schedule == "zero-bubble",
+    )
+    ahead = [stage.launch_ahead for stage in replica.stages]
+    kept = [in_flight_limit(plan, r, s) for s in range(len(ones))]
+    lanes = list_schedule(pipeline, ahead, kept)
+    return [[Action(op, r, s, m) for s, op, m in lane] for lane in lanes]
 
 
 def evaluation_actions(plan: Plan) -> dict[StageKey, list[Action]]:

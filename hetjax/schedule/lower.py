@@ -7,7 +7,7 @@ Does not own the compute order (`generate.py`), the projection (`merge.py`) nor 
 proof that the result is right (`check.py`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from hetjax.plans.plan import Plan
 from hetjax.schedule.action import (
@@ -26,7 +26,7 @@ from hetjax.schedule.action import (
     parse_program,
 )
 from hetjax.schedule.check import check
-from hetjax.schedule.generate import compute_actions, evaluation_actions
+from hetjax.schedule.generate import by_stage, evaluation_actions, lane_orders
 from hetjax.schedule.groups import reduce_groups
 from hetjax.schedule.merge import merge
 
@@ -40,14 +40,24 @@ def lower(plan: Plan, tied: Tied = UNTIED, prefetch: int = 0) -> dict[str, Progr
     A program in the plan replaces the generated one of its node; then the whole is
     checked. Raises BadInput for what the checker refuses.
     """
-    orders = communicate(compute_actions(plan), prefetch)
-    orders = reduce(orders, reduce_groups(plan, tied))
-    programs = merge(free(finish(orders)), plan)
+    programs = lower_lanes(plan, lane_orders(plan), tied, prefetch)
     if plan.programs:
         for node, text in plan.programs.items():
             programs[node] = parse_program(text, f"program of node {node!r}")
         check(programs, plan, tied)
     return programs
+
+
+def lower_lanes(
+    plan: Plan,
+    lanes: Sequence[Sequence[Action]],
+    tied: Tied = UNTIED,
+    prefetch: int = 0,
+) -> dict[str, Program]:
+    """Return the program of every node that keeps the compute order of every lane."""
+    orders = communicate(by_stage(lanes), prefetch)
+    orders = reduce(orders, reduce_groups(plan, tied))
+    return merge(free(finish(orders)), plan, lanes)
 
 
 def lower_evaluation(plan: Plan) -> dict[str, Program]:

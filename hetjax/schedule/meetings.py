@@ -23,7 +23,7 @@ class Meetings:
         self._missing = Counter(action.group for action in met)
         self._groups_of: dict[StageKey, list[Group]] = defaultdict(list)
         for action in met:
-            if action.group is not NORM:
+            if action.group is not None:
                 self._groups_of[action.key].append(action.group)
         self.last_s: dict[Group | None, float] = defaultdict(float)
         self.done_s: dict[Group | None, float] = {}
@@ -41,8 +41,9 @@ class Meetings:
         if action.op is Op.UPDATE:
             return False if NORM in self.done_s else NORM
         if action.op is Op.NORM:
-            groups = self._groups_of[action.key]
-            return next((g for g in groups if g not in self.done_s), False)
+            for group in self._groups_of[action.key]:
+                if group not in self.done_s:
+                    return group
         return False
 
     def reduced_s(self, stage: StageKey) -> float:

@@ -3,13 +3,14 @@
 
 Owns the order in which actions of different stages are interleaved: that of a run in
 unit time (F = E = I = W = 1, B = 2, FB = 3, all else 0) in which stages run at once
-and wait for their messages and collectives. One line of time for the whole plan, cut
-into programs, cannot deadlock. Does not own real times (the simulator) nor contention
-for one device.
+and wait for their messages and collectives, and stages on the same devices for their
+turn. One line of time for the whole plan, cut into programs, cannot deadlock. Does not
+own real times (the simulator).
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from hetjax.errors import BadInput
@@ -27,23 +28,47 @@ from hetjax.schedule.action import (
 _DURATION = {Op.F: 1, Op.E: 1, Op.I: 1, Op.W: 1, Op.B: 2, Op.FB: 3}
 
 
-def merge(orders: Mapping[StageKey, list[Action]], plan: Plan) -> dict[str, Program]:
+def merge(
+    orders: Mapping[StageKey, list[Action]],
+    plan: Plan,
+    lanes: Iterable[Sequence[Action]] = (),
+) -> dict[str, Program]:
     """Return the program of each node, in the order of the unit-time run.
 
-    Raises BadInput if the stages wait for each other.
+    `lanes` are compute orders that stages on the same devices keep together. Raises
+    BadInput if the stages wait for each other.
     """
     node_of = {(r, s): stage.node for r, s, stage in plan.stages()}
     programs: dict[str, list[Action]] = {node: [] for node in node_of.values()}
-    for action in _UnitTimeRun(orders).actions():
+    for action in _UnitTimeRun(orders, lanes).actions():
         programs[node_of[action.key]].append(action)
     return {node: tuple(program) for node, program in programs.items()}
+
+
+@dataclass(slots=True)
+class _Turns:
+    """Whose turn it is on devices that several stages share."""
+
+    order: Sequence[Action]
+    done: int = 0
+    free: int = 0
+    parked: list[StageKey] = field(default_factory=list)
 
 
 class _UnitTimeRun:
     """One run: at equal times the lowest (replica, stage) goes first."""
 
-    def __init__(self, orders: Mapping[StageKey, list[Action]]) -> None:
+    def __init__(
+        self,
+        orders: Mapping[StageKey, list[Action]],
+        lanes: Iterable[Sequence[Action]],
+    ) -> None:
         self.orders = orders
+        self.turns: dict[StageKey, _Turns] = {}
+        for lane in lanes:
+            stages = {action.key for action in lane}
+            if len(stages) > 1:
+                self.turns |= dict.fromkeys(stages, _Turns(lane))
         self.position = dict.fromkeys(orders, 0)
         self.ready = [(0, key) for key in orders]
         heapify(self.ready)
@@ -84,12 +109,15 @@ class _UnitTimeRun:
                 return
             if action.op is Op.RECV and self._must_wait(time, key, action.message):
                 return
+            if action.op in _DURATION and self._must_queue(time, action):
+                return
             yield action
             self.position[key] += 1
             if action.op is Op.SEND:
                 self._deliver(time, action.message)
             if action.op in _DURATION:
                 end = time + _DURATION[action.op]
+                self._pass_turn(end, key)
                 yield from self._follow_up(end, key)
                 heappush(self.ready, (end, key))
                 return
@@ -103,6 +131,27 @@ class _UnitTimeRun:
             heappush(self.ready, (self.arrival[message], key))
             return True
         return False
+
+    def _must_queue(self, time: int, action: Action) -> bool:
+        """Whether other stages come first on the devices; if so, arrange a call."""
+        turns = self.turns.get(action.key)
+        if turns is None:
+            return False
+        if turns.order[turns.done] != action:
+            turns.parked.append(action.key)
+            return True
+        if turns.free > time:
+            heappush(self.ready, (turns.free, action.key))
+            return True
+        return False
+
+    def _pass_turn(self, end: int, key: StageKey) -> None:
+        turns = self.turns.get(key)
+        if turns is not None:
+            turns.done, turns.free = turns.done + 1, end
+            for parked in turns.parked:
+                heappush(self.ready, (end, parked))
+            turns.parked.clear()
 
     def _follow_up(self, end: int, key: StageKey) -> Iterator[Action]:
         """Yield the SENDs and FREEs of a compute action, which are issued with it.

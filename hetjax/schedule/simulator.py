@@ -13,7 +13,7 @@ Does not own times and bytes (`costs/`), memory (`memory.py`) nor the programs.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 from hetjax.costs.costs import Costs, Route, StageTimes
@@ -37,7 +37,7 @@ _NEVER = float("inf")
 
 
 class Timed(NamedTuple):
-    """One action and when it ran; a SEND from leaving its stage to its arrival."""
+    """One action and when it ran."""
 
     action: Action
     start_s: float
@@ -59,12 +59,26 @@ class Shares:
 
 @dataclass(frozen=True)
 class Simulation:
-    """One step: `lanes` holds what computed where, `transfers` what travelled."""
+    """One step: `lanes` holds what was computed where, `reductions` the REDUCEs.
+
+    `messages` gives, by edge, when each microbatch's was sent and when it arrived.
+    """
 
     step_time_s: float
     lanes: Mapping[Lane, tuple[Timed, ...]]
-    transfers: tuple[Timed, ...]
     shares: Mapping[Lane, Shares]
+    reductions: tuple[Timed, ...]
+    messages: Mapping[_Edge, tuple[Mapping[int, float], Mapping[int, float]]]
+
+    @cached_property
+    def transfers(self) -> tuple[Timed, ...]:
+        """SENDs, from leaving their stage to their arrival, then the REDUCEs."""
+        sends = [
+            Timed(_message(edge, m), start_s, arrival_s[m])
+            for edge, (sent_s, arrival_s) in self.messages.items()
+            for m, start_s in sent_s.items()
+        ]
+        return (*sends, *self.reductions)
 
     @cached_property
     def bubble(self) -> float:
@@ -147,13 +161,19 @@ class _Run:
         for lane in self.lanes.values():
             self.traffic.at(0.0, self._advance_of(lane))
         self.traffic.run()
-        stuck = [lane for lane in self.lanes.values() if lane.position < len(lane.steps)]
+        stuck = [
+            lane for lane in self.lanes.values() if lane.position < len(lane.steps)
+        ]
         assert not stuck, f"blocked at {stuck[0].steps[stuck[0].position][0]}"
         step_time_s = max(lane.free_s for lane in self.lanes.values())
         return Simulation(
             step_time_s=step_time_s,
             lanes={key: tuple(lane.done) for key, lane in self.lanes.items()},
-            transfers=(*self._transfers(), *self.reduced),
+            reductions=tuple(self.reduced),
+            messages={
+                edge: (channel.sent_s, channel.arrival_s)
+                for edge, channel in self.channels.items()
+            },
             shares={
                 key: Shares(
                     busy_s=lane.busy_s,
@@ -186,20 +206,22 @@ class _Run:
 
     def _compile(self, program: Program, home: Mapping[StageKey, list[_Step]]) -> None:
         """Append the program's actions that take time or wait to their lanes."""
-        ways: dict[tuple[StageKey, Op], _Way] = {}
+        ways: dict[tuple[int, int, str], _Way] = {}
+        free, send, receive = Op.FREE, Op.SEND, Op.RECV
         for action in program:
             op = action.op
-            if op in COMPUTE:
-                key = action.replica, action.stage
-                way = ways.get((key, op))
-                if way is None:
-                    way = ways[key, op] = self._way(key, op)
-                home[key].append((action, *way))
-            elif op in (Op.REDUCE, Op.NORM, Op.UPDATE):
-                home[action.key].append((action, _NEVER, None, None))
+            if op is free or op is send or op is receive:
+                continue  # most of them: nothing here takes time or waits
+            kind = action.replica, action.stage, op.value
+            way = ways.get(kind)
+            if way is None:
+                way = ways[kind] = self._way(action.key, op)
+            home[action.key].append((action, *way))
 
     def _way(self, key: StageKey, op: Op) -> _Way:
         """(seconds, where its message comes from, where its result goes)."""
+        if op not in COMPUTE:
+            return _NEVER, None, None
         r, s = key
         before, after = (r, s - 1), (r, s + 1)
         last = s == len(self.plan.replicas[r].stages) - 1
@@ -220,7 +242,7 @@ class _Run:
 
     def _advance(self, lane: _LaneRun, now: float) -> None:
         """Run a lane until it has to wait for something that has no time yet."""
-        steps, done, at = lane.steps, lane.done, self.traffic.at
+        steps, done = lane.steps, lane.done
         free_s = max(lane.free_s, now)
         while lane.position < len(steps):
             action, seconds, comes, goes = steps[lane.position]
@@ -249,26 +271,28 @@ class _Run:
             lane.free_s = free_s = end_s
             lane.position += 1
             if goes is not None:
-                goes.sent_s[m] = end_s
-                at(end_s, lambda now, c=goes, m=m: self._send(now, c, m))
+                self._send(end_s, goes, m)
 
-    def _send(self, now: float, channel: _Channel, m: int) -> None:
-        self.traffic.send(
-            now, channel.number, channel.size, lambda now: self._arrive(now, channel, m)
-        )
+    def _send(self, end_s: float, channel: _Channel, m: int) -> None:
+        """Send what is made at `end_s`, which may lie ahead of the clock."""
+        channel.sent_s[m] = end_s
+        number, size = channel.number, channel.size
+        arrival_s = self.traffic.arrival_s(end_s, number, size)
+        if arrival_s is None:
+            arrive = partial(self._arrive, channel, m)
+            send = self.traffic.send
+            self.traffic.at(end_s, lambda now: send(now, number, size, arrive))
+            return
+        channel.arrival_s[m] = arrival_s
+        lane = channel.waiting.pop(m, None)
+        if lane is not None:
+            self.traffic.at(arrival_s, self._advance_of(lane))
 
-    def _arrive(self, now: float, channel: _Channel, m: int) -> None:
+    def _arrive(self, channel: _Channel, m: int, now: float) -> None:
         channel.arrival_s[m] = now
         lane = channel.waiting.pop(m, None)
         if lane is not None:
             self._advance(lane, now)
-
-    def _transfers(self) -> list[Timed]:
-        return [
-            Timed(_message(edge, m), start_s, channel.arrival_s[m])
-            for edge, channel in self.channels.items()
-            for m, start_s in channel.sent_s.items()
-        ]
 
     def _collective(self, lane: _LaneRun, action: Action) -> bool:
         """Do a REDUCE, NORM or UPDATE; False if the lane must be called again."""
@@ -298,7 +322,7 @@ class _Run:
     def _meet(self, now: float, action: Action) -> None:
         """All holders have come: sum a group over its ring, or agree on NORM."""
         group = action.group
-        if group is NORM:
+        if group is None:
             self.traffic.at(now + self.costs.norm_s, lambda now: self._done(now, NORM))
             return
         ring = self.rings.get(group, [])

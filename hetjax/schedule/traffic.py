@@ -10,7 +10,7 @@ to what parallel TCP or NCCL streams get; it never gives out more than a trunk h
 Does not own who sends what (`simulator.py`) nor routes and capacities (`costs/`).
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import count
@@ -30,6 +30,9 @@ class Traffic:
         self._busy: list[dict[int, None]] = [{} for _ in trunks]
         self._trunks = [tuple(number[name] for name in r.trunks) for r in routes]
         self._latency = [route.latency_s for route in routes]
+        users = Counter(trunk for trunks in self._trunks for trunk in trunks)
+        self._alone = [all(users[t] == 1 for t in trunks) for trunks in self._trunks]
+        self._free_s = [0.0] * len(routes)
         self._queue: list[deque[tuple[float, Arrive]]] = [deque() for _ in routes]
         self._left_bytes = [0.0] * len(routes)
         self._rate = [0.0] * len(routes)
@@ -50,6 +53,18 @@ class Traffic:
     def at(self, time_s: float, event: Callable[[float], None]) -> None:
         """Call `event` with the time when it has come."""
         heappush(self._events, (time_s, next(self._order), 0, event))
+
+    def arrival_s(self, sent_s: float, channel: int, size: float) -> float | None:
+        """Send `size` bytes at once if no other channel can ever be in the way.
+
+        Returns when they arrive, or None: then `send` it is. Times must not fall.
+        """
+        if not self._alone[channel]:
+            return None
+        begin_s = max(sent_s, self._free_s[channel])
+        rates = [self._capacity[trunk] for trunk in self._trunks[channel]]
+        self._free_s[channel] = begin_s + (size / min(rates) if rates else 0.0)
+        return self._free_s[channel] + self._latency[channel]
 
     def send(self, now: float, channel: int, size: float, arrive: Arrive) -> None:
         """Send `size` bytes; to be called at its time, that is, from an event."""

@@ -64,7 +64,9 @@ def stage(**changes: Any) -> Plan:
 
 
 ONCE = "stages that hold layers 0 to 5 once each, in order"
-ONE_STAGE = "a device in one stage only"
+ONE_STAGE = (
+    "a device in one stage only (schedules interleaved and zero-bubble allow more)"
+)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +75,7 @@ ONE_STAGE = "a device in one stage only"
         (
             replace(CASE.plan, schedule="1fb1"),
             "schedule = '1fb1'",
-            "one of gpipe, 1f1b",
+            "one of gpipe, 1f1b, h1f1b, interleaved, zero-bubble",
             "did you mean '1f1b'?",
         ),
         (

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""H-1F1B: launch-aheads that suit the links and the stages of a plan.
+
+Owns the rules, from the last stage (launch-ahead 1) to the first: each hop adds a
+delta. Little's law asks for K_s t >= t_s + 2 c_s + K_(s+1) t with t the slowest
+stage's time for a microbatch and c_s the hop's, hence delta = 1 + ceil(2 c / t) (our
+derivation). HARP (arXiv 2509.24859) looks at hops between sub-clusters only and rounds
+by thresholds; plain 1F1B has delta 1. Memory caps what a rule asks for.
+
+Does not own the order of actions (`generate.py`) nor times and bytes (`costs/`).
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+from hetjax.costs.costs import Costs
+from hetjax.plans.plan import Plan
+from hetjax.schedule.action import StageKey
+from hetjax.schedule.lower import lower
+from hetjax.schedule.simulator import simulate
+
+# (hop seconds, slowest stage's seconds, whether it leaves the node) -> delta
+Rule = Callable[[float, float, bool], int]
+
+
+def plain_delta(hop_s: float, slowest_s: float, crossing: bool) -> int:
+    """Return the delta of 1F1B, which does not look at times."""
+    return 1
+
+
+def exact_delta(hop_s: float, slowest_s: float, crossing: bool) -> int:
+    """Return the least delta that keeps the slowest stage busy."""
+    # what is equal up to rounding counts as equal
+    return 1 + math.ceil(2 * hop_s / slowest_s - 1e-9) if slowest_s > 0 else 1
+
+
+def harp_delta(hop_s: float, slowest_s: float, crossing: bool) -> int:
+    """Return the delta of HARP's released planner."""
+    if not crossing or hop_s < slowest_s / 10:
+        return 1
+    return 2 if hop_s < slowest_s / 2 else 3
+
+
+RULES: Mapping[str, Rule] = {
+    "1f1b": plain_delta,
+    "h1f1b": exact_delta,
+    "harp": harp_delta,
+}
+
+
+def from_deltas(deltas: Sequence[int]) -> tuple[int, ...]:
+    """Return launch-aheads, first stage first, of hops' deltas in the same order."""
+    return tuple(accumulate(reversed(deltas), initial=1))[::-1]
+
+
+def with_rule(
+    plan: Plan, costs: Costs, rule: Rule, limits: Mapping[StageKey, int]
+) -> Plan:
+    """Return the plan as h1f1b with a rule's launch-aheads, none above its limit."""
+    aheads = {}
+    for r, replica in enumerate(plan.replicas):
+        num_stages = len(replica.stages)
+        slowest_s = max(microbatch_s(plan, costs, (r, s)) for s in range(num_stages))
+        nodes = [stage.node for stage in replica.stages]
+        deltas = [
+            rule(hop_s(costs, (r, s), (r, s + 1)), slowest_s, nodes[s] != nodes[s + 1])
+            for s in range(num_stages - 1)
+        ]
+        for s, ahead in enumerate(from_deltas(deltas)):
+            aheads[r, s] = min(ahead, replica.num_microbatches)
+    return with_launch_ahead(plan, aheads, limits)
+
+
+def with_launch_ahead(
+    plan: Plan, aheads: Mapping[StageKey, int], limits: Mapping[StageKey, int]
+) -> Plan:
+    """Return the plan as h1f1b with these launch-aheads, capped and not rising."""
+    replicas = []
+    for r, replica in enumerate(plan.replicas):
+        keys = [(r, s) for s in range(len(replica.stages))]
+        capped = accumulate((min(aheads[key], limits[key]) for key in keys), min)
+        stages = [
+            replace(stage, launch_ahead=ahead)
+            for stage, ahead in zip(replica.stages, capped, strict=True)
+        ]
+        replicas.append(replace(replica, stages=tuple(stages)))
+    return replace(plan, schedule="h1f1b", replicas=tuple(replicas), programs={})
+
+
+def fitted(plan: Plan, costs: Costs, limits: Mapping[StageKey, int]) -> Plan:
+    """Return the plan under the rule that simulates fastest; the exact one on a tie."""
+    rules = (exact_delta, plain_delta, harp_delta)
+    plans = [with_rule(plan, costs, rule, limits) for rule in rules]
+    return min(plans, key=lambda p: simulate(lower(p), p, costs).step_time_s)
+
+
+def launch_limits(plan: Plan, costs: Costs) -> dict[StageKey, int]:
+    """Return the forwards in flight that the memory of every stage's devices allows.
+
+    At least 1, whether it fits or not: what a plan needs in the end, and whether it is
+    there, is `memory.py`'s to say.
+    """
+    limits = {}
+    for r, s, _ in plan.stages():
+        num_microbatches = plan.replicas[r].num_microbatches
+        memory, there = costs.memory.get((r, s)), costs.memory_bytes.get((r, s))
+        limits[r, s] = num_microbatches
+        if memory is not None and there is not None:
+            # besides what is kept: y on its way, dy just come, dx on its way
+            passing = 2 * memory.output_bytes + memory.input_bytes
+            left = there - memory.static_bytes - memory.workspace_bytes - passing
+            each = max(memory.saved_bytes + memory.input_bytes, 1)
+            limits[r, s] = min(max(int(left // each), 1), num_microbatches)
+    return limits
+
+
+def microbatch_s(plan: Plan, costs: Costs, key: StageKey) -> float:
+    """Return a stage's time for one microbatch, forward and backward."""
+    times = costs.times[key]
+    last = key[1] == len(plan.replicas[key[0]].stages) - 1
+    return times.fused_s if last else times.forward_s + times.backward_s
+
+
+def hop_s(costs: Costs, source: StageKey, target: StageKey) -> float:
+    """Return the time of one message that has its trunks for itself."""
+    route = costs.routes.get((source, target))
+    if route is None:
+        return 0.0
+    size = costs.message_bytes.get((source, target), 0.0)
+    return route.latency_s + max(
+        (size / costs.trunks[trunk] for trunk in route.trunks), default=0.0
+    )

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""List scheduling: the compute order of a pipeline from a run with given times.
+
+Owns the greedy rule. A lane that is free takes what is ready, a forward before a
+backward before a weight gradient; but a forward only while its stage has fewer than
+`launch_ahead` microbatches between F and B (or I), and fewer than `kept` between F and
+the end of B (or W). Of several stages on one lane (interleaving), microbatches go
+through in groups as large as the pipeline has lanes, first one group through all
+stages of the lane, then the next: Megatron-LM's order for equal stages. With backwards
+cut in two this is zero-bubble scheduling for stages however unlike; for equal stages
+and F = I = W it reaches the floor (S - 1) F + M (F + I + W) with launch-ahead S - s
+and S kept (tested; our derivation).
+
+The run knows neither shared links nor memory in bytes: `simulator.py` is the judge.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from hetjax.schedule.action import Op
+
+Slot = tuple[int, Op, int]  # (stage, op, microbatch)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pipeline:
+    """One replica: seconds by stage, and of the hop from each stage to the next.
+
+    `lanes` names the devices of every stage; equal numbers share them. `split` cuts
+    the backward into I and W; otherwise B does both, and the last stage fuses F and B.
+    """
+
+    forward_s: Sequence[float]
+    input_gradient_s: Sequence[float]
+    weight_gradient_s: Sequence[float]
+    hop_s: Sequence[float]
+    lanes: Sequence[int]
+    num_microbatches: int
+    split: bool
+
+
+def list_schedule(
+    pipeline: Pipeline, launch_ahead: Sequence[int], kept: Sequence[int]
+) -> list[list[Slot]]:
+    """Return the compute order of every lane; both limits are by stage, 1 or more."""
+    return _Run(pipeline, launch_ahead, kept).orders()
+
+
+class _Run:
+    def __init__(
+        self, pipeline: Pipeline, launch_ahead: Sequence[int], kept: Sequence[int]
+    ) -> None:
+        assert min(*launch_ahead, *kept) >= 1
+        num_stages, m = len(pipeline.forward_s), pipeline.num_microbatches
+        self.pipeline, self.launch_ahead, self.kept = pipeline, launch_ahead, kept
+        self.num_lanes = max(pipeline.lanes) + 1
+        self.stages_of: list[list[int]] = [[] for _ in range(self.num_lanes)]
+        for stage, lane in enumerate(pipeline.lanes):
+            self.stages_of[lane].append(stage)
+        never = float("inf")
+        self.last = num_stages - 1
+        self.x_s = [[0.0 if s == 0 else never] * m for s in range(num_stages)]
+        self.dy_s = [[never] * m for _ in range(num_stages)]
+        self.forwards, self.backwards, self.weights = (
+            [0] * num_stages for _ in range(3)
+        )
+        self.free_s = [0.0] * self.num_lanes
+        self.order: list[list[Slot]] = [[] for _ in range(self.num_lanes)]
+        self.events = [(0.0, lane) for lane in range(self.num_lanes)]
+
+    def orders(self) -> list[list[Slot]]:
+        while self.events:
+            now, lane = heappop(self.events)
+            if self.free_s[lane] > now:
+                continue
+            slot = self._choice(now, lane)
+            if slot is not None:
+                self._do(now, lane, slot)
+        done = self.pipeline.num_microbatches
+        assert all(count == done for count in self.weights), "the run is blocked"
+        return self.order
+
+    def _choice(self, now: float, lane: int) -> Slot | None:
+        """What the lane does now: the first kind of action of which one is ready."""
+        for kind in (self._forward, self._backward, self._weight):
+            ready = [kind(now, stage) for stage in self.stages_of[lane]]
+            found = [slot for slot in ready if slot is not None]
+            if found:
+                return min(found, key=self._rank)
+        return None
+
+    def _rank(self, slot: Slot) -> tuple[int, int, int]:
+        """Groups of microbatches first, then depth; backwards from the end."""
+        stage, op, m = slot
+        depth = -stage if op in (Op.B, Op.I) else stage
+        return m // self.num_lanes, depth, m
+
+    def _forward(self, now: float, stage: int) -> Slot | None:
+        m = self.forwards[stage]
+        ahead, kept = m - self.backwards[stage], m - self.weights[stage]
+        full = ahead >= self.launch_ahead[stage] or kept >= self.kept[stage]
+        if full or m == self.pipeline.num_microbatches:
+            return None
+        fused = stage == self.last and not self.pipeline.split
+        op = Op.FB if fused else Op.F
+        return (stage, op, m) if self.x_s[stage][m] <= now else None
+
+    def _backward(self, now: float, stage: int) -> Slot | None:
+        m = self.backwards[stage]
+        if m == self.forwards[stage] or self.dy_s[stage][m] > now:
+            return None
+        return stage, Op.I if self.pipeline.split else Op.B, m
+
+    def _weight(self, now: float, stage: int) -> Slot | None:
+        m = self.weights[stage]
+        return (stage, Op.W, m) if m < self.backwards[stage] else None
+
+    def _do(self, now: float, lane: int, slot: Slot) -> None:
+        stage, op, m = slot
+        end_s = now + self._seconds(stage, op)
+        self.order[lane].append(slot)
+        self.free_s[lane] = end_s
+        heappush(self.events, (end_s, lane))
+        if op in (Op.F, Op.FB):
+            self.forwards[stage] += 1
+            if stage == self.last:
+                self.dy_s[stage][m] = end_s
+            else:
+                self._deliver(self.x_s, stage + 1, m, end_s + self._hop_s(stage))
+        if op in (Op.B, Op.FB, Op.I):
+            self.backwards[stage] += 1
+            if stage > 0:
+                back_s = end_s + self._hop_s(stage - 1)
+                self._deliver(self.dy_s, stage - 1, m, back_s)
+        if op in (Op.B, Op.FB, Op.W):
+            self.weights[stage] += 1
+
+    def _deliver(
+        self, arrivals: list[list[float]], stage: int, m: int, time_s: float
+    ) -> None:
+        arrivals[stage][m] = time_s
+        heappush(self.events, (time_s, self.pipeline.lanes[stage]))
+
+    def _hop_s(self, stage: int) -> float:
+        """From a stage to the next, or back; nothing within one lane."""
+        lanes = self.pipeline.lanes
+        same = lanes[stage] == lanes[stage + 1]
+        return 0.0 if same else self.pipeline.hop_s[stage]
+
+    def _seconds(self, stage: int, op: Op) -> float:
+        p = self.pipeline
+        backward_s = p.input_gradient_s[stage] + p.weight_gradient_s[stage]
+        return {
+            Op.F: p.forward_s[stage],
+            Op.B: backward_s,
+            Op.FB: p.forward_s[stage] + backward_s,
+            Op.I: p.input_gradient_s[stage],
+            Op.W: p.weight_gradient_s[stage],
+        }[op]

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Zero-bubble and interleaved orders against closed forms, by an own replay."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetjax.schedule.action import Op
+from hetjax.schedule.generate import lane_orders
+from hetjax.schedule.list_schedule import Pipeline, Slot, list_schedule
+from tests.schedule.pipelines import pipeline_plan
+
+
+def pipeline(
+    num_stages: int, count: int, *, num_lanes: int = 0, split: bool, times=(1, 1, 1)
+) -> Pipeline:
+    lanes = num_lanes or num_stages
+    f, i, w = ([float(t)] * num_stages for t in times)
+    return Pipeline(
+        forward_s=f,
+        input_gradient_s=i,
+        weight_gradient_s=w,
+        hop_s=[0.0] * num_stages,
+        lanes=[s % lanes for s in range(num_stages)],
+        num_microbatches=count,
+        split=split,
+    )
+
+
+def makespan(p: Pipeline, orders: Sequence[Sequence[Slot]]) -> float:
+    """Longest path through the orders and the dependencies, by repeated passes."""
+    last, done = len(p.forward_s) - 1, {}
+    clock, todo = [0.0] * len(orders), [list(order) for order in orders]
+    while any(todo):
+        before = sum(map(len, todo))
+        for lane, order in enumerate(todo):
+            while order and (need := _need(order[0], last)) in {None, *done}:
+                stage, op, m = order.pop(0)
+                start = max(clock[lane], done.get(need, 0.0))
+                clock[lane] = start + _seconds(p, stage, op)
+                for kind in {"F": "F", "FB": "FB", "B": "B", "I": "B", "W": ""}[op]:
+                    done[kind, stage, m] = clock[lane]
+        assert sum(map(len, todo)) < before, "deadlock"
+    return max(clock)
+
+
+def _need(slot: Slot, last: int) -> tuple[str, int, int] | None:
+    stage, op, m = slot
+    if op in (Op.F, Op.FB):
+        return ("F", stage - 1, m) if stage else None
+    if op is Op.W:
+        return None
+    return ("F", stage, m) if stage == last else ("B", stage + 1, m)
+
+
+def _seconds(p: Pipeline, stage: int, op: Op) -> float:
+    f, i, w = p.forward_s[stage], p.input_gradient_s[stage], p.weight_gradient_s[stage]
+    return {"F": f, "I": i, "W": w, "B": i + w, "FB": f + i + w}[op]
+
+
+@given(st.integers(1, 8), st.integers(0, 24))
+def test_zero_bubble_reaches_the_floor_in_1f1bs_memory(stages: int, extra: int):
+    count = stages + extra
+    p = pipeline(stages, count, split=True)
+    ahead = [stages - s for s in range(stages)]
+    orders = list_schedule(p, ahead, [stages] * stages)
+    floor = (stages - 1) + count * 3  # (S - 1) F + B (F + I + W)
+    one_f_one_b = 3 * (stages - 1 + count)
+    assert makespan(p, orders) == floor
+    assert one_f_one_b - 3 * count == 3 * (floor - 3 * count)
+    for order in orders:
+        kept = most = 0
+        for _, op, _ in order:
+            kept += {"F": 1, "W": -1}.get(op, 0)
+            most = max(most, kept)
+        assert most <= stages  # what 1F1B keeps on its first stage
+
+
+@given(st.data())
+def test_unlike_stages_do_everything_once_and_in_order(data: st.DataObject):
+    stages, count = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 8))
+    seconds = st.lists(st.floats(0.1, 3.0), min_size=stages, max_size=stages)
+    split = data.draw(st.booleans())
+    p = Pipeline(
+        forward_s=data.draw(seconds),
+        input_gradient_s=data.draw(seconds),
+        weight_gradient_s=data.draw(seconds),
+        hop_s=data.draw(seconds),
+        lanes=range(stages),
+        num_microbatches=count,
+        split=split,
+    )
+    limits = data.draw(
+        st.lists(st.integers(1, 4), min_size=stages, max_size=stages), label="ahead"
+    )
+    orders = list_schedule(p, limits, limits)
+    for stage, order in enumerate(orders):
+        ops = [Op.F, Op.I, Op.W] if split else [Op.F, Op.B]
+        ops = [Op.FB] if stage == stages - 1 and not split else ops
+        for op in ops:
+            assert [m for _, o, m in order if o is op] == list(range(count))
+        assert len(order) == len(ops) * count
+    assert makespan(p, orders) > 0
+
+
+@pytest.mark.parametrize(("lanes", "chunks"), [(2, 2), (2, 3), (4, 2), (4, 3)])
+def test_interleaving_divides_the_bubble(lanes: int, chunks: int):
+    count, stages = 4 * lanes, lanes * chunks
+    p = pipeline(stages, count, num_lanes=lanes, split=False)
+    ahead = [stages - s for s in range(stages)]
+    step = makespan(p, list_schedule(p, ahead, ahead))
+    work = 3 * chunks * count
+    plain_bubble = 3 * chunks * (lanes - 1)  # of 1F1B with the chunks in one stage
+    assert step - work <= plain_bubble / chunks + 2
+    halves = pipeline(stages, count, num_lanes=lanes, split=True)
+    assert makespan(halves, list_schedule(halves, ahead, [stages] * stages)) == (
+        work + lanes - 1
+    )
+
+
+def test_interleaved_and_zero_bubble_plans_have_these_orders():
+    plan = pipeline_plan([4, 3, 2, 1], 2, "interleaved", num_lanes=2)
+    shown = [
+        " ".join(f"{a.op}{a.microbatch}.s{a.stage}" for a in lane)
+        for lane in lane_orders(plan)
+    ]
+    assert shown == [
+        "F0.s0 F1.s0 F0.s2 F1.s2 B0.s2 B1.s2 B0.s0 B1.s0",
+        "F0.s1 F1.s1 FB0.s3 FB1.s3 B0.s1 B1.s1",
+    ]
+    plan = pipeline_plan([2, 1], 3, "zero-bubble")
+    shown = [
+        " ".join(f"{a.op}{a.microbatch}" for a in lane) for lane in lane_orders(plan)
+    ]
+    assert shown == ["F0 F1 I0 W0 F2 I1 W1 I2 W2", "F0 I0 F1 I1 W0 F2 I2 W1 W2"]
