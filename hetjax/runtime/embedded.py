@@ -43,7 +43,7 @@ from hetjax.runtime.worker import (
     check_runnable,
     gradient_norm,
 )
-from hetjax.schedule.action import Programs, StageKey
+from hetjax.schedule.action import COMPUTE, Op, Programs, StageKey
 from hetjax.schedule.check import check, check_evaluation
 from hetjax.schedule.lower import lower, lower_evaluation
 
@@ -108,7 +108,12 @@ class Embedded:
 
     def compile(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Compile the programs of all stages, several at a time."""
-        jobs = [job for state in self.stages.values() for job in _compile_jobs(state)]
+        ops = _ops(self.training)
+        jobs = [
+            job
+            for key, state in self.stages.items()
+            for job in _compile_jobs(state, ops[key])
+        ]
         samples = self.stages[0, len(self.plan.replicas[0].stages) - 1]
         jobs.append(lambda: samples.programs.logits)
         with ThreadPoolExecutor() as pool:
@@ -303,18 +308,22 @@ def _workers(plan: Plan, stages: Mapping[StageKey, StageState]) -> dict[str, Wor
     }
 
 
-def _compile_jobs(state: StageState) -> list[Callable[[], object]]:
+def _ops(programs: Programs) -> dict[StageKey, list[Op]]:
+    """What each stage computes, in the order of first use."""
+    found: dict[StageKey, dict[Op, None]] = {}
+    for program in programs.values():
+        for action in program:
+            found.setdefault(action.key, {})[action.op] = None
+    return {key: [op for op in ops if op in COMPUTE] for key, ops in found.items()}
+
+
+def _compile_jobs(state: StageState, ops: Sequence[Op]) -> list[Callable[[], object]]:
     programs, updates = state.programs, state.updates
     packs = [
         lambda group=group: programs.pack(group.leaf_ids, group.rows)
         for group in updates.groups
         if group.rows
     ]
-    passes = (
-        [lambda: programs.fused]
-        if programs.graph.last
-        else [lambda: (programs.forward, programs.backward)]
-    )
     others = [
         lambda: programs.zeros,
         lambda: programs.evaluate,
@@ -323,7 +332,7 @@ def _compile_jobs(state: StageState) -> list[Callable[[], object]]:
         lambda: updates.square_sum,
         lambda: updates.run_updates,
     ]
-    return [*passes, *others, *packs]
+    return [lambda: [programs.of(op) for op in ops], *others, *packs]
 
 
 def _total(sums: tuple[jax.Array, ...]) -> float:

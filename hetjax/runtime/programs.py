@@ -26,8 +26,10 @@ from hetjax.mesh.axes import (
 from hetjax.mesh.reduction import Rows, pack, row_sharding
 from hetjax.models.model import AbstractParam
 from hetjax.runtime import stage
+from hetjax.runtime.halves import Halves, halve
 from hetjax.runtime.layout import LeafId, Run
 from hetjax.runtime.stage import Residuals, StageGraph
+from hetjax.schedule.action import Op
 
 Compiled = Callable[..., Any]
 
@@ -98,42 +100,121 @@ class StagePrograms:
             self.params(),
         )
 
+    def of(self, op: Op) -> Compiled:
+        """The program that computes an action."""
+        return {
+            Op.F: lambda: self.forward,
+            Op.B: lambda: self.backward,
+            Op.FB: lambda: self.fused,
+            Op.I: lambda: self.input_gradient,
+            Op.W: lambda: self.weight_gradient,
+            Op.E: lambda: self.evaluate,
+        }[op]()
+
     @cached_property
     def _residuals(self) -> Residuals:
         return Residuals()
 
     @cached_property
     def forward(self) -> Compiled:
-        """(params, x) -> (y, saved)."""
+        """(params, x) -> (y, saved); of the last stage, whose loss is donated,
+        (params, x, targets, loss) -> (loss, saved)."""
         return self._forward_lowered.compile()
 
     @cached_property
     def _forward_lowered(self) -> jax.stages.Lowered:
-        function = partial(stage.forward, self.graph, self._residuals)
-        out = (self.outputs.sharding, None)
-        return lowered(function, (self.params(), self.inputs), out=out)
+        inputs = (self.params(), self.inputs)
+        if not self.graph.last:
+            function = partial(stage.forward, self.graph, self._residuals)
+            return lowered(function, inputs, out=(self.outputs.sharding, None))
+        function = partial(stage.forward_loss, self.graph, self._residuals)
+        inputs = (*inputs, self.tokens, self.scalar)
+        return lowered(function, inputs, donate=(3,), out=(self.scalar.sharding, None))
 
     @property
     def saved(self) -> list[jax.ShapeDtypeStruct]:
         """The residuals of one microbatch as the compiled forward lays them out."""
-        shapes = self._forward_lowered.out_info[1]
-        shardings = self.forward.output_shardings[1]  # pyright: ignore
-        return [
-            jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding)
-            for a, sharding in zip(shapes, shardings, strict=True)
-        ]
+        return _laid_out(self._forward_lowered.out_info[1], self.forward)
 
     @cached_property
     def backward(self) -> Compiled:
         """(params, x, saved, dy, acc) -> (acc, dx); acc is donated."""
-        saved = self.saved  # traced first: fills the residuals' bookkeeping
         acc = self.accumulators
         return compiled(
             partial(stage.backward, self.graph, self._residuals),
-            (self.params(), self.inputs, saved, self.outputs, acc),
+            (*self._backward_inputs, acc),
             donate=(4,),
-            out=(shardings(acc), self._input_gradient),
+            out=(shardings(acc), self._dx_sharding),
         )
+
+    @cached_property
+    def input_gradient(self) -> Compiled:
+        """(params, x, saved, dy) -> (dx, crossing); dy is None on the last stage."""
+        return self._input_gradient_lowered.compile()
+
+    @cached_property
+    def _input_gradient_lowered(self) -> jax.stages.Lowered:
+        def dx_and_crossing(*inputs: Any) -> tuple[jax.Array, list[jax.Array]]:
+            (dx,), crossing = self._halves.first(*jax.tree.leaves(inputs))
+            return dx, crossing
+
+        out = (self._dx_sharding, None)
+        return lowered(dx_and_crossing, self._backward_inputs, out=out)
+
+    @cached_property
+    def weight_gradient(self) -> Compiled:
+        """(params, half, acc) -> (acc, a zero to wait for); acc is donated."""
+        acc, weights = self.accumulators, jax.tree.structure(self.params())
+
+        def add(params: Any, half: list[jax.Array], acc: Any) -> tuple[Any, jax.Array]:
+            read, others = self._kept
+            leaves, num_kept = jax.tree.leaves(params), len(others)
+            kept = [*(leaves[i] for i in read), *half[:num_kept]]
+            grads = self._halves.second(kept, half[num_kept:])
+            acc = stage.accumulate(acc, jax.tree.unflatten(weights, grads))
+            return acc, jnp.zeros((), jnp.float32)
+
+        inputs = (self.params(), self.half, acc)
+        out = (shardings(acc), self.scalar.sharding)
+        return compiled(add, inputs, donate=(2,), out=out)
+
+    def kept(self, x: Any, saved: Any, dy: Any, crossing: list[Any]) -> list[Any]:
+        """The half of a microbatch: what its W needs of these, after its I."""
+        leaves = jax.tree.leaves((x, saved, dy))
+        return [*(leaves[i] for i in self._kept[1]), *crossing]
+
+    @cached_property
+    def _kept(self) -> tuple[list[int], list[int]]:
+        """Which leaves of params, and which of (x, saved, dy), W still reads."""
+        num_weights = len(jax.tree.leaves(self.params()))
+        kept = self._halves.kept
+        others = [i - num_weights for i in kept if i >= num_weights]
+        return [i for i in kept if i < num_weights], others
+
+    @cached_property
+    def _halves(self) -> Halves:
+        """The backward, cut; its inputs are the leaves of (params, x, saved, dy)."""
+        leaves, tree = jax.tree.flatten(self._backward_inputs)
+
+        def gradients(*leaves: Any) -> list[jax.Array]:
+            params, x, saved, dy = jax.tree.unflatten(tree, leaves)
+            made = stage.gradients(self.graph, self._residuals, params, x, saved, dy)
+            return jax.tree.leaves(made)
+
+        return halve(gradients, 1, leaves)
+
+    @cached_property
+    def _backward_inputs(self) -> tuple[Any, ...]:
+        saved = self.saved  # traced first: fills the residuals' bookkeeping
+        dy = None if self.graph.last else self.outputs
+        return self.params(), self.inputs, saved, dy
+
+    @property
+    def half(self) -> list[jax.ShapeDtypeStruct]:
+        """What lives between I and W of one microbatch, as it is laid out."""
+        _, x, saved, dy = self._backward_inputs
+        made = self._input_gradient_lowered.out_info[1]
+        return self.kept(x, saved, dy, _laid_out(made, self.input_gradient))
 
     @cached_property
     def fused(self) -> Compiled:
@@ -143,7 +224,7 @@ class StagePrograms:
             partial(stage.fused, self.graph),
             (self.params(), self.inputs, self.tokens, acc, self.scalar),
             donate=(3, 4),
-            out=(shardings(acc), self.scalar.sharding, self._input_gradient),
+            out=(shardings(acc), self.scalar.sharding, self._dx_sharding),
         )
 
     @cached_property
@@ -198,8 +279,17 @@ class StagePrograms:
         return {}
 
     @property
-    def _input_gradient(self) -> NamedSharding:
+    def _dx_sharding(self) -> NamedSharding:
         return (replicated if self.graph.first else batch_sharding)(self.mesh)
+
+
+def _laid_out(made: Any, program: Compiled) -> list[jax.ShapeDtypeStruct]:
+    """The second output of a program, as its compiled form lays it out."""
+    layouts = program.output_shardings[1]  # pyright: ignore
+    return [
+        jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding)
+        for a, sharding in zip(made, layouts, strict=True)
+    ]
 
 
 def pack_dim(run: Run, leaf: str) -> int:

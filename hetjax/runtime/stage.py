@@ -72,16 +72,21 @@ def forward(
 ) -> tuple[jax.Array, list[jax.Array]]:
     """Output of a stage that is not the last, and what its backward needs besides
     the weights and the input."""
-
-    def one(x: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
-        (y, _), vjp = jax.vjp(*_differentiable(graph, params, x))
-        leaves, residuals.tree = jax.tree.flatten(vjp)
-        given = {id(leaf): i for i, leaf in enumerate(jax.tree.leaves((params, x)))}
-        residuals.sources = tuple(given.get(id(leaf)) for leaf in leaves)
-        return y, [leaf for leaf in leaves if id(leaf) not in given]
-
-    y, saved = _over_data(graph, one)(_split(graph, x))
+    y, saved = _forward(graph, residuals, params, x, None)
     return _merge(y), saved
+
+
+def forward_loss(
+    graph: StageGraph,
+    residuals: Residuals,
+    params: StageParams,
+    x: jax.Array,
+    targets: jax.Array,
+    loss: jax.Array,
+) -> tuple[jax.Array, list[jax.Array]]:
+    """The same of the last stage; `loss` accumulates the token sum."""
+    ce, saved = _forward(graph, residuals, params, x, _split(graph, targets))
+    return loss + jnp.sum(ce), saved
 
 
 def backward(
@@ -97,15 +102,33 @@ def backward(
 
     Tokens have no gradient: of the first stage it is a zero, an array to wait for.
     """
+    dx, grads = gradients(graph, residuals, params, x, saved, dy)
+    return accumulate(acc, grads), dx
 
-    def one(x: jax.Array, saved: list[jax.Array], dy: jax.Array):
+
+def gradients(
+    graph: StageGraph,
+    residuals: Residuals,
+    params: StageParams,
+    x: jax.Array,
+    saved: list[jax.Array],
+    dy: jax.Array | None,
+) -> tuple[jax.Array, StageParams]:
+    """The input's gradient, and those of the weights per data rank, not yet added.
+
+    `dy` is None on the last stage, where the loss is what is differentiated.
+    """
+
+    def one(x: jax.Array, saved: list[jax.Array], dy: jax.Array | None):
         given, rest = jax.tree.leaves((params, x)), iter(saved)
         leaves = [next(rest) if i is None else given[i] for i in residuals.sources]
         vjp = jax.tree.unflatten(residuals.tree, leaves)
-        return vjp((dy, jnp.ones((), jnp.float32)))
+        d_loss = jnp.ones((), jnp.float32)
+        return vjp((d_loss if dy is None else dy, d_loss))
 
-    grads = _over_data(graph, one)(_split(graph, x), saved, _split(graph, dy))
-    return _accumulate(acc, grads[0]), _input_gradient(graph, grads)
+    dy = None if dy is None else _split(graph, dy)
+    grads = _over_data(graph, one)(_split(graph, x), saved, dy)
+    return _input_gradient(graph, grads), grads[0]
 
 
 def fused(
@@ -124,7 +147,7 @@ def fused(
 
     ce, grads = _over_data(graph, one)(_split(graph, x), _split(graph, targets))
     dx = _input_gradient(graph, grads)
-    return _accumulate(acc, grads[0]), loss + jnp.sum(ce), dx
+    return accumulate(acc, grads[0]), loss + jnp.sum(ce), dx
 
 
 def logits(
@@ -139,6 +162,28 @@ def logits(
     (spec,), own = head[0].units[0], head[1]
     module: Any = bind(spec, _module_params(graph, spec, own, params))
     return module.logits(x_11D)[0, 0]
+
+
+def accumulate(acc: StageParams, grads: StageParams) -> StageParams:
+    """Add one microbatch's gradients to the fp32 sums."""
+    return jax.tree.map(lambda a, g: a + g.astype(a.dtype), acc, grads)
+
+
+def _forward(
+    graph: StageGraph,
+    residuals: Residuals,
+    params: StageParams,
+    x: jax.Array,
+    targets: jax.Array | None,
+) -> tuple[jax.Array, list[jax.Array]]:
+    def one(x: jax.Array, targets: jax.Array | None):
+        (y, _), vjp = jax.vjp(*_differentiable(graph, params, x, targets))
+        leaves, residuals.tree = jax.tree.flatten(vjp)
+        given = {id(leaf): i for i, leaf in enumerate(jax.tree.leaves((params, x)))}
+        residuals.sources = tuple(given.get(id(leaf)) for leaf in leaves)
+        return y, [leaf for leaf in leaves if id(leaf) not in given]
+
+    return _over_data(graph, one)(_split(graph, x), targets)
 
 
 def _differentiable(
@@ -223,7 +268,3 @@ def _split(graph: StageGraph, x: jax.Array) -> jax.Array:
 
 def _merge(y: jax.Array) -> jax.Array:
     return y.reshape(y.shape[0] * y.shape[1], *y.shape[2:])
-
-
-def _accumulate(acc: StageParams, grads: StageParams) -> StageParams:
-    return jax.tree.map(lambda a, g: a + g.astype(a.dtype), acc, grads)

@@ -111,10 +111,18 @@ class Worker:
     def _forward(self, action: Action, step: Step) -> Any:
         state = self._state(action)
         x = self._input(action, step)
-        y, saved = state.programs.forward(state.params, x)
-        self._put("y", action, y)
+        if state.programs.graph.last:
+            self._acc(state)  # makes the loss too
+            targets = self._targets(action, step)
+            state.loss, saved = state.programs.forward(
+                state.params, x, targets, state.loss
+            )
+            made = saved[:1]
+        else:
+            made, saved = state.programs.forward(state.params, x)
+            self._put("y", action, made)
         self._put("saved", action, (x, saved))
-        return y
+        return made
 
     def _backward(self, action: Action, step: Step) -> Any:
         state = self._state(action)
@@ -125,6 +133,23 @@ class Worker:
         if action.stage > 0:
             self._put("dx", action, dx)
         return dx
+
+    def _input_gradient(self, action: Action, step: Step) -> Any:
+        state = self._state(action)
+        x, saved = self._get("saved", action)
+        dy = None if state.programs.graph.last else self._get("dy", action)
+        dx, crossing = state.programs.input_gradient(state.params, x, saved, dy)
+        self._put("half", action, state.programs.kept(x, saved, dy, crossing))
+        if action.stage > 0:
+            self._put("dx", action, dx)
+        return dx
+
+    def _weight_gradient(self, action: Action, step: Step) -> Any:
+        state, half = self._state(action), self._get("half", action)
+        state.acc, done = state.programs.weight_gradient(
+            state.params, half, self._acc(state)
+        )
+        return done
 
     def _fused(self, action: Action, step: Step) -> Any:
         state = self._state(action)
@@ -291,6 +316,8 @@ _MEANING = {
     Op.F: Worker._forward,
     Op.B: Worker._backward,
     Op.FB: Worker._fused,
+    Op.I: Worker._input_gradient,
+    Op.W: Worker._weight_gradient,
     Op.E: Worker._evaluate,
     Op.SEND: Worker._send,
     Op.RECV: Worker._receive,
@@ -312,5 +339,5 @@ def check_runnable(programs: Programs) -> None:
                 raise BadInput(
                     got=f"programs[{node!r}]: {action}",
                     allowed=f"actions {', '.join(map(str, _MEANING))}",
-                    fix="write B in place of I and W",
+                    fix=f"leave {action.op} out of the program",
                 )

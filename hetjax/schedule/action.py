@@ -50,9 +50,10 @@ class Op(StrEnum):
 
 
 # x: received activation (stage 0 reads tokens instead), saved: residuals, y: activation
-# to send, dy: received gradient, dx: gradient to send. FREEs are printed in this order.
-Buffer = Literal["x", "saved", "y", "dy", "dx"]
-BUFFERS: tuple[Buffer, ...] = ("x", "saved", "y", "dy", "dx")
+# to send, dy: received gradient, dx: gradient to send, half: what W needs after I (part
+# of x, saved and dy, and gradients within the stage). FREEs are printed in this order.
+Buffer = Literal["x", "saved", "y", "dy", "dx", "half"]
+BUFFERS: tuple[Buffer, ...] = ("x", "saved", "y", "dy", "dx", "half")
 
 StageKey = tuple[int, int]  # (replica, stage)
 Message = tuple[int, int, int, int]  # (replica, from stage, to stage, microbatch)
@@ -154,7 +155,7 @@ def parse_program(text: str, name: str = "program") -> Program:
                 allowed="r<replica>.s<stage>. followed by F3 B3 FB3 I3 W3 E3, "
                 "SEND_F3>s1 RECV_F3<s0 SEND_B3>s0 RECV_B3<s1, REDUCE[4:9] "
                 "REDUCE[embedding.table], NORM, UPDATE, FREE_x3 FREE_saved3 FREE_y3 "
-                "FREE_dy3 FREE_dx3",
+                "FREE_dy3 FREE_dx3 FREE_half3",
                 fix="write one action per line, for example r0.s2.SEND_F3>s3",
             )
         actions.append(action)
@@ -205,8 +206,8 @@ def dataflow(*, first: bool, last: bool) -> Dataflow:
         (Op.F, None): (x, ("saved", *y)),
         (Op.B, None): ((*x, "saved", *dy), dx),
         (Op.FB, None): (x, dx),
-        (Op.I, None): ((*x, "saved", *dy), dx),
-        (Op.W, None): ((*x, "saved", *dy), ()),
+        (Op.I, None): ((*x, "saved", *dy), ("half", *dx)),
+        (Op.W, None): (("half",), ()),
         (Op.E, None): (x, y),
         (Op.SEND, "y"): (("y",), ()),
         (Op.SEND, "dx"): (("dx",), ()),

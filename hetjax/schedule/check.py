@@ -196,12 +196,12 @@ def _once(facts: _StageFacts, lines: _Lines) -> Iterator[_Problem]:
 
 
 def _all_trained(facts: _StageFacts, lines: _Lines) -> Iterator[_Problem]:
-    """Every microbatch is FB on the last stage, else F and B, or F, I and W."""
+    """Every microbatch is F, I and W, or FB on the last stage and else F and B."""
     done = _compute_ops(lines)
-    allowed = "FB on the last stage, else F and B, or F, I and W, per microbatch"
+    allowed = "F, I and W, or FB on the last stage and else F and B, per microbatch"
     for m in range(facts.num_microbatches):
         needed = {Op.FB} if facts.last else {Op.F, Op.B}
-        if not facts.last and {Op.I, Op.W} & done[m].keys():
+        if {Op.I, Op.W} & done[m].keys():
             needed = {Op.F, Op.I, Op.W}
         for op in sorted(needed | done[m].keys()):
             problem = "is missing" if op in needed else "is too much"
@@ -230,7 +230,6 @@ def _buffers(facts: _StageFacts, lines: _Lines) -> Iterator[_Problem]:
     flow = dataflow(first=facts.key[1] == 0, last=facts.last)
     allowed = "buffers that are read after they are made and before they are freed"
     live: dict[tuple[Buffer | None, int | None], int] = {}
-    half_done: set[int | None] = set()
     for line, action in lines:
         m = action.microbatch
         if action.op is Op.FREE:
@@ -245,10 +244,6 @@ def _buffers(facts: _StageFacts, lines: _Lines) -> Iterator[_Problem]:
             if (buffer, m) in live:
                 yield line, action, f"writes over {buffer}{m}", allowed
             live[buffer, m] = line
-        if action.op is Op.I:
-            half_done.add(m)
-        if action.op is Op.W and m not in half_done:
-            yield line, action, f"comes before I{m}", "W after I of the microbatch"
     for (buffer, m), line in live.items():
         missing = Action(Op.FREE, *facts.key, m, buffer)
         yield 0, missing, f"{buffer}{m} of action {line} is never freed", allowed

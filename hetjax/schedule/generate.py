@@ -82,11 +82,6 @@ def lane_orders(plan: Plan) -> list[list[Action]]:
     return orders
 
 
-def compute_actions(plan: Plan) -> dict[StageKey, list[Action]]:
-    """Return the compute order of every stage by the plan's schedule."""
-    return by_stage(lane_orders(plan))
-
-
 def by_stage(orders: Iterable[Sequence[Action]]) -> dict[StageKey, list[Action]]:
     """Return the actions of every stage, out of those of its lane."""
     stages: dict[StageKey, list[Action]] = defaultdict(list)

@@ -2,7 +2,7 @@
 """Random models and plans for the "same numbers" invariant, a function of a seed."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -12,6 +12,12 @@ from hetjax.models.llama import LlamaConfig, llama_model
 from hetjax.models.model import Model
 from hetjax.models.moe import Routing
 from hetjax.plans.plan import LayerRange, Plan, Replica, Stage, StageMesh
+from hetjax.runtime.layout import Layout
+from hetjax.schedule.action import Action, Op, StageKey, format_program
+from hetjax.schedule.generate import by_stage, lane_orders
+from hetjax.schedule.groups import reduce_groups
+from hetjax.schedule.lower import communicate, finish, free, reduce
+from hetjax.schedule.merge import merge
 
 MAX_DEVICES = 16
 SEQ_LEN = 8
@@ -112,7 +118,66 @@ def random_case(seed: int) -> Case:
         schedule=rng.choice(["1f1b", "gpipe"]),
         replicas=tuple(replicas),
     )
+    if rng.random() < 0.3:
+        split = {(r, s) for r, s, _ in plan.stages() if rng.random() < 0.7}
+        plan = with_split_backwards(plan, model, split)
     return Case(model, plan, used)
+
+
+def interleaved_case() -> Case:
+    """Three chunks of a tied model on two device groups, the middle one split."""
+    config: Any = dict(hidden_size=16, num_blocks=2, num_heads=4, max_seq_len=SEQ_LEN)
+    model = gpt_model(GPTConfig(name="gpt", vocab_size=100, **config))
+    chunks = [("even", (0, 1)), ("odd", (2,)), ("even", (0, 1))]
+    stages = tuple(
+        Stage(
+            node=node,
+            devices=devices,
+            mesh=StageMesh(data=len(devices)),
+            layers=layers,
+            launch_ahead=1,
+        )
+        for (node, devices), layers in zip(
+            chunks, [(0, 1), (1, 3), (3, 4)], strict=True
+        )
+    )
+    replica = Replica(num_microbatches=3, microbatch_size=2, stages=stages)
+    plan = Plan(
+        model="gpt",
+        seq_len=SEQ_LEN,
+        global_batch=6,
+        schedule="gpipe",
+        replicas=(replica,),
+    )
+    return Case(model, with_split_backwards(plan, model, {(0, 1)}), 3)
+
+
+def with_split_backwards(plan: Plan, model: Model, stages: set[StageKey]) -> Plan:
+    """The plan with I and W for backward on these stages, in programs by hand.
+
+    W follows its I, or under GPipe comes when all microbatches are done, last first.
+    """
+    orders = {
+        key: _split(order, delayed=plan.schedule == "gpipe") if key in stages else order
+        for key, order in by_stage(lane_orders(plan)).items()
+    }
+    orders = reduce(communicate(orders), reduce_groups(plan, Layout(plan, model).tied))
+    programs = merge(free(finish(orders)), plan)
+    texts = {node: format_program(program) for node, program in programs.items()}
+    return replace(plan, programs=texts)
+
+
+def _split(order: list[Action], delayed: bool) -> list[Action]:
+    halves = {Op.B: [Op.I, Op.W], Op.FB: [Op.F, Op.I, Op.W]}
+    split = [
+        replace(action, op=op)
+        for action in order
+        for op in halves.get(action.op, [action.op])
+    ]
+    if not delayed:
+        return split
+    weights = [action for action in split if action.op is Op.W]
+    return [action for action in split if action.op is not Op.W] + weights[::-1]
 
 
 def place(replica: Replica, used: int, rng: random.Random) -> tuple[Replica, int]:

@@ -20,6 +20,7 @@ from tests.runtime.oracle import (
     kept_gradients,
     random_batch,
 )
+from tests.runtime.random_plans import with_split_backwards
 
 pytestmark = pytest.mark.usefixtures("quick_compiling")
 
@@ -136,7 +137,11 @@ def expected_gradients(weights: dict[str, Any], batch: Any, tied: bool) -> Any:
 @pytest.mark.parametrize("tied", [False, True])
 def test_gradients_of_a_users_model_equal_those_written_by_hand(tied: bool):
     nodes = {"a": jax.devices()[:2], "b": jax.devices()[2:4]}
-    runtime = Embedded(plan(), own_model(tied), nodes, keep_gradients())
+    chosen = plan()
+    if tied:  # I and W on all stages, first, last and both
+        every = {(r, s) for r, s, _ in chosen.stages()}
+        chosen = with_split_backwards(chosen, own_model(tied), every)
+    runtime = Embedded(chosen, own_model(tied), nodes, keep_gradients())
     runtime.initialise(0)
     weights = {
         entry.name.removeprefix("params."): jnp.asarray(value)

@@ -19,7 +19,7 @@ from tests.runtime.oracle import (
     oracle_gradients,
     random_batch,
 )
-from tests.runtime.random_plans import Case, random_case
+from tests.runtime.random_plans import Case, interleaved_case, random_case
 
 pytestmark = pytest.mark.usefixtures("quick_compiling")
 
@@ -42,6 +42,18 @@ def test_loss_and_gradients_of_random_plans_equal_those_of_one_jit(plan_seed: in
     assert max(num_holders) >= len(case.plan.replicas)
     squares = sum(np.sum(np.square(g, dtype=np.float64)) for g in expected.values())
     assert result.grad_norm == pytest.approx(squares**0.5, rel=1e-5)
+
+
+def test_stages_of_one_replica_may_share_their_devices():
+    case = interleaved_case()
+    params = random_params(case.model, 0)
+    batch = random_batch(case.plan, case.model.vocab_size, 0)
+    loss, expected = oracle_gradients(case.model, params, batch)
+    result, found = run_once(case, params, 0)
+    assert result.loss() == pytest.approx(loss, rel=1e-5)
+    assert_gradients_equal(found, expected)
+    # tied: held by the first chunk and the last, whose devices are the first's too
+    assert len(found["embedding.table"]) == 2
 
 
 @pytest.mark.parametrize("seed", [2, 4])

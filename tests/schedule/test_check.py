@@ -461,12 +461,31 @@ def test_messages_in_another_order_than_received_are_refused() -> None:
 def test_split_backwards_are_accepted_and_w_must_follow_i() -> None:
     plan = by_hand([["a", "b"]])
     s1 = f"r0.s1: {LAST} NORM UPDATE"
-    head, tail = "r0.s0: F0 SEND_F0>s1 FREE_y0 RECV_B0<s1", "FREE_saved0 FREE_dy0"
-    check(programs_of(a=f"{head} I0 W0 {tail} NORM UPDATE", b=s1), plan)
-    with pytest.raises(BadInput, match="W0: comes before I0"):
-        check(programs_of(a=f"{head} W0 I0 {tail} NORM UPDATE", b=s1), plan)
+    head, tail = "r0.s0: F0 SEND_F0>s1 FREE_y0 RECV_B0<s1", "FREE_half0 NORM UPDATE"
+    whole = "I0 FREE_saved0 FREE_dy0 W0"
+    check(programs_of(a=f"{head} {whole} {tail}", b=s1), plan)
+    with pytest.raises(BadInput, match="W0: there is no half0 to read"):
+        early = "W0 I0 FREE_saved0 FREE_dy0"
+        check(programs_of(a=f"{head} {early} {tail}", b=s1), plan)
     with pytest.raises(BadInput, match="B0: is too much"):
-        check(programs_of(a=f"{head} I0 W0 B0 {tail} NORM UPDATE", b=s1), plan)
+        both = "I0 B0 FREE_saved0 FREE_dy0 W0"
+        check(programs_of(a=f"{head} {both} {tail}", b=s1), plan)
+    with pytest.raises(BadInput, match="FREE_half0: half0 of action 5 is never freed"):
+        check(programs_of(a=f"{head} {whole} NORM UPDATE", b=s1), plan)
+
+
+def test_the_last_stage_may_split_its_backward_but_not_do_f_and_b() -> None:
+    plan = by_hand([["a", "b"]])
+    s0 = "r0.s0: F0 SEND_F0>s1 FREE_y0 RECV_B0<s1 B0 FREE_saved0 FREE_dy0 NORM UPDATE"
+    head, tail = "r0.s1: RECV_F0<s0 F0", "SEND_B0>s0 FREE_dx0"
+    split = f"I0 FREE_x0 FREE_saved0 {tail} W0 FREE_half0"
+    check(programs_of(a=s0, b=f"{head} {split} NORM UPDATE"), plan)
+    whole = f"B0 FREE_x0 FREE_saved0 {tail}"
+    with pytest.raises(BadInput, match="B0: is too much"):
+        check(programs_of(a=s0, b=f"{head} {whole} NORM UPDATE"), plan)
+    with pytest.raises(BadInput, match="W0: is missing"):
+        half = split.replace("W0 ", "")
+        check(programs_of(a=s0, b=f"{head} {half} NORM UPDATE"), plan)
 
 
 def test_evaluation_and_training_actions_do_not_mix() -> None:

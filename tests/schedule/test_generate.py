@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.schedule.generate import (
-    compute_actions,
+    by_stage,
     evaluation_actions,
     gpipe,
+    lane_orders,
     one_f_one_b,
 )
 
@@ -84,8 +85,10 @@ def test_1f1b_of_equal_stages_has_the_textbook_bubble(stages: int, extra: int) -
 
 def test_gpipe_plans_ignore_launch_ahead_and_1f1b_plans_follow_it() -> None:
     both = {
-        schedule: compute_actions(
-            one_replica(schedule=schedule, launch_ahead=[2, 1], microbatches=3)
+        schedule: by_stage(
+            lane_orders(
+                one_replica(schedule=schedule, launch_ahead=[2, 1], microbatches=3)
+            )
         )
         for schedule in ("gpipe", "1f1b")
     }
@@ -109,4 +112,4 @@ def test_evaluation_runs_every_microbatch_forward_in_order() -> None:
 def test_a_schedule_without_a_generator_is_refused() -> None:
     plan = one_replica(schedule="zigzag", launch_ahead=[1], microbatches=1)
     with pytest.raises(BadInput, match="zigzag.*\n.*gpipe, 1f1b"):
-        compute_actions(plan)
+        lane_orders(plan)

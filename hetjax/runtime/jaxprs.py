@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Traced programs (jaxprs) read and run operation by operation.
+
+Owns the dissolving of calls and checkpoints, the operands of a loop, and how one
+operation is applied: all that depends on JAX's inner forms. Does not own what is done
+with them (`halves.py`).
+"""
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from jax.extend.core import primitives as lax
+
+_INLINED = {
+    lax.jit_p: "jaxpr",
+    lax.remat_p: "jaxpr",
+    lax.closed_call_p: "call_jaxpr",
+    lax.custom_jvp_call_p: "call_jaxpr",
+    lax.custom_vjp_call_p: "call_jaxpr",
+}
+
+Values = dict[Hashable, Any]  # by variable
+
+
+def inlined(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
+    """The function with calls and checkpoints dissolved, inside loops too."""
+
+    def run(*inputs: Any) -> list[Any]:
+        env: Values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+        env |= dict(zip(closed.jaxpr.invars, inputs, strict=True))
+        for eqn in closed.jaxpr.eqns:
+            values = read(env, eqn.invars)
+            if eqn.primitive in _INLINED:
+                inner = eqn.params[_INLINED[eqn.primitive]]
+                if not isinstance(inner, ClosedJaxpr):
+                    inner = ClosedJaxpr(inner, ())
+                made = inlined(inner)(*values)
+            elif eqn.primitive is lax.scan_p:
+                made = _inlined_scan(Scan(eqn), values)
+            else:
+                made = applied(eqn, values)
+            env |= dict(zip(eqn.outvars, made, strict=True))
+        return read(env, closed.jaxpr.outvars)
+
+    return run
+
+
+def _inlined_scan(scan: "Scan", values: list[Any]) -> list[Any]:
+    body = inlined(scan.eqn.params["jaxpr"])
+    num_consts, num_carries = len(scan.consts), len(scan.carries)
+    consts, values = values[:num_consts], values[num_consts:]
+
+    def one(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
+        made = body(*consts, *carry, *x)
+        return made[:num_carries], made[num_carries:]
+
+    carry, ys = scan.run(one, values[:num_carries], values[num_carries:])
+    return [*carry, *ys]
+
+
+Pair = tuple[Any, Any]  # (name outside, name inside) of one operand of a loop
+
+
+class Scan:
+    """A scan with its operands by kind: carries in, carries out, stacks in and out."""
+
+    def __init__(self, eqn: JaxprEqn) -> None:
+        self.eqn, closed = eqn, eqn.params["jaxpr"]
+        self.body: Jaxpr = closed.jaxpr
+        constants = zip(self.body.constvars, closed.consts, strict=True)
+        self.constants: Values = dict(constants)
+        num_consts, num_carries = eqn.params["num_consts"], eqn.params["num_carry"]
+        inputs: list[Pair] = list(zip(eqn.invars, self.body.invars, strict=True))
+        outputs: list[Pair] = list(zip(eqn.outvars, self.body.outvars, strict=True))
+        self.consts, inputs = inputs[:num_consts], inputs[num_consts:]
+        self.carries, self.xs = inputs[:num_carries], inputs[num_carries:]
+        self.carried, self.ys = outputs[:num_carries], outputs[num_carries:]
+
+    def run(self, body: Any, carry: list[Any], xs: list[Any]) -> Any:
+        """Scan another body as often and in the same direction."""
+        options = ("length", "reverse", "unroll")
+        chosen = {name: self.eqn.params[name] for name in options}
+        return jax.lax.scan(body, carry, xs, **chosen)
+
+
+def variables(atoms: Iterable[Any]) -> set[Any]:
+    """Those of the operands that are no literals."""
+    return {atom for atom in atoms if not isinstance(atom, Literal)}
+
+
+def among(atom: Any, names: set[Any]) -> bool:
+    """Whether an operand is one of these variables; literals never are."""
+    return not isinstance(atom, Literal) and atom in names
+
+
+def read(env: Values, atoms: Iterable[Any]) -> list[Any]:
+    """Values of operands."""
+    return [a.val if isinstance(a, Literal) else env[a] for a in atoms]
+
+
+def applied(eqn: JaxprEqn, values: list[Any]) -> list[Any]:
+    """Results of one operation."""
+    with eqn.ctx.manager:
+        made = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
+    return list(made) if eqn.primitive.multiple_results else [made]
