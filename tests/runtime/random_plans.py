@@ -12,6 +12,7 @@ from hetjax.models.llama import LlamaConfig, llama_model
 from hetjax.models.model import Model
 from hetjax.models.moe import Routing
 from hetjax.plans.plan import LayerRange, Plan, Replica, Stage, StageMesh
+from hetjax.plans.validation import SCHEDULES
 from hetjax.runtime.layout import Layout
 from hetjax.schedule.action import Action, Op, StageKey, format_program
 from hetjax.schedule.generate import by_stage, lane_orders
@@ -115,10 +116,13 @@ def random_case(seed: int) -> Case:
         model=model.name,
         seq_len=SEQ_LEN,
         global_batch=sum(r.num_microbatches * r.microbatch_size for r in replicas),
-        schedule=rng.choice(["1f1b", "gpipe"]),
+        schedule=rng.choice(SCHEDULES),
         replicas=tuple(replicas),
     )
-    if rng.random() < 0.3:
+    if plan.schedule == "interleaved":
+        shared = tuple(_on_fewer_devices(rng, replica) for replica in replicas)
+        plan = replace(plan, replicas=shared)
+    elif plan.schedule != "zero-bubble" and rng.random() < 0.3:
         split = {(r, s) for r, s, _ in plan.stages() if rng.random() < 0.7}
         plan = with_split_backwards(plan, model, split)
     return Case(model, plan, used)
@@ -165,6 +169,17 @@ def with_split_backwards(plan: Plan, model: Model, stages: set[StageKey]) -> Pla
     programs = merge(free(finish(orders)), plan)
     texts = {node: format_program(program) for node, program in programs.items()}
     return replace(plan, programs=texts)
+
+
+def _on_fewer_devices(rng: random.Random, replica: Replica) -> Replica:
+    """The replica with its later stages on the devices of its first ones."""
+    num_lanes = rng.randint(1, len(replica.stages))
+    stages = tuple(
+        replace(stage, node=lane.node, devices=lane.devices, mesh=lane.mesh)
+        for s, stage in enumerate(replica.stages)
+        for lane in [replica.stages[s % num_lanes]]
+    )
+    return replace(replica, stages=stages)
 
 
 def _split(order: list[Action], delayed: bool) -> list[Action]:
