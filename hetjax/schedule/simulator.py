@@ -283,16 +283,13 @@ class _Run:
             send = self.traffic.send
             self.traffic.at(end_s, lambda now: send(now, number, size, arrive))
             return
+        self._arrive(channel, m, arrival_s)
+
+    def _arrive(self, channel: _Channel, m: int, arrival_s: float) -> None:
         channel.arrival_s[m] = arrival_s
         lane = channel.waiting.pop(m, None)
         if lane is not None:
             self.traffic.at(arrival_s, self._advance_of(lane))
-
-    def _arrive(self, channel: _Channel, m: int, now: float) -> None:
-        channel.arrival_s[m] = now
-        lane = channel.waiting.pop(m, None)
-        if lane is not None:
-            self._advance(lane, now)
 
     def _collective(self, lane: _LaneRun, action: Action) -> bool:
         """Do a REDUCE, NORM or UPDATE; False if the lane must be called again."""
@@ -329,14 +326,14 @@ class _Run:
         if not ring:
             self._done(now, group)
             return
-        missing = len(ring)
+        arrivals: list[float] = []
 
-        def arrive(time_s: float) -> None:
-            nonlocal missing
-            missing -= 1
-            if not missing:
-                self.reduced.append(Timed(action, now, time_s))
-                self._done(time_s, group)
+        def arrive(arrival_s: float) -> None:
+            arrivals.append(arrival_s)
+            if len(arrivals) == len(ring):
+                end_s = max(arrivals)
+                self.reduced.append(Timed(action, now, end_s))
+                self.traffic.at(end_s, lambda now: self._done(now, group))
 
         for channel in ring:
             size = self.costs.reductions[group].hop_bytes

@@ -17,7 +17,7 @@ from itertools import count
 
 from hetjax.costs.costs import Route
 
-Arrive = Callable[[float], None]  # told when a message arrives
+Arrive = Callable[[float], None]  # told, once it is known, when a message arrives
 
 
 class Traffic:
@@ -32,6 +32,10 @@ class Traffic:
         self._latency = [route.latency_s for route in routes]
         users = Counter(trunk for trunks in self._trunks for trunk in trunks)
         self._alone = [all(users[t] == 1 for t in trunks) for trunks in self._trunks]
+        self._alone_rate = [
+            min([self._capacity[t] for t in trunks], default=float("inf"))
+            for trunks in self._trunks
+        ]
         self._free_s = [0.0] * len(routes)
         self._queue: list[deque[tuple[float, Arrive]]] = [deque() for _ in routes]
         self._left_bytes = [0.0] * len(routes)
@@ -62,14 +66,13 @@ class Traffic:
         if not self._alone[channel]:
             return None
         begin_s = max(sent_s, self._free_s[channel])
-        rates = [self._capacity[trunk] for trunk in self._trunks[channel]]
-        self._free_s[channel] = begin_s + (size / min(rates) if rates else 0.0)
+        self._free_s[channel] = begin_s + size / self._alone_rate[channel]
         return self._free_s[channel] + self._latency[channel]
 
     def send(self, now: float, channel: int, size: float, arrive: Arrive) -> None:
         """Send `size` bytes; to be called at its time, that is, from an event."""
         if not self._trunks[channel]:
-            self.at(now + self._latency[channel], arrive)
+            arrive(now + self._latency[channel])
             return
         queue = self._queue[channel]
         queue.append((size, arrive))
@@ -84,25 +87,25 @@ class Traffic:
         self._share(now, channel)
 
     def _finish(self, now: float, channel: int) -> None:
-        _, arrive = self._queue[channel].popleft()
-        self.at(now + self._latency[channel], arrive)
-        if self._queue[channel]:
+        queue = self._queue[channel]
+        _, arrive = queue.popleft()
+        if queue:
             # the next message takes the same share of the same trunks
-            self._left_bytes[channel] = self._queue[channel][0][0]
+            self._left_bytes[channel] = queue[0][0]
             self._since[channel] = now
             self._promise(now, channel)
-            return
-        for trunk in self._trunks[channel]:
-            del self._busy[trunk][channel]
-        self._version[channel] += 1
-        self._share(now, channel)
+        else:
+            self._version[channel] += 1
+            for trunk in self._trunks[channel]:
+                del self._busy[trunk][channel]
+            self._share(now, channel)
+        arrive(now + self._latency[channel])
 
     def _share(self, now: float, channel: int) -> None:
         """Set the rates of all messages that meet this channel on a trunk."""
-        busy = self._busy
-        met = {other: None for t in self._trunks[channel] for other in busy[t]}
-        for other in met:
-            rate = min(self._capacity[t] / len(busy[t]) for t in self._trunks[other])
+        busy, capacity = self._busy, self._capacity
+        for other in {other: None for t in self._trunks[channel] for other in busy[t]}:
+            rate = min([capacity[t] / len(busy[t]) for t in self._trunks[other]])
             if rate != self._rate[other]:
                 passed = now - self._since[other]
                 self._left_bytes[other] -= self._rate[other] * passed
