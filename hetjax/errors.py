@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The error that users cause and can mend. Every room may import this file."""
+"""The errors that users cause and can mend. Every room may import this file."""
 
 
 class BadInput(ValueError):
@@ -10,6 +10,19 @@ class BadInput(ValueError):
     """
 
     exit_code = 2
+
+    def __init__(self, *, got: str, allowed: str, fix: str) -> None:
+        super().__init__(f"got: {got}\nallowed: {allowed}\nfix: {fix}")
+        self.got, self.allowed, self.fix = got, allowed, fix
+
+
+class NoFeasiblePlan(ValueError):
+    """Good input that no plan can satisfy; command lines turn it into exit code 3.
+
+    The parts are those of `BadInput`; `got` names the limit that binds.
+    """
+
+    exit_code = 3
 
     def __init__(self, *, got: str, allowed: str, fix: str) -> None:
         super().__init__(f"got: {got}\nallowed: {allowed}\nfix: {fix}")

@@ -35,10 +35,10 @@ class StageMemory:
     """Bytes of one stage on each of its devices.
 
     `static_bytes` live through the whole step: weights and their compute copies,
-    optimizer state, gradient accumulators. `saved_bytes` are the residuals of one
-    microbatch (`half_saved_bytes` of it stay between I and W), `input_bytes` and
-    `output_bytes` one microbatch's activation on each side, equal to the bytes of its
-    gradient. `workspace_bytes` is the largest that any program of the stage needs
+    optimizer state, gradient accumulators. `saved_bytes` are what one microbatch keeps
+    from F to B, the stage's input and the residuals, `half_saved_bytes` what it keeps
+    from I to W. `input_bytes` and `output_bytes` are one microbatch's activation on
+    each side, equal to the bytes of its gradient. `workspace_bytes` is the largest that any program of the stage needs
     while it runs.
     """
 

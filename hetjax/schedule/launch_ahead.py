@@ -111,7 +111,7 @@ def launch_limits(plan: Plan, costs: Costs) -> dict[StageKey, int]:
             # besides what is kept: y on its way, dy just come, dx on its way
             passing = 2 * memory.output_bytes + memory.input_bytes
             left = there - memory.static_bytes - memory.workspace_bytes - passing
-            each = max(memory.saved_bytes + memory.input_bytes, 1)
+            each = max(memory.saved_bytes, 1)
             limits[r, s] = min(max(int(left // each), 1), num_microbatches)
     return limits
 

@@ -240,36 +240,31 @@ class _Run:
     def _advance_of(self, lane: _LaneRun) -> Callable[[float], None]:
         return lambda now: self._advance(lane, now)
 
-    def _advance(self, lane: _LaneRun, now: float) -> None:
+    def _advance(self, lane: _LaneRun, _: float) -> None:
         """Run a lane until it has to wait for something that has no time yet."""
         steps, done = lane.steps, lane.done
-        free_s = max(lane.free_s, now)
         while lane.position < len(steps):
             action, seconds, comes, goes = steps[lane.position]
             if seconds == _NEVER:
-                lane.free_s = free_s
                 if not self._collective(lane, action):
                     return
-                free_s = lane.free_s
                 lane.position += 1
                 continue
             m = action.microbatch
             assert m is not None
+            start_s = lane.free_s
             if comes is not None:
                 arrival_s = comes.arrival_s.get(m)
                 if arrival_s is None:
                     comes.waiting[m] = lane
-                    lane.free_s = free_s
                     return
-                if arrival_s > lane.free_s:
-                    excuse = max(lane.free_s, comes.sent_s[m])
-                    lane.waiting_s += arrival_s - excuse
-                    free_s = arrival_s
-            end_s = free_s + seconds
-            done.append(Timed(action, free_s, end_s))
+                if arrival_s > start_s:
+                    lane.waiting_s += arrival_s - max(start_s, comes.sent_s[m])
+                    start_s = arrival_s
+            lane.free_s = end_s = start_s + seconds
             lane.busy_s += seconds
-            lane.free_s = free_s = end_s
             lane.position += 1
+            done.append(Timed(action, start_s, end_s))
             if goes is not None:
                 self._send(end_s, goes, m)
 

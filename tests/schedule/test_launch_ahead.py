@@ -58,7 +58,11 @@ def test_hops_are_transfer_plus_latency():
 def test_memory_limits_the_forwards_in_flight():
     plan = pipeline_plan([2, 1], 8)
     memory = StageMemory(
-        static_bytes=50, saved_bytes=9, input_bytes=1, output_bytes=2, workspace_bytes=5
+        static_bytes=50,
+        saved_bytes=10,
+        input_bytes=1,
+        output_bytes=2,
+        workspace_bytes=5,
     )
     costs = Costs(
         times={}, memory={(0, 0): memory}, memory_bytes={(0, 0): 100.0, (0, 1): 1.0}

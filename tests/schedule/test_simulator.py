@@ -101,6 +101,9 @@ def test_a_ring_runs_beside_the_computing_and_update_waits_for_it():
     updates = [t for lane in simulation.lanes.values() for t in lane]
     starts = {t.start_s for t in updates if t.action.op is Op.UPDATE}
     assert starts == {11.625}
+    # the last stages wait for their ring, the first ones for those
+    waiting = {n: round(s.waiting_s, 3) for (n, _), s in simulation.shares.items()}
+    assert waiting == {"n0": 0.0, "n1": 8.5, "n2": 0.0, "n3": 8.5}
 
 
 @given(st.lists(st.floats(0.1, 2.0), min_size=2, max_size=5), st.integers(1, 8))

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All costs of a plan on a cluster: measured where somebody measured, else estimated.
+
+Owns how layers, memory and the network come together, and that a measured profile
+goes before the analytic times of a device that it knows. Does not own the estimates
+(`roofline.py`, `memory.py`, `network.py`) nor the profile (`profile.py`).
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from math import prod
+
+from hetjax.cluster.catalogue import DeviceSpec, device_spec
+from hetjax.cluster.cluster import Cluster, Node
+from hetjax.costs.costs import (
+    Costs,
+    Group,
+    Reduction,
+    Route,
+    StageKey,
+    StageMemory,
+    StageTimes,
+)
+from hetjax.costs.layers import layer_runs
+from hetjax.costs.memory import hidden_size, stage_memory, stage_shares
+from hetjax.costs.network import Place, num_lanes, route, trunks
+from hetjax.costs.passes import Shares, passes
+from hetjax.costs.profile import Profile
+from hetjax.costs.profiled import profiled_times
+from hetjax.costs.roofline import PassTimes, pass_times, update_s
+from hetjax.costs.runs import StageRuns, stage_runs
+from hetjax.costs.static import OptimizerInit, adam_state, static_bytes
+from hetjax.models.counts import parameter_count
+from hetjax.models.model import Model, abstract_params
+from hetjax.plans.plan import Plan, Remat, Stage, segments
+
+_GRADIENT_BYTES = 4  # gradients are summed in fp32
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def analytic_costs(
+    plan: Plan,
+    model: Model,
+    cluster: Cluster,
+    *,
+    dtype: str = "bfloat16",
+    optimizer: OptimizerInit = adam_state,
+    profile: Profile | None = None,
+) -> Costs:
+    """Give all costs of the plan.
+
+    BadInput for a device that nobody describes, nodes that no link joins, or a layer
+    that the profile lacks on a device that it knows.
+    """
+    nodes = {node.name: node for node in cluster.nodes}
+    memory: dict[StageKey, StageMemory] = {}
+    times: dict[StageKey, StageTimes] = {}
+    for r, s, stage in plan.stages():
+        node = nodes[stage.node]
+        memory[r, s] = stage_memory(
+            plan, model, (r, s), dtype=dtype, optimizer=optimizer
+        )
+        if profile is not None and _knows(profile, node):
+            times[r, s] = profiled_times(
+                profile,
+                stage,
+                device=node.device,
+                microbatch_size=plan.replicas[r].microbatch_size,
+            )
+        else:
+            device = device_spec(node)
+            times[r, s] = stage_times(
+                plan, model, (r, s), device, dtype=dtype, optimizer=optimizer
+            )
+    routes = _routes(plan, cluster)
+    return Costs(
+        times=times,
+        trunks=trunks(cluster),
+        routes=routes,
+        message_bytes=_message_bytes(plan, model, cluster, dtype),
+        reductions=_reductions(plan, model, cluster),
+        memory=memory,
+        memory_bytes={
+            (r, s): device_spec(nodes[stage.node]).memory_gib * 2**30
+            for r, s, stage in plan.stages()
+        },
+        norm_s=2 * max((way.latency_s for way in routes.values()), default=0.0),
+    )
+
+
+def stage_times(
+    plan: Plan,
+    model: Model,
+    key: StageKey,
+    device: DeviceSpec,
+    *,
+    dtype: str,
+    optimizer: OptimizerInit,
+) -> StageTimes:
+    """Estimate the stage's seconds by action: the sum over its layers."""
+    replica = plan.replicas[key[0]]
+    stage = replica.stages[key[1]]
+    shares = stage_shares(plan, model, replica, stage, dtype)
+    layers = [
+        _layer_times(layer_runs(model, layer), shares, stage.remat, device)
+        for layer in range(*stage.layers)
+    ]
+    forward_s = sum(layer.forward_s for layer in layers)
+    backward_s = sum(layer.backward_s for layer in layers)
+    held = static_bytes(stage_runs(plan, model, stage), stage.mesh, dtype, optimizer)
+    return StageTimes(
+        forward_s=forward_s,
+        backward_s=backward_s,
+        fused_s=forward_s + backward_s,
+        input_gradient_s=sum(layer.input_gradient_s for layer in layers),
+        weight_gradient_s=sum(layer.weight_gradient_s for layer in layers),
+        update_s=update_s(held, device),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _layer_times(
+    runs: StageRuns, shares: Shares, remat: Remat, device: DeviceSpec
+) -> PassTimes:
+    return pass_times(passes(runs, shares, remat), device)
+
+
+def _knows(profile: Profile, node: Node) -> bool:
+    return any(m.device == node.device for m in profile.measurements)
+
+
+def _place(stage: Stage) -> Place:
+    return stage.node, stage.devices
+
+
+def _edges(plan: Plan) -> list[tuple[StageKey, StageKey]]:
+    """Pairs of neighbouring stages, in both directions."""
+    forth = [
+        ((r, s), (r, s + 1))
+        for r, replica in enumerate(plan.replicas)
+        for s in range(len(replica.stages) - 1)
+    ]
+    return forth + [(after, before) for before, after in forth]
+
+
+def _stage(plan: Plan, key: StageKey) -> Stage:
+    return plan.replicas[key[0]].stages[key[1]]
+
+
+def _routes(plan: Plan, cluster: Cluster) -> dict[tuple[StageKey, StageKey], Route]:
+    return {
+        (a, b): route(cluster, _place(_stage(plan, a)), _place(_stage(plan, b)))
+        for a, b in _edges(plan)
+    }
+
+
+def _message_bytes(
+    plan: Plan, model: Model, cluster: Cluster, dtype: str
+) -> dict[tuple[StageKey, StageKey], float]:
+    """Bytes per lane: every tensor rank of the receiver gets a copy of its own."""
+    width = hidden_size(model) * _DTYPE_BYTES[dtype]
+    found = {}
+    for a, b in _edges(plan):
+        source, target = _stage(plan, a), _stage(plan, b)
+        activation = plan.replicas[a[0]].microbatch_size * plan.seq_len * width
+        lanes = num_lanes(cluster, _place(source), _place(target))
+        found[a, b] = activation * target.mesh.tensor / lanes
+    return found
+
+
+def _reductions(plan: Plan, model: Model, cluster: Cluster) -> dict[Group, Reduction]:
+    tied = _tied_bytes(model)
+    holders: dict[Group, list[StageKey]] = {}
+    num_bytes: dict[Group, int] = {}
+    for lo, hi in segments(plan):
+        holders[lo, hi] = [
+            (r, s)
+            for r, s, stage in plan.stages()
+            if stage.layers[0] <= lo and hi <= stage.layers[1]
+        ]
+        layers = model.layers[lo:hi]
+        own = {m.path for layer in layers for m in layer.modules}
+        elsewhere = sum(
+            size for path, size in tied.items() if path.rpartition(".")[0] in own
+        )
+        counted = _GRADIENT_BYTES * sum(map(parameter_count, layers))
+        num_bytes[lo, hi] = counted - elsewhere
+    for path, size in tied.items():
+        holders[path] = _holders(plan, model, path)
+        num_bytes[path] = size
+    return {
+        group: _ring([_stage(plan, key) for key in keys], num_bytes[group], cluster)
+        for group, keys in holders.items()
+        if len(keys) > 1
+    }
+
+
+def _tied_bytes(model: Model) -> Mapping[str, int]:
+    """Gradient bytes of every tied parameter by its path."""
+    found = {}
+    for path in sorted({owner for m in model.modules for _, owner in m.tied}):
+        owner, _, name = path.rpartition(".")
+        module = next(m for m in model.modules if m.path == owner)
+        found[path] = _GRADIENT_BYTES * prod(abstract_params(module)[name].shape)
+    return found
+
+
+def _holders(plan: Plan, model: Model, path: str) -> list[StageKey]:
+    """The stages whose modules own or use a tied parameter."""
+    found = []
+    for r, s, stage in plan.stages():
+        layers = model.layers[slice(*stage.layers)]
+        modules = [m for layer in layers for m in layer.modules]
+        owns = any(m.path == path.rpartition(".")[0] for m in modules)
+        if owns or any(owner == path for m in modules for _, owner in m.tied):
+            found.append((r, s))
+    return found
+
+
+def _ring(stages: list[Stage], num_bytes: int, cluster: Cluster) -> Reduction:
+    """A ring over the holders; the hop with the fewest lanes sets the bytes."""
+    places = [_place(stage) for stage in stages]
+    hops = list(zip(places, places[1:] + places[:1], strict=True))
+    lanes = min(num_lanes(cluster, a, b) for a, b in hops)
+    share = 2 * (len(places) - 1) / len(places)
+    return Reduction(
+        hops=tuple(route(cluster, a, b) for a, b in hops),
+        hop_bytes=share * num_bytes / lanes,
+    )

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A traced function as a flat list of array operations, with what each dim is tied to.
+
+Owns the graph that all estimates walk: values, steps, scans with their bodies, and the
+classes of dims that are cut alike over the tensor axis. Two dims are in one class if
+an operation maps one onto the other element by element; a class is cut if a parameter
+has a logical axis there. That is what XLA's sharding propagation arrives at for the
+shardings of a stage: values computed from constants alone stay whole.
+
+Does not own the rules of the operations (`joins.py`) nor any estimate.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from hetjax.costs.joins import joined_dims
+
+
+class Origin(IntEnum):
+    """What a value is computed from, the last that applies."""
+
+    CONSTANT = 0
+    WEIGHTS = 1
+    BATCH = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Value:
+    """An array of the traced function; `classes` has one class of dims per dim."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    classes: tuple[int, ...]
+    origin: Origin
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Step:
+    """One operation; a scan has the graph of its body and repeats it `length` times."""
+
+    op: str
+    params: Mapping[str, Any]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    body: "Graph | None" = None
+    length: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Graph:
+    """Steps in traced order, calls inlined. Of a scan's body: inputs are consts
+    (values of the outer graph), carry, slices of xs; outputs carry, slices of ys."""
+
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Dims:
+    """Classes of dims of all graphs of one stage, grown while they are made."""
+
+    _parents: list[int] = field(default_factory=list)
+    _cut: set[int] = field(default_factory=set)
+    _whole: set[int] = field(default_factory=set)
+
+    def value(
+        self,
+        shape: Sequence[int],
+        dtype: Any,
+        origin: Origin,
+        logical: Sequence[str | None] | None = None,
+    ) -> Value:
+        """Make a value with dims of its own, cut where `logical` has a name.
+
+        Without `logical` nothing is known of its dims; they may turn out to be cut.
+        """
+        classes = tuple(self.fresh() for _ in shape)
+        for dim, name in zip(classes, logical or (), strict=bool(logical)):
+            (self._whole if name is None else self._cut).add(dim)
+        return Value(
+            shape=tuple(shape), dtype=np.dtype(dtype), classes=classes, origin=origin
+        )
+
+    def fresh(self) -> int:
+        """Make a class."""
+        self._parents.append(len(self._parents))
+        return len(self._parents) - 1
+
+    def root(self, dim: int) -> int:
+        """Give the class's representative."""
+        while self._parents[dim] != dim:
+            self._parents[dim] = self._parents[self._parents[dim]]
+            dim = self._parents[dim]
+        return dim
+
+    def join(self, a: int, b: int) -> None:
+        """Make two classes one."""
+        self._parents[self.root(a)] = self.root(b)
+
+    def like(self, value: Value, other: Value) -> None:
+        """Cut two values of one shape alike."""
+        for a, b in zip(value.classes, other.classes, strict=True):
+            self.join(a, b)
+
+    def cut_roots(self) -> frozenset[int]:
+        """Give the representatives of all classes that are cut."""
+        return frozenset(map(self.root, self._cut))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cuts:
+    """Sizes on one device of `tensor`, once all graphs are made."""
+
+    dims: Dims
+    cut: frozenset[int]
+    tensor: int
+
+    def is_cut(self, value: Value, dim: int) -> bool:
+        """Say whether the dim is spread over the tensor axis."""
+        return (
+            self.tensor > 1
+            and value.origin is not Origin.CONSTANT
+            and self.dims.root(value.classes[dim]) in self.cut
+        )
+
+    def shape(self, value: Value) -> tuple[int, ...]:
+        """Give the shape of the part that one device holds."""
+        return tuple(
+            -(-size // self.tensor) if self.is_cut(value, dim) else size
+            for dim, size in enumerate(value.shape)
+        )
+
+    def num_bytes(self, value: Value) -> int:
+        """Give the bytes of the part that one device holds."""
+        return math.prod(self.shape(value)) * value.dtype.itemsize
+
+
+def graph_of(closed: ClosedJaxpr, inputs: Sequence[Value], dims: Dims) -> Graph:
+    """Inline a traced function over these inputs."""
+    steps: list[Step] = []
+    outputs = _inlined(closed.jaxpr, closed.consts, inputs, dims, steps)
+    return Graph(inputs=tuple(inputs), outputs=outputs, steps=tuple(steps))
+
+
+def all_steps(graph: Graph, repeats: int = 1) -> Iterator[tuple[Step, int]]:
+    """Walk the steps with how often each runs, those of scan bodies included."""
+    for step in graph.steps:
+        if step.body is None:
+            yield step, repeats
+        else:
+            yield from all_steps(step.body, repeats * step.length)
+
+
+def _inlined(
+    jaxpr: Jaxpr,
+    consts: Sequence[Any],
+    inputs: Sequence[Value],
+    dims: Dims,
+    steps: list[Step],
+) -> tuple[Value, ...]:
+    known: dict[Any, Value] = dict(zip(jaxpr.invars, inputs, strict=True))
+    for var, const in zip(jaxpr.constvars, consts, strict=True):
+        known[var] = dims.value(np.shape(const), const.dtype, Origin.CONSTANT)
+
+    def value(atom: Any) -> Value:
+        if isinstance(atom, Literal):
+            aval: Any = atom.aval
+            return dims.value(aval.shape, aval.dtype, Origin.CONSTANT)
+        return known[atom]
+
+    for equation in jaxpr.eqns:
+        arguments = tuple(map(value, equation.invars))
+        outputs = _outputs(equation, arguments, dims, steps)
+        known |= dict(zip(equation.outvars, outputs, strict=True))
+    return tuple(map(value, jaxpr.outvars))
+
+
+def _outputs(
+    equation: Any, arguments: tuple[Value, ...], dims: Dims, steps: list[Step]
+) -> tuple[Value, ...]:
+    if equation.primitive.name == "scan":
+        step = _scan(equation, arguments, dims)
+    elif (inner := _called(equation.params)) is not None:
+        jaxpr, consts = inner
+        return _inlined(jaxpr, consts, arguments, dims, steps)
+    else:
+        step = _operation(equation, arguments, dims)
+    steps.append(step)
+    return step.outputs
+
+
+def _called(params: Mapping[str, Any]) -> tuple[Jaxpr, Sequence[Any]] | None:
+    """The function that a call calls (jit, checkpoint, custom derivatives)."""
+    inner = params.get("jaxpr", params.get("call_jaxpr"))
+    if isinstance(inner, ClosedJaxpr):
+        return inner.jaxpr, inner.consts
+    return (inner, ()) if isinstance(inner, Jaxpr) else None
+
+
+def _operation(equation: Any, arguments: tuple[Value, ...], dims: Dims) -> Step:
+    origin = max((a.origin for a in arguments), default=Origin.CONSTANT)
+    outputs = tuple(
+        # tokens, keys and the like have no dtype that numpy knows
+        dims.value(out.aval.shape, _numpy_dtype(out.aval.dtype), origin)
+        for out in equation.outvars
+    )
+    name, shapes = equation.primitive.name, [a.shape for a in arguments]
+    for index, output in enumerate(outputs):
+        joins = joined_dims(name, equation.params, shapes, output.shape, index)
+        for argument, dim, out_dim in joins:
+            given = arguments[argument]
+            if given.origin is not Origin.CONSTANT:
+                dims.join(given.classes[dim], output.classes[out_dim])
+    if name == "dot_general":
+        _join_contracted(equation.params["dimension_numbers"], arguments, dims)
+    return Step(op=name, params=equation.params, inputs=arguments, outputs=outputs)
+
+
+def _join_contracted(numbers: Any, arguments: tuple[Value, ...], dims: Dims) -> None:
+    lhs, rhs = arguments
+    if Origin.CONSTANT in (lhs.origin, rhs.origin):
+        return
+    for of_lhs, of_rhs in numbers:
+        for a, b in zip(of_lhs, of_rhs, strict=True):
+            dims.join(lhs.classes[a], rhs.classes[b])
+
+
+def _scan(equation: Any, arguments: tuple[Value, ...], dims: Dims) -> Step:
+    params = equation.params
+    length, num_consts = params["length"], params["num_consts"]
+    num_carry = params["num_carry"]
+    consts, rest = arguments[:num_consts], arguments[num_consts:]
+    carry = tuple(_of_batch(value) for value in rest[:num_carry])
+    slices = tuple(_slice(value) for value in rest[num_carry:])
+    body = graph_of(params["jaxpr"], (*consts, *carry, *slices), dims)
+    for before, after in zip(carry, body.outputs[:num_carry], strict=True):
+        if after.origin is not Origin.CONSTANT:
+            dims.like(before, after)
+    stacked = tuple(_stacked(value, length, dims) for value in body.outputs[num_carry:])
+    return Step(
+        op="scan",
+        params=params,
+        inputs=arguments,
+        outputs=(*map(_of_batch, carry), *stacked),
+        body=body,
+        length=length,
+    )
+
+
+def _of_batch(value: Value) -> Value:
+    return Value(
+        shape=value.shape,
+        dtype=value.dtype,
+        classes=value.classes,
+        origin=Origin.BATCH,
+    )
+
+
+def _slice(value: Value) -> Value:
+    return Value(
+        shape=value.shape[1:],
+        dtype=value.dtype,
+        classes=value.classes[1:],
+        origin=value.origin,
+    )
+
+
+def _stacked(value: Value, length: int, dims: Dims) -> Value:
+    return Value(
+        shape=(length, *value.shape),
+        dtype=value.dtype,
+        classes=(dims.fresh(), *value.classes),
+        origin=value.origin,
+    )
+
+
+def _numpy_dtype(dtype: Any) -> np.dtype:
+    return np.dtype(dtype) if isinstance(dtype, np.dtype) else np.dtype(np.uint32)

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which dims of an operation's inputs become which dims of its output.
+
+Owns one rule per family of JAX primitives. A primitive without a rule joins dims of
+equal size at equal places, where ranks agree: right for everything element by element.
+Does not own what follows from the joins (`graph.py`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+Shape = Sequence[int]
+Join = tuple[int, int, int]  # (input, its dim, dim of the output)
+
+_UNRELATED = {"gather", "iota", "rng_bit_generator", "scatter", "scatter-add"}
+
+
+def joined_dims(
+    name: str,
+    params: Mapping[str, Any],
+    inputs: Sequence[Shape],
+    output: Shape,
+    index: int,
+) -> list[Join]:
+    """List the joins between a primitive's inputs and its output number `index`."""
+    if name in _UNRELATED:
+        return []
+    if name.startswith("reduce_") and "axes" in params:
+        kept = _others(len(inputs[0]), params["axes"])
+        return [(0, dim, at) for at, dim in enumerate(kept)]
+    if name in ("argmax", "argmin"):
+        kept = _others(len(inputs[0]), params["axes"])
+        return [(0, dim, at) for at, dim in enumerate(kept)]
+    rule = _RULES.get(name, _same_place)
+    return list(rule(params, inputs, output))
+
+
+def _same_place(
+    params: Mapping[str, Any], inputs: Sequence[Shape], output: Shape
+) -> Iterator[Join]:
+    for number, shape in enumerate(inputs):
+        if len(shape) == len(output):
+            for dim, (size, out_size) in enumerate(zip(shape, output, strict=True)):
+                if size == out_size:
+                    yield number, dim, dim
+
+
+def _broadcast(
+    params: Mapping[str, Any], inputs: Sequence[Shape], output: Shape
+) -> Iterator[Join]:
+    for dim, at in enumerate(params["broadcast_dimensions"]):
+        if inputs[0][dim] == output[at]:
+            yield 0, dim, at
+
+
+def _transpose(
+    params: Mapping[str, Any], inputs: Sequence[Shape], output: Shape
+) -> Iterator[Join]:
+    return ((0, dim, at) for at, dim in enumerate(params["permutation"]))
+
+
+def _squeeze(
+    params: Mapping[str, Any], inputs: Sequence[Shape], output: Shape
+) -> Iterator[Join]:
+    kept = _others(len(inputs[0]), params["dimensions"])
+    return ((0, dim, at) for at, dim in enumerate(kept))
+
+
+def _concatenate(
+    params: Mapping[str, Any], inputs: Sequence[Shape], output: Shape
+) -> Iterator[Join]:
+    for number, shape in enumerate(inputs):
+        for dim in _others(len(shape), (params["dimension"],)):
+            yield number, dim, dim
+
+
+def _dot(
+    params: Mapping[str, Any], inputs: Sequence[Shape], output: Shape
+) -> Iterator[Join]:
+    contracted, batch = params["dimension_numbers"]
+    at = len(batch[0])
+    for number in (0, 1):
+        for out_dim, dim in enumerate(batch[number]):
+            yield number, dim, out_dim
+        bound = (*contracted[number], *batch[number])
+        for dim in _others(len(inputs[number]), bound):
+            yield number, dim, at
+            at += 1
+
+
+def _reshape(
+    params: Mapping[str, Any], inputs: Sequence[Shape], output: Shape
+) -> Iterator[Join]:
+    """Join the major dims of the smallest groups of equal size on both sides."""
+    (given,) = inputs[:1]
+    i = j = 0
+    while i < len(given) and j < len(output):
+        group, out_group = [i], [j]
+        size, out_size = given[i], output[j]
+        while size != out_size:
+            if size < out_size:
+                i += 1
+                group.append(i)
+                size *= given[i]
+            else:
+                j += 1
+                out_group.append(j)
+                out_size *= output[j]
+        major, out_major = _major(given, group), _major(output, out_group)
+        if major is not None and out_major is not None:
+            yield 0, major, out_major
+        i, j = i + 1, j + 1
+
+
+def _major(shape: Shape, group: Sequence[int]) -> int | None:
+    return next((dim for dim in group if shape[dim] > 1), None)
+
+
+def _others(rank: int, without: Sequence[int]) -> list[int]:
+    return [dim for dim in range(rank) if dim not in without]
+
+
+_RULES = {
+    "broadcast_in_dim": _broadcast,
+    "concatenate": _concatenate,
+    "dot_general": _dot,
+    "reshape": _reshape,
+    "squeeze": _squeeze,
+    "transpose": _transpose,
+}

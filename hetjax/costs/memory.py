@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes that a stage of a plan needs on each of its devices.
+
+Owns the buffers of a stage, equal to those of its compiled programs to the byte, and
+the estimate of what the programs need while they run. Does not own which buffers are
+live at once (`schedule/`) nor what a device has (`cluster/`).
+"""
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+
+import jax
+import jax.numpy as jnp
+
+from hetjax.costs.costs import StageKey, StageMemory
+from hetjax.costs.graph import Graph, Origin, Step, Value
+from hetjax.costs.halves import half_bytes
+from hetjax.costs.liveness import Surroundings, identities, peak_bytes
+from hetjax.costs.passes import Passes, Shares, passes
+from hetjax.costs.runs import StageRuns, runs_of, stage_runs
+from hetjax.costs.static import (
+    OptimizerInit,
+    adam_state,
+    static_bytes,
+    weight_bytes,
+)
+from hetjax.models.model import Model, abstract_params, apply
+from hetjax.plans.plan import Plan, Remat, Replica, Stage, segments, segments_of
+
+# The model of XLA leaves out small buffers and layouts; this much on top keeps it
+# above XLA's own figure (`experiments/accuracy/memory.py`: 100 cases, CPU backend).
+WORKSPACE_MARGIN = 1.02
+
+
+def stage_memory(
+    plan: Plan,
+    model: Model,
+    key: StageKey,
+    *,
+    dtype: str = "float32",
+    optimizer: OptimizerInit = adam_state,
+) -> StageMemory:
+    """Estimate the memory of one stage of the plan.
+
+    `dtype` is that of compute, `optimizer` the function that makes the optimizer's
+    state. The saved bytes include the stage's input, which the residuals keep alive.
+    """
+    replica = plan.replicas[key[0]]
+    stage = replica.stages[key[1]]
+    runs = stage_runs(plan, model, stage)
+    shares = stage_shares(plan, model, replica, stage, dtype)
+    buffers = _pass_memory(runs, shares, stage.remat, stage.mesh.data)
+    # while gradients are packed no microbatch is in flight: its buffers are free
+    free = buffers.input_bytes if runs.last else buffers.saved_bytes
+    packing = _packing_bytes(plan, model, key) - free - buffers.output_bytes
+    return replace(
+        buffers,
+        static_bytes=static_bytes(runs, stage.mesh, dtype, optimizer).total,
+        workspace_bytes=max(buffers.workspace_bytes, packing),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _pass_memory(
+    runs: StageRuns, shares: Shares, remat: Remat, data: int
+) -> StageMemory:
+    """The memory of the passes alone, without what lives through the step."""
+    traced = passes(runs, shares, remat)
+    given = traced.cuts.num_bytes(traced.forward.inputs[len(traced.weights)])
+    output = 0 if runs.last else traced.cuts.num_bytes(traced.forward.outputs[0])
+    return StageMemory(
+        saved_bytes=given + residual_bytes(traced, data),
+        half_saved_bytes=half_bytes(traced),
+        input_bytes=given,
+        output_bytes=output,
+        workspace_bytes=round(WORKSPACE_MARGIN * compute_bytes(traced, data)),
+    )
+
+
+def stage_shares(
+    plan: Plan, model: Model, replica: Replica, stage: Stage, dtype: str
+) -> Shares:
+    """Say what one device of the stage computes of a microbatch."""
+    return Shares(
+        num_sequences=replica.microbatch_size // stage.mesh.data,
+        seq_len=plan.seq_len,
+        hidden_size=hidden_size(model),
+        dtype=dtype,
+        tensor=stage.mesh.tensor,
+    )
+
+
+@lru_cache(maxsize=64)
+def hidden_size(model: Model) -> int:
+    """Give the width of the residual stream."""
+    spec = model.modules[0]
+    params = {
+        name: jax.ShapeDtypeStruct(param.shape, jnp.float32)
+        for name, param in abstract_params(spec).items()
+    }
+    tokens_BL = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    return jax.eval_shape(lambda p, t: apply(spec, p, t)[0], params, tokens_BL).shape[2]
+
+
+def residual_bytes(traced: Passes, data: int) -> int:
+    """Give the bytes of one microbatch's residuals on a device.
+
+    Those that do not depend on the batch (masks, RoPE tables, scales) are stacked over
+    the data ranks, and every device holds the whole stack.
+    """
+    return sum(_saved_bytes(traced, value, data) for value in traced.saved)
+
+
+def compute_bytes(traced: Passes, data: int) -> int:
+    """Estimate the temporary bytes of the stage's largest pass."""
+    backward = _accumulating(traced)
+    around = Surroundings(elsewhere=_added_in_place(backward, data))
+    if len(traced.forward.inputs) > len(traced.weights) + 1:  # targets: fused
+        steps = (*traced.forward.steps, *backward.steps)
+        fused = Graph(
+            inputs=traced.forward.inputs, outputs=backward.outputs, steps=steps
+        )
+        return peak_bytes(fused, traced.cuts, around)
+    outputs = Surroundings(elsewhere=identities(traced.forward.outputs))
+    return max(
+        peak_bytes(traced.forward, traced.cuts, outputs),
+        peak_bytes(
+            backward,
+            traced.cuts,
+            Surroundings(elsewhere=around.elsewhere, relaid=_relaid(traced, data)),
+        ),
+    )
+
+
+def _saved_bytes(traced: Passes, value: Value, data: int) -> int:
+    copies = 1 if value.origin is Origin.BATCH else data
+    return copies * traced.cuts.num_bytes(value)
+
+
+def _accumulating(traced: Passes) -> Graph:
+    """The backward pass with its gradients added into their accumulators."""
+    num_weights = len(traced.weights)
+    gradients = traced.backward.outputs[:num_weights]
+    additions = tuple(
+        Step(op="accumulate", params={}, inputs=(gradient,), outputs=())
+        for gradient in gradients
+    )
+    return Graph(
+        inputs=traced.backward.inputs,
+        outputs=traced.backward.outputs[num_weights:],
+        steps=traced.backward.steps + additions,
+    )
+
+
+def _added_in_place(backward: Graph, data: int) -> frozenset[int]:
+    """Scatters that XLA makes into the accumulator itself: those over a data dim."""
+    scatters = [s for s in backward.steps if s.op == "scatter-add" and data > 1]
+    return identities([v for step in scatters for v in step.outputs])
+
+
+def _relaid(traced: Passes, data: int) -> frozenset[int]:
+    """Stacks of residuals that the backward loop can only read as a copy.
+
+    They arrive with the data dim first. Where that moves another dim, and where XLA
+    cannot tell it from a second dim of size 1, it copies the whole stack.
+    """
+    return identities(
+        [v for v in traced.saved if data > 1 or 1 in traced.cuts.shape(v)[1:]]
+    )
+
+
+def _packing_bytes(plan: Plan, model: Model, key: StageKey) -> int:
+    """The rows of the largest gradient group, and the arrays that they are cut from."""
+    stage = plan.replicas[key[0]].stages[key[1]]
+    if len(plan.replicas) == 1 and stage.mesh.data == 1:
+        return 0
+    num_devices = [len(stage.devices) for _, _, stage in plan.stages()]
+    rows = math.lcm(*num_devices) if len(plan.replicas) > 1 else len(stage.devices)
+    cutting = 1.0 if rows == len(stage.devices) else 1.45  # measured: 0.8-1.0, 1.43
+    groups = [runs_of(model, [cut]) for cut in segments_of(stage, segments(plan))]
+    largest = max(weight_bytes(_owned(group), stage.mesh) for group in groups)
+    return round(largest * (1 / stage.mesh.data + cutting))
+
+
+def _owned(runs: StageRuns) -> StageRuns:
+    return StageRuns(runs=runs.runs)

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seconds of passes and updates on a device that nobody measured.
+
+Every kernel takes the longer of its arithmetic and its memory traffic, plus the time
+to launch it; all-reduces over the tensor axis are rings whose time adds up. Owns this
+model and its constants. Does not own what the kernels are (`traffic.py`), the figures
+of a device (the catalogue) nor measured times (`profile.py`).
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hetjax.cluster.catalogue import DeviceSpec
+from hetjax.costs.collectives import all_reduces
+from hetjax.costs.graph import Cuts, Graph, Step
+from hetjax.costs.halves import weight_products
+from hetjax.costs.passes import Passes
+from hetjax.costs.static import StaticBytes
+from hetjax.costs.traffic import moved
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Calibration:
+    """How much of its figures a kind of device gives.
+
+    `matmul_efficiency` is the share of the peak that the largest products reach,
+    `half_size` the rows, columns or depth at which a product reaches half of that for
+    one device (tiles that are not full, pipelines that fill). `memory_efficiency` and
+    `link_efficiency` are the shares of the two bandwidths that plain kernels and
+    rings of all-reduces see. `launch_s` is what a kernel takes that does nothing,
+    `latency_s` a ring's hop.
+    """
+
+    matmul_efficiency: float = 0.80
+    half_size: float = 64.0
+    memory_efficiency: float = 0.80
+    link_efficiency: float = 0.50
+    launch_s: float = 4e-6
+    latency_s: float = 5e-6
+
+
+# Matmul: best measured bf16 products over the peak (Maximum Achievable Matmul FLOPS):
+# A100-SXM 271 of 312, A100-PCIe 253, H100 794 of 989, GH200 829 of 989, B200 1745 of
+# 2250. Memory: STREAM-like copies reach 0.8 to 0.9 of HBM. Links: all-reduce bus
+# bandwidth of 8 A100 on NVLink 154 of 300 GB/s.
+CALIBRATIONS = {
+    "A100": Calibration(matmul_efficiency=0.87),
+    "H100": Calibration(matmul_efficiency=0.80),
+    "H200": Calibration(matmul_efficiency=0.80),
+    "GH200": Calibration(matmul_efficiency=0.84),
+    "B200": Calibration(matmul_efficiency=0.78),
+    "cpu": Calibration(launch_s=2e-6, half_size=8.0),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassTimes:
+    """Seconds of one microbatch on one stage or layer; I and W make up the backward."""
+
+    forward_s: float
+    backward_s: float
+    input_gradient_s: float
+    weight_gradient_s: float
+
+
+def calibration(device: DeviceSpec) -> Calibration:
+    """Give the constants of the device's kind, found by its name."""
+    known = [kind for kind in CALIBRATIONS if device.name.startswith(kind)]
+    return CALIBRATIONS[max(known, key=len)] if known else Calibration()
+
+
+def pass_times(passes: Passes, device: DeviceSpec) -> PassTimes:
+    """Estimate the seconds of the passes; gradients are added to fp32 sums."""
+    bandwidth = _bytes_per_s(device)
+    forward_s = graph_s(passes.forward, passes.cuts, device)
+    accumulate_s = sum(
+        passes.cuts.num_bytes(v) * (1 + 8 / v.dtype.itemsize) / bandwidth
+        for v in passes.weights
+    )
+    backward_s = graph_s(passes.backward, passes.cuts, device) + accumulate_s
+    weight_s = accumulate_s + sum(
+        repeats * _product_s(step, passes.cuts, device)
+        for step, repeats in weight_products(passes)[0]
+    )
+    return PassTimes(
+        forward_s=forward_s,
+        backward_s=backward_s,
+        input_gradient_s=max(backward_s - weight_s, 0.0),
+        weight_gradient_s=weight_s,
+    )
+
+
+def update_s(held: StaticBytes, device: DeviceSpec) -> float:
+    """Estimate the seconds of an update, and of the norm before it.
+
+    Masters and state are read and written, gradients read twice, copies written.
+    """
+    traffic = 2 * (held.masters + held.optimizer + held.accumulators) + held.copies
+    return traffic / _bytes_per_s(device) + calibration(device).launch_s
+
+
+def graph_s(graph: Graph, cuts: Cuts, device: DeviceSpec) -> float:
+    """Estimate the seconds of a pass, its all-reduces included."""
+    busy_s = _kernels_s(graph, cuts, device)
+    return busy_s + sum(
+        times * all_reduce_s(size, cuts.tensor, device)
+        for size, times in all_reduces(graph, cuts)
+    )
+
+
+def all_reduce_s(num_bytes: float, num_devices: int, device: DeviceSpec) -> float:
+    """Estimate a ring's seconds: 2 (n - 1) / n of the bytes leave every device."""
+    constants = calibration(device)
+    bandwidth = device.intra_node_gb_per_s * 1e9 * constants.link_efficiency
+    num_hops = 2 * (num_devices - 1)
+    return num_hops * (num_bytes / num_devices / bandwidth + constants.latency_s)
+
+
+def matmul_s(
+    sizes: tuple[int, int, int, int], itemsize: int, device: DeviceSpec
+) -> float:
+    """Estimate a product of sizes (batch, m, n, k): arithmetic or traffic, the longer.
+
+    The efficiency saturates in every size s as s / (s + half_size).
+    """
+    batch, m, n, k = sizes
+    constants = calibration(device)
+    share = constants.matmul_efficiency * math.prod(
+        size / (size + constants.half_size) for size in (m, n, k)
+    )
+    flops = 2 * batch * m * n * k
+    traffic = batch * (m * k + k * n + m * n) * itemsize
+    return max(
+        flops / (_flops_per_s(device, itemsize) * share), traffic / _bytes_per_s(device)
+    )
+
+
+def _kernels_s(graph: Graph, cuts: Cuts, device: DeviceSpec) -> float:
+    total_s = 0.0
+    for kernel in moved(graph):
+        if kernel.step.body is not None:
+            steps_s = _kernels_s(kernel.step.body, cuts, device)
+            total_s += kernel.step.length * steps_s
+        elif kernel.step.op == "dot_general":
+            total_s += _product_s(kernel.step, cuts, device)
+        else:
+            size = sum(cuts.num_bytes(v) for v in (*kernel.reads, *kernel.writes))
+            total_s += calibration(device).launch_s + size / _bytes_per_s(device)
+    return total_s
+
+
+def _product_s(step: Step, cuts: Cuts, device: DeviceSpec) -> float:
+    itemsize = max(v.dtype.itemsize for v in step.inputs)
+    launch_s = calibration(device).launch_s
+    if step.op != "dot_general":
+        size = sum(cuts.num_bytes(v) for v in (*step.inputs, *step.outputs))
+        return launch_s + size / _bytes_per_s(device)
+    return launch_s + matmul_s(_product_sizes(step, cuts), itemsize, device)
+
+
+def _product_sizes(step: Step, cuts: Cuts) -> tuple[int, int, int, int]:
+    (of_lhs, of_rhs), (batch, rhs_batch) = step.params["dimension_numbers"]
+    lhs, rhs = (cuts.shape(v) for v in step.inputs)
+
+    def size(shape: tuple[int, ...], dims: Iterable[int]) -> int:
+        return math.prod(shape[dim] for dim in dims)
+
+    free = [dim for dim in range(len(lhs)) if dim not in (*of_lhs, *batch)]
+    free_rhs = [dim for dim in range(len(rhs)) if dim not in (*of_rhs, *rhs_batch)]
+    return size(lhs, batch), size(lhs, free), size(rhs, free_rhs), size(lhs, of_lhs)
+
+
+def _flops_per_s(device: DeviceSpec, itemsize: int) -> float:
+    """The matrix peak; fp32 operands are TF32 at half the rate where there is bf16
+    (JAX's default precision), and plain fp32 elsewhere."""
+    if itemsize < 4:
+        return device.peak_tflops * 1e12
+    if device.bf16_native:
+        return device.peak_tflops * 1e12 / 2
+    return (device.fp32_tflops or device.peak_tflops / 8) * 1e12
+
+
+def _bytes_per_s(device: DeviceSpec) -> float:
+    return device.memory_gb_per_s * 1e9 * calibration(device).memory_efficiency

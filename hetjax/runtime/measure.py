@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time the distinct layers of a model, and links, on the devices that are here.
+
+Owns what is timed and how: the runtime's own programs on stages of one kind of layer.
+An inner kind stands in a run of equal layers, as stages hold it: scanned, which takes
+longer than a lone layer (a third, measured on CPU, where a scan reads its weights and
+writes its residuals slice by slice). The cost of a program itself is timed apart, with
+a program that has nothing to do: as the intercept of two runs it drowns in noise.
+
+B sequences, L positions. Does not own the profile (`costs/profile.py`) nor which cases
+are measured (`training/profiling.py`).
+"""
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import SingleDeviceSharding
+
+from hetjax.costs.profile import LinkMeasurement, Measurement
+from hetjax.mesh.axes import replicated, stage_mesh
+from hetjax.mesh.reshard import reshard
+from hetjax.models.model import Layer, Model, ModuleSpec
+from hetjax.plans.plan import Plan, Remat, Replica, Stage, StageMesh
+from hetjax.runtime.embedded import Embedded
+from hetjax.runtime.programs import compiled
+from hetjax.runtime.state import fresh_weights, place
+from hetjax.runtime.update import GradientGroup
+from hetjax.runtime.worker import StageState
+
+NUM_REPETITIONS = 7
+_NUM_UNITS = 2  # the shortest run that is scanned
+_LEAST_S = 1e-9  # what noise leaves of less than nothing
+_SHORT_S = 2e-3  # several calls of a shorter program are timed together,
+_MOST_CALLS = 16  # at most so many
+_LINK_BYTES = (1 << 16, 1 << 24)
+
+Pass = Callable[[], Any]
+Times = dict[str, float]  # seconds by pass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One kind of layer in one way on one device kind; see `Measurement`."""
+
+    device: str
+    kind: str
+    tensor: int = 1
+    microbatch_size: int
+    remat: Remat = "none"
+
+
+def layer_kinds(model: Model) -> tuple[str, ...]:
+    """Name the kind of each layer, such as embedding, block, block, head."""
+    names: dict[tuple[ModuleSpec, ...], str] = {}
+    for layer in model.layers:
+        modules = _modules(layer)
+        if modules not in names:
+            names[modules] = _new_name(layer.name, set(names.values()))
+    return tuple(names[_modules(layer)] for layer in model.layers)
+
+
+class LayerBench:
+    """A stage of one kind of layer on some devices, to be timed again and again."""
+
+    def __init__(
+        self,
+        case: Case,
+        model: Model,
+        devices: Sequence[jax.Device],
+        optimizer: optax.GradientTransformation,
+        *,
+        seq_len: int,
+        dtype: str,
+        halves: bool = False,
+        num_replicas: int = 1,
+    ) -> None:
+        """Compile its programs, fill its arrays and call everything once.
+
+        `halves` adds those of the backward; with several replicas the update is that
+        of a layer which they share.
+        """
+        sample = _sample(case, model, seq_len, num_replicas)
+        runtime = Embedded(
+            sample.plan, sample.model, {_NODE: devices}, optimizer, dtype=dtype
+        )
+        self._case, self._num_units = case, sample.num_units
+        self._passes = _passes(runtime, sample, halves)
+        self._num_calls = {name: 1 for name in self._passes}
+        self.time_once()
+        self._num_calls = {
+            name: min(_MOST_CALLS, 1 + int(_SHORT_S / seconds))
+            for name, seconds in self.time_once().items()
+        }
+
+    def time_once(self) -> Times:
+        """Return seconds by pass, of one repetition of all."""
+        return {n: _time(call, self._num_calls[n]) for n, call in self._passes.items()}
+
+    def measurement(
+        self, repetitions: Sequence[Times], program_s: float
+    ) -> Measurement:
+        """Return one layer's medians, without the cost of a program."""
+        layer_s = {
+            name: max(median(r[name] for r in repetitions) - program_s, _LEAST_S)
+            / self._num_units
+            for name in self._passes
+        }
+        forward_s = layer_s["forward"]
+        if "fused" in layer_s:
+            backward_s = max(layer_s["fused"] - forward_s, _LEAST_S)
+        else:
+            backward_s = layer_s["backward"]
+        return Measurement(
+            device=self._case.device,
+            kind=self._case.kind,
+            tensor=self._case.tensor,
+            microbatch_size=self._case.microbatch_size,
+            remat=self._case.remat,
+            forward_s=forward_s,
+            backward_s=backward_s,
+            update_s=layer_s["update"],
+            input_gradient_s=layer_s.get("input_gradient"),
+            weight_gradient_s=layer_s.get("weight_gradient"),
+        )
+
+
+def program_seconds(device: jax.Device) -> float:
+    """Return what a program costs that takes a layer's arrays and does nothing."""
+    sharding = replicated(stage_mesh([device], data=1, tensor=1))
+    abstract = [jax.ShapeDtypeStruct((8,), np.float32, sharding=sharding)] * 12
+    arrays = [jax.device_put(np.zeros(8, np.float32), sharding) for _ in abstract]
+    program = compiled(lambda given: sum(given), (abstract,), out=sharding)
+    _time(lambda: program(arrays))
+    repetitions = range(NUM_REPETITIONS)
+    return median(_time(lambda: program(arrays), _MOST_CALLS) for _ in repetitions)
+
+
+def measure_link(
+    source: jax.Device, target: jax.Device, between: tuple[str, str]
+) -> LinkMeasurement:
+    """Time messages of two sizes: what more bytes cost, and what none would."""
+    small, large = (_message_s(source, target, size) for size in _LINK_BYTES)
+    more = _LINK_BYTES[1] - _LINK_BYTES[0]
+    per_byte_s = max(large - small, _LEAST_S) / more
+    latency_s = max(small - per_byte_s * _LINK_BYTES[0], 0.0)
+    return LinkMeasurement(
+        between=between,
+        bandwidth_gbit_per_s=8e-9 / per_byte_s,
+        latency_ms=1e3 * latency_s,
+    )
+
+
+_NODE = "here"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Sample:
+    """A model and a plan in which stage `stage` holds just one kind of layer."""
+
+    model: Model
+    plan: Plan
+    stage: int
+    num_units: int
+
+
+def _sample(case: Case, model: Model, seq_len: int, num_replicas: int) -> _Sample:
+    at = layer_kinds(model).index(case.kind)
+    last = len(model.layers) - 1
+    is_inner = 0 < at < last
+    copies = [_copy(model.layers[at], i) for i in range(_NUM_UNITS * is_inner)]
+    layers = (model.layers[0], *copies, model.layers[last])
+    cuts = sorted({0, 1, len(layers) - 1, len(layers)})
+    stages = tuple(
+        Stage(
+            node=_NODE,
+            devices=tuple(range(case.tensor)),
+            mesh=StageMesh(tensor=case.tensor),
+            layers=layers_held,
+            remat=case.remat,
+            launch_ahead=1,
+        )
+        for layers_held in pairwise(cuts)
+    )
+    size = case.microbatch_size
+    replica = Replica(num_microbatches=1, microbatch_size=size, stages=stages)
+    return _Sample(
+        model=replace(model, layers=layers),
+        plan=Plan(
+            model=model.name,
+            seq_len=seq_len,
+            global_batch=size * num_replicas,
+            replicas=(replica,) * num_replicas,
+        ),
+        stage=1 if at > 0 else 0,
+        num_units=len(copies) or 1,
+    )
+
+
+def _copy(layer: Layer, number: int) -> Layer:
+    """The layer as another one: its blocks get names of their own."""
+    modules = tuple(
+        replace(module, path=f"{module.block}-{number}.{module.name}")
+        for module in layer.modules
+    )
+    return Layer(f"{layer.name}-{number}", modules)
+
+
+def _modules(layer: Layer) -> tuple[ModuleSpec, ...]:
+    return tuple(replace(module, path=module.name) for module in layer.modules)
+
+
+def _new_name(layer: str, taken: set[str]) -> str:
+    """The layer's name without numbers, `block` for `block_003`; a new one if taken."""
+    name = re.sub(r"[_-]?\d+", "", layer) or "layer"
+    number = 2
+    new = name
+    while new in taken:
+        new, number = f"{name}-{number}", number + 1
+    return new
+
+
+def _passes(runtime: Embedded, sample: _Sample, halves: bool) -> Mapping[str, Pass]:
+    """What a worker does with such a stage, by name; the last is fused."""
+    key = (0, sample.stage)
+    state = runtime.stages[key]
+    programs = state.programs
+    _install(runtime, sample.model, key)
+    rng = np.random.default_rng(0)
+    tokens_BL = rng.integers(0, sample.model.vocab_size, programs.tokens_shape)
+    targets = _put(tokens_BL, programs.tokens)
+    first, last = programs.graph.first, programs.graph.last
+    stream = rng.standard_normal(programs.activation_shape, np.float32)
+    x = targets if first else _put(stream, programs.outputs)
+    dy = None if last else _put(stream, programs.outputs)
+
+    def forward() -> Any:
+        if not last:
+            return programs.forward(state.params, x)
+        made = programs.forward(state.params, x, targets, state.loss)
+        state.loss = made[0]
+        return made
+
+    def backward() -> Any:
+        given = state.params, x, saved, dy, state.acc
+        state.acc, dx = programs.backward(*given)
+        return state.acc, dx
+
+    def fused() -> Any:
+        given = state.params, x, targets, state.acc, state.loss
+        state.acc, state.loss, dx = programs.fused(*given)
+        return state.acc, state.loss, dx
+
+    def input_gradient() -> Any:
+        return programs.input_gradient(state.params, x, saved, dy)
+
+    def weight_gradient() -> Any:
+        given = state.params, half, state.acc
+        state.acc, done = programs.weight_gradient(*given)
+        return state.acc, done
+
+    saved = forward()[1] if halves or not last else None
+    passes: dict[str, Pass] = {"forward": forward}
+    passes |= {"fused": fused} if last else {"backward": backward}
+    if halves:
+        half = programs.kept(x, saved, dy, input_gradient()[1])
+        passes |= {"input_gradient": input_gradient, "weight_gradient": weight_gradient}
+    return passes | {"update": lambda: _update(state)}
+
+
+def _install(runtime: Embedded, model: Model, key: tuple[int, int]) -> None:
+    """Fresh weights and optimizer state for this stage alone; zero sums."""
+    state, held = runtime.stages[key], runtime.layout.stages[key]
+    abstract = state.updates.masters
+    read = fresh_weights(model, held, 0)
+    state.masters, _ = place(held, abstract, ({},) * len(abstract), read)
+    state.opt_state = state.updates.init_opt_state(state.masters)
+    copies = state.updates.copies(state.masters)
+    state.params = state.updates.with_copies(state.masters, copies)
+    state.acc, state.loss = state.programs.zeros()
+
+
+def _update(state: StageState) -> Any:
+    """All that a stage does once in a step: norm, update, zero sums for the next."""
+    updates = state.updates
+    gradients = tuple(_gradient(state, group) for group in updates.groups)
+    state.acc = None
+    squares = updates.square_sum(gradients)
+    scale = _put(np.float32(1e-6), state.programs.scalar)
+    given = state.masters, state.opt_state, gradients, scale
+    state.masters, state.opt_state, copies = updates.update(*given)
+    state.params = updates.with_copies(state.masters, copies)
+    del gradients, given  # before there are new sums
+    state.acc, state.loss = state.programs.zeros()
+    return squares, state.params, state.opt_state, state.acc
+
+
+def _gradient(state: StageState, group: GradientGroup) -> Any:
+    leaves = [state.acc[run][leaf] for run, leaf in group.leaf_ids]
+    if not group.rows:
+        return leaves
+    return state.programs.pack(group.leaf_ids, group.rows)(leaves)
+
+
+def _put(value: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
+    return jax.device_put(np.asarray(value).astype(like.dtype), like.sharding)
+
+
+def _message_s(source: jax.Device, target: jax.Device, num_bytes: int) -> float:
+    message = jax.device_put(np.zeros(num_bytes, np.uint8), source)
+    sharding = SingleDeviceSharding(target)
+    _time(lambda: reshard(message, sharding))
+    repetitions = range(NUM_REPETITIONS)
+    return median(_time(lambda: reshard(message, sharding)) for _ in repetitions)
+
+
+def _time(call: Pass, num_calls: int = 1) -> float:
+    """Seconds per call, all of them done."""
+    start_s = time.perf_counter()
+    made = None
+    for _ in range(num_calls):
+        made = call()
+    jax.block_until_ready(made)
+    return (time.perf_counter() - start_s) / num_calls

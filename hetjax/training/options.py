@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of a command line from the fields of a dataclass, with errors in three parts.
+
+Owns the spelling of lists and of what went wrong. Does not own any option nor the
+words around them (`profile_cli.py`).
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
+from dataclasses import fields
+from io import StringIO
+from typing import Annotated, Any, TypeVar, get_args
+
+import tyro
+from tyro.constructors import PrimitiveConstructorSpec
+
+from hetjax.cluster.record import did_you_mean
+from hetjax.errors import BadInput
+from hetjax.plans.plan import Remat
+from hetjax.training.config import option
+
+T = TypeVar("T")
+
+
+def parse_options(
+    default: T, arguments: Sequence[str], *, program: str, description: str
+) -> T:
+    """Return `default` with the options that were given.
+
+    BadInput for an unknown option and for a value of the wrong type. SystemExit after
+    help, which is printed.
+    """
+    told = StringIO()
+    try:
+        with redirect_stderr(told):
+            config, unknown = tyro.cli(
+                type(default),
+                prog=program,
+                description=description,
+                args=arguments,
+                default=default,
+                return_unknown_args=True,
+            )
+    except SystemExit as ended:
+        if not ended.code:
+            raise
+        raise _wrong_value(told.getvalue(), program, arguments) from ended
+    if unknown:
+        names: list[str] = [option(f.name) for f in fields(default)]  # pyright: ignore
+        raise _unknown(unknown[0], names)
+    return config
+
+
+def _wrong_value(box: str, program: str, arguments: Sequence[str]) -> BadInput:
+    """Retell the frame that Tyro draws: a title, the problem, a rule, help texts."""
+    problem = re.split(r"\u2500{3,}", box.partition("\n")[2])[0]
+    problem = " ".join(re.sub(r"[\u2500-\u257f]", " ", problem).split())
+    named = re.search(r"--[\w.-]*\w", problem)
+    return BadInput(
+        got=_typed(named.group(), arguments) if named else " ".join(arguments),
+        allowed=problem,
+        fix=f"{program} --help",
+    )
+
+
+def _typed(name: str, arguments: Sequence[str]) -> str:
+    """Return the option with its value, as it was typed."""
+    for i, argument in enumerate(arguments):
+        if argument.partition("=")[0].replace("_", "-") == name:
+            has_value = "=" in argument or i + 1 == len(arguments)
+            return argument if has_value else f"{argument} {arguments[i + 1]}"
+    return name
+
+
+def _unknown(argument: str, options: list[str]) -> BadInput:
+    typed = argument.partition("=")[0]
+    return BadInput(
+        got=f"unknown option {typed!r}",
+        allowed=", ".join(options),
+        fix=did_you_mean(typed.replace("_", "-"), options)
+        if typed.startswith("-")
+        else f"leave {typed!r} out, or write the option that it belongs to before it",
+    )
+
+
+def _list_of(value: Callable[[str], Any], metavar: str) -> Any:
+    """A list that is typed with commas; `value` reads a word, None if it cannot."""
+
+    def read(arguments: list[str]) -> tuple[Any, ...]:
+        words = arguments[0].split(",")
+        for word in words:
+            if value(word) is None:
+                raise ValueError(f"{word!r} in a list of {metavar}")
+        return tuple(value(word) for word in words)
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=metavar,
+        instance_from_str=read,
+        is_instance=lambda given: isinstance(given, tuple),
+        str_from_instance=lambda given: [",".join(map(str, given))],
+    )
+
+
+def _integer(word: str) -> int | None:
+    return int(word) if word.isdecimal() else None
+
+
+_REMATS = {name: name for name in get_args(Remat)}
+Integers = Annotated[tuple[int, ...], _list_of(_integer, "INT,INT,...")]
+Remats = Annotated[tuple[Remat, ...], _list_of(_REMATS.get, ",".join(_REMATS))]

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line of `profile`: a preset's name, then what to measure of it.
+
+Owns its options, its help and its errors. Does not own the measuring
+(`profiling.py`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hetjax.errors import BadInput
+from hetjax.training.options import Integers, Remats, parse_options
+from hetjax.training.presets import PRESETS, Preset, preset
+
+_PROGRAM = "python -m hetjax.profile"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProfileConfig:
+    """What to measure; every combination of the lists is measured."""
+
+    cluster: Path | None = None
+    """Cluster file; None: the preset's, or the devices that are here."""
+    simulate: bool = False
+    """Let CPU devices stand in for those of the cluster."""
+    seq_len: int
+    """Tokens per sequence."""
+    microbatch_sizes: Integers = (1, 2, 4)
+    """Sequences per data rank; times between two sizes are interpolated."""
+    tensor: Integers = (1,)
+    """Tensor-parallel degrees."""
+    remat: Remats = ("none", "full")
+    """What the backward pass computes again."""
+    halves: bool = False
+    """Measure the halves of backward passes too, for zero-bubble schedules."""
+    dtype: Literal["float32", "bfloat16"]
+    """What is computed in; weights are kept in float32 in any case."""
+    output: Path = Path("profile.json")
+    """The profile; what is in the file already is kept and not measured again."""
+
+
+def parse(arguments: Sequence[str]) -> tuple[ProfileConfig, Preset]:
+    """Return what to measure and the preset that it is measured of.
+
+    BadInput for an unknown preset or option and for a value of the wrong type.
+    SystemExit after help, which is printed.
+    """
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(profile_help())
+        raise SystemExit(0 if arguments else 2)
+    name, *rest = arguments
+    if name.startswith("-"):
+        raise BadInput(
+            got=f"{name!r} where the preset's name comes first",
+            allowed=f"{_PROGRAM} PRESET [options], with a preset of "
+            f"{', '.join(PRESETS)}",
+            fix=f"{_PROGRAM} tiny {' '.join(arguments)}",
+        )
+    chosen = preset(name)
+    default = ProfileConfig(
+        simulate=chosen.config.simulate,
+        seq_len=chosen.config.seq_len,
+        dtype=chosen.config.dtype,
+    )
+    config = parse_options(
+        default, rest, program=f"{_PROGRAM} {name}", description=chosen.summary
+    )
+    return config, chosen
+
+
+def profile_help() -> str:
+    """Return the text of `--help`: what is measured and why, and the presets."""
+    width = max(map(len, PRESETS))
+    lines = [f"  {name:<{width}}  {make().summary}" for name, make in PRESETS.items()]
+    return "\n".join(
+        [
+            f"usage: {_PROGRAM} PRESET [options]",
+            "",
+            "Time the layers of a preset's model on the devices that are here, and the",
+            "links between them, and write a profile for `plan` and `simulate`.",
+            "",
+            "Only layers that differ are timed (embedding, one block of each kind,",
+            "head), a layer at a time: a model that does not fit can be measured.",
+            "The same command again measures what the file does not have yet.",
+            "",
+            "presets:",
+            *lines,
+            "",
+            "examples:",
+            f"  {_PROGRAM} tiny",
+            f"  {_PROGRAM} llama-1b --microbatch-sizes 1,2,4 --tensor 1,2 \\",
+            "      --remat none,full --output llama-1b.json",
+            "",
+            f"{_PROGRAM} PRESET --help lists the options and their values.",
+            "Exit codes: 0 done, 1 failed, 2 bad input.",
+        ]
+    )

@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure a model's layers on the machine's devices, case by case, into one file.
+
+Owns which cases there are, what a profile that is there already saves, and what people
+see. Does not own how a layer is timed (`runtime/measure.py`), the file
+(`costs/profile_files.py`) nor the command line (`profile_cli.py`).
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from statistics import median
+
+import jax
+
+from hetjax.cluster.catalogue import canonical_name
+from hetjax.cluster.cluster import Node
+from hetjax.costs.profile import LinkMeasurement, Measurement, Profile
+from hetjax.costs.profile_files import read_profile, write_profile
+from hetjax.errors import BadInput
+from hetjax.models.counts import tensor_sizes
+from hetjax.models.model import Model
+from hetjax.runtime.measure import (
+    NUM_REPETITIONS,
+    Case,
+    LayerBench,
+    layer_kinds,
+    measure_link,
+    program_seconds,
+)
+from hetjax.training.optimizer import optimizer
+from hetjax.training.placement import Hardware, choose_hardware
+from hetjax.training.presets import Preset
+from hetjax.training.profile_cli import ProfileConfig
+from hetjax.training.progress import Display, display
+
+_Pair = tuple[str, str]  # node names: from, to
+_HEADER = ("device", "layer", "tensor", "sequences", "remat")
+_TIMES = ("forward", "backward", "update")  # ms
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Job:
+    """All that measuring needs; `cases` and `pairs` are not in the file yet."""
+
+    config: ProfileConfig
+    preset: Preset
+    model: Model
+    hardware: Hardware
+    cases: tuple[Case, ...]
+    pairs: tuple[_Pair, ...]
+
+
+def measure_profile(config: ProfileConfig, preset: Preset, model: Model) -> Profile:
+    """Measure what the output file lacks, writing it after every case.
+
+    BadInput if something cannot be measured, before anything is.
+    """
+    _check(config, model)
+    kinds = layer_kinds(model)
+    wanted = Profile(
+        model=model.name,
+        seq_len=config.seq_len,
+        dtype=config.dtype,
+        layers=kinds,
+        measurements=(),
+    )
+    kept = _kept(config, wanted)
+    chosen = replace(preset.config, cluster=config.cluster, simulate=config.simulate)
+    hardware = choose_hardware(chosen, preset)
+    nodes = _node_of_kind(hardware)
+    _check_tensor(config, nodes)
+    cases = list(_cases(config, kinds, nodes))
+    there = {_case(m) for m in kept.measurements if m.input_gradient_s is not None}
+    if not config.halves:
+        there |= {_case(m) for m in kept.measurements}
+    linked = {link.between for link in kept.links}
+    job = _Job(
+        config=config,
+        preset=preset,
+        model=model,
+        hardware=hardware,
+        cases=tuple(case for case in cases if case not in there),
+        pairs=tuple(p for p in _pairs(hardware) if p not in linked),
+    )
+    with display(len(job.cases) + len(job.pairs)) as shown:
+        _announce(job, kept, nodes, shown)
+        profile = _measured(job, kept, nodes, shown)
+        shown.note(profile_table(profile))
+        shown.note(f"profile written to {config.output}")
+    return profile
+
+
+def profile_table(profile: Profile) -> str:
+    """Return what was measured for people: a row per case, then the links."""
+    rows: list[tuple[str, ...]] = [(*_HEADER, *(f"{name} ms" for name in _TIMES))]
+    for m in profile.measurements:
+        what = (m.device, m.kind, str(m.tensor), str(m.microbatch_size), m.remat)
+        times = (m.forward_s, m.backward_s, m.update_s)
+        rows.append((*what, *(f"{1e3 * seconds:.3f}" for seconds in times)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if i >= len(_HEADER) else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    links = [
+        f"{' to '.join(link.between)}: {link.bandwidth_gbit_per_s:.3g} Gbit/s, "
+        f"{link.latency_ms:.3f} ms"
+        for link in profile.links
+    ]
+    title = f"{profile.model}: {profile.seq_len} tokens, {profile.dtype}, per program "
+    return "\n".join([f"{title}{1e3 * profile.program_s:.3f} ms", *lines, *links])
+
+
+def _measured(
+    job: _Job, profile: Profile, nodes: dict[str, Node], shown: Display
+) -> Profile:
+    """Measure case by case, writing the file after each."""
+    output, done = job.config.output, 0
+    if not profile.measurements and job.cases:
+        firsts = [job.hardware.devices[node.name][0] for node in nodes.values()]
+        program_s = median(map(program_seconds, firsts))
+        profile = replace(profile, program_s=program_s)
+    for case in job.cases:
+        devices = job.hardware.devices[nodes[case.device].name]
+        measurement = _measure(case, job, devices, profile.program_s, shown)
+        done += 1
+        if measurement is not None:
+            others = [m for m in profile.measurements if _case(m) != case]
+            profile = replace(profile, measurements=(*others, measurement))
+            write_profile(output, profile)
+        shown.trained({"step": done})
+    for pair in job.pairs:
+        profile = replace(profile, links=(*profile.links, _link(pair, job, shown)))
+        write_profile(output, profile)
+        done += 1
+        shown.trained({"step": done})
+    return profile
+
+
+def _measure(
+    case: Case,
+    job: _Job,
+    devices: Sequence[jax.Device],
+    program_s: float,
+    shown: Display,
+) -> Measurement | None:
+    """Measure one case; None, and a note, if it does not fit into memory."""
+    rule = optimizer(job.preset.config.optimizer, job.preset.config.steps)
+    name = (
+        f"{case.kind} on {case.device}, tensor {case.tensor}, "
+        f"{case.microbatch_size} sequences, remat {case.remat}"
+    )
+    try:
+        bench = LayerBench(
+            case,
+            job.model,
+            devices,
+            rule,
+            seq_len=job.config.seq_len,
+            dtype=job.config.dtype,
+            halves=job.config.halves,
+        )
+        times = [bench.time_once() for _ in range(NUM_REPETITIONS)]
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        shown.note(f"{name}: left out, the device's memory is too small")
+        return None
+    m = bench.measurement(times, program_s)
+    told = zip(_TIMES, (m.forward_s, m.backward_s, m.update_s), strict=True)
+    shown.note(f"{name}: " + ", ".join(f"{w} {1e3 * s:.3f} ms" for w, s in told))
+    return m
+
+
+def _link(pair: _Pair, job: _Job, shown: Display) -> LinkMeasurement:
+    source, target = pair
+    sender = job.hardware.devices[source][0]
+    receiver = job.hardware.devices[target][-1]
+    link = measure_link(sender, receiver, pair)
+    shown.note(
+        f"link from {source} to {target}: {link.bandwidth_gbit_per_s:.3g} Gbit/s"
+    )
+    return link
+
+
+def _node_of_kind(hardware: Hardware) -> dict[str, Node]:
+    """The largest node of each device kind."""
+    nodes: dict[str, Node] = {}
+    for node in hardware.cluster.nodes:
+        kind = canonical_name(node.device)
+        if kind not in nodes or node.count > nodes[kind].count:
+            nodes[kind] = node
+    return nodes
+
+
+def _cases(
+    config: ProfileConfig, kinds: Sequence[str], nodes: dict[str, Node]
+) -> Iterator[Case]:
+    sizes = dict.fromkeys(config.microbatch_sizes)
+    ways = list(product(dict.fromkeys(config.tensor), dict.fromkeys(config.remat)))
+    for device, kind in product(nodes, dict.fromkeys(kinds)):
+        for (tensor, remat), size in product(ways, sizes):
+            if tensor <= nodes[device].count:
+                yield Case(
+                    device=device,
+                    kind=kind,
+                    tensor=tensor,
+                    microbatch_size=size,
+                    remat=remat,
+                )
+
+
+def _case(m: Measurement) -> Case:
+    return Case(
+        device=m.device,
+        kind=m.kind,
+        tensor=m.tensor,
+        microbatch_size=m.microbatch_size,
+        remat=m.remat,
+    )
+
+
+def _pairs(hardware: Hardware) -> Iterator[_Pair]:
+    """Both directions between nodes, and from a node's device to its own next."""
+    for a, b in product(hardware.cluster.nodes, repeat=2):
+        if a is not b or a.count > 1:
+            yield a.name, b.name
+
+
+def _kept(config: ProfileConfig, wanted: Profile) -> Profile:
+    """Return the profile that is in the file; BadInput if it is of something else."""
+    if not config.output.exists():
+        return wanted
+    found = read_profile(config.output)
+    for key in ("model", "seq_len", "dtype", "layers"):
+        there, asked = getattr(found, key), getattr(wanted, key)
+        if there != asked:
+            raise BadInput(
+                got=f"profile file {str(config.output)!r} with {key} = {there!r}, "
+                f"where {asked!r} is to be measured",
+                allowed="a new file, or a profile of the same model, sequence length "
+                "and dtype to add to",
+                fix="give another --output, or remove the file",
+            )
+    return found
+
+
+def _check(config: ProfileConfig, model: Model) -> None:
+    if not 1 <= config.seq_len <= model.max_seq_len:
+        raise BadInput(
+            got=f"seq_len = {config.seq_len}",
+            allowed=f"1 <= seq_len <= {model.max_seq_len}, the model's max_seq_len",
+            fix=f"give --seq-len {model.max_seq_len} or less",
+        )
+    for name in ("microbatch_sizes", "tensor"):
+        for value in getattr(config, name):
+            if value < 1:
+                raise BadInput(
+                    got=f"{name} with {value}",
+                    allowed=f"{name} of 1 or more",
+                    fix=f"give --{name.replace('_', '-')} 1,2, say",
+                )
+    for axis, sizes in tensor_sizes(model).items():
+        for tensor, size in product(config.tensor, sizes):
+            if size % tensor:
+                raise BadInput(
+                    got=f"tensor = {tensor} with {size} {axis}",
+                    allowed=f"a tensor degree that divides {size}",
+                    fix="give --tensor 1, say",
+                )
+    folder = config.output.resolve().parent
+    if not os.access(folder, os.W_OK):
+        raise BadInput(
+            got=f"output file {str(config.output)!r}: cannot write in {str(folder)!r}",
+            allowed="a file in a folder that is there and can be written",
+            fix="give another --output, or make the folder",
+        )
+
+
+def _check_tensor(config: ProfileConfig, nodes: dict[str, Node]) -> None:
+    most = max(node.count for node in nodes.values())
+    if min(config.tensor) > most:
+        raise BadInput(
+            got=f"tensor = {min(config.tensor)} with {most} devices in a node",
+            allowed=f"a tensor degree of {most} or less",
+            fix="give --tensor 1, or a --cluster with larger nodes",
+        )
+
+
+def _announce(job: _Job, kept: Profile, nodes: dict[str, Node], shown: Display) -> None:
+    if kept.measurements:
+        shown.note(
+            f"{job.config.output}: {len(kept.measurements)} measurements are kept, "
+            f"{len(job.cases)} are missing"
+        )
+    here = job.hardware.devices
+    for device, node in nodes.items():
+        if device != "cpu" and here[node.name][0].platform == "cpu":
+            shown.note(f"{device} is simulated: its times are those of this CPU")
+        for tensor in job.config.tensor:
+            if tensor > node.count:
+                shown.note(
+                    f"{device}: tensor {tensor} left out, node {node.name!r} has "
+                    f"{node.count} devices"
+                )

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models small enough to compile in a second, and plans over them."""
+
+from typing import Any
+
+from hetjax.models.gpt import GPTConfig, gpt_model
+from hetjax.models.llama import LlamaConfig, llama_model
+from hetjax.models.model import Model
+from hetjax.models.moe import Routing
+from hetjax.plans.plan import LayerRange, Plan, Remat, Replica, Stage, StageMesh
+
+SEQ_LEN, WIDTH, NUM_BLOCKS = 32, 64, 4
+
+
+def family(name: str) -> Model:
+    """A GPT, Llama or mixture of experts with four blocks."""
+    sizes: dict[str, Any] = dict(
+        vocab_size=256,
+        hidden_size=WIDTH,
+        num_blocks=NUM_BLOCKS,
+        num_heads=4,
+        max_seq_len=SEQ_LEN,
+    )
+    if name == "gpt":
+        return gpt_model(GPTConfig(name=name, **sizes))
+    routing = Routing(num_experts=4, top_k=2) if name == "moe" else None
+    inner = LlamaConfig(
+        name=name, **sizes, inner_size=176, num_kv_heads=2, routing=routing
+    )
+    return llama_model(inner)
+
+
+def pipeline(
+    model: Model,
+    *cuts: LayerRange,
+    mesh: StageMesh,
+    remat: Remat = "none",
+    microbatch_size: int = 4,
+) -> Plan:
+    """One replica of equal meshes, each on the first devices of node "n"."""
+    stages = tuple(
+        Stage(
+            node="n",
+            devices=tuple(range(mesh.data * mesh.tensor)),
+            mesh=mesh,
+            layers=layers,
+            remat=remat,
+            launch_ahead=len(cuts) - s,
+        )
+        for s, layers in enumerate(cuts)
+    )
+    replica = Replica(
+        num_microbatches=2, microbatch_size=microbatch_size, stages=stages
+    )
+    return Plan(
+        model=model.name,
+        seq_len=SEQ_LEN,
+        global_batch=2 * microbatch_size,
+        replicas=(replica,),
+    )

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Analytic times respect the device's limits and come near published measurements."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetjax.cluster.catalogue import catalogue
+from hetjax.costs.analytic import stage_times
+from hetjax.costs.costs import StageTimes
+from hetjax.costs.roofline import all_reduce_s, matmul_s
+from hetjax.costs.static import adam_state
+from hetjax.models.gpt import GPTConfig, gpt_model
+from hetjax.plans.plan import Plan, Remat, Replica, Stage, StageMesh
+from tests.costs.small_models import family, pipeline
+
+A100 = catalogue()["A100-SXM4-80GB"]
+A100_40 = catalogue()["A100-SXM4-40GB"]
+sizes = st.integers(1, 1 << 14)
+
+
+@given(sizes, sizes, sizes)
+def test_no_product_beats_the_peak_or_the_memory(m: int, n: int, k: int):
+    seconds = matmul_s((1, m, n, k), 2, A100)
+    assert seconds >= 2 * m * n * k / (A100.peak_tflops * 1e12)
+    assert seconds >= 2 * (m * k + k * n + m * n) / (A100.memory_gb_per_s * 1e9)
+
+
+@given(sizes, sizes, sizes, st.integers(1, 1 << 12))
+def test_a_larger_product_never_takes_less_time(m: int, n: int, k: int, more: int):
+    assert matmul_s((1, m + more, n, k), 2, A100) >= matmul_s((1, m, n, k), 2, A100)
+
+
+def test_a_ring_moves_twice_the_bytes_but_one_share():
+    large = 1e9
+    alone = all_reduce_s(large, 1, A100)
+    pair, eight = all_reduce_s(large, 2, A100), all_reduce_s(large, 8, A100)
+    assert alone == 0
+    assert eight / pair == pytest.approx((7 / 8) / (1 / 2), rel=0.01)
+
+
+def gpt_step_s(
+    config: GPTConfig, *, device, tensor: int, microbatch_size: int, remat: Remat
+) -> StageTimes:
+    """A whole model as one stage."""
+    model = gpt_model(config)
+    stage = Stage(
+        node="n",
+        devices=tuple(range(tensor)),
+        mesh=StageMesh(tensor=tensor),
+        layers=(0, config.num_blocks + 2),
+        remat=remat,
+        launch_ahead=1,
+    )
+    replica = Replica(
+        num_microbatches=1, microbatch_size=microbatch_size, stages=(stage,)
+    )
+    plan = Plan(
+        model=config.name,
+        seq_len=config.max_seq_len,
+        global_batch=microbatch_size,
+        replicas=(replica,),
+    )
+    return stage_times(
+        plan, model, (0, 0), device, dtype="bfloat16", optimizer=adam_state
+    )
+
+
+@pytest.mark.parametrize(("remat", "measured_s"), [("full", 1.42), ("selective", 1.10)])
+def test_22b_on_eight_a100_is_near_the_published_iteration(
+    remat: Remat, measured_s: float
+):
+    """arXiv 2205.05198, table 5; its 1.10 s is with sequence parallelism."""
+    config = GPTConfig(
+        name="22b",
+        vocab_size=51_200,
+        hidden_size=6_144,
+        num_blocks=48,
+        num_heads=64,
+        max_seq_len=2_048,
+    )
+    times = gpt_step_s(config, device=A100, tensor=8, microbatch_size=4, remat=remat)
+    predicted_s = times.fused_s + times.update_s
+    assert predicted_s == pytest.approx(measured_s, rel=0.15)
+
+
+def test_355m_on_one_a100_is_near_the_published_iteration():
+    """arXiv 2509.24859, plain Alpa: 512 microbatches of 2 sequences in 39.31 s."""
+    config = GPTConfig(
+        name="355m",
+        vocab_size=51_200,
+        hidden_size=1_024,
+        num_blocks=24,
+        num_heads=16,
+        max_seq_len=1_024,
+    )
+    times = gpt_step_s(
+        config, device=A100_40, tensor=1, microbatch_size=2, remat="full"
+    )
+    assert 512 * times.fused_s == pytest.approx(39.31, rel=0.15)
+
+
+@pytest.mark.parametrize("remat", ["none", "selective", "full"])
+def test_halves_make_up_the_backward_and_remat_only_adds_to_the_first(remat: Remat):
+    model = family("llama")
+
+    def times(remat: Remat) -> StageTimes:
+        plan = pipeline(model, (0, 1), (1, 5), (5, 6), mesh=StageMesh(), remat=remat)
+        return stage_times(
+            plan, model, (0, 1), A100, dtype="bfloat16", optimizer=adam_state
+        )
+
+    kept, with_remat = times("none"), times(remat)
+    halves = with_remat.input_gradient_s + with_remat.weight_gradient_s
+    assert halves == pytest.approx(with_remat.backward_s)
+    assert with_remat.weight_gradient_s == pytest.approx(kept.weight_gradient_s)
+    assert with_remat.fused_s == with_remat.forward_s + with_remat.backward_s
