@@ -38,8 +38,8 @@ class StageMemory:
     optimizer state, gradient accumulators. `saved_bytes` are what one microbatch keeps
     from F to B, the stage's input and the residuals, `half_saved_bytes` what it keeps
     from I to W. `input_bytes` and `output_bytes` are one microbatch's activation on
-    each side, equal to the bytes of its gradient. `workspace_bytes` is the largest that any program of the stage needs
-    while it runs.
+    each side, equal to the bytes of its gradient. `workspace_bytes` is the largest that
+    any program of the stage needs while it runs.
     """
 
     static_bytes: int = 0

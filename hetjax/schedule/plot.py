@@ -15,7 +15,7 @@ from hetjax.costs.costs import Costs
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan
 from hetjax.schedule.action import Action, Op, StageKey
-from hetjax.schedule.simulator import Lane, lane_of
+from hetjax.schedule.simulation import Lane, lane_of
 from hetjax.schedule.trace import Span
 
 SUFFIXES = (".pdf", ".png", ".svg")

@@ -13,8 +13,7 @@ Does not own times and bytes (`costs/`), memory (`memory.py`) nor the programs.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
-from typing import NamedTuple
+from functools import partial
 
 from hetjax.costs.costs import Costs, Route, StageTimes
 from hetjax.plans.plan import Plan
@@ -29,73 +28,15 @@ from hetjax.schedule.action import (
     dataflow,
 )
 from hetjax.schedule.meetings import NORM, Meetings
+from hetjax.schedule.simulation import Edge, Lane, Shares, Simulation, Timed, lane_of
 from hetjax.schedule.traffic import Traffic
 
-Lane = tuple[str, tuple[int, ...]]  # (node, devices)
-_Edge = tuple[StageKey, StageKey]  # (from, to)
 _NEVER = float("inf")
-
-
-class Timed(NamedTuple):
-    """One action and when it ran."""
-
-    action: Action
-    start_s: float
-    end_s: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shares:
-    """What one device does with the step; the three add up to it.
-
-    `waiting_s` is idle time in which the next message was on its way, or gradients
-    were being summed; `idle_s` has no such excuse.
-    """
-
-    busy_s: float
-    waiting_s: float
-    idle_s: float
-
-
-@dataclass(frozen=True)
-class Simulation:
-    """One step: `lanes` holds what was computed where, `reductions` the REDUCEs.
-
-    `messages` gives, by edge, when each microbatch's was sent and when it arrived.
-    """
-
-    step_time_s: float
-    lanes: Mapping[Lane, tuple[Timed, ...]]
-    shares: Mapping[Lane, Shares]
-    reductions: tuple[Timed, ...]
-    messages: Mapping[_Edge, tuple[Mapping[int, float], Mapping[int, float]]]
-
-    @cached_property
-    def transfers(self) -> tuple[Timed, ...]:
-        """SENDs, from leaving their stage to their arrival, then the REDUCEs."""
-        sends = [
-            Timed(_message(edge, m), start_s, arrival_s[m])
-            for edge, (sent_s, arrival_s) in self.messages.items()
-            for m, start_s in sent_s.items()
-        ]
-        return (*sends, *self.reductions)
-
-    @cached_property
-    def bubble(self) -> float:
-        """The share of device time that is not busy, over all devices of the plan."""
-        total = sum(len(lane[1]) for lane in self.lanes) * self.step_time_s
-        busy = sum(len(lane[1]) * s.busy_s for lane, s in self.shares.items())
-        return 1 - busy / total if total else 0.0
 
 
 def simulate(programs: Programs, plan: Plan, costs: Costs) -> Simulation:
     """Return when everything happens in one training step of a checked plan."""
     return _Run(programs, plan, costs).result()
-
-
-def lane_of(plan: Plan) -> dict[StageKey, Lane]:
-    """Return the devices of every stage; interleaved stages share theirs."""
-    return {(r, s): (stage.node, stage.devices) for r, s, stage in plan.stages()}
 
 
 def duration_s(times: StageTimes, op: Op) -> float:
@@ -145,7 +86,7 @@ class _Run:
 
     def __init__(self, programs: Programs, plan: Plan, costs: Costs) -> None:
         self.costs, self.plan = costs, plan
-        self.channels: dict[_Edge, _Channel] = {}
+        self.channels: dict[Edge, _Channel] = {}
         routes = self._edge_routes()
         self.rings: dict[Group, list[int]] = {}
         for group, reduction in costs.reductions.items():
@@ -338,8 +279,3 @@ class _Run:
         self.meetings.done_s[group] = now
         for advance in self.meetings.waiting.pop(group, ()):
             advance(now)
-
-
-def _message(edge: _Edge, m: int) -> Action:
-    (r, s), (_, peer) = edge
-    return Action(Op.SEND, r, s, m, "y" if peer > s else "dx", peer)

@@ -14,7 +14,7 @@ from hetjax.costs.costs import Costs, Route
 from hetjax.plans.plan import Plan, Stage
 from hetjax.schedule.action import UNTIED, Action, Op, StageKey, Tied
 from hetjax.schedule.groups import reduce_groups
-from hetjax.schedule.simulator import Simulation
+from hetjax.schedule.simulation import Simulation
 from hetjax.schedule.trace import Span
 
 

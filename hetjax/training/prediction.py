@@ -16,7 +16,7 @@ from hetjax.plans.plan import Plan, Prediction
 from hetjax.plans.table import plan_table
 from hetjax.schedule.action import Tied
 from hetjax.schedule.memory import MemoryUse, capacity_bytes
-from hetjax.schedule.simulator import Lane, Simulation, lane_of
+from hetjax.schedule.simulation import Lane, Simulation, lane_of
 
 _GIB = 2**30
 

@@ -11,7 +11,8 @@ from hetjax.costs.costs import Costs, Reduction, Route, StageTimes
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.schedule.action import Op
 from hetjax.schedule.lower import lower
-from hetjax.schedule.simulator import Simulation, simulate
+from hetjax.schedule.simulation import Simulation
+from hetjax.schedule.simulator import simulate
 from tests.schedule.pipelines import pipeline_costs, pipeline_plan
 
 # Four equal stages of unit time, 64 microbatches, a middle link that takes c: totals
