@@ -314,11 +314,12 @@ def _put(value: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
 
 
 def _message_s(source: jax.Device, target: jax.Device, num_bytes: int) -> float:
+    """The fastest of several: of so short a time, noise can be the larger part."""
     message = jax.device_put(np.zeros(num_bytes, np.uint8), source)
     sharding = SingleDeviceSharding(target)
     _time(lambda: reshard(message, sharding))
     repetitions = range(NUM_REPETITIONS)
-    return median(_time(lambda: reshard(message, sharding)) for _ in repetitions)
+    return min(_time(lambda: reshard(message, sharding)) for _ in repetitions)
 
 
 def _time(call: Pass, num_calls: int = 1) -> float:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from hetjax.errors import BadInput
+from hetjax.plans.files import read_plan
 from hetjax.training.options import Integers, Remats, parse_options
 from hetjax.training.presets import PRESETS, Preset, preset
 
@@ -29,8 +30,8 @@ class ProfileConfig:
     """Tokens per sequence."""
     microbatch_sizes: Integers = (1, 2, 4)
     """Sequences per data rank; times between two sizes are interpolated."""
-    tensor: Integers = (1,)
-    """Tensor-parallel degrees."""
+    tensor: Integers
+    """Tensor-parallel degrees; those that a node is too small for are left out."""
     remat: Remats = ("none", "full")
     """What the backward pass computes again."""
     halves: bool = False
@@ -62,12 +63,19 @@ def parse(arguments: Sequence[str]) -> tuple[ProfileConfig, Preset]:
     default = ProfileConfig(
         simulate=chosen.config.simulate,
         seq_len=chosen.config.seq_len,
+        tensor=_degrees(chosen),
         dtype=chosen.config.dtype,
     )
     config = parse_options(
         default, rest, program=f"{_PROGRAM} {name}", description=chosen.summary
     )
     return config, chosen
+
+
+def _degrees(preset: Preset) -> tuple[int, ...]:
+    """1, and those of the plan that the preset brings."""
+    stages = read_plan(preset.plan).stages() if preset.plan else []
+    return tuple(sorted({1, *(stage.mesh.tensor for _, _, stage in stages)}))
 
 
 def profile_help() -> str:

@@ -9,13 +9,13 @@ see. Does not own how a layer is timed (`runtime/measure.py`), the file
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import permutations, product
 from statistics import median
 
 import jax
 
-from hetjax.cluster.catalogue import canonical_name
 from hetjax.cluster.cluster import Node
+from hetjax.cluster.discovery import device_name
 from hetjax.costs.profile import LinkMeasurement, Measurement, Profile
 from hetjax.costs.profile_files import read_profile, write_profile
 from hetjax.errors import BadInput
@@ -125,13 +125,19 @@ def _measured(
         firsts = [job.hardware.devices[node.name][0] for node in nodes.values()]
         program_s = median(map(program_seconds, firsts))
         profile = replace(profile, program_s=program_s)
+    same: dict[tuple[str, Case], Measurement | None] = {}
     for case in job.cases:
         devices = job.hardware.devices[nodes[case.device].name]
-        measurement = _measure(case, job, devices, profile.program_s, shown)
+        # kinds that one kind of device stands in for are measured once
+        key = device_name(devices[0]), replace(case, device="")
+        if key not in same:
+            same[key] = _measure(case, job, devices, profile.program_s, shown)
+        measurement = same[key]
         done += 1
         if measurement is not None:
             others = [m for m in profile.measurements if _case(m) != case]
-            profile = replace(profile, measurements=(*others, measurement))
+            own = replace(measurement, device=case.device)
+            profile = replace(profile, measurements=(*others, own))
             write_profile(output, profile)
         shown.trained({"step": done})
     for pair in job.pairs:
@@ -180,7 +186,7 @@ def _measure(
 def _link(pair: _Pair, job: _Job, shown: Display) -> LinkMeasurement:
     source, target = pair
     sender = job.hardware.devices[source][0]
-    receiver = job.hardware.devices[target][-1]
+    receiver = job.hardware.devices[target][0]
     link = measure_link(sender, receiver, pair)
     shown.note(
         f"link from {source} to {target}: {link.bandwidth_gbit_per_s:.3g} Gbit/s"
@@ -192,7 +198,7 @@ def _node_of_kind(hardware: Hardware) -> dict[str, Node]:
     """The largest node of each device kind."""
     nodes: dict[str, Node] = {}
     for node in hardware.cluster.nodes:
-        kind = canonical_name(node.device)
+        kind = node.device
         if kind not in nodes or node.count > nodes[kind].count:
             nodes[kind] = node
     return nodes
@@ -226,10 +232,9 @@ def _case(m: Measurement) -> Case:
 
 
 def _pairs(hardware: Hardware) -> Iterator[_Pair]:
-    """Both directions between nodes, and from a node's device to its own next."""
-    for a, b in product(hardware.cluster.nodes, repeat=2):
-        if a is not b or a.count > 1:
-            yield a.name, b.name
+    """Both directions between device groups."""
+    for source, target in permutations(hardware.cluster.nodes, 2):
+        yield source.name, target.name
 
 
 def _kept(config: ProfileConfig, wanted: Profile) -> Profile:

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`profile`: each distinct layer once, a file that reads back and grows."""
+
+from dataclasses import replace
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from hetjax.cluster.files import preset_path
+from hetjax.costs.profile import LinkMeasurement, Measurement, Profile
+from hetjax.costs.profile_files import read_profile, write_profile
+from hetjax.models.llama import llama_model
+from hetjax.models.model import Model
+from hetjax.profile import main
+from hetjax.runtime.measure import Case
+from hetjax.training import profiling
+from hetjax.training.profile_cli import ProfileConfig, parse
+from hetjax.training.profiling import measure_profile, profile_table
+from tests.training.small import MODEL, MODEL_CONFIG, small_preset
+
+KINDS = ("A100-SXM4-80GB", "V100-SXM2-32GB", "H20")
+NODES = ("a100-0", "v100-0", "h20-0")
+
+
+class FakeBench:
+    """Takes a second for everything; remembers what was asked."""
+
+    asked: list[Case] = []
+    fails: dict[int, BaseException] = {}  # by number of the case
+
+    def __init__(self, case: Case, *arguments: Any, **options: Any) -> None:
+        FakeBench.asked.append(case)
+        error = FakeBench.fails.get(len(FakeBench.asked))
+        if error is not None:
+            raise error
+        self.case, self.halves = case, options["halves"]
+
+    def time_once(self) -> dict[str, float]:
+        return {}
+
+    def measurement(self, repetitions: Any, program_s: float) -> Measurement:
+        half = 0.5 if self.halves else None
+        return Measurement(
+            device=self.case.device,
+            kind=self.case.kind,
+            tensor=self.case.tensor,
+            microbatch_size=self.case.microbatch_size,
+            remat=self.case.remat,
+            forward_s=1.0,
+            backward_s=1.0,
+            update_s=1.0,
+            input_gradient_s=half,
+            weight_gradient_s=half,
+        )
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeBench]:
+    def fake_link(source: Any, target: Any, between: tuple[str, str]):
+        return LinkMeasurement(
+            between=between, bandwidth_gbit_per_s=8.0, latency_ms=0.5
+        )
+
+    monkeypatch.setattr(profiling, "LayerBench", FakeBench)
+    monkeypatch.setattr(profiling, "measure_link", fake_link)
+    FakeBench.asked, FakeBench.fails = [], {}
+    return FakeBench
+
+
+def config(path: Path, **changes: Any) -> ProfileConfig:
+    default = ProfileConfig(
+        cluster=preset_path("tiny"),
+        simulate=True,
+        seq_len=16,
+        microbatch_sizes=(1,),
+        tensor=(1,),
+        remat=("none",),
+        dtype="float32",
+        output=path / "profile.json",
+    )
+    return replace(default, **changes)
+
+
+def measured(path: Path, model: Model = MODEL, **changes: Any) -> Profile:
+    return measure_profile(config(path, **changes), small_preset(path), model)
+
+
+@pytest.mark.usefixtures("quick_compiling")
+def test_every_distinct_layer_is_measured_and_the_file_reads_back(tmp_path: Path):
+    profile = measured(tmp_path)
+    assert read_profile(tmp_path / "profile.json") == profile
+    assert profile.layers == ("embedding", "block", "block", "head")
+    found = [(m.device, m.kind) for m in profile.measurements]
+    distinct = ("embedding", "block", "head")
+    assert found == [(device, kind) for device in KINDS for kind in distinct]
+    for m in profile.measurements:
+        assert m.forward_s > 0 and m.backward_s > 0 and m.update_s > 0
+    assert profile.program_s > 0
+    assert [link.between for link in profile.links] == list(permutations(NODES, 2))
+
+
+def test_twice_the_blocks_need_no_more_measurements(
+    tmp_path: Path, fake: type[FakeBench]
+):
+    measured(tmp_path)
+    few = len(fake.asked)
+    (tmp_path / "profile.json").unlink()
+    measured(tmp_path, llama_model(replace(MODEL_CONFIG, num_blocks=4)))
+    assert few == 3 and len(fake.asked) == 2 * few
+
+
+def test_every_combination_is_measured_once_where_devices_suffice(
+    tmp_path: Path, fake: type[FakeBench]
+):
+    ways: dict[str, Any] = {"microbatch_sizes": (1, 2, 2), "tensor": (1, 2)}
+    profile = measured(tmp_path, remat=("none", "full"), **ways)
+    # 3 layers x 2 sizes x 2 remats; V100 is one device, which tensor 2 does not fit
+    counts = {
+        kind: sum(m.device == kind for m in profile.measurements) for kind in KINDS
+    }
+    assert counts == {"A100-SXM4-80GB": 24, "V100-SXM2-32GB": 12, "H20": 24}
+    # all are simulated on the same CPU, which is timed once
+    assert len(fake.asked) == 24
+
+
+def test_what_the_file_has_is_kept_and_only_the_rest_is_measured(
+    tmp_path: Path, fake: type[FakeBench], capsys: pytest.CaptureFixture[str]
+):
+    first = measured(tmp_path)
+    assert len(fake.asked) == 3
+    second = measured(tmp_path, remat=("none", "full"))
+    assert [case.remat for case in fake.asked[3:]] == ["full"] * 3
+    assert second.measurements[:9] == first.measurements
+    assert (second.links, second.program_s) == (first.links, first.program_s)
+    assert "9 measurements are kept, 9 are missing" in capsys.readouterr().out
+
+
+def test_halves_are_added_to_measurements_without_them(
+    tmp_path: Path, fake: type[FakeBench]
+):
+    measured(tmp_path)
+    profile = measured(tmp_path, halves=True)
+    assert len(profile.measurements) == 9
+    assert all(m.input_gradient_s == 0.5 for m in profile.measurements)
+    measured(tmp_path)
+    assert len(fake.asked) == 6
+
+
+def test_an_interrupted_measuring_goes_on_where_it_was(
+    tmp_path: Path, fake: type[FakeBench]
+):
+    fake.fails = {3: KeyboardInterrupt()}
+    with pytest.raises(KeyboardInterrupt):
+        measured(tmp_path)
+    kept = read_profile(tmp_path / "profile.json").measurements
+    assert [m.kind for m in kept] == ["embedding", "block"]
+    assert len(measured(tmp_path).measurements) == 9
+
+
+def test_a_layer_that_does_not_fit_is_left_out_and_told(
+    tmp_path: Path, fake: type[FakeBench], capsys: pytest.CaptureFixture[str]
+):
+    fake.fails = {3: jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")}
+    profile = measured(tmp_path)
+    assert {m.kind for m in profile.measurements} == {"embedding", "block"}
+    assert "head on A100-SXM4-80GB" in (out := capsys.readouterr().out)
+    assert "left out, the device's memory is too small" in out
+
+
+def test_the_table_shows_milliseconds_and_links(tmp_path: Path, fake: type[FakeBench]):
+    lines = profile_table(measured(tmp_path)).splitlines()
+    assert lines[0].startswith("small: 16 tokens, float32, per program ")
+    head = "device layer tensor sequences remat forward ms backward ms update ms"
+    assert lines[1].split() == head.split()
+    row = "V100-SXM2-32GB head 1 1 none 1000.000 1000.000 1000.000"
+    assert lines[7].split() == row.split()
+    assert lines[11] == "a100-0 to v100-0: 8 Gbit/s, 0.500 ms"
+
+
+@pytest.mark.parametrize(
+    "arguments, told",
+    [
+        (["small"], "preset 'small'"),
+        (["--seq-len", "8"], "where the preset's name comes first"),
+        (["tiny", "--seqlen", "8"], "did you mean '--seq-len'?"),
+        (["tiny", "--tensor", "x"], "'x' in a list of INT"),
+        (["tiny", "--remat", "some"], "'some' in a list of none,selective,full"),
+        (["tiny", "--tensor", "3"], "allowed: a tensor degree that divides"),
+        (["tiny", "--microbatch-sizes", "1,0"], "microbatch_sizes with 0"),
+        (["tiny", "--seq-len", "999"], "1 <= seq_len <= 128"),
+        (["tiny", "--output", "no/such/folder.json"], "give another --output"),
+        (["tiny", "--cluster", "missing.toml"], "missing.toml"),
+    ],
+)
+def test_bad_input_is_refused_in_three_parts(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    for part in ("got: ", "allowed: ", "fix: "):
+        assert part in error
+
+
+def test_a_profile_of_another_model_is_not_written_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    path = tmp_path / "profile.json"
+    other = Profile(
+        model="other", seq_len=64, dtype="float32", layers=("head",), measurements=()
+    )
+    write_profile(path, other)
+    assert main(["tiny", "--output", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert "model = 'other', where 'tiny' is to be measured" in error
+    assert read_profile(path) == other
+
+
+def test_the_defaults_are_those_of_the_preset_and_of_its_plan():
+    found, chosen = parse(["tiny", "--microbatch-sizes", "2,4"])
+    assert (found.seq_len, found.dtype, found.simulate) == (64, "float32", True)
+    assert found.tensor == (1, 2)  # its plan has a stage with tensor 2
+    assert found.microbatch_sizes == (2, 4)
+    assert chosen.config.model == "tiny"
+
+
+def test_help_names_presets_and_options(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    assert "gpt2-124m" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        main(["tiny", "--help"])
+    assert ended.value.code == 0
+    assert "--microbatch-sizes" in capsys.readouterr().out
