@@ -11,6 +11,7 @@ starts, and has its space for as long as the loop runs.
 Does not own the graph (`graph.py`) nor the buffers around a program (`memory.py`).
 """
 
+import math
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +33,7 @@ _WHOLE = frozenset(  # read and write whole arrays
     }
 )
 _COSTLY = frozenset(
-    {"cos", "div", "erf", "exp", "log", "logistic", "rsqrt", "sin", "sqrt", "tanh"}
+    {"cos", "erf", "exp", "log", "logistic", "rsqrt", "sin", "sqrt", "tanh"}
 )
 _FORMED = frozenset({"integer_pow", "mul", "square"})
 _SUMMED = frozenset({"scatter", "scatter-add"})  # into zeros
@@ -109,7 +110,7 @@ def _fused(
         if step.op == "dot_general":
             pairs = zip(step.inputs, _operand_orders(step), strict=True)
             reads = _unique([r for v, order in pairs for r in laid_out(v, order)])
-        elif step.op.startswith("reduce_"):
+        elif _sums(step):
             terms = [t for v in step.inputs for t in _terms(v, makers)]
             reads = _unique([r for t in terms for r in laid_out(t, _in_order(t))])
         elif step.op in _SUMMED:
@@ -159,9 +160,14 @@ def _filled(step: Step) -> tuple[Value, ...]:
 
 def _gathers(step: Step) -> bool:
     """Whether the kernel reads whole operands, and not element by element."""
-    return (
-        step.op in _WHOLE or step.op == "dot_general" or step.op.startswith("reduce_")
-    )
+    return step.op in _WHOLE or step.op == "dot_general" or _sums(step)
+
+
+def _sums(step: Step) -> bool:
+    """Whether the kernel reduces a dim; one of size 1 is only dropped."""
+    if not step.op.startswith("reduce_"):
+        return False
+    return math.prod(step.inputs[0].shape) > math.prod(step.outputs[0].shape)
 
 
 def _loop_bytes(step: Step, cuts: Cuts, around: Surroundings) -> int:
@@ -196,7 +202,7 @@ def _terms(value: Value, makers: Mapping[int, Step]) -> list[Value]:
     maker = makers.get(id(value))
     if maker is None or maker.op not in _FORMED:
         return [value]
-    return [v for v in maker.inputs if not v.shape or v.shape == value.shape]
+    return [v for v in maker.inputs if v.shape == value.shape]
 
 
 def _operand_orders(step: Step) -> list[tuple[int, ...]]:
@@ -247,7 +253,7 @@ def _breadth_first(found: tuple[Kernel, ...]) -> list[Kernel]:
 def _stored(graph: Graph) -> frozenset[int]:
     """What is stored whoever reads it; a product's operands depend on their layout."""
     stored = set(identities(graph.outputs))
-    summed = [v for s in graph.steps if s.op.startswith("reduce_") for v in s.inputs]
+    summed = [v for step in graph.steps if _sums(step) for v in step.inputs]
     factors = [v for s in graph.steps if s.op == "dot_general" for v in s.inputs]
     stored |= identities(summed) & identities(factors)
     for step in graph.steps:

@@ -2,13 +2,13 @@
 """Options of a command line from the fields of a dataclass, with errors in three parts.
 
 Owns the spelling of lists and of what went wrong. Does not own any option nor the
-words around them (`profile_cli.py`).
+words around them (`cli.py`, `profile_cli.py`, `simulating.py`).
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from io import StringIO
 from typing import Annotated, Any, TypeVar, get_args
 
@@ -41,15 +41,25 @@ def parse_options(
                 args=arguments,
                 default=default,
                 return_unknown_args=True,
+                config=(tyro.conf.AvoidSubcommands,),
             )
     except SystemExit as ended:
         if not ended.code:
             raise
         raise _wrong_value(told.getvalue(), program, arguments) from ended
     if unknown:
-        names: list[str] = [option(f.name) for f in fields(default)]  # pyright: ignore
-        raise _unknown(unknown[0], names)
+        raise _unknown(unknown[0], [option(name) for name in _names(default)])
     return config
+
+
+def _names(default: Any) -> Iterator[str]:
+    """Dotted names of all fields, those of groups included."""
+    for field in fields(default):
+        value = getattr(default, field.name)
+        if is_dataclass(value):
+            yield from (f"{field.name}.{name}" for name in _names(value))
+        else:
+            yield field.name
 
 
 def _wrong_value(box: str, program: str, arguments: Sequence[str]) -> BadInput:
