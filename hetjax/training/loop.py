@@ -64,6 +64,7 @@ class Loop:
     checkpoints: Path
     saved: int
     host: Mapping[str, Any]
+    seconds_at_peak: float | None
     trace: Path | None
     display: Display
     stop: StopRequest
@@ -142,6 +143,8 @@ class Loop:
             "grad_norm": norm,
             "learning_rate": done.learning_rate,
         }
+        if self.seconds_at_peak is not None:
+            line["mfu"] = self.seconds_at_peak / done.step_time_s
         self.metrics.append(line)
         self.display.trained(line)
 

@@ -22,6 +22,7 @@ _FORMATS = {
     "grad_norm": ".3f",
     "learning_rate": ".2e",
     "tokens_per_s": ",.0f",
+    "mfu": ".1%",
 }
 
 

@@ -33,6 +33,7 @@ from hetjax.training.presets import Preset
 from hetjax.training.progress import Display, display
 from hetjax.training.rundir import Previous
 from hetjax.training.stopping import StopRequest
+from hetjax.training.utilization import seconds_at_peak
 
 DONE, PREEMPTED = 0, 4  # exit codes
 _WORKER = "embedded"
@@ -173,6 +174,11 @@ def _train(start: _Start, shown: Display) -> int:
             checkpoints=run_dir / rundir.CHECKPOINTS,
             saved=start.step,
             host={"seed": config.seed, "global_batch": config.global_batch},
+            seconds_at_peak=None
+            if config.simulate
+            else seconds_at_peak(
+                start.choice.plan, start.model, start.hardware.cluster
+            ),
             trace=run_dir / rundir.TRACE if config.trace else None,
             display=shown,
             stop=stop,
