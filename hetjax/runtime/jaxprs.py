@@ -71,7 +71,7 @@ class Scan:
         self.body: Jaxpr = closed.jaxpr
         constants = zip(self.body.constvars, closed.consts, strict=True)
         self.constants: Values = dict(constants)
-        num_consts, num_carries = eqn.params["num_consts"], eqn.params["num_carry"]
+        num_consts, num_carries = _counts(eqn.params)
         inputs: list[Pair] = list(zip(eqn.invars, self.body.invars, strict=True))
         outputs: list[Pair] = list(zip(eqn.outvars, self.body.outvars, strict=True))
         self.consts, inputs = inputs[:num_consts], inputs[num_consts:]
@@ -83,6 +83,14 @@ class Scan:
         options = ("length", "reverse", "unroll")
         chosen = {name: self.eqn.params[name] for name in options}
         return jax.lax.scan(body, carry, xs, **chosen)
+
+
+def _counts(params: dict[str, Any]) -> tuple[int, int]:
+    """Numbers of a scan's constants and carries."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carries, _ = params["ft_in"].unpack()  # as of JAX 0.12
+    return len(consts), len(carries)
 
 
 def variables(atoms: Iterable[Any]) -> set[Any]:

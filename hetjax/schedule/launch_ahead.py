@@ -11,14 +11,16 @@ Does not own the order of actions (`generate.py`) nor times and bytes (`costs/`)
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from hetjax.costs.costs import Costs
+from hetjax.costs.costs import Costs, StageMemory
 from hetjax.plans.plan import Plan
-from hetjax.schedule.action import StageKey
+from hetjax.schedule.action import UNTIED, StageKey, Tied
 from hetjax.schedule.lower import lower
+from hetjax.schedule.simulation import Lane, lane_of
 from hetjax.schedule.simulator import simulate
 
 # (hop seconds, slowest stage's seconds, whether it leaves the node) -> delta
@@ -32,8 +34,10 @@ def plain_delta(hop_s: float, slowest_s: float, crossing: bool) -> int:
 
 def exact_delta(hop_s: float, slowest_s: float, crossing: bool) -> int:
     """Return the least delta that keeps the slowest stage busy."""
-    # what is equal up to rounding counts as equal
-    return 1 + math.ceil(2 * hop_s / slowest_s - 1e-9) if slowest_s > 0 else 1
+    if slowest_s == 0:
+        return 1
+    # what is equal up to rounding counts as equal; no pipeline hides more than this
+    return 1 + math.ceil(min(2 * hop_s / slowest_s, _MOST_DELTA) - 1e-9)
 
 
 def harp_delta(hop_s: float, slowest_s: float, crossing: bool) -> int:
@@ -43,6 +47,7 @@ def harp_delta(hop_s: float, slowest_s: float, crossing: bool) -> int:
     return 2 if hop_s < slowest_s / 2 else 3
 
 
+_MOST_DELTA = 2**20
 RULES: Mapping[str, Rule] = {
     "1f1b": plain_delta,
     "h1f1b": exact_delta,
@@ -74,9 +79,12 @@ def with_rule(
 
 
 def with_launch_ahead(
-    plan: Plan, aheads: Mapping[StageKey, int], limits: Mapping[StageKey, int]
+    plan: Plan,
+    aheads: Mapping[StageKey, int],
+    limits: Mapping[StageKey, int],
+    schedule: str = "h1f1b",
 ) -> Plan:
-    """Return the plan as h1f1b with these launch-aheads, capped and not rising."""
+    """Return the plan with these launch-aheads, capped and not rising."""
     replicas = []
     for r, replica in enumerate(plan.replicas):
         keys = [(r, s) for s in range(len(replica.stages))]
@@ -86,34 +94,57 @@ def with_launch_ahead(
             for stage, ahead in zip(replica.stages, capped, strict=True)
         ]
         replicas.append(replace(replica, stages=tuple(stages)))
-    return replace(plan, schedule="h1f1b", replicas=tuple(replicas), programs={})
+    return replace(plan, schedule=schedule, replicas=tuple(replicas), programs={})
 
 
-def fitted(plan: Plan, costs: Costs, limits: Mapping[StageKey, int]) -> Plan:
+def fitted(
+    plan: Plan, costs: Costs, limits: Mapping[StageKey, int], tied: Tied = UNTIED
+) -> Plan:
     """Return the plan under the rule that simulates fastest; the exact one on a tie."""
     rules = (exact_delta, plain_delta, harp_delta)
     plans = [with_rule(plan, costs, rule, limits) for rule in rules]
-    return min(plans, key=lambda p: simulate(lower(p), p, costs).step_time_s)
+    return min(plans, key=lambda p: simulate(lower(p, tied), p, costs).step_time_s)
 
 
-def launch_limits(plan: Plan, costs: Costs) -> dict[StageKey, int]:
+def launch_limits(
+    plan: Plan, costs: Costs, *, split: bool = False
+) -> dict[StageKey, int]:
     """Return the forwards in flight that the memory of every stage's devices allows.
 
-    At least 1, whether it fits or not: what a plan needs in the end, and whether it is
+    `split` counts what a backward in two halves may keep longer. Stages on the same
+    devices may all have as many, or at least what 1F1B asks for where that fits. At
+    least 1, whether it fits or not: what programs need in the end, and whether it is
     there, is `memory.py`'s to say.
     """
+    lanes: dict[Lane, list[StageKey]] = defaultdict(list)
+    for key, lane in lane_of(plan).items():
+        lanes[lane].append(key)
     limits = {}
-    for r, s, _ in plan.stages():
-        num_microbatches = plan.replicas[r].num_microbatches
-        memory, there = costs.memory.get((r, s)), costs.memory_bytes.get((r, s))
-        limits[r, s] = num_microbatches
-        if memory is not None and there is not None:
-            # besides what is kept: y on its way, dy just come, dx on its way
-            passing = 2 * memory.output_bytes + memory.input_bytes
-            left = there - memory.static_bytes - memory.workspace_bytes - passing
-            each = max(memory.saved_bytes, 1)
-            limits[r, s] = min(max(int(left // each), 1), num_microbatches)
+    for keys in lanes.values():
+        kept, left = _memory_in_flight(costs, keys, split)
+        plain = {(r, s): len(plan.replicas[r].stages) - s for r, s in keys}
+        fits = sum(kept[key] * plain[key] for key in keys) <= left
+        equal = left // sum(kept.values()) if any(kept.values()) else math.inf
+        for key in keys:
+            most = max(equal, plain[key] if fits else 1)
+            limits[key] = int(min(most, plan.replicas[key[0]].num_microbatches))
     return limits
+
+
+def _memory_in_flight(
+    costs: Costs, keys: Sequence[StageKey], split: bool
+) -> tuple[dict[StageKey, int], float]:
+    """What a forward in flight keeps in each of the stages, and the bytes for all."""
+    held = {key: costs.memory.get(key, StageMemory()) for key in keys}
+    kept = {
+        key: max(m.saved_bytes, m.half_saved_bytes * split) for key, m in held.items()
+    }
+    static = sum(m.static_bytes for m in held.values())
+    # besides what is kept: y on its way, dy just come, dx on its way
+    passing = sum(2 * m.output_bytes + m.input_bytes for m in held.values())
+    workspace = max(m.workspace_bytes for m in held.values())
+    there = costs.memory_bytes.get(keys[0], math.inf)
+    return kept, there - static - passing - workspace
 
 
 def microbatch_s(plan: Plan, costs: Costs, key: StageKey) -> float:

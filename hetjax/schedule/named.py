@@ -30,11 +30,12 @@ def with_schedule(plan: Plan, name: str, costs: Costs, tied: Tied) -> Plan:
     limits = launch_limits(plan, costs)
     match name:
         case "h1f1b":
-            return fitted(plan, costs, limits)
+            return fitted(plan, costs, limits, tied)
         case "harp":
             return with_rule(plan, costs, harp_delta, limits)
         case "searched":
-            return searched(plan, costs, limits, split=True, tied=tied)
+            split = launch_limits(plan, costs, split=True)
+            return searched(plan, costs, limits, split_limits=split, tied=tied)
     if name not in SCHEDULES:
         raise BadInput(
             got=f"schedule {name!r}",

@@ -1,18 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Searching the fastest programs of a plan by simulation, under memory limits.
 
-Owns the candidates and the hill climb. First all named schedules and greedy lists
-(`list_schedule.py`) with the real times; then, from the best of them, launch-aheads
-one up or down, stage by stage, as long as it helps. So the result is never slower than
-any named schedule in the simulator. Does not own times, limits or the judge.
+Owns the candidates and the hill climb. First all named schedules that the plan's
+devices allow, and greedy lists (`list_schedule.py`) with the real times; then, from
+the best of them, launch-aheads one up or down, stage by stage, as long as it helps. So
+the result is never slower than any named schedule that fits, in the simulator. Does
+not own times, limits, memory (`memory.py`) or the judge (`simulator.py`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from hetjax.costs.costs import Costs
 from hetjax.plans.plan import Plan
-from hetjax.schedule.action import UNTIED, Action, StageKey, Tied, format_program
+from hetjax.schedule.action import (
+    UNTIED,
+    Action,
+    Op,
+    Programs,
+    StageKey,
+    Tied,
+    format_program,
+)
 from hetjax.schedule.generate import lane_orders
 from hetjax.schedule.launch_ahead import (
     RULES,
@@ -23,47 +33,66 @@ from hetjax.schedule.launch_ahead import (
 )
 from hetjax.schedule.list_schedule import Pipeline, list_schedule
 from hetjax.schedule.lower import lower_lanes
+from hetjax.schedule.memory import capacity_bytes, memory_uses
+from hetjax.schedule.simulation import lane_of
 from hetjax.schedule.simulator import simulate
 
-_Lanes = list[list[Action]]
+Limits = Mapping[StageKey, int]
+_MOST_SIMULATIONS, _MOST_ACTIONS = 200, 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
     plan: Plan
-    lanes: _Lanes
+    lanes: Sequence[Sequence[Action]]
     generated: bool  # the plan's own schedule gives these lanes
+
+    @property
+    def split(self) -> bool:
+        return any(action.op is Op.W for lane in self.lanes for action in lane)
 
 
 def searched(
     plan: Plan,
     costs: Costs,
-    limits: Mapping[StageKey, int],
+    limits: Limits,
     *,
-    split: bool,
+    split_limits: Limits | None = None,
     tied: Tied = UNTIED,
-    max_simulations: int = 200,
 ) -> Plan:
     """Return the plan with the fastest schedule found, as `programs` if need be.
 
-    `split` also tries backwards cut in two (zero-bubble). `limits` bounds the forwards
-    in flight by stage.
+    `limits` bounds the forwards in flight by stage; `split_limits` those of backwards
+    in two halves (zero-bubble), which are tried only with it. If nothing fits in
+    memory, the result does not either. The effort is bounded: fewer tries for large
+    plans.
     """
 
     def judge(candidate: _Candidate) -> float:
         programs = lower_lanes(candidate.plan, candidate.lanes, tied)
+        if costs.memory and not fits(programs, candidate.plan, costs):
+            return float("inf")
         return simulate(programs, candidate.plan, costs).step_time_s
 
-    best_s, best = _fastest(judge, _first_candidates(plan, costs, limits, split))
-    left = max_simulations
+    best_s, best = _fastest(judge, _first_candidates(plan, costs, limits, split_limits))
+    num_actions = 8 * sum(map(len, best.lanes))
+    left = min(_MOST_SIMULATIONS, _MOST_ACTIONS // num_actions)
     while left > 0:
-        near = list(_neighbours(best, costs, limits))[:left]
+        allowed = split_limits if best.split and split_limits else limits
+        near = list(_neighbours(best, costs, allowed))[:left]
         left -= len(near)
         found_s, found = _fastest(judge, near) if near else (best_s, best)
         if found_s >= best_s:
             break
         best_s, best = found_s, found
     return _written(best, tied)
+
+
+def fits(programs: Programs, plan: Plan, costs: Costs) -> bool:
+    """Return whether every device has the memory that the programs need."""
+    there = capacity_bytes(plan, costs)
+    uses = memory_uses(programs, plan, costs)
+    return all(use.total_bytes <= there[device] for device, use in uses.items())
 
 
 def _fastest(
@@ -77,52 +106,59 @@ def _fastest(
 
 
 def _first_candidates(
-    plan: Plan, costs: Costs, limits: Mapping[StageKey, int], split: bool
+    plan: Plan, costs: Costs, limits: Limits, split_limits: Limits | None
 ) -> Iterator[_Candidate]:
-    for rule in RULES.values():
-        ruled = with_rule(plan, costs, rule, limits)
-        yield _Candidate(ruled, lane_orders(ruled), True)
-    if all(
-        limits[r, s] >= plan.replicas[r].num_microbatches for r, s, _ in plan.stages()
-    ):
-        gpipe = replace(plan, schedule="gpipe", programs={})
-        yield _Candidate(gpipe, lane_orders(gpipe), True)
-    exact = with_rule(plan, costs, exact_delta, limits)
-    widest = with_launch_ahead(plan, limits, limits)
-    for ahead in (exact, widest):
-        yield _listed(ahead, costs, limits, split=False)
-        if split:
-            yield _listed(ahead, costs, limits, split=True)
-    if split:
-        yield _unit_zero_bubble(plan, limits)
+    if not _shares_devices(plan):
+        for rule in RULES.values():
+            yield _generated(with_rule(plan, costs, rule, limits))
+        yield _generated(replace(plan, schedule="gpipe", programs={}))
+    yield _generated(_by_default(plan, limits, "interleaved"))
+    yield from _lists(plan, costs, limits, split=False)
+    if split_limits is not None:
+        yield _generated(_by_default(plan, split_limits, "zero-bubble"))
+        yield from _lists(plan, costs, split_limits, split=True)
 
 
-def _unit_zero_bubble(plan: Plan, limits: Mapping[StageKey, int]) -> _Candidate:
-    """Zero-bubble as its generator makes it, as far as memory lets it."""
+def _generated(plan: Plan) -> _Candidate:
+    return _Candidate(plan, lane_orders(plan), True)
+
+
+def _by_default(plan: Plan, limits: Limits, schedule: str) -> Plan:
+    """1F1B's launch-aheads, as far as memory lets them.
+
+    Zero-bubble lets every stage keep as much as the first, so the least limit counts.
+    """
     plain = {(r, s): len(plan.replicas[r].stages) - s for r, s, _ in plan.stages()}
-    least = {
-        (r, s): min(limits[r, x] for x in range(len(plan.replicas[r].stages)))
-        for r, s, _ in plan.stages()
-    }
-    capped = replace(with_launch_ahead(plan, plain, least), schedule="zero-bubble")
-    return _Candidate(capped, lane_orders(capped), True)
+    if schedule == "zero-bubble":
+        least = {r: min(v for k, v in limits.items() if k[0] == r) for r, _ in limits}
+        limits = {key: least[key[0]] for key in limits}
+    return with_launch_ahead(plan, plain, limits, schedule)
 
 
-def _listed(
-    plan: Plan, costs: Costs, limits: Mapping[StageKey, int], *, split: bool
-) -> _Candidate:
+def _lists(
+    plan: Plan, costs: Costs, limits: Limits, *, split: bool
+) -> Iterator[_Candidate]:
+    """Greedy lists, with the exact rule's launch-aheads and with all that fit."""
+    for ahead in (
+        with_rule(plan, costs, exact_delta, limits),
+        with_launch_ahead(plan, limits, limits),
+    ):
+        yield _listed(ahead, costs, limits, split=split)
+
+
+def _listed(plan: Plan, costs: Costs, limits: Limits, *, split: bool) -> _Candidate:
     """A greedy list with the plan's launch-aheads and the real times."""
-    lanes: _Lanes = []
+    lanes = []
     for r, replica in enumerate(plan.replicas):
         stages = range(len(replica.stages))
-        times = [costs.times[r, s] for s in stages]
+        devices = list(dict.fromkeys((x.node, x.devices) for x in replica.stages))
         halves = [_halves(plan, costs, (r, s), split) for s in stages]
         pipeline = Pipeline(
-            forward_s=[t.forward_s for t in times],
+            forward_s=[costs.times[r, s].forward_s for s in stages],
             input_gradient_s=[half[0] for half in halves],
             weight_gradient_s=[half[1] for half in halves],
             hop_s=[hop_s(costs, (r, s), (r, s + 1)) for s in stages],
-            lanes=list(stages),
+            lanes=[devices.index((x.node, x.devices)) for x in replica.stages],
             num_microbatches=replica.num_microbatches,
             split=split,
         )
@@ -145,21 +181,23 @@ def _halves(
 
 
 def _neighbours(
-    candidate: _Candidate, costs: Costs, limits: Mapping[StageKey, int]
+    candidate: _Candidate, costs: Costs, limits: Limits
 ) -> Iterator[_Candidate]:
     """The same kind of schedule with one launch-ahead changed by one."""
     plan = candidate.plan
+    if plan.schedule == "gpipe":
+        return
     aheads = {(r, s): stage.launch_ahead for r, s, stage in plan.stages()}
-    split = any(action.op == "W" for lane in candidate.lanes for action in lane)
     for key, ahead in aheads.items():
         for other in (ahead + 1, ahead - 1):
             if not 1 <= other <= limits[key]:
                 continue
-            changed = with_launch_ahead(plan, aheads | {key: other}, limits)
-            if split or not candidate.generated:
-                yield _listed(changed, costs, limits, split=split)
+            changed = aheads | {key: other}
+            near = with_launch_ahead(plan, changed, limits, plan.schedule)
+            if candidate.generated:
+                yield _generated(near)
             else:
-                yield _Candidate(changed, lane_orders(changed), True)
+                yield _listed(near, costs, limits, split=candidate.split)
 
 
 def _written(candidate: _Candidate, tied: Tied) -> Plan:
@@ -167,17 +205,23 @@ def _written(candidate: _Candidate, tied: Tied) -> Plan:
     plan = candidate.plan
     if candidate.generated:
         return plan
-    kept = _kept(candidate.lanes)
-    if any(action.op == "W" for lane in candidate.lanes for action in lane):
-        # under zero-bubble the first stage's launch-ahead bounds them all
-        most = {
-            key: max(kept[key[0], s] for s in range(len(plan.replicas[key[0]].stages)))
-            for key in kept
-        }
-        plan = replace(with_launch_ahead(plan, most, most), schedule="zero-bubble")
+    shares = _shares_devices(plan)
+    schedule = "interleaved" if shares else "h1f1b"
+    plan = _with_kept(plan, candidate, "zero-bubble" if candidate.split else schedule)
     programs = lower_lanes(plan, candidate.lanes, tied)
     texts = {node: format_program(program) for node, program in programs.items()}
     return replace(plan, programs=texts)
+
+
+def _with_kept(plan: Plan, candidate: _Candidate, schedule: str) -> Plan:
+    """The plan with launch-aheads that its programs stay within, and not rising."""
+    kept = _kept(candidate.lanes)
+    most: dict[StageKey, int] = {}
+    for r, replica in enumerate(plan.replicas):
+        from_last = [kept[r, s] for s in reversed(range(len(replica.stages)))]
+        for s, ahead in enumerate(reversed(list(accumulate(from_last, max)))):
+            most[r, s] = ahead
+    return with_launch_ahead(plan, most, most, schedule)
 
 
 def _kept(lanes: Sequence[Sequence[Action]]) -> dict[StageKey, int]:
@@ -186,7 +230,12 @@ def _kept(lanes: Sequence[Sequence[Action]]) -> dict[StageKey, int]:
     now: dict[StageKey, int] = {}
     for lane in lanes:
         for action in lane:
-            change = {"F": 1, "B": -1, "W": -1}.get(action.op, 0)
+            change = {Op.F: 1, Op.B: -1, Op.W: -1}.get(action.op, 0)
             now[action.key] = now.get(action.key, 0) + change
             most[action.key] = max(most.get(action.key, 1), now[action.key])
     return most
+
+
+def _shares_devices(plan: Plan) -> bool:
+    lanes = lane_of(plan)
+    return len(set(lanes.values())) < len(lanes)
