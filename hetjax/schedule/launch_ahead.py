@@ -124,7 +124,7 @@ def launch_limits(
         kept, left = _memory_in_flight(costs, keys, split)
         plain = {(r, s): len(plan.replicas[r].stages) - s for r, s in keys}
         fits = sum(kept[key] * plain[key] for key in keys) <= left
-        equal = left // sum(kept.values()) if any(kept.values()) else math.inf
+        equal = left / sum(kept.values()) if any(kept.values()) else math.inf
         for key in keys:
             most = max(equal, plain[key] if fits else 1)
             limits[key] = int(min(most, plan.replicas[key[0]].num_microbatches))
