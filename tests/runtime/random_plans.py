@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Literal
 
+from hetjax.costs.costs import Costs, Route, StageTimes
 from hetjax.models.counts import tensor_sizes
 from hetjax.models.gpt import GPTConfig, gpt_model
 from hetjax.models.llama import LlamaConfig, llama_model
@@ -19,6 +20,7 @@ from hetjax.schedule.generate import by_stage, lane_orders
 from hetjax.schedule.groups import reduce_groups
 from hetjax.schedule.lower import communicate, finish, free, reduce
 from hetjax.schedule.merge import merge
+from hetjax.schedule.search import searched
 
 MAX_DEVICES = 16
 SEQ_LEN = 8
@@ -122,6 +124,8 @@ def random_case(seed: int) -> Case:
     if plan.schedule == "interleaved":
         shared = tuple(_on_fewer_devices(rng, replica) for replica in replicas)
         plan = replace(plan, replicas=shared)
+    elif plan.schedule == "h1f1b":
+        plan = _searched(rng, plan, model)
     elif plan.schedule != "zero-bubble" and rng.random() < 0.3:
         split = {(r, s) for r, s, _ in plan.stages() if rng.random() < 0.7}
         plan = with_split_backwards(plan, model, split)
@@ -180,6 +184,30 @@ def _on_fewer_devices(rng: random.Random, replica: Replica) -> Replica:
         for lane in [replica.stages[s % num_lanes]]
     )
     return replace(replica, stages=stages)
+
+
+def _searched(rng: random.Random, plan: Plan, model: Model) -> Plan:
+    """The plan with programs found for random times and limits."""
+    times = {}
+    for r, s, _ in plan.stages():
+        f, i, w = (rng.uniform(0.2, 2.0) for _ in range(3))
+        times[r, s] = StageTimes(
+            forward_s=f,
+            backward_s=i + w,
+            fused_s=f + i + w,
+            input_gradient_s=i,
+            weight_gradient_s=w,
+        )
+    edges = [((r, a), (r, b)) for r, a in times for q, b in times if r == q]
+    routes = {edge: Route(trunks=(), latency_s=rng.uniform(0, 2)) for edge in edges}
+    limits = {key: rng.randint(2, 4) for key in times}
+    return searched(
+        plan,
+        Costs(times=times, routes=routes),
+        limits,
+        split_limits=limits if rng.random() < 0.7 else None,
+        tied=Layout(plan, model).tied,
+    )
 
 
 def _split(order: list[Action], delayed: bool) -> list[Action]:
