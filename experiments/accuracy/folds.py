@@ -134,7 +134,12 @@ def fit(runs: Sequence[Run], truth: GroundTruth) -> Constants:
 
 def _least(errors: Any, start: list[float]) -> np.ndarray:
     found = least_squares(
-        errors, start, bounds=(0.0, np.inf), loss="soft_l1", f_scale=_LINEAR_BEYOND
+        errors,
+        start,
+        bounds=(0.0, np.inf),
+        loss="soft_l1",
+        f_scale=_LINEAR_BEYOND,
+        diff_step=1e-5,  # bytes are whole numbers
     )
     assert found.success, found.message
     return found.x

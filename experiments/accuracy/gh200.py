@@ -8,7 +8,7 @@ it is part of this repository. Every prediction is of a run that its constants w
 fitted without: by alternate rows (two folds), then with each (pipeline depth,
 microbatch size) group left out in turn. Five constants are fitted (`referee.py` says
 what each is): two on iteration times, one on the measured gradient sums, two on peak
-memory.
+memory. Times are the simulator's and peaks the memory model's, as for any plan.
 
 Read the figures with this in mind. Upstream's forward times at microbatches 1 to 4
 look set by hand; its other profile has other values there and gives 8.1 %

@@ -4,7 +4,8 @@
 Owns the reading of the measured rows and everything that is peculiar to the system
 that they were measured on: blocking messages, sums after the backward, the five
 fitted constants. Does not own the layer times (`hetjax/costs/`), the clock
-(`hetjax/schedule/simulator.py`) nor the fitting (`folds.py`).
+(`hetjax/schedule/simulator.py`), what lives at once (`hetjax/schedule/memory.py`) nor
+the fitting (`folds.py`).
 """
 
 import json
@@ -16,7 +17,14 @@ from math import log2
 from pathlib import Path
 from typing import Any
 
-from hetjax.costs.costs import Costs, Reduction, Route, StageKey, StageTimes
+from hetjax.costs.costs import (
+    Costs,
+    Reduction,
+    Route,
+    StageKey,
+    StageMemory,
+    StageTimes,
+)
 from hetjax.costs.profile import Profile
 from hetjax.costs.profiled import profiled_times
 from hetjax.costs.sailor import LayerBytes, sailor_layers, sailor_profile
@@ -24,6 +32,7 @@ from hetjax.plans.launch_ahead import default_launch_ahead
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from hetjax.schedule.action import Program
 from hetjax.schedule.lower import lower
+from hetjax.schedule.memory import peak_memory_bytes
 from hetjax.schedule.simulator import simulate
 
 MODEL, DEVICE, SEQ_LEN, TENSOR = "OPT-350", "GH-96", 2048, 4
@@ -170,19 +179,9 @@ def predicted_s(run: Run, truth: GroundTruth, constants: Constants) -> float:
 
 
 def predicted_bytes(run: Run, truth: GroundTruth, constants: Constants) -> float:
-    """Return the peak bytes of the fullest device.
-
-    A stage keeps the activations of as many microbatches as it has forwards in flight.
-    """
-    replica = run.replica
-    return constants.framework_bytes + max(
-        _COPIES * _params_bytes(stage, truth)
-        + constants.saved_factor
-        * stage.launch_ahead
-        * replica.microbatch_size
-        * sum(layer.saved_bytes for layer in truth.layers[slice(*stage.layers)])
-        for stage in replica.stages
-    )
+    """Return the peak bytes of the fullest device, by the memory model."""
+    costs = Costs(times={}, memory=_memory(run, truth, constants))
+    return max(peak_memory_bytes(run.programs, run.plan, costs).values())
 
 
 def ring_s(run: Run, truth: GroundTruth) -> float:
@@ -214,7 +213,35 @@ def run_costs(run: Run, truth: GroundTruth, constants: Constants) -> Costs:
             for layers, stages in holders.items()
             if len(stages) > 1
         },
+        memory=_memory(run, truth, constants),
     )
+
+
+def _memory(
+    run: Run, truth: GroundTruth, constants: Constants
+) -> dict[StageKey, StageMemory]:
+    """What the stages hold, of the published bytes of their layers.
+
+    The last stage's program has forward and backward: what it saves is workspace.
+    """
+    replica, found = run.replica, []
+    for s, stage in enumerate(replica.stages):
+        first, last = stage.layers[0] == 0, s == len(replica.stages) - 1
+        size, held = replica.microbatch_size, truth.layers[slice(*stage.layers)]
+        saved = size * sum(layer.saved_bytes for layer in held)
+        saved_bytes = round(constants.saved_factor * saved)
+        before = truth.layers[stage.layers[0] - 1]
+        weights_bytes = _COPIES * _params_bytes(stage, truth)
+        found.append(
+            StageMemory(
+                static_bytes=round(weights_bytes + constants.framework_bytes),
+                saved_bytes=saved_bytes,
+                input_bytes=0 if first else size * before.output_bytes,
+                output_bytes=0 if last else size * held[-1].output_bytes,
+                workspace_bytes=saved_bytes if last else 0,
+            )
+        )
+    return {(r, s): found[s] for r, s, _ in run.plan.stages()}
 
 
 def _times(

@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts of one layer on one device: bytes, arithmetic and messages, traced once a kind.
+"""Bytes of one layer on one device, traced once a kind.
 
 Owns what adds up over the layers of a stage, so that any cut can be priced from the
 distinct layers alone. Does not own whole stages, which `memory.py` prices to the byte,
 nor seconds (`roofline.py`).
 """
 
-import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from hetjax.costs.collectives import all_reduces
-from hetjax.costs.graph import Cuts, Graph, all_steps
 from hetjax.costs.memory import residual_bytes
 from hetjax.costs.passes import Shares, passes
 from hetjax.costs.runs import StageRuns, runs_of
@@ -22,20 +19,16 @@ from hetjax.plans.plan import Remat, StageMesh
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerFacts:
-    """One layer on one device, for one microbatch.
+    """One layer on one device: what lives through the step and between F and B.
 
     `saved_bytes` are the residuals that a layer adds to a run of equal ones and
     `run_saved_bytes` those that a run has once; a layer that is alone in its run may
-    keep a little more or less. All-reduces count the bytes that enter them.
+    keep a little more or less.
     """
 
     static_bytes: int
-    forward_flops: int
-    backward_flops: int
     saved_bytes: int
     run_saved_bytes: int
-    forward_all_reduce_bytes: int
-    backward_all_reduce_bytes: int
 
 
 def layer_runs(model: Model, layer: int) -> StageRuns:
@@ -52,50 +45,29 @@ def layer_facts(
     data: int,
     optimizer: OptimizerInit,
 ) -> LayerFacts:
-    """Give the facts of one layer of the model under a data degree."""
+    """Give the bytes of one layer of the model under a data degree."""
     runs = layer_runs(model, layer)
     mesh = StageMesh(data=data, tensor=shares.tensor)
-    return replace(
-        _traced(runs, shares, remat, data),
+    saved_bytes, run_saved_bytes = _saved_bytes(runs, shares, remat, data)
+    return LayerFacts(
         static_bytes=static_bytes(runs, mesh, shares.dtype, optimizer).total,
+        saved_bytes=saved_bytes,
+        run_saved_bytes=run_saved_bytes,
     )
 
 
 @lru_cache(maxsize=1024)
-def _traced(runs: StageRuns, shares: Shares, remat: Remat, data: int) -> LayerFacts:
-    alone = passes(runs, shares, remat)
-    saved_bytes, run_saved_bytes = residual_bytes(alone, data), 0
-    if not runs.first and not runs.last:
-        two, three = (
-            residual_bytes(passes(_times(runs, number), shares, remat), data)
-            for number in (2, 3)
-        )
-        saved_bytes, run_saved_bytes = three - two, 3 * two - 2 * three
-    return LayerFacts(
-        static_bytes=0,
-        forward_flops=product_flops(alone.forward, alone.cuts),
-        backward_flops=product_flops(alone.backward, alone.cuts),
-        saved_bytes=saved_bytes,
-        run_saved_bytes=run_saved_bytes,
-        forward_all_reduce_bytes=_all_reduced(alone.forward, alone.cuts),
-        backward_all_reduce_bytes=_all_reduced(alone.backward, alone.cuts),
+def _saved_bytes(
+    runs: StageRuns, shares: Shares, remat: Remat, data: int
+) -> tuple[int, int]:
+    """Residuals of each layer of a run, and of the run."""
+    if runs.first or runs.last:
+        return residual_bytes(passes(runs, shares, remat), data), 0
+    two, three = (
+        residual_bytes(passes(_times(runs, number), shares, remat), data)
+        for number in (2, 3)
     )
-
-
-def product_flops(graph: Graph, cuts: Cuts) -> int:
-    """Count a device's FLOPs in matrix products, 2 per multiply-add."""
-    total = 0
-    for step, repeats in all_steps(graph):
-        if step.op == "dot_general":
-            (of_lhs, _), _ = step.params["dimension_numbers"]
-            lhs = cuts.shape(step.inputs[0])
-            depth = math.prod(lhs[dim] for dim in of_lhs)
-            total += repeats * 2 * depth * math.prod(cuts.shape(step.outputs[0]))
-    return total
-
-
-def _all_reduced(graph: Graph, cuts: Cuts) -> int:
-    return sum(size * times for size, times in all_reduces(graph, cuts))
+    return three - two, 3 * two - 2 * three
 
 
 def _times(runs: StageRuns, number: int) -> StageRuns:

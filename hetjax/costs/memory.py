@@ -7,6 +7,7 @@ live at once (`schedule/`) nor what a device has (`cluster/`).
 """
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -15,10 +16,10 @@ import jax.numpy as jnp
 
 from hetjax.costs.costs import StageKey, StageMemory
 from hetjax.costs.graph import Graph, Origin, Step, Value
-from hetjax.costs.halves import half_bytes
+from hetjax.costs.halves import half_bytes, halves
 from hetjax.costs.liveness import Surroundings, identities, peak_bytes
 from hetjax.costs.passes import Passes, Shares, passes
-from hetjax.costs.runs import StageRuns, runs_of, stage_runs
+from hetjax.costs.runs import StageRuns, runs_of, stage_runs, tied_params
 from hetjax.costs.static import (
     OptimizerInit,
     adam_state,
@@ -29,7 +30,7 @@ from hetjax.models.model import Model, abstract_params, apply
 from hetjax.plans.plan import Plan, Remat, Replica, Stage, segments, segments_of
 
 # The model of XLA leaves out small buffers and layouts; this much on top keeps it
-# above XLA's own figure (`experiments/accuracy/memory.py`: 180 cases, CPU backend).
+# above XLA's own figure (`experiments/accuracy/memory.py`: 60 cases of three stages).
 WORKSPACE_MARGIN = 1.01
 
 
@@ -40,19 +41,23 @@ def stage_memory(
     *,
     dtype: str = "float32",
     optimizer: OptimizerInit = adam_state,
+    split: bool = False,
 ) -> StageMemory:
     """Estimate the memory of one stage of the plan.
 
     `dtype` is that of compute, `optimizer` the function that makes the optimizer's
     state. The saved bytes include the stage's input, which the residuals keep alive.
+    The workspace is that of F and B, or FB on the last stage, and enough for F, I and
+    W; with `split` it is that of F, I and W alone.
     """
     replica = plan.replicas[key[0]]
     stage = replica.stages[key[1]]
     runs = stage_runs(plan, model, stage)
     shares = stage_shares(plan, model, replica, stage, dtype)
-    buffers = _pass_memory(runs, shares, stage.remat, stage.mesh.data)
+    buffers = _pass_memory(runs, shares, stage.remat, stage.mesh.data, split)
     # while gradients are packed no microbatch is in flight: its buffers are free
-    free = buffers.input_bytes if runs.last else buffers.saved_bytes
+    fused = runs.last and not split
+    free = buffers.input_bytes if fused else buffers.saved_bytes
     packing = _packing_bytes(plan, model, key) - free - buffers.output_bytes
     return replace(
         buffers,
@@ -63,10 +68,11 @@ def stage_memory(
 
 @lru_cache(maxsize=1024)
 def _pass_memory(
-    runs: StageRuns, shares: Shares, remat: Remat, data: int
+    runs: StageRuns, shares: Shares, remat: Remat, data: int, split: bool
 ) -> StageMemory:
     """The memory of the passes alone, without what lives through the step."""
     traced = passes(runs, shares, remat)
+    working = split_bytes(traced, data) if split else compute_bytes(traced, data)
     given = traced.cuts.num_bytes(traced.forward.inputs[len(traced.weights)])
     output = 0 if runs.last else traced.cuts.num_bytes(traced.forward.outputs[0])
     return StageMemory(
@@ -74,7 +80,7 @@ def _pass_memory(
         half_saved_bytes=half_bytes(traced),
         input_bytes=given,
         output_bytes=output,
-        workspace_bytes=round(WORKSPACE_MARGIN * compute_bytes(traced, data)),
+        workspace_bytes=round(WORKSPACE_MARGIN * working),
     )
 
 
@@ -113,7 +119,7 @@ def residual_bytes(traced: Passes, data: int) -> int:
 
 
 def compute_bytes(traced: Passes, data: int) -> int:
-    """Estimate the temporary bytes of the stage's largest pass."""
+    """Estimate the temporary bytes of the larger of F and B, or of FB."""
     backward = _accumulating(traced)
     around = Surroundings(elsewhere=_added_in_place(backward, data))
     if len(traced.forward.inputs) > len(traced.weights) + 1:  # targets: fused
@@ -130,6 +136,22 @@ def compute_bytes(traced: Passes, data: int) -> int:
     )
 
 
+def split_bytes(traced: Passes, data: int) -> int:
+    """Estimate the temporary bytes of the largest of F, I and W."""
+    first, second = halves(traced)
+    outputs = Surroundings(elsewhere=identities(traced.forward.outputs))
+    relaid = _relaid(traced, data)
+    around_first = Surroundings(elsewhere=identities(first.outputs), relaid=relaid)
+    second = _added(second, second.outputs, ())
+    around_second = Surroundings(elsewhere=_added_in_place(second, data), relaid=relaid)
+    copies = _own_copies_bytes(traced, data)
+    return max(
+        peak_bytes(traced.forward, traced.cuts, outputs),
+        peak_bytes(first, traced.cuts, around_first) + copies,
+        peak_bytes(second, traced.cuts, around_second) + copies,
+    )
+
+
 def _saved_bytes(traced: Passes, value: Value, data: int) -> int:
     copies = 1 if value.origin is Origin.BATCH else data
     return copies * traced.cuts.num_bytes(value)
@@ -137,17 +159,18 @@ def _saved_bytes(traced: Passes, value: Value, data: int) -> int:
 
 def _accumulating(traced: Passes) -> Graph:
     """The backward pass with its gradients added into their accumulators."""
-    num_weights = len(traced.weights)
-    gradients = traced.backward.outputs[:num_weights]
+    outputs, num_weights = traced.backward.outputs, len(traced.weights)
+    return _added(traced.backward, outputs[:num_weights], outputs[num_weights:])
+
+
+def _added(
+    graph: Graph, gradients: Sequence[Value], outputs: tuple[Value, ...]
+) -> Graph:
     additions = tuple(
         Step(op="accumulate", params={}, inputs=(gradient,), outputs=())
         for gradient in gradients
     )
-    return Graph(
-        inputs=traced.backward.inputs,
-        outputs=traced.backward.outputs[num_weights:],
-        steps=traced.backward.steps + additions,
-    )
+    return Graph(inputs=graph.inputs, outputs=outputs, steps=graph.steps + additions)
 
 
 def _added_in_place(backward: Graph, data: int) -> frozenset[int]:
@@ -189,10 +212,22 @@ def _packing_bytes(plan: Plan, model: Model, key: StageKey) -> int:
     num_devices = [len(stage.devices) for _, _, stage in plan.stages()]
     rows = math.lcm(*num_devices) if len(plan.replicas) > 1 else len(stage.devices)
     cutting = 1.0 if rows == len(stage.devices) else 1.45  # measured: 0.8-1.0, 1.43
-    groups = [runs_of(model, [cut]) for cut in segments_of(stage, segments(plan))]
-    largest = max(weight_bytes(_owned(group), stage.mesh) for group in groups)
+    largest = max(_group_bytes(plan, model, stage))
     return round(largest * (1 / stage.mesh.data + cutting))
 
 
-def _owned(runs: StageRuns) -> StageRuns:
-    return StageRuns(runs=runs.runs)
+def _group_bytes(plan: Plan, model: Model, stage: Stage) -> Iterator[int]:
+    """The fp32 bytes of the stage's gradient groups: a tied parameter is one alone."""
+    tied, held = tied_params(model), set()
+    for cut in segments_of(stage, segments(plan)):
+        modules = [m for layer in model.layers[slice(*cut)] for m in layer.modules]
+        paths = {m.path for m in modules}
+        owned = {path for path in tied if path.rpartition(".")[0] in paths}
+        held |= owned | {path for m in modules for _, path in m.tied}
+        alone = StageRuns(runs=(), borrowed=tuple((p, tied[p]) for p in owned))
+        runs = StageRuns(runs=runs_of(model, [cut]).runs)
+        yield weight_bytes(runs, stage.mesh) - weight_bytes(alone, stage.mesh)
+    for path in held:
+        yield weight_bytes(
+            StageRuns(runs=(), borrowed=((path, tied[path]),)), stage.mesh
+        )

@@ -20,7 +20,8 @@ from hetjax.costs.runs import Run, StageRuns
 from hetjax.models.model import ModuleSpec, apply
 from hetjax.plans.plan import Remat
 
-_POLICIES = {
+# of jax.checkpoint, for every remat choice but "none"
+POLICIES = {
     "selective": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,
 }
@@ -164,7 +165,7 @@ def _run_output(
         return x, aux
 
     if remat != "none":
-        policy = _POLICIES[remat]
+        policy = POLICIES[remat]
         unit = jax.checkpoint(unit, policy=policy, prevent_cse=not run.stacked)
     if not run.stacked:
         return unit(x, own)

@@ -69,12 +69,11 @@ def runs_of(model: Model, ranges: Sequence[LayerRange]) -> StageRuns:
                     held[f"{module.path}.{name}"] = len(runs), f"{module.name}.{name}"
             runs.append(Run(unit=_kind(units[0]), num_units=len(units)))
     used = sorted({path for m in _modules(model, layers) for _, path in m.tied})
+    params = tied_params(model)
     return StageRuns(
         runs=tuple(runs),
         tied=tuple((path, held.get(path, (len(runs), path))) for path in used),
-        borrowed=tuple(
-            (path, _owned(model, path)) for path in used if path not in held
-        ),
+        borrowed=tuple((path, params[path]) for path in used if path not in held),
         first=layers[0] == 0,
         last=layers[1] == len(model.layers),
     )
@@ -88,9 +87,15 @@ def _kind(unit: Unit) -> Unit:
     return tuple(replace(module, path=module.name) for module in unit)
 
 
-def _owned(model: Model, path: str) -> AbstractParam:
-    owner, _, name = path.rpartition(".")
-    return abstract_params(next(m for m in model.modules if m.path == owner))[name]
+def tied_params(model: Model) -> dict[str, AbstractParam]:
+    """Find the model's tied parameters by full path."""
+    used = sorted({path for m in model.modules for _, path in m.tied})
+    owners = {module.path: module for module in model.modules}
+    found = {}
+    for path in used:
+        owner, _, name = path.rpartition(".")
+        found[path] = abstract_params(owners[owner])[name]
+    return found
 
 
 def _runs(modules: Unit) -> list[list[Unit]]:

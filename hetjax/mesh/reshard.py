@@ -7,8 +7,8 @@ crosses the wire between processes) and its execution inside one process. Does n
 own tags or delivery (`transport.py`).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
 
@@ -60,23 +60,65 @@ def pieces(
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """An array on its source devices, cut for where it will go.
+
+    It moves as a `whole`, or in `parts`: per target device the boxes of its shard, each
+    with where it starts in there.
+    """
+
+    abstract: jax.ShapeDtypeStruct
+    target: Sharding
+    whole: jax.Array | None = None
+    parts: Mapping[jax.Device, tuple[tuple[jax.Array, tuple[int, ...]], ...]] = field(
+        default_factory=dict
+    )
+
+
 def reshard(x: jax.Array, target: Sharding) -> jax.Array:
     """The same global array laid out as `target`; returns before `x` is computed."""
+    return delivered(parcel(x, target))
+
+
+def parcel(x: jax.Array, target: Sharding) -> Parcel:
+    """Cut an array where it is, to be moved later.
+
+    On no device do the cuts take more memory than its shard does. The source devices
+    run nothing on delivery, so it does not wait for what they have been given by then.
+    """
+    abstract = jax.ShapeDtypeStruct(x.shape, x.dtype)
     plan = pieces(x.shape, x.sharding, target)
     if all(len(parts) == 1 for parts in plan.values()) and _same_boxes(x, target):
-        return jax.device_put(x, target)
+        return Parcel(abstract, target, whole=x)
     shards = {shard.device: shard.data for shard in x.addressable_shards}
     held = shard_boxes(x.sharding, x.shape)
     wanted = shard_boxes(target, x.shape)
+    cuts = {  # several targets may want the same box
+        (source, box): _cut(shards[source], held[source], box)
+        for source, box in {(p.source, p.box): 0 for ps in plan.values() for p in ps}
+    }
+    parts = {
+        device: tuple(
+            (cuts[p.source, p.box], _starts(p.box, wanted[device])) for p in parts
+        )
+        for device, parts in plan.items()
+    }
+    return Parcel(abstract, target, parts=parts)
+
+
+def delivered(parcel: Parcel) -> jax.Array:
+    """Start moving a parcel; the array laid out as its target, before it is there."""
+    shape, target = parcel.abstract.shape, parcel.target
+    if parcel.whole is not None:
+        return jax.device_put(parcel.whole, target)
+    wanted = shard_boxes(target, shape)
     outputs = []
-    for device, parts in plan.items():
-        arrived = [
-            jax.device_put(_cut(shards[p.source], held[p.source], p.box), device)
-            for p in parts
-        ]
-        offsets = tuple(_starts(p.box, wanted[device]) for p in parts)
+    for device, parts in parcel.parts.items():
+        arrived = [jax.device_put(cut, device) for cut, _ in parts]
+        offsets = tuple(starts for _, starts in parts)
         outputs.append(_joined(arrived, _size(wanted[device]), offsets))
-    return jax.make_array_from_single_device_arrays(x.shape, target, outputs)
+    return jax.make_array_from_single_device_arrays(shape, target, outputs)
 
 
 def _same_boxes(x: jax.Array, target: Sharding) -> bool:

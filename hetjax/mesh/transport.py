@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 import jax
 from jax.sharding import Sharding
 
-from hetjax.mesh.reshard import reshard
+from hetjax.mesh.reshard import Parcel, delivered, parcel
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,15 @@ class Tag:
 
 
 class Transport(Protocol):
-    """Moves arrays between stages; both calls return before the data has moved."""
+    """Moves arrays between stages; all calls return before the data has moved.
+
+    A message takes memory where it is sent until it is received, and where it is
+    received only from then on: a fast sender cannot fill the devices of a slow
+    receiver, whose memory is as its own program has it (`schedule/memory.py`).
+    """
 
     def send(self, tag: Tag, x: jax.Array, sharding: Sharding) -> None:
-        """Start moving `x` to where `tag` is received, laid out as `sharding`."""
+        """Offer `x` to whom `tag` is received by, to be laid out as `sharding`."""
         ...
 
     def arrived(self, tag: Tag) -> bool:
@@ -38,25 +43,29 @@ class Transport(Protocol):
         ...
 
     def receive(self, tag: Tag, expected: jax.ShapeDtypeStruct) -> jax.Array:
-        """The array sent under `tag`; its shape and dtype must be the expected."""
+        """Start moving the array sent under `tag` here, and give it as it will be.
+
+        Its shape and dtype must be the expected.
+        """
         ...
 
 
 class InProcess:
-    """All meshes in one process: the receiver's copy is started by the sender."""
+    """All meshes in one process: the receiver starts the copy out of the sender's
+    memory. What has to be cut for that is cut by the sender, in its own order."""
 
     def __init__(self) -> None:
-        self._mailbox: dict[Tag, jax.Array] = {}
+        self._offered: dict[Tag, Parcel] = {}
 
     def send(self, tag: Tag, x: jax.Array, sharding: Sharding) -> None:
-        assert tag not in self._mailbox, f"{tag} was sent twice"
-        self._mailbox[tag] = reshard(x, sharding)
+        assert tag not in self._offered, f"{tag} was sent twice"
+        self._offered[tag] = parcel(x, sharding)
 
     def arrived(self, tag: Tag) -> bool:
-        return tag in self._mailbox
+        return tag in self._offered
 
     def receive(self, tag: Tag, expected: jax.ShapeDtypeStruct) -> jax.Array:
-        x = self._mailbox.pop(tag)
-        found, wanted = (x.shape, x.dtype), (expected.shape, expected.dtype)
+        sent = self._offered.pop(tag)
+        found, wanted = ((a.shape, a.dtype) for a in (sent.abstract, expected))
         assert found == wanted, f"{tag} carried {found}, expected {wanted}"
-        return x
+        return delivered(sent)

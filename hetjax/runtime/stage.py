@@ -17,16 +17,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from hetjax.costs.passes import POLICIES
 from hetjax.models.model import ModuleSpec, apply, bind
 from hetjax.plans.plan import Remat
 from hetjax.runtime.layout import LeafId, Run
 
 StageParams = tuple[dict[str, jax.Array], ...]  # one dict per run: leaf name -> array
-
-POLICIES = {
-    "selective": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    "full": jax.checkpoint_policies.nothing_saveable,
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,12 +136,14 @@ def _memory_in_flight(
 ) -> tuple[dict[StageKey, int], float]:
     """What a forward in flight keeps in each of the stages, and the bytes for all."""
     held = {key: costs.memory.get(key, StageMemory()) for key in keys}
+    # a message may wait at its sender as long as its microbatch is in flight
     kept = {
-        key: max(m.saved_bytes, m.half_saved_bytes * split) for key, m in held.items()
+        key: max(m.saved_bytes, m.half_saved_bytes * split) + m.output_bytes
+        for key, m in held.items()
     }
     static = sum(m.static_bytes for m in held.values())
-    # besides what is kept: y on its way, dy just come, dx on its way
-    passing = sum(2 * m.output_bytes + m.input_bytes for m in held.values())
+    # besides: dy just come and its cut, dx just made and its cut
+    passing = sum(2 * (m.output_bytes + m.input_bytes) for m in held.values())
     workspace = max(m.workspace_bytes for m in held.values())
     there = costs.memory_bytes.get(keys[0], math.inf)
     return kept, there - static - passing - workspace

@@ -1,15 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Peak memory of every device of a plan, by walking the programs that it will run.
 
-Owns which buffers live at once: each from the action that makes it (a RECV for what
-is received) to its FREE, in program order, on top of what lives through the step; and
-the refusal of plans that need more than there is. Does not own the sizes
+Owns which buffers live at once, on top of what lives through the step:
+
+* each buffer from the action that makes it (a RECV for what is received) to its FREE,
+  in program order;
+* what is sent waits in the sender's memory, also after its FREE, until the sender can
+  be sure that it was received (`receipts.py`): y at the latest when its dy comes back,
+  dx when an activation comes that was made after it had been used;
+* beside y or dx the boxes that are cut out of it for a receiver that splits the batch
+  over more devices, and beside x or dy what it is joined from.
+
+So the peak holds in whatever order the workers run, and some order reaches it. Owns the
+refusal of plans that need more than there is. Does not own the sizes
 (`costs/memory.py`) nor whether programs free what they make (`check.py`).
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hetjax.costs.costs import Costs, StageMemory
@@ -20,13 +29,17 @@ from hetjax.schedule.action import (
     NO_ACCESS,
     Action,
     Buffer,
+    Message,
     Op,
+    Program,
     Programs,
     StageKey,
     dataflow,
 )
+from hetjax.schedule.receipts import Receipts, known_receipts
 
 _RESIDUALS: tuple[Buffer, ...] = ("saved", "half")
+_PEERS: Mapping[Buffer, int] = {"y": 1, "dx": -1}  # to which stage it is sent
 _GIB = 2**30
 _Change = tuple[int, int, int]  # bytes of residuals, of other buffers; in flight
 _NO_CHANGE: _Change = (0, 0, 0)
@@ -133,6 +146,9 @@ class _Ledger:
         )
 
 
+_Kind = tuple[int, int, str, Buffer | None]  # of an action: stage, op, buffer
+
+
 def _walk(
     programs: Programs,
     plan: Plan,
@@ -140,29 +156,83 @@ def _walk(
     ledgers: Mapping[StageKey, list[_Ledger]],
 ) -> None:
     """Book every action of every program with the ledgers of its stage."""
-    changes: dict[tuple[int, int, str, Buffer | None], _Change] = {}
-    for program in programs.values():
-        for action in program:
-            kind = action.replica, action.stage, action.op.value, action.buffer
-            change = changes.get(kind)
-            if change is None:
-                change = changes[kind] = _change(action, plan, costs)
-            if change is not _NO_CHANGE:
-                for ledger in ledgers[action.key]:
+    changes: dict[_Kind, tuple[_Change, ...]] = {}
+    receipts = known_receipts(programs)
+
+    def changes_of(action: Action) -> tuple[_Change, ...]:
+        kind = action.replica, action.stage, action.op.value, action.buffer
+        found = changes.get(kind)
+        if found is None:
+            found = changes[kind] = _changes(action, plan, costs)
+        return found
+
+    for node, program in programs.items():
+        _walk_program(program, receipts[node], changes_of, ledgers)
+
+
+def _walk_program(
+    program: Program,
+    receipts: Receipts,
+    changes_of: Callable[[Action], tuple[_Change, ...]],
+    ledgers: Mapping[StageKey, list[_Ledger]],
+) -> None:
+    waiting: dict[Message, _Change] = {}  # what the receipt of a message gives back
+    for index, action in enumerate(program):
+        if index in receipts:
+            for message in receipts[index]:
+                change = waiting.pop(message)
+                for ledger in ledgers[message[:2]]:
                     ledger.book(change)
+        found, op = changes_of(action), action.op
+        if op is Op.SEND:
+            waiting[action.message] = _negative(found[0]) if found else _NO_CHANGE
+        elif op is Op.FREE and action.buffer in _PEERS:
+            message = _message_of(action)
+            if waiting.get(message) is _NO_CHANGE:  # what waits is the buffer itself
+                waiting[message] = found[0]
+                continue
+        for change in found:
+            for ledger in ledgers[action.key]:
+                ledger.book(change)
 
 
-def _change(action: Action, plan: Plan, costs: Costs) -> _Change:
-    """What an action adds to the live buffers of its stage, or a FREE takes away."""
+def _message_of(action: Action) -> Message:
+    """The message that a buffer of a stage is sent as."""
+    assert action.buffer is not None and action.microbatch is not None
+    r, s = action.key
+    return r, s, s + _PEERS[action.buffer], action.microbatch
+
+
+def _changes(action: Action, plan: Plan, costs: Costs) -> tuple[_Change, ...]:
+    """What an action adds to the live buffers of its stage, or takes away, in turn."""
     sizes = _buffer_bytes(_memory(costs, action.key), first=action.key[1] == 0)
+    if action.op is Op.SEND:
+        assert action.buffer is not None
+        cut = _cut_up(plan, action)
+        return ((0, sizes[action.buffer], 0),) if cut else ()
     touched = _touched(action, plan)
     if not touched:
-        return _NO_CHANGE
+        return ()
     sign = -1 if action.op is Op.FREE else 1
-    residuals = [sizes[buffer] for buffer in touched if buffer in _RESIDUALS]
-    total = sum(sizes[buffer] for buffer in touched)
-    in_flight = "saved" in touched
-    return sign * sum(residuals), sign * (total - sum(residuals)), sign * in_flight
+    residuals = sum(sizes[buffer] for buffer in touched if buffer in _RESIDUALS)
+    others = sum(sizes[buffer] for buffer in touched) - residuals
+    change = sign * residuals, sign * others, sign * ("saved" in touched)
+    if action.op is Op.RECV and _cut_up(plan, action):
+        return (0, others, 0), change, (0, -others, 0)  # its parts, until it is joined
+    return (change,)
+
+
+def _cut_up(plan: Plan, action: Action) -> bool:
+    """Whether a transfer needs parts of shards at the action's end of it: its devices
+    hold more of the batch each than those of the other end, or other shares."""
+    assert action.peer is not None
+    stages = plan.replicas[action.replica].stages
+    own, other = stages[action.stage].mesh.data, stages[action.peer].mesh.data
+    return own % other != 0
+
+
+def _negative(change: _Change) -> _Change:
+    return -change[0], -change[1], -change[2]
 
 
 def _touched(action: Action, plan: Plan) -> tuple[Buffer, ...]:

@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts of layers add up to stages, and are what the formulas of the field say."""
+"""Bytes of layers add up to stages; arithmetic and messages of the traced passes are
+what the formulas of the field say."""
+
+import math
+from dataclasses import dataclass
 
 import pytest
 
-from hetjax.costs.layers import LayerFacts, layer_facts
+from hetjax.costs.collectives import all_reduces
+from hetjax.costs.graph import Cuts, Graph
+from hetjax.costs.layers import layer_facts, layer_runs
 from hetjax.costs.memory import stage_memory
-from hetjax.costs.passes import Shares
+from hetjax.costs.passes import Shares, passes
 from hetjax.costs.static import adam_state
 from hetjax.models.counts import forward_flops
 from hetjax.plans.plan import Remat, StageMesh
@@ -15,21 +21,52 @@ NUM_SEQUENCES = 2
 ACTIVATION = NUM_SEQUENCES * SEQ_LEN * WIDTH * 4
 
 
-def facts(name: str, layer: int, tensor: int = 1, remat: Remat = "none") -> LayerFacts:
-    shares = Shares(
+@dataclass(frozen=True)
+class Facts:
+    """FLOPs in matrix products, and bytes that enter all-reduces."""
+
+    forward_flops: int
+    backward_flops: int
+    forward_all_reduce_bytes: int
+    backward_all_reduce_bytes: int
+
+
+def shares_of(tensor: int) -> Shares:
+    return Shares(
         num_sequences=NUM_SEQUENCES,
         seq_len=SEQ_LEN,
         hidden_size=WIDTH,
         dtype="float32",
         tensor=tensor,
     )
-    return layer_facts(family(name), layer, shares, remat, data=1, optimizer=adam_state)
+
+
+def facts(name: str, layer: int, tensor: int = 1, remat: Remat = "none") -> Facts:
+    traced = passes(layer_runs(family(name), layer), shares_of(tensor), remat)
+    both = traced.forward, traced.backward
+    flops = [product_flops(graph, traced.cuts) for graph in both]
+    reduced = [sum(n * b for b, n in all_reduces(g, traced.cuts)) for g in both]
+    return Facts(*flops, *reduced)
+
+
+def product_flops(graph: Graph, cuts: Cuts) -> int:
+    """FLOPs of a device in matrix products, 2 per multiply-add."""
+    total = 0
+    for step in graph.steps:
+        if step.body is not None:
+            total += step.length * product_flops(step.body, cuts)
+        if step.op == "dot_general":
+            (of_lhs, _), _ = step.params["dimension_numbers"]
+            depth = math.prod(cuts.shape(step.inputs[0])[dim] for dim in of_lhs)
+            total += 2 * depth * math.prod(cuts.shape(step.outputs[0]))
+    return total
 
 
 @pytest.mark.parametrize("remat", ["none", "selective", "full"])
 @pytest.mark.parametrize("name", ["gpt", "llama", "moe"])
 def test_residuals_of_a_run_are_its_layers_and_a_constant(name: str, remat: Remat):
-    model, layer = family(name), facts(name, 1, remat=remat)
+    model = family(name)
+    layer = layer_facts(model, 1, shares_of(1), remat, data=1, optimizer=adam_state)
     plan = pipeline(
         model,
         (0, 1),
@@ -42,6 +79,9 @@ def test_residuals_of_a_run_are_its_layers_and_a_constant(name: str, remat: Rema
     memory = stage_memory(plan, model, (0, 1))
     residuals = memory.saved_bytes - memory.input_bytes
     assert residuals == layer.run_saved_bytes + 4 * layer.saved_bytes
+    end = layer_facts(model, 5, shares_of(1), remat, data=1, optimizer=adam_state)
+    last = stage_memory(plan, model, (0, 2))
+    assert last.saved_bytes == last.input_bytes + end.saved_bytes
 
 
 @pytest.mark.parametrize("name", ["gpt", "llama"])

@@ -112,13 +112,16 @@ def test_messages_hold_both_stages() -> None:
     assert both == pytest.approx(passes_s + update_s + 4 * 800000.0)
 
 
-def test_the_fullest_stage_holds_a_microbatch_for_each_forward_in_flight() -> None:
-    # stage 0: 4 x 40 + 1.5 x 2 x 60, stage 1: 4 x 80 + 1.5 x 100
+def test_the_fullest_device_is_that_of_the_memory_model() -> None:
+    # stage 0: 4 x 40, twice 1.5 x 60 saved and 50 sent; stage 1: 4 x 80, 1.5 x 100
+    # while it runs, an input of 50, its gradient and the last one, not yet received
     two = run([(0, 2), (2, 4)], 1, 4)
-    assert predicted_bytes(two, truth(), CONSTANTS) == pytest.approx(1000 + 320 + 150)
+    assert predicted_bytes(two, truth(), CONSTANTS) == 1000 + 320 + 150 + 3 * 50
     deep = run([(0, 3), (3, 4)], 1, 4)
-    # stage 0: 4 x 70 + 1.5 x 2 x 100
-    assert predicted_bytes(deep, truth(), CONSTANTS) == pytest.approx(1000 + 280 + 300)
+    # stage 0: 4 x 70, twice 1.5 x 100 saved and 50 sent
+    assert predicted_bytes(deep, truth(), CONSTANTS) == 1000 + 280 + 2 * (150 + 50)
+    alone = run([(0, 4)], 1, 4)
+    assert predicted_bytes(alone, truth(), CONSTANTS) == 1000 + 4 * 120 + 1.5 * 160
 
 
 def test_exact_runs_give_back_the_constants_that_made_them() -> None:

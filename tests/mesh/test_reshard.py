@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Moving arrays between unlike meshes, against `jax.device_put`."""
 
+from collections import Counter
+
 import jax
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
 from hetjax.mesh.axes import stage_mesh
-from hetjax.mesh.reshard import pieces, reshard, shard_boxes
+from hetjax.mesh.reshard import parcel, pieces, reshard, shard_boxes
 from hetjax.mesh.transport import InProcess, Tag
 
 SPECS = [
@@ -75,6 +77,44 @@ def test_a_replicated_source_shares_the_sending():
     target = NamedSharding(stage_mesh(devices[4:8], data=4, tensor=1), PartitionSpec())
     senders = [parts[0].source for parts in pieces((8,), source, target).values()]
     assert sorted(d.id for d in senders) == [d.id for d in devices[:4]]
+
+
+@settings(max_examples=40)
+@given(layouts(), layouts())
+def test_what_waits_at_the_sender_is_no_more_than_its_array(
+    source: NamedSharding, target: NamedSharding
+):
+    x = jax.device_put(np.zeros((8, 16), np.float32), source)
+    cuts = {id(cut): cut for ps in parcel(x, target).parts.values() for cut, _ in ps}
+    held: Counter[jax.Device] = Counter()
+    for cut in cuts.values():
+        (device,) = cut.devices()
+        held[device] += cut.nbytes
+    shard_bytes = x.addressable_shards[0].data.nbytes
+    assert all(device in source.device_set for device in held)
+    assert all(size <= shard_bytes for size in held.values())
+
+
+@pytest.mark.parametrize(("data", "tensor"), [(1, 2), (2, 1), (2, 2)])
+def test_a_message_takes_memory_at_its_receiver_from_receiving_on(
+    data: int, tensor: int
+):
+    devices = jax.devices()
+    source = NamedSharding(
+        stage_mesh(devices[:2], data=1, tensor=2), PartitionSpec("data")
+    )
+    mesh = stage_mesh(devices[8 : 8 + data * tensor], data=data, tensor=tensor)
+    target = NamedSharding(mesh, PartitionSpec("data"))
+
+    def arrays_there() -> int:
+        return sum(not a.devices().isdisjoint(devices[8:12]) for a in jax.live_arrays())
+
+    transport, before = InProcess(), arrays_there()
+    tag = Tag(generation=0, step=1, kind="F", replica=0, stage=1, microbatch=2)
+    transport.send(tag, jax.device_put(np.zeros((8, 16), np.float32), source), target)
+    assert transport.arrived(tag) and arrays_there() == before
+    x = transport.receive(tag, jax.ShapeDtypeStruct((8, 16), np.float32))
+    assert x.sharding == target and arrays_there() > before
 
 
 def test_a_transfer_is_delivered_once_and_to_its_tag_alone():

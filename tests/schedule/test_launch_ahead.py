@@ -85,15 +85,16 @@ def test_memory_limits_the_forwards_in_flight():
     costs = Costs(
         times={}, memory={(0, 0): memory}, memory_bytes={(0, 0): 100.0, (0, 1): 1.0}
     )
-    # 100 - 50 - 5 - (2 + 2 + 1) = 40, each microbatch in flight keeps 10
-    assert launch_limits(plan, costs) == {(0, 0): 4, (0, 1): 8}
-    # halves keep 20; on shared devices: 100 - 2 x 50 - ... is nothing, 1 at the least
-    assert launch_limits(plan, costs, split=True) == {(0, 0): 2, (0, 1): 8}
+    # 100 - 50 - 5 - 2 x (2 + 1) = 39; each in flight keeps 10 and 2 to send, with
+    # halves 20 and 2
+    assert launch_limits(plan, costs) == {(0, 0): 3, (0, 1): 8}
+    assert launch_limits(plan, costs, split=True) == {(0, 0): 1, (0, 1): 8}
+    # on shared devices 100 - 2 x 50 - ... is nothing: 1 at the least
     shared = pipeline_plan([2, 1], 8, "interleaved", num_lanes=1)
     both = replace(costs, memory=dict.fromkeys([(0, 0), (0, 1)], memory))
     assert launch_limits(shared, both) == {(0, 0): 1, (0, 1): 1}
-    roomy = replace(both, memory_bytes={(0, 0): 175.0, (0, 1): 175.0})
-    # 175 - 100 - 5 - 2 x 5 = 60, and a microbatch keeps 10 in each stage
+    roomy = replace(both, memory_bytes={(0, 0): 195.0, (0, 1): 195.0})
+    # 195 - 100 - 5 - 2 x 6 = 78, and a microbatch keeps 12 in each stage
     assert launch_limits(shared, roomy) == {(0, 0): 3, (0, 1): 3}
     assert launch_limits(shared, replace(both, memory_bytes={})) == {
         (0, 0): 8,

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Peak memory of programs, against closed forms; plans over memory are refused."""
+"""Peak memory of programs, against closed forms and against workers that run in any
+order; plans over memory are refused."""
+
+import random
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -7,8 +13,8 @@ from hypothesis import strategies as st
 
 from hetjax.costs.costs import Costs, StageMemory
 from hetjax.errors import NoFeasiblePlan
-from hetjax.plans.plan import Plan, Replica, Stage
-from hetjax.schedule.action import parse_program
+from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
+from hetjax.schedule.action import Action, Op, Programs, parse_program
 from hetjax.schedule.lower import lower
 from hetjax.schedule.memory import check_memory, memory_uses, peak_memory_bytes
 
@@ -69,18 +75,198 @@ def test_gpipe_keeps_the_residuals_of_all_microbatches(num_stages, num_microbatc
         assert uses[f"n{s}/0"].in_flight == num_microbatches
 
 
-@given(st.integers(3, 6), st.integers(1, 9))
-def test_received_activations_count_once_with_their_residuals(
-    num_stages, num_microbatches
+@given(st.integers(3, 6), st.integers(0, 5))
+def test_a_1f1b_stage_keeps_its_inputs_with_the_residuals_and_its_outputs_until_used(
+    num_stages, more
 ):
-    plan = plan_of(num_stages, num_microbatches)
+    plan = plan_of(num_stages, num_stages + more)
     costs = costs_of(plan, saved_bytes=10, static_bytes=1000, **FLOWS)
     peaks = peak_memory_bytes(lower(plan), plan, costs)
     for s in range(1, num_stages - 1):
-        kept = min(num_stages - s, num_microbatches)
-        # a backward reads dy and makes dx; the forward before it may have made y
-        assert peaks[f"n{s}/0"] == 1000 + kept * 10 + 7 + 3
-    assert peaks[f"n{num_stages - 1}/0"] == 1000 + 3 + 3  # FB: x and dx
+        kept = num_stages - s
+        # all the first forwards may be through before the next stage has begun; a
+        # backward reads dy and makes dx beside the last y and the last dx
+        assert peaks[f"n{s}/0"] == 1000 + kept * 10 + max(kept * 7, 7 + 7 + 3 + 3)
+    # FB has x and makes dx; the last dx may not have been received
+    assert peaks[f"n{num_stages - 1}/0"] == 1000 + 3 + 3 + 3
+
+
+@given(st.integers(1, 9))
+def test_gpipe_parks_all_activations_at_a_fast_stage_and_all_gradients_at_the_last(
+    num_microbatches,
+):
+    plan = plan_of(2, num_microbatches, schedule="gpipe")
+    uses = memory_uses(lower(plan), plan, costs_of(plan, saved_bytes=10, **FLOWS))
+    # stage 0 ends all its forwards while stage 1 has received nothing: M y wait; the
+    # receiver has no more than it works on, and its M dx wait for stage 0's backwards
+    assert uses["n0/0"].residual_bytes == num_microbatches * 10
+    assert uses["n0/0"].activation_bytes == num_microbatches * 7
+    assert uses["n1/0"].activation_bytes == 3 + num_microbatches * 3
+
+
+def test_a_longer_launch_ahead_lets_as_many_more_outputs_wait():
+    # K = [5, 1]: dy_m proves that y_0 .. y_m were received, so that 4 remain at B
+    plan = plan_of(2, 12)
+    stages = tuple(
+        replace(stage, launch_ahead=ahead)
+        for stage, ahead in zip(plan.replicas[0].stages, (5, 1), strict=True)
+    )
+    plan = replace(plan, replicas=(replace(plan.replicas[0], stages=stages),))
+    uses = memory_uses(lower(plan), plan, costs_of(plan, output_bytes=7))
+    assert uses["n0/0"].activation_bytes == 5 * 7  # 5 at F, 4 and a dy at B
+    late = memory_uses(lower(plan), plan, costs_of(plan, input_bytes=3))
+    # x_m proves that dx_0 .. dx_(m - 5) were used: 4 wait, beside x and the next dx
+    assert late["n1/0"].activation_bytes == (4 + 1 + 1) * 3
+
+
+@pytest.mark.parametrize(("sender", "receiver"), [(1, 2), (2, 1), (2, 2)])
+def test_a_batch_split_over_more_devices_is_cut_and_one_over_fewer_is_joined(
+    sender, receiver
+):
+    plan = plan_of(2, 1)
+    stages = tuple(
+        replace(stage, devices=tuple(range(data)), mesh=StageMesh(data=data))
+        for stage, data in zip(plan.replicas[0].stages, (sender, receiver), strict=True)
+    )
+    plan = replace(plan, replicas=(replace(plan.replicas[0], stages=stages),))
+    programs = {
+        "n0": parse_program("r0.s0.F0\nr0.s0.SEND_F0>s1\nr0.s0.FREE_y0\n"),
+        "n1": parse_program("r0.s1.RECV_F0<s0\nr0.s1.FREE_x0\n"),
+    }
+    uses = memory_uses(programs, plan, costs_of(plan, **FLOWS))
+    assert uses["n0/0"].activation_bytes == 7 * (2 if sender < receiver else 1)
+    assert uses["n1/0"].activation_bytes == 3 * (2 if sender > receiver else 1)
+
+
+@given(st.integers(0, 10**6))
+def test_the_peak_holds_in_any_order_of_the_workers_and_one_order_reaches_it(seed):
+    rng = random.Random(seed)
+    plan = random_plan(rng)
+    sizes = {
+        (r, s): StageMemory(
+            saved_bytes=rng.choice([0, 40, 90]),
+            half_saved_bytes=rng.choice([10, 30]),
+            input_bytes=rng.randint(1, 20),
+            output_bytes=rng.randint(1, 20),
+        )
+        for r, s, _ in plan.stages()
+    }
+    prefetch = rng.randint(0, 2) if plan.schedule == "1f1b" else 0
+    programs = lower(plan, prefetch=prefetch)
+    bound = peak_memory_bytes(programs, plan, Costs(times={}, memory=sizes))
+    seen = run_peaks(programs, plan, sizes, rng.choice)
+    assert all(seen[device] <= bound[device] for device in bound)
+    for node in programs:
+        # all others only go on where this one waits for them
+        peaks = eager_peaks(programs, plan, sizes, node)
+        for _, _, stage in plan.stages():
+            if stage.node == node:
+                device = f"{node}/{stage.devices[0]}"
+                assert peaks[device] == bound[device]
+
+
+def random_plan(rng: random.Random) -> Plan:
+    """A pipeline under any schedule, with several stages on a node now and then."""
+    num_stages, count = rng.randint(2, 5), rng.randint(1, 8)
+    schedule = rng.choice(["1f1b", "gpipe", "h1f1b", "zero-bubble", "interleaved"])
+    plan = plan_of(num_stages, count, schedule)
+    nodes = rng.randint(1, num_stages)
+    aheads = sorted((rng.randint(1, count) for _ in range(num_stages)), reverse=True)
+    stages = []
+    for s, stage in enumerate(plan.replicas[0].stages):
+        shared = schedule == "interleaved" and num_stages % nodes == 0
+        place = (s % nodes, 0) if shared else (s * nodes // num_stages, s)
+        launch = {"launch_ahead": aheads[s]} if schedule == "h1f1b" else {}
+        node, device = place
+        stages.append(replace(stage, node=f"n{node}", devices=(device,), **launch))
+    return replace(plan, replicas=(replace(plan.replicas[0], stages=tuple(stages)),))
+
+
+class Runner:
+    """Workers that run their programs for real, but for the arrays."""
+
+    def __init__(self, programs: Programs, plan: Plan, sizes) -> None:
+        self.programs, self.sizes = programs, sizes
+        self.device = {
+            (r, s): f"{stage.node}/{stage.devices[0]}" for r, s, stage in plan.stages()
+        }
+        self.last = len(plan.replicas[0].stages) - 1
+        self.position = dict.fromkeys(programs, 0)
+        self.mailbox: set[tuple] = set()
+        self.live: dict[str, dict[tuple, int]] = defaultdict(dict)
+        self.peaks: dict[str, int] = defaultdict(int)
+
+    def head(self, node: str) -> Action | None:
+        program, at = self.programs[node], self.position[node]
+        return program[at] if at < len(program) else None
+
+    def blocked_by(self, node: str) -> tuple | None:
+        head = self.head(node)
+        if head is None or head.op is not Op.RECV or head.message in self.mailbox:
+            return None
+        return head.message
+
+    def step(self, node: str) -> None:
+        action = self.head(node)
+        assert action is not None and self.blocked_by(node) is None
+        self.position[node] += 1
+        (r, s), m, op = action.key, action.microbatch, action.op
+        memory, live = self.sizes[r, s], self.live[self.device[r, s]]
+        x = {} if s == 0 else {"x": memory.input_bytes}
+        dx = {} if s == 0 else {"dx": memory.input_bytes}
+        y = {} if s == self.last else {"y": memory.output_bytes}
+        saved = max(memory.saved_bytes - sum(x.values()), 0)
+        made = {
+            Op.F: {"saved": saved, **y},
+            Op.B: dx,
+            Op.FB: dx,
+            Op.I: {"half": memory.half_saved_bytes, **dx},
+        }.get(op, {})
+        if op is Op.SEND:
+            self.mailbox.add(action.message)
+            live["sent", *action.message] = live.pop((action.buffer, s, m))
+        if op is Op.RECV:
+            made = x if action.buffer == "x" else {"dy": memory.output_bytes}
+        for name, size in made.items():
+            live[name, s, m] = size
+        if op is Op.FREE:
+            live.pop((action.buffer, s, m), None)
+        self.note()
+        if op is Op.RECV:
+            self.mailbox.remove(action.message)
+            sender = self.device[action.message[:2]]
+            del self.live[sender]["sent", *action.message]
+
+    def note(self) -> None:
+        for device, live in self.live.items():
+            self.peaks[device] = max(self.peaks[device], sum(live.values()))
+
+
+def run_peaks(
+    programs: Programs, plan: Plan, sizes, choose: Callable[[list[str]], str]
+) -> dict[str, int]:
+    """Peaks of one run in which somebody chooses who goes on."""
+    runner = Runner(programs, plan, sizes)
+    while ready := [n for n in programs if runner.head(n) and not runner.blocked_by(n)]:
+        runner.step(choose(ready))
+    return runner.peaks
+
+
+def eager_peaks(programs: Programs, plan: Plan, sizes, node: str) -> dict[str, int]:
+    """Peaks of a run in which the others do only what the node has to wait for."""
+    runner = Runner(programs, plan, sizes)
+    senders = {
+        action.message: name
+        for name, program in programs.items()
+        for action in program
+        if action.op is Op.SEND
+    }
+    while runner.head(node):
+        at = node
+        while (message := runner.blocked_by(at)) is not None:
+            at = senders[message]
+        runner.step(at)
+    return runner.peaks
 
 
 def test_static_bytes_and_workspace_stand_on_top():

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a worker can be sure that what it sent has been received.
+
+Owns what the workers know of each other: a worker that receives a message knows that
+its sender has done all before that SEND, and what the sender then knew of others (a
+vector clock, by worker). Nothing else is sure before NORM: another worker may be as
+late as its messages let it be. Does not own what waits meanwhile, nor its bytes
+(`memory.py`).
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from hetjax.schedule.action import Action, Message, Op, Programs
+
+Receipts = Mapping[int, list[Message]]  # by index into a worker's program
+_Place = tuple[int, int]  # number of a worker, index into its program
+_News = Iterable[tuple[int, int]]  # number of a worker, how many actions it has done
+_Transfer = tuple[int, Op, Message]  # index into the program
+
+
+def known_receipts(programs: Programs) -> dict[str, Receipts]:
+    """Return by node, and by index into its program, which of the node's messages are
+    received before that action is done, in whatever order the workers run."""
+    transfers = [_transfers(program) for program in programs.values()]
+    received: dict[Message, _Place] = {
+        message: (number, index)
+        for number, own in enumerate(transfers)
+        for index, op, message in own
+        if op is Op.RECV
+    }
+    gossip = _has_ring(_pairs(transfers, received))
+    workers = [
+        _Worker(number, own, [0] * len(programs), gossip)
+        for number, own in enumerate(transfers)
+    ]
+    sent: dict[Message, _News] = {}
+    while any([worker.advance(sent, received) for worker in workers]):
+        pass
+    return {node: worker.known for node, worker in zip(programs, workers, strict=True)}
+
+
+def _transfers(program: Iterable[Action]) -> list[_Transfer]:
+    return [
+        (index, action.op, action.message)
+        for index, action in enumerate(program)
+        if action.op is Op.SEND or action.op is Op.RECV
+    ]
+
+
+def _pairs(
+    transfers: list[list[_Transfer]], received: Mapping[Message, _Place]
+) -> set[tuple[int, int]]:
+    """The workers that send each other messages, the lower number first."""
+    ends = {
+        (number, received[message][0])
+        for number, own in enumerate(transfers)
+        for _, op, message in own
+        if op is Op.SEND and message in received
+    }
+    return {(min(pair), max(pair)) for pair in ends if pair[0] != pair[1]}
+
+
+def _has_ring(pairs: Iterable[tuple[int, int]]) -> bool:
+    """Whether a worker can hear of one that it sends to by way of others."""
+    group: dict[int, int] = {}
+
+    def root(worker: int) -> int:
+        while worker in group:
+            worker = group[worker]
+        return worker
+
+    for one, other in pairs:
+        one, other = root(one), root(other)
+        if one == other:
+            return True
+        group[one] = other
+    return False
+
+
+@dataclass(slots=True)
+class _Worker:
+    """One worker on its way; `clock` counts the actions that it knows to be done.
+
+    `gossip`: whether it tells others what it has heard itself. `unsure` has by receiver
+    the messages that may not have been received, each with the index of its RECV.
+    """
+
+    number: int
+    transfers: list[_Transfer]
+    clock: list[int]
+    gossip: bool
+    position: int = 0
+    unsure: dict[int, list[tuple[int, Message]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    known: dict[int, list[Message]] = field(default_factory=dict)
+
+    def advance(
+        self, sent: dict[Message, _News], received: Mapping[Message, _Place]
+    ) -> bool:
+        """Go on to the next RECV of what has not been sent; whether there was a way."""
+        start, end = self.position, len(self.transfers)
+        while self.position < end:
+            index, op, message = self.transfers[self.position]
+            if op is Op.SEND:
+                news = ((self.number, index + 1),)
+                sent[message] = (*enumerate(self.clock), *news) if self.gossip else news
+                if message in received:
+                    receiver, at = received[message]
+                    heappush(self.unsure[receiver], (at, message))
+            elif message in sent:
+                self._learn(index, sent.pop(message))
+            else:
+                break
+            self.position += 1
+        return self.position > start
+
+    def _learn(self, index: int, news: _News) -> None:
+        clock = self.clock
+        for worker, done in news:
+            if done > clock[worker]:
+                clock[worker] = done
+        clock[self.number] = index + 1
+        for receiver, messages in self.unsure.items():
+            done = clock[receiver]
+            while messages and messages[0][0] < done:
+                # what it receives from itself is there while it does so
+                at = index + (receiver == self.number)
+                self.known.setdefault(at, []).append(heappop(messages)[1])
