@@ -4,60 +4,69 @@
     python -m experiments.accuracy.measured_step [--rounds 15] [--blocks 8]
 
 Prints one JSON object with `predicted_s`, `measured_s` and `error` (relative) of two
-plans of a small Llama: one replica of four stages under 1F1B, and two replicas of two
-stages with unlike cuts.
+plans of a small Llama on four nodes of one CPU device: one replica of four stages under
+1F1B, and two replicas of two stages with unlike cuts.
 
+The prediction goes the way that users go: `measure_profile` of `hetjax.profile` writes
+a profile file, `costs_of` of `hetjax.simulate` prices the plan with it, and the
+simulator runs the plan's programs. One thing is changed on this way (`in_turn`).
 Simulated devices share the machine's cores, so that a run in which they work side by
 side would measure the sharing. Here they work one after the other: asynchronous
 dispatch is off, a program ends before the next one starts, and no program spans two
-devices. The simulator is told so: the plan that it gets has all stages on one device,
-which is one lane. The step is then the sum of all programs, whatever their order;
-bubbles and overlap are not shown by this number.
+devices. The simulator is told so: all stages are on one device, which is one lane, and
+all messages pass one trunk, of the median bandwidth of the measured links. The step is
+then the sum of all programs, whatever their order; bubbles and overlap are not shown by
+this number.
 
-Predicted are the times of layers (alone in a program of one kind, two blocks in a
-scan) added up by the simulator with messages and gradient sums at the measured rate of
-copies between devices. The layers are timed before and after every real step, since
-the machine drifts; `error` is the median over rounds of predicted / measured - 1. The
-update is timed as the plan has it: where several replicas hold a layer it takes up to
-four times as long on a CPU (see hetjax/runtime/update.py), which profiles do not hold.
+The machine drifts, so that real steps stand between two profiles, whose predictions are
+averaged; as times of layers are medians of repetitions, so is that of a step. `error`
+is the median over rounds of predicted / measured - 1.
+Compiled programs are kept in a cache on disk from one profile to the next.
 """
 
 import argparse
 import json
 import os
+import sys
 import time
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import replace
-from statistics import fmean, median
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
-import optax
 
 from experiments.benchmarks.one_jit import random_batch
-from hetjax.costs.costs import Costs, Group, Reduction, Route, StageKey
+from hetjax.cluster.cluster import Cluster, Node
+from hetjax.cluster.files import cluster_toml
+from hetjax.costs.costs import Costs, Route
 from hetjax.costs.profile import Profile
-from hetjax.costs.profiled import profiled_times
+from hetjax.costs.profile_files import read_profile
 from hetjax.mesh.simulated import simulate_devices
-from hetjax.models.counts import parameter_bytes
 from hetjax.models.llama import LlamaConfig, llama_model
 from hetjax.models.model import Model
 from hetjax.plans.launch_ahead import default_launch_ahead
-from hetjax.plans.plan import LayerRange, Plan, Replica, Stage, segments, segments_of
+from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.runtime.embedded import Embedded
-from hetjax.runtime.measure import (
-    Case,
-    LayerBench,
-    layer_kinds,
-    measure_link,
-    program_seconds,
-)
 from hetjax.schedule.lower import lower
 from hetjax.schedule.simulator import simulate
+from hetjax.training.config import RunConfig
+from hetjax.training.costing import costs_of
+from hetjax.training.optimizer import optimizer
+from hetjax.training.presets import Preset
+from hetjax.training.profile_cli import ProfileConfig
+from hetjax.training.profiling import measure_profile
 
-NODE, DEVICE, TRUNK = "here", "cpu", "copy"
-HIDDEN_SIZE = 256
-WARM_UP = 2  # rounds
+NODES = ("cpu-0", "cpu-1", "cpu-2", "cpu-3")
+CLUSTER = Cluster(
+    name="here", nodes=tuple(Node(name=n, device="cpu", count=1) for n in NODES)
+)
+TRUNK = "copy"
+WARM_UP = 1  # rounds
+NUM_STEPS = 3  # of a round
 
 
 def small_llama(blocks: int) -> Model:
@@ -65,7 +74,7 @@ def small_llama(blocks: int) -> Model:
         LlamaConfig(
             name="measured-step",
             vocab_size=1_024,
-            hidden_size=HIDDEN_SIZE,
+            hidden_size=256,
             inner_size=704,
             num_blocks=blocks,
             num_heads=8,
@@ -75,14 +84,28 @@ def small_llama(blocks: int) -> Model:
     )
 
 
+def preset_of(model: Model, microbatches: int) -> Preset:
+    return Preset(
+        summary="predicted against measured",
+        config=RunConfig(
+            model=model.name,
+            run_dir=Path("never"),
+            steps=1_000,
+            seq_len=model.max_seq_len,
+            global_batch=microbatches,
+            dtype="float32",
+        ),
+    )
+
+
 def plans(model: Model, microbatches: int) -> dict[str, Plan]:
     """Four stages; two replicas of two. No run of blocks is shorter than two."""
     last, half = len(model.layers), microbatches // 2
     quarters = [0, *(1 + (last - 2) * i // 4 for i in (1, 2, 3)), last]
-    one = [_replica(quarters, microbatches, first_device=0)]
+    one = [_replica(quarters, microbatches, NODES)]
     two = [
-        _replica([0, last // 2 - 1, last], half, first_device=0),
-        _replica([0, last // 2 + 1, last], microbatches - half, first_device=2),
+        _replica([0, last // 2 - 1, last], half, NODES[:2]),
+        _replica([0, last // 2 + 1, last], microbatches - half, NODES[2:]),
     ]
     return {"four_stages": _plan(model, one), "two_replicas": _plan(model, two)}
 
@@ -96,12 +119,12 @@ def _plan(model: Model, replicas: list[Replica]) -> Plan:
     )
 
 
-def _replica(cuts: Sequence[int], microbatches: int, first_device: int) -> Replica:
+def _replica(cuts: Sequence[int], microbatches: int, nodes: Sequence[str]) -> Replica:
     num_stages = len(cuts) - 1
     stages = tuple(
         Stage(
-            node=NODE,
-            devices=(first_device + s,),
+            node=nodes[s],
+            devices=(0,),
             layers=(cuts[s], cuts[s + 1]),
             launch_ahead=default_launch_ahead(
                 "1f1b", num_stages=num_stages, stage=s, num_microbatches=microbatches
@@ -112,58 +135,51 @@ def _replica(cuts: Sequence[int], microbatches: int, first_device: int) -> Repli
     return Replica(num_microbatches=microbatches, microbatch_size=1, stages=stages)
 
 
-def predict(plan: Plan, model: Model, profile: Profile) -> float:
-    """Seconds of a step whose stages share one device."""
-    plan = replace(plan, replicas=tuple(map(_on_one_device, plan.replicas)))
-    message_bytes = plan.seq_len * HIDDEN_SIZE * 4
-    keys = [(r, s) for r, s, _ in plan.stages()]
-    edges = [
-        (a, b) for a in keys for b in keys if a[0] == b[0] and abs(a[1] - b[1]) == 1
-    ]
-    (link,) = profile.links
-    route = Route(trunks=(TRUNK,), latency_s=link.latency_ms / 1e3)
-    costs = Costs(
-        times={
-            (r, s): profiled_times(profile, stage, device=DEVICE, microbatch_size=1)
-            for r, s, stage in plan.stages()
-        },
-        trunks={TRUNK: link.bandwidth_gbit_per_s * 1e9 / 8},
-        routes=dict.fromkeys(edges, route),
-        message_bytes=dict.fromkeys(edges, float(message_bytes)),
-        reductions=_reductions(plan, model, route),
+def predict(plan: Plan, model: Model, profile: Profile, preset: Preset) -> float:
+    """Seconds of a step whose devices work one at a time."""
+    rule = optimizer(preset.config.optimizer, preset.config.steps)
+    costs = costs_of(
+        plan, model, CLUSTER, profile, dtype=preset.config.dtype, optimizer=rule.init
     )
+    plan, costs = in_turn(plan, costs)
     return simulate(lower(plan, {}), plan, costs).step_time_s
 
 
-def _on_one_device(replica: Replica) -> Replica:
-    stages = tuple(replace(stage, devices=(0,)) for stage in replica.stages)
-    return replace(replica, stages=stages)
-
-
-def _reductions(plan: Plan, model: Model, route: Route) -> dict[Group, Reduction]:
-    holders: dict[LayerRange, list[StageKey]] = {}
-    for r, s, stage in plan.stages():
-        for segment in segments_of(stage, segments(plan)):
-            holders.setdefault(segment, []).append((r, s))
-    return {
-        (lo, hi): Reduction(
-            hops=(route,) * len(keys),
-            hop_bytes=2
-            * (len(keys) - 1)
-            / len(keys)
-            * sum(parameter_bytes(layer, 4) for layer in model.layers[lo:hi]),
+def in_turn(plan: Plan, costs: Costs) -> tuple[Plan, Costs]:
+    """All stages on one device, all messages through one trunk."""
+    names = {trunk for route in costs.routes.values() for trunk in route.trunks}
+    rate = median(costs.trunks[name] for name in names)
+    one_device = tuple(
+        replace(
+            replica,
+            stages=tuple(
+                replace(stage, node=NODES[0], devices=(0,)) for stage in replica.stages
+            ),
         )
-        for (lo, hi), keys in holders.items()
-        if len(keys) > 1
+        for replica in plan.replicas
+    )
+    reductions = {
+        group: replace(ring, hops=tuple(map(_through_one_trunk, ring.hops)))
+        for group, ring in costs.reductions.items()
     }
+    routes = {edge: _through_one_trunk(route) for edge, route in costs.routes.items()}
+    return replace(plan, replicas=one_device), replace(
+        costs, trunks={TRUNK: rate}, routes=routes, reductions=reductions
+    )
+
+
+def _through_one_trunk(route: Route) -> Route:
+    return Route(trunks=(TRUNK,), latency_s=route.latency_s)
 
 
 class Run:
     """A plan that runs for real."""
 
-    def __init__(self, plan: Plan, model: Model) -> None:
-        nodes = {NODE: jax.devices()}
-        self.runtime = Embedded(plan, model, nodes, optax.adamw(1e-3), clip_norm=1.0)
+    def __init__(self, plan: Plan, model: Model, preset: Preset) -> None:
+        nodes = {n: [d] for n, d in zip(NODES, jax.devices(), strict=True)}
+        rule = optimizer(preset.config.optimizer, preset.config.steps)
+        clip_norm = preset.config.optimizer.clip_norm
+        self.runtime = Embedded(plan, model, nodes, rule, clip_norm=clip_norm)
         self.runtime.initialise(0)
         self.batch = random_batch(plan, model.vocab_size)
 
@@ -175,70 +191,56 @@ class Run:
         return time.perf_counter() - start_s
 
 
-class Profiler:
-    """Times the layers as a plan of so many replicas has them."""
-
-    def __init__(self, model: Model, num_replicas: int) -> None:
-        self.model, self.kinds = model, layer_kinds(model)
-        self.benches = [
-            LayerBench(
-                Case(device=DEVICE, kind=kind, microbatch_size=1),
-                model,
-                jax.devices(),
-                optax.adamw(1e-3),
-                seq_len=model.max_seq_len,
-                dtype="float32",
-                num_replicas=num_replicas,
-            )
-            for kind in dict.fromkeys(self.kinds)
-        ]
-
-    def profile(self, repeats: int) -> Profile:
-        """Time everything now. Means: a step is a sum, and noise has a long tail."""
-        times = [[b.time_once() for b in self.benches] for _ in range(repeats)]
-        program_s = program_seconds(jax.devices()[0])
-        means = [
-            {name: fmean(times[name] for times in of) for name in of[0]}
-            for of in zip(*times, strict=True)
-        ]
-        return Profile(
-            model=self.model.name,
-            seq_len=self.model.max_seq_len,
-            dtype="float32",
-            layers=self.kinds,
-            measurements=tuple(
-                bench.measurement([mean], program_s)
-                for bench, mean in zip(self.benches, means, strict=True)
-            ),
-            links=(measure_link(jax.devices()[0], jax.devices()[1], (NODE, NODE)),),
-            program_s=program_s,
-        )
+def profiled(model: Model, preset: Preset, folder: Path) -> Profile:
+    """Write a profile as `python -m hetjax.profile` does, and read it."""
+    cluster, output = folder / "cluster.toml", folder / "profile.json"
+    cluster.write_text(cluster_toml(CLUSTER))
+    output.unlink(missing_ok=True)  # what is there would not be measured again
+    config = ProfileConfig(
+        cluster=cluster,
+        seq_len=model.max_seq_len,
+        microbatch_sizes=(1,),
+        tensor=(1,),
+        remat=("none",),
+        dtype="float32",
+        output=output,
+    )
+    with redirect_stdout(sys.stderr):
+        measure_profile(config, preset, model)
+    return read_profile(output)
 
 
-def compare(plan: Plan, model: Model, rounds: int, repeats: int) -> dict[str, Any]:
+def compare(
+    plan: Plan, model: Model, preset: Preset, rounds: int, folder: Path
+) -> dict[str, Any]:
     """Rounds of predicting and running, in turns."""
-    profiler, run = Profiler(model, len(plan.replicas)), Run(plan, model)
-    pairs = []
+    run, pairs = Run(plan, model, preset), []
+
+    def predicted() -> float:
+        return predict(plan, model, profiled(model, preset, folder), preset)
+
+    before_s = predicted()
     for _ in range(rounds + WARM_UP):
-        before_s = predict(plan, model, profiler.profile(repeats))
-        measured_s = run.step()
-        after_s = predict(plan, model, profiler.profile(repeats))
+        measured_s = median(run.step() for _ in range(NUM_STEPS))
+        after_s = predicted()
         pairs.append(((before_s + after_s) / 2, measured_s))
+        before_s = after_s
     pairs = pairs[WARM_UP:]
     return {
         "predicted_s": median(p for p, _ in pairs),
         "measured_s": median(m for _, m in pairs),
         "error": median(p / m - 1 for p, m in pairs),
         "errors_of_rounds": sorted(round(p / m - 1, 4) for p, m in pairs),
-        "measured_min_max": [f(m for _, m in pairs) for f in (min, max)],
+        "rounds": [{"predicted_s": p, "measured_s": m} for p, m in pairs],
     }
 
 
-def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     model = small_llama(arguments.blocks)
+    preset = preset_of(model, arguments.microbatches)
     return {
         "plans": {
-            name: compare(plan, model, arguments.rounds, arguments.repeats)
+            name: compare(plan, model, preset, arguments.rounds, folder)
             for name, plan in plans(model, arguments.microbatches).items()
         },
         "rounds": arguments.rounds,
@@ -255,13 +257,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--blocks", type=int, default=8)
     parser.add_argument("--microbatches", type=int, default=8)
     arguments = parser.parse_args()
     jax.config.update("jax_cpu_enable_async_dispatch", False)
-    simulate_devices(4)
-    print(json.dumps(measure(arguments), indent=1))
+    simulate_devices(len(NODES))
+    with TemporaryDirectory() as folder:
+        jax.config.update("jax_compilation_cache_dir", f"{folder}/compiled")
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        print(json.dumps(measure(arguments, Path(folder)), indent=1))
 
 
 if __name__ == "__main__":

@@ -2,15 +2,18 @@
 """All costs of a plan on a cluster: measured where somebody measured, else estimated.
 
 Owns how layers, memory and the network come together, and that a measured profile
-goes before the analytic times of a device that it knows. Does not own the estimates
-(`roofline.py`, `memory.py`, `network.py`) nor the profile (`profile.py`).
+goes before the analytic times of a device that it knows. What the data axis of a stage
+exchanges in a step counts as part of its update, measured or not: nothing hides it.
+Does not own the estimates (`roofline.py`, `memory.py`, `network.py`) nor the profile
+(`profile.py`).
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
-from hetjax.cluster.catalogue import DeviceSpec, device_spec
+from hetjax.cluster.catalogue import DeviceSpec, canonical_name, device_spec
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.costs.costs import (
     Costs,
@@ -23,19 +26,36 @@ from hetjax.costs.costs import (
 )
 from hetjax.costs.layers import layer_runs
 from hetjax.costs.memory import hidden_size, stage_memory, stage_shares
-from hetjax.costs.network import Place, num_lanes, route, trunks
+from hetjax.costs.network import (
+    Place,
+    num_lanes,
+    ring_card_bytes_per_s,
+    route,
+    trunks,
+)
 from hetjax.costs.passes import Shares, passes
-from hetjax.costs.profile import Profile
+from hetjax.costs.profile import DTYPES, Profile
 from hetjax.costs.profiled import profiled_times
-from hetjax.costs.roofline import PassTimes, pass_times, update_s
+from hetjax.costs.roofline import (
+    Hop,
+    PassTimes,
+    data_sync_s,
+    pass_times,
+    ring_hop,
+    update_s,
+)
 from hetjax.costs.runs import StageRuns, stage_runs
-from hetjax.costs.static import OptimizerInit, adam_state, static_bytes
+from hetjax.costs.static import (
+    OptimizerInit,
+    adam_state,
+    static_bytes,
+    weight_bytes,
+)
 from hetjax.models.counts import parameter_count
 from hetjax.models.model import Model, abstract_params
 from hetjax.plans.plan import Plan, Remat, Stage, segments
 
 _GRADIENT_BYTES = 4  # gradients are summed in fp32
-_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def analytic_costs(
@@ -60,18 +80,9 @@ def analytic_costs(
         memory[r, s] = stage_memory(
             plan, model, (r, s), dtype=dtype, optimizer=optimizer
         )
-        if profile is not None and _knows(profile, node):
-            times[r, s] = profiled_times(
-                profile,
-                stage,
-                device=node.device,
-                microbatch_size=plan.replicas[r].microbatch_size,
-            )
-        else:
-            device = device_spec(node)
-            times[r, s] = stage_times(
-                plan, model, (r, s), device, dtype=dtype, optimizer=optimizer
-            )
+        times[r, s] = stage_times(
+            plan, model, (r, s), node, dtype=dtype, optimizer=optimizer, profile=profile
+        )
     routes = _routes(plan, cluster)
     return Costs(
         times=times,
@@ -92,41 +103,83 @@ def stage_times(
     plan: Plan,
     model: Model,
     key: StageKey,
-    device: DeviceSpec,
+    node: Node,
     *,
     dtype: str,
     optimizer: OptimizerInit,
+    profile: Profile | None = None,
 ) -> StageTimes:
-    """Estimate the stage's seconds by action: the sum over its layers."""
+    """Give the stage's seconds by action: the sum over its layers.
+
+    From the profile if it knows the node's device, else estimated. What was measured
+    of a tensor group, inside a host, stands for groups over several hosts too.
+    """
     replica = plan.replicas[key[0]]
     stage = replica.stages[key[1]]
+    if profile is not None and canonical_name(node.device) in profile.devices:
+        times = profiled_times(
+            profile,
+            stage,
+            device=node.device,
+            microbatch_size=replica.microbatch_size,
+            shared=len(plan.replicas) > 1,
+        )
+        sync_s = _data_sync_s(plan, model, stage, node, dtype, optimizer)
+        return replace(times, update_s=times.update_s + sync_s)
+    device = device_spec(node)
     shares = stage_shares(plan, model, replica, stage, dtype)
+    hop = ring_hop(device, ring_card_bytes_per_s(node, _tensor_rings(stage)))
     layers = [
-        _layer_times(layer_runs(model, layer), shares, stage.remat, device)
+        _layer_times(layer_runs(model, layer), shares, stage.remat, device, hop)
         for layer in range(*stage.layers)
     ]
     forward_s = sum(layer.forward_s for layer in layers)
     backward_s = sum(layer.backward_s for layer in layers)
     held = static_bytes(stage_runs(plan, model, stage), stage.mesh, dtype, optimizer)
+    sync_s = _data_sync_s(plan, model, stage, node, dtype, optimizer)
     return StageTimes(
         forward_s=forward_s,
         backward_s=backward_s,
         fused_s=forward_s + backward_s,
         input_gradient_s=sum(layer.input_gradient_s for layer in layers),
         weight_gradient_s=sum(layer.weight_gradient_s for layer in layers),
-        update_s=update_s(held, device),
+        update_s=update_s(held, device) + sync_s,
     )
 
 
 @lru_cache(maxsize=4096)
 def _layer_times(
-    runs: StageRuns, shares: Shares, remat: Remat, device: DeviceSpec
+    runs: StageRuns, shares: Shares, remat: Remat, device: DeviceSpec, hop: Hop
 ) -> PassTimes:
-    return pass_times(passes(runs, shares, remat), device)
+    return pass_times(passes(runs, shares, remat), device, hop)
 
 
-def _knows(profile: Profile, node: Node) -> bool:
-    return any(m.device == node.device for m in profile.measurements)
+def _data_sync_s(
+    plan: Plan,
+    model: Model,
+    stage: Stage,
+    node: Node,
+    dtype: str,
+    optimizer: OptimizerInit,
+) -> float:
+    data = stage.mesh.data
+    if data == 1:
+        return 0.0
+    runs = stage_runs(plan, model, stage)
+    held = static_bytes(runs, stage.mesh, dtype, optimizer)
+    hop = ring_hop(device_spec(node), ring_card_bytes_per_s(node, _data_rings(stage)))
+    return data_sync_s(held, weight_bytes(runs, stage.mesh), data, hop)
+
+
+def _tensor_rings(stage: Stage) -> list[tuple[int, ...]]:
+    tensor = stage.mesh.tensor
+    starts = range(0, len(stage.devices), tensor)
+    return [stage.devices[start : start + tensor] for start in starts]
+
+
+def _data_rings(stage: Stage) -> list[tuple[int, ...]]:
+    tensor = stage.mesh.tensor
+    return [stage.devices[rank::tensor] for rank in range(tensor)]
 
 
 def _place(stage: Stage) -> Place:
@@ -158,7 +211,7 @@ def _message_bytes(
     plan: Plan, model: Model, cluster: Cluster, dtype: str
 ) -> dict[tuple[StageKey, StageKey], float]:
     """Bytes per lane: every tensor rank of the receiver gets a copy of its own."""
-    width = hidden_size(model) * _DTYPE_BYTES[dtype]
+    width = hidden_size(model) * DTYPES[dtype]
     found = {}
     for a, b in _edges(plan):
         source, target = _stage(plan, a), _stage(plan, b)

@@ -11,7 +11,7 @@ Does not own the rules of the operations (`joins.py`) nor any estimate.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -147,15 +147,6 @@ def graph_of(closed: ClosedJaxpr, inputs: Sequence[Value], dims: Dims) -> Graph:
     steps: list[Step] = []
     outputs = _inlined(closed.jaxpr, closed.consts, inputs, dims, steps)
     return Graph(inputs=tuple(inputs), outputs=outputs, steps=tuple(steps))
-
-
-def all_steps(graph: Graph, repeats: int = 1) -> Iterator[tuple[Step, int]]:
-    """Walk the steps with how often each runs, those of scan bodies included."""
-    for step in graph.steps:
-        if step.body is None:
-            yield step, repeats
-        else:
-            yield from all_steps(step.body, repeats * step.length)
 
 
 def _inlined(

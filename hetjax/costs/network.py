@@ -12,13 +12,16 @@ network card with both directions, every link of the cluster file a trunk each w
 
 A stage's devices send side by side, in lanes (`num_lanes`): its messages' bytes are to
 be divided by the lanes, and the port of one device stands for all of them, since a
-stage uses its devices alike. Does not own how many bytes there are (`costs/analytic`),
+stage uses its devices alike. Rings inside a stage share the cards of its hosts
+(`ring_card_bytes_per_s`). Does not own how many bytes there are (`costs/analytic`),
 nor how messages share a trunk (`schedule/traffic.py`).
 """
 
+import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from hetjax.cluster.catalogue import device_spec
 from hetjax.cluster.cluster import Cluster, Link, Node
@@ -67,6 +70,24 @@ def num_lanes(cluster: Cluster, source: Place, target: Place) -> int:
     cards; 1 over a link of the cluster file, which all share.
     """
     return _way(cluster, source, target).num_lanes
+
+
+def ring_card_bytes_per_s(node: Node, rings: Sequence[Sequence[int]]) -> float:
+    """Return the share of a network card that each of a node's rings of devices gets.
+
+    The rings run side by side, each in host order; the fullest card decides. Infinity
+    where no hop leaves a host, or the node's links span its hosts.
+    """
+    spec = device_spec(node)
+    if spec.links_span_hosts:
+        return math.inf
+    leaving: Counter[int] = Counter()
+    for ring in rings:
+        hosts = [_host(node, device) for device in sorted(ring)]
+        hops = pairwise([*hosts, hosts[0]])
+        leaving.update(out for out, into in hops if out != into)
+    card = spec.network_gbit_per_s * 1e9 / 8
+    return card / max(leaving.values()) if leaving else math.inf
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

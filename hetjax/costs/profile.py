@@ -10,17 +10,21 @@ from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from hetjax.cluster.catalogue import canonical_name
 from hetjax.cluster.record import did_you_mean, join
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Remat
 
 VERSION = 1
+_MOST = 2**62  # of seconds, bytes and counts: sums stay finite
+DTYPES = {"float32": 4, "bfloat16": 2}  # of compute, as runs know them, with bytes
 _TIMES = (
     "forward_s",
     "backward_s",
     "update_s",
     "input_gradient_s",
     "weight_gradient_s",
+    "shared_update_s",
 )
 
 
@@ -29,8 +33,9 @@ class Measurement:
     """One kind of layer on one device kind: seconds of one microbatch, one update.
 
     `microbatch_size` counts sequences per data rank. `update_s` is of the parameters
-    and optimizer state that one of `data` ranks holds. The two halves of a backward
-    that was cut in two, and the largest workspace, only where they were measured.
+    and optimizer state that one of `data` ranks holds, without the sums over ranks;
+    `shared_update_s` that of a layer which several replicas hold. That, the two halves
+    of a backward that was cut in two, and the largest workspace, only where measured.
     """
 
     device: str
@@ -45,6 +50,7 @@ class Measurement:
     input_gradient_s: float | None = None
     weight_gradient_s: float | None = None
     workspace_bytes: int | None = None
+    shared_update_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +79,11 @@ class Profile:
     program_s: float = 0.0
     version: int = VERSION
 
+    @property
+    def devices(self) -> frozenset[str]:
+        """The device kinds that were measured, by the catalogue's names."""
+        return frozenset(canonical_name(m.device) for m in self.measurements)
+
 
 def check_profile(profile: Profile, model: str, seq_len: int, num_layers: int) -> None:
     """Raise BadInput if the profile is of another model than the plan's."""
@@ -99,13 +110,15 @@ def measured(
 ) -> Measurement:
     """Return the layer's measurement at a microbatch size, by lines between sizes.
 
-    Where `data` was not measured, the measurement on one data rank stands for it: its
-    update is then too long. BadInput if nothing measured fits.
+    A device may go by any of the catalogue's names. Where `data` was not measured, the
+    measurement on one data rank stands for it: its update is then too long. BadInput if
+    nothing measured fits.
     """
+    wanted = canonical_name(device), kind, tensor, remat
     fits = [
         m
         for m in profile.measurements
-        if (m.device, m.kind, m.tensor, m.remat) == (device, kind, tensor, remat)
+        if (canonical_name(m.device), m.kind, m.tensor, m.remat) == wanted
     ]
     for ranks in (data, 1):
         row = sorted(
@@ -121,6 +134,7 @@ def measured(
         f"{microbatch_size} sequences per data rank",
         device,
         kind,
+        f"--microbatch-sizes {microbatch_size} --tensor {tensor} --remat {remat}",
     )
 
 
@@ -145,9 +159,16 @@ def _between(low: Measurement, high: Measurement, microbatch_size: int) -> Measu
     )
 
 
-def _not_measured(profile: Profile, wanted: str, device: str, kind: str) -> BadInput:
+def _not_measured(
+    profile: Profile, wanted: str, device: str, kind: str, options: str
+) -> BadInput:
     """The error for a look-up that no measurement fits: shows what comes nearest."""
-    near = [m for m in profile.measurements if (m.device, m.kind) == (device, kind)]
+    name = canonical_name(device)
+    near = [
+        m
+        for m in profile.measurements
+        if (canonical_name(m.device), m.kind) == (name, kind)
+    ]
     if near:
         sizes: dict[tuple[int, str], list[int]] = {}
         for m in near:
@@ -163,8 +184,8 @@ def _not_measured(profile: Profile, wanted: str, device: str, kind: str) -> BadI
     return BadInput(
         got=f"the profile of {profile.model!r} has no {wanted}",
         allowed=f"what was measured, {allowed}",
-        fix=f"measure it: python -m hetjax.profile {profile.model} on such a device, "
-        "or simulate without --profile",
+        fix="measure it too, on such a device: python -m hetjax.profile "
+        f"{profile.model} {options}, or simulate without --profile",
     )
 
 
@@ -181,6 +202,12 @@ def check_version(version: object) -> None:
 def check_values(profile: Profile) -> None:
     """Raise BadInput for numbers out of range, unknown kinds and repeats."""
     check_version(profile.version)
+    if profile.dtype not in DTYPES:
+        raise _bad(
+            f"dtype = {profile.dtype!r}",
+            f"one of {', '.join(DTYPES)}, the dtypes of a run's compute",
+            did_you_mean(profile.dtype, list(DTYPES)),
+        )
     _check_numbers(profile.seq_len, "seq_len", least=1)
     _check_numbers(profile.program_s, "program_s")
     for i, link in enumerate(profile.links):
@@ -219,7 +246,7 @@ def _check_measurement(m: Measurement, where: str, layers: tuple[str, ...]) -> N
 
 def _check_repeats(profile: Profile) -> None:
     counts = Counter(
-        (m.device, m.kind, m.tensor, m.data, m.microbatch_size, m.remat)
+        (canonical_name(m.device), m.kind, m.tensor, m.data, m.microbatch_size, m.remat)
         for m in profile.measurements
     )
     for key, times in counts.items():
@@ -229,8 +256,9 @@ def _check_repeats(profile: Profile) -> None:
 
 
 def _check_numbers(value: float, where: str, *, least: int = 0) -> None:
-    if value < least:
-        raise _bad(f"{where} = {value:g}", f"at least {least}", f"correct {where}")
+    if not least <= value <= _MOST:
+        allowed = f"at least {least}" if value < least else f"at most {_MOST:g}"
+        raise _bad(f"{where} = {value:g}", allowed, f"correct {where}")
 
 
 def _bad(got: str, allowed: str, fix: str) -> BadInput:

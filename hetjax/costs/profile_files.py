@@ -56,6 +56,7 @@ _MEASUREMENT_OPTIONAL: dict[str, Kind] = {
     "input_gradient_s": "a number",
     "weight_gradient_s": "a number",
     "workspace_bytes": "an integer",
+    "shared_update_s": "a number",
 }
 _LINK: dict[str, Kind] = {
     "between": "a list",

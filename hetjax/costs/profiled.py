@@ -14,15 +14,47 @@ from hetjax.plans.plan import Stage
 
 
 def profiled_times(
-    profile: Profile, stage: Stage, *, device: str, microbatch_size: int
+    profile: Profile,
+    stage: Stage,
+    *,
+    device: str,
+    microbatch_size: int,
+    shared: bool = False,
 ) -> StageTimes:
     """Return the stage's seconds by action: the sum over its layers, plus one program.
 
     `microbatch_size` is the replica's, before the split over `data`. A backward that
-    was not measured in halves is cut into equal ones.
+    was not measured in halves is cut into equal ones. Layers are `shared` if several
+    replicas hold them: their updates take other programs.
     """
+    layers = _layers(profile, stage, device, microbatch_size)
+
+    def program_s(seconds: Iterable[float]) -> float:
+        return fsum(seconds) + profile.program_s
+
+    return StageTimes(
+        forward_s=program_s(m.forward_s for m in layers),
+        backward_s=program_s(m.backward_s for m in layers),
+        fused_s=program_s(m.forward_s + m.backward_s for m in layers),
+        input_gradient_s=program_s(_half(m, m.input_gradient_s) for m in layers),
+        weight_gradient_s=program_s(_half(m, m.weight_gradient_s) for m in layers),
+        update_s=program_s(_update_s(m, shared) for m in layers),
+    )
+
+
+def has_halves(
+    profile: Profile, stage: Stage, *, device: str, microbatch_size: int
+) -> bool:
+    """Say whether the halves of all the stage's backwards were measured."""
+    layers = _layers(profile, stage, device, microbatch_size)
+    return all(m.input_gradient_s is not None for m in layers)
+
+
+def _layers(
+    profile: Profile, stage: Stage, device: str, microbatch_size: int
+) -> list[Measurement]:
     lo, hi = stage.layers
-    layers = [
+    return [
         measured(
             profile,
             device=device,
@@ -35,17 +67,11 @@ def profiled_times(
         for kind in profile.layers[lo:hi]
     ]
 
-    def program_s(seconds: Iterable[float]) -> float:
-        return fsum(seconds) + profile.program_s
 
-    return StageTimes(
-        forward_s=program_s(m.forward_s for m in layers),
-        backward_s=program_s(m.backward_s for m in layers),
-        fused_s=program_s(m.forward_s + m.backward_s for m in layers),
-        input_gradient_s=program_s(_half(m, m.input_gradient_s) for m in layers),
-        weight_gradient_s=program_s(_half(m, m.weight_gradient_s) for m in layers),
-        update_s=program_s(m.update_s for m in layers),
-    )
+def _update_s(layer: Measurement, shared: bool) -> float:
+    if shared and layer.shared_update_s is not None:
+        return layer.shared_update_s
+    return layer.update_s
 
 
 def _half(layer: Measurement, seconds: float | None) -> float:

@@ -2,8 +2,9 @@
 """Seconds of passes and updates on a device that nobody measured.
 
 Every kernel takes the longer of its arithmetic and its memory traffic, plus the time
-to launch it; all-reduces over the tensor axis are rings whose time adds up. Owns this
-model and its constants. Does not own what the kernels are (`traffic.py`), the figures
+to launch it; all-reduces over the tensor axis are rings whose time adds up, as do the
+collectives over the data axis that come with an update. Owns this model and its
+constants. Does not own what the kernels are (`traffic.py`), the figures
 of a device (the catalogue) nor measured times (`profile.py`).
 """
 
@@ -15,6 +16,7 @@ from hetjax.cluster.catalogue import DeviceSpec
 from hetjax.costs.collectives import all_reduces
 from hetjax.costs.graph import Cuts, Graph, Step
 from hetjax.costs.halves import weight_products
+from hetjax.costs.network import NETWORK_LATENCY_S
 from hetjax.costs.passes import Passes
 from hetjax.costs.static import StaticBytes
 from hetjax.costs.traffic import moved
@@ -64,21 +66,46 @@ class PassTimes:
     weight_gradient_s: float
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hop:
+    """The slowest step of a ring of devices from one to the next."""
+
+    bytes_per_s: float
+    latency_s: float
+
+
+def ring_hop(device: DeviceSpec, card_bytes_per_s: float = math.inf) -> Hop:
+    """Give a ring's slowest hop: between devices of a host, or over its network card.
+
+    `card_bytes_per_s` is of `network.ring_card_bytes_per_s`.
+    """
+    constants = calibration(device)
+    inside = device.intra_node_gb_per_s * 1e9 * constants.link_efficiency
+    stays = math.isinf(card_bytes_per_s)
+    return Hop(
+        bytes_per_s=min(inside, card_bytes_per_s),
+        latency_s=constants.latency_s if stays else NETWORK_LATENCY_S,
+    )
+
+
 def calibration(device: DeviceSpec) -> Calibration:
     """Give the constants of the device's kind, found by its name."""
     known = [kind for kind in CALIBRATIONS if device.name.startswith(kind)]
     return CALIBRATIONS[max(known, key=len)] if known else Calibration()
 
 
-def pass_times(passes: Passes, device: DeviceSpec) -> PassTimes:
-    """Estimate the seconds of the passes; gradients are added to fp32 sums."""
+def pass_times(passes: Passes, device: DeviceSpec, hop: Hop) -> PassTimes:
+    """Estimate the seconds of the passes; gradients are added to fp32 sums.
+
+    `hop` is of the rings over the tensor axis.
+    """
     bandwidth = _bytes_per_s(device)
-    forward_s = graph_s(passes.forward, passes.cuts, device)
+    forward_s = graph_s(passes.forward, passes.cuts, device, hop)
     accumulate_s = sum(
         passes.cuts.num_bytes(v) * (1 + 8 / v.dtype.itemsize) / bandwidth
         for v in passes.weights
     )
-    backward_s = graph_s(passes.backward, passes.cuts, device) + accumulate_s
+    backward_s = graph_s(passes.backward, passes.cuts, device, hop) + accumulate_s
     weight_s = accumulate_s + sum(
         repeats * _product_s(step, passes.cuts, device)
         for step, repeats in weight_products(passes)[0]
@@ -100,21 +127,34 @@ def update_s(held: StaticBytes, device: DeviceSpec) -> float:
     return traffic / _bytes_per_s(device) + calibration(device).launch_s
 
 
-def graph_s(graph: Graph, cuts: Cuts, device: DeviceSpec) -> float:
+def data_sync_s(held: StaticBytes, gradient_bytes: float, data: int, hop: Hop) -> float:
+    """Estimate the seconds of the data axis in an update, on one device.
+
+    Gradients are summed by an all-reduce, as the programs are compiled today, and the
+    compute copies gathered from the ranks' shares of the masters: 2 (d - 1) / d of the
+    ones and (d - 1) / d of the others leave every device.
+    """
+    gather_s = ring_s(held.copies, data, data - 1, hop)
+    return all_reduce_s(gradient_bytes, data, hop) + gather_s
+
+
+def graph_s(graph: Graph, cuts: Cuts, device: DeviceSpec, hop: Hop) -> float:
     """Estimate the seconds of a pass, its all-reduces included."""
     busy_s = _kernels_s(graph, cuts, device)
     return busy_s + sum(
-        times * all_reduce_s(size, cuts.tensor, device)
+        times * all_reduce_s(size, cuts.tensor, hop)
         for size, times in all_reduces(graph, cuts)
     )
 
 
-def all_reduce_s(num_bytes: float, num_devices: int, device: DeviceSpec) -> float:
+def all_reduce_s(num_bytes: float, num_devices: int, hop: Hop) -> float:
     """Estimate a ring's seconds: 2 (n - 1) / n of the bytes leave every device."""
-    constants = calibration(device)
-    bandwidth = device.intra_node_gb_per_s * 1e9 * constants.link_efficiency
-    num_hops = 2 * (num_devices - 1)
-    return num_hops * (num_bytes / num_devices / bandwidth + constants.latency_s)
+    return ring_s(num_bytes, num_devices, 2 * (num_devices - 1), hop)
+
+
+def ring_s(num_bytes: float, num_devices: int, num_hops: int, hop: Hop) -> float:
+    """Estimate so many hops of a ring, each of a device's share of the bytes."""
+    return num_hops * (num_bytes / num_devices / hop.bytes_per_s + hop.latency_s)
 
 
 def matmul_s(
@@ -173,11 +213,10 @@ def _product_sizes(step: Step, cuts: Cuts) -> tuple[int, int, int, int]:
 
 def _flops_per_s(device: DeviceSpec, itemsize: int) -> float:
     """The matrix peak; fp32 operands are TF32 at half the rate where there is bf16
-    (JAX's default precision), and plain fp32 elsewhere."""
-    if itemsize < 4:
-        return device.peak_tflops * 1e12
+    (JAX's default precision). Without native bf16, XLA computes both in plain fp32, no
+    tensor cores: where nobody tells that rate, an eighth of the fp16 peak (V100)."""
     if device.bf16_native:
-        return device.peak_tflops * 1e12 / 2
+        return device.peak_tflops * 1e12 / (2 if itemsize == 4 else 1)
     return (device.fp32_tflops or device.peak_tflops / 8) * 1e12
 
 

@@ -84,15 +84,19 @@ class LayerBench:
     ) -> None:
         """Compile its programs, fill its arrays and call everything once.
 
-        `halves` adds those of the backward; with several replicas the update is that
-        of a layer which they share.
+        `halves` adds those of the backward. With several replicas there is the update
+        alone, that of a layer which they share: all else is as with one.
         """
         sample = _sample(case, model, seq_len, num_replicas)
         runtime = Embedded(
             sample.plan, sample.model, {_NODE: devices}, optimizer, dtype=dtype
         )
         self._case, self._num_units = case, sample.num_units
-        self._passes = _passes(runtime, sample, halves)
+        self._passes = (
+            _passes(runtime, sample, halves)
+            if num_replicas == 1
+            else _shared_update(runtime, sample)
+        )
         self._num_calls = {name: 1 for name in self._passes}
         self.time_once()
         self._num_calls = {
@@ -108,11 +112,7 @@ class LayerBench:
         self, repetitions: Sequence[Times], program_s: float
     ) -> Measurement:
         """Return one layer's medians, without the cost of a program."""
-        layer_s = {
-            name: max(median(r[name] for r in repetitions) - program_s, _LEAST_S)
-            / self._num_units
-            for name in self._passes
-        }
+        layer_s = self._layer_s(repetitions, program_s)
         forward_s = layer_s["forward"]
         if "fused" in layer_s:
             backward_s = max(layer_s["fused"] - forward_s, _LEAST_S)
@@ -130,6 +130,17 @@ class LayerBench:
             input_gradient_s=layer_s.get("input_gradient"),
             weight_gradient_s=layer_s.get("weight_gradient"),
         )
+
+    def update_s(self, repetitions: Sequence[Times], program_s: float) -> float:
+        """Return the median of one layer's update, without the cost of a program."""
+        return self._layer_s(repetitions, program_s)["update"]
+
+    def _layer_s(self, repetitions: Sequence[Times], program_s: float) -> Times:
+        return {
+            name: max(median(r[name] for r in repetitions) - program_s, _LEAST_S)
+            / self._num_units
+            for name in self._passes
+        }
 
 
 def program_seconds(device: jax.Device) -> float:
@@ -273,6 +284,12 @@ def _passes(runtime: Embedded, sample: _Sample, halves: bool) -> Mapping[str, Pa
         half = programs.kept(x, saved, dy, input_gradient()[1])
         passes |= {"input_gradient": input_gradient, "weight_gradient": weight_gradient}
     return passes | {"update": lambda: _update(state)}
+
+
+def _shared_update(runtime: Embedded, sample: _Sample) -> Mapping[str, Pass]:
+    key = (0, sample.stage)
+    _install(runtime, sample.model, key)
+    return {"update": lambda: _update(runtime.stages[key])}
 
 
 def _install(runtime: Embedded, model: Model, key: tuple[int, int]) -> None:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a simulated step tells: for people as tables, for machines as one JSON object.
 
-Owns the columns and the keys. Does not own the simulation (`schedule/`), nor where
-plans, clusters and times come from (`simulating.py`).
+Owns the columns, the keys, and which numbers are no prediction. Does not own the
+simulation (`schedule/`), nor where plans, clusters and times come from
+(`simulating.py`, `costing.py`).
 """
 
 import math
@@ -12,18 +13,24 @@ from functools import cached_property
 from typing import Any
 
 from hetjax.costs.costs import Costs
+from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan, Prediction
 from hetjax.plans.table import plan_table
 from hetjax.schedule.action import Tied
+from hetjax.schedule.bound import prefix_bound_s
 from hetjax.schedule.memory import MemoryUse, capacity_bytes
 from hetjax.schedule.simulation import Lane, Simulation, lane_of
 
 _GIB = 2**30
+_BOUNDED = ("1f1b", "h1f1b", "gpipe")  # schedules that the prefix bound holds for
 
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted:
-    """A plan and one simulated step of it; `times_from` tells the source of times."""
+    """A plan and one simulated step of it; `times_from` tells the source of times.
+
+    `usd_per_hour` is the price of its devices, None if nobody tells.
+    """
 
     plan: Plan
     costs: Costs
@@ -31,6 +38,7 @@ class Predicted:
     memory: Mapping[str, MemoryUse]
     tied: Tied
     times_from: str
+    usd_per_hour: float | None = None
 
     @cached_property
     def tokens_per_s(self) -> float:
@@ -38,8 +46,46 @@ class Predicted:
         return tokens / self.simulation.step_time_s
 
     @cached_property
+    def lower_bound_s(self) -> float | None:
+        """What no step of such a schedule takes less than, None if unknown."""
+        if self.plan.schedule not in _BOUNDED or self.plan.programs:
+            return None
+        return prefix_bound_s(self.plan, self.costs)
+
+    @cached_property
+    def gap(self) -> float | None:
+        """How much longer than the bound the step is, as a share of the bound."""
+        bound_s = self.lower_bound_s
+        if not bound_s:
+            return None
+        return max(self.simulation.step_time_s / bound_s - 1, 0.0)  # but for rounding
+
+    @cached_property
+    def usd_per_million_tokens(self) -> float | None:
+        """The price of training on a million tokens, None if unknown."""
+        if self.usd_per_hour is None:
+            return None
+        return self.usd_per_hour / 3600 / self.tokens_per_s * 1e6
+
+    @cached_property
     def capacity_bytes(self) -> Mapping[str, float]:
         return capacity_bytes(self.plan, self.costs)
+
+
+def check_finite(predicted: Predicted) -> None:
+    """Raise BadInput if there is no number for what is told of the step."""
+    told = {
+        "seconds": predicted.simulation.step_time_s,
+        "tokens per second": predicted.tokens_per_s,
+        "USD per million tokens": predicted.usd_per_million_tokens or 0.0,
+    }
+    for what, value in told.items():
+        if not math.isfinite(value):
+            raise BadInput(
+                got=f"a step of {value:g} {what}",
+                allowed="finite times and prices",
+                fix="correct the figures and prices in the cluster file",
+            )
 
 
 def with_prediction(predicted: Predicted) -> Plan:
@@ -49,7 +95,10 @@ def with_prediction(predicted: Predicted) -> Plan:
         predicted.plan,
         predicted=Prediction(
             step_time_s=predicted.simulation.step_time_s,
+            lower_bound_s=predicted.lower_bound_s,
+            gap=predicted.gap,
             tokens_per_s=predicted.tokens_per_s,
+            usd_per_million_tokens=predicted.usd_per_million_tokens,
             peak_memory_bytes=peaks,
         ),
     )
@@ -77,8 +126,20 @@ def tables(predicted: Predicted) -> str:
             *_aligned(_DEVICE_HEADER, _device_rows(predicted)),
             "",
             headline(predicted),
+            *_second_line(predicted),
         ]
     )
+
+
+def _second_line(predicted: Predicted) -> list[str]:
+    """The bound and the price, where they are known."""
+    bound_s, gap = predicted.lower_bound_s, predicted.gap
+    usd, parts = predicted.usd_per_million_tokens, list[str]()
+    if bound_s is not None and gap is not None:
+        parts.append(f"lower bound {_ms(bound_s)} ms (gap {gap:.1%})")
+    if usd is not None:
+        parts.append(f"{usd:.3g} USD per million tokens")
+    return [", ".join(parts)] if parts else []
 
 
 def values(predicted: Predicted) -> dict[str, Any]:
@@ -93,6 +154,9 @@ def values(predicted: Predicted) -> dict[str, Any]:
         "step_time_s": simulation.step_time_s,
         "tokens_per_s": predicted.tokens_per_s,
         "bubble_share": simulation.bubble,
+        "lower_bound_s": predicted.lower_bound_s,
+        "gap": predicted.gap,
+        "usd_per_million_tokens": predicted.usd_per_million_tokens,
         "stages": _stage_values(predicted),
         "devices": _device_values(predicted),
     }

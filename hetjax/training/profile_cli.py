@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import tyro
+
 from hetjax.errors import BadInput
 from hetjax.plans.files import read_plan
+from hetjax.plans.plan import Plan, Remat
 from hetjax.training.options import Integers, Remats, parse_options
 from hetjax.training.presets import PRESETS, Preset, preset
 
@@ -28,11 +31,11 @@ class ProfileConfig:
     """Let CPU devices stand in for those of the cluster."""
     seq_len: int
     """Tokens per sequence."""
-    microbatch_sizes: Integers = (1, 2, 4)
+    microbatch_sizes: Integers
     """Sequences per data rank; times between two sizes are interpolated."""
     tensor: Integers
     """Tensor-parallel degrees; those that a node is too small for are left out."""
-    remat: Remats = ("none", "full")
+    remat: Remats
     """What the backward pass computes again."""
     halves: bool = False
     """Measure the halves of backward passes too, for zero-bubble schedules."""
@@ -40,6 +43,8 @@ class ProfileConfig:
     """What is computed in; weights are kept in float32 in any case."""
     output: Path = Path("profile.json")
     """The profile; what is in the file already is kept and not measured again."""
+    json: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Print the profile as one JSON object in place of the table."""
 
 
 def parse(arguments: Sequence[str]) -> tuple[ProfileConfig, Preset]:
@@ -48,9 +53,16 @@ def parse(arguments: Sequence[str]) -> tuple[ProfileConfig, Preset]:
     BadInput for an unknown preset or option and for a value of the wrong type.
     SystemExit after help, which is printed.
     """
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments:
+        raise BadInput(
+            got="no preset to profile",
+            allowed=f"{_PROGRAM} PRESET [options], with a preset of "
+            f"{', '.join(PRESETS)}",
+            fix=f"{_PROGRAM} tiny, say; {_PROGRAM} --help tells more",
+        )
+    if arguments[0] in ("-h", "--help"):
         print(profile_help())
-        raise SystemExit(0 if arguments else 2)
+        raise SystemExit(0)
     name, *rest = arguments
     if name.startswith("-"):
         raise BadInput(
@@ -60,10 +72,13 @@ def parse(arguments: Sequence[str]) -> tuple[ProfileConfig, Preset]:
             fix=f"{_PROGRAM} tiny {' '.join(arguments)}",
         )
     chosen = preset(name)
+    plan = None if chosen.plan is None else read_plan(chosen.plan)
     default = ProfileConfig(
         simulate=chosen.config.simulate,
         seq_len=chosen.config.seq_len,
-        tensor=_degrees(chosen),
+        microbatch_sizes=_sizes(chosen, plan),
+        tensor=_degrees(plan),
+        remat=_remats(plan),
         dtype=chosen.config.dtype,
     )
     config = parse_options(
@@ -72,10 +87,27 @@ def parse(arguments: Sequence[str]) -> tuple[ProfileConfig, Preset]:
     return config, chosen
 
 
-def _degrees(preset: Preset) -> tuple[int, ...]:
-    """1, and those of the plan that the preset brings."""
-    stages = read_plan(preset.plan).stages() if preset.plan else []
+def _sizes(preset: Preset, plan: Plan | None) -> tuple[int, ...]:
+    """1, 2, 4, and those of a data rank under the preset and the plan it brings."""
+    planned = {
+        replica.microbatch_size // stage.mesh.data
+        for replica in (plan.replicas if plan else ())
+        for stage in replica.stages
+    }
+    return tuple(sorted({1, 2, 4, preset.config.microbatch_size, *planned}))
+
+
+def _degrees(plan: Plan | None) -> tuple[int, ...]:
+    """1, and those of the plan."""
+    stages = plan.stages() if plan else []
     return tuple(sorted({1, *(stage.mesh.tensor for _, _, stage in stages)}))
+
+
+def _remats(plan: Plan | None) -> tuple[Remat, ...]:
+    """None and full, and those of the plan."""
+    stages = plan.stages() if plan else []
+    usual: tuple[Remat, ...] = ("none", "full")
+    return tuple(dict.fromkeys((*usual, *(stage.remat for _, _, stage in stages))))
 
 
 def profile_help() -> str:

@@ -7,17 +7,20 @@ see. Does not own how a layer is timed (`runtime/measure.py`), the file
 """
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from itertools import permutations, product
 from statistics import median
 
 import jax
 
+from hetjax.cluster.catalogue import canonical_name
 from hetjax.cluster.cluster import Node
 from hetjax.cluster.discovery import device_name
 from hetjax.costs.profile import LinkMeasurement, Measurement, Profile
-from hetjax.costs.profile_files import read_profile, write_profile
+from hetjax.costs.profile_files import profile_json, read_profile, write_profile
 from hetjax.errors import BadInput
 from hetjax.models.counts import tensor_sizes
 from hetjax.models.model import Model
@@ -38,6 +41,8 @@ from hetjax.training.progress import Display, display
 _Pair = tuple[str, str]  # node names: from, to
 _HEADER = ("device", "layer", "tensor", "sequences", "remat")
 _TIMES = ("forward", "backward", "update")  # ms
+_MOST_SEQUENCES = 2**16  # more than any device holds
+_MOST_LETTERS = 200  # of a file's name, its draft's being longer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,11 +89,15 @@ def measure_profile(config: ProfileConfig, preset: Preset, model: Model) -> Prof
         cases=tuple(case for case in cases if case not in there),
         pairs=tuple(p for p in _pairs(hardware) if p not in linked),
     )
-    with display(len(job.cases) + len(job.pairs)) as shown:
+    # with --json, standard output is the machine's and people look at the other
+    to_people = sys.stderr if config.json else sys.stdout
+    with redirect_stdout(to_people), display(len(job.cases) + len(job.pairs)) as shown:
         _announce(job, kept, nodes, shown)
         profile = _measured(job, kept, nodes, shown)
         shown.note(profile_table(profile))
         shown.note(f"profile written to {config.output}")
+    if config.json:
+        print(profile_json(profile), end="")
     return profile
 
 
@@ -126,17 +135,22 @@ def _measured(
         program_s = median(map(program_seconds, firsts))
         profile = replace(profile, program_s=program_s)
     same: dict[tuple[str, Case], Measurement | None] = {}
+    shared: dict[tuple[str, str, int], float | None] = {}
     for case in job.cases:
         devices = job.hardware.devices[nodes[case.device].name]
         # kinds that one kind of device stands in for are measured once
-        key = device_name(devices[0]), replace(case, device="")
-        if key not in same:
-            same[key] = _measure(case, job, devices, profile.program_s, shown)
-        measurement = same[key]
+        here = device_name(devices[0]), replace(case, device="")
+        if here not in same:
+            same[here] = _measure(case, job, devices, profile.program_s, shown)
+        measurement = same[here]
         done += 1
         if measurement is not None:
+            # updates know nothing of microbatches
+            key = device_name(devices[0]), case.kind, case.tensor
+            if key not in shared:
+                shared[key] = _shared_update_s(case, job, devices, profile.program_s)
+            own = replace(measurement, device=case.device, shared_update_s=shared[key])
             others = [m for m in profile.measurements if _case(m) != case]
-            own = replace(measurement, device=case.device)
             profile = replace(profile, measurements=(*others, own))
             write_profile(output, profile)
         shown.trained({"step": done})
@@ -156,31 +170,55 @@ def _measure(
     shown: Display,
 ) -> Measurement | None:
     """Measure one case; None, and a note, if it does not fit into memory."""
-    rule = optimizer(job.preset.config.optimizer, job.preset.config.steps)
     name = (
         f"{case.kind} on {case.device}, tensor {case.tensor}, "
         f"{case.microbatch_size} sequences, remat {case.remat}"
     )
     try:
-        bench = LayerBench(
-            case,
-            job.model,
-            devices,
-            rule,
-            seq_len=job.config.seq_len,
-            dtype=job.config.dtype,
-            halves=job.config.halves,
-        )
+        bench = _bench(case, job, devices)
         times = [bench.time_once() for _ in range(NUM_REPETITIONS)]
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
+    except (jax.errors.JaxRuntimeError, MemoryError) as error:
+        _check_out_of_memory(error)
         shown.note(f"{name}: left out, the device's memory is too small")
         return None
     m = bench.measurement(times, program_s)
     told = zip(_TIMES, (m.forward_s, m.backward_s, m.update_s), strict=True)
     shown.note(f"{name}: " + ", ".join(f"{w} {1e3 * s:.3f} ms" for w, s in told))
     return m
+
+
+def _shared_update_s(
+    case: Case, job: _Job, devices: Sequence[jax.Device], program_s: float
+) -> float | None:
+    """Measure the update of a layer that two replicas hold; None without memory."""
+    try:
+        bench = _bench(case, job, devices, num_replicas=2)
+        times = [bench.time_once() for _ in range(NUM_REPETITIONS)]
+        return bench.update_s(times, program_s)
+    except (jax.errors.JaxRuntimeError, MemoryError) as error:
+        _check_out_of_memory(error)
+        return None
+
+
+def _bench(
+    case: Case, job: _Job, devices: Sequence[jax.Device], num_replicas: int = 1
+) -> LayerBench:
+    config = job.preset.config
+    return LayerBench(
+        case,
+        job.model,
+        devices,
+        optimizer(config.optimizer, config.steps),
+        seq_len=job.config.seq_len,
+        dtype=job.config.dtype,
+        halves=job.config.halves,
+        num_replicas=num_replicas,
+    )
+
+
+def _check_out_of_memory(error: Exception) -> None:
+    if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
+        raise error
 
 
 def _link(pair: _Pair, job: _Job, shown: Display) -> LinkMeasurement:
@@ -198,7 +236,7 @@ def _node_of_kind(hardware: Hardware) -> dict[str, Node]:
     """The largest node of each device kind."""
     nodes: dict[str, Node] = {}
     for node in hardware.cluster.nodes:
-        kind = node.device
+        kind = canonical_name(node.device)
         if kind not in nodes or node.count > nodes[kind].count:
             nodes[kind] = node
     return nodes
@@ -223,7 +261,7 @@ def _cases(
 
 def _case(m: Measurement) -> Case:
     return Case(
-        device=m.device,
+        device=canonical_name(m.device),
         kind=m.kind,
         tensor=m.tensor,
         microbatch_size=m.microbatch_size,
@@ -239,7 +277,7 @@ def _pairs(hardware: Hardware) -> Iterator[_Pair]:
 
 def _kept(config: ProfileConfig, wanted: Profile) -> Profile:
     """Return the profile that is in the file; BadInput if it is of something else."""
-    if not config.output.exists():
+    if not os.path.exists(config.output):
         return wanted
     found = read_profile(config.output)
     for key in ("model", "seq_len", "dtype", "layers"):
@@ -264,10 +302,10 @@ def _check(config: ProfileConfig, model: Model) -> None:
         )
     for name in ("microbatch_sizes", "tensor"):
         for value in getattr(config, name):
-            if value < 1:
+            if not 1 <= value <= _MOST_SEQUENCES:
                 raise BadInput(
                     got=f"{name} with {value}",
-                    allowed=f"{name} of 1 or more",
+                    allowed=f"{name} from 1 to {_MOST_SEQUENCES}",
                     fix=f"give --{name.replace('_', '-')} 1,2, say",
                 )
     for axis, sizes in tensor_sizes(model).items():
@@ -279,7 +317,7 @@ def _check(config: ProfileConfig, model: Model) -> None:
                     fix="give --tensor 1, say",
                 )
     folder = config.output.resolve().parent
-    if not os.access(folder, os.W_OK):
+    if not os.access(folder, os.W_OK) or len(config.output.name) > _MOST_LETTERS:
         raise BadInput(
             got=f"output file {str(config.output)!r}: cannot write in {str(folder)!r}",
             allowed="a file in a folder that is there and can be written",

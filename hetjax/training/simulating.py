@@ -1,28 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line of `simulate`: a plan or a preset in, a predicted step out.
 
-Owns its options, where plan, model, cluster and times come from, and the files that
-it writes. Does not own what is shown (`prediction.py`) nor the simulation itself
-(`schedule/`).
+Owns its options, where plan, model and cluster come from, and the files that it
+writes. Does not own the costs (`costing.py`), what is shown (`prediction.py`) nor the
+simulation itself (`schedule/`).
 """
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import jax
 import tyro
 
-from hetjax.cluster.cluster import Cluster, Link
+from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.discovery import discover
 from hetjax.cluster.files import load_cluster
 from hetjax.cluster.record import did_you_mean
-from hetjax.costs.analytic import analytic_costs
-from hetjax.costs.costs import Costs
-from hetjax.costs.profile import Profile, check_profile
+from hetjax.costs.profile import Profile
 from hetjax.costs.profile_files import read_profile
+from hetjax.costs.static import OptimizerInit, adam_state
 from hetjax.errors import BadInput
 from hetjax.models.counts import tensor_sizes
 from hetjax.models.model import Model
@@ -38,10 +38,18 @@ from hetjax.schedule.plot import check_picture, write_picture
 from hetjax.schedule.simulator import simulate
 from hetjax.schedule.spans import simulated_spans
 from hetjax.schedule.trace import Span, perfetto
+from hetjax.training.costing import (
+    check_times,
+    costs_of,
+    not_measured,
+    usd_per_hour,
+)
+from hetjax.training.optimizer import optimizer
 from hetjax.training.options import parse_options
 from hetjax.training.placement import choose_plan
 from hetjax.training.prediction import (
     Predicted,
+    check_finite,
     headline,
     tables,
     values,
@@ -80,6 +88,8 @@ class SimulateOptions:
     """Name of a model preset; else the plan's."""
     profile: Path | None = None
     """Measured times, from python -m hetjax.profile; else times are estimated."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """What is computed in; else the profile's, the preset's, or bfloat16."""
     schedule: str | None = None
     """Another schedule than the plan's: gpipe, 1f1b, h1f1b (launch-aheads that suit
     stages and links), harp (those of HARP's thresholds), interleaved, zero-bubble, or
@@ -96,12 +106,16 @@ class SimulateOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Subject:
-    """What is simulated: a valid plan with its model, on a cluster."""
+    """What is simulated: a valid plan with its model, on a cluster.
+
+    `dtype` and the optimizer's `init` are those of training, where a preset tells.
+    """
 
     plan: Plan
     model: Model
     cluster: Cluster
-    dtype: str
+    dtype: str = "bfloat16"
+    init: OptimizerInit = adam_state
 
 
 def simulate_command(arguments: Sequence[str]) -> None:
@@ -120,7 +134,7 @@ def simulate_command(arguments: Sequence[str]) -> None:
     _check_outputs(options)
     predicted = predict(options)
     if options.json:
-        print(json.dumps(values(predicted)))
+        print(json.dumps(values(predicted), allow_nan=False))
     else:
         print(tables(predicted))
     try:
@@ -140,7 +154,9 @@ def predict(options: SimulateOptions) -> Predicted:
     profile = None if options.profile is None else read_profile(options.profile)
     subject = _subject(options)
     plan, model, cluster = subject.plan, subject.model, subject.cluster
-    costs = costs_of(plan, model, cluster, profile, dtype=subject.dtype)
+    dtype = _dtype(options, profile, subject)
+    costs = costs_of(plan, model, cluster, profile, dtype=dtype, optimizer=subject.init)
+    check_times(costs)
     tied = Layout(plan, model).tied
     if options.schedule is not None:
         plan = with_schedule(plan, options.schedule, costs, tied)
@@ -148,74 +164,33 @@ def predict(options: SimulateOptions) -> Predicted:
     programs = lower(plan, tied)
     memory = memory_uses(programs, plan, costs)
     check_memory(memory, plan, costs)
-    return Predicted(
+    predicted = Predicted(
         plan=plan,
         costs=costs,
         simulation=simulate(programs, plan, costs),
         memory=memory,
         tied=tied,
-        times_from=f"estimated from the device catalogue, {subject.dtype}"
+        times_from=f"estimated from the device catalogue, {dtype}"
         if profile is None
-        else _measured_where(profile, options.profile, _devices(plan, cluster)),
+        else f"measured, {options.profile}, {dtype}"
+        + not_measured(profile, plan, cluster, programs),
+        usd_per_hour=usd_per_hour(plan, cluster),
     )
+    check_finite(predicted)
+    return predicted
 
 
-def costs_of(
-    plan: Plan, model: Model, cluster: Cluster, profile: Profile | None, *, dtype: str
-) -> Costs:
-    """Return what the plan costs: measured where the profile knows the device.
-
-    `dtype` is that of compute where there is no profile. BadInput for an unknown
-    device, an unreachable link, a profile of another model or of other devices only.
-    """
+def _dtype(options: SimulateOptions, profile: Profile | None, subject: _Subject) -> str:
     if profile is None:
-        return analytic_costs(plan, model, cluster, dtype=dtype)
-    check_profile(profile, model.name, plan.seq_len, len(model.layers))
-    devices = _devices(plan, cluster)
-    if not devices & _measured(profile):
+        return options.dtype or subject.dtype
+    if options.dtype not in (None, profile.dtype):
         raise BadInput(
-            got=f"a profile of {', '.join(sorted(_measured(profile)))}",
-            allowed=f"one of the plan's devices: {', '.join(sorted(devices))}",
-            fix=f"measure there: python -m hetjax.profile {model.name}, or leave "
-            "--profile out",
+            got=f"--dtype {options.dtype} with a profile measured in {profile.dtype}",
+            allowed=f"--dtype {profile.dtype}, or none",
+            fix=f"leave --dtype out, or measure: python -m hetjax.profile "
+            f"{profile.model} --dtype {options.dtype} --output FILE",
         )
-    cluster = with_measured_links(cluster, profile)
-    return analytic_costs(plan, model, cluster, dtype=profile.dtype, profile=profile)
-
-
-def with_measured_links(cluster: Cluster, profile: Profile) -> Cluster:
-    """Return the cluster with a link for each pair of its nodes that was measured.
-
-    Of two directions the slower counts for both.
-    """
-    nodes = {node.name for node in cluster.nodes}
-    links = {frozenset(link.between): link for link in cluster.links}
-    # the slowest come last, and stay
-    for found in sorted(profile.links, key=lambda f: -f.bandwidth_gbit_per_s):
-        ends = frozenset(found.between)
-        if len(ends) == 2 and ends <= nodes:
-            links[ends] = Link(
-                between=found.between,
-                bandwidth_gbit_per_s=found.bandwidth_gbit_per_s,
-                latency_ms=found.latency_ms,
-            )
-    return replace(cluster, links=tuple(links.values()))
-
-
-def _devices(plan: Plan, cluster: Cluster) -> set[str]:
-    used = {stage.node for _, _, stage in plan.stages()}
-    return {node.device for node in cluster.nodes if node.name in used}
-
-
-def _measured(profile: Profile) -> set[str]:
-    return {measurement.device for measurement in profile.measurements}
-
-
-def _measured_where(profile: Profile, path: Path | None, devices: set[str]) -> str:
-    """Say for people which times are measured."""
-    missing = sorted(devices - _measured(profile))
-    rest = f"; {', '.join(missing)} not in it, estimated" if missing else ""
-    return f"measured, {path}{rest}"
+    return profile.dtype
 
 
 def _subject(options: SimulateOptions) -> _Subject:
@@ -223,9 +198,10 @@ def _subject(options: SimulateOptions) -> _Subject:
     if options.plan in PRESETS:
         return _of_preset(options)
     path = Path(options.plan)
-    if not path.exists():
+    if not os.path.exists(path):  # Path.exists raises for a name that is too long
+        shown = options.plan if len(options.plan) < 80 else f"{options.plan[:77]}..."
         raise BadInput(
-            got=f"{options.plan!r}, which is neither a file nor a preset",
+            got=f"{shown!r}, which is neither a file nor a preset",
             allowed=f"a plan file, or a preset of {', '.join(PRESETS)}",
             fix=did_you_mean(options.plan, list(PRESETS)),
         )
@@ -234,7 +210,7 @@ def _subject(options: SimulateOptions) -> _Subject:
     plan = replace(plan, model=model.name)
     cluster = _cluster(options.cluster)
     _validate(plan, model, cluster, f"plan file {options.plan!r}")
-    return _Subject(plan=plan, model=model, cluster=cluster, dtype="bfloat16")
+    return _Subject(plan=plan, model=model, cluster=cluster)
 
 
 def _of_preset(options: SimulateOptions) -> _Subject:
@@ -243,7 +219,10 @@ def _of_preset(options: SimulateOptions) -> _Subject:
     config = replace(chosen.config, model=model.name)
     cluster = _cluster(options.cluster or chosen.cluster)
     plan = choose_plan(config, model, cluster, chosen, previous=None).plan
-    return _Subject(plan=plan, model=model, cluster=cluster, dtype=config.dtype)
+    init = optimizer(config.optimizer, config.steps).init
+    return _Subject(
+        plan=plan, model=model, cluster=cluster, dtype=config.dtype, init=init
+    )
 
 
 def _cluster(path: Path | None) -> Cluster:
@@ -264,7 +243,7 @@ def _check_outputs(options: SimulateOptions) -> None:
     """Refuse what could not be written before anything is computed."""
     for name in ("trace", "plot", "output"):
         path: Path | None = getattr(options, name)
-        if path is not None and not path.parent.is_dir():
+        if path is not None and not os.path.isdir(path.parent):
             raise BadInput(
                 got=f"--{name} {path}, in a folder that is not there",
                 allowed="a file in a folder that is there",

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """A plan's costs on a cluster: who sends how much to whom, measured times first."""
 
+from dataclasses import replace
+
 import pytest
 
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.costs.analytic import analytic_costs
+from hetjax.costs.costs import Costs
 from hetjax.costs.profile import Measurement, Profile
 from hetjax.models.counts import parameter_count
 from hetjax.models.model import Model
+from hetjax.models.presets import model_preset
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from tests.costs.small_models import SEQ_LEN, WIDTH, family
 
@@ -112,3 +116,147 @@ def test_measured_times_go_before_estimates_on_the_devices_that_were_measured():
     assert known.times[0, 1].backward_s == 6.0
     assert known.times[0, 0] == estimated.times[0, 0]
     assert known.memory == estimated.memory
+
+
+@pytest.mark.parametrize("wanted", ["A100-80-SXM", "A100-SXM4-80GB"])
+@pytest.mark.parametrize("measured", ["A100-80-SXM", "A100-SXM4-80GB"])
+def test_a_profile_serves_a_device_under_any_of_its_names(wanted: str, measured: str):
+    model = family("llama")
+    plan = one_stage(model.name, 6, StageMesh(), microbatch_size=2)
+    block = Measurement(
+        device=measured,
+        kind="block",
+        tensor=1,
+        microbatch_size=2,
+        forward_s=1.0,
+        backward_s=2.0,
+        update_s=0.5,
+        shared_update_s=2.0,
+    )
+    profile = Profile(
+        model=model.name,
+        seq_len=SEQ_LEN,
+        dtype="bfloat16",
+        layers=("block",) * 6,
+        measurements=(block,),
+    )
+    one = Cluster(name="one", nodes=(Node(name="n", device=wanted, count=2),))
+    times = analytic_costs(plan, model, one, profile=profile).times
+    assert (times[0, 0].forward_s, times[0, 0].update_s) == (6.0, 3.0)
+    stage = plan.replicas[0].stages[0]
+    other = replace(plan.replicas[0], stages=(replace(stage, devices=(1,)),))
+    two = replace(plan, global_batch=4, replicas=(*plan.replicas, other))
+    shared = analytic_costs(two, model, one, profile=profile).times
+    assert shared[0, 0].update_s == shared[1, 0].update_s == 12.0
+
+
+def one_stage(
+    name: str, num_layers: int, mesh: StageMesh, *, microbatch_size: int
+) -> Plan:
+    """The whole model on the first devices of node "n"."""
+    stage = Stage(
+        node="n",
+        devices=tuple(range(mesh.data * mesh.tensor)),
+        mesh=mesh,
+        layers=(0, num_layers),
+        launch_ahead=1,
+    )
+    replica = Replica(
+        num_microbatches=1, microbatch_size=microbatch_size, stages=(stage,)
+    )
+    return Plan(
+        model=name, seq_len=SEQ_LEN, global_batch=microbatch_size, replicas=(replica,)
+    )
+
+
+def hosts(num_hosts: int, count: int = 8) -> Cluster:
+    node = Node(
+        name="n",
+        device="A100-SXM4-80GB",
+        count=count,
+        hosts=num_hosts,
+        network_gbit_per_s=10.0,
+    )
+    return Cluster(name="slow", nodes=(node,))
+
+
+def test_data_ranks_pay_for_slow_hosts_what_replicas_pay():
+    """gpt3-1.3b on 8 hosts at 10 Gbit/s: a ring of 2 * 7 / 8 of 4 bytes a parameter."""
+    model = model_preset("gpt3-1.3b")
+    num_layers = len(model.layers)
+    num_params = sum(map(parameter_count, model.layers))
+    one = one_stage(model.name, num_layers, StageMesh(data=8), microbatch_size=8)
+    alone = one_stage(model.name, num_layers, StageMesh(), microbatch_size=1)
+    stage = alone.replicas[0].stages[0]
+    eight = replace(
+        alone,
+        global_batch=8,
+        replicas=tuple(
+            replace(alone.replicas[0], stages=(replace(stage, devices=(device,)),))
+            for device in range(8)
+        ),
+    )
+    ring_s = 7 / 4 * 4 * num_params / 1.25e9
+    replicas = analytic_costs(eight, model, hosts(8))
+    summed = sum(
+        reduction.hop_bytes * len(reduction.hops) / 8 / 1.25e9
+        for reduction in replicas.reductions.values()
+    )
+    assert summed == pytest.approx(ring_s, rel=0.05)  # 7.3 s
+    inside = analytic_costs(one, model, hosts(1)).times[0, 0]
+    over = analytic_costs(one, model, hosts(8)).times[0, 0]
+    assert inside.update_s < 0.2 < 7 < over.update_s
+    # replicas update all weights themselves; ranks also gather bf16 copies
+    gather_s = 7 / 8 * 2 * num_params / 1.25e9
+    assert over.update_s == pytest.approx(ring_s + gather_s, rel=0.03)
+    assert over.update_s - gather_s == pytest.approx(ring_s, rel=0.15)
+    assert over.forward_s == inside.forward_s
+
+
+def test_a_tensor_group_over_hosts_is_as_slow_as_their_cards():
+    model = family("llama")
+    plan = one_stage(model.name, 6, StageMesh(data=2, tensor=2), microbatch_size=2)
+    stage = plan.replicas[0].stages[0]
+    across = replace(stage, devices=(0, 2, 1, 3))  # both groups leave their host
+    spread = replace(plan, replicas=(replace(plan.replicas[0], stages=(across,)),))
+
+    def times(plan: Plan) -> Costs:
+        return analytic_costs(plan, model, hosts(2, count=4))
+
+    inside, over = times(plan).times[0, 0], times(spread).times[0, 0]
+    # every block sums two activations of 1 sequence forwards, on half a card
+    activation_bytes = SEQ_LEN * WIDTH * 2
+    ring_s = 4 * 2 * activation_bytes / 2 / (1.25e9 / 2)
+    assert over.forward_s - inside.forward_s > 2 * ring_s
+    assert over.backward_s > inside.backward_s + 2 * ring_s
+    assert over.update_s < inside.update_s  # its data rings stay inside
+
+
+def test_a_measured_update_pays_for_its_data_axis_too():
+    model = family("llama")
+    block = Measurement(
+        device="A100-SXM4-80GB",
+        kind="block",
+        tensor=1,
+        microbatch_size=1,
+        forward_s=1.0,
+        backward_s=2.0,
+        update_s=0.5,
+    )
+    profile = Profile(
+        model=model.name,
+        seq_len=SEQ_LEN,
+        dtype="bfloat16",
+        layers=("block",) * 6,
+        measurements=(block,),
+    )
+    plan = one_stage(model.name, 6, StageMesh(data=2), microbatch_size=2)
+
+    def update_s(num_hosts: int, profile: Profile | None) -> float:
+        cluster = hosts(num_hosts, count=2)
+        times = analytic_costs(plan, model, cluster, profile=profile).times
+        return times[0, 0].update_s
+
+    over_network = update_s(2, None) - update_s(1, None)
+    assert update_s(1, profile) > 3.0
+    assert update_s(2, profile) - update_s(1, profile) == pytest.approx(over_network)

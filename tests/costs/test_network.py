@@ -13,6 +13,7 @@ from hetjax.costs.network import (
     NETWORK_LATENCY_S,
     Place,
     num_lanes,
+    ring_card_bytes_per_s,
     route,
     trunks,
 )
@@ -196,6 +197,17 @@ def test_names_that_would_make_two_trunks_one_are_bad_input():
     cluster = Cluster(name="x", nodes=(machine("a"), machine("a:1")))
     with pytest.raises(BadInput, match="2 trunks of cluster 'x' named 'a:1/out'"):
         trunks(cluster)
+
+
+def test_rings_share_the_cards_of_the_hosts_that_they_leave():
+    two, tpu = machine("two", hosts=2), LAB.nodes[-1]  # devices 0, 1 and 2, 3
+    whole = 10e9
+    assert ring_card_bytes_per_s(machine("a"), [(0, 1, 2, 3)]) == float("inf")
+    assert ring_card_bytes_per_s(two, [(0, 1), (2, 3)]) == float("inf")
+    assert ring_card_bytes_per_s(two, [(0, 1, 2, 3)]) == whole
+    assert ring_card_bytes_per_s(two, [(0, 2, 1, 3)]) == whole  # joined in host order
+    assert ring_card_bytes_per_s(two, [(0, 2), (1, 3)]) == whole / 2
+    assert ring_card_bytes_per_s(tpu, [tuple(range(8))]) == float("inf")
 
 
 @st.composite

@@ -40,7 +40,8 @@ GOLDEN = """\
 "remat": "none", "forward_s": 0.25, "backward_s": 0.5, "update_s": 0.125},
     {"device": "cpu", "kind": "block", "tensor": 2, "data": 2, "microbatch_size": 2, \
 "remat": "full", "forward_s": 0.25, "backward_s": 0.75, "update_s": 0.0625, \
-"input_gradient_s": 0.5, "weight_gradient_s": 0.25, "workspace_bytes": 4096}
+"input_gradient_s": 0.5, "weight_gradient_s": 0.25, "workspace_bytes": 4096, \
+"shared_update_s": 0.375}
   ],
   "links": [
     {"between": ["a", "b"], "bandwidth_gbit_per_s": 8.0, "latency_ms": 0.5}
@@ -82,6 +83,7 @@ def golden_profile() -> Profile:
         input_gradient_s=0.5,
         weight_gradient_s=0.25,
         workspace_bytes=4096,
+        shared_update_s=0.375,
     )
     link = LinkMeasurement(between=("a", "b"), bandwidth_gbit_per_s=8.0, latency_ms=0.5)
     return profile_of(block(), halves, links=(link,), program_s=0.001)
@@ -137,6 +139,7 @@ def measurements(draw: st.DrawFn) -> tuple[Measurement, ...]:
                 input_gradient_s=draw(seconds) if halves else None,
                 weight_gradient_s=draw(seconds) if halves else None,
                 workspace_bytes=draw(st.none() | st.integers(0, 2**40)),
+                shared_update_s=draw(st.none() | seconds),
             )
         )
     return tuple(made)
@@ -170,6 +173,8 @@ def at_top(**values: Any) -> str:
         (at_top(version=True), "version = True", "measure again"),
         (at_top(modle="x"), "unknown key 'modle'", "did you mean 'model'?"),
         (at_top(seq_len=0), "seq_len = 0", "correct seq_len"),
+        (at_top(dtype="float16"), "dtype = 'float16'", "did you mean 'bfloat16'?"),
+        (at_top(dtype="int8"), "dtype = 'int8'", "use one of float32, bfloat16"),
         (at_top(layers=["block", 3]), "layers[1] = 3", "as a string"),
         (at_top(program_s=-1), "program_s = -1", "correct program_s"),
         (changed(forward_s=-0.5), "measurements[0].forward_s = -0.5", "correct"),
@@ -281,7 +286,14 @@ def test_what_was_not_measured_is_refused_with_what_was(
         )
     assert f"no '{kind}' on '{device}' with tensor {tensor}" in caught.value.got
     assert "cpu" in caught.value.allowed and "block" in caught.value.allowed
-    assert "python -m hetjax.profile tiny" in caught.value.fix
+    options = f"--microbatch-sizes 2 --tensor {tensor} --remat {remat}"
+    assert f"python -m hetjax.profile tiny {options}" in caught.value.fix
+
+
+def test_two_names_of_one_device_measured_alike_are_a_repeat() -> None:
+    names = ("A100-80-SXM", "A100-SXM4-80GB")
+    with pytest.raises(BadInput, match="2 measurements of 'A100-SXM4-80GB'"):
+        profile_json(profile_of(*(block(device=name) for name in names)))
 
 
 def test_an_unmeasured_data_degree_takes_the_times_of_one_rank() -> None:

@@ -6,16 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetjax.cluster.catalogue import catalogue
+from hetjax.cluster.cluster import Node
 from hetjax.costs.analytic import stage_times
 from hetjax.costs.costs import StageTimes
-from hetjax.costs.roofline import all_reduce_s, matmul_s
+from hetjax.costs.roofline import all_reduce_s, matmul_s, ring_hop
 from hetjax.costs.static import adam_state
 from hetjax.models.gpt import GPTConfig, gpt_model
 from hetjax.plans.plan import Plan, Remat, Replica, Stage, StageMesh
 from tests.costs.small_models import family, pipeline
 
 A100 = catalogue()["A100-SXM4-80GB"]
-A100_40 = catalogue()["A100-SXM4-40GB"]
+NODE = Node(name="n", device=A100.name, count=8)
+NODE_40 = Node(name="n", device="A100-SXM4-40GB", count=1)
 sizes = st.integers(1, 1 << 14)
 
 
@@ -32,15 +34,25 @@ def test_a_larger_product_never_takes_less_time(m: int, n: int, k: int, more: in
 
 
 def test_a_ring_moves_twice_the_bytes_but_one_share():
-    large = 1e9
-    alone = all_reduce_s(large, 1, A100)
-    pair, eight = all_reduce_s(large, 2, A100), all_reduce_s(large, 8, A100)
+    large, hop = 1e9, ring_hop(A100)
+    alone = all_reduce_s(large, 1, hop)
+    pair, eight = all_reduce_s(large, 2, hop), all_reduce_s(large, 8, hop)
     assert alone == 0
     assert eight / pair == pytest.approx((7 / 8) / (1 / 2), rel=0.01)
 
 
+@pytest.mark.parametrize("name", ["V100-SXM2-32GB", "P100-SXM2-16GB", "T4"])
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_without_native_bf16_no_product_beats_plain_fp32(name: str, itemsize: int):
+    device = catalogue()[name]
+    assert device.fp32_tflops is not None
+    seconds = matmul_s((1, 4096, 4096, 4096), itemsize, device)
+    least_s = 2 * 4096**3 / (device.fp32_tflops * 1e12)
+    assert least_s < seconds < 2 * least_s
+
+
 def gpt_step_s(
-    config: GPTConfig, *, device, tensor: int, microbatch_size: int, remat: Remat
+    config: GPTConfig, *, node: Node, tensor: int, microbatch_size: int, remat: Remat
 ) -> StageTimes:
     """A whole model as one stage."""
     model = gpt_model(config)
@@ -62,7 +74,7 @@ def gpt_step_s(
         replicas=(replica,),
     )
     return stage_times(
-        plan, model, (0, 0), device, dtype="bfloat16", optimizer=adam_state
+        plan, model, (0, 0), node, dtype="bfloat16", optimizer=adam_state
     )
 
 
@@ -79,7 +91,7 @@ def test_22b_on_eight_a100_is_near_the_published_iteration(
         num_heads=64,
         max_seq_len=2_048,
     )
-    times = gpt_step_s(config, device=A100, tensor=8, microbatch_size=4, remat=remat)
+    times = gpt_step_s(config, node=NODE, tensor=8, microbatch_size=4, remat=remat)
     predicted_s = times.fused_s + times.update_s
     assert predicted_s == pytest.approx(measured_s, rel=0.15)
 
@@ -94,9 +106,7 @@ def test_355m_on_one_a100_is_near_the_published_iteration():
         num_heads=16,
         max_seq_len=1_024,
     )
-    times = gpt_step_s(
-        config, device=A100_40, tensor=1, microbatch_size=2, remat="full"
-    )
+    times = gpt_step_s(config, node=NODE_40, tensor=1, microbatch_size=2, remat="full")
     assert 512 * times.fused_s == pytest.approx(39.31, rel=0.15)
 
 
@@ -107,7 +117,7 @@ def test_halves_make_up_the_backward_and_remat_only_adds_to_the_first(remat: Rem
     def times(remat: Remat) -> StageTimes:
         plan = pipeline(model, (0, 1), (1, 5), (5, 6), mesh=StageMesh(), remat=remat)
         return stage_times(
-            plan, model, (0, 1), A100, dtype="bfloat16", optimizer=adam_state
+            plan, model, (0, 1), NODE, dtype="bfloat16", optimizer=adam_state
         )
 
     kept, with_remat = times("none"), times(remat)

@@ -108,6 +108,24 @@ def test_the_head_is_timed_with_its_loss_and_its_backward_is_what_fusing_adds():
 
 
 @pytest.mark.usefixtures("quick_compiling")
+def test_of_a_layer_that_replicas_share_the_update_alone_is_timed():
+    case = Case(device="cpu", kind="block", microbatch_size=1)
+    rule, devices = optax.adamw(1e-3), jax.devices()
+    timed = LayerBench(
+        case,
+        llama_model(LLAMA),
+        devices,
+        rule,
+        seq_len=8,
+        dtype="float32",
+        num_replicas=2,
+    )
+    assert set(timed.time_once()) == {"update"}
+    times = [{"update": seconds} for seconds in (9.0, 5.0, 1.0)]
+    assert timed.update_s(times, program_s=1.0) == 2.0
+
+
+@pytest.mark.usefixtures("quick_compiling")
 def test_noise_never_makes_a_time_negative():
     timed = bench(
         llama_model(LLAMA), Case(device="cpu", kind="embedding", microbatch_size=1)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`profile`: each distinct layer once, a file that reads back and grows."""
 
+import json
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -9,17 +10,21 @@ from typing import Any
 import jax
 import pytest
 
-from hetjax.cluster.files import preset_path
+from hetjax.cluster.cluster import Cluster, Node
+from hetjax.cluster.files import cluster_toml, preset_path
 from hetjax.costs.profile import LinkMeasurement, Measurement, Profile
-from hetjax.costs.profile_files import read_profile, write_profile
+from hetjax.costs.profile_files import parse_profile, read_profile, write_profile
 from hetjax.models.llama import llama_model
 from hetjax.models.model import Model
+from hetjax.plans.plan import StageMesh
 from hetjax.profile import main
 from hetjax.runtime.measure import Case
+from hetjax.simulate import main as simulate
 from hetjax.training import profiling
+from hetjax.training.presets import PRESETS
 from hetjax.training.profile_cli import ProfileConfig, parse
 from hetjax.training.profiling import measure_profile, profile_table
-from tests.training.small import MODEL, MODEL_CONFIG, small_preset
+from tests.training.small import MODEL, MODEL_CONFIG, ONE_REPLICA, but, small_preset
 
 KINDS = ("A100-SXM4-80GB", "V100-SXM2-32GB", "H20")
 NODES = ("a100-0", "v100-0", "h20-0")
@@ -32,6 +37,8 @@ class FakeBench:
     fails: dict[int, BaseException] = {}  # by number of the case
 
     def __init__(self, case: Case, *arguments: Any, **options: Any) -> None:
+        if options["num_replicas"] > 1:
+            return  # the update of what replicas share
         FakeBench.asked.append(case)
         error = FakeBench.fails.get(len(FakeBench.asked))
         if error is not None:
@@ -40,6 +47,9 @@ class FakeBench:
 
     def time_once(self) -> dict[str, float]:
         return {}
+
+    def update_s(self, repetitions: Any, program_s: float) -> float:
+        return 4.0
 
     def measurement(self, repetitions: Any, program_s: float) -> Measurement:
         half = 0.5 if self.halves else None
@@ -98,6 +108,7 @@ def test_every_distinct_layer_is_measured_and_the_file_reads_back(tmp_path: Path
     assert found == [(device, kind) for device in KINDS for kind in distinct]
     for m in profile.measurements:
         assert m.forward_s > 0 and m.backward_s > 0 and m.update_s > 0
+        assert m.shared_update_s is not None and m.shared_update_s > 0
     assert profile.program_s > 0
     assert [link.between for link in profile.links] == list(permutations(NODES, 2))
 
@@ -136,6 +147,42 @@ def test_what_the_file_has_is_kept_and_only_the_rest_is_measured(
     assert second.measurements[:9] == first.measurements
     assert (second.links, second.program_s) == (first.links, first.program_s)
     assert "9 measurements are kept, 9 are missing" in capsys.readouterr().out
+
+
+def test_a_device_under_another_name_is_the_same_device(
+    tmp_path: Path, fake: type[FakeBench]
+):
+    text = preset_path("tiny").read_text()
+    assert KINDS[0] in text
+    (tmp_path / "alias.toml").write_text(text.replace(KINDS[0], "A100-80-SXM"))
+    measured(tmp_path)
+    again = measured(tmp_path, cluster=tmp_path / "alias.toml")
+    assert len(fake.asked) == 3
+    assert {m.device for m in again.measurements} == set(KINDS)
+
+
+def test_with_json_the_profile_is_all_of_standard_output(
+    tmp_path: Path, fake: type[FakeBench], capsys: pytest.CaptureFixture[str]
+):
+    profile = measured(tmp_path, json=True)
+    out, told = capsys.readouterr()
+    assert parse_profile(out) == profile
+    assert "profile written to" in told
+
+
+def test_without_memory_for_two_replicas_only_their_update_is_missing(
+    tmp_path: Path, fake: type[FakeBench], monkeypatch: pytest.MonkeyPatch
+):
+    def update_s(self: FakeBench, repetitions: Any, program_s: float) -> float:
+        raise MemoryError
+
+    first = measured(tmp_path)
+    assert all(m.shared_update_s == 4.0 for m in first.measurements)
+    (tmp_path / "profile.json").unlink()
+    monkeypatch.setattr(fake, "update_s", update_s)
+    second = measured(tmp_path)
+    assert [m.update_s for m in second.measurements] == [1.0] * 9
+    assert all(m.shared_update_s is None for m in second.measurements)
 
 
 def test_halves_are_added_to_measurements_without_them(
@@ -183,6 +230,7 @@ def test_the_table_shows_milliseconds_and_links(tmp_path: Path, fake: type[FakeB
 @pytest.mark.parametrize(
     "arguments, told",
     [
+        ([], "no preset to profile"),
         (["small"], "preset 'small'"),
         (["--seq-len", "8"], "where the preset's name comes first"),
         (["tiny", "--seqlen", "8"], "did you mean '--seq-len'?"),
@@ -190,6 +238,9 @@ def test_the_table_shows_milliseconds_and_links(tmp_path: Path, fake: type[FakeB
         (["tiny", "--remat", "some"], "'some' in a list of none,selective,full"),
         (["tiny", "--tensor", "3"], "allowed: a tensor degree that divides"),
         (["tiny", "--microbatch-sizes", "1,0"], "microbatch_sizes with 0"),
+        (["tiny", "--microbatch-sizes", str(10**12)], "from 1 to 65536"),
+        (["tiny", "--microbatch-sizes", "9" * 5000], "INT"),
+        (["tiny", "--output", "x" * 5000], "give another --output"),
         (["tiny", "--seq-len", "999"], "1 <= seq_len <= 128"),
         (["tiny", "--output", "no/such/folder.json"], "give another --output"),
         (["tiny", "--cluster", "missing.toml"], "missing.toml"),
@@ -225,6 +276,49 @@ def test_the_defaults_are_those_of_the_preset_and_of_its_plan():
     assert found.tensor == (1, 2)  # its plan has a stage with tensor 2
     assert found.microbatch_sizes == (2, 4)
     assert chosen.config.model == "tiny"
+
+
+@pytest.mark.parametrize("name", ["tiny", "gpt2-124m"])
+def test_a_preset_is_simulated_with_the_profile_that_its_defaults_measure(
+    name: str,
+    tmp_path: Path,
+    fake: type[FakeBench],
+    capsys: pytest.CaptureFixture[str],
+):
+    path, more = str(tmp_path / "p.json"), []
+    if name != "tiny":  # which brings its own
+        node = Node(name="a", device="A100-80-SXM", count=4)
+        cluster = cluster_toml(Cluster(name="c", nodes=(node,)))
+        (tmp_path / "c.toml").write_text(cluster)
+        more = ["--cluster", str(tmp_path / "c.toml")]
+        assert main([name, "--output", path, "--simulate", *more]) == 0
+    else:
+        assert main([name, "--output", path]) == 0
+    capsys.readouterr()
+    assert simulate([name, "--profile", path, "--json", *more]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["times_from"].startswith(f"measured, {path}")
+    assert "estimated" not in told["times_from"]
+    assert all(stage["forward_s"] >= 1.0 for stage in told["stages"])
+
+
+def test_the_defaults_cover_what_the_presets_plan_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    first, second = ONE_REPLICA.replicas[0].stages[:2]
+    stages = (
+        replace(first, remat="selective"),
+        replace(second, mesh=StageMesh(data=2)),
+        ONE_REPLICA.replicas[0].stages[2],
+    )
+    replica = replace(ONE_REPLICA.replicas[0], microbatch_size=10, stages=stages)
+    own = replace(ONE_REPLICA, global_batch=30, replicas=(replica,))
+    chosen = small_preset(tmp_path, own)
+    monkeypatch.setitem(PRESETS, "small", lambda: but(chosen, microbatch_size=8))
+    found, _ = parse(["small"])
+    assert found.microbatch_sizes == (1, 2, 4, 5, 8, 10)
+    assert found.remat == ("none", "full", "selective")
+    assert found.tensor == (1,)
 
 
 def test_help_names_presets_and_options(capsys: pytest.CaptureFixture[str]):

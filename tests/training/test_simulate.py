@@ -16,9 +16,9 @@ from hetjax.models.presets import MODEL_CONFIGS
 from hetjax.plans.files import read_plan, write_plan
 from hetjax.plans.plan import Plan, Replica
 from hetjax.simulate import main
+from hetjax.training.costing import with_measured_links
 from hetjax.training.presets import PRESETS
-from hetjax.training.simulating import with_measured_links
-from tests.training.small import MODEL_CONFIG, TWO_REPLICAS, small_preset, stage
+from tests.training.small import MODEL_CONFIG, TWO_REPLICAS, but, small_preset, stage
 
 # links so fast that they do not show in the times of below
 CLUSTER = Cluster(
@@ -133,7 +133,7 @@ def test_the_tables_tell_stages_devices_and_step(
     assert main(GIVEN) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "small: 8 sequences of 16 tokens per step, schedule 1f1b"
-    assert lines[1] == "times: measured, profile.json"
+    assert lines[1] == "times: measured, profile.json, float32"
     [row] = [line for line in lines if line.startswith("0        0  ")]
     assert row.split()[2:9] == [
         "east-0",
@@ -147,7 +147,9 @@ def test_the_tables_tell_stages_devices_and_step(
     assert "GiB" in row
     [shares] = [line for line in lines if line.startswith("west-0/0")]
     assert shares.split()[1:3] == ["r0.s1", "89.1%"]
-    assert lines[-1] == "step time 27,500.2 ms, 5 tokens/s, bubble 10.9%"
+    assert lines[-2] == "step time 27,500.2 ms, 5 tokens/s, bubble 10.9%"
+    # all but the update; no provider's price of an H20 is known
+    assert lines[-1] == "lower bound 27,000.0 ms (gap 1.9%)"
 
 
 def test_another_schedule_is_simulated_and_kept_as_a_plan(
@@ -159,6 +161,8 @@ def test_another_schedule_is_simulated_and_kept_as_a_plan(
     assert [s.launch_ahead for _, _, s in plan.stages()] == [8, 8]
     assert plan.predicted is not None
     assert plan.predicted.step_time_s == told["step_time_s"]
+    assert plan.predicted.lower_bound_s == told["lower_bound_s"]
+    assert plan.predicted.gap == told["gap"]
     peaks = {name: d["peak_memory_bytes"] for name, d in told["devices"].items()}
     assert plan.predicted.peak_memory_bytes == peaks
     assert (
@@ -215,9 +219,87 @@ def test_devices_that_the_profile_lacks_are_estimated_and_named(
 ):
     _to("profile.json", "H20", "L4")(folder)
     told = simulated(capsys, *GIVEN)
-    assert told["times_from"] == "measured, profile.json; H20 not in it, estimated"
+    times_from = "measured, profile.json, float32; H20 not in it, estimated"
+    assert told["times_from"] == times_from
     assert told["stages"][1]["forward_s"] == 1.0
     assert told["stages"][0]["forward_s"] < 0.01
+
+
+def test_the_dtype_is_the_presets_unless_another_is_asked_for(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    own = simulated(capsys, "small")
+    half = simulated(capsys, "small", "--dtype", "bfloat16")
+    plan = simulated(capsys, *GIVEN[:3])
+    assert half["times_from"].endswith("catalogue, bfloat16")
+    assert plan["times_from"].endswith("catalogue, bfloat16")
+
+    def most(told: dict) -> int:
+        return max(d["peak_memory_bytes"] for d in told["devices"].values())
+
+    assert most(half) != most(own)
+
+
+def test_memory_is_that_of_the_presets_optimizer(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def peak(name: str) -> dict[str, int]:
+        chosen = small_preset(folder / "preset")
+        rule = replace(chosen.config.optimizer, name=name)
+        monkeypatch.setitem(PRESETS, "small", lambda: but(chosen, optimizer=rule))
+        devices = simulated(capsys, "small")["devices"]
+        return {name: d["peak_memory_bytes"] for name, d in devices.items()}
+
+    adam, lion = peak("adamw"), peak("lion")
+    # lion has one moment of four bytes where adam has two, and everything else alike
+    layer_params = 16 * 3 * 32 + 4 * 16 * 16 + 2 * 16
+    (held,) = [r.stages[0] for r in TWO_REPLICAS.replicas if len(r.stages) == 1]
+    less = adam[f"{held.node}/0"] - lion[f"{held.node}/0"]
+    blocks_bytes = 2 * 4 * layer_params / 2  # two blocks on two devices
+    assert blocks_bytes < less < blocks_bytes + 2 * 4 * 320 * 16
+
+
+def test_a_step_costs_what_its_devices_cost(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    # the whole node's price of two devices, of which one is used
+    edit = _to("cluster.toml", "count = 2", "count = 2\nprice_per_hour = 4.0")
+    edit(folder)
+    told = simulated(capsys, *GIVEN, "--output", "p.json")
+    tokens_per_hour = 3600 * 8 * 16 / told["step_time_s"]
+    usd = 4.0 / tokens_per_hour * 1e6
+    assert told["usd_per_million_tokens"] == pytest.approx(usd)
+    predicted = read_plan(folder / "p.json").predicted
+    assert predicted is not None
+    assert predicted.usd_per_million_tokens == told["usd_per_million_tokens"]
+    assert main(GIVEN) == 0
+    assert f"{usd:.3g} USD per million tokens" in capsys.readouterr().out
+
+
+def test_backwards_that_were_not_measured_in_halves_are_told_where_they_count(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    told = simulated(capsys, *GIVEN, "--schedule", "zero-bubble")
+    assert told["times_from"].endswith(
+        "; B cut in equal halves, profile --halves measures them"
+    )
+    assert told["lower_bound_s"] is told["gap"] is None
+    assert "halves" not in simulated(capsys, *GIVEN)["times_from"]
+    halves = [
+        replace(m, input_gradient_s=m.forward_s, weight_gradient_s=m.forward_s)
+        for m in PROFILE.measurements
+    ]
+    write_profile(folder / "profile.json", replace(PROFILE, measurements=tuple(halves)))
+    told = simulated(capsys, *GIVEN, "--schedule", "zero-bubble")
+    assert "halves" not in told["times_from"]
+
+
+def _scaled(factor: float) -> Profile:
+    measured = [
+        replace(m, forward_s=factor * m.forward_s, backward_s=factor * m.backward_s)
+        for m in PROFILE.measurements
+    ]
+    return replace(PROFILE, measurements=tuple(measured))
 
 
 def _to(path: str, old: str, new: str) -> Callable[[Path], None]:
@@ -284,6 +366,43 @@ def _nothing(folder: Path) -> None:
             ["'--scedule'", "did you mean '--schedule'?"],
         ),
         (_nothing, ["--trace"], ["got: --trace"]),
+        (_nothing, ["--dtype", "float16"], ["--dtype float16", "bfloat16"]),
+        (
+            _nothing,
+            ["--dtype", "bfloat16"],
+            ["--dtype bfloat16 with a profile measured in float32", "leave --dtype"],
+        ),
+        (
+            _to("profile.json", '"dtype": "float32"', '"dtype": "float16"'),
+            [],
+            ["dtype = 'float16'", "float32, bfloat16"],
+        ),
+        (
+            lambda folder: write_profile(folder / "profile.json", _scaled(0.0)),
+            [],
+            ["0 s for F and B of replicas[0].stages[0]", "1e-12"],
+        ),
+        (
+            _to("profile.json", '"forward_s": 0.25', '"forward_s": 1e308'),
+            [],
+            ["measurements[0].forward_s = 1e+308", "at most"],
+        ),
+        (
+            lambda folder: write_profile(folder / "profile.json", _scaled(1e15)),
+            [],
+            ["s for F and B of replicas[0].stages[0]", "correct the times"],
+        ),
+        (
+            _to("cluster.toml", "= 1000000000.0", "= 1e-310"),
+            [],
+            ["s for a message from stage (0, 0) to stage (0, 1)"],
+        ),
+        (
+            _to("cluster.toml", "count = 2", "count = 2\nprice_per_hour = 1e308"),
+            [],
+            ["USD per million tokens", "finite"],
+        ),
+        (_nothing, ["--trace", "x" * 5000 + "/t.json"], ["a folder that is there"]),
     ],
 )
 def test_bad_input_is_refused(
@@ -306,6 +425,8 @@ def test_a_plan_that_is_not_there_and_none_at_all_are_refused(
     text = refused(capsys, 2, "smal")
     assert "neither a file nor a preset" in text and "did you mean 'small'?" in text
     assert "hetjax.simulate tiny" in refused(capsys, 2)
+    text = refused(capsys, 2, "x" * 5000)
+    assert "neither a file nor a preset" in text and len(text) < 500
 
 
 def test_a_plan_over_memory_is_refused_with_device_and_bytes(
