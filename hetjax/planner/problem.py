@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The planner's input: what a stage and a hop would cost, as plain tables.
+
+Owns the tables (`Terms`, by kind of layer) and their form for the search (`Problem`,
+by range of layers). Equal layers are one kind, and ranges of the same kinds one row.
+Does not own where the numbers come from (`costs/`, or a published profile), nor what a
+whole pipeline costs (`templates.py`).
+
+Letters of array names: B microbatch sizes, O options, K kinds of layers, L layers,
+I and J first layer and end of a range (0 to L), U different ranges, A what comes after
+the pipeline, C device classes. In OO the option of the earlier stage comes first.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetjax.plans.plan import Remat
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Exposed = Literal["largest", "first"]
+
+_SCARCE = 17  # devices of a class; with more of them copies hardly meet the limit
+UNLIMITED = 2**30  # in-flight microbatches where memory does not limit them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceClass:
+    """Devices that are alike to the planner, and how many there are."""
+
+    name: str
+    num_devices: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Option:
+    """A way to run a stage: on which devices, cut how, keeping what."""
+
+    device_class: int
+    tensor: int = 1
+    data: int = 1
+    remat: Remat = "none"
+
+    @property
+    def num_devices(self) -> int:
+        return self.tensor * self.data
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Terms:
+    """Costs by kind of layer; those of a stage are sums over its layers.
+
+    `kinds` gives every layer's kind. `busy_s_BOK` is forward and backward of one
+    microbatch. A stage's device holds `static_bytes_OK` and, for every microbatch in
+    flight, `saved_bytes_BOK`, within `memory_bytes_O`; NaN in `busy_s_BOK` says that
+    the option does not exist at this microbatch size.
+
+    Messages after a layer of kind K: `hop_s_BKOO` is from end of sending to arrival,
+    one way, `link_s_BKOO` how long the link is held (both may be 0), `send_s_BKOO` and
+    `return_s_BKOO` how long the earlier stage is busy with the activation and the later
+    one with the gradient, where messages keep stages busy. Published terms let the
+    last stage pay `last_factor` times, and the first of at least `long_from` stages
+    `long_first_factor` times.
+
+    `sync_s` gives the seconds to sum an option's `sync_bytes_OK` over the replicas.
+    """
+
+    kinds: tuple[int, ...]
+    busy_s_BOK: Floats
+    update_s_BOK: Floats
+    static_bytes_OK: Floats
+    saved_bytes_BOK: Floats
+    memory_bytes_O: Floats
+    sync_bytes_OK: Floats
+    sync_s: Callable[[int, Floats], Floats]
+    sync_exposed: Exposed = "largest"
+    hop_s_BKOO: Floats | None = None
+    link_s_BKOO: Floats | None = None
+    send_s_BKOO: Floats | None = None
+    return_s_BKOO: Floats | None = None
+    last_factor: float = 1.0
+    long_first_factor: float = 1.0
+    long_from: int = 4
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Problem:
+    """What to plan for, with costs by range of layers.
+
+    `range_IJ` names the row U of a range. `most_in_flight_BOU` is how many microbatches
+    fit into memory (0: not even the weights). `after_s_ABOU` comes after the pipeline
+    has drained, the gradient sum and the update: the largest over the stages, or that
+    of the first stage, as `exposed` says for each. No pipeline has a launch-ahead, and
+    so a number of stages, above `max_launch_ahead`.
+    """
+
+    classes: tuple[DeviceClass, ...]
+    options: tuple[Option, ...]
+    microbatch_sizes: tuple[int, ...]
+    global_batch: int
+    range_IJ: Ints
+    kind_J: Ints
+    busy_s_BOU: Floats
+    most_in_flight_BOU: Ints
+    after_s_ABOU: Floats
+    exposed: tuple[Exposed, ...]
+    hop_s_BKOO: Floats
+    link_s_BKOO: Floats
+    send_s_BKOO: Floats
+    return_s_BKOO: Floats
+    last_factor: float
+    long_first_factor: float
+    long_from: int
+    max_launch_ahead: int
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.range_IJ) - 1
+
+    @cached_property
+    def devices_C(self) -> Floats:
+        return np.array([c.num_devices for c in self.classes], dtype=np.float64)
+
+    @cached_property
+    def used_OC(self) -> Floats:
+        """Devices of each class that a stage under each option takes."""
+        used = np.zeros((len(self.options), len(self.classes)))
+        for o, option in enumerate(self.options):
+            used[o, option.device_class] = option.num_devices
+        return used
+
+    @cached_property
+    def group_O(self) -> Ints:
+        """Options by what hops to and from them cost: equal numbers, equal hops."""
+        rows_O = [
+            b"".join(
+                side.tobytes()
+                for table in (
+                    self.hop_s_BKOO,
+                    self.link_s_BKOO,
+                    self.send_s_BKOO,
+                    self.return_s_BKOO,
+                )
+                for side in (table[:, :, o], table[:, :, :, o])
+            )
+            for o in range(len(self.options))
+        ]
+        groups = list(dict.fromkeys(rows_O))
+        return np.array([groups.index(row) for row in rows_O])
+
+    @cached_property
+    def members_GO(self) -> list[Ints]:
+        """The options of each of these groups."""
+        return [
+            np.flatnonzero(self.group_O == g) for g in range(self.group_O.max() + 1)
+        ]
+
+    @cached_property
+    def scarce(self) -> list[int]:
+        """Classes of which one pipeline might want more devices than there are."""
+        most = self.max_launch_ahead * max(o.num_devices for o in self.options)
+        return [
+            c
+            for c, there in enumerate(self.classes)
+            if there.num_devices < min(most, _SCARCE)
+        ]
+
+    @cached_property
+    def fastest_s_BJ(self) -> Floats:
+        """No pipeline gets a microbatch through layers 0 to J and back in less."""
+        layers = np.arange(self.num_layers)
+        of_layer_BOL = self.busy_s_BOU[:, :, self.range_IJ[layers, layers + 1]]
+        fits_BOL = self.most_in_flight_BOU[:, :, self.range_IJ[layers, layers + 1]] > 0
+        fastest_BL = np.where(fits_BOL, of_layer_BOL, np.inf).min(axis=1)
+        start_B1 = np.zeros((len(fastest_BL), 1))
+        return np.concatenate([start_B1, fastest_BL.cumsum(axis=1)], axis=1)
+
+    @cached_property
+    def rates_C(self) -> Floats:
+        """Most sequences per second that one device of each class could compute."""
+        whole = self.range_IJ[0, -1]
+        devices_O = self.used_OC.sum(axis=1)
+        sizes_B1 = np.array(self.microbatch_sizes, dtype=np.float64)[:, None]
+        rates_BO = sizes_B1 / self.busy_s_BOU[:, :, whole] / devices_O
+        rates_O = np.nan_to_num(rates_BO, nan=0.0).max(axis=0)
+        return ((self.used_OC > 0) * rates_O[:, None]).max(axis=0)
+
+
+def problem(
+    terms: Terms,
+    *,
+    classes: Sequence[DeviceClass],
+    options: Sequence[Option],
+    microbatch_sizes: Sequence[int],
+    global_batch: int,
+    max_launch_ahead: int = 16,
+) -> Problem:
+    """Add the terms up for every range of layers."""
+    range_IJ, counts_KU = merged_ranges(terms.kinds)
+    exists_BOU = ~np.isnan(terms.busy_s_BOK).any(axis=2, keepdims=True)
+    busy_s_BOU = terms.busy_s_BOK @ counts_KU
+    sync_bytes_OU = terms.sync_bytes_OK @ counts_KU
+    sync_s_OU = np.stack([terms.sync_s(o, row) for o, row in enumerate(sync_bytes_OU)])
+    update_s_BOU = terms.update_s_BOK @ counts_KU
+    left_bytes_OU = terms.memory_bytes_O[:, None] - terms.static_bytes_OK @ counts_KU
+    saved_bytes_BOU = np.maximum(terms.saved_bytes_BOK @ counts_KU, 1.0)
+    in_flight_BOU = np.clip(left_bytes_OU / saved_bytes_BOU, 0, UNLIMITED)
+    num_kinds = counts_KU.shape[0]
+    nothing = np.zeros((len(microbatch_sizes), num_kinds, len(options), len(options)))
+    return Problem(
+        classes=tuple(classes),
+        options=tuple(options),
+        microbatch_sizes=tuple(microbatch_sizes),
+        global_batch=global_batch,
+        range_IJ=range_IJ,
+        kind_J=np.array((0, *terms.kinds)),
+        busy_s_BOU=np.where(exists_BOU, busy_s_BOU, np.nan),
+        most_in_flight_BOU=np.where(exists_BOU, in_flight_BOU, 0).astype(np.int64),
+        after_s_ABOU=np.stack(
+            [np.broadcast_to(sync_s_OU, update_s_BOU.shape), update_s_BOU]
+        ),
+        exposed=(terms.sync_exposed, "largest"),
+        hop_s_BKOO=_given(terms.hop_s_BKOO, nothing),
+        link_s_BKOO=_given(terms.link_s_BKOO, nothing),
+        send_s_BKOO=_given(terms.send_s_BKOO, nothing),
+        return_s_BKOO=_given(terms.return_s_BKOO, nothing),
+        last_factor=terms.last_factor,
+        long_first_factor=terms.long_first_factor,
+        long_from=terms.long_from,
+        max_launch_ahead=max_launch_ahead,
+    )
+
+
+def merged_ranges(kinds: Sequence[int]) -> tuple[Ints, Floats]:
+    """Return the row of every range, and how often each kind is in each row.
+
+    Ranges of no layers have row -1.
+    """
+    num_layers = len(kinds)
+    is_kind_LK = np.eye(max(kinds) + 1, dtype=np.int64)[list(kinds)]
+    before_JK = np.concatenate([0 * is_kind_LK[:1], is_kind_LK.cumsum(axis=0)])
+    starts, ends = np.triu_indices(num_layers + 1, k=1)
+    counts_UK, rows = np.unique(
+        before_JK[ends] - before_JK[starts], axis=0, return_inverse=True
+    )
+    range_IJ = np.full((num_layers + 1, num_layers + 1), -1)
+    range_IJ[starts, ends] = rows.reshape(-1)
+    return range_IJ, counts_UK.T.astype(np.float64)
+
+
+def _given(table: Floats | None, nothing: Floats) -> Floats:
+    return nothing if table is None else table

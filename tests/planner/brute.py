@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small random planning problems, and their answers by trying everything.
+
+Owns an oracle that shares no code with the planner: every pipeline is listed, costed
+stage by stage from the terms, and every set of copies is tried. Letters as in
+`hetjax/planner/problem.py`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations, product
+from math import inf
+from random import Random
+
+import numpy as np
+
+from hetjax.planner.problem import DeviceClass, Option, Problem, Terms, problem
+from hetjax.planner.templates import Form, Template, TemplateStage
+
+MICROBATCH_SIZES = (1, 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instance:
+    """A problem with the terms that it was made from."""
+
+    terms: Terms
+    problem: Problem
+
+
+def random_instance(seed: int) -> Instance:
+    """Draw a problem of few layers, devices and sequences."""
+    r = Random(seed)
+    num_kinds = r.randint(1, 3)
+    kinds = tuple(r.randrange(num_kinds) for _ in range(r.randint(2, 4)))
+    classes = [
+        DeviceClass(name=f"c{n}", num_devices=r.randint(1, 4))
+        for n in range(r.randint(1, 2))
+    ]
+    options = [
+        Option(device_class=c, tensor=tensor)
+        for c in range(len(classes))
+        for tensor in (1, 2)[: r.randint(1, 2)]
+    ]
+    terms = _terms(r, kinds, options)
+    return Instance(
+        terms=terms,
+        problem=problem(
+            terms,
+            classes=classes,
+            options=options,
+            microbatch_sizes=MICROBATCH_SIZES,
+            global_batch=r.randint(4, 10),
+        ),
+    )
+
+
+def _terms(r: Random, kinds: tuple[int, ...], options: list[Option]) -> Terms:
+    num_kinds, num_sizes = max(kinds) + 1, len(MICROBATCH_SIZES)
+
+    def table(*dims: int, most: float) -> np.ndarray:
+        size = int(np.prod(dims))
+        return np.array([r.uniform(0.0, most) for _ in range(size)]).reshape(dims)
+
+    by_kind = num_sizes, len(options), num_kinds
+    hops = num_sizes, num_kinds, len(options), len(options)
+    tensor_O1 = np.array([[option.tensor] for option in options])
+    slow = r.choice((0.0, 0.2, 1.0))
+    blocking = r.choice((0.0, 0.3))
+    link_s = table(*hops, most=slow)
+    rate_O = table(len(options), most=1.0)
+    return Terms(
+        kinds=kinds,
+        busy_s_BOK=(0.1 + table(*by_kind, most=1.0)) / tensor_O1,
+        update_s_BOK=table(*by_kind, most=0.2),
+        static_bytes_OK=table(len(options), num_kinds, most=1.0) / tensor_O1,
+        saved_bytes_BOK=2.0 * np.ones(by_kind) * table(num_sizes, 1, 1, most=1.0),
+        memory_bytes_O=np.array([r.uniform(1.0, 10.0) for _ in options]),
+        sync_bytes_OK=table(len(options), num_kinds, most=1.0),
+        sync_s=lambda o, size_bytes: rate_O[o] * np.sqrt(size_bytes),
+        sync_exposed=r.choice(("largest", "first")),
+        hop_s_BKOO=link_s * 1.2,
+        link_s_BKOO=link_s,
+        send_s_BKOO=table(*hops, most=blocking),
+        return_s_BKOO=table(*hops, most=blocking),
+        last_factor=r.choice((1.0, 2.0)),
+        long_first_factor=r.choice((1.0, 2.0)),
+        long_from=r.choice((2, 3)),
+    )
+
+
+def all_templates(p: Problem) -> Iterator[Template]:
+    """List every pipeline that uses no more devices than there are."""
+    layers = range(1, p.num_layers)
+    for depth in range(1, p.num_layers + 1):
+        for cuts in combinations(layers, depth - 1):
+            bounds = (0, *cuts, p.num_layers)
+            for options in product(range(len(p.options)), repeat=depth):
+                if any(
+                    used > c.num_devices
+                    for used, c in zip(used_by(p, options), p.classes, strict=True)
+                ):
+                    continue
+                stages = tuple(
+                    TemplateStage(option=o, layers=(bounds[s], bounds[s + 1]))
+                    for s, o in enumerate(options)
+                )
+                for size in p.microbatch_sizes:
+                    yield Template(microbatch_size=size, stages=stages)
+
+
+def used_by(p: Problem, options: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the devices of each class that stages under these options take."""
+    used = [0] * len(p.classes)
+    for o in options:
+        used[p.options[o].device_class] += p.options[o].tensor
+    return tuple(used)
+
+
+def time_s(instance: Instance, template: Template, m: int, form: Form) -> float:
+    """Return the step time of a pipeline with m microbatches; inf out of memory."""
+    t = instance.terms
+    b = MICROBATCH_SIZES.index(template.microbatch_size)
+    stages, depth = template.stages, len(template.stages)
+    busy, update, sync, hop, link = [], [], [], [], []
+    for s, stage in enumerate(stages):
+        o = stage.option
+        layers = [t.kinds[n] for n in range(*stage.layers)]
+        ahead = min(depth - s, m)
+        held = sum(t.static_bytes_OK[o, k] for k in layers)
+        each = max(sum(t.saved_bytes_BOK[b, o, k] for k in layers), 1.0)
+        if held + ahead * each > t.memory_bytes_O[o]:
+            return inf
+        seconds = sum(t.busy_s_BOK[b, o, k] for k in layers)
+        update.append(sum(t.update_s_BOK[b, o, k] for k in layers))
+        size = sum(t.sync_bytes_OK[o, k] for k in layers)
+        sync.append(float(t.sync_s(o, np.array([size]))[0]))
+        if s > 0:
+            assert t.return_s_BKOO is not None
+            kind = t.kinds[stage.layers[0] - 1]
+            times = t.last_factor if s == depth - 1 else 1.0
+            seconds += times * t.return_s_BKOO[b, kind, stages[s - 1].option, o]
+        if s < depth - 1:
+            assert t.send_s_BKOO is not None
+            assert t.hop_s_BKOO is not None and t.link_s_BKOO is not None
+            at = b, layers[-1], o, stages[s + 1].option
+            long = s == 0 and depth >= t.long_from
+            seconds += t.send_s_BKOO[at] * (t.long_first_factor if long else 1.0)
+            hop.append(t.hop_s_BKOO[at])
+            link.append(t.link_s_BKOO[at])
+        busy.append(seconds)
+    after_s = max(update) + (sync[0] if t.sync_exposed == "first" else max(sync))
+    if form == "closed":
+        slowest = max(busy + link)
+        return sum(busy) + 2 * sum(hop) + (m - 1) * slowest + after_s
+    rest = 0.0
+    for s in reversed(range(depth)):
+        if s < depth - 1:
+            rest = max(rest + 2 * hop[s], (m + 1) * link[s] if link[s] else 0.0)
+        rest = max(m * busy[s], busy[s] + rest)
+    return rest + after_s
+
+
+def best_step_s(instance: Instance, form: Form) -> float:
+    """Return the least step time over all sets of copies; inf without any."""
+    p = instance.problem
+    options = [
+        (
+            time_s(instance, t, m, form),
+            used_by(p, tuple(s.option for s in t.stages)),
+            m * t.microbatch_size,
+        )
+        for t in all_templates(p)
+        for m in range(1, p.global_batch // t.microbatch_size + 1)
+    ]
+    times = sorted({seconds for seconds, _, _ in options if seconds < inf})
+    low, high = 0, len(times)
+    while low < high:
+        middle = (low + high) // 2
+        if _reaches(p, {(u, n) for s, u, n in options if s <= times[middle]}):
+            high = middle
+        else:
+            low = middle + 1
+    return times[low] if low < len(times) else inf
+
+
+def _reaches(p: Problem, copies: set[tuple[tuple[int, ...], int]]) -> bool:
+    """Whether some copies do the global batch; bit n of `done`: n sequences done."""
+    there = [range(c.num_devices + 1) for c in p.classes]
+    done = {used: 1 for used in product(*there)}
+    for used in product(*there):
+        for of_copy, sequences in copies:
+            before = tuple(u - c for u, c in zip(used, of_copy, strict=True))
+            if min(before) >= 0:
+                done[used] |= done[before] << sequences
+    return any(mask >> p.global_batch & 1 for mask in done.values())
