@@ -17,8 +17,8 @@ from hetjax.cluster.record import (
     as_kind,
     did_you_mean,
     parsed,
+    read_file,
     read_record,
-    read_text,
 )
 from hetjax.errors import BadInput
 
@@ -40,12 +40,7 @@ _PRESETS = Path(__file__).parent / "presets"
 
 def load_cluster(path: str | Path) -> Cluster:
     """Read a cluster file; BadInput starts with the path."""
-    text = read_text(path, what="cluster file")
-    try:
-        return parse_cluster(text)
-    except BadInput as bad:
-        got = f"cluster file {str(path)!r}: {bad.got}"
-        raise BadInput(got=got, allowed=bad.allowed, fix=bad.fix) from bad
+    return read_file(path, parse_cluster, what="cluster file")
 
 
 def parse_cluster(text: str) -> Cluster:

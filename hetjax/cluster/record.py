@@ -8,11 +8,15 @@ types) and the reading of the text itself. Does not own any file's meaning
 
 import difflib
 import math
-from collections.abc import Callable, Collection, Mapping
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from hetjax.errors import BadInput
+
+T = TypeVar("T")
 
 Kind = Literal[
     "a string", "an integer", "a number", "true or false", "a table", "a list"
@@ -47,6 +51,34 @@ def read_text(path: str | Path, *, what: str) -> str:
             allowed="a text file in UTF-8",
             fix=f"save the {what} as UTF-8 text",
         ) from error
+
+
+def read_file(path: str | Path, parse: Callable[[str], T], *, what: str) -> T:
+    """Return what `parse` makes of a file's text; BadInput starts with the path."""
+    text = read_text(path, what=what)
+    with placed(f"{what} {str(path)!r}"):
+        return parse(text)
+
+
+@contextmanager
+def placed(where: str) -> Iterator[None]:
+    """Let a BadInput from inside begin with where it came up."""
+    try:
+        yield
+    except BadInput as bad:
+        got = f"{where}: {bad.got}"
+        raise BadInput(got=got, allowed=bad.allowed, fix=bad.fix) from bad
+
+
+def write_whole(path: str | Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    path = Path(path)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def parsed(

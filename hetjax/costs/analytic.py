@@ -44,7 +44,7 @@ from hetjax.costs.roofline import (
     ring_hop,
     update_s,
 )
-from hetjax.costs.runs import StageRuns, stage_runs
+from hetjax.costs.runs import StageRuns, stage_runs, tied_params
 from hetjax.costs.static import (
     OptimizerInit,
     adam_state,
@@ -52,7 +52,7 @@ from hetjax.costs.static import (
     weight_bytes,
 )
 from hetjax.models.counts import parameter_count
-from hetjax.models.model import Model, abstract_params
+from hetjax.models.model import Model
 from hetjax.plans.plan import Plan, Remat, Stage, segments
 
 _GRADIENT_BYTES = 4  # gradients are summed in fp32
@@ -250,12 +250,10 @@ def _reductions(plan: Plan, model: Model, cluster: Cluster) -> dict[Group, Reduc
 
 def _tied_bytes(model: Model) -> Mapping[str, int]:
     """Gradient bytes of every tied parameter by its path."""
-    found = {}
-    for path in sorted({owner for m in model.modules for _, owner in m.tied}):
-        owner, _, name = path.rpartition(".")
-        module = next(m for m in model.modules if m.path == owner)
-        found[path] = _GRADIENT_BYTES * prod(abstract_params(module)[name].shape)
-    return found
+    return {
+        path: _GRADIENT_BYTES * prod(param.shape)
+        for path, param in tied_params(model).items()
+    }
 
 
 def _holders(plan: Plan, model: Model, path: str) -> list[StageKey]:

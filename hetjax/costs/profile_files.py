@@ -6,7 +6,6 @@ Owns the keys of the file and their types. Does not own what must hold between t
 """
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,8 +17,9 @@ from hetjax.cluster.record import (
     did_you_mean,
     join,
     parsed,
+    read_file,
     read_record,
-    read_text,
+    write_whole,
 )
 from hetjax.costs.profile import (
     VERSION,
@@ -67,12 +67,7 @@ _LINK: dict[str, Kind] = {
 
 def read_profile(path: str | Path) -> Profile:
     """Read a profile file; BadInput starts with the path."""
-    text = read_text(path, what="profile file")
-    try:
-        return parse_profile(text)
-    except BadInput as bad:
-        got = f"profile file {str(path)!r}: {bad.got}"
-        raise BadInput(got=got, allowed=bad.allowed, fix=bad.fix) from bad
+    return read_file(path, parse_profile, what="profile file")
 
 
 def parse_profile(text: str) -> Profile:
@@ -123,13 +118,7 @@ def profile_json(profile: Profile) -> str:
 
 def write_profile(path: str | Path, profile: Profile) -> None:
     """Write the profile file whole or not at all."""
-    path = Path(path)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        draft.write_text(profile_json(profile), encoding="utf-8")
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    write_whole(path, profile_json(profile))
 
 
 def _measurement(raw: object, where: str) -> Measurement:

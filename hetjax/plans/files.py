@@ -6,14 +6,21 @@ Does not own what must hold between them (`validation.py`).
 """
 
 import json
-import os
 from collections import Counter
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hetjax.cluster.record import Kind, as_kind, join, parsed, read_record, read_text
+from hetjax.cluster.record import (
+    Kind,
+    as_kind,
+    join,
+    parsed,
+    read_file,
+    read_record,
+    write_whole,
+)
 from hetjax.errors import BadInput
 from hetjax.plans.launch_ahead import default_launch_ahead
 from hetjax.plans.plan import Plan, Prediction, Replica, Stage, StageMesh
@@ -52,12 +59,7 @@ _PREDICTED: dict[str, Kind] = {
 
 def read_plan(path: str | Path) -> Plan:
     """Read a plan file; BadInput starts with the path."""
-    text = read_text(path, what="plan file")
-    try:
-        return parse_plan(text)
-    except BadInput as bad:
-        got = f"plan file {str(path)!r}: {bad.got}"
-        raise BadInput(got=got, allowed=bad.allowed, fix=bad.fix) from bad
+    return read_file(path, parse_plan, what="plan file")
 
 
 def parse_plan(text: str) -> Plan:
@@ -113,13 +115,7 @@ def plan_json(plan: Plan) -> str:
 
 def write_plan(path: str | Path, plan: Plan) -> None:
     """Write the plan file whole or not at all."""
-    path = Path(path)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        draft.write_text(plan_json(plan), encoding="utf-8")
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    write_whole(path, plan_json(plan))
 
 
 def _json(text: str) -> Any:

@@ -4,6 +4,8 @@
 Owns the columns. Does not own what machines read (`files.py`) nor any terminal.
 """
 
+from collections.abc import Sequence
+
 from hetjax.plans.plan import Plan, Replica, Stage
 
 _HEADER = (
@@ -22,13 +24,17 @@ _HEADER = (
 def plan_table(plan: Plan) -> str:
     """Return a line on the whole plan, then one aligned row per stage."""
     stages = [_row(r, s, plan.replicas[r], stage) for r, s, stage in plan.stages()]
-    rows = [_HEADER, *stages]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
+    return "\n".join([_title(plan), *aligned(_HEADER, stages)]) + "\n"
+
+
+def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table, every column as wide as its widest cell."""
+    lines = [header, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
+        for line in lines
     ]
-    return "\n".join([_title(plan), *(line.rstrip() for line in lines)]) + "\n"
 
 
 def _title(plan: Plan) -> str:

@@ -22,8 +22,8 @@ from functools import cache
 from types import MappingProxyType
 from typing import Literal
 
+from hetjax.costs.costs import Group, StageKey
 from hetjax.errors import BadInput
-from hetjax.plans.plan import LayerRange
 
 
 class Op(StrEnum):
@@ -55,9 +55,7 @@ class Op(StrEnum):
 Buffer = Literal["x", "saved", "y", "dy", "dx", "half"]
 BUFFERS: tuple[Buffer, ...] = ("x", "saved", "y", "dy", "dx", "half")
 
-StageKey = tuple[int, int]  # (replica, stage)
 Message = tuple[int, int, int, int]  # (replica, from stage, to stage, microbatch)
-Group = LayerRange | str  # a segment, or the path of a tied parameter
 Tied = Mapping[str, tuple[StageKey, ...]]  # path of a tied parameter -> its holders
 UNTIED: Tied = MappingProxyType({})
 

@@ -7,10 +7,9 @@ Owns its help and its errors. Does not own settings (`config.py`) nor presets
 
 from collections.abc import Sequence
 
-from hetjax.errors import BadInput
 from hetjax.training.config import RunConfig
-from hetjax.training.options import parse_options
-from hetjax.training.presets import PRESETS, Preset, preset
+from hetjax.training.options import parse_options, preset_first, preset_lines
+from hetjax.training.presets import Preset
 
 _PROGRAM = "python -m hetjax.train"
 
@@ -24,15 +23,7 @@ def parse(arguments: Sequence[str]) -> tuple[RunConfig, Preset]:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(presets_help())
         raise SystemExit(0 if arguments else 2)
-    name, *rest = arguments
-    if name.startswith("-"):
-        raise BadInput(
-            got=f"{name!r} where the preset's name comes first",
-            allowed=f"{_PROGRAM} PRESET [options], with a preset of "
-            f"{', '.join(PRESETS)}",
-            fix=f"{_PROGRAM} tiny {' '.join(arguments)}",
-        )
-    chosen = preset(name)
+    name, chosen, rest = preset_first(arguments, program=_PROGRAM)
     config = parse_options(
         chosen.config, rest, program=f"{_PROGRAM} {name}", description=chosen.summary
     )
@@ -41,8 +32,6 @@ def parse(arguments: Sequence[str]) -> tuple[RunConfig, Preset]:
 
 def presets_help() -> str:
     """Return the text of `--help`: what can be trained, a line each."""
-    width = max(map(len, PRESETS))
-    lines = [f"  {name:<{width}}  {make().summary}" for name, make in PRESETS.items()]
     return "\n".join(
         [
             f"usage: {_PROGRAM} PRESET [options]",
@@ -50,7 +39,7 @@ def presets_help() -> str:
             "Train a model, or go on with the run that is in its --run-dir.",
             "",
             "presets:",
-            *lines,
+            *preset_lines(),
             "",
             f"{_PROGRAM} PRESET --help lists the options and their values.",
             "Exit codes: 0 done, 1 failed, 2 bad input, 4 stopped with state saved.",

@@ -19,6 +19,7 @@ from hetjax.cluster.record import did_you_mean
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Remat
 from hetjax.training.config import option
+from hetjax.training.presets import PRESETS, Preset, preset
 
 T = TypeVar("T")
 
@@ -50,6 +51,27 @@ def parse_options(
     if unknown:
         raise _unknown(unknown[0], [option(name) for name in _names(default)])
     return config
+
+
+def preset_first(
+    arguments: Sequence[str], *, program: str
+) -> tuple[str, Preset, list[str]]:
+    """Return the preset's name, the preset and the other arguments; or BadInput."""
+    name, *rest = arguments
+    if name.startswith("-"):
+        raise BadInput(
+            got=f"{name!r} where the preset's name comes first",
+            allowed=f"{program} PRESET [options], with a preset of "
+            f"{', '.join(PRESETS)}",
+            fix=f"{program} tiny {' '.join(arguments)}",
+        )
+    return name, preset(name), rest
+
+
+def preset_lines() -> list[str]:
+    """Return a line for help on every preset."""
+    width = max(map(len, PRESETS))
+    return [f"  {name:<{width}}  {make().summary}" for name, make in PRESETS.items()]
 
 
 def _names(default: Any) -> Iterator[str]:

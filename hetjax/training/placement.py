@@ -15,6 +15,7 @@ import jax
 from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.discovery import assign_devices, discover
 from hetjax.cluster.files import load_cluster
+from hetjax.cluster.record import placed
 from hetjax.errors import BadInput
 from hetjax.mesh.simulated import simulate_devices
 from hetjax.models.counts import tensor_sizes
@@ -88,15 +89,16 @@ def choose_plan(
         or _of_preset(config, cluster, preset)
         or _planned(config, model, cluster)
     )
-    plan = choice.plan
-    try:
+    check_plan(choice.plan, model, cluster, f"plan ({choice.source})")
+    return choice
+
+
+def check_plan(plan: Plan, model: Model, cluster: Cluster, where: str) -> None:
+    """Raise BadInput, beginning with `where`, unless the plan fits both."""
+    with placed(where):
         validate_plan(
             plan, cluster, len(model.layers), tensor_sizes(model), model.max_seq_len
         )
-    except BadInput as bad:
-        got = f"plan ({choice.source}): {bad.got}"
-        raise BadInput(got=got, allowed=bad.allowed, fix=bad.fix) from bad
-    return choice
 
 
 def _found(config: RunConfig) -> Hardware:

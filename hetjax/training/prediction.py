@@ -7,7 +7,7 @@ simulation (`schedule/`), nor where plans, clusters and times come from
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from hetjax.costs.costs import Costs
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan, Prediction
-from hetjax.plans.table import plan_table
+from hetjax.plans.table import aligned, plan_table
 from hetjax.schedule.action import Tied
 from hetjax.schedule.bound import prefix_bound_s
 from hetjax.schedule.memory import MemoryUse, capacity_bytes
@@ -121,9 +121,9 @@ def tables(predicted: Predicted) -> str:
             title,
             f"times: {predicted.times_from}",
             "",
-            *_aligned(_STAGE_HEADER, _stage_rows(predicted)),
+            *aligned(_STAGE_HEADER, _stage_rows(predicted)),
             "",
-            *_aligned(_DEVICE_HEADER, _device_rows(predicted)),
+            *aligned(_DEVICE_HEADER, _device_rows(predicted)),
             "",
             headline(predicted),
             *_second_line(predicted),
@@ -263,15 +263,6 @@ def _memory(predicted: Predicted, lane: Lane) -> str:
     if not math.isfinite(has):
         return f"{used / _GIB:.2f} GiB"
     return f"{used / _GIB:.2f} of {has / _GIB:.2f} GiB ({used / has:.1%})"
-
-
-def _aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [header, *rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return [
-        "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    ]
 
 
 def _ms(seconds: float) -> str:

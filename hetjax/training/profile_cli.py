@@ -15,8 +15,14 @@ import tyro
 from hetjax.errors import BadInput
 from hetjax.plans.files import read_plan
 from hetjax.plans.plan import Plan, Remat
-from hetjax.training.options import Integers, Remats, parse_options
-from hetjax.training.presets import PRESETS, Preset, preset
+from hetjax.training.options import (
+    Integers,
+    Remats,
+    parse_options,
+    preset_first,
+    preset_lines,
+)
+from hetjax.training.presets import PRESETS, Preset
 
 _PROGRAM = "python -m hetjax.profile"
 
@@ -63,15 +69,7 @@ def parse(arguments: Sequence[str]) -> tuple[ProfileConfig, Preset]:
     if arguments[0] in ("-h", "--help"):
         print(profile_help())
         raise SystemExit(0)
-    name, *rest = arguments
-    if name.startswith("-"):
-        raise BadInput(
-            got=f"{name!r} where the preset's name comes first",
-            allowed=f"{_PROGRAM} PRESET [options], with a preset of "
-            f"{', '.join(PRESETS)}",
-            fix=f"{_PROGRAM} tiny {' '.join(arguments)}",
-        )
-    chosen = preset(name)
+    name, chosen, rest = preset_first(arguments, program=_PROGRAM)
     plan = None if chosen.plan is None else read_plan(chosen.plan)
     default = ProfileConfig(
         simulate=chosen.config.simulate,
@@ -112,8 +110,6 @@ def _remats(plan: Plan | None) -> tuple[Remat, ...]:
 
 def profile_help() -> str:
     """Return the text of `--help`: what is measured and why, and the presets."""
-    width = max(map(len, PRESETS))
-    lines = [f"  {name:<{width}}  {make().summary}" for name, make in PRESETS.items()]
     return "\n".join(
         [
             f"usage: {_PROGRAM} PRESET [options]",
@@ -126,7 +122,7 @@ def profile_help() -> str:
             "The same command again measures what the file does not have yet.",
             "",
             "presets:",
-            *lines,
+            *preset_lines(),
             "",
             "examples:",
             f"  {_PROGRAM} tiny",

@@ -24,12 +24,10 @@ from hetjax.costs.profile import Profile
 from hetjax.costs.profile_files import read_profile
 from hetjax.costs.static import OptimizerInit, adam_state
 from hetjax.errors import BadInput
-from hetjax.models.counts import tensor_sizes
 from hetjax.models.model import Model
 from hetjax.models.presets import model_preset
 from hetjax.plans.files import read_plan, write_plan
 from hetjax.plans.plan import Plan
-from hetjax.plans.validation import validate_plan
 from hetjax.runtime.layout import Layout
 from hetjax.schedule.lower import lower
 from hetjax.schedule.memory import check_memory, memory_uses
@@ -46,7 +44,7 @@ from hetjax.training.costing import (
 )
 from hetjax.training.optimizer import optimizer
 from hetjax.training.options import parse_options
-from hetjax.training.placement import choose_plan
+from hetjax.training.placement import check_plan, choose_plan
 from hetjax.training.prediction import (
     Predicted,
     check_finite,
@@ -160,7 +158,7 @@ def predict(options: SimulateOptions) -> Predicted:
     tied = Layout(plan, model).tied
     if options.schedule is not None:
         plan = with_schedule(plan, options.schedule, costs, tied)
-        _validate(plan, model, cluster, f"--schedule {options.schedule}")
+        check_plan(plan, model, cluster, f"--schedule {options.schedule}")
     programs = lower(plan, tied)
     memory = memory_uses(programs, plan, costs)
     check_memory(memory, plan, costs)
@@ -209,7 +207,7 @@ def _subject(options: SimulateOptions) -> _Subject:
     model = model_preset(options.model or plan.model)
     plan = replace(plan, model=model.name)
     cluster = _cluster(options.cluster)
-    _validate(plan, model, cluster, f"plan file {options.plan!r}")
+    check_plan(plan, model, cluster, f"plan file {options.plan!r}")
     return _Subject(plan=plan, model=model, cluster=cluster)
 
 
@@ -227,16 +225,6 @@ def _of_preset(options: SimulateOptions) -> _Subject:
 
 def _cluster(path: Path | None) -> Cluster:
     return discover(jax.local_devices()) if path is None else load_cluster(path)
-
-
-def _validate(plan: Plan, model: Model, cluster: Cluster, where: str) -> None:
-    try:
-        validate_plan(
-            plan, cluster, len(model.layers), tensor_sizes(model), model.max_seq_len
-        )
-    except BadInput as bad:
-        got = f"{where}: {bad.got}"
-        raise BadInput(got=got, allowed=bad.allowed, fix=bad.fix) from bad
 
 
 def _check_outputs(options: SimulateOptions) -> None:
