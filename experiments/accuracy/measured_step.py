@@ -12,11 +12,12 @@ a profile file, `costs_of` of `hetjax.simulate` prices the plan with it, and the
 simulator runs the plan's programs. One thing is changed on this way (`in_turn`).
 Simulated devices share the machine's cores, so that a run in which they work side by
 side would measure the sharing. Here they work one after the other: asynchronous
-dispatch is off, a program ends before the next one starts, and no program spans two
-devices. The simulator is told so: all stages are on one device, which is one lane, and
-all messages pass one trunk, of the median bandwidth of the measured links. The step is
-then the sum of all programs, whatever their order; bubbles and overlap are not shown by
-this number.
+dispatch is off, every action's result is waited for before the next action starts (a
+program whose inputs are still on their way would run beside others otherwise), and no
+program spans two devices. The simulator is told so: all stages are on one device, which
+is one lane, and all messages pass one trunk, of the median bandwidth of the measured
+links. The step is then the sum of all programs, whatever their order; bubbles and
+overlap are not shown by this number.
 
 The machine drifts, so that real steps stand between two profiles, whose predictions are
 averaged; as times of layers are medians of repetitions, so is that of a step. `error`
@@ -43,6 +44,7 @@ from experiments.benchmarks.one_jit import random_batch
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.files import cluster_toml
 from hetjax.costs.costs import Costs, Route
+from hetjax.costs.plan_costs import costs_of
 from hetjax.costs.profile import Profile
 from hetjax.costs.profile_files import read_profile
 from hetjax.mesh.simulated import simulate_devices
@@ -51,10 +53,10 @@ from hetjax.models.model import Model
 from hetjax.plans.launch_ahead import default_launch_ahead
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.runtime.embedded import Embedded
+from hetjax.schedule.action import Action
 from hetjax.schedule.lower import lower
 from hetjax.schedule.simulator import simulate
 from hetjax.training.config import RunConfig
-from hetjax.training.costing import costs_of
 from hetjax.training.optimizer import optimizer
 from hetjax.training.presets import Preset
 from hetjax.training.profile_cli import ProfileConfig
@@ -172,6 +174,13 @@ def _through_one_trunk(route: Route) -> Route:
     return Route(trunks=(TRUNK,), latency_s=route.latency_s)
 
 
+class _InTurn:
+    """An observer that lets no action start before the last one has ended."""
+
+    def enqueued(self, action: Action, start_s: float, end_s: float, made: Any) -> None:
+        jax.block_until_ready(made)
+
+
 class Run:
     """A plan that runs for real."""
 
@@ -186,7 +195,7 @@ class Run:
     def step(self) -> float:
         """Run one step; return its seconds."""
         start_s = time.perf_counter()
-        self.runtime.step(0, self.batch)
+        self.runtime.step(0, self.batch, _InTurn())
         jax.block_until_ready([s.params for s in self.runtime.stages.values()])
         return time.perf_counter() - start_s
 

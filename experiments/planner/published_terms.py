@@ -132,9 +132,11 @@ def _terms(
         kinds=kinds,
         busy_s_BOK=times_BO3L[:, :, :2].sum(axis=2)[:, :, firsts],
         update_s_BOK=times_BO3L[:, :, 2][:, :, firsts],
-        static_bytes_OK=_BYTES_PER_PARAMETER * params_OL[:, firsts],
+        static_bytes_BOK=np.tile(
+            _BYTES_PER_PARAMETER * params_OL[:, firsts], (len(sizes_B), 1, 1)
+        ),
         saved_bytes_BOK=_FLOAT_BYTES * sizes_B[:, None, None] * saved_OL[:, firsts],
-        memory_bytes_O=memory_bytes_O - framework_bytes_O,
+        memory_bytes_BO=np.tile(memory_bytes_O - framework_bytes_O, (len(sizes_B), 1)),
         sync_bytes_OK=_FLOAT_BYTES * params_L[firsts] / tensor_O1,
         sync_s=lambda o, size_bytes: rings[o].ring_s(size_bytes),
         send_s_BKOO=message_s_BKOO,

@@ -1,20 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """All costs of a plan on a cluster: measured where somebody measured, else estimated.
 
-Owns how layers, memory and the network come together, and that a measured profile
-goes before the analytic times of a device that it knows. What the data axis of a stage
-exchanges in a step counts as part of its update, measured or not: nothing hides it.
-Does not own the estimates (`roofline.py`, `memory.py`, `network.py`) nor the profile
-(`profile.py`).
+Owns how stages, memory and the network come together. Does not own the times of a
+stage (`stage_times.py`), its memory (`memory.py`) nor routes (`network.py`).
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
-from functools import lru_cache
 from math import prod
 
-from hetjax.cluster.catalogue import DeviceSpec, canonical_name, device_spec
-from hetjax.cluster.cluster import Cluster, Node
+from hetjax.cluster.catalogue import device_spec
+from hetjax.cluster.cluster import Cluster
 from hetjax.costs.costs import (
     Costs,
     Group,
@@ -24,36 +19,23 @@ from hetjax.costs.costs import (
     StageMemory,
     StageTimes,
 )
-from hetjax.costs.layers import layer_runs
-from hetjax.costs.memory import hidden_size, stage_memory, stage_shares
+from hetjax.costs.memory import hidden_size, stage_memory
 from hetjax.costs.network import (
     Place,
     num_lanes,
-    ring_card_bytes_per_s,
     route,
     trunks,
 )
-from hetjax.costs.passes import Shares, passes
 from hetjax.costs.profile import DTYPES, Profile
-from hetjax.costs.profiled import profiled_times
-from hetjax.costs.roofline import (
-    Hop,
-    PassTimes,
-    data_sync_s,
-    pass_times,
-    ring_hop,
-    update_s,
-)
-from hetjax.costs.runs import StageRuns, stage_runs, tied_params
+from hetjax.costs.runs import tied_holders, tied_params
+from hetjax.costs.stage_times import stage_times
 from hetjax.costs.static import (
     OptimizerInit,
     adam_state,
-    static_bytes,
-    weight_bytes,
 )
 from hetjax.models.counts import parameter_count
 from hetjax.models.model import Model
-from hetjax.plans.plan import Plan, Remat, Stage, segments
+from hetjax.plans.plan import Plan, Stage, segments
 
 _GRADIENT_BYTES = 4  # gradients are summed in fp32
 
@@ -97,89 +79,6 @@ def analytic_costs(
         },
         norm_s=2 * max((way.latency_s for way in routes.values()), default=0.0),
     )
-
-
-def stage_times(
-    plan: Plan,
-    model: Model,
-    key: StageKey,
-    node: Node,
-    *,
-    dtype: str,
-    optimizer: OptimizerInit,
-    profile: Profile | None = None,
-) -> StageTimes:
-    """Give the stage's seconds by action: the sum over its layers.
-
-    From the profile if it knows the node's device, else estimated. What was measured
-    of a tensor group, inside a host, stands for groups over several hosts too.
-    """
-    replica = plan.replicas[key[0]]
-    stage = replica.stages[key[1]]
-    if profile is not None and canonical_name(node.device) in profile.devices:
-        times = profiled_times(
-            profile,
-            stage,
-            device=node.device,
-            microbatch_size=replica.microbatch_size,
-            shared=len(plan.replicas) > 1,
-        )
-        sync_s = _data_sync_s(plan, model, stage, node, dtype, optimizer)
-        return replace(times, update_s=times.update_s + sync_s)
-    device = device_spec(node)
-    shares = stage_shares(plan, model, replica, stage, dtype)
-    hop = ring_hop(device, ring_card_bytes_per_s(node, _tensor_rings(stage)))
-    layers = [
-        _layer_times(layer_runs(model, layer), shares, stage.remat, device, hop)
-        for layer in range(*stage.layers)
-    ]
-    forward_s = sum(layer.forward_s for layer in layers)
-    backward_s = sum(layer.backward_s for layer in layers)
-    held = static_bytes(stage_runs(plan, model, stage), stage.mesh, dtype, optimizer)
-    sync_s = _data_sync_s(plan, model, stage, node, dtype, optimizer)
-    return StageTimes(
-        forward_s=forward_s,
-        backward_s=backward_s,
-        fused_s=forward_s + backward_s,
-        input_gradient_s=sum(layer.input_gradient_s for layer in layers),
-        weight_gradient_s=sum(layer.weight_gradient_s for layer in layers),
-        update_s=update_s(held, device) + sync_s,
-    )
-
-
-@lru_cache(maxsize=4096)
-def _layer_times(
-    runs: StageRuns, shares: Shares, remat: Remat, device: DeviceSpec, hop: Hop
-) -> PassTimes:
-    return pass_times(passes(runs, shares, remat), device, hop)
-
-
-def _data_sync_s(
-    plan: Plan,
-    model: Model,
-    stage: Stage,
-    node: Node,
-    dtype: str,
-    optimizer: OptimizerInit,
-) -> float:
-    data = stage.mesh.data
-    if data == 1:
-        return 0.0
-    runs = stage_runs(plan, model, stage)
-    held = static_bytes(runs, stage.mesh, dtype, optimizer)
-    hop = ring_hop(device_spec(node), ring_card_bytes_per_s(node, _data_rings(stage)))
-    return data_sync_s(held, weight_bytes(runs, stage.mesh), data, hop)
-
-
-def _tensor_rings(stage: Stage) -> list[tuple[int, ...]]:
-    tensor = stage.mesh.tensor
-    starts = range(0, len(stage.devices), tensor)
-    return [stage.devices[start : start + tensor] for start in starts]
-
-
-def _data_rings(stage: Stage) -> list[tuple[int, ...]]:
-    tensor = stage.mesh.tensor
-    return [stage.devices[rank::tensor] for rank in range(tensor)]
 
 
 def _place(stage: Stage) -> Place:
@@ -238,9 +137,8 @@ def _reductions(plan: Plan, model: Model, cluster: Cluster) -> dict[Group, Reduc
         )
         counted = _GRADIENT_BYTES * sum(map(parameter_count, layers))
         num_bytes[lo, hi] = counted - elsewhere
-    for path, size in tied.items():
-        holders[path] = _holders(plan, model, path)
-        num_bytes[path] = size
+    num_bytes.update(tied)
+    holders |= {path: list(found) for path, found in tied_holders(plan, model).items()}
     return {
         group: _ring([_stage(plan, key) for key in keys], num_bytes[group], cluster)
         for group, keys in holders.items()
@@ -254,18 +152,6 @@ def _tied_bytes(model: Model) -> Mapping[str, int]:
         path: _GRADIENT_BYTES * prod(param.shape)
         for path, param in tied_params(model).items()
     }
-
-
-def _holders(plan: Plan, model: Model, path: str) -> list[StageKey]:
-    """The stages whose modules own or use a tied parameter."""
-    found = []
-    for r, s, stage in plan.stages():
-        layers = model.layers[slice(*stage.layers)]
-        modules = [m for layer in layers for m in layer.modules]
-        owns = any(m.path == path.rpartition(".")[0] for m in modules)
-        if owns or any(owner == path for m in modules for _, owner in m.tied):
-            found.append((r, s))
-    return found
 
 
 def _ring(stages: list[Stage], num_bytes: int, cluster: Cluster) -> Reduction:

@@ -9,7 +9,7 @@ nor seconds (`roofline.py`).
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from hetjax.costs.memory import residual_bytes
+from hetjax.costs.memory import WORKSPACE_MARGIN, compute_bytes, residual_bytes
 from hetjax.costs.passes import Shares, passes
 from hetjax.costs.runs import StageRuns, runs_of
 from hetjax.costs.static import OptimizerInit, static_bytes
@@ -54,6 +54,14 @@ def layer_facts(
         saved_bytes=saved_bytes,
         run_saved_bytes=run_saved_bytes,
     )
+
+
+@lru_cache(maxsize=4096)
+def layer_workspace_bytes(
+    runs: StageRuns, shares: Shares, remat: Remat, data: int
+) -> int:
+    """Give what the programs of a layer alone need while they run."""
+    return round(WORKSPACE_MARGIN * compute_bytes(passes(runs, shares, remat), data))
 
 
 @lru_cache(maxsize=1024)

@@ -8,7 +8,7 @@ buffer of a program appears here. Does not own sizes or times of what is traced.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -67,9 +67,14 @@ class _Split:
     sources: tuple[int | None, ...] = ()  # index into (params, x) leaves, or saved
 
 
-@lru_cache(maxsize=1024)
 def passes(stage: StageRuns, shares: Shares, remat: Remat) -> Passes:
     """Trace the passes of a stage; the loss is part of the last stage's."""
+    traced = _traced(stage, replace(shares, tensor=1), remat)
+    return replace(traced, cuts=replace(traced.cuts, tensor=shares.tensor))
+
+
+@lru_cache(maxsize=1024)
+def _traced(stage: StageRuns, shares: Shares, remat: Remat) -> Passes:
     dims, split = Dims(), _Split()
     params, weights = (
         _abstract_params(stage, shares.dtype),

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+from hetjax.costs.costs import StageKey
 from hetjax.models.model import AbstractParam, Model, ModuleSpec, abstract_params
 from hetjax.plans.plan import LayerRange, Plan, Stage, segments, segments_of
 
@@ -96,6 +97,19 @@ def tied_params(model: Model) -> dict[str, AbstractParam]:
         owner, _, name = path.rpartition(".")
         found[path] = abstract_params(owners[owner])[name]
     return found
+
+
+def tied_holders(plan: Plan, model: Model) -> dict[str, tuple[StageKey, ...]]:
+    """Find the stages whose modules own or use each tied parameter, by full path."""
+    holders: dict[str, list[StageKey]] = {path: [] for path in tied_params(model)}
+    for r, s, stage in plan.stages():
+        modules = _modules(model, stage.layers)
+        owners = {module.path for module in modules}
+        used = {path for module in modules for _, path in module.tied}
+        for path, found in holders.items():
+            if path in used or path.rpartition(".")[0] in owners:
+                found.append((r, s))
+    return {path: tuple(found) for path, found in holders.items()}
 
 
 def _runs(modules: Unit) -> list[list[Unit]]:

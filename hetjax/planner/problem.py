@@ -56,9 +56,10 @@ class Terms:
     """Costs by kind of layer; those of a stage are sums over its layers.
 
     `kinds` gives every layer's kind. `busy_s_BOK` is forward and backward of one
-    microbatch. A stage's device holds `static_bytes_OK` and, for every microbatch in
-    flight, `saved_bytes_BOK`, within `memory_bytes_O`; NaN in `busy_s_BOK` says that
-    the option does not exist at this microbatch size.
+    microbatch, to which every stage adds `stage_s_BO`. A stage's device holds
+    `static_bytes_BOK` and, for every microbatch in flight, `saved_bytes_BOK` and once
+    `message_bytes_BO`, within `memory_bytes_BO`; NaN in `busy_s_BOK` says that the
+    option does not exist at this microbatch size.
 
     Messages after a layer of kind K: `hop_s_BKOO` is from end of sending to arrival,
     one way, `link_s_BKOO` how long the link is held (both may be 0), `send_s_BKOO` and
@@ -73,12 +74,14 @@ class Terms:
     kinds: tuple[int, ...]
     busy_s_BOK: Floats
     update_s_BOK: Floats
-    static_bytes_OK: Floats
+    static_bytes_BOK: Floats
     saved_bytes_BOK: Floats
-    memory_bytes_O: Floats
+    memory_bytes_BO: Floats
     sync_bytes_OK: Floats
     sync_s: Callable[[int, Floats], Floats]
     sync_exposed: Exposed = "largest"
+    stage_s_BO: Floats | None = None
+    message_bytes_BO: Floats | None = None
     hop_s_BKOO: Floats | None = None
     link_s_BKOO: Floats | None = None
     send_s_BKOO: Floats | None = None
@@ -92,7 +95,8 @@ class Terms:
 class Problem:
     """What to plan for, with costs by range of layers.
 
-    `range_IJ` names the row U of a range. `most_in_flight_BOU` is how many microbatches
+    `range_IJ` names the row U of a range. `busy_s_BOU` includes what every stage takes,
+    `stage_s_BO`. `most_in_flight_BOU` is how many microbatches
     fit into memory (0: not even the weights). `after_s_ABOU` comes after the pipeline
     has drained, the gradient sum and the update: the largest over the stages, or that
     of the first stage, as `exposed` says for each. No pipeline has a launch-ahead, and
@@ -106,6 +110,7 @@ class Problem:
     range_IJ: Ints
     kind_J: Ints
     busy_s_BOU: Floats
+    stage_s_BO: Floats
     most_in_flight_BOU: Ints
     after_s_ABOU: Floats
     exposed: tuple[Exposed, ...]
@@ -175,6 +180,7 @@ class Problem:
         """No pipeline gets a microbatch through layers 0 to J and back in less."""
         layers = np.arange(self.num_layers)
         of_layer_BOL = self.busy_s_BOU[:, :, self.range_IJ[layers, layers + 1]]
+        of_layer_BOL = of_layer_BOL - self.stage_s_BO[:, :, None]
         fits_BOL = self.most_in_flight_BOU[:, :, self.range_IJ[layers, layers + 1]] > 0
         fastest_BL = np.where(fits_BOL, of_layer_BOL, np.inf).min(axis=1)
         start_B1 = np.zeros((len(fastest_BL), 1))
@@ -207,9 +213,14 @@ def problem(
     sync_bytes_OU = terms.sync_bytes_OK @ counts_KU
     sync_s_OU = np.stack([terms.sync_s(o, row) for o, row in enumerate(sync_bytes_OU)])
     update_s_BOU = terms.update_s_BOK @ counts_KU
-    left_bytes_OU = terms.memory_bytes_O[:, None] - terms.static_bytes_OK @ counts_KU
-    saved_bytes_BOU = np.maximum(terms.saved_bytes_BOK @ counts_KU, 1.0)
-    in_flight_BOU = np.clip(left_bytes_OU / saved_bytes_BOU, 0, UNLIMITED)
+    none_BO = np.zeros(busy_s_BOU.shape[:2])
+    stage_s_BO = _given(terms.stage_s_BO, none_BO)
+    message_bytes_BO = _given(terms.message_bytes_BO, none_BO)
+    static_bytes_BOU = terms.static_bytes_BOK @ counts_KU
+    left_bytes_BOU = terms.memory_bytes_BO[:, :, None] - static_bytes_BOU
+    saved_bytes_BOU = terms.saved_bytes_BOK @ counts_KU + message_bytes_BO[:, :, None]
+    in_flight_BOU = left_bytes_BOU / np.maximum(saved_bytes_BOU, 1.0)
+    in_flight_BOU = np.clip(in_flight_BOU, 0, UNLIMITED)
     num_kinds = counts_KU.shape[0]
     nothing = np.zeros((len(microbatch_sizes), num_kinds, len(options), len(options)))
     return Problem(
@@ -219,7 +230,8 @@ def problem(
         global_batch=global_batch,
         range_IJ=range_IJ,
         kind_J=np.array((0, *terms.kinds)),
-        busy_s_BOU=np.where(exists_BOU, busy_s_BOU, np.nan),
+        busy_s_BOU=np.where(exists_BOU, busy_s_BOU + stage_s_BO[:, :, None], np.nan),
+        stage_s_BO=stage_s_BO,
         most_in_flight_BOU=np.where(exists_BOU, in_flight_BOU, 0).astype(np.int64),
         after_s_ABOU=np.stack(
             [np.broadcast_to(sync_s_OU, update_s_BOU.shape), update_s_BOU]

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from hetjax.costs.runs import tied_holders
 from hetjax.models.model import AbstractParam, Model, ModuleSpec, abstract_params
 from hetjax.plans.plan import LayerRange, Plan, Stage, segments, segments_of
 from hetjax.schedule.action import Group, StageKey
@@ -85,15 +86,7 @@ class Layout:
     @cached_property
     def tied(self) -> dict[str, tuple[StageKey, ...]]:
         """Full path of each tied parameter -> the stages that hold it."""
-        paths = {owner for m in self.model.modules for _, owner in m.tied}
-        return {
-            path: tuple(
-                (r, s)
-                for r, s, stage in self.plan.stages()
-                if path in self._uses(stage) or self._owns(stage, path)
-            )
-            for path in sorted(paths)
-        }
+        return tied_holders(self.plan, self.model)
 
     @cached_property
     def holders(self) -> dict[Group, tuple[StageKey, ...]]:

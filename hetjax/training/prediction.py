@@ -7,69 +7,16 @@ simulation (`schedule/`), nor where plans, clusters and times come from
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import Any
 
-from hetjax.costs.costs import Costs
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan, Prediction
 from hetjax.plans.table import aligned, plan_table
-from hetjax.schedule.action import Tied
-from hetjax.schedule.bound import prefix_bound_s
-from hetjax.schedule.memory import MemoryUse, capacity_bytes
-from hetjax.schedule.simulation import Lane, Simulation, lane_of
+from hetjax.schedule.predicted import Predicted
+from hetjax.schedule.simulation import Lane, lane_of
 
 _GIB = 2**30
-_BOUNDED = ("1f1b", "h1f1b", "gpipe")  # schedules that the prefix bound holds for
-
-
-@dataclass(frozen=True, kw_only=True)
-class Predicted:
-    """A plan and one simulated step of it; `times_from` tells the source of times.
-
-    `usd_per_hour` is the price of its devices, None if nobody tells.
-    """
-
-    plan: Plan
-    costs: Costs
-    simulation: Simulation
-    memory: Mapping[str, MemoryUse]
-    tied: Tied
-    times_from: str
-    usd_per_hour: float | None = None
-
-    @cached_property
-    def tokens_per_s(self) -> float:
-        tokens = self.plan.global_batch * self.plan.seq_len
-        return tokens / self.simulation.step_time_s
-
-    @cached_property
-    def lower_bound_s(self) -> float | None:
-        """What no step of such a schedule takes less than, None if unknown."""
-        if self.plan.schedule not in _BOUNDED or self.plan.programs:
-            return None
-        return prefix_bound_s(self.plan, self.costs)
-
-    @cached_property
-    def gap(self) -> float | None:
-        """How much longer than the bound the step is, as a share of the bound."""
-        bound_s = self.lower_bound_s
-        if not bound_s:
-            return None
-        return max(self.simulation.step_time_s / bound_s - 1, 0.0)  # but for rounding
-
-    @cached_property
-    def usd_per_million_tokens(self) -> float | None:
-        """The price of training on a million tokens, None if unknown."""
-        if self.usd_per_hour is None:
-            return None
-        return self.usd_per_hour / 3600 / self.tokens_per_s * 1e6
-
-    @cached_property
-    def capacity_bytes(self) -> Mapping[str, float]:
-        return capacity_bytes(self.plan, self.costs)
 
 
 def check_finite(predicted: Predicted) -> None:

@@ -20,33 +20,27 @@ from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.discovery import discover
 from hetjax.cluster.files import load_cluster
 from hetjax.cluster.record import did_you_mean
+from hetjax.costs.plan_costs import costs_of, usd_per_hour
 from hetjax.costs.profile import Profile
 from hetjax.costs.profile_files import read_profile
+from hetjax.costs.runs import tied_holders
 from hetjax.costs.static import OptimizerInit, adam_state
 from hetjax.errors import BadInput
 from hetjax.models.model import Model
 from hetjax.models.presets import model_preset
 from hetjax.plans.files import read_plan, write_plan
 from hetjax.plans.plan import Plan
-from hetjax.runtime.layout import Layout
 from hetjax.schedule.lower import lower
-from hetjax.schedule.memory import check_memory, memory_uses
 from hetjax.schedule.named import with_schedule
 from hetjax.schedule.plot import check_picture, write_picture
-from hetjax.schedule.simulator import simulate
+from hetjax.schedule.predicted import Predicted, predict
 from hetjax.schedule.spans import simulated_spans
 from hetjax.schedule.trace import Span, perfetto
-from hetjax.training.costing import (
-    check_times,
-    costs_of,
-    not_measured,
-    usd_per_hour,
-)
+from hetjax.training.costing import check_times, not_measured
 from hetjax.training.optimizer import optimizer
 from hetjax.training.options import parse_options
 from hetjax.training.placement import check_plan, choose_plan
 from hetjax.training.prediction import (
-    Predicted,
     check_finite,
     headline,
     tables,
@@ -130,7 +124,7 @@ def simulate_command(arguments: Sequence[str]) -> None:
     default = SimulateOptions(plan=tyro.MISSING)
     options = parse_options(default, arguments, program=PROGRAM, description=_HELP)
     _check_outputs(options)
-    predicted = predict(options)
+    predicted = _predicted(options)
     if options.json:
         print(json.dumps(values(predicted), allow_nan=False))
     else:
@@ -147,7 +141,7 @@ def simulate_command(arguments: Sequence[str]) -> None:
         ) from error
 
 
-def predict(options: SimulateOptions) -> Predicted:
+def _predicted(options: SimulateOptions) -> Predicted:
     """Simulate one step of what the options name."""
     profile = None if options.profile is None else read_profile(options.profile)
     subject = _subject(options)
@@ -155,23 +149,19 @@ def predict(options: SimulateOptions) -> Predicted:
     dtype = _dtype(options, profile, subject)
     costs = costs_of(plan, model, cluster, profile, dtype=dtype, optimizer=subject.init)
     check_times(costs)
-    tied = Layout(plan, model).tied
+    tied = tied_holders(plan, model)
     if options.schedule is not None:
         plan = with_schedule(plan, options.schedule, costs, tied)
         check_plan(plan, model, cluster, f"--schedule {options.schedule}")
-    programs = lower(plan, tied)
-    memory = memory_uses(programs, plan, costs)
-    check_memory(memory, plan, costs)
-    predicted = Predicted(
-        plan=plan,
-        costs=costs,
-        simulation=simulate(programs, plan, costs),
-        memory=memory,
-        tied=tied,
-        times_from=f"estimated from the device catalogue, {dtype}"
-        if profile is None
-        else f"measured, {options.profile}, {dtype}"
-        + not_measured(profile, plan, cluster, programs),
+    times_from = f"estimated from the device catalogue, {dtype}"
+    if profile is not None:
+        missing = not_measured(profile, plan, cluster, lower(plan, tied))
+        times_from = f"measured, {options.profile}, {dtype}{missing}"
+    predicted = predict(
+        plan,
+        costs,
+        tied,
+        times_from=times_from,
         usd_per_hour=usd_per_hour(plan, cluster),
     )
     check_finite(predicted)

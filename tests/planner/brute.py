@@ -73,12 +73,14 @@ def _terms(r: Random, kinds: tuple[int, ...], options: list[Option]) -> Terms:
         kinds=kinds,
         busy_s_BOK=(0.1 + table(*by_kind, most=1.0)) / tensor_O1,
         update_s_BOK=table(*by_kind, most=0.2),
-        static_bytes_OK=table(len(options), num_kinds, most=1.0) / tensor_O1,
+        static_bytes_BOK=table(*by_kind, most=1.0) / tensor_O1,
         saved_bytes_BOK=2.0 * np.ones(by_kind) * table(num_sizes, 1, 1, most=1.0),
-        memory_bytes_O=np.array([r.uniform(1.0, 10.0) for _ in options]),
+        memory_bytes_BO=table(num_sizes, len(options), most=9.0) + 1.0,
         sync_bytes_OK=table(len(options), num_kinds, most=1.0),
         sync_s=lambda o, size_bytes: rate_O[o] * np.sqrt(size_bytes),
         sync_exposed=r.choice(("largest", "first")),
+        stage_s_BO=table(num_sizes, len(options), most=0.1),
+        message_bytes_BO=table(num_sizes, len(options), most=0.3),
         hop_s_BKOO=link_s * 1.2,
         link_s_BKOO=link_s,
         send_s_BKOO=table(*hops, most=blocking),
@@ -127,11 +129,13 @@ def time_s(instance: Instance, template: Template, m: int, form: Form) -> float:
         o = stage.option
         layers = [t.kinds[n] for n in range(*stage.layers)]
         ahead = min(depth - s, m)
-        held = sum(t.static_bytes_OK[o, k] for k in layers)
-        each = max(sum(t.saved_bytes_BOK[b, o, k] for k in layers), 1.0)
-        if held + ahead * each > t.memory_bytes_O[o]:
+        held = sum(t.static_bytes_BOK[b, o, k] for k in layers)
+        assert t.message_bytes_BO is not None and t.stage_s_BO is not None
+        each = sum(t.saved_bytes_BOK[b, o, k] for k in layers)
+        each = max(each + t.message_bytes_BO[b, o], 1.0)
+        if held + ahead * each > t.memory_bytes_BO[b, o]:
             return inf
-        seconds = sum(t.busy_s_BOK[b, o, k] for k in layers)
+        seconds = t.stage_s_BO[b, o] + sum(t.busy_s_BOK[b, o, k] for k in layers)
         update.append(sum(t.update_s_BOK[b, o, k] for k in layers))
         size = sum(t.sync_bytes_OK[o, k] for k in layers)
         sync.append(float(t.sync_s(o, np.array([size]))[0]))

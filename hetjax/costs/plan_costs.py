@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plan's costs on a cluster, in seconds, bytes and dollars.
+
+Owns how a profile's links and device kinds meet the cluster's, and what a plan's
+devices cost. Does not own the costs themselves (`analytic.py`), nor which plan, cluster
+and profile it is about.
+"""
+
+from dataclasses import replace
+
+from hetjax.cluster.catalogue import canonical_name, device_price_per_hour
+from hetjax.cluster.cluster import Cluster, Link
+from hetjax.costs.analytic import analytic_costs
+from hetjax.costs.costs import Costs
+from hetjax.costs.profile import Profile, check_profile
+from hetjax.costs.static import OptimizerInit, adam_state
+from hetjax.errors import BadInput
+from hetjax.models.model import Model
+from hetjax.plans.plan import Plan
+
+
+def costs_of(
+    plan: Plan,
+    model: Model,
+    cluster: Cluster,
+    profile: Profile | None,
+    *,
+    dtype: str,
+    optimizer: OptimizerInit = adam_state,
+) -> Costs:
+    """Return what the plan costs: measured where the profile knows the device.
+
+    `dtype` is that of compute where there is no profile. BadInput for an unknown
+    device, an unreachable link, a profile of another model or of other devices only.
+    """
+    if profile is None:
+        return analytic_costs(plan, model, cluster, dtype=dtype, optimizer=optimizer)
+    check_profile(profile, model.name, plan.seq_len, len(model.layers))
+    devices = device_kinds(plan, cluster)
+    if not devices & profile.devices:
+        raise BadInput(
+            got=f"a profile of {', '.join(sorted(profile.devices)) or 'no devices'}",
+            allowed=f"one of the plan's devices: {', '.join(sorted(devices))}",
+            fix=f"measure there: python -m hetjax.profile {model.name}, or leave "
+            "--profile out",
+        )
+    cluster = with_measured_links(cluster, profile)
+    return analytic_costs(
+        plan,
+        model,
+        cluster,
+        dtype=profile.dtype,
+        optimizer=optimizer,
+        profile=profile,
+    )
+
+
+def with_measured_links(cluster: Cluster, profile: Profile) -> Cluster:
+    """Return the cluster with a link for each pair of its nodes that was measured.
+
+    Of two directions the slower counts for both.
+    """
+    nodes = {node.name for node in cluster.nodes}
+    links = {frozenset(link.between): link for link in cluster.links}
+    # the slowest come last, and stay
+    for found in sorted(profile.links, key=lambda f: -f.bandwidth_gbit_per_s):
+        ends = frozenset(found.between)
+        if len(ends) == 2 and ends <= nodes:
+            links[ends] = Link(
+                between=found.between,
+                bandwidth_gbit_per_s=found.bandwidth_gbit_per_s,
+                latency_ms=found.latency_ms,
+            )
+    return replace(cluster, links=tuple(links.values()))
+
+
+def usd_per_hour(plan: Plan, cluster: Cluster) -> float | None:
+    """The price of the devices in use, None if that of any is unknown."""
+    nodes = {node.name: node for node in cluster.nodes}
+    used = {(stage.node, d) for _, _, stage in plan.stages() for d in stage.devices}
+    prices = [device_price_per_hour(nodes[name]) for name, _ in used]
+    known = [price for price in prices if price is not None]
+    return sum(known) if len(known) == len(prices) else None
+
+
+def device_kinds(plan: Plan, cluster: Cluster) -> set[str]:
+    """Return the device kinds that the plan uses, by the catalogue's names."""
+    used = {stage.node for _, _, stage in plan.stages()}
+    return {canonical_name(n.device) for n in cluster.nodes if n.name in used}

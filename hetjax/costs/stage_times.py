@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seconds of a stage, and of a layer alone, measured or estimated.
+
+Owns that a stage's seconds are the sum over its layers, and that a profile goes before
+the estimates for a device that it knows. What the data axis exchanges in a step counts
+as part of the update: nothing hides it. Does not own the estimates (`roofline.py`) nor
+how measured times add up (`profiled.py`).
+"""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from hetjax.cluster.catalogue import DeviceSpec, canonical_name, device_spec
+from hetjax.cluster.cluster import Node
+from hetjax.costs.costs import StageKey, StageTimes
+from hetjax.costs.layers import layer_runs
+from hetjax.costs.memory import stage_shares
+from hetjax.costs.network import ring_card_bytes_per_s
+from hetjax.costs.passes import Shares, passes
+from hetjax.costs.profile import Profile, measured
+from hetjax.costs.profiled import profiled_times
+from hetjax.costs.roofline import (
+    Hop,
+    PassTimes,
+    data_sync_s,
+    pass_times,
+    ring_hop,
+    update_s,
+)
+from hetjax.costs.runs import StageRuns, stage_runs
+from hetjax.costs.static import OptimizerInit, static_bytes, weight_bytes
+from hetjax.models.model import Model
+from hetjax.plans.plan import Plan, Remat, Stage
+
+_Way = tuple[str, OptimizerInit]  # dtype of compute, the optimizer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerTimes:
+    """Seconds of one layer alone: both passes of a microbatch, and an update."""
+
+    busy_s: float
+    update_s: float
+
+
+def layer_times(
+    model: Model,
+    layer: int,
+    stage: Stage,
+    node: Node,
+    shares: Shares,
+    *,
+    optimizer: OptimizerInit,
+    profile: Profile | None = None,
+) -> LayerTimes:
+    """Give what a layer adds to a stage that runs as `stage` does, on a node.
+
+    What a program takes whatever it holds is left out (`Profile.program_s`). A measured
+    update is that of a layer which several replicas hold, where that was measured.
+    """
+    runs = layer_runs(model, layer)
+    sync_s = _data_sync_s(runs, stage, node, (shares.dtype, optimizer))
+    if profile is not None and canonical_name(node.device) in profile.devices:
+        m = measured(
+            profile,
+            device=node.device,
+            kind=profile.layers[layer],
+            tensor=stage.mesh.tensor,
+            data=stage.mesh.data,
+            microbatch_size=shares.num_sequences,
+            remat=stage.remat,
+        )
+        own_s = m.update_s if m.shared_update_s is None else m.shared_update_s
+        busy_s = m.forward_s + m.backward_s
+        return LayerTimes(busy_s=busy_s, update_s=own_s + sync_s)
+    device = device_spec(node)
+    hop = ring_hop(device, ring_card_bytes_per_s(node, _tensor_rings(stage)))
+    times = _layer_times(runs, shares, stage.remat, device, hop)
+    held = static_bytes(runs, stage.mesh, shares.dtype, optimizer)
+    return LayerTimes(
+        busy_s=times.forward_s + times.backward_s,
+        update_s=update_s(held, device) + sync_s,
+    )
+
+
+def stage_times(
+    plan: Plan,
+    model: Model,
+    key: StageKey,
+    node: Node,
+    *,
+    dtype: str,
+    optimizer: OptimizerInit,
+    profile: Profile | None = None,
+) -> StageTimes:
+    """Give the stage's seconds by action: the sum over its layers.
+
+    From the profile if it knows the node's device, else estimated. What was measured
+    of a tensor group, inside a host, stands for groups over several hosts too.
+    """
+    replica, way = plan.replicas[key[0]], (dtype, optimizer)
+    stage = replica.stages[key[1]]
+    if profile is not None and canonical_name(node.device) in profile.devices:
+        times = profiled_times(
+            profile,
+            stage,
+            device=node.device,
+            microbatch_size=replica.microbatch_size,
+            shared=len(plan.replicas) > 1,
+        )
+        sync_s = _data_sync_s(stage_runs(plan, model, stage), stage, node, way)
+        return replace(times, update_s=times.update_s + sync_s)
+    device = device_spec(node)
+    shares = stage_shares(plan, model, replica, stage, dtype)
+    hop = ring_hop(device, ring_card_bytes_per_s(node, _tensor_rings(stage)))
+    layers = [
+        _layer_times(layer_runs(model, layer), shares, stage.remat, device, hop)
+        for layer in range(*stage.layers)
+    ]
+    forward_s = sum(layer.forward_s for layer in layers)
+    backward_s = sum(layer.backward_s for layer in layers)
+    runs = stage_runs(plan, model, stage)
+    held = static_bytes(runs, stage.mesh, dtype, optimizer)
+    sync_s = _data_sync_s(runs, stage, node, way)
+    return StageTimes(
+        forward_s=forward_s,
+        backward_s=backward_s,
+        fused_s=forward_s + backward_s,
+        input_gradient_s=sum(layer.input_gradient_s for layer in layers),
+        weight_gradient_s=sum(layer.weight_gradient_s for layer in layers),
+        update_s=update_s(held, device) + sync_s,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _layer_times(
+    runs: StageRuns, shares: Shares, remat: Remat, device: DeviceSpec, hop: Hop
+) -> PassTimes:
+    return pass_times(passes(runs, shares, remat), device, hop)
+
+
+def _data_sync_s(runs: StageRuns, stage: Stage, node: Node, way: _Way) -> float:
+    data = stage.mesh.data
+    if data == 1:
+        return 0.0
+    held = static_bytes(runs, stage.mesh, *way)
+    hop = ring_hop(device_spec(node), ring_card_bytes_per_s(node, _data_rings(stage)))
+    return data_sync_s(held, weight_bytes(runs, stage.mesh), data, hop)
+
+
+def _tensor_rings(stage: Stage) -> list[tuple[int, ...]]:
+    tensor = stage.mesh.tensor
+    starts = range(0, len(stage.devices), tensor)
+    return [stage.devices[start : start + tensor] for start in starts]
+
+
+def _data_rings(stage: Stage) -> list[tuple[int, ...]]:
+    tensor = stage.mesh.tensor
+    return [stage.devices[rank::tensor] for rank in range(tensor)]

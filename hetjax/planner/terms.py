@@ -1,0 +1,391 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request in the planner's terms: what every kind of layer costs in every way.
+
+Owns two views of the same costs. To search by: the memory that the judge will ask for,
+and gradient sums over the network card. To bound by: nothing that some plan of the
+space could do without. So its memory is that of one microbatch in flight, its hops are
+the nearest that nodes allow, and gradient sums are free. Does not own the costs
+(`costs/`) nor what a pipeline makes of them (`problem.py`, `templates.py`).
+
+Letters of array names: see `problem.py`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+import numpy as np
+
+from hetjax.cluster.catalogue import device_spec
+from hetjax.cluster.cluster import Cluster, Node
+from hetjax.costs.costs import Route
+from hetjax.costs.layers import layer_facts, layer_runs, layer_workspace_bytes
+from hetjax.costs.memory import hidden_size
+from hetjax.costs.network import Place, num_lanes, route, trunks
+from hetjax.costs.passes import Shares
+from hetjax.costs.profile import DTYPES
+from hetjax.costs.stage_times import layer_times
+from hetjax.costs.static import static_bytes
+from hetjax.errors import BadInput
+from hetjax.models.counts import parameter_count
+from hetjax.planner.problem import (
+    UNLIMITED,
+    DeviceClass,
+    Floats,
+    Option,
+    Problem,
+    Terms,
+    problem,
+)
+from hetjax.planner.request import NodeClass, Request
+from hetjax.plans.plan import Stage, StageMesh
+
+_GRADIENT_BYTES = 4  # gradients are summed in fp32
+
+
+def options_of(request: Request, degrees: Sequence[int]) -> tuple[Option, ...]:
+    """Return every way to run a stage with one of these tensor degrees."""
+    return tuple(
+        Option(device_class=c, tensor=tensor, data=data, remat=remat)
+        for c, nodes in enumerate(request.classes)
+        for tensor, data in product(degrees, sorted(set(request.data_degrees)))
+        if tensor * data <= nodes.devices_per_node
+        and any(size % data == 0 for size in request.microbatch_sizes)
+        for remat in request.remats
+    )
+
+
+def search_problem(request: Request, degrees: Sequence[int]) -> Problem:
+    """Return the problem to search by, with these tensor degrees.
+
+    BadInput if nothing is known of any device at any of the microbatch sizes.
+    """
+    options = options_of(request, degrees)
+    facts = _facts(request, options)
+    hop_s_BKOO, link_s_BKOO = _hops(request, options)
+    rates_O = _card_bytes_per_s(request, options)
+    terms = Terms(
+        kinds=facts.kinds,
+        busy_s_BOK=facts.busy_s_BOK,
+        update_s_BOK=facts.update_s_BOK,
+        static_bytes_BOK=facts.static_bytes_OK + facts.extra_bytes_BOK,
+        saved_bytes_BOK=facts.saved_bytes_BOK,
+        memory_bytes_BO=facts.memory_bytes_O - facts.shared_bytes_BO,
+        message_bytes_BO=facts.activation_bytes_BO,
+        sync_bytes_OK=np.tile(facts.sync_bytes_K, (len(options), 1)),
+        # 2 (R - 1) / R of the bytes go over a card, of R replicas
+        sync_s=lambda o, size_bytes: 2 * size_bytes / rates_O[o],
+        sync_exposed="first",
+        stage_s_BO=np.full(facts.busy_s_BOK.shape[:2], 2 * facts.program_s),
+        hop_s_BKOO=hop_s_BKOO,
+        link_s_BKOO=link_s_BKOO,
+    )
+    return _problem(request, options, terms)
+
+
+def bound_problem(request: Request, degrees: Sequence[int]) -> Problem:
+    """Return the problem to bound by, with these tensor degrees.
+
+    No plan of these options simulates faster than its bound in the prefix form.
+    """
+    options = options_of(request, degrees)
+    facts = _facts(request, options)
+    hop_s_BKOO, link_s_BKOO = _hops(request, options)
+    terms = Terms(
+        kinds=facts.kinds,
+        busy_s_BOK=facts.busy_s_BOK,
+        update_s_BOK=0 * facts.update_s_BOK,
+        static_bytes_BOK=np.tile(
+            facts.own_bytes_OK, (len(request.microbatch_sizes), 1, 1)
+        ),
+        saved_bytes_BOK=facts.saved_bytes_BOK,
+        memory_bytes_BO=np.tile(
+            facts.memory_bytes_O, (len(request.microbatch_sizes), 1)
+        ),
+        sync_bytes_OK=np.tile(facts.sync_bytes_K, (len(options), 1)),
+        sync_s=lambda o, size_bytes: 0 * size_bytes,
+        stage_s_BO=np.full(facts.busy_s_BOK.shape[:2], facts.program_s),
+        hop_s_BKOO=hop_s_BKOO,
+        link_s_BKOO=link_s_BKOO,
+    )
+    found = _problem(request, options, terms)
+    fits_BOU = found.most_in_flight_BOU > 0
+    return replace(found, most_in_flight_BOU=np.where(fits_BOU, UNLIMITED, 0))
+
+
+def _problem(request: Request, options: Sequence[Option], terms: Terms) -> Problem:
+    return problem(
+        terms,
+        classes=[
+            DeviceClass(name=nodes.name, num_devices=nodes.num_devices)
+            for nodes in request.classes
+        ],
+        options=options,
+        microbatch_sizes=request.microbatch_sizes,
+        global_batch=request.global_batch,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Facts:
+    """Costs by kind of layer. `own_bytes_OK` leaves out tied parameters of other
+    layers, `extra_bytes_BOK` is what a kind's programs need beyond those of a block,
+    which every stage's share `shared_bytes_BO` has room for."""
+
+    kinds: tuple[int, ...]
+    program_s: float
+    busy_s_BOK: Floats
+    update_s_BOK: Floats
+    static_bytes_OK: Floats
+    own_bytes_OK: Floats
+    extra_bytes_BOK: Floats
+    saved_bytes_BOK: Floats
+    shared_bytes_BO: Floats
+    activation_bytes_BO: Floats
+    memory_bytes_O: Floats
+    sync_bytes_K: Floats
+
+
+def _facts(request: Request, options: Sequence[Option]) -> _Facts:
+    kinds, firsts = _kinds(request)
+    dims = len(request.microbatch_sizes), len(options), len(firsts)
+    busy, update = np.full((2, *dims), np.nan)
+    saved, once, workspace = np.zeros((3, *dims))
+    problems: list[BadInput] = []
+    for at in _cases(request, options):
+        b, o, shares = at
+        for k, layer in enumerate(firsts):
+            try:
+                busy[b, o, k], update[b, o, k] = _seconds(
+                    request, options[o], layer, shares
+                )
+            except BadInput as error:  # of a profile: an option that nobody measured
+                problems.append(error)
+                continue
+            kept = _saved(request, options[o], layer, shares)
+            saved[b, o, k], once[b, o, k], workspace[b, o, k] = kept
+    if np.isnan(busy).any(axis=2).all() and problems:
+        raise problems[0]
+    update = np.nan_to_num(update)
+    inner = [k for k, at in enumerate(firsts) if 0 < at < len(request.model.layers) - 1]
+    block = workspace[:, :, inner].max(axis=2, initial=0)
+    activation = _activation_bytes(request, options)
+    return _Facts(
+        kinds=kinds,
+        program_s=0.0 if request.profile is None else request.profile.program_s,
+        busy_s_BOK=busy,
+        update_s_BOK=update,
+        static_bytes_OK=_static(request, options, firsts, borrowed=True),
+        own_bytes_OK=_static(request, options, firsts, borrowed=False),
+        extra_bytes_BOK=np.maximum(workspace - block[:, :, None], 0),
+        saved_bytes_BOK=saved,
+        # and a message just come, one just made, and what they are cut into
+        shared_bytes_BO=block + 4 * activation,
+        activation_bytes_BO=activation + np.maximum(once, 0).sum(axis=2),
+        memory_bytes_O=np.array(
+            [device_spec(_node_of(request, o)).memory_gib * 2**30 for o in options]
+        ),
+        sync_bytes_K=np.array(
+            [
+                float(_GRADIENT_BYTES * parameter_count(request.model.layers[at]))
+                for at in firsts
+            ]
+        ),
+    )
+
+
+def _kinds(request: Request) -> tuple[tuple[int, ...], list[int]]:
+    """Number the layers by kind; the first layer of each."""
+    runs = [layer_runs(request.model, at) for at in range(len(request.model.layers))]
+    distinct = list(dict.fromkeys(runs))
+    return tuple(map(distinct.index, runs)), list(map(runs.index, distinct))
+
+
+def _cases(
+    request: Request, options: Sequence[Option]
+) -> Iterator[tuple[int, int, Shares]]:
+    """Microbatch size, option, and what a device then computes."""
+    for (b, size), (o, option) in product(
+        enumerate(request.microbatch_sizes), enumerate(options)
+    ):
+        if size % option.data == 0 and size <= request.global_batch:
+            yield b, o, _shares(request, option, size // option.data)
+
+
+def _shares(request: Request, option: Option, num_sequences: int) -> Shares:
+    return Shares(
+        num_sequences=num_sequences,
+        seq_len=request.seq_len,
+        hidden_size=hidden_size(request.model),
+        dtype=request.dtype,
+        tensor=option.tensor,
+    )
+
+
+def _seconds(
+    request: Request, option: Option, layer: int, shares: Shares
+) -> tuple[float, float]:
+    times = layer_times(
+        request.model,
+        layer,
+        _stage_of(request, option),
+        _node_of(request, option),
+        shares,
+        optimizer=request.optimizer,
+        profile=request.profile,
+    )
+    return times.busy_s, times.update_s
+
+
+def _saved(
+    request: Request, option: Option, layer: int, shares: Shares
+) -> tuple[float, float, float]:
+    """Bytes kept of a microbatch by the layer and by its run; workspace.
+
+    Residuals grow by as much with every sequence: two sizes tell them all.
+    """
+    one, two = (
+        layer_facts(
+            request.model,
+            layer,
+            replace(shares, num_sequences=n),
+            option.remat,
+            data=option.data,
+            optimizer=request.optimizer,
+        )
+        for n in (1, 2)
+    )
+    more = shares.num_sequences - 1
+    runs = layer_runs(request.model, layer)
+    return (
+        one.saved_bytes + more * (two.saved_bytes - one.saved_bytes),
+        one.run_saved_bytes + more * (two.run_saved_bytes - one.run_saved_bytes),
+        layer_workspace_bytes(runs, shares, option.remat, option.data),
+    )
+
+
+def _static(
+    request: Request, options: Sequence[Option], firsts: Sequence[int], borrowed: bool
+) -> Floats:
+    runs = [layer_runs(request.model, at) for at in firsts]
+    if not borrowed:
+        runs = [replace(found, borrowed=()) for found in runs]
+    meshes = {(o.data, o.tensor) for o in options}
+    by_mesh = {
+        (data, tensor): [
+            static_bytes(
+                found,
+                StageMesh(data=data, tensor=tensor),
+                request.dtype,
+                request.optimizer,
+            ).total
+            for found in runs
+        ]
+        for data, tensor in meshes
+    }
+    return np.array([by_mesh[o.data, o.tensor] for o in options], dtype=np.float64)
+
+
+def _activation_bytes(request: Request, options: Sequence[Option]) -> Floats:
+    of_one = request.seq_len * hidden_size(request.model) * DTYPES[request.dtype]
+    return np.array(
+        [[of_one * size / o.data for o in options] for size in request.microbatch_sizes]
+    )
+
+
+def _card_bytes_per_s(request: Request, options: Sequence[Option]) -> Floats:
+    """The share of a node's card that a stage gets, its node being full of such."""
+    rates = []
+    for option in options:
+        nodes = request.classes[option.device_class]
+        card = device_spec(nodes.nodes[0]).network_gbit_per_s * 1e9 / 8
+        rates.append(card * option.num_devices / nodes.devices_per_node)
+    return np.array(rates)
+
+
+def _stage_of(request: Request, option: Option) -> Stage:
+    return Stage(
+        node=_node_of(request, option).name,
+        devices=tuple(range(option.num_devices)),
+        mesh=StageMesh(data=option.data, tensor=option.tensor),
+        layers=(0, 1),
+        remat=option.remat,
+        launch_ahead=1,
+    )
+
+
+def _node_of(request: Request, option: Option) -> Node:
+    return request.classes[option.device_class].nodes[0]
+
+
+def _hops(request: Request, options: Sequence[Option]) -> tuple[Floats, Floats]:
+    """Seconds of messages between options, and seconds that links are held."""
+    of_one = request.seq_len * hidden_size(request.model) * DTYPES[request.dtype]
+    alone = {
+        (a, b): _hop(request, options[a], options[b])
+        for a, b in product(_one_of_each(options), repeat=2)
+    }
+    same = _one_of_each(options)
+    index = [next(n for n in same if _shape(options[n]) == _shape(o)) for o in options]
+    sizes_B = np.array(request.microbatch_sizes, dtype=np.float64) * of_one
+    hop_s_BOO, link_s_BOO = np.zeros((2, len(sizes_B), len(options), len(options)))
+    for a, b in product(range(len(options)), repeat=2):
+        latency_s, each_s, least_s = alone[index[a], index[b]]
+        hop_s_BOO[:, a, b] = latency_s + sizes_B * each_s
+        link_s_BOO[:, a, b] = sizes_B * least_s
+    num_kinds = len(_kinds(request)[1])
+    hop_s_BKOO = np.repeat(hop_s_BOO[:, None], num_kinds, axis=1)
+    return hop_s_BKOO, np.repeat(link_s_BOO[:, None], num_kinds, axis=1)
+
+
+def _shape(option: Option) -> tuple[int, int, int]:
+    return option.device_class, option.tensor, option.data
+
+
+def _one_of_each(options: Sequence[Option]) -> list[int]:
+    seen: dict[tuple[int, int, int], int] = {}
+    for n, option in enumerate(options):
+        seen.setdefault(_shape(option), n)
+    return list(seen.values())
+
+
+def _hop(request: Request, a: Option, b: Option) -> tuple[float, float, float]:
+    """(latency, mean seconds per byte there and back, the lesser of both), by the
+    nearest places that two such stages can have."""
+    latency_s, mean_s, least_s = np.inf, np.inf, np.inf
+    for source, target in _places(request.classes, a, b):
+        there = _way(request.network, source, target, b.tensor)
+        back = _way(request.network, target, source, a.tensor)
+        latency_s = min(latency_s, (there[0] + back[0]) / 2)
+        mean_s = min(mean_s, (there[1] + back[1]) / 2)
+        least_s = min(least_s, there[1], back[1])
+    return latency_s, mean_s, least_s
+
+
+def _way(
+    network: Cluster, source: Place, target: Place, tensor: int
+) -> tuple[float, float]:
+    """(latency, seconds per byte of the activation): a copy for every tensor rank."""
+    way: Route = route(network, source, target)
+    rates = trunks(network)
+    lanes = num_lanes(network, source, target)
+    slowest = min((rates[trunk] for trunk in way.trunks), default=np.inf)
+    return way.latency_s, tensor / lanes / slowest
+
+
+def _places(
+    classes: Sequence[NodeClass], a: Option, b: Option
+) -> Iterator[tuple[Place, Place]]:
+    """Where two neighbouring stages might be: on one node, on two."""
+    first, second = classes[a.device_class], classes[b.device_class]
+    here = tuple(range(a.num_devices))
+    if a.device_class != b.device_class:
+        there = tuple(range(b.num_devices))
+        yield (first.nodes[0].name, here), (second.nodes[0].name, there)
+        return
+    if a.num_devices + b.num_devices <= first.devices_per_node:
+        beside = tuple(range(a.num_devices, a.num_devices + b.num_devices))
+        yield (first.nodes[0].name, here), (first.nodes[0].name, beside)
+    if len(first.nodes) > 1:
+        there = tuple(range(b.num_devices))
+        yield (first.nodes[0].name, here), (first.nodes[1].name, there)

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plan and one simulated step of it: the judge of all plans.
+
+Owns what follows from both, such as tokens per second, the gap to the bound and what
+tokens cost. Does not own the simulation (`simulator.py`), nor how a prediction is shown
+or written.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from hetjax.costs.costs import Costs
+from hetjax.plans.plan import Plan
+from hetjax.schedule.action import UNTIED, Tied
+from hetjax.schedule.bound import prefix_bound_s
+from hetjax.schedule.lower import lower
+from hetjax.schedule.memory import MemoryUse, capacity_bytes, check_memory, memory_uses
+from hetjax.schedule.simulation import Simulation
+from hetjax.schedule.simulator import simulate
+
+_BOUNDED = ("1f1b", "h1f1b", "gpipe")  # schedules that the prefix bound holds for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predicted:
+    """A plan and one simulated step of it; `times_from` tells the source of times.
+
+    `usd_per_hour` is the price of its devices, None if nobody tells.
+    """
+
+    plan: Plan
+    costs: Costs
+    simulation: Simulation
+    memory: Mapping[str, MemoryUse]
+    tied: Tied
+    times_from: str
+    usd_per_hour: float | None = None
+
+    @cached_property
+    def tokens_per_s(self) -> float:
+        tokens = self.plan.global_batch * self.plan.seq_len
+        return tokens / self.simulation.step_time_s
+
+    @cached_property
+    def lower_bound_s(self) -> float | None:
+        """What no step of such a schedule takes less than, None if unknown."""
+        if self.plan.schedule not in _BOUNDED or self.plan.programs:
+            return None
+        return prefix_bound_s(self.plan, self.costs)
+
+    @cached_property
+    def gap(self) -> float | None:
+        """How much longer than the bound the step is, as a share of the bound."""
+        bound_s = self.lower_bound_s
+        if not bound_s:
+            return None
+        return max(self.simulation.step_time_s / bound_s - 1, 0.0)  # but for rounding
+
+    @cached_property
+    def usd_per_million_tokens(self) -> float | None:
+        """The price of training on a million tokens, None if unknown."""
+        if self.usd_per_hour is None:
+            return None
+        return self.usd_per_hour / 3600 / self.tokens_per_s * 1e6
+
+    @cached_property
+    def capacity_bytes(self) -> Mapping[str, float]:
+        return capacity_bytes(self.plan, self.costs)
+
+
+def predict(
+    plan: Plan,
+    costs: Costs,
+    tied: Tied = UNTIED,
+    *,
+    times_from: str = "",
+    usd_per_hour: float | None = None,
+) -> Predicted:
+    """Simulate one step of the plan.
+
+    NoFeasiblePlan if a device has less memory than the programs need.
+    """
+    programs = lower(plan, tied)
+    memory = memory_uses(programs, plan, costs)
+    check_memory(memory, plan, costs)
+    return Predicted(
+        plan=plan,
+        costs=costs,
+        simulation=simulate(programs, plan, costs),
+        memory=memory,
+        tied=tied,
+        times_from=times_from,
+        usd_per_hour=usd_per_hour,
+    )
