@@ -31,6 +31,7 @@ class LayerFacts:
     run_saved_bytes: int
 
 
+@lru_cache(maxsize=4096)
 def layer_runs(model: Model, layer: int) -> StageRuns:
     """Give a layer as a stage of its own; equal layers give equal runs."""
     return runs_of(model, [(layer, layer + 1)])

@@ -9,6 +9,7 @@ rank. Does not own what lives shorter (`memory.py`).
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -42,6 +43,7 @@ def adam_state(params: dict[str, Any]) -> Any:
     return {"count": jnp.zeros((), jnp.int32), "mu": params, "nu": params}
 
 
+@lru_cache(maxsize=4096)
 def static_bytes(
     stage: StageRuns, mesh: StageMesh, dtype: str, optimizer: OptimizerInit
 ) -> StaticBytes:

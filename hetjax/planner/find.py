@@ -6,24 +6,35 @@ bounds (`master.py`), places (`placement.py`), moves (`polish.py`) nor the judge
 (`judge.py`).
 """
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from hetjax.planner.objectives import Objective
-from hetjax.planner.request import Request
+from hetjax.planner.infeasible import why_infeasible
+from hetjax.planner.judge import Judge
+from hetjax.planner.objectives import Objective, score, within
+from hetjax.planner.polish import Choices, polished
+from hetjax.planner.proposals import Proposal, plans_of, proposals
+from hetjax.planner.request import Request, check_request
+from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
 
 Progress = Callable[[str], None]  # told what is being done, a line at a time
+POLISH_S = 5.0
+_MOST_STAGES = 2000  # of all plans that are simulated before the search is polished
+
+
+def _quietly(line: str) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
     """The best plan as simulated, and what is known about better ones.
 
-    `model_time_s` is the planner's own estimate of the plan that it began with,
-    `model_bound_s` the bound by the same estimate. `lower_bound_s` is certified: no
-    plan of the request's space simulates faster (1F1B family, fused backward, no
-    interleaving, the modelled costs).
+    `model_time_s` is the least by the planner's own estimate, `model_bound_s` the bound
+    by the same estimate: both before anything is placed and simulated. `lower_bound_s`
+    is certified: no plan of the request's space simulates faster (1F1B family, fused
+    backward, no interleaving, the modelled costs).
     """
 
     request: Request
@@ -52,10 +63,70 @@ def find_plan(
     request: Request,
     objective: Objective | None = None,
     *,
-    progress: Progress | None = None,
+    starts: Sequence[Plan] = (),
+    polish_s: float = POLISH_S,
+    progress: Progress = _quietly,
 ) -> Found:
     """Return the best plan that is found.
 
-    NoFeasiblePlan names what binds, and the smallest change that would help.
+    `starts` are plans that it must not be worse than; local search may go on for
+    `polish_s`. NoFeasiblePlan names what binds, and the smallest change that would
+    help.
     """
-    raise NotImplementedError
+    begin_s = time.monotonic()
+    objective = Objective() if objective is None else objective
+    check_request(request)
+    proposed = proposals(request, objective, progress)
+    judge = Judge(request)
+
+    def wished(predicted: Predicted) -> float:
+        return score(predicted, request.cluster, objective)
+
+    judged = [
+        (predicted, proposal)
+        for plan, proposal in _plans(request, proposed, starts)
+        if (predicted := judge(plan)) and within(predicted, objective)
+    ]
+    if not judged:
+        raise why_infeasible(request, objective)
+    first, proposal = min(judged, key=lambda found: wished(found[0]))
+    progress(f"{len(judged)} plans simulated; local search from the best")
+    best = polished(
+        first,
+        lambda plan: _allowed(judge(plan), objective),
+        wished,
+        Choices(remats=request.remats, class_of=_class_of(request)),
+        until_s=time.monotonic() + polish_s,
+    )
+    return Found(
+        request=request,
+        objective=objective,
+        best=best,
+        source="a plan that was given" if proposal is None else "templates",
+        lower_bound_s=min((p.bound_s for p in proposed), default=0.0),
+        model_time_s=proposed[0].step_s if proposed else None,
+        model_bound_s=min((p.layouts[0].bound_s for p in proposed), default=None),
+        search_s=time.monotonic() - begin_s,
+    )
+
+
+def _plans(
+    request: Request, proposed: Sequence[Proposal], starts: Sequence[Plan]
+) -> Iterator[tuple[Plan, Proposal | None]]:
+    """Plans for the judge, as many as time allows: large ones take longer."""
+    yield from ((plan, None) for plan in starts)
+    num_stages = 0
+    for proposal in proposed:
+        for plan in plans_of(request, proposal):
+            num_stages += len(plan.stages())
+            if num_stages > _MOST_STAGES and proposal is not proposed[0]:
+                return
+            yield plan, proposal
+
+
+def _allowed(predicted: Predicted | None, objective: Objective) -> Predicted | None:
+    return predicted if predicted and within(predicted, objective) else None
+
+
+def _class_of(request: Request) -> dict[str, str]:
+    return {node.name: nodes.name for nodes in request.classes for node in nodes.nodes}

@@ -102,7 +102,9 @@ def fitted(
 ) -> Plan:
     """Return the plan under the rule that simulates fastest; the exact one on a tie."""
     rules = (exact_delta, plain_delta, harp_delta)
-    plans = [with_rule(plan, costs, rule, limits) for rule in rules]
+    plans = list(dict.fromkeys(with_rule(plan, costs, rule, limits) for rule in rules))
+    if len(plans) == 1:
+        return plans[0]
     return min(plans, key=lambda p: simulate(lower(p, tied), p, costs).step_time_s)
 
 

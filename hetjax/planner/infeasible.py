@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why there is no plan, and the smallest change that would make one.
+
+Owns the changes that are tried, smallest first, and the words. Does not own the search.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from hetjax.cluster.catalogue import device_spec
+from hetjax.cluster.cluster import Cluster
+from hetjax.costs.runs import runs_of
+from hetjax.costs.static import static_bytes
+from hetjax.errors import NoFeasiblePlan
+from hetjax.planner.master import lower_bound
+from hetjax.planner.objectives import Objective
+from hetjax.planner.request import REMATS, Request
+from hetjax.planner.terms import search_problem
+from hetjax.plans.plan import StageMesh
+
+_GIB = 2**30
+
+
+def why_infeasible(request: Request, objective: Objective) -> NoFeasiblePlan:
+    """Return the error for a request that no plan was found for."""
+    limits = _limits(objective)
+    if limits and feasible(request):
+        return NoFeasiblePlan(
+            got=f"no plan within {' and '.join(limits)}",
+            allowed="a limit that some plan of these devices keeps to",
+            fix="raise the limit; without it, plan prints what there is",
+        )
+    fixes = [told for told, changed in _changes(request) if feasible(changed)]
+    return NoFeasiblePlan(
+        got=f"no plan of {request.model.name!r}, {request.global_batch} sequences of "
+        f"{request.seq_len} tokens, on {_devices(request)}: {_binding(request)}",
+        allowed="a plan whose every device holds what it works with",
+        fix=fixes[0] if fixes else "give a cluster with more memory, or another model",
+    )
+
+
+def feasible(request: Request) -> bool:
+    """Say whether pipelines that fit into memory do the global batch."""
+    for degree in request.degrees:
+        try:
+            lower_bound(search_problem(request, (degree,)), "prefix")
+        except NoFeasiblePlan:
+            continue
+        return True
+    return False
+
+
+def _limits(objective: Objective) -> list[str]:
+    found = []
+    if objective.max_usd_per_hour is not None:
+        found.append(f"{objective.max_usd_per_hour:g} USD per hour")
+    if objective.min_tokens_per_s is not None:
+        found.append(f"at least {objective.min_tokens_per_s:,.0f} tokens per second")
+    return found
+
+
+def _changes(request: Request) -> Iterator[tuple[str, Request]]:
+    """What to type, and the request that it makes; small changes first."""
+    if set(request.remats) != set(REMATS):
+        yield (
+            f"allow remat: --remat {' '.join(REMATS)}",
+            replace(request, remats=REMATS),
+        )
+    if 1 not in request.microbatch_sizes:
+        sizes = (1, *request.microbatch_sizes)
+        yield (
+            "allow smaller microbatches: --microbatch-sizes "
+            f"{' '.join(map(str, sizes))}",
+            replace(request, microbatch_sizes=sizes),
+        )
+    most = max(node.count for node in request.cluster.nodes)
+    degrees = tuple(2**n for n in range(most.bit_length()))
+    if not set(degrees) <= set(request.tensor_degrees):
+        yield (
+            f"allow more tensor parallelism: --tensor {' '.join(map(str, degrees))}",
+            replace(request, tensor_degrees=degrees),
+        )
+    everything = replace(
+        request,
+        remats=REMATS,
+        microbatch_sizes=tuple(sorted({1, *request.microbatch_sizes})),
+        tensor_degrees=tuple(sorted({*degrees, *request.tensor_degrees})),
+    )
+    if everything != request:
+        yield "allow all of --remat, --microbatch-sizes and --tensor", everything
+    for num in (1, 2, 4, 8, 16):
+        for nodes in request.classes:
+            node = nodes.nodes[0]
+            more = tuple(
+                replace(node, name=f"{node.name}-more-{n}") for n in range(num)
+            )
+            cluster = Cluster(
+                name=request.cluster.name,
+                nodes=(*request.cluster.nodes, *more),
+                links=request.cluster.links,
+            )
+            yield (
+                f"add {num} more {nodes.name} node{'s' if num > 1 else ''} of "
+                f"{node.count} device{'s' if node.count > 1 else ''} to the cluster",
+                replace(everything, cluster=cluster),
+            )
+
+
+def _devices(request: Request) -> str:
+    return ", ".join(f"{c.num_devices} {c.name}" for c in request.classes)
+
+
+def _binding(request: Request) -> str:
+    """What is in the way: the batch's divisors, or memory."""
+    least = min(request.microbatch_sizes)
+    if request.global_batch % least:
+        return (
+            f"microbatches of {', '.join(map(str, request.microbatch_sizes))} "
+            "sequences do not add up to the batch"
+        )
+    whole = runs_of(request.model, [(0, len(request.model.layers))])
+    held = static_bytes(whole, StageMesh(), request.dtype, request.optimizer)
+    there = sum(
+        node.count * device_spec(node).memory_gib for node in request.cluster.nodes
+    )
+    return (
+        "memory binds: weights, gradients and optimizer state alone take "
+        f"{held.total / _GIB:.1f} GiB of {there:.1f} GiB, and activations come on top"
+    )

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans side by side: by what is wished, and with a node more or fewer.
+
+Owns which searches are made to compare. Does not own a search (`find.py`).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import get_args
+
+from hetjax.cluster.cluster import Cluster, Node
+from hetjax.errors import NoFeasiblePlan
+from hetjax.planner.find import POLISH_S, Found, find_plan
+from hetjax.planner.objectives import Objective, Wish
+from hetjax.planner.request import NodeClass, Request
+from hetjax.plans.plan import Plan
+
+
+def pareto(
+    request: Request, objective: Objective | None = None, *, polish_s: float = POLISH_S
+) -> tuple[Found, ...]:
+    """Return the best plan for every wish, within the same limits.
+
+    Each search starts from the plans of those before it. NoFeasiblePlan if there is no
+    plan at all.
+    """
+    objective = Objective() if objective is None else objective
+    found: list[Found] = []
+    for wish in get_args(Wish):
+        starts: list[Plan] = [other.best.plan for other in found]
+        wished = replace(objective, wish=wish)
+        found.append(find_plan(request, wished, starts=starts, polish_s=polish_s))
+    return tuple(found)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WhatIf:
+    """Another cluster and the best step on it; None where nothing fits."""
+
+    name: str
+    step_time_s: float | None
+    tokens_per_s: float | None
+
+
+def what_if(request: Request) -> tuple[WhatIf, ...]:
+    """Return the best step as things are, and with a node of every class more or fewer.
+
+    Local search is left out: read the figures against the first one.
+    """
+    return tuple(
+        _what_if(name, replace(request, cluster=cluster))
+        for name, cluster in _clusters(request)
+    )
+
+
+def _what_if(name: str, request: Request) -> WhatIf:
+    try:
+        best = find_plan(request, polish_s=0.0).best
+    except NoFeasiblePlan:
+        return WhatIf(name=name, step_time_s=None, tokens_per_s=None)
+    return WhatIf(
+        name=name,
+        step_time_s=best.simulation.step_time_s,
+        tokens_per_s=best.tokens_per_s,
+    )
+
+
+def _clusters(request: Request) -> Iterator[tuple[str, Cluster]]:
+    yield "as it is", request.cluster
+    for nodes in request.classes:
+        yield f"one more {nodes.name} node", _with(request.cluster, _one_more(nodes))
+    for nodes in request.classes:
+        gone = nodes.nodes[-1].name
+        left = [node for node in request.cluster.nodes if node.name != gone]
+        if left:
+            yield f"one {nodes.name} node fewer", _of(request.cluster, left)
+
+
+def _one_more(nodes: NodeClass) -> Node:
+    return replace(nodes.nodes[-1], name=f"{nodes.nodes[-1].name}-more")
+
+
+def _with(cluster: Cluster, node: Node) -> Cluster:
+    """The cluster with a node that has the links of the one that it is like."""
+    twin = node.name.removesuffix("-more")
+    links = [
+        replace(link, between=_renamed(link.between, twin, node.name))
+        for link in cluster.links
+        if twin in link.between
+    ]
+    return replace(
+        cluster, nodes=(*cluster.nodes, node), links=(*cluster.links, *links)
+    )
+
+
+def _renamed(ends: tuple[str, str], old: str, new: str) -> tuple[str, str]:
+    one, other = (new if end == old else end for end in ends)
+    return one, other
+
+
+def _of(cluster: Cluster, nodes: Sequence[Node]) -> Cluster:
+    """The cluster of these nodes, with the links that still have both ends."""
+    ends = {node.name for node in nodes} | {node.zone for node in nodes}
+    links = tuple(link for link in cluster.links if set(link.between) <= ends)
+    return replace(cluster, nodes=tuple(nodes), links=links)

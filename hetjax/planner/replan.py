@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A new plan for a changed cluster, counting what has to move.
+
+Owns the bytes that a new plan asks nodes to fetch, and the trade between a faster step
+and a longer move. Does not own the search (`find.py`) nor the move itself.
+"""
+
+import time
+from dataclasses import dataclass, replace
+
+from hetjax.cluster.catalogue import device_spec
+from hetjax.errors import NoFeasiblePlan
+from hetjax.models.counts import parameter_count
+from hetjax.models.model import Model
+from hetjax.planner.find import find_plan
+from hetjax.planner.judge import Judge
+from hetjax.planner.request import Request
+from hetjax.plans.plan import Plan
+from hetjax.schedule.predicted import Predicted
+
+_STATE_BYTES = 12  # of a parameter: master weight and two moments, in fp32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replanned:
+    """The plan to go on with; `move_s` is until its state is where it belongs."""
+
+    best: Predicted
+    source: str
+    moved_bytes: float
+    move_s: float
+    search_s: float
+
+
+def replan(
+    request: Request, current: Plan, horizon_s: float = 3600.0, *, polish_s: float = 0.0
+) -> Replanned:
+    """Return the plan that does the most steps until the horizon, the move included.
+
+    `request.cluster` is what is there now. NoFeasiblePlan if nothing fits it.
+    """
+    begin_s = time.monotonic()
+    judge = Judge(request)
+    choices: list[tuple[str, Predicted]] = []
+    kept = survivors(request, current)
+    if kept is not None and (judged := judge(kept)):
+        choices.append(("the surviving replicas", judged))
+    try:
+        found = find_plan(
+            request, starts=[] if kept is None else [kept], polish_s=polish_s
+        )
+        choices.append((found.source, found.best))
+    except NoFeasiblePlan:
+        if not choices:
+            raise
+    moves = [_move(request, current, predicted.plan) for _, predicted in choices]
+
+    def steps(n: int) -> float:
+        step_s = choices[n][1].simulation.step_time_s
+        return max(horizon_s - moves[n][1], 0.0) / step_s
+
+    n = max(range(len(choices)), key=steps)
+    return Replanned(
+        best=choices[n][1],
+        source=choices[n][0],
+        moved_bytes=moves[n][0],
+        move_s=moves[n][1],
+        search_s=time.monotonic() - begin_s,
+    )
+
+
+def survivors(request: Request, current: Plan) -> Plan | None:
+    """Return the plan of the replicas that lost no device; None if that does not do.
+
+    They share the global batch out as they did: who did more does more.
+    """
+    there = {node.name: node.count for node in request.cluster.nodes}
+    whole = [
+        replica
+        for replica in current.replicas
+        if all(max(s.devices) < there.get(s.node, 0) for s in replica.stages)
+    ]
+    left = request.global_batch - sum(
+        r.num_microbatches * r.microbatch_size for r in whole
+    )
+    counts = [r.num_microbatches for r in whole]
+    while left > 0:
+        fits = [n for n, r in enumerate(whole) if r.microbatch_size <= left]
+        if not fits:
+            return None
+        n = min(fits, key=lambda n: (counts[n] + 1) / whole[n].num_microbatches)
+        counts[n] += 1
+        left -= whole[n].microbatch_size
+    if not whole or left < 0:
+        return None
+    replicas = tuple(
+        replace(replica, num_microbatches=count)
+        for replica, count in zip(whole, counts, strict=True)
+    )
+    return replace(
+        current,
+        global_batch=request.global_batch,
+        schedule="1f1b",
+        replicas=replicas,
+        programs={},
+        predicted=None,
+    )
+
+
+def moved_bytes(model: Model, current: Plan, plan: Plan) -> dict[str, float]:
+    """Return the bytes of state that every node of the new plan has to fetch.
+
+    A node that holds a layer now holds all of it; what it lacks it fetches once.
+    """
+    before, after = _held(current), _held(plan)
+    return {
+        node: float(
+            sum(
+                _STATE_BYTES * parameter_count(model.layers[layer])
+                for layer in layers - before.get(node, set())
+            )
+        )
+        for node, layers in after.items()
+    }
+
+
+def _held(plan: Plan) -> dict[str, set[int]]:
+    held: dict[str, set[int]] = {}
+    for _, _, stage in plan.stages():
+        held.setdefault(stage.node, set()).update(range(*stage.layers))
+    return held
+
+
+def _move(request: Request, current: Plan, plan: Plan) -> tuple[float, float]:
+    """Bytes in all, and seconds until the node that lacks most has them."""
+    by_node = moved_bytes(request.model, current, plan)
+    nodes = {node.name: node for node in request.cluster.nodes}
+    seconds = [
+        size / (device_spec(nodes[name]).network_gbit_per_s * 1e9 / 8)
+        for name, size in by_node.items()
+    ]
+    return sum(by_node.values()), max(seconds, default=0.0)
