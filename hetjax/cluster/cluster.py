@@ -7,8 +7,8 @@ which devices are there (`discovery.py`).
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from hetjax.errors import BadInput
@@ -71,6 +71,14 @@ class Cluster:
     @property
     def num_devices(self) -> int:
         return sum(node.count for node in self.nodes)
+
+
+def part_of(cluster: Cluster, names: Collection[str]) -> Cluster:
+    """Return the cluster of these nodes alone, and the links with both ends in it."""
+    nodes = tuple(node for node in cluster.nodes if node.name in names)
+    ends = {node.name for node in nodes} | {node.zone for node in nodes}
+    links = tuple(link for link in cluster.links if set(link.between) <= ends)
+    return replace(cluster, nodes=nodes, links=links)
 
 
 def check_cluster(cluster: Cluster) -> None:

@@ -14,7 +14,7 @@ from hetjax.planner.infeasible import why_infeasible
 from hetjax.planner.judge import Judge
 from hetjax.planner.objectives import Objective, score, within
 from hetjax.planner.polish import Choices, polished
-from hetjax.planner.proposals import Proposal, plans_of, proposals
+from hetjax.planner.proposals import Proposal, lower_bound_s, plans_of, proposals
 from hetjax.planner.request import Request, check_request
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
@@ -95,7 +95,11 @@ def find_plan(
         first,
         lambda plan: _allowed(judge(plan), objective),
         wished,
-        Choices(remats=request.remats, class_of=_class_of(request)),
+        Choices(
+            remats=request.remats,
+            microbatch_sizes=request.microbatch_sizes,
+            class_of=_class_of(request),
+        ),
         until_s=time.monotonic() + polish_s,
     )
     return Found(
@@ -103,7 +107,7 @@ def find_plan(
         objective=objective,
         best=best,
         source="a plan that was given" if proposal is None else "templates",
-        lower_bound_s=min((p.bound_s for p in proposed), default=0.0),
+        lower_bound_s=lower_bound_s(request),
         model_time_s=proposed[0].step_s if proposed else None,
         model_bound_s=min((p.layouts[0].bound_s for p in proposed), default=None),
         search_s=time.monotonic() - begin_s,
@@ -117,7 +121,7 @@ def _plans(
     yield from ((plan, None) for plan in starts)
     num_stages = 0
     for proposal in proposed:
-        for plan in plans_of(request, proposal):
+        for plan in plans_of(proposal):
             num_stages += len(plan.stages())
             if num_stages > _MOST_STAGES and proposal is not proposed[0]:
                 return

@@ -4,11 +4,11 @@
 Owns which searches are made to compare. Does not own a search (`find.py`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from hetjax.cluster.cluster import Cluster, Node
+from hetjax.cluster.cluster import Cluster, Node, part_of
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.find import POLISH_S, Found, find_plan
 from hetjax.planner.objectives import Objective, Wish
@@ -71,9 +71,9 @@ def _clusters(request: Request) -> Iterator[tuple[str, Cluster]]:
         yield f"one more {nodes.name} node", _with(request.cluster, _one_more(nodes))
     for nodes in request.classes:
         gone = nodes.nodes[-1].name
-        left = [node for node in request.cluster.nodes if node.name != gone]
+        left = [n.name for n in request.cluster.nodes if n.name != gone]
         if left:
-            yield f"one {nodes.name} node fewer", _of(request.cluster, left)
+            yield f"one {nodes.name} node fewer", part_of(request.cluster, left)
 
 
 def _one_more(nodes: NodeClass) -> Node:
@@ -96,10 +96,3 @@ def _with(cluster: Cluster, node: Node) -> Cluster:
 def _renamed(ends: tuple[str, str], old: str, new: str) -> tuple[str, str]:
     one, other = (new if end == old else end for end in ends)
     return one, other
-
-
-def _of(cluster: Cluster, nodes: Sequence[Node]) -> Cluster:
-    """The cluster of these nodes, with the links that still have both ends."""
-    ends = {node.name for node in nodes} | {node.zone for node in nodes}
-    links = tuple(link for link in cluster.links if set(link.between) <= ends)
-    return replace(cluster, nodes=tuple(nodes), links=links)

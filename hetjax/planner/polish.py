@@ -26,9 +26,10 @@ Score = Callable[[Predicted], float]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choices:
-    """What moves may choose from: remats, and which nodes are of a class."""
+    """What moves may choose from, and the class of every node."""
 
     remats: Sequence[Remat]
+    microbatch_sizes: Sequence[int]
     class_of: Mapping[str, str]
 
 
@@ -62,7 +63,7 @@ def _moves(predicted: Predicted, choices: Choices) -> Iterator[Plan]:
         yield from _shifted(predicted, plan, group)
     for group in groups:
         yield from _with_other_remat(plan, group, choices.remats)
-        yield from _with_other_size(plan, group)
+        yield from _with_other_size(plan, group, choices.microbatch_sizes)
         yield from _swapped(plan, group, choices.class_of)
     for group in groups:
         if len(group) > 1:
@@ -160,22 +161,23 @@ def _kept(stages: Sequence[Stage], s: int, remat: Remat) -> tuple[Stage, ...]:
     return (*stages[:s], replace(stages[s], remat=remat), *stages[s + 1 :])
 
 
-def _with_other_size(plan: Plan, group: Sequence[int]) -> Iterator[Plan]:
-    """Microbatches of half or twice the size, for all replicas of the group."""
+def _with_other_size(
+    plan: Plan, group: Sequence[int], sizes: Sequence[int]
+) -> Iterator[Plan]:
+    """Larger or smaller microbatches, for all replicas of the group."""
     of_group = [plan.replicas[r] for r in group]
-    size = of_group[0].microbatch_size
+    old = of_group[0].microbatch_size
     data = max(stage.mesh.data for stage in of_group[0].stages)
-    if size % (2 * data) == 0:
-        yield _with(plan, {r: _resized(plan.replicas[r], 1, 2) for r in group})
-    if all(replica.num_microbatches % 2 == 0 for replica in of_group):
-        yield _with(plan, {r: _resized(plan.replicas[r], 2, 1) for r in group})
+    for new in sizes:
+        sequences = [replica.num_microbatches * old for replica in of_group]
+        if new != old and new % data == 0 and not any(n % new for n in sequences):
+            yield _with(plan, {r: _resized(plan.replicas[r], new) for r in group})
 
 
-def _resized(replica: Replica, up: int, down: int) -> Replica:
+def _resized(replica: Replica, size: int) -> Replica:
+    num_sequences = replica.num_microbatches * replica.microbatch_size
     return replace(
-        replica,
-        microbatch_size=replica.microbatch_size * up // down,
-        num_microbatches=replica.num_microbatches * down // up,
+        replica, microbatch_size=size, num_microbatches=num_sequences // size
     )
 
 

@@ -2,17 +2,17 @@
 """A request in the planner's terms: what every kind of layer costs in every way.
 
 Owns two views of the same costs. To search by: the memory that the judge will ask for,
-and gradient sums over the network card. To bound by: nothing that some plan of the
-space could do without. So its memory is that of one microbatch in flight, its hops are
-the nearest that nodes allow, and gradient sums are free. Does not own the costs
-(`costs/`) nor what a pipeline makes of them (`problem.py`, `templates.py`).
+and gradient sums over the slowest way between nodes. To bound by: nothing that some
+plan of the space could do without. So its memory is that of one microbatch in flight,
+its hops are the nearest that nodes allow, and gradient sums are free. Does not own the
+costs (`costs/`) nor what a pipeline makes of them (`problem.py`, `templates.py`).
 
 Letters of array names: see `problem.py`.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 
@@ -41,6 +41,7 @@ from hetjax.planner.request import NodeClass, Request
 from hetjax.plans.plan import Stage, StageMesh
 
 _GRADIENT_BYTES = 4  # gradients are summed in fp32
+_NEVER_S = 1e6  # from a stage to another that has no place
 
 
 def options_of(request: Request, degrees: Sequence[int]) -> tuple[Option, ...]:
@@ -63,7 +64,7 @@ def search_problem(request: Request, degrees: Sequence[int]) -> Problem:
     options = options_of(request, degrees)
     facts = _facts(request, options)
     hop_s_BKOO, link_s_BKOO = _hops(request, options)
-    rates_O = _card_bytes_per_s(request, options)
+    rates_O = _sync_bytes_per_s(request, options)
     terms = Terms(
         kinds=facts.kinds,
         busy_s_BOK=facts.busy_s_BOK,
@@ -73,7 +74,7 @@ def search_problem(request: Request, degrees: Sequence[int]) -> Problem:
         memory_bytes_BO=facts.memory_bytes_O - facts.shared_bytes_BO,
         message_bytes_BO=facts.activation_bytes_BO,
         sync_bytes_OK=np.tile(facts.sync_bytes_K, (len(options), 1)),
-        # 2 (R - 1) / R of the bytes go over a card, of R replicas
+        # of R replicas 2 (R - 1) / R of the bytes
         sync_s=lambda o, size_bytes: 2 * size_bytes / rates_O[o],
         sync_exposed="first",
         stage_s_BO=np.full(facts.busy_s_BOK.shape[:2], 2 * facts.program_s),
@@ -293,14 +294,29 @@ def _activation_bytes(request: Request, options: Sequence[Option]) -> Floats:
     )
 
 
-def _card_bytes_per_s(request: Request, options: Sequence[Option]) -> Floats:
-    """The share of a node's card that a stage gets, its node being full of such."""
+def _sync_bytes_per_s(request: Request, options: Sequence[Option]) -> Floats:
+    """What a stage's gradient sums get of the slowest way between nodes.
+
+    Its node is taken to be full of such stages, which share that way. In a cluster of
+    one node sums stay inside.
+    """
+    network, classes = request.network, request.classes
+    between = [
+        1 / _way(network, (a.name, (0,)), (b.name, (0,)), 1)[1]
+        for a, b in combinations(_two_of_each(classes), 2)
+    ]
     rates = []
     for option in options:
-        nodes = request.classes[option.device_class]
-        card = device_spec(nodes.nodes[0]).network_gbit_per_s * 1e9 / 8
-        rates.append(card * option.num_devices / nodes.devices_per_node)
+        nodes = classes[option.device_class]
+        share = option.num_devices / nodes.devices_per_node
+        inside = device_spec(nodes.nodes[0]).intra_node_gb_per_s * 1e9
+        rates.append(share * min(between) if between else inside)
     return np.array(rates)
+
+
+def _two_of_each(classes: Sequence[NodeClass]) -> list[Node]:
+    """Nodes between which there are ways of every kind."""
+    return [node for nodes in classes for node in nodes.nodes[:2]]
 
 
 def _stage_of(request: Request, option: Option) -> Stage:
@@ -352,8 +368,11 @@ def _one_of_each(options: Sequence[Option]) -> list[int]:
 def _hop(request: Request, a: Option, b: Option) -> tuple[float, float, float]:
     """(latency, mean seconds per byte there and back, the lesser of both), by the
     nearest places that two such stages can have."""
+    places = list(_places(request.classes, a, b))
+    if not places:
+        return _NEVER_S, 0.0, 0.0
     latency_s, mean_s, least_s = np.inf, np.inf, np.inf
-    for source, target in _places(request.classes, a, b):
+    for source, target in places:
         there = _way(request.network, source, target, b.tensor)
         back = _way(request.network, target, source, a.tensor)
         latency_s = min(latency_s, (there[0] + back[0]) / 2)
