@@ -99,6 +99,7 @@ def find_plan(
             remats=request.remats,
             microbatch_sizes=request.microbatch_sizes,
             class_of=_class_of(request),
+            counts={node.name: node.count for node in request.cluster.nodes},
         ),
         until_s=time.monotonic() + polish_s,
     )
