@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from hetjax.planner.infeasible import why_infeasible
+from hetjax.planner.infeasible import adds_up, why_infeasible
 from hetjax.planner.judge import Judge
 from hetjax.planner.objectives import Objective, score, within
 from hetjax.planner.polish import Choices, polished
@@ -76,6 +76,8 @@ def find_plan(
     begin_s = time.monotonic()
     objective = Objective() if objective is None else objective
     check_request(request)
+    if not adds_up(request):
+        raise why_infeasible(request, objective)
     proposed = proposals(request, objective, progress)
     judge = Judge(request)
 

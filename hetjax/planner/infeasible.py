@@ -4,6 +4,7 @@
 Owns the changes that are tried, smallest first, and the words. Does not own the search.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -39,8 +40,15 @@ def why_infeasible(request: Request, objective: Objective) -> NoFeasiblePlan:
     )
 
 
+def adds_up(request: Request) -> bool:
+    """Say whether microbatches of the request's sizes can make up its batch."""
+    return request.global_batch % math.gcd(*request.microbatch_sizes) == 0
+
+
 def feasible(request: Request) -> bool:
     """Say whether pipelines that fit into memory do the global batch."""
+    if not adds_up(request):
+        return False
     for degree in request.degrees:
         try:
             lower_bound(search_problem(request, (degree,)), "prefix")
@@ -112,8 +120,7 @@ def _devices(request: Request) -> str:
 
 def _binding(request: Request) -> str:
     """What is in the way: the batch's divisors, or memory."""
-    least = min(request.microbatch_sizes)
-    if request.global_batch % least:
+    if not adds_up(request):
         return (
             f"microbatches of {', '.join(map(str, request.microbatch_sizes))} "
             "sequences do not add up to the batch"

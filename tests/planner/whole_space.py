@@ -118,9 +118,11 @@ class _Seat:
 
 def all_plans(request: Request) -> Iterator[Plan]:
     """List every plan of the request's space, devices of a node being alike."""
-    degrees = [request.degrees] if request.unequal_tensor else [
-        (degree,) for degree in request.degrees
-    ]
+    degrees = (
+        [request.degrees]
+        if request.unequal_tensor
+        else [(degree,) for degree in request.degrees]
+    )
     free = {node.name: node.count for node in request.cluster.nodes}
     for allowed in degrees:
         seats = [
