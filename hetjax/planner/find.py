@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from hetjax.planner.equal_shares import equal_share_plans
 from hetjax.planner.infeasible import adds_up, why_infeasible
 from hetjax.planner.judge import Judge
 from hetjax.planner.objectives import Objective, score, within
@@ -109,7 +110,7 @@ def find_plan(
         request=request,
         objective=objective,
         best=best,
-        source="a plan that was given" if proposal is None else "templates",
+        source="given or equal pipelines" if proposal is None else "templates",
         lower_bound_s=lower_bound_s(request),
         model_time_s=proposed[0].step_s if proposed else None,
         model_bound_s=min((p.layouts[0].bound_s for p in proposed), default=None),
@@ -122,6 +123,8 @@ def _plans(
 ) -> Iterator[tuple[Plan, Proposal | None]]:
     """Plans for the judge, as many as time allows: large ones take longer."""
     yield from ((plan, None) for plan in starts)
+    if request.network.links and len(request.classes) > 1:
+        yield from ((plan, None) for plan in equal_share_plans(request))
     num_stages = 0
     for proposal in proposed:
         for plan in plans_of(proposal):
