@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AutoHet's two stages (arXiv 2512.20953), as reconstructed from what is known of it.
+
+Owns the reconstruction; the paper's own equations are not public:
+
+1. device grouping: units (tensor groups of equal devices) form D data-parallel groups
+   that each hold one replica, the weakest as strong as can be; a group of P units does
+   K microbatches with effective power K / (K + P - 1) * sum of its units' powers;
+2. mapping and partition of each group: large memory first, layers by the least sum of
+   stages and hops plus K - 1 times the slowest stage, within memory.
+
+All groups do as many microbatches; tensor degree (one for all layers, the paper's first
+observation), microbatch size, remat and D are tried from outside, the most promising
+by the powers. A unit's power is the sequences per second that it would do alone. Does
+not own the grouping problem (`grouping.py`), cuts (`cuts.py`) nor costs.
+
+Letters of array names: N mixes of units, C device classes, S stages, A microbatches
+in flight from 0, I and J first layer and end of a range.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetjax.planner.baselines.cuts import Cuts, fastest_cuts
+from hetjax.planner.baselines.grouping import (
+    Grouping,
+    Mixes,
+    balanced_groups,
+    effective_power,
+    mixes,
+)
+from hetjax.planner.baselines.ranking import Candidate, best_first
+from hetjax.planner.baselines.stage_costs import StageCosts, closed_s, stage_costs
+from hetjax.planner.placement import ORDERS, Pipeline, placed
+from hetjax.planner.problem import Ints
+from hetjax.planner.request import Request
+from hetjax.plans.plan import Plan
+
+_MOST_TRIED = 8  # groupings that are solved for
+
+
+def autohet(request: Request) -> list[Plan]:
+    """Return the best plans of grouping, then balance. NoFeasiblePlan if none fits."""
+    costs = stage_costs(request)
+    tasks = sorted(_tasks(costs), key=lambda task: -task.promised)
+    candidates: list[Candidate] = []
+    for task in tasks[:_MOST_TRIED]:
+        grouping = balanced_groups(
+            task.mixes, task.units_C, task.num_groups, task.promised / task.num_groups
+        )
+        if grouping is not None:
+            candidates.append(_candidate(costs, task, grouping))
+    return best_first("autohet", request, candidates)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Task:
+    """One grouping to solve; `promised` is what its groups could do at best, in
+    sequences per second."""
+
+    b: int
+    options_C: Ints
+    units_C: tuple[int, ...]
+    num_groups: int
+    num_microbatches: int
+    mixes: Mixes
+    promised: float
+
+
+def _tasks(costs: StageCosts) -> Iterator[_Task]:
+    least_data = min((data for _, data in costs.meshes), default=1)
+    for tensor, data in costs.meshes:
+        if data != least_data:
+            continue  # devices that share a stage's batch are groups of their own
+        units_C = _units(costs, tensor * data)
+        units_NC = mixes(units_C, costs.num_inner_layers)
+        for b, size in costs.sizes:
+            if size % data == 0:
+                for _, options_C in costs.remats_C(tensor, data):
+                    yield from _tasks_at(costs, b, options_C, units_C, units_NC)
+
+
+def _units(costs: StageCosts, num_devices: int) -> tuple[int, ...]:
+    return tuple(
+        sum(node.count // num_devices for node in nodes.nodes)
+        for nodes in costs.request.classes
+    )
+
+
+def _tasks_at(
+    costs: StageCosts, b: int, options_C: Ints, units_C: tuple[int, ...], units_NC: Ints
+) -> Iterator[_Task]:
+    p, size = costs.problem, costs.problem.microbatch_sizes[b]
+    whole = p.range_IJ[0, -1]
+    power_C = np.where(options_C >= 0, size / p.busy_s_BOU[b, options_C, whole], 0.0)
+    total = costs.request.global_batch // size
+    units_NC = units_NC[_fits(costs, b, options_C, units_NC, total)]
+    if not len(units_NC):
+        return
+    shallowest = int(units_NC.sum(axis=1).min())
+    for num_groups in range(1, min(sum(units_C) // shallowest, total) + 1):
+        if total % num_groups:
+            continue
+        num_microbatches = total // num_groups
+        power_N = effective_power(units_NC, power_C, num_microbatches)
+        bubble = num_microbatches / (num_microbatches + shallowest - 1)
+        average = float(np.dot(power_C, units_C)) / num_groups * bubble
+        yield _Task(
+            b=b,
+            options_C=options_C,
+            units_C=units_C,
+            num_groups=num_groups,
+            num_microbatches=num_microbatches,
+            mixes=Mixes(units_NC=units_NC, power_N=power_N),
+            promised=num_groups * min(average, float(power_N.max())),
+        )
+
+
+def _stages_S(costs: StageCosts, units_C: Ints) -> Ints:
+    """The classes of a group's stages: large memory first, since that holds more."""
+    memory = [-spec.memory_gib for spec in costs.specs]
+    order = np.array(sorted(range(len(memory)), key=memory.__getitem__))
+    return np.repeat(order, units_C[order])
+
+
+def _fits(
+    costs: StageCosts, b: int, options_C: Ints, units_NC: Ints, num_microbatches: int
+) -> NDArray[np.bool_]:
+    """Say of each mix whether its stages, filled from the first on, hold all layers."""
+    num_layers = costs.problem.num_layers
+    stages_N = [_stages_S(costs, units_C) for units_C in units_NC]
+    deepest = max(map(len, stages_N), default=0)
+    reach_CAI = _reach(costs, b, options_C, deepest)
+    layer_N, stuck_N = np.zeros((2, len(units_NC)), dtype=np.int64)
+    for s in range(deepest):
+        has = np.array([n for n, stages in enumerate(stages_N) if s < len(stages)])
+        classes = np.array([stages_N[n][s] for n in has])
+        ahead = np.array([min(len(stages_N[n]) - s, num_microbatches) for n in has])
+        to_N = reach_CAI[classes, ahead, layer_N[has]]
+        stuck_N[has] |= (to_N == layer_N[has]) & (to_N < num_layers)
+        layer_N[has] = to_N
+    return (layer_N == num_layers) & (stuck_N == 0)
+
+
+def _reach(costs: StageCosts, b: int, options_C: Ints, deepest: int) -> Ints:
+    """The last layer end that a stage from layer I can have with A in flight."""
+    p = costs.problem
+    most_CIJ = p.most_in_flight_BOU[b, options_C][:, p.range_IJ]
+    most_CIJ = np.where(p.range_IJ >= 0, most_CIJ, 0)
+    fits_ACIJ = most_CIJ >= np.arange(1, deepest + 1)[:, None, None, None]
+    ends_ACI = np.arange(p.num_layers + 1) + fits_ACIJ.sum(axis=3)
+    return np.moveaxis(np.concatenate([0 * ends_ACI[:1], ends_ACI]), 0, 1)
+
+
+def _candidate(costs: StageCosts, task: _Task, grouping: Grouping) -> Candidate:
+    p, step_s = costs.problem, 0.0
+    pipelines: list[Pipeline] = []
+    for units, num in grouping.groups:
+        classes_S = _stages_S(costs, np.array(units))
+        cuts = _cuts(costs, task, classes_S)
+        if cuts is None:
+            return Candidate(step_s=np.inf, plan=lambda: None)
+        options_S = task.options_C[classes_S]
+        seconds = closed_s(
+            p,
+            task.b,
+            options_S[None],
+            np.array([cuts]),
+            np.array([task.num_microbatches]),
+            task.num_groups,
+        )
+        step_s = max(step_s, float(seconds[0]))
+        pipeline = Pipeline(
+            num_microbatches=task.num_microbatches,
+            microbatch_size=p.microbatch_sizes[task.b],
+            stages=tuple(
+                (p.options[o], layers)
+                for o, layers in zip(options_S, pairwise(cuts), strict=True)
+            ),
+        )
+        pipelines += [pipeline] * num
+    return Candidate(step_s=step_s, plan=partial(_plan, costs.request, pipelines))
+
+
+def _cuts(costs: StageCosts, task: _Task, classes_S: Ints) -> Cuts | None:
+    """The partition by the closed form; hops do not depend on it."""
+    p, at = costs.problem, (task.b, task.options_C[classes_S])
+    ahead_S = np.minimum(np.arange(len(classes_S), 0, -1), task.num_microbatches)
+    stage_s_SU = np.where(
+        p.most_in_flight_BOU[at] >= ahead_S[:, None], p.busy_s_BOU[at], np.inf
+    )
+    stage_s_SIJ = np.where(p.range_IJ >= 0, stage_s_SU[:, p.range_IJ], np.inf)
+    return fastest_cuts(stage_s_SIJ, task.num_microbatches)
+
+
+def _plan(request: Request, pipelines: Sequence[Pipeline]) -> Plan | None:
+    """Stages of a group beside each other where that can be."""
+    plans = (placed(request, pipelines, order) for order in ORDERS)
+    return next((plan for plan in plans if plan is not None), None)

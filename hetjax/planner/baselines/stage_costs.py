@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stages and pipelines cost the baselines: the costs that our planner searches by.
+
+Owns the look-up of options and the usual closed form for many pipelines at once, sum
+of all stages and hops there and back plus m - 1 times the slowest. Does not own the
+costs (`terms.py`), nor the forms that two of the papers have of their own.
+
+Letters of array names: as in `problem.py`, and Q pipelines, S stages, J the S + 1
+bounds of their layer ranges, R remats.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetjax.cluster.catalogue import DeviceSpec, device_spec
+from hetjax.planner.problem import Floats, Ints, Option, Problem
+from hetjax.planner.request import Request
+from hetjax.planner.terms import search_problem
+from hetjax.plans.plan import Remat
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StageCosts:
+    """A request and what its stages cost under every option."""
+
+    request: Request
+    problem: Problem
+
+    @cached_property
+    def meshes(self) -> list[tuple[int, int]]:
+        """The (tensor, data) degrees that some class has an option for."""
+        return sorted({(o.tensor, o.data) for o in self.problem.options})
+
+    @cached_property
+    def specs(self) -> list[DeviceSpec]:
+        """What the devices of each class can do."""
+        return [device_spec(c.nodes[0]) for c in self.request.classes]
+
+    @cached_property
+    def sizes(self) -> list[tuple[int, int]]:
+        """(index, microbatch size) of the sizes that divide the global batch."""
+        found = enumerate(self.problem.microbatch_sizes)
+        return [(b, n) for b, n in found if self.request.global_batch % n == 0]
+
+    @cached_property
+    def rates_C(self) -> Floats:
+        """Most sequences per second that one device of each class could compute."""
+        p, rates_C = self.problem, np.zeros(len(self.problem.classes))
+        sizes_B = np.array(p.microbatch_sizes, dtype=np.float64)
+        for o, option in enumerate(p.options):
+            rates_B = sizes_B / p.busy_s_BOU[:, o, p.range_IJ[0, -1]]
+            rate = np.nan_to_num(rates_B).max() / option.num_devices
+            rates_C[option.device_class] = max(rates_C[option.device_class], rate)
+        return rates_C
+
+    @cached_property
+    def num_inner_layers(self) -> int:
+        """Layers between embedding and head: no more stages than these, and one."""
+        return max(self.problem.num_layers - 2, 1)
+
+    def options_C(self, tensor: int, data: int, remat: Remat) -> Ints:
+        """Return the option of each class; -1 where its nodes have no room for it."""
+        return np.array(
+            [
+                self._index.get((c, tensor, data, remat), -1)
+                for c in range(len(self.problem.classes))
+            ]
+        )
+
+    def remats_C(self, tensor: int, data: int) -> list[tuple[Remat, Ints]]:
+        """Return every remat with its options by class."""
+        return [
+            (remat, self.options_C(tensor, data, remat))
+            for remat in dict.fromkeys(self.request.remats)
+        ]
+
+    @cached_property
+    def _index(self) -> dict[tuple[int, int, int, Remat], int]:
+        return {
+            (o.device_class, o.tensor, o.data, o.remat): n
+            for n, o in enumerate(self.problem.options)
+        }
+
+
+@lru_cache(maxsize=2)  # all baselines of a comparison ask for the same
+def stage_costs(request: Request) -> StageCosts:
+    """Return the costs of the request's options, of all its tensor degrees."""
+    problem = search_problem(request, request.degrees)
+    return StageCosts(request=request, problem=problem)
+
+
+def option(costs: StageCosts, index: int | np.integer) -> Option:
+    return costs.problem.options[int(index)]
+
+
+def in_memory(
+    p: Problem, b: int, options_QS: Ints, cuts_QJ: Ints, num_microbatches: Ints
+) -> NDArray[np.bool_]:
+    """Say of each pipeline whether 1F1B's microbatches in flight fit every stage."""
+    rows_QS = p.range_IJ[cuts_QJ[:, :-1], cuts_QJ[:, 1:]]
+    num_stages = options_QS.shape[1]
+    to_end_S = np.arange(num_stages, 0, -1)
+    ahead_QS = np.minimum(to_end_S, np.reshape(num_microbatches, (-1, 1)))
+    return (p.most_in_flight_BOU[b, options_QS, rows_QS] >= ahead_QS).all(axis=1)
+
+
+def closed_s(
+    p: Problem,
+    b: int,
+    options_QS: Ints,
+    cuts_QJ: Ints,
+    num_microbatches: Ints,
+    num_replicas: int,
+) -> Floats:
+    """Return each pipeline's step by the closed form, its gradient sum included.
+
+    Infinity where an option does not exist at the microbatch size.
+    """
+    rows_QS = p.range_IJ[cuts_QJ[:, :-1], cuts_QJ[:, 1:]]
+    stage_s_QS = p.busy_s_BOU[b, options_QS, rows_QS]
+    at = b, p.kind_J[cuts_QJ[:, 1:-1]], options_QS[:, :-1], options_QS[:, 1:]
+    hop_s_QS, link_s_QS = p.hop_s_BKOO[at], p.link_s_BKOO[at]
+    slowest_s_Q = np.maximum(stage_s_QS.max(axis=1), link_s_QS.max(axis=1, initial=0.0))
+    fill_s_Q = stage_s_QS.sum(axis=1) + 2 * hop_s_QS.sum(axis=1)
+    total_s_Q = fill_s_Q + (num_microbatches - 1) * slowest_s_Q
+    total_s_Q += after_s(p, b, options_QS, rows_QS, num_replicas)
+    return np.where(np.isnan(total_s_Q), np.inf, total_s_Q)
+
+
+def after_s(
+    p: Problem, b: int, options_QS: Ints, rows_QS: Ints, num_replicas: int
+) -> Floats:
+    """Return what comes after each pipeline has drained: gradient sum and update."""
+    # the terms tell the sum for very many replicas: 2 (R - 1) / R of the bytes each
+    shares = (1 - 1 / num_replicas, 1.0)
+    total_s_Q = np.zeros(len(options_QS))
+    for share, exposed, after_s_BOU in zip(
+        shares, p.exposed, p.after_s_ABOU, strict=True
+    ):
+        after_s_QS = share * after_s_BOU[b, options_QS, rows_QS]
+        total_s_Q += after_s_QS[:, 0] if exposed == "first" else after_s_QS.max(axis=1)
+    return total_s_Q
+
+
+def shared_out(total: int, weights: Sequence[float]) -> list[int]:
+    """Split a count in proportion to weights; at least 1 each, by largest remainder.
+
+    `total` must be at least the number of weights.
+    """
+    assert total >= len(weights)
+    exact = total * np.array(weights) / sum(weights)
+    counts = np.maximum(np.floor(exact), 1).astype(np.int64)
+    while counts.sum() != total:
+        owed = exact - counts
+        if counts.sum() < total:
+            counts[owed.argmax()] += 1
+        else:
+            counts[np.where(counts > 1, owed, np.inf).argmin()] -= 1
+    return counts.tolist()

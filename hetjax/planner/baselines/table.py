@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All baselines by name, and how good they are: the one judge's word on each.
+
+Owns the names, the schedule that each is judged under, and the comparison. Does not
+own how a baseline plans (its own file) nor the judge (`judge.py`).
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+
+from hetjax.cluster.record import did_you_mean
+from hetjax.errors import BadInput, NoFeasiblePlan
+from hetjax.planner.baselines.autohet import autohet
+from hetjax.planner.baselines.hapt import hapt
+from hetjax.planner.baselines.megatron import megatron
+from hetjax.planner.baselines.ranking import no_plan
+from hetjax.planner.baselines.uniform_search import uniform_search
+from hetjax.planner.baselines.varuna import varuna
+from hetjax.planner.baselines.whale import whale
+from hetjax.planner.judge import Judge
+from hetjax.planner.request import Request
+from hetjax.plans.plan import Plan
+from hetjax.schedule.predicted import Predicted
+
+_MOST_MEASURED = 6  # plans of a baseline that somebody would run before choosing
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Baseline:
+    """A planner, and the schedule (a name of `schedule/named.py`) of its plans."""
+
+    plans: Callable[[Request], list[Plan]]
+    schedule: str = "1f1b"
+
+
+BASELINES: Mapping[str, Baseline] = {
+    "megatron": Baseline(plans=megatron),
+    "whale": Baseline(plans=whale),
+    "hapt": Baseline(plans=hapt, schedule="harp"),
+    "autohet": Baseline(plans=autohet),
+    "varuna": Baseline(plans=varuna),
+    "uniform-search": Baseline(plans=uniform_search),
+}
+
+
+def compared(
+    request: Request, names: Iterable[str] = tuple(BASELINES)
+) -> dict[str, Predicted | NoFeasiblePlan]:
+    """Return the best plan of each baseline as simulated, or why it has none.
+
+    BadInput for an unknown name.
+    """
+    return {name: _best(request, name) for name in names}
+
+
+def _best(request: Request, name: str) -> Predicted | NoFeasiblePlan:
+    if name not in BASELINES:
+        raise BadInput(
+            got=f"baseline {name!r}",
+            allowed=f"one of {', '.join(BASELINES)}",
+            fix=did_you_mean(name, tuple(BASELINES)),
+        )
+    baseline = BASELINES[name]
+    judge = Judge(request, baseline.schedule)
+    try:
+        judged = map(judge, baseline.plans(request))
+    except NoFeasiblePlan as error:
+        return error
+    # what is over memory fails at once: it costs nothing to try
+    fitting = list(islice((p for p in judged if p is not None), _MOST_MEASURED))
+    if not fitting:
+        return no_plan(name, request)
+    return min(fitting, key=lambda predicted: predicted.simulation.step_time_s)

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The best plan with even cuts and equal microbatches: the space that Sailor searches.
+
+Owns that space and its search (Sailor, SOSP 2025, in our reading): all replicas have
+the same number of stages, even blocks and as many microbatches; a stage is of one
+device class and one tensor degree in all replicas, classes follow one another along the
+pipeline in any order, each with one tensor degree; remat is whichever fits and is
+fastest, stage by stage. Pipelines of up to three classes are tried where there are
+three, of two where there are more, of the eight strongest classes. Does not own costs:
+it ranks by the closed form.
+
+Letters of array names: N pipelines, T tensor degrees, S stages, X and Y first stage
+and end of a range of stages, U ranges of layers.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise, permutations
+
+import numpy as np
+
+from hetjax.planner.baselines.cuts import even_cuts
+from hetjax.planner.baselines.ranking import Candidate, best_first
+from hetjax.planner.baselines.stage_costs import StageCosts, closed_s, stage_costs
+from hetjax.planner.placement import ORDERS, Pipeline, placed
+from hetjax.planner.problem import Floats, Ints
+from hetjax.planner.request import Request
+from hetjax.plans.plan import Plan
+
+_MOST_CLASSES = 8
+_MOST_STAGES = 16
+_MOST_PRICED = 64  # the best by fill and slowest stage, priced with gradient sums too
+_HOPELESS = 1.2  # times the best: what cannot come nearer is left out
+
+
+def uniform_search(request: Request) -> list[Plan]:
+    """Return the best uniform plans. NoFeasiblePlan if none is in memory."""
+    costs = stage_costs(request)
+    found = sorted(_found(costs), key=lambda f: f.step_s)[:_MOST_PRICED]
+    return best_first("uniform-search", request, [_candidate(costs, f) for f in found])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Shape:
+    """What all pipelines of a try have in common."""
+
+    b: int
+    num_stages: int
+    num_replicas: int
+    num_microbatches: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Found:
+    """The best pipeline of a shape with given classes: a tensor degree for each."""
+
+    shape: _Shape
+    step_s: float
+    options: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Parts:
+    """What stages X to Y of one class take: all together, and the slowest, by tensor
+    degree; infinite where devices or memory do not suffice."""
+
+    option_TS: Ints
+    stage_s_TS: Floats
+    fill_s_TXY: Floats
+    most_s_TXY: Floats
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Labels:
+    """Beginnings of pipelines, up to stage `end_N`: seconds of their stages and hops,
+    of the slowest stage, and the options of all stages so far (S, with -1 after)."""
+
+    fill_s_N: Floats
+    most_s_N: Floats
+    end_N: Ints
+    options_NS: Ints
+
+
+def _found(costs: StageCosts) -> Iterator[_Found]:
+    best_s = np.inf
+    sequences = _sequences(costs)
+    tries = [(shape, _all_parts(costs, shape)) for shape in _shapes(costs)]
+    bounded = [(_least_s(shape, parts), shape, parts) for shape, parts in tries]
+    for least_s, shape, parts in sorted(bounded, key=lambda t: t[0]):
+        if least_s > _HOPELESS * best_s or not np.isfinite(least_s):
+            continue
+        for classes in sequences:
+            found = _best_of(costs, shape, [parts[c] for c in classes])
+            if found is not None:
+                best_s = min(best_s, found.step_s)
+                yield found
+
+
+def _sequences(costs: StageCosts) -> list[tuple[int, ...]]:
+    """Orders of classes along a pipeline."""
+    strength = [
+        spec.peak_tflops * nodes.num_devices
+        for spec, nodes in zip(costs.specs, costs.request.classes, strict=True)
+    ]
+    order = sorted(range(len(strength)), key=lambda c: -strength[c])[:_MOST_CLASSES]
+    longest = len(order) if len(order) <= 3 else 2
+    return [seq for n in range(1, longest + 1) for seq in permutations(order, n)]
+
+
+def _meshes(costs: StageCosts) -> list[tuple[int, int]]:
+    """Every tensor degree, with the least data degree."""
+    least = min(data for _, data in costs.meshes)
+    return [(tensor, data) for tensor, data in costs.meshes if data == least]
+
+
+def _num_seats(costs: StageCosts, c: int, num_devices: int) -> int:
+    return sum(n.count // num_devices for n in costs.request.classes[c].nodes)
+
+
+def _shapes(costs: StageCosts) -> Iterator[_Shape]:
+    fewest = min(tensor * data for tensor, data in _meshes(costs))
+    room = sum(_num_seats(costs, c, fewest) for c in range(len(costs.request.classes)))
+    for b, size in costs.sizes:
+        total = costs.request.global_batch // size
+        for num_stages in range(1, min(costs.num_inner_layers, _MOST_STAGES) + 1):
+            for num_replicas in range(1, min(room // num_stages, total) + 1):
+                if total % num_replicas == 0:
+                    yield _Shape(
+                        b=b,
+                        num_stages=num_stages,
+                        num_replicas=num_replicas,
+                        num_microbatches=total // num_replicas,
+                    )
+
+
+def _all_parts(costs: StageCosts, shape: _Shape) -> list[_Parts]:
+    return [_parts(costs, shape, c) for c in range(len(costs.request.classes))]
+
+
+def _parts(costs: StageCosts, shape: _Shape, c: int) -> _Parts:
+    num_stages = shape.num_stages
+    meshes = _meshes(costs)
+    chosen = [_fastest(costs, shape, c, tensor, data) for tensor, data in meshes]
+    stage_s_TS = np.array([seconds_S for _, seconds_S in chosen])
+    dims = len(meshes), num_stages + 1, num_stages + 1
+    fill_s_TXY, most_s_TXY = np.full((2, *dims), np.inf)
+    for x in range(num_stages):
+        fill_s_TXY[:, x, x + 1 :] = stage_s_TS[:, x:].cumsum(axis=1)
+        most_s_TXY[:, x, x + 1 :] = np.maximum.accumulate(stage_s_TS[:, x:], axis=1)
+    for t, (tensor, data) in enumerate(meshes):
+        most = _num_seats(costs, c, tensor * data) // shape.num_replicas
+        x, y = np.indices(dims[1:])
+        fill_s_TXY[t, y - x > most] = np.inf
+    return _Parts(
+        option_TS=np.array([options_S for options_S, _ in chosen]),
+        stage_s_TS=stage_s_TS,
+        fill_s_TXY=fill_s_TXY,
+        most_s_TXY=most_s_TXY,
+    )
+
+
+def _fastest(
+    costs: StageCosts, shape: _Shape, c: int, tensor: int, data: int
+) -> tuple[Ints, Floats]:
+    """The remat of each stage, as options, and its seconds."""
+    p, num_stages = costs.problem, shape.num_stages
+    cuts = even_cuts(p.num_layers, num_stages)
+    rows_S = p.range_IJ[cuts[:-1], cuts[1:]]
+    ahead_S = np.minimum(np.arange(num_stages, 0, -1), shape.num_microbatches)
+    options_R = np.array([o[c] for _, o in costs.remats_C(tensor, data) if o[c] >= 0])
+    if not len(options_R):
+        return np.full(num_stages, -1), np.full(num_stages, np.inf)
+    at = shape.b, options_R[:, None], rows_S
+    fits_RS = p.most_in_flight_BOU[at] >= ahead_S
+    seconds_RS = np.where(fits_RS, p.busy_s_BOU[at], np.inf)
+    best_S = seconds_RS.argmin(axis=0)
+    return options_R[best_S], seconds_RS[best_S, np.arange(num_stages)]
+
+
+def _least_s(shape: _Shape, parts: Sequence[_Parts]) -> float:
+    """No pipeline of the shape has a step of less, hops apart."""
+    least_S = np.min([part.stage_s_TS.min(axis=0) for part in parts], axis=0)
+    return float(least_S.sum() + (shape.num_microbatches - 1) * least_S.max())
+
+
+def _best_of(
+    costs: StageCosts, shape: _Shape, parts: Sequence[_Parts]
+) -> _Found | None:
+    labels = _Labels(
+        fill_s_N=np.zeros(1),
+        most_s_N=np.zeros(1),
+        end_N=np.zeros(1, dtype=np.int64),
+        options_NS=np.full((1, shape.num_stages), -1),
+    )
+    for n, part in enumerate(parts):
+        labels = _longer(costs, shape, labels, part, last=n == len(parts) - 1)
+    step_s_N = labels.fill_s_N + (shape.num_microbatches - 1) * labels.most_s_N
+    if not len(step_s_N):
+        return None
+    best = int(step_s_N.argmin())
+    options = tuple(labels.options_NS[best].tolist())
+    return _Found(shape=shape, step_s=float(step_s_N[best]), options=options)
+
+
+def _longer(
+    costs: StageCosts, shape: _Shape, labels: _Labels, part: _Parts, *, last: bool
+) -> _Labels:
+    """Go on with stages of one class: to the end if it is the last, else not so far."""
+    num_stages = shape.num_stages
+    fill_s_TNY = labels.fill_s_N[:, None] + part.fill_s_TXY[:, labels.end_N]
+    ends = np.arange(num_stages + 1)
+    possible_Y = ends == num_stages if last else ends < num_stages
+    t, n, y = np.nonzero(np.isfinite(fill_s_TNY) & possible_Y)
+    first = labels.end_N[n]
+    stages = np.arange(num_stages)
+    own_NS = (stages >= first[:, None]) & (stages < y[:, None])
+    options_NS = np.where(own_NS, part.option_TS[t], labels.options_NS[n])
+    return _Labels(
+        fill_s_N=fill_s_TNY[t, n, y] + 2 * _hops_s(costs, shape, options_NS, first, y),
+        most_s_N=np.maximum(labels.most_s_N[n], part.most_s_TXY[t, first, y]),
+        end_N=y,
+        options_NS=options_NS,
+    )
+
+
+def _hops_s(
+    costs: StageCosts, shape: _Shape, options_NS: Ints, first: Ints, end: Ints
+) -> Floats:
+    """Seconds of the hops into stages first to end."""
+    p = costs.problem
+    cuts = even_cuts(p.num_layers, shape.num_stages)
+    kinds = p.kind_J[list(cuts[1:-1])]
+    hop_s_NS = p.hop_s_BKOO[shape.b, kinds, options_NS[:, :-1], options_NS[:, 1:]]
+    into = np.arange(1, shape.num_stages)
+    own_NS = (into >= first[:, None]) & (into < end[:, None])
+    return (hop_s_NS * own_NS).sum(axis=1)
+
+
+def _candidate(costs: StageCosts, found: _Found) -> Candidate:
+    p, shape = costs.problem, found.shape
+    cuts = even_cuts(p.num_layers, shape.num_stages)
+    seconds = closed_s(
+        p,
+        shape.b,
+        np.array([found.options]),
+        np.array([cuts]),
+        np.array([shape.num_microbatches]),
+        shape.num_replicas,
+    )
+    pipeline = Pipeline(
+        num_microbatches=shape.num_microbatches,
+        microbatch_size=p.microbatch_sizes[shape.b],
+        stages=tuple(
+            (p.options[o], layers)
+            for o, layers in zip(found.options, pairwise(cuts), strict=True)
+        ),
+    )
+    pipelines = [pipeline] * shape.num_replicas
+    plan = partial(_plan, costs.request, pipelines)
+    return Candidate(step_s=float(seconds[0]), plan=plan)
+
+
+def _plan(request: Request, pipelines: Sequence[Pipeline]) -> Plan | None:
+    """A stage's replicas beside each other where that can be."""
+    plans = (placed(request, pipelines, order) for order in reversed(ORDERS))
+    return next((plan for plan in plans if plan is not None), None)

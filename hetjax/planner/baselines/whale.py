@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whale's plans for unlike devices: work in proportion to FLOP/s.
+
+Owns the search (Whale, ATC 2022): Megatron's degrees; a replica's number of
+microbatches in proportion to the FLOP/s that it can use; either even blocks or layers
+in proportion to the stages' FLOP/s, stages of large memory first, layers moving on from
+stages whose device is full; a replica's devices side by side in the file or in
+Megatron's ranks; all kinds of devices or the fastest only. Speeds are the catalogue's
+peaks, as Whale knows nothing else. Does not own costs (`stage_costs.py`): it ranks by
+the closed form, as megatron here does.
+
+Letters of array names: R replicas, S stages, Q distinct rows of R, I and J first layer
+and end of a range, C device classes.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+
+import numpy as np
+
+from hetjax.models.counts import forward_flops
+from hetjax.planner.baselines.cuts import Cuts, balanced_cuts, even_cuts
+from hetjax.planner.baselines.ranking import Candidate, best_first
+from hetjax.planner.baselines.ranks import (
+    Layout,
+    Seat,
+    Seating,
+    alike,
+    in_rank_order,
+    kinds_in_use,
+    layouts,
+    one_by_one,
+    seated_plan,
+    seats,
+)
+from hetjax.planner.baselines.stage_costs import (
+    StageCosts,
+    closed_s,
+    in_memory,
+    shared_out,
+    stage_costs,
+)
+from hetjax.planner.problem import Floats, Ints
+from hetjax.planner.request import Request
+from hetjax.plans.plan import Plan
+
+_HOPELESS = 1.1  # times the best: layouts that cannot come nearer are left out
+
+
+def whale(request: Request) -> list[Plan]:
+    """Return the best FLOP-proportional plans. NoFeasiblePlan if none is in memory."""
+    return best_first("whale", request, _candidates(_speeds(stage_costs(request))))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Speeds:
+    """What Whale knows: FLOPs of layers 0 to J, FLOP/s and memory of a device."""
+
+    costs: StageCosts
+    flops_J: Floats
+    flops_per_s_C: Floats
+    memory_C: Floats
+
+
+def _speeds(costs: StageCosts) -> _Speeds:
+    request = costs.request
+    flops = forward_flops(request.model, request.seq_len)
+    return _Speeds(
+        costs=costs,
+        flops_J=np.cumsum([0.0, *flops]),
+        flops_per_s_C=np.array([spec.peak_tflops * 1e12 for spec in costs.specs]),
+        memory_C=np.array([spec.memory_gib for spec in costs.specs]),
+    )
+
+
+def _candidates(speeds: _Speeds) -> Iterator[Candidate]:
+    best_s = np.inf
+    for ideal_s, layout, there in sorted(_layouts(speeds.costs), key=lambda t: t[0]):
+        if ideal_s > _HOPELESS * best_s:
+            break
+        total = speeds.costs.request.global_batch // layout.size
+        num_replicas = min(len(there) // layout.num_stages, total)
+        distinct = num_replicas > 1 < layout.num_stages
+        for order in (in_rank_order, one_by_one)[: 1 + distinct]:
+            seats_RS = order(num_replicas, layout.num_stages)
+            for proportional in (False, True):
+                found = _candidate(speeds, layout, there, seats_RS, proportional)
+                best_s = min(best_s, found.step_s)
+                yield found
+
+
+def _layouts(costs: StageCosts) -> Iterator[tuple[float, Layout, list[Seat]]]:
+    """All layouts, with their seats and the least time that these allow."""
+    for classes, (tensor, data) in product(kinds_in_use(costs), costs.meshes):
+        there = seats(costs.request, tensor * data, classes)
+        num_C = np.bincount(
+            [seat.device_class for seat in there], minlength=len(costs.rates_C)
+        )
+        for layout in layouts(costs, tensor, data, len(there)):
+            yield _ideal_s(costs, layout, num_C), layout, there
+
+
+def _ideal_s(costs: StageCosts, layout: Layout, num_C: Ints) -> float:
+    """Seconds of a step in which every seat computes all the time."""
+    p = costs.problem
+    used = num_C > 0
+    busy_s_C = p.busy_s_BOU[layout.b, layout.options_C[used], p.range_IJ[0, -1]]
+    rate = float((num_C[used] * layout.size / busy_s_C).sum())
+    return costs.request.global_batch / rate if rate > 0 else np.inf
+
+
+def _candidate(
+    speeds: _Speeds,
+    layout: Layout,
+    there: Sequence[Seat],
+    seats_RS: Ints,
+    proportional: bool,
+) -> Candidate:
+    class_of = np.array([seat.device_class for seat in there])
+    if proportional:
+        by_memory_RS = (-speeds.memory_C[class_of[seats_RS]]).argsort(
+            axis=1, kind="stable"
+        )
+        seats_RS = np.take_along_axis(seats_RS, by_memory_RS, axis=1)
+    classes_QS, which_R = alike(class_of[seats_RS])
+    cuts_Q = [_cuts(speeds, layout, row, proportional) for row in classes_QS]
+    if any(cuts is None for cuts in cuts_Q):
+        return Candidate(step_s=np.inf, plan=lambda: None)
+    cuts_QJ = np.array(cuts_Q)
+    rate_Q = _usable_flops_per_s(speeds, classes_QS, cuts_QJ)
+    total = speeds.costs.request.global_batch // layout.size
+    microbatches_R = shared_out(total, rate_Q[which_R].tolist())
+    most_Q = np.zeros(len(rate_Q), dtype=np.int64)
+    np.maximum.at(most_Q, which_R, microbatches_R)
+    seating = Seating(
+        layout=layout,
+        seats=there,
+        seats_RS=seats_RS,
+        cuts_R=[tuple(cuts_QJ[q].tolist()) for q in which_R],
+        num_microbatches_R=microbatches_R,
+    )
+    return Candidate(
+        step_s=_step_s(speeds.costs, layout, classes_QS, cuts_QJ, most_Q, len(which_R)),
+        plan=partial(seated_plan, speeds.costs.request, seating),
+    )
+
+
+def _cuts(
+    speeds: _Speeds, layout: Layout, classes_S: Ints, proportional: bool
+) -> Cuts | None:
+    """Even cuts, or those with loads nearest to the speeds that memory allows."""
+    p, num_stages = speeds.costs.problem, len(classes_S)
+    if not proportional:
+        return even_cuts(p.num_layers, num_stages)
+    flops_IJ = speeds.flops_J[None, :] - speeds.flops_J[:, None]
+    load_SIJ = flops_IJ / speeds.flops_per_s_C[classes_S][:, None, None]
+    in_flight_SIJ = p.most_in_flight_BOU[
+        layout.b, layout.options_C[classes_S][:, None, None], p.range_IJ
+    ]
+    total = speeds.costs.request.global_batch // layout.size
+    ahead_S = np.minimum(np.arange(num_stages, 0, -1), total)
+    fits_SIJ = (p.range_IJ >= 0) & (in_flight_SIJ >= ahead_S[:, None, None])
+    return balanced_cuts(np.where(fits_SIJ, load_SIJ, np.inf))
+
+
+def _usable_flops_per_s(speeds: _Speeds, classes_QS: Ints, cuts_QJ: Ints) -> Floats:
+    """The model's FLOPs over the time of the most loaded stage, per device of one."""
+    flops_QS = np.diff(speeds.flops_J[cuts_QJ], axis=1)
+    slowest_s_Q = (flops_QS / speeds.flops_per_s_C[classes_QS]).max(axis=1)
+    return speeds.flops_J[-1] / slowest_s_Q
+
+
+def _step_s(
+    costs: StageCosts,
+    layout: Layout,
+    classes_QS: Ints,
+    cuts_QJ: Ints,
+    most_Q: Ints,
+    num_replicas: int,
+) -> float:
+    p, options_QS = costs.problem, layout.options_C[classes_QS]
+    if not in_memory(p, layout.b, options_QS, cuts_QJ, most_Q).all():
+        return np.inf
+    seconds_Q = closed_s(p, layout.b, options_QS, cuts_QJ, most_Q, num_replicas)
+    return float(seconds_Q.max())
