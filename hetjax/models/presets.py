@@ -5,6 +5,7 @@ Owns the table of presets and the look-up by name. Does not own what a run adds 
 model (data, plan, optimizer).
 """
 
+from dataclasses import replace
 from difflib import get_close_matches
 
 from hetjax.errors import BadInput
@@ -16,15 +17,25 @@ from hetjax.models.moe import Routing
 ModelConfig = GPTConfig | LlamaConfig
 
 
+HALVES = "-halves"
+
+
 def model_preset(name: str) -> Model:
-    """Give the model of that name; BadInput names the nearest where there is none."""
+    """Give the model of that name; BadInput names the nearest where there is none.
+
+    With `-halves` after the name its layers are attention and MLP apart, so that plans
+    may cut between them. The parameters are the same.
+    """
     if name in MODEL_CONFIGS:
         return model_of(MODEL_CONFIGS[name])
+    whole = name.removesuffix(HALVES)
+    if whole in MODEL_CONFIGS:
+        return model_of(replace(MODEL_CONFIGS[whole], name=name, grain="half"))
     names = sorted(MODEL_CONFIGS)
     near = get_close_matches(name.lower(), names, n=1, cutoff=0.0)[0]
     raise BadInput(
         got=f"model preset {name!r}",
-        allowed=", ".join(names),
+        allowed=f"{', '.join(names)}; each with {HALVES} to cut blocks in two",
         fix=f"did you mean {near}?",
     )
 

@@ -26,6 +26,12 @@ def test_every_preset_lays_out_with_as_many_layers_as_blocks_and_two_ends():
         )
 
 
+def test_halves_cut_every_block_in_two_and_keep_the_parameters():
+    whole, halves = model_preset("tiny"), model_preset("tiny-halves")
+    assert len(halves.layers) == 2 * TINY.num_blocks + 2
+    assert [m.path for m in halves.modules] == [m.path for m in whole.modules]
+
+
 def test_an_unknown_preset_is_refused_with_the_names_and_the_nearest():
     with pytest.raises(BadInput) as error:
         model_preset("llama-3-8b")
