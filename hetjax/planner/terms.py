@@ -12,22 +12,21 @@ Letters of array names: see `problem.py`.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, product
+from itertools import product
 
 import numpy as np
 
 from hetjax.cluster.catalogue import device_spec
-from hetjax.cluster.cluster import Cluster, Node
-from hetjax.costs.costs import Route
+from hetjax.cluster.cluster import Node
 from hetjax.costs.layers import layer_facts, layer_runs, layer_workspace_bytes
 from hetjax.costs.memory import hidden_size
-from hetjax.costs.network import Place, num_lanes, route, trunks
 from hetjax.costs.passes import Shares
 from hetjax.costs.profile import DTYPES
 from hetjax.costs.stage_times import layer_times
 from hetjax.costs.static import static_bytes
 from hetjax.errors import BadInput
 from hetjax.models.counts import parameter_count
+from hetjax.planner.hops import hop_tables, sync_bytes_per_s
 from hetjax.planner.problem import (
     UNLIMITED,
     DeviceClass,
@@ -37,11 +36,10 @@ from hetjax.planner.problem import (
     Terms,
     problem,
 )
-from hetjax.planner.request import NodeClass, Request
+from hetjax.planner.request import Request
 from hetjax.plans.plan import Stage, StageMesh
 
 _GRADIENT_BYTES = 4  # gradients are summed in fp32
-_NEVER_S = 1e6  # from a stage to another that has no place
 
 
 def options_of(request: Request, degrees: Sequence[int]) -> tuple[Option, ...]:
@@ -63,8 +61,8 @@ def search_problem(request: Request, degrees: Sequence[int]) -> Problem:
     """
     options = options_of(request, degrees)
     facts = _facts(request, options)
-    hop_s_BKOO, link_s_BKOO = _hops(request, options)
-    rates_O = _sync_bytes_per_s(request, options)
+    hop_s_BKOO, link_s_BKOO = hop_tables(request, options, len(facts.sync_bytes_K))
+    rates_O = sync_bytes_per_s(request, options)
     terms = Terms(
         kinds=facts.kinds,
         busy_s_BOK=facts.busy_s_BOK,
@@ -91,7 +89,7 @@ def bound_problem(request: Request, degrees: Sequence[int]) -> Problem:
     """
     options = options_of(request, degrees)
     facts = _facts(request, options)
-    hop_s_BKOO, link_s_BKOO = _hops(request, options)
+    hop_s_BKOO, link_s_BKOO = hop_tables(request, options, len(facts.sync_bytes_K))
     terms = Terms(
         kinds=facts.kinds,
         busy_s_BOK=facts.busy_s_BOK,
@@ -294,31 +292,6 @@ def _activation_bytes(request: Request, options: Sequence[Option]) -> Floats:
     )
 
 
-def _sync_bytes_per_s(request: Request, options: Sequence[Option]) -> Floats:
-    """What a stage's gradient sums get of the slowest way between nodes.
-
-    Its node is taken to be full of such stages, which share that way. In a cluster of
-    one node sums stay inside.
-    """
-    network, classes = request.network, request.classes
-    between = [
-        1 / _way(network, (a.name, (0,)), (b.name, (0,)), 1)[1]
-        for a, b in combinations(_two_of_each(classes), 2)
-    ]
-    rates = []
-    for option in options:
-        nodes = classes[option.device_class]
-        share = option.num_devices / nodes.devices_per_node
-        inside = device_spec(nodes.nodes[0]).intra_node_gb_per_s * 1e9
-        rates.append(share * min(between) if between else inside)
-    return np.array(rates)
-
-
-def _two_of_each(classes: Sequence[NodeClass]) -> list[Node]:
-    """Nodes between which there are ways of every kind."""
-    return [node for nodes in classes for node in nodes.nodes[:2]]
-
-
 def _stage_of(request: Request, option: Option) -> Stage:
     return Stage(
         node=_node_of(request, option).name,
@@ -332,79 +305,3 @@ def _stage_of(request: Request, option: Option) -> Stage:
 
 def _node_of(request: Request, option: Option) -> Node:
     return request.classes[option.device_class].nodes[0]
-
-
-def _hops(request: Request, options: Sequence[Option]) -> tuple[Floats, Floats]:
-    """Seconds of messages between options, and seconds that links are held."""
-    of_one = request.seq_len * hidden_size(request.model) * DTYPES[request.dtype]
-    alone = {
-        (a, b): _hop(request, options[a], options[b])
-        for a, b in product(_one_of_each(options), repeat=2)
-    }
-    same = _one_of_each(options)
-    index = [next(n for n in same if _shape(options[n]) == _shape(o)) for o in options]
-    sizes_B = np.array(request.microbatch_sizes, dtype=np.float64) * of_one
-    hop_s_BOO, link_s_BOO = np.zeros((2, len(sizes_B), len(options), len(options)))
-    for a, b in product(range(len(options)), repeat=2):
-        latency_s, each_s, least_s = alone[index[a], index[b]]
-        hop_s_BOO[:, a, b] = latency_s + sizes_B * each_s
-        link_s_BOO[:, a, b] = sizes_B * least_s
-    num_kinds = len(_kinds(request)[1])
-    hop_s_BKOO = np.repeat(hop_s_BOO[:, None], num_kinds, axis=1)
-    return hop_s_BKOO, np.repeat(link_s_BOO[:, None], num_kinds, axis=1)
-
-
-def _shape(option: Option) -> tuple[int, int, int]:
-    return option.device_class, option.tensor, option.data
-
-
-def _one_of_each(options: Sequence[Option]) -> list[int]:
-    seen: dict[tuple[int, int, int], int] = {}
-    for n, option in enumerate(options):
-        seen.setdefault(_shape(option), n)
-    return list(seen.values())
-
-
-def _hop(request: Request, a: Option, b: Option) -> tuple[float, float, float]:
-    """(latency, mean seconds per byte there and back, the lesser of both), by the
-    nearest places that two such stages can have."""
-    places = list(_places(request.classes, a, b))
-    if not places:
-        return _NEVER_S, 0.0, 0.0
-    latency_s, mean_s, least_s = np.inf, np.inf, np.inf
-    for source, target in places:
-        there = _way(request.network, source, target, b.tensor)
-        back = _way(request.network, target, source, a.tensor)
-        latency_s = min(latency_s, (there[0] + back[0]) / 2)
-        mean_s = min(mean_s, (there[1] + back[1]) / 2)
-        least_s = min(least_s, there[1], back[1])
-    return latency_s, mean_s, least_s
-
-
-def _way(
-    network: Cluster, source: Place, target: Place, tensor: int
-) -> tuple[float, float]:
-    """(latency, seconds per byte of the activation): a copy for every tensor rank."""
-    way: Route = route(network, source, target)
-    rates = trunks(network)
-    lanes = num_lanes(network, source, target)
-    slowest = min((rates[trunk] for trunk in way.trunks), default=np.inf)
-    return way.latency_s, tensor / lanes / slowest
-
-
-def _places(
-    classes: Sequence[NodeClass], a: Option, b: Option
-) -> Iterator[tuple[Place, Place]]:
-    """Where two neighbouring stages might be: on one node, on two."""
-    first, second = classes[a.device_class], classes[b.device_class]
-    here = tuple(range(a.num_devices))
-    if a.device_class != b.device_class:
-        there = tuple(range(b.num_devices))
-        yield (first.nodes[0].name, here), (second.nodes[0].name, there)
-        return
-    if a.num_devices + b.num_devices <= first.devices_per_node:
-        beside = tuple(range(a.num_devices, a.num_devices + b.num_devices))
-        yield (first.nodes[0].name, here), (first.nodes[0].name, beside)
-    if len(first.nodes) > 1:
-        there = tuple(range(b.num_devices))
-        yield (first.nodes[0].name, here), (first.nodes[1].name, there)
