@@ -6,7 +6,7 @@ readers can tell apart), the strips under a row for what leaves it, the numbers 
 microbatches where they fit. Does not own the times (`spans.py`).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,23 +87,31 @@ def check_picture(path: Path) -> None:
             allowed=f"a name that ends in {', '.join(SUFFIXES)}",
             fix=f"write {path.with_suffix('.png').name!r}, say",
         )
-    _matplotlib()
+    matplotlib_module()
 
 
 def write_picture(
-    path: Path, spans: Iterable[Span], plan: Plan, costs: Costs, title: str
+    path: Path,
+    spans: Iterable[Span],
+    plan: Plan,
+    costs: Costs,
+    title: str,
+    replicas: Collection[int] | None = None,
 ) -> None:
     """Draw the spans of one step into a .png, .pdf or .svg file.
 
-    BadInput for another kind of file, and where matplotlib is not installed.
+    Of all replicas, or of those given. BadInput for another kind of file, and where
+    matplotlib is not installed.
     """
     check_picture(path)
-    with _matplotlib().rc_context(_STYLE):
-        figure = _figure(list(spans), plan, costs, title)
+    shown = range(len(plan.replicas)) if replicas is None else replicas
+    with matplotlib_module().rc_context(_STYLE):
+        figure = _figure(list(spans), plan, costs, title, shown)
         figure.savefig(path, dpi=200)
 
 
-def _matplotlib() -> Any:
+def matplotlib_module() -> Any:
+    """Return matplotlib; BadInput names the extra if it is not installed."""
     try:
         import matplotlib.collections
         import matplotlib.figure
@@ -117,11 +125,15 @@ def _matplotlib() -> Any:
     return matplotlib
 
 
-def _figure(spans: list[Span], plan: Plan, costs: Costs, title: str) -> Any:
-    rows = _rows(spans, plan)
+def _figure(
+    spans: list[Span], plan: Plan, costs: Costs, title: str, shown: Collection[int]
+) -> Any:
+    rows = _rows(spans, plan, shown)
     step_ms = 1e3 * max((span.end_s for span in spans), default=0.0) or 1.0
     height = min(_ROW_INCHES * rows[-1].end + 1.2, _MOST_INCHES)
-    figure = _matplotlib().figure.Figure((_WIDTH_INCHES, height), layout="constrained")
+    figure = matplotlib_module().figure.Figure(
+        (_WIDTH_INCHES, height), layout="constrained"
+    )
     axes = figure.subplots()
     axes.set_title(title, loc="left", fontsize=9)
     axes.set_xlim(0, step_ms)
@@ -139,7 +151,7 @@ def _figure(spans: list[Span], plan: Plan, costs: Costs, title: str) -> Any:
     return figure
 
 
-def _rows(spans: list[Span], plan: Plan) -> list[_Row]:
+def _rows(spans: list[Span], plan: Plan, shown: Collection[int]) -> list[_Row]:
     """Place the lanes one under the other, replica by replica."""
     strips: dict[tuple[str, int], set[str]] = {}
     for span in spans:
@@ -147,7 +159,8 @@ def _rows(spans: list[Span], plan: Plan) -> list[_Row]:
             strips.setdefault((span.node, span.device), set()).add(_strip(span.action))
     keys_of: dict[Lane, list[StageKey]] = {}
     for key, lane in lane_of(plan).items():
-        keys_of.setdefault(lane, []).append(key)
+        if key[0] in shown:
+            keys_of.setdefault(lane, []).append(key)
     rows: list[_Row] = []
     top = 0.0
     for lane, keys in keys_of.items():
@@ -198,7 +211,7 @@ def _bars_of(span: Span, row: _Row, costs: Costs) -> Iterator[_Bar]:
 def _draw_idle(axes: Any, row: _Row, step_ms: float) -> None:
     idle = {"facecolor": "white", "edgecolor": _IDLE, "hatch": "/////", "linewidth": 0}
     height = row.bottom - row.top
-    patch = _matplotlib().patches.Rectangle
+    patch = matplotlib_module().patches.Rectangle
     axes.add_patch(patch((0, row.top), step_ms, height, **idle))
     for strip in range(len(row.strips)):
         y = row.bottom + (strip + 0.08) * _STRIP
@@ -213,7 +226,7 @@ def _draw_bars(axes: Any, bars: list[_Bar]) -> None:
     thinnest_ms = 3 * axes.get_xlim()[1] / _WIDTH_POINTS  # with an edge of its own
     for (kind, shade), alike in looks.items():
         narrowest_ms = min(bar.end_ms - bar.start_ms for bar in alike)
-        boxes = _matplotlib().collections.PolyCollection(
+        boxes = matplotlib_module().collections.PolyCollection(
             [_corners(bar) for bar in alike],
             facecolor=_lighter(_COLOURS[kind], shade),
             edgecolor=_EDGE if narrowest_ms > thinnest_ms else "face",
@@ -264,7 +277,9 @@ def _draw_names(axes: Any, rows: list[_Row], plan: Plan, step_ms: float) -> None
         at = step_ms * 1.006, (row.top + row.bottom) / 2
         axes.text(*at, f"layers {shown}", fontsize=7, color=_GREY, va="center")
     axes.set_yticks(ticks, names)
-    for r, replica in enumerate(plan.replicas) if len(plan.replicas) > 1 else ():
+    named = dict.fromkeys(row.keys[0][0] for row in rows)
+    for r in named if len(plan.replicas) > 1 else ():
+        replica = plan.replicas[r]
         top = next(row.top for row in rows if row.keys[0][0] == r)
         shown = f"replica {r}: {replica.num_microbatches} x {replica.microbatch_size}"
         place = {"va": "bottom", "color": _GREY}
@@ -273,7 +288,7 @@ def _draw_names(axes: Any, rows: list[_Row], plan: Plan, step_ms: float) -> None
 
 def _draw_legend(figure: Any, bars: list[_Bar]) -> None:
     kinds, shades = {bar.kind for bar in bars}, {bar.shade for bar in bars}
-    patch = _matplotlib().patches.Patch
+    patch = matplotlib_module().patches.Patch
     handles = [
         patch(facecolor=colour, edgecolor=_EDGE, linewidth=0.4, label=kind)
         for kind, colour in _COLOURS.items()
