@@ -47,11 +47,11 @@ _MOST_TRIED = 8  # groupings that are solved for
 def autohet(request: Request) -> list[Plan]:
     """Return the best plans of grouping, then balance. NoFeasiblePlan if none fits."""
     costs = stage_costs(request)
-    tasks = sorted(_tasks(costs), key=lambda task: -task.promised)
+    tasks = sorted(_tasks(costs), key=lambda task: task.promised_s)
     candidates: list[Candidate] = []
     for task in tasks[:_MOST_TRIED]:
         grouping = balanced_groups(
-            task.mixes, task.units_C, task.num_groups, task.promised / task.num_groups
+            task.mixes, task.units_C, task.num_groups, task.most_power
         )
         if grouping is not None:
             candidates.append(_candidate(costs, task, grouping))
@@ -60,8 +60,8 @@ def autohet(request: Request) -> list[Plan]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Task:
-    """One grouping to solve; `promised` is what its groups could do at best, in
-    sequences per second."""
+    """One grouping to solve; no weakest group has more than `most_power`, whence a step
+    of about `promised_s`."""
 
     b: int
     options_C: Ints
@@ -69,7 +69,8 @@ class _Task:
     num_groups: int
     num_microbatches: int
     mixes: Mixes
-    promised: float
+    most_power: float
+    promised_s: float
 
 
 def _tasks(costs: StageCosts) -> Iterator[_Task]:
@@ -110,6 +111,7 @@ def _tasks_at(
         power_N = effective_power(units_NC, power_C, num_microbatches)
         bubble = num_microbatches / (num_microbatches + shallowest - 1)
         average = float(np.dot(power_C, units_C)) / num_groups * bubble
+        most_power = min(average, float(power_N.max()))
         yield _Task(
             b=b,
             options_C=options_C,
@@ -117,8 +119,24 @@ def _tasks_at(
             num_groups=num_groups,
             num_microbatches=num_microbatches,
             mixes=Mixes(units_NC=units_NC, power_N=power_N),
-            promised=num_groups * min(average, float(power_N.max())),
+            most_power=most_power,
+            promised_s=num_microbatches * size / most_power
+            + _sync_s(costs, b, options_C, units_C, num_groups),
         )
+
+
+def _sync_s(
+    costs: StageCosts,
+    b: int,
+    options_C: Ints,
+    units_C: tuple[int, ...],
+    num_groups: int,
+) -> float:
+    """About what a gradient sum takes: a stage's share of the model, groups alike."""
+    p, depth = costs.problem, max(sum(units_C) / num_groups, 1.0)
+    options = options_C[options_C >= 0]
+    whole_s = float(p.after_s_ABOU[0, b, options, p.range_IJ[0, -1]].max())
+    return (1 - 1 / num_groups) * whole_s / depth
 
 
 def _stages_S(costs: StageCosts, units_C: Ints) -> Ints:

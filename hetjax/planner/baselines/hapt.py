@@ -6,10 +6,12 @@ zone), and how what the dynamic program finds becomes a plan. Clusters are our d
 classes, a microbatch size is taken for every search, and all devices are to be used:
 where counts do not divide, or layers are fewer than stages, at most 1, 2, 4, ... groups
 of a cluster stay idle, the least that has a plan. The launch-aheads of H-1F1B come with
-the judge's schedule. Does not own the dynamic program (`hapt_program.py`).
+the judge's schedule. Of a cluster of more than 64 devices, devices are handed out two
+by two, four by four, up to whole nodes. Does not own the dynamic program
+(`hapt_program.py`).
 
-Letters of array names: C clusters, G sizes of submeshes, K launch-aheads, U ranges of
-layers.
+Letters of array names: C clusters, K launch-aheads, I and J first layer and end of a
+range, U different ranges, O options.
 """
 
 from collections.abc import Sequence

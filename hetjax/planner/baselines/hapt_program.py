@@ -124,6 +124,7 @@ class _Fill:
     fill_KIU: list[Floats]
     over_KJ: list[Floats]
     hop_s_CJ: list[Floats]
+    delta_CCJ: Ints
 
 
 def _filled(task: Task, limit_s: float) -> _Fill:
@@ -134,6 +135,7 @@ def _filled(task: Task, limit_s: float) -> _Fill:
         fill_KIU=[np.empty(0)] * num_clusters,
         over_KJ=[np.empty(0)] * num_clusters,
         hop_s_CJ=[_within(task.hop_s_CCJ[c, c], limit_s) for c in range(num_clusters)],
+        delta_CCJ=task.deltas(limit_s),
     )
     for c in reversed(range(num_clusters)):
         cluster = task.clusters[c]
@@ -171,7 +173,7 @@ def _after_last(found: _Fill, c: int) -> Floats:
     for k in task.following(c):
         rest_KJ = found.fill_KIU[k][:, :, task.clusters[k].enough].min(axis=2)
         rest_KJ = rest_KJ + _within(task.hop_s_CCJ[c, k], found.limit_s)
-        for j, delta in enumerate(task.deltas(found.limit_s)[c, k]):
+        for j, delta in enumerate(found.delta_CCJ[c, k]):
             if delta < NEVER:
                 later_K = over_KJ[delta:, j]
                 np.minimum(later_K, rest_KJ[: len(later_K), j], out=later_K)
@@ -238,10 +240,9 @@ def _step(found: _Fill, at: _State) -> tuple[ChosenStage, _State | None]:
 
 
 def _next_cluster(found: _Fill, c: int, ahead: int, end: int) -> _State:
-    delta_CCJ = found.task.deltas(found.limit_s)
     options = []
     for k in found.task.following(c):
-        after = ahead - delta_CCJ[c, k, end]
+        after = ahead - found.delta_CCJ[c, k, end]
         if after > 0:
             state = _best_at(found, k, slice(after, after + 1), end)
             hop_s = float(found.task.hop_s_CCJ[c, k, end])

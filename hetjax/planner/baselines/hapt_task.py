@@ -107,8 +107,16 @@ class Task:
     def deltas(self, limit_s: float) -> Ints:
         """What is added to the launch-ahead before each hop, by (C, C, J); very much
         for hops over the limit."""
-        delta_CCJ = np.full(self.hop_s_CCJ.shape, NEVER)
-        for at, hop_s in np.ndenumerate(self.hop_s_CCJ):
-            if hop_s <= limit_s:
-                delta_CCJ[at] = harp_delta(float(hop_s), limit_s, at[0] != at[1])
-        return delta_CCJ
+        seconds, which = np.unique(self.hop_s_CCJ, return_inverse=True)
+        inside, crossing = (
+            np.array([_delta(float(hop_s), limit_s, leaves) for hop_s in seconds])[
+                which.reshape(self.hop_s_CCJ.shape)
+            ]
+            for leaves in (False, True)
+        )
+        same_CC1 = np.eye(len(self.clusters), dtype=bool)[:, :, None]
+        return np.where(same_CC1, inside, crossing)
+
+
+def _delta(hop_s: float, limit_s: float, crossing: bool) -> int:
+    return harp_delta(hop_s, limit_s, crossing) if hop_s <= limit_s else NEVER

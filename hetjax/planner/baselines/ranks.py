@@ -121,8 +121,10 @@ def one_by_one(num_replicas: int, num_stages: int) -> Ints:
 
 def alike(rows_RS: Ints) -> tuple[Ints, Ints]:
     """Return the distinct rows and, for every row, which of them it is."""
-    distinct_QS, which_R = np.unique(rows_RS, axis=0, return_inverse=True)
-    return distinct_QS, which_R.reshape(-1)
+    rows = [row.tobytes() for row in np.ascontiguousarray(rows_RS)]
+    number = {row: q for q, row in enumerate(dict.fromkeys(rows))}
+    firsts = [rows.index(row) for row in number]
+    return rows_RS[firsts], np.array([number[row] for row in rows])
 
 
 def seated_plan(request: Request, seating: Seating) -> Plan:

@@ -22,7 +22,12 @@ import numpy as np
 
 from hetjax.planner.baselines.cuts import even_cuts
 from hetjax.planner.baselines.ranking import Candidate, best_first
-from hetjax.planner.baselines.stage_costs import StageCosts, closed_s, stage_costs
+from hetjax.planner.baselines.stage_costs import (
+    StageCosts,
+    after_s,
+    closed_s,
+    stage_costs,
+)
 from hetjax.planner.placement import ORDERS, Pipeline, placed
 from hetjax.planner.problem import Floats, Ints
 from hetjax.planner.request import Request
@@ -30,7 +35,7 @@ from hetjax.plans.plan import Plan
 
 _MOST_CLASSES = 8
 _MOST_STAGES = 16
-_MOST_PRICED = 64  # the best by fill and slowest stage, priced with gradient sums too
+_MOST_PRICED = 64  # the best, that are priced again with links that are held
 _HOPELESS = 1.2  # times the best: what cannot come nearer is left out
 
 
@@ -181,6 +186,8 @@ def _fastest(
 def _least_s(shape: _Shape, parts: Sequence[_Parts]) -> float:
     """No pipeline of the shape has a step of less, hops apart."""
     least_S = np.min([part.stage_s_TS.min(axis=0) for part in parts], axis=0)
+    if np.isinf(least_S).any():
+        return np.inf
     return float(least_S.sum() + (shape.num_microbatches - 1) * least_S.max())
 
 
@@ -195,9 +202,12 @@ def _best_of(
     )
     for n, part in enumerate(parts):
         labels = _longer(costs, shape, labels, part, last=n == len(parts) - 1)
-    step_s_N = labels.fill_s_N + (shape.num_microbatches - 1) * labels.most_s_N
-    if not len(step_s_N):
+    if not len(labels.end_N):
         return None
+    p, cuts = costs.problem, even_cuts(costs.problem.num_layers, shape.num_stages)
+    rows_NS = np.tile(p.range_IJ[cuts[:-1], cuts[1:]], (len(labels.end_N), 1))
+    step_s_N = labels.fill_s_N + (shape.num_microbatches - 1) * labels.most_s_N
+    step_s_N += after_s(p, shape.b, labels.options_NS, rows_NS, shape.num_replicas)
     best = int(step_s_N.argmin())
     options = tuple(labels.options_NS[best].tolist())
     return _Found(shape=shape, step_s=float(step_s_N[best]), options=options)

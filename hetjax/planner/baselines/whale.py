@@ -46,8 +46,6 @@ from hetjax.planner.problem import Floats, Ints
 from hetjax.planner.request import Request
 from hetjax.plans.plan import Plan
 
-_HOPELESS = 1.1  # times the best: layouts that cannot come nearer are left out
-
 
 def whale(request: Request) -> list[Plan]:
     """Return the best FLOP-proportional plans. NoFeasiblePlan if none is in memory."""
@@ -78,7 +76,7 @@ def _speeds(costs: StageCosts) -> _Speeds:
 def _candidates(speeds: _Speeds) -> Iterator[Candidate]:
     best_s = np.inf
     for ideal_s, layout, there in sorted(_layouts(speeds.costs), key=lambda t: t[0]):
-        if ideal_s > _HOPELESS * best_s:
+        if ideal_s > best_s:
             break
         total = speeds.costs.request.global_batch // layout.size
         num_replicas = min(len(there) // layout.num_stages, total)
