@@ -8,7 +8,7 @@ are `hetjax/training/cli.py`'s, the run is `hetjax/training/run.py`'s.
 import sys
 from collections.abc import Sequence
 
-from hetjax.errors import BadInput
+from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.models.presets import model_preset
 from hetjax.training.cli import parse
 from hetjax.training.loop import Failed
@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config, preset = parse(sys.argv[1:] if arguments is None else arguments)
         return run(config, preset, model_preset(config.model))
-    except (BadInput, Failed) as error:
+    except (BadInput, NoFeasiblePlan, Failed) as error:
         print(f"error\n{error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:

@@ -42,6 +42,7 @@ def presets_help() -> str:
             *preset_lines(),
             "",
             f"{_PROGRAM} PRESET --help lists the options and their values.",
-            "Exit codes: 0 done, 1 failed, 2 bad input, 4 stopped with state saved.",
+            "Exit codes: 0 done, 1 failed, 2 bad input, 3 no plan fits in memory,",
+            "4 stopped with state saved.",
         ]
     )

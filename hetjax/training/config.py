@@ -99,10 +99,12 @@ class RunConfig:
     """Cluster file; None: the preset's, or the devices that are here."""
     plan: Path | None = None
     """Plan file; None: the run directory's, the preset's, or the planner's."""
-    planner: Literal["even"] = "even"
-    """What makes a plan where no file does."""
+    planner: Literal["hetjax", "even"] = "hetjax"
+    """What makes a plan where no file does; even is blind to devices and links."""
     microbatch_size: int = 1
-    """Sequences per microbatch that the planner uses."""
+    """Sequences per microbatch of planner even; hetjax tries it among others."""
+    profile: Path | None = None
+    """Measured times to plan with; None: profile.json of the run directory, if any."""
     simulate: bool = False
     """Let CPU devices stand in for those of the cluster."""
     stop_after: int | None = None
@@ -167,6 +169,19 @@ def _problems(config: RunConfig) -> Iterator[BadInput]:
     if not 0 <= config.seed < 2**32:
         yield _out_of_range("seed", config.seed, "0 <= seed < 2**32", "0")
     yield from _prompt_problems(evaluation.prompt)
+    yield from _profile_problems(config)
+
+
+def _profile_problems(config: RunConfig) -> Iterator[BadInput]:
+    """A profile that nobody would read."""
+    elsewhere = {"plan": config.plan, "planner": config.planner}
+    for name, value in elsewhere.items():
+        if config.profile is not None and value not in (None, "hetjax"):
+            yield BadInput(
+                got=f"{option('profile')} {config.profile} with {option(name)} {value}",
+                allowed="measured times for planner hetjax, which makes its own plan",
+                fix=f"leave {option('profile')} or {option(name)} out",
+            )
 
 
 def _prompt_problems(prompt: str) -> Iterator[BadInput]:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of a plan's times were measured, and which cannot be simulated.
+"""Where a plan's times come from, and which cannot be simulated.
 
-Owns what is said of both. Does not own the costs (`costs/`).
+Owns what is said of both, and what is computed in. Does not own the costs (`costs/`).
 """
+
+from pathlib import Path
 
 from hetjax.cluster.catalogue import canonical_name
 from hetjax.cluster.cluster import Cluster
@@ -12,13 +14,60 @@ from hetjax.costs.profile import Profile
 from hetjax.costs.profiled import has_halves
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan
-from hetjax.schedule.action import Op, Programs
+from hetjax.schedule.action import Op, Programs, Tied
 from hetjax.schedule.launch_ahead import hop_s
+from hetjax.schedule.lower import lower
 
 LEAST_S, MOST_S = 1e-12, 1e12  # outside, sums would be 0 or infinite
 
 
-def not_measured(
+def compute_dtype(given: str | None, profile: Profile | None, otherwise: str) -> str:
+    """Return what is computed in: as measured, as `given` by --dtype, or otherwise.
+
+    BadInput if --dtype is not what was measured in.
+    """
+    if profile is None:
+        return given or otherwise
+    if given not in (None, profile.dtype):
+        raise BadInput(
+            got=f"--dtype {given} with a profile measured in {profile.dtype}",
+            allowed=f"--dtype {profile.dtype}, or none",
+            fix=f"leave --dtype out, or measure: python -m hetjax.profile "
+            f"{profile.model} --dtype {given} --output FILE",
+        )
+    return profile.dtype
+
+
+def known_degrees(
+    degrees: tuple[int, ...], cluster: Cluster, profile: Profile | None
+) -> tuple[int, ...]:
+    """Return the tensor degrees with times; all of them if none has any.
+
+    Devices that the profile does not know are estimated at every degree.
+    """
+    kinds = {canonical_name(node.device) for node in cluster.nodes}
+    if profile is None or not kinds <= profile.devices:
+        return degrees
+    measured = {m.tensor for m in profile.measurements}
+    return tuple(degree for degree in degrees if degree in measured) or degrees
+
+
+def times_from(
+    plan: Plan,
+    cluster: Cluster,
+    dtype: str,
+    profile: Profile | None,
+    path: Path | None,
+    tied: Tied,
+) -> str:
+    """Say for people where the plan's times come from; `path` is the profile's."""
+    if profile is None:
+        return f"estimated from the device catalogue, {dtype}"
+    missing = _not_measured(profile, plan, cluster, lower(plan, tied))
+    return f"measured, {path}, {dtype}{missing}"
+
+
+def _not_measured(
     profile: Profile, plan: Plan, cluster: Cluster, programs: Programs
 ) -> str:
     """Say for people which times are not of the profile."""

@@ -2,7 +2,7 @@
 """Options of a command line from the fields of a dataclass, with errors in three parts.
 
 Owns the spelling of lists and of what went wrong. Does not own any option nor the
-words around them (`cli.py`, `profile_cli.py`, `simulating.py`).
+words around them (`cli.py`, `profile_cli.py`, `plan_cli.py`, `simulating.py`).
 """
 
 import re
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr
 from dataclasses import fields, is_dataclass
 from io import StringIO
+from itertools import dropwhile, takewhile
 from typing import Annotated, Any, TypeVar, get_args
 
 import tyro
@@ -81,13 +82,14 @@ def _names(default: Any) -> Iterator[str]:
         if is_dataclass(value):
             yield from (f"{field.name}.{name}" for name in _names(value))
         else:
-            yield field.name
+            yield field.name.removesuffix("_")  # of a name that is Python's own
 
 
 def _wrong_value(box: str, program: str, arguments: Sequence[str]) -> BadInput:
     """Retell the frame that Tyro draws: a title, the problem, a rule, help texts."""
-    problem = re.split(r"\u2500{3,}", box.partition("\n")[2])[0]
-    problem = " ".join(re.sub(r"[\u2500-\u257f]", " ", problem).split())
+    lines = [line.strip("\u2502|+ ") for line in box.splitlines()[1:]]
+    rows = dropwhile(_is_rule, lines)
+    problem = " ".join(" ".join(takewhile(lambda row: not _is_rule(row), rows)).split())
     named = re.search(r"--[\w.-]*\w", problem)
     return BadInput(
         got=_typed(named.group(), arguments) if named else " ".join(arguments),
@@ -96,12 +98,18 @@ def _wrong_value(box: str, program: str, arguments: Sequence[str]) -> BadInput:
     )
 
 
+def _is_rule(row: str) -> bool:
+    """A line across the frame; Tyro draws in ASCII where UTF-8 is in doubt."""
+    return not row.strip("-\u2500\u256d\u256e\u2570\u256f ")
+
+
 def _typed(name: str, arguments: Sequence[str]) -> str:
-    """Return the option with its value, as it was typed."""
-    for i, argument in enumerate(arguments):
+    """Return the option with its values, as it was typed last: that one counts."""
+    for i, argument in reversed(list(enumerate(arguments))):
         if argument.partition("=")[0].replace("_", "-") == name:
-            has_value = "=" in argument or i + 1 == len(arguments)
-            return argument if has_value else f"{argument} {arguments[i + 1]}"
+            rest = [] if "=" in argument else arguments[i + 1 :]
+            values = takewhile(lambda word: not word.startswith("--"), rest)
+            return " ".join([argument, *values])
     return name
 
 
@@ -116,18 +124,21 @@ def _unknown(argument: str, options: list[str]) -> BadInput:
     )
 
 
-def _list_of(value: Callable[[str], Any], metavar: str) -> Any:
-    """A list that is typed with commas; `value` reads a word, None if it cannot."""
+def _list_of(value: Callable[[str], Any], metavar: str, least: int = 1) -> Any:
+    """A list, typed with commas or spaces; `value` reads a word, None if it cannot."""
 
     def read(arguments: list[str]) -> tuple[Any, ...]:
-        words = arguments[0].split(",")
+        words = [word for argument in arguments for word in argument.split(",")]
+        if len(words) < least:
+            raise ValueError(f"no word in a list of {metavar}")
         for word in words:
             if value(word) is None:
-                raise ValueError(f"{word!r} in a list of {metavar}")
+                shown = word if len(word) < 40 else f"{word[:37]}..."
+                raise ValueError(f"{shown!r} in a list of {metavar}")
         return tuple(value(word) for word in words)
 
     return PrimitiveConstructorSpec(
-        nargs=1,
+        nargs="*",
         metavar=metavar,
         instance_from_str=read,
         is_instance=lambda given: isinstance(given, tuple),
@@ -136,9 +147,14 @@ def _list_of(value: Callable[[str], Any], metavar: str) -> Any:
 
 
 def _integer(word: str) -> int | None:
-    return int(word) if word.isdecimal() else None
+    return int(word) if word.isdecimal() and len(word) < 20 else None
+
+
+def _name(word: str) -> str | None:
+    return word or None
 
 
 _REMATS = {name: name for name in get_args(Remat)}
 Integers = Annotated[tuple[int, ...], _list_of(_integer, "INT,INT,...")]
 Remats = Annotated[tuple[Remat, ...], _list_of(_REMATS.get, ",".join(_REMATS))]
+Names = Annotated[tuple[str, ...], _list_of(_name, "[NAME,NAME,...]", least=0)]

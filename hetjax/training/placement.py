@@ -6,9 +6,10 @@ what the preset brings, and what is found or planned. Does not own plans themsel
 (`hetjax/plans/`) nor how devices are simulated (`hetjax/mesh/simulated.py`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 
@@ -16,19 +17,29 @@ from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.discovery import assign_devices, discover
 from hetjax.cluster.files import load_cluster
 from hetjax.cluster.record import placed
+from hetjax.costs.profile import Profile, check_profile
+from hetjax.costs.profile_files import read_profile
+from hetjax.costs.static import OptimizerInit
 from hetjax.errors import BadInput
 from hetjax.mesh.simulated import simulate_devices
 from hetjax.models.counts import tensor_sizes
 from hetjax.models.model import Model
+from hetjax.planner.find import find_plan
+from hetjax.planner.request import Request
 from hetjax.plans.even import even_plan
 from hetjax.plans.files import read_plan
 from hetjax.plans.plan import Plan
 from hetjax.plans.validation import validate_plan
+from hetjax.training.certified import certificate, found_plan
 from hetjax.training.config import RunConfig, option
+from hetjax.training.costing import compute_dtype, known_degrees
+from hetjax.training.fitting import check_fits
+from hetjax.training.optimizer import optimizer
 from hetjax.training.presets import Preset
-from hetjax.training.rundir import Previous
+from hetjax.training.rundir import PROFILE, Previous
 
 _MOST_SIMULATED = 4096  # devices
+_SIZES = (1, 2, 4, 8)  # of microbatches and tensor stages, tried in any case
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,19 +89,32 @@ def choose_plan(
     cluster: Cluster,
     preset: Preset,
     previous: Previous | None,
+    progress: Callable[[str], None] = lambda line: None,
 ) -> Choice:
     """Take --plan, else the run's for the same cluster, else the preset's, else plan.
 
-    BadInput if the plan does not fit the cluster, the model or the settings.
+    `progress` is told how planning goes. BadInput if the plan does not fit the cluster,
+    the model or the settings, NoFeasiblePlan if it does not fit into memory.
     """
     choice = (
         _given(config)
         or _of_run(config, cluster, previous)
         or _of_preset(config, cluster, preset)
-        or _planned(config, model, cluster)
     )
+    if choice is None and config.planner == "hetjax":
+        progress(f"planning for {cluster.num_devices} devices")
+        return _searched(config, model, cluster)
+    choice = choice or _even(config, model, cluster)
     check_plan(choice.plan, model, cluster, f"plan ({choice.source})")
+    check_fits(
+        choice.plan, model, cluster, dtype=config.dtype, optimizer=_state(config)
+    )
     return choice
+
+
+def cluster_of(path: Path | None) -> Cluster:
+    """Return the cluster of the file, else the one of the devices that are here."""
+    return discover(jax.local_devices()) if path is None else load_cluster(path)
 
 
 def check_plan(plan: Plan, model: Model, cluster: Cluster, where: str) -> None:
@@ -174,7 +198,7 @@ def _of_preset(config: RunConfig, cluster: Cluster, preset: Preset) -> Choice | 
     return Choice(plan=plan, source="the preset's")
 
 
-def _planned(config: RunConfig, model: Model, cluster: Cluster) -> Choice:
+def _even(config: RunConfig, model: Model, cluster: Cluster) -> Choice:
     plan = even_plan(
         cluster,
         model=model.name,
@@ -184,12 +208,52 @@ def _planned(config: RunConfig, model: Model, cluster: Cluster) -> Choice:
         microbatch_size=config.microbatch_size,
         tensor_sizes=tensor_sizes(model),
     )
-    return Choice(plan=plan, source=f"planner {config.planner!r}")
+    return Choice(plan=plan, source="planner 'even'")
 
 
-def _how(config: RunConfig) -> tuple[str, int]:
+def _searched(config: RunConfig, model: Model, cluster: Cluster) -> Choice:
+    """Plan without local search: that stops by the clock, and runs are repeatable."""
+    profile = _profile(config, model)
+    request = Request(
+        model=model,
+        cluster=cluster,
+        seq_len=config.seq_len,
+        global_batch=config.global_batch,
+        dtype=config.dtype,
+        optimizer=_state(config),
+        profile=profile,
+        microbatch_sizes=tuple(sorted({*_SIZES, config.microbatch_size})),
+        tensor_degrees=known_degrees(_SIZES, cluster, profile),
+    )
+    try:
+        found = find_plan(request, polish_s=0.0)
+    except BadInput as bad:  # of a device that nobody describes, say
+        fix = f"{bad.fix}; or give --planner even, which needs no figures"
+        raise BadInput(got=bad.got, allowed=bad.allowed, fix=fix) from bad
+    return Choice(
+        plan=found_plan(found), source=f"planner 'hetjax', {certificate(found)}"
+    )
+
+
+def _profile(config: RunConfig, model: Model) -> Profile | None:
+    """Read --profile, else the run directory's, if there is one."""
+    path = config.profile or config.run_dir / PROFILE
+    if config.profile is None and not path.exists():
+        return None
+    profile = read_profile(path)
+    with placed(f"profile file {str(path)!r}"):
+        check_profile(profile, model.name, config.seq_len, len(model.layers))
+        compute_dtype(config.dtype, profile, config.dtype)
+    return profile
+
+
+def _state(config: RunConfig) -> OptimizerInit:
+    return optimizer(config.optimizer, config.steps).init
+
+
+def _how(config: RunConfig) -> tuple[str, int, Path | None]:
     """What the planner is told; another value than before asks for its plan."""
-    return config.planner, config.microbatch_size
+    return config.planner, config.microbatch_size, config.profile
 
 
 def _shared(plan: Plan, config: RunConfig) -> list[tuple[str, object, object]]:

@@ -55,7 +55,7 @@ def headline(predicted: Predicted) -> str:
     """Return the step in one line."""
     simulation = predicted.simulation
     return (
-        f"step time {_ms(simulation.step_time_s)} ms, "
+        f"step time {ms(simulation.step_time_s)} ms, "
         f"{predicted.tokens_per_s:,.0f} tokens/s, bubble {simulation.bubble:.1%}"
     )
 
@@ -83,7 +83,7 @@ def _second_line(predicted: Predicted) -> list[str]:
     bound_s, gap = predicted.lower_bound_s, predicted.gap
     usd, parts = predicted.usd_per_million_tokens, list[str]()
     if bound_s is not None and gap is not None:
-        parts.append(f"lower bound {_ms(bound_s)} ms (gap {gap:.1%})")
+        parts.append(f"lower bound {ms(bound_s)} ms (gap {gap:.1%})")
     if usd is not None:
         parts.append(f"{usd:.3g} USD per million tokens")
     return [", ".join(parts)] if parts else []
@@ -175,8 +175,8 @@ def _stage_rows(predicted: Predicted) -> list[tuple[str, ...]]:
                 f"{stage.layers[0]}..{stage.layers[1] - 1}",
                 stage.remat,
                 str(stage.launch_ahead),
-                _ms(times.forward_s),
-                _ms(times.backward_s),
+                ms(times.forward_s),
+                ms(times.backward_s),
                 "" if lane in told else _memory(predicted, lane),  # interleaved: once
             )
         )
@@ -212,6 +212,7 @@ def _memory(predicted: Predicted, lane: Lane) -> str:
     return f"{used / _GIB:.2f} of {has / _GIB:.2f} GiB ({used / has:.1%})"
 
 
-def _ms(seconds: float) -> str:
+def ms(seconds: float) -> str:
+    """Return seconds as milliseconds, three digits after the point below 100."""
     milliseconds = seconds * 1e3
     return f"{milliseconds:,.{1 if milliseconds >= 100 else 3}f}"

@@ -38,8 +38,8 @@ from hetjax.training.utilization import seconds_at_peak
 DONE, PREEMPTED = 0, 4  # exit codes
 _WORKER = "embedded"
 # Settings that may differ from start to start without a word
-_PASSING = ("run_dir", "cluster", "plan", "planner", "microbatch_size", "simulate")
-_PASSING += ("stop_after", "trace", "data.path", "data.cache_dir")
+_PASSING = ("run_dir", "cluster", "plan", "planner", "microbatch_size", "profile")
+_PASSING += ("simulate", "stop_after", "trace", "data.path", "data.cache_dir")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +74,9 @@ def run(config: RunConfig, preset: Preset, model: Model) -> int:
             read_journal(config.run_dir / name)  # a damaged one is refused
         checkpoint = _newest_checkpoint(config)
         hardware = choose_hardware(config, preset)
-        choice = choose_plan(config, model, hardware.cluster, preset, previous)
+        choice = choose_plan(
+            config, model, hardware.cluster, preset, previous, shown.note
+        )
         if checkpoint is not None and _is_done(config, checkpoint):
             shown.note(f"{config.run_dir} has done all of its {config.steps} steps")
             if config.trace:

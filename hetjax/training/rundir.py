@@ -28,11 +28,12 @@ from hetjax.training.config import RunConfig, option
 from hetjax.training.config_files import config_values, flat_values, read_config
 
 CONFIG, CLUSTER, PLAN = "config.json", "cluster.toml", "plan.json"
+PROFILE = "profile.json"  # read, not written: from python -m hetjax.profile
 METRICS, EVENTS, TRACE = "metrics.jsonl", "events.jsonl", "trace.json"
 TOKENIZER, CHECKPOINTS = "tokenizer.json", "checkpoints"
 _LOCK = ".lock"
-# What a start writes before config.json: it may have been killed in between
-_BEFORE_CONFIG = (_LOCK, CLUSTER, PLAN, TOKENIZER, METRICS, EVENTS)
+# What may be there before config.json: a start writes some, and may have been killed
+_BEFORE_CONFIG = (_LOCK, CLUSTER, PLAN, TOKENIZER, METRICS, EVENTS, PROFILE)
 # A run keeps these; all else may change when it is resumed
 _KEPT = ("model", "seed", "seq_len", "global_batch", "optimizer.name")
 

@@ -13,12 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-import jax
 import tyro
 
 from hetjax.cluster.cluster import Cluster
-from hetjax.cluster.discovery import discover
-from hetjax.cluster.files import load_cluster
 from hetjax.cluster.record import did_you_mean
 from hetjax.costs.plan_costs import costs_of, usd_per_hour
 from hetjax.costs.profile import Profile
@@ -30,16 +27,16 @@ from hetjax.models.model import Model
 from hetjax.models.presets import model_preset
 from hetjax.plans.files import read_plan, write_plan
 from hetjax.plans.plan import Plan
-from hetjax.schedule.lower import lower
 from hetjax.schedule.named import with_schedule
 from hetjax.schedule.plot import check_picture, write_picture
 from hetjax.schedule.predicted import Predicted, predict
 from hetjax.schedule.spans import simulated_spans
 from hetjax.schedule.trace import Span, perfetto
-from hetjax.training.costing import check_times, not_measured
+from hetjax.training.costing import check_times, compute_dtype, times_from
 from hetjax.training.optimizer import optimizer
 from hetjax.training.options import parse_options
-from hetjax.training.placement import check_plan, choose_plan
+from hetjax.training.outputs import check_folders, writing
+from hetjax.training.placement import check_plan, choose_plan, cluster_of
 from hetjax.training.prediction import (
     check_finite,
     headline,
@@ -129,62 +126,39 @@ def simulate_command(arguments: Sequence[str]) -> None:
         print(json.dumps(values(predicted), allow_nan=False))
     else:
         print(tables(predicted))
-    try:
+    with writing("--trace", "--plot", "--output"):
         for line in _write(options, predicted):
             if not options.json:
                 print(line)
-    except OSError as error:
-        raise BadInput(
-            got=f"{error.filename}: {error.strerror}",
-            allowed="files that can be written for --trace, --plot and --output",
-            fix="give another path",
-        ) from error
 
 
 def _predicted(options: SimulateOptions) -> Predicted:
     """Simulate one step of what the options name."""
     profile = None if options.profile is None else read_profile(options.profile)
-    subject = _subject(options)
+    subject = _subject(options, profile)
     plan, model, cluster = subject.plan, subject.model, subject.cluster
-    dtype = _dtype(options, profile, subject)
+    dtype = compute_dtype(options.dtype, profile, subject.dtype)
     costs = costs_of(plan, model, cluster, profile, dtype=dtype, optimizer=subject.init)
     check_times(costs)
     tied = tied_holders(plan, model)
     if options.schedule is not None:
         plan = with_schedule(plan, options.schedule, costs, tied)
         check_plan(plan, model, cluster, f"--schedule {options.schedule}")
-    times_from = f"estimated from the device catalogue, {dtype}"
-    if profile is not None:
-        missing = not_measured(profile, plan, cluster, lower(plan, tied))
-        times_from = f"measured, {options.profile}, {dtype}{missing}"
     predicted = predict(
         plan,
         costs,
         tied,
-        times_from=times_from,
+        times_from=times_from(plan, cluster, dtype, profile, options.profile, tied),
         usd_per_hour=usd_per_hour(plan, cluster),
     )
     check_finite(predicted)
     return predicted
 
 
-def _dtype(options: SimulateOptions, profile: Profile | None, subject: _Subject) -> str:
-    if profile is None:
-        return options.dtype or subject.dtype
-    if options.dtype not in (None, profile.dtype):
-        raise BadInput(
-            got=f"--dtype {options.dtype} with a profile measured in {profile.dtype}",
-            allowed=f"--dtype {profile.dtype}, or none",
-            fix=f"leave --dtype out, or measure: python -m hetjax.profile "
-            f"{profile.model} --dtype {options.dtype} --output FILE",
-        )
-    return profile.dtype
-
-
-def _subject(options: SimulateOptions) -> _Subject:
+def _subject(options: SimulateOptions, profile: Profile | None) -> _Subject:
     """Read what the options name, and check that it fits together."""
     if options.plan in PRESETS:
-        return _of_preset(options)
+        return _of_preset(options, profile)
     path = Path(options.plan)
     if not os.path.exists(path):  # Path.exists raises for a name that is too long
         shown = options.plan if len(options.plan) < 80 else f"{options.plan[:77]}..."
@@ -196,16 +170,20 @@ def _subject(options: SimulateOptions) -> _Subject:
     plan = read_plan(path)
     model = model_preset(options.model or plan.model)
     plan = replace(plan, model=model.name)
-    cluster = _cluster(options.cluster)
+    cluster = cluster_of(options.cluster)
     check_plan(plan, model, cluster, f"plan file {options.plan!r}")
     return _Subject(plan=plan, model=model, cluster=cluster)
 
 
-def _of_preset(options: SimulateOptions) -> _Subject:
+def _of_preset(options: SimulateOptions, profile: Profile | None) -> _Subject:
+    """Take the preset's plan, else plan with the times that are simulated with."""
     chosen = preset(options.plan)
     model = model_preset(options.model or chosen.config.model)
-    config = replace(chosen.config, model=model.name)
-    cluster = _cluster(options.cluster or chosen.cluster)
+    dtype = compute_dtype(options.dtype, profile, chosen.config.dtype)
+    config = replace(chosen.config, dtype=dtype, profile=options.profile)
+    chosen = replace(chosen, config=config)
+    config = replace(config, model=model.name)
+    cluster = cluster_of(options.cluster or chosen.cluster)
     plan = choose_plan(config, model, cluster, chosen, previous=None).plan
     init = optimizer(config.optimizer, config.steps).init
     return _Subject(
@@ -213,20 +191,15 @@ def _of_preset(options: SimulateOptions) -> _Subject:
     )
 
 
-def _cluster(path: Path | None) -> Cluster:
-    return discover(jax.local_devices()) if path is None else load_cluster(path)
-
-
 def _check_outputs(options: SimulateOptions) -> None:
     """Refuse what could not be written before anything is computed."""
-    for name in ("trace", "plot", "output"):
-        path: Path | None = getattr(options, name)
-        if path is not None and not os.path.isdir(path.parent):
-            raise BadInput(
-                got=f"--{name} {path}, in a folder that is not there",
-                allowed="a file in a folder that is there",
-                fix=f"mkdir -p {path.parent}",
-            )
+    check_folders(
+        {
+            "--trace": options.trace,
+            "--plot": options.plot,
+            "--output": options.output,
+        }
+    )
     if options.plot is not None:
         check_picture(options.plot)
 

@@ -95,6 +95,7 @@ def small_preset(directory: Path, of: Plan = TWO_REPLICAS) -> Preset:
         seq_len=16,
         global_batch=6,
         dtype="float32",
+        planner="even",
         simulate=True,
         data=DataConfig(path=text, cache_dir=directory / "cache"),
         optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=2),

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What there is to say about a plan that was found, as rows of cells and sentences.
+
+Owns the words, figures and columns that the terminal and the report share. Does not
+own how they are laid out (`plan_tables.py`, `plan_html.py`).
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hetjax.errors import NoFeasiblePlan
+from hetjax.planner.alike import alike_replicas, idle_devices, spelled
+from hetjax.planner.objectives import goodput
+from hetjax.plans.plan import Plan
+from hetjax.schedule.memory import MemoryUse
+from hetjax.schedule.predicted import Predicted
+from hetjax.schedule.simulation import Lane, lane_of
+from hetjax.training.binding import binding, binding_line, lane_name
+from hetjax.training.certified import SPACE, bound_gap, bound_s
+from hetjax.training.planning import Planned
+from hetjax.training.prediction import ms
+
+_GIB = 2**30
+_MOST_STAGES = 64  # that are told one by one
+
+Row = tuple[str, ...]
+STAGES: Row = (
+    "replica",
+    "stage",
+    "node",
+    "devices",
+    "data x tensor",
+    "layers",
+    "remat",
+    "launch-ahead",
+    "microbatches",
+    "busy",
+)
+BASELINES: Row = ("planner", "step ms", "speed-up", "devices", "fullest memory", "")
+WISHES: Row = (
+    "best by",
+    "step ms",
+    "tokens/s",
+    "USD per M tokens",
+    "USD per hour",
+    "goodput",
+    "devices",
+    "gap",
+)
+CHANGES: Row = ("cluster", "step ms", "tokens/s", "change")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryBar:
+    """What the devices of some lanes hold at their peak, of what they have."""
+
+    lanes: tuple[Lane, ...]
+    use: MemoryUse
+    capacity_bytes: float
+
+    @property
+    def name(self) -> str:
+        more = len(self.lanes) - 1
+        return lane_name(self.lanes[0]) + (f" and {more} like it" if more else "")
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """The bytes, in the order of the bar."""
+        return {
+            "static": self.use.static_bytes,
+            "residuals": self.use.residual_bytes,
+            "activations": self.use.activation_bytes,
+            "workspace": self.use.workspace_bytes,
+        }
+
+    @property
+    def scale_bytes(self) -> float:
+        """What the whole bar stands for."""
+        known = math.isfinite(self.capacity_bytes)
+        return self.capacity_bytes if known else float(self.use.total_bytes)
+
+    @property
+    def told(self) -> str:
+        used = self.use.total_bytes
+        if not math.isfinite(self.capacity_bytes):
+            return f"{used / _GIB:.2f} GiB"
+        has = self.capacity_bytes
+        return f"{used / _GIB:.2f} of {has / _GIB:.2f} GiB ({used / has:.1%})"
+
+
+def stage_rows(planned: Planned) -> list[Row]:
+    """Return a row per stage; of replicas that are alike the first, in large plans."""
+    best, plan = planned.best, planned.best.plan
+    alike = {
+        group[0]: len(group) - 1
+        for group in alike_replicas(plan, planned.request.cluster)
+    }
+    large = len(plan.stages()) > _MOST_STAGES
+    rows = []
+    for r, s, stage in plan.stages():
+        if large and r not in alike:
+            continue
+        replica, busy = plan.replicas[r], best.simulation.shares
+        name = f"{r} and {alike[r]} like it" if large and alike[r] else str(r)
+        share = busy[stage.node, stage.devices].busy_s / best.simulation.step_time_s
+        first, end = stage.layers
+        row = (
+            name if s == 0 else "",
+            str(s),
+            stage.node,
+            ",".join(map(str, stage.devices)),
+            f"{stage.mesh.data} x {stage.mesh.tensor}",
+            f"{first}..{end - 1}",
+            stage.remat,
+            str(stage.launch_ahead),
+            f"{replica.num_microbatches} x {replica.microbatch_size}" if s == 0 else "",
+            f"{share:.1%}",
+        )
+        rows.append(row)
+    return rows
+
+
+def memory_bars(planned: Planned) -> list[MemoryBar]:
+    """Return a bar per lane; in large plans lanes of equal bars share one."""
+    best = planned.best
+    lanes = list(dict.fromkeys(lane_of(best.plan).values()))
+    large = len(lanes) > _MOST_STAGES
+    found: dict[object, list[Lane]] = {}
+    for lane in lanes:
+        device = _device(lane)
+        same = best.memory[device], best.capacity_bytes[device]
+        found.setdefault(same if large else lane, []).append(lane)
+    return [
+        MemoryBar(
+            lanes=tuple(group),
+            use=best.memory[_device(group[0])],
+            capacity_bytes=best.capacity_bytes[_device(group[0])],
+        )
+        for group in found.values()
+    ]
+
+
+def sentences(planned: Planned) -> Iterator[str]:
+    """Yield what is to be said of the step besides its time, a line each."""
+    best, found = planned.best, planned.found
+    if found is not None:
+        yield bound_line(planned)
+        if found.model_time_s is not None and found.model_gap is not None:
+            yield (
+                f"model time {ms(found.model_time_s)} ms (model gap "
+                f"{found.model_gap:.1%}), from {found.source} in {found.search_s:.1f} s"
+            )
+    else:
+        yield f"from {planned.source} in {planned.search_s:.1f} s"
+    if planned.moved is not None:
+        yield (
+            f"to get there, nodes fetch {planned.moved.moved_bytes / _GIB:.2f} GiB in "
+            f"{planned.moved.move_s:.1f} s"
+        )
+    yield binding_line(binding(best))
+    yield idle_line(planned)
+
+
+def step_line(best: Predicted) -> str:
+    """Return the step in one line, with what it costs where that is known."""
+    parts = [
+        f"step time {ms(best.simulation.step_time_s)} ms",
+        f"{best.tokens_per_s:,.0f} tokens/s",
+        f"bubble {best.simulation.bubble:.1%}",
+    ]
+    if best.usd_per_million_tokens is not None:
+        parts.append(f"{best.usd_per_million_tokens:.3g} USD per million tokens")
+    return ", ".join(parts)
+
+
+def bound_line(planned: Planned) -> str:
+    """Return the certificate."""
+    found = planned.found
+    least_s, gap = (bound_s(found), bound_gap(found)) if found else (None, None)
+    if least_s is None or gap is None:
+        return "lower bound: none was proved"
+    return (
+        f"lower bound {ms(least_s)} ms (gap {gap:.1%}): no plan of these choices is "
+        f"faster ({SPACE})"
+    )
+
+
+def idle_line(planned: Planned) -> str:
+    """Return which devices the plan does without."""
+    cluster = planned.request.cluster
+    idle = idle_devices(planned.best.plan, cluster)
+    if not idle:
+        return f"all {cluster.num_devices} devices are used"
+    num = sum(map(len, idle.values()))
+    shown = [f"{name}/{spelled(devices)}" for name, devices in idle.items()]
+    more = f" and on {len(shown) - 8} more nodes" if len(shown) > 8 else ""
+    return (
+        f"not worth using: {' '.join(shown[:8])}{more} ({num} of "
+        f"{cluster.num_devices} devices)"
+    )
+
+
+def baseline_rows(planned: Planned) -> list[Row]:
+    """Return a row per planner: how much faster the plan is than its."""
+    if not planned.baselines:
+        return []
+    ours_s = planned.best.simulation.step_time_s
+    rows = [("hetjax", ms(ours_s), "", *_size(planned.best), "")]
+    for name, judged in planned.baselines.items():
+        if isinstance(judged, NoFeasiblePlan):
+            why = judged.got.partition(": ")[0]
+            rows.append((name, "no plan", "", "", "", why))
+            continue
+        step_s = judged.simulation.step_time_s
+        rows.append((name, ms(step_s), f"{step_s / ours_s:.2f}x", *_size(judged), ""))
+    return rows
+
+
+def wish_rows(planned: Planned) -> list[Row]:
+    """Return a row per wish: its best plan, and what that is by the other wishes."""
+    rows = []
+    for found in planned.pareto:
+        best, gap = found.best, bound_gap(found)
+        share = goodput(best, planned.request.cluster, found.objective)
+        row = (
+            found.objective.wish,
+            ms(best.simulation.step_time_s),
+            f"{best.tokens_per_s:,.0f}",
+            _figure(best.usd_per_million_tokens, ".3g"),
+            _figure(best.usd_per_hour, ".2f"),
+            f"{share:.2%}",
+            str(num_devices(best.plan)),
+            _figure(gap, ".1%"),
+        )
+        rows.append(row)
+    return rows
+
+
+def change_rows(planned: Planned) -> list[Row]:
+    """Return a row per cluster that might be, against the first, which is."""
+    rows = []
+    now = planned.what_if[0].tokens_per_s if planned.what_if else None
+    for case in planned.what_if:
+        if case.step_time_s is None or case.tokens_per_s is None:
+            rows.append((case.name, "no plan", "", ""))
+            continue
+        change = f"{case.tokens_per_s / now - 1:+.1%}" if now else ""
+        speed = f"{case.tokens_per_s:,.0f}"
+        rows.append((case.name, ms(case.step_time_s), speed, change))
+    return rows
+
+
+def num_devices(plan: Plan) -> int:
+    """Return how many devices the plan uses."""
+    return len(
+        {(stage.node, d) for _, _, stage in plan.stages() for d in stage.devices}
+    )
+
+
+def _size(best: Predicted) -> tuple[str, str]:
+    """Devices in use, and how full the fullest is."""
+    full = max(
+        use.total_bytes / best.capacity_bytes[device]
+        for device, use in best.memory.items()
+    )
+    return str(num_devices(best.plan)), f"{full:.1%}"
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "" if value is None else f"{value:{form}}"
+
+
+def _device(lane: Lane) -> str:
+    return f"{lane[0]}/{lane[1][0]}"

@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m hetjax.plan`: what it prints and writes, what it refuses, exit codes."""
+
+import base64
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from hetjax import simulate
+from hetjax.cluster.cluster import Cluster, Link, Node
+from hetjax.cluster.files import cluster_toml
+from hetjax.models.presets import MODEL_CONFIGS
+from hetjax.plan import main
+from hetjax.plans.files import read_plan
+from hetjax.training.presets import PRESETS
+from tests.training.small import MODEL_CONFIG, small_preset
+
+CLUSTER = Cluster(
+    name="mix <b>&",
+    nodes=(
+        Node(name="east-0", device="H20", count=2, zone="east", price_per_hour=6.0),
+        Node(
+            name="west-0",
+            device="V100-SXM2-32GB",
+            count=2,
+            zone="west",
+            price_per_hour=1.0,
+        ),
+    ),
+    links=(Link(between=("east", "west"), bandwidth_gbit_per_s=10.0),),
+)
+FEW = ("--tensor", "1", "--microbatch-sizes", "2", "--remat", "none")
+GIVEN = ("small", "--cluster", "cluster.toml", *FEW)
+ALONE = (*GIVEN, "--compare", "none")
+VOID = {"meta", "img"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a cluster, where `small` is a model and a preset."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(MODEL_CONFIGS, "small", MODEL_CONFIG)
+    monkeypatch.setitem(PRESETS, "small", lambda: small_preset(tmp_path / "preset"))
+    (tmp_path / "preset").mkdir()
+    small_preset(tmp_path / "preset")
+    write_cluster(CLUSTER)
+    return tmp_path
+
+
+def write_cluster(cluster: Cluster) -> None:
+    Path("cluster.toml").write_text(cluster_toml(cluster))
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
+    assert main([*arguments, "--json"]) == 0
+    out, error = capsys.readouterr()
+    assert error == ""
+    return json.loads(out)
+
+
+def refused(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> str:
+    assert main(arguments) == code
+    out, text = capsys.readouterr()
+    parts = [line.partition(":")[0] for line in text.splitlines()[-4:]]
+    assert (parts, out) == (["error", "got", "allowed", "fix"], ""), text
+    return text
+
+
+def test_the_plan_takes_as_long_as_simulate_says(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    found = told(capsys, *ALONE, "--out", "plan.json")
+    options = ["--cluster", "cluster.toml", "--model", "small", "--dtype", "float32"]
+    assert simulate.main(["plan.json", *options, "--json"]) == 0
+    simulated = json.loads(capsys.readouterr().out)
+    for key in ("step_time_s", "tokens_per_s", "bubble_share"):
+        # simulate does not know the preset's optimizer, and takes Adam's
+        assert found[key] == pytest.approx(simulated[key], rel=1e-5), key
+    assert [s["layers"] for s in found["stages"]] == [
+        s["layers"] for s in simulated["stages"]
+    ]
+    assert found["devices"].keys() == simulated["devices"].keys()
+    predicted = read_plan("plan.json").predicted
+    assert predicted is not None
+    for key in ("step_time_s", "lower_bound_s", "gap", "tokens_per_s"):
+        assert getattr(predicted, key) == found[key], key
+
+
+def test_numbers_follow_from_one_another(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    found = told(capsys, *ALONE)
+    step_s = found["step_time_s"]
+    assert 0 < found["lower_bound_s"] <= step_s
+    assert found["gap"] == pytest.approx(step_s / found["lower_bound_s"] - 1)
+    assert found["tokens_per_s"] == pytest.approx(6 * 16 / step_s)
+    used = {(stage["node"], d) for stage in found["stages"] for d in stage["devices"]}
+    idle = {(node, d) for node, ds in found["idle_devices"].items() for d in ds}
+    assert used | idle == {(n.name, d) for n in CLUSTER.nodes for d in range(n.count)}
+    assert not used & idle
+    tokens_per_usd = found["tokens_per_s"] * 3600 / found["usd_per_hour"]
+    assert found["usd_per_million_tokens"] == pytest.approx(1e6 / tokens_per_usd)
+    assert found["goodput"] == 1.0  # nobody said that a node might vanish
+    assert found["binds"]["what"] in ("compute", "link", "fill")
+    assert found["plan"]["global_batch"] == 6
+    assert "baselines" not in found and "pareto" not in found
+
+
+def test_the_tables_tell_stages_memory_the_bound_and_baselines(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert main([*GIVEN, "--compare", "megatron", "varuna"]) == 0
+    out, error = capsys.readouterr()
+    lines = out.splitlines()
+    assert lines[0] == "small: 6 sequences of 16 tokens per step, schedule h1f1b"
+    assert lines[1] == "times: estimated from the device catalogue, float32"
+    assert lines[3].split()[:4] == ["replica", "stage", "node", "devices"]
+    bars = re.findall(r"\|([#=+\-.]*)\|", out)
+    assert bars and {len(bar) for bar in bars} == {40}
+    assert re.search(r"step time \d\.\d{3} ms, [\d,]+ tokens/s", out)
+    assert re.search(r"lower bound .* ms \(gap .*%\): no plan of these choices", out)
+    assert "1F1B family, fused backward, no interleaving, the modelled costs" in out
+    rows = [line.split() for line in lines]
+    ours = next(float(row[1]) for row in rows if row[:1] == ["hetjax"])
+    for name in ("megatron", "varuna"):
+        row = next(row for row in rows if row[:1] == [name])
+        assert float(row[2].rstrip("x")) == pytest.approx(
+            float(row[1]) / ours, abs=0.02
+        )
+    assert "whale" not in out
+    assert "megatron, varuna" in error  # progress, apart from what is found
+
+
+def test_all_baselines_are_compared_on_small_clusters(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    found = told(capsys, *GIVEN)
+    names = {"megatron", "whale", "hapt", "autohet", "varuna", "uniform-search"}
+    assert set(found["baselines"]) == names
+    for name, judged in found["baselines"].items():
+        if judged["step_time_s"] is None:
+            assert judged["why"], name
+        elif name in ("megatron", "varuna"):  # of the same space as the plan's
+            assert judged["step_time_s"] >= found["lower_bound_s"]
+
+
+def test_other_wishes_and_other_clusters_are_told_when_asked(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    found = told(capsys, *ALONE, "--pareto", "--what-if")
+    assert list(found["pareto"]) == ["time", "cost", "goodput"]
+    best = found["pareto"]
+    usd = {wish: best[wish]["usd_per_million_tokens"] for wish in best}
+    assert usd["cost"] <= usd["time"]
+    assert best["time"]["step_time_s"] <= best["cost"]["step_time_s"]
+    assert found["step_time_s"] == best["time"]["step_time_s"]
+    cases = found["what_if"]
+    assert set(cases) == {
+        "as it is",
+        "one more H20 node",
+        "one more V100-SXM2-32GB node",
+        "one H20 node fewer",
+        "one V100-SXM2-32GB node fewer",
+    }
+    now = cases["as it is"]["tokens_per_s"]
+    assert cases["one more H20 node"]["tokens_per_s"] >= now
+    assert cases["one H20 node fewer"]["tokens_per_s"] <= now
+    assert main([*ALONE, "--pareto", "--what-if"]) == 0
+    out = capsys.readouterr().out
+    assert "best by" in out and "one H20 node fewer" in out
+
+
+def test_staying_with_a_plan_moves_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    told(capsys, *ALONE, "--output", "now.json")
+    options = ["--from", "now.json", "--cluster", "cluster.toml", "--dtype", "float32"]
+    found = told(capsys, *options, *FEW, "--compare", "none")
+    assert (
+        found["plan"]["replicas"]
+        == json.loads(Path("now.json").read_text())["replicas"]
+    )
+    assert (found["moved_bytes"], found["move_s"]) == (0, 0)
+
+
+def test_a_lost_node_is_planned_around(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    told(capsys, *ALONE, "--output", "now.json")
+    used = read_plan("now.json").replicas[0].stages[0].node
+    left = tuple(node for node in CLUSTER.nodes if node.name != used)
+    write_cluster(Cluster(name="left", nodes=left))
+    found = told(
+        capsys, *GIVEN, "--from", "now.json", "--compare", "none", "--output", "o.json"
+    )
+    assert {stage["node"] for stage in found["stages"]} == {left[0].name}
+    assert found["moved_bytes"] >= 0 and found["move_s"] >= 0
+    assert read_plan("o.json").predicted is not None
+
+
+class _Page(HTMLParser):
+    """What a browser would read: tags in balance, texts, pictures."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.words = ""
+        self.pictures: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "img":
+            self.pictures.append(dict(attrs)["src"] or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] != "style":
+            self.words += data
+
+
+def test_the_report_is_one_page_that_needs_nothing_else(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert main([*GIVEN, "--compare", "varuna", "--report", "plan.html"]) == 0
+    out = capsys.readouterr().out
+    assert out.endswith("report: plan.html\n")
+    text = Path("plan.html").read_text()
+    page = _Page(text)
+    assert page.open == [] and "b>&" in page.words
+    assert not page.tags & {"script", "link", "iframe", "b>&"}
+    assert "http" not in re.sub(r"base64,[\w+/=]+", "", text)
+    kinds = [base64.b64decode(src.partition("base64,")[2]) for src in page.pictures]
+    assert kinds[0].startswith(b"<?xml") and b"east-0" in kinds[0]
+    assert kinds[1].startswith(b"\x89PNG")
+    for words in (
+        "Plan for small on mix <b>&",
+        "no interleaving, the modelled costs",
+        "python -m hetjax.plan small --cluster cluster.toml --tensor 1",
+        "varuna",
+    ):
+        assert words in page.words, words
+    # everything that the terminal says of the step
+    for line in out.splitlines():
+        if "binds:" in line or line.startswith("lower bound"):
+            assert line in page.words, line
+
+
+def test_pictures_of_the_layout_are_drawn_when_asked(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert main([*ALONE, "--plot", "layout.svg"]) == 0
+    assert "picture: layout.svg" in capsys.readouterr().out
+    assert "east-0" in Path("layout.svg").read_text()
+
+
+def test_a_limit_on_the_price_is_kept_to(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    free = told(capsys, *ALONE)
+    cheap = told(capsys, *ALONE, "--max-usd-per-hour", "3.1")
+    assert free["usd_per_hour"] > 3.1 >= cheap["usd_per_hour"]
+    assert cheap["step_time_s"] > free["step_time_s"]
+
+
+def _nothing(folder: Path) -> None: ...
+
+
+def _without_prices(folder: Path) -> None:
+    node = Node(
+        name="own-0",
+        device="own",
+        count=2,
+        peak_tflops=1.0,
+        memory_gib=1.0,
+        memory_gb_per_s=1.0,
+        intra_node_gb_per_s=1.0,
+        network_gbit_per_s=1.0,
+    )
+    write_cluster(Cluster(name="own", nodes=(node,)))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "arguments", "words"),
+    [
+        (_nothing, [], ["nothing to plan", "hetjax.plan tiny"]),
+        (_nothing, ["smal"], ["preset 'smal'", "did you mean 'small'?"]),
+        (_nothing, ["--model", "small"], ["no --global-batch", "--global-batch 128"]),
+        (_nothing, ["--seq-len", "4"], ["no --model", "a preset's name"]),
+        (_nothing, [*GIVEN, "--model", "smal"], ["model preset 'smal'"]),
+        (_nothing, [*GIVEN, "--seq-len", "32"], ["seq_len = 32", "<= 16"]),
+        (_nothing, [*GIVEN, "--global-batch", "0"], ["global_batch = 0"]),
+        (_nothing, [*GIVEN, "--cluster", "no.toml"], ["'no.toml'", "No such file"]),
+        (_nothing, [*GIVEN, "--profile", "no.json"], ["'no.json'", "No such file"]),
+        (_nothing, [*GIVEN, "--from", "no.json"], ["'no.json'", "No such file"]),
+        (_nothing, [*GIVEN, "--tensor", "0"], ["--tensor 0", "numbers from 1"]),
+        (_nothing, [*GIVEN, "--tensor", "3"], ["tensor degrees 3", "add 1"]),
+        (_nothing, [*GIVEN, "--tensor", "1,x"], ["--tensor 1,x", "'x' in a list"]),
+        (_nothing, [*GIVEN, "--tensor"], ["got: --tensor\n", "no word in a list"]),
+        (_nothing, [*GIVEN, "--remat", "some"], ["--remat some", "selective"]),
+        (_nothing, [*GIVEN, "--objective", "speed"], ["--objective speed", "goodput"]),
+        (_nothing, [*GIVEN, "--compare", "megatrom"], ["'megatron'?", "or none"]),
+        (_nothing, [*GIVEN, "--form", "x"], ["'--form'", "did you mean '--from'?"]),
+        (_nothing, [*GIVEN, "--tokens", "1e9"], ["--tokens without --deadline-hours"]),
+        (_nothing, [*GIVEN, "--deadline-hours", "0"], ["--deadline-hours 0", "above"]),
+        (_nothing, [*GIVEN, "--max-usd-per-hour", "nan"], ["--max-usd-per-hour nan"]),
+        (_nothing, [*GIVEN, "--recovery-s", "-1"], ["--recovery-s -1", "from 0"]),
+        (_nothing, [*GIVEN, "--report", "no/p.html"], ["--report no/p.html", "mkdir"]),
+        (_nothing, [*GIVEN, "--out", "no/plan.json"], ["--output no/plan.json"]),
+        (_nothing, [*GIVEN, "--plot", "plan.jpg"], ["'plan.jpg'", ".svg"]),
+        (
+            _without_prices,
+            [*GIVEN, "--objective", "cost"],
+            ["--objective cost", "no node", "price_per_hour"],
+        ),
+        (
+            _without_prices,
+            [*GIVEN, "--max-usd-per-hour", "3"],
+            ["--max-usd-per-hour 3", "price_per_hour"],
+        ),
+    ],
+)
+def test_bad_input_is_refused(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    spoil: Callable[[Path], None],
+    arguments: list[str],
+    words: list[str],
+):
+    spoil(folder)
+    before = sorted(folder.rglob("*"))
+    text = refused(capsys, 2, *arguments)
+    assert all(word in text for word in words), text
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_a_move_is_for_time_only(folder: Path, capsys: pytest.CaptureFixture[str]):
+    told(capsys, *ALONE, "--output", "now.json")
+    for other in (["--pareto"], ["--objective", "cost"]):
+        text = refused(capsys, 2, *GIVEN, "--from", "now.json", *other)
+        assert "--from now.json with" in text
+
+
+def test_a_model_that_fits_nowhere_has_no_plan(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    nodes = tuple(replace(node, memory_gib=1e-5) for node in CLUSTER.nodes)
+    write_cluster(replace(CLUSTER, nodes=nodes))
+    text = refused(capsys, 3, *GIVEN, "--output", "never.json", "--report", "no.html")
+    assert "no plan of 'small'" in text and "memory" in text
+    assert not list(folder.glob("n*.*"))
+
+
+def test_a_limit_that_no_plan_keeps_to_has_no_plan(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    text = refused(capsys, 3, *GIVEN, "--max-usd-per-hour", "0.01")
+    assert "0.01 USD per hour" in text
+
+
+def test_a_file_that_cannot_be_written_is_told_after_the_tables(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    (folder / "taken").mkdir()
+    assert main([*ALONE, "--output", "taken"]) == 2
+    out, text = capsys.readouterr()
+    assert "step time" in out
+    assert "Is a directory" in text and "another path" in text
+
+
+def test_the_help_tells_options_presets_and_exit_codes(
+    capsys: pytest.CaptureFixture[str],
+):
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert "--max-usd-per-hour" in text and "--from" in text and "tiny" in text
+    assert "3 no plan fits" in text

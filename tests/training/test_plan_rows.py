@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is said of a found plan: what binds, the bars of memory, large plans folded."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetjax.cluster.cluster import Cluster, Link, Node
+from hetjax.costs.profile import Measurement, Profile
+from hetjax.errors import NoFeasiblePlan
+from hetjax.planner.judge import judged
+from hetjax.planner.objectives import Objective
+from hetjax.planner.request import Request
+from hetjax.plans.plan import Plan, Replica, Stage
+from hetjax.schedule.memory import MemoryUse
+from hetjax.schedule.predicted import Predicted
+from hetjax.training.binding import binding, binding_line
+from hetjax.training.plan_html import shown_replicas
+from hetjax.training.plan_rows import (
+    MemoryBar,
+    baseline_rows,
+    idle_line,
+    memory_bars,
+    sentences,
+    stage_rows,
+)
+from hetjax.training.plan_tables import bar_letters, plan_values, tables
+from hetjax.training.planning import Planned
+from tests.training.small import MODEL, stage
+
+EAST, WEST = "east-0", "west-0"
+ACTIVATION_BYTES = 16 * 16 * 4  # one sequence: positions, width, float32
+
+
+def cluster(gbit_per_s: float, memory_gib: float = 80.0) -> Cluster:
+    return Cluster(
+        name="c",
+        nodes=(
+            Node(name=EAST, device="H20", count=2, memory_gib=memory_gib),
+            Node(name=WEST, device="H20", count=1, memory_gib=memory_gib),
+        ),
+        links=(Link(between=(EAST, WEST), bandwidth_gbit_per_s=gbit_per_s),),
+    )
+
+
+def profile(seconds: float) -> Profile:
+    """Half the seconds forward and half backward in each half of the model."""
+    measured = [
+        Measurement(
+            device="H20",
+            kind=kind,
+            tensor=1,
+            microbatch_size=1,
+            forward_s=seconds * share / 2,
+            backward_s=seconds * share / 2,
+            update_s=0.0,
+        )
+        for kind, share in (("embedding", 0.25), ("block", 0.75), ("head", 0.25))
+    ]
+    return Profile(
+        model="small",
+        seq_len=16,
+        dtype="float32",
+        layers=("embedding", "block", "block", "head"),
+        measurements=tuple(measured),
+    )
+
+
+def two_stages(num_microbatches: int) -> Plan:
+    stages = stage(EAST, (0,), (0, 2), 2), stage(WEST, (0,), (2, 4), 1)
+    replica = Replica(
+        num_microbatches=num_microbatches, microbatch_size=1, stages=stages
+    )
+    return Plan(
+        model="small", seq_len=16, global_batch=num_microbatches, replicas=(replica,)
+    )
+
+
+def predicted(of: Cluster, plan: Plan, seconds: float = 1.0) -> Predicted:
+    request = request_of(of, plan, seconds)
+    return judged(request, plan, "1f1b")
+
+
+def request_of(of: Cluster, plan: Plan, seconds: float = 1.0) -> Request:
+    return Request(
+        model=MODEL,
+        cluster=of,
+        seq_len=16,
+        global_batch=plan.global_batch,
+        dtype="float32",
+        profile=profile(seconds),
+    )
+
+
+def planned(of: Cluster, plan: Plan) -> Planned:
+    return Planned(
+        request=request_of(of, plan),
+        objective=Objective(),
+        best=predicted(of, plan),
+        source="a test",
+        search_s=0.5,
+    )
+
+
+def test_busy_devices_bind():
+    found = binding(predicted(cluster(1e6), two_stages(9)))
+    # (S - 1 + M)(F + B) for S = 2 equal stages, of which each is busy M
+    assert found.busy_share == pytest.approx(9 / 10, rel=1e-3)
+    assert found.what == "compute" and found.busiest in (f"{EAST}/0", f"{WEST}/0")
+    assert binding_line(found).startswith("compute binds: ")
+
+
+def test_a_slow_link_binds():
+    # two seconds a message: the link carries 16 of each in what is hardly more
+    found = binding(predicted(cluster(ACTIVATION_BYTES * 8 / 1e9 / 2), two_stages(16)))
+    assert found.what == "link" and found.link in (f"{EAST}>{WEST}", f"{WEST}>{EAST}")
+    step_s = predicted(
+        cluster(ACTIVATION_BYTES * 8 / 1e9 / 2), two_stages(16)
+    ).simulation.step_time_s
+    assert found.link_share == pytest.approx(16 * 2 / step_s, rel=1e-3)
+    assert binding_line(found).startswith(f"a link binds: link {found.link} carries")
+
+
+def test_few_microbatches_leave_pipelines_to_fill_and_drain():
+    found = binding(predicted(cluster(1e6), two_stages(1)))
+    assert found.what == "fill" and found.busy_share == pytest.approx(1 / 2, rel=1e-3)
+
+
+def test_devices_that_are_nearly_full_are_counted():
+    plan = two_stages(4)
+    uses = predicted(cluster(1e6), plan).memory
+    most = max(use.total_bytes for use in uses.values())
+    full = [d for d, use in uses.items() if use.total_bytes > 0.95 * most * 1.01]
+    found = binding(predicted(cluster(1e6, most * 1.01 / 2**30), plan))
+    assert set(found.tight_devices) == set(full)
+    assert f"{len(full)} of 2 devices are within 5 %" in binding_line(found)
+
+
+def test_what_is_idle_and_where_a_plan_is_from_is_said():
+    told = planned(cluster(1e6), two_stages(4))
+    assert idle_line(told) == f"not worth using: {EAST}/1 (1 of 3 devices)"
+    assert "from a test in 0.5 s" in list(sentences(told))
+    assert plan_values(told)["lower_bound_s"] is None
+
+
+def test_baselines_without_a_plan_say_why_not():
+    told = planned(cluster(1e6), two_stages(4))
+    twice = predicted(cluster(1e6), two_stages(4), seconds=2.0)
+    nothing = NoFeasiblePlan(got="device 'x' is full: of sand", allowed="a", fix="b")
+    told = replace(told, baselines={"slow": twice, "none": nothing})
+    ours, slow, none = baseline_rows(told)
+    assert ours[0] == "hetjax" and slow[2] == "2.00x"
+    assert none == ("none", "no plan", "", "", "", "device 'x' is full")
+    assert plan_values(told)["baselines"]["none"]["why"].endswith("of sand")
+
+
+PARTS = st.tuples(*(st.integers(0, 10**12) for _ in range(4)))
+
+
+@given(PARTS, st.floats(1.0, 3.0), st.integers(8, 60))
+def test_a_bar_is_as_wide_as_asked_and_every_part_as_its_share(
+    parts: tuple[int, int, int, int], room: float, width: int
+):
+    static, residual, activation, workspace = parts
+    use = MemoryUse(
+        static_bytes=static,
+        residual_bytes=residual,
+        activation_bytes=activation,
+        workspace_bytes=workspace,
+        in_flight=1,
+    )
+    capacity = max(use.total_bytes * room, 1.0)
+    bar = MemoryBar(lanes=(("n", (0,)),), use=use, capacity_bytes=capacity)
+    text = bar_letters(bar, width)
+    assert len(text) == width
+    assert text == "".join(sorted(text, key="#=+-.".index))
+    for letter, size in zip("#=+-", parts, strict=True):
+        assert abs(text.count(letter) - width * size / capacity) <= 1
+    assert "of" in bar.told
+
+
+def test_memory_that_nobody_knows_is_told_without_a_limit():
+    use = MemoryUse(
+        static_bytes=2**30,
+        residual_bytes=0,
+        activation_bytes=0,
+        workspace_bytes=0,
+        in_flight=1,
+    )
+    bar = MemoryBar(lanes=(("n", (0, 1)),), use=use, capacity_bytes=math.inf)
+    assert bar.told == "1.00 GiB" and bar_letters(bar, 4) == "####"
+    assert bar.name == "n/0,1"
+
+
+def test_large_plans_are_told_by_what_repeats():
+    nodes = tuple(Node(name=f"h-{i}", device="H20", count=1) for i in range(70))
+    replicas = [
+        Replica(
+            num_microbatches=2 if i else 3,
+            microbatch_size=1,
+            stages=(Stage(node=f"h-{i}", devices=(0,), layers=(0, 4), launch_ahead=1),),
+        )
+        for i in range(70)
+    ]
+    plan = Plan(model="small", seq_len=16, global_batch=141, replicas=tuple(replicas))
+    told = planned(Cluster(name="many", nodes=nodes), plan)
+    first, others = stage_rows(told)
+    assert (first[0], others[0]) == ("0", "1 and 68 like it")
+    assert sum(len(bar.lanes) for bar in memory_bars(told)) == 70
+    assert len(memory_bars(told)) <= 2
+    assert shown_replicas(told) == [0, 1]
+    assert len(tables(told).splitlines()) < 20
