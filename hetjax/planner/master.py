@@ -313,3 +313,13 @@ def _shared_out(c: Column, num_copies: int, num_microbatches: int) -> list[Copie
 def _layout(p: Problem, form: Form, copies: list[Copies], bound: Bound) -> Layout:
     step_s = max(column(p, c.template, form).time_s(c.num_microbatches) for c in copies)
     return Layout(copies=tuple(copies), step_s=step_s, bound_s=bound.step_s)
+
+
+def candidates(p: Problem, form: Form, num: int) -> list[Layout]:
+    return [best_plan(p, form)]
+
+
+def cheapest(
+    p: Problem, form: Form, step_s: float, usd_per_hour_C: Floats
+) -> Layout | None:
+    return None
