@@ -125,13 +125,14 @@ def check_request(request: Request) -> None:
                 allowed=f"1 <= {name} <= {highest}",
                 fix=f"give --{name.replace('_', '-')} from 1 to {highest}",
             )
-    for name in ("microbatch_sizes", "tensor_degrees", "data_degrees"):
+    options = {"microbatch_sizes": "--microbatch-sizes", "tensor_degrees": "--tensor"}
+    for name, option in options.items():
         values: tuple[int, ...] = getattr(request, name)
         if not values or min(values) < 1:
             raise BadInput(
                 got=f"{name} = {', '.join(map(str, values)) or 'none'}",
                 allowed="numbers from 1",
-                fix=f"give --{name.replace('_', '-')} 1 2 4, say",
+                fix=f"give {option} 1 2 4, say",
             )
 
 
