@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.baselines.hapt import hapt
+from hetjax.planner.placement import Seat
 from hetjax.planner.request import NodeClass, Request
 from hetjax.plans.plan import Plan, Replica, Stage
 
-_Seat = tuple[str, tuple[int, ...]]  # a node and some of its devices
-_MOST_DEVICES = 256  # of a share: the program's state is a product of counts
+_MOST_DEVICES = 256  # of a share: more take longer than a search may
 
 
 def equal_share_plans(request: Request) -> Iterator[Plan]:
@@ -38,7 +38,7 @@ class _Share:
     nodes: tuple[Node, ...]
     of: NodeClass
 
-    def seat(self, node: str, devices: tuple[int, ...], n: int) -> _Seat:
+    def seat(self, node: str, devices: tuple[int, ...], n: int) -> Seat:
         """Where a seat of the first share is in the n-th."""
         at = [own.name for own in self.nodes].index(node)
         per_node = self.of.devices_per_node // self.nodes[0].count

@@ -10,11 +10,11 @@ from dataclasses import replace
 from functools import partial
 from itertools import combinations
 
+from hetjax.planner.placement import Seat
 from hetjax.plans.plan import LayerRange, Plan, Remat, Replica, Stage
 from hetjax.schedule.launch_ahead import microbatch_s
 from hetjax.schedule.predicted import Predicted
 
-_Seat = tuple[str, tuple[int, ...]]  # a node and some of its devices
 _SHARES = (0.5, 0.25, 0.75)  # of a stage's layers, for the stage that is cut off
 
 
@@ -180,10 +180,10 @@ def _joined(stages: Sequence[Stage], s: int, kept: int) -> tuple[Stage, ...]:
 
 def _idle_seats(
     plan: Plan, num: int, counts: Mapping[str, int], class_of: Mapping[str, str]
-) -> list[list[_Seat]]:
+) -> list[list[Seat]]:
     """Idle devices by class, so many of one node at a time."""
     used = {(stage.node, d) for _, _, stage in plan.stages() for d in stage.devices}
-    seats: dict[str, list[_Seat]] = {}
+    seats: dict[str, list[Seat]] = {}
     for node, count in counts.items():
         idle = [d for d in range(count) if (node, d) not in used]
         for first in range(0, len(idle) - num + 1, num):
@@ -198,7 +198,7 @@ def _cuts(layers: LayerRange) -> list[int]:
     return list(dict.fromkeys(cut for cut in cuts if lo < cut < hi))
 
 
-def _cut_up(replica: Replica, s: int, seat: _Seat, cut: int, before: bool) -> Replica:
+def _cut_up(replica: Replica, s: int, seat: Seat, cut: int, before: bool) -> Replica:
     """The stage's layers up to the cut, and from it on, the seat before or after."""
     stage = replica.stages[s]
     other = replace(stage, node=seat[0], devices=seat[1])

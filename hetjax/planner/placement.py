@@ -19,6 +19,7 @@ from hetjax.plans.launch_ahead import default_launch_ahead
 from hetjax.plans.plan import LayerRange, Plan, Replica, Stage, StageMesh
 
 Order = Literal["together", "across"]
+Seat = tuple[str, tuple[int, ...]]  # a node and indices of its devices
 ORDERS: tuple[Order, ...] = ("together", "across")
 
 
@@ -41,24 +42,29 @@ def placed(
     seats = _seats(request.classes, pipelines, order)
     if seats is None:
         return None
-    replicas = tuple(_replica(p, r, seats) for r, p in enumerate(pipelines))
+    replicas = [
+        seated(pipeline, [seats[r, s] for s in range(len(pipeline.stages))])
+        for r, pipeline in enumerate(pipelines)
+    ]
+    return plan_of(request, replicas)
+
+
+def plan_of(request: Request, replicas: Sequence[Replica]) -> Plan:
+    """Return the request's 1F1B plan of these replicas."""
     return Plan(
         model=request.model.name,
         seq_len=request.seq_len,
         global_batch=request.global_batch,
-        replicas=replicas,
+        replicas=tuple(replicas),
     )
-
-
-_Seat = tuple[str, tuple[int, ...]]  # a node and indices of its devices
 
 
 def _seats(
     classes: Sequence[NodeClass], pipelines: Sequence[Pipeline], order: Order
-) -> dict[tuple[int, int], _Seat] | None:
+) -> dict[tuple[int, int], Seat] | None:
     """Give every stage its devices, by (replica, stage)."""
     free = [{node.name: list(range(node.count)) for node in c.nodes} for c in classes]
-    seats: dict[tuple[int, int], _Seat] = {}
+    seats: dict[tuple[int, int], Seat] = {}
     wanted = [
         (option, r, s)
         for r, pipeline in enumerate(pipelines)
@@ -95,17 +101,16 @@ def _split(devices: list[int], num: int) -> tuple[list[int], list[int]]:
     return devices[:num], devices[num:]
 
 
-def _replica(
-    pipeline: Pipeline, r: int, seats: dict[tuple[int, int], _Seat]
-) -> Replica:
+def seated(pipeline: Pipeline, seats: Sequence[Seat]) -> Replica:
+    """Return the pipeline as a 1F1B replica, stage by stage on its seat."""
     num_stages = len(pipeline.stages)
     return Replica(
         num_microbatches=pipeline.num_microbatches,
         microbatch_size=pipeline.microbatch_size,
         stages=tuple(
             Stage(
-                node=seats[r, s][0],
-                devices=seats[r, s][1],
+                node=node,
+                devices=devices,
                 mesh=StageMesh(data=option.data, tensor=option.tensor),
                 layers=layers,
                 remat=option.remat,
@@ -116,6 +121,8 @@ def _replica(
                     num_microbatches=pipeline.num_microbatches,
                 ),
             )
-            for s, (option, layers) in enumerate(pipeline.stages)
+            for s, ((option, layers), (node, devices)) in enumerate(
+                zip(pipeline.stages, seats, strict=True)
+            )
         ),
     )

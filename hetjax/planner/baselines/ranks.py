@@ -17,10 +17,10 @@ import numpy as np
 
 from hetjax.planner.baselines.cuts import Cuts
 from hetjax.planner.baselines.stage_costs import StageCosts
-from hetjax.planner.problem import Ints
+from hetjax.planner.placement import Pipeline, plan_of, seated
+from hetjax.planner.problem import Ints, Option
 from hetjax.planner.request import Request
-from hetjax.plans.launch_ahead import default_launch_ahead
-from hetjax.plans.plan import Plan, Remat, Replica, Stage, StageMesh
+from hetjax.plans.plan import Plan, Remat, Replica
 
 _MOST_KINDS = 4  # with more of them, all or the fastest 1, 2, 3
 
@@ -130,36 +130,19 @@ def alike(rows_RS: Ints) -> tuple[Ints, Ints]:
 def seated_plan(request: Request, seating: Seating) -> Plan:
     """Return the 1F1B plan of these replicas."""
     num_replicas = len(seating.seats_RS)
-    return Plan(
-        model=request.model.name,
-        seq_len=request.seq_len,
-        global_batch=request.global_batch,
-        replicas=tuple(_replica(seating, r) for r in range(num_replicas)),
-    )
+    return plan_of(request, [_replica(seating, r) for r in range(num_replicas)])
 
 
 def _replica(seating: Seating, r: int) -> Replica:
-    layout, num_microbatches = seating.layout, seating.num_microbatches_R[r]
+    layout = seating.layout
     held = [seating.seats[int(seat)] for seat in seating.seats_RS[r]]
-    return Replica(
-        num_microbatches=num_microbatches,
-        microbatch_size=layout.size,
-        stages=tuple(
-            Stage(
-                node=seat.node,
-                devices=seat.devices,
-                mesh=StageMesh(data=layout.data, tensor=layout.tensor),
-                layers=layers,
-                remat=layout.remat,
-                launch_ahead=default_launch_ahead(
-                    "1f1b",
-                    num_stages=len(held),
-                    stage=s,
-                    num_microbatches=num_microbatches,
-                ),
-            )
-            for s, (seat, layers) in enumerate(
-                zip(held, pairwise(seating.cuts_R[r]), strict=True)
-            )
-        ),
+    # a seat's class is known by its node
+    way = Option(
+        device_class=0, tensor=layout.tensor, data=layout.data, remat=layout.remat
     )
+    pipeline = Pipeline(
+        num_microbatches=seating.num_microbatches_R[r],
+        microbatch_size=layout.size,
+        stages=tuple((way, layers) for layers in pairwise(seating.cuts_R[r])),
+    )
+    return seated(pipeline, [(seat.node, seat.devices) for seat in held])
