@@ -10,7 +10,6 @@ choose. Does not own how a problem is solved
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -76,14 +75,12 @@ def proposals(
 def lower_bound_s(request: Request) -> float:
     """Return what no plan simulates faster than; inf if none fits into memory.
 
-    Of the space of the request: see `Found`.
+    Whatever the tensor degrees of its stages: see `Found`.
     """
-    bounds = []
-    for degrees in degree_sets(request):
-        with suppress(NoFeasiblePlan):
-            p = bound_problem(request, degrees)
-            bounds.append(lower_bound(p, "prefix").step_s)
-    return min(bounds, default=math.inf)
+    try:
+        return lower_bound(bound_problem(request, request.degrees), "prefix").step_s
+    except NoFeasiblePlan:
+        return math.inf
 
 
 def parts_of(request: Request) -> Iterator[Request]:

@@ -41,10 +41,11 @@ class NodeClass:
 class Request:
     """What is to be planned.
 
-    Tensor degrees are tried one by one, the same for all stages of a plan, since
-    replicas that cut a layer alike need not re-cut its gradients (AutoHet, arXiv
-    2512.20953); with `unequal_tensor` every stage has its own. `microbatch_sizes`
-    count sequences before the split over `data`.
+    Replicas cut a layer alike, so that nothing need be re-cut to sum its gradients
+    (AutoHet, arXiv 2512.20953): templates are sought at one tensor degree after the
+    other, equal pipelines at a degree for each stage. With `unequal_tensor` every stage
+    of every replica has its own. `microbatch_sizes` count sequences before the split
+    over `data`.
     """
 
     model: Model

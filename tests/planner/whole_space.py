@@ -118,21 +118,15 @@ class _Seat:
 
 def all_plans(request: Request) -> Iterator[Plan]:
     """List every plan of the request's space, devices of a node being alike."""
-    degrees = (
-        [request.degrees]
-        if request.unequal_tensor
-        else [(degree,) for degree in request.degrees]
-    )
     free = {node.name: node.count for node in request.cluster.nodes}
-    for allowed in degrees:
-        seats = [
-            _Seat(name, tensor * data, tensor, data)
-            for name, count in free.items()
-            for tensor, data in product(allowed, request.data_degrees)
-            if tensor * data <= count
-        ]
-        for pipelines in _sets(free, seats, len(request.model.layers), 0):
-            yield from _filled(request, pipelines)
+    seats = [
+        _Seat(name, tensor * data, tensor, data)
+        for name, count in free.items()
+        for tensor, data in product(request.degrees, request.data_degrees)
+        if tensor * data <= count
+    ]
+    for pipelines in _sets(free, seats, len(request.model.layers), 0):
+        yield from _filled(request, pipelines)
 
 
 def _sets(
