@@ -18,11 +18,13 @@ from hetjax.schedule.predicted import Predicted
 _SHARES = (0.5, 0.25, 0.75)  # of a stage's layers, for the stage that is cut off
 
 
-def alike(plan: Plan) -> list[list[int]]:
-    """Replicas by how they are cut and meshed."""
+def alike(plan: Plan, class_of: Mapping[str, str]) -> list[list[int]]:
+    """Replicas by how they are cut and meshed, over devices of which classes."""
     found: dict[tuple[object, ...], list[int]] = {}
     for r, replica in enumerate(plan.replicas):
-        cut = tuple((s.layers, s.mesh, s.remat) for s in replica.stages)
+        cut = tuple(
+            (s.layers, s.mesh, s.remat, class_of[s.node]) for s in replica.stages
+        )
         found.setdefault((replica.microbatch_size, cut), []).append(r)
     return list(found.values())
 

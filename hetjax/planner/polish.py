@@ -63,7 +63,7 @@ def polished(
 def _moves(predicted: Predicted, choices: Choices) -> Iterator[Plan]:
     """Plans a move away, those first that take from what is slowest."""
     plan = replace(predicted.plan, schedule="1f1b", programs={})
-    groups = alike(plan)
+    groups = alike(plan, choices.class_of)
     yield from more_evenly(predicted, plan, groups)
     for group in groups:
         yield from shifted(predicted, plan, group)
