@@ -126,7 +126,19 @@ def all_plans(request: Request) -> Iterator[Plan]:
         if tensor * data <= count
     ]
     for pipelines in _sets(free, seats, len(request.model.layers), 0):
-        yield from _filled(request, pipelines)
+        for plan in _filled(request, pipelines):
+            if request.unequal_tensor or _is_cut_alike(plan):
+                yield plan
+
+
+def _is_cut_alike(plan: Plan) -> bool:
+    """Whether every layer has one tensor degree in all replicas."""
+    degrees = {
+        (layer, stage.mesh.tensor)
+        for _, _, stage in plan.stages()
+        for layer in range(*stage.layers)
+    }
+    return len(degrees) == plan.num_layers
 
 
 def _sets(
