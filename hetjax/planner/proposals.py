@@ -52,15 +52,19 @@ class Proposal:
 
 
 def proposals(
-    request: Request, objective: Objective, progress: Callable[[str], None]
+    request: Request,
+    objective: Objective,
+    progress: Callable[[str], None] = lambda line: None,
+    *,
+    whole: bool = False,
 ) -> list[Proposal]:
     """Return what every set of tensor degrees comes to on every part of the cluster.
 
     Parts that could not be faster than what was found if all their devices computed all
-    the time are left out.
+    the time are left out, and all of them if only the `whole` is asked for.
     """
     found: list[Proposal] = []
-    for part in parts_of(request):
+    for part in [request] if whole else parts_of(request):
         for degrees in degree_sets(part):
             proposal = _proposal(part, degrees, objective, found)
             if proposal is not None:

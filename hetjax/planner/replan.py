@@ -6,14 +6,16 @@ and a longer move. Does not own the search (`find.py`) nor the move itself.
 """
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from hetjax.cluster.catalogue import device_spec
-from hetjax.errors import NoFeasiblePlan
 from hetjax.models.counts import parameter_count
 from hetjax.models.model import Model
 from hetjax.planner.find import find_plan
 from hetjax.planner.judge import Judge
+from hetjax.planner.objectives import Objective
+from hetjax.planner.proposals import plans_of, proposals
 from hetjax.planner.request import Request
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
@@ -37,22 +39,20 @@ def replan(
 ) -> Replanned:
     """Return the plan that does the most steps until the horizon, the move included.
 
-    `request.cluster` is what is there now. NoFeasiblePlan if nothing fits it.
+    `request.cluster` is what is there now. Time matters more than the last percent:
+    tensor degrees stay, and only where that gives nothing all is searched.
+    NoFeasiblePlan if nothing fits.
     """
     begin_s = time.monotonic()
     judge = Judge(request)
     choices: list[tuple[str, Predicted]] = []
-    kept = survivors(request, current)
-    if kept is not None and (judged := judge(kept)):
-        choices.append(("the surviving replicas", judged))
-    try:
-        found = find_plan(
-            request, starts=[] if kept is None else [kept], polish_s=polish_s
-        )
+    for source, plan in _choices(request, current):
+        judged = judge(plan)
+        if judged is not None:
+            choices.append((source, judged))
+    if not choices:
+        found = find_plan(request, polish_s=polish_s)
         choices.append((found.source, found.best))
-    except NoFeasiblePlan:
-        if not choices:
-            raise
     moves = [_move(request, current, predicted.plan) for _, predicted in choices]
 
     def steps(n: int) -> float:
@@ -67,6 +67,19 @@ def replan(
         move_s=moves[n][1],
         search_s=time.monotonic() - begin_s,
     )
+
+
+def _choices(request: Request, current: Plan) -> Iterator[tuple[str, Plan]]:
+    """What survives, and what the model proposes at the degrees that are in use."""
+    kept = survivors(request, current)
+    if kept is not None:
+        yield "the surviving replicas", kept
+    in_use = {stage.mesh.tensor for _, _, stage in current.stages()}
+    degrees = tuple(sorted(in_use & set(request.degrees))) or request.degrees
+    same = replace(request, tensor_degrees=degrees)
+    for proposal in proposals(same, Objective(), whole=True):
+        for plan in plans_of(proposal):
+            yield "templates", plan
 
 
 def survivors(request: Request, current: Plan) -> Plan | None:

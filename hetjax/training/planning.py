@@ -67,7 +67,11 @@ def planned(
     progress: Progress,
 ) -> Planned:
     """Search as asked. NoFeasiblePlan where nothing fits."""
-    first = _searched(request, objective, questions, progress)
+    names = _baselines(request, questions)
+    if names:
+        progress(f"planning as {', '.join(names)} would")
+    others = compared(request, names) if names else None
+    first = _searched(request, objective, questions, _plans_of(others), progress)
     told = times_from(
         first.best.plan,
         request.cluster,
@@ -76,21 +80,28 @@ def planned(
         profile_path,
         first.best.tied,
     )
-    names = _baselines(request, questions)
-    if names:
-        progress(f"comparing with {', '.join(names)}")
     if questions.what_if:
         progress("planning with a node more or fewer")
     return replace(
         first,
         best=replace(first.best, times_from=told),
-        baselines=compared(request, names) if names else None,
+        baselines=others,
         what_if=what_if(request) if questions.what_if else (),
     )
 
 
+def _plans_of(others: Judged | None) -> list[Plan]:
+    """What other planners found, for the search to start from too."""
+    found = others.values() if others else ()
+    return [judged.plan for judged in found if not isinstance(judged, NoFeasiblePlan)]
+
+
 def _searched(
-    request: Request, objective: Objective, questions: Questions, progress: Progress
+    request: Request,
+    objective: Objective,
+    questions: Questions,
+    starts: Sequence[Plan],
+    progress: Progress,
 ) -> Planned:
     if questions.current is not None:
         progress("planning from where things are")
@@ -106,7 +117,7 @@ def _searched(
             moved=moved,
         )
     if not questions.pareto:
-        return _of(find_plan(request, objective, progress=progress))
+        return _of(find_plan(request, objective, starts=starts, progress=progress))
     progress("planning for time, cost and goodput")
     every = pareto(request, objective)
     wished = next(f for f in every if f.objective.wish == objective.wish)
