@@ -15,7 +15,7 @@ from hetjax.planner.find import POLISH_S, Found, Progress, find_plan
 from hetjax.planner.objectives import Objective
 from hetjax.planner.pareto import WhatIf, pareto, what_if
 from hetjax.planner.replan import Replanned, replan
-from hetjax.planner.request import Request
+from hetjax.planner.request import Request, check_request
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
 from hetjax.training.costing import times_from
@@ -67,6 +67,7 @@ def planned(
     progress: Progress,
 ) -> Planned:
     """Search as asked. NoFeasiblePlan where nothing fits."""
+    check_request(request)
     names = _baselines(request, questions)
     if names:
         progress(f"planning as {', '.join(names)} would")
