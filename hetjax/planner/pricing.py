@@ -3,19 +3,31 @@
 
 Owns what is asked of the dynamic program (`suffixes.py`) at a fixed step time and fixed
 prices of devices. Many microbatch counts are priced at once, in intervals, of which the
-program thinks too well; an interval that this optimism keeps alive is split. So no
+program thinks too well; an interval that this optimism keeps alive is split. First only
+the most promising labels are kept; where that finds nothing, all of them: so no
 template that is worth its price is missed.
 
-Does not own the prices (`master.py`).
+Does not own the prices (`relaxation.py`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from hetjax.planner.completion import Interval, Reach, intervals, reach
+from hetjax.planner.cells import divided, first_cells, narrowed
+from hetjax.planner.completion import Questions, least_cost, reach
+from hetjax.planner.labels import Labels
 from hetjax.planner.problem import Floats, Ints, Problem
-from hetjax.planner.suffixes import Labels, Search, pipelines, search_of, template_of
+from hetjax.planner.suffixes import (
+    Search,
+    least_work,
+    pipelines,
+    search_of,
+    standing,
+    standing_of,
+    template_of,
+)
 from hetjax.planner.templates import (
     ROUNDING,
     Column,
@@ -24,140 +36,192 @@ from hetjax.planner.templates import (
     most_microbatches,
 )
 
-_FIRST_RATIO = 0.04  # width of the intervals that are tried first
-_WORTH_STEP, _STEP_GROWTH = 0.93, 0.98
-_MOST_COLUMNS = 60
-_HARVEST_RATIO = 0.01
-_MOST_HARVESTED = 1000
-_LESS_STEP, _NUM_LESS = 0.5, 10
-_FEW_LABELS, _MANY_LABELS = 1000, 20000
+# widths of cells, and trades of time against cost by which they may be ruled out
+_PASSES = (0.6, (0.75,)), (0.15, (0.75,)), (0.04, (0.0, 0.6, 1.2))
+_BEAM, _MOST_CELLS = 200, 300
+_EVER_S = 1e15
+_MOST_COLUMNS = 100
+_HARVEST_BEAM, _MOST_HARVESTED, _FEW_COLUMNS = 400, 600, 100
+_LESS_WORTH, _NUM_LESS = 0.5, 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Priced:
+    """Templates that are worth their price, best first.
+
+    None of them means that there are none at all only if `is_all`. `num_labels` is the
+    work that it took.
+    """
+
+    columns: tuple[Column, ...] = ()
+    is_all: bool = True
+    num_labels: int = 0
 
 
 def price(
-    p: Problem, form: Form, step_s: float, price_C: Floats, worth: float
-) -> list[Column]:
-    """Return templates that do `worth` sequences or more per unit of price.
-
-    Some of the best of them; none only if there is none within the step time.
-    """
-    can = reach(p, form, step_s)
-    todo = list(intervals(_most(p, can), _FIRST_RATIO))
-    if not todo:
-        return []
-    search = search_of(p, form, can, price_C, todo)
-    for rung in _rungs(search, worth):
-        found = _priced(search, todo, price_C, rung)
-        if found:
-            return found
-    return []
-
-
-def harvest(
     p: Problem,
     form: Form,
     step_s: float,
-    price_C: Floats,
-    *,
+    price_R: Floats,
     worth: float,
-    least_worth: float,
+    *,
+    most_labels: int | None = None,
+) -> Priced:
+    """Return templates that do `worth` sequences or more per unit of price.
+
+    Some of the best of those that do it within the step time; if not all are known
+    after `most_labels` labels, that is it (0: after the most promising ones).
+    """
+    few = _MOST_CELLS if most_labels == 0 else None
+    search = _search(p, form, step_s, price_R, worth, _PASSES, most_cells=few)
+    if search is None:
+        return Priced()
+    found = _promising(search, worth)
+    if found.columns or most_labels == 0:
+        return found
+    return _priced(search, worth, most_labels)
+
+
+def _promising(search: Search, worth: float) -> Priced:
+    """Keep only labels that look good."""
+    found = pipelines(search, _alive(search, _MOST_CELLS), beam=_BEAM)
+    assert found is not None
+    pool, whole = found
+    columns = _better(_columns(search, pool, whole, _MOST_COLUMNS), search, worth)
+    return Priced(columns=columns, is_all=False, num_labels=len(pool))
+
+
+def _priced(search: Search, worth: float, most_labels: int | None) -> Priced:
+    """Keep all labels, and divide the cells of those that look better than they are."""
+    num_labels = 0
+    while True:
+        found = pipelines(search, _alive(search), most=most_labels)
+        if found is None:
+            return Priced(is_all=False, num_labels=num_labels + (most_labels or 0))
+        pool, whole = found
+        num_labels += len(pool)
+        better = _better(_columns(search, pool, whole, _MOST_COLUMNS), search, worth)
+        kept = [search.cells[n] for n in np.unique(whole.cell)]
+        parts = [part for cell in kept for part in divided(cell, search.form)]
+        if better or not kept or not parts:
+            return Priced(
+                columns=better, is_all=not kept or bool(better), num_labels=num_labels
+            )
+        search = search_of(
+            search.p,
+            search.form,
+            search.can,
+            search.price_R,
+            parts,
+            worth,
+            _PASSES[-1][1],
+        )
+
+
+def harvest(
+    p: Problem, form: Form, step_s: float, price_R: Floats, worth: float
 ) -> list[Column]:
     """Return many templates for whole copies to choose from.
 
-    From those of about `worth` down to `least_worth`, and on as long as there are few.
-    In the closed form, only those whose memory holds what slow hops ask for.
+    Promising ones of at least `worth`, and of less as long as there are few. In the
+    closed form, only those whose memory holds what slow hops ask for.
     """
-    can = reach(p, form, step_s)
-    todo = list(intervals(_most(p, can), _HARVEST_RATIO))
-    if not todo:
-        return []
-    search = search_of(p, form, can, price_C, todo, serves_hops=form == "closed")
     columns: list[Column] = []
-    for rung in _falling(worth, least_worth):
-        found, kept = pipelines(search, rung)
-        columns = _columns(search, found, kept, _MOST_HARVESTED)
-        few = _FEW_LABELS if rung <= least_worth else _MANY_LABELS
-        if len(found) > few:
+    for n in range(_NUM_LESS):
+        rung = worth * _LESS_WORTH**n
+        search = _search(
+            p,
+            form,
+            step_s,
+            price_R,
+            rung,
+            _PASSES,
+            most_cells=_MOST_CELLS,
+            serves_hops=form == "closed",
+        )
+        if search is None:
+            continue
+        found = pipelines(search, _alive(search, _MOST_CELLS), beam=_HARVEST_BEAM)
+        assert found is not None
+        columns = _columns(search, *found, _MOST_HARVESTED)
+        if len(columns) > _FEW_COLUMNS:
             break
     return [c for c in columns if c.serves_hops]
 
 
-def _falling(worth: float, least_worth: float) -> Iterator[float]:
-    """Yield worths by small steps to the least, then by larger ones to next to none."""
-    while worth > least_worth:
-        worth = max(worth * _WORTH_STEP, least_worth)
-        yield worth
-    for n in range(1, _NUM_LESS):
-        yield worth * _LESS_STEP**n
+def fits(p: Problem) -> bool:
+    """Say whether memory has room for pipelines, if they may take as long as they like.
 
-
-def _rungs(search: Search, worth: float) -> Iterator[float]:
-    """Yield worths down to the given one, from above what any template could have.
-
-    Few labels are worth a lot, so what is found early is found cheaply.
+    Does not count devices.
     """
-    rung = _most_worth(search)
-    if worth * (1 - ROUNDING) <= rung <= worth:
-        yield worth
-    step = _WORTH_STEP
-    while rung > worth:
-        rung = max(worth, rung * step)
-        step *= _STEP_GROWTH
-        yield rung
+    can = reach(p, "prefix", _EVER_S)
+    sizes = np.arange(len(p.microbatch_sizes))
+    one = Questions(
+        b_X=sizes,
+        lo_X=np.ones_like(sizes),
+        most_s_X=np.full(len(sizes), np.inf),
+        per_s_X=np.zeros(len(sizes)),
+    )
+    free_M = np.zeros(len(p.meshes.first_M))
+    return bool((least_cost(can, free_M, one)[:, -1, 0] < np.inf).any())
 
 
-def _most_worth(search: Search) -> float:
-    return float((search.worth_N / search.rest_NJF[:, -1, 1]).max())
+def _search(
+    p: Problem,
+    form: Form,
+    step_s: float,
+    price_R: Floats,
+    worth: float,
+    passes: Sequence[tuple[float, Sequence[float]]],
+    *,
+    most_cells: int | None = None,
+    serves_hops: bool = False,
+) -> Search | None:
+    """Return the search among cells that are not ruled out; None if all are.
+
+    Of the most promising ones only, if there are to be `most_cells`.
+    """
+    can = reach(p, form, step_s)
+    sizes_B = np.array(p.microbatch_sizes)
+    most_B = np.minimum(can.most_B, p.global_batch // sizes_B)
+    left_s_B = step_s - p.least_after_s_AB.sum(axis=0) - p.fastest_s_BJ[:, -1]
+    work_s_B = least_work(p, price_R) * worth / sizes_B
+    alive = list(first_cells(p, form, most_B, left_s_B, work_s_B))
+    search, num_dropped = None, 0
+    for ratio, trades in passes:
+        cells = [part for wide in alive for part in narrowed(wide, form, ratio)]
+        if not cells:
+            return search if num_dropped else None
+        search = search_of(
+            p, form, can, price_R, cells, worth, trades, serves_hops=serves_hops
+        )
+        num_alive = len(_alive(search))
+        alive = [cells[n] for n in _alive(search, most_cells)]
+        num_dropped += num_alive - len(alive)
+    return search
 
 
-def _priced(
-    search: Search, todo: list[Interval], price_C: Floats, worth: float
-) -> list[Column]:
-    p, form, can = search.p, search.form, search.can
-    while todo:
-        found, kept = pipelines(search, worth)
-        columns = _columns(search, found, kept, _MOST_COLUMNS)
-        better = _better(columns, can.step_s, price_C, worth)
-        if better:
-            return better
-        todo = _split([todo[n] for n in np.unique(kept.interval)])
-        if todo:
-            search = search_of(p, form, can, price_C, todo)
-    return []
-
-
-def _most(p: Problem, can: Reach) -> Ints:
-    """The most microbatches that a pipeline could do, by microbatch size."""
-    whole_B = can.most_BOIJ.max(axis=(1, 2, 3))
-    return np.minimum(whole_B, p.global_batch // np.array(p.microbatch_sizes))
-
-
-def _split(kept: list[Interval]) -> list[Interval]:
-    """Halve intervals; those of one count have nothing more to tell."""
-    halves = []
-    for b, lo, hi in kept:
-        if lo < hi:
-            middle = (lo + hi) // 2
-            halves += [Interval(b, lo, middle), Interval(b, middle + 1, hi)]
-    return halves
+def _alive(search: Search, most_cells: int | None = None) -> Ints:
+    """The cells that are not ruled out, the most promising first."""
+    share_N = standing(search)
+    order = np.argsort(share_N, kind="stable")[:most_cells]
+    return order[share_N[order] < 1]
 
 
 def _columns(s: Search, pool: Labels, found: Labels, most: int) -> list[Column]:
     """Return the templates of the most promising whole pipelines, without repeats."""
-    promise = s.worth_N[found.interval] / found.cost
-    best = np.argsort(-promise, kind="stable")[:most]
+    best = np.argsort(standing_of(s, found), kind="stable")[:most]
     templates = {template_of(s, pool, found, int(row)): None for row in best}
     return [column(s.p, template, s.form) for template in templates]
 
 
-def _better(
-    columns: list[Column], step_s: float, price_C: Floats, worth: float
-) -> list[Column]:
+def _better(columns: list[Column], s: Search, worth: float) -> tuple[Column, ...]:
     """Return the columns that are in fact worth it, the best first."""
     if not columns:
-        return []
-    num_sequences = most_microbatches(columns, step_s) * np.array(
-        [c.template.microbatch_size for c in columns]
-    )
-    ratio = num_sequences / (np.array([c.used for c in columns]) @ price_C)
+        return ()
+    sizes = np.array([c.template.microbatch_size for c in columns])
+    num_sequences = most_microbatches(columns, s.can.step_s) * sizes
+    num_sequences = np.minimum(num_sequences, s.p.global_batch // sizes * sizes)
+    ratio = num_sequences / (np.array([c.taken for c in columns]) @ s.price_R)
     order = np.argsort(-ratio, kind="stable")
-    return [columns[n] for n in order if ratio[n] >= worth * (1 - ROUNDING)]
+    return tuple(columns[n] for n in order if ratio[n] >= worth * (1 - ROUNDING))

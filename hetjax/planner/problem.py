@@ -8,7 +8,9 @@ whole pipeline costs (`templates.py`).
 
 Letters of array names: B microbatch sizes, O options, K kinds of layers, L layers,
 I and J first layer and end of a range (0 to L), U different ranges, A what comes after
-the pipeline, C device classes. In OO the option of the earlier stage comes first.
+the pipeline, C device classes, R limits on devices: of each class, then of fragments.
+M meshes, F microbatches held (`meshes.py`), G groups of meshes. In OO the option of the
+earlier stage comes first.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,6 +21,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from hetjax.planner.fragments import fragment_limits
+from hetjax.planner.meshes import Meshes, merged
 from hetjax.plans.plan import Remat
 
 Floats = NDArray[np.float64]
@@ -26,15 +30,20 @@ Ints = NDArray[np.int64]
 Exposed = Literal["largest", "first"]
 
 _SCARCE = 17  # devices of a class; with more of them copies hardly meet the limit
+_LEAST_SHARE_S = 1e-9  # so that layers without any have equal shares
 UNLIMITED = 2**30  # in-flight microbatches where memory does not limit them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceClass:
-    """Devices that are alike to the planner, and how many there are."""
+    """Devices that are alike to the planner, and how many there are.
+
+    Stages lie inside nodes of `devices_per_node` (0: anywhere).
+    """
 
     name: str
     num_devices: int
+    devices_per_node: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,51 +149,140 @@ class Problem:
         return used
 
     @cached_property
-    def group_O(self) -> Ints:
-        """Options by what hops to and from them cost: equal numbers, equal hops."""
-        rows_O = [
+    def fragments(self) -> list[tuple[int, int, int]]:
+        """Of each limit beyond the classes' own: class, size of stages, devices."""
+        return [
+            (c, size, room)
+            for c, there in enumerate(self.classes)
+            for size, room in fragment_limits(
+                there.num_devices,
+                there.devices_per_node,
+                [o.num_devices for o in self.options if o.device_class == c],
+            )
+        ]
+
+    @cached_property
+    def room_R(self) -> Floats:
+        return np.array([*self.devices_C, *(room for _, _, room in self.fragments)])
+
+    @cached_property
+    def taken_OR(self) -> Floats:
+        """What a stage under each option takes of each limit."""
+        large_RO = [
+            self.used_OC[:, c] * (self.used_OC[:, c] >= size)
+            for c, size, _ in self.fragments
+        ]
+        return np.column_stack([self.used_OC, *large_RO])
+
+    @cached_property
+    def holds_all(self) -> bool:
+        """Whether memory never limits how many microbatches are in flight."""
+        most_BOU = self.most_in_flight_BOU
+        return not ((most_BOU > 0) & (most_BOU < UNLIMITED)).any()
+
+    @cached_property
+    def hop_key_O(self) -> list[bytes]:
+        """Equal where hops to and from options cost the same."""
+        tables = self.hop_s_BKOO, self.link_s_BKOO, self.send_s_BKOO, self.return_s_BKOO
+        return [
             b"".join(
                 side.tobytes()
-                for table in (
-                    self.hop_s_BKOO,
-                    self.link_s_BKOO,
-                    self.send_s_BKOO,
-                    self.return_s_BKOO,
-                )
+                for table in tables
                 for side in (table[:, :, o], table[:, :, :, o])
             )
             for o in range(len(self.options))
         ]
-        groups = list(dict.fromkeys(rows_O))
-        return np.array([groups.index(row) for row in rows_O])
 
     @cached_property
-    def members_GO(self) -> list[Ints]:
-        """The options of each of these groups."""
-        return [
-            np.flatnonzero(self.group_O == g) for g in range(self.group_O.max() + 1)
+    def meshes(self) -> Meshes:
+        return merged(
+            [
+                (
+                    *self.taken_OR[o],
+                    self.hop_key_O[o],
+                    self.after_s_ABOU[:, :, o].tobytes(),
+                )
+                for o in range(len(self.options))
+            ],
+            self.busy_s_BOU,
+            self.most_in_flight_BOU,
+            1 if self.holds_all else self.max_launch_ahead,
+        )
+
+    @cached_property
+    def members_GM(self) -> list[Ints]:
+        """Meshes by what hops to and from them cost."""
+        keys = [self.hop_key_O[o] for o in self.meshes.first_M]
+        groups = [
+            [m for m, other in enumerate(keys) if other == key]
+            for key in dict.fromkeys(keys)
         ]
+        return [np.array(group) for group in groups]
+
+    @cached_property
+    def has_sends(self) -> bool:
+        """Whether messages keep stages busy."""
+        return bool(self.send_s_BKOO.any() or self.return_s_BKOO.any())
 
     @cached_property
     def scarce(self) -> list[int]:
-        """Classes of which one pipeline might want more devices than there are."""
+        """Limits beyond which one pipeline might want to go."""
         most = self.max_launch_ahead * max(o.num_devices for o in self.options)
-        return [
-            c
-            for c, there in enumerate(self.classes)
-            if there.num_devices < min(most, _SCARCE)
-        ]
+        return [r for r, room in enumerate(self.room_R) if room < min(most, _SCARCE)]
+
+    @cached_property
+    def layer_s_BOL(self) -> Floats:
+        """Seconds of a microbatch in each layer; inf where not even that fits."""
+        layers = np.arange(self.num_layers)
+        rows = self.range_IJ[layers, layers + 1]
+        seconds_BOL = self.busy_s_BOU[:, :, rows] - self.stage_s_BO[:, :, None]
+        fits_BOL = self.most_in_flight_BOU[:, :, rows] > 0
+        return np.where(fits_BOL, seconds_BOL, np.inf)
 
     @cached_property
     def fastest_s_BJ(self) -> Floats:
         """No pipeline gets a microbatch through layers 0 to J and back in less."""
-        layers = np.arange(self.num_layers)
-        of_layer_BOL = self.busy_s_BOU[:, :, self.range_IJ[layers, layers + 1]]
-        of_layer_BOL = of_layer_BOL - self.stage_s_BO[:, :, None]
-        fits_BOL = self.most_in_flight_BOU[:, :, self.range_IJ[layers, layers + 1]] > 0
-        fastest_BL = np.where(fits_BOL, of_layer_BOL, np.inf).min(axis=1)
+        fastest_BL = self.layer_s_BOL.min(axis=1)
         start_B1 = np.zeros((len(fastest_BL), 1))
         return np.concatenate([start_B1, fastest_BL.cumsum(axis=1)], axis=1)
+
+    @cached_property
+    def least_after_s_AB(self) -> Floats:
+        """What comes after any pipeline, at least: some stage is the first, some has
+        the worst layer."""
+        fits_BOU = self.most_in_flight_BOU > 0
+        after_s_ABU = np.where(fits_BOU, self.after_s_ABOU, np.inf).min(axis=2)
+        after_s_ABIJ = np.where(
+            self.range_IJ >= 0, after_s_ABU[..., self.range_IJ], np.inf
+        )
+        first_s_AB = after_s_ABIJ[:, :, 0].min(axis=2)
+        of_layer_s_LAB = [
+            after_s_ABIJ[:, :, : at + 1, at + 1 :].min(axis=(2, 3))
+            for at in range(self.num_layers)
+        ]
+        first_A1 = self.is_first_A[:, None]
+        return np.where(first_A1, first_s_AB, np.max(of_layer_s_LAB, axis=0))
+
+    @cached_property
+    def share_AJ(self) -> Floats:
+        """The share of layers 0 to J in what comes after, in step with layers' own.
+
+        What the worst stage shows is no less than the mean over stages, each counted by
+        its share of the layers. None where only the first stage shows.
+        """
+        layers = np.arange(self.num_layers)
+        rows = self.range_IJ[layers, layers + 1]
+        own_s_ABOL = np.nan_to_num(self.after_s_ABOU[..., rows], nan=np.inf)
+        own_s_AL = own_s_ABOL.min(axis=(1, 2)) + _LEAST_SHARE_S
+        share_AL = own_s_AL / own_s_AL.sum(axis=1, keepdims=True)
+        share_AL[self.is_first_A] = 0.0
+        start_A1 = np.zeros((len(share_AL), 1))
+        return np.concatenate([start_A1, share_AL.cumsum(axis=1)], axis=1)
+
+    @cached_property
+    def is_first_A(self) -> NDArray[np.bool_]:
+        """Whether only the first stage shows of what comes after."""
+        return np.array([exposed == "first" for exposed in self.exposed])
 
     @cached_property
     def rates_C(self) -> Floats:

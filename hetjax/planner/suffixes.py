@@ -6,16 +6,20 @@ launch-ahead, and so its memory, follows from the stages after it. A label is a 
 of stages with the kind of stage before them already chosen; labels that another one
 beats in time, cost and launch-ahead are dropped. Time is counted for the lowest
 microbatch count of a label's interval, worth for the highest: nothing that could be
-worth it is dropped. Does not own intervals (`completion.py`) nor the decisions that
-are made on what is found (`pricing.py`).
+worth it is dropped, unless only some labels may be kept. Does not own intervals
+(`completion.py`), dominance (`labels.py`) nor the decisions that are made on what is
+found (`pricing.py`).
 """
 
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hetjax.planner.completion import Interval, Reach, least_cost
+from hetjax.planner.cells import Cell
+from hetjax.planner.completion import Questions, Reach, least_cost, longest_stages
+from hetjax.planner.labels import Labels, joined, undominated
 from hetjax.planner.problem import Floats, Ints, Problem
 from hetjax.planner.templates import (
     ROUNDING,
@@ -25,271 +29,341 @@ from hetjax.planner.templates import (
     added_launch_ahead,
 )
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Labels:
-    """Suffixes of pipelines, one in a row.
-
-    The suffix starts at `start` with a stage under `option` (-1 if empty), seen from
-    the stage before it, which will be in group `before` of options: `fill_s` and
-    `peak_s` are its time by the form, with the hop, `owed_s` what sending to it costs
-    that stage, `ahead` that stage's launch-ahead.
-    `used_XC` counts its devices of the scarce classes.
-    `parent` is the row of the suffix without its first stage, in the pool.
-    """
-
-    interval: Ints
-    option: Ints
-    before: Ints
-    start: Ints
-    ahead: Ints
-    fill_s: Floats
-    peak_s: Floats
-    owed_s: Floats
-    after_s_XA: Floats
-    cost: Floats
-    used_XC: Floats
-    parent: Ints
-
-    def __len__(self) -> int:
-        return len(self.cost)
-
-    def take(self, rows: Ints | NDArray[np.bool_]) -> "Labels":
-        return Labels(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
-
-
-def _joined(parts: list[Labels]) -> Labels:
-    return Labels(
-        **{
-            f.name: np.concatenate([getattr(part, f.name) for part in parts])
-            for f in fields(Labels)
-        }
-    )
+_NEVER_S = 1e30  # too long for any step
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Search:
-    """What one pass of the dynamic program is given."""
+    """What one pass of the dynamic program is given.
+
+    Each microbatch may cost `each_N`. A pipeline in cell N is worth it only if it takes
+    `left_s_N` at most, besides what its slowest stage takes for all microbatches but
+    the first, and for every trade Q of seconds against cost has less than `budget_NQ`
+    of cost + time * `per_s_NQ`.
+    `rest_NQJF` is what layers 0 to J have of that at least (`least_cost`).
+    """
 
     p: Problem
     form: Form
     can: Reach
-    cost_O: Floats
+    price_R: Floats
+    cost_M: Floats
+    cells: tuple[Cell, ...]
     b_N: Ints
     lo_N: Ints
-    worth_N: Ints  # sequences that the interval's highest count does
-    rest_NJF: Floats
+    hi_N: Ints
+    least_s_N: Floats
+    most_s_N: Floats
+    each_N: Floats
+    left_s_N: Floats
+    per_s_NQ: Floats
+    budget_NQ: Floats
+    rest_NQJF: Floats
     serves_hops: bool
+
+
+def least_work(p: Problem, price_R: Floats) -> Floats:
+    """Return cost times seconds of a microbatch, at least, by microbatch size."""
+    cost_O = p.taken_OR @ price_R
+    return (p.layer_s_BOL * cost_O[:, None]).min(axis=1).sum(axis=1)
 
 
 def search_of(
     p: Problem,
     form: Form,
     can: Reach,
-    price_C: Floats,
-    todo: list[Interval],
+    price_R: Floats,
+    cells: Sequence[Cell],
+    worth: float,
+    trades: Sequence[float],
     *,
     serves_hops: bool = False,
 ) -> Search:
-    """Bound the cost of every interval."""
-    cost_O = p.used_OC @ price_C
-    b_N, lo_N, hi_N = np.array(todo).T
-    sizes_N = np.array(p.microbatch_sizes)[b_N]
+    """Bound what pipelines of at least that worth could cost, for every cell.
+
+    `trades` are such of seconds against cost, relative to what they mostly are worth.
+    """
+    cost_M = p.taken_OR[p.meshes.first_M] @ price_R
+    b_N, lo_N, hi_N = np.array([cell[:3] for cell in cells]).T
+    least_s_N, most_s_N = np.array([cell[3:] for cell in cells]).T
+    sizes_N = np.array(p.microbatch_sizes, dtype=np.float64)[b_N]
+    each_N = sizes_N / worth * (1 + ROUNDING)  # that a microbatch may cost
+    left_s_N = can.step_s * (1 + ROUNDING) - (lo_N - 1) * least_s_N
+    per_s_NQ, budget_NQ = _trades(cells, trades, each_N, left_s_N, can.step_s)
+    num_trades = per_s_NQ.shape[1]
+    asked = Questions(
+        b_X=np.repeat(b_N, num_trades),
+        lo_X=np.repeat(lo_N, num_trades),
+        most_s_X=np.repeat(most_s_N * (1 + ROUNDING), num_trades),
+        per_s_X=per_s_NQ.reshape(-1),
+    )
+    rest_XJF = least_cost(can, cost_M, asked)
     return Search(
         p=p,
         form=form,
         can=can,
-        cost_O=cost_O,
+        price_R=price_R,
+        cost_M=cost_M,
+        cells=tuple(cells),
         b_N=b_N,
         lo_N=lo_N,
-        worth_N=sizes_N * hi_N,
-        rest_NJF=least_cost(p, can, cost_O, b_N, lo_N),
+        hi_N=hi_N,
+        least_s_N=least_s_N,
+        most_s_N=most_s_N * (1 + ROUNDING),
+        each_N=each_N,
+        left_s_N=left_s_N,
+        per_s_NQ=per_s_NQ,
+        budget_NQ=budget_NQ,
+        rest_NQJF=rest_XJF.reshape(len(cells), num_trades, *rest_XJF.shape[1:]),
         serves_hops=serves_hops,
     )
 
 
-def pipelines(s: Search, worth: float) -> tuple[Labels, Labels]:
-    """Return all labels, and those among them that are whole pipelines."""
-    # what costs this much or more is not worth it
-    limit_N = s.worth_N / worth * (1 + ROUNDING)
-    pool = _ends(s, limit_N)
+def _trades(
+    cells: Sequence[Cell],
+    trades: Sequence[float],
+    each_N: Floats,
+    left_s_N: Floats,
+    step_s: float,
+) -> tuple[Floats, Floats]:
+    """Seconds against cost, and the budgets.
+
+    `hi` microbatches may cost so much in all, and their time is left. Or, where the
+    slowest stage's time is known: beyond `lo`, each takes as long of what is left.
+    """
+    _, lo_N, hi_N, least_s_N, _ = np.array(cells).T
+    known_N = least_s_N > 0
+    usual_N = np.where(
+        known_N, each_N / np.where(known_N, least_s_N, 1.0), each_N * hi_N / step_s
+    )
+    per_s_NQ = usual_N[:, None] * np.array(trades)
+    many_N = known_N & (lo_N < hi_N)
+    per_s_NQ[many_N] = usual_N[many_N, None]
+    fixed_N = each_N * np.where(many_N, lo_N, hi_N)
+    return per_s_NQ, fixed_N[:, None] + per_s_NQ * left_s_N[:, None]
+
+
+def standing(s: Search) -> Floats:
+    """What the best of each cell is of its budget, at least. Below 1 if worth it."""
+    after_s_N = s.p.least_after_s_AB.sum(axis=0)[s.b_N]
+    first_s_N = s.p.least_after_s_AB[s.p.is_first_A].sum(axis=0)[s.b_N]
+    spent_NQ = s.rest_NQJF[:, :, -1, 0] + s.per_s_NQ * first_s_N[:, None]
+    late_N = after_s_N + s.p.fastest_s_BJ[s.b_N, -1] > s.left_s_N
+    share_NQ = np.where(late_N[:, None], np.inf, spent_NQ / s.budget_NQ)
+    return share_NQ.max(axis=1)
+
+
+def pipelines(
+    s: Search, cells_N: Ints, *, beam: int | None = None, most: int | None = None
+) -> tuple[Labels, Labels] | None:
+    """Return all labels of these cells, and those that are whole pipelines.
+
+    Only the `beam` most promising suffixes from every layer if given. None if there
+    are more than `most` labels.
+    """
+    first_NJ = longest_stages(s.can, s.b_N, s.lo_N, s.most_s_N)
+    active = _ends(s, cells_N)
+    parts, rows, num_labels = [active], np.arange(len(active)), len(active)
     for start in reversed(range(s.p.num_layers)):
-        labels = _extended(s, pool, start, limit_N)
-        if start:
-            pool = _joined([pool, _undominated(labels, len(s.p.members_GO))])
-        else:
-            return pool, labels
+        near = first_NJ[active.cell, active.start] <= start
+        active, rows = active.take(near), rows[near]
+        labels = _extended(s, active, rows, start)
+        if start == 0:
+            return joined(parts), labels.take(_is_worth_it(s, labels))
+        labels = undominated(
+            labels, len(s.p.members_GM), ahead_matters=not s.p.holds_all
+        )
+        if beam is not None and len(labels) > beam:
+            order = np.argsort(standing_of(s, labels), kind="stable")
+            labels = labels.take(order[:beam])
+        parts.append(labels)
+        rows = np.concatenate([rows, num_labels + np.arange(len(labels))])
+        active = joined([active, labels])
+        num_labels += len(labels)
+        if most is not None and num_labels > most:
+            return None
     raise AssertionError("a model of no layers")
 
 
-def _ends(s: Search, limit_N: Floats) -> Labels:
-    """The empty suffix, before every group of options."""
-    least_N = s.rest_NJF[:, s.p.num_layers, 1]
-    alive_N = np.flatnonzero(least_N < limit_N)
-    num_groups = len(s.p.members_GO)
-    interval = np.repeat(alive_N, num_groups)
-    zeros = np.zeros(len(interval))
+def _ends(s: Search, cells_N: Ints) -> Labels:
+    """The empty suffix, before every group of meshes."""
+    num_groups = len(s.p.members_GM)
+    cell = np.repeat(cells_N, num_groups)
+    zeros = np.zeros(len(cell))
     whole = zeros.astype(np.int64)
     return Labels(
-        interval=interval,
-        option=whole - 1,
-        before=np.tile(np.arange(num_groups), len(alive_N)),
+        cell=cell,
+        mesh=whole - 1,
+        before=np.tile(np.arange(num_groups), len(cells_N)),
         start=whole + s.p.num_layers,
         ahead=whole + 1,
         fill_s=zeros,
-        peak_s=zeros,
         owed_s=zeros,
-        after_s_XA=np.zeros((len(interval), len(s.p.exposed))),
+        after_s_XA=s.p.least_after_s_AB.T[s.b_N[cell]],
         cost=zeros,
-        used_XC=np.zeros((len(interval), len(s.p.scarce))),
+        used_XR=np.zeros((len(cell), len(s.p.scarce))),
         parent=whole - 1,
     )
 
 
-def _extended(s: Search, pool: Labels, start: int, limit_N: Floats) -> Labels:
+def _extended(s: Search, pool: Labels, pool_rows: Ints, start: int) -> Labels:
     """Put a stage from `start` on before every suffix where that is worth it."""
-    p, can = s.p, s.can
-    rows, o = _with_options(p, pool.before)
-    n, end, ahead = pool.interval[rows], pool.start[rows], pool.ahead[rows]
-    b, lo = s.b_N[n], s.lo_N[n]
-    rest = s.rest_NJF[n, start, np.minimum(ahead + 1, p.max_launch_ahead + 1)]
-    worth_it = (
-        (can.most_BOIJ[b, o, start, end] >= lo)
-        & (can.in_flight_BOIJ[b, o, start, end] >= np.minimum(ahead, lo))
-        & (pool.cost[rows] + s.cost_O[o] + rest < limit_N[n])
+    labels, stage_s = _staged(s, pool, pool_rows, start)
+    none = np.zeros(len(labels))
+    alone = _seen(s, labels, stage_s, none, none)
+    near = standing_of(s, alone) < 1
+    if start == 0:
+        labels = alone.take(near)
+    else:
+        labels = _hopped(s, labels.take(near), stage_s[near], start)
+        labels = labels.take(standing_of(s, labels) < 1)
+    return replace(labels, used_XR=_used(s, labels)) if s.p.scarce else labels
+
+
+def _staged(
+    s: Search, pool: Labels, pool_rows: Ints, start: int
+) -> tuple[Labels, Floats]:
+    """The labels with a stage more and its seconds, seen from no stage before yet.
+
+    Their `fill_s` is the time to get through.
+    """
+    p = s.p
+    rows, m = _with_meshes(p, pool.before)
+    n = pool.cell[rows]
+    b, lo, end = s.b_N[n], s.lo_N[n], pool.start[rows]
+    held = _held(s, pool.ahead[rows], lo)
+    stage_s = p.meshes.busy_s_BMFU[b, m, held, p.range_IJ[start, end]]
+    able = (stage_s * lo <= s.can.left_s_BMIJ[b, m, start, end]) & (
+        stage_s <= s.most_s_N[n]
     )
-    if p.scarce:
-        used_XC = pool.used_XC[rows] + p.used_OC[o][:, p.scarce]
-        worth_it &= (used_XC <= p.devices_C[p.scarce]).all(axis=1)
-    labels = _linked(s, pool, rows[worth_it], o[worth_it], start)
-    return labels.take(_in_time(s, labels, start, limit_N))
+    rows, m, stage_s = rows[able], m[able], stage_s[able]
+    old, o = pool.take(rows), p.meshes.first_M[m]
+    if p.has_sends:
+        long = (start == 0) & (old.ahead >= p.long_from)
+        stage_s = stage_s + old.owed_s * np.where(long, p.long_first_factor, 1.0)
+    own_s_XA = p.after_s_ABOU[:, s.b_N[old.cell], o, p.range_IJ[start, old.start]].T
+    hidden_A = p.is_first_A & (start > 0)
+    labels = replace(
+        old,
+        mesh=m,
+        start=np.full(len(old), start),
+        fill_s=old.fill_s + stage_s,
+        after_s_XA=np.maximum(old.after_s_XA, np.where(hidden_A, 0.0, own_s_XA)),
+        cost=old.cost + s.cost_M[m],
+        used_XR=old.used_XR + p.taken_OR[o][:, p.scarce],
+        parent=pool_rows[rows],
+    )
+    fits = np.all(labels.used_XR <= p.room_R[p.scarce], axis=1)
+    return labels.take(fits), stage_s[fits]
 
 
-def _with_options(p: Problem, before: Ints) -> tuple[Ints, Ints]:
-    """Return rows and options: each row once with every option of its group."""
-    sizes_G = np.array([len(members) for members in p.members_GO])
+def _hopped(s: Search, labels: Labels, stage_s: Floats, start: int) -> Labels:
+    """The labels as every group of meshes before them sees them."""
+    p = s.p
+    before_G = p.meshes.first_M[[members[0] for members in p.members_GM]]
+    num_groups = len(before_G)
+    before = np.tile(np.arange(num_groups), len(labels))
+    stage_s = np.repeat(stage_s, num_groups)
+    labels = labels.take(np.repeat(np.arange(len(labels)), num_groups))
+    o = p.meshes.first_M[labels.mesh]
+    at = s.b_N[labels.cell], p.kind_J[start], before_G[before], o
+    labels = replace(labels, before=before)
+    if p.has_sends:
+        factor = np.where(labels.ahead == 1, p.last_factor, 1.0)  # of the last stage
+        returned_s = p.return_s_BKOO[at] * factor
+        stage_s = stage_s + returned_s
+        fill_s = labels.fill_s + returned_s
+        labels = replace(labels, fill_s=fill_s, owed_s=p.send_s_BKOO[at])
+    return _seen(s, labels, stage_s, p.hop_s_BKOO[at], p.link_s_BKOO[at])
+
+
+def _seen(
+    s: Search, labels: Labels, stage_s: Floats, hop_s: Floats, link_s: Floats
+) -> Labels:
+    """The labels as the stage before a hop sees them."""
+    n = labels.cell
+    lo, most_s = s.lo_N[n], s.most_s_N[n]
+    slowest_s = np.minimum(s.can.step_s / lo, most_s) if s.serves_hops else np.inf
+    ahead = labels.ahead + added_launch_ahead(hop_s, slowest_s)
+    if s.form == "closed":
+        # what the slowest stage takes for further microbatches is counted by the cell
+        slow = np.maximum(stage_s, link_s) > most_s
+        fill_s = np.where(slow, _NEVER_S, labels.fill_s + 2 * hop_s)
+        return replace(labels, fill_s=fill_s, ahead=ahead)
+    own_s = np.maximum(lo * stage_s, labels.fill_s) + 2 * hop_s
+    linked_s = np.where(link_s > 0, (lo + 1) * link_s, 0.0)
+    return replace(labels, fill_s=np.maximum(own_s, linked_s), ahead=ahead)
+
+
+def _held(s: Search, ahead: Ints, lo: Ints) -> Ints:
+    """Where tables tell of a stage that holds so many of so many microbatches."""
+    return np.minimum(np.minimum(ahead, lo), s.p.meshes.busy_s_BMFU.shape[2]) - 1
+
+
+def _with_meshes(p: Problem, before: Ints) -> tuple[Ints, Ints]:
+    """Return rows and meshes: each row once with every mesh of its group."""
+    sizes_G = np.array([len(members) for members in p.members_GM])
     rows = np.repeat(np.arange(len(before)), sizes_G[before])
     firsts = np.cumsum(sizes_G[before]) - sizes_G[before]
     place = np.arange(len(rows)) - firsts[rows]
     starts_G = np.cumsum(sizes_G) - sizes_G
-    return rows, np.concatenate(p.members_GO)[starts_G[before[rows]] + place]
+    return rows, np.concatenate(p.members_GM)[starts_G[before[rows]] + place]
 
 
-def _linked(s: Search, pool: Labels, rows: Ints, options: Ints, start: int) -> Labels:
-    """The labels of new stages before suffixes, for every group before them."""
-    p = s.p
-    num_before = len(p.members_GO) if start else 1
-    firsts_G = np.array([members[0] for members in p.members_GO])
-    parent, o = np.repeat(rows, num_before), np.repeat(options, num_before)
-    old = pool.take(parent)
-    before = np.tile(np.arange(num_before), len(rows))
-    n = old.interval
-    b, lo = s.b_N[n], s.lo_N[n]
-    row = p.range_IJ[start, old.start]
-    is_last = old.start == p.num_layers
-    owed_factor = np.where(
-        (start == 0) & (old.ahead >= p.long_from), p.long_first_factor, 1.0
-    )
-    stage_s = p.busy_s_BOU[b, o, row] + old.owed_s * owed_factor
-    at = b, p.kind_J[start], firsts_G[before], o
-    hop_s, link_s, owed_s = np.zeros((3, len(old)))
-    if start:
-        stage_s += p.return_s_BKOO[at] * np.where(is_last, p.last_factor, 1.0)
-        hop_s, link_s, owed_s = p.hop_s_BKOO[at], p.link_s_BKOO[at], p.send_s_BKOO[at]
-    fill_s, peak_s = _times(s.form, old, stage_s, hop_s, link_s, lo)
-    slowest_s = s.can.step_s / lo if s.serves_hops else np.inf
-    return Labels(
-        interval=n,
-        option=o,
-        before=before,
-        start=np.full(len(old), start),
-        ahead=old.ahead + added_launch_ahead(hop_s, slowest_s),
-        fill_s=fill_s,
-        peak_s=peak_s,
-        owed_s=owed_s,
-        after_s_XA=_after(p, old, b, o, row, start),
-        cost=old.cost + s.cost_O[o],
-        used_XC=old.used_XC + p.used_OC[o][:, p.scarce],
-        parent=parent,
-    )
-
-
-def _times(
-    form: Form,
-    old: Labels,
-    stage_s: Floats,
-    hop_s: Floats,
-    link_s: Floats,
-    lo: Ints,
-) -> tuple[Floats, Floats]:
-    """A suffix's time as the stage before it sees it, in one or two numbers."""
-    if form == "closed":
-        slowest_s = np.maximum(np.maximum(old.peak_s, stage_s), link_s)
-        return old.fill_s + stage_s + 2 * hop_s, slowest_s
-    own_s = np.maximum(lo * stage_s, stage_s + old.fill_s)
-    linked_s = np.where(link_s > 0, (lo + 1) * link_s, 0.0)
-    return np.maximum(own_s + 2 * hop_s, linked_s), old.peak_s
+def _used(s: Search, labels: Labels) -> Floats:
+    """Forget what is taken of limits where what is still to come cannot exceed them."""
+    n, scarce = labels.cell, s.p.scarce
+    time_s = labels.fill_s + labels.after_s_XA.sum(axis=1)
+    left_XQ = s.budget_NQ[n] - s.per_s_NQ[n] * time_s[:, None]
+    may_cost = left_XQ.min(axis=1) - labels.cost
+    with np.errstate(divide="ignore"):
+        more_XR = may_cost[:, None] / s.price_R[scarce]
+    fits_XR = labels.used_XR + more_XR <= s.p.room_R[scarce]
+    return np.where(fits_XR, 0.0, labels.used_XR)
 
 
 def _after(p: Problem, old: Labels, b: Ints, o: Ints, row: Ints, start: int) -> Floats:
-    after_s_XA = np.maximum(old.after_s_XA, p.after_s_ABOU[:, b, o, row].T)
-    for a, exposed in enumerate(p.exposed):
-        if exposed == "first":
-            after_s_XA[:, a] = p.after_s_ABOU[a, b, o, row] if start == 0 else 0.0
-    return after_s_XA
+    own_s_XA = p.after_s_ABOU[:, b, o, row].T
+    hidden_A = p.is_first_A & (start > 0)
+    return np.maximum(old.after_s_XA, np.where(hidden_A, 0.0, own_s_XA))
 
 
-def _in_time(
-    s: Search, labels: Labels, start: int, limit_N: Floats
-) -> NDArray[np.bool_]:
-    """Whether each suffix can still become a pipeline that is fast and cheap enough."""
-    n = labels.interval
-    least_s = labels.fill_s + labels.after_s_XA.sum(axis=1)
-    least_s += s.p.fastest_s_BJ[s.b_N[n], start]
+def standing_of(s: Search, labels: Labels) -> Floats:
+    """What a pipeline with each suffix is of its budget; inf if it takes too long."""
+    n, start = labels.cell, labels.start
+    time_s = labels.fill_s + labels.after_s_XA.sum(axis=1)
+    place = np.minimum(labels.ahead, s.rest_NQJF.shape[3]) - 1
+    spent_XQ = labels.cost[:, None] + s.rest_NQJF[n, :, start, place]
+    # layers to come show their share of what comes after
+    suffix_XA = np.where(s.p.is_first_A, 1.0, 1 - s.p.share_AJ[:, start].T)
+    sure_s = labels.fill_s + (suffix_XA * labels.after_s_XA).sum(axis=1)
+    spent_XQ += s.per_s_NQ[n] * sure_s[:, None]
+    late = time_s + s.p.fastest_s_BJ[s.b_N[n], start] > s.left_s_N[n]
+    return np.where(late, np.inf, (spent_XQ / s.budget_NQ[n]).max(axis=1))
+
+
+def _is_worth_it(s: Search, found: Labels) -> NDArray[np.bool_]:
+    """Whether pipelines do enough whole microbatches for their cost."""
+    n = found.cell
+    count = s.hi_N[n]
     if s.form == "closed":
-        least_s += (s.lo_N[n] - 1) * labels.peak_s
-    ahead = np.minimum(labels.ahead, s.p.max_launch_ahead + 1)
-    rest = s.rest_NJF[n, start, ahead] if start else 0.0
-    return (least_s <= s.can.step_s * (1 + ROUNDING)) & (
-        labels.cost + rest < limit_N[n]
-    )
-
-
-def _undominated(labels: Labels, num_options: int) -> Labels:
-    """Drop labels that another one equals or beats in all that counts."""
-    for reach_ in (4, 64):
-        group = labels.interval * num_options + labels.before
-        order = np.lexsort((labels.fill_s, labels.cost, group))
-        labels, group = labels.take(order), group[order]
-        measures_XM = np.column_stack(
-            [
-                labels.cost,
-                labels.fill_s,
-                labels.peak_s,
-                labels.owed_s,
-                labels.ahead,
-                labels.after_s_XA,
-                labels.used_XC,
-            ]
-        )
-        beaten = np.zeros(len(labels), dtype=np.bool_)
-        for shift in range(1, min(reach_, len(labels) - 1) + 1):
-            same = group[shift:] == group[:-shift]
-            if not same.any():
-                break
-            beaten[shift:] |= same & (measures_XM[:-shift] <= measures_XM[shift:]).all(
-                axis=1
-            )
-        labels = labels.take(~beaten)
-    return labels
+        left_s = s.left_s_N[n] - found.fill_s - found.after_s_XA.sum(axis=1)
+        with np.errstate(divide="ignore"):
+            more = np.floor(left_s / s.least_s_N[n] * (1 + ROUNDING))
+        count = np.minimum(s.lo_N[n] + more, count)
+    return found.cost < s.each_N[n] * count
 
 
 def template_of(s: Search, pool: Labels, found: Labels, row: int) -> Template:
-    stages, start, labels, at = [], 0, found, row
-    while start < s.p.num_layers:
+    """Return the template that a label stands for."""
+    p, n = s.p, int(found.cell[row])
+    b, stages, start, labels, at = int(s.b_N[n]), [], 0, found, row
+    while start < p.num_layers:
         parent = int(labels.parent[at])
         end = int(pool.start[parent])
-        stages.append(TemplateStage(option=int(labels.option[at]), layers=(start, end)))
+        held = _held(s, pool.ahead[parent], s.lo_N[n])
+        where = b, int(labels.mesh[at]), int(held), p.range_IJ[start, end]
+        option = int(p.meshes.option_BMFU[where])
+        stages.append(TemplateStage(option=option, layers=(start, end)))
         start, labels, at = end, pool, parent
-    size = s.p.microbatch_sizes[int(s.b_N[found.interval[row]])]
-    return Template(microbatch_size=size, stages=tuple(stages))
+    return Template(microbatch_size=p.microbatch_sizes[b], stages=tuple(stages))

@@ -45,7 +45,7 @@ class Template:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Column:
-    """A template with its time and its devices by class.
+    """A template with its time, and what it takes of every limit on devices.
 
     `memory_microbatches` is how many microbatches memory allows: as many as one likes,
     unless a stage cannot hold as many in flight as its place in the pipeline asks for.
@@ -56,7 +56,7 @@ class Column:
     template: Template
     pieces: tuple[tuple[float, float], ...]  # (offset_s, slope_s)
     after_s: float
-    used: tuple[int, ...]
+    taken: tuple[int, ...]
     memory_microbatches: int
     serves_hops: bool
 
@@ -68,7 +68,7 @@ def column(p: Problem, template: Template, form: Form) -> Column:
     """Return the template with its costs by a form."""
     stage_s, hops = _stage_s(p, template)
     pieces = _prefix(stage_s, hops) if form == "prefix" else _closed(stage_s, hops)
-    used = p.used_OC[[s.option for s in template.stages]].sum(axis=0)
+    taken = p.taken_OR[[s.option for s in template.stages]].sum(axis=0)
     least = list(range(len(stage_s), 0, -1))
     slowest_s = max(slope for _, slope in pieces)
     added = [int(added_launch_ahead(np.array(h.hop_s), slowest_s)) for h in hops]
@@ -77,11 +77,22 @@ def column(p: Problem, template: Template, form: Form) -> Column:
         template=template,
         pieces=pieces,
         after_s=_after_s(p, template),
-        used=tuple(int(n) for n in used),
+        taken=tuple(int(n) for n in taken),
         memory_microbatches=_memory_microbatches(p, template, least),
         serves_hops=form == "prefix"
         or _memory_microbatches(p, template, served) == UNLIMITED,
     )
+
+
+def exists(p: Problem, template: Template) -> bool:
+    """Say whether the template, of an earlier problem, is one of this problem."""
+    if template.microbatch_size not in p.microbatch_sizes:
+        return False
+    if template.stages[-1].layers[1] != p.num_layers:
+        return False
+    if any(s.option >= len(p.options) for s in template.stages):
+        return False
+    return _memory_microbatches(p, template, [1] * len(template.stages)) > 0
 
 
 def most_microbatches(columns: Sequence[Column], step_s: float) -> Ints:

@@ -116,7 +116,11 @@ def _problem(request: Request, options: Sequence[Option], terms: Terms) -> Probl
     return problem(
         terms,
         classes=[
-            DeviceClass(name=nodes.name, num_devices=nodes.num_devices)
+            DeviceClass(
+                name=nodes.name,
+                num_devices=nodes.num_devices,
+                devices_per_node=nodes.devices_per_node,
+            )
             for nodes in request.classes
         ],
         options=options,

@@ -56,17 +56,19 @@ def test_pricing_finds_the_best_worth_and_nothing_above_it(form: Form) -> None:
         price_C = np.array([r.uniform(0.2, 2.0) for _ in p.classes])
         most = most_worth(instance, form, step_s, price_C)
         if most == 0.0:
-            assert price(p, form, step_s, price_C, 1e-3) == []
+            found = price(p, form, step_s, price_C, 1e-3)
+            assert not found.columns and found.is_all
             continue
         num_found += 1
-        assert price(p, form, step_s, price_C, most * 1.0001) == []
-        best = price(p, form, step_s, price_C, most * 0.9999)[0]
+        found = price(p, form, step_s, price_C, most * 1.0001)
+        assert not found.columns and found.is_all
+        best = price(p, form, step_s, price_C, most * 0.9999).columns[0]
         size = best.template.microbatch_size
         m = max(
             m
             for m in range(1, p.global_batch // size + 1)
             if time_s(instance, best.template, m, form) <= step_s * (1 + 1e-9)
         )
-        assert m * size / float(np.dot(best.used, price_C)) == pytest.approx(most)
+        assert m * size / float(np.dot(best.taken, price_C)) == pytest.approx(most)
         assert size in MICROBATCH_SIZES
     assert num_found > 100

@@ -23,7 +23,10 @@ def test_what_a_stage_takes_is_the_sum_over_its_layers() -> None:
         for i in range(p.num_layers):
             for j in range(i + 1, p.num_layers + 1):
                 row = p.range_IJ[i, j]
-                busy_BO = sum(t.busy_s_BOK[:, :, k] for k in t.kinds[i:j])
+                assert t.stage_s_BO is not None
+                busy_BO = sum(
+                    (t.busy_s_BOK[:, :, k] for k in t.kinds[i:j]), t.stage_s_BO
+                )
                 np.testing.assert_allclose(p.busy_s_BOU[:, :, row], busy_BO)
                 update_BO = sum(t.update_s_BOK[:, :, k] for k in t.kinds[i:j])
                 np.testing.assert_allclose(p.after_s_ABOU[1][:, :, row], update_BO)

@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The relaxed master problem: fractions of copies, and a bound that is certified.
+
+Owns `lower_bound`. At a fixed step time the best use of the devices is a linear program
+over templates. Any prices of devices prove that a step time is too short if no template
+does as much per price as all devices together would have to. So the step time is
+bisected: at prices that no template seen so far contradicts, the pricing looks for
+one that does; either it finds some, or the time is proven. Does not own how templates
+are found (`pricing.py`) nor whole copies (`whole.py`).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from scipy.optimize import linprog
+
+from hetjax.errors import NoFeasiblePlan
+from hetjax.planner.pricing import fits, price
+from hetjax.planner.problem import Floats, Ints, Problem
+from hetjax.planner.templates import (
+    Column,
+    Form,
+    Template,
+    column,
+    exists,
+    most_microbatches,
+)
+
+_MAX_ROUNDS = 300
+_NUM_BISECTIONS = 3
+_STRICT = 1e-6  # relative: beyond what the linear programs' solver takes for equal
+_PRECISION = 1e-4  # relative, of the least step time that columns reach
+_LEAST_PRICE = 1e-3  # of what a device could compute: free devices are hard to price
+_LONGEST = 1e4  # times the compute bound: only memory can still be in the way
+_GROWTH = 1.15
+_NEAR = 0.1  # relative: a last step, not half the way
+# what prices of so many times a device's rate are wished for
+_LEVELS, _WISHES = np.array([0.1, 0.2, 0.3, 0.4]), np.array([8.0, 4.0, 2.0, 1.0])
+
+Outcome = Literal["better", "proven", "open"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Effort:
+    """How close to the relaxation the bound is to come.
+
+    Not tried after `only_below` labels; a step time that `most_labels` do not decide
+    is left open.
+    """
+
+    tolerance: float
+    most_labels: int
+    only_below: int
+
+
+_EFFORTS = (
+    _Effort(tolerance=5e-4, most_labels=40_000, only_below=15_000),
+    _Effort(tolerance=4e-3, most_labels=80_000, only_below=2**60),
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Bound:
+    """A step time below which the global batch cannot be done, and how we know.
+
+    At `prices_R`, of devices of each class and then of fragments of nodes, nothing
+    does as much as it costs. `columns` are the templates seen on the way: fractions of
+    copies of them reach `reached_s`.
+    """
+
+    step_s: float
+    reached_s: float
+    prices_R: Floats
+    columns: tuple[Column, ...]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Found:
+    """`prices_R` prove that `too_short_s` is; fractions of columns reach `reached_s`.
+
+    What only promising labels show is that `believed_s` is too short, too.
+    """
+
+    too_short_s: float
+    believed_s: float
+    prices_R: Floats
+    columns: tuple[Column, ...]
+    reached_s: float = np.inf
+    num_labels: int = 0
+
+
+def most_sequences(p: Problem, columns: Sequence[Column], step_s: float) -> Ints:
+    """Return what each column does in the step; no more than the global batch has."""
+    sizes_N = np.array([c.template.microbatch_size for c in columns])
+    counts_N = most_microbatches(columns, step_s)
+    return sizes_N * np.minimum(counts_N, p.global_batch // sizes_N)
+
+
+def reaches(p: Problem, columns: Sequence[Column], step_s: float) -> bool:
+    """Say whether fractions of copies do the global batch within the step time."""
+    if not columns:
+        return False
+    sequences_N = most_sequences(p, columns, step_s)
+    found = linprog(-sequences_N, A_ub=_taken(columns).T, b_ub=p.room_R, method="highs")
+    assert found.success, found.message
+    return -found.fun >= p.global_batch * (1 - 2 * _STRICT)
+
+
+def _taken(columns: Sequence[Column]) -> Floats:
+    return np.array([c.taken for c in columns], dtype=np.float64)
+
+
+def lower_bound(p: Problem, form: Form, known: Sequence[Template] = ()) -> Bound:
+    """Return a certified bound, close to the relaxation's optimum.
+
+    Within 0.05 % of it where that is little work, else within 0.4 %; or further below
+    where that cannot be decided with a fair amount of work. `known` templates make the
+    search shorter. NoFeasiblePlan if not even fractions of pipelines do the global
+    batch.
+    """
+    if not fits(p):
+        raise _nothing_fits()
+    found = _reached(p, form, _beginning(p, form, known))
+    for effort in _EFFORTS:
+        if found.num_labels < effort.only_below:
+            found = _closer(p, form, found, effort)
+            break
+    return Bound(
+        step_s=found.too_short_s,
+        reached_s=found.reached_s,
+        prices_R=found.prices_R,
+        columns=found.columns,
+    )
+
+
+def columns_within(
+    p: Problem, form: Form, step_s: float, known: Sequence[Template] = ()
+) -> tuple[Column, ...]:
+    """Return columns of which fractions reach the step time; none if none are found."""
+    found = _beginning(p, form, known)
+    while not reaches(p, found.columns, step_s):
+        found, outcome = _asked(p, form, found, step_s, 0)
+        if outcome != "better":
+            return ()
+    return found.columns
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Thrift:
+    """`prices_R` of devices, what they cost and what others would save with them; the
+    sequences per unit of price that a template must do to save anything."""
+
+    prices_R: Floats
+    worth: float
+
+
+def thrift(
+    p: Problem, columns: Sequence[Column], step_s: float, cost_R: Floats
+) -> Thrift:
+    """Do the global batch at the least cost with fractions of copies.
+
+    The columns must reach the step time.
+    """
+    sequences_N = most_sequences(p, columns, step_s)
+    found = linprog(
+        _taken(columns) @ cost_R,
+        A_ub=np.vstack([_taken(columns).T, -sequences_N]),
+        b_ub=np.append(p.room_R, -p.global_batch * (1 - 2 * _STRICT)),
+        method="highs",
+    )
+    assert found.success, found.message
+    *saved_R, of_sequence = -found.ineqlin.marginals
+    return Thrift(prices_R=cost_R + np.array(saved_R), worth=1 / of_sequence)
+
+
+def compute_bound_s(p: Problem) -> float:
+    """Return the step time if every device computed at its best rate all the time."""
+    return p.global_batch / float(p.rates_C @ p.devices_C)
+
+
+def _beginning(p: Problem, form: Form, known: Sequence[Template]) -> _Found:
+    """What is known without a search: the compute bound, and given templates."""
+    columns = [column(p, t, form) for t in known if exists(p, t)]
+    too_short_s = compute_bound_s(p) * (1 - _STRICT)
+    return _Found(
+        too_short_s=too_short_s,
+        believed_s=too_short_s,
+        prices_R=np.concatenate([p.rates_C, np.zeros(len(p.fragments))]),
+        columns=_distinct(columns),
+    )
+
+
+def _reached(p: Problem, form: Form, found: _Found) -> _Found:
+    """Add columns until they reach some step time."""
+    step_s = compute_bound_s(p)
+    longest_s = _LONGEST * step_s
+    enough = reaches(p, found.columns, longest_s)
+    while not reaches(p, found.columns, step_s):
+        outcome: Outcome = "open"
+        if not enough:
+            decisive = step_s > longest_s
+            found, outcome = _asked(p, form, found, step_s, None if decisive else 0)
+            if decisive and outcome != "better":
+                raise nothing_does(p)
+        if outcome != "better":
+            step_s *= _GROWTH
+    return replace(found, reached_s=_least_step_s(p, found.columns, step_s))
+
+
+def _closer(p: Problem, form: Form, found: _Found, effort: _Effort) -> _Found:
+    """Bring the columns' step time and a proof as close together as the effort says."""
+    for _ in range(_MAX_ROUNDS):
+        close_s = found.reached_s * (1 - effort.tolerance)
+        if found.too_short_s >= close_s:
+            break
+        if found.believed_s < close_s:
+            step_s = (found.believed_s + close_s) / 2
+            if found.believed_s > close_s * (1 - _NEAR):
+                step_s = close_s
+            found, _ = _asked(p, form, found, step_s, 0)
+        else:
+            found, outcome = _asked(p, form, found, close_s, effort.most_labels)
+            if outcome == "open":
+                return _bisected(p, form, found, effort, close_s)
+    return found
+
+
+def _bisected(
+    p: Problem, form: Form, found: _Found, effort: _Effort, open_s: float
+) -> _Found:
+    """Prove what can be proven below a step time that was left open."""
+    for _ in range(_NUM_BISECTIONS):
+        if open_s * (1 - effort.tolerance) <= found.too_short_s:
+            break
+        step_s = (found.too_short_s + open_s) / 2
+        found, outcome = _asked(p, form, found, step_s, effort.most_labels)
+        if outcome == "open":
+            open_s = step_s
+    return found
+
+
+def _asked(
+    p: Problem, form: Form, found: _Found, step_s: float, most_labels: int | None
+) -> tuple[_Found, Outcome]:
+    """Look for templates that contradict prices that the columns do not."""
+    prices_R = _prices(p, found.columns, step_s, found.prices_R)
+    worth = p.global_batch / float(prices_R @ p.room_R)
+    priced = price(p, form, step_s, prices_R, worth, most_labels=most_labels)
+    found = replace(found, num_labels=found.num_labels + priced.num_labels)
+    columns = _distinct([*found.columns, *priced.columns])
+    if len(columns) > len(found.columns):
+        reached_s = found.reached_s
+        if reached_s < np.inf:
+            reached_s = _least_step_s(p, columns, reached_s)
+        return replace(found, columns=columns, reached_s=reached_s), "better"
+    believed_s = max(found.believed_s, step_s)
+    if not priced.is_all:
+        return replace(found, believed_s=believed_s), "open"
+    proven = replace(
+        found, too_short_s=step_s, prices_R=prices_R, believed_s=believed_s
+    )
+    return proven, "proven"
+
+
+def _distinct(columns: Iterable[Column]) -> tuple[Column, ...]:
+    return tuple({c.template: c for c in columns}.values())
+
+
+def _least_step_s(p: Problem, columns: Sequence[Column], high_s: float) -> float:
+    """Return the least step time that columns reach, from one that they do."""
+    width = 4 * _PRECISION
+    while reaches(p, columns, high_s * (1 - width)):
+        high_s, width = high_s * (1 - width), min(2 * width, 0.5)
+    low_s = high_s * (1 - width)
+    while high_s - low_s > _PRECISION * high_s:
+        middle_s = (low_s + high_s) / 2
+        if reaches(p, columns, middle_s):
+            high_s = middle_s
+        else:
+            low_s = middle_s
+    return high_s
+
+
+def _prices(
+    p: Problem, columns: Sequence[Column], step_s: float, centre_R: Floats
+) -> Floats:
+    """Return prices at which no column does as much as it costs, near the given ones.
+
+    There are such as long as the columns do not reach the step time.
+    """
+    centre_R = centre_R / float(centre_R @ p.room_R)
+    sequences_N = most_sequences(p, columns, step_s) if columns else np.zeros(0)
+    taken_NR = _taken(columns) if columns else np.zeros((0, len(centre_R)))
+    needed_N = sequences_N / p.global_batch * (1 + _STRICT)
+    wished = np.flatnonzero(centre_R > 0)
+    # prices first, then what parts of the levels they reach
+    num_prices, num_levels = len(centre_R), len(_LEVELS)
+    worth_RL = np.zeros((len(wished), num_prices + len(wished) * num_levels))
+    for row, r in enumerate(wished):
+        worth_RL[row, r] = -1 / centre_R[r]
+        first = num_prices + row * num_levels
+        worth_RL[row, first : first + num_levels] = 1.0
+    no_parts = np.zeros((len(sequences_N), worth_RL.shape[1] - num_prices))
+    found = linprog(
+        np.concatenate([np.zeros(num_prices), -np.tile(_WISHES, len(wished))]),
+        A_ub=np.vstack([np.hstack([-taken_NR, no_parts]), worth_RL]),
+        b_ub=np.concatenate([-needed_N, np.zeros(len(wished))]),
+        A_eq=np.concatenate([p.room_R, np.zeros(no_parts.shape[1])])[None],
+        b_eq=[1.0],
+        bounds=[(0, None)] * num_prices
+        + [(0, level) for _ in wished for level in _LEVELS],
+        method="highs",
+    )
+    assert found.success, found.message
+    return np.maximum(found.x[:num_prices], _LEAST_PRICE * centre_R)
+
+
+def _nothing_fits() -> NoFeasiblePlan:
+    return NoFeasiblePlan(
+        got="no pipeline that fits into memory",
+        allowed="a model of which some pipeline of these devices can hold all layers",
+        fix="allow remat or a smaller microbatch, or add devices",
+    )
+
+
+def nothing_does(p: Problem) -> NoFeasiblePlan:
+    sizes = ", ".join(map(str, p.microbatch_sizes))
+    there = ", ".join(f"{c.num_devices} {c.name}" for c in p.classes)
+    return NoFeasiblePlan(
+        got=f"a global batch of {p.global_batch} sequences, which no pipelines do",
+        allowed=f"a sum of microbatches of {sizes} over pipelines within {there}",
+        fix="add devices, or give another global batch",
+    )
