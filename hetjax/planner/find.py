@@ -9,20 +9,27 @@ bounds (`master.py`), places (`placement.py`), moves (`polish.py`) nor the judge
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from hetjax.planner.equal_shares import equal_share_plans
 from hetjax.planner.infeasible import adds_up, why_infeasible
 from hetjax.planner.judge import Judge
 from hetjax.planner.objectives import Objective, score, within
 from hetjax.planner.polish import Choices, polished
-from hetjax.planner.proposals import Proposal, lower_bound_s, plans_of, proposals
+from hetjax.planner.proposals import (
+    LARGE,
+    Proposal,
+    lower_bound_s,
+    plans_by_rank,
+    proposals,
+)
 from hetjax.planner.request import Request, check_request
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
 
 Progress = Callable[[str], None]  # told what is being done, a line at a time
 POLISH_S = 5.0
-_MOST_STAGES = 2000  # of all plans that are simulated before the search is polished
+_MOST_WORK = 30_000  # of all plans that are simulated before local search
 
 
 def _quietly(line: str) -> None: ...
@@ -86,13 +93,13 @@ def find_plan(
         return score(predicted, request.cluster, objective)
 
     judged = [
-        (predicted, proposal)
-        for plan, proposal in _plans(request, proposed, starts)
+        (predicted, source)
+        for source, plan in _plans(request, proposed, starts)
         if (predicted := judge(plan)) and within(predicted, objective)
     ]
     if not judged:
         raise why_infeasible(request, objective)
-    first, proposal = min(judged, key=lambda found: wished(found[0]))
+    first, source = min(judged, key=lambda found: wished(found[0]))
     progress(f"{len(judged)} plans simulated; local search from the best")
     best = polished(
         first,
@@ -110,7 +117,7 @@ def find_plan(
         request=request,
         objective=objective,
         best=best,
-        source="given or equal pipelines" if proposal is None else "templates",
+        source=source,
         lower_bound_s=lower_bound_s(request),
         model_time_s=proposed[0].step_s if proposed else None,
         model_bound_s=min((p.layouts[0].bound_s for p in proposed), default=None),
@@ -120,18 +127,26 @@ def find_plan(
 
 def _plans(
     request: Request, proposed: Sequence[Proposal], starts: Sequence[Plan]
-) -> Iterator[tuple[Plan, Proposal | None]]:
-    """Plans for the judge, as many as time allows: large ones take longer."""
-    yield from ((plan, None) for plan in starts)
-    if request.network.links and len(request.classes) > 1:
-        yield from ((plan, None) for plan in equal_share_plans(request))
-    num_stages = 0
-    for proposal in proposed:
-        for plan in plans_of(proposal):
-            num_stages += len(plan.stages())
-            if num_stages > _MOST_STAGES and proposal is not proposed[0]:
-                return
-            yield plan, proposal
+) -> Iterator[tuple[str, Plan]]:
+    """Plans for the judge and where they come from; of large ones not so many."""
+    large = request.cluster.num_devices > LARGE
+    shares = () if large else equal_share_plans(request)
+    most, work = _MOST_WORK // (4 if large else 1), 0
+    for source, plan in chain(
+        (("given", plan) for plan in starts),
+        (("templates", plan) for plan in plans_by_rank(proposed, end=1)),
+        (("equal shares", plan) for plan in shares),
+        (("templates", plan) for plan in plans_by_rank(proposed, first=1)),
+    ):
+        if work and source != "given" and work + _work(plan) > most:
+            return
+        work += _work(plan)
+        yield source, plan
+
+
+def _work(plan: Plan) -> int:
+    """Forwards of a step: what simulating it takes goes with them."""
+    return sum(r.num_microbatches * len(r.stages) for r in plan.replicas)
 
 
 def _allowed(predicted: Predicted | None, objective: Objective) -> Predicted | None:

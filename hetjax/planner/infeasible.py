@@ -13,8 +13,8 @@ from hetjax.cluster.cluster import Cluster
 from hetjax.costs.runs import runs_of
 from hetjax.costs.static import static_bytes
 from hetjax.errors import NoFeasiblePlan
-from hetjax.planner.master import lower_bound
 from hetjax.planner.objectives import Objective
+from hetjax.planner.relaxation import lower_bound
 from hetjax.planner.request import REMATS, Request
 from hetjax.planner.terms import search_problem
 from hetjax.plans.plan import StageMesh

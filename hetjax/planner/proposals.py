@@ -23,16 +23,17 @@ from hetjax.planner.master import (
     Layout,
     candidates,
     cheapest,
-    lower_bound,
 )
 from hetjax.planner.objectives import Objective
 from hetjax.planner.placement import ORDERS, Pipeline, placed
 from hetjax.planner.problem import Problem
+from hetjax.planner.relaxation import compute_bound_s, lower_bound
 from hetjax.planner.request import NodeClass, Request
 from hetjax.planner.terms import bound_problem, search_problem
 from hetjax.plans.plan import Plan
 
-_NUM_LAYOUTS = 4  # of every problem, for the judge to choose from
+_NUM_LAYOUTS = 3  # of every problem, for the judge to choose from
+LARGE = 128  # devices: the search of larger clusters is cut short
 _SLACKS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)  # of step times that may be cheaper
 
 
@@ -44,11 +45,19 @@ class Proposal:
     degrees: tuple[int, ...]
     problem: Problem
     layouts: tuple[Layout, ...]
+    free_sums: bool  # the model took gradient sums for nothing
 
     @property
     def step_s(self) -> float:
         """The model's time of the best layout."""
         return self.layouts[0].step_s
+
+    def told(self) -> str:
+        """Say for people what the model makes of it."""
+        degrees = " or ".join(map(str, self.degrees))
+        sums = ", gradient sums hidden" if self.free_sums else ""
+        there = " + ".join(f"{c.num_devices} {c.name}" for c in self.request.classes)
+        return f"{there}, tensor {degrees}{sums}: {self.step_s:.4g} s by the model"
 
 
 def proposals(
@@ -64,16 +73,40 @@ def proposals(
     the time are left out, and all of them if only the `whole` is asked for.
     """
     found: list[Proposal] = []
-    for part in [request] if whole else parts_of(request):
-        for degrees in degree_sets(part):
-            proposal = _proposal(part, degrees, objective, found)
-            if proposal is not None:
-                found.append(proposal)
-                progress(
-                    f"{_devices(part)}, tensor {' or '.join(map(str, degrees))}: "
-                    f"{proposal.step_s:.4g} s by the model"
+    for part, degrees, free_sums in _problems(request, whole):
+        p = search_problem(part, degrees, free_sums=free_sums)
+        least_s = min((f.step_s for f in found if not f.free_sums), default=math.inf)
+        if not _wants_fewer(objective) and compute_bound_s(p) > least_s:
+            continue
+        layouts = _layouts(part, p, objective)
+        if layouts:
+            found.append(
+                Proposal(
+                    request=part,
+                    degrees=degrees,
+                    problem=p,
+                    layouts=layouts,
+                    free_sums=free_sums,
                 )
-    return sorted(found, key=lambda p: p.step_s)
+            )
+            progress(found[-1].told())
+    return sorted(found, key=lambda p: (p.free_sums, p.step_s))
+
+
+def _problems(
+    request: Request, whole: bool
+) -> Iterator[tuple[Request, tuple[int, ...], bool]]:
+    """Parts, tensor degrees, and for the whole also gradient sums for nothing.
+
+    Large clusters have many replicas, whose sums are never for nothing, and a part of
+    them is seldom faster than all.
+    """
+    large = request.cluster.num_devices > LARGE
+    for n, part in enumerate([request] if whole or large else parts_of(request)):
+        for degrees in degree_sets(part):
+            yield part, degrees, False
+            if n == 0 and not large:
+                yield part, degrees, True
 
 
 def lower_bound_s(request: Request) -> float:
@@ -114,14 +147,24 @@ def degree_sets(request: Request) -> list[tuple[int, ...]]:
     return [(degree,) for degree in request.degrees]
 
 
-def plans_of(proposal: Proposal) -> Iterator[Plan]:
-    """Place the proposal's layouts on nodes, in every order that fits."""
-    for layout in proposal.layouts:
+def plans_of(proposal: Proposal, rank: int) -> Iterator[Plan]:
+    """Place the proposal's layout of that rank on nodes, in every order that fits."""
+    for layout in proposal.layouts[rank : rank + 1]:
         pipelines = pipelines_of(proposal.problem, layout.copies)
         for order in ORDERS:
             plan = placed(proposal.request, pipelines, order)
             if plan is not None:
                 yield plan
+
+
+def plans_by_rank(
+    proposed: Sequence[Proposal], first: int = 0, end: int | None = None
+) -> Iterator[Plan]:
+    """The best of every proposal, then their second best, and so on."""
+    most = max((len(p.layouts) for p in proposed), default=0)
+    for rank in range(most)[first:end]:
+        for proposal in proposed:
+            yield from plans_of(proposal, rank)
 
 
 def pipelines_of(p: Problem, copies: Sequence[Copies]) -> list[Pipeline]:
@@ -137,31 +180,21 @@ def pipelines_of(p: Problem, copies: Sequence[Copies]) -> list[Pipeline]:
     ]
 
 
-def _proposal(
-    request: Request,
-    degrees: Sequence[int],
-    objective: Objective,
-    found: Sequence[Proposal],
-) -> Proposal | None:
-    """None if nothing fits, or if the part cannot be as fast as what was found."""
-    p = search_problem(request, degrees)
-    fewer = objective.wish != "time" or objective.max_usd_per_hour is not None
-    if found and not fewer and _compute_s(p) > min(f.step_s for f in found):
-        return None
+def _layouts(request: Request, p: Problem, objective: Objective) -> tuple[Layout, ...]:
+    """None if nothing fits."""
     try:
-        layouts = candidates(p, "closed", _NUM_LAYOUTS)
+        large = request.cluster.num_devices > LARGE
+        layouts = candidates(p, "closed", 1 if large else _NUM_LAYOUTS)
     except NoFeasiblePlan:
-        return None
-    if fewer:
+        return ()
+    if _wants_fewer(objective):
         layouts = [*layouts, *_cheaper(request, p, layouts[0].step_s)]
-    return Proposal(
-        request=request, degrees=tuple(degrees), problem=p, layouts=tuple(layouts)
-    )
+    return tuple(layouts)
 
 
-def _compute_s(p: Problem) -> float:
-    """The step time if every device computed at its best rate all the time."""
-    return p.global_batch / float(p.rates_C @ p.devices_C)
+def _wants_fewer(objective: Objective) -> bool:
+    """Whether slower plans on fewer devices may be better."""
+    return objective.wish != "time" or objective.max_usd_per_hour is not None
 
 
 def _cheaper(request: Request, p: Problem, step_s: float) -> Iterator[Layout]:
@@ -174,10 +207,6 @@ def _cheaper(request: Request, p: Problem, step_s: float) -> Iterator[Layout]:
             layout = cheapest(p, "closed", slack * step_s, prices_C)
             if layout is not None:
                 yield layout
-
-
-def _devices(request: Request) -> str:
-    return " + ".join(f"{c.num_devices} {c.name}" for c in request.classes)
 
 
 def _usd_per_hour(nodes: NodeClass) -> float:

@@ -15,7 +15,7 @@ from hetjax.models.model import Model
 from hetjax.planner.find import find_plan
 from hetjax.planner.judge import Judge
 from hetjax.planner.objectives import Objective
-from hetjax.planner.proposals import plans_of, proposals
+from hetjax.planner.proposals import plans_by_rank, proposals
 from hetjax.planner.request import Request
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
@@ -77,9 +77,8 @@ def _choices(request: Request, current: Plan) -> Iterator[tuple[str, Plan]]:
     in_use = {stage.mesh.tensor for _, _, stage in current.stages()}
     degrees = tuple(sorted(in_use & set(request.degrees))) or request.degrees
     same = replace(request, tensor_degrees=degrees)
-    for proposal in proposals(same, Objective(), whole=True):
-        for plan in plans_of(proposal):
-            yield "templates", plan
+    for plan in plans_by_rank(proposals(same, Objective(), whole=True)):
+        yield "templates", plan
 
 
 def survivors(request: Request, current: Plan) -> Plan | None:

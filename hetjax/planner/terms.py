@@ -54,15 +54,19 @@ def options_of(request: Request, degrees: Sequence[int]) -> tuple[Option, ...]:
     )
 
 
-def search_problem(request: Request, degrees: Sequence[int]) -> Problem:
+def search_problem(
+    request: Request, degrees: Sequence[int], *, free_sums: bool = False
+) -> Problem:
     """Return the problem to search by, with these tensor degrees.
 
-    BadInput if nothing is known of any device at any of the microbatch sizes.
+    Of the stages' gradient sums the longest is added to a step, or none with
+    `free_sums`: as if there were one replica, or sums hidden behind the rest. BadInput
+    if nothing is known of any device at any of the microbatch sizes.
     """
     options = options_of(request, degrees)
     facts = _facts(request, options)
     hop_s_BKOO, link_s_BKOO = hop_tables(request, options, len(facts.sync_bytes_K))
-    rates_O = sync_bytes_per_s(request, options)
+    rates_O, times = sync_bytes_per_s(request, options), 0 if free_sums else 2
     terms = Terms(
         kinds=facts.kinds,
         busy_s_BOK=facts.busy_s_BOK,
@@ -73,8 +77,7 @@ def search_problem(request: Request, degrees: Sequence[int]) -> Problem:
         message_bytes_BO=facts.activation_bytes_BO,
         sync_bytes_OK=np.tile(facts.sync_bytes_K, (len(options), 1)),
         # of R replicas 2 (R - 1) / R of the bytes
-        sync_s=lambda o, size_bytes: 2 * size_bytes / rates_O[o],
-        sync_exposed="first",
+        sync_s=lambda o, size_bytes: times * size_bytes / rates_O[o],
         stage_s_BO=np.full(facts.busy_s_BOK.shape[:2], 2 * facts.program_s),
         hop_s_BKOO=hop_s_BKOO,
         link_s_BKOO=link_s_BKOO,
