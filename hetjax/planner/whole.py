@@ -54,7 +54,7 @@ def whole_copies(
     Of those columns that at these prices do most for what they take.
     """
     c = _choice(p, columns, step_s, price_R)
-    return _solved(c, cp.Minimize(0), c.limits, _ANY)
+    return _solved(c, cp.Minimize(0), c.limits, _ANY) if c else []
 
 
 def cheapest_copies(
@@ -66,6 +66,8 @@ def cheapest_copies(
 ) -> list[Copies]:
     """Take those of them that cost nearly the least, by what devices cost."""
     c = _choice(p, columns, step_s, price_R)
+    if c is None:
+        return []
     cost = (c.taken_NR @ cost_R) @ c.copies_N
     return _solved(c, cp.Minimize(cost), c.limits, _CHEAP)
 
@@ -75,6 +77,8 @@ def fewest_templates(
 ) -> list[Copies]:
     """Take copies of few distinct templates, if such are easily found."""
     c = _choice(p, columns, step_s, price_R)
+    if c is None:
+        return []
     is_used_N = cp.Variable(len(c.columns), boolean=True)
     limits = [*c.limits, c.copies_N <= cp.multiply(c.most_copies_N, is_used_N)]
     return _solved(c, cp.Minimize(cp.sum(is_used_N)), limits, _QUICK)
@@ -97,8 +101,11 @@ def _best_columns(
 
 def _choice(
     p: Problem, columns: Sequence[Column], step_s: float, price_R: Floats
-) -> _Choice:
+) -> _Choice | None:
+    """None if no column does anything in that time."""
     best = _best_columns(p, columns, step_s, price_R)
+    if not best:
+        return None
     sizes_N = np.array([c.template.microbatch_size for c in best])
     most_N = most_sequences(p, best, step_s) // sizes_N
     taken_NR = np.array([c.taken for c in best], dtype=np.float64)
