@@ -34,6 +34,7 @@ from hetjax.plans.plan import Plan
 
 _NUM_LAYOUTS = 3  # of every problem, for the judge to choose from
 LARGE = 128  # devices: the search of larger clusters is cut short
+_PARTED = 32  # devices: of larger clusters no parts are searched
 _SLACKS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)  # of step times that may be cheaper
 
 
@@ -101,11 +102,12 @@ def _problems(
     Large clusters have many replicas, whose sums are never for nothing, and a part of
     them is seldom faster than all.
     """
-    large = request.cluster.num_devices > LARGE
-    for n, part in enumerate([request] if whole or large else parts_of(request)):
+    num_devices = request.cluster.num_devices
+    whole = whole or num_devices > _PARTED
+    for n, part in enumerate([request] if whole else parts_of(request)):
         for degrees in degree_sets(part):
             yield part, degrees, False
-            if n == 0 and not large:
+            if n == 0 and num_devices <= LARGE:
                 yield part, degrees, True
 
 
