@@ -35,6 +35,8 @@ _PRECISION = 1e-4  # relative, of the least step time that columns reach
 _LEAST_PRICE = 1e-3  # of what a device could compute: free devices are hard to price
 _LONGEST = 1e4  # times the compute bound: only memory can still be in the way
 _GROWTH = 1.15
+_LEAP = 2.0  # where no template fits into the time
+_DECISIVE_LABELS = 500_000  # to say that nothing fits; with many more memory ends
 _NEAR = 0.1  # relative: a last step, not half the way
 # what prices of so many times a device's rate are wished for
 _LEVELS, _WISHES = np.array([0.1, 0.2, 0.3, 0.4]), np.array([8.0, 4.0, 2.0, 1.0])
@@ -123,7 +125,7 @@ def lower_bound(p: Problem, form: Form, known: Sequence[Template] = ()) -> Bound
     if not fits(p):
         raise _nothing_fits()
     found = _reached(p, form, _beginning(p, form, known))
-    for effort in _EFFORTS:
+    for effort in _EFFORTS if found.reached_s < np.inf else ():
         if found.num_labels < effort.only_below:
             found = _closer(p, form, found, effort)
             break
@@ -193,7 +195,11 @@ def _beginning(p: Problem, form: Form, known: Sequence[Template]) -> _Found:
 
 
 def _reached(p: Problem, form: Form, found: _Found) -> _Found:
-    """Add columns until they reach some step time."""
+    """Add columns until they reach some step time.
+
+    NoFeasiblePlan if none do, or in the closed form, which bounds nothing, if none are
+    found with a great deal of work.
+    """
     step_s = compute_bound_s(p)
     longest_s = _LONGEST * step_s
     enough = reaches(p, found.columns, longest_s)
@@ -201,11 +207,14 @@ def _reached(p: Problem, form: Form, found: _Found) -> _Found:
         outcome: Outcome = "open"
         if not enough:
             decisive = step_s > longest_s
-            found, outcome = _asked(p, form, found, step_s, None if decisive else 0)
+            most = _DECISIVE_LABELS if decisive else 0
+            found, outcome = _asked(p, form, found, step_s, most)
+            if decisive and outcome == "open" and form == "prefix":
+                return found  # with so much work neither a plan nor that there is none
             if decisive and outcome != "better":
                 raise nothing_does(p)
         if outcome != "better":
-            step_s *= _GROWTH
+            step_s *= _GROWTH if found.columns else _LEAP
     return replace(found, reached_s=_least_step_s(p, found.columns, step_s))
 
 
