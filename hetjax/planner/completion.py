@@ -5,7 +5,8 @@ Owns the time that a stage can have in a step whatever stands before and after i
 from it the least cost of the layers before a stage. All are optimistic: nothing good is
 pruned. Does not own the exact search (`suffixes.py`).
 
-Letters of array names as in `problem.py`; V different places of a stage, X questions.
+Letters of array names as in `problem.py`; V different places of a stage, S options by
+rank, X questions.
 """
 
 from dataclasses import dataclass, fields
@@ -15,78 +16,116 @@ import numpy as np
 from hetjax.planner.problem import Floats, Ints, Problem
 from hetjax.planner.templates import ROUNDING, Form
 
-_CHUNK = 64
+_CHUNK = 100_000  # numbers in a table: what a processor's cache holds
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reach:
     """What stages could do in a step if all others were the fastest there are.
 
-    `left_s_BMIJ` is the time for the microbatches of a stage on layers I to J. The same
-    by `place_IJ` (-1: no layers), where stages are told apart only if they differ:
-    `left_s_BMV`, what one microbatch takes at least, `each_s_BMFV` (inf: out of
-    memory), and `more_s_BMV`, what the stage adds besides to the time of the pipeline:
-    the hop to it, or what comes after the pipeline because it is the first, and its
-    share in what comes after the pipeline because of the worst stage.
+    `left_s_BMIJ` is the time for the microbatches of a stage on layers I to J. The rest
+    is by place, `place_IJ` (-1: no layers), where stages are told apart only if they
+    differ, and there by rank S of options, those that hold more microbatches first:
+    `option_BSV`, the time that is left, `left_s_BSV`, what one microbatch takes at
+    least, `each_s_BSV` (inf: out of memory), and `more_s_BSV`, what the stage adds
+    besides to the time of the pipeline: the hop to it, or what comes after the pipeline
+    because it is the first, and its share in what comes after because of the worst
+    stage. `num_holding_BFV` options hold F + 1 microbatches.
     """
 
     step_s: float
     left_s_BMIJ: Floats
     place_IJ: Ints
-    left_s_BMV: Floats
-    each_s_BMFV: Floats
-    more_s_BMV: Floats
+    option_BSV: Ints
+    left_s_BSV: Floats
+    each_s_BSV: Floats
+    more_s_BSV: Floats
+    num_holding_BFV: Ints
 
     @property
     def most_B(self) -> Ints:
         """The most microbatches of any stage, by microbatch size."""
-        most_BMV = np.maximum(self.left_s_BMV, 0.0) / self.each_s_BMFV[:, :, 0]
-        return (most_BMV.max(axis=(1, 2)) * (1 + ROUNDING)).astype(np.int64)
+        most_BSV = np.maximum(self.left_s_BSV, 0.0) / self.each_s_BSV
+        return (most_BSV.max(axis=(1, 2)) * (1 + ROUNDING)).astype(np.int64)
 
 
 def reach(p: Problem, form: Form, step_s: float) -> Reach:
     """Return what is left of the step for every stage."""
-    before_s_BI, first_M = p.fastest_s_BJ, p.meshes.first_M
+    before_s_BI = p.fastest_s_BJ
     with np.errstate(invalid="ignore"):  # sizes at which nothing fits: inf - inf
-        left_s_BMIJ = step_s - _after_s(p) - before_s_BI[:, None, :, None]
+        left_s_BOIJ = step_s - _after_s(p) - before_s_BI[:, None, :, None]
         if form == "closed":
-            left_s_BMIJ -= (before_s_BI[:, -1:] - before_s_BI)[:, None, None, :]
-    left_s_BMIJ = np.where(left_s_BMIJ > 0, left_s_BMIJ * (1 + ROUNDING), -1.0)
+            left_s_BOIJ -= (before_s_BI[:, -1:] - before_s_BI)[:, None, None, :]
+    left_s_BOIJ = np.where(left_s_BOIJ > 0, left_s_BOIJ * (1 + ROUNDING), -1.0)
     place_IJ, start_V, end_V = _places(p, form)
     row_V = p.range_IJ[start_V, end_V]
-    each_s_BMFV = p.meshes.busy_s_BMFU[..., row_V]
-    if p.has_sends:
-        send_s_BMK = p.send_s_BKOO.min(axis=3).swapaxes(1, 2)[:, first_M]
-        return_s_BMK = p.return_s_BKOO.min(axis=2).swapaxes(1, 2)[:, first_M]
-        sent_s_BMV = send_s_BMK[:, :, p.kind_J[end_V]] * (end_V < p.num_layers)
-        returned_s_BMV = return_s_BMK[:, :, p.kind_J[start_V]] * (start_V > 0)
-        each_s_BMFV += (sent_s_BMV + returned_s_BMV)[:, :, None]
-    hop_s_BMK = p.hop_s_BKOO.min(axis=2).swapaxes(1, 2)[:, first_M]
-    after_s_ABMV = p.after_s_ABOU[:, :, first_M][..., row_V]
-    first_s_BMV = after_s_ABMV[p.is_first_A].sum(axis=0)
-    first_s_BMV -= p.least_after_s_AB[p.is_first_A].sum(axis=0)[:, None, None]
-    share_AV = p.share_AJ[:, end_V] - p.share_AJ[:, start_V]
-    mean_s_BMV = (after_s_ABMV * share_AV[:, None, None]).sum(axis=0)
+    held_BOV = p.most_in_flight_BOU[:, :, row_V]
+    option_BSV = _ranks(p, held_BOV, row_V)
+    held_F = np.arange(1, p.meshes.busy_s_BMFU.shape[2] + 1)
+
+    def ranked(values_BOV: Floats | Ints) -> Floats:
+        return np.take_along_axis(values_BOV, option_BSV, axis=1)
+
+    each_s_BOV = np.where(held_BOV > 0, _each_s(p, start_V, end_V), np.inf)
+    holds_BFSV = ranked(held_BOV)[:, None] >= held_F[:, None, None]
     return Reach(
         step_s=step_s,
-        left_s_BMIJ=left_s_BMIJ,
+        left_s_BMIJ=left_s_BOIJ[:, p.meshes.first_M],
         place_IJ=place_IJ,
-        left_s_BMV=left_s_BMIJ[:, :, start_V, end_V],
-        each_s_BMFV=each_s_BMFV,
-        more_s_BMV=mean_s_BMV
-        + np.where(start_V > 0, 2 * hop_s_BMK[:, :, p.kind_J[start_V]], first_s_BMV),
+        option_BSV=option_BSV,
+        left_s_BSV=ranked(left_s_BOIJ[:, :, start_V, end_V]),
+        each_s_BSV=ranked(each_s_BOV),
+        more_s_BSV=ranked(_more_s(p, start_V, end_V)),
+        num_holding_BFV=holds_BFSV.sum(axis=2),
     )
+
+
+def _ranks(p: Problem, held_BOV: Ints, row_V: Ints) -> Ints:
+    """The options by place, those that hold more first.
+
+    Only one of each mesh where all hold either all that is asked for or nothing.
+    """
+    if not p.holds_all:
+        order_BSV = np.argsort(-held_BOV, axis=1, kind="stable")
+        return order_BSV[:, : max(1, int((held_BOV > 0).sum(axis=1).max()))]
+    option_BMV = p.meshes.option_BMFU[:, :, 0, row_V]
+    held_BMV = np.take_along_axis(held_BOV, option_BMV, axis=1)
+    order_BSV = np.argsort(-held_BMV, axis=1, kind="stable")
+    return np.take_along_axis(option_BMV, order_BSV, axis=1)
+
+
+def _each_s(p: Problem, start_V: Ints, end_V: Ints) -> Floats:
+    """What a microbatch takes at each place, at least, under each option."""
+    row_V = p.range_IJ[start_V, end_V]
+    each_s_BOV = np.nan_to_num(p.busy_s_BOU[..., row_V], nan=np.inf)
+    if p.has_sends:
+        sent_s_BOK = p.send_s_BKOO.min(axis=3).swapaxes(1, 2)
+        returned_s_BOK = p.return_s_BKOO.min(axis=2).swapaxes(1, 2)
+        each_s_BOV += sent_s_BOK[:, :, p.kind_J[end_V]] * (end_V < p.num_layers)
+        each_s_BOV += returned_s_BOK[:, :, p.kind_J[start_V]] * (start_V > 0)
+    return each_s_BOV
+
+
+def _more_s(p: Problem, start_V: Ints, end_V: Ints) -> Floats:
+    """What a stage adds besides to the time of the pipeline."""
+    after_s_ABOV = p.after_s_ABOU[..., p.range_IJ[start_V, end_V]]
+    share_AV = p.share_AJ[:, end_V] - p.share_AJ[:, start_V]
+    mean_s_BOV = (after_s_ABOV * share_AV[:, None, None]).sum(axis=0)
+    first_s_BOV = after_s_ABOV[p.is_first_A].sum(axis=0)
+    first_s_BOV -= p.least_after_s_AB[p.is_first_A].sum(axis=0)[:, None, None]
+    hop_s_BOK = p.hop_s_BKOO.min(axis=2).swapaxes(1, 2)
+    hop_s_BOV = 2 * hop_s_BOK[:, :, p.kind_J[start_V]]
+    return mean_s_BOV + np.where(start_V > 0, hop_s_BOV, first_s_BOV)
 
 
 def _after_s(p: Problem) -> Floats:
     """What comes after the pipeline because of any stage, the first being the best."""
-    after_s_ABMU = p.after_s_ABOU[:, :, p.meshes.first_M]
-    first_s_BMU = after_s_ABMU[p.is_first_A].sum(axis=0)
-    after_s_BMIJ = (after_s_ABMU.sum(axis=0) - first_s_BMU)[..., p.range_IJ]
-    after_s_BMIJ[:, :, 0] += first_s_BMU[..., p.range_IJ[0]]
+    first_s_BOU = p.after_s_ABOU[p.is_first_A].sum(axis=0)
+    after_s_BOIJ = (p.after_s_ABOU.sum(axis=0) - first_s_BOU)[..., p.range_IJ]
+    after_s_BOIJ[:, :, 0] += first_s_BOU[..., p.range_IJ[0]]
     least_s_B = p.least_after_s_AB[p.is_first_A].sum(axis=0)
-    after_s_BMIJ[:, :, 1:] += least_s_B[:, None, None, None]
-    return after_s_BMIJ
+    after_s_BOIJ[:, :, 1:] += least_s_B[:, None, None, None]
+    return after_s_BOIJ
 
 
 def _places(p: Problem, form: Form) -> tuple[Ints, Ints, Ints]:
@@ -123,88 +162,94 @@ class Questions:
         return Questions(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
 
 
-def least_cost(can: Reach, cost_M: Floats, asked: Questions) -> Floats:
+def least_cost(can: Reach, cost_O: Floats, asked: Questions) -> Floats:
     """Return the least cost of layers 0 to J for every question.
 
     Shape (X, J, F). F + 1 microbatches are in flight in the stage that ends at J; the
     last of F is "more than any stage can hold", without limits F = 0 stands for all.
     If the layers have a second less to do it, they cost at least `per_s` more.
     """
-    num_held, num_ends = can.each_s_BMFV.shape[2], len(can.place_IJ)
+    num_held, num_ends = can.num_holding_BFV.shape[1], len(can.place_IJ)
     num_ahead = num_held + (num_held > 1)
     cost_XJF = np.full((len(asked.b_X), num_ends, num_ahead), np.inf)
     # those alike in depth and length of stages together
     order = np.lexsort((asked.most_s_X, np.minimum(asked.lo_X, num_held), asked.b_X))
+    num_rows = max(_CHUNK // can.option_BSV[0].size, 16)
     for of_b in np.split(order, np.flatnonzero(np.diff(asked.b_X[order])) + 1):
-        for at in range(0, len(of_b), _CHUNK):
-            rows = of_b[at : at + _CHUNK]
-            found_XJF = _least_cost(can, cost_M, asked.take(rows))
-            most = found_XJF.shape[2]
-            cost_XJF[rows, :, :most] = found_XJF
-            cost_XJF[rows, :, most:num_held] = found_XJF[:, :, -1:]
+        for at in range(0, len(of_b), num_rows):
+            rows = of_b[at : at + num_rows]
+            found_XFJ = _least_cost(can, cost_O, asked.take(rows))
+            most = found_XFJ.shape[1]
+            cost_XJF[rows, :, :most] = found_XFJ.swapaxes(1, 2)
+            cost_XJF[rows, :, most:num_held] = found_XFJ[:, -1, :, None]
     cost_XJF[:, 0] = 0.0
     return cost_XJF
 
 
-def _least_cost(can: Reach, cost_M: Floats, asked: Questions) -> Floats:
-    """The same for one microbatch size, and for F up to the most in flight."""
+def _least_cost(can: Reach, cost_O: Floats, asked: Questions) -> Floats:
+    """The same for one microbatch size, F up to the most in flight; shape (X, F, J)."""
     b, lo_X = int(asked.b_X[0]), asked.lo_X
-    # no more are in flight than there are
-    most = min(int(lo_X.max()), can.each_s_BMFV.shape[2])
-    num_ends, num_places = len(can.place_IJ), can.each_s_BMFV.shape[3]
+    num_held, num_ends = can.num_holding_BFV.shape[1], len(can.place_IJ)
+    most = min(int(lo_X.max()), num_held)  # no more are in flight than there are
     places = _in_reach(can, b, int(lo_X.min()), float(asked.most_s_X.max()))
-    stage_XFV = _stage_cost(can, cost_M, asked, most, places)
-    new_V = np.full(num_places + 1, -1)
+    stage_XFV = _stage_cost(can, cost_O, asked, most, places)
+    new_V = np.full(can.each_s_BSV.shape[2] + 1, -1)
     new_V[places] = np.arange(len(places))
     place_IJ = new_V[can.place_IJ]
-    # the stage before has one more in flight; more than can be held is too many,
-    # unless that is because there are no more
-    num_earlier = most + 1 if most == can.each_s_BMFV.shape[2] > 1 else most
-    cost_XJF = np.full((len(lo_X), num_ends, num_earlier), np.inf)
-    cost_XJF[:, 0] = 0.0
-    earlier_F = np.minimum(np.arange(1, most + 1), num_earlier - 1)
+    # beyond the most in flight: too many, or no more than there are
+    too_many = num_held > 1 and most == num_held
+    cost_XFJ = np.full((len(lo_X), most + 1, num_ends), np.inf)
+    cost_XFJ[:, :, 0] = 0.0
     for j in range(1, num_ends):
         starts = np.flatnonzero(place_IJ[:j, j] >= 0)
-        if len(starts):
-            stage_XFI = stage_XFV[:, :, place_IJ[starts, j]]
-            before_XFI = cost_XJF[:, starts[None], earlier_F[:, None]]
-            cost_XJF[:, j, :most] = (stage_XFI + before_XFI).min(axis=2)
-    return cost_XJF[:, :, :most]
+        if not len(starts):
+            continue
+        first, end = starts[0], starts[-1] + 1
+        # the last place's costs are inf: where no stage is in reach
+        total_XFI = stage_XFV[:, :, place_IJ[first:end, j]]
+        # the stage before has one more in flight
+        total_XFI += cost_XFJ[:, 1:, first:end]
+        cost_XFJ[:, :most, j] = total_XFI.min(axis=2)
+        if not too_many:
+            cost_XFJ[:, most, j] = cost_XFJ[:, most - 1, j]
+    return cost_XFJ[:, :most]
 
 
 def _stage_cost(
-    can: Reach, cost_M: Floats, asked: Questions, most: int, places: Ints
+    can: Reach, cost_O: Floats, asked: Questions, most: int, places: Ints
 ) -> Floats:
-    """The least cost of a stage at each of the places; shape (X, F, V)."""
+    """The least cost of a stage at each of the places; shape (X, F, V + 1), and inf."""
     b = int(asked.b_X[0])
-    held_XF = np.minimum(np.arange(most), asked.lo_X[:, None] - 1)
-    each_s_MFV = can.each_s_BMFV[b, :, :most, places].transpose(1, 2, 0)
-    more_s_MV, left_s_MV = can.more_s_BMV[b][:, places], can.left_s_BMV[b][:, places]
-    through_s_MFV = each_s_MFV + more_s_MV[:, None]
-    through_s_MFV = np.where(np.isfinite(through_s_MFV), through_s_MFV, 0.0)
-    best_XFV = np.full((*held_XF.shape, len(places)), np.inf)
-    all_alike = bool((asked.lo_X >= most).all())
-    for m, cost in enumerate(cost_M):
-        most_s_XV = np.minimum(
-            left_s_MV[m] / asked.lo_X[:, None], asked.most_s_X[:, None]
-        )
-        at = slice(None) if all_alike else held_XF
-        stage_XFV = asked.per_s_X[:, None, None] * through_s_MFV[m][at] + cost
-        stage_XFV[each_s_MFV[m][at] > most_s_XV[:, None]] = np.inf
-        np.minimum(best_XFV, stage_XFV, out=best_XFV)
-    return best_XFV
+    each_s_SV, left_s_SV = can.each_s_BSV[b][:, places], can.left_s_BSV[b][:, places]
+    through_s_SV = each_s_SV + can.more_s_BSV[b][:, places]
+    through_s_SV = np.where(np.isfinite(through_s_SV), through_s_SV, 0.0)
+    most_s_XSV = np.minimum(
+        left_s_SV / asked.lo_X[:, None, None], asked.most_s_X[:, None, None]
+    )
+    stage_XSV = asked.per_s_X[:, None, None] * through_s_SV
+    stage_XSV += cost_O[can.option_BSV[b][:, places]]
+    stage_XSV[each_s_SV > most_s_XSV] = np.inf
+    np.minimum.accumulate(stage_XSV, axis=1, out=stage_XSV)
+    num_holding_FV = can.num_holding_BFV[b, :most][:, places]
+    best_XFV = stage_XSV[:, num_holding_FV - 1, np.arange(len(places))]
+    best_XFV[:, num_holding_FV == 0] = np.inf
+    if (asked.lo_X < most).any():  # no more are in flight than there are
+        held_XF = np.minimum(np.arange(most), asked.lo_X[:, None] - 1)
+        best_XFV = np.take_along_axis(best_XFV, held_XF[:, :, None], axis=1)
+    nowhere_XF1 = np.full((*best_XFV.shape[:2], 1), np.inf)
+    return np.concatenate([best_XFV, nowhere_XF1], axis=2)
 
 
 def _in_reach(can: Reach, b: int, lo: int, most_s: float) -> Ints:
     """The places where some stage is fast enough."""
-    most_s_MV = np.minimum(can.left_s_BMV[b] / lo, most_s)
-    return np.flatnonzero((can.each_s_BMFV[b, :, 0] <= most_s_MV).any(axis=0))
+    most_s_SV = np.minimum(can.left_s_BSV[b] / lo, most_s)
+    return np.flatnonzero((can.each_s_BSV[b] <= most_s_SV).any(axis=0))
 
 
 def longest_stages(can: Reach, b_N: Ints, lo_N: Ints, most_s_N: Floats) -> Ints:
     """Return the earliest first layer of a stage that ends at J; J if there is none."""
-    each_s_BV = can.each_s_BMFV[:, :, 0].min(axis=1)
-    left_s_BV = can.left_s_BMV.max(axis=1)
+    each_s_BV = can.each_s_BSV.min(axis=1)
+    left_s_BV = can.left_s_BSV.max(axis=1)
     most_s_NV = np.minimum(left_s_BV[b_N] / lo_N[:, None], most_s_N[:, None])
     does_NV = each_s_BV[b_N] <= most_s_NV
     does_NIJ = does_NV[:, can.place_IJ] & (can.place_IJ >= 0)

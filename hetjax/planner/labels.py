@@ -87,16 +87,16 @@ def _frontier(segment: Ints, fill_s: Floats) -> Ints:
 
 def _unbeaten(labels: Labels, group: Ints, others: list[Floats], rows: Ints) -> Ints:
     """Hold labels against those that cost a little less."""
-    measures_XM = np.column_stack([labels.cost, labels.fill_s, *others])
+    measures_MX = np.stack([labels.cost, labels.fill_s, *others])
     rows = rows[np.lexsort((labels.fill_s[rows], labels.cost[rows], group[rows]))]
     for most in _NEIGHBOURS:
         beaten = np.zeros(len(rows), dtype=np.bool_)
-        values_XM, of = measures_XM[rows], group[rows]
+        values_MX, of = measures_MX[:, rows], group[rows]
         for shift in range(1, min(most, len(rows) - 1) + 1):
             same = of[shift:] == of[:-shift]
             if not same.any():
                 break
-            less = values_XM[:-shift] <= values_XM[shift:]
-            beaten[shift:] |= same & less.all(axis=1)
+            less_MX = values_MX[:, :-shift] <= values_MX[:, shift:]
+            beaten[shift:] |= same & less_MX.all(axis=0)
         rows = rows[~beaten]
     return rows

@@ -10,6 +10,7 @@ placed.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -19,24 +20,20 @@ from hetjax.planner.relaxation import (
     Bound,
     columns_within,
     compute_bound_s,
+    gains,
     lower_bound,
     nothing_does,
-    reaches,
     thrift,
 )
 from hetjax.planner.templates import ROUNDING, Column, Form, Template, column
-from hetjax.planner.whole import (
-    Copies,
-    cheapest_copies,
-    fewest_templates,
-    whole_copies,
-)
+from hetjax.planner.whole import Copies, fewest_templates, whole_copies
 
 _LEAST_WORTH = 0.01
 # how much more than fractions of copies whole ones may take
 _SLACKS = (1e-4, 0.002, 0.006, *(0.02 * 2**n for n in range(12)))
 _CLOSE = 4e-3  # relative: a plan this near to where none was found is good enough
 _WASTE = 0.05
+_LEAST_GAIN = 0.05  # of what devices are worth: also of those that would bring nothing
 _SAVED = 1e-3  # relative: what templates must save that are looked for
 _LEAST_COST = 1e-3  # of the dearest: devices for nothing would be taken for nothing
 _SLACK_OF_SEEN = 0.004  # so much more than fractions of copies without a harvest
@@ -66,17 +63,28 @@ def best_plan(p: Problem, form: Form, known: Sequence[Template] = ()) -> Layout:
     `known` templates, say of a plan for other devices, make the search shorter.
     NoFeasiblePlan if no pipelines that fit into memory do the global batch.
     """
-    return candidates(p, form, 1, known)[0]
+    return _WholeSearch(p, form, lower_bound(p, form, known)).best()
 
 
 def candidates(
-    p: Problem, form: Form, num: int, known: Sequence[Template] = ()
+    p: Problem,
+    form: Form,
+    num: int,
+    known: Sequence[Template] = (),
+    *,
+    below_s: float = inf,
 ) -> list[Layout]:
     """Return the best plan, then at most `num` - 1 that are nearly as good.
 
-    None of these has a pipeline that is the like of one in a plan before it: they are
-    for a judge who may think otherwise than the form. Errors as of `best_plan`.
+    No plan has a pipeline of the kind of one in a plan before it: they are for a judge
+    who may think otherwise than the form. None if nothing promises a step time below
+    `below_s`, which is soon seen. Errors as of `best_plan`.
     """
+    if below_s < inf:
+        columns = columns_within(p, form, below_s, known)
+        if not columns:
+            return []
+        known = [*known, *(c.template for c in columns)]
     search = _WholeSearch(p, form, lower_bound(p, form, known))
     found = [search.best()]
     while len(found) < num:
@@ -113,8 +121,15 @@ def cheapest(
             break
     few = harvest(p, form, step_s, wanted.prices_R, wanted.worth * (1 - _WASTE))
     columns = [c for c in (*columns, *few) if c.serves_hops]
-    copies = cheapest_copies(p, columns, step_s, wanted.prices_R, cost_R)
+    copies = whole_copies(p, columns, step_s, wanted.prices_R, cost_R)
     return _layout(p, form, copies, compute_bound_s(p)) if copies else None
+
+
+def kind_of(p: Problem, template: Template) -> tuple[object, ...]:
+    """Return what pipelines of a kind have in common: all but the cuts and remat."""
+    options = [p.options[s.option] for s in template.stages]
+    meshes = tuple((o.device_class, o.tensor, o.data) for o in options)
+    return template.microbatch_size, meshes
 
 
 def _costs(p: Problem, usd_per_hour_C: Floats) -> Floats:
@@ -130,13 +145,6 @@ def _layout(p: Problem, form: Form, copies: Sequence[Copies], bound_s: float) ->
     return Layout(copies=tuple(copies), step_s=float(step_s), bound_s=bound_s)
 
 
-def kind_of(p: Problem, template: Template) -> tuple[object, ...]:
-    """Return what pipelines of a kind have in common: all but the cuts and remat."""
-    options = [p.options[s.option] for s in template.stages]
-    meshes = tuple((o.device_class, o.tensor, o.data) for o in options)
-    return template.microbatch_size, meshes
-
-
 class _WholeSearch:
     """Looks for plans within a step time; what it has seen it keeps."""
 
@@ -147,6 +155,7 @@ class _WholeSearch:
         self.worth = p.global_batch / float(bound.prices_R @ p.room_R)
 
     def best(self) -> Layout:
+        """Return a plan in about the least time that any was found for."""
         low_s, best = self.bound.step_s, None
         for slack in _SLACKS:
             step_s = self.bound.reached_s * (1 + slack)
@@ -195,19 +204,28 @@ class _WholeSearch:
 
     def _of(self, columns: Iterable[Column], step_s: float) -> Layout | None:
         columns = list(columns)
-        if not reaches(self.p, columns, step_s):
+        price_R = self._prices(columns, step_s)
+        if price_R is None:
             return None
-        copies = whole_copies(self.p, columns, step_s, self.bound.prices_R)
-        return _layout(self.p, self.form, copies, self.bound.step_s) if copies else None
+        copies = whole_copies(self.p, columns, step_s, price_R)
+        return self._layout(copies) if copies else None
 
     def _with_fewer(self, layout: Layout) -> Layout:
         """The same step time with fewer distinct templates, if easily found."""
-        if len(layout.templates) == 1:
+        columns, step_s = list(self.columns.values()), layout.step_s * (1 + ROUNDING)
+        price_R = self._prices(columns, step_s)
+        if len(layout.templates) == 1 or price_R is None:
             return layout
-        columns = list(self.columns.values())
-        step_s = layout.step_s * (1 + ROUNDING)
-        copies = fewest_templates(self.p, columns, step_s, self.bound.prices_R)
-        other = (
-            _layout(self.p, self.form, copies, self.bound.step_s) if copies else layout
-        )
+        copies = fewest_templates(self.p, columns, step_s, price_R)
+        other = self._layout(copies) if copies else layout
         return other if len(other.templates) < len(layout.templates) else layout
+
+    def _prices(self, columns: Sequence[Column], step_s: float) -> Floats | None:
+        """What devices would bring in this time; None if fractions do too little."""
+        gains_R = gains(self.p, columns, step_s)
+        if gains_R is None:
+            return None
+        return gains_R + _LEAST_GAIN * self.worth * self.bound.prices_R
+
+    def _layout(self, copies: Sequence[Copies]) -> Layout:
+        return _layout(self.p, self.form, copies, self.bound.step_s)

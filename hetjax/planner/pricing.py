@@ -37,7 +37,12 @@ from hetjax.planner.templates import (
 )
 
 # widths of cells, and trades of time against cost by which they may be ruled out
-_PASSES = (0.6, (0.75,)), (0.15, (0.75,)), (0.04, (0.0, 0.6, 1.2))
+_PASSES = (
+    (0.6, (0.75,)),
+    (0.15, (0.75,)),
+    (0.04, (0.75,)),
+    (0.04, (0.0, 0.6, 1.2)),
+)
 _BEAM, _MOST_CELLS = 200, 300
 _EVER_S = 1e15
 _MOST_COLUMNS = 100
@@ -162,8 +167,8 @@ def fits(p: Problem) -> bool:
         most_s_X=np.full(len(sizes), np.inf),
         per_s_X=np.zeros(len(sizes)),
     )
-    free_M = np.zeros(len(p.meshes.first_M))
-    return bool((least_cost(can, free_M, one)[:, -1, 0] < np.inf).any())
+    free_O = np.zeros(len(p.options))
+    return bool((least_cost(can, free_O, one)[:, -1, 0] < np.inf).any())
 
 
 def _search(

@@ -102,12 +102,21 @@ def most_sequences(p: Problem, columns: Sequence[Column], step_s: float) -> Ints
 
 def reaches(p: Problem, columns: Sequence[Column], step_s: float) -> bool:
     """Say whether fractions of copies do the global batch within the step time."""
+    return gains(p, columns, step_s) is not None
+
+
+def gains(p: Problem, columns: Sequence[Column], step_s: float) -> Floats | None:
+    """Return how many sequences more one more of each limit would bring.
+
+    None if fractions of copies do not do the global batch within the step time.
+    """
     if not columns:
-        return False
+        return None
     sequences_N = most_sequences(p, columns, step_s)
     found = linprog(-sequences_N, A_ub=_taken(columns).T, b_ub=p.room_R, method="highs")
     assert found.success, found.message
-    return -found.fun >= p.global_batch * (1 - 2 * _STRICT)
+    enough = -found.fun >= p.global_batch * (1 - 2 * _STRICT)
+    return -found.ineqlin.marginals if enough else None
 
 
 def _taken(columns: Sequence[Column]) -> Floats:

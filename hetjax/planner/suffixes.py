@@ -97,7 +97,7 @@ def search_of(
         most_s_X=np.repeat(most_s_N * (1 + ROUNDING), num_trades),
         per_s_X=per_s_NQ.reshape(-1),
     )
-    rest_XJF = least_cost(can, cost_M, asked)
+    rest_XJF = least_cost(can, p.taken_OR @ price_R, asked)
     return Search(
         p=p,
         form=form,
