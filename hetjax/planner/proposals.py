@@ -35,6 +35,8 @@ from hetjax.plans.plan import Plan
 _NUM_LAYOUTS = 3  # of every problem, for the judge to choose from
 LARGE = 128  # devices: the search of larger clusters is cut short
 _PARTED = 32  # devices: of larger clusters no parts are searched
+# how much slower than the best by the model may be the best in truth
+_DOUBT, _DOUBT_LARGE = 0.3, 0.05
 _SLACKS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)  # of step times that may be cheaper
 
 
@@ -70,16 +72,14 @@ def proposals(
 ) -> list[Proposal]:
     """Return what every set of tensor degrees comes to on every part of the cluster.
 
-    Parts that could not be faster than what was found if all their devices computed all
-    the time are left out, and all of them if only the `whole` is asked for.
+    Those that do not promise about the best time found so far are left out, and all
+    parts if only the `whole` is asked for.
     """
     found: list[Proposal] = []
     for part, degrees, free_sums in _problems(request, whole):
         p = search_problem(part, degrees, free_sums=free_sums)
-        least_s = min((f.step_s for f in found if not f.free_sums), default=math.inf)
-        if not _wants_fewer(objective) and compute_bound_s(p) > least_s:
-            continue
-        layouts = _layouts(part, p, objective)
+        alike = [f.step_s for f in found if f.free_sums == free_sums]
+        layouts = _layouts(part, p, objective, min(alike, default=math.inf))
         if layouts:
             found.append(
                 Proposal(
@@ -182,11 +182,23 @@ def pipelines_of(p: Problem, copies: Sequence[Copies]) -> list[Pipeline]:
     ]
 
 
-def _layouts(request: Request, p: Problem, objective: Objective) -> tuple[Layout, ...]:
-    """None if nothing fits."""
+def _layouts(
+    request: Request, p: Problem, objective: Objective, least_s: float
+) -> tuple[Layout, ...]:
+    """None if nothing fits, or nothing comes near to the least time."""
+    if _wants_fewer(objective):
+        least_s = math.inf
+    elif compute_bound_s(p) > least_s:
+        return ()
+    large = request.cluster.num_devices > LARGE
+    doubt = _DOUBT_LARGE if large else _DOUBT
     try:
-        large = request.cluster.num_devices > LARGE
-        layouts = candidates(p, "closed", 1 if large else _NUM_LAYOUTS)
+        layouts = candidates(
+            p,
+            "closed",
+            1 if large else _NUM_LAYOUTS,
+            below_s=least_s * (1 + doubt),
+        )
     except NoFeasiblePlan:
         return ()
     if _wants_fewer(objective):
