@@ -60,9 +60,21 @@ def layer_facts(
 @lru_cache(maxsize=4096)
 def layer_workspace_bytes(
     runs: StageRuns, shares: Shares, remat: Remat, data: int
-) -> int:
-    """Give what the programs of a layer alone need while they run."""
-    return round(WORKSPACE_MARGIN * compute_bytes(passes(runs, shares, remat), data))
+) -> tuple[int, int]:
+    """Give what programs need for every layer of a run while they run, and besides."""
+    numbers = (1,) if runs.first or runs.last else (1, 2, 3)
+    alone, *longer = (
+        round(
+            WORKSPACE_MARGIN
+            * compute_bytes(passes(_times(runs, number), shares, remat), data)
+        )
+        for number in numbers
+    )
+    if not longer:
+        return 0, alone
+    two, three = longer
+    each = max(three - two, 0)
+    return each, max(alone - each, two - 2 * each)
 
 
 @lru_cache(maxsize=1024)

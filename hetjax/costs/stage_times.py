@@ -37,9 +37,11 @@ _Way = tuple[str, OptimizerInit]  # dtype of compute, the optimizer
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerTimes:
-    """Seconds of one layer alone: both passes of a microbatch, and an update."""
+    """Seconds of one layer alone: both passes of a microbatch, the backward pass of
+    them, and an update."""
 
     busy_s: float
+    backward_s: float
     update_s: float
 
 
@@ -71,14 +73,18 @@ def layer_times(
             remat=stage.remat,
         )
         own_s = m.update_s if m.shared_update_s is None else m.shared_update_s
-        busy_s = m.forward_s + m.backward_s
-        return LayerTimes(busy_s=busy_s, update_s=own_s + sync_s)
+        return LayerTimes(
+            busy_s=m.forward_s + m.backward_s,
+            backward_s=m.backward_s,
+            update_s=own_s + sync_s,
+        )
     device = device_spec(node)
     hop = ring_hop(device, ring_card_bytes_per_s(node, _tensor_rings(stage)))
     times = _layer_times(runs, shares, stage.remat, device, hop)
     held = static_bytes(runs, stage.mesh, shares.dtype, optimizer)
     return LayerTimes(
         busy_s=times.forward_s + times.backward_s,
+        backward_s=times.backward_s,
         update_s=update_s(held, device) + sync_s,
     )
 

@@ -40,6 +40,9 @@ def first_cells(
     most; count times the slowest stage's time is `work_s_B`, at least.
     """
     slowest_s_B = p.layer_s_BOL.min(axis=1).max(axis=1)
+    if p.one_replica:
+        yield from _of_all(p, form, most_B, left_s_B, slowest_s_B)
+        return
     for b, most in enumerate(most_B):
         if form == "prefix" and most:
             yield Cell(b, 1, int(most))
@@ -52,6 +55,22 @@ def first_cells(
                 most_s = float(left_s_B[b]) / (lo - 1)
                 if least_s <= most_s:
                     yield Cell(b, lo, hi, least_s, most_s)
+
+
+def _of_all(
+    p: Problem, form: Form, most_B: Ints, left_s_B: Floats, slowest_s_B: Floats
+) -> Iterator[Cell]:
+    """Yield cells of pipelines that do the whole global batch."""
+    for b, size in enumerate(p.microbatch_sizes):
+        count, rest = divmod(p.global_batch, size)
+        if rest or count > most_B[b]:
+            continue
+        if form == "prefix" or count == 1:
+            yield Cell(b, count, count)
+            continue
+        least_s, most_s = float(slowest_s_B[b]), float(left_s_B[b]) / (count - 1)
+        if least_s <= most_s:
+            yield Cell(b, count, count, least_s, most_s)
 
 
 def narrowed(cell: Cell, form: Form, ratio: float) -> Iterator[Cell]:

@@ -111,8 +111,8 @@ def _more_s(p: Problem, start_V: Ints, end_V: Ints) -> Floats:
     after_s_ABOV = p.after_s_ABOU[..., p.range_IJ[start_V, end_V]]
     share_AV = p.share_AJ[:, end_V] - p.share_AJ[:, start_V]
     mean_s_BOV = (after_s_ABOV * share_AV[:, None, None]).sum(axis=0)
-    first_s_BOV = after_s_ABOV[p.is_first_A].sum(axis=0)
-    first_s_BOV -= p.least_after_s_AB[p.is_first_A].sum(axis=0)[:, None, None]
+    first_s_BOV = after_s_ABOV[p.sure_of_first_A].sum(axis=0)
+    first_s_BOV -= p.least_after_s_AB[p.sure_of_first_A].sum(axis=0)[:, None, None]
     hop_s_BOK = p.hop_s_BKOO.min(axis=2).swapaxes(1, 2)
     hop_s_BOV = 2 * hop_s_BOK[:, :, p.kind_J[start_V]]
     return mean_s_BOV + np.where(start_V > 0, hop_s_BOV, first_s_BOV)
@@ -120,10 +120,10 @@ def _more_s(p: Problem, start_V: Ints, end_V: Ints) -> Floats:
 
 def _after_s(p: Problem) -> Floats:
     """What comes after the pipeline because of any stage, the first being the best."""
-    first_s_BOU = p.after_s_ABOU[p.is_first_A].sum(axis=0)
+    first_s_BOU = p.after_s_ABOU[p.sure_of_first_A].sum(axis=0)
     after_s_BOIJ = (p.after_s_ABOU.sum(axis=0) - first_s_BOU)[..., p.range_IJ]
     after_s_BOIJ[:, :, 0] += first_s_BOU[..., p.range_IJ[0]]
-    least_s_B = p.least_after_s_AB[p.is_first_A].sum(axis=0)
+    least_s_B = p.least_after_s_AB[p.sure_of_first_A].sum(axis=0)
     after_s_BOIJ[:, :, 1:] += least_s_B[:, None, None, None]
     return after_s_BOIJ
 

@@ -113,15 +113,14 @@ def find_plan(
         ),
         until_s=time.monotonic() + polish_s,
     )
-    modelled = [p for p in proposed if not p.free_sums]
     return Found(
         request=request,
         objective=objective,
         best=best,
         source=source,
         lower_bound_s=lower_bound_s(request),
-        model_time_s=min((p.step_s for p in modelled), default=None),
-        model_bound_s=min((p.layouts[0].bound_s for p in modelled), default=None),
+        model_time_s=min((p.step_s for p in proposed), default=None),
+        model_bound_s=min((p.layouts[0].bound_s for p in proposed), default=None),
         search_s=time.monotonic() - begin_s,
     )
 

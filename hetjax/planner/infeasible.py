@@ -7,12 +7,13 @@ Owns the changes that are tried, smallest first, and the words. Does not own the
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from hetjax.cluster.catalogue import device_spec
-from hetjax.cluster.cluster import Cluster
 from hetjax.costs.runs import runs_of
 from hetjax.costs.static import static_bytes
 from hetjax.errors import NoFeasiblePlan
+from hetjax.planner.fitting import one_fits_all
 from hetjax.planner.objectives import Objective
 from hetjax.planner.relaxation import lower_bound
 from hetjax.planner.request import REMATS, Request
@@ -31,12 +32,12 @@ def why_infeasible(request: Request, objective: Objective) -> NoFeasiblePlan:
             allowed="a limit that some plan of these devices keeps to",
             fix="raise the limit; without it, plan prints what there is",
         )
-    fixes = [told for told, changed in _changes(request) if feasible(changed)]
+    fixes = (told for told, changed in _changes(request) if feasible(changed))
     return NoFeasiblePlan(
         got=f"no plan of {request.model.name!r}, {request.global_batch} sequences of "
         f"{request.seq_len} tokens, on {_devices(request)}: {_binding(request)}",
         allowed="a plan whose every device holds what it works with",
-        fix=fixes[0] if fixes else "give a cluster with more memory, or another model",
+        fix=next(fixes, "give a cluster with more memory, or another model"),
     )
 
 
@@ -49,9 +50,17 @@ def feasible(request: Request) -> bool:
     """Say whether pipelines that fit into memory do the global batch."""
     if not adds_up(request):
         return False
-    for degree in request.degrees:
+    return any(_feasible(request, degree) for degree in request.degrees)
+
+
+def _feasible(request: Request, degree: int) -> bool:
+    """The same with one tensor degree. Searches only if one replica is not enough."""
+    one = search_problem(request, (degree,), num_replicas=1)
+    if one_fits_all(one):
+        return True
+    for p in (search_problem(request, (degree,)), one):
         try:
-            lower_bound(search_problem(request, (degree,)), "prefix")
+            lower_bound(p, "prefix")
         except NoFeasiblePlan:
             continue
         return True
@@ -69,48 +78,49 @@ def _limits(objective: Objective) -> list[str]:
 
 def _changes(request: Request) -> Iterator[tuple[str, Request]]:
     """What to type, and the request that it makes; small changes first."""
+    freed = dict(_freedoms(request))
+    for told, changed in freed.items():
+        yield told, replace(request, **changed)
+    everything = request
+    for changed in freed.values():
+        everything = replace(everything, **changed)
+    if len(freed) > 1:
+        yield "; ".join(freed), everything
+    yield from _more_nodes(request)
+    for told, changed in _more_nodes(everything) if freed else ():
+        yield "; ".join((*freed, told)), changed
+
+
+def _freedoms(request: Request) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What the request does not allow but could, and the numbers of one that does."""
     if set(request.remats) != set(REMATS):
-        yield (
-            f"allow remat: --remat {' '.join(REMATS)}",
-            replace(request, remats=REMATS),
-        )
+        yield f"allow remat: --remat {' '.join(REMATS)}", {"remats": REMATS}
     if 1 not in request.microbatch_sizes:
         sizes = (1, *request.microbatch_sizes)
-        yield (
-            "allow smaller microbatches: --microbatch-sizes "
-            f"{' '.join(map(str, sizes))}",
-            replace(request, microbatch_sizes=sizes),
-        )
+        typed = " ".join(map(str, sizes))
+        told = f"allow smaller microbatches: --microbatch-sizes {typed}"
+        yield told, {"microbatch_sizes": sizes}
     most = max(node.count for node in request.cluster.nodes)
-    degrees = tuple(2**n for n in range(most.bit_length()))
-    if not set(degrees) <= set(request.tensor_degrees):
-        yield (
-            f"allow more tensor parallelism: --tensor {' '.join(map(str, degrees))}",
-            replace(request, tensor_degrees=degrees),
-        )
-    everything = replace(
-        request,
-        remats=REMATS,
-        microbatch_sizes=tuple(sorted({1, *request.microbatch_sizes})),
-        tensor_degrees=tuple(sorted({*degrees, *request.tensor_degrees})),
-    )
-    if everything != request:
-        yield "allow all of --remat, --microbatch-sizes and --tensor", everything
+    degrees = {2**n for n in range(most.bit_length())}
+    if not degrees <= set(request.tensor_degrees):
+        degrees = tuple(sorted(degrees.union(request.tensor_degrees)))
+        typed = " ".join(map(str, degrees))
+        told = f"allow more tensor parallelism: --tensor {typed}"
+        yield told, {"tensor_degrees": degrees}
+
+
+def _more_nodes(request: Request) -> Iterator[tuple[str, Request]]:
     for num in (1, 2, 4, 8, 16):
         for nodes in request.classes:
             node = nodes.nodes[0]
             more = tuple(
                 replace(node, name=f"{node.name}-more-{n}") for n in range(num)
             )
-            cluster = Cluster(
-                name=request.cluster.name,
-                nodes=(*request.cluster.nodes, *more),
-                links=request.cluster.links,
-            )
+            cluster = replace(request.cluster, nodes=(*request.cluster.nodes, *more))
             yield (
                 f"add {num} more {nodes.name} node{'s' if num > 1 else ''} of "
                 f"{node.count} device{'s' if node.count > 1 else ''} to the cluster",
-                replace(everything, cluster=cluster),
+                replace(request, cluster=cluster),
             )
 
 

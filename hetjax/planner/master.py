@@ -9,7 +9,7 @@ placed.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
@@ -18,12 +18,13 @@ from hetjax.planner.pricing import harvest, price
 from hetjax.planner.problem import Floats, Problem
 from hetjax.planner.relaxation import (
     Bound,
+    Use,
     columns_within,
     compute_bound_s,
-    gains,
     lower_bound,
     nothing_does,
     thrift,
+    use,
 )
 from hetjax.planner.templates import ROUNDING, Column, Form, Template, column
 from hetjax.planner.whole import Copies, fewest_templates, whole_copies
@@ -37,6 +38,8 @@ _LEAST_GAIN = 0.05  # of what devices are worth: also of those that would bring 
 _SAVED = 1e-3  # relative: what templates must save that are looked for
 _LEAST_COST = 1e-3  # of the dearest: devices for nothing would be taken for nothing
 _SLACK_OF_SEEN = 0.004  # so much more than fractions of copies without a harvest
+# quantiles of what columns show after the pipeline
+_LONGEST_SUMS = (0.0, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0)
 _OTHERS_SLACKS = (1e-4, 0.01, 0.03, 0.06)
 
 
@@ -121,8 +124,39 @@ def cheapest(
             break
     few = harvest(p, form, step_s, wanted.prices_R, wanted.worth * (1 - _WASTE))
     columns = [c for c in (*columns, *few) if c.serves_hops]
-    copies = whole_copies(p, columns, step_s, wanted.prices_R, cost_R)
-    return _layout(p, form, copies, compute_bound_s(p)) if copies else None
+    found = [
+        copies
+        for choice in _choices(p, columns)
+        if (copies := whole_copies(p, choice, step_s, wanted.prices_R, cost_R))
+    ]
+    if not found:
+        return None
+    copies = min(found, key=lambda copies: _cost(p, copies, cost_R))
+    return _layout(p, form, copies, compute_bound_s(p))
+
+
+def _cost(p: Problem, copies: Sequence[Copies], cost_R: Floats) -> float:
+    """What the devices of all copies cost."""
+    return sum(
+        c.num_copies * float(p.taken_OR[s.option] @ cost_R)
+        for c in copies
+        for s in c.template.stages
+    )
+
+
+def _choices(p: Problem, columns: list[Column]) -> list[list[Column]]:
+    """Columns that go together: where sums end for all at once, all take as long.
+
+    As long as the longest of them, of which several are tried.
+    """
+    if not columns or not p.is_drained_A.any():
+        return [columns]
+    after_s = [c.after_s for c in columns]
+    longest_s = np.unique(np.quantile(after_s, _LONGEST_SUMS, method="higher"))
+    return [
+        [replace(c, after_s=s) for c in columns if c.after_s <= s]
+        for s in longest_s.tolist()
+    ]
 
 
 def kind_of(p: Problem, template: Template) -> tuple[object, ...]:
@@ -141,7 +175,15 @@ def _costs(p: Problem, usd_per_hour_C: Floats) -> Floats:
 
 
 def _layout(p: Problem, form: Form, copies: Sequence[Copies], bound_s: float) -> Layout:
-    step_s = max(column(p, c.template, form).time_s(c.num_microbatches) for c in copies)
+    columns = [column(p, c.template, form) for c in copies]
+    done_s = [
+        column.time_s(c.num_microbatches) - column.after_s
+        for column, c in zip(columns, copies, strict=True)
+    ]
+    after_s = [column.after_s for column in columns]
+    if p.is_drained_A.any():  # all wait for the longest sum
+        after_s = [max(after_s)] * len(columns)
+    step_s = max(map(sum, zip(done_s, after_s, strict=True)))
     return Layout(copies=tuple(copies), step_s=float(step_s), bound_s=bound_s)
 
 
@@ -203,29 +245,34 @@ class _WholeSearch:
         self.columns |= {c.template: c for c in found}
 
     def _of(self, columns: Iterable[Column], step_s: float) -> Layout | None:
-        columns = list(columns)
-        price_R = self._prices(columns, step_s)
-        if price_R is None:
+        waiting, used = self._waiting(list(columns), step_s)
+        if not used.is_enough:
             return None
-        copies = whole_copies(self.p, columns, step_s, price_R)
+        copies = whole_copies(self.p, waiting, step_s, self._prices(used))
         return self._layout(copies) if copies else None
 
     def _with_fewer(self, layout: Layout) -> Layout:
         """The same step time with fewer distinct templates, if easily found."""
-        columns, step_s = list(self.columns.values()), layout.step_s * (1 + ROUNDING)
-        price_R = self._prices(columns, step_s)
-        if len(layout.templates) == 1 or price_R is None:
+        step_s = layout.step_s * (1 + ROUNDING)
+        waiting, used = self._waiting(list(self.columns.values()), step_s)
+        if len(layout.templates) == 1 or not used.is_enough:
             return layout
-        copies = fewest_templates(self.p, columns, step_s, price_R)
+        copies = fewest_templates(self.p, waiting, step_s, self._prices(used))
         other = self._layout(copies) if copies else layout
         return other if len(other.templates) < len(layout.templates) else layout
 
-    def _prices(self, columns: Sequence[Column], step_s: float) -> Floats | None:
-        """What devices would bring in this time; None if fractions do too little."""
-        gains_R = gains(self.p, columns, step_s)
-        if gains_R is None:
-            return None
-        return gains_R + _LEAST_GAIN * self.worth * self.bound.prices_R
+    def _waiting(
+        self, columns: list[Column], step_s: float
+    ) -> tuple[list[Column], Use]:
+        """The columns that do most beside each other, and the best use of them."""
+        choices = _choices(self.p, columns)
+        uses = [use(self.p, choice, step_s) for choice in choices]
+        n = max(range(len(uses)), key=lambda n: uses[n].sequences)
+        return choices[n], uses[n]
+
+    def _prices(self, used: Use) -> Floats:
+        """What devices would bring in this time."""
+        return used.gains_R + _LEAST_GAIN * self.worth * self.bound.prices_R
 
     def _layout(self, copies: Sequence[Copies]) -> Layout:
         return _layout(self.p, self.form, copies, self.bound.step_s)

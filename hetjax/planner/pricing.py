@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetjax.planner.cells import divided, first_cells, narrowed
-from hetjax.planner.completion import Questions, least_cost, reach
+from hetjax.planner.completion import reach
 from hetjax.planner.labels import Labels
 from hetjax.planner.problem import Floats, Ints, Problem
 from hetjax.planner.suffixes import (
@@ -44,7 +44,6 @@ _PASSES = (
     (0.04, (0.0, 0.6, 1.2)),
 )
 _BEAM, _MOST_CELLS = 200, 300
-_EVER_S = 1e15
 _MOST_COLUMNS = 100
 _HARVEST_BEAM, _MOST_HARVESTED, _FEW_COLUMNS = 400, 600, 100
 _LESS_WORTH, _NUM_LESS = 0.5, 10
@@ -152,23 +151,6 @@ def harvest(
         if len(columns) > _FEW_COLUMNS:
             break
     return [c for c in columns if c.serves_hops]
-
-
-def fits(p: Problem) -> bool:
-    """Say whether memory has room for pipelines, if they may take as long as they like.
-
-    Does not count devices.
-    """
-    can = reach(p, "prefix", _EVER_S)
-    sizes = np.arange(len(p.microbatch_sizes))
-    one = Questions(
-        b_X=sizes,
-        lo_X=np.ones_like(sizes),
-        most_s_X=np.full(len(sizes), np.inf),
-        per_s_X=np.zeros(len(sizes)),
-    )
-    free_O = np.zeros(len(p.options))
-    return bool((least_cost(can, free_O, one)[:, -1, 0] < np.inf).any())
 
 
 def _search(

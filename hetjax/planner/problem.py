@@ -27,7 +27,7 @@ from hetjax.plans.plan import Remat
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Exposed = Literal["largest", "first"]
+Exposed = Literal["largest", "first", "drained"]
 
 _SCARCE = 17  # devices of a class; with more of them copies hardly meet the limit
 _LEAST_SHARE_S = 1e-9  # so that layers without any have equal shares
@@ -67,7 +67,9 @@ class Terms:
     `kinds` gives every layer's kind. `busy_s_BOK` is forward and backward of one
     microbatch, to which every stage adds `stage_s_BO`. A stage's device holds
     `static_bytes_BOK` and, for every microbatch in flight, `saved_bytes_BOK` and once
-    `message_bytes_BO`, within `memory_bytes_BO`; NaN in `busy_s_BOK` says that the
+    `message_bytes_BO`, within `memory_bytes_BO`. While gradients are packed, with none
+    in flight, it holds `packed_bytes_OK` within `device_bytes_O`, where these are given.
+    NaN in `busy_s_BOK` says that the
     option does not exist at this microbatch size.
 
     Messages after a layer of kind K: `hop_s_BKOO` is from end of sending to arrival,
@@ -77,7 +79,10 @@ class Terms:
     last stage pay `last_factor` times, and the first of at least `long_from` stages
     `long_first_factor` times.
 
-    `sync_s` gives the seconds to sum an option's `sync_bytes_OK` over the replicas.
+    `sync_s` gives the seconds to sum an option's `sync_bytes_OK` over the replicas. Of
+    the stages' sums the `largest` comes after the pipeline, or that of the `first`; or
+    what is not hidden (`drained`): while a stage sums, the last backward pass of every
+    earlier stage goes on, `drain_s_BOK`.
     """
 
     kinds: tuple[int, ...]
@@ -89,6 +94,9 @@ class Terms:
     sync_bytes_OK: Floats
     sync_s: Callable[[int, Floats], Floats]
     sync_exposed: Exposed = "largest"
+    drain_s_BOK: Floats | None = None
+    packed_bytes_OK: Floats | None = None
+    device_bytes_O: Floats | None = None
     stage_s_BO: Floats | None = None
     message_bytes_BO: Floats | None = None
     hop_s_BKOO: Floats | None = None
@@ -107,9 +115,11 @@ class Problem:
     `range_IJ` names the row U of a range. `busy_s_BOU` includes what every stage takes,
     `stage_s_BO`. `most_in_flight_BOU` is how many microbatches
     fit into memory (0: not even the weights). `after_s_ABOU` comes after the pipeline
-    has drained, the gradient sum and the update: the largest over the stages, or that
-    of the first stage, as `exposed` says for each. No pipeline has a launch-ahead, and
-    so a number of stages, above `max_launch_ahead`.
+    has drained, the gradient sum and the update: the largest over the stages, that of
+    the first stage, or the largest of what `drain_s_BOU` of the earlier stages does not
+    hide, as `exposed` says for each. No pipeline has a launch-ahead, and
+    so a number of stages, above `max_launch_ahead`. With `one_replica` every pipeline
+    does the whole global batch.
     """
 
     classes: tuple[DeviceClass, ...]
@@ -122,6 +132,7 @@ class Problem:
     stage_s_BO: Floats
     most_in_flight_BOU: Ints
     after_s_ABOU: Floats
+    drain_s_BOU: Floats
     exposed: tuple[Exposed, ...]
     hop_s_BKOO: Floats
     link_s_BKOO: Floats
@@ -131,6 +142,7 @@ class Problem:
     long_first_factor: float
     long_from: int
     max_launch_ahead: int
+    one_replica: bool = False
 
     @property
     def num_layers(self) -> int:
@@ -260,7 +272,7 @@ class Problem:
             after_s_ABIJ[:, :, : at + 1, at + 1 :].min(axis=(2, 3))
             for at in range(self.num_layers)
         ]
-        first_A1 = self.is_first_A[:, None]
+        first_A1 = self.sure_of_first_A[:, None]
         return np.where(first_A1, first_s_AB, np.max(of_layer_s_LAB, axis=0))
 
     @cached_property
@@ -268,21 +280,26 @@ class Problem:
         """The share of layers 0 to J in what comes after, in step with layers' own.
 
         What the worst stage shows is no less than the mean over stages, each counted by
-        its share of the layers. None where only the first stage shows.
+        its share of the layers. None where only the first stage shows for sure.
         """
         layers = np.arange(self.num_layers)
         rows = self.range_IJ[layers, layers + 1]
         own_s_ABOL = np.nan_to_num(self.after_s_ABOU[..., rows], nan=np.inf)
         own_s_AL = own_s_ABOL.min(axis=(1, 2)) + _LEAST_SHARE_S
         share_AL = own_s_AL / own_s_AL.sum(axis=1, keepdims=True)
-        share_AL[self.is_first_A] = 0.0
+        share_AL[self.sure_of_first_A] = 0.0
         start_A1 = np.zeros((len(share_AL), 1))
         return np.concatenate([start_A1, share_AL.cumsum(axis=1)], axis=1)
 
     @cached_property
-    def is_first_A(self) -> NDArray[np.bool_]:
-        """Whether only the first stage shows of what comes after."""
-        return np.array([exposed == "first" for exposed in self.exposed])
+    def sure_of_first_A(self) -> NDArray[np.bool_]:
+        """Whether only the first stage shows for sure of what comes after."""
+        return np.array([exposed != "largest" for exposed in self.exposed])
+
+    @cached_property
+    def is_drained_A(self) -> NDArray[np.bool_]:
+        """Whether earlier stages hide some of what comes after."""
+        return np.array([exposed == "drained" for exposed in self.exposed])
 
     @cached_property
     def rates_C(self) -> Floats:
@@ -303,6 +320,7 @@ def problem(
     microbatch_sizes: Sequence[int],
     global_batch: int,
     max_launch_ahead: int = 16,
+    one_replica: bool = False,
 ) -> Problem:
     """Add the terms up for every range of layers."""
     range_IJ, counts_KU = merged_ranges(terms.kinds)
@@ -317,8 +335,12 @@ def problem(
     static_bytes_BOU = terms.static_bytes_BOK @ counts_KU
     left_bytes_BOU = terms.memory_bytes_BO[:, :, None] - static_bytes_BOU
     saved_bytes_BOU = terms.saved_bytes_BOK @ counts_KU + message_bytes_BO[:, :, None]
-    in_flight_BOU = left_bytes_BOU / np.maximum(saved_bytes_BOU, 1.0)
-    in_flight_BOU = np.clip(in_flight_BOU, 0, UNLIMITED)
+    saved_bytes_BOU = np.maximum(saved_bytes_BOU, 1.0)
+    if terms.packed_bytes_OK is not None and terms.device_bytes_O is not None:
+        spare_bytes_OU = terms.device_bytes_O[:, None] - terms.packed_bytes_OK @ counts_KU
+        # the judge lets packing have the room of one microbatch
+        left_bytes_BOU = np.minimum(left_bytes_BOU, spare_bytes_OU + saved_bytes_BOU)
+    in_flight_BOU = np.clip(left_bytes_BOU / saved_bytes_BOU, 0, UNLIMITED)
     num_kinds = counts_KU.shape[0]
     nothing = np.zeros((len(microbatch_sizes), num_kinds, len(options), len(options)))
     return Problem(
@@ -334,6 +356,7 @@ def problem(
         after_s_ABOU=np.stack(
             [np.broadcast_to(sync_s_OU, update_s_BOU.shape), update_s_BOU]
         ),
+        drain_s_BOU=_given(terms.drain_s_BOK, 0 * terms.busy_s_BOK) @ counts_KU,
         exposed=(terms.sync_exposed, "largest"),
         hop_s_BKOO=_given(terms.hop_s_BKOO, nothing),
         link_s_BKOO=_given(terms.link_s_BKOO, nothing),
@@ -343,6 +366,7 @@ def problem(
         long_first_factor=terms.long_first_factor,
         long_from=terms.long_from,
         max_launch_ahead=max_launch_ahead,
+        one_replica=one_replica,
     )
 
 

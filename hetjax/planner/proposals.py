@@ -27,7 +27,12 @@ from hetjax.planner.master import (
 from hetjax.planner.objectives import Objective
 from hetjax.planner.placement import ORDERS, Pipeline, placed
 from hetjax.planner.problem import Problem
-from hetjax.planner.relaxation import compute_bound_s, lower_bound
+from hetjax.planner.relaxation import (
+    Outlook,
+    compute_bound_s,
+    lower_bound,
+    outlook,
+)
 from hetjax.planner.request import NodeClass, Request
 from hetjax.planner.terms import bound_problem, search_problem
 from hetjax.plans.plan import Plan
@@ -35,8 +40,8 @@ from hetjax.plans.plan import Plan
 _NUM_LAYOUTS = 3  # of every problem, for the judge to choose from
 LARGE = 128  # devices: the search of larger clusters is cut short
 _PARTED = 32  # devices: of larger clusters no parts are searched
-# how much slower than the best by the model may be the best in truth
-_DOUBT, _DOUBT_LARGE = 0.3, 0.05
+# times the best step by the model: what promises less may still be the best in truth
+_DOUBT, _DOUBT_LARGE = 1.3, 1.05
 _SLACKS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)  # of step times that may be cheaper
 
 
@@ -48,7 +53,7 @@ class Proposal:
     degrees: tuple[int, ...]
     problem: Problem
     layouts: tuple[Layout, ...]
-    free_sums: bool  # the model took gradient sums for nothing
+    num_replicas: float  # that gradient sums were counted for
 
     @property
     def step_s(self) -> float:
@@ -58,7 +63,7 @@ class Proposal:
     def told(self) -> str:
         """Say for people what the model makes of it."""
         degrees = " or ".join(map(str, self.degrees))
-        sums = ", gradient sums hidden" if self.free_sums else ""
+        sums = ", one replica" if self.num_replicas == 1 else ""
         there = " + ".join(f"{c.num_devices} {c.name}" for c in self.request.classes)
         return f"{there}, tensor {degrees}{sums}: {self.step_s:.4g} s by the model"
 
@@ -75,40 +80,81 @@ def proposals(
     Those that do not promise about the best time found so far are left out, and all
     parts if only the `whole` is asked for.
     """
+    looks = _looks(request, objective, whole)
     found: list[Proposal] = []
-    for part, degrees, free_sums in _problems(request, whole):
-        p = search_problem(part, degrees, free_sums=free_sums)
-        alike = [f.step_s for f in found if f.free_sums == free_sums]
-        layouts = _layouts(part, p, objective, min(alike, default=math.inf))
+    for look in sorted(looks, key=lambda look: look.outlook.step_s):
+        least_s = min((f.step_s for f in found), default=math.inf)
+        if not _wants_fewer(objective) and look.outlook.step_s > least_s * _doubt(request):
+            break
+        layouts = _layouts(look, objective)
         if layouts:
             found.append(
                 Proposal(
-                    request=part,
-                    degrees=degrees,
-                    problem=p,
+                    request=look.request,
+                    degrees=look.degrees,
+                    problem=look.problem,
                     layouts=layouts,
-                    free_sums=free_sums,
+                    num_replicas=look.num_replicas,
                 )
             )
             progress(found[-1].told())
-    return sorted(found, key=lambda p: (p.free_sums, p.step_s))
+    return sorted(found, key=lambda p: p.step_s)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Look:
+    """A problem and what a first look at it promises."""
+
+    request: Request
+    degrees: tuple[int, ...]
+    num_replicas: float
+    problem: Problem
+    outlook: Outlook
+
+
+def _looks(request: Request, objective: Objective, whole: bool) -> list[_Look]:
+    """Look at all problems, but for those of too few devices to come near."""
+    looks: list[_Look] = []
+    for part, degrees, num_replicas in _problems(request, whole):
+        p = search_problem(part, degrees, num_replicas=num_replicas)
+        least_s = min((look.outlook.step_s for look in looks), default=math.inf)
+        if not _wants_fewer(objective) and compute_bound_s(p) > least_s:
+            continue
+        seen = outlook(p, "closed")
+        if seen is not None:
+            looks.append(
+                _Look(
+                    request=part,
+                    degrees=degrees,
+                    num_replicas=num_replicas,
+                    problem=p,
+                    outlook=seen,
+                )
+            )
+    return looks
+
+
+def _doubt(request: Request) -> float:
+    return _DOUBT_LARGE if request.cluster.num_devices > LARGE else _DOUBT
 
 
 def _problems(
     request: Request, whole: bool
-) -> Iterator[tuple[Request, tuple[int, ...], bool]]:
-    """Parts, tensor degrees, and for the whole also gradient sums for nothing.
+) -> Iterator[tuple[Request, tuple[int, ...], float]]:
+    """Parts, tensor degrees, and numbers of replicas; one replica has the whole.
 
-    Large clusters have many replicas, whose sums are never for nothing, and a part of
-    them is seldom faster than all.
+    Of large clusters a part is seldom faster than all, nor few replicas than many.
     """
     num_devices = request.cluster.num_devices
     whole = whole or num_devices > _PARTED
     for n, part in enumerate([request] if whole else parts_of(request)):
         for degrees in degree_sets(part):
-            yield part, degrees, False
-            if n == 0 and num_devices <= LARGE:
-                yield part, degrees, True
+            if num_devices > LARGE:
+                yield part, degrees, math.inf
+                continue
+            if n == 0:
+                yield part, degrees, 1
+            yield part, degrees, 2
 
 
 def lower_bound_s(request: Request) -> float:
@@ -182,27 +228,17 @@ def pipelines_of(p: Problem, copies: Sequence[Copies]) -> list[Pipeline]:
     ]
 
 
-def _layouts(
-    request: Request, p: Problem, objective: Objective, least_s: float
-) -> tuple[Layout, ...]:
-    """None if nothing fits, or nothing comes near to the least time."""
-    if _wants_fewer(objective):
-        least_s = math.inf
-    elif compute_bound_s(p) > least_s:
-        return ()
-    large = request.cluster.num_devices > LARGE
-    doubt = _DOUBT_LARGE if large else _DOUBT
+def _layouts(look: _Look, objective: Objective) -> tuple[Layout, ...]:
+    """None if nothing fits."""
+    large = look.request.cluster.num_devices > LARGE
+    num, known = 1 if large else _NUM_LAYOUTS, look.outlook.templates
     try:
-        layouts = candidates(
-            p,
-            "closed",
-            1 if large else _NUM_LAYOUTS,
-            below_s=least_s * (1 + doubt),
-        )
+        layouts = candidates(look.problem, "closed", num, known)
     except NoFeasiblePlan:
         return ()
     if _wants_fewer(objective):
-        layouts = [*layouts, *_cheaper(request, p, layouts[0].step_s)]
+        cheaper = _cheaper(look.request, look.problem, layouts[0].step_s)
+        layouts = [*layouts, *cheaper]
     return tuple(layouts)
 
 

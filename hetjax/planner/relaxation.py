@@ -17,7 +17,8 @@ import numpy as np
 from scipy.optimize import linprog
 
 from hetjax.errors import NoFeasiblePlan
-from hetjax.planner.pricing import fits, price
+from hetjax.planner.fitting import fits
+from hetjax.planner.pricing import price
 from hetjax.planner.problem import Floats, Ints, Problem
 from hetjax.planner.templates import (
     Column,
@@ -37,6 +38,7 @@ _LONGEST = 1e4  # times the compute bound: only memory can still be in the way
 _GROWTH = 1.15
 _LEAP = 2.0  # where no template fits into the time
 _DECISIVE_LABELS = 500_000  # to say that nothing fits; with many more memory ends
+_OUTLOOK_TOLERANCE = 0.02
 _NEAR = 0.1  # relative: a last step, not half the way
 # what prices of so many times a device's rate are wished for
 _LEVELS, _WISHES = np.array([0.1, 0.2, 0.3, 0.4]), np.array([8.0, 4.0, 2.0, 1.0])
@@ -97,26 +99,39 @@ def most_sequences(p: Problem, columns: Sequence[Column], step_s: float) -> Ints
     """Return what each column does in the step; no more than the global batch has."""
     sizes_N = np.array([c.template.microbatch_size for c in columns])
     counts_N = most_microbatches(columns, step_s)
-    return sizes_N * np.minimum(counts_N, p.global_batch // sizes_N)
+    sequences_N = sizes_N * np.minimum(counts_N, p.global_batch // sizes_N)
+    if p.one_replica:
+        return np.where(sequences_N == p.global_batch, sequences_N, 0)
+    return sequences_N
 
 
 def reaches(p: Problem, columns: Sequence[Column], step_s: float) -> bool:
     """Say whether fractions of copies do the global batch within the step time."""
-    return gains(p, columns, step_s) is not None
+    return use(p, columns, step_s).is_enough
 
 
-def gains(p: Problem, columns: Sequence[Column], step_s: float) -> Floats | None:
-    """Return how many sequences more one more of each limit would bring.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Use:
+    """The most sequences that fractions of copies do, whether these are the global
+    batch, and how many more one more of each limit would bring."""
 
-    None if fractions of copies do not do the global batch within the step time.
-    """
+    sequences: float
+    is_enough: bool
+    gains_R: Floats
+
+
+def use(p: Problem, columns: Sequence[Column], step_s: float) -> Use:
+    """Make the best use of the devices within the step time."""
     if not columns:
-        return None
+        return Use(sequences=0.0, is_enough=False, gains_R=0 * p.room_R)
     sequences_N = most_sequences(p, columns, step_s)
     found = linprog(-sequences_N, A_ub=_taken(columns).T, b_ub=p.room_R, method="highs")
     assert found.success, found.message
-    enough = -found.fun >= p.global_batch * (1 - 2 * _STRICT)
-    return -found.ineqlin.marginals if enough else None
+    return Use(
+        sequences=-found.fun,
+        is_enough=-found.fun >= p.global_batch * (1 - 2 * _STRICT),
+        gains_R=-found.ineqlin.marginals,
+    )
 
 
 def _taken(columns: Sequence[Column]) -> Floats:
@@ -143,6 +158,31 @@ def lower_bound(p: Problem, form: Form, known: Sequence[Template] = ()) -> Bound
         reached_s=found.reached_s,
         prices_R=found.prices_R,
         columns=found.columns,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Outlook:
+    """Templates of which fractions of copies reach a step time."""
+
+    step_s: float
+    templates: tuple[Template, ...]
+
+
+def outlook(p: Problem, form: Form) -> Outlook | None:
+    """Return about the least step time of fractions of promising templates.
+
+    A first look, that proves nothing. None if no template was found.
+    """
+    if not fits(p):
+        return None
+    try:
+        found = _reached(p, form, _beginning(p, form, ()))
+    except NoFeasiblePlan:
+        return None
+    found = _believed(p, form, found, _OUTLOOK_TOLERANCE)
+    return Outlook(
+        step_s=found.reached_s, templates=tuple(c.template for c in found.columns)
     )
 
 
@@ -230,18 +270,26 @@ def _reached(p: Problem, form: Form, found: _Found) -> _Found:
 def _closer(p: Problem, form: Form, found: _Found, effort: _Effort) -> _Found:
     """Bring the columns' step time and a proof as close together as the effort says."""
     for _ in range(_MAX_ROUNDS):
+        found = _believed(p, form, found, effort.tolerance)
         close_s = found.reached_s * (1 - effort.tolerance)
         if found.too_short_s >= close_s:
             break
-        if found.believed_s < close_s:
-            step_s = (found.believed_s + close_s) / 2
-            if found.believed_s > close_s * (1 - _NEAR):
-                step_s = close_s
-            found, _ = _asked(p, form, found, step_s, 0)
-        else:
-            found, outcome = _asked(p, form, found, close_s, effort.most_labels)
-            if outcome == "open":
-                return _bisected(p, form, found, effort, close_s)
+        found, outcome = _asked(p, form, found, close_s, effort.most_labels)
+        if outcome == "open":
+            return _bisected(p, form, found, effort, close_s)
+    return found
+
+
+def _believed(p: Problem, form: Form, found: _Found, tolerance: float) -> _Found:
+    """Go on as long as promising labels show how to come closer."""
+    for _ in range(_MAX_ROUNDS):
+        close_s = found.reached_s * (1 - tolerance)
+        if max(found.believed_s, found.too_short_s) >= close_s:
+            break
+        step_s = (found.believed_s + close_s) / 2
+        if found.believed_s > close_s * (1 - _NEAR):
+            step_s = close_s
+        found, _ = _asked(p, form, found, step_s, 0)
     return found
 
 
@@ -256,6 +304,7 @@ def _bisected(
         found, outcome = _asked(p, form, found, step_s, effort.most_labels)
         if outcome == "open":
             open_s = step_s
+        open_s = min(open_s, found.reached_s)
     return found
 
 

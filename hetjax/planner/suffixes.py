@@ -146,7 +146,7 @@ def _trades(
 def standing(s: Search) -> Floats:
     """What the best of each cell is of its budget, at least. Below 1 if worth it."""
     after_s_N = s.p.least_after_s_AB.sum(axis=0)[s.b_N]
-    first_s_N = s.p.least_after_s_AB[s.p.is_first_A].sum(axis=0)[s.b_N]
+    first_s_N = s.p.least_after_s_AB[s.p.sure_of_first_A].sum(axis=0)[s.b_N]
     spent_NQ = s.rest_NQJF[:, :, -1, 0] + s.per_s_NQ * first_s_N[:, None]
     late_N = after_s_N + s.p.fastest_s_BJ[s.b_N, -1] > s.left_s_N
     share_NQ = np.where(late_N[:, None], np.inf, spent_NQ / s.budget_NQ)
@@ -241,20 +241,35 @@ def _staged(
     if p.has_sends:
         long = (start == 0) & (old.ahead >= p.long_from)
         stage_s = stage_s + old.owed_s * np.where(long, p.long_first_factor, 1.0)
-    own_s_XA = p.after_s_ABOU[:, s.b_N[old.cell], o, p.range_IJ[start, old.start]].T
-    hidden_A = p.is_first_A & (start > 0)
     labels = replace(
         old,
         mesh=m,
         start=np.full(len(old), start),
         fill_s=old.fill_s + stage_s,
-        after_s_XA=np.maximum(old.after_s_XA, np.where(hidden_A, 0.0, own_s_XA)),
+        after_s_XA=_after(s, old, m, held[able], start),
         cost=old.cost + s.cost_M[m],
         used_XR=old.used_XR + p.taken_OR[o][:, p.scarce],
         parent=pool_rows[rows],
     )
     fits = np.all(labels.used_XR <= p.room_R[p.scarce], axis=1)
     return labels.take(fits), stage_s[fits]
+
+
+def _after(s: Search, old: Labels, m: Ints, held: Ints, start: int) -> Floats:
+    """What comes after with a stage more; what it hides of later stages' is gone."""
+    p, b = s.p, s.b_N[old.cell]
+    rows = p.range_IJ[start, old.start]
+    own_s_XA = p.after_s_ABOU[:, b, p.meshes.first_M[m], rows].T
+    drain_s = p.drain_s_BOU[b, p.meshes.option_BMFU[b, m, held, rows], rows]
+    after_s = []
+    for a, exposed in enumerate(p.exposed):
+        later_s, own_s = old.after_s_XA[:, a], own_s_XA[:, a]
+        if exposed == "drained":
+            later_s = np.maximum(later_s - drain_s, p.least_after_s_AB[a, b])
+        if exposed == "first" and start > 0:
+            own_s = np.zeros_like(later_s)
+        after_s.append(np.maximum(later_s, own_s))
+    return np.column_stack(after_s)
 
 
 def _hopped(s: Search, labels: Labels, stage_s: Floats, start: int) -> Labels:
@@ -313,7 +328,7 @@ def _with_meshes(p: Problem, before: Ints) -> tuple[Ints, Ints]:
 def _used(s: Search, labels: Labels) -> Floats:
     """Forget what is taken of limits where what is still to come cannot exceed them."""
     n, scarce = labels.cell, s.p.scarce
-    time_s = labels.fill_s + labels.after_s_XA.sum(axis=1)
+    time_s = labels.fill_s + _sure_after_s_XA(s, labels).sum(axis=1)
     left_XQ = s.budget_NQ[n] - s.per_s_NQ[n] * time_s[:, None]
     may_cost = left_XQ.min(axis=1) - labels.cost
     with np.errstate(divide="ignore"):
@@ -322,24 +337,28 @@ def _used(s: Search, labels: Labels) -> Floats:
     return np.where(fits_XR, 0.0, labels.used_XR)
 
 
-def _after(p: Problem, old: Labels, b: Ints, o: Ints, row: Ints, start: int) -> Floats:
-    own_s_XA = p.after_s_ABOU[:, b, o, row].T
-    hidden_A = p.is_first_A & (start > 0)
-    return np.maximum(old.after_s_XA, np.where(hidden_A, 0.0, own_s_XA))
-
-
 def standing_of(s: Search, labels: Labels) -> Floats:
     """What a pipeline with each suffix is of its budget; inf if it takes too long."""
     n, start = labels.cell, labels.start
-    time_s = labels.fill_s + labels.after_s_XA.sum(axis=1)
     place = np.minimum(labels.ahead, s.rest_NQJF.shape[3]) - 1
     spent_XQ = labels.cost[:, None] + s.rest_NQJF[n, :, start, place]
     # layers to come show their share of what comes after
-    suffix_XA = np.where(s.p.is_first_A, 1.0, 1 - s.p.share_AJ[:, start].T)
-    sure_s = labels.fill_s + (suffix_XA * labels.after_s_XA).sum(axis=1)
+    after_s_XA = _sure_after_s_XA(s, labels)
+    sure_s = labels.fill_s + ((1 - s.p.share_AJ[:, start].T) * after_s_XA).sum(axis=1)
     spent_XQ += s.per_s_NQ[n] * sure_s[:, None]
-    late = time_s + s.p.fastest_s_BJ[s.b_N[n], start] > s.left_s_N[n]
+    least_s = after_s_XA.sum(axis=1) + s.p.fastest_s_BJ[s.b_N[n], start]
+    # layers to come take longer than they hide
+    late = labels.fill_s + np.maximum(least_s, labels.after_s_XA.sum(axis=1)) > (
+        s.left_s_N[n]
+    )
     return np.where(late, np.inf, (spent_XQ / s.budget_NQ[n]).max(axis=1))
+
+
+def _sure_after_s_XA(s: Search, labels: Labels) -> Floats:
+    """What comes after whatever stages come before: these may hide the sums."""
+    hidden_XA = np.outer(labels.start > 0, s.p.is_drained_A)
+    least_s_XA = s.p.least_after_s_AB.T[s.b_N[labels.cell]]
+    return np.where(hidden_XA, least_s_XA, labels.after_s_XA)
 
 
 def _is_worth_it(s: Search, found: Labels) -> NDArray[np.bool_]:

@@ -146,14 +146,25 @@ def _stage_s(p: Problem, template: Template) -> tuple[list[float], list[_Hop]]:
 
 def _after_s(p: Problem, template: Template) -> float:
     b = p.microbatch_sizes.index(template.microbatch_size)
-    total = 0.0
-    for after_s_BOU, exposed in zip(p.after_s_ABOU, p.exposed, strict=True):
-        by_stage = [
-            float(after_s_BOU[b, s.option, p.range_IJ[s.layers]])
-            for s in template.stages
-        ]
-        total += by_stage[0] if exposed == "first" else max(by_stage)
-    return total
+    options_S = np.array([s.option for s in template.stages])
+    rows_S = np.array([p.range_IJ[s.layers] for s in template.stages])
+    after_s_AS = p.after_s_ABOU[:, b, options_S, rows_S]
+    return float(exposed_s(p, after_s_AS, p.drain_s_BOU[b, options_S, rows_S]))
+
+
+def exposed_s(p: Problem, after_s_AXS: Floats, drain_s_XS: Floats) -> Floats:
+    """Return what comes after pipelines of such stages; X may be any dims."""
+    before_s_XS = np.cumsum(drain_s_XS, axis=-1) - drain_s_XS
+    worst_s_A = {
+        "first": lambda after_s_XS: after_s_XS[..., 0],
+        "largest": lambda after_s_XS: after_s_XS.max(axis=-1),
+        "drained": lambda after_s_XS: (after_s_XS - before_s_XS).max(axis=-1),
+    }
+    shown = [
+        worst_s_A[exposed](after_s_XS)
+        for exposed, after_s_XS in zip(p.exposed, after_s_AXS, strict=True)
+    ]
+    return np.sum(shown, axis=0)
 
 
 def _prefix(stage_s: list[float], hops: list[_Hop]) -> tuple[tuple[float, float], ...]:

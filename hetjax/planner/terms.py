@@ -13,6 +13,7 @@ Letters of array names: see `problem.py`.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from math import inf
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from hetjax.costs.layers import layer_facts, layer_runs, layer_workspace_bytes
 from hetjax.costs.memory import hidden_size
 from hetjax.costs.passes import Shares
 from hetjax.costs.profile import DTYPES
-from hetjax.costs.stage_times import layer_times
+from hetjax.costs.stage_times import LayerTimes, layer_times
 from hetjax.costs.static import static_bytes
 from hetjax.errors import BadInput
 from hetjax.models.counts import parameter_count
@@ -55,18 +56,18 @@ def options_of(request: Request, degrees: Sequence[int]) -> tuple[Option, ...]:
 
 
 def search_problem(
-    request: Request, degrees: Sequence[int], *, free_sums: bool = False
+    request: Request, degrees: Sequence[int], *, num_replicas: float = inf
 ) -> Problem:
     """Return the problem to search by, with these tensor degrees.
 
-    Of the stages' gradient sums the longest is added to a step, or none with
-    `free_sums`: as if there were one replica, or sums hidden behind the rest. BadInput
-    if nothing is known of any device at any of the microbatch sizes.
+    Of the stages' gradient sums, which take as long as over `num_replicas`, what earlier
+    stages do not hide is added to a step. If that is 1, plans have but one replica.
+    BadInput if nothing is known of any device at any of the microbatch sizes.
     """
     options = options_of(request, degrees)
     facts = _facts(request, options)
     hop_s_BKOO, link_s_BKOO = hop_tables(request, options, len(facts.sync_bytes_K))
-    rates_O, times = sync_bytes_per_s(request, options), 0 if free_sums else 2
+    rates_O, times = sync_bytes_per_s(request, options), 2 * (1 - 1 / num_replicas)
     terms = Terms(
         kinds=facts.kinds,
         busy_s_BOK=facts.busy_s_BOK,
@@ -76,13 +77,17 @@ def search_problem(
         memory_bytes_BO=facts.memory_bytes_O - facts.shared_bytes_BO,
         message_bytes_BO=facts.activation_bytes_BO,
         sync_bytes_OK=np.tile(facts.sync_bytes_K, (len(options), 1)),
-        # of R replicas 2 (R - 1) / R of the bytes
+        # around a ring of R replicas go 2 (R - 1) / R of the bytes
         sync_s=lambda o, size_bytes: times * size_bytes / rates_O[o],
+        sync_exposed="drained",
+        drain_s_BOK=facts.drain_s_BOK,
+        packed_bytes_OK=None if num_replicas == 1 else _packed_bytes(options, facts),
+        device_bytes_O=facts.memory_bytes_O,
         stage_s_BO=np.full(facts.busy_s_BOK.shape[:2], 2 * facts.program_s),
         hop_s_BKOO=hop_s_BKOO,
         link_s_BKOO=link_s_BKOO,
     )
-    return _problem(request, options, terms)
+    return _problem(request, options, terms, one_replica=num_replicas == 1)
 
 
 def bound_problem(request: Request, degrees: Sequence[int]) -> Problem:
@@ -115,7 +120,12 @@ def bound_problem(request: Request, degrees: Sequence[int]) -> Problem:
     return replace(found, most_in_flight_BOU=np.where(fits_BOU, UNLIMITED, 0))
 
 
-def _problem(request: Request, options: Sequence[Option], terms: Terms) -> Problem:
+def _problem(
+    request: Request,
+    options: Sequence[Option],
+    terms: Terms,
+    one_replica: bool = False,
+) -> Problem:
     return problem(
         terms,
         classes=[
@@ -129,6 +139,7 @@ def _problem(request: Request, options: Sequence[Option], terms: Terms) -> Probl
         options=options,
         microbatch_sizes=request.microbatch_sizes,
         global_batch=request.global_batch,
+        one_replica=one_replica,
     )
 
 
@@ -141,6 +152,7 @@ class _Facts:
     kinds: tuple[int, ...]
     program_s: float
     busy_s_BOK: Floats
+    drain_s_BOK: Floats
     update_s_BOK: Floats
     static_bytes_OK: Floats
     own_bytes_OK: Floats
@@ -155,24 +167,24 @@ class _Facts:
 def _facts(request: Request, options: Sequence[Option]) -> _Facts:
     kinds, firsts = _kinds(request)
     dims = len(request.microbatch_sizes), len(options), len(firsts)
-    busy, update = np.full((2, *dims), np.nan)
-    saved, once, workspace = np.zeros((3, *dims))
+    busy, drain, update = np.full((3, *dims), np.nan)
+    saved, once, each, workspace = np.zeros((4, *dims))
     problems: list[BadInput] = []
     for at in _cases(request, options):
         b, o, shares = at
         for k, layer in enumerate(firsts):
             try:
-                busy[b, o, k], update[b, o, k] = _seconds(
-                    request, options[o], layer, shares
-                )
+                times = _times(request, options[o], layer, shares)
             except BadInput as error:  # of a profile: an option that nobody measured
                 problems.append(error)
                 continue
+            busy[b, o, k], update[b, o, k] = times.busy_s, times.update_s
+            drain[b, o, k] = times.backward_s
             kept = _saved(request, options[o], layer, shares)
-            saved[b, o, k], once[b, o, k], workspace[b, o, k] = kept
+            saved[b, o, k], once[b, o, k], each[b, o, k], workspace[b, o, k] = kept
     if np.isnan(busy).any(axis=2).all() and problems:
         raise problems[0]
-    update = np.nan_to_num(update)
+    update, drain = np.nan_to_num(update), np.nan_to_num(drain)
     inner = [k for k, at in enumerate(firsts) if 0 < at < len(request.model.layers) - 1]
     block = workspace[:, :, inner].max(axis=2, initial=0)
     activation = _activation_bytes(request, options)
@@ -180,10 +192,11 @@ def _facts(request: Request, options: Sequence[Option]) -> _Facts:
         kinds=kinds,
         program_s=0.0 if request.profile is None else request.profile.program_s,
         busy_s_BOK=busy,
+        drain_s_BOK=drain,
         update_s_BOK=update,
         static_bytes_OK=_static(request, options, firsts, borrowed=True),
         own_bytes_OK=_static(request, options, firsts, borrowed=False),
-        extra_bytes_BOK=np.maximum(workspace - block[:, :, None], 0),
+        extra_bytes_BOK=each + np.maximum(workspace - block[:, :, None], 0),
         saved_bytes_BOK=saved,
         # and a message just come, one just made, and what they are cut into
         shared_bytes_BO=block + 4 * activation,
@@ -198,6 +211,15 @@ def _facts(request: Request, options: Sequence[Option]) -> _Facts:
             ]
         ),
     )
+
+
+def _packed_bytes(options: Sequence[Option], facts: _Facts) -> Floats:
+    """What a stage holds while its gradients are packed as one group.
+
+    A group of all its layers is the largest there may be.
+    """
+    ways_O1 = np.array([[(1 / o.data + 1) / o.tensor] for o in options])
+    return facts.static_bytes_OK + ways_O1 * facts.sync_bytes_K
 
 
 def _kinds(request: Request) -> tuple[tuple[int, ...], list[int]]:
@@ -228,10 +250,10 @@ def _shares(request: Request, option: Option, num_sequences: int) -> Shares:
     )
 
 
-def _seconds(
+def _times(
     request: Request, option: Option, layer: int, shares: Shares
-) -> tuple[float, float]:
-    times = layer_times(
+) -> LayerTimes:
+    return layer_times(
         request.model,
         layer,
         _stage_of(request, option),
@@ -240,12 +262,11 @@ def _seconds(
         optimizer=request.optimizer,
         profile=request.profile,
     )
-    return times.busy_s, times.update_s
 
 
 def _saved(
     request: Request, option: Option, layer: int, shares: Shares
-) -> tuple[float, float, float]:
+) -> tuple[float, float, float, float]:
     """Bytes kept of a microbatch by the layer and by its run; workspace.
 
     Residuals grow by as much with every sequence: two sizes tell them all.
@@ -266,7 +287,7 @@ def _saved(
     return (
         one.saved_bytes + more * (two.saved_bytes - one.saved_bytes),
         one.run_saved_bytes + more * (two.run_saved_bytes - one.run_saved_bytes),
-        layer_workspace_bytes(runs, shares, option.remat, option.data),
+        *layer_workspace_bytes(runs, shares, option.remat, option.data),
     )
 
 

@@ -7,7 +7,7 @@ stage by stage from the terms, and every set of copies is tried. Letters as in
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, product
 from math import inf
 from random import Random
@@ -18,6 +18,8 @@ from hetjax.planner.problem import DeviceClass, Option, Problem, Terms, problem
 from hetjax.planner.templates import Form, Template, TemplateStage
 
 MICROBATCH_SIZES = (1, 2)
+
+Used = tuple[int, ...]  # devices of each class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +57,30 @@ def random_instance(seed: int) -> Instance:
     )
 
 
+def unlike_speeds(seed: int) -> Instance:
+    """Draw a small model for three classes, 6 to 9 devices, that are 1, 2, 4 fast."""
+    r = Random(seed)
+    kinds = tuple(r.randrange(2) for _ in range(r.randint(2, 3)))
+    classes = [
+        DeviceClass(name=name, num_devices=r.randint(2, 3))
+        for name in ("slow", "middle", "fast")
+    ]
+    options = [Option(device_class=c) for c in range(3)]
+    terms = _terms(r, (*kinds, 1), options)
+    slowness_O1 = np.array([[4.0], [2.0], [1.0]])
+    terms = replace(terms, busy_s_BOK=terms.busy_s_BOK * slowness_O1)
+    return Instance(
+        terms=terms,
+        problem=problem(
+            terms,
+            classes=classes,
+            options=options,
+            microbatch_sizes=MICROBATCH_SIZES,
+            global_batch=r.randint(8, 16),
+        ),
+    )
+
+
 def _terms(r: Random, kinds: tuple[int, ...], options: list[Option]) -> Terms:
     num_kinds, num_sizes = max(kinds) + 1, len(MICROBATCH_SIZES)
 
@@ -69,16 +95,18 @@ def _terms(r: Random, kinds: tuple[int, ...], options: list[Option]) -> Terms:
     blocking = r.choice((0.0, 0.3))
     link_s = table(*hops, most=slow)
     rate_O = table(len(options), most=1.0)
+    busy_s_BOK = (0.1 + table(*by_kind, most=1.0)) / tensor_O1
     return Terms(
         kinds=kinds,
-        busy_s_BOK=(0.1 + table(*by_kind, most=1.0)) / tensor_O1,
+        busy_s_BOK=busy_s_BOK,
         update_s_BOK=table(*by_kind, most=0.2),
         static_bytes_BOK=table(*by_kind, most=1.0) / tensor_O1,
         saved_bytes_BOK=2.0 * np.ones(by_kind) * table(num_sizes, 1, 1, most=1.0),
         memory_bytes_BO=table(num_sizes, len(options), most=9.0) + 1.0,
         sync_bytes_OK=table(len(options), num_kinds, most=1.0),
         sync_s=lambda o, size_bytes: rate_O[o] * np.sqrt(size_bytes),
-        sync_exposed=r.choice(("largest", "first")),
+        sync_exposed=r.choice(("largest", "first", "drained")),
+        drain_s_BOK=busy_s_BOK * r.uniform(0.0, 1.0),
         stage_s_BO=table(num_sizes, len(options), most=0.1),
         message_bytes_BO=table(num_sizes, len(options), most=0.3),
         hop_s_BKOO=link_s * 1.2,
@@ -111,7 +139,7 @@ def all_templates(p: Problem) -> Iterator[Template]:
                     yield Template(microbatch_size=size, stages=stages)
 
 
-def used_by(p: Problem, options: tuple[int, ...]) -> tuple[int, ...]:
+def used_by(p: Problem, options: tuple[int, ...]) -> Used:
     """Return the devices of each class that stages under these options take."""
     used = [0] * len(p.classes)
     for o in options:
@@ -121,10 +149,17 @@ def used_by(p: Problem, options: tuple[int, ...]) -> tuple[int, ...]:
 
 def time_s(instance: Instance, template: Template, m: int, form: Form) -> float:
     """Return the step time of a pipeline with m microbatches; inf out of memory."""
+    return sum(parts_s(instance, template, m, form))
+
+
+def parts_s(
+    instance: Instance, template: Template, m: int, form: Form
+) -> tuple[float, float]:
+    """Return its time until it has drained, and what comes after; inf out of memory."""
     t = instance.terms
     b = MICROBATCH_SIZES.index(template.microbatch_size)
     stages, depth = template.stages, len(template.stages)
-    busy, update, sync, hop, link = [], [], [], [], []
+    busy, update, sync, hop, link, drain = [], [], [], [], [], []
     for s, stage in enumerate(stages):
         o = stage.option
         layers = [t.kinds[n] for n in range(*stage.layers)]
@@ -134,9 +169,11 @@ def time_s(instance: Instance, template: Template, m: int, form: Form) -> float:
         each = sum(t.saved_bytes_BOK[b, o, k] for k in layers)
         each = max(each + t.message_bytes_BO[b, o], 1.0)
         if held + ahead * each > t.memory_bytes_BO[b, o]:
-            return inf
+            return inf, 0.0
         seconds = t.stage_s_BO[b, o] + sum(t.busy_s_BOK[b, o, k] for k in layers)
         update.append(sum(t.update_s_BOK[b, o, k] for k in layers))
+        assert t.drain_s_BOK is not None
+        drain.append(sum(t.drain_s_BOK[b, o, k] for k in layers))
         size = sum(t.sync_bytes_OK[o, k] for k in layers)
         sync.append(float(t.sync_s(o, np.array([size]))[0]))
         if s > 0:
@@ -153,48 +190,94 @@ def time_s(instance: Instance, template: Template, m: int, form: Form) -> float:
             hop.append(t.hop_s_BKOO[at])
             link.append(t.link_s_BKOO[at])
         busy.append(seconds)
-    after_s = max(update) + (sync[0] if t.sync_exposed == "first" else max(sync))
+    shown = {
+        "first": sync[0],
+        "largest": max(sync),
+        "drained": max(sync[s] - sum(drain[:s]) for s in range(depth)),
+    }
+    after_s = max(update) + shown[t.sync_exposed]
     if form == "closed":
         slowest = max(busy + link)
-        return sum(busy) + 2 * sum(hop) + (m - 1) * slowest + after_s
+        return sum(busy) + 2 * sum(hop) + (m - 1) * slowest, after_s
     rest = 0.0
     for s in reversed(range(depth)):
         if s < depth - 1:
             rest = max(rest + 2 * hop[s], (m + 1) * link[s] if link[s] else 0.0)
         rest = max(m * busy[s], busy[s] + rest)
-    return rest + after_s
+    return rest, after_s
 
 
-def best_step_s(instance: Instance, form: Form) -> float:
-    """Return the least step time over all sets of copies; inf without any."""
+def best_step_s(instance: Instance, form: Form, *, apart: bool = False) -> float:
+    """Return the least step time over all sets of copies; inf without any.
+
+    Where sums end for all at once, all wait for the longest, unless taken `apart`.
+    """
+    p, options = instance.problem, list(_options(instance, form))
+    if apart or instance.terms.sync_exposed != "drained":
+        return _least_s(p, [(done + after, u, n) for done, after, u, n in options])
+    best_s = inf
+    for longest_s in sorted({after for _, after, _, _ in options}):
+        waiting = [
+            (done + longest_s, u, n)
+            for done, after, u, n in options
+            if after <= longest_s and done + longest_s < best_s
+        ]
+        best_s = min(best_s, _least_s(p, waiting))
+    return best_s
+
+
+def _options(
+    instance: Instance, form: Form
+) -> Iterator[tuple[float, float, Used, int]]:
+    """Times, devices and sequences of every copy that there can be."""
     p = instance.problem
-    options = [
-        (
-            time_s(instance, t, m, form),
-            used_by(p, tuple(s.option for s in t.stages)),
-            m * t.microbatch_size,
-        )
-        for t in all_templates(p)
-        for m in range(1, p.global_batch // t.microbatch_size + 1)
-    ]
-    times = sorted({seconds for seconds, _, _ in options if seconds < inf})
-    low, high = 0, len(times)
+    for t in all_templates(p):
+        used = used_by(p, tuple(s.option for s in t.stages))
+        for m in range(1, p.global_batch // t.microbatch_size + 1):
+            done_s, after_s = parts_s(instance, t, m, form)
+            if done_s < inf:
+                yield done_s, after_s, used, m * t.microbatch_size
+
+
+def _least_s(p: Problem, options: list[tuple[float, Used, int]]) -> float:
+    times = sorted({seconds for seconds, _, _ in options})
+    if not times or not _doing(p, {(u, n) for _, u, n in options}):
+        return inf
+    low, high = 0, len(times) - 1
     while low < high:
         middle = (low + high) // 2
-        if _reaches(p, {(u, n) for s, u, n in options if s <= times[middle]}):
+        if _doing(p, {(u, n) for s, u, n in options if s <= times[middle]}):
             high = middle
         else:
             low = middle + 1
-    return times[low] if low < len(times) else inf
+    return times[low]
 
 
-def _reaches(p: Problem, copies: set[tuple[tuple[int, ...], int]]) -> bool:
-    """Whether some copies do the global batch; bit n of `done`: n sequences done."""
+def uses_that_do(
+    instance: Instance, form: Form, step_s: float, *, apart: bool = False
+) -> set[Used]:
+    """Return the devices of each class that copies take which do the global batch.
+
+    Of all sets of copies that keep to the step time. As of `best_step_s`.
+    """
+    p, options = instance.problem, list(_options(instance, form))
+    if apart or instance.terms.sync_exposed != "drained":
+        return _doing(p, {(u, n) for d, a, u, n in options if d + a <= step_s})
+    sets = {
+        frozenset((u, n) for d, a, u, n in options if a <= s and d + s <= step_s)
+        for s in {after for _, after, _, _ in options}
+    }
+    return set().union(*(_doing(p, set(copies)) for copies in sets))
+
+
+def _doing(p: Problem, copies: set[tuple[Used, int]]) -> set[Used]:
+    """The devices that copies take; bit n of `done`: n sequences done."""
     there = [range(c.num_devices + 1) for c in p.classes]
-    done = {used: 1 for used in product(*there)}
+    done = {used: 0 for used in product(*there)}
+    done[(0,) * len(there)] = 1
     for used in product(*there):
         for of_copy, sequences in copies:
             before = tuple(u - c for u, c in zip(used, of_copy, strict=True))
             if min(before) >= 0:
                 done[used] |= done[before] << sequences
-    return any(mask >> p.global_batch & 1 for mask in done.values())
+    return {used for used, mask in done.items() if mask >> p.global_batch & 1}

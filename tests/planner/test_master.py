@@ -7,10 +7,17 @@ import numpy as np
 import pytest
 
 from hetjax.errors import NoFeasiblePlan
-from hetjax.planner.master import Layout, best_plan
+from hetjax.planner.master import Layout, best_plan, candidates, kind_of
 from hetjax.planner.problem import DeviceClass, Option, Problem, Terms, problem
 from hetjax.planner.templates import Form
-from tests.planner.brute import Instance, best_step_s, random_instance, time_s, used_by
+from tests.planner.brute import (
+    Instance,
+    best_step_s,
+    random_instance,
+    parts_s,
+    unlike_speeds,
+    used_by,
+)
 
 
 def check_layout(instance: Instance, layout: Layout, form: Form) -> None:
@@ -25,9 +32,12 @@ def check_layout(instance: Instance, layout: Layout, form: Form) -> None:
         for c in layout.copies
     )
     assert (used <= p.devices_C).all()
-    step_s = max(
-        time_s(instance, c.template, c.num_microbatches, form) for c in layout.copies
-    )
+    parts = [
+        parts_s(instance, c.template, c.num_microbatches, form) for c in layout.copies
+    ]
+    step_s = max(done_s + after_s for done_s, after_s in parts)
+    if instance.terms.sync_exposed == "drained":
+        step_s = max(done for done, _ in parts) + max(after for _, after in parts)
     assert layout.step_s == pytest.approx(step_s)
 
 
@@ -112,3 +122,34 @@ def test_devices_that_do_not_help_stay_idle() -> None:
 def test_what_no_memory_holds_is_no_plan() -> None:
     with pytest.raises(NoFeasiblePlan, match="no pipeline that fits into memory"):
         best_plan(two_speeds(memory_bytes=10.0, global_batch=4), "prefix")
+
+
+def test_three_unlike_classes_have_a_bound_and_plans_of_unlike_kinds() -> None:
+    num_others = 0
+    for seed in range(1, 11):
+        instance = unlike_speeds(seed)
+        p, optimum_s = instance.problem, best_step_s(instance, "prefix")
+        layouts = candidates(p, "prefix", 3)
+        best, kinds = layouts[0], set()
+        assert best.bound_s <= optimum_s * (1 + 1e-9)
+        assert optimum_s * (1 - 1e-9) <= best.step_s <= optimum_s * 1.01
+        times = [layout.step_s for layout in layouts]
+        assert times == sorted(times)
+        for layout in layouts:
+            check_layout(instance, layout, "prefix")
+            own = {kind_of(p, template) for template in layout.templates}
+            assert not own & kinds
+            kinds |= own
+        num_others += len(layouts) - 1
+    assert num_others >= 3
+
+
+def test_a_search_below_a_step_time_ends_or_finds_what_any_search_finds() -> None:
+    for seed in range(1, 7):
+        instance = unlike_speeds(seed)
+        p, optimum_s = instance.problem, best_step_s(instance, "prefix")
+        best = best_plan(p, "prefix")
+        assert candidates(p, "prefix", 3, below_s=best.bound_s * 0.9) == []
+        found = candidates(p, "prefix", 1, below_s=optimum_s * 1.02)
+        check_layout(instance, found[0], "prefix")
+        assert found[0].step_s == pytest.approx(best.step_s, rel=0.005)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from hetjax.cluster.catalogue import DeviceSpec, device_spec
 from hetjax.planner.problem import Floats, Ints, Option, Problem
 from hetjax.planner.request import Request
+from hetjax.planner.templates import exposed_s
 from hetjax.planner.terms import search_problem
 from hetjax.plans.plan import Remat
 
@@ -137,13 +138,9 @@ def after_s(
     """Return what comes after each pipeline has drained: gradient sum and update."""
     # the terms tell the sum for very many replicas: 2 (R - 1) / R of the bytes each
     shares = (1 - 1 / num_replicas, 1.0)
-    total_s_Q = np.zeros(len(options_QS))
-    for share, exposed, after_s_BOU in zip(
-        shares, p.exposed, p.after_s_ABOU, strict=True
-    ):
-        after_s_QS = share * after_s_BOU[b, options_QS, rows_QS]
-        total_s_Q += after_s_QS[:, 0] if exposed == "first" else after_s_QS.max(axis=1)
-    return total_s_Q
+    after_s_AQS = p.after_s_ABOU[:, b, options_QS, rows_QS]
+    after_s_AQS = after_s_AQS * np.reshape(shares, (-1, 1, 1))
+    return exposed_s(p, after_s_AQS, p.drain_s_BOU[b, options_QS, rows_QS])
 
 
 def shared_out(total: int, weights: Sequence[float]) -> list[int]:
