@@ -229,9 +229,12 @@ def _stage_cost(
     stage_XSV = asked.per_s_X[:, None, None] * through_s_SV
     stage_XSV += cost_O[can.option_BSV[b][:, places]]
     stage_XSV[each_s_SV > most_s_XSV] = np.inf
-    np.minimum.accumulate(stage_XSV, axis=1, out=stage_XSV)
     num_holding_FV = can.num_holding_BFV[b, :most][:, places]
-    best_XFV = stage_XSV[:, num_holding_FV - 1, np.arange(len(places))]
+    if most == 1:
+        best_XFV = stage_XSV.min(axis=1, keepdims=True)
+    else:
+        np.minimum.accumulate(stage_XSV, axis=1, out=stage_XSV)
+        best_XFV = stage_XSV[:, num_holding_FV - 1, np.arange(len(places))]
     best_XFV[:, num_holding_FV == 0] = np.inf
     if (asked.lo_X < most).any():  # no more are in flight than there are
         held_XF = np.minimum(np.arange(most), asked.lo_X[:, None] - 1)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hetjax.planner.problem import Floats, Ints
 
-_NEIGHBOURS = (4, 64)  # that a label is held against: first few, then more of the rest
+_NEIGHBOURS = (4, 16)  # that a label is held against: first few, then more of the rest
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -10,7 +10,6 @@ placed.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from hetjax.planner.pricing import harvest, price
 from hetjax.planner.problem import Floats, Problem
 from hetjax.planner.relaxation import (
     Bound,
+    Outlook,
     Use,
     columns_within,
     compute_bound_s,
@@ -73,22 +73,17 @@ def candidates(
     p: Problem,
     form: Form,
     num: int,
-    known: Sequence[Template] = (),
     *,
-    below_s: float = inf,
+    seen: Outlook | None = None,
+    quick: bool = False,
 ) -> list[Layout]:
     """Return the best plan, then at most `num` - 1 that are nearly as good.
 
     No plan has a pipeline of the kind of one in a plan before it: they are for a judge
-    who may think otherwise than the form. None if nothing promises a step time below
-    `below_s`, which is soon seen. Errors as of `best_plan`.
+    who may think otherwise than the form. What was `seen` before is gone on with. If it is to be `quick` the bound is not so
+    close. Errors as of `best_plan`.
     """
-    if below_s < inf:
-        columns = columns_within(p, form, below_s, known)
-        if not columns:
-            return []
-        known = [*known, *(c.template for c in columns)]
-    search = _WholeSearch(p, form, lower_bound(p, form, known))
+    search = _WholeSearch(p, form, lower_bound(p, form, seen=seen, quick=quick))
     found = [search.best()]
     while len(found) < num:
         other = search.unlike(found)

@@ -43,7 +43,7 @@ _PASSES = (
     (0.04, (0.75,)),
     (0.04, (0.0, 0.6, 1.2)),
 )
-_BEAM, _MOST_CELLS = 200, 300
+_BEAM, _MOST_CELLS = 60, 40
 _MOST_COLUMNS = 100
 _HARVEST_BEAM, _MOST_HARVESTED, _FEW_COLUMNS = 400, 600, 100
 _LESS_WORTH, _NUM_LESS = 0.5, 10
@@ -189,10 +189,20 @@ def _search(
 
 
 def _alive(search: Search, most_cells: int | None = None) -> Ints:
-    """The cells that are not ruled out, the most promising first."""
+    """The cells that are not ruled out: the most promising of each count first."""
     share_N = standing(search)
-    order = np.argsort(share_N, kind="stable")[:most_cells]
-    return order[share_N[order] < 1]
+    alive_N = np.flatnonzero(share_N < 1)
+    count_N = search.lo_N * len(search.p.microbatch_sizes) + search.b_N
+    return alive_N[_best_of_each(count_N[alive_N], share_N[alive_N], most_cells)]
+
+
+def _best_of_each(kind_N: Ints, value_N: Floats, most: int | None) -> Ints:
+    """The rows of least value: the best of each kind, then the seconds, and so on."""
+    order = np.lexsort((value_N, kind_N))
+    is_first_N = np.diff(kind_N[order], prepend=-1) != 0
+    firsts = np.flatnonzero(is_first_N)
+    rank = np.arange(len(order)) - firsts[np.cumsum(is_first_N) - 1]
+    return order[np.lexsort((value_N[order], rank))][:most]
 
 
 def _columns(s: Search, pool: Labels, found: Labels, most: int) -> list[Column]:

@@ -337,7 +337,9 @@ def problem(
     saved_bytes_BOU = terms.saved_bytes_BOK @ counts_KU + message_bytes_BO[:, :, None]
     saved_bytes_BOU = np.maximum(saved_bytes_BOU, 1.0)
     if terms.packed_bytes_OK is not None and terms.device_bytes_O is not None:
-        spare_bytes_OU = terms.device_bytes_O[:, None] - terms.packed_bytes_OK @ counts_KU
+        spare_bytes_OU = (
+            terms.device_bytes_O[:, None] - terms.packed_bytes_OK @ counts_KU
+        )
         # the judge lets packing have the room of one microbatch
         left_bytes_BOU = np.minimum(left_bytes_BOU, spare_bytes_OU + saved_bytes_BOU)
     in_flight_BOU = np.clip(left_bytes_BOU / saved_bytes_BOU, 0, UNLIMITED)

@@ -40,8 +40,7 @@ from hetjax.plans.plan import Plan
 _NUM_LAYOUTS = 3  # of every problem, for the judge to choose from
 LARGE = 128  # devices: the search of larger clusters is cut short
 _PARTED = 32  # devices: of larger clusters no parts are searched
-# times the best step by the model: what promises less may still be the best in truth
-_DOUBT, _DOUBT_LARGE = 1.3, 1.05
+_DOUBT, _DOUBT_FEW = 1.05, 1.3
 _SLACKS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)  # of step times that may be cheaper
 
 
@@ -81,12 +80,11 @@ def proposals(
     parts if only the `whole` is asked for.
     """
     looks = _looks(request, objective, whole)
+    least_s = min((look.outlook.reached_s for look in looks), default=math.inf)
     found: list[Proposal] = []
-    for look in sorted(looks, key=lambda look: look.outlook.step_s):
-        least_s = min((f.step_s for f in found), default=math.inf)
-        if not _wants_fewer(objective) and look.outlook.step_s > least_s * _doubt(request):
-            break
-        layouts = _layouts(look, objective)
+    for look in looks:
+        near_s = least_s * _doubt(objective, look.num_replicas)
+        layouts = _layouts(look, objective) if look.outlook.reached_s <= near_s else ()
         if layouts:
             found.append(
                 Proposal(
@@ -117,10 +115,9 @@ def _looks(request: Request, objective: Objective, whole: bool) -> list[_Look]:
     looks: list[_Look] = []
     for part, degrees, num_replicas in _problems(request, whole):
         p = search_problem(part, degrees, num_replicas=num_replicas)
-        least_s = min((look.outlook.step_s for look in looks), default=math.inf)
-        if not _wants_fewer(objective) and compute_bound_s(p) > least_s:
-            continue
-        seen = outlook(p, "closed")
+        least_s = min((look.outlook.reached_s for look in looks), default=math.inf)
+        near_s = least_s * _doubt(objective, num_replicas)
+        seen = None if compute_bound_s(p) > near_s else outlook(p, "closed", near_s)
         if seen is not None:
             looks.append(
                 _Look(
@@ -134,8 +131,12 @@ def _looks(request: Request, objective: Objective, whole: bool) -> list[_Look]:
     return looks
 
 
-def _doubt(request: Request) -> float:
-    return _DOUBT_LARGE if request.cluster.num_devices > LARGE else _DOUBT
+def _doubt(objective: Objective, num_replicas: float) -> float:
+    """How far above the least time may be what is best in truth: sums of few replicas
+    are what the model knows least about."""
+    if _wants_fewer(objective):
+        return math.inf
+    return _DOUBT_FEW if 1 < num_replicas < math.inf else _DOUBT
 
 
 def _problems(
@@ -162,8 +163,10 @@ def lower_bound_s(request: Request) -> float:
 
     Whatever the tensor degrees of its stages: see `Found`.
     """
+    large = request.cluster.num_devices > LARGE
     try:
-        return lower_bound(bound_problem(request, request.degrees), "prefix").step_s
+        p = bound_problem(request, request.degrees)
+        return lower_bound(p, "prefix", quick=large).step_s
     except NoFeasiblePlan:
         return math.inf
 
@@ -231,9 +234,9 @@ def pipelines_of(p: Problem, copies: Sequence[Copies]) -> list[Pipeline]:
 def _layouts(look: _Look, objective: Objective) -> tuple[Layout, ...]:
     """None if nothing fits."""
     large = look.request.cluster.num_devices > LARGE
-    num, known = 1 if large else _NUM_LAYOUTS, look.outlook.templates
+    num, seen = 1 if large else _NUM_LAYOUTS, look.outlook
     try:
-        layouts = candidates(look.problem, "closed", num, known)
+        layouts = candidates(look.problem, "closed", num, seen=seen, quick=large)
     except NoFeasiblePlan:
         return ()
     if _wants_fewer(objective):

@@ -63,6 +63,7 @@ _EFFORTS = (
     _Effort(tolerance=5e-4, most_labels=40_000, only_below=15_000),
     _Effort(tolerance=4e-3, most_labels=80_000, only_below=2**60),
 )
+_QUICK = _Effort(tolerance=0.01, most_labels=20_000, only_below=2**60)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -81,8 +82,10 @@ class Bound:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Found:
-    """`prices_R` prove that `too_short_s` is; fractions of columns reach `reached_s`.
+class Outlook:
+    """What is known on the way to a bound.
+
+    `prices_R` prove that `too_short_s` is; fractions of columns reach `reached_s`.
 
     What only promising labels show is that `believed_s` is too short, too.
     """
@@ -138,18 +141,28 @@ def _taken(columns: Sequence[Column]) -> Floats:
     return np.array([c.taken for c in columns], dtype=np.float64)
 
 
-def lower_bound(p: Problem, form: Form, known: Sequence[Template] = ()) -> Bound:
+def lower_bound(
+    p: Problem,
+    form: Form,
+    known: Sequence[Template] = (),
+    *,
+    seen: Outlook | None = None,
+    quick: bool = False,
+) -> Bound:
     """Return a certified bound, close to the relaxation's optimum.
 
-    Within 0.05 % of it where that is little work, else within 0.4 %; or further below
-    where that cannot be decided with a fair amount of work. `known` templates make the
-    search shorter. NoFeasiblePlan if not even fractions of pipelines do the global
-    batch.
+    Within 0.05 % of it where that is little work, else within 0.4 %, or 1 % if it is to
+    be `quick`; or further below where that cannot be decided with a fair amount of
+    work. `known` templates, or what was `seen` before, make the search shorter.
+    NoFeasiblePlan if not even fractions of pipelines do the global batch.
     """
-    if not fits(p):
-        raise _nothing_fits()
-    found = _reached(p, form, _beginning(p, form, known))
-    for effort in _EFFORTS if found.reached_s < np.inf else ():
+    found = seen
+    if found is None:
+        if not fits(p):
+            raise _nothing_fits()
+        found = _reached(p, form, _beginning(p, form, known))
+    efforts = (_QUICK,) if quick else _EFFORTS
+    for effort in efforts if found.reached_s < np.inf else ():
         if found.num_labels < effort.only_below:
             found = _closer(p, form, found, effort)
             break
@@ -161,29 +174,29 @@ def lower_bound(p: Problem, form: Form, known: Sequence[Template] = ()) -> Bound
     )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Outlook:
-    """Templates of which fractions of copies reach a step time."""
-
-    step_s: float
-    templates: tuple[Template, ...]
-
-
-def outlook(p: Problem, form: Form) -> Outlook | None:
+def outlook(
+    p: Problem, form: Form, below_s: float = np.inf, known: Sequence[Template] = ()
+) -> Outlook | None:
     """Return about the least step time of fractions of promising templates.
 
-    A first look, that proves nothing. None if no template was found.
+    A first look, that proves nothing. None if no templates were found that reach
+    `below_s`. `known` templates make the look shorter.
     """
     if not fits(p):
         return None
-    try:
-        found = _reached(p, form, _beginning(p, form, ()))
-    except NoFeasiblePlan:
-        return None
-    found = _believed(p, form, found, _OUTLOOK_TOLERANCE)
-    return Outlook(
-        step_s=found.reached_s, templates=tuple(c.template for c in found.columns)
-    )
+    found = _beginning(p, form, known)
+    if below_s < np.inf:
+        columns = columns_within(p, form, below_s, known)
+        if not columns:
+            return None
+        reached_s = _least_step_s(p, columns, below_s)
+        found = replace(found, columns=columns, reached_s=reached_s)
+    else:
+        try:
+            found = _reached(p, form, found)
+        except NoFeasiblePlan:
+            return None
+    return _believed(p, form, found, _OUTLOOK_TOLERANCE)
 
 
 def columns_within(
@@ -231,11 +244,11 @@ def compute_bound_s(p: Problem) -> float:
     return p.global_batch / float(p.rates_C @ p.devices_C)
 
 
-def _beginning(p: Problem, form: Form, known: Sequence[Template]) -> _Found:
+def _beginning(p: Problem, form: Form, known: Sequence[Template]) -> Outlook:
     """What is known without a search: the compute bound, and given templates."""
     columns = [column(p, t, form) for t in known if exists(p, t)]
     too_short_s = compute_bound_s(p) * (1 - _STRICT)
-    return _Found(
+    return Outlook(
         too_short_s=too_short_s,
         believed_s=too_short_s,
         prices_R=np.concatenate([p.rates_C, np.zeros(len(p.fragments))]),
@@ -243,7 +256,7 @@ def _beginning(p: Problem, form: Form, known: Sequence[Template]) -> _Found:
     )
 
 
-def _reached(p: Problem, form: Form, found: _Found) -> _Found:
+def _reached(p: Problem, form: Form, found: Outlook) -> Outlook:
     """Add columns until they reach some step time.
 
     NoFeasiblePlan if none do, or in the closed form, which bounds nothing, if none are
@@ -267,7 +280,7 @@ def _reached(p: Problem, form: Form, found: _Found) -> _Found:
     return replace(found, reached_s=_least_step_s(p, found.columns, step_s))
 
 
-def _closer(p: Problem, form: Form, found: _Found, effort: _Effort) -> _Found:
+def _closer(p: Problem, form: Form, found: Outlook, effort: _Effort) -> Outlook:
     """Bring the columns' step time and a proof as close together as the effort says."""
     for _ in range(_MAX_ROUNDS):
         found = _believed(p, form, found, effort.tolerance)
@@ -280,7 +293,7 @@ def _closer(p: Problem, form: Form, found: _Found, effort: _Effort) -> _Found:
     return found
 
 
-def _believed(p: Problem, form: Form, found: _Found, tolerance: float) -> _Found:
+def _believed(p: Problem, form: Form, found: Outlook, tolerance: float) -> Outlook:
     """Go on as long as promising labels show how to come closer."""
     for _ in range(_MAX_ROUNDS):
         close_s = found.reached_s * (1 - tolerance)
@@ -294,8 +307,8 @@ def _believed(p: Problem, form: Form, found: _Found, tolerance: float) -> _Found
 
 
 def _bisected(
-    p: Problem, form: Form, found: _Found, effort: _Effort, open_s: float
-) -> _Found:
+    p: Problem, form: Form, found: Outlook, effort: _Effort, open_s: float
+) -> Outlook:
     """Prove what can be proven below a step time that was left open."""
     for _ in range(_NUM_BISECTIONS):
         if open_s * (1 - effort.tolerance) <= found.too_short_s:
@@ -309,8 +322,8 @@ def _bisected(
 
 
 def _asked(
-    p: Problem, form: Form, found: _Found, step_s: float, most_labels: int | None
-) -> tuple[_Found, Outcome]:
+    p: Problem, form: Form, found: Outlook, step_s: float, most_labels: int | None
+) -> tuple[Outlook, Outcome]:
     """Look for templates that contradict prices that the columns do not."""
     prices_R = _prices(p, found.columns, step_s, found.prices_R)
     worth = p.global_batch / float(prices_R @ p.room_R)

@@ -56,17 +56,23 @@ def options_of(request: Request, degrees: Sequence[int]) -> tuple[Option, ...]:
 
 
 def search_problem(
-    request: Request, degrees: Sequence[int], *, num_replicas: float = inf
+    request: Request,
+    degrees: Sequence[int],
+    *,
+    num_replicas: float = inf,
+    packing: bool = True,
 ) -> Problem:
     """Return the problem to search by, with these tensor degrees.
 
     Of the stages' gradient sums, which take as long as over `num_replicas`, what earlier
-    stages do not hide is added to a step. If that is 1, plans have but one replica.
+    stages do not hide is added to a step. If that is 1, plans have but one replica,
+    else stages have room to pack gradients, unless told that there is no `packing`.
     BadInput if nothing is known of any device at any of the microbatch sizes.
     """
     options = options_of(request, degrees)
     facts = _facts(request, options)
     hop_s_BKOO, link_s_BKOO = hop_tables(request, options, len(facts.sync_bytes_K))
+    packing = packing and num_replicas > 1
     rates_O, times = sync_bytes_per_s(request, options), 2 * (1 - 1 / num_replicas)
     terms = Terms(
         kinds=facts.kinds,
@@ -81,7 +87,7 @@ def search_problem(
         sync_s=lambda o, size_bytes: times * size_bytes / rates_O[o],
         sync_exposed="drained",
         drain_s_BOK=facts.drain_s_BOK,
-        packed_bytes_OK=None if num_replicas == 1 else _packed_bytes(options, facts),
+        packed_bytes_OK=_packed_bytes(options, facts) if packing else None,
         device_bytes_O=facts.memory_bytes_O,
         stage_s_BO=np.full(facts.busy_s_BOK.shape[:2], 2 * facts.program_s),
         hop_s_BKOO=hop_s_BKOO,
@@ -250,9 +256,7 @@ def _shares(request: Request, option: Option, num_sequences: int) -> Shares:
     )
 
 
-def _times(
-    request: Request, option: Option, layer: int, shares: Shares
-) -> LayerTimes:
+def _times(request: Request, option: Option, layer: int, shares: Shares) -> LayerTimes:
     return layer_times(
         request.model,
         layer,

@@ -90,7 +90,7 @@ class StageCosts:
 @lru_cache(maxsize=2)  # all baselines of a comparison ask for the same
 def stage_costs(request: Request) -> StageCosts:
     """Return the costs of the request's options, of all its tensor degrees."""
-    problem = search_problem(request, request.degrees)
+    problem = search_problem(request, request.degrees, packing=False)
     return StageCosts(request=request, problem=problem)
 
 
