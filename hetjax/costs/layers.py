@@ -60,8 +60,9 @@ def layer_facts(
 @lru_cache(maxsize=4096)
 def layer_workspace_bytes(
     runs: StageRuns, shares: Shares, remat: Remat, data: int
-) -> tuple[int, int]:
-    """Give what programs need for every layer of a run while they run, and besides."""
+) -> tuple[int, int, int]:
+    """Give what programs need while they run: for every layer of a run, and besides;
+    and how much less that is for one layer alone."""
     numbers = (1,) if runs.first or runs.last else (1, 2, 3)
     alone, *longer = (
         round(
@@ -71,10 +72,11 @@ def layer_workspace_bytes(
         for number in numbers
     )
     if not longer:
-        return 0, alone
+        return 0, alone, 0
     two, three = longer
     each = max(three - two, 0)
-    return each, max(alone - each, two - 2 * each)
+    once = max(alone - each, two - 2 * each)
+    return each, once, each + once - alone
 
 
 @lru_cache(maxsize=1024)

@@ -63,11 +63,11 @@ def reach(p: Problem, form: Form, step_s: float) -> Reach:
     option_BSV = _ranks(p, held_BOV, row_V)
     held_F = np.arange(1, p.meshes.busy_s_BMFU.shape[2] + 1)
 
-    def ranked(values_BOV: Floats | Ints) -> Floats:
+    def ranked(values_BOV: Floats) -> Floats:
         return np.take_along_axis(values_BOV, option_BSV, axis=1)
 
     each_s_BOV = np.where(held_BOV > 0, _each_s(p, start_V, end_V), np.inf)
-    holds_BFSV = ranked(held_BOV)[:, None] >= held_F[:, None, None]
+    holds_BFSV = ranked(held_BOV.astype(float))[:, None] >= held_F[:, None, None]
     return Reach(
         step_s=step_s,
         left_s_BMIJ=left_s_BOIJ[:, p.meshes.first_M],

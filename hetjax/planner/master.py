@@ -32,14 +32,15 @@ from hetjax.planner.whole import Copies, fewest_templates, whole_copies
 _LEAST_WORTH = 0.01
 # how much more than fractions of copies whole ones may take
 _SLACKS = (1e-4, 0.002, 0.006, *(0.02 * 2**n for n in range(12)))
-_CLOSE = 4e-3  # relative: a plan this near to where none was found is good enough
+# relative: a plan this near to where none was found is good enough
+_CLOSE, _CLOSE_QUICK = 4e-3, 0.015
 _WASTE = 0.05
 _LEAST_GAIN = 0.05  # of what devices are worth: also of those that would bring nothing
 _SAVED = 1e-3  # relative: what templates must save that are looked for
 _LEAST_COST = 1e-3  # of the dearest: devices for nothing would be taken for nothing
 _SLACK_OF_SEEN = 0.004  # so much more than fractions of copies without a harvest
-# quantiles of what columns show after the pipeline
-_LONGEST_SUMS = (0.0, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0)
+# times of the longest gradient sum that are looked at, and that are tried
+_NUM_SUMS, _MOST_TRIED = 24, 8
 _OTHERS_SLACKS = (1e-4, 0.01, 0.03, 0.06)
 
 
@@ -66,7 +67,7 @@ def best_plan(p: Problem, form: Form, known: Sequence[Template] = ()) -> Layout:
     `known` templates, say of a plan for other devices, make the search shorter.
     NoFeasiblePlan if no pipelines that fit into memory do the global batch.
     """
-    return _WholeSearch(p, form, lower_bound(p, form, known)).best()
+    return _WholeSearch(p, form, lower_bound(p, form, known), _CLOSE).best()
 
 
 def candidates(
@@ -80,10 +81,11 @@ def candidates(
     """Return the best plan, then at most `num` - 1 that are nearly as good.
 
     No plan has a pipeline of the kind of one in a plan before it: they are for a judge
-    who may think otherwise than the form. What was `seen` before is gone on with. If it is to be `quick` the bound is not so
-    close. Errors as of `best_plan`.
+    who may think otherwise than the form. What was `seen` before is gone on with. If it
+    is to be `quick`, bound and plan are not so close. Errors as of `best_plan`.
     """
-    search = _WholeSearch(p, form, lower_bound(p, form, seen=seen, quick=quick))
+    bound = lower_bound(p, form, seen=seen, quick=quick)
+    search = _WholeSearch(p, form, bound, _CLOSE_QUICK if quick else _CLOSE)
     found = [search.best()]
     while len(found) < num:
         other = search.unlike(found)
@@ -121,8 +123,12 @@ def cheapest(
     columns = [c for c in (*columns, *few) if c.serves_hops]
     found = [
         copies
-        for choice in _choices(p, columns)
-        if (copies := whole_copies(p, choice, step_s, wanted.prices_R, cost_R))
+        for longest_s in _longest_sums(columns)
+        if (
+            copies := whole_copies(
+                p, _beside(columns, longest_s), step_s, wanted.prices_R, cost_R
+            )
+        )
     ]
     if not found:
         return None
@@ -139,19 +145,22 @@ def _cost(p: Problem, copies: Sequence[Copies], cost_R: Floats) -> float:
     )
 
 
-def _choices(p: Problem, columns: list[Column]) -> list[list[Column]]:
-    """Columns that go together: where sums end for all at once, all take as long.
-
-    As long as the longest of them, of which several are tried.
-    """
-    if not columns or not p.is_drained_A.any():
-        return [columns]
-    after_s = [c.after_s for c in columns]
-    longest_s = np.unique(np.quantile(after_s, _LONGEST_SUMS, method="higher"))
+def _beside(columns: Sequence[Column], longest_s: float) -> list[Column]:
+    """The columns that wait for sums of that time, and show no longer ones."""
     return [
-        [replace(c, after_s=s) for c in columns if c.after_s <= s]
-        for s in longest_s.tolist()
+        replace(c, after_s=c.after_s - c.sum_s + longest_s, sum_s=longest_s)
+        for c in columns
+        if c.sum_s <= longest_s
     ]
+
+
+def _longest_sums(columns: Sequence[Column]) -> list[float]:
+    """Some of the times that the longest gradient sum may take."""
+    sums = np.unique([c.sum_s for c in columns])
+    if len(sums) <= _NUM_SUMS:
+        return [float(s) for s in sums]
+    near = np.geomspace(max(sums[0], sums[-1] * 1e-3), sums[-1], _NUM_SUMS)
+    return [float(s) for s in np.unique(sums[np.searchsorted(sums, near * 0.999)])]
 
 
 def kind_of(p: Problem, template: Template) -> tuple[object, ...]:
@@ -171,22 +180,27 @@ def _costs(p: Problem, usd_per_hour_C: Floats) -> Floats:
 
 def _layout(p: Problem, form: Form, copies: Sequence[Copies], bound_s: float) -> Layout:
     columns = [column(p, c.template, form) for c in copies]
-    done_s = [
-        column.time_s(c.num_microbatches) - column.after_s
+    longest_s = max(column.sum_s for column in columns)
+    step_s = max(
+        column.time_s(c.num_microbatches) - column.sum_s + longest_s
         for column, c in zip(columns, copies, strict=True)
-    ]
-    after_s = [column.after_s for column in columns]
-    if p.is_drained_A.any():  # all wait for the longest sum
-        after_s = [max(after_s)] * len(columns)
-    step_s = max(map(sum, zip(done_s, after_s, strict=True)))
+    )
     return Layout(copies=tuple(copies), step_s=float(step_s), bound_s=bound_s)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Waiting:
+    """Columns that wait for the same longest sum, and the best use of them."""
+
+    columns: list[Column]
+    used: Use
 
 
 class _WholeSearch:
     """Looks for plans within a step time; what it has seen it keeps."""
 
-    def __init__(self, p: Problem, form: Form, bound: Bound) -> None:
-        self.p, self.bound = p, bound
+    def __init__(self, p: Problem, form: Form, bound: Bound, close: float) -> None:
+        self.p, self.bound, self.close = p, bound, close
         self.form: Form = form
         self.columns = {c.template: c for c in bound.columns if c.serves_hops}
         self.worth = p.global_batch / float(bound.prices_R @ p.room_R)
@@ -202,7 +216,7 @@ class _WholeSearch:
             low_s = step_s
         if best is None:
             raise nothing_does(self.p)
-        while best.step_s > low_s * (1 + _CLOSE):
+        while best.step_s > low_s * (1 + self.close):
             middle_s = (low_s + best.step_s) / 2
             better = self._of(self.columns.values(), middle_s)
             if better:
@@ -232,6 +246,7 @@ class _WholeSearch:
         return self._of(self.columns.values(), step_s)
 
     def _see_more(self, step_s: float) -> None:
+        """Look for templates of which whole copies may do it."""
         shorter = self.bound.step_s / step_s
         # what whole copies waste, cheaper templates have to leave room for
         share = max(3 * shorter - 2 - _WASTE, _LEAST_WORTH)
@@ -240,30 +255,34 @@ class _WholeSearch:
         self.columns |= {c.template: c for c in found}
 
     def _of(self, columns: Iterable[Column], step_s: float) -> Layout | None:
-        waiting, used = self._waiting(list(columns), step_s)
-        if not used.is_enough:
-            return None
-        copies = whole_copies(self.p, waiting, step_s, self._prices(used))
-        return self._layout(copies) if copies else None
+        for waiting in self._waiting(list(columns), step_s)[:_MOST_TRIED]:
+            price_R = self._prices(waiting.used)
+            copies = whole_copies(self.p, waiting.columns, step_s, price_R)
+            if copies:
+                return self._layout(copies)
+        return None
 
     def _with_fewer(self, layout: Layout) -> Layout:
         """The same step time with fewer distinct templates, if easily found."""
         step_s = layout.step_s * (1 + ROUNDING)
-        waiting, used = self._waiting(list(self.columns.values()), step_s)
-        if len(layout.templates) == 1 or not used.is_enough:
+        if len(layout.templates) == 1:
             return layout
-        copies = fewest_templates(self.p, waiting, step_s, self._prices(used))
+        copies: list[Copies] = []
+        for waiting in self._waiting(list(self.columns.values()), step_s)[:1]:
+            price_R = self._prices(waiting.used)
+            copies = fewest_templates(self.p, waiting.columns, step_s, price_R)
         other = self._layout(copies) if copies else layout
         return other if len(other.templates) < len(layout.templates) else layout
 
-    def _waiting(
-        self, columns: list[Column], step_s: float
-    ) -> tuple[list[Column], Use]:
-        """The columns that do most beside each other, and the best use of them."""
-        choices = _choices(self.p, columns)
-        uses = [use(self.p, choice, step_s) for choice in choices]
-        n = max(range(len(uses)), key=lambda n: uses[n].sequences)
-        return choices[n], uses[n]
+    def _waiting(self, columns: list[Column], step_s: float) -> list["_Waiting"]:
+        """Columns that do the batch beside each other, those that do most first."""
+        choices = []
+        for longest_s in _longest_sums(columns):
+            waiting = _beside(columns, longest_s)
+            used = use(self.p, waiting, step_s)
+            if used.is_enough:
+                choices.append(_Waiting(columns=waiting, used=used))
+        return sorted(choices, key=lambda choice: -choice.used.sequences)
 
     def _prices(self, used: Use) -> Floats:
         """What devices would bring in this time."""

@@ -43,7 +43,9 @@ _PASSES = (
     (0.04, (0.75,)),
     (0.04, (0.0, 0.6, 1.2)),
 )
-_BEAM, _MOST_CELLS = 60, 40
+# how many promising suffixes and cells are kept: more where a bound is to be certified
+_BEAM: dict[Form, int] = {"closed": 60, "prefix": 200}
+_MOST_CELLS: dict[Form, int] = {"closed": 40, "prefix": 300}
 _MOST_COLUMNS = 100
 _HARVEST_BEAM, _MOST_HARVESTED, _FEW_COLUMNS = 400, 600, 100
 _LESS_WORTH, _NUM_LESS = 0.5, 10
@@ -76,7 +78,7 @@ def price(
     Some of the best of those that do it within the step time; if not all are known
     after `most_labels` labels, that is it (0: after the most promising ones).
     """
-    few = _MOST_CELLS if most_labels == 0 else None
+    few = _MOST_CELLS[form] if most_labels == 0 else None
     search = _search(p, form, step_s, price_R, worth, _PASSES, most_cells=few)
     if search is None:
         return Priced()
@@ -88,7 +90,9 @@ def price(
 
 def _promising(search: Search, worth: float) -> Priced:
     """Keep only labels that look good."""
-    found = pipelines(search, _alive(search, _MOST_CELLS), beam=_BEAM)
+    found = pipelines(
+        search, _alive(search, _MOST_CELLS[search.form]), beam=_BEAM[search.form]
+    )
     assert found is not None
     pool, whole = found
     columns = _better(_columns(search, pool, whole, _MOST_COLUMNS), search, worth)
@@ -140,12 +144,12 @@ def harvest(
             price_R,
             rung,
             _PASSES,
-            most_cells=_MOST_CELLS,
+            most_cells=_MOST_CELLS[form],
             serves_hops=form == "closed",
         )
         if search is None:
             continue
-        found = pipelines(search, _alive(search, _MOST_CELLS), beam=_HARVEST_BEAM)
+        found = pipelines(search, _alive(search, _MOST_CELLS[form]), beam=_HARVEST_BEAM)
         assert found is not None
         columns = _columns(search, *found, _MOST_HARVESTED)
         if len(columns) > _FEW_COLUMNS:

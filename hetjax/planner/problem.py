@@ -66,11 +66,11 @@ class Terms:
 
     `kinds` gives every layer's kind. `busy_s_BOK` is forward and backward of one
     microbatch, to which every stage adds `stage_s_BO`. A stage's device holds
-    `static_bytes_BOK` and, for every microbatch in flight, `saved_bytes_BOK` and once
-    `message_bytes_BO`, within `memory_bytes_BO`. While gradients are packed, with none
-    in flight, it holds `packed_bytes_OK` within `device_bytes_O`, where these are given.
-    NaN in `busy_s_BOK` says that the
-    option does not exist at this microbatch size.
+    `static_bytes_BOK` (`spared_bytes_BOK` less for its only layer of a kind) and, for
+    every microbatch in flight, `saved_bytes_BOK` and once `message_bytes_BO`, within
+    `memory_bytes_BO`. While gradients are packed, with none in flight, it holds
+    `packed_bytes_OK` within `device_bytes_O`, where these are given. NaN in
+    `busy_s_BOK` says that the option does not exist at this microbatch size.
 
     Messages after a layer of kind K: `hop_s_BKOO` is from end of sending to arrival,
     one way, `link_s_BKOO` how long the link is held (both may be 0), `send_s_BKOO` and
@@ -94,6 +94,7 @@ class Terms:
     sync_bytes_OK: Floats
     sync_s: Callable[[int, Floats], Floats]
     sync_exposed: Exposed = "largest"
+    spared_bytes_BOK: Floats | None = None
     drain_s_BOK: Floats | None = None
     packed_bytes_OK: Floats | None = None
     device_bytes_O: Floats | None = None
@@ -333,6 +334,8 @@ def problem(
     stage_s_BO = _given(terms.stage_s_BO, none_BO)
     message_bytes_BO = _given(terms.message_bytes_BO, none_BO)
     static_bytes_BOU = terms.static_bytes_BOK @ counts_KU
+    if terms.spared_bytes_BOK is not None:
+        static_bytes_BOU -= terms.spared_bytes_BOK @ (counts_KU == 1)
     left_bytes_BOU = terms.memory_bytes_BO[:, :, None] - static_bytes_BOU
     saved_bytes_BOU = terms.saved_bytes_BOK @ counts_KU + message_bytes_BO[:, :, None]
     saved_bytes_BOU = np.maximum(saved_bytes_BOU, 1.0)

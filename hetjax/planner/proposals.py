@@ -40,7 +40,7 @@ from hetjax.plans.plan import Plan
 _NUM_LAYOUTS = 3  # of every problem, for the judge to choose from
 LARGE = 128  # devices: the search of larger clusters is cut short
 _PARTED = 32  # devices: of larger clusters no parts are searched
-_DOUBT, _DOUBT_FEW = 1.05, 1.3
+_DOUBT, _DOUBT_FEW, _DOUBT_MANY = 1.05, 1.3, 1.02
 _SLACKS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)  # of step times that may be cheaper
 
 
@@ -136,7 +136,7 @@ def _doubt(objective: Objective, num_replicas: float) -> float:
     are what the model knows least about."""
     if _wants_fewer(objective):
         return math.inf
-    return _DOUBT_FEW if 1 < num_replicas < math.inf else _DOUBT
+    return {1: _DOUBT, 2: _DOUBT_FEW, math.inf: _DOUBT_MANY}[num_replicas]
 
 
 def _problems(

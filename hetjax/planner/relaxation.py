@@ -63,7 +63,10 @@ _EFFORTS = (
     _Effort(tolerance=5e-4, most_labels=40_000, only_below=15_000),
     _Effort(tolerance=4e-3, most_labels=80_000, only_below=2**60),
 )
-_QUICK = _Effort(tolerance=0.01, most_labels=20_000, only_below=2**60)
+_QUICK: dict[Form, _Effort] = {
+    "closed": _Effort(tolerance=0.02, most_labels=10_000, only_below=2**60),
+    "prefix": _Effort(tolerance=0.01, most_labels=40_000, only_below=2**60),
+}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -151,9 +154,9 @@ def lower_bound(
 ) -> Bound:
     """Return a certified bound, close to the relaxation's optimum.
 
-    Within 0.05 % of it where that is little work, else within 0.4 %, or 1 % if it is to
-    be `quick`; or further below where that cannot be decided with a fair amount of
-    work. `known` templates, or what was `seen` before, make the search shorter.
+    Within 0.05 % of it where that is little work, else within 0.4 %, or 1 to 2 % if it
+    is to be `quick`; or further below where that cannot be decided with a fair amount
+    of work. `known` templates, or what was `seen` before, make the search shorter.
     NoFeasiblePlan if not even fractions of pipelines do the global batch.
     """
     found = seen
@@ -161,7 +164,7 @@ def lower_bound(
         if not fits(p):
             raise _nothing_fits()
         found = _reached(p, form, _beginning(p, form, known))
-    efforts = (_QUICK,) if quick else _EFFORTS
+    efforts = (_QUICK[form],) if quick else _EFFORTS
     for effort in efforts if found.reached_s < np.inf else ():
         if found.num_labels < effort.only_below:
             found = _closer(p, form, found, effort)

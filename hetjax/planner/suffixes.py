@@ -348,10 +348,8 @@ def standing_of(s: Search, labels: Labels) -> Floats:
     spent_XQ += s.per_s_NQ[n] * sure_s[:, None]
     least_s = after_s_XA.sum(axis=1) + s.p.fastest_s_BJ[s.b_N[n], start]
     # layers to come take longer than they hide
-    late = (
-        labels.fill_s + np.maximum(least_s, labels.after_s_XA.sum(axis=1))
-        > (s.left_s_N[n])
-    )
+    least_s = np.maximum(least_s, labels.after_s_XA.sum(axis=1))
+    late = labels.fill_s + least_s > s.left_s_N[n]
     return np.where(late, np.inf, (spent_XQ / s.budget_NQ[n]).max(axis=1))
 
 

@@ -49,13 +49,16 @@ class Column:
 
     `memory_microbatches` is how many microbatches memory allows: as many as one likes,
     unless a stage cannot hold as many in flight as its place in the pipeline asks for.
-    `serves_hops` is whether memory also holds the launch-ahead that slow hops ask for,
-    without which the closed form is too optimistic; the prefix form does not need it.
+    `sum_s` of `after_s` is the gradient sum, for whose end all pipelines wait (0 where
+    each has its own). `serves_hops` is whether memory also holds the launch-ahead that
+    slow hops ask for, without which the closed form is too optimistic; the prefix form
+    does not need it.
     """
 
     template: Template
     pieces: tuple[tuple[float, float], ...]  # (offset_s, slope_s)
     after_s: float
+    sum_s: float
     taken: tuple[int, ...]
     memory_microbatches: int
     serves_hops: bool
@@ -69,6 +72,7 @@ def column(p: Problem, template: Template, form: Form) -> Column:
     stage_s, hops = _stage_s(p, template)
     pieces = _prefix(stage_s, hops) if form == "prefix" else _closed(stage_s, hops)
     taken = p.taken_OR[[s.option for s in template.stages]].sum(axis=0)
+    shown_s_A = _shown_s_A(p, template)
     least = list(range(len(stage_s), 0, -1))
     slowest_s = max(slope for _, slope in pieces)
     added = [int(added_launch_ahead(np.array(h.hop_s), slowest_s)) for h in hops]
@@ -76,7 +80,8 @@ def column(p: Problem, template: Template, form: Form) -> Column:
     return Column(
         template=template,
         pieces=pieces,
-        after_s=_after_s(p, template),
+        after_s=float(shown_s_A.sum()),
+        sum_s=float(shown_s_A[p.is_drained_A].sum()),
         taken=tuple(int(n) for n in taken),
         memory_microbatches=_memory_microbatches(p, template, least),
         serves_hops=form == "prefix"
@@ -144,27 +149,28 @@ def _stage_s(p: Problem, template: Template) -> tuple[list[float], list[_Hop]]:
     return seconds, hops
 
 
-def _after_s(p: Problem, template: Template) -> float:
+def _shown_s_A(p: Problem, template: Template) -> Floats:
     b = p.microbatch_sizes.index(template.microbatch_size)
     options_S = np.array([s.option for s in template.stages])
     rows_S = np.array([p.range_IJ[s.layers] for s in template.stages])
     after_s_AS = p.after_s_ABOU[:, b, options_S, rows_S]
-    return float(exposed_s(p, after_s_AS, p.drain_s_BOU[b, options_S, rows_S]))
+    return shown_s(p, after_s_AS, p.drain_s_BOU[b, options_S, rows_S])
 
 
-def exposed_s(p: Problem, after_s_AXS: Floats, drain_s_XS: Floats) -> Floats:
-    """Return what comes after pipelines of such stages; X may be any dims."""
+def shown_s(p: Problem, after_s_AXS: Floats, drain_s_XS: Floats) -> Floats:
+    """Return what comes after pipelines of such stages, (A, X); X may be any dims."""
     before_s_XS = np.cumsum(drain_s_XS, axis=-1) - drain_s_XS
     worst_s_A = {
         "first": lambda after_s_XS: after_s_XS[..., 0],
         "largest": lambda after_s_XS: after_s_XS.max(axis=-1),
         "drained": lambda after_s_XS: (after_s_XS - before_s_XS).max(axis=-1),
     }
-    shown = [
-        worst_s_A[exposed](after_s_XS)
-        for exposed, after_s_XS in zip(p.exposed, after_s_AXS, strict=True)
-    ]
-    return np.sum(shown, axis=0)
+    return np.stack(
+        [
+            worst_s_A[exposed](after_s_XS)
+            for exposed, after_s_XS in zip(p.exposed, after_s_AXS, strict=True)
+        ]
+    )
 
 
 def _prefix(stage_s: list[float], hops: list[_Hop]) -> tuple[tuple[float, float], ...]:

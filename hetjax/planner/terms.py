@@ -64,8 +64,8 @@ def search_problem(
 ) -> Problem:
     """Return the problem to search by, with these tensor degrees.
 
-    Of the stages' gradient sums, which take as long as over `num_replicas`, what earlier
-    stages do not hide is added to a step. If that is 1, plans have but one replica,
+    Of the stages' gradient sums, which take as long as over `num_replicas`, what is not
+    hidden by earlier stages is added to a step. If that is 1, plans have one replica,
     else stages have room to pack gradients, unless told that there is no `packing`.
     BadInput if nothing is known of any device at any of the microbatch sizes.
     """
@@ -79,6 +79,7 @@ def search_problem(
         busy_s_BOK=facts.busy_s_BOK,
         update_s_BOK=facts.update_s_BOK,
         static_bytes_BOK=facts.static_bytes_OK + facts.extra_bytes_BOK,
+        spared_bytes_BOK=facts.spared_bytes_BOK,
         saved_bytes_BOK=facts.saved_bytes_BOK,
         memory_bytes_BO=facts.memory_bytes_O - facts.shared_bytes_BO,
         message_bytes_BO=facts.activation_bytes_BO,
@@ -153,7 +154,8 @@ def _problem(
 class _Facts:
     """Costs by kind of layer. `own_bytes_OK` leaves out tied parameters of other
     layers, `extra_bytes_BOK` is what a kind's programs need beyond those of a block,
-    which every stage's share `shared_bytes_BO` has room for."""
+    which every stage's share `shared_bytes_BO` has room for, `spared_bytes_BOK` how
+    much less if it is a stage's only layer of the kind."""
 
     kinds: tuple[int, ...]
     program_s: float
@@ -163,6 +165,7 @@ class _Facts:
     static_bytes_OK: Floats
     own_bytes_OK: Floats
     extra_bytes_BOK: Floats
+    spared_bytes_BOK: Floats
     saved_bytes_BOK: Floats
     shared_bytes_BO: Floats
     activation_bytes_BO: Floats
@@ -174,7 +177,7 @@ def _facts(request: Request, options: Sequence[Option]) -> _Facts:
     kinds, firsts = _kinds(request)
     dims = len(request.microbatch_sizes), len(options), len(firsts)
     busy, drain, update = np.full((3, *dims), np.nan)
-    saved, once, each, workspace = np.zeros((4, *dims))
+    saved, once, each, workspace, spared = np.zeros((5, *dims))
     problems: list[BadInput] = []
     for at in _cases(request, options):
         b, o, shares = at
@@ -187,7 +190,8 @@ def _facts(request: Request, options: Sequence[Option]) -> _Facts:
             busy[b, o, k], update[b, o, k] = times.busy_s, times.update_s
             drain[b, o, k] = times.backward_s
             kept = _saved(request, options[o], layer, shares)
-            saved[b, o, k], once[b, o, k], each[b, o, k], workspace[b, o, k] = kept
+            saved[b, o, k], once[b, o, k], *needed = kept
+            each[b, o, k], workspace[b, o, k], spared[b, o, k] = needed
     if np.isnan(busy).any(axis=2).all() and problems:
         raise problems[0]
     update, drain = np.nan_to_num(update), np.nan_to_num(drain)
@@ -203,6 +207,7 @@ def _facts(request: Request, options: Sequence[Option]) -> _Facts:
         static_bytes_OK=_static(request, options, firsts, borrowed=True),
         own_bytes_OK=_static(request, options, firsts, borrowed=False),
         extra_bytes_BOK=each + np.maximum(workspace - block[:, :, None], 0),
+        spared_bytes_BOK=spared,
         saved_bytes_BOK=saved,
         # and a message just come, one just made, and what they are cut into
         shared_bytes_BO=block + 4 * activation,
@@ -270,8 +275,9 @@ def _times(request: Request, option: Option, layer: int, shares: Shares) -> Laye
 
 def _saved(
     request: Request, option: Option, layer: int, shares: Shares
-) -> tuple[float, float, float, float]:
-    """Bytes kept of a microbatch by the layer and by its run; workspace.
+) -> tuple[float, float, float, float, float]:
+    """Bytes kept of a microbatch by the layer and by its run; workspace, as of
+    `layer_workspace_bytes`.
 
     Residuals grow by as much with every sequence: two sizes tell them all.
     """

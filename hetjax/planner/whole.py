@@ -111,7 +111,7 @@ def _choice(
     price_R: Floats,
     most_columns: int,
 ) -> _Choice:
-    """The columns that do most for their price, of those that take the same the best."""
+    """Columns that do most for their price; of those that take the same the best."""
     c = _Choice(
         p=p,
         columns=tuple(columns),
@@ -132,7 +132,7 @@ def _solved(
     c: _Choice,
     copies_N: cp.Variable,
     wish: cp.Minimize,
-    limits: list[cp.Constraint],
+    limits: Sequence[cp.Constraint],
     options: dict[str, Any],
 ) -> Ints | None:
     """Copies that could do the global batch or more."""
@@ -155,7 +155,7 @@ def _solved(
 def _shared_out(c: _Choice, copies_N: Ints) -> list[Copies]:
     """Share the global batch out over copies, in as short a step as they can do it.
 
-    None if microbatches of these sizes do not add up to it.
+    Nothing if microbatches of these sizes do not add up to it.
     """
     used = np.flatnonzero(copies_N)
     c, copies_N = c.take(used), copies_N[used]
@@ -200,10 +200,13 @@ def _exact(c: _Choice, cost_N: Floats, options: dict[str, Any]) -> list[Copies]:
     ]
     wish = cp.Minimize(cost_N @ copies_N)
     found_N = _solved(c, copies_N, wish, limits, options)
-    if found_N is None:
+    if found_N is None or microbatches_N.value is None:
         return []
     done_N = np.rint(microbatches_N.value).astype(np.int64)
-    assert c.sizes_N @ done_N == c.p.global_batch
+    exact = c.sizes_N @ done_N == c.p.global_batch
+    # the solver's tolerances, or the end of its work, may leave something out
+    if not exact or (done_N < found_N).any() or (done_N > most_N * found_N).any():
+        return []
     used = np.flatnonzero(found_N)
     return _parts(c.take(used), found_N[used], done_N[used])
 

@@ -155,7 +155,7 @@ def time_s(instance: Instance, template: Template, m: int, form: Form) -> float:
 def parts_s(
     instance: Instance, template: Template, m: int, form: Form
 ) -> tuple[float, float]:
-    """Return its time until it has drained, and what comes after; inf out of memory."""
+    """Return its time but for the gradient sum, and that; inf out of memory."""
     t = instance.terms
     b = MICROBATCH_SIZES.index(template.microbatch_size)
     stages, depth = template.stages, len(template.stages)
@@ -195,16 +195,16 @@ def parts_s(
         "largest": max(sync),
         "drained": max(sync[s] - sum(drain[:s]) for s in range(depth)),
     }
-    after_s = max(update) + shown[t.sync_exposed]
+    sum_s = shown[t.sync_exposed]
     if form == "closed":
         slowest = max(busy + link)
-        return sum(busy) + 2 * sum(hop) + (m - 1) * slowest, after_s
+        return sum(busy) + 2 * sum(hop) + (m - 1) * slowest + max(update), sum_s
     rest = 0.0
     for s in reversed(range(depth)):
         if s < depth - 1:
             rest = max(rest + 2 * hop[s], (m + 1) * link[s] if link[s] else 0.0)
         rest = max(m * busy[s], busy[s] + rest)
-    return rest, after_s
+    return rest + max(update), sum_s
 
 
 def best_step_s(instance: Instance, form: Form, *, apart: bool = False) -> float:

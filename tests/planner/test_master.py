@@ -9,12 +9,13 @@ import pytest
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.master import Layout, best_plan, candidates, kind_of
 from hetjax.planner.problem import DeviceClass, Option, Problem, Terms, problem
+from hetjax.planner.relaxation import outlook
 from hetjax.planner.templates import Form
 from tests.planner.brute import (
     Instance,
     best_step_s,
-    random_instance,
     parts_s,
+    random_instance,
     unlike_speeds,
     used_by,
 )
@@ -144,12 +145,15 @@ def test_three_unlike_classes_have_a_bound_and_plans_of_unlike_kinds() -> None:
     assert num_others >= 3
 
 
-def test_a_search_below_a_step_time_ends_or_finds_what_any_search_finds() -> None:
+def test_a_first_look_promises_nothing_below_the_bound_and_shortens_no_plan() -> None:
     for seed in range(1, 7):
         instance = unlike_speeds(seed)
         p, optimum_s = instance.problem, best_step_s(instance, "prefix")
         best = best_plan(p, "prefix")
-        assert candidates(p, "prefix", 3, below_s=best.bound_s * 0.9) == []
-        found = candidates(p, "prefix", 1, below_s=optimum_s * 1.02)
+        assert outlook(p, "prefix", best.bound_s * 0.9) is None
+        seen = outlook(p, "prefix", optimum_s * 1.02)
+        assert seen is not None
+        assert best.bound_s * (1 - 1e-9) <= seen.reached_s <= optimum_s * 1.02
+        found = candidates(p, "prefix", 1, seen=seen)
         check_layout(instance, found[0], "prefix")
         assert found[0].step_s == pytest.approx(best.step_s, rel=0.005)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from hetjax.cluster.catalogue import DeviceSpec, device_spec
 from hetjax.planner.problem import Floats, Ints, Option, Problem
 from hetjax.planner.request import Request
-from hetjax.planner.templates import exposed_s
+from hetjax.planner.templates import shown_s
 from hetjax.planner.terms import search_problem
 from hetjax.plans.plan import Remat
 
@@ -140,7 +140,7 @@ def after_s(
     shares = (1 - 1 / num_replicas, 1.0)
     after_s_AQS = p.after_s_ABOU[:, b, options_QS, rows_QS]
     after_s_AQS = after_s_AQS * np.reshape(shares, (-1, 1, 1))
-    return exposed_s(p, after_s_AQS, p.drain_s_BOU[b, options_QS, rows_QS])
+    return shown_s(p, after_s_AQS, p.drain_s_BOU[b, options_QS, rows_QS]).sum(axis=0)
 
 
 def shared_out(total: int, weights: Sequence[float]) -> list[int]:
