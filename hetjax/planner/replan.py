@@ -16,6 +16,7 @@ from hetjax.planner.find import find_plan
 from hetjax.planner.judge import Judge
 from hetjax.planner.objectives import Objective
 from hetjax.planner.proposals import plans_by_rank, proposals
+from hetjax.planner.repair import repaired
 from hetjax.planner.request import Request
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
@@ -35,21 +36,30 @@ class Replanned:
 
 
 def replan(
-    request: Request, current: Plan, horizon_s: float = 3600.0, *, polish_s: float = 0.0
+    request: Request,
+    current: Plan,
+    horizon_s: float = 3600.0,
+    *,
+    at_once: bool = False,
+    polish_s: float = 0.0,
 ) -> Replanned:
     """Return the plan that does the most steps until the horizon, the move included.
 
     `request.cluster` is what is there now. Time matters more than the last percent:
-    tensor degrees stay, and only where that gives nothing all is searched.
+    tensor degrees stay, and only where that gives nothing all is searched. `at_once`
+    only what is left of the current plan is tried, as long as that gives a plan.
     NoFeasiblePlan if nothing fits.
     """
     begin_s = time.monotonic()
     judge = Judge(request)
     choices: list[tuple[str, Predicted]] = []
-    for source, plan in _choices(request, current):
-        judged = judge(plan)
-        if judged is not None:
-            choices.append((source, judged))
+    for find in (_left, _templates):
+        if choices and at_once:
+            break
+        for source, plan in find(request, current):
+            judged = judge(plan)
+            if judged is not None:
+                choices.append((source, judged))
     if not choices:
         found = find_plan(request, polish_s=polish_s)
         choices.append((found.source, found.best))
@@ -69,11 +79,18 @@ def replan(
     )
 
 
-def _choices(request: Request, current: Plan) -> Iterator[tuple[str, Plan]]:
-    """What survives, and what the model proposes at the degrees that are in use."""
+def _left(request: Request, current: Plan) -> Iterator[tuple[str, Plan]]:
+    """What is left of the current plan."""
     kept = survivors(request, current)
     if kept is not None:
         yield "the surviving replicas", kept
+    cut_anew = repaired(request, current)
+    if cut_anew is not None:
+        yield "the surviving stages", cut_anew
+
+
+def _templates(request: Request, current: Plan) -> Iterator[tuple[str, Plan]]:
+    """What the model proposes at the degrees that are in use."""
     in_use = {stage.mesh.tensor for _, _, stage in current.stages()}
     degrees = tuple(sorted(in_use & set(request.degrees))) or request.degrees
     same = replace(request, tensor_degrees=degrees)

@@ -2,11 +2,13 @@
 """Plans for a changed cluster, and what moving to them costs."""
 
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 
 from hetjax.cluster.cluster import part_of
 from hetjax.models.counts import parameter_count
+from hetjax.planner.judge import judged
 from hetjax.planner.placement import Pipeline, placed
 from hetjax.planner.problem import Option
 from hetjax.planner.replan import moved_bytes, replan, survivors
@@ -79,3 +81,53 @@ def test_near_horizons_keep_what_is_there_and_far_ones_move() -> None:
     far = replan(request, slow_start, horizon_s=1e5)
     near_s = near.best.simulation.step_time_s
     assert far.best.simulation.step_time_s <= near_s
+
+
+def test_stages_that_are_left_take_over_with_the_best_cuts() -> None:
+    request = replace(two_kinds(), global_batch=32, microbatch_sizes=(1,))
+    fast, slow = Option(device_class=0), Option(device_class=1)
+    stages = ((fast, (0, 1)), (slow, (1, 2)), (slow, (2, 3)), (fast, (3, 4)))
+    pipeline = Pipeline(num_microbatches=32, microbatch_size=1, stages=stages)
+    plan = placed(request, [pipeline])
+    assert plan is not None
+    # the second device of the slow node is gone
+    nodes = tuple(
+        replace(node, count=1) if node.name == "slow" else node
+        for node in request.cluster.nodes
+    )
+    left = replace(request, cluster=replace(request.cluster, nodes=nodes))
+    found = replan(left, plan, at_once=True)
+    assert found.source == "the surviving stages"
+    kept = [s for s in plan.replicas[0].stages if s.node == "fast" or s.devices == (0,)]
+    (replica,) = found.best.plan.replicas
+    assert [(s.node, s.devices) for s in replica.stages] == [
+        (s.node, s.devices) for s in kept
+    ]
+    cuts = combinations(range(1, 4), 2)
+    others = [
+        judged(left, with_cuts(found.best.plan, (0, *inner, 4))).simulation.step_time_s
+        for inner in cuts
+    ]
+    assert found.best.simulation.step_time_s == pytest.approx(min(others), rel=0.02)
+    assert max(others) > min(others) * 1.1
+
+
+def with_cuts(plan: Plan, cuts: tuple[int, ...]) -> Plan:
+    (replica,) = plan.replicas
+    stages = tuple(
+        replace(stage, layers=(cuts[s], cuts[s + 1]))
+        for s, stage in enumerate(replica.stages)
+    )
+    return replace(
+        plan, schedule="1f1b", replicas=(replace(replica, stages=stages),), programs={}
+    )
+
+
+def test_without_any_stage_left_the_plan_is_a_new_one() -> None:
+    request = two_kinds()
+    plan = two_replicas(request)
+    only_slow = replace(plan, replicas=plan.replicas[1:])
+    left = replace(request, cluster=part_of(request.cluster, ["fast"]))
+    found = replan(left, only_slow, at_once=True)
+    assert found.source == "templates"
+    assert {stage.node for _, _, stage in found.best.plan.stages()} == {"fast"}
