@@ -12,7 +12,9 @@ templates with at most one change of GPU kind; `sailor` that of Sailor's planner
 own simulator. `gap` is the model gap: the plan's time by the closed form over the
 certified bound of the same form. `prefix` is the bound that also holds for simulated
 1F1B programs, and the plan's time over it: the closed form is a little pessimistic, so
-this gap has that in it. Search times are wall seconds from layer tables to the plan.
+this gap has that in it. `symmetric` is the best plan whose stages all have the same
+tensor degree, the planner's default, found degree by degree. Search times are wall
+seconds from layer tables to the plan, of unlike degrees, or of all symmetric plans.
 """
 
 import argparse
@@ -23,7 +25,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.planner.published_terms import published_problem, read_published
+from experiments.planner.published_terms import (
+    TENSOR_DEGREES,
+    Published,
+    published_problem,
+    read_published,
+)
+from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.master import Layout, best_plan, lower_bound
 from hetjax.planner.problem import Problem
 
@@ -94,6 +102,9 @@ def _row(case: Case, folder: Path) -> dict[str, Any]:
     layout = best_plan(p, "closed")
     search_s = time.perf_counter() - start_s
     prefix_s = lower_bound(p, "prefix").step_s
+    start_s = time.perf_counter()
+    symmetric = _symmetric(published, num_gpus, case.global_batch)
+    symmetric_search_s = time.perf_counter() - start_s
     per_s = 1 / layout.step_s
     return {
         "model": case.model,
@@ -106,6 +117,8 @@ def _row(case: Case, folder: Path) -> dict[str, Any]:
         "gap": round(layout.gap, 5),
         "prefix_bound": round(1 / prefix_s, 5),
         "prefix_gap": round(layout.step_s / prefix_s - 1, 5),
+        "symmetric": round(1 / symmetric.step_s, 5),
+        "symmetric_search_s": round(symmetric_search_s, 2),
         "search_s": round(search_s, 2),
         "search_limit_s": case.limit_s,
         "passes": layout.gap <= GAP_LIMIT
@@ -113,6 +126,20 @@ def _row(case: Case, folder: Path) -> dict[str, Any]:
         and (case.limit_s is None or search_s < case.limit_s),
         "plan": _told(p, layout),
     }
+
+
+def _symmetric(
+    published: Published, num_gpus: dict[str, int], global_batch: int
+) -> Layout:
+    """Return the best plan of one tensor degree."""
+    layouts = []
+    for degree in TENSOR_DEGREES:
+        p = published_problem(published, num_gpus, global_batch, (degree,))
+        try:
+            layouts.append(best_plan(p, "closed"))
+        except NoFeasiblePlan:
+            continue
+    return min(layouts, key=lambda layout: layout.step_s)
 
 
 def _told(p: Problem, layout: Layout) -> list[str]:
@@ -136,7 +163,7 @@ def table(result: dict[str, Any]) -> str:
     """Return the rows as aligned plain text; throughputs in iterations per second."""
     lines = [
         "model        A100+V100   sailor  before  hetjax  bound   gap    prefix bound"
-        "    gap  search"
+        "    gap  search symmetric  search"
     ]
     for row in result["rows"]:
         gpus = "+".join(map(str, row["num_gpus"]))
@@ -147,7 +174,9 @@ def table(result: dict[str, Any]) -> str:
             f"{row['model']:<12} {gpus:<10} {sailor:>7} {before:>7}"
             f" {row['iterations_per_s']:7.4f} {row['bound']:6.4f} {row['gap']:6.2%}"
             f" {row['prefix_bound']:13.4f} {row['prefix_gap']:6.1%}"
-            f" {row['search_s']:5.2f} s {'' if row['passes'] else ' MISSED'}".rstrip()
+            f" {row['search_s']:5.2f} s    {row['symmetric']:.4f}"
+            f" {row['symmetric_search_s']:5.2f} s"
+            f"{'' if row['passes'] else '  MISSED'}"
         )
     return "\n".join(lines)
 

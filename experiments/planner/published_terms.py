@@ -78,14 +78,17 @@ def read_published(folder: Path, model: str, gpus: Sequence[str]) -> Published:
 
 
 def published_problem(
-    published: Published, num_gpus: Mapping[str, int], global_batch: int
+    published: Published,
+    num_gpus: Mapping[str, int],
+    global_batch: int,
+    degrees: Sequence[int] = TENSOR_DEGREES,
 ) -> Problem:
     """Return the comparison's problem on so many GPUs of each kind."""
     gpus = list(num_gpus)
     options = [
         Option(device_class=g, tensor=tensor)
         for g in range(len(gpus))
-        for tensor in TENSOR_DEGREES
+        for tensor in degrees
     ]
     times_BO3L = _all_times(published, gpus, options)
     summed = problem(

@@ -131,7 +131,7 @@ def _plans(
     """Plans for the judge and where they come from; of large ones not so many."""
     large = request.cluster.num_devices > LARGE
     shares = () if large else equal_share_plans(request)
-    most, work = _MOST_WORK // (4 if large else 1), 0
+    most, work = _MOST_WORK // (8 if large else 1), 0
     for source, plan in chain(
         (("given", plan) for plan in starts),
         (("templates", plan) for plan in plans_by_rank(proposed, end=1)),
