@@ -13,18 +13,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from hetjax.planner.fractional import Use, thrift, use
 from hetjax.planner.pricing import harvest, price
 from hetjax.planner.problem import Floats, Problem
 from hetjax.planner.relaxation import (
     Bound,
     Outlook,
-    Use,
     columns_within,
     compute_bound_s,
     lower_bound,
     nothing_does,
-    thrift,
-    use,
 )
 from hetjax.planner.templates import ROUNDING, Column, Form, Template, column
 from hetjax.planner.whole import Copies, fewest_templates, whole_copies

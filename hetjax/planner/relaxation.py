@@ -18,20 +18,19 @@ from scipy.optimize import linprog
 
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.fitting import fits
+from hetjax.planner.fractional import STRICT, most_sequences, reaches, taken_by
 from hetjax.planner.pricing import price
-from hetjax.planner.problem import Floats, Ints, Problem
+from hetjax.planner.problem import Floats, Problem
 from hetjax.planner.templates import (
     Column,
     Form,
     Template,
     column,
     exists,
-    most_microbatches,
 )
 
 _MAX_ROUNDS = 300
 _NUM_BISECTIONS = 3
-_STRICT = 1e-6  # relative: beyond what the linear programs' solver takes for equal
 _PRECISION = 1e-4  # relative, of the least step time that columns reach
 _LEAST_PRICE = 1e-3  # of what a device could compute: free devices are hard to price
 _LONGEST = 1e4  # times the compute bound: only memory can still be in the way
@@ -99,49 +98,6 @@ class Outlook:
     columns: tuple[Column, ...]
     reached_s: float = np.inf
     num_labels: int = 0
-
-
-def most_sequences(p: Problem, columns: Sequence[Column], step_s: float) -> Ints:
-    """Return what each column does in the step; no more than the global batch has."""
-    sizes_N = np.array([c.template.microbatch_size for c in columns])
-    counts_N = most_microbatches(columns, step_s)
-    sequences_N = sizes_N * np.minimum(counts_N, p.global_batch // sizes_N)
-    if p.one_replica:
-        return np.where(sequences_N == p.global_batch, sequences_N, 0)
-    return sequences_N
-
-
-def reaches(p: Problem, columns: Sequence[Column], step_s: float) -> bool:
-    """Say whether fractions of copies do the global batch within the step time."""
-    return use(p, columns, step_s).is_enough
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Use:
-    """The most sequences that fractions of copies do, whether these are the global
-    batch, and how many more one more of each limit would bring."""
-
-    sequences: float
-    is_enough: bool
-    gains_R: Floats
-
-
-def use(p: Problem, columns: Sequence[Column], step_s: float) -> Use:
-    """Make the best use of the devices within the step time."""
-    if not columns:
-        return Use(sequences=0.0, is_enough=False, gains_R=0 * p.room_R)
-    sequences_N = most_sequences(p, columns, step_s)
-    found = linprog(-sequences_N, A_ub=_taken(columns).T, b_ub=p.room_R, method="highs")
-    assert found.success, found.message
-    return Use(
-        sequences=-found.fun,
-        is_enough=-found.fun >= p.global_batch * (1 - 2 * _STRICT),
-        gains_R=-found.ineqlin.marginals,
-    )
-
-
-def _taken(columns: Sequence[Column]) -> Floats:
-    return np.array([c.taken for c in columns], dtype=np.float64)
 
 
 def lower_bound(
@@ -214,34 +170,6 @@ def columns_within(
     return found.columns
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Thrift:
-    """`prices_R` of devices, what they cost and what others would save with them; the
-    sequences per unit of price that a template must do to save anything."""
-
-    prices_R: Floats
-    worth: float
-
-
-def thrift(
-    p: Problem, columns: Sequence[Column], step_s: float, cost_R: Floats
-) -> Thrift:
-    """Do the global batch at the least cost with fractions of copies.
-
-    The columns must reach the step time.
-    """
-    sequences_N = most_sequences(p, columns, step_s)
-    found = linprog(
-        _taken(columns) @ cost_R,
-        A_ub=np.vstack([_taken(columns).T, -sequences_N]),
-        b_ub=np.append(p.room_R, -p.global_batch * (1 - 2 * _STRICT)),
-        method="highs",
-    )
-    assert found.success, found.message
-    *saved_R, of_sequence = -found.ineqlin.marginals
-    return Thrift(prices_R=cost_R + np.array(saved_R), worth=1 / of_sequence)
-
-
 def compute_bound_s(p: Problem) -> float:
     """Return the step time if every device computed at its best rate all the time."""
     return p.global_batch / float(p.rates_C @ p.devices_C)
@@ -250,7 +178,7 @@ def compute_bound_s(p: Problem) -> float:
 def _beginning(p: Problem, form: Form, known: Sequence[Template]) -> Outlook:
     """What is known without a search: the compute bound, and given templates."""
     columns = [column(p, t, form) for t in known if exists(p, t)]
-    too_short_s = compute_bound_s(p) * (1 - _STRICT)
+    too_short_s = compute_bound_s(p) * (1 - STRICT)
     return Outlook(
         too_short_s=too_short_s,
         believed_s=too_short_s,
@@ -375,8 +303,8 @@ def _prices(
     """
     centre_R = centre_R / float(centre_R @ p.room_R)
     sequences_N = most_sequences(p, columns, step_s) if columns else np.zeros(0)
-    taken_NR = _taken(columns) if columns else np.zeros((0, len(centre_R)))
-    needed_N = sequences_N / p.global_batch * (1 + _STRICT)
+    taken_NR = taken_by(columns) if columns else np.zeros((0, len(centre_R)))
+    needed_N = sequences_N / p.global_batch * (1 + STRICT)
     wished = np.flatnonzero(centre_R > 0)
     # prices first, then what parts of the levels they reach
     num_prices, num_levels = len(centre_R), len(_LEVELS)

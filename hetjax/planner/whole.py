@@ -14,8 +14,8 @@ from typing import Any
 import cvxpy as cp
 import numpy as np
 
+from hetjax.planner.fractional import most_sequences
 from hetjax.planner.problem import Floats, Ints, Problem
-from hetjax.planner.relaxation import most_sequences
 from hetjax.planner.templates import Column, Template
 
 # options of the solver: plans must not depend on how busy the machine is, so its work
