@@ -69,6 +69,8 @@ class _Split:
 
 def passes(stage: StageRuns, shares: Shares, remat: Remat) -> Passes:
     """Trace the passes of a stage; the loss is part of the last stage's."""
+    if stage.last and len(stage.runs) == 1:
+        remat = "none"  # the head is never recomputed
     traced = _traced(stage, replace(shares, tensor=1), remat)
     return replace(traced, cuts=replace(traced.cuts, tensor=shares.tensor))
 
