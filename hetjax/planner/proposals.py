@@ -41,6 +41,7 @@ _NUM_LAYOUTS = 3  # of every problem, for the judge to choose from
 LARGE = 128  # devices: the search of larger clusters is cut short
 _PARTED = 32  # devices: of larger clusters no parts are searched
 _DOUBT, _DOUBT_FEW, _DOUBT_MANY = 1.05, 1.3, 1.02
+_TIGHT_GAIN = 0.98
 _SLACKS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)  # of step times that may be cheaper
 
 
@@ -114,21 +115,29 @@ def _looks(request: Request, objective: Objective, whole: bool) -> list[_Look]:
     """Look at all problems, but for those of too few devices to come near."""
     looks: list[_Look] = []
     for part, degrees, num_replicas in _problems(request, whole):
-        p = search_problem(part, degrees, num_replicas=num_replicas)
-        least_s = min((look.outlook.reached_s for look in looks), default=math.inf)
-        near_s = least_s * _doubt(objective, num_replicas)
-        seen = None if compute_bound_s(p) > near_s else outlook(p, "closed", near_s)
-        if seen is not None:
-            looks.append(
-                _Look(
-                    request=part,
-                    degrees=degrees,
-                    num_replicas=num_replicas,
-                    problem=p,
-                    outlook=seen,
+        reached_s = math.inf
+        for tight in (False, True)[: 1 if _is_large(request, _PARTED) else 2]:
+            p = search_problem(part, degrees, num_replicas=num_replicas, tight=tight)
+            least_s = min((look.outlook.reached_s for look in looks), default=math.inf)
+            near_s = least_s * _doubt(objective, num_replicas)
+            seen = None if compute_bound_s(p) > near_s else outlook(p, "closed", near_s)
+            # what memory hardly limits need not be searched twice
+            if seen is not None and seen.reached_s < reached_s * _TIGHT_GAIN:
+                reached_s = seen.reached_s
+                looks.append(
+                    _Look(
+                        request=part,
+                        degrees=degrees,
+                        num_replicas=num_replicas,
+                        problem=p,
+                        outlook=seen,
+                    )
                 )
-            )
     return looks
+
+
+def _is_large(request: Request, most: int = LARGE) -> bool:
+    return request.cluster.num_devices > most
 
 
 def _doubt(objective: Objective, num_replicas: float) -> float:
@@ -146,11 +155,10 @@ def _problems(
 
     Of large clusters a part is seldom faster than all, nor few replicas than many.
     """
-    num_devices = request.cluster.num_devices
-    whole = whole or num_devices > _PARTED
+    whole = whole or _is_large(request, _PARTED)
     for n, part in enumerate([request] if whole else parts_of(request)):
         for degrees in degree_sets(part):
-            if num_devices > LARGE:
+            if _is_large(request):
                 yield part, degrees, math.inf
                 continue
             if n == 0:
@@ -163,7 +171,7 @@ def lower_bound_s(request: Request) -> float:
 
     Whatever the tensor degrees of its stages: see `Found`.
     """
-    large = request.cluster.num_devices > LARGE
+    large = _is_large(request)
     try:
         p = bound_problem(request, request.degrees)
         return lower_bound(p, "prefix", quick=large).step_s
@@ -233,7 +241,7 @@ def pipelines_of(p: Problem, copies: Sequence[Copies]) -> list[Pipeline]:
 
 def _layouts(look: _Look, objective: Objective) -> tuple[Layout, ...]:
     """None if nothing fits."""
-    large = look.request.cluster.num_devices > LARGE
+    large = _is_large(look.request)
     num, seen = 1 if large else _NUM_LAYOUTS, look.outlook
     try:
         layouts = candidates(look.problem, "closed", num, seen=seen, quick=large)

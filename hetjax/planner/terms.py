@@ -61,27 +61,32 @@ def search_problem(
     *,
     num_replicas: float = inf,
     packing: bool = True,
+    tight: bool = False,
 ) -> Problem:
     """Return the problem to search by, with these tensor degrees.
 
     Of the stages' gradient sums, which take as long as over `num_replicas`, what is not
     hidden by earlier stages is added to a step. If that is 1, plans have one replica,
     else stages have room to pack gradients, unless told that there is no `packing`.
+    Programs of several layers need more than those of one; how much is known roughly,
+    and `tight` leaves it out, so that nothing that fits is missed.
     BadInput if nothing is known of any device at any of the microbatch sizes.
     """
     options = options_of(request, degrees)
     facts = _facts(request, options)
     hop_s_BKOO, link_s_BKOO = hop_tables(request, options, len(facts.sync_bytes_K))
-    packing = packing and num_replicas > 1
+    packing = packing and num_replicas > 1 and not tight
     rates_O, times = sync_bytes_per_s(request, options), 2 * (1 - 1 / num_replicas)
     terms = Terms(
         kinds=facts.kinds,
         busy_s_BOK=facts.busy_s_BOK,
         update_s_BOK=facts.update_s_BOK,
-        static_bytes_BOK=facts.static_bytes_OK + facts.extra_bytes_BOK,
-        spared_bytes_BOK=facts.spared_bytes_BOK,
+        static_bytes_BOK=facts.static_bytes_OK
+        + (facts.extra_of_one_bytes_BOK if tight else facts.extra_bytes_BOK),
+        spared_bytes_BOK=None if tight else facts.spared_bytes_BOK,
         saved_bytes_BOK=facts.saved_bytes_BOK,
-        memory_bytes_BO=facts.memory_bytes_O - facts.shared_bytes_BO,
+        memory_bytes_BO=facts.memory_bytes_O
+        - (facts.shared_of_one_bytes_BO if tight else facts.shared_bytes_BO),
         message_bytes_BO=facts.activation_bytes_BO,
         sync_bytes_OK=np.tile(facts.sync_bytes_K, (len(options), 1)),
         # around a ring of R replicas go 2 (R - 1) / R of the bytes
@@ -155,7 +160,8 @@ class _Facts:
     """Costs by kind of layer. `own_bytes_OK` leaves out tied parameters of other
     layers, `extra_bytes_BOK` is what a kind's programs need beyond those of a block,
     which every stage's share `shared_bytes_BO` has room for, `spared_bytes_BOK` how
-    much less if it is a stage's only layer of the kind."""
+    much less if it is a stage's only layer of the kind. `..._of_one_...` are the same
+    if all stages had but one layer of a kind."""
 
     kinds: tuple[int, ...]
     program_s: float
@@ -165,6 +171,8 @@ class _Facts:
     static_bytes_OK: Floats
     own_bytes_OK: Floats
     extra_bytes_BOK: Floats
+    extra_of_one_bytes_BOK: Floats
+    shared_of_one_bytes_BO: Floats
     spared_bytes_BOK: Floats
     saved_bytes_BOK: Floats
     shared_bytes_BO: Floats
@@ -197,6 +205,8 @@ def _facts(request: Request, options: Sequence[Option]) -> _Facts:
     update, drain = np.nan_to_num(update), np.nan_to_num(drain)
     inner = [k for k, at in enumerate(firsts) if 0 < at < len(request.model.layers) - 1]
     block = workspace[:, :, inner].max(axis=2, initial=0)
+    alone = each + workspace - spared
+    block_alone = alone[:, :, inner].max(axis=2, initial=0)
     activation = _activation_bytes(request, options)
     return _Facts(
         kinds=kinds,
@@ -207,6 +217,8 @@ def _facts(request: Request, options: Sequence[Option]) -> _Facts:
         static_bytes_OK=_static(request, options, firsts, borrowed=True),
         own_bytes_OK=_static(request, options, firsts, borrowed=False),
         extra_bytes_BOK=each + np.maximum(workspace - block[:, :, None], 0),
+        extra_of_one_bytes_BOK=np.maximum(alone - block_alone[:, :, None], 0),
+        shared_of_one_bytes_BO=block_alone + 4 * activation,
         spared_bytes_BOK=spared,
         saved_bytes_BOK=saved,
         # and a message just come, one just made, and what they are cut into
