@@ -7,7 +7,7 @@ costs. Does not own routes between places that are known (`costs/network.py`).
 Letters of array names: see `problem.py`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, product
 
 import numpy as np
@@ -28,9 +28,10 @@ def hop_tables(
 ) -> tuple[Floats, Floats]:
     """Return hop_s_BKOO and link_s_BKOO: a message's time, and its hold on links."""
     network = _network(request)
+    rates = trunks(network)
     of_one = request.seq_len * hidden_size(request.model) * DTYPES[request.dtype]
     alone = {
-        (a, b): _hop(network, request.classes, options[a], options[b])
+        (a, b): _hop(network, rates, request.classes, options[a], options[b])
         for a, b in product(_one_of_each(options), repeat=2)
     }
     same = _one_of_each(options)
@@ -63,7 +64,11 @@ def _one_of_each(options: Sequence[Option]) -> list[int]:
 
 
 def _hop(
-    network: Cluster, classes: Sequence[NodeClass], a: Option, b: Option
+    network: Cluster,
+    rates: Mapping[str, float],
+    classes: Sequence[NodeClass],
+    a: Option,
+    b: Option,
 ) -> tuple[float, float, float]:
     """(latency, mean seconds per byte there and back, the lesser of both), by the
     nearest places that two such stages can have."""
@@ -72,8 +77,8 @@ def _hop(
         return _NEVER_S, 0.0, 0.0
     latency_s, mean_s, least_s = np.inf, np.inf, np.inf
     for source, target in places:
-        there = _way(network, source, target, b.tensor)
-        back = _way(network, target, source, a.tensor)
+        there = _way(network, rates, source, target, b.tensor)
+        back = _way(network, rates, target, source, a.tensor)
         latency_s = min(latency_s, (there[0] + back[0]) / 2)
         mean_s = min(mean_s, (there[1] + back[1]) / 2)
         least_s = min(least_s, there[1], back[1])
@@ -81,11 +86,14 @@ def _hop(
 
 
 def _way(
-    network: Cluster, source: Place, target: Place, tensor: int
+    network: Cluster,
+    rates: Mapping[str, float],
+    source: Place,
+    target: Place,
+    tensor: int,
 ) -> tuple[float, float]:
     """(latency, seconds per byte of the activation): a copy for every tensor rank."""
     way = route(network, source, target)
-    rates = trunks(network)
     lanes = num_lanes(network, source, target)
     slowest = min((rates[trunk] for trunk in way.trunks), default=np.inf)
     return way.latency_s, tensor / lanes / slowest
@@ -116,8 +124,9 @@ def sync_bytes_per_s(request: Request, options: Sequence[Option]) -> Floats:
     one node sums stay inside.
     """
     network, classes = _network(request), request.classes
+    trunk_rates = trunks(network)
     between = [
-        1 / _way(network, (a.name, (0,)), (b.name, (0,)), 1)[1]
+        1 / _way(network, trunk_rates, (a.name, (0,)), (b.name, (0,)), 1)[1]
         for a, b in combinations(_two_of_each(classes), 2)
     ]
     rates = []

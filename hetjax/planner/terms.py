@@ -187,6 +187,7 @@ def _facts(request: Request, options: Sequence[Option]) -> _Facts:
     busy, drain, update = np.full((3, *dims), np.nan)
     saved, once, each, workspace, spared = np.zeros((5, *dims))
     problems: list[BadInput] = []
+    kept: dict[tuple[object, ...], tuple[float, ...]] = {}
     for at in _cases(request, options):
         b, o, shares = at
         for k, layer in enumerate(firsts):
@@ -197,8 +198,11 @@ def _facts(request: Request, options: Sequence[Option]) -> _Facts:
                 continue
             busy[b, o, k], update[b, o, k] = times.busy_s, times.update_s
             drain[b, o, k] = times.backward_s
-            kept = _saved(request, options[o], layer, shares)
-            saved[b, o, k], once[b, o, k], *needed = kept
+            # what is kept is the same on devices of every kind
+            alike = layer, shares, options[o].data, options[o].remat
+            if alike not in kept:
+                kept[alike] = _saved(request, options[o], layer, shares)
+            saved[b, o, k], once[b, o, k], *needed = kept[alike]
             each[b, o, k], workspace[b, o, k], spared[b, o, k] = needed
     if np.isnan(busy).any(axis=2).all() and problems:
         raise problems[0]
