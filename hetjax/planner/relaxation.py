@@ -120,11 +120,22 @@ def lower_bound(
         if not fits(p):
             raise _nothing_fits()
         found = _reached(p, form, _beginning(p, form, known))
+    if quick and form == "closed" and found.reached_s < np.inf:
+        # what promising labels do not show is looked for only once
+        effort = _QUICK[form]
+        close_s = found.reached_s * (1 - effort.tolerance)
+        found, _ = _asked(p, form, found, close_s, effort.most_labels)
+        open_s = min(close_s, found.reached_s)
+        return _bound(_bisected(p, form, found, effort, open_s))
     efforts = (_QUICK[form],) if quick else _EFFORTS
     for effort in efforts if found.reached_s < np.inf else ():
         if found.num_labels < effort.only_below:
             found = _closer(p, form, found, effort)
             break
+    return _bound(found)
+
+
+def _bound(found: Outlook) -> Bound:
     return Bound(
         step_s=found.too_short_s,
         reached_s=found.reached_s,
