@@ -272,7 +272,7 @@ class _WholeSearch:
         other = self._layout(copies) if copies else layout
         return other if len(other.templates) < len(layout.templates) else layout
 
-    def _waiting(self, columns: list[Column], step_s: float) -> list["_Waiting"]:
+    def _waiting(self, columns: list[Column], step_s: float) -> list[_Waiting]:
         """Columns that do the batch beside each other, those that do most first."""
         choices = []
         for longest_s in _longest_sums(columns):

@@ -144,19 +144,17 @@ def _bound(found: Outlook) -> Bound:
     )
 
 
-def outlook(
-    p: Problem, form: Form, below_s: float = np.inf, known: Sequence[Template] = ()
-) -> Outlook | None:
+def outlook(p: Problem, form: Form, below_s: float = np.inf) -> Outlook | None:
     """Return about the least step time of fractions of promising templates.
 
     A first look, that proves nothing. None if no templates were found that reach
-    `below_s`. `known` templates make the look shorter.
+    `below_s`.
     """
     if not fits(p):
         return None
-    found = _beginning(p, form, known)
+    found = _beginning(p, form, ())
     if below_s < np.inf:
-        columns = columns_within(p, form, below_s, known)
+        columns = columns_within(p, form, below_s)
         if not columns:
             return None
         reached_s = _least_step_s(p, columns, below_s)

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is left of a plan on a changed cluster, cut anew: quick, and seldom the best.
 
-Owns the cuts of layers over stages that stay where they are, each pipeline's by dynamic
-programming over its slowest stage, and the shares of the batch. Does not own which
-plan is gone on with (`replan.py`), nor the search for others (`find.py`).
+Owns which stages stay where they are, and their shares of the batch. Does not own how
+layers are cut over them (`baselines/cuts.py`), which plan is gone on with
+(`replan.py`), nor the search for others (`find.py`).
 
 Letters of array names as in `problem.py`; S stages of one pipeline.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from hetjax.planner.baselines.cuts import balanced_cuts
 from hetjax.planner.placement import Pipeline, plan_of, seated
 from hetjax.planner.problem import Floats, Ints, Problem
 from hetjax.planner.request import Request
@@ -37,7 +39,7 @@ def repaired(request: Request, current: Plan) -> Plan | None:
 
     None if they do not hold the model, or cannot share the batch out exactly.
     """
-    left = [(replica, _there(request, replica)) for replica in current.replicas]
+    left = [(replica, stages_there(request, replica)) for replica in current.replicas]
     meshes = [stage.mesh for _, stages in left for stage in stages]
     if not meshes:
         return None
@@ -51,7 +53,12 @@ def repaired(request: Request, current: Plan) -> Plan | None:
     p = search_problem(used, used.degrees, num_replicas=1 if alone else np.inf)
     cuts = [_cut(request, p, r, stages) for r, stages in left if stages]
     found = [cut for cut in cuts if cut is not None]
-    counts = _shares(found, request.global_batch)
+    counts = handed_out(
+        [0] * len(found),
+        [cut.pipeline.microbatch_size for cut in found],
+        request.global_batch,
+        lambda n, count: found[n].time_s(count),
+    )
     if not counts:
         return None
     return plan_of(
@@ -67,8 +74,8 @@ def repaired(request: Request, current: Plan) -> Plan | None:
     )
 
 
-def _there(request: Request, replica: Replica) -> tuple[Stage, ...]:
-    """The replica's stages whose devices are all there."""
+def stages_there(request: Request, replica: Replica) -> tuple[Stage, ...]:
+    """Return the replica's stages whose devices are all there."""
     counts = {node.name: node.count for node in request.cluster.nodes}
     return tuple(s for s in replica.stages if max(s.devices) < counts.get(s.node, 0))
 
@@ -92,7 +99,7 @@ def _cut(
         for stage in stages
     ]
     times = [_times(p, b, o, len(stages) - s) for s, o in enumerate(options)]
-    cuts = _best_cuts([seconds_IJ for seconds_IJ, _ in times])
+    cuts = balanced_cuts(np.stack([seconds_IJ for seconds_IJ, _ in times]))
     if cuts is None:
         return None
     ranges = list(zip(cuts, cuts[1:], strict=False))
@@ -122,32 +129,20 @@ def _times(p: Problem, b: int, options_O: Ints, ahead: int) -> tuple[Floats, Int
     return seconds_OIJ.min(axis=0), options_O[seconds_OIJ.argmin(axis=0)]
 
 
-def _best_cuts(seconds_SIJ: list[Floats]) -> tuple[int, ...] | None:
-    """Where stages begin and end, the slowest being the fastest; None if none fits."""
-    num_layers = len(seconds_SIJ[0]) - 1
-    slowest_J = np.where(np.arange(num_layers + 1) == 0, 0.0, np.inf)
-    begun = []
-    for seconds_IJ in seconds_SIJ:
-        slowest_IJ = np.maximum(slowest_J[:, None], seconds_IJ)
-        begun.append(slowest_IJ.argmin(axis=0))
-        slowest_J = slowest_IJ.min(axis=0)
-    if not np.isfinite(slowest_J[-1]):
-        return None
-    cuts = [num_layers]
-    for begun_J in reversed(begun):
-        cuts.append(int(begun_J[cuts[-1]]))
-    return tuple(reversed(cuts))
-
-
-def _shares(cuts: list[_Cut], global_batch: int) -> list[int]:
-    """Microbatches of each pipeline, one after the other to who is done first; empty
-    if they do not add up."""
-    counts, left = [0] * len(cuts), global_batch
+def handed_out(
+    counts: Sequence[int],
+    sizes: Sequence[int],
+    num_sequences: int,
+    done_s: Callable[[int, int], float],
+) -> list[int]:
+    """Add microbatches of each pipeline's size, one after the other to who is done
+    first: `done_s` of pipeline and count. Empty if they do not add up."""
+    counts, left = list(counts), num_sequences
     while left > 0:
-        fits = [n for n, c in enumerate(cuts) if c.pipeline.microbatch_size <= left]
+        fits = [n for n, size in enumerate(sizes) if size <= left]
         if not fits:
             return []
-        n = min(fits, key=lambda n: cuts[n].time_s(counts[n] + 1))
+        n = min(fits, key=lambda n: done_s(n, counts[n] + 1))
         counts[n] += 1
-        left -= cuts[n].pipeline.microbatch_size
+        left -= sizes[n]
     return counts

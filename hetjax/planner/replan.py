@@ -16,7 +16,7 @@ from hetjax.planner.find import find_plan
 from hetjax.planner.judge import Judge
 from hetjax.planner.objectives import Objective
 from hetjax.planner.proposals import plans_by_rank, proposals
-from hetjax.planner.repair import repaired
+from hetjax.planner.repair import handed_out, repaired, stages_there
 from hetjax.planner.request import Request
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
@@ -103,24 +103,21 @@ def survivors(request: Request, current: Plan) -> Plan | None:
 
     They share the global batch out as they did: who did more does more.
     """
-    there = {node.name: node.count for node in request.cluster.nodes}
     whole = [
         replica
         for replica in current.replicas
-        if all(max(s.devices) < there.get(s.node, 0) for s in replica.stages)
+        if stages_there(request, replica) == replica.stages
     ]
     left = request.global_batch - sum(
         r.num_microbatches * r.microbatch_size for r in whole
     )
-    counts = [r.num_microbatches for r in whole]
-    while left > 0:
-        fits = [n for n, r in enumerate(whole) if r.microbatch_size <= left]
-        if not fits:
-            return None
-        n = min(fits, key=lambda n: (counts[n] + 1) / whole[n].num_microbatches)
-        counts[n] += 1
-        left -= whole[n].microbatch_size
-    if not whole or left < 0:
+    counts = handed_out(
+        [r.num_microbatches for r in whole],
+        [r.microbatch_size for r in whole],
+        left,
+        lambda n, count: count / whole[n].num_microbatches,
+    )
+    if not counts or left < 0:
         return None
     replicas = tuple(
         replace(replica, num_microbatches=count)
