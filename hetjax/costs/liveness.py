@@ -15,6 +15,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from hetjax.costs.graph import Cuts, Graph, Origin, Step, Value
@@ -131,7 +132,7 @@ def peak_bytes(
 
     Its inputs do not count, but copies of `slices` do, which a body reads off stacks.
     """
-    ordered = _breadth_first(kernels(graph, slices))
+    ordered = _in_turn(graph, slices)
     last_use = {id(v): at for at, kernel in enumerate(ordered) for v in kernel.reads}
     last_use |= {id(v): len(ordered) for v in graph.outputs}
     own = last_use.keys() - identities(graph.inputs) - around.elsewhere
@@ -144,8 +145,14 @@ def peak_bytes(
     return peak
 
 
+@lru_cache(maxsize=1024)
+def _in_turn(graph: Graph, slices: frozenset[int]) -> tuple[Kernel, ...]:
+    """The kernels in the order in which they run: the same however dims are cut."""
+    return tuple(_breadth_first(kernels(graph, slices)))
+
+
 def _there_at_once(
-    ordered: list[Kernel], cuts: Cuts, own: Collection[int]
+    ordered: Sequence[Kernel], cuts: Cuts, own: Collection[int]
 ) -> dict[int, int]:
     """Bytes by identity of what begins as zeros: stacks and sums that are filled."""
     zeros = [v for kernel in ordered for v in _filled(kernel.step) if id(v) in own]

@@ -163,8 +163,9 @@ def _accumulating(traced: Passes) -> Graph:
     return _added(traced.backward, outputs[:num_weights], outputs[num_weights:])
 
 
+@lru_cache(maxsize=1024)
 def _added(
-    graph: Graph, gradients: Sequence[Value], outputs: tuple[Value, ...]
+    graph: Graph, gradients: tuple[Value, ...], outputs: tuple[Value, ...]
 ) -> Graph:
     additions = tuple(
         Step(op="accumulate", params={}, inputs=(gradient,), outputs=())

@@ -44,8 +44,8 @@ _PASSES = (
     (0.04, (0.0, 0.6, 1.2)),
 )
 # how many promising suffixes and cells are kept: more where a bound is to be certified
-_BEAM: dict[Form, int] = {"closed": 60, "prefix": 200}
-_MOST_CELLS: dict[Form, int] = {"closed": 40, "prefix": 300}
+_BEAM: dict[Form, int] = {"closed": 60, "prefix": 100}
+_MOST_CELLS: dict[Form, int] = {"closed": 40, "prefix": 100}
 _MOST_COLUMNS = 100
 _HARVEST_BEAM, _MOST_HARVESTED, _FEW_COLUMNS = 400, 600, 100
 _LESS_WORTH, _NUM_LESS = 0.5, 10
