@@ -7,7 +7,7 @@ live at once (`schedule/`) nor what a device has (`cluster/`).
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
