@@ -1,24 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every test sees 16 simulated CPU devices and the strictest JAX."""
 
-import os
-
 import hypothesis
 import jax
 import pytest
 
-from hetjax.mesh.simulated import simulate_devices
+from tests import jax_settings
 
-# one LLVM module per program: the programs of the tests are too small to be split
-FLAGS = "--xla_cpu_parallel_codegen_split_count=1"
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
-simulate_devices(16)
-jax.config.update("jax_numpy_dtype_promotion", "strict")
-jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.config.update("jax_disable_most_optimizations", True)  # compiling dominates here
-
-# the plain emitters of JAX 0.10 compile three times as fast; later ones have no other
-QUICK = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
+jax_settings.strict_simulation()
 
 hypothesis.settings.register_profile("hetjax", deadline=None)
 hypothesis.settings.load_profile("hetjax")
@@ -27,12 +16,8 @@ hypothesis.settings.load_profile("hetjax")
 @pytest.fixture
 def quick_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compile ahead of time in a third of the time, for tests that allow rounding."""
-    compile_ = jax.stages.Lowered.compile
-
-    def quick(self: jax.stages.Lowered, compiler_options: dict | None = None):
-        return compile_(self, compiler_options=QUICK | (compiler_options or {}))
-
-    monkeypatch.setattr(jax.stages.Lowered, "compile", quick)
+    monkeypatch.setattr(jax.stages.Lowered, "compile", jax.stages.Lowered.compile)
+    jax_settings.compile_quickly()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -20,6 +20,7 @@ from functools import cache, lru_cache
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from hetjax.mesh.reshard import shard_boxes
@@ -30,9 +31,9 @@ def row_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(("tensor", "data")))
 
 
-def num_rows(meshes: Sequence[Mesh]) -> int:
+def num_rows(num_devices: Sequence[int]) -> int:
     """Rows that every holder's device count divides."""
-    return math.lcm(*(mesh.devices.size for mesh in meshes))
+    return math.lcm(*num_devices)
 
 
 Rows = tuple[jax.Array, ...]  # R/D arrays rows_DN
@@ -78,6 +79,26 @@ def exchange(contributions: Sequence[Rows]) -> list[Rows]:
         )
         for own in contributions
     ]
+
+
+def to_host(rows: Rows) -> np.ndarray:
+    """The canonical rows_RN on the host; waits for the devices."""
+    num_arrays, (num_devices, num_elements) = len(rows), rows[0].shape
+    if num_arrays == num_devices == 1:
+        return np.asarray(rows[0])
+    found_RN = np.empty((num_arrays * num_devices, num_elements), rows[0].dtype)
+    for k, array in enumerate(rows):
+        for i, shard in enumerate(_by_device(array)):
+            found_RN[i * num_arrays + k] = np.asarray(shard)[0]
+    return found_RN
+
+
+def from_host(rows_RN: np.ndarray, like: Rows) -> Rows:
+    """Canonical rows, laid out as a holder's are."""
+    return tuple(
+        jax.device_put(rows_RN[k :: len(like)], array.sharding)
+        for k, array in enumerate(like)
+    )
 
 
 def _copied(rows: Rows, like: Rows) -> Rows:

@@ -2,9 +2,10 @@
 """Tagged point-to-point transfers between stages.
 
 Owns the tag and the in-process transport (device to device between meshes). Does not
-own the transports between processes, which a later room adds behind `Transport`.
+own transports between processes (`wire.py`).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -34,8 +35,8 @@ class Transport(Protocol):
     receiver, whose memory is as its own program has it (`schedule/memory.py`).
     """
 
-    def send(self, tag: Tag, x: jax.Array, sharding: Sharding) -> None:
-        """Offer `x` to whom `tag` is received by, to be laid out as `sharding`."""
+    def send(self, tag: Tag, x: jax.Array) -> None:
+        """Offer `x` to the stage that receives `tag`."""
         ...
 
     def arrived(self, tag: Tag) -> bool:
@@ -51,15 +52,19 @@ class Transport(Protocol):
 
 
 class InProcess:
-    """All meshes in one process: the receiver starts the copy out of the sender's
-    memory. What has to be cut for that is cut by the sender, in its own order."""
+    """Meshes in one process: the receiver starts the copy out of the sender's memory.
 
-    def __init__(self) -> None:
+    What has to be cut for that is cut by the sender, in its own order. `layouts` says
+    how a stage, by (replica, stage), wants what it receives to be laid out.
+    """
+
+    def __init__(self, layouts: Mapping[tuple[int, int], Sharding]) -> None:
+        self._layouts = layouts
         self._offered: dict[Tag, Parcel] = {}
 
-    def send(self, tag: Tag, x: jax.Array, sharding: Sharding) -> None:
+    def send(self, tag: Tag, x: jax.Array) -> None:
         assert tag not in self._offered, f"{tag} was sent twice"
-        self._offered[tag] = parcel(x, sharding)
+        self._offered[tag] = parcel(x, self._layouts[tag.replica, tag.stage])
 
     def arrived(self, tag: Tag) -> bool:
         return tag in self._offered

@@ -1,18 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What REDUCE and NORM mean when all stages live in one process.
+"""What REDUCE and NORM mean: the meeting points of one step.
 
-Owns the meeting points of one step: gradient groups and the commit scalar. A stage
-posts and goes on; results are there once every holder has posted. Does not own the
-arithmetic of a group's sum (`hetjax/mesh/reduction.py`).
+Owns what a worker asks of them, and the meeting in one process. A stage posts and goes
+on; results are there once every holder has posted. Does not own the arithmetic of a
+group's sum (`hetjax/mesh/reduction.py`) nor meetings of processes (`meeting.py`).
 """
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import jax
 import numpy as np
 
 from hetjax.mesh.reduction import Rows, exchange
 from hetjax.schedule.action import Group, StageKey
+
+
+class Collectives(Protocol):
+    """Meeting points of one training step; all calls return at once but `squares`,
+    which may wait for the devices of stages that have posted."""
+
+    def post(self, group: Group, stage: StageKey, rows: Rows) -> None:
+        """Contribute a stage's gradients of a group, packed."""
+        ...
+
+    def summed(self, group: Group, stage: StageKey) -> Rows | None:
+        """The group's sum for this holder, or None while a holder is missing."""
+        ...
+
+    def post_squares(self, stage: StageKey, squares: jax.Array) -> None:
+        """Contribute the squared norm of the groups that the stage owns."""
+        ...
+
+    def squares(self) -> float | None:
+        """The sum over all stages of the plan, or None while one is missing."""
+        ...
 
 
 class InProcessCollectives:

@@ -15,13 +15,12 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
-from jax.sharding import Sharding
 
 from hetjax.errors import BadInput
 from hetjax.mesh.axes import batch_sharding, replicated
 from hetjax.mesh.reduction import Rows
 from hetjax.mesh.transport import Tag, Transport
-from hetjax.runtime.collectives import InProcessCollectives
+from hetjax.runtime.collectives import Collectives
 from hetjax.runtime.programs import StagePrograms
 from hetjax.runtime.update import UpdatePrograms
 from hetjax.schedule.action import Action, Group, Op, Program, Programs, StageKey
@@ -65,7 +64,7 @@ class Step:
     feed: Feed
     num_tokens: int
     transport: Transport
-    collectives: InProcessCollectives
+    collectives: Collectives
     clip_norm: float
     observer: Observer | None = None
     generation: int = 0
@@ -74,13 +73,8 @@ class Step:
 class Worker:
     """Drives the stages of one node; buffers live from their maker to their FREE."""
 
-    def __init__(
-        self,
-        stages: Mapping[StageKey, StageState],
-        neighbours: Mapping[StageKey, Sharding],
-    ) -> None:
+    def __init__(self, stages: Mapping[StageKey, StageState]) -> None:
         self.stages = stages
-        self._neighbours = neighbours
         self._buffers: dict[tuple[str, int, int, int], Any] = {}
 
     def run(self, program: Program, step: Step) -> Iterator[None]:
@@ -181,8 +175,7 @@ class Worker:
     def _send(self, action: Action, step: Step) -> Any:
         assert action.buffer is not None and action.peer is not None
         array = self._get(action.buffer, action)
-        tag = _tag(action, step, action.peer)
-        step.transport.send(tag, array, self._neighbours[action.replica, action.peer])
+        step.transport.send(_tag(action, step, action.peer), array)
         return None
 
     def _receive(self, action: Action, step: Step) -> Any:
@@ -286,14 +279,14 @@ class Worker:
 
 
 def gradient_scale(
-    collectives: InProcessCollectives, num_tokens: int, clip_norm: float
+    collectives: Collectives, num_tokens: int, clip_norm: float
 ) -> float:
     """Factor from summed gradients to clipped token means (clip by global norm)."""
     norm = gradient_norm(collectives, num_tokens)
     return min(1.0, clip_norm / max(norm, 1e-12)) / num_tokens
 
 
-def gradient_norm(collectives: InProcessCollectives, num_tokens: int) -> float:
+def gradient_norm(collectives: Collectives, num_tokens: int) -> float:
     """Global norm of the token-mean gradient, before clipping."""
     squares = collectives.squares()
     assert squares is not None

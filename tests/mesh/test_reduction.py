@@ -46,7 +46,7 @@ def test_every_holder_gets_the_same_sum_to_the_last_bit(
 ):
     rng = np.random.default_rng(seed)
     meshes = meshes_of(widths)
-    rows = num_rows(meshes)
+    rows = num_rows([mesh.devices.size for mesh in meshes])
     gradients = [
         [rng.standard_normal(shape).astype(np.float32) for shape in SHAPES]
         for _ in meshes

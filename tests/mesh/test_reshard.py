@@ -109,22 +109,22 @@ def test_a_message_takes_memory_at_its_receiver_from_receiving_on(
     def arrays_there() -> int:
         return sum(not a.devices().isdisjoint(devices[8:12]) for a in jax.live_arrays())
 
-    transport, before = InProcess(), arrays_there()
+    transport, before = InProcess({(0, 1): target}), arrays_there()
     tag = Tag(generation=0, step=1, kind="F", replica=0, stage=1, microbatch=2)
-    transport.send(tag, jax.device_put(np.zeros((8, 16), np.float32), source), target)
+    transport.send(tag, jax.device_put(np.zeros((8, 16), np.float32), source))
     assert transport.arrived(tag) and arrays_there() == before
     x = transport.receive(tag, jax.ShapeDtypeStruct((8, 16), np.float32))
     assert x.sharding == target and arrays_there() > before
 
 
 def test_a_transfer_is_delivered_once_and_to_its_tag_alone():
-    transport = InProcess()
     sharding = NamedSharding(
         stage_mesh(jax.devices()[:1], data=1, tensor=1), PartitionSpec()
     )
+    transport = InProcess({(0, 1): sharding})
     tag = Tag(generation=0, step=1, kind="F", replica=0, stage=1, microbatch=2)
     other = Tag(generation=0, step=1, kind="B", replica=0, stage=1, microbatch=2)
-    transport.send(tag, jax.numpy.ones((2, 3)), sharding)
+    transport.send(tag, jax.numpy.ones((2, 3)))
     assert transport.arrived(tag) and not transport.arrived(other)
     expected = jax.ShapeDtypeStruct((2, 3), np.float32)
     assert transport.receive(tag, expected).sum() == 6
@@ -132,11 +132,11 @@ def test_a_transfer_is_delivered_once_and_to_its_tag_alone():
 
 
 def test_a_transfer_of_another_shape_is_refused():
-    transport = InProcess()
     sharding = NamedSharding(
         stage_mesh(jax.devices()[:1], data=1, tensor=1), PartitionSpec()
     )
+    transport = InProcess({(0, 1): sharding})
     tag = Tag(generation=0, step=1, kind="F", replica=0, stage=1, microbatch=2)
-    transport.send(tag, jax.numpy.ones((2, 3)), sharding)
+    transport.send(tag, jax.numpy.ones((2, 3)))
     with pytest.raises(AssertionError, match=r"carried .*expected"):
         transport.receive(tag, jax.ShapeDtypeStruct((3, 2), np.float32))

@@ -11,7 +11,8 @@ import optax
 
 from hetjax.models.model import Model, abstract_params, apply, init_params
 from hetjax.plans.plan import Plan
-from hetjax.runtime.embedded import Batch, Embedded
+from hetjax.runtime.feeding import Batch
+from hetjax.runtime.stages import Stages
 from hetjax.runtime.state import stage_entries
 
 
@@ -86,7 +87,7 @@ def keep_gradients() -> optax.GradientTransformation:
     return optax.GradientTransformation(init, update)
 
 
-def kept_gradients(runtime: Embedded) -> dict[str, list[np.ndarray]]:
+def kept_gradients(runtime: Stages) -> dict[str, list[np.ndarray]]:
     """By path, the gradients that all holders of a parameter kept, tied ones too."""
     prefix, found = "opt.gradient.", {}
     for key, state in runtime.stages.items():

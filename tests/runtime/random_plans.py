@@ -2,6 +2,7 @@
 """Random models and plans for the "same numbers" invariant, a function of a seed."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Literal
@@ -103,7 +104,8 @@ def _stage(
     )
 
 
-def random_case(seed: int) -> Case:
+def random_case(seed: int, nodes: Sequence[str] = ("even", "odd")) -> Case:
+    """A case on nodes of these names, which all have the same 16 devices."""
     rng = random.Random(seed)
     model = random_model(rng, ["gpt", "llama", "moe"][seed % 3])
     max_tensor = min(min(sizes) for sizes in tensor_sizes(model).values())
@@ -112,7 +114,7 @@ def random_case(seed: int) -> Case:
         if used < MAX_DEVICES:
             free = MAX_DEVICES - used
             replica = random_replica(rng, len(model.layers), free, max_tensor)
-            replica, used = place(replica, used, rng)
+            replica, used = place(replica, used, rng, nodes)
             replicas.append(replica)
     plan = Plan(
         model=model.name,
@@ -223,12 +225,14 @@ def _split(order: list[Action], delayed: bool) -> list[Action]:
     return [action for action in split if action.op is not Op.W] + weights[::-1]
 
 
-def place(replica: Replica, used: int, rng: random.Random) -> tuple[Replica, int]:
-    """Put the stages on the next devices of two nodes that share the 16 devices."""
+def place(
+    replica: Replica, used: int, rng: random.Random, nodes: Sequence[str]
+) -> tuple[Replica, int]:
+    """Put the stages on the next devices of nodes that share the 16 devices."""
     stages = []
     for stage in replica.stages:
         size = len(stage.devices)
-        node = rng.choice(["even", "odd"])
+        node = rng.choice(nodes)
         stages.append(
             Stage(
                 node=node,

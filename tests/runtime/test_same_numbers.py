@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import pytest
 
-from hetjax.models.model import Model, abstract_params
 from hetjax.runtime.embedded import Embedded, StepResult
 from tests.runtime.oracle import (
     assert_gradients_equal,
@@ -20,6 +19,7 @@ from tests.runtime.oracle import (
     random_batch,
 )
 from tests.runtime.random_plans import Case, interleaved_case, random_case
+from tests.runtime.random_weights import random_params
 
 pytestmark = pytest.mark.usefixtures("quick_compiling")
 
@@ -79,15 +79,3 @@ def run_once(
     )
     result = runtime.step(0, random_batch(case.plan, case.model.vocab_size, seed))
     return result, kept_gradients(runtime)
-
-
-def random_params(model: Model, seed: int) -> dict[str, np.ndarray]:
-    """Weights of a sensible scale from numpy: no compiling is spent on them."""
-    rng = np.random.default_rng(seed)
-    return {
-        f"{spec.path}.{name}": (
-            0.3 * rng.standard_normal(param.shape) + name.endswith("scale")
-        ).astype(np.float32)
-        for spec in model.modules
-        for name, param in abstract_params(spec).items()
-    }

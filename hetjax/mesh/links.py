@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections between processes: messages by key, and a lost peer seen at once.
+
+Owns one connection: proof of identity, framing, heartbeats, and when the other side
+counts as lost. A message is a key (six numbers) and bytes; it is sent by a thread of
+its own and delivered from another, in any order relative to other connections. Only
+lengths that the header says are read: nothing is unpickled. Does not own what messages
+mean (`wire.py`, `exchange.py`), nor who is connected to whom (`peers.py`).
+"""
+
+import hmac
+import os
+import queue
+import socket
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import numpy as np
+
+Key = tuple[int, int, int, int, int, int]
+Deliver = Callable[[str, Key, np.ndarray], None]  # from whom, under which key, bytes
+Lost = Callable[[str, str], None]  # who, and why
+
+SILENCE_S = 10.0  # without a sign of life, a peer counts as lost
+_BEATS = 5  # in that time
+_HANDSHAKE_S = 5.0
+_HEADER = struct.Struct("<6IQ")
+_HEARTBEAT: Key = (2**32 - 1, 0, 0, 0, 0, 0)
+_GOODBYE: Key = (2**32 - 1, 1, 0, 0, 0, 0)
+_ALIGNMENT = 64  # bytes: JAX takes over such host arrays without a copy
+_BUFFER_BYTES = 4 << 20  # of a socket
+_NONCE_BYTES, _NAME_BYTES = 32, 64
+_GREETING = struct.Struct(f"<{_NAME_BYTES}s{_NAME_BYTES}s{_NONCE_BYTES}s")
+
+
+class Refused(ConnectionError):
+    """The other side could not show that it belongs to this run."""
+
+
+def dial(address: str, own: str, peer: str, secret: bytes) -> socket.socket:
+    """Connect to the peer that listens there and prove to each other who we are."""
+    found = _socket(address)
+    try:
+        found.settimeout(_HANDSHAKE_S)
+        found.connect(_endpoint(address))
+        greeting = _GREETING.pack(own.encode(), peer.encode(), os.urandom(_NONCE_BYTES))
+        found.sendall(greeting)
+        answer = bytes(_read(found, _NONCE_BYTES + 32))
+        nonce, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
+        if not hmac.compare_digest(proof, _proof(secret, b"accept", greeting, nonce)):
+            raise Refused(f"{peer} at {address} does not know this run's secret")
+        found.sendall(_proof(secret, b"dial", greeting, nonce))
+        return found
+    except BaseException:
+        found.close()
+        raise
+
+
+def answer(found: socket.socket, own: str, secret: bytes) -> str:
+    """Let a caller prove who it is, and prove who we are; return its name."""
+    found.settimeout(_HANDSHAKE_S)
+    greeting = bytes(_read(found, _GREETING.size))
+    caller, called, _ = _GREETING.unpack(greeting)
+    nonce = os.urandom(_NONCE_BYTES)
+    found.sendall(nonce + _proof(secret, b"accept", greeting, nonce))
+    proof = bytes(_read(found, 32))
+    if not hmac.compare_digest(proof, _proof(secret, b"dial", greeting, nonce)):
+        raise Refused("a caller does not know this run's secret")
+    if called.rstrip(b"\0").decode() != own:
+        raise Refused(f"a caller looks for {called.rstrip(bytes(1))!r}, not {own!r}")
+    return caller.rstrip(b"\0").decode()
+
+
+def listen(address: str) -> tuple[socket.socket, str]:
+    """Listen on an address; return it with the port that was chosen.
+
+    An address is host:port, with port 0 for any free one, or unix:path.
+    """
+    found = _socket(address)
+    found.bind(_endpoint(address))
+    found.listen(64)
+    if found.family == socket.AF_UNIX:
+        return found, address
+    host, port = found.getsockname()[:2]
+    return found, f"{host}:{port}"
+
+
+class Link:
+    """A connection to one peer, which has proven who it is.
+
+    `deliver` and `lost` are called from the link's own threads; `lost` at most once,
+    also for a peer that leaves in good order, but not after `close`.
+    """
+
+    def __init__(
+        self,
+        found: socket.socket,
+        peer: str,
+        deliver: Deliver,
+        lost: Lost,
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        self.peer = peer
+        self._socket, self._deliver, self._lost = found, deliver, lost
+        self._beat_s = silence_s / _BEATS
+        self._outbox: queue.SimpleQueue[tuple[Key, Sequence[np.ndarray]] | None]
+        self._outbox = queue.SimpleQueue()
+        self._closing = threading.Event()
+        _prepare(found, silence_s)
+        self._threads = [
+            threading.Thread(target=target, name=f"{name} {peer}", daemon=True)
+            for name, target in (("to", self._transmit), ("from", self._receive))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def send(self, key: Key, parts: Sequence[np.ndarray]) -> None:
+        """Send the parts one after the other as one message; returns at once.
+
+        They must not change until they are sent. Lost peers are told of by `lost`.
+        """
+        self._outbox.put((key, parts))
+
+    def close(self) -> None:
+        """Send what is waiting, say goodbye, and end both threads."""
+        self._closing.set()
+        self._outbox.put(None)
+        self._threads[0].join(timeout=_HANDSHAKE_S)
+        self._shut()
+
+    def _transmit(self) -> None:
+        try:
+            while True:
+                try:
+                    message = self._outbox.get(timeout=self._beat_s)
+                except queue.Empty:
+                    self._socket.sendall(_HEADER.pack(*_HEARTBEAT, 0))
+                    continue
+                if message is None:
+                    self._socket.sendall(_HEADER.pack(*_GOODBYE, 0))
+                    return
+                key, parts = message
+                views = [_bytes_of(part) for part in parts]
+                self._socket.sendall(_HEADER.pack(*key, sum(map(len, views))))
+                for view in views:
+                    self._socket.sendall(view)
+        except OSError as error:
+            self._fail(_reason(error))
+
+    def _receive(self) -> None:
+        try:
+            while True:
+                *numbers, size = _HEADER.unpack(_read(self._socket, _HEADER.size))
+                key: Key = tuple(numbers)
+                if key == _GOODBYE:
+                    return self._fail("left")
+                if key != _HEARTBEAT:
+                    data = _aligned(size)
+                    _fill(self._socket, data.data)
+                    self._deliver(self.peer, key, data)
+        except OSError as error:
+            self._fail(_reason(error))
+
+    def _fail(self, reason: str) -> None:
+        """Tell of the loss, unless one of the threads has, or nobody cares."""
+        if not self._closing.is_set():
+            self._closing.set()
+            self._lost(self.peer, reason)
+        self._shut()
+
+    def _shut(self) -> None:
+        """End both threads: what they wait for fails now."""
+        self._closing.set()
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._outbox.put(None)
+
+
+def _prepare(found: socket.socket, silence_s: float) -> None:
+    """Blocking calls that give up when nothing moves for the time of silence."""
+    found.settimeout(None)
+    for size in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        found.setsockopt(socket.SOL_SOCKET, size, _BUFFER_BYTES)
+    patience = struct.pack("ll", int(silence_s), int(silence_s % 1 * 1e6))
+    for limit in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        found.setsockopt(socket.SOL_SOCKET, limit, patience)
+    if found.family != socket.AF_UNIX:
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, BlockingIOError):
+        return "gave no sign of life"
+    return f"closed the connection ({error.strerror or error})"
+
+
+def _socket(address: str) -> socket.socket:
+    unix = address.startswith("unix:")
+    found = socket.socket(socket.AF_UNIX if unix else socket.AF_INET)
+    if not unix:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return found
+
+
+def _endpoint(address: str) -> str | tuple[str, int]:
+    if address.startswith("unix:"):
+        return address.removeprefix("unix:")
+    host, _, port = address.rpartition(":")
+    return host, int(port)
+
+
+def _proof(secret: bytes, role: bytes, greeting: bytes, nonce: bytes) -> bytes:
+    return hmac.digest(secret, role + greeting + nonce, "sha256")
+
+
+def _bytes_of(array: np.ndarray) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _aligned(size: int) -> np.ndarray:
+    raw = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return raw[start : start + size]
+
+
+def _read(found: socket.socket, size: int) -> bytearray:
+    data = bytearray(size)
+    _fill(found, memoryview(data))
+    return data
+
+
+def _fill(found: socket.socket, view: memoryview) -> None:
+    while len(view):
+        count = found.recv_into(view, 0, socket.MSG_WAITALL)
+        if count == 0:
+            raise ConnectionError("end of stream")
+        view = view[count:]

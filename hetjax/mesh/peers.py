@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker among the others: who is connected, what has arrived, who is lost.
+
+Owns the connections of one process to its peers and the mailbox where their messages
+wait to be taken. Whoever waits is told of a lost peer instead of waiting for ever. Does
+not own one connection (`links.py`) nor what messages mean.
+"""
+
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+import numpy as np
+
+from hetjax.mesh.links import SILENCE_S, Key, Link, answer, dial, listen
+
+
+class PeerLost(ConnectionError):
+    """What is waited for will not come; `peer` is the worker that is gone."""
+
+    def __init__(self, peer: str, reason: str) -> None:
+        super().__init__(f"worker {peer!r} {reason}")
+        self.peer, self.reason = peer, reason
+
+
+class Mailbox:
+    """Messages that have arrived and were not taken yet, by sender and key."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._messages: dict[tuple[str, Key], np.ndarray] = {}
+        self._lost: PeerLost | None = None
+        self._version = 0
+
+    @property
+    def version(self) -> int:
+        """Changes with all that `wait` ends at."""
+        return self._version
+
+    def put(self, sender: str, key: Key, data: np.ndarray) -> None:
+        with self._changed:
+            self._messages[sender, key] = data
+            self._notify()
+
+    def has(self, sender: str, key: Key) -> bool:
+        return (sender, key) in self._messages
+
+    def pop(self, sender: str, key: Key) -> np.ndarray:
+        """Take a message that has arrived."""
+        return self._messages.pop((sender, key))
+
+    def take(self, sender: str, key: Key) -> np.ndarray:
+        """Wait for a message; raises PeerLost if a peer is."""
+        with self._changed:
+            while (sender, key) not in self._messages:
+                self._check()
+                self._changed.wait()
+            return self._messages.pop((sender, key))
+
+    def wait(self, version: int) -> int:
+        """Return the version once it is another; raises PeerLost if a peer is."""
+        with self._changed:
+            while self._version == version:
+                self._check()
+                self._changed.wait()
+            self._check()
+            return self._version
+
+    def touch(self) -> None:
+        """Let those who wait look again."""
+        with self._changed:
+            self._notify()
+
+    def lose(self, peer: str, reason: str) -> None:
+        """Let all who wait, now or later, know that a peer is gone."""
+        with self._changed:
+            self._lost = self._lost or PeerLost(peer, reason)
+            self._notify()
+
+    def check(self) -> None:
+        """Raise PeerLost if a peer is gone."""
+        with self._changed:
+            self._check()
+
+    def _check(self) -> None:
+        if self._lost is not None:
+            raise PeerLost(self._lost.peer, self._lost.reason)
+
+    def _notify(self) -> None:
+        self._version += 1
+        self._changed.notify_all()
+
+
+class Peers:
+    """The connections of worker `own` to the other workers of a run.
+
+    Listens on `address` as soon as it is made; `address` then has the port.
+    """
+
+    def __init__(
+        self, own: str, address: str, secret: bytes, silence_s: float = SILENCE_S
+    ) -> None:
+        self.own, self.mailbox = own, Mailbox()
+        self.links: dict[str, Link] = {}
+        self._secret, self._silence_s = secret, silence_s
+        self._listener, self.address = listen(address)
+        self._joined = threading.Condition()
+        threading.Thread(target=self._accept, name="accept", daemon=True).start()
+
+    def connect(self, addresses: Mapping[str, str], timeout_s: float) -> None:
+        """Connect to all peers by name; of two workers the first in order calls.
+
+        Raises PeerLost naming one that did not come, or could not be reached.
+        """
+        for peer, address in addresses.items():
+            if self.own < peer:
+                self._add(self._dial(peer, address), peer)
+        with self._joined:
+            there = lambda: addresses.keys() <= self.links.keys()  # noqa: E731
+            if not self._joined.wait_for(there, timeout_s):
+                missing = min(addresses.keys() - self.links.keys())
+                raise PeerLost(missing, f"did not connect within {timeout_s:g} s")
+
+    def send(self, peer: str, key: Key, parts: Sequence[np.ndarray]) -> None:
+        """Send a message; returns at once."""
+        self.links[peer].send(key, parts)
+
+    def close(self) -> None:
+        """Send what is waiting, then end all connections."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for link in self.links.values():
+            link.close()
+
+    def _dial(self, peer: str, address: str) -> socket.socket:
+        try:
+            return dial(address, self.own, peer, self._secret)
+        except OSError as error:
+            raise PeerLost(peer, f"cannot be reached at {address} ({error})") from error
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                caller, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            threading.Thread(target=self._answer, args=(caller,), daemon=True).start()
+
+    def _answer(self, caller: socket.socket) -> None:
+        """Strangers are turned away without a word to the rest."""
+        try:
+            peer = answer(caller, self.own, self._secret)
+        except OSError:
+            caller.close()
+            return
+        self._add(caller, peer)
+
+    def _add(self, found: socket.socket, peer: str) -> None:
+        box = self.mailbox
+        with self._joined:
+            self.links[peer] = Link(found, peer, box.put, box.lose, self._silence_s)
+            self._joined.notify_all()

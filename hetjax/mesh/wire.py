@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Transfers between stages of different processes, over links.
+
+Owns how an array becomes bytes and an array again, and the transport that takes the way
+within the process where there is one. What crosses is the whole array once, cut where
+the sender's data ranks cut it: copies for tensor ranks are made on arrival. Does not
+own connections (`links.py`, `peers.py`).
+"""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import numpy as np
+
+from hetjax.mesh.links import Key
+from hetjax.mesh.peers import Peers
+from hetjax.mesh.transport import InProcess, Tag
+
+_KINDS = {"F": 0, "B": 1}
+SUMS, SQUARES = 2, 3  # kinds of messages that are no transfers between stages
+
+
+def host_parts(x: jax.Array) -> list[np.ndarray]:
+    """Copy an array to the host, whole, cut along dim 0 as its devices are.
+
+    Waits for the devices. Dim 0 may be cut and no other.
+    """
+    shards = {shard.index[0].start or 0: shard.data for shard in x.addressable_shards}
+    ordered = [shards[start] for start in sorted(shards)]
+    assert sum(part.shape[0] for part in ordered) == x.shape[0], x.sharding
+    return [np.asarray(part) for part in ordered]
+
+
+class Ship:
+    """Threads that wait for devices, so that links only ever send what is there."""
+
+    def __init__(self, peers: Peers, num_threads: int) -> None:
+        self._peers = peers
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="ship")
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Do it soon; what goes wrong is told to all who wait."""
+
+        def told() -> None:
+            try:
+                work()
+            except Exception as error:
+                self._peers.mailbox.lose(self._peers.own, f"failed: {error}")
+
+        self._pool.submit(told)
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+class Wire:
+    """The transport of one worker: in-process to stages that it has, else by link.
+
+    `nodes` says which worker has a stage, by (replica, stage).
+    """
+
+    def __init__(
+        self,
+        within: InProcess,
+        peers: Peers,
+        ship: Ship,
+        nodes: Mapping[tuple[int, int], str],
+    ) -> None:
+        self._within, self._peers, self._ship = within, peers, ship
+        self._nodes = nodes
+
+    def send(self, tag: Tag, x: jax.Array) -> None:
+        node = self._nodes[tag.replica, tag.stage]
+        if node == self._peers.own:
+            return self._within.send(tag, x)
+        x.copy_to_host_async()
+        self._ship.run(lambda: self._peers.send(node, key_of(tag), host_parts(x)))
+
+    def arrived(self, tag: Tag) -> bool:
+        sender = self._sender(tag)
+        if sender == self._peers.own:
+            return self._within.arrived(tag)
+        return self._peers.mailbox.has(sender, key_of(tag))
+
+    def receive(self, tag: Tag, expected: jax.ShapeDtypeStruct) -> jax.Array:
+        sender = self._sender(tag)
+        if sender == self._peers.own:
+            return self._within.receive(tag, expected)
+        data = self._peers.mailbox.pop(sender, key_of(tag))
+        x = data.view(expected.dtype).reshape(expected.shape)
+        return jax.device_put(x, expected.sharding)
+
+    def _sender(self, tag: Tag) -> str:
+        """The worker of the stage before, or of gradients the stage after."""
+        stage = tag.stage + (-1 if tag.kind == "F" else 1)
+        return self._nodes[tag.replica, stage]
+
+
+def key_of(tag: Tag) -> Key:
+    """The tag in six numbers."""
+    kind = _KINDS[tag.kind]
+    return tag.generation, tag.step, kind, tag.replica, tag.stage, tag.microbatch

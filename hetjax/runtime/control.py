@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a controller and its workers say to each other: JSON requests and replies.
+
+Owns the framing on a `Link`, matching replies with requests, and noticing at once that
+one side is gone. Does not own what the requests mean (`serving.py`, `fleet.py`).
+"""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from hetjax.mesh.links import SILENCE_S, Key, Link, answer, dial, listen
+
+CONTROLLER = "controller"
+Message = dict[str, Any]
+Progress = Callable[[str, Message], None]  # from whom, and how far it is
+
+_REQUEST, _REPLY, _NEWS = range(3)
+_LOST = {"lost": True}
+
+
+class WorkerLost(ConnectionError):
+    """A worker is gone, or failed; the others have left the step and wait.
+
+    `reports` has by worker what the survivors said.
+    """
+
+    def __init__(
+        self, worker: str, reason: str, reports: Mapping[str, Message] | None = None
+    ) -> None:
+        super().__init__(f"worker {worker!r} {reason}")
+        self.worker, self.reason, self.reports = worker, reason, dict(reports or {})
+
+
+class Line:
+    """A worker's line to its controller: `heard` is called with every request."""
+
+    def __init__(
+        self,
+        address: str,
+        own: str,
+        secret: bytes,
+        heard: Callable[[int, Message], None],
+        gone: Callable[[str], None],
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        def deliver(peer: str, key: Key, data: np.ndarray) -> None:
+            heard(key[1], json.loads(data.tobytes()))
+
+        found = dial(address, own, CONTROLLER, secret)
+        lost = lambda peer, reason: gone(reason)  # noqa: E731
+        self._link = Link(found, CONTROLLER, deliver, lost, silence_s)
+
+    def reply(self, number: int, message: Message) -> None:
+        self._link.send(_key(_REPLY, number), [_encoded(message)])
+
+    def tell(self, number: int, message: Message) -> None:
+        """Say how far the work on a request is."""
+        self._link.send(_key(_NEWS, number), [_encoded(message)])
+
+    def close(self) -> None:
+        self._link.close()
+
+
+class Crew:
+    """A controller's lines to its workers, by name."""
+
+    def __init__(
+        self, address: str, secret: bytes, silence_s: float = SILENCE_S
+    ) -> None:
+        self._secret, self._silence_s = secret, silence_s
+        self._listener, self.address = listen(address)
+        self._changed = threading.Condition()
+        self._links: dict[str, Link] = {}
+        self._lost: dict[str, str] = {}
+        self._replies: dict[tuple[str, int], Message] = {}
+        self._number = 0
+        self._progress: Progress = lambda worker, news: None
+        threading.Thread(target=self._accept, name="accept", daemon=True).start()
+
+    @property
+    def workers(self) -> list[str]:
+        """Those who can be asked."""
+        with self._changed:
+            return [name for name in self._links if name not in self._lost]
+
+    def wait_for(
+        self,
+        workers: Sequence[str],
+        timeout_s: float,
+        alive: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Wait until they have called; `alive` may raise if they never will."""
+        end_s = time.monotonic() + timeout_s
+        with self._changed:
+            while missing := [name for name in workers if name not in self._links]:
+                alive()
+                if time.monotonic() > end_s:
+                    raise WorkerLost(missing[0], f"did not call in {timeout_s:g} s")
+                self._changed.wait(0.1)
+
+    def ask(
+        self, requests: Mapping[str, Message], progress: Progress | None = None
+    ) -> dict[str, Message]:
+        """Ask several workers something and return their answers.
+
+        If one is lost or fails, the others are told to break off; once all have
+        answered, WorkerLost is raised.
+        """
+        with self._changed:
+            self._number += 1
+            number = self._number
+            self._progress = progress or (lambda worker, news: None)
+        for worker, message in requests.items():
+            self._send(worker, number, message)
+        return self._answers(list(requests), number)
+
+    def lose(self, worker: str, reason: str) -> None:
+        """Take a worker for lost, whatever its line says."""
+        with self._changed:
+            self._lost.setdefault(worker, reason)
+            link = self._links.get(worker)
+            self._changed.notify_all()
+        if link is not None:
+            threading.Thread(target=link.close, daemon=True).start()
+
+    def close(self) -> None:
+        """End all lines; workers end themselves then."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for link in self._links.values():
+            link.close()
+
+    def _answers(self, workers: Sequence[str], number: int) -> dict[str, Message]:
+        first: tuple[str, str] | None = None
+        with self._changed:
+            while True:
+                there = self._there(workers, number)
+                trouble = first or _trouble(there, self._lost)
+                if trouble and not first:
+                    first = trouble
+                    for other in workers:
+                        if other not in there:
+                            self._send(other, 0, {"do": "abort", "lost": [*trouble]})
+                if len(there) == len(workers):
+                    break
+                self._changed.wait()
+            for worker in workers:
+                self._replies.pop((worker, number), None)
+        if first is None:
+            return there
+        reports = {name: m for name, m in there.items() if name not in self._lost}
+        raise WorkerLost(*first, reports)
+
+    def _there(self, workers: Sequence[str], number: int) -> dict[str, Message]:
+        """Answers by worker; lost ones answer, too."""
+        return {
+            worker: self._replies.get((worker, number), _LOST)
+            for worker in workers
+            if worker in self._lost or (worker, number) in self._replies
+        }
+
+    def _send(self, worker: str, number: int, message: Message) -> None:
+        link = self._links.get(worker)
+        if link is not None:
+            link.send(_key(_REQUEST, number), [_encoded(message)])
+
+    def _deliver(self, worker: str, key: Key, data: np.ndarray) -> None:
+        message = json.loads(data.tobytes())
+        with self._changed:
+            if key[2] == _NEWS:
+                return self._progress(worker, message)
+            self._replies[worker, key[1]] = message
+            self._changed.notify_all()
+
+    def _gone(self, worker: str, reason: str) -> None:
+        with self._changed:
+            self._lost.setdefault(worker, reason)
+            self._changed.notify_all()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                caller, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            threading.Thread(target=self._answer, args=(caller,), daemon=True).start()
+
+    def _answer(self, caller: socket.socket) -> None:
+        try:
+            worker = answer(caller, CONTROLLER, self._secret)
+        except OSError:
+            caller.close()
+            return
+        with self._changed:
+            self._lost.pop(worker, None)
+            self._links[worker] = Link(
+                caller, worker, self._deliver, self._gone, self._silence_s
+            )
+            self._changed.notify_all()
+
+
+def _trouble(
+    there: Mapping[str, Message], lost: Mapping[str, str]
+) -> tuple[str, str] | None:
+    """Who is lost or failed, and how: first-hand news before hearsay."""
+    for worker in there:
+        if worker in lost:
+            return worker, lost[worker]
+    for worker, message in there.items():
+        if "failed" in message:
+            return worker, f"failed: {message['failed']}"
+    for message in there.values():
+        if "lost" in message:
+            name, reason = message["lost"]
+            return name, reason
+    return None
+
+
+def _key(kind: int, number: int) -> Key:
+    return 0, number, kind, 0, 0, 0
+
+
+def _encoded(message: Message) -> np.ndarray:
+    return np.frombuffer(json.dumps(message).encode(), np.uint8)

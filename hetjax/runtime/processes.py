@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Worker processes on this machine, each a child that cannot outlive its controller.
+
+Owns starting them, what they say on their output, and their end. Does not own what they
+do (`serving.py`), nor workers on other machines.
+"""
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from hetjax.runtime.control import WorkerLost
+from hetjax.runtime.serving import Post
+
+_END_S = 5.0
+
+
+@dataclass(kw_only=True)
+class Processes:
+    """Children by worker name; each writes to `logs`/NAME.log.
+
+    They are out of reach of the terminal's Ctrl-C: the controller ends them. A context
+    manager that leaves none behind.
+    """
+
+    logs: Path
+    children: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
+    _files: list[IO[str]] = field(default_factory=list)
+
+    def start(
+        self,
+        post: Post,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+    ) -> None:
+        """Start a worker; the post is written to its standard input, one line."""
+        self.logs.mkdir(parents=True, exist_ok=True)
+        log = (self.logs / f"{post.worker}.log").open("a")
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=dict(environment),
+            text=True,
+            start_new_session=True,
+        )
+        self._files.append(log)
+        self.children[post.worker] = child
+        assert child.stdin is not None
+        with suppress(BrokenPipeError):  # `check` tells
+            child.stdin.write(post.text() + "\n")
+            child.stdin.close()
+
+    def check(self) -> None:
+        """Raise WorkerLost for a child that has ended, with its last words."""
+        for worker, child in self.children.items():
+            if child.poll() is not None:
+                text = (self.logs / f"{worker}.log").read_text().strip()
+                last = text.splitlines()[-1] if text else "without a word"
+                raise WorkerLost(
+                    worker,
+                    f"ended with code {child.returncode} ({last}); its log is "
+                    f"{self.logs / f'{worker}.log'}",
+                )
+
+    def __enter__(self) -> "Processes":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Wait a moment for all to leave by themselves, then kill them."""
+        for child in self.children.values():
+            try:
+                child.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+        for log in self._files:
+            log.close()
+        self.children.clear()

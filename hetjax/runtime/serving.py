@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker process at its controller's service.
+
+Owns the loop from request to reply, and that the process ends with its controller. Does
+not own what a step is (`island.py`), nor where settings and data come from: `Work` is
+made by a room above.
+"""
+
+import json
+import os
+import queue
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from hetjax.checkpoint.restore import Checkpoint
+from hetjax.checkpoint.save import Saver
+from hetjax.mesh.links import SILENCE_S
+from hetjax.mesh.peers import PeerLost, Peers
+from hetjax.runtime.control import Line, Message
+from hetjax.runtime.feeding import Batch
+from hetjax.runtime.island import Island, Told
+
+_CONNECT_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Post:
+    """Where a worker stands: what it is told by whoever starts it.
+
+    `listen` is the address at which its peers reach it (port 0: any).
+    """
+
+    worker: str
+    controller: str
+    listen: str
+    secret: bytes
+    silence_s: float = SILENCE_S
+
+    def text(self) -> str:
+        """One line, for a pipe that nobody else reads."""
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return json.dumps(fields | {"secret": self.secret.hex()})
+
+
+def read_post(text: str) -> Post:
+    """Inverse of `Post.text`."""
+    fields = json.loads(text)
+    return Post(**(fields | {"secret": bytes.fromhex(fields["secret"])}))
+
+
+class Work(Protocol):
+    """What a worker works on: its island and its own copy of the data."""
+
+    @property
+    def island(self) -> Island: ...
+
+    def batch(self, step: int) -> Batch:
+        """The global batch of a training step."""
+        ...
+
+    def validation(self, number: int) -> Batch:
+        """One of the global batches of an evaluation."""
+        ...
+
+
+def serve(post: Post, make: Callable[[Mapping[str, Any]], Work]) -> None:
+    """Do as the controller says until it ends the line.
+
+    `make` gets the settings that the controller sent.
+    """
+    _Server(post, make).run()
+
+
+class _Server:
+    def __init__(self, post: Post, make: Callable[[Mapping[str, Any]], Work]) -> None:
+        self._post, self._make = post, make
+        self._requests: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
+        self._peers: Peers | None = None
+        self._work: Work | None = None
+        self._saver: Saver | None = None
+        self._line = Line(
+            post.controller,
+            post.worker,
+            post.secret,
+            self._hear,
+            self._end,
+            post.silence_s,
+        )
+
+    def run(self) -> None:
+        while True:
+            number, request = self._requests.get()
+            if request["do"] == "end":
+                break
+            self._line.reply(number, self._answer(number, request))
+        if self._work is not None:
+            self._work.island.leave()
+        if self._saver is not None:
+            self._saver.close()
+        self._line.reply(number, {})
+        self._line.close()
+
+    def _hear(self, number: int, request: Message) -> None:
+        """Called by the line's thread: breaking off cannot wait for the step's end."""
+        if request["do"] != "abort":
+            self._requests.put((number, request))
+        elif self._peers is not None:
+            self._peers.mailbox.lose(*request["lost"])
+
+    def _end(self, reason: str) -> None:
+        print(f"worker {self._post.worker}: controller {reason}", file=sys.stderr)
+        os._exit(1)  # nobody is left to work for; threads may be anywhere
+
+    def _answer(self, number: int, request: Message) -> Message:
+        try:
+            return getattr(self, f"_{request['do']}")(number, request) or {}
+        except PeerLost as lost:
+            return {"lost": [lost.peer, lost.reason]}
+        except Exception as error:
+            traceback.print_exc()
+            return {"failed": f"{type(error).__name__}: {error}"}
+
+    def _build(self, number: int, request: Message) -> None:
+        self._work = self._make(request["settings"])
+
+    def _listen(self, number: int, request: Message) -> Message:
+        post = self._post
+        self._peers = Peers(post.worker, post.listen, post.secret, post.silence_s)
+        return {"address": self._peers.address}
+
+    def _join(self, number: int, request: Message) -> None:
+        assert self._peers is not None
+        self._peers.connect(request["addresses"], _CONNECT_S)
+        self._island.join(self._peers, request["generation"])
+
+    def _compile(self, number: int, request: Message) -> None:
+        self._island.compile(
+            lambda done, all_: self._line.tell(number, {"done": done, "of": all_})
+        )
+
+    def _initialise(self, number: int, request: Message) -> None:
+        self._island.initialise(request["seed"])
+
+    def _restore(self, number: int, request: Message) -> None:
+        checkpoint = Checkpoint.open(Path(request["directory"]), request["step"])
+        self._island.restore(checkpoint.read)
+
+    def _step(self, number: int, request: Message) -> Message:
+        assert self._work is not None
+        batch = self._work.batch(request["step"])
+        told = self._island.step(request["turn"], batch)
+        return _report(told) | {"num_tokens": batch[1].size}
+
+    def _evaluate(self, number: int, request: Message) -> Message:
+        assert self._work is not None
+        batch = self._work.validation(request["batch"])
+        losses = self._island.evaluate(request["turn"], batch)
+        return {"losses": _losses(losses), "num_tokens": batch[1].size}
+
+    def _save(self, number: int, request: Message) -> Message:
+        if self._saver is None:
+            self._saver = Saver(
+                Path(request["directory"]),
+                self._post.worker,
+                request["keep"],
+                request["workers"],
+            )
+        entries = self._island.entries()
+        return {"started": self._saver.save(request["step"], entries, request["host"])}
+
+    def _saved(self, number: int, request: Message) -> None:
+        if self._saver is not None:
+            self._saver.wait()
+
+    @property
+    def _island(self) -> Island:
+        assert self._work is not None, "build first"
+        return self._work.island
+
+
+def _report(told: Told) -> Message:
+    return {"grad_norm": told.grad_norm, "losses": _losses(told.loss_sums)}
+
+
+def _losses(sums: Mapping[tuple[int, int], float]) -> list[list[float]]:
+    return [[*stage, value] for stage, value in sums.items()]

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stages that a process holds: their programs, and their state.
+
+Owns building the stages of a plan for the nodes whose devices are here, compiling, and
+state to and from plan-independent entries. Does not own steps: those are a controller's
+(`embedded.py`), or of one worker among others (`island.py`).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from hetjax.checkpoint.entry import Entry
+from hetjax.mesh.axes import stage_mesh
+from hetjax.mesh.reduction import num_rows
+from hetjax.models.model import Model, ModuleSpec, apply, init_params
+from hetjax.plans.plan import Plan
+from hetjax.runtime.layout import Layout
+from hetjax.runtime.programs import StagePrograms
+from hetjax.runtime.stage import StageGraph
+from hetjax.runtime.state import (
+    Read,
+    fresh_weights,
+    host_values,
+    place,
+    stage_entries,
+)
+from hetjax.runtime.update import GradientGroup, UpdatePrograms
+from hetjax.runtime.worker import StageState, check_runnable
+from hetjax.schedule.action import COMPUTE, Op, Programs, StageKey
+from hetjax.schedule.check import check, check_evaluation
+from hetjax.schedule.lower import lower, lower_evaluation
+
+
+class Stages:
+    """The plan's stages on the nodes of `devices`; `stages` has them by key.
+
+    `training` and `evaluation` are the programs of all nodes of the plan.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: Model,
+        devices: Mapping[str, Sequence[jax.Device]],
+        optimizer: optax.GradientTransformation,
+        *,
+        dtype: str = "float32",
+    ) -> None:
+        self.plan, self.model = plan, model
+        self.layout = Layout(plan, model)
+        self.training = lower(plan, self.layout.tied)
+        check(self.training, plan, self.layout.tied)
+        check_runnable(self.training)
+        self.evaluation = lower_evaluation(plan)
+        check_evaluation(self.evaluation, plan)
+        self.stages = _stages(self.layout, devices, optimizer, dtype)
+
+    def compile(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Compile the programs of all stages, several at a time."""
+        ops = _ops(self.training)
+        jobs = [
+            job
+            for key, state in self.stages.items()
+            for job in _compile_jobs(state, ops[key])
+        ]
+        samples = self.stages.get((0, len(self.plan.replicas[0].stages) - 1))
+        if samples is not None:
+            jobs.append(lambda: samples.programs.logits)
+        with ThreadPoolExecutor() as pool:
+            for done, _ in enumerate(pool.map(lambda job: job(), jobs), start=1):
+                if progress is not None:
+                    progress(done, len(jobs))
+
+    def initialise(self, seed: int) -> None:
+        """Fresh weights and optimizer state, a function of the seed alone."""
+        for stage, state in self.stages.items():
+            held, abstract = self.layout.stages[stage], state.updates.masters
+            read = fresh_weights(self.model, held, seed)
+            masters, _ = place(held, abstract, ({},) * len(abstract), read)
+            self._install(state, masters, state.updates.init_opt_state(masters))
+
+    def restore(self, read: Read) -> None:
+        """State of all stages from plan-independent entries."""
+        for stage, state in self.stages.items():
+            abstract = state.updates.masters, state.updates.opt_state
+            self._install(state, *place(self.layout.stages[stage], *abstract, read))
+
+    def abstract_entries(self) -> Iterator[Entry]:
+        """What `entries` and `restore` deal in, known before there is any state."""
+        for stage, state in self.stages.items():
+            abstract = state.updates.masters, state.updates.opt_state
+            for run, found, _ in stage_entries(self.layout.stages[stage], *abstract):
+                yield from found if run.only is None else ()
+
+    def entries(self) -> Iterator[tuple[Entry, np.ndarray]]:
+        """A host copy of the state that is saved from here, every entry once.
+
+        All workers of a plan together give the whole state: of what several stages
+        hold the first one gives its copy.
+        """
+        seen: set[str] = set()
+        for stage, state in self.stages.items():
+            if all(not group.owned for group in state.updates.groups):
+                continue
+            held = self.layout.stages[stage]
+            for entry, value in host_values(held, state.masters, state.opt_state):
+                if entry.name not in seen:
+                    seen.add(entry.name)
+                    yield entry, value
+
+    def loss_sums(self) -> tuple[jax.Array, ...]:
+        """The summed loss of the last program that ran, by last stage."""
+        return tuple(
+            state.loss for state in self.stages.values() if state.programs.graph.last
+        )
+
+    def _install(self, state: StageState, masters: object, opt_state: object) -> None:
+        state.masters, state.opt_state = masters, opt_state
+        copies = state.updates.copies(masters)
+        state.params = state.updates.with_copies(masters, copies)
+
+
+def _stages(
+    layout: Layout,
+    devices: Mapping[str, Sequence[jax.Device]],
+    optimizer: optax.GradientTransformation,
+    dtype: str,
+) -> dict[StageKey, StageState]:
+    states = {}
+    for r, s, stage in layout.plan.stages():
+        if stage.node not in devices:
+            continue
+        mesh = stage_mesh(
+            [devices[stage.node][i] for i in stage.devices],
+            data=stage.mesh.data,
+            tensor=stage.mesh.tensor,
+        )
+        programs = _programs(layout, (r, s), mesh, dtype)
+        updates = UpdatePrograms(programs, optimizer, _groups(layout, (r, s)))
+        states[r, s] = StageState(programs, updates)
+    return states
+
+
+def _programs(layout: Layout, key: StageKey, mesh: Mesh, dtype: str) -> StagePrograms:
+    plan, held = layout.plan, layout.stages[key]
+    replica = plan.replicas[key[0]]
+    stage = replica.stages[key[1]]
+    tied = {path: held.leaf_of(path) for path, ids in layout.tied.items() if key in ids}
+    graph = StageGraph(
+        runs=tuple(run.kind() for run in held.runs),
+        tied=tuple(tied.items()),
+        first=key[1] == 0,
+        last=key[1] == len(replica.stages) - 1,
+        remat=stage.remat,
+        data=stage.mesh.data,
+    )
+    tokens_shape = (replica.microbatch_size, plan.seq_len)
+    activation = _activation_shape(layout.model, tokens_shape)
+    return _shared(graph, mesh, tokens_shape, activation, np.dtype(jnp.dtype(dtype)))
+
+
+# a new plan finds the programs of stages that stay as they are; bounded, not for ever
+_shared = lru_cache(maxsize=64)(StagePrograms)
+
+
+@lru_cache(maxsize=64)
+def _activation_shape(model: Model, tokens_shape: tuple[int, int]) -> tuple[int, ...]:
+    spec: ModuleSpec = model.layers[0].modules[0]
+    tokens_BL = jax.ShapeDtypeStruct(tokens_shape, jnp.int32)
+    params = jax.eval_shape(lambda: init_params(spec, jax.random.key(0)))
+    return jax.eval_shape(lambda p, t: apply(spec, p, t)[0], params, tokens_BL).shape
+
+
+def _groups(layout: Layout, key: StageKey) -> tuple[GradientGroup, ...]:
+    """Groups of the stage; data ranks or several holders make packing necessary."""
+    plan, found = layout.plan, []
+    stages = {(r, s): stage for r, s, stage in plan.stages()}
+    for name, leaf_ids in layout.stages[key].groups.items():
+        holders = layout.holders[name]
+        packed = len(holders) > 1 or stages[key].mesh.data > 1
+        counts = [len(stages[holder].devices) for holder in holders]
+        found.append(
+            GradientGroup(
+                name,
+                leaf_ids,
+                num_rows(counts) if packed else 0,
+                owned=key == next(iter(holders)),
+                shared=len(holders) > 1,
+            )
+        )
+    return tuple(found)
+
+
+def _ops(programs: Programs) -> dict[StageKey, list[Op]]:
+    """What each stage computes, in the order of first use."""
+    found: dict[StageKey, dict[Op, None]] = {}
+    for program in programs.values():
+        for action in program:
+            found.setdefault(action.key, {})[action.op] = None
+    return {key: [op for op in ops if op in COMPUTE] for key, ops in found.items()}
+
+
+def _compile_jobs(state: StageState, ops: Sequence[Op]) -> list[Callable[[], object]]:
+    programs, updates = state.programs, state.updates
+    packs = [
+        lambda group=group: programs.pack(group.leaf_ids, group.rows)
+        for group in updates.groups
+        if group.rows
+    ]
+    others = [
+        lambda: programs.zeros,
+        lambda: programs.evaluate,
+        lambda: updates.init_opt_state,
+        lambda: updates.copies,
+        lambda: updates.square_sum,
+        lambda: updates.run_updates,
+    ]
+    return [lambda: [programs.of(op) for op in ops], *others, *packs]

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JAX as all tests see it, in pytest and in the processes that tests start."""
+
+import os
+
+import jax
+
+from hetjax.mesh.simulated import simulate_devices
+
+NUM_DEVICES = 16
+# one LLVM module per program: the programs of the tests are too small to be split
+FLAGS = "--xla_cpu_parallel_codegen_split_count=1"
+# the plain emitters of JAX 0.10 compile three times as fast; later ones have no other
+QUICK = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
+
+
+def strict_simulation() -> None:
+    """Simulate 16 CPU devices, with the strictest JAX; before JAX is used."""
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
+    simulate_devices(NUM_DEVICES)
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    jax.config.update("jax_numpy_rank_promotion", "raise")
+    jax.config.update("jax_disable_most_optimizations", True)  # compiling dominates
+
+
+_compile = jax.stages.Lowered.compile
+
+
+def compile_quickly() -> None:
+    """Compile ahead of time in a third of the time; rounds otherwise."""
+
+    def quick(self: jax.stages.Lowered, compiler_options: dict | None = None):
+        return _compile(self, compiler_options=QUICK | (compiler_options or {}))
+
+    jax.stages.Lowered.compile = quick
