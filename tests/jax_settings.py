@@ -2,6 +2,7 @@
 """JAX as all tests see it, in pytest and in the processes that tests start."""
 
 import os
+from typing import Any
 
 import jax
 
@@ -29,7 +30,7 @@ _compile = jax.stages.Lowered.compile
 def compile_quickly() -> None:
     """Compile ahead of time in a third of the time; rounds otherwise."""
 
-    def quick(self: jax.stages.Lowered, compiler_options: dict | None = None):
-        return _compile(self, compiler_options=QUICK | (compiler_options or {}))
+    def quick(self: Any, compiler_options: Any = None, **others: Any) -> Any:
+        return _compile(self, QUICK | (compiler_options or {}), **others)
 
     jax.stages.Lowered.compile = quick

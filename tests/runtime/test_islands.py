@@ -3,7 +3,10 @@
 
 import os
 import secrets
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hetjax.runtime.control import Crew
+from hetjax.runtime.control import Crew, WorkerLost
 from hetjax.runtime.fleet import Fleet, FleetStep
 from hetjax.runtime.processes import Processes
 from hetjax.runtime.serving import Post
@@ -22,10 +25,11 @@ from tests.runtime.oracle import (
 )
 from tests.runtime.random_plans import random_case
 from tests.runtime.random_weights import random_params
+from tests.runtime.worker_process import FAILING_STEP, NODES
 
-NODES = ("east", "north", "south", "west")
-SILENCE_S = 4.0
+SILENCE_S = 3.0
 START_S = 60.0
+SPREAD = 1  # a seed whose plan has stages on all nodes
 
 
 @contextmanager
@@ -58,13 +62,18 @@ def started(
 def crew(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
     with started(NODES, tmp_path_factory.mktemp("logs")) as (crew, _):
         yield crew
+        assert sorted(crew.workers) == sorted(NODES)
 
 
-def run_once(crew: Crew, seed: int, directory: Path) -> FleetStep:
+def joined(crew: Crew, seed: int, directory: Path) -> Fleet:
     fleet = Fleet(random_case(seed, NODES).plan, crew)
     fleet.build({"seed": seed, "nodes": NODES, "directory": str(directory)})
     fleet.connect()
-    return fleet.step(seed)
+    return fleet
+
+
+def run_once(crew: Crew, seed: int, directory: Path) -> FleetStep:
+    return joined(crew, seed, directory).step(seed)
 
 
 def gradients(directory: Path) -> dict[str, list[np.ndarray]]:
@@ -88,3 +97,91 @@ def test_random_plans_over_processes_give_the_gradients_of_one_jit(
     )
     assert result.loss() == pytest.approx(loss, rel=1e-5)
     assert_gradients_equal(gradients(tmp_path), expected)
+
+
+def test_the_same_plan_twice_is_bit_equal(crew: Crew, tmp_path: Path):
+    first, second = (run_once(crew, 4, tmp_path) for _ in range(2))
+    held = gradients(tmp_path)
+    assert (first.loss_sum, first.grad_norm) == (second.loss_sum, second.grad_norm)
+    assert run_once(crew, 4, tmp_path).grad_norm == first.grad_norm
+    for path, values in gradients(tmp_path).items():
+        np.testing.assert_array_equal(values, held[path])
+
+
+def test_an_evaluation_gives_the_loss_and_changes_nothing(crew: Crew, tmp_path: Path):
+    fleet, case = joined(crew, 3, tmp_path), random_case(3, NODES)
+    batch = random_batch(case.plan, case.model.vocab_size, 3)
+    loss, _ = oracle_gradients(case.model, random_params(case.model, 3), batch)
+    assert fleet.evaluate([3]) == pytest.approx(loss, rel=1e-5)
+    assert fleet.evaluate([3, 3]) == pytest.approx(loss, rel=1e-5)
+    assert fleet.step(3).loss() == pytest.approx(loss, rel=1e-5)
+
+
+def test_a_worker_that_fails_is_named_and_all_go_on_afterwards(
+    crew: Crew, tmp_path: Path
+):
+    fleet = joined(crew, SPREAD, tmp_path)
+    before = fleet.step(0)
+    with pytest.raises(WorkerLost, match=r"'east' failed: ValueError: no such batch"):
+        fleet.step(FAILING_STEP)
+    fleet.connect()
+    assert fleet.step(0) == before
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_survivors_of_a_lost_worker_report_it_and_wait(tmp_path: Path, how: int):
+    with started(NODES, tmp_path / "logs") as (crew, processes):
+        fleet = joined(crew, SPREAD, tmp_path)
+        fleet.step(0)
+        lost = processes.children["south"]
+        lost.send_signal(how)
+        begin_s = time.monotonic()
+        with pytest.raises(WorkerLost) as told:
+            fleet.step(1)
+        limit_s = 2 if how == signal.SIGKILL else SILENCE_S + 2
+        assert time.monotonic() - begin_s < limit_s
+        assert told.value.worker == "south"
+        survivors = [node for node in NODES if node != "south"]
+        assert sorted(told.value.reports) == survivors
+        for report in told.value.reports.values():
+            assert report["lost"][0] == "south"
+        assert sorted(crew.workers) == survivors
+        # they are there and take a next generation's word
+        assert sorted(crew.ask({n: {"do": "listen"} for n in survivors})) == survivors
+        lost.send_signal(signal.SIGCONT)
+        lost.wait(10)  # a worker that was given up ends when it wakes
+
+
+def test_no_worker_outlives_its_controller(tmp_path: Path):
+    script = (
+        "import sys, time; from pathlib import Path; "
+        "from tests.runtime.test_islands import started\n"
+        "with started(['east', 'west'], Path(sys.argv[1])) as (crew, processes):\n"
+        "    print(*(c.pid for c in processes.children.values()), flush=True)\n"
+        "    time.sleep(60)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    controller = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        env=environment,
+        text=True,
+    )
+    assert controller.stdout is not None
+    workers = [int(pid) for pid in controller.stdout.readline().split()]
+    controller.kill()
+    controller.wait()
+    end_s = time.monotonic() + 10
+    while any(map(is_running, workers)) and time.monotonic() < end_s:
+        time.sleep(0.05)
+    assert len(workers) == 2 and not any(map(is_running, workers))
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process is there, and no zombie that nobody has waited for."""
+    try:
+        return (
+            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        )
+    except FileNotFoundError:
+        return False

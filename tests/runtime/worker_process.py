@@ -18,6 +18,9 @@ from tests.runtime.oracle import keep_gradients, kept_gradients, random_batch
 from tests.runtime.random_plans import Case, random_case
 from tests.runtime.random_weights import random_params
 
+NODES = ("east", "north", "south", "west")
+FAILING_STEP = 13
+
 
 class KeepingIsland(Island):
     """Writes the gradients of every step to `directory`, one file per step."""
@@ -42,6 +45,8 @@ class RandomWork:
     island: Island
 
     def batch(self, step: int) -> Batch:
+        if step == FAILING_STEP and self.island.node == NODES[0]:
+            raise ValueError("no such batch")
         return random_batch(self.case.plan, self.case.model.vocab_size, step)
 
     def validation(self, number: int) -> Batch:

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections: messages arrive whole, strangers do not get in, losses are seen."""
+
+import queue
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from hetjax.mesh.links import Key, Link, Refused, answer, dial, listen
+from hetjax.mesh.peers import PeerLost, Peers
+
+SECRET = secrets.token_bytes(32)
+KEY: Key = (1, 2, 3, 4, 5, 6)
+
+
+@pytest.fixture(params=["127.0.0.1:0", "unix"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return f"unix:{tmp_path / 'peer'}" if request.param == "unix" else request.param
+
+
+@pytest.fixture
+def pair(address: str) -> Iterator[tuple[Peers, Peers]]:
+    one = Peers("one", address, SECRET, silence_s=1.0)
+    second = f"{address}-2" if address.startswith("unix:") else address
+    other = Peers("two", second, SECRET, silence_s=1.0)
+    joining = threading.Thread(target=other.connect, args=({"one": one.address}, 5.0))
+    joining.start()
+    one.connect({"two": other.address}, 5.0)
+    joining.join()
+    yield one, other
+    one.close()
+    other.close()
+
+
+def test_messages_of_all_sizes_and_dtypes_arrive_whole(pair: tuple[Peers, Peers]):
+    one, two = pair
+    rng = np.random.default_rng(0)
+    sizes = [0, 1, 7, 4096, 5_000_000]
+    sent: list[np.ndarray] = [
+        rng.standard_normal(size).astype(np.float32) for size in sizes
+    ]
+    sent.append(sent[3].astype(ml_dtypes.bfloat16))
+    for number, array in enumerate(sent):
+        half = len(array) // 2
+        one.send("two", (0, 0, 0, 0, 0, number), [array[:half], array[half:]])
+    for number in reversed(range(len(sent))):
+        found = two.mailbox.take("one", (0, 0, 0, 0, 0, number))
+        np.testing.assert_array_equal(found.view(sent[number].dtype), sent[number])
+        assert not len(found) or found.ctypes.data % 64 == 0
+
+
+def test_both_send_at_once_without_waiting_for_each_other(pair: tuple[Peers, Peers]):
+    one, two = pair
+    large = np.ones(30_000_000, np.uint8)
+    for _ in range(3):
+        one.send("two", KEY, [large])
+        two.send("one", KEY, [large])
+        assert one.mailbox.take("two", KEY).sum() == len(large)
+        assert two.mailbox.take("one", KEY).sum() == len(large)
+
+
+def test_an_idle_peer_is_not_taken_for_lost(pair: tuple[Peers, Peers]):
+    one, two = pair
+    time.sleep(2.5)  # silence is a second here
+    one.send("two", KEY, [np.arange(3)])
+    assert two.mailbox.take("one", KEY).view(np.int64).tolist() == [0, 1, 2]
+
+
+def test_all_who_wait_are_told_of_a_peer_that_leaves(pair: tuple[Peers, Peers]):
+    one, two = pair
+    told: queue.Queue[str] = queue.Queue()
+
+    def wait(key: Key) -> None:
+        try:
+            two.mailbox.take("one", key)
+        except PeerLost as lost:
+            told.put(lost.peer)
+
+    for number in range(3):
+        threading.Thread(target=wait, args=((0, 0, 0, 0, 0, number),)).start()
+    one.close()
+    assert [told.get(timeout=2) for _ in range(3)] == ["one"] * 3
+    with pytest.raises(PeerLost, match="left"):
+        two.mailbox.wait(two.mailbox.version)
+
+
+def test_a_silent_peer_is_lost_after_the_time_of_silence():
+    listener, address = listen("127.0.0.1:0")
+    answered: list[socket.socket] = []
+
+    def silent() -> None:
+        found, _ = listener.accept()
+        answer(found, "mute", SECRET)
+        answered.append(found)
+
+    threading.Thread(target=silent).start()
+    told: queue.Queue[str] = queue.Queue()
+    link = Link(
+        dial(address, "one", "mute", SECRET),
+        "mute",
+        lambda peer, key, data: None,
+        lambda peer, reason: told.put(reason),
+        silence_s=0.5,
+    )
+    assert told.get(timeout=3) == "gave no sign of life"
+    link.close()
+    listener.close()
+
+
+@pytest.mark.parametrize("greeting", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(160)])
+def test_a_stranger_gets_nothing_and_holds_nobody_up(
+    pair: tuple[Peers, Peers], greeting: bytes
+):
+    one, two = pair
+    unix = one.address.startswith("unix:")
+    stranger = socket.socket(socket.AF_UNIX if unix else socket.AF_INET)
+    host, _, port = one.address.rpartition(":")
+    stranger.connect(port if unix else (host, int(port)))
+    stranger.sendall(greeting)
+    two.send("one", KEY, [np.arange(3)])
+    assert len(one.mailbox.take("two", KEY)) == 24
+    if len(greeting) >= 160:
+        stranger.recv(1000)  # the challenge
+        stranger.sendall(bytes(1000))
+        with pytest.raises(ConnectionError):
+            while True:
+                if not stranger.recv(1000):
+                    raise ConnectionError
+    stranger.close()
+    assert set(one.links) == {"two"}
+
+
+def test_two_runs_with_other_secrets_do_not_talk():
+    one = Peers("one", "127.0.0.1:0", SECRET)
+    with pytest.raises(Refused, match="does not know this run's secret"):
+        dial(one.address, "two", "one", secrets.token_bytes(32))
+    two = Peers("two", "127.0.0.1:0", secrets.token_bytes(32))
+    with pytest.raises(PeerLost, match="'two' cannot be reached"):
+        one.connect({"two": two.address}, 1.0)
+    assert not one.links and not two.links
+    one.close()
+    two.close()
+
+
+def test_a_peer_that_never_comes_is_named():
+    two = Peers("two", "127.0.0.1:0", SECRET)
+    with pytest.raises(PeerLost, match="'one' did not connect within 0.2 s"):
+        two.connect({"one": "127.0.0.1:1"}, 0.2)
+    two.close()
+
+
+def test_it_listens_on_the_given_address_alone():
+    one = Peers("one", "127.0.0.1:0", SECRET)
+    port = int(one.address.rpartition(":")[2])
+    with Path("/proc/self/net/tcp").open() as table:
+        rows = [line.split() for line in table][1:]
+    listening = [row[1] for row in rows if row[3] == "0A"]
+    assert [a for a in listening if a.endswith(f":{port:04X}")] == [
+        f"0100007F:{port:04X}"
+    ]
+    one.close()
