@@ -85,7 +85,7 @@ class Saver:
         The arrays must not change afterwards; `host` is JSON and is copied. A save
         that fails later warns once, and training goes on.
         """
-        if self._pending is not None and not self._pending.done():
+        if self.busy:
             return False
         self.wait()
         found = tuple(entries)
@@ -97,6 +97,11 @@ class Saver:
         )
         self._pending = self._thread.submit(self._write, snapshot)
         return True
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save is in flight."""
+        return self._pending is not None and not self._pending.done()
 
     def wait(self) -> None:
         """Return once no save is in flight."""

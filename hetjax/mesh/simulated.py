@@ -28,14 +28,17 @@ def keep_freed_memory() -> None:
     """Let the C library keep freed memory: no page faults on every fresh buffer.
 
     By default glibc gives large blocks back at once, and a step that makes many
-    buffers pays for mapping them again (a tenth of a small step, measured).
+    buffers pays for mapping them again (a tenth of a small step, measured). Arenas of
+    threads give them back whatever is set, so that all threads share one (messages of
+    64 MiB arrive at 2.5 instead of 1.5 GiB/s).
     """
     if sys.platform != "linux":
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return
-    trim_threshold, top_pad, mmap_max = -1, -2, -4
+    trim_threshold, top_pad, mmap_max, arena_max = -1, -2, -4, -8
+    mallopt(arena_max, 1)
     mallopt(mmap_max, 0)
     mallopt(trim_threshold, 2**31 - 1)
     mallopt(top_pad, 256 << 20)

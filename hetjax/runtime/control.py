@@ -9,6 +9,7 @@ import json
 import socket
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -174,6 +175,8 @@ class Crew:
 
     def _deliver(self, worker: str, key: Key, data: np.ndarray) -> None:
         message = json.loads(data.tobytes())
+        if "warning" in message:
+            return warnings.warn(f"worker {worker}: {message['warning']}", stacklevel=1)
         with self._changed:
             if key[2] == _NEWS:
                 return self._progress(worker, message)
@@ -211,8 +214,8 @@ def _trouble(
     there: Mapping[str, Message], lost: Mapping[str, str]
 ) -> tuple[str, str] | None:
     """Who is lost or failed, and how: first-hand news before hearsay."""
-    for worker in there:
-        if worker in lost:
+    for worker, message in there.items():
+        if message is _LOST:
             return worker, lost[worker]
     for worker, message in there.items():
         if "failed" in message:

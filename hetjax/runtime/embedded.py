@@ -13,13 +13,13 @@ import jax
 import numpy as np
 import optax
 
-from hetjax.mesh.axes import batch_sharding, replicated
+from hetjax.mesh.axes import batch_sharding
 from hetjax.mesh.reshard import reshard
 from hetjax.mesh.transport import InProcess
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan
 from hetjax.runtime.collectives import InProcessCollectives
-from hetjax.runtime.feeding import Batch, BatchFeed
+from hetjax.runtime.feeding import Batch, BatchFeed, window
 from hetjax.runtime.stages import Stages
 from hetjax.runtime.worker import Observer, Step, Worker, gradient_norm
 from hetjax.schedule.action import Programs
@@ -88,18 +88,14 @@ class Embedded(Stages):
 
     def next_logits(self, tokens: Sequence[int]) -> np.ndarray:
         """logits_V that follow the (last seq_len) tokens, by the first replica."""
-        replica, length = self.plan.replicas[0], self.plan.seq_len
-        window = list(tokens)[-length:]
-        inputs_BL = np.zeros((replica.microbatch_size, length), np.int32)
-        inputs_BL[0, : len(window)] = window
-        states = [self.stages[0, s] for s in range(len(replica.stages))]
+        inputs_BL, position = window(self.plan, tokens)
+        num_stages = len(self.plan.replicas[0].stages)
+        states = [self.stages[0, s] for s in range(num_stages)]
         x = jax.device_put(inputs_BL, states[0].programs.tokens.sharding)
         for state, after in pairwise(states):
             y = state.programs.evaluate(state.params, x)
             x = reshard(y, after.programs.inputs.sharding)
-        mesh, last = states[-1].programs.mesh, states[-1]
-        position = jax.device_put(np.int32(len(window) - 1), replicated(mesh))
-        return np.asarray(last.programs.logits(last.params, x, position), np.float32)
+        return states[-1].programs.last_logits(states[-1].params, x, position)
 
     def _step(self, number: int, batch: Batch, observer: Observer | None) -> Step:
         return Step(

@@ -5,6 +5,7 @@ Owns which samples a microbatch gets: consecutive ones, replicas in order. Does 
 what is in a batch (`hetjax/data/`).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,3 +32,12 @@ class BatchFeed:
         size = self.plan.replicas[replica].microbatch_size
         start = first_sample(self.plan, replica) + microbatch * size
         return slice(start, start + size)
+
+
+def window(plan: Plan, tokens: Sequence[int]) -> tuple[np.ndarray, int]:
+    """(inputs_BL, position): the last tokens as the first sequence of a microbatch of
+    the first replica, and where in it the last one is."""
+    last = list(tokens)[-plan.seq_len :]
+    inputs_BL = np.zeros((plan.replicas[0].microbatch_size, plan.seq_len), np.int32)
+    inputs_BL[0, : len(last)] = last
+    return inputs_BL, len(last) - 1

@@ -95,6 +95,38 @@ class Fleet:
         sums, num_tokens = zip(*found, strict=True)
         return sum(sums) / sum(num_tokens)
 
+    def next_logits(self, tokens: Sequence[int]) -> np.ndarray:
+        """logits_V that follow the (last seq_len) tokens, by the first replica."""
+        told = self._in_turn({"do": "logits", "tokens": list(tokens)})
+        (logits_V,) = [m["logits"] for m in told.values() if "logits" in m]
+        return np.array(logits_V, np.float32)
+
+    def save(
+        self, directory: Path, step: int, keep: int, host: Mapping[str, Any]
+    ) -> bool:
+        """Start a checkpoint; False if one is still being written somewhere.
+
+        Workers write side by side into a directory that all can reach.
+        """
+        told = self._all({"do": "saver"})
+        if any(message["busy"] for message in told.values()):
+            return False
+        saving = [worker for worker, message in told.items() if message["saves"]]
+        request = {
+            "do": "save",
+            "directory": str(directory),
+            "step": step,
+            "keep": keep,
+            "host": dict(host),
+            "workers": saving,
+        }
+        self.crew.ask(dict.fromkeys(saving, request))
+        return True
+
+    def wait_saved(self) -> None:
+        """Return once no checkpoint is being written."""
+        self._all({"do": "saved"})
+
     def end(self) -> None:
         """Let the workers finish what they write, and leave."""
         self._all({"do": "end"})

@@ -8,6 +8,7 @@ says so (`serving.py`).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import numpy as np
@@ -15,11 +16,11 @@ import optax
 
 from hetjax.mesh.axes import batch_sharding
 from hetjax.mesh.peers import Peers
-from hetjax.mesh.transport import InProcess
+from hetjax.mesh.transport import InProcess, Tag, Transport
 from hetjax.mesh.wire import Ship, Wire
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan
-from hetjax.runtime.feeding import Batch, BatchFeed
+from hetjax.runtime.feeding import Batch, BatchFeed, window
 from hetjax.runtime.meeting import Meeting
 from hetjax.runtime.stages import Stages
 from hetjax.runtime.worker import Observer, Step, Worker, gradient_norm
@@ -101,6 +102,38 @@ class Island(Stages):
         """
         self._run(self.evaluation[self.node], self._step(number, batch, None))
         return self._losses()
+
+    def next_logits(self, number: int, tokens: Sequence[int]) -> np.ndarray | None:
+        """logits_V that follow the (last seq_len) tokens, by the first replica.
+
+        From the worker that has its last stage. Raises PeerLost.
+        """
+        inputs_BL, position = window(self.plan, tokens)
+        transport = self._step(number, (inputs_BL, inputs_BL), None).transport
+        last = len(self.plan.replicas[0].stages) - 1
+        for s in range(last + 1):
+            state = self.stages.get((0, s))
+            if state is None:
+                continue
+            tag = partial(Tag, self._generation, number, "F", 0, microbatch=0)
+            programs = state.programs
+            if s == 0:
+                x = jax.device_put(inputs_BL, programs.tokens.sharding)
+            else:
+                x = self._received(transport, tag(s), programs.outputs)
+            if s == last:
+                return programs.last_logits(state.params, x, position)
+            transport.send(tag(s + 1), programs.evaluate(state.params, x))
+        return None
+
+    def _received(
+        self, transport: Transport, tag: Tag, expected: jax.ShapeDtypeStruct
+    ) -> jax.Array:
+        assert self._peers is not None
+        version = self._peers.mailbox.version
+        while not transport.arrived(tag):
+            version = self._peers.mailbox.wait(version)
+        return transport.receive(tag, expected)
 
     def _step(self, number: int, batch: Batch, observer: Observer | None) -> Step:
         assert self._peers is not None and self._ship is not None, "join first"

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hetjax.mesh.axes import (
@@ -248,6 +249,11 @@ class StagePrograms:
         position = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
         function = partial(stage.logits, self.graph)
         return compiled(function, (self.params(), self.inputs, position), out=whole)
+
+    def last_logits(self, params: Any, x: jax.Array, position: int) -> np.ndarray:
+        """logits_V at a position of the first sequence, on the host (last stage)."""
+        at = jax.device_put(np.int32(position), replicated(self.mesh))
+        return np.asarray(self.logits(params, x, at), np.float32)
 
     @cached_property
     def zeros(self) -> Compiled:

@@ -11,6 +11,7 @@ import os
 import queue
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +83,21 @@ class _Server:
         self._peers: Peers | None = None
         self._work: Work | None = None
         self._saver: Saver | None = None
+        self._means: dict[str, Callable[[int, Message], Message | None]] = {
+            "build": self._build,
+            "listen": self._listen,
+            "join": self._join,
+            "compile": self._compile,
+            "initialise": self._initialise,
+            "restore": self._restore,
+            "step": self._step,
+            "evaluate": self._evaluate,
+            "logits": self._logits,
+            "saver": self._saver_state,
+            "save": self._save,
+            "saved": self._saved,
+        }
+        warnings.showwarning = self._warn
         self._line = Line(
             post.controller,
             post.worker,
@@ -104,6 +120,10 @@ class _Server:
         self._line.reply(number, {})
         self._line.close()
 
+    def _warn(self, message: Any, *_: object) -> None:
+        """Warnings are the controller's to show."""
+        self._line.tell(0, {"warning": str(message)})
+
     def _hear(self, number: int, request: Message) -> None:
         """Called by the line's thread: breaking off cannot wait for the step's end."""
         if request["do"] != "abort":
@@ -117,7 +137,7 @@ class _Server:
 
     def _answer(self, number: int, request: Message) -> Message:
         try:
-            return getattr(self, f"_{request['do']}")(number, request) or {}
+            return self._means[request["do"]](number, request) or {}
         except PeerLost as lost:
             return {"lost": [lost.peer, lost.reason]}
         except Exception as error:
@@ -161,7 +181,15 @@ class _Server:
         losses = self._island.evaluate(request["turn"], batch)
         return {"losses": _losses(losses), "num_tokens": batch[1].size}
 
-    def _save(self, number: int, request: Message) -> Message:
+    def _logits(self, number: int, request: Message) -> Message:
+        found_V = self._island.next_logits(request["turn"], request["tokens"])
+        return {} if found_V is None else {"logits": found_V.tolist()}
+
+    def _saver_state(self, number: int, request: Message) -> Message:
+        busy = self._saver is not None and self._saver.busy
+        return {"saves": self._island.saves, "busy": busy}
+
+    def _save(self, number: int, request: Message) -> None:
         if self._saver is None:
             self._saver = Saver(
                 Path(request["directory"]),
@@ -169,8 +197,10 @@ class _Server:
                 request["keep"],
                 request["workers"],
             )
-        entries = self._island.entries()
-        return {"started": self._saver.save(request["step"], entries, request["host"])}
+        started = self._saver.save(
+            request["step"], self._island.entries(), request["host"]
+        )
+        assert started, "the controller asks who is busy first"
 
     def _saved(self, number: int, request: Message) -> None:
         if self._saver is not None:

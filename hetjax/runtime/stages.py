@@ -107,13 +107,18 @@ class Stages:
         """
         seen: set[str] = set()
         for stage, state in self.stages.items():
-            if all(not group.owned for group in state.updates.groups):
+            if not _saves(state):
                 continue
             held = self.layout.stages[stage]
             for entry, value in host_values(held, state.masters, state.opt_state):
                 if entry.name not in seen:
                     seen.add(entry.name)
                     yield entry, value
+
+    @property
+    def saves(self) -> bool:
+        """Whether `entries` gives anything."""
+        return any(map(_saves, self.stages.values()))
 
     def loss_sums(self) -> tuple[jax.Array, ...]:
         """The summed loss of the last program that ran, by last stage."""
@@ -125,6 +130,10 @@ class Stages:
         state.masters, state.opt_state = masters, opt_state
         copies = state.updates.copies(masters)
         state.params = state.updates.with_copies(masters, copies)
+
+
+def _saves(state: StageState) -> bool:
+    return any(group.owned for group in state.updates.groups)
 
 
 def _stages(

@@ -105,6 +105,8 @@ class RunConfig:
     """Sequences per microbatch of planner even; hetjax tries it among others."""
     profile: Path | None = None
     """Measured times to plan with; None: profile.json of the run directory, if any."""
+    launcher: Literal["embedded", "processes"] = "embedded"
+    """Where workers run: in this process, or each node's in a process of its own."""
     simulate: bool = False
     """Let CPU devices stand in for those of the cluster."""
     stop_after: int | None = None
@@ -170,6 +172,12 @@ def _problems(config: RunConfig) -> Iterator[BadInput]:
         yield _out_of_range("seed", config.seed, "0 <= seed < 2**32", "0")
     yield from _prompt_problems(evaluation.prompt)
     yield from _profile_problems(config)
+    if config.trace and config.launcher != "embedded":
+        yield BadInput(
+            got=f"--trace with --launcher {config.launcher}",
+            allowed="--trace of workers that run in this process",
+            fix="leave --trace out, or give --launcher embedded",
+        )
 
 
 def _profile_problems(config: RunConfig) -> Iterator[BadInput]:

@@ -6,7 +6,7 @@ the settings (`config.py`) nor the file around them (`rundir.py`).
 """
 
 import math
-from dataclasses import asdict, is_dataclass
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -60,9 +60,16 @@ def _record(cls: Any, raw: object, where: str) -> Any:
     }
     # null is no kind: only where None is allowed, and then there is nothing to check
     empty = {name for name in table if table[name] is None and kinds.get(name) is None}
-    required: dict[str, Kind] = {n: kind for n, kind in kinds.items() if kind}
+    known: dict[str, Kind] = {n: kind for n, kind in kinds.items() if kind}
+    # settings that came later have a default: files of before are without them
+    later = {f.name for f in fields(cls) if f.default is not MISSING}
     present = {name: value for name, value in table.items() if name not in empty}
-    read_record(present, where=where, required=required)
+    read_record(
+        present,
+        where=where,
+        required={n: kind for n, kind in known.items() if n not in later},
+        optional={n: kind for n, kind in known.items() if n in later},
+    )
     return cls(
         **{n: _value(hints[n], table[n], join(where, n)) for n in hints if n in table}
     )

@@ -9,21 +9,16 @@ and after the loop (`run.py`).
 
 import math
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from hetjax.checkpoint.restore import steps
-from hetjax.checkpoint.save import Saver
-from hetjax.data.batches import Batch
 from hetjax.data.dataset import Dataset
-from hetjax.runtime.embedded import Embedded, StepResult
 from hetjax.runtime.timeline import Timeline
 from hetjax.training.config import RunConfig
-from hetjax.training.feed import Feed
+from hetjax.training.driving import Driver, Outcome
 from hetjax.training.journal import Journal
 from hetjax.training.optimizer import LearningRates
 from hetjax.training.progress import Display, metrics_line
@@ -43,7 +38,8 @@ class Failed(Exception):
 class _Done:
     """A step whose loss is still on the devices."""
 
-    result: StepResult
+    result: Outcome
+    step: int
     step_time_s: float
     learning_rate: float
 
@@ -53,17 +49,13 @@ class Loop:
     """Everything that a loop works with; `run` may be called once."""
 
     config: RunConfig
-    runtime: Embedded
+    driver: Driver
     dataset: Dataset
-    feed: Feed
-    validation: Sequence[Batch]
     learning_rates: LearningRates
     metrics: Journal
     evaluated: set[int]
-    saver: Saver
     checkpoints: Path
     saved: int
-    host: Mapping[str, Any]
     seconds_at_peak: float | None
     trace: Path | None
     display: Display
@@ -111,14 +103,13 @@ class Loop:
 
     def _train(self, step: int, num_trained: int) -> None:
         """Run one step; record the one before, whose loss has come in meanwhile."""
-        batch = self.feed.batch(step)
-        observer = self._observer(num_trained)
-        result = self.runtime.step(step, batch, observer)
+        result = self.driver.step(step, self._observer(num_trained))
         now_s = time.perf_counter()
         step_time_s, self._since_s = now_s - self._since_s, now_s
         self._record()
         self._done = _Done(
             result=result,
+            step=step + 1,
             step_time_s=step_time_s,
             learning_rate=self.learning_rates[step],
         )
@@ -130,7 +121,7 @@ class Loop:
         if self._done is None:
             return
         done, self._done = self._done, None
-        step, loss = done.result.step + 1, done.result.loss()
+        step, loss = done.step, done.result.loss()
         norm, num_tokens = done.result.grad_norm, done.result.num_tokens
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise self._diverged(step, loss, norm)
@@ -149,7 +140,7 @@ class Loop:
         self.display.trained(line)
 
     def _diverged(self, step: int, loss: float, norm: float) -> Failed:
-        self.saver.wait()
+        self.driver.wait_saved()
         kept = steps(self.checkpoints)
         state = (
             f"the last checkpoint is of step {kept[-1]}" if kept else "none is saved"
@@ -168,8 +159,8 @@ class Loop:
         if step in self.evaluated:
             return
         losses = []
-        for batch in self.validation:
-            losses.append(self.runtime.evaluate([batch]))
+        for number in range(self.driver.num_validation):
+            losses.append(self.driver.validate(number))
             if self.stop.reason is not None and step < self.config.steps:
                 return  # resuming makes up for it
         loss = float(np.mean(losses))
@@ -185,7 +176,7 @@ class Loop:
         if not self.config.evaluation.sample_tokens:
             return
         text = sample_text(
-            self.runtime.next_logits,
+            self.driver.next_logits,
             self.dataset.tokenizer,
             self.config.evaluation,
             seed=(self.config.seed, step),
@@ -195,7 +186,7 @@ class Loop:
     def _save(self, step: int) -> None:
         """Start a checkpoint, unless the one before is still being written."""
         self._record()  # a state that has no finite loss must not be saved
-        if self.saver.save(step, self.runtime.entries(), {**self.host, "step": step}):
+        if self.driver.save(step):
             self.saved = step
         else:
             self.display.note(
@@ -205,10 +196,10 @@ class Loop:
         self._since_s = time.perf_counter()
 
     def _save_last(self, step: int) -> None:
-        self.saver.wait()
+        self.driver.wait_saved()
         if self.saved != step:
             self._save(step)
-        self.saver.wait()
+        self.driver.wait_saved()
         if step not in steps(self.checkpoints):
             raise Failed(
                 f"got: no complete checkpoint of step {step} in {self.checkpoints}\n"
@@ -220,7 +211,7 @@ class Loop:
         if self.trace is None or num_trained not in self._traced:
             return None
         if self._timeline is None:
-            self._timeline = Timeline(self.runtime.plan)
+            self._timeline = Timeline(self.driver.plan)
         self._num_traced += 1
         return self._timeline
 

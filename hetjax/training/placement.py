@@ -65,6 +65,8 @@ def choose_hardware(config: RunConfig, preset: Preset) -> Hardware:
     May start JAX. BadInput if devices are missing and may not be simulated.
     """
     path = config.cluster or preset.cluster
+    if config.launcher != "embedded":
+        return _of_workers(config, path)
     if path is None:
         return _found(config)
     cluster, simulate = load_cluster(path), config.simulate
@@ -123,6 +125,19 @@ def check_plan(plan: Plan, model: Model, cluster: Cluster, where: str) -> None:
         validate_plan(
             plan, cluster, len(model.layers), tensor_sizes(model), model.max_seq_len
         )
+
+
+def _of_workers(config: RunConfig, path: Path | None) -> Hardware:
+    """The file's cluster; what is there, its workers will see."""
+    if path is None:
+        raise BadInput(
+            got=f"--launcher {config.launcher} without a cluster",
+            allowed="a cluster file that says which node has a worker",
+            fix="add --cluster FILE, or leave --launcher out",
+        )
+    jax.config.update("jax_platforms", "cpu")  # accelerators are for the workers
+    source = f"file {path}" if config.cluster else "the preset's"
+    return Hardware(cluster=load_cluster(path), devices={}, source=source)
 
 
 def _found(config: RunConfig) -> Hardware:

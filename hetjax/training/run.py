@@ -6,7 +6,7 @@ is written), resuming, and what is said at start and end. Does not own the loop
 (`loop.py`) nor the command line (`cli.py`).
 """
 
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,18 +15,22 @@ from typing import Any
 
 from hetjax.checkpoint.restore import Checkpoint, DamagedCheckpoint
 from hetjax.checkpoint.save import Saver
-from hetjax.data.batches import samples, validation_batches
+from hetjax.cluster.files import cluster_toml
+from hetjax.data.batches import Batch, samples, validation_batches
 from hetjax.data.dataset import Dataset, load, prepare
 from hetjax.errors import BadInput
 from hetjax.models.counts import parameter_count
 from hetjax.models.model import Model
 from hetjax.plans.table import plan_table
+from hetjax.runtime.control import WorkerLost
 from hetjax.runtime.embedded import Embedded
 from hetjax.training import rundir
 from hetjax.training.config import RunConfig, check_config
+from hetjax.training.driving import Driver, LocalDriver
 from hetjax.training.feed import Feed
 from hetjax.training.journal import Journal, read_journal
-from hetjax.training.loop import Loop
+from hetjax.training.launching import LOGS, FleetDriver, on_this_machine
+from hetjax.training.loop import Failed, Loop
 from hetjax.training.optimizer import LearningRates, optimizer
 from hetjax.training.placement import Choice, Hardware, choose_hardware, choose_plan
 from hetjax.training.presets import Preset
@@ -34,12 +38,14 @@ from hetjax.training.progress import Display, display
 from hetjax.training.rundir import Previous
 from hetjax.training.stopping import StopRequest
 from hetjax.training.utilization import seconds_at_peak
+from hetjax.training.worker import worker_settings
 
 DONE, PREEMPTED = 0, 4  # exit codes
 _WORKER = "embedded"
 # Settings that may differ from start to start without a word
 _PASSING = ("run_dir", "cluster", "plan", "planner", "microbatch_size", "profile")
-_PASSING += ("simulate", "stop_after", "trace", "data.path", "data.cache_dir")
+_PASSING += ("launcher", "simulate", "stop_after", "trace")
+_PASSING += ("data.path", "data.cache_dir")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +98,20 @@ def run(config: RunConfig, preset: Preset, model: Model) -> int:
             checkpoint=checkpoint,
         )
         _describe(start, shown)
-        return _train(start, shown)
+        try:
+            return _train(start, shown)
+        except WorkerLost as lost:
+            raise _without(lost, config) from lost
+
+
+def _without(lost: WorkerLost, config: RunConfig) -> Failed:
+    """What to say when a worker is gone: the others cannot go on alone yet."""
+    return Failed(
+        f"got: {lost}\n"
+        f"allowed: all workers of the plan; {len(lost.reports)} others were fine\n"
+        f"fix: see {config.run_dir / LOGS}, then run the same command again: it goes "
+        "on from the last checkpoint"
+    )
 
 
 def _newest_checkpoint(config: RunConfig) -> Checkpoint | None:
@@ -137,60 +156,58 @@ def _describe(start: _Start, shown: Display) -> None:
     model, cluster = start.model, start.hardware.cluster
     millions = sum(map(parameter_count, model.layers)) / 1e6
     nodes = ", ".join(f"{n.name} {n.count} x {n.device}" for n in cluster.nodes)
-    devices = {d.platform for held in start.hardware.devices.values() for d in held}
+    held = start.hardware.devices.values()
+    on = ", ".join({d.platform for devices in held for d in devices}) or "workers"
     dataset = start.dataset
     shown.note(f"model: {model.name}, {millions:,.1f} M parameters")
     shown.note(
         f"data: {len(dataset.train_T):,} tokens, {dataset.bytes_per_token:.2f} bytes "
         f"per token, {dataset.directory}"
     )
-    shown.note(f"cluster ({start.hardware.source}): {nodes}; on {', '.join(devices)}")
+    shown.note(f"cluster ({start.hardware.source}): {nodes}; on {on}")
     shown.note(f"plan ({start.choice.source}):\n{plan_table(start.choice.plan)}")
 
 
 def _train(start: _Start, shown: Display) -> int:
     config, run_dir = start.config, start.config.run_dir
-    batches = samples(start.dataset.train_T, config.seq_len, config.seed)
-    validation = validation_batches(
-        start.dataset.validation_T,
-        config.seq_len,
-        config.global_batch,
-        config.evaluation.num_batches,
-    )
     rates = LearningRates(config.optimizer, config.steps, start.step)
-    runtime = _runtime(start, shown)
-    saver = Saver(run_dir / rundir.CHECKPOINTS, _WORKER, config.checkpoint.keep)
-    metrics, events = _begin(start, shown)
-    feed = Feed(batches, config.global_batch)
-    with saver, closing(feed), closing(metrics), closing(events), StopRequest() as stop:
-        loop = Loop(
-            config=config,
-            runtime=runtime,
-            dataset=start.dataset,
-            feed=feed,
-            validation=validation,
-            learning_rates=rates,
-            metrics=metrics,
-            evaluated=_evaluated(run_dir),
-            saver=saver,
-            checkpoints=run_dir / rundir.CHECKPOINTS,
-            saved=start.step,
-            host={"seed": config.seed, "global_batch": config.global_batch},
-            seconds_at_peak=None
-            if config.simulate
-            else seconds_at_peak(
-                start.choice.plan, start.model, start.hardware.cluster
-            ),
-            trace=run_dir / rundir.TRACE if config.trace else None,
-            display=shown,
-            stop=stop,
-        )
-        return _end(start, loop.run(start.step), stop, events, shown)
+    with _driver(start, shown) as driver:
+        metrics, events = _begin(start, shown)
+        with closing(metrics), closing(events), StopRequest() as stop:
+            loop = Loop(
+                config=config,
+                driver=driver,
+                dataset=start.dataset,
+                learning_rates=rates,
+                metrics=metrics,
+                evaluated=_evaluated(run_dir),
+                checkpoints=run_dir / rundir.CHECKPOINTS,
+                saved=start.step,
+                seconds_at_peak=None
+                if config.simulate
+                else seconds_at_peak(
+                    start.choice.plan, start.model, start.hardware.cluster
+                ),
+                trace=run_dir / rundir.TRACE if config.trace else None,
+                display=shown,
+                stop=stop,
+            )
+            return _end(start, loop.run(start.step), stop, events, shown)
 
 
-def _runtime(start: _Start, shown: Display) -> Embedded:
+def _driver(start: _Start, shown: Display) -> Driver:
     """Compile the plan's programs and fill in the state to start from."""
+    make = _local if start.config.launcher == "embedded" else _fleet
+    driver = make(start, shown)
+    if start.checkpoint is not None:
+        shown.note(f"resumed at step {start.step} from {start.checkpoint.path}")
+    return driver
+
+
+def _local(start: _Start, shown: Display) -> LocalDriver:
     config = start.config
+    training = samples(start.dataset.train_T, config.seq_len, config.seed)
+    validation = _validation(start)
     runtime = Embedded(
         start.choice.plan,
         start.model,
@@ -206,8 +223,55 @@ def _runtime(start: _Start, shown: Display) -> Embedded:
         runtime.initialise(config.seed)
     else:
         runtime.restore(start.checkpoint.read)
-        shown.note(f"resumed at step {start.step} from {start.checkpoint.path}")
-    return runtime
+    checkpoints = config.run_dir / rundir.CHECKPOINTS
+    return LocalDriver(
+        runtime,
+        Feed(training, config.global_batch),
+        validation,
+        Saver(checkpoints, _WORKER, config.checkpoint.keep),
+        _host(config),
+    )
+
+
+def _fleet(start: _Start, shown: Display) -> FleetDriver:
+    config = start.config
+    settings = worker_settings(
+        config, cluster_toml(start.hardware.cluster), start.choice.plan, start.dataset
+    )
+    with ExitStack() as stack:
+        fleet = on_this_machine(start.choice.plan, config.run_dir / LOGS, stack)
+        driver = FleetDriver(
+            fleet,
+            stack.pop_all(),
+            checkpoints=(config.run_dir / rundir.CHECKPOINTS).absolute(),
+            keep=config.checkpoint.keep,
+            num_validation=len(_validation(start)),
+            host=_host(config),
+        )
+    names = ", ".join(fleet.workers)
+    shown.note(f"workers: {names}; their logs are in {config.run_dir / LOGS}")
+    step = None if start.checkpoint is None else start.step
+    try:
+        driver.begin(settings, step, config.seed, shown.compiled)
+    except BaseException as error:
+        driver.__exit__(type(error), error, None)
+        raise
+    return driver
+
+
+def _validation(start: _Start) -> list[Batch]:
+    config = start.config
+    return validation_batches(
+        start.dataset.validation_T,
+        config.seq_len,
+        config.global_batch,
+        config.evaluation.num_batches,
+    )
+
+
+def _host(config: RunConfig) -> dict[str, int]:
+    """What a checkpoint says besides its state."""
+    return {"seed": config.seed, "global_batch": config.global_batch}
 
 
 def _begin(start: _Start, shown: Display) -> tuple[Journal, Journal]:

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the loop drives: steps, validation, samples and checkpoints of one run.
+
+Owns the interface, and the run in this process. Does not own the loop (`loop.py`), nor
+runs on workers in other processes (`launching.py`).
+"""
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from hetjax.checkpoint.save import Saver
+from hetjax.data.batches import Batch
+from hetjax.plans.plan import Plan
+from hetjax.runtime.embedded import Embedded, StepResult
+from hetjax.runtime.worker import Observer
+from hetjax.training.feed import Feed
+
+
+class Outcome(Protocol):
+    """A committed step; `loss` in nats per token may wait for it."""
+
+    @property
+    def grad_norm(self) -> float: ...
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    def loss(self) -> float: ...
+
+
+class Driver(Protocol):
+    """A run that has its state; a context manager that finishes what it writes."""
+
+    @property
+    def plan(self) -> Plan: ...
+
+    @property
+    def num_validation(self) -> int:
+        """How many batches an evaluation has."""
+        ...
+
+    def step(self, number: int, observer: Observer | None) -> Outcome:
+        """Train on the batch of this step."""
+        ...
+
+    def validate(self, number: int) -> float:
+        """Mean loss in nats per token of one validation batch."""
+        ...
+
+    def next_logits(self, tokens: Sequence[int]) -> np.ndarray:
+        """logits_V of what follows the tokens."""
+        ...
+
+    def save(self, step: int) -> bool:
+        """Start a checkpoint; False if one is still being written."""
+        ...
+
+    def wait_saved(self) -> None:
+        """Return once no checkpoint is being written."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None: ...
+
+
+class LocalDriver:
+    """The run in this process, on the embedded controller."""
+
+    def __init__(
+        self,
+        runtime: Embedded,
+        feed: Feed,
+        validation: Sequence[Batch],
+        saver: Saver,
+        host: Mapping[str, Any],
+    ) -> None:
+        self._runtime, self._feed, self._saver = runtime, feed, saver
+        self._validation, self._host = validation, host
+        self.plan, self.num_validation = runtime.plan, len(validation)
+        self.next_logits = runtime.next_logits
+
+    def step(self, number: int, observer: Observer | None) -> StepResult:
+        return self._runtime.step(number, self._feed.batch(number), observer)
+
+    def validate(self, number: int) -> float:
+        return self._runtime.evaluate([self._validation[number]])
+
+    def save(self, step: int) -> bool:
+        host = {**self._host, "step": step}
+        return self._saver.save(step, self._runtime.entries(), host)
+
+    def wait_saved(self) -> None:
+        self._saver.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._saver.close()
+        self._feed.close()

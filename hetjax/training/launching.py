@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run on workers in other processes: starting them, driving them, losing one.
+
+Owns `FleetDriver` and who starts workers. Does not own what workers do (`worker.py`),
+nor the controller's side of it (`hetjax/runtime/fleet.py`).
+"""
+
+import os
+import secrets
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from hetjax.plans.plan import Plan
+from hetjax.runtime.control import Crew
+from hetjax.runtime.fleet import Fleet, FleetStep
+from hetjax.runtime.processes import Processes
+from hetjax.runtime.serving import Post
+from hetjax.runtime.worker import Observer
+
+LOGS = "logs"  # in the run directory
+_START_S = 120.0  # until a worker has called: importing JAX on a busy machine
+_LOOPBACK = "127.0.0.1:0"
+
+
+def on_this_machine(plan: Plan, logs: Path, stack: ExitStack) -> Fleet:
+    """Start a process for each node of the plan; `stack` ends them all.
+
+    They find each other over loopback. Raises WorkerLost where one does not come up.
+    """
+    secret = secrets.token_bytes(32)
+    processes = stack.enter_context(Processes(logs=logs))
+    crew = Crew(_LOOPBACK, secret)
+    stack.callback(crew.close)
+    fleet = Fleet(plan, crew)
+    for worker in fleet.workers:
+        post = Post(
+            worker=worker, controller=crew.address, listen=_LOOPBACK, secret=secret
+        )
+        command = [sys.executable, "-m", "hetjax.training.worker"]
+        processes.start(post, command, os.environ)
+    crew.wait_for(fleet.workers, _START_S, processes.check)
+    return fleet
+
+
+class FleetDriver:
+    """The run on a fleet, from the state that `begin` gave it."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        stack: ExitStack,
+        *,
+        checkpoints: Path,
+        keep: int,
+        num_validation: int,
+        host: Mapping[str, Any],
+    ) -> None:
+        self._fleet, self._stack = fleet, stack
+        self._checkpoints, self._keep, self._host = checkpoints, keep, host
+        self.plan, self.num_validation = fleet.plan, num_validation
+
+    def begin(
+        self,
+        settings: Mapping[str, Any],
+        step: int | None,
+        seed: int,
+        progress: Callable[[int, int], None],
+    ) -> None:
+        """Build, connect and compile; state of the checkpoint's step, or fresh."""
+        self._fleet.build(settings)
+        self._fleet.connect()
+        self._fleet.compile(progress)
+        if step is None:
+            self._fleet.initialise(seed)
+        else:
+            self._fleet.restore(self._checkpoints, step)
+
+    def step(self, number: int, observer: Observer | None) -> FleetStep:
+        assert observer is None, "--trace is refused with workers"
+        return self._fleet.step(number)
+
+    def validate(self, number: int) -> float:
+        return self._fleet.evaluate([number])
+
+    def next_logits(self, tokens: Sequence[int]) -> np.ndarray:
+        return self._fleet.next_logits(tokens)
+
+    def save(self, step: int) -> bool:
+        host = {**self._host, "step": step}
+        return self._fleet.save(self._checkpoints, step, self._keep, host)
+
+    def wait_saved(self) -> None:
+        self._fleet.wait_saved()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Let workers finish what they write, unless something went wrong."""
+        try:
+            if kind is None:
+                self._fleet.end()
+        finally:
+            self._stack.close()

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m hetjax.training.worker`: a worker process of a run.
+
+Owns what a worker makes of the settings that it is sent: devices, model, data. Started
+by a controller, which writes one line to its standard input; not meant to be typed.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from hetjax.cluster.cluster import Cluster, part_of
+from hetjax.cluster.discovery import assign_devices
+from hetjax.cluster.files import parse_cluster
+from hetjax.data.batches import Batch, samples, validation_batches
+from hetjax.data.dataset import DamagedDataset, Dataset, load, prepare
+from hetjax.errors import BadInput
+from hetjax.mesh.simulated import keep_freed_memory, simulate_devices
+from hetjax.models.presets import model_preset
+from hetjax.plans.files import parse_plan, plan_json
+from hetjax.plans.plan import Plan
+from hetjax.runtime.island import Island
+from hetjax.runtime.serving import read_post, serve
+from hetjax.training.config import RunConfig
+from hetjax.training.config_files import config_values, read_config
+from hetjax.training.feed import Feed
+from hetjax.training.optimizer import optimizer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingWork:
+    """One worker's part of a run."""
+
+    island: Island
+    feed: Feed
+    held_out: Sequence[Batch]
+
+    def batch(self, step: int) -> Batch:
+        return self.feed.batch(step)
+
+    def validation(self, number: int) -> Batch:
+        return self.held_out[number]
+
+
+def worker_settings(
+    config: RunConfig, cluster: str, plan: Plan, dataset: Dataset
+) -> dict[str, Any]:
+    """Return what workers need to know, as JSON values; `cluster` is TOML."""
+    return {
+        "config": config_values(config),
+        "cluster": cluster,
+        "plan": plan_json(plan),
+        "dataset": str(dataset.directory.absolute()),
+        "sha256": dict(dataset.hashes),
+    }
+
+
+def training_work(worker: str, settings: Mapping[str, Any]) -> TrainingWork:
+    """Make a worker's part from what `worker_settings` gave its controller."""
+    config = read_config(settings["config"], "settings")
+    model = model_preset(config.model)
+    cluster = part_of(parse_cluster(settings["cluster"]), [worker])
+    island = Island(
+        parse_plan(settings["plan"]),
+        model,
+        worker,
+        _devices(cluster, config.simulate)[worker],
+        optimizer(config.optimizer, config.steps),
+        dtype=config.dtype,
+        clip_norm=config.optimizer.clip_norm,
+    )
+    dataset = _dataset(settings, config, model.vocab_size)
+    return TrainingWork(
+        island=island,
+        feed=Feed(
+            samples(dataset.train_T, config.seq_len, config.seed), config.global_batch
+        ),
+        held_out=validation_batches(
+            dataset.validation_T,
+            config.seq_len,
+            config.global_batch,
+            config.evaluation.num_batches,
+        ),
+    )
+
+
+def _devices(cluster: Cluster, simulate: bool) -> Mapping[str, Sequence[jax.Device]]:
+    if simulate or all(node.device == "cpu" for node in cluster.nodes):
+        simulate_devices(cluster.num_devices)
+    keep_freed_memory()
+    return assign_devices(cluster, jax.local_devices(), simulate)
+
+
+def _dataset(
+    settings: Mapping[str, Any], config: RunConfig, vocab_size: int
+) -> Dataset:
+    """The run's dataset if its directory is here, too; else made of the same text."""
+    try:
+        dataset = load(Path(settings["dataset"]))
+    except DamagedDataset:
+        cache_dir = config.data.cache_dir.expanduser()
+        dataset = prepare(cache_dir, config.data.path, vocab_size)
+    if dict(dataset.hashes) != settings["sha256"]:
+        raise BadInput(
+            got=f"other data in {dataset.directory} than the controller's",
+            allowed="the same text on every machine of a run",
+            fix=f"copy {settings['dataset']} to the same place on this machine",
+        )
+    return dataset
+
+
+def main() -> None:
+    """Serve the controller that has written where it is."""
+    post = read_post(sys.stdin.readline())
+    serve(post, lambda settings: training_work(post.worker, settings))
+
+
+if __name__ == "__main__":
+    main()

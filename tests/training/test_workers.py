@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`train --launcher processes`: the run of one process, on workers that may die."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hetjax.train import main
+from hetjax.training.launching import LOGS
+from tests.training.small import LICENCE
+
+SETTINGS = "--evaluation.sample-tokens 2 --evaluation.num-batches 1".split()
+SETTINGS += ["--checkpoint.every", "2"]
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers compile quickly; they round otherwise than this process."""
+    flags = "--xla_cpu_use_fusion_emitters=false"
+    monkeypatch.setenv("XLA_FLAGS", f"{os.environ.get('XLA_FLAGS', '')} {flags}")
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+
+
+def command(run_dir: Path, cache: Path, *options: str) -> list[str]:
+    text = cache.with_suffix(".txt")
+    text.write_text(LICENCE.read_text())
+    stored = ["--data.path", str(text), "--data.cache-dir", str(cache)]
+    return ["tiny", "--run-dir", str(run_dir), *SETTINGS, *stored, *options]
+
+
+def losses(run_dir: Path) -> list[float]:
+    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    return [line.get("loss", line.get("val_loss")) for line in lines]
+
+
+def processes_of(run_dir: Path) -> list[int]:
+    """Processes whose output goes to the run's logs."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/fd/1"):
+        try:
+            if entry.resolve().is_relative_to((run_dir / LOGS).resolve()):
+                found.append(int(entry.parts[2]))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_run_goes_on_in_one_process_as_if_it_had_never_had_workers(tmp_path: Path):
+    cache, run_dir, whole = (tmp_path / name for name in ("cache", "run", "whole"))
+    workers = command(run_dir, cache, "--steps", "4", "--stop-after", "2")
+    assert main([*workers, "--launcher", "processes"]) == 4
+    assert not processes_of(run_dir)
+    assert main(command(run_dir, cache, "--steps", "4")) == 0
+    assert main(command(whole, cache, "--steps", "4")) == 0
+    assert losses(run_dir) == pytest.approx(losses(whole), rel=1e-5)
+    assert len(losses(whole)) == 6
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_killed_worker_ends_the_run_with_its_name_and_no_process_stays(
+    tmp_path: Path,
+):
+    options = command(tmp_path / "run", tmp_path / "cache", "--launcher", "processes")
+    run = subprocess.Popen(
+        [sys.executable, "-m", "hetjax.train", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert run.stdout is not None and run.stderr is not None
+    for line in run.stdout:
+        if line.startswith("step  ") and "loss" in line and "val" not in line:
+            break
+    victim = min(processes_of(tmp_path / "run"))
+    os.kill(victim, signal.SIGKILL)
+    _, told = run.communicate(timeout=30)
+    assert run.returncode == 1
+    assert "got: worker" in told and "goes on from the last checkpoint" in told
+    assert "Traceback" not in told
+    assert not processes_of(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--trace"], "--trace with --launcher processes"),
+        (["--cluster", "none.toml"], "cluster file 'none.toml'"),
+    ],
+)
+def test_what_workers_cannot_do_is_said_before_any_is_started(
+    tmp_path: Path, options: list[str], told: str, capsys: pytest.CaptureFixture[str]
+):
+    run_dir = tmp_path / "run"
+    arguments = command(run_dir, tmp_path, "--launcher", "processes", *options)
+    assert main(arguments) == 2
+    assert told in capsys.readouterr().err
+    assert not run_dir.exists()
