@@ -80,9 +80,7 @@ def receiving(rounds: int, directory: str | None) -> list[dict[str, float]]:
     return rows
 
 
-def _row(
-    sock: socket.socket, peers: Peers, size: int, rounds: int
-) -> dict[str, float]:
+def _row(sock: socket.socket, peers: Peers, size: int, rounds: int) -> dict[str, float]:
     times: dict[str, list[float]] = {"plain": [], "link": []}
     buffers = [memoryview(bytearray(size)) for _ in range(ROUND_BYTES // size)]
     for number in range(rounds):

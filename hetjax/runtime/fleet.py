@@ -9,12 +9,15 @@ processes are started (`processes.py`), nor what they do (`serving.py`).
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from hetjax.mesh.pull import check_fits
 from hetjax.plans.plan import Plan
 from hetjax.runtime.control import Crew, Message
+
+TransportName = Literal["sockets", "transfer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +50,18 @@ class Fleet:
         """Let every worker make its stages from these settings."""
         self._all({"do": "build", "settings": dict(settings)})
 
-    def connect(self) -> None:
-        """Join the workers to each other, as a new generation."""
+    def connect(self, transport: TransportName = "sockets") -> None:
+        """Join the workers to each other, as a new generation.
+
+        BadInput if the transport's tags cannot tell all messages of the plan apart.
+        """
+        if transport == "transfer":
+            replicas = self.plan.replicas
+            check_fits(
+                num_replicas=len(replicas),
+                num_stages=max(len(r.stages) for r in replicas),
+                num_microbatches=max(r.num_microbatches for r in replicas),
+            )
         self._generation += 1
         told = self._all({"do": "listen"})
         addresses = {worker: told[worker]["address"] for worker in self.workers}
@@ -57,6 +70,7 @@ class Fleet:
                 worker: {
                     "do": "join",
                     "generation": self._generation,
+                    "transport": transport,
                     "addresses": {w: a for w, a in addresses.items() if w != worker},
                 }
                 for worker in self.workers

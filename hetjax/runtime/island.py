@@ -16,6 +16,7 @@ import optax
 
 from hetjax.mesh.axes import batch_sharding
 from hetjax.mesh.peers import Peers
+from hetjax.mesh.pull import Pull, PullServer
 from hetjax.mesh.transport import InProcess, Tag, Transport
 from hetjax.mesh.wire import Ship, Wire
 from hetjax.models.model import Model
@@ -66,11 +67,18 @@ class Island(Stages):
         }
         self._peers: Peers | None = None
         self._ship: Ship | None = None
+        self._server: PullServer | None = None
         self._generation = 0
 
-    def join(self, peers: Peers, generation: int) -> None:
-        """Go on with these peers; those of before are left."""
+    def join(
+        self, peers: Peers, generation: int, server: PullServer | None = None
+    ) -> None:
+        """Go on with these peers; those of before are left.
+
+        Activations travel by the transfer server, if there is one, else by link.
+        """
         self.leave()
+        self._server = server
         # a sum keeps a thread until all its holders have come
         num_threads = len(self.layout.holders) + 1 + _NUM_SENDING
         self._peers, self._ship = peers, Ship(peers, num_threads)
@@ -80,6 +88,8 @@ class Island(Stages):
         """End the connections and what waits for them."""
         if self._peers is not None and self._ship is not None:
             self._peers.close()
+            if self._server is not None:
+                self._server.drop()
             self._ship.close()
         self._peers = self._ship = None
 
@@ -137,12 +147,11 @@ class Island(Stages):
 
     def _step(self, number: int, batch: Batch, observer: Observer | None) -> Step:
         assert self._peers is not None and self._ship is not None, "join first"
-        within = InProcess(self._layouts)
         return Step(
             number=number,
             feed=BatchFeed(self.plan, batch),
             num_tokens=batch[1].size,
-            transport=Wire(within, self._peers, self._ship, self._nodes),
+            transport=self._transport(self._peers, self._ship),
             collectives=Meeting(
                 self._peers,
                 self._ship,
@@ -155,6 +164,13 @@ class Island(Stages):
             observer=observer,
             generation=self._generation,
         )
+
+    def _transport(self, peers: Peers, ship: Ship) -> Transport:
+        within = InProcess(self._layouts)
+        if self._server is None:
+            return Wire(within, peers, ship, self._nodes)
+        degrees = {(r, s): stage.mesh.data for r, s, stage in self.plan.stages()}
+        return Pull(within, peers, ship, self._nodes, self._server, degrees)
 
     def _run(self, program: Program, step: Step) -> None:
         """Enqueue what can be, then sleep until something has come."""

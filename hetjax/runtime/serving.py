@@ -21,6 +21,7 @@ from hetjax.checkpoint.restore import Checkpoint
 from hetjax.checkpoint.save import Saver
 from hetjax.mesh.links import SILENCE_S
 from hetjax.mesh.peers import PeerLost, Peers
+from hetjax.mesh.pull import PullServer
 from hetjax.runtime.control import Line, Message
 from hetjax.runtime.feeding import Batch
 from hetjax.runtime.island import Island, Told
@@ -83,6 +84,7 @@ class _Server:
         self._peers: Peers | None = None
         self._work: Work | None = None
         self._saver: Saver | None = None
+        self._server: PullServer | None = None  # once made, for as long as the process
         self._means: dict[str, Callable[[int, Message], Message | None]] = {
             "build": self._build,
             "listen": self._listen,
@@ -155,7 +157,11 @@ class _Server:
     def _join(self, number: int, request: Message) -> None:
         assert self._peers is not None
         self._peers.connect(request["addresses"], _CONNECT_S)
-        self._island.join(self._peers, request["generation"])
+        if request["transport"] == "transfer" and self._server is None:
+            host = self._post.listen.rpartition(":")[0]
+            self._server = PullServer(host, self._post.secret)
+        server = self._server if request["transport"] == "transfer" else None
+        self._island.join(self._peers, request["generation"], server)
 
     def _compile(self, number: int, request: Message) -> None:
         self._island.compile(

@@ -105,8 +105,10 @@ class RunConfig:
     """Sequences per microbatch of planner even; hetjax tries it among others."""
     profile: Path | None = None
     """Measured times to plan with; None: profile.json of the run directory, if any."""
-    launcher: Literal["embedded", "processes"] = "embedded"
-    """Where workers run: in this process, or each node's in a process of its own."""
+    launcher: Literal["embedded", "processes", "ray"] = "embedded"
+    """Where workers run: in this process, in processes here, or on Ray's machines."""
+    transport: Literal["sockets", "transfer"] = "sockets"
+    """What carries activations between workers; transfer: JAX's own server."""
     simulate: bool = False
     """Let CPU devices stand in for those of the cluster."""
     stop_after: int | None = None

@@ -10,6 +10,7 @@ import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,31 +19,52 @@ import numpy as np
 
 from hetjax.plans.plan import Plan
 from hetjax.runtime.control import Crew
-from hetjax.runtime.fleet import Fleet, FleetStep
+from hetjax.runtime.fleet import Fleet, FleetStep, TransportName
 from hetjax.runtime.processes import Processes
 from hetjax.runtime.serving import Post
 from hetjax.runtime.worker import Observer
 
 LOGS = "logs"  # in the run directory
 _START_S = 120.0  # until a worker has called: importing JAX on a busy machine
-_LOOPBACK = "127.0.0.1:0"
+LOOPBACK = "127.0.0.1"
 
 
-def on_this_machine(plan: Plan, logs: Path, stack: ExitStack) -> Fleet:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where a worker process runs: words before its command, and its address there."""
+
+    prefix: tuple[str, ...] = ()
+    address: str = LOOPBACK
+
+
+def on_this_machine(
+    plan: Plan,
+    logs: Path,
+    stack: ExitStack,
+    *,
+    places: Mapping[str, Place] | None = None,
+    address: str = LOOPBACK,
+    module: str = "hetjax.training.worker",
+) -> Fleet:
     """Start a process for each node of the plan; `stack` ends them all.
 
-    They find each other over loopback. Raises WorkerLost where one does not come up.
+    They find the controller at `address`, and each other at those of their `places`.
+    Raises WorkerLost where one does not come up.
     """
     secret = secrets.token_bytes(32)
     processes = stack.enter_context(Processes(logs=logs))
-    crew = Crew(_LOOPBACK, secret)
+    crew = Crew(f"{address}:0", secret)
     stack.callback(crew.close)
     fleet = Fleet(plan, crew)
     for worker in fleet.workers:
+        place = (places or {}).get(worker, Place())
         post = Post(
-            worker=worker, controller=crew.address, listen=_LOOPBACK, secret=secret
+            worker=worker,
+            controller=crew.address,
+            listen=f"{place.address}:0",
+            secret=secret,
         )
-        command = [sys.executable, "-m", "hetjax.training.worker"]
+        command = [*place.prefix, sys.executable, "-m", module]
         processes.start(post, command, os.environ)
     crew.wait_for(fleet.workers, _START_S, processes.check)
     return fleet
@@ -60,7 +82,9 @@ class FleetDriver:
         keep: int,
         num_validation: int,
         host: Mapping[str, Any],
+        transport: TransportName = "sockets",
     ) -> None:
+        self._transport: TransportName = transport
         self._fleet, self._stack = fleet, stack
         self._checkpoints, self._keep, self._host = checkpoints, keep, host
         self.plan, self.num_validation = fleet.plan, num_validation
@@ -74,7 +98,7 @@ class FleetDriver:
     ) -> None:
         """Build, connect and compile; state of the checkpoint's step, or fresh."""
         self._fleet.build(settings)
-        self._fleet.connect()
+        self._fleet.connect(self._transport)
         self._fleet.compile(progress)
         if step is None:
             self._fleet.initialise(seed)

@@ -34,6 +34,7 @@ from hetjax.training.certified import certificate, found_plan
 from hetjax.training.config import RunConfig, option
 from hetjax.training.costing import compute_dtype, known_degrees
 from hetjax.training.fitting import check_fits
+from hetjax.training.on_ray import ray_cluster
 from hetjax.training.optimizer import optimizer
 from hetjax.training.presets import Preset
 from hetjax.training.rundir import PROFILE, Previous
@@ -64,9 +65,9 @@ def choose_hardware(config: RunConfig, preset: Preset) -> Hardware:
 
     May start JAX. BadInput if devices are missing and may not be simulated.
     """
-    path = config.cluster or preset.cluster
     if config.launcher != "embedded":
-        return _of_workers(config, path)
+        return _of_workers(config, preset)
+    path = config.cluster or preset.cluster
     if path is None:
         return _found(config)
     cluster, simulate = load_cluster(path), config.simulate
@@ -127,15 +128,20 @@ def check_plan(plan: Plan, model: Model, cluster: Cluster, where: str) -> None:
         )
 
 
-def _of_workers(config: RunConfig, path: Path | None) -> Hardware:
-    """The file's cluster; what is there, its workers will see."""
-    if path is None:
+def _of_workers(config: RunConfig, preset: Preset) -> Hardware:
+    """The cluster of a file, or Ray's; what is there, its workers will see."""
+    path = config.cluster
+    if path is None and (config.simulate or config.launcher == "processes"):
+        path = preset.cluster
+    if path is None and config.launcher == "processes":
         raise BadInput(
             got=f"--launcher {config.launcher} without a cluster",
             allowed="a cluster file that says which node has a worker",
             fix="add --cluster FILE, or leave --launcher out",
         )
     jax.config.update("jax_platforms", "cpu")  # accelerators are for the workers
+    if path is None:
+        return Hardware(cluster=ray_cluster(), devices={}, source="Ray's")
     source = f"file {path}" if config.cluster else "the preset's"
     return Hardware(cluster=load_cluster(path), devices={}, source=source)
 

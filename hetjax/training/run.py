@@ -24,6 +24,7 @@ from hetjax.models.model import Model
 from hetjax.plans.table import plan_table
 from hetjax.runtime.control import WorkerLost
 from hetjax.runtime.embedded import Embedded
+from hetjax.runtime.fleet import Fleet
 from hetjax.training import rundir
 from hetjax.training.config import RunConfig, check_config
 from hetjax.training.driving import Driver, LocalDriver
@@ -31,6 +32,7 @@ from hetjax.training.feed import Feed
 from hetjax.training.journal import Journal, read_journal
 from hetjax.training.launching import LOGS, FleetDriver, on_this_machine
 from hetjax.training.loop import Failed, Loop
+from hetjax.training.on_ray import on_ray
 from hetjax.training.optimizer import LearningRates, optimizer
 from hetjax.training.placement import Choice, Hardware, choose_hardware, choose_plan
 from hetjax.training.presets import Preset
@@ -44,7 +46,7 @@ DONE, PREEMPTED = 0, 4  # exit codes
 _WORKER = "embedded"
 # Settings that may differ from start to start without a word
 _PASSING = ("run_dir", "cluster", "plan", "planner", "microbatch_size", "profile")
-_PASSING += ("launcher", "simulate", "stop_after", "trace")
+_PASSING += ("launcher", "transport", "simulate", "stop_after", "trace")
 _PASSING += ("data.path", "data.cache_dir")
 
 
@@ -106,11 +108,13 @@ def run(config: RunConfig, preset: Preset, model: Model) -> int:
 
 def _without(lost: WorkerLost, config: RunConfig) -> Failed:
     """What to say when a worker is gone: the others cannot go on alone yet."""
+    local = config.launcher == "processes"
+    logs = f"the logs in {config.run_dir / LOGS}" if local else "Ray's logs"
     return Failed(
         f"got: {lost}\n"
         f"allowed: all workers of the plan; {len(lost.reports)} others were fine\n"
-        f"fix: see {config.run_dir / LOGS}, then run the same command again: it goes "
-        "on from the last checkpoint"
+        f"fix: see {logs}, then run the same command again: it goes on from the last "
+        "checkpoint"
     )
 
 
@@ -239,7 +243,7 @@ def _fleet(start: _Start, shown: Display) -> FleetDriver:
         config, cluster_toml(start.hardware.cluster), start.choice.plan, start.dataset
     )
     with ExitStack() as stack:
-        fleet = on_this_machine(start.choice.plan, config.run_dir / LOGS, stack)
+        fleet = _workers(start, stack)
         driver = FleetDriver(
             fleet,
             stack.pop_all(),
@@ -247,9 +251,9 @@ def _fleet(start: _Start, shown: Display) -> FleetDriver:
             keep=config.checkpoint.keep,
             num_validation=len(_validation(start)),
             host=_host(config),
+            transport=config.transport,
         )
-    names = ", ".join(fleet.workers)
-    shown.note(f"workers: {names}; their logs are in {config.run_dir / LOGS}")
+    shown.note(f"workers ({config.launcher}): {', '.join(fleet.workers)}")
     step = None if start.checkpoint is None else start.step
     try:
         driver.begin(settings, step, config.seed, shown.compiled)
@@ -257,6 +261,14 @@ def _fleet(start: _Start, shown: Display) -> FleetDriver:
         driver.__exit__(type(error), error, None)
         raise
     return driver
+
+
+def _workers(start: _Start, stack: ExitStack) -> Fleet:
+    config, plan = start.config, start.choice.plan
+    if config.launcher == "ray":
+        cluster = start.hardware.cluster
+        return on_ray(plan, cluster, stack, simulate=config.simulate)
+    return on_this_machine(plan, config.run_dir / LOGS, stack)
 
 
 def _validation(start: _Start) -> list[Batch]:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from hetjax.runtime.control import Crew, WorkerLost
-from hetjax.runtime.fleet import Fleet, FleetStep
+from hetjax.runtime.fleet import Fleet, FleetStep, TransportName
 from hetjax.runtime.processes import Processes
 from hetjax.runtime.serving import Post
 from tests.runtime.oracle import (
@@ -65,15 +65,19 @@ def crew(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
         assert sorted(crew.workers) == sorted(NODES)
 
 
-def joined(crew: Crew, seed: int, directory: Path) -> Fleet:
+def joined(
+    crew: Crew, seed: int, directory: Path, transport: TransportName = "sockets"
+) -> Fleet:
     fleet = Fleet(random_case(seed, NODES).plan, crew)
     fleet.build({"seed": seed, "nodes": NODES, "directory": str(directory)})
-    fleet.connect()
+    fleet.connect(transport)
     return fleet
 
 
-def run_once(crew: Crew, seed: int, directory: Path) -> FleetStep:
-    return joined(crew, seed, directory).step(seed)
+def run_once(
+    crew: Crew, seed: int, directory: Path, transport: TransportName = "sockets"
+) -> FleetStep:
+    return joined(crew, seed, directory, transport).step(seed)
 
 
 def gradients(directory: Path) -> dict[str, list[np.ndarray]]:
@@ -85,12 +89,13 @@ def gradients(directory: Path) -> dict[str, list[np.ndarray]]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("transport", ["sockets", "transfer"])
+@pytest.mark.parametrize("seed", range(5))
 def test_random_plans_over_processes_give_the_gradients_of_one_jit(
-    crew: Crew, tmp_path: Path, seed: int
+    crew: Crew, tmp_path: Path, seed: int, transport: TransportName
 ):
     case = random_case(seed, NODES)
-    result = run_once(crew, seed, tmp_path)
+    result = run_once(crew, seed, tmp_path, transport)
     batch = random_batch(case.plan, case.model.vocab_size, seed)
     loss, expected = oracle_gradients(
         case.model, random_params(case.model, seed), batch

@@ -67,24 +67,56 @@ def test_a_run_goes_on_in_one_process_as_if_it_had_never_had_workers(tmp_path: P
 def test_a_killed_worker_ends_the_run_with_its_name_and_no_process_stays(
     tmp_path: Path,
 ):
-    options = command(tmp_path / "run", tmp_path / "cache", "--launcher", "processes")
+    run = training(tmp_path, "processes")
+    os.kill(min(processes_of(tmp_path / "run")), signal.SIGKILL)
+    _, told = run.communicate(timeout=30)
+    assert run.returncode == 1
+    assert "got: worker" in told and "goes on from the last checkpoint" in told
+    assert "Traceback" not in told
+    assert not processes_of(tmp_path / "run")
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_killed_actor_of_ray_ends_the_run_with_its_name(tmp_path: Path):
+    run = training(tmp_path, "ray")
+    actors = [
+        int(entry.parent.name)
+        for entry in Path("/proc").glob("[0-9]*/cmdline")
+        if b"ray::_Worker" in entry.read_bytes() and session(entry) == run.pid
+    ]
+    assert len(actors) == 3
+    os.kill(actors[0], signal.SIGKILL)
+    _, told = run.communicate(timeout=60)
+    assert run.returncode == 1
+    assert "got: worker" in told and "see Ray's logs" in told
+    assert not any(Path(f"/proc/{pid}").exists() for pid in actors)
+
+
+def session(entry: Path) -> int:
+    """The pid of the test's own process that the actor descends from, or 1."""
+    pid = int(entry.parent.name)
+    while pid > 1:
+        status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        if Path(f"/proc/{pid}/cmdline").read_bytes().find(b"hetjax.train") >= 0:
+            return pid
+        pid = int(status[1])
+    return pid
+
+
+def training(tmp_path: Path, launcher: str) -> subprocess.Popen[str]:
+    """A run with workers that has done its first step."""
+    options = command(tmp_path / "run", tmp_path / "cache", "--launcher", launcher)
     run = subprocess.Popen(
         [sys.executable, "-m", "hetjax.train", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert run.stdout is not None and run.stderr is not None
+    assert run.stdout is not None
     for line in run.stdout:
         if line.startswith("step  ") and "loss" in line and "val" not in line:
             break
-    victim = min(processes_of(tmp_path / "run"))
-    os.kill(victim, signal.SIGKILL)
-    _, told = run.communicate(timeout=30)
-    assert run.returncode == 1
-    assert "got: worker" in told and "goes on from the last checkpoint" in told
-    assert "Traceback" not in told
-    assert not processes_of(tmp_path / "run")
+    return run
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Ray tells of its nodes, as a cluster, and who stands for which node."""
+
+from typing import Any
+
+import pytest
+
+from hetjax.cluster.cluster import Cluster, Node
+from hetjax.cluster.ray_nodes import cluster_of_ray, on_ray_nodes, ray_nodes
+from hetjax.errors import BadInput
+
+
+def told(number: int, alive: bool = True, **resources: float) -> dict[str, Any]:
+    """A node as Ray 2.60 describes it."""
+    address = f"10.0.0.{number}"
+    return {
+        "NodeID": f"id-{number}",
+        "Alive": alive,
+        "NodeManagerAddress": address,
+        "NodeManagerHostname": f"host-{number}",
+        "Resources": {"CPU": 8.0, "memory": 1e10, f"node:{address}": 1.0} | resources,
+    }
+
+
+A100 = {"GPU": 4.0, "accelerator_type:A100-80G": 1.0}
+V100 = {"GPU": 2.0, "accelerator_type:V100": 1.0}
+
+
+def test_unlike_machines_make_a_cluster_and_those_without_accelerators_are_left_out():
+    raw = [told(3, **V100), told(1, **A100), told(2, **A100), told(4), told(5, False)]
+    found = cluster_of_ray(ray_nodes(raw))
+    assert [(n.name, n.device, n.count) for n in found.nodes] == [
+        ("a100-sxm4-80gb-0", "A100-SXM4-80GB", 4),
+        ("a100-sxm4-80gb-1", "A100-SXM4-80GB", 4),
+        ("v100-sxm2-16gb-0", "V100-SXM2-16GB", 2),
+    ]
+
+
+def test_machines_without_accelerators_count_where_there_are_no_others():
+    raw = [told(1, hetjax_node_left=1.0), told(2)]
+    found = cluster_of_ray(ray_nodes(raw))
+    assert [(n.name, n.device, n.count) for n in found.nodes] == [
+        ("left", "cpu", 1),
+        ("cpu-1", "cpu", 1),
+    ]
+
+
+def test_a_node_goes_to_its_namesake_else_to_the_smallest_of_its_kind():
+    cluster = Cluster(
+        name="lab",
+        nodes=(
+            Node(name="old", device="V100-SXM2-16GB", count=1),
+            Node(name="big", device="A100-SXM4-80GB", count=2),
+            Node(name="small", device="A100-SXM4-80GB", count=2),
+        ),
+    )
+    raw = [told(1, **A100), told(2, **A100, hetjax_node_small=1.0), told(3, **V100)]
+    found = on_ray_nodes(cluster, ray_nodes(raw), simulate=False)
+    assert {name: node.address for name, node in found.items()} == {
+        "old": "10.0.0.3",
+        "big": "10.0.0.1",
+        "small": "10.0.0.2",
+    }
+
+
+def test_simulated_nodes_share_machines_where_there_are_too_few():
+    nodes = tuple(Node(name=f"n{i}", device="H20", count=8) for i in range(3))
+    cluster = Cluster(name="lab", nodes=nodes)
+    found = on_ray_nodes(cluster, ray_nodes([told(1), told(2)]), simulate=True)
+    assert sorted(node.address for node in found.values()) == [
+        "10.0.0.1",
+        "10.0.0.1",
+        "10.0.0.2",
+    ]
+
+
+@pytest.mark.parametrize("count", [5, 4])
+def test_a_node_without_a_machine_is_named_with_what_is_there(count: int):
+    wanted = Node(name="big", device="A100-SXM4-80GB", count=count)
+    taken = Node(name="first", device="A100-SXM4-80GB", count=4)
+    cluster = Cluster(name="lab", nodes=(taken, wanted))
+    with pytest.raises(BadInput, match=rf"'big' wants {count} x A100.*4 x A100") as bad:
+        on_ray_nodes(cluster, ray_nodes([told(1, **A100)]), simulate=False)
+    assert "hetjax_node_big" in bad.value.fix
+
+
+def test_an_empty_ray_cluster_is_refused():
+    with pytest.raises(BadInput, match="without nodes that are alive"):
+        cluster_of_ray(ray_nodes([told(1, False)]))
