@@ -24,6 +24,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--plans", type=int, default=40, help="random plans to hold against one jit"
     )
+    parser.addoption(
+        "--island-plans", type=int, default=4, help="of them over worker processes"
+    )
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -9,6 +9,7 @@ Owns what `python -m hetjax.profile` and a worker process know besides the prese
 import sys
 from pathlib import Path
 
+from hetjax.data.dataset import Dataset, prepare
 from hetjax.models.gpt import GPTConfig
 from hetjax.models.presets import MODEL_CONFIGS
 from hetjax.profile import main as profile
@@ -16,6 +17,7 @@ from hetjax.training import presets
 from hetjax.training.config import OptimizerConfig, RunConfig
 from hetjax.training.presets import Preset
 
+_TEXT_CHARS = 400_000
 CONFIGS = {
     "gpt-8x256": GPTConfig(
         name="gpt-8x256",
@@ -51,6 +53,14 @@ def preset(model: str) -> Preset:
         optimizer=OptimizerConfig(),
     )
     return Preset(summary=f"{model}, for experiments", config=settings)
+
+
+def own_sources(folder: Path, vocab_size: int) -> Dataset:
+    """Return tokens of this package's sources, kept in the folder."""
+    text = folder / "text.txt"
+    files = sorted(Path(__file__).parents[2].glob("hetjax/**/*.py"))
+    text.write_text("\n".join(file.read_text() for file in files)[:_TEXT_CHARS])
+    return prepare(folder / "data", text, vocab_size)
 
 
 for _name in CONFIGS:

@@ -11,8 +11,9 @@ worker process per host. `even` is one pipeline over all hosts, layers cut evenl
 `even-1f1b` the same with 1F1B instead of H-1F1B. `alone` is what each host reaches by
 itself with the whole model and its share of the batch; the sum over hosts is what no
 layout of theirs should pass. A worker computes with one thread (`PJRT_NPROC=1`): more
-would wait for each other at the expense of the quota. Prints one JSON object; times are medians over steps, and
-each layout runs its steps in rounds that alternate with the others'.
+would wait for each other at the expense of the quota. Prints one JSON object; times are
+medians over steps, and each layout runs its steps in rounds that alternate with the
+others'.
 """
 
 import argparse
@@ -36,7 +37,7 @@ from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.cluster.files import cluster_toml
 from hetjax.costs.profile import Profile
 from hetjax.costs.profile_files import read_profile, write_profile
-from hetjax.data.dataset import Dataset, prepare
+from hetjax.data.dataset import Dataset
 from hetjax.errors import NoFeasiblePlan
 from hetjax.models.presets import model_preset
 from hetjax.planner.baselines.table import compared
@@ -52,7 +53,6 @@ from hetjax.training.optimizer import optimizer
 from hetjax.training.worker import worker_settings
 
 _LATENCY_MS = 0.3  # of a message between two processes here
-_TEXT_CHARS = 400_000
 LAYOUTS = ("planned", "megatron", "whale")
 
 
@@ -198,10 +198,7 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     hosts = [host_of(text) for text in given.host]
     config = models.preset(given.model).config
     model = model_preset(given.model)
-    text = folder / "text.txt"
-    sources = sorted(Path(__file__).parents[2].glob("hetjax/**/*.py"))
-    text.write_text("\n".join(p.read_text() for p in sources)[:_TEXT_CHARS])
-    dataset = prepare(folder / "data", text, model.vocab_size)
+    dataset = models.own_sources(folder, model.vocab_size)
     with Testbed(hosts, quota_less=given.quota_less) as testbed:
         if given.link_mbit:
             for host in hosts:
@@ -319,8 +316,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--no-alone", action="store_true")
     parser.add_argument("--quota-less", action="store_true")
     given = parser.parse_args(arguments)
-    os.environ["PJRT_NPROC"] = "1"
     with tempfile.TemporaryDirectory() as folder:
+        os.environ |= {
+            "PJRT_NPROC": "1",
+            # a slow host need not compile what a faster one has
+            "JAX_COMPILATION_CACHE_DIR": f"{folder}/compiled",
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        }
         print(json.dumps(measured(given, Path(folder)), indent=1))
 
 

@@ -7,6 +7,7 @@ the sender's data ranks cut it: copies for tensor ranks are made on arrival. Doe
 own connections (`links.py`, `peers.py`).
 """
 
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,6 +19,7 @@ from hetjax.mesh.peers import Peers
 from hetjax.mesh.transport import InProcess, Tag
 
 _KINDS = {"F": 0, "B": 1}
+_GRACE_S = 0.2
 SUMS, SQUARES = 2, 3  # kinds of messages that are no transfers between stages
 
 
@@ -46,6 +48,7 @@ class Ship:
             try:
                 work()
             except Exception as error:
+                time.sleep(_GRACE_S)  # a lost peer may be why: then it is told of first
                 self._peers.mailbox.lose(self._peers.own, f"failed: {error}")
 
         self._pool.submit(told)

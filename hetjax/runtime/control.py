@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from hetjax.errors import BadInput
 from hetjax.mesh.links import SILENCE_S, Key, Link, answer, dial, listen
 
 CONTROLLER = "controller"
@@ -89,7 +90,7 @@ class Crew:
     def workers(self) -> list[str]:
         """Those who can be asked."""
         with self._changed:
-            return [name for name in self._links if name not in self._lost]
+            return [name for name in self._links if self._is_there(name)]
 
     def wait_for(
         self,
@@ -100,7 +101,7 @@ class Crew:
         """Wait until they have called; `alive` may raise if they never will."""
         end_s = time.monotonic() + timeout_s
         with self._changed:
-            while missing := [name for name in workers if name not in self._links]:
+            while missing := [name for name in workers if not self._is_there(name)]:
                 alive()
                 if time.monotonic() > end_s:
                     raise WorkerLost(missing[0], f"did not call in {timeout_s:g} s")
@@ -112,7 +113,7 @@ class Crew:
         """Ask several workers something and return their answers.
 
         If one is lost or fails, the others are told to break off; once all have
-        answered, WorkerLost is raised.
+        answered, WorkerLost is raised, or the BadInput that a worker found.
         """
         with self._changed:
             self._number += 1
@@ -139,14 +140,17 @@ class Crew:
         for link in self._links.values():
             link.close()
 
+    def _is_there(self, worker: str) -> bool:
+        return worker in self._links and worker not in self._lost
+
     def _answers(self, workers: Sequence[str], number: int) -> dict[str, Message]:
-        first: tuple[str, str] | None = None
+        broken_off = False
         with self._changed:
             while True:
                 there = self._there(workers, number)
-                trouble = first or _trouble(there, self._lost)
-                if trouble and not first:
-                    first = trouble
+                trouble = _trouble(there, self._lost)
+                if trouble and not broken_off:
+                    broken_off = True
                     for other in workers:
                         if other not in there:
                             self._send(other, 0, {"do": "abort", "lost": [*trouble]})
@@ -155,10 +159,12 @@ class Crew:
                 self._changed.wait()
             for worker in workers:
                 self._replies.pop((worker, number), None)
-        if first is None:
+        if trouble is None:
             return there
-        reports = {name: m for name, m in there.items() if name not in self._lost}
-        raise WorkerLost(*first, reports)
+        for message in there.values():
+            if "refused" in message:
+                raise BadInput(**message["refused"])
+        raise WorkerLost(*trouble, {w: m for w, m in there.items() if m is not _LOST})
 
     def _there(self, workers: Sequence[str], number: int) -> dict[str, Message]:
         """Answers by worker; lost ones answer, too."""
@@ -213,13 +219,16 @@ class Crew:
 def _trouble(
     there: Mapping[str, Message], lost: Mapping[str, str]
 ) -> tuple[str, str] | None:
-    """Who is lost or failed, and how: first-hand news before hearsay."""
+    """Who is lost or failed, and how: first-hand news before hearsay.
+
+    One that is lost may have made others fail.
+    """
     for worker, message in there.items():
         if message is _LOST:
             return worker, lost[worker]
     for worker, message in there.items():
-        if "failed" in message:
-            return worker, f"failed: {message['failed']}"
+        if "failed" in message or "refused" in message:
+            return worker, f"failed: {message.get('failed', 'bad input')}"
     for message in there.values():
         if "lost" in message:
             name, reason = message["lost"]

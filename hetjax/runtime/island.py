@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -42,6 +43,8 @@ class Told:
 class Island(Stages):
     """The stages of one node of the plan, on local devices, with peers for the rest.
 
+    Gradients travel to peers in the dtype `gradient_wire`.
+
     After a PeerLost the state is as it was before the step, or after it if NORM had
     come; the next step needs peers of another generation (`join`).
     """
@@ -56,9 +59,11 @@ class Island(Stages):
         *,
         dtype: str = "float32",
         clip_norm: float = float("inf"),
+        gradient_wire: str = "float32",
     ) -> None:
         super().__init__(plan, model, {node: devices}, optimizer, dtype=dtype)
         self.node, self.clip_norm = node, clip_norm
+        self._wire = np.dtype(jnp.dtype(gradient_wire))
         self._worker = Worker(self.stages)
         self._nodes = {(r, s): stage.node for r, s, stage in plan.stages()}
         self._layouts = {
@@ -159,6 +164,7 @@ class Island(Stages):
                 self._nodes,
                 generation=self._generation,
                 step=number,
+                wire=self._wire,
             ),
             clip_norm=self.clip_norm,
             observer=observer,

@@ -40,6 +40,7 @@ _NUM_UNITS = 2  # the shortest run that is scanned
 _LEAST_S = 1e-9  # what noise leaves of less than nothing
 _SHORT_S = 2e-3  # several calls of a shorter program are timed together,
 _MOST_CALLS = 16  # at most so many
+_STEADY_S = 0.1  # longer ones are called one by one for so long, without a rest
 _LINK_BYTES = (1 << 16, 1 << 24)
 
 Pass = Callable[[], Any]
@@ -97,16 +98,21 @@ class LayerBench:
             if num_replicas == 1
             else _shared_update(runtime, sample)
         )
-        self._num_calls = {name: 1 for name in self._passes}
-        self.time_once()
+        for call in self._passes.values():
+            _time(call)  # its first call may take longer
         self._num_calls = {
-            name: min(_MOST_CALLS, 1 + int(_SHORT_S / seconds))
-            for name, seconds in self.time_once().items()
+            name: min(_MOST_CALLS, 1 + int(_SHORT_S / _time(call)))
+            for name, call in self._passes.items()
         }
 
     def time_once(self) -> Times:
         """Return seconds by pass, of one repetition of all."""
-        return {n: _time(call, self._num_calls[n]) for n, call in self._passes.items()}
+        return {
+            name: _time(call, self._num_calls[name])
+            if self._num_calls[name] > 1
+            else _steady_s(call)
+            for name, call in self._passes.items()
+        }
 
     def measurement(
         self, repetitions: Sequence[Times], program_s: float
@@ -347,3 +353,17 @@ def _time(call: Pass, num_calls: int = 1) -> float:
         made = call()
     jax.block_until_ready(made)
     return (time.perf_counter() - start_s) / num_calls
+
+
+def _steady_s(call: Pass) -> float:
+    """Seconds per call of a device that is kept busy, as it is in training.
+
+    After a rest it may be faster for a while: by its clocks, or by a CPU quota.
+    """
+    last_s = _time(call)
+    if last_s > _STEADY_S:
+        return last_s
+    times_s: list[float] = []
+    while sum(times_s) < _STEADY_S:
+        times_s.append(_time(call))
+    return sum(times_s) / len(times_s)

@@ -26,7 +26,8 @@ _SQUARE = struct.Struct("<IId")  # replica, stage, value
 class Meeting:
     """Meeting points of one training step, for the stages of one worker.
 
-    `holders` are the stages that hold each group, `nodes` the worker of each stage.
+    `holders` are the stages that hold each group, `nodes` the worker of each stage;
+    gradients travel between workers in dtype `wire`.
     What is there is told of by the mailbox of `peers`.
     """
 
@@ -39,7 +40,9 @@ class Meeting:
         *,
         generation: int,
         step: int,
+        wire: np.dtype,
     ) -> None:
+        self._wire = wire
         self._peers, self._ship = peers, ship
         self._holders, self._nodes = holders, nodes
         self._number = {group: at for at, group in enumerate(holders)}
@@ -86,7 +89,7 @@ class Meeting:
         workers = list(dict.fromkeys(self._nodes[s] for s in self._holders[group]))
         if len(workers) > 1:
             key: Key = (*self._at, SUMS, self._number[group], 0, 0)
-            flat = total(self._peers, workers, key, found.reshape(-1))
+            flat = total(self._peers, workers, key, found.reshape(-1), self._wire)
             found = flat.reshape(found.shape)
         for stage, rows in posted.items():
             self._sums[group, stage] = from_host(found, rows)

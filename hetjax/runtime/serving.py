@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from hetjax.checkpoint.restore import Checkpoint
 from hetjax.checkpoint.save import Saver
+from hetjax.errors import BadInput
 from hetjax.mesh.links import SILENCE_S
 from hetjax.mesh.peers import PeerLost, Peers
 from hetjax.mesh.pull import PullServer
@@ -142,6 +143,8 @@ class _Server:
             return self._means[request["do"]](number, request) or {}
         except PeerLost as lost:
             return {"lost": [lost.peer, lost.reason]}
+        except BadInput as bad:
+            return {"refused": {"got": bad.got, "allowed": bad.allowed, "fix": bad.fix}}
         except Exception as error:
             traceback.print_exc()
             return {"failed": f"{type(error).__name__}: {error}"}

@@ -109,6 +109,8 @@ class RunConfig:
     """Where workers run: in this process, in processes here, or on Ray's machines."""
     transport: Literal["sockets", "transfer"] = "sockets"
     """What carries activations between workers; transfer: JAX's own server."""
+    gradient_wire: Literal["float32", "bfloat16"] = "float32"
+    """What gradients travel in between workers; bfloat16 halves bytes, and rounds."""
     simulate: bool = False
     """Let CPU devices stand in for those of the cluster."""
     stop_after: int | None = None

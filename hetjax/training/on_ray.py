@@ -23,6 +23,7 @@ from hetjax.cluster.ray_nodes import (
     ray_nodes,
 )
 from hetjax.errors import BadInput
+from hetjax.mesh.simulated import keeping_environment
 from hetjax.plans.plan import Plan
 from hetjax.runtime.control import Crew
 from hetjax.runtime.fleet import Fleet
@@ -90,6 +91,7 @@ def _actor(worker: str, cluster: Cluster, machine: RayNode, simulate: bool) -> A
     else:
         options["num_gpus"] = accelerators
     passed = {name: os.environ[name] for name in _PASSED if name in os.environ}
+    passed |= keeping_environment()
     return (
         ray.remote(_Worker)
         .options(**options, runtime_env={"env_vars": passed})

@@ -142,8 +142,17 @@ def _of_workers(config: RunConfig, preset: Preset) -> Hardware:
     jax.config.update("jax_platforms", "cpu")  # accelerators are for the workers
     if path is None:
         return Hardware(cluster=ray_cluster(), devices={}, source="Ray's")
+    cluster = load_cluster(path)
+    for node in cluster.nodes:
+        if node.hosts > 1:
+            raise BadInput(
+                got=f"node {node.name!r} with hosts = {node.hosts} and --launcher "
+                f"{config.launcher}",
+                allowed="one host per node: a worker drives the devices of one host",
+                fix="give each host a [[node]] of its own in the cluster file",
+            )
     source = f"file {path}" if config.cluster else "the preset's"
-    return Hardware(cluster=load_cluster(path), devices={}, source=source)
+    return Hardware(cluster=cluster, devices={}, source=source)
 
 
 def _found(config: RunConfig) -> Hardware:

@@ -72,6 +72,7 @@ def training_work(worker: str, settings: Mapping[str, Any]) -> TrainingWork:
         optimizer(config.optimizer, config.steps),
         dtype=config.dtype,
         clip_norm=config.optimizer.clip_norm,
+        gradient_wire=config.gradient_wire,
     )
     dataset = _dataset(settings, config, model.vocab_size)
     return TrainingWork(
@@ -91,7 +92,6 @@ def training_work(worker: str, settings: Mapping[str, Any]) -> TrainingWork:
 def _devices(cluster: Cluster, simulate: bool) -> Mapping[str, Sequence[jax.Device]]:
     if simulate or all(node.device == "cpu" for node in cluster.nodes):
         simulate_devices(cluster.num_devices)
-    keep_freed_memory()
     return assign_devices(cluster, jax.local_devices(), simulate)
 
 
@@ -115,6 +115,7 @@ def _dataset(
 
 def main() -> None:
     """Serve the controller that has written where it is."""
+    keep_freed_memory()  # before there are threads, which would have their own
     post = read_post(sys.stdin.readline())
     serve(post, lambda settings: training_work(post.worker, settings))
 

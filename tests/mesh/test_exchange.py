@@ -5,6 +5,7 @@ import secrets
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -29,25 +30,33 @@ def four() -> Iterator[dict[str, Peers]]:
         found.close()
 
 
+@pytest.mark.parametrize("wire", [np.float32, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("size", [1, 3, 1000, 200_001])
 @pytest.mark.parametrize("holders", [("b", "a"), ("d", "a", "c"), NAMES])
 def test_the_sum_is_that_of_all_holders_and_equal_to_the_last_bit(
-    four: dict[str, Peers], holders: tuple[str, ...], size: int
+    four: dict[str, Peers], holders: tuple[str, ...], size: int, wire: type
 ):
     rng = np.random.default_rng(size)
     own = {h: rng.standard_normal(size).astype(np.float32) for h in holders}
-    number = NAMES.index(holders[0]), len(holders), size
+    number = NAMES.index(holders[0]), 2 * len(holders) + (wire == np.float32), size
     with ThreadPoolExecutor(4) as pool:
         jobs = [
-            pool.submit(total, four[h], holders, (*number, 0, 0, 0), own[h])
+            pool.submit(
+                total, four[h], holders, (*number, 0, 0, 0), own[h], np.dtype(wire)
+            )
             for h in holders
         ]
         sums = [job.result(timeout=20) for job in jobs]
     expected = np.zeros(size, np.float32)
     for holder in holders:
-        expected = expected + own[holder]
+        expected = expected + own[holder].astype(wire).astype(np.float32)
     for found in sums:
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(found, sums[0])
+        assert found.dtype == np.float32
+    if wire == np.float32:
+        np.testing.assert_array_equal(sums[0], expected)
+    else:  # sums of parts are rounded once more on their way back
+        np.testing.assert_allclose(sums[0], expected, rtol=2**-8, atol=1e-6)
 
 
 def test_many_sums_may_be_under_way_at_once(four: dict[str, Peers]):

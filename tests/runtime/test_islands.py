@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans over several worker processes: the numbers of one jit, and lost workers."""
+"""Plans over several worker processes: the numbers of one jit, and lost workers.
+
+`pytest tests/runtime/test_islands.py --island-plans 50` is the longer run.
+"""
 
 import os
 import secrets
@@ -10,10 +13,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from hetjax.errors import BadInput
 from hetjax.runtime.control import Crew, WorkerLost
 from hetjax.runtime.fleet import Fleet, FleetStep, TransportName
 from hetjax.runtime.processes import Processes
@@ -25,11 +30,17 @@ from tests.runtime.oracle import (
 )
 from tests.runtime.random_plans import random_case
 from tests.runtime.random_weights import random_params
-from tests.runtime.worker_process import FAILING_STEP, NODES
+from tests.runtime.worker_process import FAILING_STEP, NODES, REFUSED_STEP
 
 SILENCE_S = 3.0
 START_S = 60.0
 SPREAD = 1  # a seed whose plan has stages on all nodes
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "island_seed" in metafunc.fixturenames:
+        num_plans: Any = metafunc.config.getoption("island_plans")
+        metafunc.parametrize("island_seed", range(num_plans))
 
 
 @contextmanager
@@ -90,11 +101,10 @@ def gradients(directory: Path) -> dict[str, list[np.ndarray]]:
 
 
 @pytest.mark.parametrize("transport", ["sockets", "transfer"])
-@pytest.mark.parametrize("seed", range(5))
 def test_random_plans_over_processes_give_the_gradients_of_one_jit(
-    crew: Crew, tmp_path: Path, seed: int, transport: TransportName
+    crew: Crew, tmp_path: Path, island_seed: int, transport: TransportName
 ):
-    case = random_case(seed, NODES)
+    seed, case = island_seed, random_case(island_seed, NODES)
     result = run_once(crew, seed, tmp_path, transport)
     batch = random_batch(case.plan, case.model.vocab_size, seed)
     loss, expected = oracle_gradients(
@@ -129,6 +139,10 @@ def test_a_worker_that_fails_is_named_and_all_go_on_afterwards(
     before = fleet.step(0)
     with pytest.raises(WorkerLost, match=r"'east' failed: ValueError: no such batch"):
         fleet.step(FAILING_STEP)
+    fleet.connect()
+    assert fleet.step(0) == before
+    with pytest.raises(BadInput, match="got: step 14\nallowed: any other"):
+        fleet.step(REFUSED_STEP)
     fleet.connect()
     assert fleet.step(0) == before
 

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from hetjax.errors import BadInput
 from hetjax.runtime.feeding import Batch
 from hetjax.runtime.island import Island, Told
 from hetjax.runtime.serving import read_post, serve
@@ -19,7 +20,7 @@ from tests.runtime.random_plans import Case, random_case
 from tests.runtime.random_weights import random_params
 
 NODES = ("east", "north", "south", "west")
-FAILING_STEP = 13
+FAILING_STEP, REFUSED_STEP = 13, 14
 
 
 class KeepingIsland(Island):
@@ -47,6 +48,8 @@ class RandomWork:
     def batch(self, step: int) -> Batch:
         if step == FAILING_STEP and self.island.node == NODES[0]:
             raise ValueError("no such batch")
+        if step == REFUSED_STEP and self.island.node == NODES[0]:
+            raise BadInput(got="step 14", allowed="any other", fix="give another")
         return random_batch(self.case.plan, self.case.model.vocab_size, step)
 
     def validation(self, number: int) -> Batch:

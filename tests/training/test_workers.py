@@ -16,6 +16,14 @@ from tests.training.small import LICENCE
 
 SETTINGS = "--evaluation.sample-tokens 2 --evaluation.num-batches 1".split()
 SETTINGS += ["--checkpoint.every", "2"]
+SLICE = """
+name = "tpu"
+[[node]]
+name = "slice"
+device = "TPU-v4"
+count = 8
+hosts = 2
+"""
 
 
 @pytest.fixture
@@ -124,12 +132,19 @@ def training(tmp_path: Path, launcher: str) -> subprocess.Popen[str]:
     [
         (["--trace"], "--trace with --launcher processes"),
         (["--cluster", "none.toml"], "cluster file 'none.toml'"),
+        (["--cluster", "slice.toml"], "node 'slice' with hosts = 2"),
     ],
 )
 def test_what_workers_cannot_do_is_said_before_any_is_started(
-    tmp_path: Path, options: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    options: list[str],
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ):
     run_dir = tmp_path / "run"
+    (tmp_path / "slice.toml").write_text(SLICE)
+    monkeypatch.chdir(tmp_path)
     arguments = command(run_dir, tmp_path, "--launcher", "processes", *options)
     assert main(arguments) == 2
     assert told in capsys.readouterr().err

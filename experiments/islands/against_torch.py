@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two processes, one pipeline: hetjax beside PyTorch's pipelining, in one run.
+
+    python -m experiments.islands.against_torch --torch PYTHON [--rounds 3] [--steps 3]
+
+PYTHON is an interpreter that has PyTorch (`experiments/benchmarks/torch_pipeline.py`
+says which model and how it is timed there). Both sides train the same GPT (8 blocks,
+width 512, 256 tokens, 8 microbatches of 4, fp32, one thread a process), first in one
+process and then as two stages in two; rounds alternate. `efficiency` is the pipelined
+rate over twice the rate of the same framework in one process; the bubble of two stages
+and eight microbatches allows 8 / 9. Our head is tied to the embedding, so that the two
+stages sum its gradients, and gradients are clipped; PyTorch does neither. Prints one
+JSON object.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from experiments.islands import models
+from experiments.islands.unequal import Running
+from experiments.testbed.hosts import Host, Testbed
+from hetjax.cluster.cluster import Cluster, Node
+from hetjax.models.presets import model_preset
+from hetjax.plans.plan import Plan, Replica, Stage
+
+MODEL, SEQ_LEN = "gpt-8x512", 256
+MICROBATCHES, MICROBATCH_SIZE = 8, 4
+HOSTS = ("east", "west")
+
+
+def pipeline(nodes: Sequence[str]) -> Plan:
+    """Embedding and half of the blocks first, the others and the head second."""
+    cuts = [0, 10] if len(nodes) == 1 else [0, 5, 10]
+    stages = tuple(
+        Stage(
+            node=node,
+            devices=(0,),
+            layers=(cuts[s], cuts[s + 1]),
+            launch_ahead=len(nodes) - s,
+        )
+        for s, node in enumerate(nodes)
+    )
+    replica = Replica(
+        num_microbatches=MICROBATCHES, microbatch_size=MICROBATCH_SIZE, stages=stages
+    )
+    batch = MICROBATCHES * MICROBATCH_SIZE
+    return Plan(model=MODEL, seq_len=SEQ_LEN, global_batch=batch, replicas=(replica,))
+
+
+def torch_round(python: str, steps: int) -> dict[str, float]:
+    """One round of the other side, which prints what it found."""
+    words = [python, "-m", "experiments.benchmarks.torch_pipeline", "--rounds", "1"]
+    told = subprocess.run(
+        [*words, "--steps", str(steps)], check=True, capture_output=True, text=True
+    )
+    found = json.loads(told.stdout)
+    return {
+        "one": found["one_process_tokens_per_s"][0],
+        "two": found["pipelined_tokens_per_s"][0],
+    }
+
+
+def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    config = models.preset(MODEL).config
+    dataset = models.own_sources(folder, model_preset(MODEL).vocab_size)
+    nodes = tuple(Node(name=name, device="H20", count=1) for name in HOSTS)
+    cluster = Cluster(name="two", nodes=nodes)
+    hosts = [Host(name=name) for name in HOSTS]
+    plans = {"one": pipeline(HOSTS[:1]), "two": pipeline(HOSTS)}
+    rates: dict[str, list[dict[str, float]]] = {"hetjax": [], "torch": []}
+    with Testbed(hosts, quota_less=True) as testbed, ExitStack() as ends:
+        running = {
+            name: Running(
+                plan,
+                testbed,
+                replace(config, global_batch=plan.global_batch),
+                cluster,
+                dataset,
+                folder / name,
+                ends.enter_context(ExitStack()),
+            )
+            for name, plan in plans.items()
+        }
+        for layout in running.values():
+            layout.run(1, counts=False)
+        for _ in range(given.rounds):
+            own = {}
+            for name, layout in running.items():
+                layout.step_s.clear()
+                layout.run(1, counts=False)
+                layout.run(given.steps, counts=True)
+                tokens = plans[name].global_batch * SEQ_LEN
+                own[name] = tokens / median(layout.step_s)
+            rates["hetjax"].append(own)
+            if given.torch:
+                rates["torch"].append(torch_round(given.torch, given.steps))
+            print(json.dumps(rates), file=sys.stderr, flush=True)
+        for layout in running.values():
+            layout.end()
+    return {
+        name: {
+            "one_process_tokens_per_s": [r["one"] for r in found],
+            "pipelined_tokens_per_s": [r["two"] for r in found],
+            "efficiency": median(r["two"] / (2 * r["one"]) for r in found),
+        }
+        for name, found in rates.items()
+        if found
+    } | {"load": os.getloadavg()[0]}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--torch", metavar="PYTHON")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=3)
+    given = parser.parse_args(arguments)
+    os.environ["PJRT_NPROC"] = "1"
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps(measured(given, Path(folder)), indent=1))
+
+
+if __name__ == "__main__":
+    main()

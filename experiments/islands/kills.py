@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers lost at random moments: who reports it, and after how long.
+
+    python -m experiments.islands.kills [--times 30] [--silence-s 10]
+
+Four worker processes train the model `gpt-8x256` as one pipeline and two replicas in
+turn; at a random moment one is killed (SIGKILL) or stopped (SIGSTOP). Measured is the
+time until the controller has heard of it from every survivor. Then the lost one is
+replaced, all start a new generation and do a step. At the end no process and no
+listening port may be left. Prints one JSON object.
+"""
+
+import argparse
+import json
+import os
+import random
+import secrets
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from experiments.islands import models
+from hetjax.cluster.cluster import Cluster, Node
+from hetjax.cluster.files import cluster_toml
+from hetjax.models.presets import model_preset
+from hetjax.plans.plan import Plan, Replica, Stage
+from hetjax.runtime.control import Crew, WorkerLost
+from hetjax.runtime.fleet import Fleet
+from hetjax.runtime.processes import Processes
+from hetjax.runtime.serving import Post
+from hetjax.training.worker import worker_settings
+
+NODES = ("east", "north", "south", "west")
+MODEL = "gpt-8x256"
+_START_S = 120.0
+_LIMIT_S = {"SIGKILL": 2.0}  # of SIGSTOP: the time of silence
+
+
+def plans(num_layers: int) -> list[Plan]:
+    """One pipeline of four stages, and two replicas of two."""
+    quarter = [0, 3, 5, 7, num_layers]
+    half = [0, num_layers // 2, num_layers]
+
+    def replica(nodes: Sequence[str], cuts: Sequence[int], batches: int) -> Replica:
+        stages = tuple(
+            Stage(
+                node=node,
+                devices=(0,),
+                layers=(cuts[s], cuts[s + 1]),
+                launch_ahead=len(nodes) - s,
+            )
+            for s, node in enumerate(nodes)
+        )
+        return Replica(num_microbatches=batches, microbatch_size=1, stages=stages)
+
+    whole = (replica(NODES, quarter, 8),)
+    halves = (replica(NODES[:2], half, 4), replica(NODES[2:], half, 4))
+    return [
+        Plan(model=MODEL, seq_len=128, global_batch=8, replicas=replicas)
+        for replicas in (whole, halves)
+    ]
+
+
+class Lab:
+    """A controller and its worker processes, which are replaced when they are lost."""
+
+    def __init__(self, folder: Path, silence_s: float) -> None:
+        self._silence_s, self._secret = silence_s, secrets.token_bytes(32)
+        self.crew = Crew("127.0.0.1:0", self._secret, silence_s)
+        self.processes = Processes(logs=folder / "logs")
+        for node in NODES:
+            self.start(node)
+
+    def start(self, node: str) -> None:
+        post = Post(
+            worker=node,
+            controller=self.crew.address,
+            listen="127.0.0.1:0",
+            secret=self._secret,
+            silence_s=self._silence_s,
+        )
+        command = [sys.executable, "-m", "experiments.islands.worker"]
+        self.processes.start(post, command, os.environ)
+
+    def replace(self, node: str) -> None:
+        """End what is left of the worker for good, and start another."""
+        old = self.processes.children[node]
+        old.kill()
+        old.wait()
+        self.start(node)
+
+
+def one(
+    lab: Lab, plan: Plan, settings: dict[str, Any], rng: random.Random
+) -> dict[str, Any]:
+    """Lose a random worker at a random moment of training; who says what, and when."""
+    lab.crew.wait_for(NODES, _START_S)
+    fleet = Fleet(plan, lab.crew)
+    fleet.build(settings)
+    fleet.connect(rng.choice(["sockets", "transfer"]))
+    fleet.compile()
+    fleet.initialise(0)
+    begin_s = time.monotonic()
+    fleet.step(0)
+    step_s = time.monotonic() - begin_s
+    victim = rng.choice(NODES)
+    how = rng.choice([signal.SIGKILL, signal.SIGSTOP])
+    struck: list[float] = []
+
+    def strike() -> None:
+        struck.append(time.monotonic())
+        lab.processes.children[victim].send_signal(how)
+
+    threading.Timer(rng.uniform(0, 3 * step_s), strike).start()
+    number = 1
+    try:
+        while True:
+            fleet.step(number)
+            number += 1
+    except WorkerLost as lost:
+        told_s = time.monotonic() - struck[0]
+        right = lost.worker == victim and len(lost.reports) == len(NODES) - 1
+        named = all(m.get("lost", [victim])[0] == victim for m in lost.reports.values())
+    lab.replace(victim)
+    return {
+        "how": how.name,
+        "victim": victim,
+        "replicas": len(plan.replicas),
+        "steps_before": number,
+        "told_s": round(told_s, 3),
+        "all_survivors_reported": right and named,
+    }
+
+
+def measured(times: int, silence_s: float, seed: int) -> dict[str, Any]:
+    rng = random.Random(seed)
+    config = models.preset(MODEL).config
+    model = model_preset(MODEL)
+    nodes = tuple(Node(name=node, device="H20", count=1) for node in NODES)
+    cluster = cluster_toml(Cluster(name="lab", nodes=nodes))
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        dataset = models.own_sources(folder, model.vocab_size)
+        lab = Lab(folder, silence_s)
+        with lab.processes:
+            try:
+                for number in range(times):
+                    plan = plans(len(model.layers))[number % 2]
+                    own = worker_settings(config, cluster, plan, dataset)
+                    own["config"]["global_batch"] = plan.global_batch
+                    rows.append(one(lab, plan, own, rng))
+                    print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+                lab.crew.wait_for(NODES, _START_S)
+                children = [c.pid for c in lab.processes.children.values()]
+                Fleet(plans(len(model.layers))[0], lab.crew).end()
+            finally:
+                lab.crew.close()
+    left = [pid for pid in children if Path(f"/proc/{pid}").exists()]
+    limits = _LIMIT_S | {"SIGSTOP": silence_s + 2.0}
+    return {
+        "times": times,
+        "silence_s": silence_s,
+        "all_reported": all(row["all_survivors_reported"] for row in rows),
+        "within_limits": all(row["told_s"] <= limits[row["how"]] for row in rows),
+        "told_s": {
+            how: {
+                "median": median(found),
+                "max": max(found),
+                "times": len(found),
+            }
+            for how in limits
+            if (found := [row["told_s"] for row in rows if row["how"] == how])
+        },
+        "processes_left": left,
+        "rows": rows,
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--times", type=int, default=30)
+    parser.add_argument("--silence-s", type=float, default=10.0)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args(arguments)
+    print(json.dumps(measured(given.times, given.silence_s, given.seed), indent=1))
+
+
+if __name__ == "__main__":
+    main()
