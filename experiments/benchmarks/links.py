@@ -55,7 +55,7 @@ def sending(plain: str, link: str, rounds: int, directory: str | None) -> None:
         for number in range(rounds):
             assert sock.recv(1)
             for _ in range(ROUND_BYTES // size):
-                sock.sendall(data)
+                sock.sendall(data.data)
             peers.mailbox.take("b", (0, 1, size, number, 0, 0))
             for index in range(ROUND_BYTES // size):
                 peers.send("b", (0, 0, size, number, index, 0), [data])
@@ -100,7 +100,8 @@ def _row(sock: socket.socket, peers: Peers, size: int, rounds: int) -> dict[str,
     rates = {name: ROUND_BYTES / median(t) for name, t in times.items()}
     return {
         "message_mib": size / MIB,
-        **{f"{name}_gib_per_s": round(r / 2**30, 3) for name, r in rates.items()},
+        "plain_gib_per_s": round(rates["plain"] / 2**30, 3),
+        "link_gib_per_s": round(rates["link"] / 2**30, 3),
         "share": round(rates["link"] / rates["plain"], 3),
     }
 
@@ -113,7 +114,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     simulate_devices(1)
     if given.sending:
-        return sending(*given.sending, given.rounds, given.unix)
+        plain, link = given.sending
+        return sending(plain, link, given.rounds, given.unix)
     print(json.dumps({"rows": receiving(given.rounds, given.unix)}, indent=1))
 
 

@@ -31,6 +31,7 @@ _HEARTBEAT: Key = (2**32 - 1, 0, 0, 0, 0, 0)
 _GOODBYE: Key = (2**32 - 1, 1, 0, 0, 0, 0)
 _ALIGNMENT = 64  # bytes: JAX takes over such host arrays without a copy
 _BUFFER_BYTES = 4 << 20  # of a socket
+_MOST_VIEWS = 64  # in one call, of what the system takes
 _NONCE_BYTES, _NAME_BYTES = 32, 64
 _GREETING = struct.Struct(f"<{_NAME_BYTES}s{_NAME_BYTES}s{_NONCE_BYTES}s")
 
@@ -142,10 +143,9 @@ class Link:
                     self._socket.sendall(_HEADER.pack(*_GOODBYE, 0))
                     return
                 key, parts = message
-                views = [_bytes_of(part) for part in parts]
-                self._socket.sendall(_HEADER.pack(*key, sum(map(len, views))))
-                for view in views:
-                    self._socket.sendall(view)
+                views = [_bytes_of(part) for part in parts if part.size]
+                header = _HEADER.pack(*key, sum(map(len, views)))
+                _write(self._socket, [memoryview(header), *views])
         except OSError as error:
             self._fail(_reason(error))
 
@@ -214,6 +214,16 @@ def _endpoint(address: str) -> str | tuple[str, int]:
 
 def _proof(secret: bytes, role: bytes, greeting: bytes, nonce: bytes) -> bytes:
     return hmac.digest(secret, role + greeting + nonce, "sha256")
+
+
+def _write(found: socket.socket, views: list[memoryview]) -> None:
+    """Write all, the header together with what follows: it wakes nobody for itself."""
+    while views:
+        count = found.sendmsg(views[:_MOST_VIEWS])
+        while views and count >= len(views[0]):
+            count -= len(views.pop(0))
+        if views:
+            views[0] = views[0][count:]
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:

@@ -10,7 +10,7 @@ from hetjax.cluster.ray_nodes import cluster_of_ray, on_ray_nodes, ray_nodes
 from hetjax.errors import BadInput
 
 
-def told(number: int, alive: bool = True, **resources: float) -> dict[str, Any]:
+def told(number: int, /, alive: bool = True, **resources: Any) -> dict[str, Any]:
     """A node as Ray 2.60 describes it."""
     address = f"10.0.0.{number}"
     return {
@@ -22,8 +22,8 @@ def told(number: int, alive: bool = True, **resources: float) -> dict[str, Any]:
     }
 
 
-A100 = {"GPU": 4.0, "accelerator_type:A100-80G": 1.0}
-V100 = {"GPU": 2.0, "accelerator_type:V100": 1.0}
+A100: dict[str, Any] = {"GPU": 4.0, "accelerator_type:A100-80G": 1.0}
+V100: dict[str, Any] = {"GPU": 2.0, "accelerator_type:V100": 1.0}
 
 
 def test_unlike_machines_make_a_cluster_and_those_without_accelerators_are_left_out():

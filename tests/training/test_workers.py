@@ -100,6 +100,16 @@ def test_a_killed_actor_of_ray_ends_the_run_with_its_name(tmp_path: Path):
     assert not any(Path(f"/proc/{pid}").exists() for pid in actors)
 
 
+@pytest.mark.usefixtures("environment")
+def test_an_interrupt_while_workers_start_leaves_none_behind(tmp_path: Path):
+    run = training(tmp_path, "processes", until="workers")
+    assert len(processes_of(tmp_path / "run")) == 3
+    run.send_signal(signal.SIGINT)
+    told, _ = run.communicate(timeout=30)
+    assert run.returncode == 1 and "interrupted" in told
+    assert not processes_of(tmp_path / "run")
+
+
 def session(entry: Path) -> int:
     """The pid of the test's own process that the actor descends from, or 1."""
     pid = int(entry.parent.name)
@@ -111,8 +121,10 @@ def session(entry: Path) -> int:
     return pid
 
 
-def training(tmp_path: Path, launcher: str) -> subprocess.Popen[str]:
-    """A run with workers that has done its first step."""
+def training(
+    tmp_path: Path, launcher: str, until: str = "step  "
+) -> subprocess.Popen[str]:
+    """A run with workers that has said something: of its first step, by default."""
     options = command(tmp_path / "run", tmp_path / "cache", "--launcher", launcher)
     run = subprocess.Popen(
         [sys.executable, "-m", "hetjax.train", *options],
@@ -122,7 +134,7 @@ def training(tmp_path: Path, launcher: str) -> subprocess.Popen[str]:
     )
     assert run.stdout is not None
     for line in run.stdout:
-        if line.startswith("step  ") and "loss" in line and "val" not in line:
+        if line.startswith(until) and "val_loss" not in line:
             break
     return run
 
