@@ -7,8 +7,8 @@
 Stands up the hosts as a testbed (`experiments/testbed`: CPU quotas in percent of a
 core, namespaces, shaped links; needs root), measures the model's layers on each host
 under its quota, plans with that profile, and runs the layouts in turn, each with a
-worker process per host. `even` is one pipeline over all hosts, layers cut evenly;
-`even-1f1b` the same with 1F1B instead of H-1F1B. `alone` is what each host reaches by
+worker process per host. `even` is one pipeline over all hosts, blocks shared out
+evenly; `even-1f1b` the same with 1F1B instead of H-1F1B. `alone` is what each host reaches by
 itself with the whole model and its share of the batch; the sum over hosts is what no
 layout of theirs should pass. A worker computes with one thread (`PJRT_NPROC=1`): more
 would wait for each other at the expense of the quota. Prints one JSON object; times are
@@ -44,8 +44,7 @@ from hetjax.planner.baselines.table import compared
 from hetjax.planner.find import find_plan
 from hetjax.planner.judge import judged
 from hetjax.planner.request import Request
-from hetjax.plans.even import even_plan
-from hetjax.plans.plan import Plan
+from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.schedule.predicted import Predicted
 from hetjax.training.config import RunConfig
 from hetjax.training.launching import FleetDriver, Place, on_this_machine
@@ -123,23 +122,36 @@ def layouts(
     }
     if "planned" in names:
         found["planned"] = find_plan(request, polish_s=budget_s).best
-    plain = _even(request) if {"even", "even-1f1b"} & set(names) else None
-    if plain is not None and "even" in names:
-        found["even"] = judged(request, plain)
-    if plain is not None and "even-1f1b" in names:
-        found["even-1f1b"] = judged(request, plain, "1f1b")
+    every = [node.name for node in request.cluster.nodes]
+    even = pipeline(request, every, request.global_batch)
+    for name, schedule in (("even", "h1f1b"), ("even-1f1b", "1f1b")):
+        if name in names:
+            found[name] = judged(request, even, schedule)
     return {name: found[name] for name in names if name in found}
 
 
-def _even(request: Request) -> Plan:
-    return even_plan(
-        request.cluster,
+def pipeline(request: Request, nodes: Sequence[str], global_batch: int) -> Plan:
+    """One replica, a stage on each node, blocks shared out evenly."""
+    num_layers, size = len(request.model.layers), max(request.microbatch_sizes)
+    inner = [1 + round(n * (num_layers - 2) / len(nodes)) for n in range(1, len(nodes))]
+    cuts = [0, *inner, num_layers]
+    stages = tuple(
+        Stage(
+            node=node,
+            devices=(0,),
+            layers=(cuts[s], cuts[s + 1]),
+            launch_ahead=len(nodes) - s,
+        )
+        for s, node in enumerate(nodes)
+    )
+    replica = Replica(
+        num_microbatches=global_batch // size, microbatch_size=size, stages=stages
+    )
+    return Plan(
         model=request.model.name,
-        num_layers=len(request.model.layers),
         seq_len=request.seq_len,
-        global_batch=request.global_batch,
-        microbatch_size=max(request.microbatch_sizes),
-        tensor_sizes={},
+        global_batch=replica.num_microbatches * size,
+        replicas=(replica,),
     )
 
 
@@ -237,7 +249,7 @@ def _alone(request: Request) -> dict[str, Predicted]:
         cluster = replace(request.cluster, nodes=(node,), links=())
         size = max(request.microbatch_sizes)
         part = replace(request, cluster=cluster, global_batch=2 * size)
-        found[node.name] = judged(part, _even(part))
+        found[node.name] = judged(part, pipeline(part, [node.name], 2 * size))
     return found
 
 
