@@ -8,12 +8,12 @@ Stands up the hosts as a testbed (`experiments/testbed`: CPU quotas in percent o
 core, namespaces, shaped links; needs root), measures the model's layers on each host
 under its quota, plans with that profile, and runs the layouts in turn, each with a
 worker process per host. `even` is one pipeline over all hosts, blocks shared out
-evenly; `even-1f1b` the same with 1F1B instead of H-1F1B. `alone` is what each host reaches by
-itself with the whole model and its share of the batch; the sum over hosts is what no
-layout of theirs should pass. A worker computes with one thread (`PJRT_NPROC=1`): more
-would wait for each other at the expense of the quota. Prints one JSON object; times are
-medians over steps, and each layout runs its steps in rounds that alternate with the
-others'.
+evenly; `even-1f1b` the same with 1F1B instead of H-1F1B. `alone` is what each host
+reaches by itself with the whole model and its share of the batch; the sum over hosts is
+what no layout of theirs should pass. A worker computes with one thread
+(`PJRT_NPROC=1`): more would wait for each other at the expense of the quota. Prints one
+JSON object; times are medians over steps, and each layout runs its steps in rounds that
+alternate with the others'.
 """
 
 import argparse
