@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The testbed: unequal hosts that leave nothing behind. Does not test Ray itself."""
 
+import fcntl
 import ipaddress
 import json
 import os
@@ -8,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,6 +43,19 @@ with socket.create_server((sys.argv[1], 7)) as server:
             connection.sendall(connection.recv(8))
 """
 IMMUNE = "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); "
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    """One test after the other, in whatever processes: they look at what is left.
+
+    Interrupts are heard, as they are not in a process in the background.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with (Path(tempfile.gettempdir()) / "hetjax-testbed.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    signal.signal(signal.SIGINT, before)
 
 
 def _traces() -> set[str]:

@@ -70,9 +70,15 @@ def test_a_wrong_value_in_the_file_is_named(name: str, value: object, words: lis
 
 def test_a_missing_setting_in_the_file_is_named():
     values = config_values(BASE)
-    del values["seed"]
-    with pytest.raises(BadInput, match="no key 'seed'"):
+    del values["steps"]
+    with pytest.raises(BadInput, match="no key 'steps'"):
         read_config(values, "config")
+
+
+def test_a_file_from_before_a_setting_came_gives_its_default():
+    values = config_values(BASE)
+    del values["launcher"], values["optimizer"]["beta2"]
+    assert read_config(values, "config") == BASE
 
 
 def test_flat_names_are_those_of_the_command_line():

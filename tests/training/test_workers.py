@@ -131,6 +131,8 @@ def training(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # heard, as it is not in a process in the background
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     assert run.stdout is not None
     for line in run.stdout:
