@@ -21,7 +21,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,30 +30,10 @@ from experiments.islands.unequal import Running
 from experiments.testbed.hosts import Host, Testbed
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.models.presets import model_preset
-from hetjax.plans.plan import Plan, Replica, Stage
 
-MODEL, SEQ_LEN = "gpt-8x512", 256
+MODEL = "gpt-8x512"
 MICROBATCHES, MICROBATCH_SIZE = 8, 4
 HOSTS = ("east", "west")
-
-
-def pipeline(nodes: Sequence[str]) -> Plan:
-    """Embedding and half of the blocks first, the others and the head second."""
-    cuts = [0, 10] if len(nodes) == 1 else [0, 5, 10]
-    stages = tuple(
-        Stage(
-            node=node,
-            devices=(0,),
-            layers=(cuts[s], cuts[s + 1]),
-            launch_ahead=len(nodes) - s,
-        )
-        for s, node in enumerate(nodes)
-    )
-    replica = Replica(
-        num_microbatches=MICROBATCHES, microbatch_size=MICROBATCH_SIZE, stages=stages
-    )
-    batch = MICROBATCHES * MICROBATCH_SIZE
-    return Plan(model=MODEL, seq_len=SEQ_LEN, global_batch=batch, replicas=(replica,))
 
 
 def torch_round(python: str, steps: int) -> dict[str, float]:
@@ -72,22 +51,28 @@ def torch_round(python: str, steps: int) -> dict[str, float]:
 
 def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     config = models.preset(MODEL).config
-    dataset = models.own_sources(folder, model_preset(MODEL).vocab_size)
+    model = model_preset(MODEL)
+    dataset = models.own_sources(folder, model.vocab_size)
     nodes = tuple(Node(name=name, device="H20", count=1) for name in HOSTS)
     cluster = Cluster(name="two", nodes=nodes)
     hosts = [Host(name=name) for name in HOSTS]
-    plans = {"one": pipeline(HOSTS[:1]), "two": pipeline(HOSTS)}
+    plans = {
+        name: models.plan_of(
+            model, models.pipeline(model, nodes, MICROBATCHES, MICROBATCH_SIZE)
+        )
+        for name, nodes in (("one", HOSTS[:1]), ("two", HOSTS))
+    }
     rates: dict[str, list[dict[str, float]]] = {"hetjax": [], "torch": []}
     with Testbed(hosts, quota_less=True) as testbed, ExitStack() as ends:
         running = {
             name: Running(
                 plan,
                 testbed,
-                replace(config, global_batch=plan.global_batch),
+                config,
                 cluster,
                 dataset,
                 folder / name,
-                ends.enter_context(ExitStack()),
+                ends,
             )
             for name, plan in plans.items()
         }
@@ -99,7 +84,7 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 layout.step_s.clear()
                 layout.run(1, counts=False)
                 layout.run(given.steps, counts=True)
-                tokens = plans[name].global_batch * SEQ_LEN
+                tokens = plans[name].global_batch * plans[name].seq_len
                 own[name] = tokens / median(layout.step_s)
             rates["hetjax"].append(own)
             if given.torch:

@@ -28,8 +28,9 @@ from typing import Any
 from experiments.islands import models
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.files import cluster_toml
+from hetjax.models.model import Model
 from hetjax.models.presets import model_preset
-from hetjax.plans.plan import Plan, Replica, Stage
+from hetjax.plans.plan import Plan
 from hetjax.runtime.control import Crew, WorkerLost
 from hetjax.runtime.fleet import Fleet
 from hetjax.runtime.processes import Processes
@@ -42,29 +43,11 @@ _START_S = 120.0
 _LIMIT_S = {"SIGKILL": 2.0}  # of SIGSTOP: the time of silence
 
 
-def plans(num_layers: int) -> list[Plan]:
+def plans(model: Model) -> list[Plan]:
     """One pipeline of four stages, and two replicas of two."""
-    quarter = [0, 3, 5, 7, num_layers]
-    half = [0, num_layers // 2, num_layers]
-
-    def replica(nodes: Sequence[str], cuts: Sequence[int], batches: int) -> Replica:
-        stages = tuple(
-            Stage(
-                node=node,
-                devices=(0,),
-                layers=(cuts[s], cuts[s + 1]),
-                launch_ahead=len(nodes) - s,
-            )
-            for s, node in enumerate(nodes)
-        )
-        return Replica(num_microbatches=batches, microbatch_size=1, stages=stages)
-
-    whole = (replica(NODES, quarter, 8),)
-    halves = (replica(NODES[:2], half, 4), replica(NODES[2:], half, 4))
-    return [
-        Plan(model=MODEL, seq_len=128, global_batch=8, replicas=replicas)
-        for replicas in (whole, halves)
-    ]
+    whole = models.pipeline(model, NODES, 8, 1)
+    halves = [models.pipeline(model, nodes, 4, 1) for nodes in (NODES[:2], NODES[2:])]
+    return [models.plan_of(model, whole), models.plan_of(model, *halves)]
 
 
 class Lab:
@@ -152,14 +135,14 @@ def measured(times: int, silence_s: float, seed: int) -> dict[str, Any]:
         with lab.processes:
             try:
                 for number in range(times):
-                    plan = plans(len(model.layers))[number % 2]
+                    plan = plans(model)[number % 2]
                     own = worker_settings(config, cluster, plan, dataset)
                     own["config"]["global_batch"] = plan.global_batch
                     rows.append(one(lab, plan, own, rng))
                     print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
                 lab.crew.wait_for(NODES, _START_S)
                 children = [c.pid for c in lab.processes.children.values()]
-                Fleet(plans(len(model.layers))[0], lab.crew).end()
+                Fleet(plans(model)[0], lab.crew).end()
             finally:
                 lab.crew.close()
     left = [pid for pid in children if Path(f"/proc/{pid}").exists()]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of the experiments with islands, for their profiles and their workers.
+"""Models of the experiments with islands, their plans, profiles and workers.
 
     python -m experiments.islands.models profile MODEL [options of hetjax.profile]
 
@@ -7,11 +7,15 @@ Owns what `python -m hetjax.profile` and a worker process know besides the prese
 """
 
 import sys
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from hetjax.data.dataset import Dataset, prepare
 from hetjax.models.gpt import GPTConfig
+from hetjax.models.model import Model
 from hetjax.models.presets import MODEL_CONFIGS
+from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.profile import main as profile
 from hetjax.training import presets
 from hetjax.training.config import OptimizerConfig, RunConfig
@@ -53,6 +57,35 @@ def preset(model: str) -> Preset:
         optimizer=OptimizerConfig(),
     )
     return Preset(summary=f"{model}, for experiments", config=settings)
+
+
+def pipeline(
+    model: Model, nodes: Sequence[str], num_microbatches: int, microbatch_size: int
+) -> Replica:
+    """One replica, a stage on each node, blocks shared out evenly."""
+    num_layers = len(model.layers)
+    inner = [1 + round(n * (num_layers - 2) / len(nodes)) for n in range(1, len(nodes))]
+    cuts = pairwise([0, *inner, num_layers])
+    stages = tuple(
+        Stage(node=node, devices=(0,), layers=layers, launch_ahead=len(nodes) - s)
+        for s, (node, layers) in enumerate(zip(nodes, cuts, strict=True))
+    )
+    return Replica(
+        num_microbatches=num_microbatches,
+        microbatch_size=microbatch_size,
+        stages=stages,
+    )
+
+
+def plan_of(model: Model, *replicas: Replica) -> Plan:
+    """These replicas as a plan of the model, its sequences as long as they may be."""
+    batch = sum(r.num_microbatches * r.microbatch_size for r in replicas)
+    return Plan(
+        model=model.name,
+        seq_len=CONFIGS[model.name].max_seq_len,
+        global_batch=batch,
+        replicas=replicas,
+    )
 
 
 def own_sources(folder: Path, vocab_size: int) -> Dataset:

@@ -44,18 +44,19 @@ from hetjax.planner.baselines.table import compared
 from hetjax.planner.find import find_plan
 from hetjax.planner.judge import judged
 from hetjax.planner.request import Request
-from hetjax.plans.plan import Plan, Replica, Stage
+from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
 from hetjax.training.config import RunConfig
-from hetjax.training.launching import FleetDriver, Place, on_this_machine
+from hetjax.training.launching import Place, on_this_machine
 from hetjax.training.optimizer import optimizer
 from hetjax.training.worker import worker_settings
 
 _LATENCY_MS = 0.3  # of a message between two processes here
+_MOST_MBIT_PER_S = 8000.0  # of a link that nobody limits
 LAYOUTS = ("planned", "megatron", "whale")
 
 
-def cluster_of(hosts: Sequence[Host], mbit_per_s: float | None) -> Cluster:
+def cluster_of(hosts: Sequence[Host]) -> Cluster:
     """One device a host; the figures are only there to be complete: a profile rules."""
     nodes = tuple(
         Node(
@@ -74,8 +75,7 @@ def cluster_of(hosts: Sequence[Host], mbit_per_s: float | None) -> Cluster:
         Link(
             between=(one.name, other.name),
             bandwidth_gbit_per_s=min(
-                (h.egress_mbit_per_s or mbit_per_s or 8000.0) / 1000
-                for h in (one, other)
+                (h.egress_mbit_per_s or _MOST_MBIT_PER_S) / 1000 for h in (one, other)
             ),
             latency_ms=_LATENCY_MS,
         )
@@ -115,44 +115,21 @@ def layouts(
     baselines = [name for name in names if name in ("megatron", "whale")]
     found: dict[str, Predicted] = {
         name: predicted
-        for name, predicted in (
-            compared(request, baselines) if baselines else {}
-        ).items()
+        for name, predicted in compared(request, baselines).items()
         if not isinstance(predicted, NoFeasiblePlan)
     }
     if "planned" in names:
         found["planned"] = find_plan(request, polish_s=budget_s).best
     every = [node.name for node in request.cluster.nodes]
-    even = pipeline(request, every, request.global_batch)
+    size = max(request.microbatch_sizes)
+    batches = request.global_batch // size
+    even = models.plan_of(
+        request.model, models.pipeline(request.model, every, batches, size)
+    )
     for name, schedule in (("even", "h1f1b"), ("even-1f1b", "1f1b")):
         if name in names:
             found[name] = judged(request, even, schedule)
     return {name: found[name] for name in names if name in found}
-
-
-def pipeline(request: Request, nodes: Sequence[str], global_batch: int) -> Plan:
-    """One replica, a stage on each node, blocks shared out evenly."""
-    num_layers, size = len(request.model.layers), max(request.microbatch_sizes)
-    inner = [1 + round(n * (num_layers - 2) / len(nodes)) for n in range(1, len(nodes))]
-    cuts = [0, *inner, num_layers]
-    stages = tuple(
-        Stage(
-            node=node,
-            devices=(0,),
-            layers=(cuts[s], cuts[s + 1]),
-            launch_ahead=len(nodes) - s,
-        )
-        for s, node in enumerate(nodes)
-    )
-    replica = Replica(
-        num_microbatches=global_batch // size, microbatch_size=size, stages=stages
-    )
-    return Plan(
-        model=request.model.name,
-        seq_len=request.seq_len,
-        global_batch=replica.num_microbatches * size,
-        replicas=(replica,),
-    )
 
 
 class Running:
@@ -168,7 +145,7 @@ class Running:
         folder: Path,
         stack: ExitStack,
     ) -> None:
-        fleet = on_this_machine(
+        self._fleet = on_this_machine(
             plan,
             folder / "logs",
             stack,
@@ -182,40 +159,35 @@ class Running:
             address=testbed.controller_address,
             module="experiments.islands.worker",
         )
-        self._driver = FleetDriver(
-            fleet, stack, checkpoints=folder, keep=1, num_validation=1, host={}
-        )
-        settings = worker_settings(
-            replace(config, global_batch=plan.global_batch),
-            cluster_toml(cluster),
-            plan,
-            dataset,
-        )
-        self._driver.begin(settings, None, 0, lambda done, of: None)
+        own = replace(config, global_batch=plan.global_batch)
+        self._fleet.build(worker_settings(own, cluster_toml(cluster), plan, dataset))
+        self._fleet.connect()
+        self._fleet.compile()
+        self._fleet.initialise(0)
         self._step, self.step_s = 0, []
 
     def run(self, num_steps: int, *, counts: bool) -> None:
         for _ in range(num_steps):
             start_s = time.perf_counter()
-            self._driver.step(self._step, None).loss()
+            self._fleet.step(self._step)
             self._step += 1
             if counts:
                 self.step_s.append(time.perf_counter() - start_s)
 
     def end(self) -> None:
-        self._driver.__exit__(None, None, None)
+        self._fleet.end()
 
 
 def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    hosts = [host_of(text) for text in given.host]
+    hosts = [
+        replace(host, egress_mbit_per_s=host.egress_mbit_per_s or given.link_mbit)
+        for host in map(host_of, given.host)
+    ]
     config = models.preset(given.model).config
     model = model_preset(given.model)
     dataset = models.own_sources(folder, model.vocab_size)
     with Testbed(hosts, quota_less=given.quota_less) as testbed:
-        if given.link_mbit:
-            for host in hosts:
-                testbed.set_link(host.name, given.link_mbit)
-        cluster = cluster_of(hosts, given.link_mbit)
+        cluster = cluster_of(hosts)
         profile = profiled(testbed, cluster, given.model, given.sizes, folder)
         request = Request(
             model=model,
@@ -244,12 +216,12 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def _alone(request: Request) -> dict[str, Predicted]:
     """Each host by itself, the whole model in one stage."""
-    found = {}
+    found, size = {}, max(request.microbatch_sizes)
     for node in request.cluster.nodes:
         cluster = replace(request.cluster, nodes=(node,), links=())
-        size = max(request.microbatch_sizes)
         part = replace(request, cluster=cluster, global_batch=2 * size)
-        found[node.name] = judged(part, pipeline(part, [node.name], 2 * size))
+        replica = models.pipeline(request.model, [node.name], 2, size)
+        found[node.name] = judged(part, models.plan_of(request.model, replica))
     return found
 
 
@@ -260,8 +232,7 @@ def _timed(
     with ExitStack() as ends:
         running: dict[str, Running] = {}
         for name, plan in plans.items():
-            stack = ends.enter_context(ExitStack())
-            running[name] = start(name, plan, stack)
+            running[name] = start(name, plan, ends)
         for layout in running.values():
             layout.run(2, counts=False)
         for _ in range(given.rounds):

@@ -43,7 +43,6 @@ class RayNode:
 
     id: str
     address: str
-    name: str
     device: str
     count: int
     named: tuple[str, ...] = ()
@@ -132,7 +131,6 @@ def _node(raw: Mapping[str, Any]) -> RayNode:
     return RayNode(
         id=raw["NodeID"],
         address=raw["NodeManagerAddress"],
-        name=raw["NodeManagerHostname"],
         device=device if count else "cpu",
         count=count or 1,
         named=tuple(

@@ -88,6 +88,47 @@ def listen(address: str) -> tuple[socket.socket, str]:
     return found, f"{host}:{port}"
 
 
+class Door:
+    """Lets in callers that know the secret; strangers are turned away without a word.
+
+    Listens at `address` as soon as it is made, which then has the port. `admit` is
+    called with each caller's connection and name, from a thread of its own.
+    """
+
+    def __init__(
+        self,
+        own: str,
+        address: str,
+        secret: bytes,
+        admit: Callable[[socket.socket, str], None],
+    ) -> None:
+        self._own, self._secret, self._admit = own, secret, admit
+        self._listener, self.address = listen(address)
+        threading.Thread(target=self._accept, name="accept", daemon=True).start()
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                caller, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            threading.Thread(target=self._answer, args=(caller,), daemon=True).start()
+
+    def _answer(self, caller: socket.socket) -> None:
+        try:
+            name = answer(caller, self._own, self._secret)
+        except OSError:
+            caller.close()
+            return
+        self._admit(caller, name)
+
+
 class Link:
     """A connection to one peer, which has proven who it is.
 

@@ -9,11 +9,10 @@ not own one connection (`links.py`) nor what messages mean.
 import socket
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 
 import numpy as np
 
-from hetjax.mesh.links import SILENCE_S, Key, Link, answer, dial, listen
+from hetjax.mesh.links import SILENCE_S, Door, Key, Link, dial
 
 
 class PeerLost(ConnectionError):
@@ -104,9 +103,9 @@ class Peers:
         self.own, self.mailbox = own, Mailbox()
         self.links: dict[str, Link] = {}
         self._secret, self._silence_s = secret, silence_s
-        self._listener, self.address = listen(address)
         self._joined = threading.Condition()
-        threading.Thread(target=self._accept, name="accept", daemon=True).start()
+        self._door = Door(own, address, secret, self._add)
+        self.address = self._door.address
 
     def connect(self, addresses: Mapping[str, str], timeout_s: float) -> None:
         """Connect to all peers by name; of two workers the first in order calls.
@@ -128,9 +127,7 @@ class Peers:
 
     def close(self) -> None:
         """Send what is waiting, then end all connections."""
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        self._door.close()
         for link in self.links.values():
             link.close()
 
@@ -139,23 +136,6 @@ class Peers:
             return dial(address, self.own, peer, self._secret)
         except OSError as error:
             raise PeerLost(peer, f"cannot be reached at {address} ({error})") from error
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                caller, _ = self._listener.accept()
-            except OSError:
-                return  # closed
-            threading.Thread(target=self._answer, args=(caller,), daemon=True).start()
-
-    def _answer(self, caller: socket.socket) -> None:
-        """Strangers are turned away without a word to the rest."""
-        try:
-            peer = answer(caller, self.own, self._secret)
-        except OSError:
-            caller.close()
-            return
-        self._add(caller, peer)
 
     def _add(self, found: socket.socket, peer: str) -> None:
         box = self.mailbox

@@ -29,7 +29,7 @@ from hetjax.errors import BadInput
 from hetjax.mesh.links import Key
 from hetjax.mesh.peers import Mailbox, PeerLost, Peers
 from hetjax.mesh.reshard import shard_boxes
-from hetjax.mesh.transport import InProcess, Tag
+from hetjax.mesh.transport import Tag
 from hetjax.mesh.wire import Ship, key_of
 
 Rows = tuple[int, int]  # of dim 0: start, stop
@@ -198,7 +198,7 @@ class PullServer:
 
 
 class Pull:
-    """The transport of one worker: in-process to stages that it has, else by pull.
+    """The transport of one worker to stages of others, by pull; for one generation.
 
     `nodes` says which worker has a stage, `degrees` its data degree, both by (replica,
     stage). Devices wait for what they pull, and this process never does.
@@ -206,45 +206,37 @@ class Pull:
 
     def __init__(
         self,
-        within: InProcess,
         peers: Peers,
         ship: Ship,
         nodes: Mapping[tuple[int, int], str],
         server: PullServer,
         degrees: Mapping[tuple[int, int], int],
     ) -> None:
-        self._within, self._peers, self._ship = within, peers, ship
+        self._peers, self._ship = peers, ship
         self._nodes, self._server, self._degrees = nodes, server, degrees
         self._pulled: dict[Tag, Sequence[jax.Array]] = {}
         server.join(peers.mailbox)
 
     def send(self, tag: Tag, x: jax.Array) -> None:
-        node = self._nodes[tag.replica, tag.stage]
-        if node == self._peers.own:
-            return self._within.send(tag, x)
+        node = self._nodes[tag.receiver]
         self._server.release()
         # cut in the device's own order, not behind what it will be given until then
-        pieces = _cut(x, self._degrees[_sender(tag)], self._ranges(tag, x.shape[0]))
+        pieces = _cut(x, self._degrees[tag.sender], self._ranges(tag, x.shape[0]))
         self._server.hold(node, _key(tag, _ACKNOWLEDGED), pieces)
         about = f"{self._server.address} {_form(x)}".encode()
         self._ship.run(lambda: self._offer(node, tag, pieces, about))
 
     def arrived(self, tag: Tag) -> bool:
-        sender = self._nodes[_sender(tag)]
-        if sender == self._peers.own:
-            return self._within.arrived(tag)
         self._server.release()
-        return self._peers.mailbox.has(sender, _key(tag, _OFFERED))
+        return self._peers.mailbox.has(self._nodes[tag.sender], _key(tag, _OFFERED))
 
     def receive(self, tag: Tag, expected: jax.ShapeDtypeStruct) -> jax.Array:
-        sender = self._nodes[_sender(tag)]
-        if sender == self._peers.own:
-            return self._within.receive(tag, expected)
+        sender = self._nodes[tag.sender]
         about = self._peers.mailbox.pop(sender, _key(tag, _OFFERED))
         address, _, found = about.tobytes().decode().partition(" ")
         assert found == _form(expected), f"{tag}: {found}, not {_form(expected)}"
         holders = _holders(expected)
-        assert len(holders) == self._degrees[tag.replica, tag.stage], expected.sharding
+        assert len(holders) == self._degrees[tag.receiver], expected.sharding
         ranges = self._ranges(tag, expected.shape[0])
         wanted = [_piece(expected, r, holders[_rank(holders, r)][0]) for r in ranges]
         pieces = self._server.pull(address, tag, wanted)
@@ -253,7 +245,7 @@ class Pull:
         return _assembled(expected, holders, dict(zip(ranges, pieces, strict=True)))
 
     def _ranges(self, tag: Tag, num_rows: int) -> tuple[Rows, ...]:
-        sides = _sender(tag), (tag.replica, tag.stage)
+        sides = tag.sender, tag.receiver
         return row_ranges(num_rows, *(self._degrees[side] for side in sides))
 
     def _offer(
@@ -264,7 +256,7 @@ class Pull:
         except JaxRuntimeError:
             # made from what failed to come? then its sender is lost, not we
             for earlier, pulled in list(self._pulled.items()):
-                self._complete(self._nodes[_sender(earlier)], pulled)
+                self._complete(self._nodes[earlier.sender], pulled)
             raise
         self._server.offer(tag, pieces)
         note = np.frombuffer(about, np.uint8)
@@ -302,11 +294,6 @@ def _mixed(half: int, turn: int, secret: bytes) -> int:
     data = half.to_bytes(4, "big")
     digest = hashlib.blake2b(data, digest_size=4, key=secret, salt=bytes([turn]))
     return int.from_bytes(digest.digest(), "big")
-
-
-def _sender(tag: Tag) -> tuple[int, int]:
-    """The stage before, or of gradients the stage after."""
-    return tag.replica, tag.stage + (-1 if tag.kind == "F" else 1)
 
 
 def _key(tag: Tag, kinds: Mapping[str, int]) -> Key:

@@ -2,10 +2,10 @@
 """Tagged point-to-point transfers between stages.
 
 Owns the tag and the in-process transport (device to device between meshes). Does not
-own transports between processes (`wire.py`).
+own transports between processes (`wire.py`, `pull.py`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -25,6 +25,16 @@ class Tag:
     replica: int
     stage: int
     microbatch: int
+
+    @property
+    def receiver(self) -> tuple[int, int]:
+        """The (replica, stage) that receives."""
+        return self.replica, self.stage
+
+    @property
+    def sender(self) -> tuple[int, int]:
+        """The stage before it, or of gradients the stage after."""
+        return self.replica, self.stage + (-1 if self.kind == "F" else 1)
 
 
 class Transport(Protocol):
@@ -64,7 +74,7 @@ class InProcess:
 
     def send(self, tag: Tag, x: jax.Array) -> None:
         assert tag not in self._offered, f"{tag} was sent twice"
-        self._offered[tag] = parcel(x, self._layouts[tag.replica, tag.stage])
+        self._offered[tag] = parcel(x, self._layouts[tag.receiver])
 
     def arrived(self, tag: Tag) -> bool:
         return tag in self._offered
@@ -74,3 +84,24 @@ class InProcess:
         found, wanted = ((a.shape, a.dtype) for a in (sent.abstract, expected))
         assert found == wanted, f"{tag} carried {found}, expected {wanted}"
         return delivered(sent)
+
+
+class Routed:
+    """Transfers between stages that are `here` go one way, all others another."""
+
+    def __init__(
+        self, here: Container[tuple[int, int]], within: Transport, across: Transport
+    ) -> None:
+        self._here, self._within, self._across = here, within, across
+
+    def send(self, tag: Tag, x: jax.Array) -> None:
+        self._by(tag.receiver).send(tag, x)
+
+    def arrived(self, tag: Tag) -> bool:
+        return self._by(tag.sender).arrived(tag)
+
+    def receive(self, tag: Tag, expected: jax.ShapeDtypeStruct) -> jax.Array:
+        return self._by(tag.sender).receive(tag, expected)
+
+    def _by(self, other: tuple[int, int]) -> Transport:
+        return self._within if other in self._here else self._across

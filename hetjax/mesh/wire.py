@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Transfers between stages of different processes, over links.
 
-Owns how an array becomes bytes and an array again, and the transport that takes the way
-within the process where there is one. What crosses is the whole array once, cut where
-the sender's data ranks cut it: copies for tensor ranks are made on arrival. Does not
-own connections (`links.py`, `peers.py`).
+Owns how an array becomes bytes and an array again. What crosses is the whole array
+once, cut where the sender's data ranks cut it: copies for tensor ranks are made on
+arrival. Does not own connections (`links.py`, `peers.py`).
 """
 
 import time
@@ -16,7 +15,7 @@ import numpy as np
 
 from hetjax.mesh.links import Key
 from hetjax.mesh.peers import Peers
-from hetjax.mesh.transport import InProcess, Tag
+from hetjax.mesh.transport import Tag
 
 _KINDS = {"F": 0, "B": 1}
 _GRACE_S = 0.2
@@ -58,46 +57,28 @@ class Ship:
 
 
 class Wire:
-    """The transport of one worker: in-process to stages that it has, else by link.
+    """The transport of one worker to stages of others, by link.
 
     `nodes` says which worker has a stage, by (replica, stage).
     """
 
     def __init__(
-        self,
-        within: InProcess,
-        peers: Peers,
-        ship: Ship,
-        nodes: Mapping[tuple[int, int], str],
+        self, peers: Peers, ship: Ship, nodes: Mapping[tuple[int, int], str]
     ) -> None:
-        self._within, self._peers, self._ship = within, peers, ship
-        self._nodes = nodes
+        self._peers, self._ship, self._nodes = peers, ship, nodes
 
     def send(self, tag: Tag, x: jax.Array) -> None:
-        node = self._nodes[tag.replica, tag.stage]
-        if node == self._peers.own:
-            return self._within.send(tag, x)
+        node = self._nodes[tag.receiver]
         x.copy_to_host_async()
         self._ship.run(lambda: self._peers.send(node, key_of(tag), host_parts(x)))
 
     def arrived(self, tag: Tag) -> bool:
-        sender = self._sender(tag)
-        if sender == self._peers.own:
-            return self._within.arrived(tag)
-        return self._peers.mailbox.has(sender, key_of(tag))
+        return self._peers.mailbox.has(self._nodes[tag.sender], key_of(tag))
 
     def receive(self, tag: Tag, expected: jax.ShapeDtypeStruct) -> jax.Array:
-        sender = self._sender(tag)
-        if sender == self._peers.own:
-            return self._within.receive(tag, expected)
-        data = self._peers.mailbox.pop(sender, key_of(tag))
+        data = self._peers.mailbox.pop(self._nodes[tag.sender], key_of(tag))
         x = data.view(expected.dtype).reshape(expected.shape)
         return jax.device_put(x, expected.sharding)
-
-    def _sender(self, tag: Tag) -> str:
-        """The worker of the stage before, or of gradients the stage after."""
-        stage = tag.stage + (-1 if tag.kind == "F" else 1)
-        return self._nodes[tag.replica, stage]
 
 
 def key_of(tag: Tag) -> Key:

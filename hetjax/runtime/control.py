@@ -11,13 +11,12 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from hetjax.errors import BadInput
-from hetjax.mesh.links import SILENCE_S, Key, Link, answer, dial, listen
+from hetjax.mesh.links import SILENCE_S, Door, Key, Link, dial
 
 CONTROLLER = "controller"
 Message = dict[str, Any]
@@ -76,15 +75,15 @@ class Crew:
     def __init__(
         self, address: str, secret: bytes, silence_s: float = SILENCE_S
     ) -> None:
-        self._secret, self._silence_s = secret, silence_s
-        self._listener, self.address = listen(address)
+        self._silence_s = silence_s
         self._changed = threading.Condition()
         self._links: dict[str, Link] = {}
         self._lost: dict[str, str] = {}
         self._replies: dict[tuple[str, int], Message] = {}
         self._number = 0
         self._progress: Progress = lambda worker, news: None
-        threading.Thread(target=self._accept, name="accept", daemon=True).start()
+        self._door = Door(CONTROLLER, address, secret, self._admit)
+        self.address = self._door.address
 
     @property
     def workers(self) -> list[str]:
@@ -125,18 +124,14 @@ class Crew:
 
     def lose(self, worker: str, reason: str) -> None:
         """Take a worker for lost, whatever its line says."""
-        with self._changed:
-            self._lost.setdefault(worker, reason)
-            link = self._links.get(worker)
-            self._changed.notify_all()
+        self._gone(worker, reason)
+        link = self._links.get(worker)
         if link is not None:
             threading.Thread(target=link.close, daemon=True).start()
 
     def close(self) -> None:
         """End all lines; workers end themselves then."""
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        self._door.close()
         for link in self._links.values():
             link.close()
 
@@ -194,24 +189,11 @@ class Crew:
             self._lost.setdefault(worker, reason)
             self._changed.notify_all()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                caller, _ = self._listener.accept()
-            except OSError:
-                return  # closed
-            threading.Thread(target=self._answer, args=(caller,), daemon=True).start()
-
-    def _answer(self, caller: socket.socket) -> None:
-        try:
-            worker = answer(caller, CONTROLLER, self._secret)
-        except OSError:
-            caller.close()
-            return
+    def _admit(self, found: socket.socket, worker: str) -> None:
         with self._changed:
             self._lost.pop(worker, None)
             self._links[worker] = Link(
-                caller, worker, self._deliver, self._gone, self._silence_s
+                found, worker, self._deliver, self._gone, self._silence_s
             )
             self._changed.notify_all()
 

@@ -24,7 +24,6 @@ TransportName = Literal["sockets", "transfer"]
 class FleetStep:
     """Outcome of one committed step."""
 
-    step: int
     grad_norm: float
     loss_sum: float
     num_tokens: int
@@ -101,7 +100,7 @@ class Fleet:
         told = self._in_turn({"do": "step", "step": number})
         norms = {message["grad_norm"] for message in told.values()}
         assert len(norms) == 1, f"workers disagree on the norm of step {number}"
-        return FleetStep(number, norms.pop(), *_loss(told))
+        return FleetStep(norms.pop(), *_loss(told))
 
     def evaluate(self, batches: Sequence[int]) -> float:
         """Mean cross-entropy in nats per token over batches of these numbers."""

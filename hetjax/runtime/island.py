@@ -18,7 +18,7 @@ import optax
 from hetjax.mesh.axes import batch_sharding
 from hetjax.mesh.peers import Peers
 from hetjax.mesh.pull import Pull, PullServer
-from hetjax.mesh.transport import InProcess, Tag, Transport
+from hetjax.mesh.transport import InProcess, Routed, Tag, Transport
 from hetjax.mesh.wire import Ship, Wire
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan
@@ -73,6 +73,7 @@ class Island(Stages):
         self._peers: Peers | None = None
         self._ship: Ship | None = None
         self._server: PullServer | None = None
+        self._across: Transport | None = None
         self._generation = 0
 
     def join(
@@ -87,6 +88,7 @@ class Island(Stages):
         # a sum keeps a thread until all its holders have come
         num_threads = len(self.layout.holders) + 1 + _NUM_SENDING
         self._peers, self._ship = peers, Ship(peers, num_threads)
+        self._across = self._by(peers, self._ship, server)
         self._generation = generation
 
     def leave(self) -> None:
@@ -96,7 +98,7 @@ class Island(Stages):
             if self._server is not None:
                 self._server.drop()
             self._ship.close()
-        self._peers = self._ship = None
+        self._peers = self._ship = self._across = None
 
     def step(self, number: int, batch: Batch, observer: Observer | None = None) -> Told:
         """Train on one global batch; returns once NORM is known and UPDATE enqueued.
@@ -152,11 +154,13 @@ class Island(Stages):
 
     def _step(self, number: int, batch: Batch, observer: Observer | None) -> Step:
         assert self._peers is not None and self._ship is not None, "join first"
+        assert self._across is not None
+        within = InProcess(self._layouts)  # what a broken step left goes with its own
         return Step(
             number=number,
             feed=BatchFeed(self.plan, batch),
             num_tokens=batch[1].size,
-            transport=self._transport(self._peers, self._ship),
+            transport=Routed(self.stages, within, self._across),
             collectives=Meeting(
                 self._peers,
                 self._ship,
@@ -171,12 +175,11 @@ class Island(Stages):
             generation=self._generation,
         )
 
-    def _transport(self, peers: Peers, ship: Ship) -> Transport:
-        within = InProcess(self._layouts)
-        if self._server is None:
-            return Wire(within, peers, ship, self._nodes)
+    def _by(self, peers: Peers, ship: Ship, server: PullServer | None) -> Transport:
+        if server is None:
+            return Wire(peers, ship, self._nodes)
         degrees = {(r, s): stage.mesh.data for r, s, stage in self.plan.stages()}
-        return Pull(within, peers, ship, self._nodes, self._server, degrees)
+        return Pull(peers, ship, self._nodes, server, degrees)
 
     def _run(self, program: Program, step: Step) -> None:
         """Enqueue what can be, then sleep until something has come."""
@@ -187,7 +190,7 @@ class Island(Stages):
             version = mailbox.wait(version)
 
     def _losses(self) -> dict[StageKey, float]:
-        """Of last stages here; NORM has come, so nothing is waited for."""
+        """Of last stages here; once NORM has come, nothing is waited for."""
         return {
             key: float(np.asarray(state.loss))
             for key, state in self.stages.items()

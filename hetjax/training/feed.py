@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The batch of the next step, made while the present one trains.
+"""The batches of a run; that of the next step is made while the present one trains.
 
-Owns the thread that looks one step ahead. Does not own what is in a batch
-(`hetjax/data/batches.py`).
+Owns which settings they follow from, and the thread that looks one step ahead. Does not
+own what is in a batch (`hetjax/data/batches.py`).
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from hetjax.data.batches import Batch, Samples
+from hetjax.data.batches import Batch, Samples, samples, validation_batches
+from hetjax.data.dataset import Dataset
+from hetjax.training.config import RunConfig
 
 
 class Feed:
@@ -29,3 +31,19 @@ class Feed:
 
     def _make(self, step: int) -> Future[Batch]:
         return self._thread.submit(self._samples.batch, step, self._global_batch)
+
+
+def training_feed(config: RunConfig, dataset: Dataset) -> Feed:
+    """Give the run's training batches; BadInput for a text that is too short."""
+    found = samples(dataset.train_T, config.seq_len, config.seed)
+    return Feed(found, config.global_batch)
+
+
+def held_out(config: RunConfig, dataset: Dataset) -> list[Batch]:
+    """Give the batches of every evaluation; BadInput for a text that is too short."""
+    return validation_batches(
+        dataset.validation_T,
+        config.seq_len,
+        config.global_batch,
+        config.evaluation.num_batches,
+    )

@@ -8,7 +8,7 @@ nor the controller's side of it (`hetjax/runtime/fleet.py`).
 import os
 import secrets
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ import numpy as np
 
 from hetjax.plans.plan import Plan
 from hetjax.runtime.control import Crew
-from hetjax.runtime.fleet import Fleet, FleetStep, TransportName
+from hetjax.runtime.fleet import Fleet, FleetStep
 from hetjax.runtime.processes import Processes
 from hetjax.runtime.serving import Post
 from hetjax.runtime.worker import Observer
@@ -51,27 +51,42 @@ def on_this_machine(
     They find the controller at `address`, and each other at those of their `places`.
     Raises WorkerLost where one does not come up.
     """
-    secret = secrets.token_bytes(32)
     processes = stack.enter_context(Processes(logs=logs))
-    crew = Crew(f"{address}:0", secret)
-    stack.callback(crew.close)
-    fleet = Fleet(plan, crew)
-    for worker in fleet.workers:
-        place = (places or {}).get(worker, Place())
-        post = Post(
-            worker=worker,
-            controller=crew.address,
-            listen=f"{place.address}:0",
-            secret=secret,
-        )
-        command = [*place.prefix, sys.executable, "-m", module]
+    there = {s.node: (places or {}).get(s.node, Place()) for _, _, s in plan.stages()}
+    addresses = {worker: place.address for worker, place in there.items()}
+    fleet, posts = posted(plan, address, addresses, stack)
+    for post in posts:
+        command = [*there[post.worker].prefix, sys.executable, "-m", module]
         processes.start(post, command, os.environ)
-    crew.wait_for(fleet.workers, _START_S, processes.check)
+    fleet.crew.wait_for(fleet.workers, _START_S, processes.check)
     return fleet
 
 
+def posted(
+    plan: Plan, address: str, addresses: Mapping[str, str], stack: ExitStack
+) -> tuple[Fleet, list[Post]]:
+    """Give a controller that listens at `address`, and the posts of its workers.
+
+    `addresses` are theirs, by name; `stack` ends the controller.
+    """
+    secret = secrets.token_bytes(32)
+    crew = Crew(f"{address}:0", secret)
+    stack.callback(crew.close)
+    fleet = Fleet(plan, crew)
+    posts = [
+        Post(
+            worker=worker,
+            controller=crew.address,
+            listen=f"{addresses[worker]}:0",
+            secret=secret,
+        )
+        for worker in fleet.workers
+    ]
+    return fleet, posts
+
+
 class FleetDriver:
-    """The run on a fleet, from the state that `begin` gave it."""
+    """The run on a fleet that has its state."""
 
     def __init__(
         self,
@@ -82,28 +97,10 @@ class FleetDriver:
         keep: int,
         num_validation: int,
         host: Mapping[str, Any],
-        transport: TransportName = "sockets",
     ) -> None:
-        self._transport: TransportName = transport
         self._fleet, self._stack = fleet, stack
         self._checkpoints, self._keep, self._host = checkpoints, keep, host
         self.plan, self.num_validation = fleet.plan, num_validation
-
-    def begin(
-        self,
-        settings: Mapping[str, Any],
-        step: int | None,
-        seed: int,
-        progress: Callable[[int, int], None],
-    ) -> None:
-        """Build, connect and compile; state of the checkpoint's step, or fresh."""
-        self._fleet.build(settings)
-        self._fleet.connect(self._transport)
-        self._fleet.compile(progress)
-        if step is None:
-            self._fleet.initialise(seed)
-        else:
-            self._fleet.restore(self._checkpoints, step)
 
     def step(self, number: int, observer: Observer | None) -> FleetStep:
         assert observer is None, "--trace is refused with workers"

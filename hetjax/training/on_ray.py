@@ -8,7 +8,6 @@ of ours is pickled but a few words of text. Does not own which machine is which 
 """
 
 import os
-import secrets
 import threading
 import warnings
 from collections.abc import Mapping
@@ -27,7 +26,8 @@ from hetjax.mesh.simulated import keeping_environment
 from hetjax.plans.plan import Plan
 from hetjax.runtime.control import Crew
 from hetjax.runtime.fleet import Fleet
-from hetjax.runtime.serving import Post, read_post, serve
+from hetjax.runtime.serving import read_post, serve
+from hetjax.training.launching import posted
 
 _START_S = 180.0  # until a worker has called: Ray starts it, and it imports JAX
 _LOOK_S = 0.5
@@ -47,23 +47,15 @@ def on_ray(plan: Plan, cluster: Cluster, stack: ExitStack, *, simulate: bool) ->
     """
     ray = _ray()
     machines = on_ray_nodes(cluster, _machines(), simulate)
-    secret = secrets.token_bytes(32)
-    crew = Crew(f"{ray.util.get_node_ip_address()}:0", secret)
-    stack.callback(crew.close)
-    fleet = Fleet(plan, crew)
+    addresses = {name: machine.address for name, machine in machines.items()}
+    fleet, posts = posted(plan, ray.util.get_node_ip_address(), addresses, stack)
     running: dict[str, Any] = {}
-    for worker in fleet.workers:
-        post = Post(
-            worker=worker,
-            controller=crew.address,
-            listen=f"{machines[worker].address}:0",
-            secret=secret,
-        )
-        actor = _actor(worker, cluster, machines[worker], simulate)
+    for post in posts:
+        actor = _actor(post.worker, cluster, machines[post.worker], simulate)
         stack.callback(ray.kill, actor)
-        running[worker] = actor.work.remote(post.text())
-    _watch(running, crew, stack)
-    crew.wait_for(fleet.workers, _START_S)
+        running[post.worker] = actor.work.remote(post.text())
+    _watch(running, fleet.crew, stack)
+    fleet.crew.wait_for(fleet.workers, _START_S)
     return fleet
 
 

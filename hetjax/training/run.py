@@ -16,7 +16,6 @@ from typing import Any
 from hetjax.checkpoint.restore import Checkpoint, DamagedCheckpoint
 from hetjax.checkpoint.save import Saver
 from hetjax.cluster.files import cluster_toml
-from hetjax.data.batches import Batch, samples, validation_batches
 from hetjax.data.dataset import Dataset, load, prepare
 from hetjax.errors import BadInput
 from hetjax.models.counts import parameter_count
@@ -28,7 +27,7 @@ from hetjax.runtime.fleet import Fleet
 from hetjax.training import rundir
 from hetjax.training.config import RunConfig, check_config
 from hetjax.training.driving import Driver, LocalDriver
-from hetjax.training.feed import Feed
+from hetjax.training.feed import held_out, training_feed
 from hetjax.training.journal import Journal, read_journal
 from hetjax.training.launching import LOGS, FleetDriver, on_this_machine
 from hetjax.training.loop import Failed, Loop
@@ -210,8 +209,8 @@ def _driver(start: _Start, shown: Display) -> Driver:
 
 def _local(start: _Start, shown: Display) -> LocalDriver:
     config = start.config
-    training = samples(start.dataset.train_T, config.seq_len, config.seed)
-    validation = _validation(start)
+    feed = training_feed(config, start.dataset)
+    validation = held_out(config, start.dataset)
     runtime = Embedded(
         start.choice.plan,
         start.model,
@@ -230,7 +229,7 @@ def _local(start: _Start, shown: Display) -> LocalDriver:
     checkpoints = config.run_dir / rundir.CHECKPOINTS
     return LocalDriver(
         runtime,
-        Feed(training, config.global_batch),
+        feed,
         validation,
         Saver(checkpoints, _WORKER, config.checkpoint.keep),
         _host(config),
@@ -238,29 +237,28 @@ def _local(start: _Start, shown: Display) -> LocalDriver:
 
 
 def _fleet(start: _Start, shown: Display) -> FleetDriver:
-    config = start.config
-    settings = worker_settings(
-        config, cluster_toml(start.hardware.cluster), start.choice.plan, start.dataset
-    )
+    config, plan = start.config, start.choice.plan
+    num_validation = len(held_out(config, start.dataset))
+    checkpoints = (config.run_dir / rundir.CHECKPOINTS).absolute()
+    cluster = cluster_toml(start.hardware.cluster)
     with ExitStack() as stack:
         fleet = _workers(start, stack)
-        driver = FleetDriver(
+        shown.note(f"workers ({config.launcher}): {', '.join(fleet.workers)}")
+        fleet.build(worker_settings(config, cluster, plan, start.dataset))
+        fleet.connect(config.transport)
+        fleet.compile(shown.compiled)
+        if start.checkpoint is None:
+            fleet.initialise(config.seed)
+        else:
+            fleet.restore(checkpoints, start.step)
+        return FleetDriver(
             fleet,
             stack.pop_all(),
-            checkpoints=(config.run_dir / rundir.CHECKPOINTS).absolute(),
+            checkpoints=checkpoints,
             keep=config.checkpoint.keep,
-            num_validation=len(_validation(start)),
+            num_validation=num_validation,
             host=_host(config),
-            transport=config.transport,
         )
-    shown.note(f"workers ({config.launcher}): {', '.join(fleet.workers)}")
-    step = None if start.checkpoint is None else start.step
-    try:
-        driver.begin(settings, step, config.seed, shown.compiled)
-    except BaseException as error:
-        driver.__exit__(type(error), error, None)
-        raise
-    return driver
 
 
 def _workers(start: _Start, stack: ExitStack) -> Fleet:
@@ -269,16 +267,6 @@ def _workers(start: _Start, stack: ExitStack) -> Fleet:
         cluster = start.hardware.cluster
         return on_ray(plan, cluster, stack, simulate=config.simulate)
     return on_this_machine(plan, config.run_dir / LOGS, stack)
-
-
-def _validation(start: _Start) -> list[Batch]:
-    config = start.config
-    return validation_batches(
-        start.dataset.validation_T,
-        config.seq_len,
-        config.global_batch,
-        config.evaluation.num_batches,
-    )
 
 
 def _host(config: RunConfig) -> dict[str, int]:

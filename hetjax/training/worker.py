@@ -16,7 +16,7 @@ import jax
 from hetjax.cluster.cluster import Cluster, part_of
 from hetjax.cluster.discovery import assign_devices
 from hetjax.cluster.files import parse_cluster
-from hetjax.data.batches import Batch, samples, validation_batches
+from hetjax.data.batches import Batch
 from hetjax.data.dataset import DamagedDataset, Dataset, load, prepare
 from hetjax.errors import BadInput
 from hetjax.mesh.simulated import keep_freed_memory, simulate_devices
@@ -27,7 +27,7 @@ from hetjax.runtime.island import Island
 from hetjax.runtime.serving import read_post, serve
 from hetjax.training.config import RunConfig
 from hetjax.training.config_files import config_values, read_config
-from hetjax.training.feed import Feed
+from hetjax.training.feed import Feed, held_out, training_feed
 from hetjax.training.optimizer import optimizer
 
 
@@ -77,15 +77,8 @@ def training_work(worker: str, settings: Mapping[str, Any]) -> TrainingWork:
     dataset = _dataset(settings, config, model.vocab_size)
     return TrainingWork(
         island=island,
-        feed=Feed(
-            samples(dataset.train_T, config.seq_len, config.seed), config.global_batch
-        ),
-        held_out=validation_batches(
-            dataset.validation_T,
-            config.seq_len,
-            config.global_batch,
-            config.evaluation.num_batches,
-        ),
+        feed=training_feed(config, dataset),
+        held_out=held_out(config, dataset),
     )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from hetjax.mesh.axes import batch_sharding, stage_mesh
 from hetjax.mesh.peers import PeerLost, Peers
 from hetjax.mesh.pull import Pull, PullServer
-from hetjax.mesh.transport import InProcess, Tag
+from hetjax.mesh.transport import Tag
 from hetjax.mesh.wire import Ship
 from tests.jax_settings import strict_simulation
 
@@ -58,9 +58,8 @@ class Side:
         mesh = stage_mesh(devices, data=degree, tensor=TENSOR)
         self.sharding = batch_sharding(mesh)
         nodes = {(0, stage): node for node, stage in STAGES.items()}
-        within = InProcess({(0, STAGES[self.own]): self.sharding})
         cuts = {(0, stage): degree for stage, degree in enumerate(degrees)}
-        self.transport = Pull(within, self.peers, self.ship, nodes, self.server, cuts)
+        self.transport = Pull(self.peers, self.ship, nodes, self.server, cuts)
 
     def exchange(
         self, degrees: Sequence[int], dtype: str, rounds: int, step: int

@@ -42,7 +42,6 @@ class KeepingIsland(Island):
 @dataclass(frozen=True)
 class RandomWork:
     case: Case
-    seed: int
     island: Island
 
     def batch(self, step: int) -> Batch:
@@ -69,7 +68,7 @@ def random_work(worker: str, settings: Mapping[str, Any]) -> RandomWork:
             entry.name.removeprefix("params."), np.zeros(entry.shape, entry.dtype)
         )
     )
-    return RandomWork(case, seed, island)
+    return RandomWork(case, island)
 
 
 def main() -> None:
