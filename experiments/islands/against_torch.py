@@ -8,9 +8,10 @@ says which model and how it is timed there). Both sides train the same GPT (8 bl
 width 512, 256 tokens, 8 microbatches of 4, fp32, one thread a process), first in one
 process and then as two stages in two; rounds alternate. `efficiency` is the pipelined
 rate over twice the rate of the same framework in one process; the bubble of two stages
-and eight microbatches allows 8 / 9. Our head is tied to the embedding, so that the two
-stages sum its gradients, and gradients are clipped; PyTorch does neither. Prints one
-JSON object.
+and eight microbatches in 1F1B order allows 8 / 9. Ours is measured under the same 1F1B
+and under zero-bubble, the backward cut in two. Our head is tied to the embedding, so
+that the two stages sum its gradients, and gradients are clipped; PyTorch does neither.
+Prints one JSON object.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,11 +31,14 @@ from experiments.islands import models
 from experiments.islands.unequal import Running
 from experiments.testbed.hosts import Host, Testbed
 from hetjax.cluster.cluster import Cluster, Node
+from hetjax.models.model import Model
 from hetjax.models.presets import model_preset
+from hetjax.plans.plan import Plan
 
 MODEL = "gpt-8x512"
 MICROBATCHES, MICROBATCH_SIZE = 8, 4
 HOSTS = ("east", "west")
+LAUNCH_AHEAD = 4  # of zero-bubble's first stage
 
 
 def torch_round(python: str, steps: int) -> dict[str, float]:
@@ -45,8 +50,22 @@ def torch_round(python: str, steps: int) -> dict[str, float]:
     found = json.loads(told.stdout)
     return {
         "one": found["one_process_tokens_per_s"][0],
-        "two": found["pipelined_tokens_per_s"][0],
+        "1f1b": found["pipelined_tokens_per_s"][0],
     }
+
+
+def plans_of(model: Model) -> dict[str, Plan]:
+    """One process; two under 1F1B; two under zero-bubble."""
+    alone, both = (
+        models.plan_of(model, models.pipeline(model, n, MICROBATCHES, MICROBATCH_SIZE))
+        for n in (HOSTS[:1], HOSTS)
+    )
+    (replica,) = both.replicas
+    first, last = replica.stages
+    first = replace(first, launch_ahead=LAUNCH_AHEAD)
+    replica = replace(replica, stages=(first, last))
+    split = replace(both, schedule="zero-bubble", replicas=(replica,))
+    return {"one": alone, "1f1b": both, "zero_bubble": split}
 
 
 def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -56,12 +75,7 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     nodes = tuple(Node(name=name, device="H20", count=1) for name in HOSTS)
     cluster = Cluster(name="two", nodes=nodes)
     hosts = [Host(name=name) for name in HOSTS]
-    plans = {
-        name: models.plan_of(
-            model, models.pipeline(model, nodes, MICROBATCHES, MICROBATCH_SIZE)
-        )
-        for name, nodes in (("one", HOSTS[:1]), ("two", HOSTS))
-    }
+    plans = plans_of(model)
     rates: dict[str, list[dict[str, float]]] = {"hetjax": [], "torch": []}
     with Testbed(hosts, quota_less=True) as testbed, ExitStack() as ends:
         running = {
@@ -92,15 +106,21 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
             print(json.dumps(rates), file=sys.stderr, flush=True)
         for layout in running.values():
             layout.end()
+    return {name: _told(found) for name, found in rates.items() if found} | {
+        "load": os.getloadavg()[0]
+    }
+
+
+def _told(rounds: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """Tokens per second of each round, and the median efficiency over rounds."""
+    schedules = [name for name in rounds[0] if name != "one"]
     return {
-        name: {
-            "one_process_tokens_per_s": [r["one"] for r in found],
-            "pipelined_tokens_per_s": [r["two"] for r in found],
-            "efficiency": median(r["two"] / (2 * r["one"]) for r in found),
-        }
-        for name, found in rates.items()
-        if found
-    } | {"load": os.getloadavg()[0]}
+        "one_process_tokens_per_s": [r["one"] for r in rounds],
+        "pipelined_tokens_per_s": {s: [r[s] for r in rounds] for s in schedules},
+        "efficiency": {
+            s: median(r[s] / (2 * r["one"]) for r in rounds) for s in schedules
+        },
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -9,11 +9,12 @@ core, namespaces, shaped links; needs root), measures the model's layers on each
 under its quota, plans with that profile, and runs the layouts in turn, each with a
 worker process per host. `even` is one pipeline over all hosts, blocks shared out
 evenly; `even-1f1b` the same with 1F1B instead of H-1F1B. `alone` is what each host
-reaches by itself with the whole model and its share of the batch; the sum over hosts is
-what no layout of theirs should pass. A worker computes with one thread
-(`PJRT_NPROC=1`): more would wait for each other at the expense of the quota. Prints one
-JSON object; times are medians over steps, and each layout runs its steps in rounds that
-alternate with the others'.
+reaches by itself with the whole model, one host after the other; the sum over hosts is
+what no layout of theirs should pass. `alone_at_once` is the same with all hosts busy:
+what is missing there is lost to the machine that they share. A worker computes with
+one thread (`PJRT_NPROC=1`): more would wait for each other at the expense of the quota.
+Prints one JSON object; times are medians over steps, and the layouts and the lone hosts
+run their steps in rounds that alternate.
 """
 
 import argparse
@@ -24,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -35,8 +37,8 @@ from experiments.testbed.__main__ import host_of
 from experiments.testbed.hosts import Host, Testbed
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.cluster.files import cluster_toml
-from hetjax.costs.profile import Profile
-from hetjax.costs.profile_files import read_profile, write_profile
+from hetjax.costs.profile import Profile, check_values
+from hetjax.costs.profile_files import read_profile
 from hetjax.data.dataset import Dataset
 from hetjax.errors import NoFeasiblePlan
 from hetjax.models.presets import model_preset
@@ -53,6 +55,7 @@ from hetjax.training.worker import worker_settings
 
 _LATENCY_MS = 0.3  # of a message between two processes here
 _MOST_MBIT_PER_S = 8000.0  # of a link that nobody limits
+_ALONE_MICROBATCHES = 4
 LAYOUTS = ("planned", "megatron", "whale")
 
 
@@ -88,24 +91,41 @@ def cluster_of(hosts: Sequence[Host]) -> Cluster:
 def profiled(
     testbed: Testbed, cluster: Cluster, model: str, sizes: Sequence[int], folder: Path
 ) -> Profile:
-    """Measure the layers on each host, under its quota, one host after the other."""
-    output = folder / "profile.json"
-    for node in cluster.nodes:
-        file = folder / f"{node.name}.toml"
-        file.write_text(cluster_toml(replace(cluster, nodes=(node,), links=())))
-        words = [sys.executable, "-m", "experiments.islands.models", "profile", model]
-        words += ["--cluster", str(file), "--simulate", "--output", str(output)]
-        words += ["--microbatch-sizes", ",".join(map(str, sizes))]
-        words += ["--tensor", "1", "--remat", "none"]
-        subprocess.run(
-            [*testbed.prefix(node.name), *words],
-            check=True,
-            stdout=sys.stderr,
-            env=dict(os.environ),
-        )
-    profile = replace(read_profile(output), links=())
-    write_profile(output, profile)
+    """Measure the layers on each host, under its quota, all hosts at the same time.
+
+    As in training: what they share, and what else runs here, slows them alike.
+    """
+    with ThreadPoolExecutor(len(cluster.nodes)) as pool:
+        measure = lambda node: _profile(testbed, cluster, node, model, sizes, folder)  # noqa: E731
+        found = list(pool.map(measure, cluster.nodes))
+    kinds = {n.device: p for n, p in zip(cluster.nodes, found, strict=True)}
+    measurements = tuple(m for p in kinds.values() for m in p.measurements)
+    profile = replace(found[0], measurements=measurements, links=())
+    check_values(profile)
     return profile
+
+
+def _profile(
+    testbed: Testbed,
+    cluster: Cluster,
+    node: Node,
+    model: str,
+    sizes: Sequence[int],
+    folder: Path,
+) -> Profile:
+    file, output = folder / f"{node.name}.toml", folder / f"{node.name}.json"
+    file.write_text(cluster_toml(replace(cluster, nodes=(node,), links=())))
+    words = [sys.executable, "-m", "experiments.islands.models", "profile", model]
+    words += ["--cluster", str(file), "--simulate", "--output", str(output)]
+    words += ["--microbatch-sizes", ",".join(map(str, sizes))]
+    words += ["--tensor", "1", "--remat", "none"]
+    subprocess.run(
+        [*testbed.prefix(node.name), *words],
+        check=True,
+        stdout=sys.stderr,
+        env=dict(os.environ),
+    )
+    return read_profile(output)
 
 
 def layouts(
@@ -145,7 +165,7 @@ class Running:
         folder: Path,
         stack: ExitStack,
     ) -> None:
-        self._fleet = on_this_machine(
+        self._fleet, _ = on_this_machine(
             plan,
             folder / "logs",
             stack,
@@ -209,9 +229,9 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
             own = folder / name
             return Running(plan, testbed, config, cluster, dataset, own, stack)
 
-        rows = _timed({n: p.plan for n, p in found.items()}, start, given)
-        single = _timed({n: p.plan for n, p in alone.items()}, start, given)
-    return _told(given, found, rows, alone, single, config.seq_len)
+        every = {name: p.plan for name, p in (found | alone).items()}
+        steps_s, busy_s = _timed(every, start, given, list(alone))
+    return _told(given, found, alone, steps_s, busy_s, config.seq_len)
 
 
 def _alone(request: Request) -> dict[str, Predicted]:
@@ -219,37 +239,56 @@ def _alone(request: Request) -> dict[str, Predicted]:
     found, size = {}, max(request.microbatch_sizes)
     for node in request.cluster.nodes:
         cluster = replace(request.cluster, nodes=(node,), links=())
-        part = replace(request, cluster=cluster, global_batch=2 * size)
-        replica = models.pipeline(request.model, [node.name], 2, size)
+        batch = _ALONE_MICROBATCHES * size
+        part = replace(request, cluster=cluster, global_batch=batch)
+        replica = models.pipeline(request.model, [node.name], batch // size, size)
         found[node.name] = judged(part, models.plan_of(request.model, replica))
     return found
 
 
 def _timed(
-    plans: Mapping[str, Plan], start: Any, given: argparse.Namespace
-) -> dict[str, list[float]]:
-    """Seconds of steps by name; rounds alternate."""
+    plans: Mapping[str, Plan],
+    start: Any,
+    given: argparse.Namespace,
+    at_once: Sequence[str],
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Seconds of steps by name; rounds alternate, and last some run together."""
     with ExitStack() as ends:
         running: dict[str, Running] = {}
         for name, plan in plans.items():
             running[name] = start(name, plan, ends)
         for layout in running.values():
-            layout.run(2, counts=False)
+            layout.run(1, counts=False)
         for _ in range(given.rounds):
             for layout in running.values():
-                layout.run(1, counts=False)
                 layout.run(given.steps, counts=True)
+        steps_s = {name: list(layout.step_s) for name, layout in running.items()}
+        if at_once:
+            _all_busy([running[name] for name in at_once], given.steps)
         for layout in running.values():
             layout.end()
-        return {name: layout.step_s for name, layout in running.items()}
+        return steps_s, {name: running[name].step_s for name in at_once}
+
+
+def _all_busy(running: Sequence[Running], num_steps: int) -> None:
+    """Run all at the same time until each has made so many steps."""
+    for layout in running:
+        layout.step_s.clear()
+
+    def run(layout: Running) -> None:
+        while min(len(other.step_s) for other in running) < num_steps:
+            layout.run(1, counts=True)
+
+    with ThreadPoolExecutor(len(running)) as pool:
+        list(pool.map(run, running))
 
 
 def _told(
     given: argparse.Namespace,
     found: Mapping[str, Predicted],
-    rows: Mapping[str, Sequence[float]],
     alone: Mapping[str, Predicted],
-    single: Mapping[str, Sequence[float]],
+    steps_s: Mapping[str, Sequence[float]],
+    busy_s: Mapping[str, Sequence[float]],
     seq_len: int,
 ) -> dict[str, Any]:
     def row(predicted: Predicted, steps_s: Sequence[float]) -> dict[str, Any]:
@@ -263,11 +302,15 @@ def _told(
             "steps_s": [round(s, 4) for s in steps_s],
         }
 
-    told = {name: row(found[name], rows[name]) for name in found}
-    hosts = {name: row(alone[name], single[name]) for name in alone}
+    told = {
+        name: row(p, steps_s[name]) | {"replicas": _in_words(p.plan)}
+        for name, p in found.items()
+    }
+    hosts = {name: row(p, steps_s[name]) for name, p in alone.items()}
     together = sum(entry["tokens_per_s"] for entry in hosts.values())
     for entry in told.values():
         entry["of_alone_together"] = together and entry["tokens_per_s"] / together
+    busy = sum(row(p, busy_s[name])["tokens_per_s"] for name, p in alone.items())
     best = told.get("planned", {}).get("tokens_per_s")
     return {
         "hosts": given.host,
@@ -281,8 +324,18 @@ def _told(
             if best and name != "planned"
         },
         "alone": hosts,
+        "alone_at_once_over_alone": together and busy / together,
         "load": os.getloadavg()[0],
     }
+
+
+def _in_words(plan: Plan) -> list[str]:
+    """Each replica: its microbatches, and the layers of its stages."""
+    return [
+        f"{r.num_microbatches} x {r.microbatch_size}: "
+        + ", ".join(f"{s.node} {s.layers[0]}-{s.layers[1]}" for s in r.stages)
+        for r in plan.replicas
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

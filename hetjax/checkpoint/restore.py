@@ -7,8 +7,8 @@ entry after checking the checksum of each of its files. Does not own writing
 """
 
 import warnings
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +73,23 @@ class Checkpoint:
         saved = self.entries.get(entry.name)
         if saved is None or _kind(saved) != _kind(entry):
             raise _other_model(self, [_difference(saved, entry)])
-        leaves = [self._leaf(name) for name in layout.leaf_names(saved)]
+        values = self.read_leaves(layout.leaf_names(saved))
+        return layout.assemble(saved, values)
+
+    def read_leaves(self, names: Sequence[str]) -> list[np.ndarray]:
+        """The values of some slices, their files checked first.
+
+        Raises DamagedCheckpoint naming a slice that nobody saved, or the file that is
+        not as written.
+        """
+        leaves = [self._leaf(name) for name in names]
         for leaf in leaves:
             for path, expected in leaf.files.items():
                 if wrong := flaw(path, expected):
                     raise _damaged(self.path, wrong)
         opened = [ts.open(_spec(leaf), open=True, read=True) for leaf in leaves]
         reads = [array.result().read() for array in opened]
-        return layout.assemble(saved, [value.result() for value in reads])
+        return [value.result() for value in reads]
 
     def check_same_model(self, expected: Iterable[Entry]) -> None:
         """Raise BadInput unless these are the checkpoint's entries, all of them.
@@ -124,6 +133,35 @@ def newest(directory: Path) -> Checkpoint | None:
     if damages:
         raise damages[0]
     return None
+
+
+def parts(directory: Path) -> list[Checkpoint]:
+    """What is left of each step, whether or not all workers' parts are here.
+
+    For disks that hold the parts of some workers. Slices with a missing or short file
+    are left out, and so is, with a warning, a manifest that cannot be used.
+    """
+    found = []
+    for step in layout.step_numbers(directory):
+        path = layout.step_directory(directory, step)
+        manifests = []
+        for file in sorted(path.glob(f"*/{layout.MANIFEST}")):
+            try:
+                manifests.append(_manifest(path, file))
+            except DamagedCheckpoint as damage:
+                warnings.warn(f"skipped: {damage.got}", stacklevel=2)
+        if manifests:
+            merged = _merge(path, manifests)
+            found.append(replace(merged, leaves=_of_right_size(merged.leaves)))
+    return found
+
+
+def _of_right_size(leaves: Mapping[str, _Leaf]) -> dict[str, _Leaf]:
+    return {
+        name: leaf
+        for name, leaf in leaves.items()
+        if not any(size_flaw(path, wanted) for path, wanted in leaf.files.items())
+    }
 
 
 def steps(directory: Path) -> list[int]:

@@ -47,6 +47,17 @@ class Node:
     intra_node_gb_per_s: float | None = None
     network_gbit_per_s: float | None = None
 
+    @property
+    def devices_per_host(self) -> int:
+        return self.count // self.hosts
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Names of its worker processes, one for each host in order."""
+        if self.hosts == 1:
+            return (self.name,)
+        return tuple(f"{self.name}/{host}" for host in range(self.hosts))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:

@@ -3,8 +3,9 @@
 
 Owns how what Ray tells of its nodes is read: kinds and numbers of accelerators, and the
 custom resource `hetjax_node_NAME`, which says that a machine is a cluster file's node
-NAME. Imports no Ray: its nodes come in as it describes them. Does not own starting
-anything there (`hetjax/training/on_ray.py`).
+NAME, or one of its hosts; their order is that of their addresses. Imports no Ray: its
+nodes come in as it describes them. Does not own starting anything there
+(`hetjax/training/on_ray.py`).
 """
 
 import re
@@ -80,43 +81,56 @@ def cluster_of_ray(nodes: Sequence[RayNode]) -> Cluster:
 def on_ray_nodes(
     cluster: Cluster, nodes: Sequence[RayNode], simulate: bool
 ) -> dict[str, RayNode]:
-    """Give every node of the cluster a machine: its namesake, else one of its kind.
+    """Give every host a machine, by worker: its node's namesake, else one of its kind.
 
-    With `simulate` any machine will do, several nodes on one where there are too few.
-    BadInput if there is none for a node.
+    With `simulate` any machine will do, several hosts on one where there are too few.
+    BadInput if there is none for a host.
     """
-    free = list(nodes)
-    found: dict[str, RayNode] = {}
+    found = {node.name: _namesakes(node, nodes) for node in cluster.nodes}
+    taken = {id(machine) for machines in found.values() for machine in machines}
+    free = [machine for machine in nodes if id(machine) not in taken]
     for node in cluster.nodes:
-        for machine in nodes:
-            if node.name in machine.named:
-                found[node.name] = machine
-                free = [other for other in free if other is not machine]
-    for node in cluster.nodes:
-        if node.name in found:
-            continue
-        fitting = [m for m in free if simulate or _fits(node, m)]
-        if not fitting and simulate:
-            free = fitting = list(nodes)
-        if not fitting:
-            raise _no_machine(node, nodes)
-        machine = min(fitting, key=lambda m: m.count)
-        found[node.name] = machine
-        free = [other for other in free if other is not machine]
-    return {node.name: found[node.name] for node in cluster.nodes}
+        while len(found[node.name]) < node.hosts:
+            fitting = [m for m in free if simulate or _fits(node, m)]
+            if not fitting and simulate:
+                free = fitting = list(nodes)
+            if not fitting:
+                raise _no_machine(node, nodes)
+            machine = min(fitting, key=lambda m: m.count)
+            found[node.name].append(machine)
+            free = [other for other in free if other is not machine]
+    return {
+        worker: machine
+        for node in cluster.nodes
+        for worker, machine in zip(
+            node.workers, _in_order(found[node.name]), strict=True
+        )
+    }
+
+
+def _namesakes(node: Node, nodes: Sequence[RayNode]) -> list[RayNode]:
+    """As many as it has hosts; the last to say so count."""
+    return [machine for machine in nodes if node.name in machine.named][-node.hosts :]
+
+
+def _in_order(machines: Sequence[RayNode]) -> list[RayNode]:
+    return sorted(machines, key=lambda machine: machine.address)
 
 
 def _fits(node: Node, machine: RayNode) -> bool:
     same = canonical_name(node.device) == machine.device
-    return same and (machine.device == "cpu" or node.count <= machine.count)
+    enough = node.devices_per_host <= machine.count
+    return same and (machine.device == "cpu" or enough)
 
 
 def _no_machine(node: Node, nodes: Sequence[RayNode]) -> BadInput:
     there = ", ".join(f"{m.count} x {m.device} ({m.address})" for m in nodes)
+    each = f" on {node.hosts} machines" if node.hosts > 1 else ""
     return BadInput(
-        got=f"node {node.name!r} wants {node.count} x {node.device}; Ray has "
+        got=f"node {node.name!r} wants {node.count} x {node.device}{each}; Ray has "
         f"{there or 'no machines'}",
-        allowed="a machine of its own in Ray's cluster for every node",
+        allowed="a machine of its own in Ray's cluster for every node, or for every "
+        "host of it",
         fix=f"""start one there with: ray start --address=... --resources='{{"""
         f""""{NAMED}{node.name}": 1}}', or give another --cluster""",
     )

@@ -24,6 +24,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from hetjax.mesh.reshard import shard_boxes
+from hetjax.mesh.spanning import to_mesh
 
 
 def row_sharding(mesh: Mesh) -> NamedSharding:
@@ -81,23 +82,25 @@ def exchange(contributions: Sequence[Rows]) -> list[Rows]:
     ]
 
 
-def to_host(rows: Rows) -> np.ndarray:
-    """The canonical rows_RN on the host; waits for the devices."""
+def to_host(rows: Rows, wanted: Sequence[int]) -> np.ndarray:
+    """These of the canonical rows on the host, in their order; waits for the devices.
+
+    Of a mesh that spans processes, rows that this one's devices hold.
+    """
     num_arrays, (num_devices, num_elements) = len(rows), rows[0].shape
     if num_arrays == num_devices == 1:
         return np.asarray(rows[0])
-    found_RN = np.empty((num_arrays * num_devices, num_elements), rows[0].dtype)
-    for k, array in enumerate(rows):
-        for i, shard in enumerate(_by_device(array)):
-            found_RN[i * num_arrays + k] = np.asarray(shard)[0]
-    return found_RN
+    shards = [_by_row(array) for array in rows]
+    found = np.empty((len(wanted), num_elements), rows[0].dtype)
+    for at, row in enumerate(wanted):
+        found[at] = np.asarray(shards[row % num_arrays][row // num_arrays])[0]
+    return found
 
 
 def from_host(rows_RN: np.ndarray, like: Rows) -> Rows:
     """Canonical rows, laid out as a holder's are."""
     return tuple(
-        jax.device_put(rows_RN[k :: len(like)], array.sharding)
-        for k, array in enumerate(like)
+        to_mesh(rows_RN[k :: len(like)], array.sharding) for k, array in enumerate(like)
     )
 
 
@@ -121,6 +124,12 @@ def _copied(rows: Rows, like: Rows) -> Rows:
 def _by_device(array: jax.Array) -> list[jax.Array]:
     shards = {shard.device: shard.data for shard in array.addressable_shards}
     return [shards[device] for device in _row_devices(array.sharding, array.shape)]
+
+
+def _by_row(array: jax.Array) -> dict[int, jax.Array]:
+    """What is here of an array rows_DN."""
+    shards = array.addressable_shards
+    return {shard.index[0].indices(array.shape[0])[0]: shard.data for shard in shards}
 
 
 @cache

@@ -87,7 +87,8 @@ class InProcess:
 
 
 class Routed:
-    """Transfers between stages that are `here` go one way, all others another."""
+    """Transfers between stages that are `here`, both of them, go one way, all others
+    another."""
 
     def __init__(
         self, here: Container[tuple[int, int]], within: Transport, across: Transport
@@ -95,13 +96,14 @@ class Routed:
         self._here, self._within, self._across = here, within, across
 
     def send(self, tag: Tag, x: jax.Array) -> None:
-        self._by(tag.receiver).send(tag, x)
+        self._by(tag).send(tag, x)
 
     def arrived(self, tag: Tag) -> bool:
-        return self._by(tag.sender).arrived(tag)
+        return self._by(tag).arrived(tag)
 
     def receive(self, tag: Tag, expected: jax.ShapeDtypeStruct) -> jax.Array:
-        return self._by(tag.sender).receive(tag, expected)
+        return self._by(tag).receive(tag, expected)
 
-    def _by(self, other: tuple[int, int]) -> Transport:
-        return self._within if other in self._here else self._across
+    def _by(self, tag: Tag) -> Transport:
+        here = tag.sender in self._here and tag.receiver in self._here
+        return self._within if here else self._across

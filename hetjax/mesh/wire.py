@@ -3,34 +3,81 @@
 
 Owns how an array becomes bytes and an array again. What crosses is the whole array
 once, cut where the sender's data ranks cut it: copies for tensor ranks are made on
-arrival. Does not own connections (`links.py`, `peers.py`).
+arrival. Where stages span workers, each receiver gets the rows that its own devices
+hold, and no others. Does not own connections (`links.py`, `peers.py`).
 """
 
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 
 import jax
 import numpy as np
 
 from hetjax.mesh.links import Key
 from hetjax.mesh.peers import Peers
+from hetjax.mesh.spanning import to_mesh
 from hetjax.mesh.transport import Tag
+
+Ranks = tuple[tuple[str, ...], ...]  # by data rank, the workers that have its rows
+Rows = tuple[int, int]  # of dim 0: start, stop
 
 _KINDS = {"F": 0, "B": 1}
 _GRACE_S = 0.2
-SUMS, SQUARES = 2, 3  # kinds of messages that are no transfers between stages
+SUMS, SQUARES, LEAVES = 2, 3, 4  # kinds of messages that are no transfers of stages
 
 
-def host_parts(x: jax.Array) -> list[np.ndarray]:
-    """Copy an array to the host, whole, cut along dim 0 as its devices are.
+@cache
+def who_sends(senders: Ranks, receivers: Ranks) -> dict[tuple[str, str], list[Rows]]:
+    """The rows that go from worker to worker, ascending, in units of `unit_rows`.
+
+    Workers that have what they need take it from themselves; of several that have it,
+    those who need it take turns.
+    """
+    found: dict[tuple[str, str], list[Rows]] = {}
+    size = math.lcm(len(senders), len(receivers))
+    for unit in range(size):
+        having = senders[unit * len(senders) // size]
+        for turn, needing in enumerate(receivers[unit * len(receivers) // size]):
+            giving = needing if needing in having else having[turn % len(having)]
+            rows = found.setdefault((giving, needing), [])
+            joins = bool(rows) and rows[-1][1] == unit
+            rows.append((rows.pop()[0] if joins else unit, unit + 1))
+    return found
+
+
+def unit_rows(num_rows: int, senders: Ranks, receivers: Ranks) -> int:
+    """How many rows neither side's data ranks cut."""
+    size = math.lcm(len(senders), len(receivers))
+    assert num_rows % size == 0, (num_rows, size)
+    return num_rows // size
+
+
+def host_parts(x: jax.Array, rows: Rows) -> list[np.ndarray]:
+    """Copy rows of an array to the host, cut along dim 0 as its devices are.
 
     Waits for the devices. Dim 0 may be cut and no other.
     """
-    shards = {shard.index[0].start or 0: shard.data for shard in x.addressable_shards}
-    ordered = [shards[start] for start in sorted(shards)]
-    assert sum(part.shape[0] for part in ordered) == x.shape[0], x.sharding
-    return [np.asarray(part) for part in ordered]
+    shards = {
+        shard.index[0].indices(x.shape[0])[:2]: shard.data
+        for shard in x.addressable_shards
+    }
+    return parts_of(shards, rows)
+
+
+def parts_of(
+    held: Mapping[Rows, jax.Array | np.ndarray], rows: Rows
+) -> list[np.ndarray]:
+    """Rows out of what is held, in parts that follow each other; nothing is copied."""
+    parts = []
+    for start, stop in sorted(held):
+        first, last = max(start, rows[0]), min(stop, rows[1])
+        if first < last:
+            parts.append(np.asarray(held[start, stop])[first - start : last - start])
+    assert sum(map(len, parts)) == rows[1] - rows[0], (sorted(held), rows)
+    return parts
 
 
 class Ship:
@@ -59,26 +106,85 @@ class Ship:
 class Wire:
     """The transport of one worker to stages of others, by link.
 
-    `nodes` says which worker has a stage, by (replica, stage).
+    `ranks` says which workers have a stage, by (replica, stage).
     """
 
     def __init__(
-        self, peers: Peers, ship: Ship, nodes: Mapping[tuple[int, int], str]
+        self, peers: Peers, ship: Ship, ranks: Mapping[tuple[int, int], Ranks]
     ) -> None:
-        self._peers, self._ship, self._nodes = peers, ship, nodes
+        self._peers, self._ship, self._ranks = peers, ship, ranks
+        self._given_up = False
+
+    def give_up(self) -> None:
+        """From now on send nothing, and receive at once what has no value (NaN)."""
+        self._given_up = True
 
     def send(self, tag: Tag, x: jax.Array) -> None:
-        node = self._nodes[tag.receiver]
-        x.copy_to_host_async()
-        self._ship.run(lambda: self._peers.send(node, key_of(tag), host_parts(x)))
+        if self._given_up:
+            return
+        ends = self._ends(tag)
+        unit = unit_rows(x.shape[0], *ends)
+        for (giving, needing), units in who_sends(*ends).items():
+            if giving == self._peers.own:
+                rows = [(start * unit, stop * unit) for start, stop in units]
+                x.copy_to_host_async()
+                self._ship.run(partial(self._send, needing, tag, x, rows))
 
     def arrived(self, tag: Tag) -> bool:
-        return self._peers.mailbox.has(self._nodes[tag.sender], key_of(tag))
+        mailbox, key = self._peers.mailbox, key_of(tag)
+        there = (mailbox.has(giving, key) for giving in self._coming(tag))
+        return self._given_up or all(there)
 
     def receive(self, tag: Tag, expected: jax.ShapeDtypeStruct) -> jax.Array:
-        data = self._peers.mailbox.pop(self._nodes[tag.sender], key_of(tag))
-        x = data.view(expected.dtype).reshape(expected.shape)
-        return jax.device_put(x, expected.sharding)
+        if self._given_up:
+            return to_mesh(_no_value(expected), expected.sharding)
+        num_rows, *others = expected.shape
+        unit = unit_rows(num_rows, *self._ends(tag))
+        held: dict[Rows, np.ndarray] = {}
+        for giving, units in self._coming(tag).items():
+            data = self._peers.mailbox.pop(giving, key_of(tag))
+            rest = data.view(expected.dtype).reshape(-1, *others)
+            for start, stop in units:
+                size = (stop - start) * unit
+                held[start * unit, stop * unit], rest = rest[:size], rest[size:]
+        return _laid_out(held, expected)
+
+    def _send(self, needing: str, tag: Tag, x: jax.Array, rows: Sequence[Rows]) -> None:
+        parts = [part for some in rows for part in host_parts(x, some)]
+        if needing != self._peers.own:
+            return self._peers.send(needing, key_of(tag), parts)
+        data = np.concatenate(parts).reshape(-1).view(np.uint8)
+        self._peers.mailbox.put(needing, key_of(tag), data)
+
+    def _ends(self, tag: Tag) -> tuple[Ranks, Ranks]:
+        return self._ranks[tag.sender], self._ranks[tag.receiver]
+
+    def _coming(self, tag: Tag) -> dict[str, list[Rows]]:
+        """Who sends which of our rows, in units."""
+        pairs = who_sends(*self._ends(tag)).items()
+        return {by: rows for (by, to), rows in pairs if to == self._peers.own}
+
+
+def _no_value(expected: jax.ShapeDtypeStruct) -> np.ndarray:
+    return np.full(expected.shape, np.nan, expected.dtype)
+
+
+def _laid_out(
+    held: Mapping[Rows, np.ndarray], expected: jax.ShapeDtypeStruct
+) -> jax.Array:
+    """Rows of this process on its devices, of which each needs only some."""
+
+    def joined(index: tuple[slice, ...]) -> np.ndarray:
+        start, stop, _ = index[0].indices(expected.shape[0])
+        parts = parts_of(held, (start, stop))
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    assert expected.sharding is not None
+    if expected.sharding.is_fully_addressable:
+        return jax.device_put(joined((slice(None),)), expected.sharding)
+    return jax.make_array_from_callback(
+        expected.shape, expected.sharding, joined, dtype=expected.dtype
+    )
 
 
 def key_of(tag: Tag) -> Key:

@@ -6,16 +6,23 @@ activations, gradients, batches and checkpoints never come here. Does not own ho
 processes are started (`processes.py`), nor what they do (`serving.py`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from hetjax.cluster.cluster import Node
+from hetjax.errors import BadInput
 from hetjax.mesh.pull import check_fits
 from hetjax.plans.plan import Plan
 from hetjax.runtime.control import Crew, Message
+from hetjax.runtime.meeting import Norm
+from hetjax.runtime.members import Members, file_name, node_of
+from hetjax.schedule.action import parse_program
+from hetjax.schedule.trace import Span
 
 TransportName = Literal["sockets", "transfer"]
 
@@ -34,27 +41,63 @@ class FleetStep:
 
 
 class Fleet:
-    """A plan on workers, one per node, that have called or will call the `crew`.
+    """A plan on workers, one per host, that have called or will call the `crew`.
 
+    Of the plan's nodes those that are not among `nodes` have one host.
     Every method may raise WorkerLost; the survivors then keep their state and wait for
     `connect`.
     """
 
-    def __init__(self, plan: Plan, crew: Crew) -> None:
-        self.plan, self.crew = plan, crew
-        self.workers = list(dict.fromkeys(s.node for _, _, s in plan.stages()))
+    def __init__(self, plan: Plan, crew: Crew, nodes: Sequence[Node] = ()) -> None:
+        self.crew = crew
         self._generation = self._turn = 0
+        self.adopt(plan, nodes)
 
-    def build(self, settings: Mapping[str, Any]) -> None:
-        """Let every worker make its stages from these settings."""
-        self._all({"do": "build", "settings": dict(settings)})
+    def adopt(self, plan: Plan, nodes: Sequence[Node] = ()) -> None:
+        """Go on with this plan, once its workers are built and connected."""
+        self.plan = plan
+        self.members = Members(plan, tuple(nodes))
+        self.workers = list(self.members.workers)
 
-    def connect(self, transport: TransportName = "sockets") -> None:
+    def build(
+        self, settings: Mapping[str, Any], workers: Sequence[str] | None = None
+    ) -> None:
+        """Let these workers, all by default, make their stages from these settings.
+
+        The hosts of a node that has several are joined first, on a port of the first.
+        """
+        asked = self.workers if workers is None else workers
+        request: Message = {"do": "build", "settings": dict(settings)}
+        worlds = self._worlds(asked)
+        self.crew.ask({worker: request | worlds.get(worker, {}) for worker in asked})
+
+    def _worlds(self, asked: Sequence[str]) -> dict[str, Message]:
+        """What each host of a node with several is told of the others."""
+        several = [h for h in self._hosts() if len(h) > 1 and {*h} & {*asked}]
+        requests = {hosts[0]: {"do": "coordinate"} for hosts in several}
+        told = self.crew.ask(requests) if requests else {}
+        return {
+            worker: {"world": told[hosts[0]] | {"count": len(hosts), "index": index}}
+            for hosts in several
+            for index, worker in enumerate(hosts)
+        }
+
+    def _hosts(self) -> list[tuple[str, ...]]:
+        """The workers of each node."""
+        nodes = dict.fromkeys(map(node_of, self.workers))
+        return [self.members.hosts(node) for node in nodes]
+
+    def connect(
+        self, transport: TransportName = "sockets", others: Sequence[str] = ()
+    ) -> None:
         """Join the workers to each other, as a new generation.
 
-        BadInput if the transport's tags cannot tell all messages of the plan apart.
+        `others` are not the plan's, but may give what they hold.
+        BadInput if the transport's tags cannot tell all messages of the plan apart, or
+        if it cannot reach stages on several hosts.
         """
         if transport == "transfer":
+            self._check_one_host_each()
             replicas = self.plan.replicas
             check_fits(
                 num_replicas=len(replicas),
@@ -62,8 +105,9 @@ class Fleet:
                 num_microbatches=max(r.num_microbatches for r in replicas),
             )
         self._generation += 1
-        told = self._all({"do": "listen"})
-        addresses = {worker: told[worker]["address"] for worker in self.workers}
+        workers = [*self.workers, *others]
+        told = self.crew.ask(dict.fromkeys(workers, {"do": "listen"}))
+        addresses = {worker: told[worker]["address"] for worker in workers}
         self.crew.ask(
             {
                 worker: {
@@ -72,7 +116,7 @@ class Fleet:
                     "transport": transport,
                     "addresses": {w: a for w, a in addresses.items() if w != worker},
                 }
-                for worker in self.workers
+                for worker in workers
             }
         )
 
@@ -95,12 +139,41 @@ class Fleet:
         """State of all stages from a checkpoint that all workers can read."""
         self._all({"do": "restore", "directory": str(directory), "step": step})
 
-    def step(self, number: int) -> FleetStep:
-        """Train on the global batch of this step; returns once all know NORM."""
-        told = self._in_turn({"do": "step", "step": number})
+    def step(self, number: int, *, traced: bool = False) -> FleetStep:
+        """Train on the global batch of this step; returns once all know NORM.
+
+        When the actions of a traced step ran is told by `spans`.
+        """
+        told = self._in_turn({"do": "step", "step": number, "traced": traced})
         norms = {message["grad_norm"] for message in told.values()}
         assert len(norms) == 1, f"workers disagree on the norm of step {number}"
         return FleetStep(norms.pop(), *_loss(told))
+
+    def step_of(self, norm: Norm) -> FleetStep:
+        """The outcome of a step that was committed with this norm."""
+        num_tokens = self.plan.global_batch * self.plan.seq_len
+        sums = [norm.losses[stage] for stage in sorted(norm.losses)]
+        return FleetStep(
+            norm.squares**0.5 / num_tokens, float(np.sum(sums)), num_tokens
+        )
+
+    def spans(self) -> list[Span]:
+        """When the actions of all traced steps ran, by the controller's clock."""
+        return [span for worker in self.workers for span in self._spans(worker)]
+
+    def _spans(self, worker: str) -> Iterator[Span]:
+        """Spans of one worker, whose clock is read half-way between ask and answer."""
+        self.crew.ask({worker: {"do": "clock"}})  # what it still does, it does now
+        asked_s = time.perf_counter()
+        clock_s = self.crew.ask({worker: {"do": "clock"}})[worker]["now_s"]
+        late_s = (asked_s + time.perf_counter()) / 2 - clock_s
+        told = self.crew.ask({worker: {"do": "spans"}})[worker]
+        actions = parse_program(told["actions"])
+        for action, (device, start_s, end_s) in zip(
+            actions, told["spans"], strict=True
+        ):
+            node = node_of(worker)
+            yield Span(node, device, action, start_s + late_s, end_s + late_s)
 
     def evaluate(self, batches: Sequence[int]) -> float:
         """Mean cross-entropy in nats per token over batches of these numbers."""
@@ -125,15 +198,16 @@ class Fleet:
         if any(message["busy"] for message in told.values()):
             return False
         saving = [worker for worker, message in told.items() if message["saves"]]
+        helping = [w for hosts in self._hosts() if len(hosts) > 1 for w in hosts]
         request = {
             "do": "save",
             "directory": str(directory),
             "step": step,
             "keep": keep,
             "host": dict(host),
-            "workers": saving,
+            "workers": [*map(file_name, saving)],
         }
-        self.crew.ask(dict.fromkeys(saving, request))
+        self.crew.ask(dict.fromkeys([*saving, *helping], request))
         return True
 
     def wait_saved(self) -> None:
@@ -141,22 +215,44 @@ class Fleet:
         self._all({"do": "saved"})
 
     def end(self) -> None:
-        """Let the workers finish what they write, and leave."""
-        self._all({"do": "end"})
+        """Let the workers finish what they write, and leave.
+
+        The first host of a node is the last to go: the others depend on it.
+        """
+        first = [hosts[0] for hosts in self._hosts()]
+        self.wait_saved()
+        others = [worker for worker in self.workers if worker not in first]
+        for leaving in filter(None, (others, first)):
+            self.crew.ask(dict.fromkeys(leaving, {"do": "end"}))
+
+    def _check_one_host_each(self) -> None:
+        for hosts in self._hosts():
+            if len(hosts) > 1:
+                raise BadInput(
+                    got=f"--transport transfer, and node {node_of(hosts[0])!r} with "
+                    f"hosts = {len(hosts)}",
+                    allowed="one host per node where processes pull from each other",
+                    fix="send over sockets (--transport sockets)",
+                )
+
+    def in_turn_each(self, requests: Mapping[str, Message]) -> dict[str, Message]:
+        """Ask each worker its own; no two turns share their messages."""
+        self._turn += 1
+        turn = {"turn": self._turn}
+        return self.crew.ask({w: request | turn for w, request in requests.items()})
 
     def _in_turn(self, request: Message) -> dict[str, Message]:
-        """Run a program on all workers; no two runs share their messages."""
-        self._turn += 1
-        return self._all(request | {"turn": self._turn})
+        return self.in_turn_each(dict.fromkeys(self.workers, request))
 
     def _all(self, request: Message) -> dict[str, Message]:
         return self.crew.ask(dict.fromkeys(self.workers, request))
 
 
 def _loss(told: Mapping[str, Message]) -> tuple[float, int]:
-    """(summed loss over last stages, tokens), added in the order of the stages."""
-    sums = sorted(
-        tuple(part) for message in told.values() for part in message["losses"]
-    )
+    """(summed loss over last stages, tokens), added in the order of the stages.
+
+    Workers may tell the same: after NORM each knows all.
+    """
+    sums = sorted({tuple(part) for m in told.values() for part in m["losses"]})
     (num_tokens,) = {message["num_tokens"] for message in told.values()}
     return float(np.sum([value for _, _, value in sums])), num_tokens

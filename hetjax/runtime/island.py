@@ -6,7 +6,7 @@ Does not own connections (`hetjax/mesh/peers.py`), nor when a step is run: a con
 says so (`serving.py`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,18 +15,21 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from hetjax.cluster.cluster import Node
 from hetjax.mesh.axes import batch_sharding
-from hetjax.mesh.peers import Peers
+from hetjax.mesh.peers import PeerLost, Peers
 from hetjax.mesh.pull import Pull, PullServer
+from hetjax.mesh.spanning import leads, to_mesh, value_here
 from hetjax.mesh.transport import InProcess, Routed, Tag, Transport
 from hetjax.mesh.wire import Ship, Wire
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan
 from hetjax.runtime.feeding import Batch, BatchFeed, window
-from hetjax.runtime.meeting import Meeting
+from hetjax.runtime.meeting import Meeting, Norm
+from hetjax.runtime.members import Members, node_of
 from hetjax.runtime.stages import Stages
 from hetjax.runtime.worker import Observer, Step, Worker, gradient_norm
-from hetjax.schedule.action import Program, StageKey
+from hetjax.schedule.action import Program, Programs, StageKey
 
 _DONE = object()
 _NUM_SENDING = 4  # threads that wait for what is to be sent
@@ -34,38 +37,47 @@ _NUM_SENDING = 4  # threads that wait for what is to be sent
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Told:
-    """What a worker knows of a step: the same norm everywhere, its own losses."""
+    """What a worker knows of a committed step: the same as all others."""
 
     grad_norm: float
-    loss_sums: Mapping[StageKey, float]
+    norm: Norm
 
 
 class Island(Stages):
-    """The stages of one node of the plan, on local devices, with peers for the rest.
+    """The stages of a worker of the plan, on local devices, with peers for the rest.
 
+    `devices` are those of its whole node: where `nodes` says that it has several hosts,
+    stages may span them, and each host's worker does its part of every program.
     Gradients travel to peers in the dtype `gradient_wire`.
 
-    After a PeerLost the state is as it was before the step, or after it if NORM had
-    come; the next step needs peers of another generation (`join`).
+    After a PeerLost the state is as it was before the step: if others have its norm,
+    `finish` commits it here, too. The next step needs peers of another generation
+    (`join`).
     """
 
     def __init__(
         self,
         plan: Plan,
         model: Model,
-        node: str,
+        worker: str,
         devices: Sequence[jax.Device],
         optimizer: optax.GradientTransformation,
         *,
         dtype: str = "float32",
         clip_norm: float = float("inf"),
         gradient_wire: str = "float32",
+        nodes: Sequence[Node] = (),
     ) -> None:
+        node = node_of(worker)
         super().__init__(plan, model, {node: devices}, optimizer, dtype=dtype)
-        self.node, self.clip_norm = node, clip_norm
+        self.worker, self.node, self.clip_norm = worker, node, clip_norm
+        self.members = Members(plan, tuple(nodes))
+        here = {key for key, of in self.members.members.items() if worker in of}
+        assert here == self.stages.keys(), (worker, here, list(self.stages))
+        self._within = self.members.within(worker)
+        self._spans = bool(here - self._within)
         self._wire = np.dtype(jnp.dtype(gradient_wire))
         self._worker = Worker(self.stages)
-        self._nodes = {(r, s): stage.node for r, s, stage in plan.stages()}
         self._layouts = {
             key: batch_sharding(state.programs.mesh)
             for key, state in self.stages.items()
@@ -75,6 +87,7 @@ class Island(Stages):
         self._server: PullServer | None = None
         self._across: Transport | None = None
         self._generation = 0
+        self._unfinished: tuple[Iterator[None], Step] | None = None
 
     def join(
         self, peers: Peers, generation: int, server: PullServer | None = None
@@ -106,51 +119,83 @@ class Island(Stages):
         Raises PeerLost.
         """
         step = self._step(number, batch, observer)
-        self._run(self.training[self.node], step)
-        return Told(
-            grad_norm=gradient_norm(step.collectives, step.num_tokens),
-            loss_sums=self._losses(),
-        )
+        meeting = step.collectives
+        assert isinstance(meeting, Meeting)
+        run = self._worker.run(self._own(self.training), step)
+        self._unfinished = run, step
+        if not self.stages:
+            meeting.attend()
+        self._run(run, step)
+        self._wait_until(lambda: meeting.norm is not None)
+        self._unfinished = None
+        assert meeting.norm is not None
+        norm = gradient_norm(meeting, step.num_tokens)
+        return Told(grad_norm=norm, norm=meeting.norm)
+
+    def finish(self, norm: Norm) -> Told:
+        """Commit the step that a PeerLost has broken off, with the norm of others.
+
+        Who knows it has had our part of it: nothing but UPDATE is left to do.
+        """
+        assert self._unfinished is not None, "no step was broken off"
+        run, step = self._unfinished
+        assert isinstance(step.collectives, Meeting)
+        step.collectives.settle(norm)
+        assert next(run, _DONE) is _DONE, "others have the norm without our part"
+        self._unfinished = None
+        grad_norm = gradient_norm(step.collectives, step.num_tokens)
+        return Told(grad_norm=grad_norm, norm=norm)
 
     def evaluate(self, number: int, batch: Batch) -> Mapping[StageKey, float]:
         """Summed losses by last stage of a global batch, no update.
 
         `number` tells this evaluation from others. Raises PeerLost.
         """
-        self._run(self.evaluation[self.node], self._step(number, batch, None))
+        step = self._step(number, batch, None)
+        self._run(self._worker.run(self._own(self.evaluation), step), step)
         return self._losses()
 
     def next_logits(self, number: int, tokens: Sequence[int]) -> np.ndarray | None:
         """logits_V that follow the (last seq_len) tokens, by the first replica.
 
-        From the worker that has its last stage. Raises PeerLost.
+        From the worker that leads its last stage. Raises PeerLost.
         """
         inputs_BL, position = window(self.plan, tokens)
-        transport = self._step(number, (inputs_BL, inputs_BL), None).transport
+        step = self._step(number, (inputs_BL, inputs_BL), None)
+        found: list[np.ndarray] = []
+        self._run(self._sample(step, position, found), step)
+        return found[0] if found else None
+
+    def _sample(
+        self, step: Step, position: int, found: list[np.ndarray]
+    ) -> Iterator[None]:
+        """Yield whenever the next stage here has to wait for the one before."""
         last = len(self.plan.replicas[0].stages) - 1
+        tag = partial(Tag, self._generation, step.number, "F", 0, microbatch=0)
         for s in range(last + 1):
             state = self.stages.get((0, s))
             if state is None:
                 continue
-            tag = partial(Tag, self._generation, number, "F", 0, microbatch=0)
             programs = state.programs
             if s == 0:
-                x = jax.device_put(inputs_BL, programs.tokens.sharding)
+                x = to_mesh(step.feed.inputs(0, 0), programs.tokens.sharding)
             else:
-                x = self._received(transport, tag(s), programs.outputs)
-            if s == last:
-                return programs.last_logits(state.params, x, position)
-            transport.send(tag(s + 1), programs.evaluate(state.params, x))
-        return None
+                while not step.transport.arrived(tag(s)):
+                    yield
+                x = step.transport.receive(tag(s), programs.outputs)
+            if s < last:
+                y = programs.evaluate(state.params, x)
+                step.transport.send(tag(s + 1), y)
+                continue
+            logits_V = programs.last_logits(state.params, x, position)
+            if leads(programs.mesh):
+                found.append(logits_V)
 
-    def _received(
-        self, transport: Transport, tag: Tag, expected: jax.ShapeDtypeStruct
-    ) -> jax.Array:
+    def _wait_until(self, there: Callable[[], bool]) -> None:
         assert self._peers is not None
         version = self._peers.mailbox.version
-        while not transport.arrived(tag):
+        while not there():
             version = self._peers.mailbox.wait(version)
-        return transport.receive(tag, expected)
 
     def _step(self, number: int, batch: Batch, observer: Observer | None) -> Step:
         assert self._peers is not None and self._ship is not None, "join first"
@@ -160,15 +205,16 @@ class Island(Stages):
             number=number,
             feed=BatchFeed(self.plan, batch),
             num_tokens=batch[1].size,
-            transport=Routed(self.stages, within, self._across),
+            transport=Routed(self._within, within, self._across),
             collectives=Meeting(
                 self._peers,
                 self._ship,
                 self.layout.holders,
-                self._nodes,
+                self.members,
                 generation=self._generation,
                 step=number,
                 wire=self._wire,
+                losses=self._last_losses,
             ),
             clip_norm=self.clip_norm,
             observer=observer,
@@ -177,22 +223,45 @@ class Island(Stages):
 
     def _by(self, peers: Peers, ship: Ship, server: PullServer | None) -> Transport:
         if server is None:
-            return Wire(peers, ship, self._nodes)
+            return Wire(peers, ship, self.members.ranks)
+        nodes = {(r, s): stage.node for r, s, stage in self.plan.stages()}
         degrees = {(r, s): stage.mesh.data for r, s, stage in self.plan.stages()}
-        return Pull(peers, ship, self._nodes, server, degrees)
+        return Pull(peers, ship, nodes, server, degrees)
 
-    def _run(self, program: Program, step: Step) -> None:
+    def _own(self, programs: Programs) -> Program:
+        """The node's program without stages that have no device here."""
+        program = programs[self.node]
+        return tuple(action for action in program if action.key in self.stages)
+
+    def _run(self, run: Iterator[None], step: Step) -> None:
         """Enqueue what can be, then sleep until something has come."""
-        assert self._peers is not None
-        mailbox = self._peers.mailbox
-        run, version = self._worker.run(program, step), mailbox.version
-        while next(run, _DONE) is not _DONE:
-            version = mailbox.wait(version)
+        try:
+            self._wait_until(lambda: next(run, _DONE) is _DONE)
+        except PeerLost as lost:
+            if self._spans and node_of(lost.peer) != self.node:
+                self._run_out(run, step)
+            raise
+
+    def _run_out(self, run: Iterator[None], step: Step) -> None:
+        """Enqueue all up to UPDATE on what has no value, since other hosts may have.
+
+        A program that spans hosts waits for all of them: what only some were given to
+        do before they heard of the loss would meet the next step on the others.
+        """
+        assert isinstance(self._across, Wire)
+        assert isinstance(step.collectives, Meeting)
+        self._across.give_up()
+        step.collectives.give_up()
+        next(run, _DONE)
 
     def _losses(self) -> dict[StageKey, float]:
-        """Of last stages here; once NORM has come, nothing is waited for."""
+        found = self._last_losses().items()
+        return {stage: float(value_here(loss)) for stage, loss in found}
+
+    def _last_losses(self) -> dict[StageKey, jax.Array]:
+        """Of last stages that this worker leads."""
         return {
-            key: float(np.asarray(state.loss))
+            key: state.loss
             for key, state in self.stages.items()
-            if state.programs.graph.last
+            if state.programs.graph.last and leads(state.programs.mesh)
         }

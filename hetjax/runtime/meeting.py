@@ -8,7 +8,9 @@ by threads, while the devices go on computing. Does not own the sum over process
 """
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,17 +19,44 @@ from hetjax.mesh.exchange import total
 from hetjax.mesh.links import Key
 from hetjax.mesh.peers import Peers
 from hetjax.mesh.reduction import Rows, from_host, to_host
+from hetjax.mesh.spanning import to_mesh, value_here
 from hetjax.mesh.wire import SQUARES, SUMS, Ship
+from hetjax.runtime.members import Members
 from hetjax.schedule.action import Group, StageKey
 
-_SQUARE = struct.Struct("<IId")  # replica, stage, value
+_SHARE = struct.Struct("<IId?d")  # replica, stage, squares, whether last, its loss
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Norm:
+    """What all workers know once a step is committed.
+
+    `squares` is the squared norm of the summed gradients, `losses` are summed, by last
+    stage.
+    """
+
+    squares: float
+    losses: Mapping[StageKey, float]
+
+
+def in_words(norm: Norm) -> dict[str, Any]:
+    """The norm as JSON values."""
+    losses = [[*stage, loss] for stage, loss in norm.losses.items()]
+    return {"squares": norm.squares, "losses": losses}
+
+
+def from_words(words: Mapping[str, Any]) -> Norm:
+    """Inverse of `in_words`."""
+    losses = {(int(r), int(s)): loss for r, s, loss in words["losses"]}
+    return Norm(squares=words["squares"], losses=losses)
 
 
 class Meeting:
     """Meeting points of one training step, for the stages of one worker.
 
-    `holders` are the stages that hold each group, `nodes` the worker of each stage;
-    gradients travel between workers in dtype `wire`.
+    `holders` are the stages that hold each group, `members` the workers of each stage;
+    gradients travel between workers in dtype `wire`. `losses` gives those of the last
+    stages here, read at NORM: they are ready then.
     What is there is told of by the mailbox of `peers`.
     """
 
@@ -36,24 +65,35 @@ class Meeting:
         peers: Peers,
         ship: Ship,
         holders: Mapping[Group, Sequence[StageKey]],
-        nodes: Mapping[StageKey, str],
+        members: Members,
         *,
         generation: int,
         step: int,
         wire: np.dtype,
+        losses: Callable[[], Mapping[StageKey, jax.Array]],
     ) -> None:
+        self._losses = losses
         self._wire = wire
         self._peers, self._ship = peers, ship
-        self._holders, self._nodes = holders, nodes
+        self._holders, self._members = holders, members
         self._number = {group: at for at, group in enumerate(holders)}
         self._at = generation, step
         self._posted: dict[Group, dict[StageKey, Rows]] = {}
         self._sums: dict[tuple[Group, StageKey], Rows] = {}
         self._squares: dict[StageKey, jax.Array] = {}
-        self._total: float | None = None
+        self._like: dict[tuple[Group, StageKey], tuple[jax.ShapeDtypeStruct, ...]] = {}
+        self._given_up = False
+        self.norm: Norm | None = None
+
+    def give_up(self) -> None:
+        """Sum nothing any more; all sums are there at once and have no value (NaN)."""
+        self._given_up = True
 
     def post(self, group: Group, stage: StageKey, rows: Rows) -> None:
         """Contribute; the last holder here to post starts the sum."""
+        self._like[group, stage] = tuple(map(_abstract, rows))
+        if self._given_up:
+            return
         posted = self._posted.setdefault(group, {})
         posted[stage] = rows
         if posted.keys() == self._own(self._holders[group]):
@@ -64,56 +104,120 @@ class Meeting:
 
     def summed(self, group: Group, stage: StageKey) -> Rows | None:
         """The group's sum for this holder, or None while a holder is missing."""
-        return self._sums.get((group, stage))
+        if not self._given_up:
+            return self._sums.get((group, stage))
+        like = self._like.get((group, stage))
+        return like and tuple(map(_no_value, like))
 
     def post_squares(self, stage: StageKey, squares: jax.Array) -> None:
         """Contribute the squared norm of the groups that the stage owns."""
         self._squares[stage] = squares
-        if self._squares.keys() == self._own(self._nodes):
+        if self._given_up:
+            return
+        if self._squares.keys() == self._own(self._members.members):
             squares.copy_to_host_async()
-            self._ship.run(self._exchange_squares)
+            self.attend()
+
+    def attend(self) -> None:
+        """Start to learn the norm: all stages here, if there are any, have posted."""
+        self._ship.run(self._exchange_squares)
 
     def squares(self) -> float | None:
         """The sum over all stages of the plan, or None while one is missing."""
-        return self._total
+        return None if self.norm is None else self.norm.squares
+
+    def settle(self, norm: Norm) -> None:
+        """Take the norm from a worker that knows it."""
+        self.norm = norm
 
     def _own(self, stages: Iterable[StageKey]) -> set[StageKey]:
-        return {stage for stage in stages if self._nodes[stage] == self._peers.own}
+        own, members = self._peers.own, self._members.members
+        return {stage for stage in stages if own in members[stage]}
 
     def _sum(self, group: Group, posted: Mapping[StageKey, Rows]) -> None:
-        """Add what is here in stage order, then over the workers; lay it out again."""
-        ordered = [posted[stage] for stage in sorted(posted)]
-        found = to_host(ordered[0])
-        for rows in ordered[1:]:
-            found = found + to_host(rows)
-        workers = list(dict.fromkeys(self._nodes[s] for s in self._holders[group]))
-        if len(workers) > 1:
-            key: Key = (*self._at, SUMS, self._number[group], 0, 0)
-            flat = total(self._peers, workers, key, found.reshape(-1), self._wire)
-            found = flat.reshape(found.shape)
+        """Sum the rows that are here, those that the same workers have at a time."""
+        holders, some = self._holders[group], next(iter(posted.values()))
+        num_rows = len(some) * some[0].shape[0]
+        shares = self._members.shares(holders, num_rows)
+        found: np.ndarray | None = None
+        for number, (workers, rows) in enumerate(shares):
+            if self._peers.own not in workers:
+                continue
+            ours = [h for h, w in zip(holders, workers, strict=True) if self._is_us(w)]
+            added = self._added([posted[holder] for holder in ours], rows)
+            key: Key = (*self._at, SUMS, self._number[group], number, 0)
+            summed = self._over(tuple(dict.fromkeys(workers)), key, added)
+            if len(shares) == 1:
+                found = summed
+                break
+            if found is None:
+                found = np.empty((num_rows, *summed.shape[1:]), summed.dtype)
+            found[list(rows)] = summed
+        assert found is not None, "a group's sum was posted where nobody holds it"
         for stage, rows in posted.items():
             self._sums[group, stage] = from_host(found, rows)
         self._peers.mailbox.touch()
 
+    def _is_us(self, worker: str) -> bool:
+        return worker == self._peers.own
+
+    def _added(
+        self, contributions: Sequence[Rows], wanted: Sequence[int]
+    ) -> np.ndarray:
+        """These rows of what is here, in the order of the stages."""
+        found = to_host(contributions[0], wanted)
+        for rows in contributions[1:]:
+            found = found + to_host(rows, wanted)
+        return found
+
+    def _over(self, workers: Sequence[str], key: Key, rows: np.ndarray) -> np.ndarray:
+        """The sum over workers, the same bits for each."""
+        if len(workers) == 1:
+            return rows
+        flat = total(self._peers, workers, key, rows.reshape(-1), self._wire)
+        return flat.reshape(rows.shape)
+
     def _exchange_squares(self) -> None:
-        """Tell all workers our stages' squares; all add them in the same order."""
+        """Tell all workers our stages' squares; all add them in the same order.
+
+        Their losses, too: a worker that is lost after NORM takes none along.
+        """
         key: Key = (*self._at, SQUARES, 0, 0, 0)
+        losses = {s: float(value_here(loss)) for s, loss in self._losses().items()}
         own = b"".join(
-            _SQUARE.pack(*stage, float(self._squares[stage]))
+            _SHARE.pack(
+                *stage,
+                float(value_here(self._squares[stage])),
+                stage in losses,
+                losses.get(stage, 0.0),
+            )
             for stage in sorted(self._squares)
+            if self._is_us(self._members.leader(stage))
         )
-        everyone = dict.fromkeys(self._nodes.values())
-        for worker in everyone:
-            if worker != self._peers.own:
+        telling = dict.fromkeys(map(self._members.leader, self._members.members))
+        for worker in self._members.workers if own else ():
+            if not self._is_us(worker):
                 self._peers.send(worker, key, [np.frombuffer(own, np.uint8)])
         found = {
-            (replica, stage): value
-            for worker in everyone
-            for replica, stage, value in _SQUARE.iter_unpack(
+            (replica, stage): share
+            for worker in telling
+            for replica, stage, *share in _SHARE.iter_unpack(
                 own
-                if worker == self._peers.own
+                if self._is_us(worker)
                 else self._peers.mailbox.take(worker, key).tobytes()
             )
         }
-        self._total = float(np.sum([found[stage] for stage in sorted(found)]))
+        ordered = sorted(found)
+        self.norm = Norm(
+            squares=float(np.sum([found[stage][0] for stage in ordered])),
+            losses={stage: found[stage][2] for stage in ordered if found[stage][1]},
+        )
         self._peers.mailbox.touch()
+
+
+def _abstract(array: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
+
+
+def _no_value(like: jax.ShapeDtypeStruct) -> jax.Array:
+    return to_mesh(np.full(like.shape, np.nan, like.dtype), like.sharding)

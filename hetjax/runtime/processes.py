@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from hetjax.runtime.control import WorkerLost
+from hetjax.runtime.members import file_name
 from hetjax.runtime.serving import Post
 
 _END_S = 5.0
@@ -36,9 +37,15 @@ class Processes:
         command: Sequence[str],
         environment: Mapping[str, str],
     ) -> None:
-        """Start a worker; the post is written to its standard input, one line."""
+        """Start a worker; the post is written to its standard input, one line.
+
+        What is left of an earlier one of that name is killed.
+        """
+        if earlier := self.children.pop(post.worker, None):
+            earlier.kill()
+            earlier.wait()
         self.logs.mkdir(parents=True, exist_ok=True)
-        log = (self.logs / f"{post.worker}.log").open("a")
+        log = self._log(post.worker).open("a")
         child = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -55,17 +62,21 @@ class Processes:
             child.stdin.write(post.text() + "\n")
             child.stdin.close()
 
-    def check(self) -> None:
-        """Raise WorkerLost for a child that has ended, with its last words."""
-        for worker, child in self.children.items():
+    def check(self, workers: Sequence[str]) -> None:
+        """Raise WorkerLost for one of these that has ended, with its last words."""
+        for worker in workers:
+            child = self.children[worker]
             if child.poll() is not None:
-                text = (self.logs / f"{worker}.log").read_text().strip()
+                text = self._log(worker).read_text().strip()
                 last = text.splitlines()[-1] if text else "without a word"
                 raise WorkerLost(
                     worker,
                     f"ended with code {child.returncode} ({last}); its log is "
-                    f"{self.logs / f'{worker}.log'}",
+                    f"{self._log(worker)}",
                 )
+
+    def _log(self, worker: str) -> Path:
+        return self.logs / f"{file_name(worker)}.log"
 
     def __enter__(self) -> "Processes":
         return self

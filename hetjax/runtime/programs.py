@@ -25,6 +25,7 @@ from hetjax.mesh.axes import (
     tensor_dim,
 )
 from hetjax.mesh.reduction import Rows, pack, row_sharding
+from hetjax.mesh.spanning import to_mesh, value_here
 from hetjax.models.model import AbstractParam
 from hetjax.runtime import stage
 from hetjax.runtime.halves import Halves, halve
@@ -252,8 +253,8 @@ class StagePrograms:
 
     def last_logits(self, params: Any, x: jax.Array, position: int) -> np.ndarray:
         """logits_V at a position of the first sequence, on the host (last stage)."""
-        at = jax.device_put(np.int32(position), replicated(self.mesh))
-        return np.asarray(self.logits(params, x, at), np.float32)
+        at = to_mesh(np.int32(position), replicated(self.mesh))
+        return value_here(self.logits(params, x, at)).astype(np.float32, copy=False)
 
     @cached_property
     def zeros(self) -> Compiled:

@@ -10,6 +10,7 @@ import json
 import os
 import queue
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
@@ -17,15 +18,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from hetjax.checkpoint import layout
+from hetjax.checkpoint.entry import Entry
 from hetjax.checkpoint.restore import Checkpoint
 from hetjax.checkpoint.save import Saver
 from hetjax.errors import BadInput
 from hetjax.mesh.links import SILENCE_S
 from hetjax.mesh.peers import PeerLost, Peers
 from hetjax.mesh.pull import PullServer
+from hetjax.mesh.world import World
 from hetjax.runtime.control import Line, Message
 from hetjax.runtime.feeding import Batch
 from hetjax.runtime.island import Island, Told
+from hetjax.runtime.mates import Mates
+from hetjax.runtime.meeting import from_words, in_words
+from hetjax.runtime.members import file_name
+from hetjax.runtime.salvage import Order, Salvage, carry_out, from_leaves, leaf_bytes
+from hetjax.runtime.timeline import Timeline
+from hetjax.schedule.action import format_program
 
 _CONNECT_S = 30.0
 
@@ -84,9 +94,16 @@ class _Server:
         self._requests: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
         self._peers: Peers | None = None
         self._work: Work | None = None
+        self._timeline: Timeline | None = None
+        self._at: int | None = None  # steps that the state has behind it
+        self._told: Told | None = None  # of the last one, if it was done here
+        self._salvage = Salvage()
         self._saver: Saver | None = None
         self._server: PullServer | None = None  # once made, for as long as the process
+        host = post.listen.rpartition(":")[0]
+        self._mates = Mates(post.worker, host, post.silence_s)
         self._means: dict[str, Callable[[int, Message], Message | None]] = {
+            "coordinate": self._coordinate,
             "build": self._build,
             "listen": self._listen,
             "join": self._join,
@@ -94,6 +111,14 @@ class _Server:
             "initialise": self._initialise,
             "restore": self._restore,
             "step": self._step,
+            "outcome": self._outcome,
+            "finish": self._finish,
+            "hold": self._hold,
+            "needs": self._needs,
+            "collect": self._collect,
+            "place": self._place,
+            "clock": self._clock,
+            "spans": self._spans,
             "evaluate": self._evaluate,
             "logits": self._logits,
             "saver": self._saver_state,
@@ -115,11 +140,15 @@ class _Server:
             number, request = self._requests.get()
             if request["do"] == "end":
                 break
-            self._line.reply(number, self._answer(number, request))
+            self._mates.begin(number, request["do"])
+            answer = self._answer(number, request)
+            self._line.reply(number, answer)
+            self._mates.done(_lost_in(answer, self._post.worker), self._line.close)
         if self._work is not None:
             self._work.island.leave()
         if self._saver is not None:
             self._saver.close()
+        self._mates.leave()
         self._line.reply(number, {})
         self._line.close()
 
@@ -131,8 +160,10 @@ class _Server:
         """Called by the line's thread: breaking off cannot wait for the step's end."""
         if request["do"] != "abort":
             self._requests.put((number, request))
-        elif self._peers is not None:
+            return
+        if self._peers is not None:
             self._peers.mailbox.lose(*request["lost"])
+        self._mates.break_off()
 
     def _end(self, reason: str) -> None:
         print(f"worker {self._post.worker}: controller {reason}", file=sys.stderr)
@@ -149,8 +180,17 @@ class _Server:
             traceback.print_exc()
             return {"failed": f"{type(error).__name__}: {error}"}
 
+    def _coordinate(self, number: int, request: Message) -> Message:
+        return {"address": self._mates.coordinate()}
+
     def _build(self, number: int, request: Message) -> None:
+        if "world" in request:
+            self._mates.enter(World(**request["world"]))
+        if self._work is not None:
+            self._work.island.leave()
+        self._work = self._at = None  # what it held may have been kept: `hold`
         self._work = self._make(request["settings"])
+        self._timeline = Timeline(self._island.plan)
 
     def _listen(self, number: int, request: Message) -> Message:
         post = self._post
@@ -173,16 +213,80 @@ class _Server:
 
     def _initialise(self, number: int, request: Message) -> None:
         self._island.initialise(request["seed"])
+        self._at = 0
 
     def _restore(self, number: int, request: Message) -> None:
         checkpoint = Checkpoint.open(Path(request["directory"]), request["step"])
         self._island.restore(checkpoint.read)
+        self._at = request["step"]
 
     def _step(self, number: int, request: Message) -> Message:
         assert self._work is not None
         batch = self._work.batch(request["step"])
-        told = self._island.step(request["turn"], batch)
-        return _report(told) | {"num_tokens": batch[1].size}
+        self._told = None
+        self._told = self._island.step(
+            request["turn"], batch, self._timeline if request["traced"] else None
+        )
+        self._at = request["step"] + 1
+        return _report(self._told) | {"num_tokens": batch[1].size}
+
+    def _outcome(self, number: int, request: Message) -> Message:
+        """How far the state is, and the norm that brought it there."""
+        norm = None if self._told is None else in_words(self._told.norm)
+        return {"at": self._at, "norm": norm}
+
+    def _finish(self, number: int, request: Message) -> Message:
+        assert self._at is not None
+        self._told = self._island.finish(from_words(request["norm"]))
+        self._at += 1
+        return {}
+
+    def _hold(self, number: int, request: Message) -> Message:
+        if self._at is not None:
+            self._salvage.keep(self._at, self._island.held())
+        self._salvage.look(Path(request["directory"]))
+        return {"holdings": list(self._salvage.holdings())}
+
+    def _needs(self, number: int, request: Message) -> Message:
+        leaves = {leaf: leaf_bytes(entry) for leaf, entry in self._needed().items()}
+        return {"at": self._at, "leaves": leaves}
+
+    def _collect(self, number: int, request: Message) -> Message:
+        assert self._peers is not None
+        fields = {name: request[name] for name in Order.__slots__}
+        order = Order(**fields)
+        return carry_out(order, self._salvage, self._peers, self._needed())
+
+    def _place(self, number: int, request: Message) -> None:
+        if self._at != request["step"]:
+            values = self._salvage.taken
+            self._island.restore(lambda entry: from_leaves(values, entry))
+            self._at = request["step"]
+        self._salvage.forget()
+
+    def _needed(self) -> dict[str, Entry]:
+        """The entry of each leaf that the island's state is made of."""
+        return {
+            leaf: entry
+            for entry in self._island.needed()
+            for leaf in layout.leaf_names(entry)
+        }
+
+    def _clock(self, number: int, request: Message) -> Message:
+        return {"now_s": time.perf_counter()}
+
+    def _spans(self, number: int, request: Message) -> Message:
+        assert self._timeline is not None
+        members = self._island.members
+        spans = [
+            span
+            for span in self._timeline.spans()
+            if members.worker_of(span.node, span.device) == self._post.worker
+        ]
+        return {
+            "actions": format_program([span.action for span in spans]),
+            "spans": [[span.device, span.start_s, span.end_s] for span in spans],
+        }
 
     def _evaluate(self, number: int, request: Message) -> Message:
         assert self._work is not None
@@ -199,10 +303,15 @@ class _Server:
         return {"saves": self._island.saves, "busy": busy}
 
     def _save(self, number: int, request: Message) -> None:
+        name = file_name(self._post.worker)
+        if name not in request["workers"]:
+            for _ in self._island.entries():  # our part of what another host saves
+                pass
+            return
         if self._saver is None:
             self._saver = Saver(
                 Path(request["directory"]),
-                self._post.worker,
+                name,
                 request["keep"],
                 request["workers"],
             )
@@ -221,8 +330,13 @@ class _Server:
         return self._work.island
 
 
+def _lost_in(answer: Message, own: str) -> str | None:
+    """Whom the answer tells to be lost; one that has failed is of no more use."""
+    return own if "failed" in answer else answer.get("lost", [None])[0]
+
+
 def _report(told: Told) -> Message:
-    return {"grad_norm": told.grad_norm, "losses": _losses(told.loss_sums)}
+    return {"grad_norm": told.grad_norm, "losses": _losses(told.norm.losses)}
 
 
 def _losses(sums: Mapping[tuple[int, int], float]) -> list[list[float]]:

@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 from hetjax.checkpoint.entry import Entry
 from hetjax.mesh.axes import stage_mesh
 from hetjax.mesh.reduction import num_rows
+from hetjax.mesh.spanning import is_member, leads
 from hetjax.models.model import Model, ModuleSpec, apply, init_params
 from hetjax.plans.plan import Plan
 from hetjax.runtime.layout import Layout
@@ -41,6 +42,7 @@ from hetjax.schedule.lower import lower, lower_evaluation
 class Stages:
     """The plan's stages on the nodes of `devices`; `stages` has them by key.
 
+    Devices may be other processes', too: stages that have none here are left out.
     `training` and `evaluation` are the programs of all nodes of the plan.
     """
 
@@ -73,6 +75,8 @@ class Stages:
         samples = self.stages.get((0, len(self.plan.replicas[0].stages) - 1))
         if samples is not None:
             jobs.append(lambda: samples.programs.logits)
+        if progress is not None and not jobs:
+            progress(0, 0)
         with ThreadPoolExecutor() as pool:
             for done, _ in enumerate(pool.map(lambda job: job(), jobs), start=1):
                 if progress is not None:
@@ -115,10 +119,26 @@ class Stages:
                     seen.add(entry.name)
                     yield entry, value
 
+    def held(self) -> Iterator[tuple[Entry, np.ndarray]]:
+        """A host copy of all state that is here, also of what others save."""
+        for stage, state in self.stages.items():
+            held = self.layout.stages[stage]
+            yield from host_values(
+                held, state.masters, state.opt_state, tied_copies=True
+            )
+
+    def needed(self) -> Iterator[Entry]:
+        """What `restore` reads."""
+        for stage, state in self.stages.items():
+            abstract = state.updates.masters, state.updates.opt_state
+            for _, found, _ in stage_entries(self.layout.stages[stage], *abstract):
+                yield from found
+
     @property
     def saves(self) -> bool:
         """Whether `entries` gives anything."""
-        return any(map(_saves, self.stages.values()))
+        found = filter(_saves, self.stages.values())
+        return any(leads(state.programs.mesh) for state in found)
 
     def loss_sums(self) -> tuple[jax.Array, ...]:
         """The summed loss of the last program that ran, by last stage."""
@@ -151,6 +171,8 @@ def _stages(
             data=stage.mesh.data,
             tensor=stage.mesh.tensor,
         )
+        if not is_member(mesh):
+            continue
         programs = _programs(layout, (r, s), mesh, dtype)
         updates = UpdatePrograms(programs, optimizer, _groups(layout, (r, s)))
         states[r, s] = StageState(programs, updates)

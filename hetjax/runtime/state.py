@@ -15,6 +15,7 @@ import numpy as np
 
 from hetjax.checkpoint.entry import Entry
 from hetjax.mesh.axes import slices
+from hetjax.mesh.spanning import to_mesh, whole_value
 from hetjax.models.model import Model, ModuleSpec, init_params
 from hetjax.runtime.layout import Run, StageRuns
 
@@ -47,18 +48,24 @@ def stage_entries(
 
 
 def host_values(
-    stage: StageRuns, masters: Any, opt_state: Any
+    stage: StageRuns, masters: Any, opt_state: Any, *, tied_copies: bool = False
 ) -> Iterator[tuple[Entry, np.ndarray]]:
-    """Copies of all entries of the stage; tied copies (held for others) left out."""
+    """Copies of all entries of the stage; tied copies, kept by others too, if asked.
+
+    Of a stage that spans processes the leading one gets them, and all have to ask.
+    """
     kept = [
         (run, found, leaf)
         for run, found, leaf in stage_entries(stage, masters, opt_state)
-        if run.only is None
+        if run.only is None or tied_copies
     ]
     for _, _, leaf in kept:
-        leaf.copy_to_host_async()
+        if leaf.is_fully_addressable:
+            leaf.copy_to_host_async()
     for run, found, leaf in kept:
-        value = np.array(leaf)
+        value = whole_value(leaf)
+        if value is None:
+            continue
         for unit, entry in enumerate(found):
             yield entry, value[unit] if run.stacked else value
 
@@ -89,7 +96,7 @@ def _initialiser(*kind: Any) -> Callable[[jax.Array], dict[str, jax.Array]]:
 def place(stage: StageRuns, masters: Any, opt_state: Any, read: Read) -> Any:
     """(masters, opt_state) on the stage's devices from entries; arguments abstract."""
     leaves = [
-        jax.device_put(_assembled(run, found, read), leaf.sharding)
+        to_mesh(_assembled(run, found, read), leaf.sharding)
         for run, found, leaf in stage_entries(stage, masters, opt_state)
     ]
     pairs = list(zip(masters, opt_state, strict=True))

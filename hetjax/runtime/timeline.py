@@ -7,24 +7,22 @@ is enqueued, when its predecessor ends or when what it receives arrives, whichev
 last. Waiting in a collective (REDUCE, NORM) counts as part of it.
 """
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import jax
 
 from hetjax.plans.plan import Plan
 from hetjax.schedule.action import Action, Op, StageKey
-from hetjax.schedule.trace import Span, perfetto
+from hetjax.schedule.trace import Span
 
 SHOWN = {Op.F, Op.B, Op.FB, Op.I, Op.W, Op.E, Op.REDUCE, Op.NORM, Op.UPDATE}
 
 
 class Timeline:
-    """An `Observer`; `write` after the last step, `close` when done."""
+    """An `Observer`; times of its spans are this process's `time.perf_counter`."""
 
     def __init__(self, plan: Plan) -> None:
         self._lanes: Mapping[StageKey, tuple[str, Sequence[int]]] = {
@@ -38,15 +36,11 @@ class Timeline:
         if action.op in SHOWN | {Op.RECV} and made is not None:
             self._watchers[action.key].submit(self._watch, action, start_s, made)
 
-    def write(self, path: Path) -> None:
-        """Wait for all actions and write the Perfetto file."""
+    def spans(self) -> list[Span]:
+        """Wait for all actions seen so far, and return them."""
         for watcher in self._watchers.values():
             watcher.submit(lambda: None).result()
-        path.write_text(json.dumps(perfetto(self._spans)))
-
-    def close(self) -> None:
-        for watcher in self._watchers.values():
-            watcher.shutdown()
+        return list(self._spans)
 
     def _watch(self, action: Action, enqueued_s: float, made: Any) -> None:
         live = [array for array in jax.tree.leaves(made) if not array.is_deleted()]

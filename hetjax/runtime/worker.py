@@ -19,6 +19,7 @@ import numpy as np
 from hetjax.errors import BadInput
 from hetjax.mesh.axes import batch_sharding, replicated
 from hetjax.mesh.reduction import Rows
+from hetjax.mesh.spanning import to_mesh
 from hetjax.mesh.transport import Tag, Transport
 from hetjax.runtime.collectives import Collectives
 from hetjax.runtime.programs import StagePrograms
@@ -167,7 +168,7 @@ class Worker:
             self._put("y", action, y)
             return y
         if state.loss is None:
-            state.loss = jax.device_put(np.float32(0), state.programs.scalar.sharding)
+            state.loss = to_mesh(np.float32(0), state.programs.scalar.sharding)
         targets = self._targets(action, step)
         state.loss = state.programs.evaluate(state.params, x, targets, state.loss)
         return state.loss
@@ -216,7 +217,7 @@ class Worker:
             state.masters,
             state.opt_state,
             tuple(state.gradients.values()),
-            jax.device_put(np.float32(scale), whole),
+            to_mesh(np.float32(scale), whole),
         )
         state.params = state.updates.with_copies(state.masters, copies)
         state.gradients.clear()
@@ -262,7 +263,7 @@ class Worker:
 
     def _on_mesh(self, action: Action, rows_BL: np.ndarray) -> jax.Array:
         mesh = self._state(action).programs.mesh
-        return jax.device_put(rows_BL, batch_sharding(mesh))
+        return to_mesh(rows_BL, batch_sharding(mesh))
 
     def _state(self, action: Action) -> StageState:
         return self.stages[action.key]

@@ -111,6 +111,8 @@ class RunConfig:
     """What carries activations between workers; transfer: JAX's own server."""
     gradient_wire: Literal["float32", "bfloat16"] = "float32"
     """What gradients travel in between workers; bfloat16 halves bytes, and rounds."""
+    recovery: Literal["local-first", "none"] = "local-first"
+    """When a worker is lost: restart it and go on from what is nearest; none: end."""
     simulate: bool = False
     """Let CPU devices stand in for those of the cluster."""
     stop_after: int | None = None
@@ -176,12 +178,6 @@ def _problems(config: RunConfig) -> Iterator[BadInput]:
         yield _out_of_range("seed", config.seed, "0 <= seed < 2**32", "0")
     yield from _prompt_problems(evaluation.prompt)
     yield from _profile_problems(config)
-    if config.trace and config.launcher != "embedded":
-        yield BadInput(
-            got=f"--trace with --launcher {config.launcher}",
-            allowed="--trace of workers that run in this process",
-            fix="leave --trace out, or give --launcher embedded",
-        )
 
 
 def _profile_problems(config: RunConfig) -> Iterator[BadInput]:

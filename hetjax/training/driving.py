@@ -5,7 +5,7 @@ Owns the interface, and the run in this process. Does not own the loop (`loop.py
 runs on workers in other processes (`launching.py`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -15,7 +15,9 @@ from hetjax.checkpoint.save import Saver
 from hetjax.data.batches import Batch
 from hetjax.plans.plan import Plan
 from hetjax.runtime.embedded import Embedded, StepResult
-from hetjax.runtime.worker import Observer
+from hetjax.runtime.timeline import Timeline
+from hetjax.schedule.trace import Span
+from hetjax.training.elastic import Recovered
 from hetjax.training.feed import Feed
 
 
@@ -34,6 +36,8 @@ class Outcome(Protocol):
 class Driver(Protocol):
     """A run that has its state; a context manager that finishes what it writes."""
 
+    heard: Callable[[Recovered], None]  # is told of every recovery
+
     @property
     def plan(self) -> Plan: ...
 
@@ -42,8 +46,12 @@ class Driver(Protocol):
         """How many batches an evaluation has."""
         ...
 
-    def step(self, number: int, observer: Observer | None) -> Outcome:
-        """Train on the batch of this step."""
+    def step(self, number: int, *, traced: bool = False) -> Outcome:
+        """Train on the batch of this step; its actions are kept if `traced`."""
+        ...
+
+    def spans(self) -> Sequence[Span]:
+        """Return when each action of the traced steps ran."""
         ...
 
     def validate(self, number: int) -> float:
@@ -87,10 +95,16 @@ class LocalDriver:
         self._runtime, self._feed, self._saver = runtime, feed, saver
         self._validation, self._host = validation, host
         self.plan, self.num_validation = runtime.plan, len(validation)
+        self._timeline = Timeline(runtime.plan)
+        self.heard = lambda recovered: None  # nobody is lost in one process
         self.next_logits = runtime.next_logits
 
-    def step(self, number: int, observer: Observer | None) -> StepResult:
+    def step(self, number: int, *, traced: bool = False) -> StepResult:
+        observer = self._timeline if traced else None
         return self._runtime.step(number, self._feed.batch(number), observer)
+
+    def spans(self) -> Sequence[Span]:
+        return self._timeline.spans()
 
     def validate(self, number: int) -> float:
         return self._runtime.evaluate([self._validation[number]])

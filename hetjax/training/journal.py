@@ -8,7 +8,7 @@ Owns appending, and truncation to a step on resume. Does not own what lines mean
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from hetjax.cluster.record import parsed, read_text
 from hetjax.errors import BadInput
@@ -19,9 +19,18 @@ class Journal:
 
     def __init__(self, path: Path, *, last_step: int) -> None:
         """Open the file, without the lines of steps after `last_step`."""
-        lines = [line for line in read_journal(path) if line["step"] <= last_step]
-        _rewrite(path, lines)
-        self._file = path.open("a", encoding="utf-8")
+        self._path = path
+        self._file = self._without_later(last_step)
+
+    def rewind(self, last_step: int) -> None:
+        """Drop the lines of steps after `last_step`."""
+        self._file.close()
+        self._file = self._without_later(last_step)
+
+    def _without_later(self, last_step: int) -> TextIO:
+        lines = read_journal(self._path)
+        _rewrite(self._path, [line for line in lines if line["step"] <= last_step])
+        return self._path.open("a", encoding="utf-8")
 
     def append(self, line: dict[str, Any]) -> None:
         """Write one line now; numbers must be finite."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run on workers in other processes: starting them, driving them, losing one.
+"""Starting workers in processes of this machine, and what all workers are told then.
 
-Owns `FleetDriver` and who starts workers. Does not own what workers do (`worker.py`),
-nor the controller's side of it (`hetjax/runtime/fleet.py`).
+Does not own what workers do (`worker.py`), nor the run that they are driven by
+(`elastic.py`).
 """
 
 import os
@@ -12,17 +12,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol
 
-import numpy as np
-
+from hetjax.cluster.cluster import Node
 from hetjax.plans.plan import Plan
 from hetjax.runtime.control import Crew
-from hetjax.runtime.fleet import Fleet, FleetStep
+from hetjax.runtime.fleet import Fleet
 from hetjax.runtime.processes import Processes
 from hetjax.runtime.serving import Post
-from hetjax.runtime.worker import Observer
 
 LOGS = "logs"  # in the run directory
 _START_S = 120.0  # until a worker has called: importing JAX on a busy machine
@@ -37,100 +34,80 @@ class Place:
     address: str = LOOPBACK
 
 
+class Launcher(Protocol):
+    """Starts workers, also again; `stack` of whoever made it ends them."""
+
+    def start(self, workers: Sequence[str]) -> None:
+        """Start these and wait until they have called; WorkerLost if one does not.
+
+        What is left of an earlier one of that name is ended first.
+        """
+        ...
+
+
+class Posts:
+    """What workers are told when they are started; they call the controller `crew`.
+
+    `addresses` are theirs, by name.
+    """
+
+    def __init__(self, address: str, addresses: Mapping[str, str], stack: ExitStack):
+        self._secret, self._addresses = secrets.token_bytes(32), addresses
+        self.crew = Crew(f"{address}:0", self._secret)
+        stack.callback(self.crew.close)
+
+    def of(self, worker: str) -> Post:
+        return Post(
+            worker=worker,
+            controller=self.crew.address,
+            listen=f"{self._addresses.get(worker, LOOPBACK)}:0",
+            secret=self._secret,
+        )
+
+
+class OnThisMachine:
+    """A process for each worker; `stack` ends them all.
+
+    They find the controller at `address`, and each other at those of their `places`.
+    """
+
+    def __init__(
+        self,
+        logs: Path,
+        stack: ExitStack,
+        *,
+        places: Mapping[str, Place] | None = None,
+        address: str = LOOPBACK,
+        module: str = "hetjax.training.worker",
+    ) -> None:
+        self._processes = stack.enter_context(Processes(logs=logs))
+        self._places, self._module = dict(places or {}), module
+        addresses = {worker: place.address for worker, place in self._places.items()}
+        self._posts = Posts(address, addresses, stack)
+        self.crew = self._posts.crew
+
+    def start(self, workers: Sequence[str]) -> None:
+        for worker in workers:
+            place = self._places.get(worker, Place())
+            command = [*place.prefix, sys.executable, "-m", self._module]
+            self._processes.start(self._posts.of(worker), command, os.environ)
+        check = lambda: self._processes.check(workers)  # noqa: E731
+        self.crew.wait_for(workers, _START_S, check)
+
+
 def on_this_machine(
     plan: Plan,
     logs: Path,
     stack: ExitStack,
     *,
-    places: Mapping[str, Place] | None = None,
-    address: str = LOOPBACK,
-    module: str = "hetjax.training.worker",
-) -> Fleet:
-    """Start a process for each node of the plan; `stack` ends them all.
+    nodes: Sequence[Node] = (),
+    **given: Any,
+) -> tuple[Fleet, Launcher]:
+    """Start a process for each host of the plan's nodes; see `OnThisMachine`.
 
-    They find the controller at `address`, and each other at those of their `places`.
-    Raises WorkerLost where one does not come up.
+    Those that are not among `nodes` have one host.
     """
-    processes = stack.enter_context(Processes(logs=logs))
-    there = {s.node: (places or {}).get(s.node, Place()) for _, _, s in plan.stages()}
-    addresses = {worker: place.address for worker, place in there.items()}
-    fleet, posts = posted(plan, address, addresses, stack)
-    for post in posts:
-        command = [*there[post.worker].prefix, sys.executable, "-m", module]
-        processes.start(post, command, os.environ)
-    fleet.crew.wait_for(fleet.workers, _START_S, processes.check)
-    return fleet
-
-
-def posted(
-    plan: Plan, address: str, addresses: Mapping[str, str], stack: ExitStack
-) -> tuple[Fleet, list[Post]]:
-    """Give a controller that listens at `address`, and the posts of its workers.
-
-    `addresses` are theirs, by name; `stack` ends the controller.
-    """
-    secret = secrets.token_bytes(32)
-    crew = Crew(f"{address}:0", secret)
-    stack.callback(crew.close)
-    fleet = Fleet(plan, crew)
-    posts = [
-        Post(
-            worker=worker,
-            controller=crew.address,
-            listen=f"{addresses[worker]}:0",
-            secret=secret,
-        )
-        for worker in fleet.workers
-    ]
-    return fleet, posts
-
-
-class FleetDriver:
-    """The run on a fleet that has its state."""
-
-    def __init__(
-        self,
-        fleet: Fleet,
-        stack: ExitStack,
-        *,
-        checkpoints: Path,
-        keep: int,
-        num_validation: int,
-        host: Mapping[str, Any],
-    ) -> None:
-        self._fleet, self._stack = fleet, stack
-        self._checkpoints, self._keep, self._host = checkpoints, keep, host
-        self.plan, self.num_validation = fleet.plan, num_validation
-
-    def step(self, number: int, observer: Observer | None) -> FleetStep:
-        assert observer is None, "--trace is refused with workers"
-        return self._fleet.step(number)
-
-    def validate(self, number: int) -> float:
-        return self._fleet.evaluate([number])
-
-    def next_logits(self, tokens: Sequence[int]) -> np.ndarray:
-        return self._fleet.next_logits(tokens)
-
-    def save(self, step: int) -> bool:
-        host = {**self._host, "step": step}
-        return self._fleet.save(self._checkpoints, step, self._keep, host)
-
-    def wait_saved(self) -> None:
-        self._fleet.wait_saved()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Let workers finish what they write, unless something went wrong."""
-        try:
-            if kind is None:
-                self._fleet.end()
-        finally:
-            self._stack.close()
+    launcher = OnThisMachine(logs, stack, **given)
+    fleet = Fleet(plan, launcher.crew, nodes)
+    launcher.start(fleet.workers)
+    return fleet, launcher

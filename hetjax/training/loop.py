@@ -7,6 +7,7 @@ of the state after it. Does not own the step (`hetjax/runtime/`) nor what comes 
 and after the loop (`run.py`).
 """
 
+import json
 import math
 import time
 from dataclasses import dataclass
@@ -16,9 +17,10 @@ import numpy as np
 
 from hetjax.checkpoint.restore import steps
 from hetjax.data.dataset import Dataset
-from hetjax.runtime.timeline import Timeline
+from hetjax.schedule.trace import perfetto
 from hetjax.training.config import RunConfig
 from hetjax.training.driving import Driver, Outcome
+from hetjax.training.elastic import RolledBack
 from hetjax.training.journal import Journal
 from hetjax.training.optimizer import LearningRates
 from hetjax.training.progress import Display, metrics_line
@@ -26,6 +28,7 @@ from hetjax.training.sampling import sample_text
 from hetjax.training.stopping import StopRequest
 
 _NUM_TRACED, _WARM_UP = 3, 2  # steps
+_NUM_LAST_SAVES = 2  # a worker may be lost in one
 
 
 class Failed(Exception):
@@ -62,7 +65,6 @@ class Loop:
     stop: StopRequest
     _done: _Done | None = None
     _since_s: float = 0.0
-    _timeline: Timeline | None = None
     _traced: range = range(0)
     _num_traced: int = 0
 
@@ -71,9 +73,16 @@ class Loop:
 
         Returns the step reached, with its state saved. Raises Failed.
         """
-        first = step
-        self._traced = steps_to_trace(self.config, first)
+        self._traced = steps_to_trace(self.config, step)
         self._since_s = time.perf_counter()
+        first = step
+        while True:
+            try:
+                return self._run(step, first)
+            except RolledBack as back:
+                step = self._back_to(back.step)
+
+    def _run(self, step: int, first: int) -> int:
         while step < self.config.steps:
             if self.stop.reason is None and self._due(
                 self.config.evaluation.every, step
@@ -92,6 +101,14 @@ class Loop:
         self._write_trace()
         return step
 
+    def _back_to(self, step: int) -> int:
+        """Forget what came after this step: it will come again."""
+        self._done = None
+        self.metrics.rewind(step)
+        self.evaluated = {at for at in self.evaluated if at <= step}
+        self.saved = step
+        return step
+
     def _due(self, every: int, step: int) -> bool:
         """Whether it is the turn of what happens every so many steps, and at 0."""
         return step % every == 0 if every else step == 0
@@ -103,7 +120,7 @@ class Loop:
 
     def _train(self, step: int, num_trained: int) -> None:
         """Run one step; record the one before, whose loss has come in meanwhile."""
-        result = self.driver.step(step, self._observer(num_trained))
+        result = self.driver.step(step, traced=self._is_traced(num_trained))
         now_s = time.perf_counter()
         step_time_s, self._since_s = now_s - self._since_s, now_s
         self._record()
@@ -197,9 +214,11 @@ class Loop:
 
     def _save_last(self, step: int) -> None:
         self.driver.wait_saved()
-        if self.saved != step:
+        for _ in range(_NUM_LAST_SAVES):
+            if self.saved == step and step in steps(self.checkpoints):
+                return
             self._save(step)
-        self.driver.wait_saved()
+            self.driver.wait_saved()
         if step not in steps(self.checkpoints):
             raise Failed(
                 f"got: no complete checkpoint of step {step} in {self.checkpoints}\n"
@@ -207,22 +226,18 @@ class Loop:
                 "fix: make room on that disk and run the same command again"
             )
 
-    def _observer(self, num_trained: int) -> Timeline | None:
-        if self.trace is None or num_trained not in self._traced:
-            return None
-        if self._timeline is None:
-            self._timeline = Timeline(self.driver.plan)
-        self._num_traced += 1
-        return self._timeline
+    def _is_traced(self, num_trained: int) -> bool:
+        traced = self.trace is not None and num_trained in self._traced
+        self._num_traced += traced
+        return traced
 
     def _write_trace(self) -> None:
         if self.trace is None:
             return
-        if self._timeline is None:
+        if not self._num_traced:
             self.display.note("--trace: too few steps were left to trace one")
             return
-        self._timeline.write(self.trace)
-        self._timeline.close()
+        self.trace.write_text(json.dumps(perfetto(self.driver.spans())))
         self.display.note(
             f"trace of {self._num_traced} steps: {self.trace}, to open in "
             "ui.perfetto.dev"

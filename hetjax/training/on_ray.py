@@ -10,7 +10,7 @@ of ours is pickled but a few words of text. Does not own which machine is which 
 import os
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -24,10 +24,9 @@ from hetjax.cluster.ray_nodes import (
 from hetjax.errors import BadInput
 from hetjax.mesh.simulated import keeping_environment
 from hetjax.plans.plan import Plan
-from hetjax.runtime.control import Crew
 from hetjax.runtime.fleet import Fleet
 from hetjax.runtime.serving import read_post, serve
-from hetjax.training.launching import posted
+from hetjax.training.launching import Launcher, Posts
 
 _START_S = 180.0  # until a worker has called: Ray starts it, and it imports JAX
 _LOOK_S = 0.5
@@ -40,23 +39,57 @@ def ray_cluster() -> Cluster:
     return cluster_of_ray(_machines())
 
 
-def on_ray(plan: Plan, cluster: Cluster, stack: ExitStack, *, simulate: bool) -> Fleet:
-    """Start an actor for each node of the plan; `stack` ends them all.
+class OnRay:
+    """An actor for each worker, on the machine of its node; `stack` ends them all."""
 
-    BadInput if a node has no machine, WorkerLost where one does not come up.
-    """
-    ray = _ray()
-    machines = on_ray_nodes(cluster, _machines(), simulate)
-    addresses = {name: machine.address for name, machine in machines.items()}
-    fleet, posts = posted(plan, ray.util.get_node_ip_address(), addresses, stack)
-    running: dict[str, Any] = {}
-    for post in posts:
-        actor = _actor(post.worker, cluster, machines[post.worker], simulate)
-        stack.callback(ray.kill, actor)
-        running[post.worker] = actor.work.remote(post.text())
-    _watch(running, fleet.crew, stack)
-    fleet.crew.wait_for(fleet.workers, _START_S)
-    return fleet
+    def __init__(self, cluster: Cluster, stack: ExitStack, *, simulate: bool) -> None:
+        """BadInput if a node has no machine, or too few."""
+        self._cluster, self._simulate, self._stack = cluster, simulate, stack
+        self._machines = on_ray_nodes(cluster, _machines(), simulate)
+        addresses = {name: m.address for name, m in self._machines.items()}
+        address = _ray().util.get_node_ip_address()
+        self._posts = Posts(address, addresses, stack)
+        self.crew = self._posts.crew
+        self._actors: dict[str, Any] = {}
+        self._running: dict[str, Any] = {}
+        self._ended = threading.Event()
+        stack.callback(self._ended.set)
+
+    def start(self, workers: Sequence[str]) -> None:
+        ray = _ray()
+        for worker in workers:
+            if earlier := self._actors.pop(worker, None):
+                self._running.pop(worker)
+                ray.kill(earlier)
+            machine = self._machines[worker]
+            actor = _actor(worker, self._cluster, machine, self._simulate)
+            self._stack.callback(ray.kill, actor)
+            self._actors[worker] = actor
+            post = self._posts.of(worker).text()
+            self._running[worker] = actor.work.remote(post)
+        running = {self._running[worker]: worker for worker in workers}
+        threading.Thread(target=self._watch, args=(running,), daemon=True).start()
+        self.crew.wait_for(workers, _START_S)
+
+    def _watch(self, running: dict[Any, str]) -> None:
+        """Tell the crew of actors that Ray lost, or that never started."""
+        ray = _ray()
+        while running and not self._ended.is_set():
+            done, _ = ray.wait(list(running), timeout=_LOOK_S)
+            for ref in done:
+                worker = running.pop(ref)
+                if self._running.get(worker) is ref:  # else another has its place
+                    self.crew.lose(worker, _last_words(ray, ref))
+
+
+def on_ray(
+    plan: Plan, cluster: Cluster, stack: ExitStack, *, simulate: bool
+) -> tuple[Fleet, Launcher]:
+    """Start an actor for each host of the plan's nodes; see `OnRay`."""
+    launcher = OnRay(cluster, stack, simulate=simulate)
+    fleet = Fleet(plan, launcher.crew, cluster.nodes)
+    launcher.start(fleet.workers)
+    return fleet, launcher
 
 
 class _Worker:
@@ -70,13 +103,14 @@ class _Worker:
 
 
 def _actor(worker: str, cluster: Cluster, machine: RayNode, simulate: bool) -> Any:
-    """Ask Ray for an actor on that machine with the node's accelerators."""
+    """Ask Ray for an actor on that machine with its part of the node's accelerators."""
     ray = _ray()
-    (node,) = (node for node in cluster.nodes if node.name == worker)
+    (node,) = (node for node in cluster.nodes if worker in node.workers)
     pinned = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
         machine.id, soft=False
     )
-    accelerators = 0 if simulate or machine.device == "cpu" else node.count
+    virtual = simulate or machine.device == "cpu"
+    accelerators = 0 if virtual else node.devices_per_host
     options: dict[str, Any] = {"scheduling_strategy": pinned, "num_cpus": 0}
     if machine.device.startswith("TPU"):
         options["resources"] = {"TPU": accelerators}
@@ -89,21 +123,6 @@ def _actor(worker: str, cluster: Cluster, machine: RayNode, simulate: bool) -> A
         .options(**options, runtime_env={"env_vars": passed})
         .remote()
     )
-
-
-def _watch(running: Mapping[str, Any], crew: Crew, stack: ExitStack) -> None:
-    """Tell the crew of actors that Ray lost, or that never started."""
-    ray, ended = _ray(), threading.Event()
-    stack.callback(ended.set)
-
-    def look() -> None:
-        workers = {ref: name for name, ref in running.items()}
-        while workers and not ended.is_set():
-            done, _ = ray.wait(list(workers), timeout=_LOOK_S)
-            for ref in done:
-                crew.lose(workers.pop(ref), _last_words(ray, ref))
-
-    threading.Thread(target=look, name="ray", daemon=True).start()
 
 
 def _last_words(ray: Any, ref: Any) -> str:

@@ -25,6 +25,7 @@ from hetjax.mesh.simulated import simulate_devices
 from hetjax.models.counts import tensor_sizes
 from hetjax.models.model import Model
 from hetjax.planner.find import find_plan
+from hetjax.planner.replan import replan
 from hetjax.planner.request import Request
 from hetjax.plans.even import even_plan
 from hetjax.plans.files import read_plan
@@ -143,14 +144,6 @@ def _of_workers(config: RunConfig, preset: Preset) -> Hardware:
     if path is None:
         return Hardware(cluster=ray_cluster(), devices={}, source="Ray's")
     cluster = load_cluster(path)
-    for node in cluster.nodes:
-        if node.hosts > 1:
-            raise BadInput(
-                got=f"node {node.name!r} with hosts = {node.hosts} and --launcher "
-                f"{config.launcher}",
-                allowed="one host per node: a worker drives the devices of one host",
-                fix="give each host a [[node]] of its own in the cluster file",
-            )
     source = f"file {path}" if config.cluster else "the preset's"
     return Hardware(cluster=cluster, devices={}, source=source)
 
@@ -241,10 +234,31 @@ def _even(config: RunConfig, model: Model, cluster: Cluster) -> Choice:
     return Choice(plan=plan, source="planner 'even'")
 
 
+def next_plan(config: RunConfig, model: Model, cluster: Cluster, current: Plan) -> Plan:
+    """Plan quickly for a cluster that has changed, with little to move.
+
+    NoFeasiblePlan if the model does not fit there.
+    """
+    if config.planner == "even":
+        return _even(config, model, cluster).plan
+    return replan(_request(config, model, cluster), current, at_once=True).best.plan
+
+
 def _searched(config: RunConfig, model: Model, cluster: Cluster) -> Choice:
     """Plan without local search: that stops by the clock, and runs are repeatable."""
+    try:
+        found = find_plan(_request(config, model, cluster), polish_s=0.0)
+    except BadInput as bad:  # of a device that nobody describes, say
+        fix = f"{bad.fix}; or give --planner even, which needs no figures"
+        raise BadInput(got=bad.got, allowed=bad.allowed, fix=fix) from bad
+    return Choice(
+        plan=found_plan(found), source=f"planner 'hetjax', {certificate(found)}"
+    )
+
+
+def _request(config: RunConfig, model: Model, cluster: Cluster) -> Request:
     profile = _profile(config, model)
-    request = Request(
+    return Request(
         model=model,
         cluster=cluster,
         seq_len=config.seq_len,
@@ -254,14 +268,6 @@ def _searched(config: RunConfig, model: Model, cluster: Cluster) -> Choice:
         profile=profile,
         microbatch_sizes=tuple(sorted({*_SIZES, config.microbatch_size})),
         tensor_degrees=known_degrees(_SIZES, cluster, profile),
-    )
-    try:
-        found = find_plan(request, polish_s=0.0)
-    except BadInput as bad:  # of a device that nobody describes, say
-        fix = f"{bad.fix}; or give --planner even, which needs no figures"
-        raise BadInput(got=bad.got, allowed=bad.allowed, fix=fix) from bad
-    return Choice(
-        plan=found_plan(found), source=f"planner 'hetjax', {certificate(found)}"
     )
 
 

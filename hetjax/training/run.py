@@ -27,13 +27,21 @@ from hetjax.runtime.fleet import Fleet
 from hetjax.training import rundir
 from hetjax.training.config import RunConfig, check_config
 from hetjax.training.driving import Driver, LocalDriver
+from hetjax.training.elastic import FleetDriver, Recovered, Terms
 from hetjax.training.feed import held_out, training_feed
 from hetjax.training.journal import Journal, read_journal
-from hetjax.training.launching import LOGS, FleetDriver, on_this_machine
+from hetjax.training.launching import LOGS, Launcher, on_this_machine
 from hetjax.training.loop import Failed, Loop
+from hetjax.training.membership import Membership
 from hetjax.training.on_ray import on_ray
 from hetjax.training.optimizer import LearningRates, optimizer
-from hetjax.training.placement import Choice, Hardware, choose_hardware, choose_plan
+from hetjax.training.placement import (
+    Choice,
+    Hardware,
+    choose_hardware,
+    choose_plan,
+    next_plan,
+)
 from hetjax.training.presets import Preset
 from hetjax.training.progress import Display, display
 from hetjax.training.rundir import Previous
@@ -45,7 +53,7 @@ DONE, PREEMPTED = 0, 4  # exit codes
 _WORKER = "embedded"
 # Settings that may differ from start to start without a word
 _PASSING = ("run_dir", "cluster", "plan", "planner", "microbatch_size", "profile")
-_PASSING += ("launcher", "transport", "simulate", "stop_after", "trace")
+_PASSING += ("launcher", "transport", "recovery", "simulate", "stop_after", "trace")
 _PASSING += ("data.path", "data.cache_dir")
 
 
@@ -106,7 +114,7 @@ def run(config: RunConfig, preset: Preset, model: Model) -> int:
 
 
 def _without(lost: WorkerLost, config: RunConfig) -> Failed:
-    """What to say when a worker is gone: the others cannot go on alone yet."""
+    """What to say when a worker is gone and could not be brought back."""
     local = config.launcher == "processes"
     logs = f"the logs in {config.run_dir / LOGS}" if local else "Ray's logs"
     return Failed(
@@ -176,6 +184,7 @@ def _train(start: _Start, shown: Display) -> int:
     rates = LearningRates(config.optimizer, config.steps, start.step)
     with _driver(start, shown) as driver:
         metrics, events = _begin(start, shown)
+        driver.heard = lambda found: _recovered(found, run_dir, events, shown)
         with closing(metrics), closing(events), StopRequest() as stop:
             loop = Loop(
                 config=config,
@@ -237,31 +246,45 @@ def _local(start: _Start, shown: Display) -> LocalDriver:
 
 
 def _fleet(start: _Start, shown: Display) -> FleetDriver:
-    config, plan = start.config, start.choice.plan
+    config, plan, cluster = start.config, start.choice.plan, start.hardware.cluster
     num_validation = len(held_out(config, start.dataset))
-    checkpoints = (config.run_dir / rundir.CHECKPOINTS).absolute()
-    cluster = cluster_toml(start.hardware.cluster)
+    terms = Terms(
+        settings=lambda cluster, plan: worker_settings(
+            config, cluster_toml(cluster), plan, start.dataset
+        ),
+        replan=lambda cluster, current: next_plan(
+            config, start.model, cluster, current
+        ),
+        membership=Membership(cluster, config.cluster).now,
+        transport=config.transport,
+        seed=config.seed,
+        checkpoints=(config.run_dir / rundir.CHECKPOINTS).absolute(),
+        keep=config.checkpoint.keep,
+        host=_host(config),
+        recovers=config.recovery != "none",
+    )
     with ExitStack() as stack:
-        fleet = _workers(start, stack)
+        fleet, launcher = _workers(start, stack)
         shown.note(f"workers ({config.launcher}): {', '.join(fleet.workers)}")
-        fleet.build(worker_settings(config, cluster, plan, start.dataset))
-        fleet.connect(config.transport)
+        fleet.build(terms.settings(cluster, plan))
+        fleet.connect(terms.transport)
         fleet.compile(shown.compiled)
         if start.checkpoint is None:
-            fleet.initialise(config.seed)
+            fleet.initialise(terms.seed)
         else:
-            fleet.restore(checkpoints, start.step)
+            fleet.restore(terms.checkpoints, start.step)
         return FleetDriver(
             fleet,
+            launcher,
             stack.pop_all(),
-            checkpoints=checkpoints,
-            keep=config.checkpoint.keep,
+            terms,
+            cluster=cluster,
+            at=start.step,
             num_validation=num_validation,
-            host=_host(config),
         )
 
 
-def _workers(start: _Start, stack: ExitStack) -> Fleet:
+def _workers(start: _Start, stack: ExitStack) -> tuple[Fleet, Launcher]:
     config, plan = start.config, start.choice.plan
     if config.launcher == "ray":
         cluster = start.hardware.cluster
@@ -296,6 +319,31 @@ def _begin(start: _Start, shown: Display) -> tuple[Journal, Journal]:
             shown.note(f"{name} is {now} from here on (was {was})")
             event(events, "reconfigured", start.step, setting=name, was=was, now=now)
     return metrics, events
+
+
+def _recovered(
+    recovered: Recovered, run_dir: Path, events: Journal, shown: Display
+) -> None:
+    """Say what a change has cost, and keep the plan that follows from it."""
+    seconds = {phase: round(s, 3) for phase, s in recovered.seconds.items()}
+    if recovered.plan is not None:
+        rundir.write_layout(run_dir, recovered.cluster, recovered.plan)
+        event(events, "replanned", recovered.step, plan=recovered.reason)
+        shown.note(f"another plan than before:\n{plan_table(recovered.plan)}")
+    event(
+        events,
+        "recovered",
+        recovered.step,
+        reason=recovered.reason,
+        lost_steps=max(0, recovered.from_step - recovered.step),
+        bytes=dict(recovered.num_bytes),
+        seconds=seconds,
+    )
+    moved = ", ".join(f"{n:,} bytes from {t}" for t, n in recovered.num_bytes.items())
+    shown.note(
+        f"{recovered.reason}; all are at step {recovered.step} again after "
+        f"{sum(seconds.values()):.1f} s ({moved or 'nothing had to move'})"
+    )
 
 
 def _evaluated(run_dir: Path) -> set[int]:

@@ -121,8 +121,7 @@ def write_start(
     path: Path, config: RunConfig, dataset: Dataset, cluster: Cluster, plan: Plan
 ) -> None:
     """Write what this start runs with, `config.json` last: with it the run exists."""
-    _replace(path / CLUSTER, cluster_toml(cluster))
-    write_plan(path / PLAN, plan)
+    write_layout(path, cluster, plan)
     shutil.copyfile(dataset.directory / TOKENIZER, path / TOKENIZER)
     values = {
         "config": config_values(config),
@@ -132,6 +131,12 @@ def write_start(
         },
     }
     _replace(path / CONFIG, json.dumps(values, indent=2, allow_nan=False) + "\n")
+
+
+def write_layout(path: Path, cluster: Cluster, plan: Plan) -> None:
+    """Write the nodes of now and what runs on them."""
+    _replace(path / CLUSTER, cluster_toml(cluster))
+    write_plan(path / PLAN, plan)
 
 
 def changes(previous: Previous, config: RunConfig) -> dict[str, tuple[Any, Any]]:

@@ -20,10 +20,12 @@ from hetjax.data.batches import Batch
 from hetjax.data.dataset import DamagedDataset, Dataset, load, prepare
 from hetjax.errors import BadInput
 from hetjax.mesh.simulated import keep_freed_memory, simulate_devices
+from hetjax.mesh.world import world_devices
 from hetjax.models.presets import model_preset
 from hetjax.plans.files import parse_plan, plan_json
 from hetjax.plans.plan import Plan
 from hetjax.runtime.island import Island
+from hetjax.runtime.members import node_of
 from hetjax.runtime.serving import read_post, serve
 from hetjax.training.config import RunConfig
 from hetjax.training.config_files import config_values, read_config
@@ -63,16 +65,18 @@ def training_work(worker: str, settings: Mapping[str, Any]) -> TrainingWork:
     """Make a worker's part from what `worker_settings` gave its controller."""
     config = read_config(settings["config"], "settings")
     model = model_preset(config.model)
-    cluster = part_of(parse_cluster(settings["cluster"]), [worker])
+    whole = parse_cluster(settings["cluster"])
+    cluster = part_of(whole, [node_of(worker)])
     island = Island(
         parse_plan(settings["plan"]),
         model,
         worker,
-        _devices(cluster, config.simulate)[worker],
+        _devices(worker, cluster, config.simulate),
         optimizer(config.optimizer, config.steps),
         dtype=config.dtype,
         clip_norm=config.optimizer.clip_norm,
         gradient_wire=config.gradient_wire,
+        nodes=whole.nodes,
     )
     dataset = _dataset(settings, config, model.vocab_size)
     return TrainingWork(
@@ -82,10 +86,17 @@ def training_work(worker: str, settings: Mapping[str, Any]) -> TrainingWork:
     )
 
 
-def _devices(cluster: Cluster, simulate: bool) -> Mapping[str, Sequence[jax.Device]]:
-    if simulate or all(node.device == "cpu" for node in cluster.nodes):
-        simulate_devices(cluster.num_devices)
-    return assign_devices(cluster, jax.local_devices(), simulate)
+def _devices(worker: str, cluster: Cluster, simulate: bool) -> Sequence[jax.Device]:
+    """The devices of the worker's node, also those of its other hosts."""
+    (node,) = cluster.nodes
+    if simulate or node.device == "cpu":
+        simulate_devices(node.devices_per_host)
+    if node.hosts == 1:
+        found = jax.local_devices()
+    else:
+        index = node.workers.index(worker)
+        found = world_devices(index, node.hosts, node.devices_per_host)
+    return assign_devices(cluster, found, simulate)[node.name]
 
 
 def _dataset(

@@ -74,6 +74,32 @@ def test_simulated_nodes_share_machines_where_there_are_too_few():
     ]
 
 
+def test_a_node_with_several_hosts_gets_as_many_machines_in_order_of_address():
+    cluster = Cluster(
+        name="lab",
+        nodes=(
+            Node(name="pair", device="A100-SXM4-80GB", count=8, hosts=2),
+            Node(name="named", device="V100-SXM2-16GB", count=4, hosts=2),
+        ),
+    )
+    named = V100 | {"hetjax_node_named": 1.0}
+    raw = [told(5, **named), told(3, **A100), told(1, **A100), told(2, **V100)]
+    found = on_ray_nodes(cluster, ray_nodes([*raw, told(4, **named)]), simulate=False)
+    assert {name: machine.address for name, machine in found.items()} == {
+        "pair/0": "10.0.0.1",
+        "pair/1": "10.0.0.3",
+        "named/0": "10.0.0.4",
+        "named/1": "10.0.0.5",
+    }
+
+
+def test_a_host_without_a_machine_is_told_of_with_its_node():
+    wanted = Node(name="pair", device="A100-SXM4-80GB", count=8, hosts=2)
+    cluster = Cluster(name="lab", nodes=(wanted,))
+    with pytest.raises(BadInput, match=r"'pair' wants 8 x A100\S+ on 2 machines"):
+        on_ray_nodes(cluster, ray_nodes([told(1, **A100)]), simulate=False)
+
+
 @pytest.mark.parametrize("count", [5, 4])
 def test_a_node_without_a_machine_is_named_with_what_is_there(count: int):
     wanted = Node(name="big", device="A100-SXM4-80GB", count=count)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from hetjax.mesh.spanning import value_here, whole_value
 from hetjax.models.model import Model, abstract_params, apply, init_params
 from hetjax.plans.plan import Plan
 from hetjax.runtime.feeding import Batch
@@ -88,12 +89,20 @@ def keep_gradients() -> optax.GradientTransformation:
 
 
 def kept_gradients(runtime: Stages) -> dict[str, list[np.ndarray]]:
-    """By path, the gradients that all holders of a parameter kept, tied ones too."""
+    """By path, the gradients that all holders of a parameter kept, tied ones too.
+
+    Of a stage that spans processes, one copy, and of replicated ones that of each.
+    """
     prefix, found = "opt.gradient.", {}
     for key, state in runtime.stages.items():
         held = runtime.layout.stages[key], state.masters, state.opt_state
         for run, entries, leaf in stage_entries(*held):
-            values = np.asarray(leaf) if run.stacked else np.asarray(leaf)[None]
+            value = whole_value(leaf)
+            if value is None and leaf.is_fully_replicated:
+                value = value_here(leaf)
+            if value is None:
+                continue
+            values = value if run.stacked else value[None]
             for entry, value in zip(entries, values, strict=True):
                 if entry.name.startswith(prefix):
                     path = entry.name.removeprefix(prefix)

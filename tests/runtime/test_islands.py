@@ -63,7 +63,7 @@ def started(
                 )
                 command = [sys.executable, "-m", "tests.runtime.worker_process"]
                 processes.start(post, command, environment)
-            crew.wait_for(nodes, START_S, processes.check)
+            crew.wait_for(nodes, START_S, lambda: processes.check(nodes))
             yield crew, processes
         finally:
             crew.close()

@@ -1,27 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """A measured step as a Perfetto trace: one lane per device, nothing overlaps in it."""
 
-import json
-from pathlib import Path
-
 import optax
 import pytest
 
 from hetjax.runtime.timeline import Timeline
+from hetjax.schedule.trace import perfetto
 from tests.runtime.oracle import random_batch
 from tests.runtime.test_update import MODEL, PLAN, runtime_of
 
 pytestmark = pytest.mark.usefixtures("quick_compiling")
 
 
-def test_a_trace_has_every_pass_of_every_microbatch_on_every_device(tmp_path: Path):
+def test_a_trace_has_every_pass_of_every_microbatch_on_every_device():
     runtime = runtime_of(optax.sgd(0.1))
     runtime.initialise(0)
     timeline = Timeline(PLAN)
     runtime.step(0, random_batch(PLAN, MODEL.vocab_size, 0), timeline)
-    timeline.write(tmp_path / "trace.json")
-    timeline.close()
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    events = perfetto(timeline.spans())["traceEvents"]
     lanes = {
         (event["pid"], event["tid"]): event["args"]["name"]
         for event in events

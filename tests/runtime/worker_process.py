@@ -2,22 +2,28 @@
 """A worker process for tests: random plans, gradients kept and written to files."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import jax
 import numpy as np
 
 from hetjax.errors import BadInput
+from hetjax.mesh.links import Key
+from hetjax.mesh.world import world_devices
 from hetjax.runtime.feeding import Batch
 from hetjax.runtime.island import Island, Told
+from hetjax.runtime.members import file_name
 from hetjax.runtime.serving import read_post, serve
 from tests.jax_settings import compile_quickly, strict_simulation
 from tests.runtime.oracle import keep_gradients, kept_gradients, random_batch
 from tests.runtime.random_plans import Case, random_case
 from tests.runtime.random_weights import random_params
+from tests.runtime.spanning_plans import NODES as SPANNING_NODES
+from tests.runtime.spanning_plans import spanning_case
 
 NODES = ("east", "north", "south", "west")
 FAILING_STEP, REFUSED_STEP = 13, 14
@@ -27,16 +33,33 @@ class KeepingIsland(Island):
     """Writes the gradients of every step to `directory`, one file per step."""
 
     directory: Path
+    half_sent: int | None = None  # the turn
 
     def step(self, number: int, batch: Batch, observer: Any = None) -> Told:
+        if number == self.half_sent and self.worker == "single":
+            self._send_half()
         told = super().step(number, batch, observer)
         held = {
             f"{path}/{i}": value
             for path, values in kept_gradients(self).items()
             for i, value in enumerate(values)
         }
-        np.savez(self.directory / f"{self.node}.npz", **held)  # pyright: ignore
+        file = self.directory / f"{file_name(self.worker)}.npz"
+        np.savez(file, **held)  # pyright: ignore
         return told
+
+    def _send_half(self) -> None:
+        """Be lost after one host of a node has got its part, and the other not."""
+        peers = self._peers
+        assert peers is not None
+        send = peers.send
+
+        def to_first(peer: str, key: Key, parts: Sequence[np.ndarray]) -> None:
+            if peer == "slice/0":
+                send(peer, key, parts)
+                Timer(0.3, lambda: peers.mailbox.lose(self.worker, "is gone")).start()
+
+        peers.send = to_first
 
 
 @dataclass(frozen=True)
@@ -57,11 +80,20 @@ class RandomWork:
 
 def random_work(worker: str, settings: Mapping[str, Any]) -> RandomWork:
     seed = settings["seed"]
-    case = random_case(seed, settings["nodes"])
+    if "case" in settings:
+        case, nodes = spanning_case(settings["case"]), SPANNING_NODES
+    else:
+        case, nodes = random_case(seed, settings["nodes"]), ()
+    devices = jax.local_devices()
+    for node in nodes:
+        if node.hosts > 1 and worker in node.workers:
+            index = node.workers.index(worker)
+            devices = world_devices(index, node.hosts, node.devices_per_host)
     island = KeepingIsland(
-        case.plan, case.model, worker, jax.devices(), keep_gradients()
+        case.plan, case.model, worker, devices, keep_gradients(), nodes=nodes
     )
     island.directory = Path(settings["directory"])
+    island.half_sent = settings.get("half_sent")
     params = random_params(case.model, seed)
     island.restore(
         lambda entry: params.get(

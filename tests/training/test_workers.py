@@ -16,14 +16,6 @@ from tests.training.small import LICENCE
 
 SETTINGS = "--evaluation.sample-tokens 2 --evaluation.num-batches 1".split()
 SETTINGS += ["--checkpoint.every", "2"]
-SLICE = """
-name = "tpu"
-[[node]]
-name = "slice"
-device = "TPU-v4"
-count = 8
-hosts = 2
-"""
 
 
 @pytest.fixture
@@ -72,21 +64,30 @@ def test_a_run_goes_on_in_one_process_as_if_it_had_never_had_workers(tmp_path: P
 
 
 @pytest.mark.usefixtures("environment")
-def test_a_killed_worker_ends_the_run_with_its_name_and_no_process_stays(
-    tmp_path: Path,
-):
-    run = training(tmp_path, "processes")
-    os.kill(min(processes_of(tmp_path / "run")), signal.SIGKILL)
-    _, told = run.communicate(timeout=30)
-    assert run.returncode == 1
-    assert "got: worker" in told and "goes on from the last checkpoint" in told
-    assert "Traceback" not in told
-    assert not processes_of(tmp_path / "run")
+def test_a_trace_shows_the_devices_of_all_workers_on_one_clock(tmp_path: Path):
+    run_dir = tmp_path / "run"
+    options = ["--steps", "1", "--trace", "--launcher", "processes"]
+    assert main(command(run_dir, tmp_path / "cache", *options)) == 0
+    events = json.loads((run_dir / "trace.json").read_text())["traceEvents"]
+    passes = [e for e in events if e["ph"] == "X" and e["cat"] in ("F", "B", "FB")]
+    nodes = {e["pid"] for e in passes}
+    assert len(nodes) == 3
+    plan = json.loads((run_dir / "plan.json").read_text())
+    assert plan["replicas"][0]["num_microbatches"] > 1
+    # a pass begins after the one whose output it reads, whoever ran that
+    ends = {e["name"]: e["ts"] + e["dur"] for e in passes}
+    starts = {e["name"]: e["ts"] for e in passes}
+    clock_us = 5e3  # how well clocks of processes agree, at least
+    for name, start in starts.items():
+        replica, stage, action = name.split(".")
+        before = f"{replica}.s{int(stage[1:]) - 1}.F{action.lstrip('FB')}"
+        if before in ends and action.startswith("F"):
+            assert start > ends[before] - clock_us
 
 
 @pytest.mark.usefixtures("environment")
-def test_a_killed_actor_of_ray_ends_the_run_with_its_name(tmp_path: Path):
-    run = training(tmp_path, "ray")
+def test_a_killed_actor_of_ray_is_started_again(tmp_path: Path):
+    run = training(tmp_path, "ray", "--steps", "4")
     actors = [
         int(entry.parent.name)
         for entry in Path("/proc").glob("[0-9]*/cmdline")
@@ -94,9 +95,9 @@ def test_a_killed_actor_of_ray_ends_the_run_with_its_name(tmp_path: Path):
     ]
     assert len(actors) == 3
     os.kill(actors[0], signal.SIGKILL)
-    _, told = run.communicate(timeout=60)
-    assert run.returncode == 1
-    assert "got: worker" in told and "see Ray's logs" in told
+    said, told = run.communicate(timeout=120)
+    assert run.returncode == 0, told
+    assert "all are at step" in said
     assert not any(Path(f"/proc/{pid}").exists() for pid in actors)
 
 
@@ -122,10 +123,11 @@ def session(entry: Path) -> int:
 
 
 def training(
-    tmp_path: Path, launcher: str, until: str = "step  "
+    tmp_path: Path, launcher: str, *more: str, until: str = "step  "
 ) -> subprocess.Popen[str]:
     """A run with workers that has said something: of its first step, by default."""
-    options = command(tmp_path / "run", tmp_path / "cache", "--launcher", launcher)
+    given = ["--launcher", launcher, *more]
+    options = command(tmp_path / "run", tmp_path / "cache", *given)
     run = subprocess.Popen(
         [sys.executable, "-m", "hetjax.train", *options],
         stdout=subprocess.PIPE,
@@ -144,9 +146,7 @@ def training(
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--trace"], "--trace with --launcher processes"),
         (["--cluster", "none.toml"], "cluster file 'none.toml'"),
-        (["--cluster", "slice.toml"], "node 'slice' with hosts = 2"),
     ],
 )
 def test_what_workers_cannot_do_is_said_before_any_is_started(
@@ -157,7 +157,6 @@ def test_what_workers_cannot_do_is_said_before_any_is_started(
     monkeypatch: pytest.MonkeyPatch,
 ):
     run_dir = tmp_path / "run"
-    (tmp_path / "slice.toml").write_text(SLICE)
     monkeypatch.chdir(tmp_path)
     arguments = command(run_dir, tmp_path, "--launcher", "processes", *options)
     assert main(arguments) == 2

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which worker processes have which part of a plan: one per host of its nodes.
+
+A stage's members are the workers that have devices of its mesh, in host order; the
+first one leads it. On nodes with one host that is one worker, named like the node. Does
+not own how a worker is started nor how members are joined (`hetjax/mesh/world.py`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from hetjax.cluster.cluster import Node
+from hetjax.plans.plan import Plan
+from hetjax.schedule.action import StageKey
+
+Ranks = tuple[tuple[str, ...], ...]  # by data rank, the workers that have its rows
+Share = tuple[tuple[str, ...], tuple[int, ...]]  # workers, and the rows they all have
+
+
+@dataclass(frozen=True)
+class Members:
+    """The workers of a plan; nodes that are not among `nodes` have one host."""
+
+    plan: Plan
+    nodes: tuple[Node, ...] = ()
+
+    @cached_property
+    def workers(self) -> tuple[str, ...]:
+        """All hosts of the plan's nodes, in the order of its stages."""
+        names = dict.fromkeys(stage.node for _, _, stage in self.plan.stages())
+        return tuple(worker for name in names for worker in self.hosts(name))
+
+    @cached_property
+    def busy(self) -> tuple[str, ...]:
+        """Those that have a part in some stage."""
+        have = {worker for members in self.members.values() for worker in members}
+        return tuple(worker for worker in self.workers if worker in have)
+
+    @cached_property
+    def members(self) -> dict[StageKey, tuple[str, ...]]:
+        """The members of each stage."""
+        return {
+            key: tuple(w for w in self.hosts(self._node[key]) if w in devices)
+            for key, devices in self._by_device.items()
+        }
+
+    @cached_property
+    def ranks(self) -> dict[StageKey, Ranks]:
+        """The workers that have the rows of each data rank of a stage, each once."""
+        return {
+            (r, s): tuple(
+                tuple(dict.fromkeys(self._by_device[r, s][at : at + stage.mesh.tensor]))
+                for at in range(0, len(stage.devices), stage.mesh.tensor)
+            )
+            for r, s, stage in self.plan.stages()
+        }
+
+    def hosts(self, node: str) -> tuple[str, ...]:
+        """The workers of a node."""
+        return self._several[node].workers if node in self._several else (node,)
+
+    def worker_of(self, node: str, device: int) -> str:
+        """Who has a device of the node."""
+        if node not in self._several:
+            return node
+        return self.hosts(node)[device // self._several[node].devices_per_host]
+
+    def leader(self, stage: StageKey) -> str:
+        return self.members[stage][0]
+
+    def within(self, worker: str) -> set[StageKey]:
+        """The stages of which the worker has all devices."""
+        return {key for key, found in self.members.items() if found == (worker,)}
+
+    def shares(self, holders: Sequence[StageKey], num_rows: int) -> list[Share]:
+        """Rows of a gradient group by who has them, a worker of each holder.
+
+        Device i of a holder, counted tensor-major, has as many consecutive rows as all
+        others (`hetjax/mesh/reduction.py`).
+        """
+        found: dict[tuple[str, ...], list[int]] = {}
+        owners = [self._row_owners(holder) for holder in holders]
+        for row in range(num_rows):
+            who = tuple(own[row * len(own) // num_rows] for own in owners)
+            found.setdefault(who, []).append(row)
+        return [(who, tuple(rows)) for who, rows in found.items()]
+
+    def _row_owners(self, stage: StageKey) -> list[str]:
+        devices = self._by_device[stage]
+        num_tensor = len(devices) // len(self.ranks[stage])
+        return [w for t in range(num_tensor) for w in devices[t::num_tensor]]
+
+    @cached_property
+    def _by_device(self) -> dict[StageKey, list[str]]:
+        return {
+            (r, s): [self.worker_of(stage.node, device) for device in stage.devices]
+            for r, s, stage in self.plan.stages()
+        }
+
+    @cached_property
+    def _node(self) -> dict[StageKey, str]:
+        return {(r, s): stage.node for r, s, stage in self.plan.stages()}
+
+    @cached_property
+    def _several(self) -> dict[str, Node]:
+        return {node.name: node for node in self.nodes if node.hosts > 1}
+
+
+def node_of(worker: str) -> str:
+    """The node of a worker; no node's name has a slash."""
+    return worker.partition("/")[0]
+
+
+def file_name(worker: str) -> str:
+    """The worker's name as one part of a path."""
+    return worker.replace("/", "@")

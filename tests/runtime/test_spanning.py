@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stages over the two hosts of a node: the numbers of one jit, and lost hosts."""
+
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from hetjax.errors import BadInput
+from hetjax.runtime.control import Crew, WorkerLost
+from hetjax.runtime.embedded import Embedded
+from hetjax.runtime.fleet import Fleet
+from tests.runtime.oracle import (
+    assert_gradients_equal,
+    keep_gradients,
+    oracle_gradients,
+    random_batch,
+)
+from tests.runtime.random_weights import random_params
+from tests.runtime.spanning_plans import (
+    CASES,
+    NODES,
+    SINGLE,
+    SLICE,
+    WORKERS,
+    spanning_case,
+)
+from tests.runtime.test_islands import SILENCE_S, gradients, started
+
+SEED = 5
+
+
+@pytest.fixture(scope="module")
+def crew(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
+    with started(WORKERS, tmp_path_factory.mktemp("logs")) as (crew, processes):
+        yield crew
+        assert sorted(crew.workers) == sorted(WORKERS)
+        fleet = Fleet(spanning_case("data").plan, crew, NODES)
+        fleet.end()
+        codes = {w: child.wait(10) for w, child in processes.children.items()}
+        assert codes == dict.fromkeys(WORKERS, 0)
+
+
+def joined(crew: Crew, case: str, directory: Path, **settings: int) -> Fleet:
+    fleet = Fleet(spanning_case(case).plan, crew, NODES)
+    own = {"case": case, "seed": SEED, "directory": str(directory)}
+    fleet.build(own | settings)
+    fleet.connect()
+    return fleet
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_stages_over_two_hosts_give_the_gradients_of_one_jit(
+    crew: Crew, tmp_path: Path, name: str
+):
+    case = spanning_case(name)
+    fleet = joined(crew, name, tmp_path)
+    batch = random_batch(case.plan, case.model.vocab_size, SEED)
+    params = random_params(case.model, SEED)
+    loss, expected = oracle_gradients(case.model, params, batch)
+    first = fleet.step(SEED)
+    held = gradients(tmp_path)
+    assert first.loss() == pytest.approx(loss, rel=1e-5)
+    assert_gradients_equal(held, expected)
+    assert fleet.evaluate([SEED]) == pytest.approx(loss, rel=1e-5)
+    # and once more the same bits
+    assert fleet.step(SEED) == first
+    for path, values in gradients(tmp_path).items():
+        np.testing.assert_array_equal(values, held[path])
+
+
+def test_samples_over_two_hosts_are_those_of_one_process(
+    crew: Crew, tmp_path: Path, quick_compiling: None
+):
+    case = spanning_case("replicas")
+    fleet = joined(crew, "replicas", tmp_path)
+    devices = {"slice": jax.devices()[:4], "single": jax.devices()[4:6]}
+    whole = Embedded(case.plan, case.model, devices, keep_gradients())
+    params = random_params(case.model, SEED)
+    whole.restore(
+        lambda entry: params.get(
+            entry.name.removeprefix("params."), np.zeros(entry.shape, entry.dtype)
+        )
+    )
+    tokens = [3, 1, 4, 1, 5]
+    np.testing.assert_allclose(
+        fleet.next_logits(tokens), whole.next_logits(tokens), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_pulls_do_not_reach_stages_on_several_hosts(crew: Crew, tmp_path: Path):
+    fleet = joined(crew, "data", tmp_path)
+    with pytest.raises(BadInput, match="'slice' with hosts = 2"):
+        fleet.connect("transfer")
+
+
+@pytest.mark.parametrize(
+    ("lost", "how"),
+    [
+        (SLICE.workers[1], signal.SIGKILL),
+        (SLICE.workers[0], signal.SIGKILL),
+        (SLICE.workers[1], signal.SIGSTOP),
+    ],
+)
+def test_a_lost_host_is_told_of_and_its_node_goes_with_it(
+    tmp_path: Path, lost: str, how: int
+):
+    with started(WORKERS, tmp_path / "logs") as (crew, processes):
+        fleet = joined(crew, "data", tmp_path)
+        fleet.step(0)
+        children = processes.children
+        children[lost].send_signal(how)
+        begin_s = time.monotonic()
+        with pytest.raises(WorkerLost) as told:
+            fleet.step(1)
+        limit_s = 2 if how == signal.SIGKILL else SILENCE_S + 2
+        assert time.monotonic() - begin_s < limit_s
+        assert told.value.worker == lost
+        assert SINGLE.name in told.value.reports
+        for mate in SLICE.workers:
+            if mate != lost:
+                assert ended(children[mate])
+        assert crew.workers == [SINGLE.name]
+        assert crew.ask({SINGLE.name: {"do": "listen"}})
+        children[lost].send_signal(signal.SIGCONT)
+        assert ended(children[lost])
+
+
+def ended(child: subprocess.Popen[str]) -> bool:
+    return child.wait(10) != 0
+
+
+def test_hosts_are_in_step_after_one_alone_was_broken_off(crew: Crew, tmp_path: Path):
+    """What one was given to do before it was broken off, the other has to do, too."""
+    before = joined(crew, "tensor", tmp_path).step(SEED)
+    fleet = joined(crew, "tensor", tmp_path, half_sent=1)
+    with pytest.raises(WorkerLost, match="'single' is gone"):
+        fleet.step(SEED)
+    fleet.connect()
+    assert fleet.step(SEED) == before
+    assert fleet.evaluate([SEED]) == pytest.approx(before.loss(), rel=1e-6)

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers that are killed while they train: the run ends as if nothing had happened."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hetjax.train import main
+from hetjax.training.launching import LOGS
+from tests.training.test_workers import command, environment, losses, processes_of
+
+__all__ = ["environment"]
+
+ONE_REPLICA = {
+    "version": 1,
+    "model": "tiny",
+    "seq_len": 64,
+    "global_batch": 8,
+    "schedule": "1f1b",
+    "replicas": [
+        {
+            "num_microbatches": 4,
+            "microbatch_size": 2,
+            "stages": [
+                {"node": "left", "devices": [0], "layers": [0, 3], "launch_ahead": 2},
+                {"node": "right", "devices": [0], "layers": [3, 6], "launch_ahead": 1},
+            ],
+        }
+    ],
+}
+TWO_NODES = """
+name = "pair"
+[[node]]
+name = "left"
+device = "A100-SXM4-80GB"
+count = 1
+[[node]]
+name = "right"
+device = "H20"
+count = 1
+"""
+
+
+def killed(
+    run_dir: Path, options: list[str], worker: str, after: str
+) -> tuple[int, str]:
+    """Train, kill a worker once a line begins with `after`; exit code and output."""
+    run = subprocess.Popen(
+        [sys.executable, "-m", "hetjax.train", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert run.stdout is not None
+    seen = []
+    for line in run.stdout:
+        seen.append(line)
+        if line.startswith(after) and "val_loss" not in line:
+            break
+    log = (run_dir / LOGS / f"{worker}.log").resolve()
+    (victim,) = (
+        pid
+        for pid in processes_of(run_dir)
+        if Path(f"/proc/{pid}/fd/1").resolve() == log
+    )
+    os.kill(victim, signal.SIGKILL)
+    rest, _ = run.communicate(timeout=120)
+    return run.returncode, "".join(seen) + rest
+
+
+def events(run_dir: Path) -> list[dict]:
+    lines = (run_dir / "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == "recovered"]
+
+
+@pytest.mark.usefixtures("environment")
+def test_with_a_replica_left_no_step_is_lost_and_every_number_is_the_same(
+    tmp_path: Path,
+):
+    cache, run_dir, whole = (tmp_path / name for name in ("cache", "run", "whole"))
+    same = ["--launcher", "processes", "--steps", "12", "--checkpoint.every", "0"]
+    options = command(run_dir, cache, *same)
+    code, told = killed(run_dir, options, "v100-0", "step  1")
+    assert code == 0, told
+    assert main(command(whole, cache, *same)) == 0
+    assert losses(run_dir) == losses(whole)
+    (recovered,) = events(run_dir)
+    assert "v100-0" in recovered["reason"] and recovered["lost_steps"] == 0
+    # layers 3 to 5 with their two moments, from the other replica's memory
+    assert recovered["bytes"].keys() == {"peer"} and recovered["bytes"]["peer"] > 0
+    assert not processes_of(run_dir)
+
+
+@pytest.mark.usefixtures("environment")
+def test_without_a_replica_it_goes_on_from_the_newest_checkpoint(tmp_path: Path):
+    cache, run_dir, whole = (tmp_path / name for name in ("cache", "run", "whole"))
+    plan, cluster = tmp_path / "plan.json", tmp_path / "pair.toml"
+    plan.write_text(json.dumps(ONE_REPLICA))
+    cluster.write_text(TWO_NODES)
+    same = ["--launcher", "processes", "--steps", "12", "--global-batch", "8"]
+    same += ["--plan", str(plan), "--cluster", str(cluster)]
+    options = command(run_dir, cache, *same)
+    code, told = killed(run_dir, options, "left", "step  1")
+    assert code == 0, told
+    assert main(command(whole, cache, *same)) == 0
+    assert losses(run_dir) == losses(whole)
+    (recovered,) = events(run_dir)
+    assert recovered["step"] % 2 == 0 and recovered["bytes"].keys() <= {"disk"}
+
+
+@pytest.mark.usefixtures("environment")
+def test_recovery_none_ends_the_run_and_names_the_worker(tmp_path: Path):
+    run_dir = tmp_path / "run"
+    same = ["--launcher", "processes", "--steps", "12", "--recovery", "none"]
+    options = command(run_dir, tmp_path / "cache", *same)
+    code, told = killed(run_dir, options, "h20-0", "step  1")
+    assert code == 1
+    assert "got: worker 'h20-0'" in told and "from the last checkpoint" in told
+    assert "Traceback" not in told
+    assert not processes_of(run_dir)
