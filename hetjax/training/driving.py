@@ -70,6 +70,13 @@ class Driver(Protocol):
         """Return once no checkpoint is being written."""
         ...
 
+    def leave(self, node: str) -> bool:
+        """Go on without this node from the next step; False if that cannot be.
+
+        May be called from another thread.
+        """
+        ...
+
     def __enter__(self) -> Self: ...
 
     def __exit__(
@@ -115,6 +122,9 @@ class LocalDriver:
 
     def wait_saved(self) -> None:
         self._saver.wait()
+
+    def leave(self, node: str) -> bool:
+        return False  # this process leaves with it
 
     def __enter__(self) -> Self:
         return self

@@ -27,6 +27,7 @@ from hetjax.runtime.meeting import Norm
 from hetjax.runtime.recovery import Restored, finish_step, holdings, restore
 from hetjax.schedule.trace import Span
 from hetjax.training.launching import Launcher
+from hetjax.training.membership import Membership
 
 _MOST_STRIKES = 5  # losses without a committed step between them
 _Answer = TypeVar("_Answer")
@@ -61,12 +62,12 @@ class Terms:
     """What workers are built with, and where their checkpoints are.
 
     `settings` are for a cluster and a plan, `replan` gives a plan for a cluster in
-    place of another plan, `membership` is the cluster of now.
+    place of another plan.
     """
 
     settings: Callable[[Cluster, Plan], Mapping[str, Any]]
     replan: Callable[[Cluster, Plan], Plan]
-    membership: Callable[[], Cluster]
+    membership: Membership
     transport: TransportName
     seed: int
     checkpoints: Path
@@ -115,7 +116,7 @@ class FleetDriver:
 
     def step(self, number: int, *, traced: bool = False) -> FleetStep:
         assert number == self._at, (number, self._at)
-        if self._terms.recovers and self._terms.membership() != self._cluster:
+        if self._terms.recovers and self._terms.membership.now() != self._cluster:
             self._recover(None)
             if self._at != number:
                 raise RolledBack(self._at)
@@ -149,6 +150,9 @@ class FleetDriver:
 
     def wait_saved(self) -> None:
         self._surely(self._fleet.wait_saved)
+
+    def leave(self, node: str) -> bool:
+        return self._terms.recovers and self._terms.membership.leave(node)
 
     def __enter__(self) -> Self:
         return self
@@ -229,13 +233,15 @@ class FleetDriver:
         if restored is None:  # lost before anything was saved
             fleet.initialise(terms.seed)
             restored = Restored(step=0)
-        crew.ask(dict.fromkeys(leaving, {"do": "end"}))
+        if leaving:
+            crew.ask(dict.fromkeys(leaving, {"do": "end"}))
+            fleet.connect(terms.transport)  # or they would be missed
         clock.lap("move")
         return restored
 
     def _replanned(self) -> bool:
         """Whether there is another plan, for other nodes than before."""
-        cluster = self._terms.membership()
+        cluster = self._terms.membership.now()
         if cluster == self._cluster:
             return False
         self.plan = self._terms.replan(cluster, self._fleet.plan)

@@ -24,15 +24,14 @@ class Membership:
         self._leaving: set[str] = set()
         self._lock = threading.Lock()
 
-    def leave(self, node: str) -> None:
-        """Go on without this node; warns if there is none of that name, or no other."""
+    def leave(self, node: str) -> bool:
+        """Go on without this node; False if there is none of that name, or no other."""
         with self._lock:
             names = {found.name for found in self._cluster.nodes}
             if node not in names or names == self._leaving | {node}:
-                known = ", ".join(sorted(names - self._leaving))
-                warnings.warn(f"{node!r} does not leave: of {known}", stacklevel=2)
-                return
+                return False
             self._leaving.add(node)
+            return True
 
     def now(self) -> Cluster:
         """The nodes of the file without those that leave.

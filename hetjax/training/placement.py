@@ -235,13 +235,13 @@ def _even(config: RunConfig, model: Model, cluster: Cluster) -> Choice:
 
 
 def next_plan(config: RunConfig, model: Model, cluster: Cluster, current: Plan) -> Plan:
-    """Plan quickly for a cluster that has changed, with little to move.
+    """Plan for a cluster that has changed: quickly, and counting what has to move.
 
     NoFeasiblePlan if the model does not fit there.
     """
     if config.planner == "even":
         return _even(config, model, cluster).plan
-    return replan(_request(config, model, cluster), current, at_once=True).best.plan
+    return replan(_request(config, model, cluster), current).best.plan
 
 
 def _searched(config: RunConfig, model: Model, cluster: Cluster) -> Choice:

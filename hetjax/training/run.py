@@ -6,6 +6,7 @@ is written), resuming, and what is said at start and end. Does not own the loop
 (`loop.py`) nor the command line (`cli.py`).
 """
 
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -33,6 +34,7 @@ from hetjax.training.journal import Journal, read_journal
 from hetjax.training.launching import LOGS, Launcher, on_this_machine
 from hetjax.training.loop import Failed, Loop
 from hetjax.training.membership import Membership
+from hetjax.training.notices import Notice, Watch
 from hetjax.training.on_ray import on_ray
 from hetjax.training.optimizer import LearningRates, optimizer
 from hetjax.training.placement import (
@@ -185,7 +187,12 @@ def _train(start: _Start, shown: Display) -> int:
     with _driver(start, shown) as driver:
         metrics, events = _begin(start, shown)
         driver.heard = lambda found: _recovered(found, run_dir, events, shown)
-        with closing(metrics), closing(events), StopRequest() as stop:
+        with ExitStack() as stack:
+            stack.enter_context(closing(metrics))
+            stack.enter_context(closing(events))
+            stop = stack.enter_context(StopRequest())
+            heard = _node_or_all(driver.leave, stop)
+            stack.enter_context(Watch(heard, run_dir))
             loop = Loop(
                 config=config,
                 driver=driver,
@@ -205,6 +212,18 @@ def _train(start: _Start, shown: Display) -> int:
                 stop=stop,
             )
             return _end(start, loop.run(start.step), stop, events, shown)
+
+
+def _node_or_all(
+    leave: Callable[[str], bool], stop: StopRequest
+) -> Callable[[Notice], None]:
+    """What a notice does: go on without its node, if it names one, else stop."""
+
+    def heard(notice: Notice) -> None:
+        if notice.node is None or not leave(notice.node):
+            stop.hear(notice)
+
+    return heard
 
 
 def _driver(start: _Start, shown: Display) -> Driver:
@@ -255,7 +274,7 @@ def _fleet(start: _Start, shown: Display) -> FleetDriver:
         replan=lambda cluster, current: next_plan(
             config, start.model, cluster, current
         ),
-        membership=Membership(cluster, config.cluster).now,
+        membership=Membership(cluster, config.cluster),
         transport=config.transport,
         seed=config.seed,
         checkpoints=(config.run_dir / rundir.CHECKPOINTS).absolute(),
@@ -357,7 +376,8 @@ def _end(
     """Say how it went and what to type next; return the exit code."""
     run_dir, num_steps = start.config.run_dir, start.config.steps
     if step < num_steps:
-        event(events, "preempted", step, reason=stop.reason)
+        grace = {} if stop.grace_s is None else {"grace_s": stop.grace_s}
+        event(events, "preempted", step, reason=stop.reason, **grace)
         shown.note(
             f"stopped by {stop.reason} at step {step} of {num_steps}, state saved in "
             f"{run_dir}; the same command goes on from there"

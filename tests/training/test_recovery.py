@@ -6,10 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from hetjax.preempt import main as preempt
 from hetjax.train import main
 from hetjax.training.launching import LOGS
 from tests.training.test_workers import command, environment, losses, processes_of
@@ -46,10 +49,9 @@ count = 1
 """
 
 
-def killed(
-    run_dir: Path, options: list[str], worker: str, after: str
-) -> tuple[int, str]:
-    """Train, kill a worker once a line begins with `after`; exit code and output."""
+@contextmanager
+def started(options: list[str], until: str) -> Iterator[subprocess.Popen[str]]:
+    """A run that has said a line that begins so; killed if it should not end."""
     run = subprocess.Popen(
         [sys.executable, "-m", "hetjax.train", *options],
         stdout=subprocess.PIPE,
@@ -60,17 +62,31 @@ def killed(
     seen = []
     for line in run.stdout:
         seen.append(line)
-        if line.startswith(after) and "val_loss" not in line:
+        if line.startswith(until) and "val_loss" not in line:
             break
-    log = (run_dir / LOGS / f"{worker}.log").resolve()
-    (victim,) = (
-        pid
-        for pid in processes_of(run_dir)
-        if Path(f"/proc/{pid}/fd/1").resolve() == log
-    )
-    os.kill(victim, signal.SIGKILL)
-    rest, _ = run.communicate(timeout=120)
-    return run.returncode, "".join(seen) + rest
+    else:
+        pytest.fail("".join(seen))
+    try:
+        yield run
+    finally:
+        run.kill()
+        run.wait()
+
+
+def killed(
+    run_dir: Path, options: list[str], worker: str, after: str
+) -> tuple[int, str]:
+    """Train, kill a worker once a line begins with `after`; exit code and output."""
+    with started(options, after) as run:
+        log = (run_dir / LOGS / f"{worker}.log").resolve()
+        (victim,) = (
+            pid
+            for pid in processes_of(run_dir)
+            if Path(f"/proc/{pid}/fd/1").resolve() == log
+        )
+        os.kill(victim, signal.SIGKILL)
+        told, _ = run.communicate(timeout=120)
+    return run.returncode, told
 
 
 def events(run_dir: Path) -> list[dict]:
@@ -123,3 +139,44 @@ def test_recovery_none_ends_the_run_and_names_the_worker(tmp_path: Path):
     assert "got: worker 'h20-0'" in told and "from the last checkpoint" in told
     assert "Traceback" not in told
     assert not processes_of(run_dir)
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_node_that_is_asked_to_leave_hands_over_and_the_others_go_on(tmp_path: Path):
+    cache, run_dir, whole = (tmp_path / name for name in ("cache", "run", "whole"))
+    same = ["--launcher", "processes", "--steps", "12", "--checkpoint.every", "0"]
+    with started(command(run_dir, cache, *same), "step  1") as run:
+        assert preempt([str(run_dir), "--node", "a100-0"]) == 0
+        told, _ = run.communicate(timeout=120)
+    assert run.returncode == 0, told
+    assert main(command(whole, cache, "--steps", "12")) == 0
+    assert losses(run_dir) == pytest.approx(losses(whole), rel=1e-5)
+    (recovered,) = events(run_dir)
+    assert recovered["lost_steps"] == 0
+    plan = json.loads((run_dir / "plan.json").read_text())
+    nodes = {stage["node"] for r in plan["replicas"] for stage in r["stages"]}
+    assert nodes and "a100-0" not in nodes
+    assert 'name = "a100-0"' not in (run_dir / "cluster.toml").read_text()
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_node_that_is_added_to_the_cluster_file_takes_part(tmp_path: Path):
+    cache, run_dir, whole = (tmp_path / name for name in ("cache", "run", "whole"))
+    cluster, small = tmp_path / "pair.toml", tmp_path / "one.toml"
+    small.write_text(TWO_NODES.rpartition("[[node]]")[0])
+    cluster.write_text(small.read_text())
+    same = ["--launcher", "processes", "--steps", "12", "--global-batch", "8"]
+    same += ["--planner", "even"]
+    options = command(run_dir, cache, *same, "--cluster", str(cluster))
+    with started(options, "step  1") as run:
+        cluster.write_text(TWO_NODES)
+        told, _ = run.communicate(timeout=120)
+    assert run.returncode == 0, told
+    alone = command(whole, cache, *same[2:], "--cluster", str(small))
+    assert main(alone) == 0
+    assert losses(run_dir) == pytest.approx(losses(whole), rel=1e-5)
+    (recovered,) = events(run_dir)
+    assert recovered["lost_steps"] == 0
+    plan = json.loads((run_dir / "plan.json").read_text())
+    nodes = {stage["node"] for r in plan["replicas"] for stage in r["stages"]}
+    assert nodes == {"left", "right"}
