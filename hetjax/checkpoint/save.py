@@ -27,6 +27,8 @@ import orbax.checkpoint as ocp
 from hetjax.checkpoint import layout
 from hetjax.checkpoint.entry import Entry
 from hetjax.checkpoint.manifest import Manifest, from_text, record, size_flaw, to_text
+from hetjax.checkpoint.store import Store, open_store
+from hetjax.checkpoint.upload import Uploader
 from hetjax.errors import BadInput
 
 # Orbax logs what follows from the settings chosen below, at each save, and the
@@ -46,23 +48,55 @@ class _Snapshot:
     entries: tuple[Entry, ...]
     leaves: tuple[tuple[str, np.ndarray], ...]
     host: Any
+    workers: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Keeping:
+    """Where checkpoints go and how many of them stay.
+
+    `cloud` is a store that they are copied to (`store.open_store`), or None.
+    """
+
+    directory: Path
+    keep: int = 2
+    cloud: str | None = None
+    upload_mbit_per_s: float | None = None
+
+    def store(self) -> Store | None:
+        """The store; raises BadInput where it cannot be used."""
+        if self.cloud is None:
+            return None
+        limit = self.upload_mbit_per_s
+        return open_store(self.cloud, None if limit is None else limit * 1e6 / 8)
+
+    def saver(self, worker: str) -> "Saver":
+        """What saves as this worker."""
+        uploader, store = None, self.store()
+        if store is not None:
+            uploader = Uploader(store, self.directory, worker, keep=self.keep)
+        return Saver(self.directory, worker, self.keep, uploader)
 
 
 class Saver:
     """Writes one worker's checkpoints, one at a time, on a thread of its own.
 
-    `workers` names all that save the same steps (default: this one alone); `keep` is
-    the number of newest steps that stay. Only one process may save as `worker` in a
-    directory: opening removes unfinished saves. The interpreter does not wait for a
-    save at its end: use `with` or `close`. Raises BadInput where it cannot write.
+    `keep` is the number of newest steps that stay, beside those that `uploader` still
+    copies. Only one process may save as `worker` in a directory: opening removes
+    unfinished saves. The interpreter does not wait for a save at its end: use `with` or
+    `close`. Raises BadInput where it cannot write.
     """
 
     def __init__(
-        self, directory: Path, worker: str, keep: int = 2, workers: Sequence[str] = ()
+        self,
+        directory: Path,
+        worker: str,
+        keep: int = 2,
+        uploader: Uploader | None = None,
     ) -> None:
-        assert keep >= 1 and (not workers or worker in workers), (keep, worker, workers)
+        assert keep >= 1, keep
         self._directory, self._worker, self._keep = directory, worker, keep
-        self._workers = tuple(workers) or (worker,)
+        self._uploader = uploader
         _open(directory)
         self._remove_unfinished()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -79,9 +113,11 @@ class Saver:
         step: int,
         entries: Iterable[tuple[Entry, np.ndarray]],
         host: Mapping[str, Any],
+        workers: Sequence[str] = (),
     ) -> bool:
         """Start saving; False, and `entries` not even asked, if a save is in flight.
 
+        `workers` names all that save this step (default: this one alone).
         The arrays must not change afterwards; `host` is JSON and is copied. A save
         that fails later warns once, and training goes on.
         """
@@ -94,6 +130,7 @@ class Saver:
             entries=tuple(entry for entry, _ in found),
             leaves=tuple(leaf for item in found for leaf in layout.leaves(*item)),
             host=json.loads(json.dumps(host)),
+            workers=tuple(workers) or (self._worker,),
         )
         self._pending = self._thread.submit(self._write, snapshot)
         return True
@@ -110,11 +147,14 @@ class Saver:
             pending.result()
 
     def close(self) -> None:
-        """Finish the save in flight and stop the thread."""
+        """Finish the save in flight, and its copy to the store, and stop."""
         try:
             self.wait()
         finally:
             self._thread.shutdown()
+            if self._uploader is not None:
+                self._uploader.wait()
+                self._uploader.close()
 
     def _write(self, snapshot: _Snapshot) -> None:
         own = self._own(snapshot.step)
@@ -128,6 +168,8 @@ class Saver:
                 stacklevel=1,
             )
             return
+        if self._uploader is not None:
+            self._uploader.offer(snapshot.step)
         self._retain(snapshot.step)
 
     def _commit(self, own: Path, snapshot: _Snapshot) -> None:
@@ -145,13 +187,13 @@ class Saver:
         manifest = Manifest(
             step=snapshot.step,
             worker=self._worker,
-            workers=self._workers,
+            workers=snapshot.workers,
             state=state,
             entries=snapshot.entries,
             files={str(p.relative_to(own)): record(p) for p in _files(own / state)},
             host=snapshot.host,
         )
-        _replace(own / layout.MANIFEST, to_text(manifest))
+        replace_text(own / layout.MANIFEST, to_text(manifest))
         for path in (own, own.parent, self._directory):
             _fsync(path)
         _remove_uncommitted(own)
@@ -163,9 +205,12 @@ class Saver:
         """
         past = [s for s in layout.step_numbers(self._directory) if s <= step]
         complete = [s for s in past if _is_complete(self._own(s))]
+        kept = set(complete[-self._keep :])
+        if self._uploader is not None:
+            kept |= self._uploader.in_flight
         try:
             for other in layout.step_numbers(self._directory):
-                if other not in complete[-self._keep :]:
+                if other not in kept:
                     _remove(self._own(other))
         except OSError as error:
             warnings.warn(f"old checkpoint not removed: {error}", stacklevel=1)
@@ -277,7 +322,8 @@ def _flush(state: Path) -> None:
             _fsync(path)
 
 
-def _replace(path: Path, text: str) -> None:
+def replace_text(path: Path, text: str) -> None:
+    """Write a file, durably and in one go: it has the old text or the new one."""
     building = path.with_suffix(".part")
     with building.open("w") as file:
         file.write(text)

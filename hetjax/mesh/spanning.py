@@ -50,9 +50,10 @@ def whole_value(x: jax.Array) -> np.ndarray | None:
     """
     if x.is_fully_addressable:
         return np.array(x)
-    assert isinstance(x.sharding, NamedSharding), x.sharding
-    made = x if x.is_fully_replicated else _replicate(x.sharding.mesh)(x)
-    if leads(x.sharding.mesh):
+    mesh = x.sharding.mesh if isinstance(x.sharding, NamedSharding) else None
+    assert isinstance(mesh, Mesh), x.sharding
+    made = x if x.is_fully_replicated else _replicate(mesh)(x)
+    if leads(mesh):
         return np.array(made.addressable_data(0))
     jax.block_until_ready(made)  # one copy of one array at a time
     return None

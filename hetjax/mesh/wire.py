@@ -174,7 +174,8 @@ def _laid_out(
 ) -> jax.Array:
     """Rows of this process on its devices, of which each needs only some."""
 
-    def joined(index: tuple[slice, ...]) -> np.ndarray:
+    def joined(index: tuple[slice, ...] | None) -> np.ndarray:
+        assert index is not None
         start, stop, _ = index[0].indices(expected.shape[0])
         parts = parts_of(held, (start, stop))
         return parts[0] if len(parts) == 1 else np.concatenate(parts)

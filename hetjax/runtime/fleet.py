@@ -8,12 +8,13 @@ processes are started (`processes.py`), nor what they do (`serving.py`).
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from hetjax.checkpoint.save import Keeping
 from hetjax.cluster.cluster import Node
 from hetjax.errors import BadInput
 from hetjax.mesh.pull import check_fits
@@ -187,9 +188,7 @@ class Fleet:
         (logits_V,) = [m["logits"] for m in told.values() if "logits" in m]
         return np.array(logits_V, np.float32)
 
-    def save(
-        self, directory: Path, step: int, keep: int, host: Mapping[str, Any]
-    ) -> bool:
+    def save(self, keeping: Keeping, step: int, host: Mapping[str, Any]) -> bool:
         """Start a checkpoint; False if one is still being written somewhere.
 
         Workers write side by side into a directory that all can reach.
@@ -201,9 +200,8 @@ class Fleet:
         helping = [w for hosts in self._hosts() if len(hosts) > 1 for w in hosts]
         request = {
             "do": "save",
-            "directory": str(directory),
+            "keeping": asdict(keeping) | {"directory": str(keeping.directory)},
             "step": step,
-            "keep": keep,
             "host": dict(host),
             "workers": [*map(file_name, saving)],
         }

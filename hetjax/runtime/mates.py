@@ -16,7 +16,7 @@ from hetjax.errors import BadInput
 from hetjax.mesh.world import World, free_address, join_world, leave_world
 from hetjax.runtime.members import node_of
 
-_WITHOUT_OTHERS = ("build", "compile")  # may take long, and end by themselves
+_WITHOUT_OTHERS = ("build", "compile", "end")  # may take long, and end by themselves
 
 
 class Mates:
@@ -53,7 +53,7 @@ class Mates:
             leave_world()
 
     def begin(self, number: int, request: str) -> None:
-        """Remember what is being answered."""
+        """Remember what is to be answered next, as soon as it has been heard."""
         self._answering = number, request
 
     def done(self, lost: str | None, close: Callable[[], None]) -> None:

@@ -107,7 +107,7 @@ class Meeting:
         if not self._given_up:
             return self._sums.get((group, stage))
         like = self._like.get((group, stage))
-        return like and tuple(map(_no_value, like))
+        return None if like is None else tuple(map(_no_value, like))
 
     def post_squares(self, stage: StageKey, squares: jax.Array) -> None:
         """Contribute the squared norm of the groups that the stage owns."""

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from hetjax.checkpoint import layout
 from hetjax.checkpoint.entry import Entry
 from hetjax.checkpoint.restore import Checkpoint
-from hetjax.checkpoint.save import Saver
+from hetjax.checkpoint.save import Keeping, Saver
 from hetjax.errors import BadInput
 from hetjax.mesh.links import SILENCE_S
 from hetjax.mesh.peers import PeerLost, Peers
@@ -140,7 +140,6 @@ class _Server:
             number, request = self._requests.get()
             if request["do"] == "end":
                 break
-            self._mates.begin(number, request["do"])
             answer = self._answer(number, request)
             self._line.reply(number, answer)
             self._mates.done(_lost_in(answer, self._post.worker), self._line.close)
@@ -159,6 +158,7 @@ class _Server:
     def _hear(self, number: int, request: Message) -> None:
         """Called by the line's thread: breaking off cannot wait for the step's end."""
         if request["do"] != "abort":
+            self._mates.begin(number, request["do"])
             self._requests.put((number, request))
             return
         if self._peers is not None:
@@ -284,7 +284,7 @@ class _Server:
             if members.worker_of(span.node, span.device) == self._post.worker
         ]
         return {
-            "actions": format_program([span.action for span in spans]),
+            "actions": format_program(tuple(span.action for span in spans)),
             "spans": [[span.device, span.start_s, span.end_s] for span in spans],
         }
 
@@ -304,19 +304,15 @@ class _Server:
 
     def _save(self, number: int, request: Message) -> None:
         name = file_name(self._post.worker)
+        found = list(self._island.entries())  # with other hosts, who save it or not
         if name not in request["workers"]:
-            for _ in self._island.entries():  # our part of what another host saves
-                pass
             return
         if self._saver is None:
-            self._saver = Saver(
-                Path(request["directory"]),
-                name,
-                request["keep"],
-                request["workers"],
-            )
+            told = request["keeping"]
+            keeping = Keeping(**(told | {"directory": Path(told["directory"])}))
+            self._saver = keeping.saver(name)
         started = self._saver.save(
-            request["step"], self._island.entries(), request["host"]
+            request["step"], found, request["host"], request["workers"]
         )
         assert started, "the controller asks who is busy first"
 

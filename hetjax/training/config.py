@@ -75,6 +75,10 @@ class CheckpointConfig:
     """Steps between checkpoints; 0: only when the run ends or is stopped."""
     keep: int = 2
     """How many of the newest are kept."""
+    cloud: str | None = None
+    """Copy them there while training goes on: gs://BUCKET/PREFIX or file:///FOLDER."""
+    upload_mbit_per_s: float | None = None
+    """Most that copying may take of a worker's network; None: all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,6 +182,21 @@ def _problems(config: RunConfig) -> Iterator[BadInput]:
         yield _out_of_range("seed", config.seed, "0 <= seed < 2**32", "0")
     yield from _prompt_problems(evaluation.prompt)
     yield from _profile_problems(config)
+    yield from _upload_problems(config.checkpoint)
+
+
+def _upload_problems(checkpoint: CheckpointConfig) -> Iterator[BadInput]:
+    limit, name = checkpoint.upload_mbit_per_s, "checkpoint.upload_mbit_per_s"
+    if limit is None:
+        return
+    if checkpoint.cloud is None:
+        yield BadInput(
+            got=f"{option(name)} {limit:g} without a store",
+            allowed=f"{option(name)} with {option('checkpoint.cloud')}",
+            fix=f"leave it out, or add {option('checkpoint.cloud')} gs://BUCKET/PREFIX",
+        )
+    if not 0 < limit < math.inf:
+        yield _out_of_range(name, limit, f"0 < {name}", "100")
 
 
 def _profile_problems(config: RunConfig) -> Iterator[BadInput]:

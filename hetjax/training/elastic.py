@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from hetjax.checkpoint.fetch import Fetched, fetch_newest
+from hetjax.checkpoint.save import Keeping
 from hetjax.cluster.cluster import Cluster
 from hetjax.plans.plan import Plan
 from hetjax.runtime.control import WorkerLost
@@ -70,8 +71,7 @@ class Terms:
     membership: Membership
     transport: TransportName
     seed: int
-    checkpoints: Path
-    keep: int
+    keeping: Keeping
     host: Mapping[str, Any]
     recovers: bool
 
@@ -144,9 +144,7 @@ class FleetDriver:
 
     def save(self, step: int) -> bool:
         host, terms = {**self._terms.host, "step": step}, self._terms
-        return self._surely(
-            lambda: self._fleet.save(terms.checkpoints, step, terms.keep, host)
-        )
+        return self._surely(lambda: self._fleet.save(terms.keeping, step, host))
 
     def wait_saved(self) -> None:
         self._surely(self._fleet.wait_saved)
@@ -214,7 +212,7 @@ class FleetDriver:
             crew.lose(lost.worker, lost.reason)
         left = crew.workers
         self._norm = finish_step(crew, left) or self._norm
-        held = holdings(crew, left, terms.checkpoints)
+        held = holdings(crew, left, terms.keeping.directory)
         clock.lap("finish")
         replanned = self._replanned()
         clock.lap("replan")
@@ -224,12 +222,20 @@ class FleetDriver:
         clock.lap("start")
         settings = terms.settings(self._cluster, fleet.plan)
         fleet.build(settings, fleet.workers if replanned else gone)
-        held += holdings(crew, gone, terms.checkpoints)
+        held += holdings(crew, gone, terms.keeping.directory)
         clock.lap("build")
         fleet.connect(terms.transport, leaving)
         fleet.compile()
         clock.lap("compile")
         restored = restore(fleet, held, leaving)
+        if restored is None and (fetched := self._fetched()) is not None:
+            held = holdings(crew, fleet.workers, terms.keeping.directory)
+            restored = restore(fleet, held)
+            clock.lap("fetch")
+            if restored is not None:
+                cloud = {"cloud": fetched.cloud_bytes}
+                num_bytes = {**restored.num_bytes, **cloud}
+                restored = Restored(step=restored.step, num_bytes=num_bytes)
         if restored is None:  # lost before anything was saved
             fleet.initialise(terms.seed)
             restored = Restored(step=0)
@@ -238,6 +244,12 @@ class FleetDriver:
             fleet.connect(terms.transport)  # or they would be missed
         clock.lap("move")
         return restored
+
+    def _fetched(self) -> Fetched | None:
+        """The newest step of the store, completed on the disk; None if it has none."""
+        store = self._terms.keeping.store()
+        directory = self._terms.keeping.directory
+        return None if store is None else fetch_newest(store, directory)
 
     def _replanned(self) -> bool:
         """Whether there is another plan, for other nodes than before."""

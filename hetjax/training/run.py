@@ -14,8 +14,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from hetjax.checkpoint.restore import Checkpoint, DamagedCheckpoint
-from hetjax.checkpoint.save import Saver
+from hetjax.checkpoint.fetch import fetch_newest
+from hetjax.checkpoint.restore import Checkpoint, DamagedCheckpoint, steps
+from hetjax.checkpoint.save import Keeping
 from hetjax.cluster.files import cluster_toml
 from hetjax.data.dataset import Dataset, load, prepare
 from hetjax.errors import BadInput
@@ -89,7 +90,7 @@ def run(config: RunConfig, preset: Preset, model: Model) -> int:
             rundir.check_same_run(previous, config)
         for name in (rundir.METRICS, rundir.EVENTS):
             read_journal(config.run_dir / name)  # a damaged one is refused
-        checkpoint = _newest_checkpoint(config)
+        checkpoint = _newest_checkpoint(config, shown)
         hardware = choose_hardware(config, preset)
         choice = choose_plan(
             config, model, hardware.cluster, preset, previous, shown.note
@@ -127,7 +128,18 @@ def _without(lost: WorkerLost, config: RunConfig) -> Failed:
     )
 
 
-def _newest_checkpoint(config: RunConfig) -> Checkpoint | None:
+def _newest_checkpoint(config: RunConfig, shown: Display) -> Checkpoint | None:
+    """The newest that is here or in the store, which mends what is damaged here."""
+    store, directory = _keeping(config).store(), config.run_dir / rundir.CHECKPOINTS
+    if store is not None:
+        after = max(steps(directory), default=0) - 1
+        fetched = fetch_newest(store, directory, after)
+        if fetched is not None and fetched.cloud_bytes:
+            shown.note(
+                f"fetched step {fetched.step} from {config.checkpoint.cloud}: "
+                f"{fetched.cloud_bytes:,} bytes in {fetched.seconds:.1f} s, "
+                f"{fetched.disk_bytes:,} were here"
+            )
     try:
         with rundir.usable(config.run_dir):
             checkpoint = Checkpoint.open(config.run_dir / rundir.CHECKPOINTS)
@@ -254,12 +266,11 @@ def _local(start: _Start, shown: Display) -> LocalDriver:
         runtime.initialise(config.seed)
     else:
         runtime.restore(start.checkpoint.read)
-    checkpoints = config.run_dir / rundir.CHECKPOINTS
     return LocalDriver(
         runtime,
         feed,
         validation,
-        Saver(checkpoints, _WORKER, config.checkpoint.keep),
+        _keeping(config).saver(_WORKER),
         _host(config),
     )
 
@@ -277,8 +288,7 @@ def _fleet(start: _Start, shown: Display) -> FleetDriver:
         membership=Membership(cluster, config.cluster),
         transport=config.transport,
         seed=config.seed,
-        checkpoints=(config.run_dir / rundir.CHECKPOINTS).absolute(),
-        keep=config.checkpoint.keep,
+        keeping=_keeping(config),
         host=_host(config),
         recovers=config.recovery != "none",
     )
@@ -291,7 +301,7 @@ def _fleet(start: _Start, shown: Display) -> FleetDriver:
         if start.checkpoint is None:
             fleet.initialise(terms.seed)
         else:
-            fleet.restore(terms.checkpoints, start.step)
+            fleet.restore(terms.keeping.directory, start.step)
         return FleetDriver(
             fleet,
             launcher,
@@ -309,6 +319,15 @@ def _workers(start: _Start, stack: ExitStack) -> tuple[Fleet, Launcher]:
         cluster = start.hardware.cluster
         return on_ray(plan, cluster, stack, simulate=config.simulate)
     return on_this_machine(plan, config.run_dir / LOGS, stack)
+
+
+def _keeping(config: RunConfig) -> Keeping:
+    return Keeping(
+        directory=(config.run_dir / rundir.CHECKPOINTS).absolute(),
+        keep=config.checkpoint.keep,
+        cloud=config.checkpoint.cloud,
+        upload_mbit_per_s=config.checkpoint.upload_mbit_per_s,
+    )
 
 
 def _host(config: RunConfig) -> dict[str, int]:

@@ -82,7 +82,7 @@ def test_a_node_with_several_hosts_gets_as_many_machines_in_order_of_address():
             Node(name="named", device="V100-SXM2-16GB", count=4, hosts=2),
         ),
     )
-    named = V100 | {"hetjax_node_named": 1.0}
+    named: dict[str, Any] = V100 | {"hetjax_node_named": 1.0}
     raw = [told(5, **named), told(3, **A100), told(1, **A100), told(2, **V100)]
     found = on_ray_nodes(cluster, ray_nodes([*raw, told(4, **named)]), simulate=False)
     assert {name: machine.address for name, machine in found.items()} == {

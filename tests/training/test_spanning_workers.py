@@ -65,24 +65,21 @@ def settings(
         return on_this_machine(plan, logs, stack, **(given | {"nodes": nodes}))
 
     monkeypatch.setattr(run, "on_this_machine", started)
-    return ["--cluster", str(cluster), "--plan", str(plan), "--steps", "4"]
+    return ["--cluster", str(cluster), "--plan", str(plan), "--steps", "6"]
 
 
-def test_runs_go_on_from_two_hosts_to_one_process_and_back(
+def test_a_run_goes_on_from_two_hosts_to_one_process_and_back(
     tmp_path: Path, settings: list[str]
 ):
-    cache = tmp_path / "cache"
-    whole = command(tmp_path / "whole", cache, *settings)
-    assert main(whole) == 0
-    expected = losses(tmp_path / "whole")
-    assert len(expected) == 6
-    workers = ["--launcher", "processes"]
-    for name, first, then in (("to", workers, []), ("from", [], workers)):
-        run_dir = tmp_path / name
-        given = command(run_dir, cache, *settings)
-        assert main([*given, *first, "--stop-after", "2"]) == 4
-        assert main([*given, *then]) == 0
-        assert losses(run_dir) == pytest.approx(expected, rel=1e-5)
-        assert not processes_of(run_dir)
-        left = {log.name for log in (run_dir / LOGS).iterdir()}
-        assert left == {"slice@0.log", "slice@1.log", "single.log"}
+    cache, run_dir, whole = (tmp_path / name for name in ("cache", "run", "whole"))
+    assert main(command(whole, cache, *settings)) == 0
+    given, workers = command(run_dir, cache, *settings), ["--launcher", "processes"]
+    assert main([*given, *workers, "--stop-after", "2"]) == 4
+    assert not processes_of(run_dir)
+    assert main([*given, "--stop-after", "2"]) == 4
+    assert main([*given, *workers]) == 0
+    assert losses(run_dir) == pytest.approx(losses(whole), rel=1e-5)
+    assert len(losses(whole)) == 8
+    assert not processes_of(run_dir)
+    left = {log.name for log in (run_dir / LOGS).iterdir()}
+    assert left == {"slice@0.log", "slice@1.log", "single.log"}

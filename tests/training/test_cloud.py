@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs whose checkpoints are copied to a store, and go on from there elsewhere."""
+
+import json
+import random
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hetjax.errors import BadInput
+from hetjax.training.presets import Preset
+from hetjax.training.run import run
+from tests.checkpoint.fake_gcs import FakeGcs
+from tests.training.small import MODEL, but, losses, small_preset
+
+
+@pytest.fixture
+def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGcs]:
+    with FakeGcs("bucket").serving() as server:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+        yield server
+
+
+def storing(preset: Preset, cloud: str) -> Preset:
+    return but(preset, checkpoint=replace(preset.config.checkpoint, cloud=cloud))
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Preset:
+    preset = small_preset(tmp_path_factory.mktemp("reference"))
+    assert run(preset.config, preset, MODEL) == 0
+    return preset
+
+
+def test_a_run_whose_machine_is_gone_goes_on_from_a_shaky_cloud(
+    reference: Preset, gcs: FakeGcs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    faults = random.Random(1)
+    gcs.fault = lambda *_: 503 if faults.random() < 0.1 else None
+    preset = storing(small_preset(tmp_path), "gs://bucket/run")
+    stopping = but(preset, stop_after=5)
+    assert run(stopping.config, stopping, MODEL) == 4
+    shutil.rmtree(preset.config.run_dir / "checkpoints")
+    assert run(preset.config, preset, MODEL) == 0
+    assert losses(preset.config.run_dir) == losses(reference.config.run_dir)
+    assert "fetched step 5 from gs://bucket/run" in capsys.readouterr().out
+
+
+def test_only_files_that_are_damaged_or_missing_are_fetched(
+    reference: Preset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    store = tmp_path / "store"
+    preset = storing(small_preset(tmp_path), store.as_uri())
+    stopping = but(preset, stop_after=5)
+    assert run(stopping.config, stopping, MODEL) == 4
+    own = preset.config.run_dir / "checkpoints/step_00000005/embedded"
+    files = json.loads((own / "manifest.json").read_text())["files"]
+    flipped, *_, missing = sorted(name for name in files if "/c" in name)
+    data = bytearray((own / flipped).read_bytes())
+    data[len(data) // 2] ^= 1
+    (own / flipped).write_bytes(data)
+    (own / missing).unlink()
+    assert run(preset.config, preset, MODEL) == 0
+    assert losses(preset.config.run_dir) == losses(reference.config.run_dir)
+    fetched = files[flipped]["size"] + files[missing]["size"]
+    assert f"{fetched:,} bytes in" in capsys.readouterr().out
+
+
+def test_a_run_elsewhere_needs_nothing_but_the_store(reference: Preset, tmp_path: Path):
+    store = (tmp_path / "store").as_uri()
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    here = storing(small_preset(tmp_path / "here"), store)
+    stopping = but(here, stop_after=5)
+    assert run(stopping.config, stopping, MODEL) == 4
+    there = storing(small_preset(tmp_path / "there"), store)
+    assert run(there.config, there, MODEL) == 0
+    whole = losses(reference.config.run_dir)
+    assert losses(there.config.run_dir) == {s: whole[s] for s in range(6, 11)}
+
+
+def test_a_bucket_that_is_not_there_is_refused_before_anything_is_written(
+    gcs: FakeGcs, tmp_path: Path
+):
+    preset = storing(small_preset(tmp_path), "gs://none/run")
+    with pytest.raises(BadInput, match="none"):
+        run(preset.config, preset, MODEL)
+    assert not preset.config.run_dir.exists()
