@@ -12,13 +12,15 @@ hears of `RolledBack`.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from hetjax.checkpoint.fetch import Fetched, fetch_newest
+from hetjax.checkpoint.fetch import fetch_newest
+from hetjax.checkpoint.restore import steps
 from hetjax.checkpoint.save import Keeping
 from hetjax.cluster.cluster import Cluster
 from hetjax.plans.plan import Plan
@@ -75,6 +77,11 @@ class Terms:
     host: Mapping[str, Any]
     recovers: bool
 
+    @property
+    def directory(self) -> Path:
+        """Where checkpoints are on the disk."""
+        return self.keeping.directory
+
 
 @dataclass(slots=True)
 class _Clock:
@@ -110,7 +117,8 @@ class FleetDriver:
         self._fleet, self._launcher, self._stack = fleet, launcher, stack
         self._terms, self._at, self._strikes = terms, at, 0
         self._norm: Norm | None = None
-        self._cluster = cluster
+        self._cluster, self._unbuilt = cluster, set[str]()
+        self._resumed = at > 0
         self.plan, self.num_validation = fleet.plan, num_validation
         self.heard: Callable[[Recovered], None] = lambda recovered: None
 
@@ -207,56 +215,68 @@ class FleetDriver:
 
     def _restored(self, lost: WorkerLost | None, clock: _Clock) -> Restored:
         """One try: the state that is left, laid out for the nodes that are there."""
-        fleet, crew, terms = self._fleet, self._fleet.crew, self._terms
+        fleet, crew, directory = self._fleet, self._fleet.crew, self._terms.directory
         if lost is not None and lost.worker in crew.workers:
             crew.lose(lost.worker, lost.reason)
         left = crew.workers
         self._norm = finish_step(crew, left) or self._norm
-        held = holdings(crew, left, terms.keeping.directory)
+        held = holdings(crew, left, directory)
         clock.lap("finish")
-        replanned = self._replanned()
+        self._replan()
         clock.lap("replan")
         gone = [worker for worker in fleet.workers if worker not in left]
         leaving = [worker for worker in left if worker not in fleet.workers]
-        self._launcher.start(gone)
-        clock.lap("start")
-        settings = terms.settings(self._cluster, fleet.plan)
-        fleet.build(settings, fleet.workers if replanned else gone)
-        held += holdings(crew, gone, terms.keeping.directory)
-        clock.lap("build")
-        fleet.connect(terms.transport, leaving)
+        self._start(gone, clock)
+        held += holdings(crew, gone, directory)
+        fleet.connect(self._terms.transport, leaving)
         fleet.compile()
         clock.lap("compile")
-        restored = restore(fleet, held, leaving)
-        if restored is None and (fetched := self._fetched()) is not None:
-            held = holdings(crew, fleet.workers, terms.keeping.directory)
-            restored = restore(fleet, held)
-            clock.lap("fetch")
-            if restored is not None:
-                cloud = {"cloud": fetched.cloud_bytes}
-                num_bytes = {**restored.num_bytes, **cloud}
-                restored = Restored(step=restored.step, num_bytes=num_bytes)
-        if restored is None:  # lost before anything was saved
-            fleet.initialise(terms.seed)
-            restored = Restored(step=0)
+        restored = restore(fleet, held, leaving) or self._from_store()
+        if restored is None:
+            restored = self._from_nothing(lost)
         if leaving:
             crew.ask(dict.fromkeys(leaving, {"do": "end"}))
-            fleet.connect(terms.transport)  # or they would be missed
+            fleet.connect(self._terms.transport)  # or they would be missed
         clock.lap("move")
         return restored
 
-    def _fetched(self) -> Fetched | None:
-        """The newest step of the store, completed on the disk; None if it has none."""
-        store = self._terms.keeping.store()
-        directory = self._terms.keeping.directory
-        return None if store is None else fetch_newest(store, directory)
+    def _start(self, gone: Sequence[str], clock: _Clock) -> None:
+        """Start the lost workers; build them, and all others that have another plan."""
+        self._launcher.start(gone)
+        clock.lap("start")
+        self._unbuilt.update(gone)
+        building = [w for w in self._fleet.workers if w in self._unbuilt]
+        settings = self._terms.settings(self._cluster, self._fleet.plan)
+        self._fleet.build(settings, building)
+        self._unbuilt.clear()
+        clock.lap("build")
 
-    def _replanned(self) -> bool:
-        """Whether there is another plan, for other nodes than before."""
+    def _from_store(self) -> Restored | None:
+        """From the newest step of the store; None if there is none."""
+        store, directory = self._terms.keeping.store(), self._terms.directory
+        fetched = None if store is None else fetch_newest(store, directory)
+        if fetched is None:
+            return None
+        crew, workers = self._fleet.crew, self._fleet.workers
+        restored = restore(self._fleet, holdings(crew, workers, directory))
+        if restored is None:
+            return None
+        num_bytes = {**restored.num_bytes, "cloud": fetched.cloud_bytes}
+        return replace(restored, num_bytes=num_bytes)
+
+    def _from_nothing(self, lost: WorkerLost | None) -> Restored:
+        """Begin again, as nothing was ever saved; else what was saved must be found."""
+        if self._resumed or steps(self._terms.directory):
+            raise lost or WorkerLost(self._fleet.workers[0], "finds no checkpoint")
+        self._fleet.initialise(self._terms.seed)
+        return Restored(step=0)
+
+    def _replan(self) -> None:
+        """Make another plan if there are other nodes than before."""
         cluster = self._terms.membership.now()
         if cluster == self._cluster:
-            return False
+            return
         self.plan = self._terms.replan(cluster, self._fleet.plan)
         self._cluster = cluster
         self._fleet.adopt(self.plan, cluster.nodes)
-        return True
+        self._unbuilt.update(self._fleet.workers)

@@ -8,7 +8,6 @@ is written), resuming, and what is said at start and end. Does not own the loop
 
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -16,65 +15,36 @@ from typing import Any
 
 from hetjax.checkpoint.fetch import fetch_newest
 from hetjax.checkpoint.restore import Checkpoint, DamagedCheckpoint, steps
-from hetjax.checkpoint.save import Keeping
-from hetjax.cluster.files import cluster_toml
 from hetjax.data.dataset import Dataset, load, prepare
 from hetjax.errors import BadInput
 from hetjax.models.counts import parameter_count
 from hetjax.models.model import Model
 from hetjax.plans.table import plan_table
 from hetjax.runtime.control import WorkerLost
-from hetjax.runtime.embedded import Embedded
-from hetjax.runtime.fleet import Fleet
 from hetjax.training import rundir
 from hetjax.training.config import RunConfig, check_config
-from hetjax.training.driving import Driver, LocalDriver
-from hetjax.training.elastic import FleetDriver, Recovered, Terms
-from hetjax.training.feed import held_out, training_feed
+from hetjax.training.elastic import Recovered
 from hetjax.training.journal import Journal, read_journal
-from hetjax.training.launching import LOGS, Launcher, on_this_machine
+from hetjax.training.launching import LOGS
 from hetjax.training.loop import Failed, Loop
-from hetjax.training.membership import Membership
 from hetjax.training.notices import Notice, Watch
-from hetjax.training.on_ray import on_ray
-from hetjax.training.optimizer import LearningRates, optimizer
+from hetjax.training.optimizer import LearningRates
 from hetjax.training.placement import (
-    Choice,
-    Hardware,
     choose_hardware,
     choose_plan,
-    next_plan,
 )
 from hetjax.training.presets import Preset
 from hetjax.training.progress import Display, display
 from hetjax.training.rundir import Previous
+from hetjax.training.starting import Start, driver_of, keeping
 from hetjax.training.stopping import StopRequest
 from hetjax.training.utilization import seconds_at_peak
-from hetjax.training.worker import worker_settings
 
 DONE, PREEMPTED = 0, 4  # exit codes
-_WORKER = "embedded"
 # Settings that may differ from start to start without a word
 _PASSING = ("run_dir", "cluster", "plan", "planner", "microbatch_size", "profile")
 _PASSING += ("launcher", "transport", "recovery", "simulate", "stop_after", "trace")
 _PASSING += ("data.path", "data.cache_dir")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Start:
-    """What a start has settled before it writes anything."""
-
-    config: RunConfig
-    model: Model
-    hardware: Hardware
-    choice: Choice
-    dataset: Dataset
-    previous: Previous | None
-    checkpoint: Checkpoint | None
-
-    @property
-    def step(self) -> int:
-        return 0 if self.checkpoint is None else self.checkpoint.step
 
 
 def run(config: RunConfig, preset: Preset, model: Model) -> int:
@@ -100,7 +70,7 @@ def run(config: RunConfig, preset: Preset, model: Model) -> int:
             if config.trace:
                 shown.note("--trace: no step is left to trace; raise --steps")
             return DONE
-        start = _Start(
+        start = Start(
             config=config,
             model=model,
             hardware=hardware,
@@ -130,7 +100,7 @@ def _without(lost: WorkerLost, config: RunConfig) -> Failed:
 
 def _newest_checkpoint(config: RunConfig, shown: Display) -> Checkpoint | None:
     """The newest that is here or in the store, which mends what is damaged here."""
-    store, directory = _keeping(config).store(), config.run_dir / rundir.CHECKPOINTS
+    store, directory = keeping(config).store(), config.run_dir / rundir.CHECKPOINTS
     if store is not None:
         after = max(steps(directory), default=0) - 1
         fetched = fetch_newest(store, directory, after)
@@ -177,7 +147,7 @@ def _dataset(
     return dataset
 
 
-def _describe(start: _Start, shown: Display) -> None:
+def _describe(start: Start, shown: Display) -> None:
     model, cluster = start.model, start.hardware.cluster
     millions = sum(map(parameter_count, model.layers)) / 1e6
     nodes = ", ".join(f"{n.name} {n.count} x {n.device}" for n in cluster.nodes)
@@ -193,10 +163,10 @@ def _describe(start: _Start, shown: Display) -> None:
     shown.note(f"plan ({start.choice.source}):\n{plan_table(start.choice.plan)}")
 
 
-def _train(start: _Start, shown: Display) -> int:
+def _train(start: Start, shown: Display) -> int:
     config, run_dir = start.config, start.config.run_dir
     rates = LearningRates(config.optimizer, config.steps, start.step)
-    with _driver(start, shown) as driver:
+    with driver_of(start, shown) as driver:
         metrics, events = _begin(start, shown)
         driver.heard = lambda found: _recovered(found, run_dir, events, shown)
         with ExitStack() as stack:
@@ -238,104 +208,7 @@ def _node_or_all(
     return heard
 
 
-def _driver(start: _Start, shown: Display) -> Driver:
-    """Compile the plan's programs and fill in the state to start from."""
-    make = _local if start.config.launcher == "embedded" else _fleet
-    driver = make(start, shown)
-    if start.checkpoint is not None:
-        shown.note(f"resumed at step {start.step} from {start.checkpoint.path}")
-    return driver
-
-
-def _local(start: _Start, shown: Display) -> LocalDriver:
-    config = start.config
-    feed = training_feed(config, start.dataset)
-    validation = held_out(config, start.dataset)
-    runtime = Embedded(
-        start.choice.plan,
-        start.model,
-        start.hardware.devices,
-        optimizer(config.optimizer, config.steps),
-        dtype=config.dtype,
-        clip_norm=config.optimizer.clip_norm,
-    )
-    if start.checkpoint is not None:
-        start.checkpoint.check_same_model(runtime.abstract_entries())
-    runtime.compile(shown.compiled)
-    if start.checkpoint is None:
-        runtime.initialise(config.seed)
-    else:
-        runtime.restore(start.checkpoint.read)
-    return LocalDriver(
-        runtime,
-        feed,
-        validation,
-        _keeping(config).saver(_WORKER),
-        _host(config),
-    )
-
-
-def _fleet(start: _Start, shown: Display) -> FleetDriver:
-    config, plan, cluster = start.config, start.choice.plan, start.hardware.cluster
-    num_validation = len(held_out(config, start.dataset))
-    terms = Terms(
-        settings=lambda cluster, plan: worker_settings(
-            config, cluster_toml(cluster), plan, start.dataset
-        ),
-        replan=lambda cluster, current: next_plan(
-            config, start.model, cluster, current
-        ),
-        membership=Membership(cluster, config.cluster),
-        transport=config.transport,
-        seed=config.seed,
-        keeping=_keeping(config),
-        host=_host(config),
-        recovers=config.recovery != "none",
-    )
-    with ExitStack() as stack:
-        fleet, launcher = _workers(start, stack)
-        shown.note(f"workers ({config.launcher}): {', '.join(fleet.workers)}")
-        fleet.build(terms.settings(cluster, plan))
-        fleet.connect(terms.transport)
-        fleet.compile(shown.compiled)
-        if start.checkpoint is None:
-            fleet.initialise(terms.seed)
-        else:
-            fleet.restore(terms.keeping.directory, start.step)
-        return FleetDriver(
-            fleet,
-            launcher,
-            stack.pop_all(),
-            terms,
-            cluster=cluster,
-            at=start.step,
-            num_validation=num_validation,
-        )
-
-
-def _workers(start: _Start, stack: ExitStack) -> tuple[Fleet, Launcher]:
-    config, plan = start.config, start.choice.plan
-    if config.launcher == "ray":
-        cluster = start.hardware.cluster
-        return on_ray(plan, cluster, stack, simulate=config.simulate)
-    return on_this_machine(plan, config.run_dir / LOGS, stack)
-
-
-def _keeping(config: RunConfig) -> Keeping:
-    return Keeping(
-        directory=(config.run_dir / rundir.CHECKPOINTS).absolute(),
-        keep=config.checkpoint.keep,
-        cloud=config.checkpoint.cloud,
-        upload_mbit_per_s=config.checkpoint.upload_mbit_per_s,
-    )
-
-
-def _host(config: RunConfig) -> dict[str, int]:
-    """What a checkpoint says besides its state."""
-    return {"seed": config.seed, "global_batch": config.global_batch}
-
-
-def _begin(start: _Start, shown: Display) -> tuple[Journal, Journal]:
+def _begin(start: Start, shown: Display) -> tuple[Journal, Journal]:
     """Write what this start runs with; open metrics.jsonl and events.jsonl."""
     config, run_dir = start.config, start.config.run_dir
     rundir.write_start(
@@ -390,7 +263,7 @@ def _evaluated(run_dir: Path) -> set[int]:
 
 
 def _end(
-    start: _Start, step: int, stop: StopRequest, events: Journal, shown: Display
+    start: Start, step: int, stop: StopRequest, events: Journal, shown: Display
 ) -> int:
     """Say how it went and what to type next; return the exit code."""
     run_dir, num_steps = start.config.run_dir, start.config.steps

@@ -15,10 +15,17 @@ import pytest
 from hetjax.preempt import main as preempt
 from hetjax.train import main
 from hetjax.training.launching import LOGS
-from tests.training.test_workers import command, environment, losses, processes_of
+from tests.training.test_workers import (
+    command,
+    environment,
+    losses,
+    processes_of,
+    set_environment,
+)
 
 __all__ = ["environment"]
 
+TWELVE_STEPS = ["--launcher", "processes", "--steps", "12", "--checkpoint.every", "0"]
 ONE_REPLICA = {
     "version": 1,
     "model": "tiny",
@@ -47,6 +54,17 @@ name = "right"
 device = "H20"
 count = 1
 """
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """What the preset's run tells where nobody is lost."""
+    folder = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patched:
+        set_environment(patched)
+        options = command(folder / "run", folder / "cache", *TWELVE_STEPS)
+        subprocess.run([sys.executable, "-m", "hetjax.train", *options], check=True)
+    return losses(folder / "run")
 
 
 @contextmanager
@@ -96,15 +114,13 @@ def events(run_dir: Path) -> list[dict]:
 
 @pytest.mark.usefixtures("environment")
 def test_with_a_replica_left_no_step_is_lost_and_every_number_is_the_same(
-    tmp_path: Path,
+    tmp_path: Path, whole: list[float]
 ):
-    cache, run_dir, whole = (tmp_path / name for name in ("cache", "run", "whole"))
-    same = ["--launcher", "processes", "--steps", "12", "--checkpoint.every", "0"]
-    options = command(run_dir, cache, *same)
+    cache, run_dir = (tmp_path / name for name in ("cache", "run"))
+    options = command(run_dir, cache, *TWELVE_STEPS)
     code, told = killed(run_dir, options, "v100-0", "step  1")
     assert code == 0, told
-    assert main(command(whole, cache, *same)) == 0
-    assert losses(run_dir) == losses(whole)
+    assert losses(run_dir) == whole
     (recovered,) = events(run_dir)
     assert "v100-0" in recovered["reason"] and recovered["lost_steps"] == 0
     # layers 3 to 5 with their two moments, from the other replica's memory
@@ -142,15 +158,15 @@ def test_recovery_none_ends_the_run_and_names_the_worker(tmp_path: Path):
 
 
 @pytest.mark.usefixtures("environment")
-def test_a_node_that_is_asked_to_leave_hands_over_and_the_others_go_on(tmp_path: Path):
-    cache, run_dir, whole = (tmp_path / name for name in ("cache", "run", "whole"))
-    same = ["--launcher", "processes", "--steps", "12", "--checkpoint.every", "0"]
-    with started(command(run_dir, cache, *same), "step  1") as run:
+def test_a_node_that_is_asked_to_leave_hands_over_and_the_others_go_on(
+    tmp_path: Path, whole: list[float]
+):
+    cache, run_dir = (tmp_path / name for name in ("cache", "run"))
+    with started(command(run_dir, cache, *TWELVE_STEPS), "step  1") as run:
         assert preempt([str(run_dir), "--node", "a100-0"]) == 0
         told, _ = run.communicate(timeout=120)
     assert run.returncode == 0, told
-    assert main(command(whole, cache, "--steps", "12")) == 0
-    assert losses(run_dir) == pytest.approx(losses(whole), rel=1e-5)
+    assert losses(run_dir) == pytest.approx(whole, rel=1e-5)
     (recovered,) = events(run_dir)
     assert recovered["lost_steps"] == 0
     plan = json.loads((run_dir / "plan.json").read_text())

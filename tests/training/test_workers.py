@@ -20,6 +20,10 @@ SETTINGS += ["--checkpoint.every", "2"]
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_environment(monkeypatch)
+
+
+def set_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers compile quickly; they round otherwise than this process."""
     flags = "--xla_cpu_use_fusion_emitters=false"
     monkeypatch.setenv("XLA_FLAGS", f"{os.environ.get('XLA_FLAGS', '')} {flags}")
