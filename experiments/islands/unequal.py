@@ -48,6 +48,7 @@ from hetjax.planner.judge import judged
 from hetjax.planner.request import Request
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
+from hetjax.schedule.trace import perfetto
 from hetjax.training.config import RunConfig
 from hetjax.training.launching import Place, on_this_machine
 from hetjax.training.optimizer import optimizer
@@ -194,6 +195,12 @@ class Running:
             if counts:
                 self.step_s.append(time.perf_counter() - start_s)
 
+    def trace(self, path: Path) -> None:
+        """Write when the actions of one more step ran, for ui.perfetto.dev."""
+        self._fleet.step(self._step, traced=True)
+        self._step += 1
+        path.write_text(json.dumps(perfetto(self._fleet.spans())))
+
     def end(self) -> None:
         self._fleet.end()
 
@@ -263,6 +270,10 @@ def _timed(
             for layout in running.values():
                 layout.run(given.steps, counts=True)
         steps_s = {name: list(layout.step_s) for name, layout in running.items()}
+        if given.traces is not None:
+            given.traces.mkdir(parents=True, exist_ok=True)
+            for name in plans.keys() - set(at_once):
+                running[name].trace(given.traces / f"{name}.trace.json")
         if at_once:
             _all_busy([running[name] for name in at_once], given.steps)
         for layout in running.values():
@@ -302,13 +313,11 @@ def _told(
             "steps_s": [round(s, 4) for s in steps_s],
         }
 
-    told = {
-        name: row(p, steps_s[name]) | {"replicas": _in_words(p.plan)}
-        for name, p in found.items()
-    }
+    told = {name: row(p, steps_s[name]) for name, p in found.items()}
     hosts = {name: row(p, steps_s[name]) for name, p in alone.items()}
     together = sum(entry["tokens_per_s"] for entry in hosts.values())
-    for entry in told.values():
+    for name, entry in told.items():
+        entry["replicas"] = _in_words(found[name].plan)
         entry["of_alone_together"] = together and entry["tokens_per_s"] / together
     busy = sum(row(p, busy_s[name])["tokens_per_s"] for name, p in alone.items())
     best = told.get("planned", {}).get("tokens_per_s")
@@ -349,6 +358,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--budget-s", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=3, help="of a round")
+    parser.add_argument("--traces", type=Path, help="folder for a step of each layout")
     parser.add_argument("--no-alone", action="store_true")
     parser.add_argument("--quota-less", action="store_true")
     given = parser.parse_args(arguments)

@@ -255,7 +255,7 @@ def _open(directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         probe = directory / ".writable"
         probe.touch()
-        probe.unlink()
+        probe.unlink(missing_ok=True)  # of two that open it, one is first
     except OSError as error:
         raise BadInput(
             got=f"checkpoint directory {directory} cannot be used ({error.strerror})",

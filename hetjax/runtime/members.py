@@ -32,12 +32,6 @@ class Members:
         return tuple(worker for name in names for worker in self.hosts(name))
 
     @cached_property
-    def busy(self) -> tuple[str, ...]:
-        """Those that have a part in some stage."""
-        have = {worker for members in self.members.values() for worker in members}
-        return tuple(worker for worker in self.workers if worker in have)
-
-    @cached_property
     def members(self) -> dict[StageKey, tuple[str, ...]]:
         """The members of each stage."""
         return {

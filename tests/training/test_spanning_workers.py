@@ -1,18 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """`train --launcher processes` with a node of two hosts: the run of one process."""
 
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from hetjax.cluster.files import load_cluster
 from hetjax.plans.files import write_plan
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from hetjax.train import main
-from hetjax.training import run
-from hetjax.training.launching import LOGS, on_this_machine
+from hetjax.training.launching import LOGS
 from tests.training.test_workers import command, environment, losses, processes_of
 
 __all__ = ["environment"]  # a fixture
@@ -52,19 +48,11 @@ PLAN = Plan(
 
 
 @pytest.fixture
-def settings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: None
-) -> list[str]:
+def settings(tmp_path: Path, environment: None) -> list[str]:
     """Options that name the cluster and the plan, the same for both launchers."""
     cluster, plan = tmp_path / "cluster.toml", tmp_path / "plan.json"
     cluster.write_text(CLUSTER)
     write_plan(plan, PLAN)
-    nodes = load_cluster(cluster).nodes
-
-    def started(plan: Plan, logs: Path, stack: ExitStack, **given: Any) -> Any:
-        return on_this_machine(plan, logs, stack, **(given | {"nodes": nodes}))
-
-    monkeypatch.setattr(run, "on_this_machine", started)
     return ["--cluster", str(cluster), "--plan", str(plan), "--steps", "6"]
 
 
