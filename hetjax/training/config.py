@@ -115,8 +115,9 @@ class RunConfig:
     """What carries activations between workers; transfer: JAX's own server."""
     gradient_wire: Literal["float32", "bfloat16"] = "float32"
     """What gradients travel in between workers; bfloat16 halves bytes, and rounds."""
-    recovery: Literal["local-first", "none"] = "local-first"
-    """When a worker is lost: restart it and go on from what is nearest; none: end."""
+    recovery: Literal["local-first", "cloud-only", "none"] = "local-first"
+    """Where state comes from when a worker is lost: the nearest place, or for
+    comparison always the store of --checkpoint.cloud; none: the run ends."""
     simulate: bool = False
     """Let CPU devices stand in for those of the cluster."""
     stop_after: int | None = None
@@ -183,6 +184,12 @@ def _problems(config: RunConfig) -> Iterator[BadInput]:
     yield from _prompt_problems(evaluation.prompt)
     yield from _profile_problems(config)
     yield from _upload_problems(config.checkpoint)
+    if config.recovery == "cloud-only" and config.checkpoint.cloud is None:
+        yield BadInput(
+            got="--recovery cloud-only without a store",
+            allowed="cloud-only with --checkpoint.cloud",
+            fix="add --checkpoint.cloud gs://BUCKET/PREFIX, or leave --recovery out",
+        )
 
 
 def _upload_problems(checkpoint: CheckpointConfig) -> Iterator[BadInput]:

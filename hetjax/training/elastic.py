@@ -9,17 +9,19 @@ where nodes come or leave in good order. Does not own who starts workers
 hears of `RolledBack`.
 """
 
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 
 from hetjax.checkpoint.fetch import fetch_newest
+from hetjax.checkpoint.holdings import Holding
 from hetjax.checkpoint.restore import steps
 from hetjax.checkpoint.save import Keeping
 from hetjax.cluster.cluster import Cluster
@@ -75,7 +77,11 @@ class Terms:
     seed: int
     keeping: Keeping
     host: Mapping[str, Any]
-    recovers: bool
+    recovery: Literal["local-first", "cloud-only", "none"]
+
+    @property
+    def recovers(self) -> bool:
+        return self.recovery != "none"
 
     @property
     def directory(self) -> Path:
@@ -215,19 +221,19 @@ class FleetDriver:
 
     def _restored(self, lost: WorkerLost | None, clock: _Clock) -> Restored:
         """One try: the state that is left, laid out for the nodes that are there."""
-        fleet, crew, directory = self._fleet, self._fleet.crew, self._terms.directory
+        fleet, crew = self._fleet, self._fleet.crew
         if lost is not None and lost.worker in crew.workers:
             crew.lose(lost.worker, lost.reason)
         left = crew.workers
         self._norm = finish_step(crew, left) or self._norm
-        held = holdings(crew, left, directory)
+        held = self._held(left)
         clock.lap("finish")
         self._replan()
         clock.lap("replan")
         gone = [worker for worker in fleet.workers if worker not in left]
         leaving = [worker for worker in left if worker not in fleet.workers]
         self._start(gone, clock)
-        held += holdings(crew, gone, directory)
+        held += self._held(gone)
         fleet.connect(self._terms.transport, leaving)
         fleet.compile()
         clock.lap("compile")
@@ -239,6 +245,11 @@ class FleetDriver:
             fleet.connect(self._terms.transport)  # or they would be missed
         clock.lap("move")
         return restored
+
+    def _held(self, workers: Sequence[str]) -> list[Holding]:
+        if self._terms.recovery == "cloud-only":
+            return []
+        return holdings(self._fleet.crew, workers, self._terms.directory)
 
     def _start(self, gone: Sequence[str], clock: _Clock) -> None:
         """Start the lost workers; build them, and all others that have another plan."""
@@ -254,6 +265,9 @@ class FleetDriver:
     def _from_store(self) -> Restored | None:
         """From the newest step of the store; None if there is none."""
         store, directory = self._terms.keeping.store(), self._terms.directory
+        if self._terms.recovery == "cloud-only":
+            directory = directory.with_name(f"{directory.name}-fetched")
+            shutil.rmtree(directory, ignore_errors=True)
         fetched = None if store is None else fetch_newest(store, directory)
         if fetched is None:
             return None

@@ -101,7 +101,7 @@ def _fleet(start: Start, shown: Display) -> FleetDriver:
         seed=config.seed,
         keeping=keeping(config),
         host=_host(config),
-        recovers=config.recovery != "none",
+        recovery=config.recovery,
     )
     with ExitStack() as stack:
         fleet, launcher = _workers(start, stack)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -107,6 +108,10 @@ def killed(
     return run.returncode, told
 
 
+def metrics(run_dir: Path) -> list[dict]:
+    return [*map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())]
+
+
 def events(run_dir: Path) -> list[dict]:
     lines = (run_dir / "events.jsonl").read_text().splitlines()
     return [event for event in map(json.loads, lines) if event["event"] == "recovered"]
@@ -196,3 +201,24 @@ def test_a_node_that_is_added_to_the_cluster_file_takes_part(tmp_path: Path):
     plan = json.loads((run_dir / "plan.json").read_text())
     nodes = {stage["node"] for r in plan["replicas"] for stage in r["stages"]}
     assert nodes == {"left", "right"}
+
+
+@pytest.mark.usefixtures("environment")
+def test_cloud_only_takes_everything_from_the_store(tmp_path: Path):
+    run_dir, store = tmp_path / "run", tmp_path / "store"
+    (tmp_path / "plan.json").write_text(json.dumps(ONE_REPLICA))
+    (tmp_path / "pair.toml").write_text(TWO_NODES)
+    same = ["--launcher", "processes", "--steps", "40", "--global-batch", "8"]
+    same += ["--plan", f"{tmp_path}/plan.json", "--cluster", f"{tmp_path}/pair.toml"]
+    same += ["--recovery", "cloud-only", "--checkpoint.cloud", store.as_uri()]
+    with started(command(run_dir, tmp_path / "cache", *same), "step  1") as run:
+        while not list(store.glob("step_*/COMMIT")):
+            assert run.poll() is None
+            time.sleep(0.05)
+        os.kill(min(processes_of(run_dir)), signal.SIGKILL)
+        told, _ = run.communicate(timeout=120)
+    assert run.returncode == 0, told
+    (recovered,) = events(run_dir)
+    assert recovered["step"] > 0 and recovered["bytes"]["cloud"] > 0
+    steps = [line["step"] for line in metrics(run_dir) if "loss" in line]
+    assert steps == list(range(1, 41))
