@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every test sees 16 simulated CPU devices and the strictest JAX."""
 
+from collections.abc import Iterator
+
 import hypothesis
 import jax
 import pytest
 
 from tests import jax_settings
+from tests.checkpoint.fake_gcs import FakeGcs
 
 jax_settings.strict_simulation()
 
@@ -18,6 +21,14 @@ def quick_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compile ahead of time in a third of the time, for tests that allow rounding."""
     monkeypatch.setattr(jax.stages.Lowered, "compile", jax.stages.Lowered.compile)
     jax_settings.compile_quickly()
+
+
+@pytest.fixture
+def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGcs]:
+    """A cloud on loopback that the client library talks to."""
+    with FakeGcs("bucket").serving() as server:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+        yield server
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

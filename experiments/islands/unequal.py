@@ -50,7 +50,7 @@ from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
 from hetjax.schedule.trace import perfetto
 from hetjax.training.config import RunConfig
-from hetjax.training.launching import Place, on_this_machine
+from hetjax.training.launching import OnThisMachine, Place, started
 from hetjax.training.optimizer import optimizer
 from hetjax.training.worker import worker_settings
 
@@ -166,8 +166,7 @@ class Running:
         folder: Path,
         stack: ExitStack,
     ) -> None:
-        self._fleet, _ = on_this_machine(
-            plan,
+        launcher = OnThisMachine(
             folder / "logs",
             stack,
             places={
@@ -180,6 +179,7 @@ class Running:
             address=testbed.controller_address,
             module="experiments.islands.worker",
         )
+        self._fleet = started(launcher, plan)
         own = replace(config, global_batch=plan.global_batch)
         self._fleet.build(worker_settings(own, cluster_toml(cluster), plan, dataset))
         self._fleet.connect()

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from hetjax.checkpoint import layout
-from hetjax.checkpoint.manifest import Manifest, from_text
+from hetjax.checkpoint.manifest import Manifest, from_text, record_of
 from hetjax.checkpoint.store import Store
-from hetjax.checkpoint.transfer import Corrupt, record_of
+from hetjax.checkpoint.transfer import Corrupt
 
 COMMIT = "COMMIT"
 _VERSION = 1

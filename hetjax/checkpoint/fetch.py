@@ -13,8 +13,8 @@ from pathlib import Path
 
 from hetjax.checkpoint import layout
 from hetjax.checkpoint.commit import committed_steps, manifests, object_name
+from hetjax.checkpoint.durable import replace_text
 from hetjax.checkpoint.manifest import FileRecord, Manifest, flaw, to_text
-from hetjax.checkpoint.save import replace_text
 from hetjax.checkpoint.store import Store
 
 _NUM_THREADS = 8

@@ -32,7 +32,7 @@ from google.cloud import storage
 from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 from google.cloud.storage.retry import DEFAULT_RETRY
 
-from hetjax.checkpoint.manifest import FileRecord
+from hetjax.checkpoint.manifest import FileRecord, record_of
 from hetjax.checkpoint.transfer import (
     Bandwidth,
     Corrupt,
@@ -43,7 +43,6 @@ from hetjax.checkpoint.transfer import (
     conflict,
     persist,
     receive,
-    record_of,
 )
 from hetjax.errors import BadInput
 

@@ -102,6 +102,12 @@ def record(path: Path) -> FileRecord:
     return FileRecord(size_bytes=size_bytes, crc32c=_base64(checksum.digest()))
 
 
+def record_of(data: bytes) -> FileRecord:
+    """Size and checksum of a file with these bytes."""
+    digest = google_crc32c.Checksum(data).digest()
+    return FileRecord(size_bytes=len(data), crc32c=_base64(digest))
+
+
 def size_flaw(path: Path, expected: FileRecord) -> str | None:
     """What is wrong with the file at a glance: missing, or of another size."""
     try:
@@ -142,7 +148,7 @@ def _entry(name: str, found: Mapping[str, Any]) -> Entry:
 
 def _checksum(body: Mapping[str, Any]) -> str:
     canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
-    return _base64(google_crc32c.Checksum(canonical.encode()).digest())
+    return record_of(canonical.encode()).crc32c
 
 
 def _base64(digest: bytes) -> str:

@@ -9,7 +9,6 @@ the manifest's content (`manifest.py`) nor reading (`restore.py`).
 
 import json
 import logging
-import os
 import shutil
 import time
 import warnings
@@ -25,6 +24,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from hetjax.checkpoint import layout
+from hetjax.checkpoint.durable import fsync, replace_text
 from hetjax.checkpoint.entry import Entry
 from hetjax.checkpoint.manifest import Manifest, from_text, record, size_flaw, to_text
 from hetjax.checkpoint.store import Store, open_store
@@ -195,7 +195,7 @@ class Saver:
         )
         replace_text(own / layout.MANIFEST, to_text(manifest))
         for path in (own, own.parent, self._directory):
-            _fsync(path)
+            fsync(path)
         _remove_uncommitted(own)
 
     def _retain(self, step: int) -> None:
@@ -319,25 +319,7 @@ def _flush(state: Path) -> None:
     """fsync what TensorStore does not: Orbax's own files and all directories."""
     for path in (state.parent, state, *state.rglob("*")):
         if path.is_dir() or path.parent == state:
-            _fsync(path)
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a file, durably and in one go: it has the old text or the new one."""
-    building = path.with_suffix(".part")
-    with building.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(building, path)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            fsync(path)
 
 
 def _cause(error: Exception, own: Path) -> str:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote
 
-from hetjax.checkpoint.manifest import FileRecord, record
+from hetjax.checkpoint.durable import fsync
+from hetjax.checkpoint.manifest import FileRecord, record, record_of
 from hetjax.checkpoint.transfer import (
     Bandwidth,
     Corrupt,
@@ -25,7 +26,6 @@ from hetjax.checkpoint.transfer import (
     conflict,
     persist,
     receive,
-    record_of,
 )
 from hetjax.errors import BadInput
 
@@ -100,7 +100,7 @@ class FileStore:
         part, data = self._part(), text.encode()
         try:
             part.write_bytes(data)
-            _fsync(part)
+            fsync(part)
             self._link(part, self._directory / name, record_of(data))
         finally:
             part.unlink(missing_ok=True)
@@ -155,7 +155,7 @@ class FileStore:
             try:
                 _make(target.parent)
                 os.link(part, target)
-                return _fsync(target.parent)
+                return fsync(target.parent)
             except FileExistsError:
                 return _compare(target, expected)
             except FileNotFoundError:  # another worker removed the empty folder
@@ -231,12 +231,4 @@ def _make(directory: Path) -> None:
     if not directory.is_dir():
         _make(directory.parent)
         directory.mkdir(exist_ok=True)
-        _fsync(directory.parent)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        fsync(directory.parent)

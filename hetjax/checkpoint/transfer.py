@@ -6,7 +6,6 @@ file, and the limit that upload threads share. Does not own where the bytes are 
 (`store.py`, `gcs.py`).
 """
 
-import base64
 import os
 import random
 import threading
@@ -14,8 +13,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
-
-import google_crc32c
 
 from hetjax.checkpoint.manifest import FileRecord, flaw
 from hetjax.errors import BadInput
@@ -106,12 +103,6 @@ def check_source(path: Path, record: FileRecord) -> None:
         raise FileNotFoundError(f"{path} is gone, it cannot be uploaded")
     if wrong := flaw(path, record):
         raise Corrupt(f"not uploaded: {wrong}")
-
-
-def record_of(data: bytes) -> FileRecord:
-    """The record of a file with these bytes."""
-    digest = google_crc32c.Checksum(data).digest()
-    return FileRecord(size_bytes=len(data), crc32c=base64.b64encode(digest).decode())
 
 
 def conflict(url: str, found: str, expected: FileRecord) -> Conflict:

@@ -127,10 +127,7 @@ class Island(Stages):
             meeting.attend()
         self._run(run, step)
         self._wait_until(lambda: meeting.norm is not None)
-        self._unfinished = None
-        assert meeting.norm is not None
-        norm = gradient_norm(meeting, step.num_tokens)
-        return Told(grad_norm=norm, norm=meeting.norm)
+        return self._committed(step)
 
     def finish(self, norm: Norm) -> Told:
         """Commit the step that a PeerLost has broken off, with the norm of others.
@@ -142,9 +139,14 @@ class Island(Stages):
         assert isinstance(step.collectives, Meeting)
         step.collectives.settle(norm)
         assert next(run, _DONE) is _DONE, "others have the norm without our part"
+        return self._committed(step)
+
+    def _committed(self, step: Step) -> Told:
         self._unfinished = None
-        grad_norm = gradient_norm(step.collectives, step.num_tokens)
-        return Told(grad_norm=grad_norm, norm=norm)
+        meeting = step.collectives
+        assert isinstance(meeting, Meeting) and meeting.norm is not None
+        grad_norm = gradient_norm(meeting, step.num_tokens)
+        return Told(grad_norm=grad_norm, norm=meeting.norm)
 
     def evaluate(self, number: int, batch: Batch) -> Mapping[StageKey, float]:
         """Summed losses by last stage of a global batch, no update.

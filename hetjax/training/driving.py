@@ -2,7 +2,7 @@
 """What the loop drives: steps, validation, samples and checkpoints of one run.
 
 Owns the interface, and the run in this process. Does not own the loop (`loop.py`), nor
-runs on workers in other processes (`launching.py`).
+runs on workers in other processes (`elastic.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -131,9 +131,7 @@ class FleetDriver:
     def step(self, number: int, *, traced: bool = False) -> FleetStep:
         assert number == self._at, (number, self._at)
         if self._terms.recovers and self._terms.membership.now() != self._cluster:
-            self._recover(None)
-            if self._at != number:
-                raise RolledBack(self._at)
+            self._recover_in_place(None)
         try:
             found = self._fleet.step(number, traced=traced)
         except WorkerLost as lost:
@@ -187,11 +185,15 @@ class FleetDriver:
         try:
             return ask()
         except WorkerLost as lost:
-            at = self._at
-            self._recover(lost)
-            if self._at != at:
-                raise RolledBack(self._at) from lost
+            self._recover_in_place(lost)
             return self._surely(ask)
+
+    def _recover_in_place(self, lost: WorkerLost | None) -> None:
+        """Recover; raises RolledBack unless the state is as it was."""
+        at = self._at
+        self._recover(lost)
+        if self._at != at:
+            raise RolledBack(self._at) from lost
 
     def _recover(self, lost: WorkerLost | None) -> None:
         """Get all workers of now going; raises WorkerLost if that does not help."""

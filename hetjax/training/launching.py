@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from hetjax.cluster.cluster import Node
 from hetjax.plans.plan import Plan
@@ -36,6 +36,8 @@ class Place:
 
 class Launcher(Protocol):
     """Starts workers, also again; `stack` of whoever made it ends them."""
+
+    crew: Crew
 
     def start(self, workers: Sequence[str]) -> None:
         """Start these and wait until they have called; WorkerLost if one does not.
@@ -95,19 +97,11 @@ class OnThisMachine:
         self.crew.wait_for(workers, _START_S, check)
 
 
-def on_this_machine(
-    plan: Plan,
-    logs: Path,
-    stack: ExitStack,
-    *,
-    nodes: Sequence[Node] = (),
-    **given: Any,
-) -> tuple[Fleet, Launcher]:
-    """Start a process for each host of the plan's nodes; see `OnThisMachine`.
+def started(launcher: Launcher, plan: Plan, nodes: Sequence[Node] = ()) -> Fleet:
+    """Start a worker for each host of the plan's nodes.
 
     Those that are not among `nodes` have one host.
     """
-    launcher = OnThisMachine(logs, stack, **given)
     fleet = Fleet(plan, launcher.crew, nodes)
     launcher.start(fleet.workers)
-    return fleet, launcher
+    return fleet

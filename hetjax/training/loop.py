@@ -80,7 +80,8 @@ class Loop:
             try:
                 return self._run(step, first)
             except RolledBack as back:
-                step = self._back_to(back.step)
+                step = back.step
+                self._forget_after(step)
 
     def _run(self, step: int, first: int) -> int:
         while step < self.config.steps:
@@ -101,13 +102,12 @@ class Loop:
         self._write_trace()
         return step
 
-    def _back_to(self, step: int) -> int:
-        """Forget what came after this step: it will come again."""
+    def _forget_after(self, step: int) -> None:
+        """What came after this step will come again."""
         self._done = None
         self.metrics.rewind(step)
         self.evaluated = {at for at in self.evaluated if at <= step}
         self.saved = step
-        return step
 
     def _due(self, every: int, step: int) -> bool:
         """Whether it is the turn of what happens every so many steps, and at 0."""

@@ -23,10 +23,8 @@ from hetjax.cluster.ray_nodes import (
 )
 from hetjax.errors import BadInput
 from hetjax.mesh.simulated import keeping_environment
-from hetjax.plans.plan import Plan
-from hetjax.runtime.fleet import Fleet
 from hetjax.runtime.serving import read_post, serve
-from hetjax.training.launching import Launcher, Posts
+from hetjax.training.launching import Posts
 
 _START_S = 180.0  # until a worker has called: Ray starts it, and it imports JAX
 _LOOK_S = 0.5
@@ -80,16 +78,6 @@ class OnRay:
                 worker = running.pop(ref)
                 if self._running.get(worker) is ref:  # else another has its place
                     self.crew.lose(worker, _last_words(ray, ref))
-
-
-def on_ray(
-    plan: Plan, cluster: Cluster, stack: ExitStack, *, simulate: bool
-) -> tuple[Fleet, Launcher]:
-    """Start an actor for each host of the plan's nodes; see `OnRay`."""
-    launcher = OnRay(cluster, stack, simulate=simulate)
-    fleet = Fleet(plan, launcher.crew, cluster.nodes)
-    launcher.start(fleet.workers)
-    return fleet, launcher
 
 
 class _Worker:

@@ -14,15 +14,14 @@ from hetjax.cluster.files import cluster_toml
 from hetjax.data.dataset import Dataset
 from hetjax.models.model import Model
 from hetjax.runtime.embedded import Embedded
-from hetjax.runtime.fleet import Fleet
 from hetjax.training import rundir
 from hetjax.training.config import RunConfig
 from hetjax.training.driving import Driver, LocalDriver
 from hetjax.training.elastic import FleetDriver, Terms
 from hetjax.training.feed import held_out, training_feed
-from hetjax.training.launching import LOGS, Launcher, on_this_machine
+from hetjax.training.launching import LOGS, Launcher, OnThisMachine, started
 from hetjax.training.membership import Membership
-from hetjax.training.on_ray import on_ray
+from hetjax.training.on_ray import OnRay
 from hetjax.training.optimizer import optimizer
 from hetjax.training.placement import Choice, Hardware, next_plan
 from hetjax.training.progress import Display
@@ -104,7 +103,8 @@ def _fleet(start: Start, shown: Display) -> FleetDriver:
         recovery=config.recovery,
     )
     with ExitStack() as stack:
-        fleet, launcher = _workers(start, stack)
+        launcher = _launcher(start, stack)
+        fleet = started(launcher, plan, cluster.nodes)
         shown.note(f"workers ({config.launcher}): {', '.join(fleet.workers)}")
         fleet.build(terms.settings(cluster, plan))
         fleet.connect(terms.transport)
@@ -124,12 +124,11 @@ def _fleet(start: Start, shown: Display) -> FleetDriver:
         )
 
 
-def _workers(start: Start, stack: ExitStack) -> tuple[Fleet, Launcher]:
-    config, plan, cluster = start.config, start.choice.plan, start.hardware.cluster
+def _launcher(start: Start, stack: ExitStack) -> Launcher:
+    config, cluster = start.config, start.hardware.cluster
     if config.launcher == "ray":
-        return on_ray(plan, cluster, stack, simulate=config.simulate)
-    logs = config.run_dir / LOGS
-    return on_this_machine(plan, logs, stack, nodes=cluster.nodes)
+        return OnRay(cluster, stack, simulate=config.simulate)
+    return OnThisMachine(config.run_dir / LOGS, stack)
 
 
 def keeping(config: RunConfig) -> Keeping:

@@ -3,7 +3,7 @@ import itertools
 import os
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import pytest
 
 from hetjax.checkpoint.gcs import GcsStore
 from hetjax.checkpoint.manifest import FileRecord, record
-from hetjax.checkpoint.store import FileStore, Store, open_store
+from hetjax.checkpoint.store import Store, open_store
 from hetjax.checkpoint.transfer import (
     Bandwidth,
     Conflict,
@@ -41,22 +41,8 @@ MIXED: list[Fault] = [
 
 
 @pytest.fixture
-def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGcs]:
-    with FakeGcs("bucket").serving() as server:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
-        yield server
-
-
-@pytest.fixture
 def bucket(gcs: FakeGcs) -> GcsStore:
     return GcsStore("bucket", "runs/7", pause_s=0.001, timeout_s=5.0)
-
-
-@pytest.fixture(params=["file", "gcs"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    if request.param == "gcs":
-        return request.getfixturevalue("bucket")
-    return FileStore(tmp_path / "store", pause_s=0.001)
 
 
 def file_of(path: Path, data: bytes) -> tuple[Path, FileRecord]:

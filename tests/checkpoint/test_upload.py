@@ -2,7 +2,7 @@
 import random
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,22 +20,8 @@ LONG_S = 30.0
 
 
 @pytest.fixture
-def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGcs]:
-    with FakeGcs("bucket").serving() as server:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
-        yield server
-
-
-@pytest.fixture
 def bucket(gcs: FakeGcs) -> GcsStore:
     return GcsStore("bucket", "run", pause_s=0.001, timeout_s=5.0)
-
-
-@pytest.fixture(params=["file", "gcs"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    if request.param == "gcs":
-        return request.getfixturevalue("bucket")
-    return FileStore(tmp_path / "store", pause_s=0.001)
 
 
 @dataclass

@@ -4,7 +4,6 @@
 import json
 import random
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,13 +14,6 @@ from hetjax.training.presets import Preset
 from hetjax.training.run import run
 from tests.checkpoint.fake_gcs import FakeGcs
 from tests.training.small import MODEL, but, losses, small_preset
-
-
-@pytest.fixture
-def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGcs]:
-    with FakeGcs("bucket").serving() as server:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
-        yield server
 
 
 def storing(preset: Preset, cloud: str) -> Preset:
