@@ -39,6 +39,14 @@ CONFIGS = {
         num_heads=8,
         max_seq_len=256,
     ),
+    "gpt-12x768": GPTConfig(
+        name="gpt-12x768",
+        vocab_size=512,
+        hidden_size=768,
+        num_blocks=12,
+        num_heads=12,
+        max_seq_len=256,
+    ),
 }
 MODEL_CONFIGS.update(CONFIGS)
 

@@ -6,7 +6,8 @@
 Trains preset `tiny` on worker processes of this machine, kills one (SIGKILL) at random
 moments, a few per run, whatever the run does then: training, evaluating, saving or
 recovering. At the end each loss must equal that of a run without kills; `lost_steps`
-are those that were done again from a checkpoint. Prints one JSON object.
+are those that were done again from a checkpoint, and `lost_beside_a_replica` recoveries
+that lost some although all workers of a replica were there. Prints one JSON object.
 """
 
 import argparse
@@ -96,11 +97,22 @@ def recoveries(run_dir: Path) -> list[dict[str, Any]]:
     return [e for e in map(json.loads, lines) if e["event"] == "recovered"]
 
 
+def beside_a_replica(run_dir: Path) -> list[dict[str, Any]]:
+    """Recoveries that lost steps although nobody of some replica was gone."""
+    plan = json.loads((run_dir / "plan.json").read_text())
+    nodes = [{stage["node"] for stage in r["stages"]} for r in plan["replicas"]]
+    return [
+        event
+        for event in recoveries(run_dir)
+        if event["lost_steps"] and any(not n & {*event["gone"]} for n in nodes)
+    ]
+
+
 def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     whole = folder / "whole"
     subprocess.run(command(whole, given.steps), check=True, stdout=subprocess.DEVNULL)
     expected, random_ = losses(whole), random.Random(given.seed)
-    number, kills, wrong, found = 0, 0, [], []
+    number, kills, wrong, found, needless = 0, 0, [], [], []
     while kills < given.kills:
         run_dir = folder / f"run{number}"
         most = min(_PER_RUN, given.kills - kills)
@@ -110,6 +122,7 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
             wrong.append({"run": number} | ended)
         else:
             found += recoveries(run_dir)
+            needless += beside_a_replica(run_dir)
         number += 1
         print(number, kills, len(wrong), file=sys.stderr, flush=True)
     seconds = sorted(sum(e["seconds"].values()) for e in found)
@@ -120,6 +133,7 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "recoveries": len(found),
         "with_lost_steps": sum(e["lost_steps"] > 0 for e in found),
         "lost_steps": sum(e["lost_steps"] for e in found),
+        "lost_beside_a_replica": needless,
         "recovery_s": {
             "median": seconds[len(seconds) // 2] if seconds else None,
             "most": seconds[-1] if seconds else None,

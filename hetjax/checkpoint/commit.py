@@ -85,15 +85,17 @@ def commit(store: Store, step: int, workers: Iterable[str]) -> None:
 def _commit_text(store: Store, step: int, workers: Iterable[str]) -> str | None:
     """The content of COMMIT; None while the manifest of a worker is missing.
 
-    A manifest that names other workers is of a run that was given up: its worker will
-    replace it.
+    A manifest that names other workers, or another attempt than another manifest, is of
+    a run that was given up: its worker will replace it.
     """
-    checksums = {}
+    checksums, hosts = {}, []
     for worker in sorted(workers):
         text = _manifest_text(store, step, worker)
         if text is None:
             return None
-        if set(_parse(store, step, worker, text).workers) != set(workers):
+        manifest = _parse(store, step, worker, text)
+        hosts.append(manifest.host)
+        if set(manifest.workers) != set(workers) or manifest.host != hosts[0]:
             return None
         checksums[worker] = record_of(text.encode()).crc32c
     body = {"version": _VERSION, "step": step, "manifests": checksums}

@@ -1,21 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A committed step from a store, next to what is left of it on the disk.
+"""A committed step from a store: whole, next to what is left of it, or by the slice.
 
 Owns which files are fetched: those that are missing here or not as written, and nothing
 else. Does not own the store (`store.py`), its commits (`commit.py`) nor reading what is
 then complete (`restore.py`).
 """
 
+import shutil
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from hetjax.checkpoint import layout
 from hetjax.checkpoint.commit import committed_steps, manifests, object_name
 from hetjax.checkpoint.durable import replace_text
+from hetjax.checkpoint.holdings import CLOUD, Holding
 from hetjax.checkpoint.manifest import FileRecord, Manifest, flaw, to_text
+from hetjax.checkpoint.restore import DamagedCheckpoint, merged
 from hetjax.checkpoint.store import Store
+from hetjax.checkpoint.transfer import Corrupt
 
 _NUM_THREADS = 8
 
@@ -60,6 +67,49 @@ def fetch(store: Store, directory: Path, step: int) -> Fetched:
         cloud_bytes=num_bytes[False],
         seconds=time.perf_counter() - start_s,
     )
+
+
+def in_store(store: Store | None) -> list[Holding]:
+    """What a store has of each committed step; nothing if there is no store.
+
+    A step that cannot be used is left out, with a warning.
+    """
+    found = []
+    for step in [] if store is None else committed_steps(store):
+        assert store is not None
+        try:
+            step_ = merged(Path(), manifests(store, step))
+        except (Corrupt, DamagedCheckpoint, FileNotFoundError) as damage:
+            warnings.warn(f"step {step} in {store} is not used: {damage}", stacklevel=2)
+            continue
+        leaves = frozenset(step_.leaves)
+        save = step, step_.attempt
+        found.append(Holding(worker=CLOUD, tier="cloud", save=save, leaves=leaves))
+    return found
+
+
+class Stored:
+    """A committed step of a store, whose slices are fetched one by one.
+
+    Files come into `directory`, which should hold nothing else. Raises
+    FileNotFoundError and Corrupt as `manifests` does.
+    """
+
+    def __init__(self, store: Store, step: int, directory: Path) -> None:
+        self._store = store
+        path = layout.step_directory(directory, step)
+        self.checkpoint = merged(path, manifests(store, step))
+
+    def read(self, leaf: str) -> np.ndarray:
+        """The value of a slice; raises OSError where the store fails."""
+        found = self.checkpoint.leaf(leaf)
+        for path, record in found.files.items():
+            name = str(path.relative_to(self.checkpoint.path))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._store.get(object_name(self.checkpoint.step, name), path, record)
+        (value,) = self.checkpoint.read_leaves([leaf])
+        shutil.rmtree(found.path)
+        return value
 
 
 def _complete(

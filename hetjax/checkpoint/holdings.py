@@ -12,17 +12,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 Tier = Literal["memory", "disk", "cloud"]
+Save = tuple[int, str]  # step, and the attempt where it was saved more than once
 CLOUD = ""  # the worker of what no worker holds
 _NEAREST = {"memory": 0, "disk": 1, "cloud": 2}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Holding:
-    """Leaves of one step in one place; `worker` is CLOUD for the cloud."""
+    """Leaves of one save in one place; `worker` is CLOUD for the cloud."""
 
     worker: str
     tier: Tier
-    step: int
+    save: Save
     leaves: frozenset[str]
 
 
@@ -37,36 +38,41 @@ class Source:
 Assignment = Mapping[str, Mapping[str, Source]]  # by worker that needs, by leaf
 
 
-def newest_step(
-    holdings: Iterable[Holding], needed: AbstractSet[str], limit: int | None = None
-) -> int | None:
-    """Return the newest step, below `limit`, of which all that is needed is somewhere.
+def leaves_of(holdings: Iterable[Holding], save: Save) -> set[str]:
+    """All that is somewhere of a save."""
+    return {leaf for h in holdings if h.save == save for leaf in h.leaves}
 
-    None if there is no such step.
+
+def newest(
+    holdings: Iterable[Holding], needed: AbstractSet[str], limit: Save | None = None
+) -> Save | None:
+    """Return the newest save, below `limit`, of which all that is needed is somewhere.
+
+    None if there is none.
     """
-    covered: dict[int, set[str]] = {}
+    covered: dict[Save, set[str]] = {}
     for holding in holdings:
-        covered.setdefault(holding.step, set()).update(holding.leaves)
-    whole = [step for step, leaves in covered.items() if needed <= leaves]
-    below = [step for step in whole if limit is None or step < limit]
+        covered.setdefault(holding.save, set()).update(holding.leaves)
+    whole = [save for save, leaves in covered.items() if needed <= leaves]
+    below = [save for save in whole if limit is None or save < limit]
     return max(below, default=None)
 
 
 def assign(
     holdings: Sequence[Holding],
-    step: int,
+    save: Save,
     needs: Mapping[str, AbstractSet[str]],
     size_bytes: Mapping[str, int],
     excluded: AbstractSet[tuple[str, Source]] = frozenset(),
 ) -> Assignment:
-    """Give each worker a source of each leaf that it needs at this step.
+    """Give each worker a source of each leaf that it needs of this save.
 
     Its own memory or disk comes first, then another's, then the cloud; among others the
     one that has least to send so far. `excluded` are (leaf, source) that have failed.
     KeyError naming a leaf that no place is left for.
     """
     places = sorted(
-        (h for h in holdings if h.step == step),
+        (h for h in holdings if h.save == save),
         key=lambda h: (_NEAREST[h.tier], h.worker),
     )
     by_leaf: dict[str, list[Source]] = {}

@@ -4,12 +4,13 @@
     <directory>/step_00000010/<worker>/manifest.json
     <directory>/step_00000010/<worker>/state/<entry name>.<i>of<n>/{zarr.json, c/...}
 
-Owns these names and the fixed slices behind the leaves. No plan appears in them, so
-directories of several workers merge into one. Does not own writing (`save.py`),
-reading (`restore.py`) nor what makes a step valid (`manifest.py`).
+Owns these names, those of attempts, and the fixed slices behind the leaves. No plan
+appears in them, so directories of several workers merge into one. Does not own writing
+(`save.py`), reading (`restore.py`) nor what makes a step valid (`manifest.py`).
 """
 
 import re
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,11 @@ def step_numbers(directory: Path) -> list[int]:
         return []
     matches = (_STEP.fullmatch(path.name) for path in directory.iterdir())
     return sorted(int(match[1]) for match in matches if match)
+
+
+def new_attempt() -> str:
+    """A name for this save of a step; a later one comes later in order, too."""
+    return f"{time.time_ns():016x}"
 
 
 def leaf_names(entry: Entry) -> list[str]:

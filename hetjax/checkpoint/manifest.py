@@ -92,6 +92,14 @@ def from_text(text: str) -> Manifest:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
+def attempt(host: Mapping[str, Any]) -> str:
+    """Which save of a step the manifests with this `host` are of; later ones are more.
+
+    A step that is done again after a loss, by another plan, is saved with other bits.
+    """
+    return str(host.get("attempt", ""))
+
+
 def record(path: Path) -> FileRecord:
     """Size and checksum of a file, from reading it."""
     checksum, size_bytes = google_crc32c.Checksum(), 0

@@ -17,7 +17,14 @@ import tensorstore as ts
 
 from hetjax.checkpoint import layout
 from hetjax.checkpoint.entry import Entry
-from hetjax.checkpoint.manifest import FileRecord, Manifest, flaw, from_text, size_flaw
+from hetjax.checkpoint.manifest import (
+    FileRecord,
+    Manifest,
+    attempt,
+    flaw,
+    from_text,
+    size_flaw,
+)
 from hetjax.errors import BadInput
 
 _NUM_NAMED = 3  # differences that an error spells out
@@ -28,7 +35,7 @@ class DamagedCheckpoint(BadInput):
 
 
 @dataclass(frozen=True, slots=True)
-class _Leaf:
+class Leaf:
     """One slice on disk and the records of its files."""
 
     path: Path
@@ -37,7 +44,7 @@ class _Leaf:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """One complete step; `host` is the training loop's JSON, the same of each worker.
+    """One step as saved once; `host` is the JSON of who asked for it.
 
     `path` is the directory of the step, `entries` are keyed by name.
     """
@@ -46,7 +53,12 @@ class Checkpoint:
     path: Path
     host: Mapping[str, Any]
     entries: Mapping[str, Entry]
-    leaves: Mapping[str, _Leaf] = field(repr=False)
+    leaves: Mapping[str, Leaf] = field(repr=False)
+
+    @property
+    def attempt(self) -> str:
+        """Which save of this step it is, where a run has saved it more than once."""
+        return attempt(self.host)
 
     @classmethod
     def open(cls, directory: Path, step: int | None = None) -> "Checkpoint":
@@ -59,7 +71,7 @@ class Checkpoint:
         else:
             path = layout.step_directory(directory, step)
             manifests = _manifests(path)
-            found = _merge(path, manifests) if manifests else None
+            found = merged(path, manifests) if manifests else None
         if found is None:
             raise _no_checkpoint(directory, step)
         return found
@@ -82,7 +94,7 @@ class Checkpoint:
         Raises DamagedCheckpoint naming a slice that nobody saved, or the file that is
         not as written.
         """
-        leaves = [self._leaf(name) for name in names]
+        leaves = [self.leaf(name) for name in names]
         for leaf in leaves:
             for path, expected in leaf.files.items():
                 if wrong := flaw(path, expected):
@@ -107,7 +119,19 @@ class Checkpoint:
         if differences:
             raise _other_model(self, differences)
 
-    def _leaf(self, name: str) -> _Leaf:
+    def check_same_kind(self, expected: Iterable[Entry]) -> None:
+        """Raise BadInput if one of these has another shape or dtype here."""
+        differences = [
+            _difference(self.entries[entry.name], entry)
+            for entry in expected
+            if entry.name in self.entries
+            and _kind(self.entries[entry.name]) != _kind(entry)
+        ]
+        if differences:
+            raise _other_model(self, differences)
+
+    def leaf(self, name: str) -> Leaf:
+        """Where a slice lies; raises DamagedCheckpoint if nobody saved it."""
         if name not in self.leaves:
             raise _damaged(self.path, f"no worker saved the slice {name}")
         return self.leaves[name]
@@ -129,34 +153,49 @@ def newest(directory: Path) -> Checkpoint | None:
         if manifests:
             for damage in damages:
                 warnings.warn(f"skipped: {damage.got}", stacklevel=2)
-            return _merge(path, manifests)
+            return merged(path, manifests)
     if damages:
         raise damages[0]
     return None
 
 
 def parts(directory: Path) -> list[Checkpoint]:
-    """What is left of each step, whether or not all workers' parts are here.
+    """What is left of each save of each step, whether or not all its parts are here.
 
     For disks that hold the parts of some workers. Slices with a missing or short file
-    are left out, and so is, with a warning, a manifest that cannot be used.
+    are left out, and so is, with a warning, what cannot be used.
     """
     found = []
     for step in layout.step_numbers(directory):
         path = layout.step_directory(directory, step)
-        manifests = []
-        for file in sorted(path.glob(f"*/{layout.MANIFEST}")):
+        for manifests in _by_attempt(_readable(path)).values():
             try:
-                manifests.append(_manifest(path, file))
+                union = merged(path, manifests)
             except DamagedCheckpoint as damage:
                 warnings.warn(f"skipped: {damage.got}", stacklevel=2)
-        if manifests:
-            merged = _merge(path, manifests)
-            found.append(replace(merged, leaves=_of_right_size(merged.leaves)))
+                continue
+            found.append(replace(union, leaves=_of_right_size(union.leaves)))
     return found
 
 
-def _of_right_size(leaves: Mapping[str, _Leaf]) -> dict[str, _Leaf]:
+def _by_attempt(manifests: Iterable[Manifest]) -> dict[str, list[Manifest]]:
+    found: dict[str, list[Manifest]] = {}
+    for manifest in manifests:
+        found.setdefault(attempt(manifest.host), []).append(manifest)
+    return dict(sorted(found.items()))
+
+
+def _readable(path: Path) -> list[Manifest]:
+    found = []
+    for file in sorted(path.glob(f"*/{layout.MANIFEST}")):
+        try:
+            found.append(_manifest(path, file))
+        except DamagedCheckpoint as damage:
+            warnings.warn(f"skipped: {damage.got}", stacklevel=2)
+    return found
+
+
+def _of_right_size(leaves: Mapping[str, Leaf]) -> dict[str, Leaf]:
     return {
         name: leaf
         for name, leaf in leaves.items()
@@ -183,17 +222,23 @@ def _is_complete(path: Path) -> bool:
 def _manifests(path: Path) -> list[Manifest]:
     """The manifests of all workers of a step; empty where a save was not finished.
 
-    Raises DamagedCheckpoint where a manifest or the size of a file is wrong.
+    Of several saves of the step the latest. Raises DamagedCheckpoint where a manifest
+    or the size of a file is wrong.
     """
     files = sorted(path.glob(f"*/{layout.MANIFEST}"))
-    found = [_manifest(path, file) for file in files]
-    present = {manifest.worker for manifest in found}
-    whole = [manifest for manifest in found if present.issuperset(manifest.workers)]
+    saves = [*_by_attempt(_manifest(path, file) for file in files).values()]
+    whole = next(filter(None, map(_whole, reversed(saves))), [])
     for manifest in whole:
         for name, expected in manifest.files.items():
             if wrong := size_flaw(path / manifest.worker / name, expected):
                 raise _damaged(path, wrong)
     return whole
+
+
+def _whole(manifests: Sequence[Manifest]) -> list[Manifest]:
+    """Those that are not alone of all that took part with them."""
+    present = {manifest.worker for manifest in manifests}
+    return [m for m in manifests if present.issuperset(m.workers)]
 
 
 def _manifest(path: Path, file: Path) -> Manifest:
@@ -211,9 +256,13 @@ def _place(manifest: Manifest) -> Path:
     return Path(manifest.worker, layout.MANIFEST)
 
 
-def _merge(path: Path, manifests: list[Manifest]) -> Checkpoint:
+def merged(path: Path, manifests: Sequence[Manifest]) -> Checkpoint:
+    """The union of what workers saved of a step, whose directory is `path`.
+
+    Raises DamagedCheckpoint where they disagree.
+    """
     entries: dict[str, Entry] = {}
-    leaves: dict[str, _Leaf] = {}
+    leaves: dict[str, Leaf] = {}
     for manifest in manifests:
         for entry in manifest.entries:
             if entries.setdefault(entry.name, entry) != entry:
@@ -228,19 +277,19 @@ def _merge(path: Path, manifests: list[Manifest]) -> Checkpoint:
     )
 
 
-def _leaves(path: Path, manifest: Manifest) -> dict[str, _Leaf]:
+def _leaves(path: Path, manifest: Manifest) -> dict[str, Leaf]:
     """The leaves of one worker by name, each with its files in sorted order."""
     own = path / manifest.worker
-    leaves: dict[str, _Leaf] = {}
+    leaves: dict[str, Leaf] = {}
     for name, expected in sorted(manifest.files.items()):
         state, leaf, *rest = name.split("/")
         if rest:  # Orbax's own files lie directly in the state directory
-            found = leaves.setdefault(leaf, _Leaf(own / state / leaf))
+            found = leaves.setdefault(leaf, Leaf(own / state / leaf))
             found.files[own / name] = expected
     return leaves
 
 
-def _spec(leaf: _Leaf) -> dict[str, Any]:
+def _spec(leaf: Leaf) -> dict[str, Any]:
     return {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{leaf.path}/"}}
 
 

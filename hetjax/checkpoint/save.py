@@ -7,8 +7,10 @@ moment: the newest committed step stays as it is. Does not own names (`layout.py
 the manifest's content (`manifest.py`) nor reading (`restore.py`).
 """
 
+import asyncio
 import json
 import logging
+import os
 import shutil
 import time
 import warnings
@@ -22,12 +24,20 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+import tensorstore as ts
 
 from hetjax.checkpoint import layout
 from hetjax.checkpoint.durable import fsync, replace_text
 from hetjax.checkpoint.entry import Entry
-from hetjax.checkpoint.manifest import Manifest, from_text, record, size_flaw, to_text
-from hetjax.checkpoint.store import Store, open_store
+from hetjax.checkpoint.holdings import Save
+from hetjax.checkpoint.manifest import (
+    Manifest,
+    attempt,
+    from_text,
+    record,
+    size_flaw,
+    to_text,
+)
 from hetjax.checkpoint.upload import Uploader
 from hetjax.errors import BadInput
 
@@ -40,6 +50,7 @@ _NOISE = (
 )
 _MAX_CAUSE_CHARS = 400
 _NUM_REMOVALS, _LATE_WRITE_S = 20, 0.1
+_NUM_FLUSHES = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,33 +60,7 @@ class _Snapshot:
     leaves: tuple[tuple[str, np.ndarray], ...]
     host: Any
     workers: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Keeping:
-    """Where checkpoints go and how many of them stay.
-
-    `cloud` is a store that they are copied to (`store.open_store`), or None.
-    """
-
-    directory: Path
-    keep: int = 2
-    cloud: str | None = None
-    upload_mbit_per_s: float | None = None
-
-    def store(self) -> Store | None:
-        """The store; raises BadInput where it cannot be used."""
-        if self.cloud is None:
-            return None
-        limit = self.upload_mbit_per_s
-        return open_store(self.cloud, None if limit is None else limit * 1e6 / 8)
-
-    def saver(self, worker: str) -> "Saver":
-        """What saves as this worker."""
-        uploader, store = None, self.store()
-        if store is not None:
-            uploader = Uploader(store, self.directory, worker, keep=self.keep)
-        return Saver(self.directory, worker, self.keep, uploader)
+    safe: int | None
 
 
 class Saver:
@@ -97,6 +82,7 @@ class Saver:
         assert keep >= 1, keep
         self._directory, self._worker, self._keep = directory, worker, keep
         self._uploader = uploader
+        self.newest: Save | None = None  # that was committed here
         _open(directory)
         self._remove_unfinished()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -114,10 +100,12 @@ class Saver:
         entries: Iterable[tuple[Entry, np.ndarray]],
         host: Mapping[str, Any],
         workers: Sequence[str] = (),
+        safe: int | None = None,
     ) -> bool:
         """Start saving; False, and `entries` not even asked, if a save is in flight.
 
-        `workers` names all that save this step (default: this one alone).
+        `workers` names all that save this step (default: this one alone). Step `safe`
+        stays, too: the newest one that all of them have.
         The arrays must not change afterwards; `host` is JSON and is copied. A save
         that fails later warns once, and training goes on.
         """
@@ -131,6 +119,7 @@ class Saver:
             leaves=tuple(leaf for item in found for leaf in layout.leaves(*item)),
             host=json.loads(json.dumps(host)),
             workers=tuple(workers) or (self._worker,),
+            safe=safe,
         )
         self._pending = self._thread.submit(self._write, snapshot)
         return True
@@ -170,7 +159,8 @@ class Saver:
             return
         if self._uploader is not None:
             self._uploader.offer(snapshot.step)
-        self._retain(snapshot.step)
+        self.newest = snapshot.step, attempt(snapshot.host)
+        self._retain(snapshot)
 
     def _commit(self, own: Path, snapshot: _Snapshot) -> None:
         self._remove_unfinished()
@@ -198,14 +188,14 @@ class Saver:
             fsync(path)
         _remove_uncommitted(own)
 
-    def _retain(self, step: int) -> None:
+    def _retain(self, snapshot: _Snapshot) -> None:
         """Keep the newest complete steps up to this one.
 
         Later ones belong to a past that was given up by resuming before them.
         """
-        past = [s for s in layout.step_numbers(self._directory) if s <= step]
+        past = [s for s in layout.step_numbers(self._directory) if s <= snapshot.step]
         complete = [s for s in past if _is_complete(self._own(s))]
-        kept = set(complete[-self._keep :])
+        kept = {*complete[-self._keep :], snapshot.safe}
         if self._uploader is not None:
             kept |= self._uploader.in_flight
         try:
@@ -225,6 +215,52 @@ class Saver:
         return layout.step_directory(self._directory, step) / self._worker
 
 
+class _Leaves(ocp.type_handlers.NumpyHandler):
+    """Writes every leaf, whichever process this is, as one chunk in one file.
+
+    Orbax's own writes in process 0 alone, takes it that all have the same.
+    """
+
+    async def serialize(
+        self,
+        values: Sequence[np.ndarray],
+        infos: Sequence[Any],
+        args: Sequence[Any] | None = None,
+    ) -> list[Any]:
+        for info in infos:
+            await info.await_path_creation()
+        context = ts.Context()
+        opened = (
+            ts.open(
+                _zarr(f"{info.parent_dir / info.name}/", value),
+                create=True,
+                context=context,
+            )
+            for info, value in zip(infos, values, strict=True)
+        )
+        arrays = zip(await asyncio.gather(*opened), values, strict=True)
+        await asyncio.gather(
+            *(
+                a.write(v, can_reference_source_data_indefinitely=True)
+                for a, v in arrays
+            )
+        )
+        return []
+
+
+def _zarr(path: str, value: np.ndarray) -> dict[str, Any]:
+    grid = {"name": "regular", "configuration": {"chunk_shape": value.shape}}
+    return {
+        "driver": "zarr3",
+        "kvstore": {"driver": "file", "path": path},
+        "metadata": {
+            "shape": value.shape,
+            "data_type": value.dtype.name,
+            "chunk_grid": grid,
+        },
+    }
+
+
 def _checkpointer(worker: str) -> ocp.Checkpointer:
     """Orbax for this process alone: no barrier, no collective, no second copy.
 
@@ -237,14 +273,13 @@ def _checkpointer(worker: str) -> ocp.Checkpointer:
         active_processes={process},
         barrier_sync_key_prefix=worker,
     )
-    arrays = ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)
     handler = ocp.PyTreeCheckpointHandler(
         use_ocdbt=False,  # one directory per leaf: mergeable, fetched one by one
         use_zarr3=True,
         use_compression=False,  # zstd is several times slower than the disk
         multiprocessing_options=alone,
         type_handler_registry=ocp.type_handlers.create_type_handler_registry(
-            (np.ndarray, arrays)
+            (np.ndarray, _Leaves())
         ),
     )
     return ocp.Checkpointer(handler, multiprocessing_options=alone)
@@ -312,14 +347,19 @@ def _remove(own: Path) -> None:
 
 
 def _files(root: Path) -> list[Path]:
-    return sorted(path for path in root.rglob("*") if path.is_file())
+    return sorted(Path(at, name) for at, _, names in os.walk(root) for name in names)
 
 
 def _flush(state: Path) -> None:
-    """fsync what TensorStore does not: Orbax's own files and all directories."""
-    for path in (state.parent, state, *state.rglob("*")):
-        if path.is_dir() or path.parent == state:
-            fsync(path)
+    """fsync what TensorStore does not: Orbax's own files, and directories of others.
+
+    Several at a time: alone, each would wait for the disk's journal. TensorStore syncs
+    a file and then its directory, which is enough for directories of files alone.
+    """
+    paths = {state.parent, state, *(path for path in state.iterdir() if path.is_file())}
+    paths |= {Path(at) for at, below, _ in os.walk(state) if below}
+    with ThreadPoolExecutor(_NUM_FLUSHES) as pool:
+        list(pool.map(fsync, paths))
 
 
 def _cause(error: Exception, own: Path) -> str:

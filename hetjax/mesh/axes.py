@@ -6,6 +6,7 @@ the two shardings every parameter has: as compute weight and as master weight. D
 not own the movement of arrays between meshes (`reshard.py`).
 """
 
+import math
 from collections.abc import Sequence
 
 import jax
@@ -22,6 +23,7 @@ RULES = {
     "experts": "tensor",
 }
 NUM_SLICES = 8
+MIN_SLICE_SIZE = 1 << 18  # elements
 
 
 def stage_mesh(devices: Sequence[jax.Device], *, data: int, tensor: int) -> Mesh:
@@ -78,14 +80,16 @@ def master_spec(
 def slices(shape: Sequence[int], logical: Sequence[str | None]) -> tuple[int, int]:
     """(dim, number) of the fixed checkpoint slices of a parameter; no plan changes it.
 
-    The tensor dim is cut in 8, or in as many (a power of two) as divide it; arrays
-    without a tensor dim are one slice.
+    The tensor dim is cut in 8, or in as many (a power of two) as divide it and leave
+    slices of 1 MiB or more in float32: each is a file. Arrays without a tensor dim are
+    one slice.
     """
     dim = tensor_dim(logical)
     if dim is None:
         return 0, 1
     number = NUM_SLICES
-    while shape[dim] % number:
+    size = math.prod(shape)
+    while shape[dim] % number or (number > 1 and size < number * MIN_SLICE_SIZE):
         number //= 2
     return dim, number
 

@@ -9,12 +9,12 @@ processes are started (`processes.py`), nor what they do (`serving.py`).
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from hetjax.checkpoint.save import Keeping
+from hetjax.checkpoint.keeping import Keeping
+from hetjax.checkpoint.layout import new_attempt
 from hetjax.cluster.cluster import Node
 from hetjax.errors import BadInput
 from hetjax.mesh.pull import check_fits
@@ -51,6 +51,9 @@ class Fleet:
 
     def __init__(self, plan: Plan, crew: Crew, nodes: Sequence[Node] = ()) -> None:
         self.crew = crew
+        self.attempts: dict[int, str] = {}  # at saving, by step
+        self.saved: int | None = None  # newest step that all workers have saved
+        self._saving = 0, list[str]()  # what they began to save last, and who
         self._generation = self._turn = 0
         self.adopt(plan, nodes)
 
@@ -71,6 +74,13 @@ class Fleet:
         request: Message = {"do": "build", "settings": dict(settings)}
         worlds = self._worlds(asked)
         self.crew.ask({worker: request | worlds.get(worker, {}) for worker in asked})
+
+    def warm(self, settings: Mapping[str, Any], plan: Plan) -> None:
+        """Let workers compile in the background what this plan will ask of them."""
+        used = {stage.node for _, _, stage in plan.stages()}
+        request: Message = {"do": "warm", "settings": dict(settings)}
+        there = [worker for worker in self.workers if node_of(worker) in used]
+        self.crew.ask(dict.fromkeys(there, request))
 
     def _worlds(self, asked: Sequence[str]) -> dict[str, Message]:
         """What each host of a node with several is told of the others."""
@@ -136,10 +146,6 @@ class Fleet:
         """Fresh weights and optimizer state, a function of the seed alone."""
         self._all({"do": "initialise", "seed": seed})
 
-    def restore(self, directory: Path, step: int) -> None:
-        """State of all stages from a checkpoint that all workers can read."""
-        self._all({"do": "restore", "directory": str(directory), "step": step})
-
     def step(self, number: int, *, traced: bool = False) -> FleetStep:
         """Train on the global batch of this step; returns once all know NORM.
 
@@ -191,26 +197,39 @@ class Fleet:
     def save(self, keeping: Keeping, step: int, host: Mapping[str, Any]) -> bool:
         """Start a checkpoint; False if one is still being written somewhere.
 
-        Workers write side by side into a directory that all can reach.
+        Workers write side by side, each what it owns, and `host` with it.
         """
-        told = self._all({"do": "saver"})
+        told = self._savers()
         if any(message["busy"] for message in told.values()):
             return False
         saving = [worker for worker, message in told.items() if message["saves"]]
         helping = [w for hosts in self._hosts() if len(hosts) > 1 for w in hosts]
+        self.attempts[step] = new_attempt()
         request = {
             "do": "save",
-            "keeping": asdict(keeping) | {"directory": str(keeping.directory)},
+            "keeping": asdict(keeping),
             "step": step,
-            "host": dict(host),
+            "host": {**host, "attempt": self.attempts[step]},
             "workers": [*map(file_name, saving)],
+            "safe": self.saved,
         }
+        self._saving = step, saving
         self.crew.ask(dict.fromkeys([*saving, *helping], request))
         return True
 
     def wait_saved(self) -> None:
         """Return once no checkpoint is being written."""
         self._all({"do": "saved"})
+        self._savers()
+
+    def _savers(self) -> dict[str, Message]:
+        """Ask how saving goes; learn which step all have saved."""
+        told = self._all({"do": "saver"})
+        step, workers = self._saving
+        save = [step, self.attempts.get(step)]
+        if workers and all(w in told and told[w]["newest"] == save for w in workers):
+            self.saved = step
+        return told
 
     def end(self) -> None:
         """Let the workers finish what they write, and leave.

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a plan and a model to what each stage holds: runs, groups, holders.
 
-Owns the names: a run's leaves, the gradient groups they belong to, who holds a group.
+Owns the names: a run's leaves, the gradient groups they belong to, who holds a group,
+who saves what.
 Does not own arrays (`state.py`) nor programs (`programs.py`).
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -47,6 +49,15 @@ class Run:
         module_name, _, parameter = leaf.partition(".")
         module = next(m for m in self.units[unit] if m.name == module_name)
         return f"{module.path}.{parameter}"
+
+    @property
+    def unit_size(self) -> int:
+        """Number of parameters of a unit."""
+        return sum(math.prod(param.shape) for param in self.leaves().values())
+
+    def name_of(self, unit: int) -> str:
+        """What tells a unit from all others, in any stage that holds it."""
+        return self.units[unit][0].path
 
     def kind(self) -> "Run":
         """The same run without paths: equal kinds compile to the same program."""
@@ -96,6 +107,28 @@ class Layout:
             for group in runs.groups:
                 found.setdefault(group, []).append(stage_id)
         return {group: tuple(ids) for group, ids in found.items()}
+
+    @cached_property
+    def savers(self) -> dict[str, StageKey]:
+        """Name of each unit -> the stage that saves it: the nodes share the load.
+
+        The largest units go first, each to the node that has least to save so far.
+        """
+        holders: dict[str, list[StageKey]] = {}
+        sizes: dict[str, int] = {}
+        for stage_id, held in self.stages.items():
+            for run in held.runs:
+                for unit in range(len(run.units) if run.only is None else 0):
+                    holders.setdefault(run.name_of(unit), []).append(stage_id)
+                    sizes[run.name_of(unit)] = run.unit_size
+        nodes = {(r, s): stage.node for r, s, stage in self.plan.stages()}
+        load = dict.fromkeys(nodes.values(), 0)
+        found = {}
+        for name in sorted(holders, key=lambda name: (-sizes[name], name)):
+            saver = min(holders[name], key=lambda stage_id: load[nodes[stage_id]])
+            load[nodes[saver]] += sizes[name]
+            found[name] = saver
+        return found
 
     def _modules(self, layers: LayerRange) -> tuple[ModuleSpec, ...]:
         return tuple(m for x in self.model.layers[slice(*layers)] for m in x.modules)

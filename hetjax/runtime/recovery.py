@@ -1,34 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The controller's side of getting all workers back to one step.
+"""The controller's side of getting all workers to one step.
 
 Owns finishing a step that one survivor has committed, asking who holds what, and the
 rounds in which every worker gets what it lacks. Out of the data path: slices go from
-worker to worker. Does not own which step and which source (`checkpoint/holdings.py`),
-nor who starts workers and chooses the plan (`hetjax/training/`).
+worker to worker, or from the store to a worker. Does not own which save and which
+source (`checkpoint/holdings.py`), nor who starts workers and chooses the plan
+(`hetjax/training/`).
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
 
+from hetjax.checkpoint.fetch import in_store
 from hetjax.checkpoint.holdings import (
+    CLOUD,
     Assignment,
     Holding,
+    Save,
     Source,
     assign,
-    newest_step,
+    leaves_of,
+    newest,
 )
+from hetjax.checkpoint.keeping import Keeping
+from hetjax.errors import BadInput
 from hetjax.runtime.control import Crew, Message
 from hetjax.runtime.fleet import Fleet
 from hetjax.runtime.meeting import Norm, from_words
 
+_NUM_NAMED = 3  # slices that an error spells out
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Restored:
-    """All workers have the state after `step`; what moved, by tier."""
+    """All workers have the state after `step`; what moved, and until when, by tier."""
 
     step: int
     num_bytes: Mapping[str, int] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 def finish_step(crew: Crew, workers: Sequence[str]) -> Norm | None:
@@ -38,83 +48,169 @@ def finish_step(crew: Crew, workers: Sequence[str]) -> Norm | None:
     nobody knows any.
     """
     told = crew.ask(dict.fromkeys(workers, {"do": "outcome"}))
-    newest = max((m["at"] for m in told.values() if m["at"] is not None), default=None)
-    known = [m["norm"] for m in told.values() if m["at"] == newest and m["norm"]]
-    if newest is None or not known:
+    newest_at = max(
+        (m["at"] for m in told.values() if m["at"] is not None), default=None
+    )
+    known = [m["norm"] for m in told.values() if m["at"] == newest_at and m["norm"]]
+    if newest_at is None or not known:
         return None
-    late = [worker for worker, m in told.items() if m["at"] == newest - 1]
+    late = [worker for worker, m in told.items() if m["at"] == newest_at - 1]
     crew.ask(dict.fromkeys(late, {"do": "finish", "norm": known[0]}))
     return from_words(known[0])
 
 
-def holdings(crew: Crew, workers: Sequence[str], directory: Path) -> list[Holding]:
-    """What these workers have in memory, kept there from now on, and on disk."""
-    told = crew.ask(dict.fromkeys(workers, {"do": "hold", "directory": str(directory)}))
+def in_memory(fleet: Fleet, workers: Sequence[str]) -> list[Holding]:
+    """The state that these workers have, kept from now on until `restore` is done."""
+    told = fleet.crew.ask(dict.fromkeys(workers, {"do": "hold"}))
     return [
-        Holding(worker=worker, tier=tier, step=step, leaves=frozenset(leaves))
+        Holding(
+            worker=worker,
+            tier="memory",
+            save=(message["at"], fleet.attempts.get(message["at"], "")),
+            leaves=frozenset(message["leaves"]),
+        )
         for worker, message in told.items()
-        for tier, step, leaves in message["holdings"]
+        if message["at"] is not None
+    ]
+
+
+def on_disk(crew: Crew, workers: Sequence[str], keeping: Keeping) -> list[Holding]:
+    """What the disks of these workers hold; they must be built.
+
+    Raises BadInput where that is of another model.
+    """
+    request = {"do": "look", "keeping": asdict(keeping)}
+    told = crew.ask(dict.fromkeys(workers, request))
+    return [
+        Holding(
+            worker=worker,
+            tier="disk",
+            save=(step, attempt),
+            leaves=frozenset(leaves),
+        )
+        for worker, message in told.items()
+        for (step, attempt), leaves in message["saves"]
     ]
 
 
 def restore(
-    fleet: Fleet, held: Sequence[Holding], others: Sequence[str] = ()
+    fleet: Fleet,
+    held: Sequence[Holding],
+    keeping: Keeping,
+    others: Sequence[str] = (),
+    most: int | None = None,
 ) -> Restored | None:
-    """Bring all workers of the fleet to the newest step that is left of the run.
+    """Bring all workers of the fleet to the newest save that is left of the run.
 
-    None if no step is whole. Workers must be built and connected, and so must `others`
-    that hold something.
+    Saves of steps after `most` are of a past that was given up. The store is asked if
+    it may have a newer one than the workers have together, or what is damaged there.
+    None if none is whole. Workers must be built and connected, and so must `others`
+    that hold something. Raises BadInput where what is left is of another model.
     """
+    held = _until(most, held)
     told = fleet.crew.ask(dict.fromkeys(fleet.workers, {"do": "needs"}))
     leaves = {w: dict[str, int](m["leaves"]) for w, m in told.items()}
     size_bytes = {leaf: n for needed in leaves.values() for leaf, n in needed.items()}
-    step = newest_step(held, size_bytes.keys())
-    while step is not None:
+    save, asked = newest(held, size_bytes.keys()), False
+    if save is None or _is_behind(save, held, fleet):
+        held, asked = [*held, *_until(most, _in_store(keeping))], True
+        save = newest(held, size_bytes.keys())
+    while save is not None:
+        _check_same_model(held, save, size_bytes)
         lacking = {
             worker: set(leaves[worker])
             for worker, message in told.items()
-            if message["at"] != step
+            if message["at"] != save[0]
         }
-        num_bytes = _rounds(fleet, others, held, step, lacking, size_bytes)
-        if num_bytes is not None:
-            fleet.crew.ask({w: {"do": "place", "step": step} for w in fleet.workers})
-            return Restored(step=step, num_bytes=num_bytes)
-        step = newest_step(held, size_bytes.keys(), limit=step)
+        restored = _rounds(fleet, others, held, save, lacking, size_bytes, keeping)
+        if restored is not None:
+            request = {"do": "place", "step": save[0]}
+            fleet.crew.ask(dict.fromkeys(fleet.workers, request))
+            return restored
+        if asked:
+            save = newest(held, size_bytes.keys(), limit=save)
+        else:  # what was damaged is tried again, with the store to turn to
+            held, asked = [*held, *_until(most, _in_store(keeping))], True
+            save = newest(held, size_bytes.keys())
     return None
+
+
+def _until(most: int | None, held: Sequence[Holding]) -> list[Holding]:
+    return [h for h in held if most is None or h.save[0] <= most]
+
+
+def _in_store(keeping: Keeping) -> list[Holding]:
+    """What the store has; nothing, with a warning, if it cannot be read."""
+    try:
+        return in_store(keeping.store())
+    except OSError as error:
+        warnings.warn(f"the store is not used: {error}", stacklevel=2)
+        return []
+
+
+def _is_behind(save: Save, held: Sequence[Holding], fleet: Fleet) -> bool:
+    """Whether there has been a newer save, of which the workers lack something."""
+    saved = 0 if fleet.saved is None else fleet.saved
+    return save[0] < saved or save < max(holding.save for holding in held)
+
+
+def _check_same_model(
+    held: Sequence[Holding], save: Save, needed: Mapping[str, int]
+) -> None:
+    unknown = sorted(leaves_of(held, save) - needed.keys())
+    if not unknown:
+        return
+    named = "; ".join(unknown[:_NUM_NAMED])
+    raise BadInput(
+        got=f"the checkpoint of step {save[0]} is of another model or optimizer: "
+        f"{len(unknown)} slices are not in this run's, such as {named}",
+        allowed="a checkpoint with the arrays of this run's model and optimizer",
+        fix="use the configuration that the run began with (config.json in its "
+        "directory), or start anew with another --run-dir",
+    )
 
 
 def _rounds(
     fleet: Fleet,
     others: Sequence[str],
     held: Sequence[Holding],
-    step: int,
+    save: Save,
     lacking: Mapping[str, set[str]],
     size_bytes: Mapping[str, int],
-) -> dict[str, int] | None:
+    keeping: Keeping,
+) -> Restored | None:
     """Move until nobody lacks anything; None if something is nowhere to be had."""
     excluded: set[tuple[str, Source]] = set()
     num_bytes: dict[str, int] = {}
+    seconds: dict[str, float] = {}
     while any(lacking.values()):
         try:
-            found = assign(held, step, lacking, size_bytes, excluded)
+            found = assign(held, save, lacking, size_bytes, excluded)
         except KeyError:
             return None
-        told = fleet.in_turn_each(_orders([*fleet.workers, *others], found, step))
-        for message in told.values():
-            for tier, count in message["bytes"].items():
-                num_bytes[tier] = num_bytes.get(tier, 0) + count
+        orders = _orders([*fleet.workers, *others], found, save, keeping)
+        told = fleet.in_turn_each(orders)
+        for tier in {tier for message in told.values() for tier in message["bytes"]}:
+            some = [m for m in told.values() if tier in m["bytes"]]
+            took_s = max(m["seconds"][tier] for m in some)
+            num_bytes[tier] = num_bytes.get(tier, 0) + sum(
+                m["bytes"][tier] for m in some
+            )
+            seconds[tier] = seconds.get(tier, 0.0) + took_s
         lacking = {w: set(m["missing"]) for w, m in told.items() if m["missing"]}
         excluded |= {
             (leaf, found[w][leaf]) for w, some in lacking.items() for leaf in some
         }
-    return num_bytes
+    return Restored(step=save[0], num_bytes=num_bytes, seconds=seconds)
 
 
-def _orders(workers: Sequence[str], found: Assignment, step: int) -> dict[str, Message]:
-    """One message for each worker: what it has, gives and takes."""
+def _orders(
+    workers: Sequence[str], found: Assignment, save: Save, keeping: Keeping
+) -> dict[str, Message]:
+    """One message for each worker: what it has or fetches, gives and takes."""
     numbers = {leaf: n for n, leaf in enumerate(sorted(_leaves(found)))}
     orders: dict[str, Message] = {
-        worker: {"do": "collect", "step": step, "own": {}, "give": [], "take": []}
+        worker: {"do": "collect", "save": save, "own": {}, "give": [], "take": []}
         for worker in workers
     }
     for worker, sources in found.items():
@@ -122,14 +218,13 @@ def _orders(workers: Sequence[str], found: Assignment, step: int) -> dict[str, M
         for leaf, source in sources.items():
             by_source.setdefault(source, []).append(leaf)
         for source, leaves in by_source.items():
-            if source.worker == worker:
+            if source.worker in (worker, CLOUD):
                 orders[worker]["own"][source.tier] = leaves
                 continue
             orders[source.worker]["give"].append([worker, source.tier, leaves])
             orders[worker]["take"].append([source.worker, leaves])
-    for order in orders.values():
-        order["numbers"] = numbers
-    return orders
+    shared = {"numbers": numbers, "keeping": asdict(keeping)}
+    return {worker: order | shared for worker, order in orders.items()}
 
 
 def _leaves(found: Assignment) -> set[str]:

@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker still has after a failure, and how it gives it to others.
+"""What a worker still has of the state, and how it gives it to others.
 
-Owns copies of its last state by leaf, what its disk holds, and the exchange of leaves
-between workers: each is read where it lies, checked, sent by link and checked again.
-Does not own who gives what to whom (`hetjax/checkpoint/holdings.py`), nor what becomes
-of the leaves (`stages.py`).
+Owns copies of its last state by leaf, what its disk holds and what it fetches from the
+store, and the exchange of leaves between workers: each is read where it lies, checked,
+sent by link and checked again. Does not own who gives what to whom
+(`hetjax/checkpoint/holdings.py`), nor what becomes of the leaves (`stages.py`).
 """
 
 import math
 import struct
+import tempfile
 import threading
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,27 +25,32 @@ import numpy as np
 
 from hetjax.checkpoint import layout
 from hetjax.checkpoint.entry import Entry
+from hetjax.checkpoint.fetch import Stored
+from hetjax.checkpoint.holdings import Save, Tier
 from hetjax.checkpoint.restore import Checkpoint, DamagedCheckpoint, parts
+from hetjax.checkpoint.store import Store
 from hetjax.mesh.links import Key
 from hetjax.mesh.peers import Peers
 from hetjax.mesh.wire import LEAVES
 
+_Read = tuple[np.ndarray | None, float]  # value, and when it was there
 _CHECKSUM = struct.Struct("<I")
 _NOTHING = np.zeros(0, np.uint8)  # sent for what cannot be read
+_NUM_READERS = 8  # threads: an object of a store is mostly waited for
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
-    """What one worker does in one round, at one step.
+    """What one worker does in one round, with one save.
 
     `own` are leaves by tier that it has itself, `give` are (to whom, tier, leaves),
     `take` are (from whom, leaves). `numbers` are the same for all workers.
     """
 
-    step: int
+    save: Save
     turn: int
-    own: Mapping[str, Sequence[str]]
-    give: Sequence[tuple[str, str, Sequence[str]]]
+    own: Mapping[Tier, Sequence[str]]
+    give: Sequence[tuple[str, Tier, Sequence[str]]]
     take: Sequence[tuple[str, Sequence[str]]]
     numbers: Mapping[str, int]
 
@@ -53,9 +60,12 @@ class Salvage:
     """Leaves of this worker by place; `taken` are those that it will go on with."""
 
     taken: dict[str, np.ndarray] = field(default_factory=dict)
+    flaws: list[str] = field(default_factory=list)  # why something was not read
+    memory_step: int | None = None
     _memory: dict[str, np.ndarray] = field(default_factory=dict)
-    _memory_step: int | None = None
-    _disk: dict[int, Checkpoint] = field(default_factory=dict)
+    _disk: dict[Save, Checkpoint] = field(default_factory=dict)
+    _stored: Stored | None = None
+    _fetched: tempfile.TemporaryDirectory[str] | None = None
 
     def keep(self, step: int, entries: Iterable[tuple[Entry, np.ndarray]]) -> None:
         """Keep the state after this step, whatever becomes of the devices' copy."""
@@ -64,35 +74,65 @@ class Salvage:
             for entry, whole in entries
             for name, value in layout.leaves(entry, whole)
         }
-        self._memory_step = step
+        self.memory_step = step
 
-    def look(self, directory: Path) -> None:
-        """Find out what the disk holds."""
-        self._disk = {found.step: found for found in parts(directory)}
+    @property
+    def memory(self) -> list[str]:
+        """The leaves of the state that is kept."""
+        return sorted(self._memory)
+
+    def look(
+        self, directory: Path, needed: Mapping[str, Entry]
+    ) -> Iterator[tuple[Save, list[str]]]:
+        """Find out what the disk holds: saves and their leaves.
+
+        Raises BadInput where they are of a model with other `needed` entries.
+        """
+        self._disk = {}
+        for found in parts(directory):
+            found.check_same_kind({e.name: e for e in needed.values()}.values())
+            save = found.step, found.attempt
+            self._disk[save] = found
+            yield save, sorted(found.leaves)
+
+    def fetch_from(self, store: Store, step: int, directory: Path) -> None:
+        """Read of the tier "cloud" what the store has of this step."""
+        directory.mkdir(parents=True, exist_ok=True)
+        self._fetched = tempfile.TemporaryDirectory(prefix=".fetched-", dir=directory)
+        self._stored = Stored(store, step, Path(self._fetched.name))
 
     def forget(self) -> None:
         """Let go of all but the disk."""
-        self.taken, self._memory, self._memory_step = {}, {}, None
+        self.taken, self._memory, self.memory_step = {}, {}, None
+        self._stored = None
+        if self._fetched is not None:
+            self._fetched.cleanup()
+            self._fetched = None
 
-    def holdings(self) -> Iterator[tuple[str, int, list[str]]]:
-        """Tier, step and leaves of each place."""
-        if self._memory_step is not None:
-            yield "memory", self._memory_step, sorted(self._memory)
-        for step, found in self._disk.items():
-            yield "disk", step, sorted(found.leaves)
+    def tell_flaws(self) -> None:
+        """Warn of what could not be read, once."""
+        flaws, self.flaws = self.flaws, []
+        if flaws:
+            others = f", and {len(flaws) - 1} more" if len(flaws) > 1 else ""
+            warnings.warn(f"not used from here: {flaws[0]}{others}", stacklevel=2)
 
-    def read(self, tier: str, step: int, leaf: str) -> np.ndarray:
-        """One leaf; raises DamagedCheckpoint if the disk has it no more as written."""
+    def read(self, tier: Tier, save: Save, leaf: str) -> np.ndarray:
+        """One leaf; raises DamagedCheckpoint if the disk has it no more as written.
+
+        OSError where the store fails.
+        """
         if tier == "memory":
-            assert step == self._memory_step, (step, self._memory_step)
             return self._memory[leaf]
-        return self._disk[step].read_leaves([leaf])[0]
+        if tier == "disk":
+            return self._disk[save].read_leaves([leaf])[0]
+        assert self._stored is not None
+        return self._stored.read(leaf)
 
 
 def carry_out(
     order: Order, salvage: Salvage, peers: Peers, needed: Mapping[str, Entry]
 ) -> dict[str, Any]:
-    """Give and take; tell which leaves did not come, and what came by tier.
+    """Give and take; tell which leaves did not come, and by tier what came and when.
 
     `needed` has the entry of each leaf. Raises PeerLost.
     """
@@ -101,15 +141,17 @@ def carry_out(
     giving.start()
     missing: list[str] = []
     num_bytes: dict[str, int] = {}
-    for tier, leaf, value in _taken(order, salvage, peers, needed):
+    seconds: dict[str, float] = {}
+    for tier, leaf, value, at_s in _taken(order, salvage, peers, needed):
         if value is None:
             missing.append(leaf)
-        else:
-            salvage.taken[leaf] = value
-            num_bytes[tier] = num_bytes.get(tier, 0) + value.nbytes
+            continue
+        salvage.taken[leaf] = value
+        num_bytes[tier] = num_bytes.get(tier, 0) + value.nbytes
+        seconds[tier] = max(seconds.get(tier, 0.0), at_s - start_s)
     giving.join()
+    salvage.tell_flaws()
     peers.mailbox.check()
-    seconds = time.perf_counter() - start_s
     return {"missing": missing, "bytes": num_bytes, "seconds": seconds}
 
 
@@ -135,7 +177,7 @@ def _send(order: Order, salvage: Salvage, peers: Peers) -> None:
 
 
 def _readable(
-    order: Order, salvage: Salvage, tier: str, leaf: str
+    order: Order, salvage: Salvage, tier: Tier, leaf: str
 ) -> Sequence[np.ndarray]:
     value = _read(order, salvage, tier, leaf)
     if value is None:
@@ -147,21 +189,34 @@ def _readable(
 
 def _taken(
     order: Order, salvage: Salvage, peers: Peers, needed: Mapping[str, Entry]
-) -> Iterator[tuple[str, str, np.ndarray | None]]:
-    for tier, leaves in order.own.items():
-        for leaf in leaves:
-            yield tier, leaf, _read(order, salvage, tier, leaf)
-    for worker, leaves in order.take:
-        for leaf in leaves:
-            message = peers.mailbox.take(worker, _key(order, leaf))
-            yield "peer", leaf, _value(message, needed[leaf])
-
-
-def _read(order: Order, salvage: Salvage, tier: str, leaf: str) -> np.ndarray | None:
+) -> Iterator[tuple[str, str, np.ndarray | None, float]]:
+    """Tier, leaf, value and time of all that is asked for, from all places at once."""
+    pool = ThreadPoolExecutor(_NUM_READERS)
+    own: list[tuple[str, str, Future[_Read]]] = [
+        (tier, leaf, pool.submit(_timed, order, salvage, tier, leaf))
+        for tier, leaves in order.own.items()
+        for leaf in leaves
+    ]
     try:
-        return salvage.read(tier, order.step, leaf)
+        for worker, leaves in order.take:
+            for leaf in leaves:
+                message = peers.mailbox.take(worker, _key(order, leaf))
+                yield "peer", leaf, _value(message, needed[leaf]), time.perf_counter()
+        for tier, leaf, reading in own:
+            yield tier, leaf, *reading.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _timed(order: Order, salvage: Salvage, tier: Tier, leaf: str) -> _Read:
+    return _read(order, salvage, tier, leaf), time.perf_counter()
+
+
+def _read(order: Order, salvage: Salvage, tier: Tier, leaf: str) -> np.ndarray | None:
+    try:
+        return salvage.read(tier, order.save, leaf)
     except (DamagedCheckpoint, OSError, ValueError) as error:
-        warnings.warn(f"{leaf} is not used from here: {error}", stacklevel=2)
+        salvage.flaws.append(str(error).splitlines()[0].removeprefix("got: "))
         return None
 
 
@@ -186,4 +241,4 @@ def _leaf_shape(entry: Entry) -> tuple[int, ...]:
 
 
 def _key(order: Order, leaf: str) -> Key:
-    return order.turn, order.step, LEAVES, order.numbers[leaf], 0, 0
+    return order.turn, order.save[0], LEAVES, order.numbers[leaf], 0, 0

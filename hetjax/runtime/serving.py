@@ -15,13 +15,12 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from hetjax.checkpoint import layout
 from hetjax.checkpoint.entry import Entry
-from hetjax.checkpoint.restore import Checkpoint
-from hetjax.checkpoint.save import Keeping, Saver
+from hetjax.checkpoint.keeping import Keeping
+from hetjax.checkpoint.save import Saver
 from hetjax.errors import BadInput
 from hetjax.mesh.links import SILENCE_S
 from hetjax.mesh.peers import PeerLost, Peers
@@ -35,6 +34,7 @@ from hetjax.runtime.meeting import from_words, in_words
 from hetjax.runtime.members import file_name
 from hetjax.runtime.salvage import Order, Salvage, carry_out, from_leaves, leaf_bytes
 from hetjax.runtime.timeline import Timeline
+from hetjax.runtime.warming import Warmer
 from hetjax.schedule.action import format_program
 
 _CONNECT_S = 30.0
@@ -80,17 +80,31 @@ class Work(Protocol):
         ...
 
 
-def serve(post: Post, make: Callable[[Mapping[str, Any]], Work]) -> None:
+Settings = Mapping[str, Any]  # what the controller sent
+
+
+def serve(
+    post: Post,
+    make: Callable[[Settings], Work],
+    warm: Callable[[Settings], None] = lambda settings: None,
+) -> None:
     """Do as the controller says until it ends the line.
 
-    `make` gets the settings that the controller sent.
+    `make` makes what the worker works on; `warm` compiles its programs, as may be asked
+    ahead of it.
     """
-    _Server(post, make).run()
+    _Server(post, make, warm).run()
 
 
 class _Server:
-    def __init__(self, post: Post, make: Callable[[Mapping[str, Any]], Work]) -> None:
-        self._post, self._make = post, make
+    def __init__(
+        self,
+        post: Post,
+        make: Callable[[Settings], Work],
+        warm: Callable[[Settings], None],
+    ) -> None:
+        self._post, self._make, self._warm_up = post, make, warm
+        self._warmer = Warmer()
         self._requests: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
         self._peers: Peers | None = None
         self._work: Work | None = None
@@ -105,15 +119,16 @@ class _Server:
         self._means: dict[str, Callable[[int, Message], Message | None]] = {
             "coordinate": self._coordinate,
             "build": self._build,
+            "warm": self._warm,
             "listen": self._listen,
             "join": self._join,
             "compile": self._compile,
             "initialise": self._initialise,
-            "restore": self._restore,
             "step": self._step,
             "outcome": self._outcome,
             "finish": self._finish,
             "hold": self._hold,
+            "look": self._look,
             "needs": self._needs,
             "collect": self._collect,
             "place": self._place,
@@ -125,7 +140,7 @@ class _Server:
             "save": self._save,
             "saved": self._saved,
         }
-        warnings.showwarning = self._warn
+        warnings.showwarning = self._tell_warning
         self._line = Line(
             post.controller,
             post.worker,
@@ -151,7 +166,7 @@ class _Server:
         self._line.reply(number, {})
         self._line.close()
 
-    def _warn(self, message: Any, *_: object) -> None:
+    def _tell_warning(self, message: Any, *_: object) -> None:
         """Warnings are the controller's to show."""
         self._line.tell(0, {"warning": str(message)})
 
@@ -188,9 +203,13 @@ class _Server:
             self._mates.enter(World(**request["world"]))
         if self._work is not None:
             self._work.island.leave()
+        self._warmer.clear()
         self._work = self._at = None  # what it held may have been kept: `hold`
         self._work = self._make(request["settings"])
         self._timeline = Timeline(self._island.plan)
+
+    def _warm(self, number: int, request: Message) -> None:
+        self._warmer.add(lambda: self._warm_up(request["settings"]))
 
     def _listen(self, number: int, request: Message) -> Message:
         post = self._post
@@ -214,11 +233,6 @@ class _Server:
     def _initialise(self, number: int, request: Message) -> None:
         self._island.initialise(request["seed"])
         self._at = 0
-
-    def _restore(self, number: int, request: Message) -> None:
-        checkpoint = Checkpoint.open(Path(request["directory"]), request["step"])
-        self._island.restore(checkpoint.read)
-        self._at = request["step"]
 
     def _step(self, number: int, request: Message) -> Message:
         assert self._work is not None
@@ -244,8 +258,11 @@ class _Server:
     def _hold(self, number: int, request: Message) -> Message:
         if self._at is not None:
             self._salvage.keep(self._at, self._island.held())
-        self._salvage.look(Path(request["directory"]))
-        return {"holdings": list(self._salvage.holdings())}
+        return {"at": self._salvage.memory_step, "leaves": self._salvage.memory}
+
+    def _look(self, number: int, request: Message) -> Message:
+        directory = Keeping(**request["keeping"]).at(file_name(self._post.worker))
+        return {"saves": list(self._salvage.look(directory, self._needed()))}
 
     def _needs(self, number: int, request: Message) -> Message:
         leaves = {leaf: leaf_bytes(entry) for leaf, entry in self._needed().items()}
@@ -253,9 +270,18 @@ class _Server:
 
     def _collect(self, number: int, request: Message) -> Message:
         assert self._peers is not None
-        fields = {name: request[name] for name in Order.__slots__}
+        fields: dict[str, Any] = {name: request[name] for name in Order.__slots__}
+        fields["save"] = tuple(fields["save"])
         order = Order(**fields)
+        if order.own.get("cloud"):
+            self._open_store(Keeping(**request["keeping"]), order.save[0])
         return carry_out(order, self._salvage, self._peers, self._needed())
+
+    def _open_store(self, keeping: Keeping, step: int) -> None:
+        store = keeping.store()
+        assert store is not None
+        directory = keeping.at(file_name(self._post.worker))
+        self._salvage.fetch_from(store, step, directory)
 
     def _place(self, number: int, request: Message) -> None:
         if self._at != request["step"]:
@@ -265,7 +291,9 @@ class _Server:
         self._salvage.forget()
 
     def _needed(self) -> dict[str, Entry]:
-        """The entry of each leaf that the island's state is made of."""
+        """The entry of each leaf that the island's state is made of, once it is."""
+        if self._work is None:
+            return {}
         return {
             leaf: entry
             for entry in self._island.needed()
@@ -299,8 +327,12 @@ class _Server:
         return {} if found_V is None else {"logits": found_V.tolist()}
 
     def _saver_state(self, number: int, request: Message) -> Message:
-        busy = self._saver is not None and self._saver.busy
-        return {"saves": self._island.saves, "busy": busy}
+        saver = self._saver
+        return {
+            "saves": self._island.saves,
+            "busy": saver is not None and saver.busy,
+            "newest": None if saver is None else saver.newest,
+        }
 
     def _save(self, number: int, request: Message) -> None:
         name = file_name(self._post.worker)
@@ -308,11 +340,13 @@ class _Server:
         if name not in request["workers"]:
             return
         if self._saver is None:
-            told = request["keeping"]
-            keeping = Keeping(**(told | {"directory": Path(told["directory"])}))
-            self._saver = keeping.saver(name)
+            self._saver = Keeping(**request["keeping"]).saver(name)
         started = self._saver.save(
-            request["step"], found, request["host"], request["workers"]
+            request["step"],
+            found,
+            request["host"],
+            request["workers"],
+            request["safe"],
         )
         assert started, "the controller asks who is busy first"
 

@@ -8,7 +8,7 @@ state to and from plan-independent entries. Does not own steps: those are a cont
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from hetjax.mesh.reduction import num_rows
 from hetjax.mesh.spanning import is_member, leads
 from hetjax.models.model import Model, ModuleSpec, apply, init_params
 from hetjax.plans.plan import Plan
-from hetjax.runtime.layout import Layout
+from hetjax.runtime.layout import Layout, Run
 from hetjax.runtime.programs import StagePrograms
 from hetjax.runtime.stage import StageGraph
 from hetjax.runtime.state import (
@@ -106,26 +106,25 @@ class Stages:
     def entries(self) -> Iterator[tuple[Entry, np.ndarray]]:
         """A host copy of the state that is saved from here, every entry once.
 
-        All workers of a plan together give the whole state: of what several stages
-        hold the first one gives its copy.
+        All workers of a plan together give the whole state: what several stages hold
+        they share out among them (`Layout.savers`).
         """
-        seen: set[str] = set()
         for stage, state in self.stages.items():
-            if not _saves(state):
-                continue
             held = self.layout.stages[stage]
-            for entry, value in host_values(held, state.masters, state.opt_state):
-                if entry.name not in seen:
-                    seen.add(entry.name)
-                    yield entry, value
+            yield from host_values(
+                held, state.masters, state.opt_state, partial(self._saves, stage)
+            )
 
     def held(self) -> Iterator[tuple[Entry, np.ndarray]]:
         """A host copy of all state that is here, also of what others save."""
         for stage, state in self.stages.items():
             held = self.layout.stages[stage]
             yield from host_values(
-                held, state.masters, state.opt_state, tied_copies=True
+                held, state.masters, state.opt_state, lambda run, unit: True
             )
+
+    def _saves(self, stage: StageKey, run: Run, unit: int) -> bool:
+        return run.only is None and self.layout.savers[run.name_of(unit)] == stage
 
     def needed(self) -> Iterator[Entry]:
         """What `restore` reads."""
@@ -137,8 +136,11 @@ class Stages:
     @property
     def saves(self) -> bool:
         """Whether `entries` gives anything."""
-        found = filter(_saves, self.stages.values())
-        return any(leads(state.programs.mesh) for state in found)
+        savers = set(self.layout.savers.values())
+        return any(
+            stage in savers and leads(state.programs.mesh)
+            for stage, state in self.stages.items()
+        )
 
     def loss_sums(self) -> tuple[jax.Array, ...]:
         """The summed loss of the last program that ran, by last stage."""
@@ -150,10 +152,6 @@ class Stages:
         state.masters, state.opt_state = masters, opt_state
         copies = state.updates.copies(masters)
         state.params = state.updates.with_copies(masters, copies)
-
-
-def _saves(state: StageState) -> bool:
-    return any(group.owned for group in state.updates.groups)
 
 
 def _stages(

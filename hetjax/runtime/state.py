@@ -48,16 +48,16 @@ def stage_entries(
 
 
 def host_values(
-    stage: StageRuns, masters: Any, opt_state: Any, *, tied_copies: bool = False
+    stage: StageRuns, masters: Any, opt_state: Any, wanted: Callable[[Run, int], bool]
 ) -> Iterator[tuple[Entry, np.ndarray]]:
-    """Copies of all entries of the stage; tied copies, kept by others too, if asked.
+    """Copies of the entries of those units of runs that are wanted.
 
     Of a stage that spans processes the leading one gets them, and all have to ask.
     """
     kept = [
         (run, found, leaf)
         for run, found, leaf in stage_entries(stage, masters, opt_state)
-        if run.only is None or tied_copies
+        if any(wanted(run, unit) for unit in range(len(found)))
     ]
     for _, _, leaf in kept:
         if leaf.is_fully_addressable:
@@ -67,7 +67,8 @@ def host_values(
         if value is None:
             continue
         for unit, entry in enumerate(found):
-            yield entry, value[unit] if run.stacked else value
+            if wanted(run, unit):
+                yield entry, value[unit] if run.stacked else value
 
 
 def fresh_weights(model: Model, stage: StageRuns, seed: int) -> Read:

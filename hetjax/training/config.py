@@ -75,6 +75,9 @@ class CheckpointConfig:
     """Steps between checkpoints; 0: only when the run ends or is stopped."""
     keep: int = 2
     """How many of the newest are kept."""
+    local: Path | None = None
+    """Keep them there on each worker's own host; {worker} is replaced by its name.
+    None: in the run directory, which all workers have to reach then."""
     cloud: str | None = None
     """Copy them there while training goes on: gs://BUCKET/PREFIX or file:///FOLDER."""
     upload_mbit_per_s: float | None = None
@@ -118,6 +121,9 @@ class RunConfig:
     recovery: Literal["local-first", "cloud-only", "none"] = "local-first"
     """Where state comes from when a worker is lost: the nearest place, or for
     comparison always the store of --checkpoint.cloud; none: the run ends."""
+    foresee_after_s: float = 60.0
+    """Seconds of training until plans for the loss of each node are made and compiled
+    in the background, where workers are processes or Ray's; 0: never."""
     simulate: bool = False
     """Let CPU devices stand in for those of the cluster."""
     stop_after: int | None = None

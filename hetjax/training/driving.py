@@ -11,6 +11,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
+from hetjax.checkpoint.layout import new_attempt
 from hetjax.checkpoint.save import Saver
 from hetjax.data.batches import Batch
 from hetjax.plans.plan import Plan
@@ -37,6 +38,17 @@ class Driver(Protocol):
     """A run that has its state; a context manager that finishes what it writes."""
 
     heard: Callable[[Recovered], None]  # is told of every recovery
+    resumed: Mapping[str, Any] | None  # where the state is from; None if it is fresh
+
+    @property
+    def at(self) -> int:
+        """Steps that the state has behind it."""
+        ...
+
+    @property
+    def saved(self) -> int | None:
+        """The newest step that has a complete checkpoint; None if there is none."""
+        ...
 
     @property
     def plan(self) -> Plan: ...
@@ -89,7 +101,10 @@ class Driver(Protocol):
 
 
 class LocalDriver:
-    """The run in this process, on the embedded controller."""
+    """The run in this process, on the embedded controller.
+
+    Its state is the one after `at` steps; `resumed` tells where it is from.
+    """
 
     def __init__(
         self,
@@ -98,7 +113,11 @@ class LocalDriver:
         validation: Sequence[Batch],
         saver: Saver,
         host: Mapping[str, Any],
+        *,
+        at: int,
+        resumed: Mapping[str, Any] | None,
     ) -> None:
+        self.at, self._first, self.resumed = at, at, resumed
         self._runtime, self._feed, self._saver = runtime, feed, saver
         self._validation, self._host = validation, host
         self.plan, self.num_validation = runtime.plan, len(validation)
@@ -108,7 +127,9 @@ class LocalDriver:
 
     def step(self, number: int, *, traced: bool = False) -> StepResult:
         observer = self._timeline if traced else None
-        return self._runtime.step(number, self._feed.batch(number), observer)
+        result = self._runtime.step(number, self._feed.batch(number), observer)
+        self.at = number + 1
+        return result
 
     def spans(self) -> Sequence[Span]:
         return self._timeline.spans()
@@ -116,8 +137,15 @@ class LocalDriver:
     def validate(self, number: int) -> float:
         return self._runtime.evaluate([self._validation[number]])
 
+    @property
+    def saved(self) -> int | None:
+        newest = self._saver.newest
+        if newest is None:
+            return None if self.resumed is None else self._first
+        return newest[0]
+
     def save(self, step: int) -> bool:
-        host = {**self._host, "step": step}
+        host = {**self._host, "step": step, "attempt": new_attempt()}
         return self._saver.save(step, self._runtime.entries(), host)
 
     def wait_saved(self) -> None:

@@ -9,28 +9,31 @@ where nodes come or leave in good order. Does not own who starts workers
 hears of `RolledBack`.
 """
 
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 
-from hetjax.checkpoint.fetch import fetch_newest
 from hetjax.checkpoint.holdings import Holding
-from hetjax.checkpoint.restore import steps
-from hetjax.checkpoint.save import Keeping
-from hetjax.cluster.cluster import Cluster
+from hetjax.checkpoint.keeping import Keeping
+from hetjax.cluster.cluster import Cluster, Node
 from hetjax.plans.plan import Plan
 from hetjax.runtime.control import WorkerLost
 from hetjax.runtime.fleet import Fleet, FleetStep, TransportName
 from hetjax.runtime.meeting import Norm
-from hetjax.runtime.recovery import Restored, finish_step, holdings, restore
+from hetjax.runtime.recovery import (
+    Restored,
+    finish_step,
+    in_memory,
+    on_disk,
+    restore,
+)
 from hetjax.schedule.trace import Span
+from hetjax.training.foresight import Foresight
 from hetjax.training.launching import Launcher
 from hetjax.training.membership import Membership
 
@@ -48,17 +51,19 @@ class RolledBack(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recovered:
-    """What a change has cost; `seconds` by what they went into.
+    """What a change has cost; `seconds` by what they went into, `tier_s` by tier.
 
-    `plan` is there if it is another one than before, for this `cluster`.
+    `gone` are the workers that were started anew. `plan` is there if it is another one than before, for this `cluster`.
     """
 
     reason: str
     plan: Plan | None
     cluster: Cluster
+    gone: frozenset[str]
     from_step: int
     step: int
     num_bytes: Mapping[str, int]
+    tier_s: Mapping[str, float]
     seconds: Mapping[str, float]
 
 
@@ -66,12 +71,12 @@ class Recovered:
 class Terms:
     """What workers are built with, and where their checkpoints are.
 
-    `settings` are for a cluster and a plan, `replan` gives a plan for a cluster in
-    place of another plan.
+    `settings` are for a cluster and a plan, `foresight` gives a plan for a
+    cluster in place of another plan.
     """
 
     settings: Callable[[Cluster, Plan], Mapping[str, Any]]
-    replan: Callable[[Cluster, Plan], Plan]
+    foresight: Foresight
     membership: Membership
     transport: TransportName
     seed: int
@@ -82,11 +87,6 @@ class Terms:
     @property
     def recovers(self) -> bool:
         return self.recovery != "none"
-
-    @property
-    def directory(self) -> Path:
-        """Where checkpoints are on the disk."""
-        return self.keeping.directory
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ class _Clock:
 class FleetDriver:
     """The run on a fleet that has the state after `at` steps.
 
-    `heard` is told of every recovery.
+    `resumed` tells where that is from, `heard` is told of every recovery.
     """
 
     def __init__(
@@ -118,13 +118,14 @@ class FleetDriver:
         *,
         cluster: Cluster,
         at: int,
+        resumed: Mapping[str, Any] | None,
         num_validation: int,
     ) -> None:
         self._fleet, self._launcher, self._stack = fleet, launcher, stack
         self._terms, self._at, self._strikes = terms, at, 0
+        self.resumed = resumed
         self._norm: Norm | None = None
-        self._cluster, self._unbuilt = cluster, set[str]()
-        self._resumed = at > 0
+        self._cluster, self._unbuilt, self._gone = cluster, set[str](), set[str]()
         self.plan, self.num_validation = fleet.plan, num_validation
         self.heard: Callable[[Recovered], None] = lambda recovered: None
 
@@ -133,6 +134,7 @@ class FleetDriver:
         if self._terms.recovers and self._terms.membership.now() != self._cluster:
             self._recover_in_place(None)
         try:
+            self._look_ahead()
             found = self._fleet.step(number, traced=traced)
         except WorkerLost as lost:
             self._recover(lost)
@@ -153,6 +155,14 @@ class FleetDriver:
 
     def next_logits(self, tokens: Sequence[int]) -> np.ndarray:
         return self._surely(lambda: self._fleet.next_logits(tokens))
+
+    @property
+    def at(self) -> int:
+        return self._at
+
+    @property
+    def saved(self) -> int | None:
+        return self._fleet.saved
 
     def save(self, step: int) -> bool:
         host, terms = {**self._terms.host, "step": step}, self._terms
@@ -198,6 +208,7 @@ class FleetDriver:
     def _recover(self, lost: WorkerLost | None) -> None:
         """Get all workers of now going; raises WorkerLost if that does not help."""
         clock, at, before = _Clock(), self._at, self.plan
+        self._gone.clear()
         reason = "other nodes than before" if lost is None else str(lost)
         while True:
             self._strikes += 1
@@ -214,9 +225,11 @@ class FleetDriver:
                 reason=reason,
                 plan=None if self.plan == before else self.plan,
                 cluster=self._cluster,
+                gone=frozenset(self._gone),
                 from_step=at,
                 step=restored.step,
                 num_bytes=restored.num_bytes,
+                tier_s=restored.seconds,
                 seconds=clock.seconds,
             )
         )
@@ -235,13 +248,17 @@ class FleetDriver:
         gone = [worker for worker in fleet.workers if worker not in left]
         leaving = [worker for worker in left if worker not in fleet.workers]
         self._start(gone, clock)
-        held += self._held(gone)
+        held += self._on_disk(gone)
         fleet.connect(self._terms.transport, leaving)
         fleet.compile()
         clock.lap("compile")
-        restored = restore(fleet, held, leaving) or self._from_store()
+        in_memory_ = [h.save[0] for h in held if h.tier == "memory"]
+        most = max([self._at, *in_memory_])  # what is later was given up once
+        restored = restore(fleet, held, self._terms.keeping, leaving, most)
         if restored is None:
             restored = self._from_nothing(lost)
+        elif fleet.saved is not None:
+            fleet.saved = min(fleet.saved, restored.step)
         if leaving:
             crew.ask(dict.fromkeys(leaving, {"do": "end"}))
             fleet.connect(self._terms.transport)  # or they would be missed
@@ -251,48 +268,51 @@ class FleetDriver:
     def _held(self, workers: Sequence[str]) -> list[Holding]:
         if self._terms.recovery == "cloud-only":
             return []
-        return holdings(self._fleet.crew, workers, self._terms.directory)
+        return in_memory(self._fleet, workers) + self._on_disk(workers)
+
+    def _on_disk(self, workers: Sequence[str]) -> list[Holding]:
+        if self._terms.recovery == "cloud-only":
+            return []
+        return on_disk(self._fleet.crew, workers, self._terms.keeping)
 
     def _start(self, gone: Sequence[str], clock: _Clock) -> None:
         """Start the lost workers; build them, and all others that have another plan."""
         self._launcher.start(gone)
         clock.lap("start")
         self._unbuilt.update(gone)
+        self._gone.update(gone)
         building = [w for w in self._fleet.workers if w in self._unbuilt]
         settings = self._terms.settings(self._cluster, self._fleet.plan)
         self._fleet.build(settings, building)
         self._unbuilt.clear()
         clock.lap("build")
 
-    def _from_store(self) -> Restored | None:
-        """From the newest step of the store; None if there is none."""
-        store, directory = self._terms.keeping.store(), self._terms.directory
-        if self._terms.recovery == "cloud-only":
-            directory = directory.with_name(f"{directory.name}-fetched")
-            shutil.rmtree(directory, ignore_errors=True)
-        fetched = None if store is None else fetch_newest(store, directory)
-        if fetched is None:
-            return None
-        crew, workers = self._fleet.crew, self._fleet.workers
-        restored = restore(self._fleet, holdings(crew, workers, directory))
-        if restored is None:
-            return None
-        num_bytes = {**restored.num_bytes, "cloud": fetched.cloud_bytes}
-        return replace(restored, num_bytes=num_bytes)
-
     def _from_nothing(self, lost: WorkerLost | None) -> Restored:
         """Begin again, as nothing was ever saved; else what was saved must be found."""
-        if self._resumed or steps(self._terms.directory):
+        if self._fleet.saved is not None:
             raise lost or WorkerLost(self._fleet.workers[0], "finds no checkpoint")
         self._fleet.initialise(self._terms.seed)
         return Restored(step=0)
+
+    def _look_ahead(self) -> None:
+        """Let workers compile what a lost node would ask of them."""
+        if self._terms.recovers:
+            for cluster, plan in self._terms.foresight.found(self._cluster, self.plan):
+                self._fleet.warm(self._terms.settings(cluster, plan), plan)
 
     def _replan(self) -> None:
         """Make another plan if there are other nodes than before."""
         cluster = self._terms.membership.now()
         if cluster == self._cluster:
             return
-        self.plan = self._terms.replan(cluster, self._fleet.plan)
+        plan = self._terms.foresight.plan(cluster, self._fleet.plan)
+        if plan != self.plan or _used(cluster, plan) != _used(self._cluster, plan):
+            self.plan = plan
+            self._fleet.adopt(plan, cluster.nodes)
+            self._unbuilt.update(self._fleet.workers)
         self._cluster = cluster
-        self._fleet.adopt(self.plan, cluster.nodes)
-        self._unbuilt.update(self._fleet.workers)
+
+
+def _used(cluster: Cluster, plan: Plan) -> list[Node]:
+    names = {stage.node for _, _, stage in plan.stages()}
+    return [node for node in cluster.nodes if node.name in names]

@@ -20,17 +20,20 @@ class Journal:
     def __init__(self, path: Path, *, last_step: int) -> None:
         """Open the file, without the lines of steps after `last_step`."""
         self._path = path
-        self._file = self._without_later(last_step)
+        self._file, _ = self._without_later(last_step)
 
-    def rewind(self, last_step: int) -> None:
-        """Drop the lines of steps after `last_step`."""
+    def rewind(self, last_step: int) -> list[dict[str, Any]]:
+        """Drop the lines of steps after `last_step`, and return them."""
         self._file.close()
-        self._file = self._without_later(last_step)
+        self._file, dropped = self._without_later(last_step)
+        return dropped
 
-    def _without_later(self, last_step: int) -> TextIO:
+    def _without_later(self, last_step: int) -> tuple[TextIO, list[dict[str, Any]]]:
         lines = read_journal(self._path)
-        _rewrite(self._path, [line for line in lines if line["step"] <= last_step])
-        return self._path.open("a", encoding="utf-8")
+        kept = [line for line in lines if line["step"] <= last_step]
+        _rewrite(self._path, kept)
+        dropped = [line for line in lines if line["step"] > last_step]
+        return self._path.open("a", encoding="utf-8"), dropped
 
     def append(self, line: dict[str, Any]) -> None:
         """Write one line now; numbers must be finite."""

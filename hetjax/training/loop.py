@@ -10,17 +10,18 @@ and after the loop (`run.py`).
 import json
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from hetjax.checkpoint.restore import steps
 from hetjax.data.dataset import Dataset
 from hetjax.schedule.trace import perfetto
 from hetjax.training.config import RunConfig
 from hetjax.training.driving import Driver, Outcome
-from hetjax.training.elastic import RolledBack
+from hetjax.training.elastic import Recovered, RolledBack
+from hetjax.training.goodput import Spent
 from hetjax.training.journal import Journal
 from hetjax.training.optimizer import LearningRates
 from hetjax.training.progress import Display, metrics_line
@@ -57,14 +58,16 @@ class Loop:
     learning_rates: LearningRates
     metrics: Journal
     evaluated: set[int]
-    checkpoints: Path
-    saved: int
+    heard_saved: Callable[[int], None]
     seconds_at_peak: float | None
     trace: Path | None
     display: Display
     stop: StopRequest
+    spent: Spent
     _done: _Done | None = None
     _since_s: float = 0.0
+    _is_in_step: bool = False
+    _saved: int | None = None
     _traced: range = range(0)
     _num_traced: int = 0
 
@@ -74,6 +77,7 @@ class Loop:
         Returns the step reached, with its state saved. Raises Failed.
         """
         self._traced = steps_to_trace(self.config, step)
+        self._saved = self.driver.saved
         self._since_s = time.perf_counter()
         first = step
         while True:
@@ -82,6 +86,17 @@ class Loop:
             except RolledBack as back:
                 step = back.step
                 self._forget_after(step)
+
+    def hear(self, recovered: Recovered) -> None:
+        """Take a recovery, and what it has undone, out of the time of the step."""
+        now_s, took_s = time.perf_counter(), sum(recovered.seconds.values())
+        self.spent.recoveries.append(recovered.seconds)
+        if recovered.step > recovered.from_step:  # the survivors' work has counted
+            self._since_s += took_s
+            return
+        if self._is_in_step:
+            self.spent.lost_s += now_s - took_s - self._since_s
+        self._since_s = now_s
 
     def _run(self, step: int, first: int) -> int:
         while step < self.config.steps:
@@ -104,10 +119,11 @@ class Loop:
 
     def _forget_after(self, step: int) -> None:
         """What came after this step will come again."""
-        self._done = None
-        self.metrics.rewind(step)
+        if self._done is not None:
+            self.spent.lost_s += self._done.step_time_s
+        self._done, self._is_in_step = None, False
+        self.spent.undo(self.metrics.rewind(step), step)
         self.evaluated = {at for at in self.evaluated if at <= step}
-        self.saved = step
 
     def _due(self, every: int, step: int) -> bool:
         """Whether it is the turn of what happens every so many steps, and at 0."""
@@ -120,7 +136,9 @@ class Loop:
 
     def _train(self, step: int, num_trained: int) -> None:
         """Run one step; record the one before, whose loss has come in meanwhile."""
+        self._is_in_step = True
         result = self.driver.step(step, traced=self._is_traced(num_trained))
+        self._is_in_step = False
         now_s = time.perf_counter()
         step_time_s, self._since_s = now_s - self._since_s, now_s
         self._record()
@@ -158,15 +176,17 @@ class Loop:
 
     def _diverged(self, step: int, loss: float, norm: float) -> Failed:
         self.driver.wait_saved()
-        kept = steps(self.checkpoints)
+        kept = self.driver.saved
         state = (
-            f"the last checkpoint is of step {kept[-1]}" if kept else "none is saved"
+            "none is saved"
+            if kept is None
+            else f"the last checkpoint is of step {kept}"
         )
         return Failed(
             f"got: loss {loss} and grad_norm {norm} in step {step}\n"
             f"allowed: finite numbers; {state}\n"
-            f"fix: {'go on from there' if kept else 'start again'} with a lower "
-            "--optimizer.learning-rate, which is "
+            f"fix: {'start again' if kept is None else 'go on from there'} with a "
+            "lower --optimizer.learning-rate, which is "
             f"{self.config.optimizer.learning_rate} now"
         )
 
@@ -203,9 +223,9 @@ class Loop:
     def _save(self, step: int) -> None:
         """Start a checkpoint, unless the one before is still being written."""
         self._record()  # a state that has no finite loss must not be saved
-        if self.driver.save(step):
-            self.saved = step
-        else:
+        started = self.driver.save(step)
+        self._tell_saved()
+        if not started:
             self.display.note(
                 f"checkpoint of step {step} left out: one is still being written "
                 "(a larger --checkpoint.every avoids this)"
@@ -213,18 +233,22 @@ class Loop:
         self._since_s = time.perf_counter()
 
     def _save_last(self, step: int) -> None:
-        self.driver.wait_saved()
-        for _ in range(_NUM_LAST_SAVES):
-            if self.saved == step and step in steps(self.checkpoints):
+        for _ in range(_NUM_LAST_SAVES + 1):
+            self.driver.wait_saved()
+            self._tell_saved()
+            if self.driver.saved == step:
                 return
             self._save(step)
-            self.driver.wait_saved()
-        if step not in steps(self.checkpoints):
-            raise Failed(
-                f"got: no complete checkpoint of step {step} in {self.checkpoints}\n"
-                "allowed: a run ends with its state saved\n"
-                "fix: make room on that disk and run the same command again"
-            )
+        raise Failed(
+            f"got: no complete checkpoint of step {step}\n"
+            "allowed: a run ends with its state saved\n"
+            "fix: make room on the disk and run the same command again"
+        )
+
+    def _tell_saved(self) -> None:
+        if self.driver.saved not in (None, self._saved):
+            self._saved = self.driver.saved
+            self.heard_saved(self._saved)
 
     def _is_traced(self, num_trained: int) -> bool:
         traced = self.trace is not None and num_trained in self._traced

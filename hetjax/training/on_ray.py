@@ -12,6 +12,7 @@ import threading
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from hetjax.cluster.cluster import Cluster
@@ -84,10 +85,10 @@ class _Worker:
     """A worker process; its one method ends when its controller has gone."""
 
     def work(self, post: str) -> None:
-        from hetjax.training.worker import training_work  # JAX starts there
+        from hetjax.training.worker import training_work, warm_up  # JAX starts there
 
         told = read_post(post)
-        serve(told, lambda settings: training_work(told.worker, settings))
+        serve(told, partial(training_work, told.worker), partial(warm_up, told.worker))
 
 
 def _actor(worker: str, cluster: Cluster, machine: RayNode, simulate: bool) -> Any:

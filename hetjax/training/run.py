@@ -6,24 +6,24 @@ is written), resuming, and what is said at start and end. Does not own the loop
 (`loop.py`) nor the command line (`cli.py`).
 """
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from hetjax.checkpoint.fetch import fetch_newest
-from hetjax.checkpoint.restore import Checkpoint, DamagedCheckpoint, steps
 from hetjax.data.dataset import Dataset, load, prepare
-from hetjax.errors import BadInput
 from hetjax.models.counts import parameter_count
 from hetjax.models.model import Model
 from hetjax.plans.table import plan_table
 from hetjax.runtime.control import WorkerLost
 from hetjax.training import rundir
 from hetjax.training.config import RunConfig, check_config
+from hetjax.training.driving import Driver
 from hetjax.training.elastic import Recovered
+from hetjax.training.goodput import Goodput, Spent, goodput_line, goodput_values
 from hetjax.training.journal import Journal, read_journal
 from hetjax.training.launching import LOGS
 from hetjax.training.loop import Failed, Loop
@@ -35,8 +35,9 @@ from hetjax.training.placement import (
 )
 from hetjax.training.presets import Preset
 from hetjax.training.progress import Display, display
+from hetjax.training.reached import check_reached, evaluated, read_progress
 from hetjax.training.rundir import Previous
-from hetjax.training.starting import Start, driver_of, keeping
+from hetjax.training.starting import Start, driver_of
 from hetjax.training.stopping import StopRequest
 from hetjax.training.utilization import seconds_at_peak
 
@@ -44,7 +45,7 @@ DONE, PREEMPTED = 0, 4  # exit codes
 # Settings that may differ from start to start without a word
 _PASSING = ("run_dir", "cluster", "plan", "planner", "microbatch_size", "profile")
 _PASSING += ("launcher", "transport", "recovery", "simulate", "stop_after", "trace")
-_PASSING += ("data.path", "data.cache_dir")
+_PASSING += ("foresee_after_s", "data.path", "data.cache_dir")
 
 
 def run(config: RunConfig, preset: Preset, model: Model) -> int:
@@ -53,6 +54,7 @@ def run(config: RunConfig, preset: Preset, model: Model) -> int:
     `preset` gives the cluster and the plan to fall back on. Raises BadInput before
     anything is written, Failed where training cannot go on.
     """
+    begin_s = time.perf_counter()
     check_config(config)
     with rundir.locked(config.run_dir), display(config.steps) as shown:
         previous = rundir.read_previous(config.run_dir)
@@ -60,12 +62,12 @@ def run(config: RunConfig, preset: Preset, model: Model) -> int:
             rundir.check_same_run(previous, config)
         for name in (rundir.METRICS, rundir.EVENTS):
             read_journal(config.run_dir / name)  # a damaged one is refused
-        checkpoint = _newest_checkpoint(config, shown)
+        progress = read_progress(config, shown)
         hardware = choose_hardware(config, preset)
         choice = choose_plan(
             config, model, hardware.cluster, preset, previous, shown.note
         )
-        if checkpoint is not None and _is_done(config, checkpoint):
+        if progress.is_done:
             shown.note(f"{config.run_dir} has done all of its {config.steps} steps")
             if config.trace:
                 shown.note("--trace: no step is left to trace; raise --steps")
@@ -77,11 +79,11 @@ def run(config: RunConfig, preset: Preset, model: Model) -> int:
             choice=choice,
             dataset=_dataset(config, model, previous, shown),
             previous=previous,
-            checkpoint=checkpoint,
+            progress=progress,
         )
         _describe(start, shown)
         try:
-            return _train(start, shown)
+            return _train(start, shown, begin_s)
         except WorkerLost as lost:
             raise _without(lost, config) from lost
 
@@ -96,40 +98,6 @@ def _without(lost: WorkerLost, config: RunConfig) -> Failed:
         f"fix: see {logs}, then run the same command again: it goes on from the last "
         "checkpoint"
     )
-
-
-def _newest_checkpoint(config: RunConfig, shown: Display) -> Checkpoint | None:
-    """The newest that is here or in the store, which mends what is damaged here."""
-    store, directory = keeping(config).store(), config.run_dir / rundir.CHECKPOINTS
-    if store is not None:
-        after = max(steps(directory), default=0) - 1
-        fetched = fetch_newest(store, directory, after)
-        if fetched is not None and fetched.cloud_bytes:
-            shown.note(
-                f"fetched step {fetched.step} from {config.checkpoint.cloud}: "
-                f"{fetched.cloud_bytes:,} bytes in {fetched.seconds:.1f} s, "
-                f"{fetched.disk_bytes:,} were here"
-            )
-    try:
-        with rundir.usable(config.run_dir):
-            checkpoint = Checkpoint.open(config.run_dir / rundir.CHECKPOINTS)
-    except (DamagedCheckpoint, rundir.Unusable):
-        raise  # starting anew would write over what may be mended
-    except BadInput:
-        return None  # none is complete yet
-    if checkpoint.step > config.steps:
-        raise BadInput(
-            got=f"--steps {config.steps}, and the run in {str(config.run_dir)!r} has "
-            f"done {checkpoint.step}",
-            allowed=f"steps >= {checkpoint.step}",
-            fix=f"give --steps {checkpoint.step} or more, or another --run-dir",
-        )
-    return checkpoint
-
-
-def _is_done(config: RunConfig, checkpoint: Checkpoint) -> bool:
-    reached = checkpoint.step == config.steps
-    return reached and config.steps in _evaluated(config.run_dir)
 
 
 def _dataset(
@@ -163,12 +131,11 @@ def _describe(start: Start, shown: Display) -> None:
     shown.note(f"plan ({start.choice.source}):\n{plan_table(start.choice.plan)}")
 
 
-def _train(start: Start, shown: Display) -> int:
+def _train(start: Start, shown: Display, begin_s: float) -> int:
     config, run_dir = start.config, start.config.run_dir
-    rates = LearningRates(config.optimizer, config.steps, start.step)
     with driver_of(start, shown) as driver:
-        metrics, events = _begin(start, shown)
-        driver.heard = lambda found: _recovered(found, run_dir, events, shown)
+        check_reached(driver.at, config)
+        metrics, events = _begin(start, driver, shown)
         with ExitStack() as stack:
             stack.enter_context(closing(metrics))
             stack.enter_context(closing(events))
@@ -179,11 +146,10 @@ def _train(start: Start, shown: Display) -> int:
                 config=config,
                 driver=driver,
                 dataset=start.dataset,
-                learning_rates=rates,
+                learning_rates=LearningRates(config.optimizer, config.steps, driver.at),
                 metrics=metrics,
-                evaluated=_evaluated(run_dir),
-                checkpoints=run_dir / rundir.CHECKPOINTS,
-                saved=start.step,
+                evaluated=evaluated(run_dir),
+                heard_saved=lambda step: event(events, "saved", step),
                 seconds_at_peak=None
                 if config.simulate
                 else seconds_at_peak(
@@ -192,8 +158,19 @@ def _train(start: Start, shown: Display) -> int:
                 trace=run_dir / rundir.TRACE if config.trace else None,
                 display=shown,
                 stop=stop,
+                spent=Spent(after=driver.at),
             )
-            return _end(start, loop.run(start.step), stop, events, shown)
+
+            def recovered(found: Recovered) -> None:
+                loop.hear(found)
+                _recovered(found, run_dir, events, shown)
+
+            driver.heard = recovered
+            step = loop.run(driver.at)
+            total_s = time.perf_counter() - begin_s
+            found = loop.spent.goodput(read_journal(run_dir / rundir.METRICS), total_s)
+            _say_goodput(found, step, events, shown)
+            return _end(start, step, stop, events, shown)
 
 
 def _node_or_all(
@@ -208,27 +185,28 @@ def _node_or_all(
     return heard
 
 
-def _begin(start: Start, shown: Display) -> tuple[Journal, Journal]:
+def _begin(start: Start, driver: Driver, shown: Display) -> tuple[Journal, Journal]:
     """Write what this start runs with; open metrics.jsonl and events.jsonl."""
     config, run_dir = start.config, start.config.run_dir
     rundir.write_start(
         run_dir, config, start.dataset, start.hardware.cluster, start.choice.plan
     )
-    metrics = Journal(run_dir / rundir.METRICS, last_step=start.step)
+    metrics = Journal(run_dir / rundir.METRICS, last_step=driver.at)
     events = Journal(run_dir / rundir.EVENTS, last_step=config.steps)
-    if start.checkpoint is not None:
-        event(events, "restored", start.step, checkpoint=str(start.checkpoint.path))
+    if driver.resumed is not None:
+        event(events, "restored", driver.at, **driver.resumed)
+        shown.note(f"resumed at step {driver.at}{_origin(driver.resumed)}")
     if start.previous is None:
-        event(events, "started", start.step, plan=start.choice.source)
+        event(events, "started", driver.at, plan=start.choice.source)
         return metrics, events
     if start.previous.plan != start.choice.plan:
-        event(events, "replanned", start.step, plan=start.choice.source)
+        event(events, "replanned", driver.at, plan=start.choice.source)
         shown.note(f"another plan than before, from {start.choice.source}")
     changed = rundir.changes(start.previous, config)
     for name, (was, now) in changed.items():
         if name not in _PASSING:
             shown.note(f"{name} is {now} from here on (was {was})")
-            event(events, "reconfigured", start.step, setting=name, was=was, now=now)
+            event(events, "reconfigured", driver.at, setting=name, was=was, now=now)
     return metrics, events
 
 
@@ -246,20 +224,38 @@ def _recovered(
         "recovered",
         recovered.step,
         reason=recovered.reason,
+        gone=sorted(recovered.gone),
         lost_steps=max(0, recovered.from_step - recovered.step),
         bytes=dict(recovered.num_bytes),
+        tier_s={tier: round(s, 3) for tier, s in recovered.tier_s.items()},
         seconds=seconds,
     )
-    moved = ", ".join(f"{n:,} bytes from {t}" for t, n in recovered.num_bytes.items())
+    moved = _moved(recovered.num_bytes, recovered.tier_s)
     shown.note(
         f"{recovered.reason}; all are at step {recovered.step} again after "
         f"{sum(seconds.values()):.1f} s ({moved or 'nothing had to move'})"
     )
 
 
-def _evaluated(run_dir: Path) -> set[int]:
-    lines = read_journal(run_dir / rundir.METRICS)
-    return {line["step"] for line in lines if "val_loss" in line}
+def _origin(resumed: Mapping[str, Any]) -> str:
+    """Where the state is from, for people."""
+    if "checkpoint" in resumed:
+        return f" from {resumed['checkpoint']}"
+    return f" ({_moved(resumed['bytes'], resumed['seconds'])})"
+
+
+def _moved(num_bytes: Mapping[str, int], seconds: Mapping[str, float]) -> str:
+    return ", ".join(
+        f"{n:,} bytes from {tier} in {seconds[tier]:.1f} s"
+        for tier, n in num_bytes.items()
+    )
+
+
+def _say_goodput(found: Goodput, step: int, events: Journal, shown: Display) -> None:
+    """Record what the time went into; show it if something was lost."""
+    event(events, "goodput", step, **goodput_values(found))
+    if found.is_disturbed:
+        shown.note(goodput_line(found))
 
 
 def _end(

@@ -5,30 +5,33 @@ Owns which driver that is, and what workers are told. Does not own what is settl
 what a start writes (`run.py`).
 """
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from hetjax.checkpoint.restore import Checkpoint
-from hetjax.checkpoint.save import Keeping
+from hetjax.checkpoint.fetch import in_store
+from hetjax.checkpoint.holdings import Holding
 from hetjax.cluster.files import cluster_toml
 from hetjax.data.dataset import Dataset
+from hetjax.errors import BadInput
 from hetjax.models.model import Model
 from hetjax.runtime.embedded import Embedded
-from hetjax.training import rundir
+from hetjax.runtime.fleet import Fleet
+from hetjax.runtime.recovery import Restored, on_disk, restore
 from hetjax.training.config import RunConfig
 from hetjax.training.driving import Driver, LocalDriver
 from hetjax.training.elastic import FleetDriver, Terms
 from hetjax.training.feed import held_out, training_feed
+from hetjax.training.foresight import Foresight
 from hetjax.training.launching import LOGS, Launcher, OnThisMachine, started
 from hetjax.training.membership import Membership
 from hetjax.training.on_ray import OnRay
 from hetjax.training.optimizer import optimizer
 from hetjax.training.placement import Choice, Hardware, next_plan
 from hetjax.training.progress import Display
+from hetjax.training.reached import EMBEDDED, Progress, keeping
 from hetjax.training.rundir import Previous
 from hetjax.training.worker import worker_settings
-
-_WORKER = "embedded"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,24 +44,17 @@ class Start:
     choice: Choice
     dataset: Dataset
     previous: Previous | None
-    checkpoint: Checkpoint | None
-
-    @property
-    def step(self) -> int:
-        return 0 if self.checkpoint is None else self.checkpoint.step
+    progress: Progress
 
 
 def driver_of(start: Start, shown: Display) -> Driver:
     """Compile the plan's programs and fill in the state to start from."""
-    make = _local if start.config.launcher == "embedded" else _fleet
-    driver = make(start, shown)
-    if start.checkpoint is not None:
-        shown.note(f"resumed at step {start.step} from {start.checkpoint.path}")
-    return driver
+    make = _local if start.config.launcher == EMBEDDED else _fleet
+    return make(start, shown)
 
 
 def _local(start: Start, shown: Display) -> LocalDriver:
-    config = start.config
+    config, checkpoint = start.config, start.progress.checkpoint
     feed = training_feed(config, start.dataset)
     validation = held_out(config, start.dataset)
     runtime = Embedded(
@@ -69,19 +65,21 @@ def _local(start: Start, shown: Display) -> LocalDriver:
         dtype=config.dtype,
         clip_norm=config.optimizer.clip_norm,
     )
-    if start.checkpoint is not None:
-        start.checkpoint.check_same_model(runtime.abstract_entries())
+    if checkpoint is not None:
+        checkpoint.check_same_model(runtime.abstract_entries())
     runtime.compile(shown.compiled)
-    if start.checkpoint is None:
+    if checkpoint is None:
         runtime.initialise(config.seed)
     else:
-        runtime.restore(start.checkpoint.read)
+        runtime.restore(checkpoint.read)
     return LocalDriver(
         runtime,
         feed,
         validation,
-        keeping(config).saver(_WORKER),
+        keeping(config).saver(EMBEDDED),
         _host(config),
+        at=0 if checkpoint is None else checkpoint.step,
+        resumed=checkpoint and {"checkpoint": str(checkpoint.path)},
     )
 
 
@@ -92,8 +90,9 @@ def _fleet(start: Start, shown: Display) -> FleetDriver:
         settings=lambda cluster, plan: worker_settings(
             config, cluster_toml(cluster), plan, start.dataset
         ),
-        replan=lambda cluster, current: next_plan(
-            config, start.model, cluster, current
+        foresight=Foresight(
+            lambda cluster, current: next_plan(config, start.model, cluster, current),
+            config.foresee_after_s,
         ),
         membership=Membership(cluster, config.cluster),
         transport=config.transport,
@@ -109,19 +108,49 @@ def _fleet(start: Start, shown: Display) -> FleetDriver:
         fleet.build(terms.settings(cluster, plan))
         fleet.connect(terms.transport)
         fleet.compile(shown.compiled)
-        if start.checkpoint is None:
-            fleet.initialise(terms.seed)
-        else:
-            fleet.restore(terms.keeping.directory, start.step)
+        restored = _restored(fleet, terms, start)
         return FleetDriver(
             fleet,
             launcher,
             stack.pop_all(),
             terms,
             cluster=cluster,
-            at=start.step,
+            at=0 if restored is None else restored.step,
+            resumed=restored
+            and {"bytes": restored.num_bytes, "seconds": restored.seconds},
             num_validation=num_validation,
         )
+
+
+def _restored(fleet: Fleet, terms: Terms, start: Start) -> Restored | None:
+    """Bring the fleet to the newest save there is; None if it begins anew."""
+    keeping, held = terms.keeping, list[Holding]()
+    if terms.recovery != "cloud-only":
+        held = on_disk(fleet.crew, fleet.workers, keeping)
+    restored = restore(fleet, [*held, *in_store(keeping.store())], keeping)
+    if restored is None:
+        _check_begins(held, start)
+        fleet.initialise(terms.seed)
+        return None
+    fleet.saved = restored.step
+    return restored
+
+
+def _check_begins(held: Sequence[Holding], start: Start) -> None:
+    """Raise BadInput if the run has saved before, and some of that is missing."""
+    config, saved = start.config, start.progress.saved
+    if saved is None or not (held or config.checkpoint.local):
+        return
+    where, cloud = keeping(config).directory, config.checkpoint.cloud
+    steps = sorted({holding.save[0] for holding in held})
+    there = f"parts of {', '.join(map(str, steps))}" if steps else "nothing"
+    raise BadInput(
+        got=f"no complete checkpoint of a run that has saved step {saved}: its workers "
+        f"have {there} in {where}, and the store is {cloud or 'none'}",
+        allowed="all slices of a step on the disks of the workers or in the store",
+        fix="start with the nodes that have the rest, give --checkpoint.cloud, or "
+        "start anew with another --run-dir",
+    )
 
 
 def _launcher(start: Start, stack: ExitStack) -> Launcher:
@@ -129,16 +158,6 @@ def _launcher(start: Start, stack: ExitStack) -> Launcher:
     if config.launcher == "ray":
         return OnRay(cluster, stack, simulate=config.simulate)
     return OnThisMachine(config.run_dir / LOGS, stack)
-
-
-def keeping(config: RunConfig) -> Keeping:
-    """Where the run's checkpoints go."""
-    return Keeping(
-        directory=(config.run_dir / rundir.CHECKPOINTS).absolute(),
-        keep=config.checkpoint.keep,
-        cloud=config.checkpoint.cloud,
-        upload_mbit_per_s=config.checkpoint.upload_mbit_per_s,
-    )
 
 
 def _host(config: RunConfig) -> dict[str, int]:

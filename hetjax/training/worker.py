@@ -8,6 +8,7 @@ by a controller, which writes one line to its standard input; not meant to be ty
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from hetjax.plans.plan import Plan
 from hetjax.runtime.island import Island
 from hetjax.runtime.members import node_of
 from hetjax.runtime.serving import read_post, serve
+from hetjax.training.compiled import keep_compiled
 from hetjax.training.config import RunConfig
 from hetjax.training.config_files import config_values, read_config
 from hetjax.training.feed import Feed, held_out, training_feed
@@ -64,12 +66,26 @@ def worker_settings(
 def training_work(worker: str, settings: Mapping[str, Any]) -> TrainingWork:
     """Make a worker's part from what `worker_settings` gave its controller."""
     config = read_config(settings["config"], "settings")
-    model = model_preset(config.model)
+    keep_compiled(config.data.cache_dir.expanduser())
+    dataset = _dataset(settings, config, model_preset(config.model).vocab_size)
+    return TrainingWork(
+        island=_island(worker, settings, config),
+        feed=training_feed(config, dataset),
+        held_out=held_out(config, dataset),
+    )
+
+
+def warm_up(worker: str, settings: Mapping[str, Any]) -> None:
+    """Compile what a worker would have to for these settings."""
+    _island(worker, settings, read_config(settings["config"], "settings")).compile()
+
+
+def _island(worker: str, settings: Mapping[str, Any], config: RunConfig) -> Island:
     whole = parse_cluster(settings["cluster"])
     cluster = part_of(whole, [node_of(worker)])
-    island = Island(
+    return Island(
         parse_plan(settings["plan"]),
-        model,
+        model_preset(config.model),
         worker,
         _devices(worker, cluster, config.simulate),
         optimizer(config.optimizer, config.steps),
@@ -77,12 +93,6 @@ def training_work(worker: str, settings: Mapping[str, Any]) -> TrainingWork:
         clip_norm=config.optimizer.clip_norm,
         gradient_wire=config.gradient_wire,
         nodes=whole.nodes,
-    )
-    dataset = _dataset(settings, config, model.vocab_size)
-    return TrainingWork(
-        island=island,
-        feed=training_feed(config, dataset),
-        held_out=held_out(config, dataset),
     )
 
 
@@ -121,7 +131,7 @@ def main() -> None:
     """Serve the controller that has written where it is."""
     keep_freed_memory()  # before there are threads, which would have their own
     post = read_post(sys.stdin.readline())
-    serve(post, lambda settings: training_work(post.worker, settings))
+    serve(post, partial(training_work, post.worker), partial(warm_up, post.worker))
 
 
 if __name__ == "__main__":

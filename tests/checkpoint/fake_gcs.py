@@ -101,11 +101,11 @@ class FakeGcs:
         self._lock = threading.Lock()
 
     @contextmanager
-    def serving(self) -> Iterator["FakeGcs"]:
-        """Serve on a free local port, given in `url`."""
+    def serving(self, host: str = "127.0.0.1") -> Iterator["FakeGcs"]:
+        """Serve on a free port of an address of this machine, given in `url`."""
         handler = type("Handler", (_Handler,), {"fake": self})
-        server = _Server(("127.0.0.1", 0), handler)
-        self.url = f"http://127.0.0.1:{server.server_address[1]}"
+        server = _Server((host, 0), handler)
+        self.url = f"http://{host}:{server.server_address[1]}"
         serve = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         serve.start()
         try:

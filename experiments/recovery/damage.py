@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints damaged on the disks of workers: is the state restored the one saved?
+
+    python -m experiments.recovery.damage [--cases 500] [--seed 0]
+
+Four worker processes, each with a folder of its own for a disk and all with one store,
+save two steps with other bits. Then, per case: files of one kind are flipped, truncated
+or removed on some of the disks, in the newest step or in both, and the fleet, whose
+state is another one by then, restores. Beside the disks there is the store (`store`,
+known to whoever asks for the restore, or only to be asked for), a copy of each saver's
+part on another worker's disk (`copy`), the newest state in the memory of a worker that
+has all of it (`memory`), or nothing. What every worker's devices have afterwards is
+compared with what they had at saving, bit for bit; the step and the bytes by tier with
+what the files that are as they were should give. Prints one JSON object; `wrong` is to
+be empty.
+"""
+
+import argparse
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from experiments.recovery import witness
+from experiments.recovery.disks import KINDS, Disks, Kind, Part
+from hetjax.checkpoint.fetch import in_store
+from hetjax.checkpoint.holdings import Holding
+from hetjax.checkpoint.keeping import Keeping
+from hetjax.runtime.fleet import Fleet
+from hetjax.runtime.recovery import Restored, in_memory, on_disk, restore
+from hetjax.training.launching import OnThisMachine, started
+
+STEPS = OLDER, NEWEST = 1, 2
+_NEITHER = 0  # the seed of a state that nobody saved
+_BESIDE = {"store": 4, "nothing": 3, "copy": 2, "memory": 2}  # how often
+_BOTH_STEPS = 0.3
+_UPLOAD_S, _LOOK_S = 60.0, 0.02
+
+State = dict[str, witness.Checksums]  # by worker
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """What is done, and what there is beside the disks."""
+
+    kind: Kind
+    beside: str
+    listed: bool = False
+    hurt: Mapping[int, Sequence[str]]
+
+    def __str__(self) -> str:
+        hurt = "; ".join(f"{step}: {', '.join(on)}" for step, on in self.hurt.items())
+        listed = " listed before" if self.listed else ""
+        return f"{self.kind} on {hurt}, beside {self.beside}{listed}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What a restore gave; `step` is None if it found nothing whole."""
+
+    step: int | None
+    num_bytes: Mapping[str, int]
+    first_place: bool = True  # all is from where it is when nothing is damaged
+
+    def name(self) -> str:
+        if self.step != NEWEST:
+            return "refused" if self.step is None else "older step"
+        if self.first_place:
+            return "harmless"
+        return "from the store" if "cloud" in self.num_bytes else "from a peer"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lab:
+    """A fleet that has saved; `saved` is what it had then, by step."""
+
+    fleet: Fleet
+    keeping: Keeping
+    disks: Disks
+    witnessed: Path
+    saved: Mapping[int | None, State]
+    needs: Mapping[str, Mapping[str, int]]  # bytes of each leaf, by worker
+
+    @property
+    def savers(self) -> list[str]:
+        """The workers whose disks have something."""
+        return sorted({part.worker for part in self.disks.own_parts()})
+
+
+def state(fleet: Fleet, witnessed: Path) -> State:
+    return {worker: witness.told(witnessed, worker) for worker in fleet.workers}
+
+
+@contextmanager
+def lab(folder: Path) -> Iterator[Lab]:
+    """Start the fleet and let it save."""
+    keeping = Keeping(
+        directory=str(folder / "disks/{worker}"), cloud=(folder / "store").as_uri()
+    )
+    with ExitStack() as stack:
+        module = "experiments.recovery.witness"
+        launcher = OnThisMachine(folder / "logs", stack, module=module)
+        fleet = started(launcher, witness.witness_plan())
+        witnessed = folder / "witnessed"
+        witnessed.mkdir()
+        fleet.build(witness.witness_settings(witnessed))
+        fleet.connect()
+        saved = {step: save(fleet, keeping, step, witnessed) for step in STEPS}
+        fleet.initialise(_NEITHER)
+        told = fleet.crew.ask(dict.fromkeys(fleet.workers, {"do": "needs"}))
+        yield Lab(
+            fleet=fleet,
+            keeping=keeping,
+            disks=Disks.copied(folder / "disks", folder / "pristine"),
+            witnessed=witnessed,
+            saved={**saved, None: state(fleet, witnessed)},
+            needs={worker: message["leaves"] for worker, message in told.items()},
+        )
+        fleet.end()
+
+
+def save(fleet: Fleet, keeping: Keeping, step: int, witnessed: Path) -> State:
+    """Save another state as this step; returns when the store has it, too."""
+    fleet.initialise(step)
+    assert fleet.save(keeping, step, {"step": step})
+    fleet.wait_saved()
+    assert fleet.saved == step
+    store, end_s = keeping.store(), time.monotonic() + _UPLOAD_S
+    while step not in {holding.save[0] for holding in in_store(store)}:
+        assert time.monotonic() < end_s, f"step {step} is not uploaded"
+        time.sleep(_LOOK_S)
+    return state(fleet, witnessed)
+
+
+def random_case(number: int, savers: Sequence[str], random_: random.Random) -> Case:
+    """Kinds take turns, all else is drawn."""
+    (beside,) = random_.choices([*_BESIDE], [*_BESIDE.values()])
+    steps = STEPS if random_.random() < _BOTH_STEPS else (NEWEST,)
+    return Case(
+        kind=KINDS[number % len(KINDS)],
+        beside=beside,
+        listed=beside == "store" and random_.random() < 0.5,
+        hurt={
+            s: random_.sample(savers, random_.randint(1, len(savers))) for s in steps
+        },
+    )
+
+
+def run(lab: Lab, case: Case, random_: random.Random) -> tuple[str, list[str]]:
+    """What should come of a case, and what did come of it otherwise."""
+    own = lab.disks.own_parts()
+    copies = [*_copies(lab, own)] if case.beside == "copy" else []
+    try:
+        _forget(lab, case)
+        for step, workers in case.hurt.items():
+            for worker in workers:
+                at = worker, step
+                hit = [p for p in (*own, *copies) if (p.worker, p.step) == at]
+                lab.disks.harm(hit, case.kind, random_)
+        expected = _expected(lab, case, [*own, *copies])
+        return expected.name(), [*_wrong(lab, expected, _restored(lab, case))]
+    finally:
+        for part in copies:
+            lab.disks.remove(part)
+        for part in own:
+            if part.worker in case.hurt.get(part.step, ()):
+                lab.disks.mend(part)
+
+
+def _copies(lab: Lab, parts: Sequence[Part]) -> Iterator[Part]:
+    """Each part on the disk of another saver, too."""
+    others = dict(zip(lab.savers, [*lab.savers[1:], lab.savers[0]], strict=True))
+    for part in parts:
+        yield lab.disks.copy(part, others[part.worker])
+
+
+def _forget(lab: Lab, case: Case) -> None:
+    """Give all workers another state, but for one that may keep the newest."""
+    if case.beside != "memory":
+        return lab.fleet.initialise(_NEITHER)
+    found = restore(lab.fleet, _on_disks(lab), lab.keeping)
+    assert found is not None and found.step == NEWEST, found
+    request = {"do": "initialise", "seed": _NEITHER}
+    lab.fleet.crew.ask(dict.fromkeys(witness.STAGES, request))
+
+
+def _on_disks(lab: Lab) -> list[Holding]:
+    return on_disk(lab.fleet.crew, lab.fleet.workers, lab.keeping)
+
+
+def _restored(lab: Lab, case: Case) -> Restored | None:
+    keeping, held = lab.keeping, _on_disks(lab)
+    if case.beside == "memory":
+        held += in_memory(lab.fleet, [witness.WHOLE])
+    if case.beside != "store":
+        keeping = replace(keeping, cloud=None)
+    elif case.listed:
+        held += in_store(keeping.store())
+    return restore(lab.fleet, held, keeping)
+
+
+def _expected(lab: Lab, case: Case, parts: Sequence[Part]) -> Outcome:
+    """The newest step whose leaves are all somewhere, each from the nearest place."""
+    for step in (NEWEST, OLDER):
+        there = [part for part in parts if part.step == step]
+        tiers = _tiers(lab, case, lab.disks.left(there))
+        if None not in tiers.values():
+            num_bytes = Counter[str]()
+            for (worker, leaf), tier in tiers.items():
+                num_bytes[str(tier)] += lab.needs[worker][leaf]
+            return Outcome(
+                step=step,
+                num_bytes=num_bytes,
+                first_place=tiers == _tiers(lab, case, lab.disks.saved(there)),
+            )
+    return Outcome(step=None, num_bytes={}, first_place=False)
+
+
+def _tiers(
+    lab: Lab, case: Case, holders: Mapping[str, Collection[str]]
+) -> dict[tuple[str, str], str | None]:
+    """The nearest tier of each leaf for each worker that lacks it."""
+    has_all = case.beside == "memory"  # and no older step is needed then
+    elsewhere = {"store": "cloud", "memory": "peer"}.get(case.beside)
+    found: dict[tuple[str, str], str | None] = {}
+    for worker, leaves in lab.needs.items():
+        for leaf in leaves if not (has_all and worker == witness.WHOLE) else ():
+            on = holders.get(leaf, ())
+            tier = "disk" if worker in on else "peer" if on else elsewhere
+            found[worker, leaf] = tier
+    return found
+
+
+def _wrong(lab: Lab, expected: Outcome, found: Restored | None) -> Iterator[str]:
+    step = None if found is None else found.step
+    num_bytes = {} if found is None else dict(found.num_bytes)
+    if step != expected.step:
+        yield f"restored step {step}, not {expected.step}"
+    elif num_bytes != dict(expected.num_bytes):
+        yield f"bytes {num_bytes}, not {dict(expected.num_bytes)}"
+    for worker, leaves in state(lab.fleet, lab.witnessed).items():
+        saved = lab.saved[step][worker]
+        if other := [leaf for leaf in saved if leaves.get(leaf) != saved[leaf]]:
+            yield f"{worker} has other bits in {len(other)} leaves, as {other[0]}"
+    if left := [*lab.disks.root.glob("*/.fetched-*")]:
+        yield f"left behind: {left[0].name}"
+
+
+def measured(num_cases: int, seed: int, folder: Path) -> dict[str, Any]:
+    random_ = random.Random(seed)
+    outcomes: dict[str, Counter[str]] = {str(kind): Counter() for kind in KINDS}
+    beside: dict[str, Counter[str]] = {name: Counter() for name in _BESIDE}
+    wrong, took_s = [], []
+    with lab(folder) as built:
+        for number in range(num_cases):
+            case = random_case(number, built.savers, random_)
+            begin_s = time.perf_counter()
+            outcome, troubles = run(built, case, random_)
+            took_s.append(time.perf_counter() - begin_s)
+            outcomes[str(case.kind)][outcome] += 1
+            beside[case.beside][outcome] += 1
+            if troubles:
+                wrong.append({"case": number, "what": str(case), "troubles": troubles})
+            print(number, len(wrong), file=sys.stderr, flush=True)
+    return {
+        "cases": num_cases,
+        "wrong": wrong,
+        "outcomes": sum(outcomes.values(), Counter()),
+        "by_damage": outcomes,
+        "by_what_is_beside": beside,
+        "case_s": {
+            "median": round(median(took_s), 3),
+            "most": round(max(took_s), 3),
+        },
+        "load": os.getloadavg()[0],
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--cases", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args(arguments)
+    warnings.simplefilter("ignore")  # each damage that is found is told
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps(measured(given.cases, given.seed, Path(folder)), indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long a run stands still: local-first recovery against all from the cloud.
+
+    python -m experiments.recovery.speed [--scenario NAME ...] [--peer-mbit 1000]
+
+Stands up hosts as a testbed (`experiments/testbed`: namespaces with shaped links; needs
+root) and one more for the cloud, whose link has a fifth of the rate. Each scenario
+(`scenarios.py`) runs twice, by `--recovery local-first` and by `cloud-only`, on new
+workers with disks of their own: two steps, a checkpoint of about 1 GB, its copy in the
+cloud, a step more; then what the scenario says happens in the middle of a step. Times
+are from there to the end of the first step after it. `floor_s` is what has to move over
+the link that has most to carry, at its rate. Prints one JSON object.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import rmtree
+from typing import Any, Literal
+
+from experiments.islands import models
+from experiments.recovery.cloud_host import BUCKET
+from experiments.recovery.kills import workers
+from experiments.recovery.scenarios import (
+    BATCH,
+    DEVICES,
+    NODES,
+    SEQ_LEN,
+    Scenario,
+    scenarios,
+)
+from experiments.testbed.hosts import Host, Testbed
+from hetjax.checkpoint.commit import committed_steps
+from hetjax.checkpoint.keeping import Keeping
+from hetjax.cluster.cluster import Cluster, Node
+from hetjax.cluster.files import cluster_toml, load_cluster
+from hetjax.data.dataset import Dataset
+from hetjax.models.counts import parameter_count
+from hetjax.models.presets import model_preset
+from hetjax.training.config import RunConfig
+from hetjax.training.elastic import FleetDriver, Recovered, RolledBack, Terms
+from hetjax.training.foresight import Foresight
+from hetjax.training.launching import LOGS, OnThisMachine, Place, started
+from hetjax.training.membership import Membership
+from hetjax.training.worker import worker_settings
+
+MODEL = "gpt-12x768"
+Recovery = Literal["local-first", "cloud-only"]
+_CLOUD = "cloud"  # the host that stands for it
+_CLOUD_SHARE = 5  # of a peer's link, what the cloud's has
+_STATE_BYTES = 12  # of a parameter
+_INTO_STEP_S = 0.3
+_UPLOAD_S = 300.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Site:
+    """Where trials run: hosts with links of this rate, and a cloud."""
+
+    testbed: Testbed
+    config: RunConfig
+    dataset: Dataset
+    folder: Path
+    peer_bytes_per_s: float
+
+
+def cluster_of(names: Sequence[str]) -> Cluster:
+    nodes = tuple(
+        Node(
+            name=name,
+            device="core",
+            count=DEVICES,
+            peak_tflops=0.05,
+            memory_gib=4.0,
+            memory_gb_per_s=10.0,
+            intra_node_gb_per_s=10.0,
+            network_gbit_per_s=1.0,
+        )
+        for name in names
+    )
+    return Cluster(name="testbed", nodes=nodes)
+
+
+class Trial:
+    """A run on workers of its own, with a cluster file that may be changed."""
+
+    def __init__(
+        self, site: Site, scenario: Scenario, recovery: Recovery, stack: ExitStack
+    ) -> None:
+        self._scenario = scenario
+        self._folder = Path(tempfile.mkdtemp(dir=site.folder))
+        stack.callback(rmtree, self._folder, ignore_errors=True)
+        keeping = Keeping(
+            directory=f"{self._folder}/disks/{{worker}}",
+            cloud=f"gs://{BUCKET}/{self._folder.name}",
+        )
+        self._store, self._keeping = keeping.store(), keeping
+        self._file = self._folder / "cluster.toml"
+        self._join(tuple({s.node: 0 for _, _, s in scenario.before.stages()}))
+        launcher = OnThisMachine(
+            self._folder / LOGS,
+            stack,
+            places={
+                name: Place(
+                    prefix=tuple(site.testbed.prefix(name)),
+                    address=site.testbed.address(name),
+                )
+                for name in NODES
+            },
+            address=site.testbed.controller_address,
+            module="experiments.islands.worker",
+        )
+        cluster = load_cluster(self._file)
+        terms = Terms(
+            settings=lambda cluster, plan: worker_settings(
+                site.config, cluster_toml(cluster), plan, site.dataset
+            ),
+            foresight=Foresight(lambda cluster, current: scenario.after, 0.0),
+            membership=Membership(cluster, self._file),
+            transport="sockets",
+            seed=0,
+            keeping=keeping,
+            host={},
+            recovery=recovery,
+        )
+        fleet = started(launcher, scenario.before, cluster.nodes)
+        fleet.build(terms.settings(cluster, scenario.before))
+        fleet.connect()
+        fleet.compile()
+        fleet.initialise(0)
+        self.driver = FleetDriver(
+            fleet,
+            launcher,
+            stack,
+            terms,
+            cluster=cluster,
+            at=0,
+            resumed=None,
+            num_validation=0,
+        )
+
+    def prepare(self) -> float:
+        """Two steps, a checkpoint in the cloud, a step; seconds of the last one."""
+        for step in range(2):
+            self.driver.step(step)
+        self.driver.save(2)
+        self.driver.wait_saved()
+        self._wait_uploaded(2)
+        begin_s = time.perf_counter()
+        self.driver.step(2)
+        return time.perf_counter() - begin_s
+
+    def strike(self) -> dict[str, Any]:
+        """What the scenario says happens in the middle of the next step."""
+        heard: list[tuple[float, Recovered]] = []
+        self.driver.heard = lambda found: heard.append((time.perf_counter(), found))
+        struck: list[float] = []
+        timer = threading.Timer(_INTO_STEP_S, lambda: struck.append(self._strike()))
+        timer.start()
+        step = 3
+        while not heard:
+            try:
+                self.driver.step(step)
+            except RolledBack as back:
+                step = back.step
+                self.driver.step(step)
+            step += 1
+        end_s, (at_s, recovered) = time.perf_counter(), heard[0]
+        phases_s = dict(recovered.seconds)
+        return {
+            "total_s": end_s - struck[0],
+            "detect_s": at_s - sum(phases_s.values()) - struck[0],
+            **{f"{phase}_s": seconds for phase, seconds in phases_s.items()},
+            "first_step_s": end_s - at_s,
+            "lost_steps": max(0, recovered.from_step - recovered.step),
+            "bytes": dict(recovered.num_bytes),
+            "tier_s": dict(recovered.tier_s),
+        }
+
+    def _strike(self) -> float:
+        scenario, at_s = self._scenario, time.perf_counter()
+        before = {stage.node for _, _, stage in scenario.before.stages()}
+        if set(scenario.there) != before:
+            self._join(scenario.there)
+        if scenario.wiped:
+            rmtree(self._keeping.at(str(scenario.killed)), ignore_errors=True)
+        if scenario.killed is not None:
+            os.kill(workers(self._folder)[scenario.killed], signal.SIGKILL)
+        return at_s
+
+    def _join(self, names: Sequence[str]) -> None:
+        """These nodes are there from now on."""
+        part = self._file.with_suffix(".part")
+        part.write_text(cluster_toml(cluster_of(names)))
+        part.replace(self._file)
+
+    def _wait_uploaded(self, step: int) -> None:
+        assert self._store is not None
+        end_s = time.monotonic() + _UPLOAD_S
+        while step not in committed_steps(self._store):
+            assert time.monotonic() < end_s, "the upload takes too long"
+            time.sleep(0.5)
+
+
+@contextmanager
+def cloud(testbed: Testbed) -> Iterator[str]:
+    """The URL of a cloud on its host."""
+    words = [sys.executable, "-m", "experiments.recovery.cloud_host"]
+    with subprocess.Popen(
+        [*testbed.prefix(_CLOUD), *words, testbed.address(_CLOUD)],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.kill()
+
+
+def floor_s(site: Site, scenario: Scenario, recovery: Recovery) -> float:
+    """Seconds that the busiest link takes for what has to move over it."""
+    sizes = [
+        _STATE_BYTES * parameter_count(layer)
+        for layer in model_preset(scenario.after.model).layers
+    ]
+    if recovery == "cloud-only":
+        from_cloud = sum(
+            sum(sizes[slice(*stage.layers)]) for _, _, stage in scenario.after.stages()
+        )
+    else:
+        from_cloud = sum(sizes[layer] for layer in scenario.from_cloud)
+    from_peer = max(
+        (sum(sizes[n] for n in layers) for _, layers in scenario.from_peers),
+        default=0,
+    )
+    if recovery == "cloud-only":
+        from_peer = 0
+    cloud_s = from_cloud / (site.peer_bytes_per_s / _CLOUD_SHARE)
+    return max(cloud_s, from_peer / site.peer_bytes_per_s)
+
+
+def tried(site: Site, scenario: Scenario, recovery: Recovery) -> dict[str, Any]:
+    """One scenario by one way of recovery."""
+    with ExitStack() as stack:
+        trial = Trial(site, scenario, recovery, stack)
+        step_s = trial.prepare()
+        found = trial.strike()
+    floor = floor_s(site, scenario, recovery)
+    return found | {"floor_s": floor, "step_s": step_s}
+
+
+def compared(site: Site, scenario: Scenario) -> dict[str, Any]:
+    ours = tried(site, scenario, "local-first")
+    theirs = tried(site, scenario, "cloud-only")
+    fixed_s = ours["total_s"] - ours["move_s"]
+    return {
+        "title": scenario.title,
+        "local-first": ours,
+        "cloud-only": theirs,
+        "replica_survives": scenario.replica_survives,
+        "times_faster": theirs["total_s"] / ours["total_s"],
+        "over_floor": ours["total_s"] / (ours["floor_s"] + fixed_s),
+    }
+
+
+def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    every = scenarios(MODEL)
+    mbit = given.peer_mbit
+    hosts = [Host(name=name, egress_mbit_per_s=mbit) for name in NODES]
+    hosts.append(Host(name=_CLOUD, egress_mbit_per_s=mbit / _CLOUD_SHARE))
+    model = model_preset(MODEL)
+    dataset = models.own_sources(folder, model.vocab_size)
+    config = RunConfig(
+        model=MODEL,
+        run_dir=folder,
+        steps=100,
+        seq_len=SEQ_LEN,
+        global_batch=BATCH,
+        dtype="float32",
+        simulate=True,
+    )
+    with Testbed(hosts) as testbed, cloud(testbed) as url:
+        os.environ["STORAGE_EMULATOR_HOST"] = url
+        site = Site(
+            testbed=testbed,
+            config=config,
+            dataset=dataset,
+            folder=folder,
+            peer_bytes_per_s=mbit * 1e6 / 8,
+        )
+        found = {}
+        for name in given.scenario or every:
+            print(f"{name} ...", file=sys.stderr, flush=True)
+            found[name] = compared(site, every[name])
+            print(json.dumps(found[name]), file=sys.stderr, flush=True)
+    return {
+        "model": MODEL,
+        "state_bytes": _STATE_BYTES * sum(map(parameter_count, model.layers)),
+        "peer_mbit_per_s": mbit,
+        "cloud_mbit_per_s": mbit / _CLOUD_SHARE,
+        "scenarios": found,
+        "load": os.getloadavg()[0],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.recovery.speed",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--scenario", action="append", choices=[*scenarios(MODEL)])
+    parser.add_argument("--peer-mbit", type=float, default=1000.0)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps(measured(given, Path(folder)), indent=1))
+
+
+if __name__ == "__main__":
+    main()

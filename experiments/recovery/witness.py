@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker process that makes up its state, and tells which bits it then has.
+
+Owns a model of a few leaves, states that are a function of a seed, and the checksums
+that each worker writes to a file whenever its devices got another state: read back from
+there, not from what was restored. Does not train, and needs no data.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import jax
+import numpy as np
+import optax
+
+from hetjax.checkpoint import layout
+from hetjax.checkpoint.entry import Entry
+from hetjax.cluster.record import write_whole
+from hetjax.mesh import axes
+from hetjax.mesh.simulated import simulate_devices
+from hetjax.models.llama import LlamaConfig, llama_model
+from hetjax.plans.files import parse_plan, plan_json
+from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
+from hetjax.runtime.feeding import Batch
+from hetjax.runtime.island import Island
+from hetjax.runtime.members import file_name
+from hetjax.runtime.serving import read_post, serve
+from hetjax.runtime.state import Read
+
+MODEL = llama_model(
+    LlamaConfig(
+        name="few-leaves",
+        vocab_size=12,
+        vocab_multiple=4,
+        hidden_size=4,
+        inner_size=12,
+        num_blocks=1,
+        num_heads=2,
+        num_kv_heads=2,
+        max_seq_len=8,
+    )
+)
+STAGES = "east", "north", "south"  # the nodes of the first replica
+WHOLE = "west"  # the node of the second one, which has all of the state
+_NUM_DEVICES = 2
+Checksums = dict[str, int]  # by leaf
+
+
+def witness_plan() -> Plan:
+    """A replica of three stages, and one of a single stage with two tensor ranks."""
+    stages = tuple(
+        Stage(
+            node=node, devices=(0,), layers=(layer, layer + 1), launch_ahead=3 - layer
+        )
+        for layer, node in enumerate(STAGES)
+    )
+    mesh = StageMesh(tensor=_NUM_DEVICES)
+    whole = Stage(node=WHOLE, devices=(0, 1), mesh=mesh, layers=(0, 3), launch_ahead=1)
+    replicas = tuple(
+        Replica(num_microbatches=3, microbatch_size=1, stages=held)
+        for held in (stages, (whole,))
+    )
+    return Plan(model=MODEL.name, seq_len=8, global_batch=6, replicas=replicas)
+
+
+def witness_settings(directory: Path) -> dict[str, Any]:
+    """What workers need to know, as JSON values; they write to `directory`."""
+    return {"plan": plan_json(witness_plan()), "directory": str(directory)}
+
+
+def told(directory: Path, worker: str) -> Checksums:
+    """The state that a worker's devices have."""
+    return json.loads((directory / f"{file_name(worker)}.json").read_text())
+
+
+def made_up(seed: int) -> Read:
+    """Values of any entry, other ones for each seed."""
+
+    def read(entry: Entry) -> np.ndarray:
+        named = google_crc32c.value(entry.name.encode())
+        rng = np.random.default_rng([seed, named])
+        value = 1e3 * rng.standard_normal(entry.shape, np.float32)
+        return np.asarray(value).astype(entry.dtype)
+
+    return read
+
+
+class WitnessIsland(Island):
+    """Writes the checksum of each leaf that it has; begins with a made-up state."""
+
+    directory: Path
+
+    def initialise(self, seed: int) -> None:
+        self.restore(made_up(seed))
+
+    def restore(self, read: Read) -> None:
+        super().restore(read)
+        found: Checksums = {
+            leaf: google_crc32c.value(np.ascontiguousarray(value).tobytes())
+            for entry, whole in self.held()
+            for leaf, value in layout.leaves(entry, whole)
+        }
+        file = self.directory / f"{file_name(self.worker)}.json"
+        write_whole(file, json.dumps(found))
+
+
+@dataclass(frozen=True)
+class WitnessWork:
+    island: Island
+
+    def batch(self, step: int) -> Batch:
+        raise NotImplementedError("a witness does not train")
+
+    def validation(self, number: int) -> Batch:
+        return self.batch(number)
+
+
+def witness_work(worker: str, settings: Mapping[str, Any]) -> WitnessWork:
+    axes.MIN_SLICE_SIZE = 1  # several slices of an array, without large arrays
+    simulate_devices(_NUM_DEVICES)
+    island = WitnessIsland(
+        parse_plan(settings["plan"]),
+        MODEL,
+        worker,
+        jax.local_devices(),
+        optax.lion(1e-3),
+    )
+    island.directory = Path(settings["directory"])
+    return WitnessWork(island)
+
+
+def main() -> None:
+    post = read_post(sys.stdin.readline())
+    serve(post, lambda settings: witness_work(post.worker, settings))
+
+
+if __name__ == "__main__":
+    main()

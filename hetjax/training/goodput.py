@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the time of a start went into, and how much of it counts.
+
+Owns the parts and their names. Does not own the clocks (`loop.py`, `elastic.py`) nor
+where the parts are shown (`run.py`).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+_REPLAN = "replan"  # the phase of a recovery that makes the next plan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Goodput:
+    """Seconds of a start by what they went into.
+
+    `productive_s`: steps that count, each once; `lost_s`: steps that were undone, and
+    what was done of a step when a worker was lost; `recovering_s` and `replanning_s`:
+    from then on until the run went on; `other_s`: compiling, evaluating, saving.
+    """
+
+    productive_s: float
+    lost_s: float
+    recovering_s: float
+    replanning_s: float
+    other_s: float
+
+    @property
+    def total_s(self) -> float:
+        return sum(asdict(self).values())
+
+    @property
+    def goodput(self) -> float:
+        """The share of the time that counts."""
+        return self.productive_s / self.total_s if self.total_s else 0.0
+
+    @property
+    def is_disturbed(self) -> bool:
+        return self.lost_s + self.recovering_s + self.replanning_s > 0
+
+
+def goodput(
+    lines: Iterable[Mapping[str, Any]],
+    recoveries: Sequence[Mapping[str, float]],
+    *,
+    after: int,
+    lost_s: float,
+    total_s: float,
+) -> Goodput:
+    """Return the parts of `total_s`.
+
+    Args:
+        lines: Of metrics.jsonl; those of steps up to `after` are of an earlier start.
+        recoveries: Of each the seconds by phase.
+    """
+    productive_s = steps_s(lines, after)
+    replanning_s = sum(seconds.get(_REPLAN, 0.0) for seconds in recoveries)
+    recovering_s = sum(sum(seconds.values()) for seconds in recoveries) - replanning_s
+    known_s = productive_s + lost_s + recovering_s + replanning_s
+    return Goodput(
+        productive_s=productive_s,
+        lost_s=lost_s,
+        recovering_s=recovering_s,
+        replanning_s=replanning_s,
+        other_s=total_s - known_s,
+    )
+
+
+def steps_s(lines: Iterable[Mapping[str, Any]], after: int = 0) -> float:
+    """Return the seconds of all steps after one, by their lines of metrics.jsonl."""
+    return sum(
+        line["step_time_s"]
+        for line in lines
+        if line["step"] > after and "step_time_s" in line
+    )
+
+
+@dataclass(kw_only=True, slots=True)
+class Spent:
+    """What a start has spent on other than steps that count.
+
+    Its own steps are those after `after`.
+    """
+
+    after: int
+    lost_s: float = 0.0
+    recoveries: list[Mapping[str, float]] = field(default_factory=list)
+
+    def undo(self, lines: Iterable[Mapping[str, Any]], step: int) -> None:
+        """Give up these lines of metrics.jsonl: what is after `step` comes again."""
+        self.lost_s += steps_s(lines, self.after)
+        self.after = min(self.after, step)
+
+    def goodput(self, lines: Iterable[Mapping[str, Any]], total_s: float) -> Goodput:
+        """Return the parts of `total_s`, with the lines that metrics.jsonl has now."""
+        return goodput(
+            lines,
+            self.recoveries,
+            after=self.after,
+            lost_s=self.lost_s,
+            total_s=total_s,
+        )
+
+
+def goodput_line(found: Goodput) -> str:
+    """Return the report for people."""
+    return (
+        f"goodput {found.goodput:.2f}: {found.productive_s:.1f} s productive, "
+        f"{found.lost_s:.1f} s lost, {found.recovering_s:.1f} s recovering, "
+        f"{found.replanning_s:.1f} s re-planning, {found.other_s:.1f} s other"
+    )
+
+
+def goodput_values(found: Goodput) -> dict[str, float]:
+    """Return what events.jsonl says."""
+    values = {"goodput": found.goodput, **asdict(found)}
+    return {name: round(value, 3) for name, value in values.items()}

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far a run has come before this start: what its directory and its store say.
+
+Owns finding the checkpoint to go on from where this process is to read it, and whether
+anything is left to do. Workers in other processes find theirs when they are there
+(`starting.py`).
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hetjax.checkpoint.fetch import fetch_newest
+from hetjax.checkpoint.keeping import Keeping
+from hetjax.checkpoint.restore import Checkpoint, DamagedCheckpoint, steps
+from hetjax.errors import BadInput
+from hetjax.training import rundir
+from hetjax.training.config import RunConfig
+from hetjax.training.journal import read_journal
+from hetjax.training.progress import Display
+
+EMBEDDED = "embedded"  # the launcher, and the name of its worker
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """What is known of earlier starts.
+
+    `checkpoint` is what the embedded launcher goes on from, `saved` the newest step
+    that a run on workers has written that it saved; each None if there is none.
+    """
+
+    checkpoint: Checkpoint | None
+    saved: int | None
+    is_done: bool
+
+
+def keeping(config: RunConfig) -> Keeping:
+    """Where the run's checkpoints go."""
+    directory = config.checkpoint.local or config.run_dir / rundir.CHECKPOINTS
+    return Keeping(
+        directory=str(directory.absolute()),
+        keep=config.checkpoint.keep,
+        cloud=config.checkpoint.cloud,
+        upload_mbit_per_s=config.checkpoint.upload_mbit_per_s,
+    )
+
+
+def read_progress(config: RunConfig, shown: Display) -> Progress:
+    """Read it; of the embedded launcher fetch what is newer or missing here.
+
+    Raises BadInput where more steps are done than the run is to have.
+    """
+    saved, checkpoint = last_saved(read_journal(config.run_dir / rundir.EVENTS)), None
+    step = saved
+    if config.launcher == EMBEDDED:
+        checkpoint = _newest_checkpoint(config, shown)
+        step = None if checkpoint is None else checkpoint.step
+    if step is not None:
+        check_reached(step, config)
+    done = step == config.steps and step in evaluated(config.run_dir)
+    return Progress(checkpoint=checkpoint, saved=saved, is_done=done)
+
+
+def check_reached(step: int, config: RunConfig) -> None:
+    """Raise BadInput if the run has done more steps than it is to have."""
+    if step > config.steps:
+        raise BadInput(
+            got=f"--steps {config.steps}, and the run in {str(config.run_dir)!r} has "
+            f"done {step}",
+            allowed=f"steps >= {step}",
+            fix=f"give --steps {step} or more, or another --run-dir",
+        )
+
+
+def evaluated(run_dir: Path) -> set[int]:
+    """Steps after which the run was evaluated."""
+    lines = read_journal(run_dir / rundir.METRICS)
+    return {line["step"] for line in lines if "val_loss" in line}
+
+
+def last_saved(events: Iterable[Mapping[str, Any]]) -> int | None:
+    """The newest complete checkpoint by the lines of events.jsonl.
+
+    >>> last_saved([{"event": "saved", "step": 9}, {"event": "recovered", "step": 6}])
+    6
+    """
+    found: int | None = None
+    for line in events:
+        if line["event"] == "saved":
+            found = line["step"]
+        elif line["event"] in ("recovered", "restored") and found is not None:
+            found = min(found, line["step"])
+    return found
+
+
+def _newest_checkpoint(config: RunConfig, shown: Display) -> Checkpoint | None:
+    """The newest that is here or in the store, which mends what is damaged here."""
+    kept = keeping(config)
+    store, directory = kept.store(), kept.at(EMBEDDED)
+    if store is not None:
+        after = max(steps(directory), default=0) - 1
+        fetched = fetch_newest(store, directory, after)
+        if fetched is not None and fetched.cloud_bytes:
+            shown.note(
+                f"fetched step {fetched.step} from {config.checkpoint.cloud}: "
+                f"{fetched.cloud_bytes:,} bytes in {fetched.seconds:.1f} s, "
+                f"{fetched.disk_bytes:,} were here"
+            )
+    try:
+        with rundir.usable(config.run_dir):
+            return Checkpoint.open(directory)
+    except (DamagedCheckpoint, rundir.Unusable):
+        raise  # starting anew would write over what may be mended
+    except BadInput:
+        return None  # none is complete yet

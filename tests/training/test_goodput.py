@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of a start's time, and where the loop finds them."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetjax.cluster.cluster import Cluster, Node
+from hetjax.training.config import CheckpointConfig, EvaluationConfig, RunConfig
+from hetjax.training.elastic import Recovered, RolledBack
+from hetjax.training.goodput import (
+    Goodput,
+    Spent,
+    goodput,
+    goodput_line,
+    goodput_values,
+    steps_s,
+)
+from hetjax.training.journal import Journal, read_journal
+from hetjax.training.loop import Loop
+from hetjax.training.optimizer import LearningRates
+from hetjax.training.progress import PlainDisplay
+from hetjax.training.stopping import StopRequest
+
+LINES = [
+    {"step": 0, "val_loss": 5.0},
+    {"step": 1, "loss": 5.0, "step_time_s": 4.0},
+    {"step": 2, "loss": 4.0, "step_time_s": 2.0},
+    {"step": 2, "val_loss": 4.0},
+    {"step": 3, "loss": 3.0, "step_time_s": 3.0},
+]
+SECONDS = {"finish": 0.25, "replan": 0.5, "build": 1.0, "move": 0.25}
+
+
+def test_the_parts_of_a_start_that_was_disturbed_once():
+    found = goodput(LINES, [SECONDS], after=0, lost_s=1.0, total_s=18.0)
+    assert found.productive_s == 9.0
+    assert (found.recovering_s, found.replanning_s) == (1.5, 0.5)
+    assert (found.lost_s, found.other_s, found.total_s) == (1.0, 6.0, 18.0)
+    assert found.goodput == 0.5 and found.is_disturbed
+    assert goodput_line(found) == (
+        "goodput 0.50: 9.0 s productive, 1.0 s lost, 1.5 s recovering, "
+        "0.5 s re-planning, 6.0 s other"
+    )
+    assert goodput_values(found) == {
+        "goodput": 0.5,
+        "productive_s": 9.0,
+        "lost_s": 1.0,
+        "recovering_s": 1.5,
+        "replanning_s": 0.5,
+        "other_s": 6.0,
+    }
+
+
+def test_steps_of_an_earlier_start_do_not_count():
+    found = goodput(LINES, [], after=2, lost_s=0.0, total_s=4.0)
+    assert (found.productive_s, found.other_s) == (3.0, 1.0)
+    assert not found.is_disturbed
+
+
+def test_a_start_of_no_time_has_no_goodput():
+    assert goodput([], [], after=0, lost_s=0.0, total_s=0.0).goodput == 0.0
+
+
+def test_steps_that_are_undone_are_lost_and_count_once_when_they_come_again():
+    spent = Spent(after=1)
+    spent.undo(LINES[3:], 2)  # step 3, of this start
+    assert (spent.lost_s, spent.after) == (3.0, 1)
+    spent.undo(LINES[1:3], 0)  # step 1 is of an earlier start, step 2 of this one
+    assert (spent.lost_s, spent.after) == (5.0, 0)
+    again = [{"step": step, "step_time_s": 1.0} for step in (1, 2, 3)]
+    assert spent.goodput(again, 10.0).productive_s == 3.0
+
+
+_SECONDS = st.floats(0, 1e6)
+_PHASES = st.dictionaries(st.sampled_from([*SECONDS, "start", "compile"]), _SECONDS)
+
+
+@given(st.lists(_SECONDS), st.lists(_PHASES), st.integers(0, 9), _SECONDS, _SECONDS)
+def test_the_parts_sum_to_the_total(
+    times_s: list[float],
+    recoveries: list[dict[str, float]],
+    after: int,
+    lost_s: float,
+    other_s: float,
+):
+    lines = [{"step": n, "step_time_s": s} for n, s in enumerate(times_s, start=1)]
+    took_s = sum(sum(seconds.values()) for seconds in recoveries)
+    total_s = steps_s(lines, after) + took_s + lost_s + other_s
+    found = goodput(lines, recoveries, after=after, lost_s=lost_s, total_s=total_s)
+    assert found.total_s == pytest.approx(total_s)
+    assert found.other_s == pytest.approx(other_s, abs=1e-9 * total_s)
+    assert found.productive_s == sum(times_s[after:])
+    assert 0 <= found.goodput <= 1 + 1e-9
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    grad_norm: float = 1.0
+    num_tokens: int = 8
+
+    def loss(self) -> float:
+        return 2.0
+
+
+class _Driver:
+    """Steps of 1 s on a clock that only passes when told, with mishaps in between."""
+
+    def __init__(self, mishaps: dict[int, Callable[["_Driver"], None]]) -> None:
+        self.now_s, self._mishaps, self.num_validation = 100.0, mishaps, 1
+        self.heard: Callable[[Recovered], None] = lambda recovered: None
+        self.saved: int | None = None
+
+    def step(self, number: int, *, traced: bool = False) -> _Outcome:
+        self._mishaps.pop(number, lambda driver: None)(self)
+        self.now_s += 1.0
+        return _Outcome()
+
+    def recover(self, from_step: int, step: int) -> None:
+        """Pass 2 s, as SECONDS say."""
+        self.now_s += 2.0
+        node = Node(name="cpu-0", device="cpu", count=1)
+        self.heard(
+            Recovered(
+                reason="worker 'cpu-0' is gone",
+                plan=None,
+                cluster=Cluster(name="one", nodes=(node,)),
+                from_step=from_step,
+                step=step,
+                num_bytes={},
+                seconds=SECONDS,
+                tier_s={},
+            )
+        )
+
+    def validate(self, number: int) -> float:
+        return 2.0
+
+    def save(self, step: int) -> bool:
+        self.saved = step
+        return True
+
+    def wait_saved(self) -> None:
+        pass
+
+
+def _told(
+    driver: _Driver, folder: Path, patched: pytest.MonkeyPatch
+) -> tuple[list[float], Goodput]:
+    """The step times of a run of four steps, and its goodput."""
+    patched.setattr(time, "perf_counter", lambda: driver.now_s)
+    config = RunConfig(model="tiny", run_dir=folder, steps=4, seq_len=8, global_batch=1)
+    config = replace(config, checkpoint=CheckpointConfig(every=0))
+    config = replace(config, evaluation=EvaluationConfig(every=0, sample_tokens=0))
+    journal = Journal(folder / "metrics.jsonl", last_step=0)
+    loop = Loop(
+        config=config,
+        driver=cast(Any, driver),
+        dataset=cast(Any, SimpleNamespace(bytes_per_token=1.0)),
+        learning_rates=LearningRates(config.optimizer, config.steps, 0),
+        metrics=journal,
+        evaluated=set(),
+        heard_saved=lambda step: None,
+        seconds_at_peak=None,
+        trace=None,
+        display=PlainDisplay(4),
+        stop=StopRequest(),
+        spent=Spent(after=0),
+    )
+    driver.heard = loop.hear
+    assert loop.run(0) == 4
+    journal.close()
+    lines = [x for x in read_journal(folder / "metrics.jsonl") if "loss" in x]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    found = loop.spent.goodput(lines, driver.now_s - 100.0)
+    return [line["step_time_s"] for line in lines], found
+
+
+def test_a_step_that_is_done_again_has_its_own_time_and_the_first_try_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def lost_half_way(driver: _Driver) -> None:
+        driver.now_s += 0.5
+        driver.recover(2, 2)
+
+    times_s, found = _told(_Driver({2: lost_half_way}), tmp_path, monkeypatch)
+    assert times_s == [1.0, 1.0, 1.0, 1.0]
+    assert (found.lost_s, found.recovering_s, found.replanning_s) == (0.5, 1.5, 0.5)
+    assert (found.productive_s, found.other_s, found.total_s) == (4.0, 0.0, 6.5)
+
+
+def test_a_step_that_the_others_have_finished_counts_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    finished = _Driver({2: lambda driver: driver.recover(2, 3)})
+    times_s, found = _told(finished, tmp_path, monkeypatch)
+    assert times_s == [1.0, 1.0, 1.0, 1.0]
+    assert (found.lost_s, found.productive_s, found.total_s) == (0.0, 4.0, 6.0)
+
+
+def test_steps_that_are_rolled_back_are_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def back_to_1(driver: _Driver) -> None:
+        driver.now_s += 0.25
+        driver.recover(3, 1)
+        raise RolledBack(1)
+
+    times_s, found = _told(_Driver({3: back_to_1}), tmp_path, monkeypatch)
+    assert times_s == [1.0, 1.0, 1.0, 1.0]
+    # steps 2 and 3, the latter without a line yet, and the begin of step 4
+    assert (found.lost_s, found.productive_s, found.total_s) == (2.25, 4.0, 8.25)
+    assert (found.other_s, found.recovering_s, found.replanning_s) == (0.0, 1.5, 0.5)

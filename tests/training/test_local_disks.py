@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers that keep checkpoints on disks of their own, of which one is replaced."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hetjax.train import main
+from tests.training.test_workers import (
+    command,
+    environment,
+    losses,
+    set_environment,
+)
+
+__all__ = ["environment"]
+
+SIX_STEPS = ["--launcher", "processes", "--steps", "6"]
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that stopped at step 3, its disks and its store; and one that did not."""
+    folder = tmp_path_factory.mktemp("stopped")
+    with pytest.MonkeyPatch.context() as patched:
+        set_environment(patched)
+        assert main(command(folder / "whole", folder / "cache", *SIX_STEPS)) == 0
+        assert main([*options(folder), "--stop-after", "3"]) == 4
+    return folder
+
+
+def options(folder: Path, *, store: Path | None = None) -> list[str]:
+    found = command(folder / "run", folder / "cache", *SIX_STEPS)
+    found += ["--checkpoint.local", f"{folder}/disks/{{worker}}"]
+    return [*found, "--checkpoint.cloud", (store or folder / "store").as_uri()]
+
+
+def copied(stopped: Path, folder: Path) -> Path:
+    shutil.copytree(stopped, folder, dirs_exist_ok=True)
+    return folder
+
+
+def events(folder: Path, name: str) -> list[dict]:
+    lines = map(json.loads, (folder / "run/events.jsonl").read_text().splitlines())
+    return [line for line in lines if line["event"] == name]
+
+
+def wipe(folder: Path) -> int:
+    """Take a disk away that holds something; the bytes of its newest step."""
+    disks = [disk for disk in (folder / "disks").iterdir() if [*disk.glob("step_*")]]
+    step = max(disks[0].glob("step_*"))
+    num_bytes = sum(
+        f.stat().st_size for f in step.glob("*/state*/*/c/**/*") if f.is_file()
+    )
+    num_bytes += sum(f.stat().st_size for f in step.glob("*/state*/*/c") if f.is_file())
+    shutil.rmtree(disks[0])
+    return num_bytes
+
+
+@pytest.mark.usefixtures("environment")
+def test_each_worker_reads_its_own_disk_and_others_give_the_rest(
+    stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder = copied(stopped, tmp_path)
+    assert not (folder / "run/checkpoints").exists()
+    assert main(options(folder)) == 0
+    assert losses(folder / "run") == losses(folder / "whole")
+    (restored,) = events(folder, "restored")
+    assert restored["bytes"].keys() == {"disk", "peer"}
+    assert "resumed at step 3 (" in capsys.readouterr().out
+    assert [line["step"] for line in events(folder, "saved")][-1] == 6
+
+
+@pytest.mark.usefixtures("environment")
+def test_the_cloud_is_read_only_for_what_no_disk_holds(stopped: Path, tmp_path: Path):
+    folder = copied(stopped, tmp_path)
+    lost_bytes = wipe(folder)
+    assert main(options(folder)) == 0
+    assert losses(folder / "run") == losses(folder / "whole")
+    (restored,) = events(folder, "restored")
+    assert restored["bytes"]["cloud"] >= lost_bytes > 0  # replicas need it each
+    assert restored["bytes"]["disk"] > 0
+
+
+@pytest.mark.usefixtures("environment")
+def test_without_a_copy_of_a_lost_disk_the_run_does_not_begin_anew(
+    stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder = copied(stopped, tmp_path)
+    for _ in range(2):
+        wipe(folder)
+    metrics = (folder / "run/metrics.jsonl").read_bytes()
+    assert main(options(folder, store=tmp_path / "empty")) == 2
+    assert "a run that has saved step 3" in capsys.readouterr().err
+    assert (folder / "run/metrics.jsonl").read_bytes() == metrics
