@@ -8,6 +8,7 @@ own writing (`save.py`) nor copying (`upload.py`).
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetjax.checkpoint.copies import Copies
 from hetjax.checkpoint.save import Saver
 from hetjax.checkpoint.store import Store, open_store
 from hetjax.checkpoint.upload import Uploader
@@ -19,11 +20,13 @@ class Keeping:
 
     `directory` is a path on the host of each worker, in which `{worker}` stands for its
     name; it may be the same folder for all or a local disk of each. `cloud` is a store
-    that they are copied to (`store.open_store`), or None.
+    that they are copied to (`store.open_store`), or None; `copies` is how many nodes
+    are to have each slice on their disks.
     """
 
     directory: str
     keep: int = 2
+    copies: int = 1
     cloud: str | None = None
     upload_mbit_per_s: float | None = None
 
@@ -38,9 +41,9 @@ class Keeping:
         limit = self.upload_mbit_per_s
         return open_store(self.cloud, None if limit is None else limit * 1e6 / 8)
 
-    def saver(self, worker: str) -> Saver:
-        """What saves as this worker."""
+    def saver(self, worker: str, copies: Copies | None = None) -> Saver:
+        """What saves as this worker, with copies on the disks of others."""
         directory, store, uploader = self.at(worker), self.store(), None
         if store is not None:
             uploader = Uploader(store, directory, worker, keep=self.keep)
-        return Saver(directory, worker, self.keep, uploader)
+        return Saver(directory, worker, self.keep, uploader, copies)

@@ -11,12 +11,10 @@ import asyncio
 import json
 import logging
 import os
-import shutil
-import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,16 +25,22 @@ import orbax.checkpoint as ocp
 import tensorstore as ts
 
 from hetjax.checkpoint import layout
+from hetjax.checkpoint.copies import Copies
 from hetjax.checkpoint.durable import fsync, replace_text
 from hetjax.checkpoint.entry import Entry
 from hetjax.checkpoint.holdings import Save
 from hetjax.checkpoint.manifest import (
     Manifest,
     attempt,
-    from_text,
     record,
-    size_flaw,
     to_text,
+)
+from hetjax.checkpoint.remains import (
+    committed,
+    is_complete,
+    remove,
+    remove_failed,
+    remove_uncommitted,
 )
 from hetjax.checkpoint.upload import Uploader
 from hetjax.errors import BadInput
@@ -49,7 +53,6 @@ _NOISE = (
     "_SignalingThread.run() raised",
 )
 _MAX_CAUSE_CHARS = 400
-_NUM_REMOVALS, _LATE_WRITE_S = 20, 0.1
 _NUM_FLUSHES = 16
 
 
@@ -78,11 +81,12 @@ class Saver:
         worker: str,
         keep: int = 2,
         uploader: Uploader | None = None,
+        copies: Copies | None = None,
     ) -> None:
         assert keep >= 1, keep
         self._directory, self._worker, self._keep = directory, worker, keep
-        self._uploader = uploader
-        self.newest: Save | None = None  # that was committed here
+        self._uploader, self._copies = uploader, copies
+        self.newest: Save | None = None  # that was committed, and copied
         _open(directory)
         self._remove_unfinished()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -150,7 +154,7 @@ class Saver:
         try:
             self._commit(own, snapshot)
         except Exception as error:
-            _remove_failed(own)
+            remove_failed(own)
             warnings.warn(
                 f"checkpoint of step {snapshot.step} was not saved "
                 f"({_cause(error, own)}); training goes on, earlier ones are intact",
@@ -159,13 +163,13 @@ class Saver:
             return
         if self._uploader is not None:
             self._uploader.offer(snapshot.step)
-        self.newest = snapshot.step, attempt(snapshot.host)
+        self._copy(own, snapshot)
         self._retain(snapshot)
 
     def _commit(self, own: Path, snapshot: _Snapshot) -> None:
         self._remove_unfinished()
-        if _committed(own) is None:
-            _remove(own)
+        if committed(own) is None:
+            remove(own)
         own.mkdir(parents=True, exist_ok=True)
         state = next(name for name in layout.STATES if not (own / name).exists())
         args = ocp.args.PyTreeSave(layout.tree(snapshot.leaves))
@@ -186,7 +190,19 @@ class Saver:
         replace_text(own / layout.MANIFEST, to_text(manifest))
         for path in (own, own.parent, self._directory):
             fsync(path)
-        _remove_uncommitted(own)
+        remove_uncommitted(own)
+
+    def _copy(self, own: Path, snapshot: _Snapshot) -> None:
+        try:
+            if self._copies is not None:
+                self._copies.copy(own, snapshot.step, snapshot.safe)
+            self.newest = snapshot.step, attempt(snapshot.host)
+        except OSError as error:
+            warnings.warn(
+                f"checkpoint of step {snapshot.step} is not on as many nodes as it "
+                f"should be ({error}); training goes on, earlier ones stay",
+                stacklevel=1,
+            )
 
     def _retain(self, snapshot: _Snapshot) -> None:
         """Keep the newest complete steps up to this one.
@@ -194,22 +210,22 @@ class Saver:
         Later ones belong to a past that was given up by resuming before them.
         """
         past = [s for s in layout.step_numbers(self._directory) if s <= snapshot.step]
-        complete = [s for s in past if _is_complete(self._own(s))]
+        complete = [s for s in past if is_complete(self._own(s))]
         kept = {*complete[-self._keep :], snapshot.safe}
         if self._uploader is not None:
             kept |= self._uploader.in_flight
         try:
             for other in layout.step_numbers(self._directory):
                 if other not in kept:
-                    _remove(self._own(other))
+                    remove(self._own(other))
         except OSError as error:
             warnings.warn(f"old checkpoint not removed: {error}", stacklevel=1)
 
     def _remove_unfinished(self) -> None:
         for step in layout.step_numbers(self._directory):
             own = self._own(step)
-            if not (own / layout.MANIFEST).exists() or _committed(own):
-                _remove_uncommitted(own)  # a damaged manifest is left to be seen
+            if not (own / layout.MANIFEST).exists() or committed(own):
+                remove_uncommitted(own)  # a damaged manifest is left to be seen
 
     def _own(self, step: int) -> Path:
         return layout.step_directory(self._directory, step) / self._worker
@@ -297,53 +313,6 @@ def _open(directory: Path) -> None:
             allowed="a folder that you may write to, or a path where one can be made",
             fix="choose another one with --run-dir",
         ) from error
-
-
-def _committed(own: Path) -> Manifest | None:
-    """The manifest in place; None where there is none, or a damaged one."""
-    try:
-        return from_text((own / layout.MANIFEST).read_text())
-    except (FileNotFoundError, ValueError):
-        return None
-
-
-def _is_complete(own: Path) -> bool:
-    manifest = _committed(own)
-    return manifest is not None and not any(
-        size_flaw(own / path, expected) for path, expected in manifest.files.items()
-    )
-
-
-def _remove_uncommitted(own: Path) -> None:
-    """Remove all that no manifest vouches for."""
-    manifest = _committed(own)
-    if manifest is None:
-        return _remove(own)
-    for path in own.iterdir():
-        if path.name not in (layout.MANIFEST, manifest.state):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def _remove_failed(own: Path) -> None:
-    """Remove a failed save, while its other writes may go on for a moment.
-
-    What should stay all the same is removed at the next save.
-    """
-    for _ in range(_NUM_REMOVALS):
-        with suppress(OSError):
-            _remove_uncommitted(own)
-        time.sleep(_LATE_WRITE_S)
-        if not own.exists() or _is_complete(own):
-            return
-
-
-def _remove(own: Path) -> None:
-    """Remove one worker's part of a step, the manifest first: never half a step."""
-    if own.is_dir():
-        (own / layout.MANIFEST).unlink(missing_ok=True)
-        shutil.rmtree(own)
-    with suppress(OSError):  # parts of other workers stay
-        own.parent.rmdir()
 
 
 def _files(root: Path) -> list[Path]:

@@ -7,12 +7,14 @@ processes are started (`processes.py`), nor what they do (`serving.py`).
 """
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
 
+from hetjax.checkpoint.copies import keepers
 from hetjax.checkpoint.keeping import Keeping
 from hetjax.checkpoint.layout import new_attempt
 from hetjax.cluster.cluster import Node
@@ -54,6 +56,7 @@ class Fleet:
         self.attempts: dict[int, str] = {}  # at saving, by step
         self.saved: int | None = None  # newest step that all workers have saved
         self._saving = 0, list[str]()  # what they began to save last, and who
+        self._copying: tuple[int, int] | None = None  # since when, how many
         self._generation = self._turn = 0
         self.adopt(plan, nodes)
 
@@ -204,6 +207,7 @@ class Fleet:
             return False
         saving = [worker for worker, message in told.items() if message["saves"]]
         helping = [w for hosts in self._hosts() if len(hosts) > 1 for w in hosts]
+        self._see_to_copies(keeping)
         self.attempts[step] = new_attempt()
         request = {
             "do": "save",
@@ -216,6 +220,28 @@ class Fleet:
         self._saving = step, saving
         self.crew.ask(dict.fromkeys([*saving, *helping], request))
         return True
+
+    def _see_to_copies(self, keeping: Keeping) -> None:
+        """Tell workers who keeps copies for whom, once for each generation."""
+        now = self._generation, keeping.copies
+        if keeping.copies == 1 or self._copying == now:
+            return
+        told = self._all({"do": "keep copies", "keeping": asdict(keeping)})
+        found = keepers({w: node_of(w) for w in self.workers}, keeping.copies)
+        if len(next(iter(found.values()))) < keeping.copies - 1:
+            text = (
+                f"{keeping.copies} copies of checkpoints are asked for, on fewer nodes"
+            )
+            warnings.warn(text, stacklevel=2)
+        requests: dict[str, Message] = {
+            worker: {
+                "do": "send copies",
+                "to": {file_name(w): told[w]["address"] for w in others},
+            }
+            for worker, others in found.items()
+        }
+        self.crew.ask(requests)
+        self._copying = now
 
     def wait_saved(self) -> None:
         """Return once no checkpoint is being written."""

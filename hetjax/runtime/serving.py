@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hetjax.checkpoint import layout
+from hetjax.checkpoint.copies import Copies
 from hetjax.checkpoint.entry import Entry
 from hetjax.checkpoint.keeping import Keeping
-from hetjax.checkpoint.save import Saver
 from hetjax.errors import BadInput
 from hetjax.mesh.links import SILENCE_S
 from hetjax.mesh.peers import PeerLost, Peers
@@ -33,6 +33,7 @@ from hetjax.runtime.mates import Mates
 from hetjax.runtime.meeting import from_words, in_words
 from hetjax.runtime.members import file_name
 from hetjax.runtime.salvage import Order, Salvage, carry_out, from_leaves, leaf_bytes
+from hetjax.runtime.saving import Saving
 from hetjax.runtime.timeline import Timeline
 from hetjax.runtime.warming import Warmer
 from hetjax.schedule.action import format_program
@@ -112,7 +113,7 @@ class _Server:
         self._at: int | None = None  # steps that the state has behind it
         self._told: Told | None = None  # of the last one, if it was done here
         self._salvage = Salvage()
-        self._saver: Saver | None = None
+        self._saving = Saving(file_name(post.worker), self._open_copies)
         self._server: PullServer | None = None  # once made, for as long as the process
         host = post.listen.rpartition(":")[0]
         self._mates = Mates(post.worker, host, post.silence_s)
@@ -136,9 +137,11 @@ class _Server:
             "spans": self._spans,
             "evaluate": self._evaluate,
             "logits": self._logits,
-            "saver": self._saver_state,
+            "saver": self._saver,
+            "keep copies": self._saving.keep_copies,
+            "send copies": self._saving.send_copies,
             "save": self._save,
-            "saved": self._saved,
+            "saved": self._saving.wait,
         }
         warnings.showwarning = self._tell_warning
         self._line = Line(
@@ -160,8 +163,7 @@ class _Server:
             self._mates.done(_lost_in(answer, self._post.worker), self._line.close)
         if self._work is not None:
             self._work.island.leave()
-        if self._saver is not None:
-            self._saver.close()
+        self._saving.close()
         self._mates.leave()
         self._line.reply(number, {})
         self._line.close()
@@ -326,33 +328,16 @@ class _Server:
         found_V = self._island.next_logits(request["turn"], request["tokens"])
         return {} if found_V is None else {"logits": found_V.tolist()}
 
-    def _saver_state(self, number: int, request: Message) -> Message:
-        saver = self._saver
-        return {
-            "saves": self._island.saves,
-            "busy": saver is not None and saver.busy,
-            "newest": None if saver is None else saver.newest,
-        }
+    def _saver(self, number: int, request: Message) -> Message:
+        return {"saves": self._island.saves} | self._saving.state()
 
     def _save(self, number: int, request: Message) -> None:
-        name = file_name(self._post.worker)
-        found = list(self._island.entries())  # with other hosts, who save it or not
-        if name not in request["workers"]:
-            return
-        if self._saver is None:
-            self._saver = Keeping(**request["keeping"]).saver(name)
-        started = self._saver.save(
-            request["step"],
-            found,
-            request["host"],
-            request["workers"],
-            request["safe"],
-        )
-        assert started, "the controller asks who is busy first"
+        self._saving.save(request, [*self._island.entries()])
 
-    def _saved(self, number: int, request: Message) -> None:
-        if self._saver is not None:
-            self._saver.wait()
+    def _open_copies(self) -> Copies:
+        post = self._post
+        host = post.listen.rpartition(":")[0]
+        return Copies(file_name(post.worker), host, post.secret, post.silence_s)
 
     @property
     def _island(self) -> Island:

@@ -78,6 +78,8 @@ class CheckpointConfig:
     local: Path | None = None
     """Keep them there on each worker's own host; {worker} is replaced by its name.
     None: in the run directory, which all workers have to reach then."""
+    copies: int = 1
+    """How many nodes have each slice on their disks; with --checkpoint.local."""
     cloud: str | None = None
     """Copy them there while training goes on: gs://BUCKET/PREFIX or file:///FOLDER."""
     upload_mbit_per_s: float | None = None
@@ -162,6 +164,8 @@ def _problems(config: RunConfig) -> Iterator[BadInput]:
         "evaluation.temperature": (evaluation.temperature, 0),
         "checkpoint.every": (config.checkpoint.every, 0),
         "checkpoint.keep": (config.checkpoint.keep, 1),
+        "checkpoint.copies": (config.checkpoint.copies, 1),
+        "foresee_after_s": (config.foresee_after_s, 0),
         "stop_after": (1 if config.stop_after is None else config.stop_after, 1),
     }
     for name, (value, least) in at_least.items():
@@ -190,11 +194,25 @@ def _problems(config: RunConfig) -> Iterator[BadInput]:
     yield from _prompt_problems(evaluation.prompt)
     yield from _profile_problems(config)
     yield from _upload_problems(config.checkpoint)
+    yield from _copies_problems(config)
     if config.recovery == "cloud-only" and config.checkpoint.cloud is None:
         yield BadInput(
             got="--recovery cloud-only without a store",
             allowed="cloud-only with --checkpoint.cloud",
             fix="add --checkpoint.cloud gs://BUCKET/PREFIX, or leave --recovery out",
+        )
+
+
+def _copies_problems(config: RunConfig) -> Iterator[BadInput]:
+    """Copies need other disks than a worker's own."""
+    copies, local = config.checkpoint.copies, config.checkpoint.local
+    one_disk = config.launcher == "processes" and "{worker}" not in str(local)
+    if copies > 1 and (config.launcher == "embedded" or one_disk):
+        yield BadInput(
+            got=f"--checkpoint.copies {copies}, and all in one folder of this machine",
+            allowed="copies on the disks of several nodes: with --launcher ray, or "
+            "with a folder for each worker",
+            fix="add --checkpoint.local '/disk/{worker}', or leave copies out",
         )
 
 

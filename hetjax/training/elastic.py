@@ -53,7 +53,8 @@ class RolledBack(Exception):
 class Recovered:
     """What a change has cost; `seconds` by what they went into, `tier_s` by tier.
 
-    `gone` are the workers that were started anew. `plan` is there if it is another one than before, for this `cluster`.
+    `gone` are the workers that were started anew. `plan` is there if it is another one
+    than before, for this `cluster`.
     """
 
     reason: str

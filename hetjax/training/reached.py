@@ -42,6 +42,7 @@ def keeping(config: RunConfig) -> Keeping:
     return Keeping(
         directory=str(directory.absolute()),
         keep=config.checkpoint.keep,
+        copies=config.checkpoint.copies,
         cloud=config.checkpoint.cloud,
         upload_mbit_per_s=config.checkpoint.upload_mbit_per_s,
     )

@@ -132,6 +132,7 @@ class _Driver:
                 reason="worker 'cpu-0' is gone",
                 plan=None,
                 cluster=Cluster(name="one", nodes=(node,)),
+                gone=frozenset(),
                 from_step=from_step,
                 step=step,
                 num_bytes={},

@@ -85,6 +85,21 @@ def test_the_cloud_is_read_only_for_what_no_disk_holds(stopped: Path, tmp_path: 
 
 
 @pytest.mark.usefixtures("environment")
+def test_with_two_copies_any_one_disk_may_be_lost(tmp_path: Path):
+    whole = command(tmp_path / "whole", tmp_path / "cache", *SIX_STEPS)
+    mirrored = command(tmp_path / "run", tmp_path / "cache", *SIX_STEPS)
+    mirrored += ["--checkpoint.local", f"{tmp_path}/disks/{{worker}}"]
+    mirrored += ["--checkpoint.copies", "2"]
+    assert main(whole) == 0
+    assert main([*mirrored, "--stop-after", "3"]) == 4
+    wipe(tmp_path)
+    assert main(mirrored) == 0
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+    (restored,) = events(tmp_path, "restored")
+    assert restored["bytes"].keys() == {"disk", "peer"}
+
+
+@pytest.mark.usefixtures("environment")
 def test_without_a_copy_of_a_lost_disk_the_run_does_not_begin_anew(
     stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

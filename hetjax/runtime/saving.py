@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker's checkpoints as its controller asks for them.
+
+Owns what saves and what keeps copies for others, made when they are first needed. Does
+not own writing (`hetjax/checkpoint/save.py`) nor requests of other kinds
+(`serving.py`).
+"""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from hetjax.checkpoint.copies import Copies
+from hetjax.checkpoint.entry import Entry
+from hetjax.checkpoint.keeping import Keeping
+from hetjax.checkpoint.save import Saver
+from hetjax.runtime.control import Message
+
+
+class Saving:
+    """Saves as `name`; `open_copies` makes what keeps copies for others."""
+
+    def __init__(self, name: str, open_copies: Callable[[], Copies]) -> None:
+        self._name, self._open_copies = name, open_copies
+        self._saver: Saver | None = None
+        self._copies: Copies | None = None
+
+    def state(self) -> Message:
+        """Whether a save is in flight, and the newest that is done."""
+        if self._saver is None:
+            return {"busy": False, "newest": None}
+        return {"busy": self._saver.busy, "newest": self._saver.newest}
+
+    def keep_copies(self, number: int, request: Message) -> Message:
+        """Be ready to keep copies for others, where this one's own parts go."""
+        keeping = Keeping(**request["keeping"])
+        if self._copies is None:
+            self._copies = self._open_copies()
+        self._copies.keep_in(keeping.at(self._name), keeping.keep)
+        return {"address": self._copies.address}
+
+    def send_copies(self, number: int, request: Message) -> None:
+        assert self._copies is not None, "keep copies first"
+        self._copies.send_to(request["to"])
+
+    def save(
+        self, request: Message, entries: Iterable[tuple[Entry, np.ndarray]]
+    ) -> None:
+        """Start a save, if this worker is among those that do."""
+        if self._name not in request["workers"]:
+            return
+        if self._saver is None:
+            keeping = Keeping(**request["keeping"])
+            self._saver = keeping.saver(self._name, self._copies)
+        started = self._saver.save(
+            request["step"],
+            entries,
+            request["host"],
+            request["workers"],
+            request["safe"],
+        )
+        assert started, "the controller asks who is busy first"
+
+    def wait(self, number: int, request: Message) -> None:
+        if self._saver is not None:
+            self._saver.wait()
+
+    def close(self) -> None:
+        if self._saver is not None:
+            self._saver.close()
+        if self._copies is not None:
+            self._copies.close()
