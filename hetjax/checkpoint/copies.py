@@ -19,7 +19,7 @@ import numpy as np
 from hetjax.checkpoint import layout
 from hetjax.checkpoint.durable import fsync, replace_text
 from hetjax.checkpoint.manifest import Manifest, from_text, record_of
-from hetjax.checkpoint.remains import is_complete, remove
+from hetjax.checkpoint.remains import is_complete, make, remove
 from hetjax.checkpoint.transfer import StoreError
 from hetjax.mesh.links import SILENCE_S, Door, Key, Link, dial
 
@@ -176,7 +176,7 @@ class Copies:
         if record_of(content) != arriving.manifest.files[file]:
             raise ValueError(f"{file} is not what was sent")
         path = self._own(arriving.manifest) / file
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make(path.parent)
         path.write_bytes(content)
         fsync(path)
         arriving.missing.discard(number)

@@ -33,7 +33,8 @@ def step_numbers(directory: Path) -> list[int]:
     """Steps that have a directory, finished or not, ascending."""
     if not directory.is_dir():
         return []
-    matches = (_STEP.fullmatch(path.name) for path in directory.iterdir())
+    folders = (path for path in directory.iterdir() if path.is_dir())
+    matches = (_STEP.fullmatch(path.name) for path in folders)
     return sorted(int(match[1]) for match in matches if match)
 
 

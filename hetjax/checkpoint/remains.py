@@ -20,7 +20,7 @@ def committed(own: Path) -> Manifest | None:
     """The manifest in place; None where there is none, or a damaged one."""
     try:
         return from_text((own / layout.MANIFEST).read_text())
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
 
 
@@ -57,8 +57,17 @@ def remove_failed(own: Path) -> None:
 
 def remove(own: Path) -> None:
     """Remove one worker's part of a step, the manifest first: never half a step."""
-    if own.is_dir():
-        (own / layout.MANIFEST).unlink(missing_ok=True)
-        shutil.rmtree(own)
+    if not own.is_dir():
+        return
+    (own / layout.MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(own)
     with suppress(OSError):  # parts of other workers stay
         own.parent.rmdir()
+
+
+def make(own: Path) -> None:
+    """Make the folder of a part, while other workers may remove theirs of the step."""
+    for _ in range(_NUM_REMOVALS):
+        with suppress(FileNotFoundError):  # the step's folder has just gone again
+            return own.mkdir(parents=True, exist_ok=True)
+    own.mkdir(parents=True, exist_ok=True)

@@ -38,6 +38,7 @@ from hetjax.checkpoint.manifest import (
 from hetjax.checkpoint.remains import (
     committed,
     is_complete,
+    make,
     remove,
     remove_failed,
     remove_uncommitted,
@@ -170,7 +171,7 @@ class Saver:
         self._remove_unfinished()
         if committed(own) is None:
             remove(own)
-        own.mkdir(parents=True, exist_ok=True)
+        make(own)
         state = next(name for name in layout.STATES if not (own / name).exists())
         args = ocp.args.PyTreeSave(layout.tree(snapshot.leaves))
         with _quiet(), _checkpointer(self._worker) as checkpointer:

@@ -10,6 +10,7 @@ hears of `RolledBack`.
 """
 
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -184,10 +185,17 @@ class FleetDriver:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Let workers finish what they write, unless something went wrong."""
+        """Let workers finish what they write, unless something went wrong.
+
+        One that is lost now takes nothing along but what it was copying to the store.
+        """
         try:
             if kind is None:
                 self._fleet.end()
+        except WorkerLost as lost:
+            warnings.warn(
+                f"{lost} as the run ended, with its state saved", stacklevel=2
+            )
         finally:
             self._stack.close()
 

@@ -110,3 +110,24 @@ def test_without_a_copy_of_a_lost_disk_the_run_does_not_begin_anew(
     assert main(options(folder, store=tmp_path / "empty")) == 2
     assert "a run that has saved step 3" in capsys.readouterr().err
     assert (folder / "run/metrics.jsonl").read_bytes() == metrics
+
+
+@pytest.mark.usefixtures("environment")
+def test_what_all_have_stays_while_one_disk_takes_nothing(
+    stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder = copied(stopped, tmp_path)
+    broken = folder / "disks/a100-0"
+    obstacles = [broken / f"step_0000000{step}" for step in (4, 5, 6)]
+    for path in obstacles:
+        path.write_text("no folder can be made here")
+    every = ["--checkpoint.every", "1", "--checkpoint.keep", "1"]
+    assert main([*options(folder), *every]) == 1
+    told = capsys.readouterr()
+    assert "checkpoint of step 6 was not saved" in told.out
+    assert "no complete checkpoint of step 6" in told.err
+    for path in obstacles:
+        path.unlink()
+    assert main(options(folder)) == 0
+    assert "resumed at step 3 (" in capsys.readouterr().out
+    assert losses(folder / "run") == losses(folder / "whole")
