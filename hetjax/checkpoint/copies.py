@@ -73,6 +73,7 @@ class Copies:
         self._answers: dict[tuple[str, int], bool] = {}
         self._lost: dict[str, str] = {}
         self._arriving: dict[str, _Arriving] = {}
+        self._closed = False
         self._door = Door(name, f"{host}:0", secret, self._admit)
         self.address = self._door.address
 
@@ -108,7 +109,10 @@ class Copies:
 
     def close(self) -> None:
         self._door.close()
-        for link in (*self._to.values(), *self._from.values()):
+        with self._changed:
+            self._closed = True
+            links = [*self._to.values(), *self._from.values()]
+        for link in links:
             link.close()
 
     def _wait(self, name: str, step: int) -> None:
@@ -132,6 +136,8 @@ class Copies:
 
     def _admit(self, found: socket.socket, name: str) -> None:
         with self._changed:
+            if self._closed:
+                return found.close()
             earlier = self._from.get(name)
             self._from[name] = Link(
                 found, name, self._take, lambda *_: None, self._silence_s

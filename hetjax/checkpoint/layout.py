@@ -2,7 +2,7 @@
 """Where checkpoints lie and what the leaves of an entry are called.
 
     <directory>/step_00000010/<worker>/manifest.json
-    <directory>/step_00000010/<worker>/state/<entry name>.<i>of<n>/{zarr.json, c/...}
+    <directory>/step_00000010/<worker>/state/<entry name>.<i>of<n>/{zarr.json, c.0.0}
 
 Owns these names, those of attempts, and the fixed slices behind the leaves. No plan
 appears in them, so directories of several workers merge into one. Does not own writing

@@ -54,7 +54,7 @@ _NOISE = (
     "_SignalingThread.run() raised",
 )
 _MAX_CAUSE_CHARS = 400
-_NUM_FLUSHES = 16
+_NUM_WRITERS = 16  # they mostly wait for the disk
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -246,7 +246,7 @@ class _Leaves(ocp.type_handlers.NumpyHandler):
     ) -> list[Any]:
         for info in infos:
             await info.await_path_creation()
-        context = ts.Context()
+        context = ts.Context({"file_io_concurrency": {"limit": _NUM_WRITERS}})
         opened = (
             ts.open(
                 _zarr(f"{info.parent_dir / info.name}/", value),
@@ -266,6 +266,7 @@ class _Leaves(ocp.type_handlers.NumpyHandler):
 
 
 def _zarr(path: str, value: np.ndarray) -> dict[str, Any]:
+    flat = {"separator": "."}  # no folder within a leaf's: each takes time
     grid = {"name": "regular", "configuration": {"chunk_shape": value.shape}}
     return {
         "driver": "zarr3",
@@ -274,6 +275,7 @@ def _zarr(path: str, value: np.ndarray) -> dict[str, Any]:
             "shape": value.shape,
             "data_type": value.dtype.name,
             "chunk_grid": grid,
+            "chunk_key_encoding": {"name": "default", "configuration": flat},
         },
     }
 
@@ -328,7 +330,7 @@ def _flush(state: Path) -> None:
     """
     paths = {state.parent, state, *(path for path in state.iterdir() if path.is_file())}
     paths |= {Path(at) for at, below, _ in os.walk(state) if below}
-    with ThreadPoolExecutor(_NUM_FLUSHES) as pool:
+    with ThreadPoolExecutor(_NUM_WRITERS) as pool:
         list(pool.map(fsync, paths))
 
 

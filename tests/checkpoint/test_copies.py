@@ -100,7 +100,7 @@ def test_what_was_damaged_before_it_was_sent_is_refused(pair: Pair, tmp_path: Pa
     save(tmp_path / "a", pair[0], 1)
     shutil.rmtree(tmp_path / "b")
     own = tmp_path / "a/step_00000001/a"
-    chunk = next(path for path in own.rglob("c/**/*") if path.is_file())
+    chunk = next(own.rglob("c.0.0"))
     data = bytearray(chunk.read_bytes())
     data[3] ^= 1
     chunk.write_bytes(data)

@@ -14,7 +14,7 @@ from hetjax.errors import BadInput
 from tests.checkpoint.values import state_of
 
 LEAF = "state/params.block_001.mlp.up.2of8"
-CHUNK = f"{LEAF}/c/0/0"
+CHUNK = f"{LEAF}/c.0.0"
 
 
 @pytest.fixture(scope="module")

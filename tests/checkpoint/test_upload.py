@@ -70,7 +70,7 @@ def save(
     """One worker's local part of a step, as after its commit."""
     own, files = directory / f"step_{step:08d}" / worker, {}
     dice = random.Random(f"{step} {worker} {seed}")
-    for name in ("state/_METADATA", "state/p.w.0of2/c/0/0", "state/p.w.1of2/c/0/0"):
+    for name in ("state/_METADATA", "state/p.w.0of2/c.0.0", "state/p.w.1of2/c.0.0"):
         path = own / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(dice.randbytes(2000))
@@ -180,7 +180,7 @@ def test_a_step_whose_local_file_is_rotten_is_not_committed(
     store: Store, tmp_path: Path
 ) -> None:
     save(tmp_path, 10)
-    (tmp_path / "step_00000010/a/state/p.w.1of2/c/0/0").write_bytes(bytes(2000))
+    (tmp_path / "step_00000010/a/state/p.w.1of2/c.0.0").write_bytes(bytes(2000))
     with Uploader(store, tmp_path, "a") as uploader:
         with pytest.warns(match="step 10 was not uploaded .*Corrupt: .*crc32c"):
             upload(uploader, 10)

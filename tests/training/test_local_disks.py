@@ -51,10 +51,7 @@ def wipe(folder: Path) -> int:
     """Take a disk away that holds something; the bytes of its newest step."""
     disks = [disk for disk in (folder / "disks").iterdir() if [*disk.glob("step_*")]]
     step = max(disks[0].glob("step_*"))
-    num_bytes = sum(
-        f.stat().st_size for f in step.glob("*/state*/*/c/**/*") if f.is_file()
-    )
-    num_bytes += sum(f.stat().st_size for f in step.glob("*/state*/*/c") if f.is_file())
+    num_bytes = sum(f.stat().st_size for f in step.glob("*/state*/*/c*"))
     shutil.rmtree(disks[0])
     return num_bytes
 
