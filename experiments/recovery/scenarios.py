@@ -37,6 +37,11 @@ class Scenario:
     def replica_survives(self) -> bool:
         return not self.from_cloud
 
+    @property
+    def is_foreseen(self) -> bool:
+        """Whether a run can have been ready for the plan: a node less."""
+        return self.killed is not None and self.killed not in self.there
+
 
 def stage(node: str, first: int, last: int, tensor: int = 1, ahead: int = 1) -> Stage:
     return Stage(

@@ -6,10 +6,11 @@
 Stands up hosts as a testbed (`experiments/testbed`: namespaces with shaped links; needs
 root) and one more for the cloud, whose link has a fifth of the rate. Each scenario
 (`scenarios.py`) runs twice, by `--recovery local-first` and by `cloud-only`, on new
-workers with disks of their own: two steps, a checkpoint of about 1 GB, its copy in the
-cloud, a step more; then what the scenario says happens in the middle of a step. Times
-are from there to the end of the first step after it. `floor_s` is what has to move over
-the link that has most to carry, at its rate. Prints one JSON object.
+workers with disks of their own: three steps, a checkpoint of about 1 GB, its copy in
+the cloud, a step more. By then the plan for a node less is compiled, as it would be
+after a minute of any run. Then what the scenario says happens in the middle of a step.
+Times are from there to the end of the first step after it. `floor_s` is what has to
+move over the link that has most to carry, at its rate. Prints one JSON object.
 """
 
 import argparse
@@ -60,6 +61,8 @@ _CLOUD = "cloud"  # the host that stands for it
 _CLOUD_SHARE = 5  # of a peer's link, what the cloud's has
 _STATE_BYTES = 12  # of a parameter
 _INTO_STEP_S = 0.3
+_SAVED = 3  # the step of the checkpoint
+_SOON_S, _FORESEEN_S = 0.01, 25.0  # when to look ahead, and until that is compiled
 _UPLOAD_S = 300.0
 
 
@@ -125,7 +128,10 @@ class Trial:
             settings=lambda cluster, plan: worker_settings(
                 site.config, cluster_toml(cluster), plan, site.dataset
             ),
-            foresight=Foresight(lambda cluster, current: scenario.after, 0.0),
+            foresight=Foresight(
+                lambda cluster, current: scenario.after,
+                _SOON_S if scenario.is_foreseen else 0.0,
+            ),
             membership=Membership(cluster, self._file),
             transport="sockets",
             seed=0,
@@ -150,14 +156,16 @@ class Trial:
         )
 
     def prepare(self) -> float:
-        """Two steps, a checkpoint in the cloud, a step; seconds of the last one."""
-        for step in range(2):
+        """Some steps, a checkpoint in the cloud, a step; seconds of the last one."""
+        for step in range(_SAVED):
             self.driver.step(step)
-        self.driver.save(2)
-        self.driver.wait_saved()
-        self._wait_uploaded(2)
         begin_s = time.perf_counter()
-        self.driver.step(2)
+        self.driver.save(_SAVED)
+        self.driver.wait_saved()
+        self._wait_uploaded(_SAVED)
+        time.sleep(max(0.0, begin_s + _FORESEEN_S - time.perf_counter()))
+        begin_s = time.perf_counter()
+        self.driver.step(_SAVED)
         return time.perf_counter() - begin_s
 
     def strike(self) -> dict[str, Any]:
@@ -167,7 +175,7 @@ class Trial:
         struck: list[float] = []
         timer = threading.Timer(_INTO_STEP_S, lambda: struck.append(self._strike()))
         timer.start()
-        step = 3
+        step = _SAVED + 1
         while not heard:
             try:
                 self.driver.step(step)

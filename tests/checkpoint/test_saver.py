@@ -67,6 +67,15 @@ def test_save_returns_before_anything_is_on_disk_and_keeps_the_host_of_then(
     assert Checkpoint.open(tmp_path).host == {"tokens": 1}
 
 
+def test_a_process_that_is_not_the_first_of_its_world_saves_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jax.process_index", lambda *_: 1)
+    with Saver(tmp_path, "slice@1") as saver:
+        saver.save(1, state_of(1), {})
+    assert_holds(tmp_path, 1, state_of(1))
+
+
 def test_only_the_newest_steps_stay(tmp_path: Path) -> None:
     with Saver(tmp_path, "embedded", keep=2) as saver:
         for step in (2, 4, 6, 8):
