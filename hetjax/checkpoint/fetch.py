@@ -82,9 +82,15 @@ def in_store(store: Store | None) -> list[Holding]:
         except (Corrupt, DamagedCheckpoint, FileNotFoundError) as damage:
             warnings.warn(f"step {step} in {store} is not used: {damage}", stacklevel=2)
             continue
-        leaves = frozenset(step_.leaves)
-        save = step, step_.attempt
-        found.append(Holding(worker=CLOUD, tier="cloud", save=save, leaves=leaves))
+        found.append(
+            Holding(
+                worker=CLOUD,
+                tier="cloud",
+                save=(step, step_.attempt),
+                leaves=frozenset(step_.leaves),
+                host=step_.host,
+            )
+        )
     return found
 
 

@@ -8,8 +8,8 @@ names of leaves (`layout.py`). Does not own how they travel (`runtime/recovery.p
 
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 Tier = Literal["memory", "disk", "cloud"]
 Save = tuple[int, str]  # step, and the attempt where it was saved more than once
@@ -19,12 +19,16 @@ _NEAREST = {"memory": 0, "disk": 1, "cloud": 2}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Holding:
-    """Leaves of one save in one place; `worker` is CLOUD for the cloud."""
+    """Leaves of one save in one place; `worker` is CLOUD for the cloud.
+
+    `host` is what their manifests say besides: nothing for memory.
+    """
 
     worker: str
     tier: Tier
     save: Save
     leaves: frozenset[str]
+    host: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

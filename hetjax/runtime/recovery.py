@@ -87,9 +87,10 @@ def on_disk(crew: Crew, workers: Sequence[str], keeping: Keeping) -> list[Holdin
             tier="disk",
             save=(step, attempt),
             leaves=frozenset(leaves),
+            host=host,
         )
         for worker, message in told.items()
-        for (step, attempt), leaves in message["saves"]
+        for (step, attempt), leaves, host in message["saves"]
     ]
 
 

@@ -83,8 +83,8 @@ class Salvage:
 
     def look(
         self, directory: Path, needed: Mapping[str, Entry]
-    ) -> Iterator[tuple[Save, list[str]]]:
-        """Find out what the disk holds: saves and their leaves.
+    ) -> Iterator[tuple[Save, list[str], Mapping[str, Any]]]:
+        """Find out what the disk holds: saves, their leaves and `host`.
 
         Raises BadInput where they are of a model with other `needed` entries.
         """
@@ -93,7 +93,7 @@ class Salvage:
             found.check_same_kind({e.name: e for e in needed.values()}.values())
             save = found.step, found.attempt
             self._disk[save] = found
-            yield save, sorted(found.leaves)
+            yield save, sorted(found.leaves), found.host
 
     def fetch_from(self, store: Store, step: int, directory: Path) -> None:
         """Read of the tier "cloud" what the store has of this step."""

@@ -26,6 +26,7 @@ from hetjax.plans.files import read_plan, write_plan
 from hetjax.plans.plan import Plan
 from hetjax.training.config import RunConfig, option
 from hetjax.training.config_files import config_values, flat_values, read_config
+from hetjax.training.identity import KEPT
 
 CONFIG, CLUSTER, PLAN = "config.json", "cluster.toml", "plan.json"
 PROFILE = "profile.json"  # read, not written: from python -m hetjax.profile
@@ -34,8 +35,6 @@ TOKENIZER, CHECKPOINTS = "tokenizer.json", "checkpoints"
 _LOCK = ".lock"
 # What may be there before config.json: a start writes some, and may have been killed
 _BEFORE_CONFIG = (_LOCK, CLUSTER, PLAN, TOKENIZER, METRICS, EVENTS, PROFILE)
-# A run keeps these; all else may change when it is resumed
-_KEPT = ("model", "seed", "seq_len", "global_batch", "optimizer.name")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,7 +149,7 @@ def changes(previous: Previous, config: RunConfig) -> dict[str, tuple[Any, Any]]
 def check_same_run(previous: Previous, config: RunConfig) -> None:
     """Raise BadInput if the settings are of another run than the directory's."""
     changed = changes(previous, config)
-    changed = {name: changed[name] for name in _KEPT if name in changed}
+    changed = {name: changed[name] for name in KEPT if name in changed}
     if not changed:
         return
     shown = ", ".join(
@@ -159,7 +158,7 @@ def check_same_run(previous: Previous, config: RunConfig) -> None:
     resume = " ".join(f"{option(name)} {was}" for name, (was, _) in changed.items())
     raise BadInput(
         got=f"run directory {str(config.run_dir)!r} holds another run: {shown}",
-        allowed=f"the same {', '.join(_KEPT)} as before",
+        allowed=f"the same {', '.join(KEPT)} as before",
         fix=f"resume that run with {resume}, or start a new one in another --run-dir",
     )
 

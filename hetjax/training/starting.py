@@ -5,9 +5,10 @@ Owns which driver that is, and what workers are told. Does not own what is settl
 what a start writes (`run.py`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from hetjax.checkpoint.fetch import in_store
 from hetjax.checkpoint.holdings import Holding
@@ -23,6 +24,7 @@ from hetjax.training.driving import Driver, LocalDriver
 from hetjax.training.elastic import FleetDriver, Terms
 from hetjax.training.feed import held_out, training_feed
 from hetjax.training.foresight import Foresight
+from hetjax.training.identity import check_identity, identity
 from hetjax.training.launching import LOGS, Launcher, OnThisMachine, started
 from hetjax.training.membership import Membership
 from hetjax.training.on_ray import OnRay
@@ -66,6 +68,8 @@ def _local(start: Start, shown: Display) -> LocalDriver:
         clip_norm=config.optimizer.clip_norm,
     )
     if checkpoint is not None:
+        host = checkpoint.host
+        _check_same_run(host, start, checkpoint.step, str(checkpoint.path.parent))
         checkpoint.check_same_model(runtime.abstract_entries())
     runtime.compile(shown.compiled)
     if checkpoint is None:
@@ -77,7 +81,7 @@ def _local(start: Start, shown: Display) -> LocalDriver:
         feed,
         validation,
         keeping(config).saver(EMBEDDED),
-        _host(config),
+        _host(start),
         at=0 if checkpoint is None else checkpoint.step,
         resumed=checkpoint and {"checkpoint": str(checkpoint.path)},
     )
@@ -98,7 +102,7 @@ def _fleet(start: Start, shown: Display) -> FleetDriver:
         transport=config.transport,
         seed=config.seed,
         keeping=keeping(config),
-        host=_host(config),
+        host=_host(start),
         recovery=config.recovery,
     )
     with ExitStack() as stack:
@@ -127,7 +131,11 @@ def _restored(fleet: Fleet, terms: Terms, start: Start) -> Restored | None:
     keeping, held = terms.keeping, list[Holding]()
     if terms.recovery != "cloud-only":
         held = on_disk(fleet.crew, fleet.workers, keeping)
-    restored = restore(fleet, [*held, *in_store(keeping.store())], keeping)
+    stored = in_store(keeping.store())
+    for holding in [*held, *stored]:
+        where = keeping.directory if holding.worker else str(keeping.cloud)
+        _check_same_run(holding.host, start, holding.save[0], where)
+    restored = restore(fleet, [*held, *stored], keeping)
     if restored is None:
         _check_begins(held, start)
         fleet.initialise(terms.seed)
@@ -160,6 +168,13 @@ def _launcher(start: Start, stack: ExitStack) -> Launcher:
     return OnThisMachine(config.run_dir / LOGS, stack)
 
 
-def _host(config: RunConfig) -> dict[str, int]:
+def _host(start: Start) -> dict[str, Any]:
     """What a checkpoint says besides its state."""
-    return {"seed": config.seed, "global_batch": config.global_batch}
+    return {"run": identity(start.config, start.dataset)}
+
+
+def _check_same_run(
+    host: Mapping[str, Any], start: Start, step: int, where: str
+) -> None:
+    own = identity(start.config, start.dataset)
+    check_identity(host.get("run", {}), own, step, where)

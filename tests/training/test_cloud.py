@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from hetjax.errors import BadInput
+from hetjax.plans.plan import Plan
 from hetjax.training.presets import Preset
 from hetjax.training.run import run
 from tests.checkpoint.fake_gcs import FakeGcs
-from tests.training.small import MODEL, but, losses, small_preset
+from tests.training.small import MODEL, ONE_STAGE, but, losses, small_preset
 
 
 def storing(preset: Preset, cloud: str) -> Preset:
@@ -81,3 +82,38 @@ def test_a_bucket_that_is_not_there_is_refused_before_anything_is_written(
     with pytest.raises(BadInput, match="none"):
         run(preset.config, preset, MODEL)
     assert not preset.config.run_dir.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"seed": 3}, r"seed = 0 \(here 3\)"),
+        ({"global_batch": 12}, r"global_batch = 6 \(here 12\)"),
+        ({"text": "Another text has another tokenizer. " * 400}, "tokenizer.json = "),
+    ],
+)
+def test_a_store_of_another_run_is_refused_before_anything_is_written(
+    tmp_path: Path, changes: dict, words: str
+):
+    store = (tmp_path / "store").as_uri()
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    here = storing(small_preset(tmp_path / "here"), store)
+    stopping = but(here, stop_after=1)
+    assert run(stopping.config, stopping, MODEL) == 4
+    there = storing(small_preset(tmp_path / "there", even(changes)), store)
+    if text := changes.pop("text", None):
+        (tmp_path / "there/text.txt").write_text(text)
+    there = but(there, **changes)
+    with pytest.raises(BadInput, match=words):
+        run(there.config, there, MODEL)
+    assert not (there.config.run_dir / "config.json").exists()
+
+
+def even(changes: dict) -> Plan:
+    """A plan for the global batch, if that is another one."""
+    times = changes.get("global_batch", 6) // 6
+    one = ONE_STAGE.replicas[0]
+    longer = replace(one, num_microbatches=one.num_microbatches * times)
+    batch = ONE_STAGE.global_batch * times
+    return replace(ONE_STAGE, global_batch=batch, replicas=(longer,))

@@ -128,3 +128,16 @@ def test_what_all_have_stays_while_one_disk_takes_nothing(
     assert main(options(folder)) == 0
     assert "resumed at step 3 (" in capsys.readouterr().out
     assert losses(folder / "run") == losses(folder / "whole")
+
+
+@pytest.mark.usefixtures("environment")
+def test_disks_of_another_run_are_refused_and_stay_as_they_are(
+    stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder = copied(stopped, tmp_path)
+    disks = {path: path.stat() for path in (folder / "disks").rglob("*")}
+    another = ["--run-dir", str(folder / "another"), "--seed", "7"]
+    assert main([*options(folder), *another]) == 2
+    assert "is of another run: seed = 0 (here 7)" in capsys.readouterr().err
+    assert disks == {path: path.stat() for path in (folder / "disks").rglob("*")}
+    assert not (folder / "another").exists()
