@@ -10,7 +10,10 @@ nodes come in as it describes them. Does not own starting anything there
 
 import re
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from itertools import count
+from types import MappingProxyType
 from typing import Any
 
 from hetjax.cluster.catalogue import canonical_name
@@ -39,11 +42,12 @@ class RayNode:
     """One machine of a Ray cluster; `count` accelerators of kind `device`.
 
     A machine without any counts as one device of kind cpu. `named` are the cluster
-    file's nodes that it says it is.
+    file's nodes that it says it is. Ray's process there listens at `port`.
     """
 
     id: str
     address: str
+    port: int
     device: str
     count: int
     named: tuple[str, ...] = ()
@@ -55,11 +59,14 @@ def ray_nodes(told: Sequence[Mapping[str, Any]]) -> list[RayNode]:
     return sorted(found, key=lambda node: node.address)
 
 
-def cluster_of_ray(nodes: Sequence[RayNode]) -> Cluster:
+def cluster_of_ray(
+    nodes: Sequence[RayNode], names: Mapping[str, str] = MappingProxyType({})
+) -> Cluster:
     """Return the cluster that Ray's machines make; of those without accelerators only
     if there are no others.
 
-    BadInput if there are none.
+    Machines that have a name stay what they are: `names`, by id. BadInput if there are
+    none.
     """
     if not nodes:
         raise BadInput(
@@ -68,44 +75,78 @@ def cluster_of_ray(nodes: Sequence[RayNode]) -> Cluster:
             fix="start one with: ray start --head",
         )
     accelerated = [node for node in nodes if node.device != "cpu"]
-    chosen, names = accelerated or list(nodes), dict[str, int]()
+    chosen = accelerated or list(nodes)
+    used = {names[node.id] for node in chosen if node.id in names}
     found = []
     for node in chosen:
-        kind = re.sub(r"[^a-z0-9]+", "-", node.device.lower()).strip("-")
-        number = names[kind] = names.get(kind, -1) + 1
-        name = node.named[0] if node.named else f"{kind}-{number}"
+        name = names.get(node.id) or _new_name(node, used)
+        used.add(name)
         found.append(Node(name=name, device=node.device, count=node.count))
     return Cluster(name="ray", nodes=tuple(found))
+
+
+def _new_name(node: RayNode, used: AbstractSet[str]) -> str:
+    if node.named:
+        return node.named[0]
+    kind = re.sub(r"[^a-z0-9]+", "-", node.device.lower()).strip("-")
+    return next(n for i in count() if (n := f"{kind}-{i}") not in used)
 
 
 def on_ray_nodes(
     cluster: Cluster, nodes: Sequence[RayNode], simulate: bool
 ) -> dict[str, RayNode]:
-    """Give every host a machine, by worker: its node's namesake, else one of its kind.
+    """Give every host a machine as `matched` does; BadInput if one gets none."""
+    found = matched(cluster, nodes, simulate)
+    for node in cluster.nodes:
+        if node.workers[0] not in found:
+            raise _no_machine(node, nodes)
+    return found
 
-    With `simulate` any machine will do, several hosts on one where there are too few.
-    BadInput if there is none for a host.
+
+def matched(
+    cluster: Cluster,
+    nodes: Sequence[RayNode],
+    simulate: bool,
+    before: Mapping[str, RayNode] = MappingProxyType({}),
+) -> dict[str, RayNode]:
+    """Give hosts a machine, by worker: its node's namesake, else one of its kind.
+
+    Nodes whose machines of `before` are all there keep them; one that does not get as
+    many as it has hosts is left out. With `simulate` any machine will do, several hosts
+    on one where there are too few.
     """
-    found = {node.name: _namesakes(node, nodes) for node in cluster.nodes}
-    taken = {id(machine) for machines in found.values() for machine in machines}
-    free = [machine for machine in nodes if id(machine) not in taken]
+    kept = {node.name: _kept(node, nodes, before) for node in cluster.nodes}
+    found = {n.name: kept[n.name] or _namesakes(n, nodes) for n in cluster.nodes}
+    taken = {machine.id for machines in found.values() for machine in machines}
+    free = [machine for machine in nodes if machine.id not in taken]
     for node in cluster.nodes:
         while len(found[node.name]) < node.hosts:
             fitting = [m for m in free if simulate or _fits(node, m)]
             if not fitting and simulate:
                 free = fitting = list(nodes)
             if not fitting:
-                raise _no_machine(node, nodes)
+                break
             machine = min(fitting, key=lambda m: m.count)
             found[node.name].append(machine)
             free = [other for other in free if other is not machine]
     return {
         worker: machine
         for node in cluster.nodes
+        if len(found[node.name]) == node.hosts
         for worker, machine in zip(
-            node.workers, _in_order(found[node.name]), strict=True
+            node.workers, kept[node.name] or _in_order(found[node.name]), strict=True
         )
     }
+
+
+def _kept(
+    node: Node, nodes: Sequence[RayNode], before: Mapping[str, RayNode]
+) -> list[RayNode]:
+    """Its machines of before, in order, if they are all there."""
+    there = {machine.id: machine for machine in nodes}
+    ids = [before[worker].id for worker in node.workers if worker in before]
+    found = [there[id_] for id_ in ids if id_ in there]
+    return found if len(found) == node.hosts else []
 
 
 def _namesakes(node: Node, nodes: Sequence[RayNode]) -> list[RayNode]:
@@ -139,14 +180,15 @@ def _no_machine(node: Node, nodes: Sequence[RayNode]) -> BadInput:
 def _node(raw: Mapping[str, Any]) -> RayNode:
     resources = raw["Resources"]
     types = [key.removeprefix(_TYPE) for key in resources if key.startswith(_TYPE)]
-    count = int(resources.get("GPU", 0) or resources.get("TPU", 0))
+    number = int(resources.get("GPU", 0) or resources.get("TPU", 0))
     kind = types[0] if types else "cpu"
     device = canonical_name(_KINDS.get(kind, kind))
     return RayNode(
         id=raw["NodeID"],
         address=raw["NodeManagerAddress"],
-        device=device if count else "cpu",
-        count=count or 1,
+        port=raw["NodeManagerPort"],
+        device=device if number else "cpu",
+        count=number or 1,
         named=tuple(
             sorted(k.removeprefix(NAMED) for k in resources if k.startswith(NAMED))
         ),

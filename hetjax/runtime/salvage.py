@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -62,19 +62,27 @@ class Salvage:
     taken: dict[str, np.ndarray] = field(default_factory=dict)
     flaws: list[str] = field(default_factory=list)  # why something was not read
     memory_step: int | None = None
-    _memory: dict[str, np.ndarray] = field(default_factory=dict)
+    _memory: dict[str, tuple[Entry, Callable[[], np.ndarray]]] = field(
+        default_factory=dict
+    )
     _disk: dict[Save, Checkpoint] = field(default_factory=dict)
     _stored: Stored | None = None
     _fetched: tempfile.TemporaryDirectory[str] | None = None
 
-    def keep(self, step: int, entries: Iterable[tuple[Entry, np.ndarray]]) -> None:
-        """Keep the state after this step, whatever becomes of the devices' copy."""
+    def keep(
+        self, step: int, entries: Iterable[tuple[Entry, Callable[[], np.ndarray]]]
+    ) -> None:
+        """Keep the state after this step, where it is, until `let_go`."""
         self._memory = {
-            name: value
-            for entry, whole in entries
-            for name, value in layout.leaves(entry, whole)
+            name: (entry, read)
+            for entry, read in entries
+            for name in layout.leaf_names(entry)
         }
         self.memory_step = step
+
+    def let_go(self) -> None:
+        """Make room on the devices: what is wanted of the state was taken."""
+        self._memory, self.memory_step = {}, None
 
     @property
     def memory(self) -> list[str]:
@@ -103,8 +111,8 @@ class Salvage:
 
     def forget(self) -> None:
         """Let go of all but the disk."""
-        self.taken, self._memory, self.memory_step = {}, {}, None
-        self._stored = None
+        self.let_go()
+        self.taken, self._stored = {}, None
         if self._fetched is not None:
             self._fetched.cleanup()
             self._fetched = None
@@ -122,7 +130,8 @@ class Salvage:
         OSError where the store fails.
         """
         if tier == "memory":
-            return self._memory[leaf]
+            entry, read = self._memory[leaf]
+            return dict(layout.leaves(entry, read()))[leaf]
         if tier == "disk":
             return self._disk[save].read_leaves([leaf])[0]
         assert self._stored is not None

@@ -233,6 +233,7 @@ class _Server:
         )
 
     def _initialise(self, number: int, request: Message) -> None:
+        self._salvage.forget()
         self._island.initialise(request["seed"])
         self._at = 0
 
@@ -288,6 +289,7 @@ class _Server:
     def _place(self, number: int, request: Message) -> None:
         if self._at != request["step"]:
             values = self._salvage.taken
+            self._salvage.let_go()
             self._island.restore(lambda entry: from_leaves(values, entry))
             self._at = request["step"]
         self._salvage.forget()

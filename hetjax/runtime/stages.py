@@ -28,6 +28,7 @@ from hetjax.runtime.stage import StageGraph
 from hetjax.runtime.state import (
     Read,
     fresh_weights,
+    held_values,
     host_values,
     place,
     stage_entries,
@@ -115,13 +116,11 @@ class Stages:
                 held, state.masters, state.opt_state, partial(self._saves, stage)
             )
 
-    def held(self) -> Iterator[tuple[Entry, np.ndarray]]:
-        """A host copy of all state that is here, also of what others save."""
+    def held(self) -> Iterator[tuple[Entry, Callable[[], np.ndarray]]]:
+        """All state that is here, also of what others save, copied when it is asked."""
         for stage, state in self.stages.items():
             held = self.layout.stages[stage]
-            yield from host_values(
-                held, state.masters, state.opt_state, lambda run, unit: True
-            )
+            yield from held_values(held, state.masters, state.opt_state)
 
     def _saves(self, stage: StageKey, run: Run, unit: int) -> bool:
         return run.only is None and self.layout.savers[run.name_of(unit)] == stage

@@ -71,6 +71,32 @@ def host_values(
                 yield entry, value[unit] if run.stacked else value
 
 
+def held_values(
+    stage: StageRuns, masters: Any, opt_state: Any
+) -> Iterator[tuple[Entry, Callable[[], np.ndarray]]]:
+    """Every entry with what copies it to the host, a leaf's units together.
+
+    What spans processes is copied now, by all of them, and is the leading one's.
+    """
+    for run, found, leaf in stage_entries(stage, masters, opt_state):
+        whole = _copied_later(leaf)
+        if whole is None:
+            continue
+        for unit, entry in enumerate(found):
+            yield entry, partial(_unit, whole, unit) if run.stacked else whole
+
+
+def _copied_later(leaf: jax.Array) -> Callable[[], np.ndarray] | None:
+    if leaf.is_fully_addressable:
+        return cache(lambda: np.asarray(leaf))
+    value = whole_value(leaf)
+    return None if value is None else lambda: value
+
+
+def _unit(whole: Callable[[], np.ndarray], unit: int) -> np.ndarray:
+    return whole()[unit]
+
+
 def fresh_weights(model: Model, stage: StageRuns, seed: int) -> Read:
     """Initial weights of the modules that the stage holds.
 

@@ -11,6 +11,7 @@ hears of `RolledBack`.
 
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from hetjax.plans.plan import Plan
 from hetjax.runtime.control import WorkerLost
 from hetjax.runtime.fleet import Fleet, FleetStep, TransportName
 from hetjax.runtime.meeting import Norm
+from hetjax.runtime.members import node_of
 from hetjax.runtime.recovery import (
     Restored,
     finish_step,
@@ -38,7 +40,8 @@ from hetjax.training.foresight import Foresight
 from hetjax.training.launching import Launcher
 from hetjax.training.membership import Membership
 
-_MOST_STRIKES = 5  # losses without a committed step between them
+# Losses without a committed step between them: in all, and of one node
+_MOST_STRIKES, _MOST_OF_A_NODE = 5, 3
 _Answer = TypeVar("_Answer")
 
 
@@ -124,7 +127,7 @@ class FleetDriver:
         num_validation: int,
     ) -> None:
         self._fleet, self._launcher, self._stack = fleet, launcher, stack
-        self._terms, self._at, self._strikes = terms, at, 0
+        self._terms, self._at, self._strikes = terms, at, Counter[str]()
         self.resumed = resumed
         self._norm: Norm | None = None
         self._cluster, self._unbuilt, self._gone = cluster, set[str](), set[str]()
@@ -146,7 +149,8 @@ class FleetDriver:
                 raise RolledBack(self._at) from lost
             assert self._norm is not None
             found = self._fleet.step_of(self._norm)
-        self._at, self._strikes = number + 1, 0
+        self._at = number + 1
+        self._strikes.clear()
         return found
 
     def spans(self) -> Sequence[Span]:
@@ -218,11 +222,10 @@ class FleetDriver:
         """Get all workers of now going; raises WorkerLost if that does not help."""
         clock, at, before = _Clock(), self._at, self.plan
         self._gone.clear()
-        reason = "other nodes than before" if lost is None else str(lost)
+        reason, cluster = lost and str(lost), self._cluster
         while True:
-            self._strikes += 1
-            if lost and not (self._terms.recovers and self._strikes <= _MOST_STRIKES):
-                raise lost
+            if lost is not None:
+                self._strike(lost)
             try:
                 restored = self._restored(lost, clock)
                 break
@@ -231,7 +234,7 @@ class FleetDriver:
         self._at = restored.step
         self.heard(
             Recovered(
-                reason=reason,
+                reason=reason or _change(cluster, self._cluster),
                 plan=None if self.plan == before else self.plan,
                 cluster=self._cluster,
                 gone=frozenset(self._gone),
@@ -242,6 +245,20 @@ class FleetDriver:
                 seconds=clock.seconds,
             )
         )
+
+    def _strike(self, lost: WorkerLost) -> None:
+        """Count a loss; go on without a node that is lost again and again."""
+        node = node_of(lost.worker)
+        self._strikes[node] += 1
+        if not self._terms.recovers or self._strikes.total() > _MOST_STRIKES:
+            raise lost
+        if self._strikes[node] == _MOST_OF_A_NODE and self.leave(node):
+            del self._strikes[node]
+            warnings.warn(
+                f"node {node} was lost {_MOST_OF_A_NODE} times without a step between: "
+                f"going on without it ({lost.reason})",
+                stacklevel=2,
+            )
 
     def _restored(self, lost: WorkerLost | None, clock: _Clock) -> Restored:
         """One try: the state that is left, laid out for the nodes that are there."""
@@ -311,7 +328,7 @@ class FleetDriver:
 
     def _replan(self) -> None:
         """Make another plan if there are other nodes than before."""
-        cluster = self._terms.membership.now()
+        cluster = self._terms.membership.now(again=True)
         if cluster == self._cluster:
             return
         plan = self._terms.foresight.plan(cluster, self._fleet.plan)
@@ -320,6 +337,14 @@ class FleetDriver:
             self._fleet.adopt(plan, cluster.nodes)
             self._unbuilt.update(self._fleet.workers)
         self._cluster = cluster
+
+
+def _change(before: Cluster, now: Cluster) -> str:
+    """What is other about the nodes, in words."""
+    were, are = ({node.name for node in c.nodes} for c in (before, now))
+    gone, new = ", ".join(sorted(were - are)), ", ".join(sorted(are - were))
+    words = [f"without {gone}"] * bool(gone) + [f"with {new}"] * bool(new)
+    return "going on " + " and ".join(words) if words else "other links or devices"
 
 
 def _used(cluster: Cluster, plan: Plan) -> list[Node]:

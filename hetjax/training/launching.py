@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from hetjax.cluster.cluster import Node
+from hetjax.cluster.cluster import Cluster, Node
 from hetjax.plans.plan import Plan
 from hetjax.runtime.control import Crew
 from hetjax.runtime.fleet import Fleet
@@ -46,23 +46,27 @@ class Launcher(Protocol):
         """
         ...
 
+    def present(self, cluster: Cluster, again: bool) -> Cluster:
+        """What is there of a cluster, and what else there is if it was discovered.
+
+        `again` if it must not be what was seen a moment ago.
+        """
+        ...
+
 
 class Posts:
-    """What workers are told when they are started; they call the controller `crew`.
+    """What workers are told when they are started; they call the controller `crew`."""
 
-    `addresses` are theirs, by name.
-    """
-
-    def __init__(self, address: str, addresses: Mapping[str, str], stack: ExitStack):
-        self._secret, self._addresses = secrets.token_bytes(32), addresses
+    def __init__(self, address: str, stack: ExitStack):
+        self._secret = secrets.token_bytes(32)
         self.crew = Crew(f"{address}:0", self._secret)
         stack.callback(self.crew.close)
 
-    def of(self, worker: str) -> Post:
+    def of(self, worker: str, address: str) -> Post:
         return Post(
             worker=worker,
             controller=self.crew.address,
-            listen=f"{self._addresses.get(worker, LOOPBACK)}:0",
+            listen=f"{address}:0",
             secret=self._secret,
         )
 
@@ -84,17 +88,20 @@ class OnThisMachine:
     ) -> None:
         self._processes = stack.enter_context(Processes(logs=logs))
         self._places, self._module = dict(places or {}), module
-        addresses = {worker: place.address for worker, place in self._places.items()}
-        self._posts = Posts(address, addresses, stack)
+        self._posts = Posts(address, stack)
         self.crew = self._posts.crew
 
     def start(self, workers: Sequence[str]) -> None:
         for worker in workers:
             place = self._places.get(worker, Place())
             command = [*place.prefix, sys.executable, "-m", self._module]
-            self._processes.start(self._posts.of(worker), command, os.environ)
+            post = self._posts.of(worker, place.address)
+            self._processes.start(post, command, os.environ)
         check = lambda: self._processes.check(workers)  # noqa: E731
         self.crew.wait_for(workers, _START_S, check)
+
+    def present(self, cluster: Cluster, again: bool) -> Cluster:
+        return cluster
 
 
 def started(launcher: Launcher, plan: Plan, nodes: Sequence[Node] = ()) -> Fleet:

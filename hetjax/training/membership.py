@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which nodes a run has now: those of its cluster file, without those that leave.
+"""Which nodes a run has now: those of its cluster file that are there and stay.
 
-Owns noticing that the file has changed while the run goes on. Does not own notices that
-a node is about to leave (`notices.py`), nor what follows from a change (`elastic.py`).
+Owns noticing that the file has changed while the run goes on, and who is about to
+leave. Does not own which machines are there (`on_ray.py`), notices that a node is about
+to leave (`notices.py`), nor what follows from a change (`elastic.py`).
 """
 
 import threading
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,12 +16,21 @@ from hetjax.cluster.cluster import Cluster, part_of
 from hetjax.cluster.files import load_cluster
 from hetjax.errors import BadInput
 
+# What is there of a cluster; True: look again, rather than tell what was seen lately
+Present = Callable[[Cluster, bool], Cluster]
+
 
 class Membership:
     """The cluster of now; `leave` may be called from any thread."""
 
-    def __init__(self, cluster: Cluster, file: Path | None) -> None:
-        self._file, self._cluster = file, cluster
+    def __init__(
+        self,
+        cluster: Cluster,
+        file: Path | None,
+        present: Present = lambda cluster, again: cluster,
+    ) -> None:
+        self._file, self._cluster, self._present = file, cluster, present
+        self._here = cluster
         self._read_ns = _changed_ns(file)
         self._leaving: set[str] = set()
         self._lock = threading.Lock()
@@ -27,26 +38,30 @@ class Membership:
     def leave(self, node: str) -> bool:
         """Go on without this node; False if there is none of that name, or no other."""
         with self._lock:
-            names = {found.name for found in self._cluster.nodes}
+            names = {found.name for found in self._here.nodes}
             if node not in names or names == self._leaving | {node}:
                 return False
             self._leaving.add(node)
             return True
 
-    def now(self) -> Cluster:
-        """The nodes of the file without those that leave.
+    def now(self, *, again: bool = False) -> Cluster:
+        """The nodes of the file that are there, without those that leave.
 
-        A file that cannot be read changes nothing, with a warning.
+        One that has left is welcome again once it was gone. A file that cannot be read
+        changes nothing, with a warning. `again` looks for machines now.
         """
         with self._lock:
             changed_ns = _changed_ns(self._file)
             if self._file is not None and changed_ns != self._read_ns:
                 self._read_ns = changed_ns
                 self._read(self._file)
-            staying = {n.name for n in self._cluster.nodes} - self._leaving
-            if len(staying) == len(self._cluster.nodes):
-                return self._cluster
-            return part_of(self._cluster, staying)
+            self._here = self._present(self._cluster, again)
+            names = {node.name for node in self._here.nodes}
+            self._leaving &= names
+            staying = names - self._leaving
+            if not staying or staying == names:
+                return self._here
+            return part_of(self._here, staying)
 
     def _read(self, file: Path) -> None:
         try:
@@ -55,7 +70,6 @@ class Membership:
             warnings.warn(f"cluster file {file} is not used: {bad}", stacklevel=2)
             return
         self._cluster = replace(found, name=self._cluster.name)
-        self._leaving &= {node.name for node in found.nodes}
 
 
 def _changed_ns(file: Path | None) -> int | None:

@@ -1,24 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers on the machines of a Ray cluster, an actor each.
 
-Owns placing, starting and watching them; Ray gathers what they print. Nothing of a step
-passes through Ray: controller and workers talk over links of their own, and no object
-of ours is pickled but a few words of text. Does not own which machine is which node
-(`hetjax/cluster/ray_nodes.py`), nor what a worker does (`worker.py`).
+Owns placing, starting and watching them, and which machines are there; Ray gathers what
+they print. Nothing of a step passes through Ray: controller and workers talk over links
+of their own, and no object of ours is pickled but a few words of text. Does not own
+which machine is which node (`hetjax/cluster/ray_nodes.py`), nor what a worker does
+(`worker.py`).
 """
 
 import os
+import socket
 import threading
+import time
 import warnings
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
+from itertools import compress
 from typing import Any
 
-from hetjax.cluster.cluster import Cluster
+from hetjax.cluster.cluster import Cluster, part_of
 from hetjax.cluster.ray_nodes import (
     RayNode,
     cluster_of_ray,
+    matched,
     on_ray_nodes,
     ray_nodes,
 )
@@ -29,6 +35,8 @@ from hetjax.training.launching import Posts
 
 _START_S = 180.0  # until a worker has called: Ray starts it, and it imports JAX
 _LOOK_S = 0.5
+_MACHINES_S = 5.0  # Ray is asked for its machines no more often while all goes well
+_ANSWER_S = 1.0  # of a machine that is there; Ray itself takes far longer to give it up
 # what a worker must know before JAX starts there
 _PASSED = ("XLA_FLAGS", "JAX_PLATFORMS", "PJRT_NPROC", "PYTHONPATH")
 
@@ -39,15 +47,20 @@ def ray_cluster() -> Cluster:
 
 
 class OnRay:
-    """An actor for each worker, on the machine of its node; `stack` ends them all."""
+    """An actor for each worker, on the machine of its node; `stack` ends them all.
 
-    def __init__(self, cluster: Cluster, stack: ExitStack, *, simulate: bool) -> None:
+    A cluster that is `discovered` takes in whatever machines Ray gets.
+    """
+
+    def __init__(
+        self, cluster: Cluster, stack: ExitStack, *, simulate: bool, discovered: bool
+    ) -> None:
         """BadInput if a node has no machine, or too few."""
         self._cluster, self._simulate, self._stack = cluster, simulate, stack
+        self._discovered = discovered
         self._machines = on_ray_nodes(cluster, _machines(), simulate)
-        addresses = {name: m.address for name, m in self._machines.items()}
-        address = _ray().util.get_node_ip_address()
-        self._posts = Posts(address, addresses, stack)
+        self._looked_s = time.monotonic()
+        self._posts = Posts(_ray().util.get_node_ip_address(), stack)
         self.crew = self._posts.crew
         self._actors: dict[str, Any] = {}
         self._running: dict[str, Any] = {}
@@ -64,11 +77,31 @@ class OnRay:
             actor = _actor(worker, self._cluster, machine, self._simulate)
             self._stack.callback(ray.kill, actor)
             self._actors[worker] = actor
-            post = self._posts.of(worker).text()
+            post = self._posts.of(worker, machine.address).text()
             self._running[worker] = actor.work.remote(post)
         running = {self._running[worker]: worker for worker in workers}
         threading.Thread(target=self._watch, args=(running,), daemon=True).start()
         self.crew.wait_for(workers, _START_S)
+
+    def present(self, cluster: Cluster, again: bool) -> Cluster:
+        """The nodes that have machines now; if none has, they stay who they were."""
+        if again or time.monotonic() - self._looked_s >= _MACHINES_S:
+            self._look(cluster, _answering(_machines()) if again else _machines())
+        known = self._cluster if self._discovered else cluster
+        there = {n.name for n in known.nodes if {*n.workers} <= self._machines.keys()}
+        self._cluster = part_of(known, there) if there else known
+        return self._cluster
+
+    def _look(self, cluster: Cluster, machines: Sequence[RayNode]) -> None:
+        self._looked_s = time.monotonic()
+        if self._discovered:
+            names = {machine.id: name for name, machine in self._machines.items()}
+            cluster = cluster_of_ray(machines, names) if machines else self._cluster
+            if _has_accelerators(self._cluster) and not _has_accelerators(cluster):
+                return  # nobody asked for a run on CPUs
+            self._cluster = cluster
+        found = matched(cluster, machines, self._simulate, self._machines)
+        self._machines = found or self._machines
 
     def _watch(self, running: dict[Any, str]) -> None:
         """Tell the crew of actors that Ray lost, or that never started."""
@@ -120,6 +153,25 @@ def _last_words(ray: Any, ref: Any) -> str:
     except Exception as error:  # whatever Ray has to say of the actor's end
         return f"ended: {str(error).splitlines()[0]}"
     return "has left"
+
+
+def _has_accelerators(cluster: Cluster) -> bool:
+    return any(node.device != "cpu" for node in cluster.nodes)
+
+
+def _answering(machines: Sequence[RayNode]) -> list[RayNode]:
+    """Those where Ray takes a connection: it is slow to tell of one that is dead."""
+    with ThreadPoolExecutor(len(machines) or 1) as pool:
+        there = list(pool.map(_answers, machines))
+    return list(compress(machines, there))
+
+
+def _answers(machine: RayNode) -> bool:
+    try:
+        socket.create_connection((machine.address, machine.port), _ANSWER_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def _machines() -> list[RayNode]:

@@ -46,11 +46,15 @@ _SIZES = (1, 2, 4, 8)  # of microbatches and tensor stages, tried in any case
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hardware:
-    """A cluster and the local devices of each of its nodes; `source` is for people."""
+    """A cluster and the local devices of each of its nodes; `source` is for people.
+
+    `discovered`: it is what was found, not what a file says.
+    """
 
     cluster: Cluster
     devices: Mapping[str, Sequence[jax.Device]]
     source: str
+    discovered: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,7 +146,8 @@ def _of_workers(config: RunConfig, preset: Preset) -> Hardware:
         )
     jax.config.update("jax_platforms", "cpu")  # accelerators are for the workers
     if path is None:
-        return Hardware(cluster=ray_cluster(), devices={}, source="Ray's")
+        found = ray_cluster()
+        return Hardware(cluster=found, devices={}, source="Ray's", discovered=True)
     cluster = load_cluster(path)
     source = f"file {path}" if config.cluster else "the preset's"
     return Hardware(cluster=cluster, devices={}, source=source)

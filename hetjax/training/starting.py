@@ -90,23 +90,9 @@ def _local(start: Start, shown: Display) -> LocalDriver:
 def _fleet(start: Start, shown: Display) -> FleetDriver:
     config, plan, cluster = start.config, start.choice.plan, start.hardware.cluster
     num_validation = len(held_out(config, start.dataset))
-    terms = Terms(
-        settings=lambda cluster, plan: worker_settings(
-            config, cluster_toml(cluster), plan, start.dataset
-        ),
-        foresight=Foresight(
-            lambda cluster, current: next_plan(config, start.model, cluster, current),
-            config.foresee_after_s,
-        ),
-        membership=Membership(cluster, config.cluster),
-        transport=config.transport,
-        seed=config.seed,
-        keeping=keeping(config),
-        host=_host(start),
-        recovery=config.recovery,
-    )
     with ExitStack() as stack:
         launcher = _launcher(start, stack)
+        terms = _terms(start, launcher)
         fleet = started(launcher, plan, cluster.nodes)
         shown.note(f"workers ({config.launcher}): {', '.join(fleet.workers)}")
         fleet.build(terms.settings(cluster, plan))
@@ -124,6 +110,25 @@ def _fleet(start: Start, shown: Display) -> FleetDriver:
             and {"bytes": restored.num_bytes, "seconds": restored.seconds},
             num_validation=num_validation,
         )
+
+
+def _terms(start: Start, launcher: Launcher) -> Terms:
+    config = start.config
+    return Terms(
+        settings=lambda cluster, plan: worker_settings(
+            config, cluster_toml(cluster), plan, start.dataset
+        ),
+        foresight=Foresight(
+            lambda cluster, current: next_plan(config, start.model, cluster, current),
+            config.foresee_after_s,
+        ),
+        membership=Membership(start.hardware.cluster, config.cluster, launcher.present),
+        transport=config.transport,
+        seed=config.seed,
+        keeping=keeping(config),
+        host=_host(start),
+        recovery=config.recovery,
+    )
 
 
 def _restored(fleet: Fleet, terms: Terms, start: Start) -> Restored | None:
@@ -164,7 +169,8 @@ def _check_begins(held: Sequence[Holding], start: Start) -> None:
 def _launcher(start: Start, stack: ExitStack) -> Launcher:
     config, cluster = start.config, start.hardware.cluster
     if config.launcher == "ray":
-        return OnRay(cluster, stack, simulate=config.simulate)
+        discovered = start.hardware.discovered
+        return OnRay(cluster, stack, simulate=config.simulate, discovered=discovered)
     return OnThisMachine(config.run_dir / LOGS, stack)
 
 

@@ -6,7 +6,12 @@ from typing import Any
 import pytest
 
 from hetjax.cluster.cluster import Cluster, Node
-from hetjax.cluster.ray_nodes import cluster_of_ray, on_ray_nodes, ray_nodes
+from hetjax.cluster.ray_nodes import (
+    cluster_of_ray,
+    matched,
+    on_ray_nodes,
+    ray_nodes,
+)
 from hetjax.errors import BadInput
 
 
@@ -17,6 +22,7 @@ def told(number: int, /, alive: bool = True, **resources: Any) -> dict[str, Any]
         "NodeID": f"id-{number}",
         "Alive": alive,
         "NodeManagerAddress": address,
+        "NodeManagerPort": 40_000,
         "NodeManagerHostname": f"host-{number}",
         "Resources": {"CPU": 8.0, "memory": 1e10, f"node:{address}": 1.0} | resources,
     }
@@ -41,7 +47,7 @@ def test_machines_without_accelerators_count_where_there_are_no_others():
     found = cluster_of_ray(ray_nodes(raw))
     assert [(n.name, n.device, n.count) for n in found.nodes] == [
         ("left", "cpu", 1),
-        ("cpu-1", "cpu", 1),
+        ("cpu-0", "cpu", 1),
     ]
 
 
@@ -113,3 +119,46 @@ def test_a_node_without_a_machine_is_named_with_what_is_there(count: int):
 def test_an_empty_ray_cluster_is_refused():
     with pytest.raises(BadInput, match="without nodes that are alive"):
         cluster_of_ray(ray_nodes([told(1, False)]))
+
+
+def test_machines_keep_their_names_and_new_ones_get_the_next_that_is_free():
+    first = ray_nodes([told(2, **A100), told(4, **A100)])
+    names = {"id-2": "a100-sxm4-80gb-0", "id-4": "a100-sxm4-80gb-1"}
+    assert {n.name for n in cluster_of_ray(first).nodes} == {*names.values()}
+    grown = ray_nodes([told(1, **A100), told(2, **A100), told(4, **A100)])
+    assert [n.name for n in cluster_of_ray(grown, names).nodes] == [
+        "a100-sxm4-80gb-2",
+        "a100-sxm4-80gb-0",
+        "a100-sxm4-80gb-1",
+    ]
+    replaced = ray_nodes([told(1, **A100), told(4, **A100)])
+    assert [n.name for n in cluster_of_ray(replaced, names).nodes] == [
+        "a100-sxm4-80gb-0",
+        "a100-sxm4-80gb-1",
+    ]
+
+
+def test_nodes_keep_their_machines_and_one_whose_machine_is_gone_gets_another():
+    names = ("x", "y", "z")
+    nodes = tuple(Node(name=n, device="V100-SXM2-16GB", count=2) for n in names)
+    cluster = Cluster(name="lab", nodes=nodes)
+    before = matched(cluster, ray_nodes([told(i, **V100) for i in (1, 2, 3)]), False)
+    assert [before[n].address for n in names] == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
+    left = ray_nodes([told(1, False, **V100), told(2, **V100), told(3, **V100)])
+    now = matched(cluster, left, False, before)
+    assert {n: m.address for n, m in now.items()} == {"y": "10.0.0.2", "z": "10.0.0.3"}
+    back = matched(cluster, [*left, *ray_nodes([told(9, **V100)])], False, now)
+    assert {n: m.address for n, m in back.items()} == {
+        "x": "10.0.0.9",
+        "y": "10.0.0.2",
+        "z": "10.0.0.3",
+    }
+
+
+def test_a_node_of_several_hosts_is_there_with_all_of_them_or_not_at_all():
+    pair = Node(name="pair", device="V100-SXM2-16GB", count=4, hosts=2)
+    cluster = Cluster(name="lab", nodes=(pair,))
+    both = ray_nodes([told(1, **V100), told(2, **V100)])
+    before = matched(cluster, both, False)
+    assert before.keys() == {"pair/0", "pair/1"}
+    assert matched(cluster, both[:1], False, before) == {}

@@ -135,9 +135,13 @@ def test_disks_of_another_run_are_refused_and_stay_as_they_are(
     stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     folder = copied(stopped, tmp_path)
-    disks = {path: path.stat() for path in (folder / "disks").rglob("*")}
+    disks = contents(folder / "disks")
     another = ["--run-dir", str(folder / "another"), "--seed", "7"]
     assert main([*options(folder), *another]) == 2
     assert "is of another run: seed = 0 (here 7)" in capsys.readouterr().err
-    assert disks == {path: path.stat() for path in (folder / "disks").rglob("*")}
+    assert contents(folder / "disks") == disks
     assert not (folder / "another").exists()
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`train --launcher ray` on a Ray cluster of processes here, which dies in parts."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetjax.cluster.ray_nodes import NAMED
+from hetjax.train import main
+from tests.training.test_workers import command, environment
+
+__all__ = ["environment"]
+
+STEPS = ["--steps", "2000", "--global-batch", "8"]
+MARK = "RAY_TEST_OF"  # in the environment of all that a test starts
+
+
+@pytest.fixture
+def machines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A head and one more machine, each a set of Ray's processes."""
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv(MARK, str(os.getpid()))
+    cluster = Cluster(initialize_head=True, head_node_args=machine("head"))
+    cluster.add_node(**machine("left"))
+    monkeypatch.setenv("RAY_ADDRESS", str(cluster.address))
+    yield cluster
+    cluster.shutdown()
+
+
+def machine(name: str) -> dict[str, Any]:
+    resources = {NAMED + name: 1}
+    return {"num_cpus": 1, "resources": resources, "object_store_memory": 80 << 20}
+
+
+def until(run: subprocess.Popen[str], words: str) -> str:
+    """Read on until a line has these words."""
+    assert run.stdout is not None
+    seen = []
+    for line in run.stdout:
+        seen.append(line)
+        if words in line:
+            return line
+    pytest.fail("".join(seen))
+
+
+def actors() -> list[int]:
+    """The processes of this test's workers."""
+    mark, found = f"{MARK}={os.getpid()}".encode(), []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            is_actor = b"ray::_Worker" in entry.read_bytes()
+            if is_actor and mark in (entry.parent / "environ").read_bytes():
+                found.append(int(entry.parent.name))
+        except OSError:
+            continue
+    return sorted(found)
+
+
+def trained(run_dir: Path) -> dict[int, float]:
+    """The loss of each step."""
+    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    return {line["step"]: line["loss"] for line in lines if "loss" in line}
+
+
+def recoveries(run_dir: Path) -> list[dict]:
+    lines = map(json.loads, (run_dir / "events.jsonl").read_text().splitlines())
+    return [line for line in lines if line["event"] == "recovered"]
+
+
+@pytest.mark.usefixtures("environment")
+def test_machines_and_workers_of_ray_come_and_go_while_the_run_goes_on(
+    machines: Any, tmp_path: Path
+):
+    run_dir, cache = tmp_path / "run", tmp_path / "cache"
+    options = command(run_dir, cache, *STEPS, "--launcher", "ray", "--no-simulate")
+    run = subprocess.Popen(
+        [sys.executable, "-m", "hetjax.train", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        until(run, "step  ")
+        right = machines.add_node(**machine("right"))
+        until(run, "going on with right")
+        os.kill(actors()[0], signal.SIGKILL)
+        until(run, "all are at step")
+        machines.remove_node(right, allow_graceful=False)
+        until(run, "all are at step")
+        run.send_signal(signal.SIGTERM)
+        told, _ = run.communicate(timeout=60)
+        assert run.returncode == 4, told
+    finally:
+        run.kill()
+    came, killed, gone = recoveries(run_dir)
+    assert "with right" in came["reason"] and came["lost_steps"] == 0
+    assert killed["gone"] and not killed["reason"].startswith("going on")
+    assert "right" in gone["gone"] or "right" in gone["reason"]
+    replicas = json.loads((run_dir / "plan.json").read_text())["replicas"]
+    assert "right" not in {s["node"] for r in replicas for s in r["stages"]}
+    steps = trained(run_dir)
+    whole = command(tmp_path / "whole", cache, *STEPS, "--stop-after", str(len(steps)))
+    assert main(whole) == 4
+    assert steps == pytest.approx(trained(tmp_path / "whole"), rel=1e-5)
