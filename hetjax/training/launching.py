@@ -50,20 +50,24 @@ class Launcher(Protocol):
 class Posts:
     """What workers are told when they are started; they call the controller `crew`.
 
-    `addresses` are theirs, by name.
+    `addresses` are theirs, by name. Those that are not at the controller's `address`
+    watch their machines; it watches its own.
     """
 
     def __init__(self, address: str, addresses: Mapping[str, str], stack: ExitStack):
         self._secret, self._addresses = secrets.token_bytes(32), addresses
+        self._own = address
         self.crew = Crew(f"{address}:0", self._secret)
         stack.callback(self.crew.close)
 
     def of(self, worker: str) -> Post:
+        address = self._addresses.get(worker, LOOPBACK)
         return Post(
             worker=worker,
             controller=self.crew.address,
-            listen=f"{self._addresses.get(worker, LOOPBACK)}:0",
+            listen=f"{address}:0",
             secret=self._secret,
+            watches=address != self._own,
         )
 
 

@@ -12,7 +12,6 @@ import threading
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 from hetjax.cluster.cluster import Cluster
@@ -24,7 +23,7 @@ from hetjax.cluster.ray_nodes import (
 )
 from hetjax.errors import BadInput
 from hetjax.mesh.simulated import keeping_environment
-from hetjax.runtime.serving import read_post, serve
+from hetjax.runtime.serving import read_post
 from hetjax.training.launching import Posts
 
 _START_S = 180.0  # until a worker has called: Ray starts it, and it imports JAX
@@ -85,10 +84,9 @@ class _Worker:
     """A worker process; its one method ends when its controller has gone."""
 
     def work(self, post: str) -> None:
-        from hetjax.training.worker import training_work, warm_up  # JAX starts there
+        from hetjax.training.worker import serve_run  # JAX starts there
 
-        told = read_post(post)
-        serve(told, partial(training_work, told.worker), partial(warm_up, told.worker))
+        serve_run(read_post(post))
 
 
 def _actor(worker: str, cluster: Cluster, machine: RayNode, simulate: bool) -> Any:
