@@ -21,6 +21,7 @@ from hetjax.mesh.links import SILENCE_S, Door, Key, Link, dial
 CONTROLLER = "controller"
 Message = dict[str, Any]
 Progress = Callable[[str, Message], None]  # from whom, and how far it is
+Noticed = Callable[[str, Message], None]  # by whom, and what of its machine
 
 _REQUEST, _REPLY, _NEWS = range(3)
 _LOST = {"lost": True}
@@ -62,7 +63,7 @@ class Line:
         self._link.send(_key(_REPLY, number), [_encoded(message)])
 
     def tell(self, number: int, message: Message) -> None:
-        """Say how far the work on a request is."""
+        """Say how far the work on a request is; 0: something that nobody asked."""
         self._link.send(_key(_NEWS, number), [_encoded(message)])
 
     def close(self) -> None:
@@ -70,7 +71,11 @@ class Line:
 
 
 class Crew:
-    """A controller's lines to its workers, by name."""
+    """A controller's lines to its workers, by name.
+
+    `noticed` is called at once, from a line's thread, when a worker tells that its
+    machine is about to go.
+    """
 
     def __init__(
         self, address: str, secret: bytes, silence_s: float = SILENCE_S
@@ -82,6 +87,7 @@ class Crew:
         self._replies: dict[tuple[str, int], Message] = {}
         self._number = 0
         self._progress: Progress = lambda worker, news: None
+        self.noticed: Noticed = _nobody_listens
         self._door = Door(CONTROLLER, address, secret, self._admit)
         self.address = self._door.address
 
@@ -178,6 +184,8 @@ class Crew:
         message = json.loads(data.tobytes())
         if "warning" in message:
             return warnings.warn(f"worker {worker}: {message['warning']}", stacklevel=1)
+        if "notice" in message:
+            return self.noticed(worker, message["notice"])
         with self._changed:
             if key[2] == _NEWS:
                 return self._progress(worker, message)
@@ -196,6 +204,10 @@ class Crew:
                 found, worker, self._deliver, self._gone, self._silence_s
             )
             self._changed.notify_all()
+
+
+def _nobody_listens(worker: str, notice: Message) -> None:
+    warnings.warn(f"worker {worker}: {notice}, and nobody listens", stacklevel=1)
 
 
 def _trouble(

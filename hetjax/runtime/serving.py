@@ -14,6 +14,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -45,7 +46,8 @@ _CONNECT_S = 30.0
 class Post:
     """Where a worker stands: what it is told by whoever starts it.
 
-    `listen` is the address at which its peers reach it (port 0: any).
+    `listen` is the address at which its peers reach it (port 0: any). One that
+    `watches` tells of notices that its machine is about to go.
     """
 
     worker: str
@@ -53,6 +55,7 @@ class Post:
     listen: str
     secret: bytes
     silence_s: float = SILENCE_S
+    watches: bool = False
 
     def text(self) -> str:
         """One line, for a pipe that nobody else reads."""
@@ -82,19 +85,24 @@ class Work(Protocol):
 
 
 Settings = Mapping[str, Any]  # what the controller sent
+# Calls what it is given for each notice, within `with`
+Watching = Callable[[Callable[[Message], None]], AbstractContextManager[object]]
 
 
 def serve(
     post: Post,
     make: Callable[[Settings], Work],
     warm: Callable[[Settings], None] = lambda settings: None,
+    watching: Watching = lambda tell: nullcontext(),
 ) -> None:
     """Do as the controller says until it ends the line.
 
     `make` makes what the worker works on; `warm` compiles its programs, as may be asked
-    ahead of it.
+    ahead of it. What `watching` hears is passed on at once, whatever goes on meanwhile.
     """
-    _Server(post, make, warm).run()
+    server = _Server(post, make, warm)
+    with watching(server.tell_notice):
+        server.run()
 
 
 class _Server:
@@ -167,6 +175,9 @@ class _Server:
         self._mates.leave()
         self._line.reply(number, {})
         self._line.close()
+
+    def tell_notice(self, notice: Message) -> None:
+        self._line.tell(0, {"notice": notice})
 
     def _tell_warning(self, message: Any, *_: object) -> None:
         """Warnings are the controller's to show."""

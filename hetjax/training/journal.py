@@ -7,6 +7,7 @@ Owns appending, and truncation to a step on resume. Does not own what lines mean
 
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -19,7 +20,7 @@ class Journal:
 
     def __init__(self, path: Path, *, last_step: int) -> None:
         """Open the file, without the lines of steps after `last_step`."""
-        self._path = path
+        self._path, self._lock = path, threading.Lock()
         self._file, _ = self._without_later(last_step)
 
     def rewind(self, last_step: int) -> list[dict[str, Any]]:
@@ -36,9 +37,10 @@ class Journal:
         return self._path.open("a", encoding="utf-8"), dropped
 
     def append(self, line: dict[str, Any]) -> None:
-        """Write one line now; numbers must be finite."""
-        self._file.write(_text(line))
-        self._file.flush()
+        """Write one line now, from any thread; numbers must be finite."""
+        with self._lock:
+            self._file.write(_text(line))
+            self._file.flush()
 
     def close(self) -> None:
         self._file.close()

@@ -55,10 +55,14 @@ class Launcher(Protocol):
 
 
 class Posts:
-    """What workers are told when they are started; they call the controller `crew`."""
+    """What workers are told when they are started; they call the controller `crew`.
+
+    Those that are not at the controller's `address` watch their machines; it watches
+    its own.
+    """
 
     def __init__(self, address: str, stack: ExitStack):
-        self._secret = secrets.token_bytes(32)
+        self._secret, self._own = secrets.token_bytes(32), address
         self.crew = Crew(f"{address}:0", self._secret)
         stack.callback(self.crew.close)
 
@@ -68,6 +72,7 @@ class Posts:
             controller=self.crew.address,
             listen=f"{address}:0",
             secret=self._secret,
+            watches=address != self._own,
         )
 
 

@@ -2,8 +2,8 @@
 """Notices that a machine is about to be taken away.
 
 Owns where they come from (the metadata servers of Google Compute Engine and AWS, the
-file by which an operator asks) and the thread that listens. Does not own signals
-(`stopping.py`) nor what is done about a notice (`loop.py`).
+file by which an operator asks, workers on other machines) and the thread that listens.
+Does not own signals (`stopping.py`) nor what is done about a notice (`run.py`).
 """
 
 import json
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from http.client import HTTPException
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, Literal
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
@@ -143,6 +144,15 @@ def operator(run_dir: Path) -> Looks:
         except OSError as error:
             warnings.warn(f"cannot look for {path}: {error}", stacklevel=1)
         yield notice
+
+
+def of_workers(told: SimpleQueue[Notice]) -> Looks:
+    """Look for what workers have told of their own machines."""
+    while True:
+        try:
+            yield told.get_nowait()
+        except Empty:
+            yield None
 
 
 def ask_to_leave(run_dir: Path, node: str | None) -> Path:

@@ -16,7 +16,6 @@ import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import partial
 from itertools import compress
 from typing import Any
 
@@ -30,7 +29,7 @@ from hetjax.cluster.ray_nodes import (
 )
 from hetjax.errors import BadInput
 from hetjax.mesh.simulated import keeping_environment
-from hetjax.runtime.serving import read_post, serve
+from hetjax.runtime.serving import read_post
 from hetjax.training.launching import Posts
 
 _START_S = 180.0  # until a worker has called: Ray starts it, and it imports JAX
@@ -118,10 +117,9 @@ class _Worker:
     """A worker process; its one method ends when its controller has gone."""
 
     def work(self, post: str) -> None:
-        from hetjax.training.worker import training_work, warm_up  # JAX starts there
+        from hetjax.training.worker import serve_run  # JAX starts there
 
-        told = read_post(post)
-        serve(told, partial(training_work, told.worker), partial(warm_up, told.worker))
+        serve_run(read_post(post))
 
 
 def _actor(worker: str, cluster: Cluster, machine: RayNode, simulate: bool) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from pathlib import Path
+from queue import SimpleQueue
 from statistics import median
 from typing import Any
 
@@ -27,7 +28,7 @@ from hetjax.training.goodput import Goodput, Spent, goodput_line, goodput_values
 from hetjax.training.journal import Journal, read_journal
 from hetjax.training.launching import LOGS
 from hetjax.training.loop import Failed, Loop
-from hetjax.training.notices import Notice, Watch
+from hetjax.training.notices import Notice, Watch, of_workers
 from hetjax.training.optimizer import LearningRates
 from hetjax.training.placement import (
     choose_hardware,
@@ -42,6 +43,7 @@ from hetjax.training.stopping import StopRequest
 from hetjax.training.utilization import seconds_at_peak
 
 DONE, PREEMPTED = 0, 4  # exit codes
+_TOLD_EVERY_S = 0.1
 # Settings that may differ from start to start without a word
 _PASSING = ("run_dir", "cluster", "plan", "planner", "microbatch_size", "profile")
 _PASSING += ("launcher", "transport", "recovery", "simulate", "stop_after", "trace")
@@ -133,15 +135,18 @@ def _describe(start: Start, shown: Display) -> None:
 
 def _train(start: Start, shown: Display, begin_s: float) -> int:
     config, run_dir = start.config, start.config.run_dir
-    with driver_of(start, shown) as driver:
+    told = SimpleQueue[Notice]()  # by workers, from when they start
+    with driver_of(start, shown, told.put) as driver:
         check_reached(driver.at, config)
         metrics, events = _begin(start, driver, shown)
         with ExitStack() as stack:
             stack.enter_context(closing(metrics))
             stack.enter_context(closing(events))
             stop = stack.enter_context(StopRequest())
-            heard = _node_or_all(driver.leave, stop)
+            heard = _node_or_all(driver, stop, events, shown)
             stack.enter_context(Watch(heard, run_dir))
+            # a thread of its own: a cloud's server may be slow to answer
+            stack.enter_context(Watch(heard, None, {of_workers(told): _TOLD_EVERY_S}))
             loop = Loop(
                 config=config,
                 driver=driver,
@@ -174,13 +179,20 @@ def _train(start: Start, shown: Display, begin_s: float) -> int:
 
 
 def _node_or_all(
-    leave: Callable[[str], bool], stop: StopRequest
+    driver: Driver, stop: StopRequest, events: Journal, shown: Display
 ) -> Callable[[Notice], None]:
     """What a notice does: go on without its node, if it names one, else stop."""
 
     def heard(notice: Notice) -> None:
-        if notice.node is None or not leave(notice.node):
+        node, source, grace_s = notice.node, notice.source, round(notice.grace_s, 1)
+        goes_on = node is not None and driver.leave(node)
+        if not goes_on:
             stop.hear(notice)
+        told = {"node": node, "source": source, "grace_s": grace_s}
+        event(events, "noticed", driver.at, **told)
+        if node is not None:
+            then = "goes on without it after this step" if goes_on else "stops"
+            shown.note(f"{source}: node {node!r} goes in {grace_s:g} s; the run {then}")
 
     return heard
 

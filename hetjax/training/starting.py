@@ -5,7 +5,7 @@ Owns which driver that is, and what workers are told. Does not own what is settl
 what a start writes (`run.py`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,7 @@ from hetjax.errors import BadInput
 from hetjax.models.model import Model
 from hetjax.runtime.embedded import Embedded
 from hetjax.runtime.fleet import Fleet
+from hetjax.runtime.members import node_of
 from hetjax.runtime.recovery import Restored, on_disk, restore
 from hetjax.training.config import RunConfig
 from hetjax.training.driving import Driver, LocalDriver
@@ -27,6 +28,7 @@ from hetjax.training.foresight import Foresight
 from hetjax.training.identity import check_identity, identity
 from hetjax.training.launching import LOGS, Launcher, OnThisMachine, started
 from hetjax.training.membership import Membership
+from hetjax.training.notices import Notice
 from hetjax.training.on_ray import OnRay
 from hetjax.training.optimizer import optimizer
 from hetjax.training.placement import Choice, Hardware, next_plan
@@ -49,10 +51,16 @@ class Start:
     progress: Progress
 
 
-def driver_of(start: Start, shown: Display) -> Driver:
-    """Compile the plan's programs and fill in the state to start from."""
-    make = _local if start.config.launcher == EMBEDDED else _fleet
-    return make(start, shown)
+def driver_of(
+    start: Start, shown: Display, noticed: Callable[[Notice], None]
+) -> Driver:
+    """Compile the plan's programs and fill in the state to start from.
+
+    `noticed` is called, from other threads, with what workers hear of their machines.
+    """
+    if start.config.launcher == EMBEDDED:
+        return _local(start, shown)
+    return _fleet(start, shown, noticed)
 
 
 def _local(start: Start, shown: Display) -> LocalDriver:
@@ -87,11 +95,16 @@ def _local(start: Start, shown: Display) -> LocalDriver:
     )
 
 
-def _fleet(start: Start, shown: Display) -> FleetDriver:
+def _fleet(
+    start: Start, shown: Display, noticed: Callable[[Notice], None]
+) -> FleetDriver:
     config, plan, cluster = start.config, start.choice.plan, start.hardware.cluster
     num_validation = len(held_out(config, start.dataset))
     with ExitStack() as stack:
         launcher = _launcher(start, stack)
+        launcher.crew.noticed = lambda worker, told: noticed(
+            Notice(**{**told, "node": node_of(worker)})
+        )
         terms = _terms(start, launcher)
         fleet = started(launcher, plan, cluster.nodes)
         shown.note(f"workers ({config.launcher}): {', '.join(fleet.workers)}")

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m hetjax.training.worker`: a worker process of a run.
 
-Owns what a worker makes of the settings that it is sent: devices, model, data. Started
-by a controller, which writes one line to its standard input; not meant to be typed.
+Owns what a worker makes of the settings that it is sent (devices, model, data), and
+that it hears the notices of its own machine. Started by a controller, which writes one
+line to its standard input; not meant to be typed.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,13 +27,15 @@ from hetjax.mesh.world import world_devices
 from hetjax.models.presets import model_preset
 from hetjax.plans.files import parse_plan, plan_json
 from hetjax.plans.plan import Plan
+from hetjax.runtime.control import Message
 from hetjax.runtime.island import Island
 from hetjax.runtime.members import node_of
-from hetjax.runtime.serving import read_post, serve
+from hetjax.runtime.serving import Post, read_post, serve
 from hetjax.training.compiled import keep_compiled
 from hetjax.training.config import RunConfig
 from hetjax.training.config_files import config_values, read_config
 from hetjax.training.feed import Feed, held_out, training_feed
+from hetjax.training.notices import Watch
 from hetjax.training.optimizer import optimizer
 
 
@@ -127,11 +131,22 @@ def _dataset(
     return dataset
 
 
+def serve_run(post: Post) -> None:
+    """Work for the run whose controller has made this post, until it ends."""
+
+    def watching(tell: Callable[[Message], None]) -> AbstractContextManager[object]:
+        if not post.watches:
+            return nullcontext()
+        return Watch(lambda notice: tell(asdict(notice)), None)
+
+    worker = post.worker
+    serve(post, partial(training_work, worker), partial(warm_up, worker), watching)
+
+
 def main() -> None:
     """Serve the controller that has written where it is."""
     keep_freed_memory()  # before there are threads, which would have their own
-    post = read_post(sys.stdin.readline())
-    serve(post, partial(training_work, post.worker), partial(warm_up, post.worker))
+    serve_run(read_post(sys.stdin.readline()))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import socket
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -105,8 +106,8 @@ def handler_of(cloud: Cloud) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-@pytest.fixture
-def served() -> Iterator[tuple[Cloud, str]]:
+@contextmanager
+def serving() -> Iterator[tuple[Cloud, str]]:
     """A server and its host:port."""
     cloud = Cloud()
     with ThreadingHTTPServer(("127.0.0.1", 0), handler_of(cloud)) as server:
@@ -118,12 +119,25 @@ def served() -> Iterator[tuple[Cloud, str]]:
         thread.join()
 
 
+@contextmanager
+def serving_google() -> Iterator[tuple[Cloud, str]]:
+    with serving() as (cloud, host):
+        cloud.flavour = "Google"
+        none = {f"{GCE}preempted": "FALSE\n", f"{GCE}maintenance-event": "NONE\n"}
+        cloud.values = none
+        yield cloud, host
+
+
 @pytest.fixture
-def google(served: tuple[Cloud, str]) -> tuple[Cloud, str]:
-    cloud, host = served
-    cloud.flavour = "Google"
-    cloud.values = {f"{GCE}preempted": "FALSE\n", f"{GCE}maintenance-event": "NONE\n"}
-    return cloud, host
+def served() -> Iterator[tuple[Cloud, str]]:
+    with serving() as found:
+        yield found
+
+
+@pytest.fixture
+def google() -> Iterator[tuple[Cloud, str]]:
+    with serving_google() as found:
+        yield found
 
 
 @pytest.fixture
