@@ -92,7 +92,7 @@ class Terms:
 
 
 @dataclass(slots=True)
-class _Clock:
+class Clock:
     """Seconds by phase, one after the other."""
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -216,7 +216,7 @@ class FleetDriver:
 
     def _recover(self, lost: WorkerLost | None) -> None:
         """Get all workers of now going; raises WorkerLost if that does not help."""
-        clock, at, before = _Clock(), self._at, self.plan
+        clock, at, before = Clock(), self._at, self.plan
         self._gone.clear()
         reason = "other nodes than before" if lost is None else str(lost)
         while True:
@@ -243,7 +243,7 @@ class FleetDriver:
             )
         )
 
-    def _restored(self, lost: WorkerLost | None, clock: _Clock) -> Restored:
+    def _restored(self, lost: WorkerLost | None, clock: Clock) -> Restored:
         """One try: the state that is left, laid out for the nodes that are there."""
         fleet, crew = self._fleet, self._fleet.crew
         if lost is not None and lost.worker in crew.workers:
@@ -284,7 +284,7 @@ class FleetDriver:
             return []
         return on_disk(self._fleet.crew, workers, self._terms.keeping)
 
-    def _start(self, gone: Sequence[str], clock: _Clock) -> None:
+    def _start(self, gone: Sequence[str], clock: Clock) -> None:
         """Start the lost workers; build them, and all others that have another plan."""
         self._launcher.start(gone)
         clock.lap("start")
