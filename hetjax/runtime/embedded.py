@@ -5,6 +5,7 @@ Owns running steps by letting each worker enqueue until it has to wait for anoth
 not own the stages (`stages.py`) nor the training loop (`hetjax/training/`).
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,6 +14,7 @@ import jax
 import numpy as np
 import optax
 
+from hetjax.checkpoint.entry import Entry
 from hetjax.mesh.axes import batch_sharding
 from hetjax.mesh.reshard import reshard
 from hetjax.mesh.transport import InProcess
@@ -96,6 +98,26 @@ class Embedded(Stages):
             y = state.programs.evaluate(state.params, x)
             x = reshard(y, after.programs.inputs.sharding)
         return states[-1].programs.last_logits(states[-1].params, x, position)
+
+    def take_over(self, other: "Embedded") -> int:
+        """Go on with the state of another plan's runtime, which has none afterwards.
+
+        By way of the host, which holds each value until the last stage that needs it
+        has it: no device ever has both. Returns the bytes that were placed.
+        """
+        values = {entry.name: value for entry, value in other.give_up()}
+        needed = Counter(entry.name for entry in self.needed())
+        num_bytes = 0
+
+        def read(entry: Entry) -> np.ndarray:
+            nonlocal num_bytes
+            num_bytes += values[entry.name].nbytes
+            needed[entry.name] -= 1
+            return values[entry.name] if needed[entry.name] else values.pop(entry.name)
+
+        self.restore(read)
+        jax.block_until_ready([state.params for state in self.stages.values()])
+        return num_bytes
 
     def _step(self, number: int, batch: Batch, observer: Observer | None) -> Step:
         return Step(

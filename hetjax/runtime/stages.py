@@ -110,17 +110,25 @@ class Stages:
         All workers of a plan together give the whole state: what several stages hold
         they share out among them (`Layout.savers`).
         """
+        for stage in self.stages:
+            yield from self._saved(stage)
+
+    def give_up(self) -> Iterator[tuple[Entry, np.ndarray]]:
+        """The same; a stage's devices are free of its state once it has been read."""
         for stage, state in self.stages.items():
-            held = self.layout.stages[stage]
-            yield from host_values(
-                held, state.masters, state.opt_state, partial(self._saves, stage)
-            )
+            yield from self._saved(stage)
+            state.clear()
 
     def held(self) -> Iterator[tuple[Entry, Callable[[], np.ndarray]]]:
         """All state that is here, also of what others save, copied when it is asked."""
         for stage, state in self.stages.items():
             held = self.layout.stages[stage]
             yield from held_values(held, state.masters, state.opt_state)
+
+    def _saved(self, stage: StageKey) -> Iterator[tuple[Entry, np.ndarray]]:
+        held, state = self.layout.stages[stage], self.stages[stage]
+        wanted = partial(self._saves, stage)
+        yield from host_values(held, state.masters, state.opt_state, wanted)
 
     def _saves(self, stage: StageKey, run: Run, unit: int) -> bool:
         return run.only is None and self.layout.savers[run.name_of(unit)] == stage

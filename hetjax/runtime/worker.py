@@ -56,6 +56,11 @@ class StageState:
     loss: Any = None
     gradients: dict[Group, Any] = field(default_factory=dict)
 
+    def clear(self) -> None:
+        """Let go of all arrays."""
+        self.masters = self.opt_state = self.params = self.acc = self.loss = None
+        self.gradients.clear()
+
 
 @dataclass(frozen=True, slots=True)
 class Step:

@@ -122,7 +122,8 @@ class RunConfig:
     """What gradients travel in between workers; bfloat16 halves bytes, and rounds."""
     recovery: Literal["local-first", "cloud-only", "none"] = "local-first"
     """Where state comes from when a worker is lost: the nearest place, or for
-    comparison always the store of --checkpoint.cloud; none: the run ends."""
+    comparison always the store of --checkpoint.cloud; none: the run ends, and keeps
+    its plan when nodes come or leave."""
     foresee_after_s: float = 60.0
     """Seconds of training until plans for the loss of each node are made and compiled
     in the background, where workers are processes or Ray's; 0: never."""
@@ -195,7 +196,20 @@ def _problems(config: RunConfig) -> Iterator[BadInput]:
     yield from _profile_problems(config)
     yield from _upload_problems(config.checkpoint)
     yield from _copies_problems(config)
-    if config.recovery == "cloud-only" and config.checkpoint.cloud is None:
+    yield from _recovery_problems(config)
+
+
+def _recovery_problems(config: RunConfig) -> Iterator[BadInput]:
+    """All that is taken from the store alone is what workers have lost."""
+    if config.recovery != "cloud-only":
+        return
+    if config.launcher == "embedded":
+        yield BadInput(
+            got="--recovery cloud-only without workers that could be lost",
+            allowed="cloud-only with --launcher processes or ray",
+            fix="add --launcher processes, or leave --recovery out",
+        )
+    if config.checkpoint.cloud is None:
         yield BadInput(
             got="--recovery cloud-only without a store",
             allowed="cloud-only with --checkpoint.cloud",

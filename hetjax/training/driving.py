@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the loop drives: steps, validation, samples and checkpoints of one run.
 
-Owns the interface, and the run in this process. Does not own the loop (`loop.py`), nor
-runs on workers in other processes (`elastic.py`).
+Owns the interface. Does not own the loop (`loop.py`), nor the runs themselves: in this
+process (`local.py`), and on workers in other processes (`elastic.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,15 +11,9 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from hetjax.checkpoint.layout import new_attempt
-from hetjax.checkpoint.save import Saver
-from hetjax.data.batches import Batch
 from hetjax.plans.plan import Plan
-from hetjax.runtime.embedded import Embedded, StepResult
-from hetjax.runtime.timeline import Timeline
 from hetjax.schedule.trace import Span
 from hetjax.training.elastic import Recovered
-from hetjax.training.feed import Feed
 
 
 class Outcome(Protocol):
@@ -98,65 +92,3 @@ class Driver(Protocol):
         trace: TracebackType | None,
         /,
     ) -> None: ...
-
-
-class LocalDriver:
-    """The run in this process, on the embedded controller.
-
-    Its state is the one after `at` steps; `resumed` tells where it is from.
-    """
-
-    def __init__(
-        self,
-        runtime: Embedded,
-        feed: Feed,
-        validation: Sequence[Batch],
-        saver: Saver,
-        host: Mapping[str, Any],
-        *,
-        at: int,
-        resumed: Mapping[str, Any] | None,
-    ) -> None:
-        self.at, self._first, self.resumed = at, at, resumed
-        self._runtime, self._feed, self._saver = runtime, feed, saver
-        self._validation, self._host = validation, host
-        self.plan, self.num_validation = runtime.plan, len(validation)
-        self._timeline = Timeline(runtime.plan)
-        self.heard = lambda recovered: None  # nobody is lost in one process
-        self.next_logits = runtime.next_logits
-
-    def step(self, number: int, *, traced: bool = False) -> StepResult:
-        observer = self._timeline if traced else None
-        result = self._runtime.step(number, self._feed.batch(number), observer)
-        self.at = number + 1
-        return result
-
-    def spans(self) -> Sequence[Span]:
-        return self._timeline.spans()
-
-    def validate(self, number: int) -> float:
-        return self._runtime.evaluate([self._validation[number]])
-
-    @property
-    def saved(self) -> int | None:
-        newest = self._saver.newest
-        if newest is None:
-            return None if self.resumed is None else self._first
-        return newest[0]
-
-    def save(self, step: int) -> bool:
-        host = {**self._host, "step": step, "attempt": new_attempt()}
-        return self._saver.save(step, self._runtime.entries(), host)
-
-    def wait_saved(self) -> None:
-        self._saver.wait()
-
-    def leave(self, node: str) -> bool:
-        return False  # this process leaves with it
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._saver.close()
-        self._feed.close()

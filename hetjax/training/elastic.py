@@ -22,7 +22,8 @@ import numpy as np
 
 from hetjax.checkpoint.holdings import Holding
 from hetjax.checkpoint.keeping import Keeping
-from hetjax.cluster.cluster import Cluster, Node
+from hetjax.cluster.cluster import Cluster, Node, part_of
+from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.plans.plan import Plan
 from hetjax.runtime.control import WorkerLost
 from hetjax.runtime.fleet import Fleet, FleetStep, TransportName
@@ -95,7 +96,7 @@ class Terms:
 
 
 @dataclass(slots=True)
-class _Clock:
+class Clock:
     """Seconds by phase, one after the other."""
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -131,12 +132,13 @@ class FleetDriver:
         self.resumed = resumed
         self._norm: Norm | None = None
         self._cluster, self._unbuilt, self._gone = cluster, set[str](), set[str]()
+        self._refused: Cluster | None = None  # as there is no plan for it
         self.plan, self.num_validation = fleet.plan, num_validation
         self.heard: Callable[[Recovered], None] = lambda recovered: None
 
     def step(self, number: int, *, traced: bool = False) -> FleetStep:
         assert number == self._at, (number, self._at)
-        if self._terms.recovers and self._terms.membership.now() != self._cluster:
+        if self._terms.recovers and self._is_other(self._terms.membership.now()):
             self._recover_in_place(None)
         try:
             self._look_ahead()
@@ -178,7 +180,12 @@ class FleetDriver:
         self._surely(self._fleet.wait_saved)
 
     def leave(self, node: str) -> bool:
-        return self._terms.recovers and self._terms.membership.leave(node)
+        membership = self._terms.membership
+        now = membership.now()
+        rest = {found.name for found in now.nodes} - {node}
+        if not (self._terms.recovers and rest and self._has_plan(part_of(now, rest))):
+            return False
+        return membership.leave(node)
 
     def __enter__(self) -> Self:
         return self
@@ -220,7 +227,7 @@ class FleetDriver:
 
     def _recover(self, lost: WorkerLost | None) -> None:
         """Get all workers of now going; raises WorkerLost if that does not help."""
-        clock, at, before = _Clock(), self._at, self.plan
+        clock, at, before = Clock(), self._at, self.plan
         self._gone.clear()
         reason, cluster = lost and str(lost), self._cluster
         while True:
@@ -234,7 +241,7 @@ class FleetDriver:
         self._at = restored.step
         self.heard(
             Recovered(
-                reason=reason or _change(cluster, self._cluster),
+                reason=reason or difference(cluster, self._cluster),
                 plan=None if self.plan == before else self.plan,
                 cluster=self._cluster,
                 gone=frozenset(self._gone),
@@ -260,7 +267,7 @@ class FleetDriver:
                 stacklevel=2,
             )
 
-    def _restored(self, lost: WorkerLost | None, clock: _Clock) -> Restored:
+    def _restored(self, lost: WorkerLost | None, clock: Clock) -> Restored:
         """One try: the state that is left, laid out for the nodes that are there."""
         fleet, crew = self._fleet, self._fleet.crew
         if lost is not None and lost.worker in crew.workers:
@@ -269,7 +276,7 @@ class FleetDriver:
         self._norm = finish_step(crew, left) or self._norm
         held = self._held(left)
         clock.lap("finish")
-        self._replan()
+        self._replan(lost)
         clock.lap("replan")
         gone = [worker for worker in fleet.workers if worker not in left]
         leaving = [worker for worker in left if worker not in fleet.workers]
@@ -301,7 +308,7 @@ class FleetDriver:
             return []
         return on_disk(self._fleet.crew, workers, self._terms.keeping)
 
-    def _start(self, gone: Sequence[str], clock: _Clock) -> None:
+    def _start(self, gone: Sequence[str], clock: Clock) -> None:
         """Start the lost workers; build them, and all others that have another plan."""
         self._launcher.start(gone)
         clock.lap("start")
@@ -326,10 +333,29 @@ class FleetDriver:
             for cluster, plan in self._terms.foresight.found(self._cluster, self.plan):
                 self._fleet.warm(self._terms.settings(cluster, plan), plan)
 
-    def _replan(self) -> None:
-        """Make another plan if there are other nodes than before."""
+    def _is_other(self, cluster: Cluster) -> bool:
+        return cluster not in (self._cluster, self._refused)
+
+    def _has_plan(self, cluster: Cluster) -> bool:
+        """Whether there is one; warns if not."""
+        try:
+            self._terms.foresight.plan(cluster, self.plan)
+        except (BadInput, NoFeasiblePlan) as none:
+            names = ", ".join(node.name for node in cluster.nodes)
+            warnings.warn(f"no plan for {names} alone ({none.got})", stacklevel=2)
+            return False
+        return True
+
+    def _replan(self, lost: WorkerLost | None) -> None:
+        """Make another plan if there are other nodes than before.
+
+        Raises NoFeasiblePlan if one is lost and there is none for those that are left.
+        """
         cluster = self._terms.membership.now(again=True)
-        if cluster == self._cluster:
+        if not self._is_other(cluster):
+            return
+        if lost is None and not self._has_plan(cluster):
+            self._refused = cluster  # the run keeps the plan that it has
             return
         plan = self._terms.foresight.plan(cluster, self._fleet.plan)
         if plan != self.plan or _used(cluster, plan) != _used(self._cluster, plan):
@@ -339,7 +365,7 @@ class FleetDriver:
         self._cluster = cluster
 
 
-def _change(before: Cluster, now: Cluster) -> str:
+def difference(before: Cluster, now: Cluster) -> str:
     """What is other about the nodes, in words."""
     were, are = ({node.name for node in c.nodes} for c in (before, now))
     gone, new = ", ".join(sorted(were - are)), ", ".join(sorted(are - were))

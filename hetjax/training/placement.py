@@ -245,7 +245,9 @@ def next_plan(config: RunConfig, model: Model, cluster: Cluster, current: Plan) 
     NoFeasiblePlan if the model does not fit there.
     """
     if config.planner == "even":
-        return _even(config, model, cluster).plan
+        plan = _even(config, model, cluster).plan
+        check_fits(plan, model, cluster, dtype=config.dtype, optimizer=_state(config))
+        return plan
     return replan(_request(config, model, cluster), current).best.plan
 
 

@@ -8,6 +8,7 @@ what a start writes (`run.py`).
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from hetjax.checkpoint.fetch import in_store
@@ -16,17 +17,20 @@ from hetjax.cluster.files import cluster_toml
 from hetjax.data.dataset import Dataset
 from hetjax.errors import BadInput
 from hetjax.models.model import Model
+from hetjax.plans.plan import Plan
 from hetjax.runtime.embedded import Embedded
 from hetjax.runtime.fleet import Fleet
 from hetjax.runtime.members import node_of
 from hetjax.runtime.recovery import Restored, on_disk, restore
 from hetjax.training.config import RunConfig
-from hetjax.training.driving import Driver, LocalDriver
+from hetjax.training.driving import Driver
 from hetjax.training.elastic import FleetDriver, Terms
 from hetjax.training.feed import held_out, training_feed
-from hetjax.training.foresight import Foresight
+from hetjax.training.following import Following
+from hetjax.training.foresight import Foresight, Replan
 from hetjax.training.identity import check_identity, identity
 from hetjax.training.launching import LOGS, Launcher, OnThisMachine, started
+from hetjax.training.local import LocalDriver
 from hetjax.training.membership import Membership
 from hetjax.training.notices import Notice
 from hetjax.training.on_ray import OnRay
@@ -67,14 +71,19 @@ def _local(start: Start, shown: Display) -> LocalDriver:
     config, checkpoint = start.config, start.progress.checkpoint
     feed = training_feed(config, start.dataset)
     validation = held_out(config, start.dataset)
-    runtime = Embedded(
-        start.choice.plan,
-        start.model,
-        start.hardware.devices,
-        optimizer(config.optimizer, config.steps),
-        dtype=config.dtype,
-        clip_norm=config.optimizer.clip_norm,
-    )
+    rule = optimizer(config.optimizer, config.steps)
+
+    def build(plan: Plan) -> Embedded:
+        return Embedded(
+            plan,
+            start.model,
+            start.hardware.devices,
+            rule,
+            dtype=config.dtype,
+            clip_norm=config.optimizer.clip_norm,
+        )
+
+    runtime = build(start.choice.plan)
     if checkpoint is not None:
         host = checkpoint.host
         _check_same_run(host, start, checkpoint.step, str(checkpoint.path.parent))
@@ -90,9 +99,18 @@ def _local(start: Start, shown: Display) -> LocalDriver:
         validation,
         keeping(config).saver(EMBEDDED),
         _host(start),
+        build,
+        _following(start),
         at=0 if checkpoint is None else checkpoint.step,
         resumed=checkpoint and {"checkpoint": str(checkpoint.path)},
     )
+
+
+def _following(start: Start) -> Following | None:
+    config, cluster = start.config, start.hardware.cluster
+    if config.recovery == "none":
+        return None
+    return Following(cluster, Membership(cluster, config.cluster), _replan(start))
 
 
 def _fleet(
@@ -131,16 +149,21 @@ def _terms(start: Start, launcher: Launcher) -> Terms:
         settings=lambda cluster, plan: worker_settings(
             config, cluster_toml(cluster), plan, start.dataset
         ),
-        foresight=Foresight(
-            lambda cluster, current: next_plan(config, start.model, cluster, current),
-            config.foresee_after_s,
-        ),
+        foresight=Foresight(_replan(start), config.foresee_after_s),
         membership=Membership(start.hardware.cluster, config.cluster, launcher.present),
         transport=config.transport,
         seed=config.seed,
         keeping=keeping(config),
         host=_host(start),
         recovery=config.recovery,
+    )
+
+
+def _replan(start: Start) -> Replan:
+    config, model = start.config, start.model
+    # who asks whether there is a plan asks for it next
+    return lru_cache(maxsize=4)(
+        lambda cluster, current: next_plan(config, model, cluster, current)
     )
 
 

@@ -96,6 +96,10 @@ def refused(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -
         ),
         (["small", "--optimizer.learning-rate", "inf"], ["learning_rate = inf"]),
         (["small", "--evaluation.prompt", "\udcff"], ["prompt = '\\udcff'", "UTF-8"]),
+        (
+            ["small", "--recovery", "cloud-only"],
+            ["without workers", "--launcher processes"],
+        ),
         (["small", "--no-simulate"], ["A100-SXM4-80GB", "--simulate"]),
     ],
 )

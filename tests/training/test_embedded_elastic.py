@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run in one process whose nodes come and go: its numbers are as if nothing had."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import pytest
+
+from hetjax.cluster.files import load_cluster, preset_path
+from hetjax.plans.files import read_plan
+from hetjax.plans.plan import Plan
+from hetjax.preempt import main as preempt
+from hetjax.runtime.embedded import Embedded
+from hetjax.training.config import OptimizerConfig
+from hetjax.training.local import LocalDriver
+from hetjax.training.notices import Notice, Watch
+from hetjax.training.optimizer import optimizer
+from hetjax.training.presets import Preset
+from hetjax.training.run import run
+from tests import jax_settings
+from tests.runtime.oracle import random_batch
+from tests.training.small import (
+    MODEL,
+    ONE_REPLICA,
+    ONE_STAGE,
+    TWO_REPLICAS,
+    but,
+    lines,
+    losses,
+    small_preset,
+)
+
+ALL = preset_path("tiny").read_text()
+NODES = ["a100-0", "v100-0", "h20-0"]
+
+Actions = Mapping[int, Callable[[], object]]
+
+
+def node(name: str) -> str:
+    return f'[[node]]\nname = "{name}"\ndevice = "H20"\ncount = 1\n'
+
+
+NEW = node("new")
+
+
+def without(name: str) -> str:
+    """The cluster's text with a node less."""
+    first, *nodes = ALL.split("[[node]]")
+    kept = [node for node in nodes if f'name = "{name}"' not in node]
+    assert len(kept) < len(nodes)
+    return "[[node]]".join([first, *kept])
+
+
+def on(folder: Path, of: Plan, cluster: str = ALL, **changes: object) -> Preset:
+    """A run of ten steps on a cluster file that may be edited."""
+    path = folder / "cluster.toml"
+    path.write_text(cluster)
+    preset = replace(small_preset(folder, of), cluster=path)
+    return but(preset, cluster=path, microbatch_size=3, **changes)
+
+
+def train(preset: Preset) -> int:
+    return run(preset.config, preset, MODEL)
+
+
+def train_with(actions: Actions, preset: Preset, patch: pytest.MonkeyPatch) -> int:
+    """Train; before the step of this index, do what is to be done then."""
+    step = LocalDriver.step
+
+    def acting(self: LocalDriver, number: int, *, traced: bool = False):
+        actions.get(number, lambda: None)()
+        return step(self, number, traced=traced)
+
+    with patch.context() as patched:
+        patched.setattr(LocalDriver, "step", acting)
+        return train(preset)
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set once a run has done what it does about an operator's request."""
+    done = threading.Event()
+
+    def watch(hear: Callable[[Notice], None], run_dir: Path) -> Watch:
+        def telling(notice: Notice) -> None:
+            hear(notice)
+            done.set()
+
+        return Watch(telling, run_dir, {})
+
+    monkeypatch.setattr("hetjax.training.run.Watch", watch)
+    return done
+
+
+def ask_to_leave(preset: Preset, node: str, heard: threading.Event) -> None:
+    assert preempt([str(preset.config.run_dir), "--node", node]) == 0
+    assert heard.wait(60)
+
+
+def events(preset: Preset, name: str) -> list[dict]:
+    found = lines(preset.config.run_dir / "events.jsonl")
+    return [line for line in found if line["event"] == name]
+
+
+def validation(preset: Preset) -> dict[int, float]:
+    found = lines(preset.config.run_dir / "metrics.jsonl")
+    return {line["step"]: line["val_loss"] for line in found if "val_loss" in line}
+
+
+def nodes_of(preset: Preset) -> set[str]:
+    plan = read_plan(preset.config.run_dir / "plan.json")
+    return {stage.node for _, _, stage in plan.stages()}
+
+
+def traced_nodes(preset: Preset) -> set[str]:
+    trace = json.loads((preset.config.run_dir / "trace.json").read_text())
+    named = [e for e in trace["traceEvents"] if e["name"] == "process_name"]
+    return {event["args"]["name"] for event in named}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quickly() -> Iterator[None]:
+    """As `quick_compiling`, also for what the tests share."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(jax.stages.Lowered, "compile", jax.stages.Lowered.compile)
+        jax_settings.compile_quickly()
+        yield
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Preset:
+    """Ten steps on all nodes, in one go."""
+    preset = on(tmp_path_factory.mktemp("reference"), ONE_REPLICA)
+    assert train(preset) == 0
+    return preset
+
+
+def test_a_node_that_leaves_and_comes_back_changes_no_number(
+    reference: Preset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    heard: threading.Event,
+):
+    preset = on(tmp_path, ONE_REPLICA, trace=True)  # steps 3, 4 and 5
+    file, seen = tmp_path / "cluster.toml", dict[int, set[str]]()
+    actions: Actions = {
+        3: lambda: ask_to_leave(preset, "v100-0", heard),
+        4: lambda: seen.update({4: nodes_of(preset)}),
+        6: lambda: file.write_text(without("v100-0")),
+        7: lambda: file.write_text(ALL),
+    }
+    stopping = but(preset, stop_after=9)
+    assert train_with(actions, stopping, monkeypatch) == 4
+    replanned, recovered = events(preset, "replanned"), events(preset, "recovered")
+    assert [line["step"] for line in replanned] == [3, 7]
+    assert [line["step"] for line in recovered if line["bytes"]] == [3, 7]
+    assert all(line["bytes"].keys() <= {"memory"} for line in recovered)
+    assert seen[4] == {"a100-0", "h20-0"} and nodes_of(preset) == set(NODES)
+    assert traced_nodes(preset) == set(NODES)
+    kept = load_cluster(preset.config.run_dir / "cluster.toml")
+    assert [node.name for node in kept.nodes] == NODES
+
+    assert train(but(preset, trace=False)) == 0  # from its checkpoint
+    assert events(preset, "restored")[0]["step"] == 9
+    found, expected = losses(preset.config.run_dir), losses(reference.config.run_dir)
+    assert list(found) == list(expected) == [*range(1, 11)]
+    for step in found:
+        assert found[step] == pytest.approx(expected[step], rel=1e-5), step
+    assert validation(preset) == pytest.approx(validation(reference), rel=1e-5)
+
+
+def test_what_this_process_has_no_devices_for_changes_nothing(
+    reference: Preset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    preset, file = on(tmp_path, ONE_REPLICA), tmp_path / "cluster.toml"
+    actions: Actions = {
+        2: lambda: file.write_text(ALL + NEW),
+        4: lambda: file.write_text(ALL.replace("count = 3", "count = 4") + NEW),
+        6: lambda: file.write_text(f'name = "tiny"\n{NEW}'),
+        8: lambda: file.write_text(ALL),
+    }
+    assert train_with(actions, preset, monkeypatch) == 0
+    told = capsys.readouterr().out
+    for words in (
+        "node 'new' (1 x H20) is not used: this process",
+        "node 'h20-0' (4 x H20) is used as 3 x H20: this process",
+        "the run keeps the plan that it has, on a100-0, v100-0, h20-0",
+    ):
+        assert told.count(words) == 1, words
+    assert losses(preset.config.run_dir) == losses(reference.config.run_dir)
+    assert not events(preset, "replanned") and not events(preset, "recovered")
+
+
+def test_without_recovery_the_plan_stays_and_a_leaving_node_ends_the_run(
+    reference: Preset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    heard: threading.Event,
+):
+    preset = on(tmp_path, ONE_REPLICA, recovery="none")
+    actions: Actions = {
+        2: lambda: (tmp_path / "cluster.toml").write_text(without("v100-0")),
+        5: lambda: ask_to_leave(preset, "v100-0", heard),
+    }
+    assert train_with(actions, preset, monkeypatch) == 4
+    expected = losses(reference.config.run_dir)
+    assert losses(preset.config.run_dir) == {n: expected[n] for n in range(1, 7)}
+    assert nodes_of(preset) == set(NODES) and not events(preset, "replanned")
+    assert events(preset, "saved")[-1]["step"] == 6
+
+
+def test_where_the_rest_has_no_plan_an_edit_is_refused_and_a_request_stops_the_run(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    heard: threading.Event,
+):
+    small = f"{NEW}memory_gib = 1e-6\n"  # too small for the model
+    both = f'name = "pair"\n{node("h20-0")}{small}'
+    preset, file = on(tmp_path, ONE_STAGE, both), tmp_path / "cluster.toml"
+    actions: Actions = {
+        2: lambda: file.write_text(f'name = "pair"\n{small}'),
+        4: lambda: file.write_text(both),
+        6: lambda: ask_to_leave(preset, "h20-0", heard),
+    }
+    assert train_with(actions, preset, monkeypatch) == 4
+    # of the edit and of the request
+    assert capsys.readouterr().out.count("warning: no plan for new alone (device") == 2
+    assert events(preset, "preempted")[-1]["step"] == 7
+    assert not events(preset, "replanned")
+    assert [*losses(preset.config.run_dir)] == [*range(1, 8)]
+
+
+def test_state_that_is_taken_over_is_the_same_and_is_nowhere_twice():
+    devices = jax.devices()
+    nodes = {"a100-0": devices[:2], "v100-0": devices[2:3], "h20-0": devices[3:6]}
+    rule = optimizer(OptimizerConfig(), 10)
+    old, new = (Embedded(p, MODEL, nodes, rule) for p in (TWO_REPLICAS, ONE_REPLICA))
+    old.initialise(0)
+    old.step(0, random_batch(TWO_REPLICAS, MODEL.vocab_size, 0))
+    expected = {entry.name: value for entry, value in old.entries()}
+    num_bytes = new.take_over(old)
+    assert num_bytes == sum(value.nbytes for value in expected.values())
+    found = {entry.name: value for entry, value in new.entries()}
+    assert found.keys() == expected.keys()
+    assert all((found[name] == expected[name]).all() for name in found)
+    assert all(not state.masters and not state.params for state in old.stages.values())
