@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hetjax.training.launching import LOGS
+from hetjax.training.rundir import LOGS
 
 _PER_RUN, _PAUSE_S = 3, (0.2, 6.0)
 _LONGEST_RUN_S = 600

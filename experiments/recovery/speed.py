@@ -51,8 +51,9 @@ from hetjax.models.presets import model_preset
 from hetjax.training.config import RunConfig
 from hetjax.training.elastic import FleetDriver, Recovered, RolledBack, Terms
 from hetjax.training.foresight import Foresight
-from hetjax.training.launching import LOGS, OnThisMachine, Place, started
+from hetjax.training.launching import OnThisMachine, Place, started
 from hetjax.training.membership import Membership
+from hetjax.training.rundir import LOGS
 from hetjax.training.worker import worker_settings
 
 MODEL = "gpt-12x768"

@@ -21,7 +21,6 @@ from hetjax.runtime.fleet import Fleet
 from hetjax.runtime.processes import Processes
 from hetjax.runtime.serving import Post
 
-LOGS = "logs"  # in the run directory
 _START_S = 120.0  # until a worker has called: importing JAX on a busy machine
 LOOPBACK = "127.0.0.1"
 

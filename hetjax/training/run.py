@@ -26,7 +26,6 @@ from hetjax.training.driving import Driver
 from hetjax.training.elastic import Recovered
 from hetjax.training.goodput import Goodput, Spent, goodput_line, goodput_values
 from hetjax.training.journal import Journal, read_journal
-from hetjax.training.launching import LOGS
 from hetjax.training.loop import Failed, Loop
 from hetjax.training.notices import Notice, Watch, of_workers
 from hetjax.training.optimizer import LearningRates
@@ -37,7 +36,7 @@ from hetjax.training.placement import (
 from hetjax.training.presets import Preset
 from hetjax.training.progress import Display, display
 from hetjax.training.reached import check_reached, evaluated, read_progress
-from hetjax.training.rundir import Previous
+from hetjax.training.rundir import LOGS, Previous
 from hetjax.training.starting import Start, driver_of
 from hetjax.training.stopping import StopRequest
 from hetjax.training.utilization import seconds_at_peak

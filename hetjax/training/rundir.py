@@ -31,10 +31,10 @@ from hetjax.training.identity import KEPT
 CONFIG, CLUSTER, PLAN = "config.json", "cluster.toml", "plan.json"
 PROFILE = "profile.json"  # read, not written: from python -m hetjax.profile
 METRICS, EVENTS, TRACE = "metrics.jsonl", "events.jsonl", "trace.json"
-TOKENIZER, CHECKPOINTS = "tokenizer.json", "checkpoints"
+TOKENIZER, CHECKPOINTS, LOGS = "tokenizer.json", "checkpoints", "logs"
 _LOCK = ".lock"
 # What may be there before config.json: a start writes some, and may have been killed
-_BEFORE_CONFIG = (_LOCK, CLUSTER, PLAN, TOKENIZER, METRICS, EVENTS, PROFILE)
+_BEFORE_CONFIG = (_LOCK, CLUSTER, PLAN, TOKENIZER, METRICS, EVENTS, PROFILE, LOGS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -29,7 +29,7 @@ from hetjax.training.feed import held_out, training_feed
 from hetjax.training.following import Following
 from hetjax.training.foresight import Foresight, Replan
 from hetjax.training.identity import check_identity, identity
-from hetjax.training.launching import LOGS, Launcher, OnThisMachine, started
+from hetjax.training.launching import Launcher, OnThisMachine, started
 from hetjax.training.local import LocalDriver
 from hetjax.training.membership import Membership
 from hetjax.training.notices import Notice
@@ -38,7 +38,7 @@ from hetjax.training.optimizer import optimizer
 from hetjax.training.placement import Choice, Hardware, next_plan
 from hetjax.training.progress import Display
 from hetjax.training.reached import EMBEDDED, Progress, keeping
-from hetjax.training.rundir import Previous
+from hetjax.training.rundir import LOGS, Previous
 from hetjax.training.worker import worker_settings
 
 

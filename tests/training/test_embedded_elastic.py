@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -85,7 +86,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Set once a run has done what it does about an operator's request."""
     done = threading.Event()
 
-    def watch(hear: Callable[[Notice], None], run_dir: Path) -> Watch:
+    def watch(hear: Callable[[Notice], None], run_dir: Path | None, *_: Any) -> Watch:
         def telling(notice: Notice) -> None:
             hear(notice)
             done.set()

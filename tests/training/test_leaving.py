@@ -17,7 +17,8 @@ from hetjax.runtime.fleet import FleetStep
 from hetjax.train import main
 from hetjax.training import starting
 from hetjax.training.elastic import FleetDriver
-from hetjax.training.launching import LOGS, OnThisMachine, Place
+from hetjax.training.launching import OnThisMachine, Place
+from hetjax.training.rundir import LOGS
 from tests.training.test_notices import GCE, Cloud, serving_google
 from tests.training.test_recovery import ONE_REPLICA, TWO_NODES, metrics
 from tests.training.test_workers import (

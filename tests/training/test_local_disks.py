@@ -136,11 +136,12 @@ def test_disks_of_another_run_are_refused_and_stay_as_they_are(
 ):
     folder = copied(stopped, tmp_path)
     disks = contents(folder / "disks")
-    another = ["--run-dir", str(folder / "another"), "--seed", "7"]
-    assert main([*options(folder), *another]) == 2
+    another = [*options(folder), "--run-dir", str(folder / "another")]
+    assert main([*another, "--seed", "7"]) == 2
     assert "is of another run: seed = 0 (here 7)" in capsys.readouterr().err
     assert contents(folder / "disks") == disks
-    assert not (folder / "another").exists()
+    assert main(another) == 0  # with the settings that it was saved with
+    assert losses(folder / "another") == losses(folder / "whole")[-4:]
 
 
 def contents(folder: Path) -> dict[Path, bytes]:

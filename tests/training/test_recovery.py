@@ -15,7 +15,7 @@ import pytest
 
 from hetjax.preempt import main as preempt
 from hetjax.train import main
-from hetjax.training.launching import LOGS
+from hetjax.training.rundir import LOGS
 from tests.training.test_workers import (
     command,
     environment,
@@ -167,7 +167,9 @@ def test_a_node_that_is_asked_to_leave_hands_over_and_the_others_go_on(
     tmp_path: Path, whole: list[float]
 ):
     cache, run_dir = (tmp_path / name for name in ("cache", "run"))
-    with started(command(run_dir, cache, *TWELVE_STEPS), "step  1") as run:
+    # planned at once: twelve steps are soon over
+    options = command(run_dir, cache, *TWELVE_STEPS, "--planner", "even")
+    with started(options, "step  1") as run:
         assert preempt([str(run_dir), "--node", "a100-0"]) == 0
         told, _ = run.communicate(timeout=120)
     assert run.returncode == 0, told

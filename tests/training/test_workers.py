@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hetjax.train import main
-from hetjax.training.launching import LOGS
+from hetjax.training.rundir import LOGS
 from tests.training.small import LICENCE
 
 SETTINGS = "--evaluation.sample-tokens 2 --evaluation.num-batches 1".split()
