@@ -191,9 +191,11 @@ class Link:
             self._fail(_reason(error))
 
     def _receive(self) -> None:
+        header = memoryview(bytearray(_HEADER.size))
         try:
             while True:
-                *numbers, size = _HEADER.unpack(_read(self._socket, _HEADER.size))
+                _fill(self._socket, header)
+                *numbers, size = _HEADER.unpack(header)
                 key: Key = tuple(numbers)
                 if key == _GOODBYE:
                     return self._fail("left")
@@ -273,7 +275,7 @@ def _bytes_of(array: np.ndarray) -> memoryview:
 
 def _aligned(size: int) -> np.ndarray:
     raw = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
+    start = -raw.__array_interface__["data"][0] % _ALIGNMENT
     return raw[start : start + size]
 
 
