@@ -30,7 +30,7 @@ _HEADER = struct.Struct("<6IQ")
 _HEARTBEAT: Key = (2**32 - 1, 0, 0, 0, 0, 0)
 _GOODBYE: Key = (2**32 - 1, 1, 0, 0, 0, 0)
 _ALIGNMENT = 64  # bytes: JAX takes over such host arrays without a copy
-_BUFFER_BYTES = 4 << 20  # of a socket
+_BUFFER_BYTES = 4 << 20  # of a Unix socket
 _MOST_VIEWS = 64  # in one call, of what the system takes
 _NONCE_BYTES, _NAME_BYTES = 32, 64
 _GREETING = struct.Struct(f"<{_NAME_BYTES}s{_NAME_BYTES}s{_NONCE_BYTES}s")
@@ -225,13 +225,14 @@ class Link:
 def _prepare(found: socket.socket, silence_s: float) -> None:
     """Blocking calls that give up when nothing moves for the time of silence."""
     found.settimeout(None)
-    for size in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-        found.setsockopt(socket.SOL_SOCKET, size, _BUFFER_BYTES)
     patience = struct.pack("ll", int(silence_s), int(silence_s % 1 * 1e6))
     for limit in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         found.setsockopt(socket.SOL_SOCKET, limit, patience)
-    if found.family != socket.AF_UNIX:
+    if found.family != socket.AF_UNIX:  # TCP fits its buffers to the path, unless told
         found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return
+    for size in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        found.setsockopt(socket.SOL_SOCKET, size, _BUFFER_BYTES)
 
 
 def _reason(error: OSError) -> str:
