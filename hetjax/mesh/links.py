@@ -30,7 +30,7 @@ _HEADER = struct.Struct("<6IQ")
 _HEARTBEAT: Key = (2**32 - 1, 0, 0, 0, 0, 0)
 _GOODBYE: Key = (2**32 - 1, 1, 0, 0, 0, 0)
 _ALIGNMENT = 64  # bytes: JAX takes over such host arrays without a copy
-_BUFFER_BYTES = 4 << 20  # of a socket
+_BUFFER_BYTES = 4 << 20  # of a Unix socket
 _MOST_VIEWS = 64  # in one call, of what the system takes
 _NONCE_BYTES, _NAME_BYTES = 32, 64
 _GREETING = struct.Struct(f"<{_NAME_BYTES}s{_NAME_BYTES}s{_NONCE_BYTES}s")
@@ -191,9 +191,11 @@ class Link:
             self._fail(_reason(error))
 
     def _receive(self) -> None:
+        header = memoryview(bytearray(_HEADER.size))
         try:
             while True:
-                *numbers, size = _HEADER.unpack(_read(self._socket, _HEADER.size))
+                _fill(self._socket, header)
+                *numbers, size = _HEADER.unpack(header)
                 key: Key = tuple(numbers)
                 if key == _GOODBYE:
                     return self._fail("left")
@@ -223,13 +225,14 @@ class Link:
 def _prepare(found: socket.socket, silence_s: float) -> None:
     """Blocking calls that give up when nothing moves for the time of silence."""
     found.settimeout(None)
-    for size in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-        found.setsockopt(socket.SOL_SOCKET, size, _BUFFER_BYTES)
     patience = struct.pack("ll", int(silence_s), int(silence_s % 1 * 1e6))
     for limit in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         found.setsockopt(socket.SOL_SOCKET, limit, patience)
-    if found.family != socket.AF_UNIX:
+    if found.family != socket.AF_UNIX:  # TCP fits its buffers to the path, unless told
         found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return
+    for size in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        found.setsockopt(socket.SOL_SOCKET, size, _BUFFER_BYTES)
 
 
 def _reason(error: OSError) -> str:
@@ -273,7 +276,7 @@ def _bytes_of(array: np.ndarray) -> memoryview:
 
 def _aligned(size: int) -> np.ndarray:
     raw = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
+    start = -raw.__array_interface__["data"][0] % _ALIGNMENT
     return raw[start : start + size]
 
 
