@@ -46,8 +46,10 @@ from hetjax.checkpoint.keeping import Keeping
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.files import cluster_toml, load_cluster
 from hetjax.data.dataset import Dataset
+from hetjax.errors import NoFeasiblePlan
 from hetjax.models.counts import parameter_count
 from hetjax.models.presets import model_preset
+from hetjax.plans.plan import Plan
 from hetjax.training.config import RunConfig
 from hetjax.training.elastic import FleetDriver, Recovered, RolledBack, Terms
 from hetjax.training.foresight import Foresight
@@ -95,6 +97,19 @@ def cluster_of(names: Sequence[str]) -> Cluster:
     return Cluster(name="testbed", nodes=nodes)
 
 
+def _after(scenario: Scenario, cluster: Cluster) -> Plan:
+    """What there is a plan for: the nodes that the scenario leaves."""
+    nodes = {stage.node for _, _, stage in scenario.after.stages()}
+    there = {node.name for node in cluster.nodes}
+    if not nodes <= there:
+        raise NoFeasiblePlan(
+            got=f"{', '.join(sorted(there))} alone",
+            allowed=f"{', '.join(sorted(nodes))}",
+            fix="none is needed",
+        )
+    return scenario.after
+
+
 class Trial:
     """A run on workers of its own, with a cluster file that may be changed."""
 
@@ -130,7 +145,7 @@ class Trial:
                 site.config, cluster_toml(cluster), plan, site.dataset
             ),
             foresight=Foresight(
-                lambda cluster, current: scenario.after,
+                lambda cluster, current: _after(scenario, cluster),
                 _SOON_S if scenario.is_foreseen else 0.0,
             ),
             membership=Membership(cluster, self._file),

@@ -102,8 +102,8 @@ class WitnessIsland(Island):
         super().restore(read)
         found: Checksums = {
             leaf: google_crc32c.value(np.ascontiguousarray(value).tobytes())
-            for entry, whole in self.held()
-            for leaf, value in layout.leaves(entry, whole)
+            for entry, read_ in self.held()
+            for leaf, value in layout.leaves(entry, read_())
         }
         file = self.directory / f"{file_name(self.worker)}.json"
         write_whole(file, json.dumps(found))
