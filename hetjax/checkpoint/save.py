@@ -65,6 +65,7 @@ class _Snapshot:
     host: Any
     workers: tuple[str, ...]
     safe: int | None
+    is_stored: bool
 
 
 class Saver:
@@ -90,6 +91,7 @@ class Saver:
         self.newest: Save | None = None  # that was committed, and copied
         _open(directory)
         self._remove_unfinished()
+        self._not_stored: int | None = None  # yet: a step that is committed here
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
 
@@ -106,11 +108,13 @@ class Saver:
         host: Mapping[str, Any],
         workers: Sequence[str] = (),
         safe: int | None = None,
+        is_stored: bool = True,
     ) -> bool:
         """Start saving; False, and `entries` not even asked, if a save is in flight.
 
         `workers` names all that save this step (default: this one alone). Step `safe`
-        stays, too: the newest one that all of them have.
+        stays, too: the newest one that all of them have. What is not `is_stored` goes
+        to the store only at the end, if no later step does.
         The arrays must not change afterwards; `host` is JSON and is copied. A save
         that fails later warns once, and training goes on.
         """
@@ -125,6 +129,7 @@ class Saver:
             host=json.loads(json.dumps(host)),
             workers=tuple(workers) or (self._worker,),
             safe=safe,
+            is_stored=is_stored,
         )
         self._pending = self._thread.submit(self._write, snapshot)
         return True
@@ -133,6 +138,11 @@ class Saver:
     def busy(self) -> bool:
         """Whether a save is in flight."""
         return self._pending is not None and not self._pending.done()
+
+    @property
+    def is_storing(self) -> bool:
+        """Whether a step is on its way to the store."""
+        return self._uploader is not None and bool(self._uploader.in_flight)
 
     def wait(self) -> None:
         """Return once no save is in flight."""
@@ -147,6 +157,8 @@ class Saver:
         finally:
             self._thread.shutdown()
             if self._uploader is not None:
+                if self._not_stored is not None:
+                    self._uploader.offer(self._not_stored)
                 self._uploader.wait()
                 self._uploader.close()
 
@@ -162,7 +174,8 @@ class Saver:
                 stacklevel=1,
             )
             return
-        if self._uploader is not None:
+        self._not_stored = None if snapshot.is_stored else snapshot.step
+        if self._uploader is not None and snapshot.is_stored:
             self._uploader.offer(snapshot.step)
         self._copy(own, snapshot)
         self._retain(snapshot)

@@ -200,7 +200,9 @@ class Fleet:
     def save(self, keeping: Keeping, step: int, host: Mapping[str, Any]) -> bool:
         """Start a checkpoint; False if one is still being written somewhere.
 
-        Workers write side by side, each what it owns, and `host` with it.
+        Workers write side by side, each what it owns, and `host` with it. All of them
+        copy the same steps to the store: those at which none is still copying another,
+        and the last.
         """
         told = self._savers()
         if any(message["busy"] for message in told.values()):
@@ -216,6 +218,7 @@ class Fleet:
             "host": {**host, "attempt": self.attempts[step]},
             "workers": [*map(file_name, saving)],
             "safe": self.saved,
+            "is_stored": not any(message["storing"] for message in told.values()),
         }
         self._saving = step, saving
         self.crew.ask(dict.fromkeys([*saving, *helping], request))

@@ -26,10 +26,14 @@ class Saving:
         self._copies: Copies | None = None
 
     def state(self) -> Message:
-        """Whether a save is in flight, and the newest that is done."""
+        """Whether a save is in flight, here or to the store; the newest done."""
         if self._saver is None:
-            return {"busy": False, "newest": None}
-        return {"busy": self._saver.busy, "newest": self._saver.newest}
+            return {"busy": False, "storing": False, "newest": None}
+        return {
+            "busy": self._saver.busy,
+            "storing": self._saver.is_storing,
+            "newest": self._saver.newest,
+        }
 
     def keep_copies(self, number: int, request: Message) -> Message:
         """Be ready to keep copies for others, where this one's own parts go."""
@@ -58,6 +62,7 @@ class Saving:
             request["host"],
             request["workers"],
             request["safe"],
+            request["is_stored"],
         )
         assert started, "the controller asks who is busy first"
 

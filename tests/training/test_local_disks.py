@@ -144,5 +144,21 @@ def test_disks_of_another_run_are_refused_and_stay_as_they_are(
     assert losses(folder / "another") == losses(folder / "whole")[-4:]
 
 
+@pytest.mark.usefixtures("environment")
+def test_a_store_slower_than_checkpoints_come_gets_the_same_steps_of_all(
+    tmp_path: Path,
+):
+    store = tmp_path / "store"
+    slow = command(tmp_path / "run", tmp_path / "cache", "--launcher", "processes")
+    slow += ["--steps", "24", "--checkpoint.every", "1", "--checkpoint.keep", "50"]
+    slow += ["--checkpoint.cloud", store.as_uri()]
+    slow += ["--checkpoint.upload-mbit-per-s", "100"]
+    assert main(slow) == 0
+    there = sorted(store.glob("step_*"))
+    assert all((step / "COMMIT").exists() for step in there)
+    assert there[-1].name == "step_00000024"
+    assert 2 <= len(there) < 24  # some were left out, by all of them
+
+
 def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
