@@ -118,6 +118,10 @@ class GcsStore:
             except FileNotFoundError:
                 continue
 
+    def lift_limit(self) -> None:
+        if self._limit is not None:
+            self._limit.lift()
+
     def _persist(self, name: str, attempt: Callable[[], _T]) -> _T:
         return persist(self._url(name), attempt, self._pause_s)
 

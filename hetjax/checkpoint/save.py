@@ -159,6 +159,7 @@ class Saver:
             if self._uploader is not None:
                 if self._not_stored is not None:
                     self._uploader.offer(self._not_stored)
+                self._uploader.hurry()
                 self._uploader.wait()
                 self._uploader.close()
 

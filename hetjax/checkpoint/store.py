@@ -72,6 +72,10 @@ class Store(Protocol):
         """Remove objects in this order; those that are not there are passed over."""
         ...
 
+    def lift_limit(self) -> None:
+        """Let uploads take all the bandwidth there is, from now on."""
+        ...
+
 
 class FileStore:
     """Objects as files of a directory, on any file system that knows hard links."""
@@ -134,6 +138,10 @@ class FileStore:
             with suppress(OSError):  # up to the first folder that holds something
                 while (path := path.parent) != self._directory:
                     path.rmdir()
+
+    def lift_limit(self) -> None:
+        if self._limit is not None:
+            self._limit.lift()
 
     def remove_old_parts(self) -> None:
         """Remove what puts left that were killed long ago; others may be at work."""

@@ -48,7 +48,7 @@ class Bandwidth:
     def __init__(self, bytes_per_s: float) -> None:
         assert bytes_per_s > 0, bytes_per_s
         self._bytes_per_s = bytes_per_s
-        self._lock = threading.Lock()
+        self._lock, self._lifted = threading.Lock(), threading.Event()
         self._free_at_s = 0.0
 
     def reserve(self, num_bytes: int, now_s: float) -> float:
@@ -60,7 +60,11 @@ class Bandwidth:
 
     def take(self, num_bytes: int) -> None:
         """Return once these bytes may pass."""
-        time.sleep(self.reserve(num_bytes, time.monotonic()))
+        self._lifted.wait(self.reserve(num_bytes, time.monotonic()))
+
+    def lift(self) -> None:
+        """Let all bytes pass from now on, those that wait too."""
+        self._lifted.set()
 
 
 def persist(what: str, attempt: Callable[[], _T], pause_s: float) -> _T:

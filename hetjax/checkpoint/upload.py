@@ -88,6 +88,10 @@ class Uploader:
         with self._changed:
             return self._changed.wait_for(lambda: not self._busy(), timeout_s)
 
+    def hurry(self) -> None:
+        """Training is over: what is on its way may take all the bandwidth."""
+        self._store.lift_limit()
+
     def close(self) -> None:
         """Stop without finishing what is in flight; `wait` first to have it stored."""
         with self._changed:

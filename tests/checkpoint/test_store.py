@@ -12,7 +12,7 @@ import pytest
 
 from hetjax.checkpoint.gcs import GcsStore
 from hetjax.checkpoint.manifest import FileRecord, record
-from hetjax.checkpoint.store import Store, open_store
+from hetjax.checkpoint.store import FileStore, Store, open_store
 from hetjax.checkpoint.transfer import (
     Bandwidth,
     Conflict,
@@ -434,3 +434,16 @@ def test_a_file_system_without_hard_links_is_bad_input(
 def test_a_limit_of_nothing_is_bad_input(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="limit of 0 bytes per second"):
         open_store(str(tmp_path), bytes_per_s=0)
+
+
+def test_a_limit_that_is_lifted_holds_up_nobody(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(bytes(5000))
+    store = FileStore(tmp_path / "store", Bandwidth(1.0))  # that takes over an hour
+    with ThreadPoolExecutor(1) as pool:
+        upload = pool.submit(store.put, "a/b", source, record(source))
+        with pytest.raises(TimeoutError):
+            upload.result(0.2)
+        store.lift_limit()
+        upload.result(30.0)
+    assert (tmp_path / "store/a/b").read_bytes() == bytes(5000)

@@ -59,6 +59,9 @@ class Watched:
     def remove(self, names: Iterable[str]) -> None:
         self.store.remove(names)
 
+    def lift_limit(self) -> None:
+        self.store.lift_limit()
+
 
 def save(
     directory: Path,
