@@ -5,6 +5,8 @@ That a worker is on another machine than the controller is told by its address.
 """
 
 import json
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -167,3 +169,33 @@ def test_a_run_all_of_whose_machines_go_saves_and_goes_on_later(
     (restored,) = events(run_dir, "restored")
     assert restored["step"] == HEARD_AFTER
     assert not events(run_dir, "recovered")
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_node_whose_worker_does_not_start_again_is_left_out(
+    tmp_path: Path,
+    whole: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    run_dir, broken = tmp_path / "run", tmp_path / "broken"
+    script = f'[ -e {broken} ] && exit 1; exec "$@"'
+    places = {"right": Place(prefix=("sh", "-c", script, "sh"))}
+    launcher = partial(OnThisMachine, places=places)
+    monkeypatch.setattr(starting, "OnThisMachine", launcher)
+
+    def break_down() -> None:
+        broken.touch()
+        for pid in processes_of(run_dir):
+            if Path(f"/proc/{pid}/fd/1").resolve().stem == "right":
+                os.kill(pid, signal.SIGKILL)
+
+    between_steps(monkeypatch, break_down)
+    options = training(tmp_path, run_dir, "--launcher", "processes")
+    assert main(options) == 0
+    assert "node right was lost 3 times" in capsys.readouterr().out
+    assert losses(run_dir)[-1] == pytest.approx(whole[-1], rel=1e-5)
+    (recovered,) = events(run_dir, "recovered")
+    assert recovered["step"] == 0  # its layers were nowhere else
+    plan = json.loads((run_dir / "plan.json").read_text())
+    assert {s["node"] for r in plan["replicas"] for s in r["stages"]} == {"left"}
