@@ -5,13 +5,15 @@
 
 Trains preset `tiny` on worker processes of this machine, kills one (SIGKILL) at random
 moments, a few per run, whatever the run does then: training, evaluating, saving or
-recovering. At the end each loss must equal that of a run without kills; `lost_steps`
+recovering. At the end each loss must equal that of a run without kills, to 1e-5 where a
+node was killed so often that the run went on without it; `lost_steps`
 are those that were done again from a checkpoint, and `lost_beside_a_replica` recoveries
 that lost some although all workers of a replica were there. Prints one JSON object.
 """
 
 import argparse
 import json
+import math
 import os
 import random
 import signal
@@ -41,6 +43,18 @@ def losses(run_dir: Path) -> list[dict[str, Any]]:
     kept = ("step", "loss", "val_loss", "grad_norm")
     lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
     return [{name: line[name] for name in kept if name in line} for line in lines]
+
+
+def as_expected(run_dir: Path, expected: list[dict[str, Any]]) -> bool:
+    """Whether the losses are the same bits, or under another plan as good as that."""
+    found = losses(run_dir)
+    if not any(event["event"] == "replanned" for event in events(run_dir)):
+        return found == expected
+    return len(found) == len(expected) and all(
+        one.keys() == other.keys()
+        and all(math.isclose(one[k], other[k], rel_tol=1e-5) for k in one)
+        for one, other in zip(found, expected, strict=True)
+    )
 
 
 def workers(run_dir: Path) -> dict[str, int]:
@@ -92,9 +106,12 @@ def killed_run(
     return {"code": run.returncode, "kills": kills, "said": "".join(said) + rest}
 
 
+def events(run_dir: Path) -> list[dict[str, Any]]:
+    return [*map(json.loads, (run_dir / "events.jsonl").read_text().splitlines())]
+
+
 def recoveries(run_dir: Path) -> list[dict[str, Any]]:
-    lines = (run_dir / "events.jsonl").read_text().splitlines()
-    return [e for e in map(json.loads, lines) if e["event"] == "recovered"]
+    return [event for event in events(run_dir) if event["event"] == "recovered"]
 
 
 def beside_a_replica(run_dir: Path) -> list[dict[str, Any]]:
@@ -112,16 +129,17 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     whole = folder / "whole"
     subprocess.run(command(whole, given.steps), check=True, stdout=subprocess.DEVNULL)
     expected, random_ = losses(whole), random.Random(given.seed)
-    number, kills, wrong, found, needless = 0, 0, [], [], []
+    number, kills, replanned, wrong, found, needless = 0, 0, 0, [], [], []
     while kills < given.kills:
         run_dir = folder / f"run{number}"
         most = min(_PER_RUN, given.kills - kills)
         ended = killed_run(run_dir, given.steps, random_, most)
         kills += len(ended["kills"])
-        if ended["code"] != 0 or losses(run_dir) != expected:
+        if ended["code"] != 0 or not as_expected(run_dir, expected):
             wrong.append({"run": number} | ended)
         else:
             found += recoveries(run_dir)
+            replanned += any(e["event"] == "replanned" for e in events(run_dir))
             needless += beside_a_replica(run_dir)
         number += 1
         print(number, kills, len(wrong), file=sys.stderr, flush=True)
@@ -130,6 +148,7 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "runs": number,
         "kills": kills,
         "wrong": wrong,
+        "ended_without_a_node": replanned,
         "recoveries": len(found),
         "with_lost_steps": sum(e["lost_steps"] > 0 for e in found),
         "lost_steps": sum(e["lost_steps"] for e in found),
