@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hetjax.errors import BadInput
@@ -91,6 +91,7 @@ def test_a_token_over_capacity_keeps_only_its_residual():
     assert np.all(np.abs(np.asarray(got)[:, 0] - x[:, 0]).sum(axis=-1) > 0)
 
 
+@example(seed=8957)
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10_000))
 def test_how_a_batch_is_cut_changes_neither_outputs_nor_losses(seed):
@@ -101,7 +102,9 @@ def test_how_a_batch_is_cut_changes_neither_outputs_nor_losses(seed):
         for part in (x[:1], x[1:])
     ]
     joined = np.concatenate([part for part, _ in parts])
-    np.testing.assert_allclose(whole, joined, rtol=1e-5, atol=1e-5)
+    # values up to 100 are summed: what is left of them is as exact as they are
+    atol = 1e-6 * np.abs(joined).max()
+    np.testing.assert_allclose(whole, joined, rtol=1e-5, atol=atol)
     np.testing.assert_allclose(aux, sum(a for _, a in parts), rtol=1e-5)
 
 
