@@ -13,8 +13,8 @@ thousands were removed. `share` is the median over rounds of plain / Saver's tim
 `overhead`: mean time of 20 steps after a checkpoint was started over that of 20 steps
 without, alternating in one process; the state is on its disk before a window ends.
 `overhead` is the median over pairs, less one; `overhead_of_means` compares the means of
-all windows. It is larger the shorter a step is: what
-a checkpoint costs is the same. Prints one JSON object.
+all windows. It is larger the shorter a step is: what a checkpoint costs is the same.
+Prints one JSON object.
 """
 
 import argparse

@@ -6,9 +6,9 @@
 Trains preset `tiny` on worker processes of this machine, kills one (SIGKILL) at random
 moments, a few per run, whatever the run does then: training, evaluating, saving or
 recovering. At the end each loss must equal that of a run without kills, to 1e-5 where a
-node was killed so often that the run went on without it; `lost_steps`
-are those that were done again from a checkpoint, and `lost_beside_a_replica` recoveries
-that lost some although all workers of a replica were there. Prints one JSON object.
+node was killed so often that the run went on without it; `lost_steps` are those that
+were done again from a checkpoint, and `lost_beside_a_replica` recoveries that lost some
+although all workers of a replica were there. Prints one JSON object.
 """
 
 import argparse
@@ -25,7 +25,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hetjax.training.rundir import LOGS
+from hetjax.training.journal import read_journal
+from hetjax.training.rundir import EVENTS, LOGS, METRICS
 
 _PER_RUN, _PAUSE_S = 3, (0.2, 6.0)
 _LONGEST_RUN_S = 600
@@ -41,7 +42,7 @@ def command(run_dir: Path, steps: int) -> list[str]:
 def losses(run_dir: Path) -> list[dict[str, Any]]:
     """The numbers of every line of metrics.jsonl that no clock decides."""
     kept = ("step", "loss", "val_loss", "grad_norm")
-    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    lines = read_journal(run_dir / METRICS)
     return [{name: line[name] for name in kept if name in line} for line in lines]
 
 
@@ -106,8 +107,8 @@ def killed_run(
     return {"code": run.returncode, "kills": kills, "said": "".join(said) + rest}
 
 
-def events(run_dir: Path) -> list[dict[str, Any]]:
-    return [*map(json.loads, (run_dir / "events.jsonl").read_text().splitlines())]
+def events(run_dir: Path) -> Sequence[dict[str, Any]]:
+    return read_journal(run_dir / EVENTS)
 
 
 def recoveries(run_dir: Path) -> list[dict[str, Any]]:

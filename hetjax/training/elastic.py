@@ -23,7 +23,6 @@ import numpy as np
 from hetjax.checkpoint.holdings import Holding
 from hetjax.checkpoint.keeping import Keeping
 from hetjax.cluster.cluster import Cluster, Node, part_of
-from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.plans.plan import Plan
 from hetjax.runtime.control import WorkerLost
 from hetjax.runtime.fleet import Fleet, FleetStep, TransportName
@@ -37,7 +36,7 @@ from hetjax.runtime.recovery import (
     restore,
 )
 from hetjax.schedule.trace import Span
-from hetjax.training.foresight import Foresight
+from hetjax.training.foresight import Foresight, plan_or_warn
 from hetjax.training.launching import Launcher
 from hetjax.training.membership import Membership
 
@@ -183,7 +182,9 @@ class FleetDriver:
         membership = self._terms.membership
         now = membership.now()
         rest = {found.name for found in now.nodes} - {node}
-        if not (self._terms.recovers and rest and self._has_plan(part_of(now, rest))):
+        if not (self._terms.recovers and rest):
+            return False
+        if self._plan_or_warn(part_of(now, rest)) is None:
             return False
         return membership.leave(node)
 
@@ -336,15 +337,8 @@ class FleetDriver:
     def _is_other(self, cluster: Cluster) -> bool:
         return cluster not in (self._cluster, self._refused)
 
-    def _has_plan(self, cluster: Cluster) -> bool:
-        """Whether there is one; warns if not."""
-        try:
-            self._terms.foresight.plan(cluster, self.plan)
-        except (BadInput, NoFeasiblePlan) as none:
-            names = ", ".join(node.name for node in cluster.nodes)
-            warnings.warn(f"no plan for {names} alone ({none.got})", stacklevel=2)
-            return False
-        return True
+    def _plan_or_warn(self, cluster: Cluster) -> Plan | None:
+        return plan_or_warn(self._terms.foresight.plan, cluster, self.plan)
 
     def _replan(self, lost: WorkerLost | None) -> None:
         """Make another plan if there are other nodes than before.
@@ -354,10 +348,11 @@ class FleetDriver:
         cluster = self._terms.membership.now(again=True)
         if not self._is_other(cluster):
             return
-        if lost is None and not self._has_plan(cluster):
+        if lost is not None:
+            plan = self._terms.foresight.plan(cluster, self.plan)
+        elif (plan := self._plan_or_warn(cluster)) is None:
             self._refused = cluster  # the run keeps the plan that it has
             return
-        plan = self._terms.foresight.plan(cluster, self._fleet.plan)
         if plan != self.plan or _used(cluster, plan) != _used(self._cluster, plan):
             self.plan = plan
             self._fleet.adopt(plan, cluster.nodes)

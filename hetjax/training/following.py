@@ -11,9 +11,8 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from hetjax.cluster.cluster import Cluster, Node, part_of
-from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.plans.plan import Plan
-from hetjax.training.foresight import Replan
+from hetjax.training.foresight import Replan, plan_or_warn
 from hetjax.training.membership import Membership
 
 
@@ -84,14 +83,7 @@ class Following:
         return had
 
     def _plan(self, cluster: Cluster, current: Plan) -> Plan | None:
-        try:
-            return self._replan(cluster, current)
-        except (BadInput, NoFeasiblePlan) as none:
-            names = ", ".join(node.name for node in cluster.nodes)
-            warnings.warn(
-                f"no plan for {names} alone ({none.got}): {self._kept()}", stacklevel=2
-            )
-            return None
+        return plan_or_warn(self._replan, cluster, current, f": {self._kept()}")
 
     def _kept(self) -> str:
         names = ", ".join(node.name for node in self.cluster.nodes)

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Sequence
 
 from hetjax.cluster.cluster import Cluster, part_of
-from hetjax.errors import NoFeasiblePlan
+from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.plans.plan import Plan
 
 _MOST_CLUSTERS = 8
@@ -64,6 +64,19 @@ class Foresight:
                 continue  # nothing to be ready for
             except Exception as error:
                 return warnings.warn(f"no plans ahead: {error}", stacklevel=1)
+
+
+def plan_or_warn(
+    replan: Replan, cluster: Cluster, current: Plan, then: str = ""
+) -> Plan | None:
+    """The plan for this cluster; None, with a warning that ends in `then`, if none."""
+    try:
+        return replan(cluster, current)
+    except (BadInput, NoFeasiblePlan) as none:
+        names = ", ".join(node.name for node in cluster.nodes)
+        # told of whoever asked: of one place Python tells the same thing once
+        warnings.warn(f"no plan for {names} alone ({none.got}){then}", stacklevel=3)
+        return None
 
 
 def likely(cluster: Cluster, plan: Plan) -> Sequence[Cluster]:

@@ -25,7 +25,7 @@ def identity(config: RunConfig, dataset: Dataset) -> dict[str, Any]:
 def check_identity(
     found: Mapping[str, Any], own: Mapping[str, Any], step: int, where: str
 ) -> None:
-    """Raise BadInput if a checkpoint says that it is of another run."""
+    """Raise BadInput if what a checkpoint has of its run is not this run's own."""
     unlike = [name for name in own if name in found and found[name] != own[name]]
     if not unlike:
         return

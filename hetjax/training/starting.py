@@ -71,7 +71,7 @@ def _local(start: Start, shown: Display) -> LocalDriver:
     config, checkpoint = start.config, start.progress.checkpoint
     feed = training_feed(config, start.dataset)
     validation = held_out(config, start.dataset)
-    rule = optimizer(config.optimizer, config.steps)
+    rule, host = optimizer(config.optimizer, config.steps), _host(start)
 
     def build(plan: Plan) -> Embedded:
         return Embedded(
@@ -85,8 +85,8 @@ def _local(start: Start, shown: Display) -> LocalDriver:
 
     runtime = build(start.choice.plan)
     if checkpoint is not None:
-        host = checkpoint.host
-        _check_same_run(host, start, checkpoint.step, str(checkpoint.path.parent))
+        where = str(checkpoint.path.parent)
+        _check_same_run(checkpoint.host, host, checkpoint.step, where)
         checkpoint.check_same_model(runtime.abstract_entries())
     runtime.compile(shown.compiled)
     if checkpoint is None:
@@ -98,7 +98,7 @@ def _local(start: Start, shown: Display) -> LocalDriver:
         feed,
         validation,
         keeping(config).saver(EMBEDDED),
-        _host(start),
+        host,
         build,
         _following(start),
         at=0 if checkpoint is None else checkpoint.step,
@@ -175,7 +175,7 @@ def _restored(fleet: Fleet, terms: Terms, start: Start) -> Restored | None:
     stored = in_store(keeping.store())
     for holding in [*held, *stored]:
         where = keeping.directory if holding.worker else str(keeping.cloud)
-        _check_same_run(holding.host, start, holding.save[0], where)
+        _check_same_run(holding.host, terms.host, holding.save[0], where)
     restored = restore(fleet, [*held, *stored], keeping)
     if restored is None:
         _check_begins(held, start)
@@ -216,7 +216,7 @@ def _host(start: Start) -> dict[str, Any]:
 
 
 def _check_same_run(
-    host: Mapping[str, Any], start: Start, step: int, where: str
+    found: Mapping[str, Any], own: Mapping[str, Any], step: int, where: str
 ) -> None:
-    own = identity(start.config, start.dataset)
-    check_identity(host.get("run", {}), own, step, where)
+    """Compare what a checkpoint and this run say besides their state (`_host`)."""
+    check_identity(found.get("run", {}), own["run"], step, where)

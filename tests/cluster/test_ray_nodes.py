@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Ray tells of its nodes, as a cluster, and who stands for which node."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.ray_nodes import (
+    RayNode,
     cluster_of_ray,
     matched,
     on_ray_nodes,
@@ -26,6 +28,10 @@ def told(number: int, /, alive: bool = True, **resources: Any) -> dict[str, Any]
         "NodeManagerHostname": f"host-{number}",
         "Resources": {"CPU": 8.0, "memory": 1e10, f"node:{address}": 1.0} | resources,
     }
+
+
+def addresses(found: Mapping[str, RayNode]) -> dict[str, str]:
+    return {worker: machine.address for worker, machine in found.items()}
 
 
 A100: dict[str, Any] = {"GPU": 4.0, "accelerator_type:A100-80G": 1.0}
@@ -62,7 +68,7 @@ def test_a_node_goes_to_its_namesake_else_to_the_smallest_of_its_kind():
     )
     raw = [told(1, **A100), told(2, **A100, hetjax_node_small=1.0), told(3, **V100)]
     found = on_ray_nodes(cluster, ray_nodes(raw), simulate=False)
-    assert {name: node.address for name, node in found.items()} == {
+    assert addresses(found) == {
         "old": "10.0.0.3",
         "big": "10.0.0.1",
         "small": "10.0.0.2",
@@ -91,7 +97,7 @@ def test_a_node_with_several_hosts_gets_as_many_machines_in_order_of_address():
     named: dict[str, Any] = V100 | {"hetjax_node_named": 1.0}
     raw = [told(5, **named), told(3, **A100), told(1, **A100), told(2, **V100)]
     found = on_ray_nodes(cluster, ray_nodes([*raw, told(4, **named)]), simulate=False)
-    assert {name: machine.address for name, machine in found.items()} == {
+    assert addresses(found) == {
         "pair/0": "10.0.0.1",
         "pair/1": "10.0.0.3",
         "named/0": "10.0.0.4",
@@ -146,9 +152,9 @@ def test_nodes_keep_their_machines_and_one_whose_machine_is_gone_gets_another():
     assert [before[n].address for n in names] == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
     left = ray_nodes([told(1, False, **V100), told(2, **V100), told(3, **V100)])
     now = matched(cluster, left, False, before)
-    assert {n: m.address for n, m in now.items()} == {"y": "10.0.0.2", "z": "10.0.0.3"}
+    assert addresses(now) == {"y": "10.0.0.2", "z": "10.0.0.3"}
     back = matched(cluster, [*left, *ray_nodes([told(9, **V100)])], False, now)
-    assert {n: m.address for n, m in back.items()} == {
+    assert addresses(back) == {
         "x": "10.0.0.9",
         "y": "10.0.0.2",
         "z": "10.0.0.3",

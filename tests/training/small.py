@@ -116,6 +116,12 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def events(run_dir: Path, name: str) -> list[dict[str, Any]]:
+    """Those of this name in events.jsonl."""
+    found = lines(run_dir / "events.jsonl")
+    return [line for line in found if line["event"] == name]
+
+
 def losses(run_dir: Path) -> dict[int, tuple[float, float]]:
     """(loss, grad_norm) of each step in metrics.jsonl, each step once."""
     trained = [line for line in lines(run_dir / "metrics.jsonl") if "loss" in line]

@@ -21,6 +21,17 @@ def storing(preset: Preset, cloud: str) -> Preset:
     return but(preset, checkpoint=replace(preset.config.checkpoint, cloud=cloud))
 
 
+def stored_here(folder: Path, steps: int) -> str:
+    """The store of a run in `folder`/here; `folder`/there is empty."""
+    store = (folder / "store").as_uri()
+    for name in ("here", "there"):
+        (folder / name).mkdir()
+    here = storing(small_preset(folder / "here"), store)
+    stopping = but(here, stop_after=steps)
+    assert run(stopping.config, stopping, MODEL) == 4
+    return store
+
+
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Preset:
     preset = small_preset(tmp_path_factory.mktemp("reference"))
@@ -63,12 +74,7 @@ def test_only_files_that_are_damaged_or_missing_are_fetched(
 
 
 def test_a_run_elsewhere_needs_nothing_but_the_store(reference: Preset, tmp_path: Path):
-    store = (tmp_path / "store").as_uri()
-    for name in ("here", "there"):
-        (tmp_path / name).mkdir()
-    here = storing(small_preset(tmp_path / "here"), store)
-    stopping = but(here, stop_after=5)
-    assert run(stopping.config, stopping, MODEL) == 4
+    store = stored_here(tmp_path, 5)
     there = storing(small_preset(tmp_path / "there"), store)
     assert run(there.config, there, MODEL) == 0
     whole = losses(reference.config.run_dir)
@@ -95,12 +101,7 @@ def test_a_bucket_that_is_not_there_is_refused_before_anything_is_written(
 def test_a_store_of_another_run_is_refused_before_anything_is_written(
     tmp_path: Path, changes: dict, words: str
 ):
-    store = (tmp_path / "store").as_uri()
-    for name in ("here", "there"):
-        (tmp_path / name).mkdir()
-    here = storing(small_preset(tmp_path / "here"), store)
-    stopping = but(here, stop_after=1)
-    assert run(stopping.config, stopping, MODEL) == 4
+    store = stored_here(tmp_path, 1)
     there = storing(small_preset(tmp_path / "there", even(changes)), store)
     if text := changes.pop("text", None):
         (tmp_path / "there/text.txt").write_text(text)

@@ -30,6 +30,7 @@ from tests.training.small import (
     ONE_STAGE,
     TWO_REPLICAS,
     but,
+    events,
     lines,
     losses,
     small_preset,
@@ -102,11 +103,6 @@ def ask_to_leave(preset: Preset, node: str, heard: threading.Event) -> None:
     assert heard.wait(60)
 
 
-def events(preset: Preset, name: str) -> list[dict]:
-    found = lines(preset.config.run_dir / "events.jsonl")
-    return [line for line in found if line["event"] == name]
-
-
 def validation(preset: Preset) -> dict[int, float]:
     found = lines(preset.config.run_dir / "metrics.jsonl")
     return {line["step"]: line["val_loss"] for line in found if "val_loss" in line}
@@ -156,7 +152,10 @@ def test_a_node_that_leaves_and_comes_back_changes_no_number(
     }
     stopping = but(preset, stop_after=9)
     assert train_with(actions, stopping, monkeypatch) == 4
-    replanned, recovered = events(preset, "replanned"), events(preset, "recovered")
+    replanned, recovered = (
+        events(preset.config.run_dir, "replanned"),
+        events(preset.config.run_dir, "recovered"),
+    )
     assert [line["step"] for line in replanned] == [3, 7]
     assert [line["step"] for line in recovered if line["bytes"]] == [3, 7]
     assert all(line["bytes"].keys() <= {"memory"} for line in recovered)
@@ -166,7 +165,7 @@ def test_a_node_that_leaves_and_comes_back_changes_no_number(
     assert [node.name for node in kept.nodes] == NODES
 
     assert train(but(preset, trace=False)) == 0  # from its checkpoint
-    assert events(preset, "restored")[0]["step"] == 9
+    assert events(preset.config.run_dir, "restored")[0]["step"] == 9
     found, expected = losses(preset.config.run_dir), losses(reference.config.run_dir)
     assert list(found) == list(expected) == [*range(1, 11)]
     for step in found:
@@ -196,7 +195,9 @@ def test_what_this_process_has_no_devices_for_changes_nothing(
     ):
         assert told.count(words) == 1, words
     assert losses(preset.config.run_dir) == losses(reference.config.run_dir)
-    assert not events(preset, "replanned") and not events(preset, "recovered")
+    assert not events(preset.config.run_dir, "replanned") and not events(
+        preset.config.run_dir, "recovered"
+    )
 
 
 def test_without_recovery_the_plan_stays_and_a_leaving_node_ends_the_run(
@@ -213,8 +214,10 @@ def test_without_recovery_the_plan_stays_and_a_leaving_node_ends_the_run(
     assert train_with(actions, preset, monkeypatch) == 4
     expected = losses(reference.config.run_dir)
     assert losses(preset.config.run_dir) == {n: expected[n] for n in range(1, 7)}
-    assert nodes_of(preset) == set(NODES) and not events(preset, "replanned")
-    assert events(preset, "saved")[-1]["step"] == 6
+    assert nodes_of(preset) == set(NODES) and not events(
+        preset.config.run_dir, "replanned"
+    )
+    assert events(preset.config.run_dir, "saved")[-1]["step"] == 6
 
 
 def test_where_the_rest_has_no_plan_an_edit_is_refused_and_a_request_stops_the_run(
@@ -234,8 +237,8 @@ def test_where_the_rest_has_no_plan_an_edit_is_refused_and_a_request_stops_the_r
     assert train_with(actions, preset, monkeypatch) == 4
     # of the edit and of the request
     assert capsys.readouterr().out.count("warning: no plan for new alone (device") == 2
-    assert events(preset, "preempted")[-1]["step"] == 7
-    assert not events(preset, "replanned")
+    assert events(preset.config.run_dir, "preempted")[-1]["step"] == 7
+    assert not events(preset.config.run_dir, "replanned")
     assert [*losses(preset.config.run_dir)] == [*range(1, 8)]
 
 

@@ -21,6 +21,7 @@ from hetjax.training import starting
 from hetjax.training.elastic import FleetDriver
 from hetjax.training.launching import OnThisMachine, Place
 from hetjax.training.rundir import LOGS
+from tests.training.small import events
 from tests.training.test_notices import GCE, Cloud, serving_google
 from tests.training.test_recovery import ONE_REPLICA, TWO_NODES, metrics
 from tests.training.test_workers import (
@@ -90,11 +91,6 @@ def between_steps(patched: pytest.MonkeyPatch, do: Callable[[], None]) -> None:
         return found
 
     patched.setattr(FleetDriver, "step", step_and_do)
-
-
-def events(run_dir: Path, name: str) -> list[dict]:
-    lines = map(json.loads, (run_dir / "events.jsonl").read_text().splitlines())
-    return [line for line in lines if line["event"] == name]
 
 
 def wait_until_noticed(run_dir: Path, count: int) -> None:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers that keep checkpoints on disks of their own, of which one is replaced."""
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 
 from hetjax.train import main
+from tests.training.small import events
 from tests.training.test_workers import (
     command,
     environment,
@@ -42,11 +42,6 @@ def copied(stopped: Path, folder: Path) -> Path:
     return folder
 
 
-def events(folder: Path, name: str) -> list[dict]:
-    lines = map(json.loads, (folder / "run/events.jsonl").read_text().splitlines())
-    return [line for line in lines if line["event"] == name]
-
-
 def wipe(folder: Path) -> int:
     """Take a disk away that holds something; the bytes of its newest step."""
     disks = [disk for disk in (folder / "disks").iterdir() if [*disk.glob("step_*")]]
@@ -64,10 +59,10 @@ def test_each_worker_reads_its_own_disk_and_others_give_the_rest(
     assert not (folder / "run/checkpoints").exists()
     assert main(options(folder)) == 0
     assert losses(folder / "run") == losses(folder / "whole")
-    (restored,) = events(folder, "restored")
+    (restored,) = events(folder / "run", "restored")
     assert restored["bytes"].keys() == {"disk", "peer"}
     assert "resumed at step 3 (" in capsys.readouterr().out
-    assert [line["step"] for line in events(folder, "saved")][-1] == 6
+    assert [line["step"] for line in events(folder / "run", "saved")][-1] == 6
 
 
 @pytest.mark.usefixtures("environment")
@@ -76,7 +71,7 @@ def test_the_cloud_is_read_only_for_what_no_disk_holds(stopped: Path, tmp_path: 
     lost_bytes = wipe(folder)
     assert main(options(folder)) == 0
     assert losses(folder / "run") == losses(folder / "whole")
-    (restored,) = events(folder, "restored")
+    (restored,) = events(folder / "run", "restored")
     assert restored["bytes"]["cloud"] >= lost_bytes > 0  # replicas need it each
     assert restored["bytes"]["disk"] > 0
 
@@ -92,7 +87,7 @@ def test_with_two_copies_any_one_disk_may_be_lost(tmp_path: Path):
     wipe(tmp_path)
     assert main(mirrored) == 0
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
-    (restored,) = events(tmp_path, "restored")
+    (restored,) = events(tmp_path / "run", "restored")
     assert restored["bytes"].keys() == {"disk", "peer"}
 
 

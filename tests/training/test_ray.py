@@ -14,6 +14,7 @@ import pytest
 
 from hetjax.cluster.ray_nodes import NAMED
 from hetjax.train import main
+from tests.training.small import events, lines
 from tests.training.test_workers import command, environment
 
 __all__ = ["environment"]
@@ -66,13 +67,8 @@ def actors() -> list[int]:
 
 def trained(run_dir: Path) -> dict[int, float]:
     """The loss of each step."""
-    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-    return {line["step"]: line["loss"] for line in lines if "loss" in line}
-
-
-def recoveries(run_dir: Path) -> list[dict]:
-    lines = map(json.loads, (run_dir / "events.jsonl").read_text().splitlines())
-    return [line for line in lines if line["event"] == "recovered"]
+    found = lines(run_dir / "metrics.jsonl")
+    return {line["step"]: line["loss"] for line in found if "loss" in line}
 
 
 @pytest.mark.usefixtures("environment")
@@ -100,7 +96,7 @@ def test_machines_and_workers_of_ray_come_and_go_while_the_run_goes_on(
         assert run.returncode == 4, told
     finally:
         run.kill()
-    came, killed, gone = recoveries(run_dir)
+    came, killed, gone = events(run_dir, "recovered")
     assert "with right" in came["reason"] and came["lost_steps"] == 0
     assert killed["gone"] and not killed["reason"].startswith("going on")
     assert "right" in gone["gone"] or "right" in gone["reason"]

@@ -16,6 +16,7 @@ import pytest
 from hetjax.preempt import main as preempt
 from hetjax.train import main
 from hetjax.training.rundir import LOGS
+from tests.training.small import events, lines
 from tests.training.test_workers import (
     command,
     environment,
@@ -109,12 +110,7 @@ def killed(
 
 
 def metrics(run_dir: Path) -> list[dict]:
-    return [*map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())]
-
-
-def events(run_dir: Path) -> list[dict]:
-    lines = (run_dir / "events.jsonl").read_text().splitlines()
-    return [event for event in map(json.loads, lines) if event["event"] == "recovered"]
+    return lines(run_dir / "metrics.jsonl")
 
 
 @pytest.mark.usefixtures("environment")
@@ -126,7 +122,7 @@ def test_with_a_replica_left_no_step_is_lost_and_every_number_is_the_same(
     code, told = killed(run_dir, options, "v100-0", "step  1")
     assert code == 0, told
     assert losses(run_dir) == whole
-    (recovered,) = events(run_dir)
+    (recovered,) = events(run_dir, "recovered")
     assert "v100-0" in recovered["reason"] and recovered["lost_steps"] == 0
     # layers 3 to 5 with their two moments, from the other replica's memory
     assert recovered["bytes"].keys() == {"peer"} and recovered["bytes"]["peer"] > 0
@@ -146,7 +142,7 @@ def test_without_a_replica_it_goes_on_from_the_newest_checkpoint(tmp_path: Path)
     assert code == 0, told
     assert main(command(whole, cache, *same)) == 0
     assert losses(run_dir) == losses(whole)
-    (recovered,) = events(run_dir)
+    (recovered,) = events(run_dir, "recovered")
     assert recovered["step"] % 2 == 0 and recovered["bytes"].keys() <= {"disk"}
 
 
@@ -174,7 +170,7 @@ def test_a_node_that_is_asked_to_leave_hands_over_and_the_others_go_on(
         told, _ = run.communicate(timeout=120)
     assert run.returncode == 0, told
     assert losses(run_dir) == pytest.approx(whole, rel=1e-5)
-    (recovered,) = events(run_dir)
+    (recovered,) = events(run_dir, "recovered")
     assert recovered["lost_steps"] == 0
     plan = json.loads((run_dir / "plan.json").read_text())
     nodes = {stage["node"] for r in plan["replicas"] for stage in r["stages"]}
@@ -198,7 +194,7 @@ def test_a_node_that_is_added_to_the_cluster_file_takes_part(tmp_path: Path):
     alone = command(whole, cache, *same[2:], "--cluster", str(small))
     assert main(alone) == 0
     assert losses(run_dir) == pytest.approx(losses(whole), rel=1e-5)
-    (recovered,) = events(run_dir)
+    (recovered,) = events(run_dir, "recovered")
     assert recovered["lost_steps"] == 0
     plan = json.loads((run_dir / "plan.json").read_text())
     nodes = {stage["node"] for r in plan["replicas"] for stage in r["stages"]}
@@ -220,7 +216,7 @@ def test_cloud_only_takes_everything_from_the_store(tmp_path: Path):
         os.kill(min(processes_of(run_dir)), signal.SIGKILL)
         told, _ = run.communicate(timeout=120)
     assert run.returncode == 0, told
-    (recovered,) = events(run_dir)
+    (recovered,) = events(run_dir, "recovered")
     assert recovered["step"] > 0 and recovered["bytes"]["cloud"] > 0
     steps = [line["step"] for line in metrics(run_dir) if "loss" in line]
     assert steps == list(range(1, 41))
