@@ -49,9 +49,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_is_random_plan)
     for item in items:
         if not _is_random_plan(item):
-            room = item.path.relative_to(item.config.rootpath / "tests").parts[0]
-            group = room if room == "training" else item.path.name
-            item.add_marker(pytest.mark.xdist_group(group))
+            item.add_marker(pytest.mark.xdist_group(_group(item)))
+
+
+def _group(item: pytest.Item) -> str:
+    """Those of training share programs: in this process, or on disk for workers."""
+    room = item.path.relative_to(item.config.rootpath / "tests").parts[0]
+    if room != "training":
+        return item.path.name
+    on_workers = "environment" in getattr(item, "fixturenames", ())
+    return "training on workers" if on_workers else room
 
 
 def _is_random_plan(item: pytest.Item) -> bool:

@@ -26,7 +26,7 @@ def stored_here(folder: Path, steps: int) -> str:
     store = (folder / "store").as_uri()
     for name in ("here", "there"):
         (folder / name).mkdir()
-    here = storing(small_preset(folder / "here"), store)
+    here = storing(small_preset(folder / "here", ONE_STAGE), store)
     stopping = but(here, stop_after=steps)
     assert run(stopping.config, stopping, MODEL) == 4
     return store
@@ -34,7 +34,7 @@ def stored_here(folder: Path, steps: int) -> str:
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Preset:
-    preset = small_preset(tmp_path_factory.mktemp("reference"))
+    preset = small_preset(tmp_path_factory.mktemp("reference"), ONE_STAGE)
     assert run(preset.config, preset, MODEL) == 0
     return preset
 
@@ -44,7 +44,7 @@ def test_a_run_whose_machine_is_gone_goes_on_from_a_shaky_cloud(
 ):
     faults = random.Random(1)
     gcs.fault = lambda *_: 503 if faults.random() < 0.1 else None
-    preset = storing(small_preset(tmp_path), "gs://bucket/run")
+    preset = storing(small_preset(tmp_path, ONE_STAGE), "gs://bucket/run")
     stopping = but(preset, stop_after=5)
     assert run(stopping.config, stopping, MODEL) == 4
     shutil.rmtree(preset.config.run_dir / "checkpoints")
@@ -57,7 +57,7 @@ def test_only_files_that_are_damaged_or_missing_are_fetched(
     reference: Preset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     store = tmp_path / "store"
-    preset = storing(small_preset(tmp_path), store.as_uri())
+    preset = storing(small_preset(tmp_path, ONE_STAGE), store.as_uri())
     stopping = but(preset, stop_after=5)
     assert run(stopping.config, stopping, MODEL) == 4
     own = preset.config.run_dir / "checkpoints/step_00000005/embedded"
@@ -75,7 +75,7 @@ def test_only_files_that_are_damaged_or_missing_are_fetched(
 
 def test_a_run_elsewhere_needs_nothing_but_the_store(reference: Preset, tmp_path: Path):
     store = stored_here(tmp_path, 5)
-    there = storing(small_preset(tmp_path / "there"), store)
+    there = storing(small_preset(tmp_path / "there", ONE_STAGE), store)
     assert run(there.config, there, MODEL) == 0
     whole = losses(reference.config.run_dir)
     assert losses(there.config.run_dir) == {s: whole[s] for s in range(6, 11)}
@@ -84,7 +84,7 @@ def test_a_run_elsewhere_needs_nothing_but_the_store(reference: Preset, tmp_path
 def test_a_bucket_that_is_not_there_is_refused_before_anything_is_written(
     gcs: FakeGcs, tmp_path: Path
 ):
-    preset = storing(small_preset(tmp_path), "gs://none/run")
+    preset = storing(small_preset(tmp_path, ONE_STAGE), "gs://none/run")
     with pytest.raises(BadInput, match="none"):
         run(preset.config, preset, MODEL)
     assert not preset.config.run_dir.exists()

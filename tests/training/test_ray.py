@@ -14,12 +14,13 @@ import pytest
 
 from hetjax.cluster.ray_nodes import NAMED
 from hetjax.train import main
+from tests.training.pair import SEQ_LEN, training
 from tests.training.small import events, lines
-from tests.training.test_workers import command, environment
+from tests.training.test_workers import command
 
-__all__ = ["environment"]
-
-STEPS = ["--steps", "2000", "--global-batch", "8"]
+STEPS = ["--steps", "2000", "--global-batch", "8", "--seq-len", str(SEQ_LEN)]
+# so small that rounding does not grow: how many steps there will be, nobody knows
+STEPS += ["--optimizer.learning-rate", "3e-4"]
 MARK = "RAY_TEST_OF"  # in the environment of all that a test starts
 
 
@@ -73,9 +74,9 @@ def trained(run_dir: Path) -> dict[int, float]:
 
 @pytest.mark.usefixtures("environment")
 def test_machines_and_workers_of_ray_come_and_go_while_the_run_goes_on(
-    machines: Any, tmp_path: Path
+    machines: Any, tmp_path: Path, cache: Path
 ):
-    run_dir, cache = tmp_path / "run", tmp_path / "cache"
+    run_dir = tmp_path / "run"
     options = command(run_dir, cache, *STEPS, "--launcher", "ray", "--no-simulate")
     run = subprocess.Popen(
         [sys.executable, "-m", "hetjax.train", *options],
@@ -103,6 +104,6 @@ def test_machines_and_workers_of_ray_come_and_go_while_the_run_goes_on(
     replicas = json.loads((run_dir / "plan.json").read_text())["replicas"]
     assert "right" not in {s["node"] for r in replicas for s in r["stages"]}
     steps = trained(run_dir)
-    whole = command(tmp_path / "whole", cache, *STEPS, "--stop-after", str(len(steps)))
+    whole = training(tmp_path / "whole", cache, *STEPS, "--stop-after", str(len(steps)))
     assert main(whole) == 4
     assert steps == pytest.approx(trained(tmp_path / "whole"), rel=1e-5)

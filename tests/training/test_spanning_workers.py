@@ -9,9 +9,8 @@ from hetjax.plans.files import write_plan
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from hetjax.train import main
 from hetjax.training.rundir import LOGS
-from tests.training.test_workers import command, environment, losses, processes_of
+from tests.training.test_workers import command, losses, processes_of
 
-__all__ = ["environment"]  # a fixture
 CLUSTER = """
 name = "two"
 [[node]]

@@ -18,11 +18,6 @@ SETTINGS = "--evaluation.sample-tokens 2 --evaluation.num-batches 1".split()
 SETTINGS += ["--checkpoint.every", "2"]
 
 
-@pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_environment(monkeypatch)
-
-
 def set_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers compile quickly; they round otherwise than this process."""
     flags = "--xla_cpu_use_fusion_emitters=false"

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs on workers share: data, compiled programs, and how the run should go."""
+
+from pathlib import Path
+
+import pytest
+
+from hetjax.train import main
+from tests.training.pair import training
+from tests.training.test_workers import losses, set_environment
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers compile quickly; they round otherwise than this process."""
+    set_environment(monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where runs keep data and compiled programs; one compiles for all."""
+    return tmp_path_factory.mktemp("shared") / "cache"
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> list[float]:
+    """What a run on two nodes tells where nothing happens."""
+    run_dir = tmp_path_factory.mktemp("whole") / "run"
+    with pytest.MonkeyPatch.context() as patched:
+        set_environment(patched)
+        assert main(training(run_dir, cache)) == 0
+    return losses(run_dir)

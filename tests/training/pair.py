@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Six steps of preset `tiny` on two nodes, and what may happen to it between steps."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hetjax.plans.files import read_plan, write_plan
+from hetjax.plans.plan import Plan, Replica, Stage
+from hetjax.runtime.fleet import FleetStep
+from hetjax.training.elastic import FleetDriver
+from hetjax.training.rundir import LOGS
+from tests.training.small import lines
+from tests.training.test_workers import command
+
+SEQ_LEN = 16
+NODES = ("left", "right")
+STEPS = range(1, 7)
+EVERY = 2  # steps something happens
+PATIENCE_S = 30.0
+
+ONE_NODE = """
+name = "pair"
+[[node]]
+name = "left"
+device = "A100-SXM4-80GB"
+count = 1
+"""
+TWO_NODES = f"""{ONE_NODE}
+[[node]]
+name = "right"
+device = "H20"
+count = 1
+"""
+
+
+def stage(node: str, layers: tuple[int, int], ahead: int) -> Stage:
+    return Stage(node=node, devices=(0,), layers=layers, launch_ahead=ahead)
+
+
+def plan(*pipelines: tuple[Stage, ...]) -> Plan:
+    count = 4 // len(pipelines)
+    replicas = tuple(
+        Replica(num_microbatches=count, microbatch_size=2, stages=stages)
+        for stages in pipelines
+    )
+    return Plan(model="tiny", seq_len=SEQ_LEN, global_batch=8, replicas=replicas)
+
+
+# a whole model on each node, and half of one
+TWO_REPLICAS = plan((stage("left", (0, 6), 1),), (stage("right", (0, 6), 1),))
+ONE_REPLICA = plan((stage("left", (0, 3), 2), stage("right", (3, 6), 1)))
+
+
+def on_nodes(
+    run_dir: Path, cache: Path, *options: str, cluster: str = TWO_NODES
+) -> list[str]:
+    """The command's words for a cluster file beside the run's directory."""
+    file = run_dir.parent / "pair.toml"
+    file.write_text(cluster)
+    same = ["--launcher", "processes", "--cluster", str(file)]
+    same += ["--steps", str(len(STEPS)), "--global-batch", "8"]
+    same += ["--seq-len", str(SEQ_LEN), "--evaluation.sample-tokens", "0"]
+    return command(run_dir, cache, *same, *options)
+
+
+def training(
+    run_dir: Path, cache: Path, *options: str, of: Plan = TWO_REPLICAS
+) -> list[str]:
+    """The command's words for a plan, too."""
+    file = run_dir.parent / "pair-plan.json"
+    write_plan(file, of)
+    return on_nodes(run_dir, cache, "--plan", str(file), *options)
+
+
+def between_steps(patched: pytest.MonkeyPatch, *actions: Callable[[], object]) -> None:
+    """Do these, one after so many steps, while all workers wait for a request."""
+    step, to_do = FleetDriver.step, list(actions)
+
+    def step_and_do(
+        driver: FleetDriver, number: int, *, traced: bool = False
+    ) -> FleetStep:
+        found = step(driver, number, traced=traced)
+        if to_do and (number + 1) % EVERY == 0:
+            to_do.pop(0)()
+        return found
+
+    patched.setattr(FleetDriver, "step", step_and_do)
+
+
+def wait_until(is_so: Callable[[], object]) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
+
+
+def process_of(run_dir: Path, worker: str) -> int | None:
+    """The worker's: who writes to its log."""
+    log = (run_dir / LOGS / f"{worker}.log").resolve()
+    for entry in Path("/proc").glob("[0-9]*/fd/1"):
+        try:
+            if entry.resolve() == log:
+                return int(entry.parts[2])
+        except OSError:
+            continue
+    return None
+
+
+def kill(run_dir: Path, worker: str) -> None:
+    pid = process_of(run_dir, worker)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+
+
+def trained(run_dir: Path) -> list[int]:
+    """The steps in metrics.jsonl."""
+    return [m["step"] for m in lines(run_dir / "metrics.jsonl") if "loss" in m]
+
+
+def nodes_of(run_dir: Path) -> set[str]:
+    """Those of the plan that the run has now."""
+    plan = read_plan(run_dir / "plan.json")
+    return {stage.node for _, _, stage in plan.stages()}
