@@ -11,6 +11,8 @@ from tests import jax_settings
 from tests.checkpoint.fake_gcs import FakeGcs
 
 jax_settings.strict_simulation()
+# JAX reads its flags now: some tests set others for the processes that they start
+assert jax.device_count() == jax_settings.NUM_DEVICES
 
 hypothesis.settings.register_profile("hetjax", deadline=None)
 hypothesis.settings.load_profile("hetjax")

@@ -4,6 +4,7 @@
 import queue
 import secrets
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -112,6 +113,26 @@ def test_a_silent_peer_is_lost_after_the_time_of_silence():
     assert told.get(timeout=3) == "gave no sign of life"
     link.close()
     listener.close()
+
+
+@pytest.mark.parametrize("rest", [0, 13, 32, 40])
+def test_what_has_arrived_is_delivered_whatever_comes_of_the_next(rest: int):
+    """The next message: nothing of it, half of its header, all of that, or more."""
+    here, there = socket.socketpair()
+    came: queue.Queue[tuple[str, bytes]] = queue.Queue()
+    link = Link(
+        here,
+        "raw",
+        lambda peer, key, data: came.put(("message", data.tobytes())),
+        lambda peer, reason: came.put(("lost", b"")),
+    )
+    header = struct.pack("<6IQ", *KEY, 100)
+    there.sendall(struct.pack("<6IQ", *KEY, 5) + b"whole" + header[:rest])
+    assert came.get(timeout=5) == ("message", b"whole")
+    there.sendall(header[rest:] + bytes(max(0, rest - len(header))))
+    there.close()
+    assert came.get(timeout=5) == ("lost", b"")
+    link.close()
 
 
 @pytest.mark.parametrize("greeting", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(160)])
