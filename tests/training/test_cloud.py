@@ -16,6 +16,8 @@ from hetjax.training.run import run
 from tests.checkpoint.fake_gcs import FakeGcs
 from tests.training.small import MODEL, ONE_STAGE, but, losses, small_preset
 
+pytestmark = pytest.mark.usefixtures("quickly")
+
 
 def storing(preset: Preset, cloud: str) -> Preset:
     return but(preset, checkpoint=replace(preset.config.checkpoint, cloud=cloud))

@@ -3,7 +3,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from hetjax.training.notices import Notice, Watch
 from hetjax.training.optimizer import optimizer
 from hetjax.training.presets import Preset
 from hetjax.training.run import run
-from tests import jax_settings
 from tests.runtime.oracle import random_batch
 from tests.training.small import (
     MODEL,
@@ -35,6 +34,8 @@ from tests.training.small import (
     losses,
     small_preset,
 )
+
+pytestmark = pytest.mark.usefixtures("quickly")
 
 ALL = preset_path("tiny").read_text()
 NODES = ["a100-0", "v100-0", "h20-0"]
@@ -117,15 +118,6 @@ def traced_nodes(preset: Preset) -> set[str]:
     trace = json.loads((preset.config.run_dir / "trace.json").read_text())
     named = [e for e in trace["traceEvents"] if e["name"] == "process_name"]
     return {event["args"]["name"] for event in named}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quickly() -> Iterator[None]:
-    """As `quick_compiling`, also for what the tests share."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(jax.stages.Lowered, "compile", jax.stages.Lowered.compile)
-        jax_settings.compile_quickly()
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -48,18 +48,6 @@ def wipe(folder: Path) -> int:
     return num_bytes
 
 
-def test_with_two_copies_any_one_disk_may_be_lost(
-    cache: Path, whole: list[float], tmp_path: Path
-):
-    mirrored = [*on_disks(tmp_path, cache), "--checkpoint.copies", "2"]
-    assert main([*mirrored, "--stop-after", "3"]) == 4
-    wipe(tmp_path)
-    assert main(mirrored) == 0
-    assert losses(tmp_path / "run") == whole
-    (restored,) = events(tmp_path / "run", "restored")
-    assert restored["bytes"].keys() == {"disk", "peer"}
-
-
 def test_without_a_copy_of_a_lost_disk_the_run_does_not_begin_anew(
     stopped: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -71,7 +59,7 @@ def test_without_a_copy_of_a_lost_disk_the_run_does_not_begin_anew(
     assert (folder / "run/metrics.jsonl").read_bytes() == metrics
 
 
-def test_what_all_have_stays_while_one_disk_takes_nothing_and_then_is_lost(
+def test_a_run_outlives_a_full_disk_a_lost_one_and_with_two_copies_another(
     stopped: Path,
     cache: Path,
     whole: list[float],
@@ -90,12 +78,17 @@ def test_what_all_have_stays_while_one_disk_takes_nothing_and_then_is_lost(
     for path in obstacles:
         path.unlink()
     lost_bytes = wipe(folder)
-    assert main(options(folder, cache)) == 0
+    mirrored = [*options(folder, cache), "--checkpoint.copies", "2"]
+    assert main([*mirrored, "--stop-after", "1"]) == 4
     assert "resumed at step 3 (" in capsys.readouterr().out
+    wipe(folder)
+    assert main(mirrored) == 0
     assert losses(folder / "run") == whole
-    (restored,) = events(folder / "run", "restored")[1:]
+    _, from_store, from_disk = events(folder / "run", "restored")
     # replicas need it each; all else is on the disk that is left
-    assert restored["bytes"]["cloud"] >= lost_bytes > 0 < restored["bytes"]["disk"]
+    found = from_store["bytes"]
+    assert found["cloud"] >= lost_bytes > 0 < found["disk"]
+    assert (from_disk["step"], from_disk["bytes"].keys()) == (4, {"disk", "peer"})
 
 
 def test_each_worker_reads_its_own_disk_and_others_give_the_rest_but_not_another_run(
