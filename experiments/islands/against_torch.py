@@ -9,8 +9,9 @@ width 512, 256 tokens, 8 microbatches of 4, fp32, one thread a process), first i
 process and then as two stages in two; rounds alternate. `efficiency` is the pipelined
 rate over twice the rate of the same framework in one process; the bubble of two stages
 and eight microbatches in 1F1B order allows 8 / 9. Ours is measured under the same 1F1B
-and under zero-bubble, the backward cut in two. Our head is tied to the embedding, so
-that the two stages sum its gradients, and gradients are clipped; PyTorch does neither.
+and under the schedule that the search finds for the layers' times as measured on both
+at once. Our head is tied to the embedding, so that the two stages sum its gradients,
+and gradients are clipped; PyTorch does neither.
 Prints one JSON object.
 """
 
@@ -22,23 +23,23 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from experiments.islands import models
-from experiments.islands.unequal import Running
+from experiments.islands.unequal import Running, cluster_of, profiled
 from experiments.testbed.hosts import Host, Testbed
-from hetjax.cluster.cluster import Cluster, Node
-from hetjax.models.model import Model
+from hetjax.cluster.cluster import Cluster
 from hetjax.models.presets import model_preset
+from hetjax.planner.judge import judged
+from hetjax.planner.request import Request
 from hetjax.plans.plan import Plan
+from hetjax.training.optimizer import optimizer
 
 MODEL = "gpt-8x512"
 MICROBATCHES, MICROBATCH_SIZE = 8, 4
 HOSTS = ("east", "west")
-LAUNCH_AHEAD = 4  # of zero-bubble's first stage
 
 
 def torch_round(python: str, steps: int) -> dict[str, float]:
@@ -54,30 +55,47 @@ def torch_round(python: str, steps: int) -> dict[str, float]:
     }
 
 
-def plans_of(model: Model) -> dict[str, Plan]:
-    """One process; two under 1F1B; two under zero-bubble."""
+def plans_of(request: Request) -> dict[str, Plan]:
+    """One process; two under 1F1B; two under the schedule that is found."""
+    model = request.model
     alone, both = (
         models.plan_of(model, models.pipeline(model, n, MICROBATCHES, MICROBATCH_SIZE))
         for n in (HOSTS[:1], HOSTS)
     )
-    (replica,) = both.replicas
-    first, last = replica.stages
-    first = replace(first, launch_ahead=LAUNCH_AHEAD)
-    replica = replace(replica, stages=(first, last))
-    split = replace(both, schedule="zero-bubble", replicas=(replica,))
-    return {"one": alone, "1f1b": both, "zero_bubble": split}
+    return {
+        "one": alone,
+        "1f1b": both,
+        "searched": judged(request, both, "searched").plan,
+    }
+
+
+def request_of(testbed: Testbed, cluster: Cluster, folder: Path) -> Request:
+    """What is known of the two processes: the layers' times, both measured at once."""
+    config = models.preset(MODEL).config
+    sizes = [MICROBATCH_SIZE]
+    profile = profiled(testbed, cluster, MODEL, sizes, folder, "--halves")
+    return Request(
+        model=model_preset(MODEL),
+        cluster=cluster,
+        seq_len=config.seq_len,
+        global_batch=MICROBATCHES * MICROBATCH_SIZE,
+        dtype=config.dtype,
+        optimizer=optimizer(config.optimizer, config.steps).init,
+        profile=profile,
+        microbatch_sizes=(MICROBATCH_SIZE,),
+        tensor_degrees=(1,),
+        remats=("none",),
+    )
 
 
 def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     config = models.preset(MODEL).config
-    model = model_preset(MODEL)
-    dataset = models.own_sources(folder, model.vocab_size)
-    nodes = tuple(Node(name=name, device="H20", count=1) for name in HOSTS)
-    cluster = Cluster(name="two", nodes=nodes)
+    dataset = models.own_sources(folder, model_preset(MODEL).vocab_size)
     hosts = [Host(name=name) for name in HOSTS]
-    plans = plans_of(model)
+    cluster = cluster_of(hosts)
     rates: dict[str, list[dict[str, float]]] = {"hetjax": [], "torch": []}
     with Testbed(hosts, quota_less=True) as testbed, ExitStack() as ends:
+        plans = plans_of(request_of(testbed, cluster, folder))
         running = {
             name: Running(
                 plan,

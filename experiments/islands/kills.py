@@ -40,7 +40,7 @@ from hetjax.training.worker import worker_settings
 NODES = ("east", "north", "south", "west")
 MODEL = "gpt-8x256"
 _START_S = 120.0
-_LIMIT_S = {"SIGKILL": 2.0}  # of SIGSTOP: the time of silence
+_KILLED_LIMIT_S = 2.0  # of SIGSTOP: the time of silence
 
 
 def plans(model: Model) -> list[Plan]:
@@ -79,16 +79,22 @@ class Lab:
         self.start(node)
 
 
-def one(
-    lab: Lab, plan: Plan, settings: dict[str, Any], rng: random.Random
-) -> dict[str, Any]:
-    """Lose a random worker at a random moment of training; who says what, and when."""
+def ready(lab: Lab, plan: Plan, settings: dict[str, Any], rng: random.Random) -> Fleet:
+    """All workers, also those that are new, joined as a new generation."""
     lab.crew.wait_for(NODES, _START_S)
     fleet = Fleet(plan, lab.crew)
     fleet.build(settings)
     fleet.connect(rng.choice(["sockets", "transfer"]))
     fleet.compile()
     fleet.initialise(0)
+    return fleet
+
+
+def one(
+    lab: Lab, plan: Plan, settings: dict[str, Any], rng: random.Random
+) -> dict[str, Any]:
+    """Lose a random worker at a random moment of training; who says what, and when."""
+    fleet = ready(lab, plan, settings, rng)
     begin_s = time.monotonic()
     fleet.step(0)
     step_s = time.monotonic() - begin_s
@@ -140,13 +146,14 @@ def measured(times: int, silence_s: float, seed: int) -> dict[str, Any]:
                     own["config"]["global_batch"] = plan.global_batch
                     rows.append(one(lab, plan, own, rng))
                     print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-                lab.crew.wait_for(NODES, _START_S)
+                fleet = ready(lab, plan, own, rng)
+                fleet.step(0)
                 children = [c.pid for c in lab.processes.children.values()]
-                Fleet(plans(model)[0], lab.crew).end()
+                fleet.end()
             finally:
                 lab.crew.close()
     left = [pid for pid in children if Path(f"/proc/{pid}").exists()]
-    limits = _LIMIT_S | {"SIGSTOP": silence_s + 2.0}
+    limits = {"SIGKILL": _KILLED_LIMIT_S, "SIGSTOP": silence_s}
     return {
         "times": times,
         "silence_s": silence_s,

@@ -35,7 +35,7 @@ from typing import Any
 from experiments.islands import models
 from experiments.testbed.__main__ import host_of
 from experiments.testbed.hosts import Host, Testbed
-from hetjax.cluster.cluster import Cluster, Link, Node
+from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.files import cluster_toml
 from hetjax.costs.profile import Profile, check_values
 from hetjax.costs.profile_files import read_profile
@@ -54,14 +54,16 @@ from hetjax.training.launching import OnThisMachine, Place, started
 from hetjax.training.optimizer import optimizer
 from hetjax.training.worker import worker_settings
 
-_LATENCY_MS = 0.3  # of a message between two processes here
-_MOST_MBIT_PER_S = 8000.0  # of a link that nobody limits
+_MOST_MBIT_PER_S = 8000.0  # of a host that nobody limits
 _ALONE_MICROBATCHES = 4
 LAYOUTS = ("planned", "megatron", "whale")
 
 
 def cluster_of(hosts: Sequence[Host]) -> Cluster:
-    """One device a host; the figures are only there to be complete: a profile rules."""
+    """One device a host. A profile rules: the figures but the network's go unread.
+
+    What a host sends to all its neighbours goes through one bucket: its network card.
+    """
     nodes = tuple(
         Node(
             name=host.name,
@@ -71,33 +73,29 @@ def cluster_of(hosts: Sequence[Host]) -> Cluster:
             memory_gib=4.0,
             memory_gb_per_s=10.0,
             intra_node_gb_per_s=10.0,
-            network_gbit_per_s=10.0,
+            network_gbit_per_s=(host.egress_mbit_per_s or _MOST_MBIT_PER_S) / 1000,
         )
         for host in hosts
     )
-    links = tuple(
-        Link(
-            between=(one.name, other.name),
-            bandwidth_gbit_per_s=min(
-                (h.egress_mbit_per_s or _MOST_MBIT_PER_S) / 1000 for h in (one, other)
-            ),
-            latency_ms=_LATENCY_MS,
-        )
-        for n, one in enumerate(hosts)
-        for other in hosts[n + 1 :]
-    )
-    return Cluster(name="testbed", nodes=nodes, links=links)
+    return Cluster(name="testbed", nodes=nodes)
 
 
 def profiled(
-    testbed: Testbed, cluster: Cluster, model: str, sizes: Sequence[int], folder: Path
+    testbed: Testbed,
+    cluster: Cluster,
+    model: str,
+    sizes: Sequence[int],
+    folder: Path,
+    *options: str,
 ) -> Profile:
     """Measure the layers on each host, under its quota, all hosts at the same time.
 
     As in training: what they share, and what else runs here, slows them alike.
+    `options` are more of `hetjax.profile`.
     """
+    words = ["--microbatch-sizes", ",".join(map(str, sizes)), *options]
     with ThreadPoolExecutor(len(cluster.nodes)) as pool:
-        measure = lambda node: _profile(testbed, cluster, node, model, sizes, folder)  # noqa: E731
+        measure = lambda node: _profile(testbed, cluster, node, model, words, folder)  # noqa: E731
         found = list(pool.map(measure, cluster.nodes))
     kinds = {n.device: p for n, p in zip(cluster.nodes, found, strict=True)}
     measurements = tuple(m for p in kinds.values() for m in p.measurements)
@@ -111,15 +109,14 @@ def _profile(
     cluster: Cluster,
     node: Node,
     model: str,
-    sizes: Sequence[int],
+    options: Sequence[str],
     folder: Path,
 ) -> Profile:
     file, output = folder / f"{node.name}.toml", folder / f"{node.name}.json"
     file.write_text(cluster_toml(replace(cluster, nodes=(node,), links=())))
     words = [sys.executable, "-m", "experiments.islands.models", "profile", model]
     words += ["--cluster", str(file), "--simulate", "--output", str(output)]
-    words += ["--microbatch-sizes", ",".join(map(str, sizes))]
-    words += ["--tensor", "1", "--remat", "none"]
+    words += ["--tensor", "1", "--remat", "none", *options]
     subprocess.run(
         [*testbed.prefix(node.name), *words],
         check=True,

@@ -25,6 +25,7 @@ Lost = Callable[[str, str], None]  # who, and why
 
 SILENCE_S = 10.0  # without a sign of life, a peer counts as lost
 _BEATS = 5  # in that time
+_PATIENCE = 0.95  # share of that time: the rest is for telling others of the loss
 _HANDSHAKE_S = 5.0
 _HEADER = struct.Struct("<6IQ")
 _HEARTBEAT: Key = (2**32 - 1, 0, 0, 0, 0, 0)
@@ -225,6 +226,7 @@ class Link:
 def _prepare(found: socket.socket, silence_s: float) -> None:
     """Blocking calls that give up when nothing moves for the time of silence."""
     found.settimeout(None)
+    silence_s *= _PATIENCE
     patience = struct.pack("ll", int(silence_s), int(silence_s % 1 * 1e6))
     for limit in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         found.setsockopt(socket.SOL_SOCKET, limit, patience)

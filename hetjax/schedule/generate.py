@@ -103,7 +103,7 @@ def _listed(plan: Plan, r: int) -> list[list[Action]]:
         hop_s=[0.0] * len(ones),
         lanes=[devices.index((x.node, x.devices)) for x in replica.stages],
         num_microbatches=replica.num_microbatches,
-        split=plan.schedule == "zero-bubble",
+        num_cut=replica.num_microbatches if plan.schedule == "zero-bubble" else 0,
     )
     ahead = [stage.launch_ahead for stage in replica.stages]
     kept = [in_flight_limit(plan, r, s) for s in range(len(ones))]

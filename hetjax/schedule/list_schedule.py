@@ -27,8 +27,10 @@ Slot = tuple[int, Op, int]  # (stage, op, microbatch)
 class Pipeline:
     """One replica: seconds by stage, and of the hop from each stage to the next.
 
-    `lanes` names the devices of every stage; equal numbers share them. `split` cuts
-    the backward into I and W; otherwise B does both, and the last stage fuses F and B.
+    `lanes` names the devices of every stage; equal numbers share them. The backward of
+    the last `num_cut` microbatches is cut into I and W; that of those before is B,
+    which the last stage fuses with F. Halves cost more than a whole, and what they are
+    for is to fill the end.
     """
 
     forward_s: Sequence[float]
@@ -37,7 +39,11 @@ class Pipeline:
     hop_s: Sequence[float]
     lanes: Sequence[int]
     num_microbatches: int
-    split: bool
+    num_cut: int
+
+    @property
+    def num_whole(self) -> int:
+        return self.num_microbatches - self.num_cut
 
 
 def list_schedule(
@@ -102,7 +108,7 @@ class _Run:
         full = ahead >= self.launch_ahead[stage] or kept >= self.kept[stage]
         if full or m == self.pipeline.num_microbatches:
             return None
-        fused = stage == self.last and not self.pipeline.split
+        fused = stage == self.last and m < self.pipeline.num_whole
         op = Op.FB if fused else Op.F
         return (stage, op, m) if self.x_s[stage][m] <= now else None
 
@@ -110,7 +116,7 @@ class _Run:
         m = self.backwards[stage]
         if m == self.forwards[stage] or self.dy_s[stage][m] > now:
             return None
-        return stage, Op.I if self.pipeline.split else Op.B, m
+        return stage, Op.B if m < self.pipeline.num_whole else Op.I, m
 
     def _weight(self, now: float, stage: int) -> Slot | None:
         m = self.weights[stage]

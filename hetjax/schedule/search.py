@@ -46,6 +46,7 @@ class _Candidate:
     plan: Plan
     lanes: Sequence[Sequence[Action]]
     generated: bool  # the plan's own schedule gives these lanes
+    num_cut: int = 0  # microbatches whose backwards are in two halves: the last ones
 
     @property
     def split(self) -> bool:
@@ -113,10 +114,11 @@ def _first_candidates(
             yield _generated(with_rule(plan, costs, rule, limits))
         yield _generated(replace(plan, schedule="gpipe", programs={}))
     yield _generated(_by_default(plan, limits, "interleaved"))
-    yield from _lists(plan, costs, limits, split=False)
+    yield from _lists(plan, costs, limits, 0)
     if split_limits is not None:
         yield _generated(_by_default(plan, split_limits, "zero-bubble"))
-        yield from _lists(plan, costs, split_limits, split=True)
+        for num_cut in _cuts(plan):
+            yield from _lists(plan, costs, split_limits, num_cut)
 
 
 def _generated(plan: Plan) -> _Candidate:
@@ -135,24 +137,35 @@ def _by_default(plan: Plan, limits: Limits, schedule: str) -> Plan:
     return with_launch_ahead(plan, plain, limits, schedule)
 
 
+def _cuts(plan: Plan) -> list[int]:
+    """How many backwards to cut in two: enough to fill the end, or all."""
+    deepest = max(len(replica.stages) for replica in plan.replicas)
+    most = _most_microbatches(plan)
+    return sorted({min(deepest, most), min(2 * deepest, most), most})
+
+
+def _most_microbatches(plan: Plan) -> int:
+    return max(replica.num_microbatches for replica in plan.replicas)
+
+
 def _lists(
-    plan: Plan, costs: Costs, limits: Limits, *, split: bool
+    plan: Plan, costs: Costs, limits: Limits, num_cut: int
 ) -> Iterator[_Candidate]:
     """Greedy lists, with the exact rule's launch-aheads and with all that fit."""
     for ahead in (
         with_rule(plan, costs, exact_delta, limits),
         with_launch_ahead(plan, limits, limits),
     ):
-        yield _listed(ahead, costs, limits, split=split)
+        yield _listed(ahead, costs, limits, num_cut)
 
 
-def _listed(plan: Plan, costs: Costs, limits: Limits, *, split: bool) -> _Candidate:
+def _listed(plan: Plan, costs: Costs, limits: Limits, num_cut: int) -> _Candidate:
     """A greedy list with the plan's launch-aheads and the real times."""
     lanes = []
     for r, replica in enumerate(plan.replicas):
         stages = range(len(replica.stages))
         devices = list(dict.fromkeys((x.node, x.devices) for x in replica.stages))
-        halves = [_halves(plan, costs, (r, s), split) for s in stages]
+        halves = [_halves(plan, costs, (r, s), num_cut > 0) for s in stages]
         pipeline = Pipeline(
             forward_s=[costs.times[r, s].forward_s for s in stages],
             input_gradient_s=[half[0] for half in halves],
@@ -160,13 +173,13 @@ def _listed(plan: Plan, costs: Costs, limits: Limits, *, split: bool) -> _Candid
             hop_s=[hop_s(costs, (r, s), (r, s + 1)) for s in stages],
             lanes=[devices.index((x.node, x.devices)) for x in replica.stages],
             num_microbatches=replica.num_microbatches,
-            split=split,
+            num_cut=min(num_cut, replica.num_microbatches),
         )
         ahead = [stage.launch_ahead for stage in replica.stages]
-        kept = [limits[r, s] for s in stages] if split else ahead
+        kept = [limits[r, s] for s in stages] if num_cut else ahead
         for lane in list_schedule(pipeline, ahead, kept):
             lanes.append([Action(op, r, s, m) for s, op, m in lane])
-    return _Candidate(plan, lanes, False)
+    return _Candidate(plan, lanes, False, num_cut)
 
 
 def _halves(
@@ -183,7 +196,7 @@ def _halves(
 def _neighbours(
     candidate: _Candidate, costs: Costs, limits: Limits
 ) -> Iterator[_Candidate]:
-    """The same kind of schedule with one launch-ahead changed by one."""
+    """The same kind of schedule with one launch-ahead, or the cuts, changed by one."""
     plan = candidate.plan
     if plan.schedule == "gpipe":
         return
@@ -197,7 +210,10 @@ def _neighbours(
             if candidate.generated:
                 yield _generated(near)
             else:
-                yield _listed(near, costs, limits, split=candidate.split)
+                yield _listed(near, costs, limits, candidate.num_cut)
+    for num_cut in (candidate.num_cut + 1, candidate.num_cut - 1):
+        if candidate.num_cut and 1 <= num_cut <= _most_microbatches(plan):
+            yield _listed(plan, costs, limits, num_cut)
 
 
 def _written(candidate: _Candidate, tied: Tied) -> Plan:

@@ -193,10 +193,11 @@ def _searched(rng: random.Random, plan: Plan, model: Model) -> Plan:
     times = {}
     for r, s, _ in plan.stages():
         f, i, w = (rng.uniform(0.2, 2.0) for _ in range(3))
+        whole = rng.uniform(0.7, 1.0) * (i + w)  # halves cost more
         times[r, s] = StageTimes(
             forward_s=f,
-            backward_s=i + w,
-            fused_s=f + i + w,
+            backward_s=whole,
+            fused_s=f + whole,
             input_gradient_s=i,
             weight_gradient_s=w,
         )

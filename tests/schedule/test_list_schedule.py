@@ -2,6 +2,7 @@
 """Zero-bubble and interleaved orders against closed forms, by an own replay."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -25,12 +26,17 @@ def pipeline(
         hop_s=[0.0] * num_stages,
         lanes=[s % lanes for s in range(num_stages)],
         num_microbatches=count,
-        split=split,
+        num_cut=count if split else 0,
     )
 
 
-def makespan(p: Pipeline, orders: Sequence[Sequence[Slot]]) -> float:
-    """Longest path through the orders and the dependencies, by repeated passes."""
+def makespan(
+    p: Pipeline, orders: Sequence[Sequence[Slot]], saved_s: float = 0.0
+) -> float:
+    """Longest path through the orders and the dependencies, by repeated passes.
+
+    A whole backward takes `saved_s` less than its halves.
+    """
     last, done = len(p.forward_s) - 1, {}
     clock, todo = [0.0] * len(orders), [list(order) for order in orders]
     while any(todo):
@@ -39,7 +45,8 @@ def makespan(p: Pipeline, orders: Sequence[Sequence[Slot]]) -> float:
             while order and (need := _need(order[0], last)) in {None, *done}:
                 stage, op, m = order.pop(0)
                 start = max(clock[lane], done.get(need, 0.0))
-                clock[lane] = start + _seconds(p, stage, op)
+                less_s = saved_s if op in (Op.B, Op.FB) else 0.0
+                clock[lane] = start + _seconds(p, stage, op) - less_s
                 for kind in {"F": "F", "FB": "FB", "B": "B", "I": "B", "W": ""}[op]:
                     done[kind, stage, m] = clock[lane]
         assert sum(map(len, todo)) < before, "deadlock"
@@ -78,11 +85,24 @@ def test_zero_bubble_reaches_the_floor_in_1f1bs_memory(stages: int, extra: int):
         assert most <= stages  # what 1F1B keeps on its first stage
 
 
+@pytest.mark.parametrize(("stages", "count"), [(2, 8), (2, 20), (4, 16)])
+def test_where_halves_cost_more_it_pays_to_cut_the_last_ones_only(
+    stages: int, count: int
+):
+    def step_s(num_cut: int) -> float:
+        p = replace(pipeline(stages, count, split=True), num_cut=num_cut)
+        ahead = [2 * stages - s for s in range(stages)]
+        orders = list_schedule(p, ahead, [2 * stages] * stages)
+        return makespan(p, orders, saved_s=0.25)
+
+    assert step_s(2 * stages) < min(step_s(0), step_s(count))
+
+
 @given(st.data())
 def test_unlike_stages_do_everything_once_and_in_order(data: st.DataObject):
     stages, count = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 8))
     seconds = st.lists(st.floats(0.1, 3.0), min_size=stages, max_size=stages)
-    split = data.draw(st.booleans())
+    cut = data.draw(st.integers(0, count), label="cut")
     p = Pipeline(
         forward_s=data.draw(seconds),
         input_gradient_s=data.draw(seconds),
@@ -90,18 +110,21 @@ def test_unlike_stages_do_everything_once_and_in_order(data: st.DataObject):
         hop_s=data.draw(seconds),
         lanes=range(stages),
         num_microbatches=count,
-        split=split,
+        num_cut=cut,
     )
     limits = data.draw(
         st.lists(st.integers(1, 4), min_size=stages, max_size=stages), label="ahead"
     )
     orders = list_schedule(p, limits, limits)
     for stage, order in enumerate(orders):
-        ops = [Op.F, Op.I, Op.W] if split else [Op.F, Op.B]
-        ops = [Op.FB] if stage == stages - 1 and not split else ops
-        for op in ops:
-            assert [m for _, o, m in order if o is op] == list(range(count))
-        assert len(order) == len(ops) * count
+        whole = [Op.FB] if stage == stages - 1 else [Op.F, Op.B]
+        wanted = [(op, m) for m in range(count - cut) for op in whole]
+        halves = [Op.F, Op.I, Op.W]
+        wanted += [(op, m) for m in range(count - cut, count) for op in halves]
+        assert sorted((op, m) for _, op, m in order) == sorted(wanted)
+        for op in {op for op, _ in wanted}:
+            found = [m for _, o, m in order if o is op]
+            assert found == sorted(found)
     assert makespan(p, orders) > 0
 
 
