@@ -28,14 +28,12 @@ from statistics import median
 from typing import Any
 
 from experiments.islands import models
-from experiments.islands.unequal import Running, cluster_of, profiled
+from experiments.islands.unequal import Running, cluster_of, profiled, request_of
 from experiments.testbed.hosts import Host, Testbed
-from hetjax.cluster.cluster import Cluster
 from hetjax.models.presets import model_preset
 from hetjax.planner.judge import judged
 from hetjax.planner.request import Request
 from hetjax.plans.plan import Plan
-from hetjax.training.optimizer import optimizer
 
 MODEL = "gpt-8x512"
 MICROBATCHES, MICROBATCH_SIZE = 8, 4
@@ -69,25 +67,6 @@ def plans_of(request: Request) -> dict[str, Plan]:
     }
 
 
-def request_of(testbed: Testbed, cluster: Cluster, folder: Path) -> Request:
-    """What is known of the two processes: the layers' times, both measured at once."""
-    config = models.preset(MODEL).config
-    sizes = [MICROBATCH_SIZE]
-    profile = profiled(testbed, cluster, MODEL, sizes, folder, "--halves")
-    return Request(
-        model=model_preset(MODEL),
-        cluster=cluster,
-        seq_len=config.seq_len,
-        global_batch=MICROBATCHES * MICROBATCH_SIZE,
-        dtype=config.dtype,
-        optimizer=optimizer(config.optimizer, config.steps).init,
-        profile=profile,
-        microbatch_sizes=(MICROBATCH_SIZE,),
-        tensor_degrees=(1,),
-        remats=("none",),
-    )
-
-
 def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     config = models.preset(MODEL).config
     dataset = models.own_sources(folder, model_preset(MODEL).vocab_size)
@@ -95,7 +74,9 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     cluster = cluster_of(hosts)
     rates: dict[str, list[dict[str, float]]] = {"hetjax": [], "torch": []}
     with Testbed(hosts, quota_less=True) as testbed, ExitStack() as ends:
-        plans = plans_of(request_of(testbed, cluster, folder))
+        sizes, batch = [MICROBATCH_SIZE], MICROBATCHES * MICROBATCH_SIZE
+        profile = profiled(testbed, cluster, MODEL, sizes, folder, "--halves")
+        plans = plans_of(request_of(MODEL, cluster, profile, batch, sizes))
         running = {
             name: Running(
                 plan,

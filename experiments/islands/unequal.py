@@ -113,7 +113,7 @@ def _profile(
     folder: Path,
 ) -> Profile:
     file, output = folder / f"{node.name}.toml", folder / f"{node.name}.json"
-    file.write_text(cluster_toml(replace(cluster, nodes=(node,), links=())))
+    file.write_text(cluster_toml(replace(cluster, nodes=(node,))))
     words = [sys.executable, "-m", "experiments.islands.models", "profile", model]
     words += ["--cluster", str(file), "--simulate", "--output", str(output)]
     words += ["--tensor", "1", "--remat", "none", *options]
@@ -124,6 +124,29 @@ def _profile(
         env=dict(os.environ),
     )
     return read_profile(output)
+
+
+def request_of(
+    name: str,
+    cluster: Cluster,
+    profile: Profile,
+    global_batch: int,
+    sizes: Sequence[int],
+) -> Request:
+    """Ask for a plan of the model as it was profiled."""
+    config = models.preset(name).config
+    return Request(
+        model=model_preset(name),
+        cluster=cluster,
+        seq_len=config.seq_len,
+        global_batch=global_batch,
+        dtype=config.dtype,
+        optimizer=optimizer(config.optimizer, config.steps).init,
+        profile=profile,
+        microbatch_sizes=tuple(sizes),
+        tensor_degrees=(1,),
+        remats=("none",),
+    )
 
 
 def layouts(
@@ -213,18 +236,8 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     with Testbed(hosts, quota_less=given.quota_less) as testbed:
         cluster = cluster_of(hosts)
         profile = profiled(testbed, cluster, given.model, given.sizes, folder)
-        request = Request(
-            model=model,
-            cluster=cluster,
-            seq_len=config.seq_len,
-            global_batch=given.global_batch,
-            dtype=config.dtype,
-            optimizer=optimizer(config.optimizer, config.steps).init,
-            profile=profile,
-            microbatch_sizes=tuple(given.sizes),
-            tensor_degrees=(1,),
-            remats=("none",),
-        )
+        batch = given.global_batch
+        request = request_of(given.model, cluster, profile, batch, given.sizes)
         found = layouts(request, given.layouts, given.budget_s)
         alone = {} if given.no_alone else _alone(request)
 
@@ -242,7 +255,7 @@ def _alone(request: Request) -> dict[str, Predicted]:
     """Each host by itself, the whole model in one stage."""
     found, size = {}, max(request.microbatch_sizes)
     for node in request.cluster.nodes:
-        cluster = replace(request.cluster, nodes=(node,), links=())
+        cluster = replace(request.cluster, nodes=(node,))
         batch = _ALONE_MICROBATCHES * size
         part = replace(request, cluster=cluster, global_batch=batch)
         replica = models.pipeline(request.model, [node.name], batch // size, size)

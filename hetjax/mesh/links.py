@@ -224,10 +224,10 @@ class Link:
 
 
 def _prepare(found: socket.socket, silence_s: float) -> None:
-    """Blocking calls that give up when nothing moves for the time of silence."""
+    """Blocking calls that give up when nothing moves for almost the time of silence."""
     found.settimeout(None)
-    silence_s *= _PATIENCE
-    patience = struct.pack("ll", int(silence_s), int(silence_s % 1 * 1e6))
+    patience_s = _PATIENCE * silence_s
+    patience = struct.pack("ll", int(patience_s), int(patience_s % 1 * 1e6))
     for limit in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         found.setsockopt(socket.SOL_SOCKET, limit, patience)
     if found.family != socket.AF_UNIX:  # TCP fits its buffers to the path, unless told

@@ -8,6 +8,7 @@ the result is never slower than any named schedule that fits, in the simulator. 
 not own times, limits, memory (`memory.py`) or the judge (`simulator.py`).
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -46,11 +47,12 @@ class _Candidate:
     plan: Plan
     lanes: Sequence[Sequence[Action]]
     generated: bool  # the plan's own schedule gives these lanes
-    num_cut: int = 0  # microbatches whose backwards are in two halves: the last ones
 
     @property
-    def split(self) -> bool:
-        return any(action.op is Op.W for lane in self.lanes for action in lane)
+    def num_cut(self) -> int:
+        """How many microbatches, the last ones, have their backward in two halves."""
+        halves = (a.key for lane in self.lanes for a in lane if a.op is Op.W)
+        return max(Counter(halves).values(), default=0)
 
 
 def searched(
@@ -79,7 +81,7 @@ def searched(
     num_actions = 8 * sum(map(len, best.lanes))
     left = min(_MOST_SIMULATIONS, _MOST_ACTIONS // num_actions)
     while left > 0:
-        allowed = split_limits if best.split and split_limits else limits
+        allowed = split_limits if best.num_cut and split_limits else limits
         near = list(_neighbours(best, costs, allowed))[:left]
         left -= len(near)
         found_s, found = _fastest(judge, near) if near else (best_s, best)
@@ -179,7 +181,7 @@ def _listed(plan: Plan, costs: Costs, limits: Limits, num_cut: int) -> _Candidat
         kept = [limits[r, s] for s in stages] if num_cut else ahead
         for lane in list_schedule(pipeline, ahead, kept):
             lanes.append([Action(op, r, s, m) for s, op, m in lane])
-    return _Candidate(plan, lanes, False, num_cut)
+    return _Candidate(plan, lanes, False)
 
 
 def _halves(
@@ -200,6 +202,7 @@ def _neighbours(
     plan = candidate.plan
     if plan.schedule == "gpipe":
         return
+    num_cut = candidate.num_cut
     aheads = {(r, s): stage.launch_ahead for r, s, stage in plan.stages()}
     for key, ahead in aheads.items():
         for other in (ahead + 1, ahead - 1):
@@ -210,10 +213,11 @@ def _neighbours(
             if candidate.generated:
                 yield _generated(near)
             else:
-                yield _listed(near, costs, limits, candidate.num_cut)
-    for num_cut in (candidate.num_cut + 1, candidate.num_cut - 1):
-        if candidate.num_cut and 1 <= num_cut <= _most_microbatches(plan):
-            yield _listed(plan, costs, limits, num_cut)
+                yield _listed(near, costs, limits, num_cut)
+    if num_cut and not candidate.generated:
+        for other in (num_cut + 1, num_cut - 1):
+            if 1 <= other <= _most_microbatches(plan):
+                yield _listed(plan, costs, limits, other)
 
 
 def _written(candidate: _Candidate, tied: Tied) -> Plan:
@@ -223,7 +227,7 @@ def _written(candidate: _Candidate, tied: Tied) -> Plan:
         return plan
     shares = _shares_devices(plan)
     schedule = "interleaved" if shares else "h1f1b"
-    plan = _with_kept(plan, candidate, "zero-bubble" if candidate.split else schedule)
+    plan = _with_kept(plan, candidate, "zero-bubble" if candidate.num_cut else schedule)
     programs = lower_lanes(plan, candidate.lanes, tied)
     texts = {node: format_program(program) for node, program in programs.items()}
     return replace(plan, programs=texts)
