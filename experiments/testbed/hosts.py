@@ -75,7 +75,7 @@ class Testbed:
         self.quota_less = quota_less
         self.controller_address = LOOPBACK
         self._name = name
-        self._label = f"{name}-{os.getpid()}-{next(_serial)}"
+        self._link = f"hj-{os.getpid()}-{next(_serial)}"  # at most 15 characters
         self._places: dict[str, _Place] = {}
         self._undo = ExitStack()
         self._signals = ExitStack()
@@ -153,6 +153,10 @@ class Testbed:
         network.wait_for_links(self._bridge, [place.namespace])
 
     @property
+    def _label(self) -> str:
+        return f"{self._name}-{_pid_space()}-{self._link}"
+
+    @property
     def _bridge(self) -> str:
         return f"{self._label}.bridge"
 
@@ -176,14 +180,13 @@ class Testbed:
 
     def _build(self) -> None:
         # what takes a thing down is noted before the thing is made
-        link = _link(self._label.removeprefix(self._name))
         self._undo.callback(network.delete_namespace, self._bridge)
         network.make_namespace(self._bridge)
         network.make_bridge(self._bridge)
         subnet = network.free_subnet(os.getpid() % 256)
         self.controller_address = str(subnet[1])
-        self._undo.callback(network.unplug_machine, link)
-        network.plug_machine(self._bridge, link, f"{subnet[1]}/24")
+        self._undo.callback(network.unplug_machine, self._link)
+        network.plug_machine(self._bridge, self._link, f"{subnet[1]}/24")
         for n, host in enumerate(self.hosts):
             self._build_host(host, f"host{n}", str(subnet[2 + n]))
         self._undo.callback(processes.end, self._members)
@@ -291,13 +294,18 @@ def _warn_of_quotas(hosts: Sequence[Host]) -> None:
         )
 
 
-def _link(label: str) -> str:
-    return f"hj{label}"  # at most 15 characters
+def _pid_space() -> int:
+    """Return which process ids are meant by ours: a container has its own."""
+    return Path("/proc/self/ns/pid").stat().st_ino
 
 
 def _clear_abandoned(name: str) -> None:
-    """Remove what testbeds left that were killed by SIGKILL."""
-    pattern = re.compile(rf"{re.escape(name)}(-(\d+)-\d+)[.-].+")
+    """Remove what testbeds left that were killed by SIGKILL.
+
+    Not those of other containers: whether their makers live cannot be seen from here.
+    """
+    label = f"{re.escape(name)}-{_pid_space()}"
+    pattern = re.compile(rf"{label}-(hj-(\d+)-\d+)[.-].+")
     controller = cpu_quota.find_controller()
     groups = {g.name: g for g in controller.mount.glob("*")} if controller else {}
     for found in sorted(network.namespaces() | set(groups)):
@@ -305,7 +313,7 @@ def _clear_abandoned(name: str) -> None:
         if maker is None or Path("/proc", maker[2]).exists():
             continue
         warnings.warn(f"removing {found}, left by process {maker[2]}", stacklevel=3)
-        network.unplug_machine(_link(maker[1]))
+        network.unplug_machine(maker[1])
         processes.end(lambda found=found: network.members(found))
         network.delete_namespace(found)
         if found in groups:
