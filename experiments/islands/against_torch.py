@@ -40,7 +40,7 @@ MICROBATCHES, MICROBATCH_SIZE = 8, 4
 HOSTS = ("east", "west")
 # over its first steps a process still asks for memory: 13 us a page on the machine
 # where this was measured, up to half of a step's time
-_WARM_UP_STEPS = 4
+_WARM_UP_STEPS = 6
 
 
 def torch_round(python: str, steps: int) -> dict[str, float]:
