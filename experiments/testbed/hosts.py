@@ -89,7 +89,7 @@ class Testbed:
             self._signals.enter_context(processes.ended_by_signals())
             try:
                 with processes.undisturbed():
-                    _clear_abandoned(self._name)
+                    clear_abandoned(self._name)
                     self._build()
                 network.wait_for_links(self._bridge, self._namespaces())
             except BaseException:
@@ -154,7 +154,7 @@ class Testbed:
 
     @property
     def _label(self) -> str:
-        return f"{self._name}-{_pid_space()}-{self._link}"
+        return f"{_prefix(self._name)}-{self._link}"
 
     @property
     def _bridge(self) -> str:
@@ -294,18 +294,18 @@ def _warn_of_quotas(hosts: Sequence[Host]) -> None:
         )
 
 
-def _pid_space() -> int:
-    """Return which process ids are meant by ours: a container has its own."""
-    return Path("/proc/self/ns/pid").stat().st_ino
+def _prefix(name: str) -> str:
+    """Return how the labels of a name begin where process ids mean what ours do."""
+    pid_space = Path("/proc/self/ns/pid").stat().st_ino  # a container has its own
+    return f"{name}-{pid_space}"
 
 
-def _clear_abandoned(name: str) -> None:
+def clear_abandoned(name: str) -> None:
     """Remove what testbeds left that were killed by SIGKILL.
 
     Not those of other containers: whether their makers live cannot be seen from here.
     """
-    label = f"{re.escape(name)}-{_pid_space()}"
-    pattern = re.compile(rf"{label}-(hj-(\d+)-\d+)[.-].+")
+    pattern = re.compile(rf"{re.escape(_prefix(name))}-(hj-(\d+)-\d+)[.-].+")
     controller = cpu_quota.find_controller()
     groups = {g.name: g for g in controller.mount.glob("*")} if controller else {}
     for found in sorted(network.namespaces() | set(groups)):
