@@ -16,15 +16,10 @@ import jax
 import jax.numpy as jnp
 
 from hetjax.costs.graph import Cuts, Dims, Graph, Origin, Value, graph_of
+from hetjax.costs.remat import POLICIES
 from hetjax.costs.runs import Run, StageRuns
 from hetjax.models.model import ModuleSpec, apply
 from hetjax.plans.plan import Remat
-
-# of jax.checkpoint, for every remat choice but "none"
-POLICIES = {
-    "selective": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    "full": jax.checkpoint_policies.nothing_saveable,
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,9 +166,8 @@ def _run_output(
             aux += module_aux
         return x, aux
 
-    if remat != "none":
-        policy = POLICIES[remat]
-        unit = jax.checkpoint(unit, policy=policy, prevent_cse=not run.stacked)
+    policy = POLICIES[remat]
+    unit = jax.checkpoint(unit, policy=policy, prevent_cse=not run.stacked)
     if not run.stacked:
         return unit(x, own)
     x, aux = jax.lax.scan(unit, x, own)

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is kept between a forward and its backward pass, by remat choice.
+
+Owns the policies of `jax.checkpoint` for each choice. Does not own their costs, which
+are read off the programs traced with them (`passes.py`).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from hetjax.plans.plan import Remat
+
+# One pass over memory each, which a compiler fuses into what reads them next.
+_ELEMENTWISE = frozenset(
+    {
+        "abs",
+        "add",
+        "add_any",
+        "and",
+        "broadcast_in_dim",
+        "clamp",
+        "convert_element_type",
+        "cos",
+        "div",
+        "eq",
+        "erf",
+        "exp",
+        "expm1",
+        "ge",
+        "gt",
+        "integer_pow",
+        "iota",
+        "le",
+        "log",
+        "log1p",
+        "logistic",
+        "lt",
+        "max",
+        "min",
+        "mul",
+        "ne",
+        "neg",
+        "not",
+        "or",
+        "pow",
+        "reshape",
+        "reshard",  # of constants alone: JAX puts it there, under a mesh
+        "rsqrt",
+        "select_n",
+        "sign",
+        "sin",
+        "sqrt",
+        "square",
+        "squeeze",
+        "stop_gradient",
+        "sub",
+        "tanh",
+        "transpose",
+    }
+)
+
+
+def _costs_more_than_memory(primitive: Any, *_: Any, **__: Any) -> bool:
+    """Keep products, reductions, gathers and sorts; make the rest again.
+
+    To make an elementwise result again takes no more traffic than to read it back.
+    """
+    return primitive.name not in _ELEMENTWISE
+
+
+POLICIES: Mapping[Remat, Callable[..., bool]] = {
+    "none": _costs_more_than_memory,
+    "selective": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
