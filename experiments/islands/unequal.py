@@ -41,6 +41,7 @@ from hetjax.costs.profile import Profile, check_values
 from hetjax.costs.profile_files import read_profile
 from hetjax.data.dataset import Dataset
 from hetjax.errors import NoFeasiblePlan
+from hetjax.mesh.simulated import keeping_environment
 from hetjax.models.presets import model_preset
 from hetjax.planner.baselines.table import compared
 from hetjax.planner.find import find_plan
@@ -121,7 +122,7 @@ def _profile(
         [*testbed.prefix(node.name), *words],
         check=True,
         stdout=sys.stderr,
-        env=dict(os.environ),
+        env=os.environ | keeping_environment(),  # as workers
     )
     return read_profile(output)
 

@@ -153,12 +153,17 @@ def _most_microbatches(plan: Plan) -> int:
 def _lists(
     plan: Plan, costs: Costs, limits: Limits, num_cut: int
 ) -> Iterator[_Candidate]:
-    """Greedy lists, with the exact rule's launch-aheads and with all that fit."""
-    for ahead in (
-        with_rule(plan, costs, exact_delta, limits),
-        with_launch_ahead(plan, limits, limits),
-    ):
+    """Greedy lists: with the exact rule's launch-aheads, some more, and all that fit.
+
+    More than the rule's help only backwards cut in two, whose W can wait.
+    """
+    exact = with_rule(plan, costs, exact_delta, limits)
+    aheads = {(r, s): stage.launch_ahead for r, s, stage in exact.stages()}
+    for more in range(3 if num_cut else 1):
+        raised = {key: ahead + more for key, ahead in aheads.items()}
+        ahead = with_launch_ahead(plan, raised, limits)
         yield _listed(ahead, costs, limits, num_cut)
+    yield _listed(with_launch_ahead(plan, limits, limits), costs, limits, num_cut)
 
 
 def _listed(plan: Plan, costs: Costs, limits: Limits, num_cut: int) -> _Candidate:

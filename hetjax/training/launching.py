@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hetjax.cluster.cluster import Cluster, Node
+from hetjax.mesh.simulated import keeping_environment
 from hetjax.plans.plan import Plan
 from hetjax.runtime.control import Crew
 from hetjax.runtime.fleet import Fleet
@@ -100,7 +101,8 @@ class OnThisMachine:
             place = self._places.get(worker, Place())
             command = [*place.prefix, sys.executable, "-m", self._module]
             post = self._posts.of(worker, place.address)
-            self._processes.start(post, command, os.environ)
+            environment = os.environ | keeping_environment()
+            self._processes.start(post, command, environment)
         check = lambda: self._processes.check(workers)  # noqa: E731
         self.crew.wait_for(workers, _START_S, check)
 
