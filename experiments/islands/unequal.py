@@ -207,6 +207,7 @@ class Running:
         self._fleet.compile()
         self._fleet.initialise(0)
         self._step, self.step_s = 0, []
+        self.tokens_per_step = plan.global_batch * plan.seq_len
 
     def run(self, num_steps: int, *, counts: bool) -> None:
         for _ in range(num_steps):
@@ -286,13 +287,13 @@ def _timed(
             for name in plans.keys() - set(at_once):
                 running[name].trace(given.traces / f"{name}.trace.json")
         if at_once:
-            _all_busy([running[name] for name in at_once], given.steps)
+            all_busy([running[name] for name in at_once], given.steps)
         for layout in running.values():
             layout.end()
         return steps_s, {name: running[name].step_s for name in at_once}
 
 
-def _all_busy(running: Sequence[Running], num_steps: int) -> None:
+def all_busy(running: Sequence[Running], num_steps: int) -> None:
     """Run all at the same time until each has made so many steps."""
     for layout in running:
         layout.step_s.clear()
