@@ -16,7 +16,7 @@ from typing import Literal
 PERIOD_US = 10_000
 GROUP_VARIABLE = "HETJAX_TESTBED_CPU_GROUP"
 _LEAST_QUOTA_US = 1_000  # the kernel refuses less
-_REMOVAL_S = 5.0
+_REMOVAL_S = 60.0  # of members on their way out, at their quota of a busy machine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
