@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from hetjax.costs.graph import Cuts, Dims, Graph, Origin, Value, graph_of
-from hetjax.costs.remat import POLICIES
+from hetjax.costs.remat import with_remat
 from hetjax.costs.runs import Run, StageRuns
 from hetjax.models.model import ModuleSpec, apply
 from hetjax.plans.plan import Remat
@@ -166,11 +166,10 @@ def _run_output(
             aux += module_aux
         return x, aux
 
-    policy = POLICIES[remat]
-    unit = jax.checkpoint(unit, policy=policy, prevent_cse=not run.stacked)
+    kept = with_remat(unit, remat, looped=run.stacked)
     if not run.stacked:
-        return unit(x, own)
-    x, aux = jax.lax.scan(unit, x, own)
+        return kept(x, own)
+    x, aux = jax.lax.scan(kept, x, own)
     return x, jnp.sum(aux)
 
 

@@ -75,3 +75,14 @@ POLICIES: Mapping[Remat, Callable[..., bool]] = {
     "selective": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,
 }
+
+
+def with_remat(
+    unit: Callable[..., Any], remat: Remat, *, looped: bool
+) -> Callable[..., Any]:
+    """Return the unit of a run, keeping for its backward what the choice allows.
+
+    `looped` if it is the body of a scan, out of which no compiler merges what is made
+    again with what was made first.
+    """
+    return jax.checkpoint(unit, policy=POLICIES[remat], prevent_cse=not looped)

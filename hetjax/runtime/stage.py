@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hetjax.costs.remat import POLICIES
+from hetjax.costs.remat import with_remat
 from hetjax.models.model import ModuleSpec, apply, bind
 from hetjax.plans.plan import Remat
 from hetjax.runtime.layout import LeafId, Run
@@ -216,11 +216,10 @@ def _call_run(
             aux += module_aux
         return x, aux
 
-    policy = POLICIES[graph.remat]
-    unit = jax.checkpoint(unit, policy=policy, prevent_cse=not run.stacked)
+    kept = with_remat(unit, graph.remat, looped=run.stacked)
     if not run.stacked:
-        return unit(x, run_params)
-    x, aux = jax.lax.scan(unit, x, run_params)
+        return kept(x, run_params)
+    x, aux = jax.lax.scan(kept, x, run_params)
     return x, jnp.sum(aux)
 
 

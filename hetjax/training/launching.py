@@ -97,11 +97,11 @@ class OnThisMachine:
         self.crew = self._posts.crew
 
     def start(self, workers: Sequence[str]) -> None:
+        environment = os.environ | keeping_environment()
         for worker in workers:
             place = self._places.get(worker, Place())
             command = [*place.prefix, sys.executable, "-m", self._module]
             post = self._posts.of(worker, place.address)
-            environment = os.environ | keeping_environment()
             self._processes.start(post, command, environment)
         check = lambda: self._processes.check(workers)  # noqa: E731
         self.crew.wait_for(workers, _START_S, check)

@@ -22,7 +22,7 @@ from hetjax.cluster.files import parse_cluster
 from hetjax.data.batches import Batch
 from hetjax.data.dataset import DamagedDataset, Dataset, load, prepare
 from hetjax.errors import BadInput
-from hetjax.mesh.simulated import keep_freed_memory, simulate_devices
+from hetjax.mesh.simulated import simulate_devices
 from hetjax.mesh.world import world_devices
 from hetjax.models.presets import model_preset
 from hetjax.plans.files import parse_plan, plan_json
@@ -145,7 +145,6 @@ def serve_run(post: Post) -> None:
 
 def main() -> None:
     """Serve the controller that has written where it is."""
-    keep_freed_memory()  # before there are threads, which would have their own
     serve_run(read_post(sys.stdin.readline()))
 
 

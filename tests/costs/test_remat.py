@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.extend.core import Jaxpr, jaxprs_in_params
 
 from hetjax.costs.remat import POLICIES
 from hetjax.models.model import Params, apply, init_params
@@ -33,13 +34,11 @@ def block_of(name: str) -> tuple[Any, list[Params]]:
     return block, [init_params(spec, jax.random.key(0)) for spec in modules]
 
 
-def primitives(jaxpr: Any) -> Iterator[str]:
+def primitives(jaxpr: Jaxpr) -> Iterator[str]:
     for eqn in jaxpr.eqns:
         yield eqn.primitive.name
-        for inner in jax.tree.leaves(list(eqn.params.values())):
-            inner = getattr(inner, "jaxpr", inner)
-            if hasattr(inner, "eqns"):
-                yield from primitives(inner)
+        for inner in jaxprs_in_params(eqn.params):
+            yield from primitives(inner)
 
 
 def both_passes(block: Any, params: list[Params]) -> Counter[str]:
