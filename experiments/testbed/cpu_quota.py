@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A share of the CPU for a group of processes, by Linux control groups.
 
-Owns the finding of the `cpu` controller (version 1 or 2), the groups of a testbed and
-their limits. Does not own which processes are put in (`hosts.py`, `ray_nodes.py`).
+Owns the finding of the `cpu` controller (version 1 or 2), the groups of a testbed,
+their limits and their end. Does not own which processes are put in (`hosts.py`,
+`ray_nodes.py`).
 """
 
 import errno
@@ -12,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from experiments.testbed import processes
+
 # short, since a quota stops and goes: work that outlasts a few periods is just slower
 PERIOD_US = 10_000
 GROUP_VARIABLE = "HETJAX_TESTBED_CPU_GROUP"
 _LEAST_QUOTA_US = 1_000  # the kernel refuses less
-_REMOVAL_S = 60.0  # of members on their way out, at their quota of a busy machine
+_REMOVAL_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,8 +69,9 @@ def make_group(controller: Controller, name: str, cpu_percent: float) -> Path:
 
 
 def members(group: Path) -> set[int]:
-    """Return the process ids in a group, none if it is gone."""
-    return {int(word) for word in _words(group / "cgroup.procs")}
+    """Return the ids of the processes in a group, none if it is gone."""
+    pids = {int(word) for word in _words(group / "cgroup.procs")}
+    return {pid for pid in pids if processes.is_alive(pid)}
 
 
 def join_group() -> None:
@@ -78,12 +82,13 @@ def join_group() -> None:
 
 
 def remove_group(group: Path) -> None:
-    """Remove a group without members; one that is not there is no error."""
+    """End the processes of a group and remove it; one not there is no error."""
     end_s = time.monotonic() + _REMOVAL_S
     while group.exists():
+        processes.end(lambda: members(group))
         try:
             group.rmdir()
-        except OSError as error:  # the last member may still be on its way out
+        except OSError as error:  # one has come, or the last is still on its way out
             if error.errno != errno.EBUSY or time.monotonic() > end_s:
                 raise
             time.sleep(0.01)

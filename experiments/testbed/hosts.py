@@ -135,7 +135,7 @@ class Testbed:
         found = network.members(place.namespace)
         if place.cpu_group is not None:
             found |= cpu_quota.members(place.cpu_group)
-        return {pid for pid in found if processes.is_alive(pid)}
+        return found
 
     def set_link(self, host: str, mbit_per_s: float | None) -> None:
         """Change the rate at which a host sends, also while it sends."""
@@ -189,6 +189,7 @@ class Testbed:
         network.plug_machine(self._bridge, self._link, f"{subnet[1]}/24")
         for n, host in enumerate(self.hosts):
             self._build_host(host, f"host{n}", str(subnet[2 + n]))
+        # all at once; those that are only on their way end with their host
         self._undo.callback(processes.end, self._members)
 
     def _build_host(self, host: Host, port: str, address: str) -> None:
@@ -314,8 +315,6 @@ def clear_abandoned(name: str) -> None:
             continue
         warnings.warn(f"removing {found}, left by process {maker[2]}", stacklevel=3)
         network.unplug_machine(maker[1])
-        processes.end(lambda found=found: network.members(found))
         network.delete_namespace(found)
         if found in groups:
-            processes.end(lambda found=found: cpu_quota.members(groups[found]))
             cpu_quota.remove_group(groups[found])

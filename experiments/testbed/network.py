@@ -12,7 +12,10 @@ import json
 import subprocess
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+
+from experiments.testbed import processes
 
 HOST_END = "eth0"  # what a host calls its end of the cable
 _BRIDGE = "bridge"
@@ -67,16 +70,21 @@ def make_namespace(name: str) -> None:
 
 
 def delete_namespace(name: str) -> None:
-    """Delete a namespace, its interfaces too; one that is not there is no error."""
+    """Delete a namespace, its interfaces and its processes; one not there is no error.
+
+    Without its name no other process can come, but those inside would keep it alive.
+    """
     if name in namespaces():
+        inode = (_NAMESPACES / name).stat().st_ino
         run("ip", "netns", "delete", name)
+        processes.end(lambda: _inside(inode))
 
 
 def members(name: str) -> set[int]:
-    """Return the process ids in a namespace, none if it is gone."""
+    """Return the ids of the processes in a namespace, none if it is gone."""
     if name not in namespaces():
         return set()
-    return {int(word) for word in run("ip", "netns", "pids", name).split()}
+    return _inside((_NAMESPACES / name).stat().st_ino)
 
 
 def enter(name: str) -> list[str]:
@@ -147,6 +155,15 @@ def wait_for_links(bridge: str, hosts: Iterable[str]) -> None:
             if time.monotonic() > end_s:
                 raise RuntimeError(f"{namespace}: {', '.join(down)} did not come up")
             time.sleep(0.02)
+
+
+def _inside(inode: int) -> set[int]:
+    def is_inside(pid: int) -> bool:
+        with suppress(OSError):  # it has ended, or is another container's
+            return Path(f"/proc/{pid}/ns/net").stat().st_ino == inode
+        return False
+
+    return {pid for pid in processes.all_alive() if is_inside(pid)}
 
 
 def _root() -> tuple[str, ...]:

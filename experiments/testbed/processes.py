@@ -37,6 +37,12 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def all_alive() -> set[int]:
+    """Return the ids of all processes that are there and no zombies."""
+    pids = {int(name) for name in os.listdir("/proc") if name.isdigit()}
+    return {pid for pid in pids if is_alive(pid)}
+
+
 def end_group(leader: int) -> None:
     """End all of the process group of this leader."""
     end(lambda: _group(leader))
@@ -104,8 +110,7 @@ def _gone(
 def _group(leader: int) -> set[int]:
     def is_member(pid: int) -> bool:
         with suppress(ProcessLookupError):
-            return os.getpgid(pid) == leader and is_alive(pid)
+            return os.getpgid(pid) == leader
         return False
 
-    pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
-    return {pid for pid in pids if is_member(pid)}
+    return {pid for pid in all_alive() if is_member(pid)}

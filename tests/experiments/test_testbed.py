@@ -96,14 +96,25 @@ def _leaves_nothing() -> Iterator[None]:
 
 
 @needs_root
-def test_all_is_gone_and_all_processes_are_ended_after_the_block():
+@pytest.mark.parametrize("seen", [True, False])
+def test_all_is_gone_and_all_processes_are_ended_after_the_block(
+    seen: bool, monkeypatch: pytest.MonkeyPatch
+):
+    if not seen:  # as they are that come to their host while others are ended
+        monkeypatch.setattr(Testbed, "_members", lambda testbed: set())
+    sleep = ["sh", "-c", "echo; exec sleep 60"]
     with _leaves_nothing():
         with Testbed([FAST, SLOW]) as testbed:
-            sleeping = [
-                subprocess.Popen([*testbed.prefix(host.name), "sleep", "60"])
-                for host in (FAST, SLOW)
-            ]
+            sleeping = [_start([*testbed.prefix(h.name), *sleep]) for h in (FAST, SLOW)]
     assert [process.wait(5) for process in sleeping] == [-signal.SIGTERM] * 2
+
+
+@needs_root
+def test_a_process_that_comes_too_late_finds_no_host():
+    with _leaves_nothing():
+        with Testbed([FAST, SLOW]) as testbed:
+            words = [[*testbed.prefix(h.name), "sleep", "60"] for h in (FAST, SLOW)]
+    assert all(subprocess.run(command).returncode > 0 for command in words)
 
 
 @needs_root
