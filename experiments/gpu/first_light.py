@@ -79,7 +79,7 @@ def speed(arguments: argparse.Namespace, device: jax.Device) -> dict[str, Any]:
     plain_s = _median_step_s(arguments.steps, plain)
     rate = matrix_rate(device, arguments.matrix_size)
     flops = 3 * sum(forward_flops(model, plan.seq_len)) * plan.global_batch
-    tokens = plan.global_batch * plan.seq_len
+    tokens = plan.tokens_per_step
     return {
         "model": model.name,
         "tokens_per_step": tokens,

@@ -207,7 +207,7 @@ class Running:
         self._fleet.compile()
         self._fleet.initialise(0)
         self._step, self.step_s = 0, []
-        self.tokens_per_step = plan.global_batch * plan.seq_len
+        self.tokens_per_step = plan.tokens_per_step
 
     def run(self, num_steps: int, *, counts: bool) -> None:
         for _ in range(num_steps):
@@ -250,7 +250,7 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
         every = {name: p.plan for name, p in (found | alone).items()}
         steps_s, busy_s = _timed(every, start, given, list(alone))
-    return _told(given, found, alone, steps_s, busy_s, config.seq_len)
+    return _told(given, found, alone, steps_s, busy_s)
 
 
 def _alone(request: Request) -> dict[str, Predicted]:
@@ -312,10 +312,9 @@ def _told(
     alone: Mapping[str, Predicted],
     steps_s: Mapping[str, Sequence[float]],
     busy_s: Mapping[str, Sequence[float]],
-    seq_len: int,
 ) -> dict[str, Any]:
     def row(predicted: Predicted, steps_s: Sequence[float]) -> dict[str, Any]:
-        step_s, tokens = median(steps_s), predicted.plan.global_batch * seq_len
+        step_s, tokens = median(steps_s), predicted.plan.tokens_per_step
         expected_s = predicted.simulation.step_time_s
         return {
             "step_s": step_s,

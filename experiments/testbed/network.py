@@ -3,8 +3,8 @@
 
 Owns the `ip` and `tc` commands: namespaces, the bridge in a namespace of its own (so
 that no packet filter of the machine sees what hosts send), cables, rates, the choice of
-a free subnet. Does not own what a host is, nor when things are taken down
-(`hosts.py`).
+a free subnet, who is in a namespace. Does not own what a host is, nor when things are
+taken down (`hosts.py`).
 """
 
 import ipaddress

@@ -82,6 +82,10 @@ class Plan:
     def num_layers(self) -> int:
         return self.replicas[0].stages[-1].layers[1]
 
+    @property
+    def tokens_per_step(self) -> int:
+        return self.global_batch * self.seq_len
+
     def stages(self) -> list[tuple[int, int, Stage]]:
         """All stages as (replica index, stage index, stage), in order."""
         return [

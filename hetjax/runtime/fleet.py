@@ -161,7 +161,7 @@ class Fleet:
 
     def step_of(self, norm: Norm) -> FleetStep:
         """The outcome of a step that was committed with this norm."""
-        num_tokens = self.plan.global_batch * self.plan.seq_len
+        num_tokens = self.plan.tokens_per_step
         sums = [norm.losses[stage] for stage in sorted(norm.losses)]
         return FleetStep(
             norm.squares**0.5 / num_tokens, float(np.sum(sums)), num_tokens

@@ -39,8 +39,7 @@ class Predicted:
 
     @cached_property
     def tokens_per_s(self) -> float:
-        tokens = self.plan.global_batch * self.plan.seq_len
-        return tokens / self.simulation.step_time_s
+        return self.plan.tokens_per_step / self.simulation.step_time_s
 
     @cached_property
     def lower_bound_s(self) -> float | None:
