@@ -96,14 +96,16 @@ def _listed(plan: Plan, r: int) -> list[list[Action]]:
     replica = plan.replicas[r]
     devices = list(dict.fromkeys((x.node, x.devices) for x in replica.stages))
     ones = [1.0] * len(replica.stages)
+    num_cut = replica.num_microbatches if plan.schedule == "zero-bubble" else 0
     pipeline = Pipeline(
         forward_s=ones,
+        backward_s=[2.0] * len(ones),
         input_gradient_s=ones,
         weight_gradient_s=ones,
         hop_s=[0.0] * len(ones),
         lanes=[devices.index((x.node, x.devices)) for x in replica.stages],
         num_microbatches=replica.num_microbatches,
-        num_cut=replica.num_microbatches if plan.schedule == "zero-bubble" else 0,
+        num_cut=[num_cut] * len(ones),
     )
     ahead = [stage.launch_ahead for stage in replica.stages]
     kept = [in_flight_limit(plan, r, s) for s in range(len(ones))]

@@ -28,22 +28,22 @@ class Pipeline:
     """One replica: seconds by stage, and of the hop from each stage to the next.
 
     `lanes` names the devices of every stage; equal numbers share them. The backward of
-    the last `num_cut` microbatches is cut into I and W; that of those before is B,
-    which the last stage fuses with F. Halves cost more than a whole, and what they are
-    for is to fill the end.
+    the last `num_cut` microbatches, a number by stage, is cut into I and W; that of
+    those before is B, which the last stage fuses with F. Halves cost more than a whole,
+    and what they are for is to fill the end.
     """
 
     forward_s: Sequence[float]
+    backward_s: Sequence[float]
     input_gradient_s: Sequence[float]
     weight_gradient_s: Sequence[float]
     hop_s: Sequence[float]
     lanes: Sequence[int]
     num_microbatches: int
-    num_cut: int
+    num_cut: Sequence[int]
 
-    @property
-    def num_whole(self) -> int:
-        return self.num_microbatches - self.num_cut
+    def is_whole(self, stage: int, microbatch: int) -> bool:
+        return microbatch < self.num_microbatches - self.num_cut[stage]
 
 
 def list_schedule(
@@ -108,7 +108,7 @@ class _Run:
         full = ahead >= self.launch_ahead[stage] or kept >= self.kept[stage]
         if full or m == self.pipeline.num_microbatches:
             return None
-        fused = stage == self.last and m < self.pipeline.num_whole
+        fused = stage == self.last and self.pipeline.is_whole(stage, m)
         op = Op.FB if fused else Op.F
         return (stage, op, m) if self.x_s[stage][m] <= now else None
 
@@ -116,7 +116,7 @@ class _Run:
         m = self.backwards[stage]
         if m == self.forwards[stage] or self.dy_s[stage][m] > now:
             return None
-        return stage, Op.B if m < self.pipeline.num_whole else Op.I, m
+        return stage, Op.B if self.pipeline.is_whole(stage, m) else Op.I, m
 
     def _weight(self, now: float, stage: int) -> Slot | None:
         m = self.weights[stage]
@@ -156,11 +156,10 @@ class _Run:
 
     def _seconds(self, stage: int, op: Op) -> float:
         p = self.pipeline
-        backward_s = p.input_gradient_s[stage] + p.weight_gradient_s[stage]
         return {
             Op.F: p.forward_s[stage],
-            Op.B: backward_s,
-            Op.FB: p.forward_s[stage] + backward_s,
+            Op.B: p.backward_s[stage],
+            Op.FB: p.forward_s[stage] + p.backward_s[stage],
             Op.I: p.input_gradient_s[stage],
             Op.W: p.weight_gradient_s[stage],
         }[op]

@@ -3,8 +3,9 @@
 
 Owns the candidates and the hill climb. First all named schedules that the plan's
 devices allow, and greedy lists (`list_schedule.py`) with the real times; then, from
-the best of them, launch-aheads one up or down, stage by stage, as long as it helps. So
-the result is never slower than any named schedule that fits, in the simulator. Does
+the best of them, launch-aheads and numbers of backwards in two halves one up or down,
+stage by stage, as long as it helps. There are two climbs, one of them without halves.
+So the result is never slower than any named schedule that fits, in the simulator. Does
 not own times, limits, memory (`memory.py`) or the judge (`simulator.py`).
 """
 
@@ -12,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from math import ceil
 
 from hetjax.costs.costs import Costs
 from hetjax.plans.plan import Plan
@@ -39,7 +41,12 @@ from hetjax.schedule.simulation import lane_of
 from hetjax.schedule.simulator import simulate
 
 Limits = Mapping[StageKey, int]
+Cuts = Mapping[StageKey, int]  # backwards in two halves, by stage
 _MOST_SIMULATIONS, _MOST_ACTIONS = 200, 4_000_000
+_LEAST_S = 1e-9  # of a weight gradient
+
+
+_Score = tuple[float, int, bool, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +56,22 @@ class _Candidate:
     generated: bool  # the plan's own schedule gives these lanes
 
     @property
-    def num_cut(self) -> int:
+    def num_cut(self) -> Cuts:
         """How many microbatches, the last ones, have their backward in two halves."""
-        halves = (a.key for lane in self.lanes for a in lane if a.op is Op.W)
-        return max(Counter(halves).values(), default=0)
+        halves = Counter(a.key for lane in self.lanes for a in lane if a.op is Op.W)
+        return {(r, s): halves[r, s] for r, s, _ in self.plan.stages()}
+
+    @property
+    def is_cut(self) -> bool:
+        return any(self.num_cut.values())
+
+    def score(self, step_s: float) -> _Score:
+        """Less is better: of equally fast ones what cuts, changes and keeps least."""
+        num_cut, num_kept = sum(self.num_cut.values()), sum(_kept(self.lanes).values())
+        return float(f"{step_s:.9g}"), num_cut, not self.generated, num_kept
+
+
+_Judge = Callable[[_Candidate], _Score]
 
 
 def searched(
@@ -71,24 +90,34 @@ def searched(
     plans.
     """
 
-    def judge(candidate: _Candidate) -> float:
+    def judge(candidate: _Candidate) -> _Score:
         programs = lower_lanes(candidate.plan, candidate.lanes, tied)
         if costs.memory and not fits(programs, candidate.plan, costs):
-            return float("inf")
-        return simulate(programs, candidate.plan, costs).step_time_s
+            return candidate.score(float("inf"))
+        return candidate.score(simulate(programs, candidate.plan, costs).step_time_s)
 
-    best_s, best = _fastest(judge, _first_candidates(plan, costs, limits, split_limits))
+    whole = _climbed(judge, _whole(plan, costs, limits), costs, limits)
+    if split_limits is None:
+        return _written(whole[1], tied)
+    halves = _climbed(judge, _halved(plan, costs, split_limits), costs, split_limits)
+    return _written(min(whole, halves, key=lambda found: found[0])[1], tied)
+
+
+def _climbed(
+    judge: _Judge, firsts: Iterable[_Candidate], costs: Costs, limits: Limits
+) -> tuple[_Score, _Candidate]:
+    """The best of the first candidates, and then of its neighbours' neighbours."""
+    score, best = _least(judge, firsts)
     num_actions = 8 * sum(map(len, best.lanes))
     left = min(_MOST_SIMULATIONS, _MOST_ACTIONS // num_actions)
     while left > 0:
-        allowed = split_limits if best.num_cut and split_limits else limits
-        near = list(_neighbours(best, costs, allowed))[:left]
+        near = list(_neighbours(best, costs, limits))[:left]
         left -= len(near)
-        found_s, found = _fastest(judge, near) if near else (best_s, best)
-        if found_s >= best_s:
+        found_score, found = _least(judge, near) if near else (score, best)
+        if found_score >= score:
             break
-        best_s, best = found_s, found
-    return _written(best, tied)
+        score, best = found_score, found
+    return score, best
 
 
 def fits(programs: Programs, plan: Plan, costs: Costs) -> bool:
@@ -98,29 +127,31 @@ def fits(programs: Programs, plan: Plan, costs: Costs) -> bool:
     return all(use.total_bytes <= there[device] for device, use in uses.items())
 
 
-def _fastest(
-    judge: Callable[[_Candidate], float], candidates: Iterable[_Candidate]
-) -> tuple[float, _Candidate]:
+def _least(
+    judge: _Judge, candidates: Iterable[_Candidate]
+) -> tuple[_Score, _Candidate]:
     judged = (
         (judge(candidate), n, candidate) for n, candidate in enumerate(candidates)
     )
-    time_s, _, candidate = min(judged, key=lambda entry: entry[:2])
-    return time_s, candidate
+    score, _, candidate = min(judged, key=lambda entry: entry[:2])
+    return score, candidate
 
 
-def _first_candidates(
-    plan: Plan, costs: Costs, limits: Limits, split_limits: Limits | None
-) -> Iterator[_Candidate]:
+def _whole(plan: Plan, costs: Costs, limits: Limits) -> Iterator[_Candidate]:
+    """First candidates without halves: the named schedules, and greedy lists."""
     if not _shares_devices(plan):
         for rule in RULES.values():
             yield _generated(with_rule(plan, costs, rule, limits))
         yield _generated(replace(plan, schedule="gpipe", programs={}))
     yield _generated(_by_default(plan, limits, "interleaved"))
-    yield from _lists(plan, costs, limits, 0)
-    if split_limits is not None:
-        yield _generated(_by_default(plan, split_limits, "zero-bubble"))
-        for num_cut in _cuts(plan):
-            yield from _lists(plan, costs, split_limits, num_cut)
+    yield from _lists(plan, costs, limits, _cut(plan, lambda _: 0))
+
+
+def _halved(plan: Plan, costs: Costs, limits: Limits) -> Iterator[_Candidate]:
+    """First candidates with some backwards, or all, in two halves."""
+    yield _generated(_by_default(plan, limits, "zero-bubble"))
+    for num_cut in _cuts(plan, costs):
+        yield from _lists(plan, costs, limits, num_cut)
 
 
 def _generated(plan: Plan) -> _Candidate:
@@ -139,19 +170,40 @@ def _by_default(plan: Plan, limits: Limits, schedule: str) -> Plan:
     return with_launch_ahead(plan, plain, limits, schedule)
 
 
-def _cuts(plan: Plan) -> list[int]:
-    """How many backwards to cut in two: enough to fill the end, or all."""
+def _cuts(plan: Plan, costs: Costs) -> Iterator[Cuts]:
+    """How many backwards to cut in two: enough to fill the end, or all.
+
+    What a stage does after its last I has to last as long as the backwards of those
+    before it, which need no halves then: the first none, the deeper the more.
+    """
     deepest = max(len(replica.stages) for replica in plan.replicas)
-    most = _most_microbatches(plan)
-    return sorted({min(deepest, most), min(2 * deepest, most), most})
+    for num_cut in (deepest, 2 * deepest, _most_microbatches(plan)):
+        yield _cut(plan, lambda _, num_cut=num_cut: num_cut)
+    for more in range(2):
+        yield _cut(plan, lambda key, more=more: _to_fill_the_end(costs, key) + more)
+
+
+def _to_fill_the_end(costs: Costs, key: StageKey) -> int:
+    """Return how many W of a stage last as long as the backwards of those before it."""
+    r, s = key
+    before_s = sum(costs.times[r, n].backward_s for n in range(s))
+    return ceil(before_s / max(costs.times[key].weight_gradient_s, _LEAST_S))
 
 
 def _most_microbatches(plan: Plan) -> int:
     return max(replica.num_microbatches for replica in plan.replicas)
 
 
+def _cut(plan: Plan, num_cut: Callable[[StageKey], int]) -> Cuts:
+    """So many on each stage, or all that its replica has."""
+    return {
+        (r, s): min(num_cut((r, s)), plan.replicas[r].num_microbatches)
+        for r, s, _ in plan.stages()
+    }
+
+
 def _lists(
-    plan: Plan, costs: Costs, limits: Limits, num_cut: int
+    plan: Plan, costs: Costs, limits: Limits, num_cut: Cuts
 ) -> Iterator[_Candidate]:
     """Greedy lists: with the exact rule's launch-aheads, some more, and all that fit.
 
@@ -159,45 +211,41 @@ def _lists(
     """
     exact = with_rule(plan, costs, exact_delta, limits)
     aheads = {(r, s): stage.launch_ahead for r, s, stage in exact.stages()}
-    for more in range(3 if num_cut else 1):
+    for more in range(3 if any(num_cut.values()) else 1):
         raised = {key: ahead + more for key, ahead in aheads.items()}
         ahead = with_launch_ahead(plan, raised, limits)
         yield _listed(ahead, costs, limits, num_cut)
     yield _listed(with_launch_ahead(plan, limits, limits), costs, limits, num_cut)
 
 
-def _listed(plan: Plan, costs: Costs, limits: Limits, num_cut: int) -> _Candidate:
+def _listed(plan: Plan, costs: Costs, limits: Limits, num_cut: Cuts) -> _Candidate:
     """A greedy list with the plan's launch-aheads and the real times."""
     lanes = []
     for r, replica in enumerate(plan.replicas):
-        stages = range(len(replica.stages))
+        keys = [(r, s) for s in range(len(replica.stages))]
+        times = [costs.times[key] for key in keys]
         devices = list(dict.fromkeys((x.node, x.devices) for x in replica.stages))
-        halves = [_halves(plan, costs, (r, s), num_cut > 0) for s in stages]
         pipeline = Pipeline(
-            forward_s=[costs.times[r, s].forward_s for s in stages],
-            input_gradient_s=[half[0] for half in halves],
-            weight_gradient_s=[half[1] for half in halves],
-            hop_s=[hop_s(costs, (r, s), (r, s + 1)) for s in stages],
+            forward_s=[t.forward_s for t in times],
+            backward_s=[
+                *(t.backward_s for t in times[:-1]),
+                times[-1].fused_s - times[-1].forward_s,
+            ],
+            input_gradient_s=[t.input_gradient_s for t in times],
+            weight_gradient_s=[t.weight_gradient_s for t in times],
+            hop_s=[hop_s(costs, (r, s), (r, s + 1)) for _, s in keys],
             lanes=[devices.index((x.node, x.devices)) for x in replica.stages],
             num_microbatches=replica.num_microbatches,
-            num_cut=min(num_cut, replica.num_microbatches),
+            num_cut=[num_cut[key] for key in keys],
         )
         ahead = [stage.launch_ahead for stage in replica.stages]
-        kept = [limits[r, s] for s in stages] if num_cut else ahead
+        kept = [
+            limits[key] if any(pipeline.num_cut) else a
+            for key, a in zip(keys, ahead, strict=True)
+        ]
         for lane in list_schedule(pipeline, ahead, kept):
             lanes.append([Action(op, r, s, m) for s, op, m in lane])
     return _Candidate(plan, lanes, False)
-
-
-def _halves(
-    plan: Plan, costs: Costs, key: StageKey, split: bool
-) -> tuple[float, float]:
-    """Seconds of I and W; not split, of B and nothing (FB less F on the last stage)."""
-    times = costs.times[key]
-    if split:
-        return times.input_gradient_s, times.weight_gradient_s
-    last = key[1] == len(plan.replicas[key[0]].stages) - 1
-    return (times.fused_s - times.forward_s if last else times.backward_s), 0.0
 
 
 def _neighbours(
@@ -219,10 +267,11 @@ def _neighbours(
                 yield _generated(near)
             else:
                 yield _listed(near, costs, limits, num_cut)
-    if num_cut and not candidate.generated:
-        for other in (num_cut + 1, num_cut - 1):
-            if 1 <= other <= _most_microbatches(plan):
-                yield _listed(plan, costs, limits, other)
+    if candidate.is_cut and not candidate.generated:
+        for key, cut in num_cut.items():
+            for other in (cut + 1, cut - 1):
+                if 0 <= other <= plan.replicas[key[0]].num_microbatches:
+                    yield _listed(plan, costs, limits, {**num_cut, key: other})
 
 
 def _written(candidate: _Candidate, tied: Tied) -> Plan:
@@ -232,7 +281,7 @@ def _written(candidate: _Candidate, tied: Tied) -> Plan:
         return plan
     shares = _shares_devices(plan)
     schedule = "interleaved" if shares else "h1f1b"
-    plan = _with_kept(plan, candidate, "zero-bubble" if candidate.num_cut else schedule)
+    plan = _with_kept(plan, candidate, "zero-bubble" if candidate.is_cut else schedule)
     programs = lower_lanes(plan, candidate.lanes, tied)
     texts = {node: format_program(program) for node, program in programs.items()}
     return replace(plan, programs=texts)

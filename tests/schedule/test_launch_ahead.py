@@ -3,6 +3,7 @@
 
 import math
 import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from hetjax.costs.costs import Costs, Route, StageMemory, StageTimes
 from hetjax.plans.plan import Plan
+from hetjax.schedule.action import Op
 from hetjax.schedule.bound import prefix_bound_s
 from hetjax.schedule.check import check
 from hetjax.schedule.closed_form import hapt_step_s, harp_step_s
@@ -174,6 +176,31 @@ def test_no_named_schedule_is_faster_than_the_chosen_and_the_searched(seed: int)
     assert named_s["searched"] <= min(named_s.values()) + 1e-9
     assert named_s["searched"] <= step_s(best, costs) + 1e-9
     assert prefix_bound_s(plan, costs) <= step_s(best, costs) + 1e-9
+
+
+@pytest.mark.parametrize("count", [4, 8, 24])
+def test_halves_that_cost_more_are_made_where_they_fill_the_end_and_nowhere_else(
+    count: int,
+):
+    # F = 1, B = 3, I = W = 1.6: while the last stage makes two W, or three, the first
+    # has a whole backward left; beside its work the last one waits for one F
+    plan = pipeline_plan([2, 1], count)
+    whole = pipeline_costs([1.0] * 2, [3.0] * 2, [0.0] * 2)
+    halves = dict(input_gradient_s=1.6, weight_gradient_s=1.6)
+    costs = replace(
+        whole, times={key: replace(t, **halves) for key, t in whole.times.items()}
+    )
+    best = with_schedule(plan, "searched", costs, {})
+    programs = lower(best)
+    num_cut = Counter(
+        action.stage
+        for program in programs.values()
+        for action in program
+        if action.op is Op.W
+    )
+    assert num_cut[0] == 0 and 2 <= num_cut[1] <= 3
+    found_s = 1 + 4 * count + 0.2 * num_cut[1]
+    assert simulate(programs, best, costs).step_time_s == pytest.approx(found_s)
 
 
 @pytest.mark.parametrize("seed", range(6))

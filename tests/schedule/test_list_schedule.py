@@ -21,12 +21,13 @@ def pipeline(
     f, i, w = ([float(t)] * num_stages for t in times)
     return Pipeline(
         forward_s=f,
+        backward_s=[x + y for x, y in zip(i, w, strict=True)],
         input_gradient_s=i,
         weight_gradient_s=w,
         hop_s=[0.0] * num_stages,
         lanes=[s % lanes for s in range(num_stages)],
         num_microbatches=count,
-        num_cut=count if split else 0,
+        num_cut=[count if split else 0] * num_stages,
     )
 
 
@@ -90,7 +91,7 @@ def test_where_halves_cost_more_it_pays_to_cut_the_last_ones_only(
     stages: int, count: int
 ):
     def step_s(num_cut: int) -> float:
-        p = replace(pipeline(stages, count, split=True), num_cut=num_cut)
+        p = replace(pipeline(stages, count, split=True), num_cut=[num_cut] * stages)
         ahead = [2 * stages - s for s in range(stages)]
         orders = list_schedule(p, ahead, [2 * stages] * stages)
         return makespan(p, orders, saved_s=0.25)
@@ -102,15 +103,18 @@ def test_where_halves_cost_more_it_pays_to_cut_the_last_ones_only(
 def test_unlike_stages_do_everything_once_and_in_order(data: st.DataObject):
     stages, count = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 8))
     seconds = st.lists(st.floats(0.1, 3.0), min_size=stages, max_size=stages)
-    cut = data.draw(st.integers(0, count), label="cut")
+    counts = st.lists(st.integers(0, count), min_size=stages, max_size=stages)
+    num_cut = data.draw(counts, label="cut")
+    halves_s = data.draw(seconds), data.draw(seconds)
     p = Pipeline(
         forward_s=data.draw(seconds),
-        input_gradient_s=data.draw(seconds),
-        weight_gradient_s=data.draw(seconds),
+        backward_s=[sum(both) for both in zip(*halves_s, strict=True)],
+        input_gradient_s=halves_s[0],
+        weight_gradient_s=halves_s[1],
         hop_s=data.draw(seconds),
         lanes=range(stages),
         num_microbatches=count,
-        num_cut=cut,
+        num_cut=num_cut,
     )
     limits = data.draw(
         st.lists(st.integers(1, 4), min_size=stages, max_size=stages), label="ahead"
@@ -118,9 +122,10 @@ def test_unlike_stages_do_everything_once_and_in_order(data: st.DataObject):
     orders = list_schedule(p, limits, limits)
     for stage, order in enumerate(orders):
         whole = [Op.FB] if stage == stages - 1 else [Op.F, Op.B]
-        wanted = [(op, m) for m in range(count - cut) for op in whole]
+        num_whole = count - num_cut[stage]
+        wanted = [(op, m) for m in range(num_whole) for op in whole]
         halves = [Op.F, Op.I, Op.W]
-        wanted += [(op, m) for m in range(count - cut, count) for op in halves]
+        wanted += [(op, m) for m in range(num_whole, count) for op in halves]
         assert sorted((op, m) for _, op, m in order) == sorted(wanted)
         for op in {op for op, _ in wanted}:
             found = [m for _, o, m in order if o is op]
