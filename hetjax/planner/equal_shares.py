@@ -53,10 +53,16 @@ def _share(nodes: NodeClass, num: int) -> _Share | None:
     if count % num == 0:
         return _Share(nodes=nodes.nodes[: count // num], of=nodes)
     parts, left = divmod(num, count)
-    if left or nodes.devices_per_node % parts:
-        return None
-    part = replace(nodes.nodes[0], count=nodes.devices_per_node // parts)
-    return _Share(nodes=(part,), of=nodes)
+    part = None if left else _part(nodes.nodes[0], parts)
+    return None if part is None else _Share(nodes=(part,), of=nodes)
+
+
+def _part(node: Node, parts: int) -> Node | None:
+    """The first of so many parts of a node: whole hosts, or as much of one host."""
+    devices, left = divmod(node.count, parts)
+    hosts = max(node.hosts // parts, 1)
+    alike = node.hosts % parts == 0 or parts % node.hosts == 0
+    return None if left or not alike else replace(node, count=devices, hosts=hosts)
 
 
 def _plans(request: Request, num: int, shares: list[_Share]) -> Iterator[Plan]:
