@@ -2,6 +2,7 @@
 """Workers killed at random instants: does every run end as an uninterrupted one?
 
     python -m experiments.recovery.kills [--kills 100] [--seed 0] [--steps 12]
+        [--folder runs/kills] [--results FOLDER/results.jsonl]
 
 Trains preset `tiny` on worker processes of this machine, kills one (SIGKILL) at random
 moments, a few per run, whatever the run does then: training, evaluating, saving or
@@ -10,64 +11,89 @@ was killed so often that the run went on without it, that is a run that changed 
 same plan after the same step; the learning rate is constant for its sake, so that steps
 can be trained in two parts. `lost_steps` are those that were done again from a
 checkpoint, and `lost_beside_a_replica` recoveries that lost some although all workers
-of a replica were there. Prints one JSON object.
+of a replica were there.
+
+Each run adds a line to the results, which may hold several seeds. `--kills` is how many
+there are to be in all of the seed: a second start goes on where the first has stopped,
+in runs with other numbers. Each run has its folder, with what it said (`stdout`,
+`stderr`), its run directory and the logs of its workers; only the checkpoints of a run
+that ended as expected are removed. Prints one JSON object, a summary for each seed.
 """
 
 import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
+from hetjax.cluster.record import write_whole
 from hetjax.training.journal import read_journal
-from hetjax.training.rundir import EVENTS, LOGS, METRICS
+from hetjax.training.rundir import CHECKPOINTS, EVENTS, LOGS, METRICS
 
-_PER_RUN, _PAUSE_S = 3, (0.2, 6.0)
-_LONGEST_RUN_S = 600
-Losses = list[dict[str, Any]]
+_PER_RUN, _PAUSE_S, _LOOK_S = 3, (0.2, 6.0), 0.1
+_LONGEST_RUN_S, _LAST_WORDS_S = 1200, 30
+_MOST_IDLE = 5  # runs on end in which nobody could be killed
+Lines = list[dict[str, Any]]
 
 
-def command(run_dir: Path, steps: int) -> list[str]:
+def command(run_dir: Path, steps: int, *more: str) -> list[str]:
     words = [sys.executable, "-m", "hetjax.train", "tiny", "--launcher", "processes"]
     words += ["--run-dir", str(run_dir), "--steps", str(steps)]
     words += ["--optimizer.schedule", "constant", "--optimizer.warmup-steps", "0"]
     words += ["--checkpoint.every", "3", "--evaluation.every", "5"]
-    return [*words, "--evaluation.num-batches", "1", "--evaluation.sample-tokens", "0"]
+    words += ["--evaluation.num-batches", "1", "--evaluation.sample-tokens", "0"]
+    return [*words, *more]
 
 
-def trained(run_dir: Path, steps: int, *more: str) -> Losses:
-    """Train without kills, from where the directory's run has come."""
-    words = [*command(run_dir, steps), *more]
-    subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
-    return losses(run_dir)
+def started(words: Sequence[str], said: Path) -> subprocess.Popen[bytes]:
+    """Start a command; what it says is added to `said`/stdout and `said`/stderr.
+
+    A fatal signal, in its workers too, leaves the stacks of all threads there.
+    """
+    said.mkdir(parents=True, exist_ok=True)
+    with (said / "stdout").open("ab") as out, (said / "stderr").open("ab") as err:
+        return subprocess.Popen(
+            words, stdout=out, stderr=err, env=os.environ | {"PYTHONFAULTHANDLER": "1"}
+        )
 
 
-def losses(run_dir: Path) -> Losses:
+def trained(run_dir: Path, steps: int, *more: str) -> int:
+    """Train without kills, from where the run has come; return the exit code."""
+    return started(command(run_dir, steps, *more), run_dir.parent).wait()
+
+
+def losses(run_dir: Path) -> Lines:
     """The numbers of every line of metrics.jsonl that no clock decides."""
     kept = ("step", "loss", "val_loss", "grad_norm")
     lines = read_journal(run_dir / METRICS)
     return [{name: line[name] for name in kept if name in line} for line in lines]
 
 
-def as_expected(run_dir: Path, whole: Losses, steps: int) -> bool:
-    """Whether the losses have the bits of `whole`; since a change of plan, those of
-    a run that changed without kills."""
+def unlike(run_dir: Path, whole: Lines, steps: int) -> list[str]:
+    """What is wrong with the losses: they must have the bits of `whole`; since a
+    change of plan, those of a run that changed without kills."""
     found = losses(run_dir)
-    if not any(event["event"] == "replanned" for event in events(run_dir)):
-        return found == whole
-    at, other = recoveries(run_dir)[-1]["step"], run_dir.with_name(run_dir.name + "b")
-    if at:
-        trained(other, at)
-    changed = trained(other, steps, "--plan", str(run_dir / "plan.json"))
+    if not was_replanned(run_dir):
+        return [] if found == whole else ["losses differ"]
+    at = events(run_dir, "replanned")[-1]["step"]
+    other = run_dir.parent / "changed" / "run"
+    codes = [trained(other, at)] if at else []
+    codes += [trained(other, steps, "--plan", str(run_dir / "plan.json"))]
+    if any(codes):
+        return [f"the run without kills ended with {codes}"]
     before = [line for line in whole if line["step"] <= at]
-    return found == before + [line for line in changed if line["step"] > at]
+    expected = before + [line for line in losses(other) if line["step"] > at]
+    return [] if found == expected else ["losses differ after the change of plan"]
 
 
 def workers(run_dir: Path) -> dict[str, int]:
@@ -84,50 +110,64 @@ def workers(run_dir: Path) -> dict[str, int]:
 
 
 def killed_run(
-    run_dir: Path, steps: int, random_: random.Random, most: int
+    folder: Path, steps: int, random_: random.Random, most: int
 ) -> dict[str, Any]:
-    """Train to the end, killing workers on the way; what came of it."""
-    run = subprocess.Popen(
-        command(run_dir, steps),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert run.stdout is not None
+    """Train to the end, killing workers on the way; its exit code and the kills."""
+    run_dir, end_s = folder / "run", time.monotonic() + _LONGEST_RUN_S
+    run = started(command(run_dir, steps), folder)
     kills: list[str] = []
-    said = []
-    while line := run.stdout.readline():
-        said.append(line)
-        if line.startswith("step "):
-            break
-    end_s = time.monotonic() + _LONGEST_RUN_S
-    while run.poll() is None and len(kills) < most and time.monotonic() < end_s:
-        time.sleep(random_.uniform(*_PAUSE_S))
-        there = workers(run_dir)
-        if run.poll() is None and there:
-            worker = random_.choice(sorted(there))
-            try:
-                os.kill(there[worker], signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-            kills.append(worker)
+
+    def goes_on() -> bool:
+        return run.poll() is None and time.monotonic() < end_s
+
     try:
-        rest, _ = run.communicate(timeout=_LONGEST_RUN_S)
+        while goes_on() and b"\nstep " not in (folder / "stdout").read_bytes():
+            time.sleep(_LOOK_S)
+        while goes_on() and len(kills) < most:
+            time.sleep(random_.uniform(*_PAUSE_S))
+            if run.poll() is None:
+                kills += killed(run_dir, random_)
+        return {"code": _ended(run, end_s), "kills": kills}
+    finally:
+        run.kill()  # it is still there only if this was interrupted
+
+
+def killed(run_dir: Path, random_: random.Random) -> list[str]:
+    """Kill one of the run's workers; its name, or nothing if none was there."""
+    there = workers(run_dir)
+    with suppress(ProcessLookupError):
+        for worker in random_.sample(sorted(there), min(1, len(there))):
+            os.kill(there[worker], signal.SIGKILL)
+            return [worker]
+    return []
+
+
+def _ended(run: subprocess.Popen[bytes], end_s: float) -> int:
+    """Wait for the run; one that does not end is to say where it stands."""
+    try:
+        return run.wait(max(0.0, end_s - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        run.send_signal(signal.SIGABRT)
+    try:
+        return run.wait(_LAST_WORDS_S)
     except subprocess.TimeoutExpired:
         run.kill()
-        rest = run.communicate()[0] + "\nno end"
-    return {"code": run.returncode, "kills": kills, "said": "".join(said) + rest}
+        return run.wait()
 
 
-def events(run_dir: Path) -> Sequence[dict[str, Any]]:
-    return read_journal(run_dir / EVENTS)
+def events(run_dir: Path, name: str) -> Lines:
+    return [line for line in read_journal(run_dir / EVENTS) if line["event"] == name]
 
 
-def recoveries(run_dir: Path) -> list[dict[str, Any]]:
-    return [event for event in events(run_dir) if event["event"] == "recovered"]
+def recoveries(run_dir: Path) -> Lines:
+    return events(run_dir, "recovered")
 
 
-def beside_a_replica(run_dir: Path) -> list[dict[str, Any]]:
+def was_replanned(run_dir: Path) -> bool:
+    return bool(events(run_dir, "replanned"))
+
+
+def beside_a_replica(run_dir: Path) -> Lines:
     """Recoveries that lost steps although nobody of some replica was gone."""
     plan = json.loads((run_dir / "plan.json").read_text())
     nodes = [{stage["node"] for stage in r["stages"]} for r in plan["replicas"]]
@@ -138,39 +178,113 @@ def beside_a_replica(run_dir: Path) -> list[dict[str, Any]]:
     ]
 
 
-def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    whole = trained(folder / "whole", given.steps)
-    random_ = random.Random(given.seed)
-    number, kills, replanned, wrong, found, needless = 0, 0, 0, [], [], []
-    while kills < given.kills:
-        run_dir = folder / f"run{number}"
-        most = min(_PER_RUN, given.kills - kills)
-        ended = killed_run(run_dir, given.steps, random_, most)
-        kills += len(ended["kills"])
-        if ended["code"] != 0 or not as_expected(run_dir, whole, given.steps):
-            wrong.append({"run": number} | ended)
-        else:
-            found += recoveries(run_dir)
-            replanned += any(e["event"] == "replanned" for e in events(run_dir))
-            needless += beside_a_replica(run_dir)
-        number += 1
-        print(number, kills, len(wrong), file=sys.stderr, flush=True)
-    seconds = sorted(sum(e["seconds"].values()) for e in found)
+def outcome(folder: Path, ended: dict[str, Any], whole: Lines) -> dict[str, Any]:
+    """What came of a run, and what of it was not expected."""
+    run_dir, code, steps = folder / "run", ended["code"], whole[-1]["step"]
+    wrong = [] if code == 0 else [f"exit code {code}: {_words(code)}"]
+    finished = bool(events(run_dir, "finished"))
+    wrong += unlike(run_dir, whole, steps) if finished else ["not finished"]
+    found = recoveries(run_dir)
+    if not wrong:
+        for checkpoints in folder.glob(f"**/{CHECKPOINTS}"):
+            shutil.rmtree(checkpoints)
     return {
-        "runs": number,
-        "kills": kills,
+        **ended,
         "wrong": wrong,
-        "ended_without_a_node": replanned,
-        "recoveries": len(found),
-        "with_lost_steps": sum(e["lost_steps"] > 0 for e in found),
-        "lost_steps": sum(e["lost_steps"] for e in found),
-        "lost_beside_a_replica": needless,
+        "finished": finished,
+        "replanned": was_replanned(run_dir),
+        "lost_steps": [event["lost_steps"] for event in found],
+        "recovery_s": [round(sum(event["seconds"].values()), 3) for event in found],
+        "lost_beside_a_replica": beside_a_replica(run_dir) if found else [],
+        "load": os.getloadavg()[0],
+    }
+
+
+def _words(code: int) -> str:
+    return signal.Signals(-code).name if code < 0 else "see its stderr"
+
+
+def read_results(path: Path) -> Lines:
+    """The lines of all runs so far; a last one that was cut off is left out."""
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.split("\n")[:-1]]
+
+
+def append_result(path: Path, line: dict[str, Any]) -> None:
+    lines = [*read_results(path), line]
+    write_whole(path, "".join(json.dumps(one) + "\n" for one in lines))
+
+
+def next_number(folder: Path) -> int:
+    """One that no run has had, also none that was given up."""
+    numbers = [int(run.name.removeprefix("run")) for run in folder.glob("run*")]
+    return max(numbers, default=-1) + 1
+
+
+def measure(given: argparse.Namespace) -> None:
+    """Add runs to the results until there are as many kills as were asked for."""
+    reference = given.folder / f"whole-{given.steps}" / "run"
+    if code := trained(reference, given.steps):
+        sys.exit(f"a run without kills ended with code {code}: see {reference.parent}")
+    whole = losses(reference)
+    key = {"seed": given.seed, "steps": given.steps}
+    num_kills, num_idle = _num_kills(given.results, key), 0
+    while num_kills < given.kills:
+        runs = given.folder / f"seed{given.seed}-{given.steps}"
+        number = next_number(runs)
+        folder = runs / f"run{number}"
+        random_ = random.Random(f"{given.seed} {number}")
+        most = min(_PER_RUN, given.kills - num_kills)
+        line = key | {"run": number, "folder": str(folder)}
+        ended = killed_run(folder, given.steps, random_, most)
+        line |= outcome(folder, ended, whole)
+        append_result(given.results, line)
+        num_kills = _num_kills(given.results, key)
+        said = f"run {number}: code {line['code']}, kills {' '.join(line['kills'])}"
+        said += f"; {'; '.join(line['wrong']) or 'as expected'}"
+        print(f"{said}; {num_kills} of {given.kills}", file=sys.stderr, flush=True)
+        num_idle = 0 if line["kills"] else num_idle + 1
+        if num_idle == _MOST_IDLE:
+            sys.exit(f"nobody could be killed in {num_idle} runs: see {folder}")
+
+
+def _num_kills(results: Path, key: dict[str, Any]) -> int:
+    """Kills of the seed so far."""
+    own = [line for line in read_results(results) if key.items() <= line.items()]
+    return sum(len(line["kills"]) for line in own)
+
+
+def summary(lines: Lines) -> dict[str, Any]:
+    """One seed's runs together."""
+    lost = [steps for line in lines for steps in line["lost_steps"]]
+    seconds = sorted(s for line in lines for s in line["recovery_s"])
+    loads = sorted(line["load"] for line in lines)
+    return {
+        "seed": lines[0]["seed"],
+        "steps": lines[0]["steps"],
+        "runs": len(lines),
+        "kills": sum(len(line["kills"]) for line in lines),
+        "wrong": [line for line in lines if line["wrong"]],
+        "ended_without_a_node": sum(line["replanned"] for line in lines),
+        "recoveries": len(seconds),
+        "with_lost_steps": sum(steps > 0 for steps in lost),
+        "lost_steps": sum(lost),
+        "lost_beside_a_replica": [e for x in lines for e in x["lost_beside_a_replica"]],
         "recovery_s": {
             "median": seconds[len(seconds) // 2] if seconds else None,
             "most": seconds[-1] if seconds else None,
         },
-        "load": os.getloadavg()[0],
+        "median_load": loads[len(loads) // 2],
     }
+
+
+def summaries(lines: Lines) -> Lines:
+    """One for each seed and number of steps, in their order."""
+    keys = dict.fromkeys((line["seed"], line["steps"]) for line in lines)
+    return [
+        summary([line for line in lines if (line["seed"], line["steps"]) == key])
+        for key in keys
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -178,9 +292,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--folder", type=Path, default=Path("runs/kills"))
+    parser.add_argument("--results", type=Path)
     given = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps(measured(given, Path(folder)), indent=1))
+    given.results = given.results or given.folder / "results.jsonl"
+    given.folder.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        with FileLock(given.folder / ".lock", timeout=0):
+            measure(given)
+    except Timeout:
+        sys.exit(f"another start works in {given.folder}: give another --folder")
+    print(json.dumps({"seeds": summaries(read_results(given.results))}, indent=1))
 
 
 if __name__ == "__main__":
