@@ -6,6 +6,7 @@ Owns the keys of the file and their types. Does not own what must hold between t
 """
 
 import json
+import os
 import tomllib
 from dataclasses import asdict
 from pathlib import Path
@@ -39,7 +40,12 @@ _PRESETS = Path(__file__).parent / "presets"
 
 
 def load_cluster(path: str | Path) -> Cluster:
-    """Read a cluster file; BadInput starts with the path."""
+    """Read a cluster file, or the preset of that name; BadInput starts with the path.
+
+    A file comes before a preset of the same name.
+    """
+    if _is_word(str(path)) and not os.path.exists(path):
+        path = preset_path(str(path))
     return read_file(path, parse_cluster, what="cluster file")
 
 
@@ -90,11 +96,16 @@ def preset_path(name: str) -> Path:
     names = preset_names()
     if name not in names:
         raise BadInput(
-            got=f"no preset cluster is named {name!r}",
-            allowed=f"preset clusters: {', '.join(names)}",
+            got=f"cluster {name!r}, which is neither a file nor a preset",
+            allowed=f"a cluster file, or a preset of {', '.join(names)}",
             fix=did_you_mean(name, names),
         )
     return _PRESETS / f"{name}.toml"
+
+
+def _is_word(path: str) -> bool:
+    """Whether it may be a preset's name: no folder and no suffix in it."""
+    return len(Path(path).parts) == 1 and "." not in path
 
 
 def _node(raw: object, index: int) -> Node:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr
 from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
 from io import StringIO
 from itertools import dropwhile, takewhile
 from typing import Annotated, Any, TypeVar, get_args
@@ -16,13 +17,13 @@ from typing import Annotated, Any, TypeVar, get_args
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
-from hetjax.cluster.record import did_you_mean
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Remat
 from hetjax.training.config import option
 from hetjax.training.presets import PRESETS, Preset, preset
 
 T = TypeVar("T")
+_NUM_NEAREST = 3  # options that are named for one that there is not
 
 
 def parse_options(
@@ -50,7 +51,7 @@ def parse_options(
             raise
         raise _wrong_value(told.getvalue(), program, arguments) from ended
     if unknown:
-        raise _unknown(unknown[0], [option(name) for name in _names(default)])
+        raise _unknown(unknown[0], [option(name) for name in _names(default)], program)
     return config
 
 
@@ -113,14 +114,23 @@ def _typed(name: str, arguments: Sequence[str]) -> str:
     return name
 
 
-def _unknown(argument: str, options: list[str]) -> BadInput:
+def _unknown(argument: str, options: list[str], program: str) -> BadInput:
+    """An option that there is not, with the nearest that there are."""
     typed = argument.partition("=")[0]
+    if not typed.startswith("-"):
+        return BadInput(
+            got=f"{typed!r}, which belongs to no option",
+            allowed=f"options and their values, as {program} --help lists them",
+            fix=f"leave {typed!r} out, or write the option that it belongs to before "
+            "it",
+        )
+    spelled = typed.replace("_", "-")
+    near = get_close_matches(spelled, options, n=_NUM_NEAREST, cutoff=0.0)
+    alike = get_close_matches(spelled, near, n=1)
     return BadInput(
         got=f"unknown option {typed!r}",
-        allowed=", ".join(options),
-        fix=did_you_mean(typed.replace("_", "-"), options)
-        if typed.startswith("-")
-        else f"leave {typed!r} out, or write the option that it belongs to before it",
+        allowed=f"{', '.join(near)}, ...: {program} --help lists them all",
+        fix=f"did you mean {alike[0]!r}?" if alike else f"{program} --help",
     )
 
 

@@ -41,7 +41,7 @@ class PlanOptions:
     seq_len: int | None = None
     """Tokens per sequence."""
     cluster: Path | None = None
-    """Cluster file; else the preset's, else the devices that are here."""
+    """Cluster file, or lab or tiny; else the preset's, else the devices here."""
     profile: Path | None = None
     """Measured times, from python -m hetjax.profile; else times are estimated."""
     dtype: Literal["float32", "bfloat16"] | None = None
@@ -132,9 +132,9 @@ presets:
 
 examples:
   {PROGRAM} tiny
-  {PROGRAM} --cluster lab.toml --model llama-1b --global-batch 128
+  {PROGRAM} --cluster lab --model llama-1b --global-batch 128
       --seq-len 2048 --output plan.json --report plan.html
-  {PROGRAM} llama-1b --cluster lab.toml --objective cost
+  {PROGRAM} llama-1b --cluster lab --objective cost
       --deadline-hours 240 --tokens 20e9
   {PROGRAM} --cluster left.toml --from plan.json --output next.json
 

@@ -56,10 +56,10 @@ The plan that a preset would train with:
   python -m hetjax.simulate tiny
 
 A plan file, with a timeline to look at and one for a paper:
-  python -m hetjax.simulate plan.json --cluster lab.toml --trace t.json --plot t.pdf
+  python -m hetjax.simulate plan.json --cluster lab --trace t.json --plot t.pdf
 
 Launch-aheads that suit slow links, kept as a plan to train with:
-  python -m hetjax.simulate plan.json --cluster lab.toml --schedule h1f1b
+  python -m hetjax.simulate plan.json --cluster lab --schedule h1f1b
       --output fitted.json
 
 Exit codes: 0 done, 2 bad input, 3 the plan needs more memory than there is."""
@@ -72,7 +72,7 @@ class SimulateOptions:
     plan: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PLAN")]
     """Plan file, or the name of a preset for the plan that it would train with."""
     cluster: Path | None = None
-    """Cluster file; else the preset's, else the devices that are here."""
+    """Cluster file, or lab or tiny; else the preset's, else the devices here."""
     model: str | None = None
     """Name of a model preset; else the plan's."""
     profile: Path | None = None

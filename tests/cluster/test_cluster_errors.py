@@ -4,7 +4,7 @@
 import pytest
 
 from hetjax.cluster.cluster import Cluster, Node
-from hetjax.cluster.files import load_cluster, parse_cluster, preset_path
+from hetjax.cluster.files import load_cluster, parse_cluster
 from hetjax.errors import BadInput
 
 NODE = '[[node]]\nname = "n"\ndevice = "cpu"\ncount = 4\n'
@@ -14,9 +14,9 @@ LINK = '[[link]]\nbetween = ["n", "m"]\nbandwidth_gbit_per_s = 1\n'
 
 def test_an_unknown_preset_names_the_nearest():
     with pytest.raises(BadInput) as caught:
-        preset_path("tinny")
-    assert caught.value.got == "no preset cluster is named 'tinny'"
-    assert caught.value.allowed == "preset clusters: lab, tiny"
+        load_cluster("tinny")
+    assert caught.value.got == "cluster 'tinny', which is neither a file nor a preset"
+    assert caught.value.allowed == "a cluster file, or a preset of lab, tiny"
     assert caught.value.fix == "did you mean 'tiny'?"
 
 

@@ -2,7 +2,9 @@
 """Cluster files round-trip and the presets are sound."""
 
 import tomllib
+from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +16,7 @@ from hetjax.cluster.files import (
     preset_names,
     preset_path,
 )
+from hetjax.errors import BadInput
 
 LAB = Cluster(
     name="lab",
@@ -149,3 +152,15 @@ def test_the_tiny_preset_has_six_devices_of_unlike_kinds_over_a_slow_link():
     ]
     assert len({n.device for n in tiny.nodes}) == 3
     assert {n.zone for n in tiny.nodes} == set(tiny.links[0].between)
+
+
+def test_a_preset_is_known_by_name_unless_a_file_is_called_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert load_cluster("tiny") == load_cluster(preset_path("tiny"))
+    (tmp_path / "tiny").write_text('name = "own"')
+    assert load_cluster(Path("tiny")).name == "own"
+    with pytest.raises(BadInput) as caught:
+        load_cluster("lab.toml")
+    assert "cluster file 'lab.toml'" in caught.value.got
