@@ -159,8 +159,8 @@ def test_a_preset_is_known_by_name_unless_a_file_is_called_that(
 ):
     monkeypatch.chdir(tmp_path)
     assert load_cluster("tiny") == load_cluster(preset_path("tiny"))
-    (tmp_path / "tiny").write_text('name = "own"')
-    assert load_cluster(Path("tiny")).name == "own"
+    (tmp_path / "tiny").write_text(LAB_TOML)
+    assert load_cluster(Path("tiny")) == LAB
     with pytest.raises(BadInput) as caught:
         load_cluster("lab.toml")
     assert "cluster file 'lab.toml'" in caught.value.got
