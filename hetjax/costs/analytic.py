@@ -20,6 +20,7 @@ from hetjax.costs.costs import (
     StageTimes,
 )
 from hetjax.costs.memory import hidden_size, stage_memory
+from hetjax.costs.messages import Transport, lane_share
 from hetjax.costs.network import (
     Place,
     num_lanes,
@@ -48,8 +49,9 @@ def analytic_costs(
     dtype: str = "bfloat16",
     optimizer: OptimizerInit = adam_state,
     profile: Profile | None = None,
+    transport: Transport = "sockets",
 ) -> Costs:
-    """Give all costs of the plan.
+    """Give all costs of the plan, whose workers talk by that transport.
 
     BadInput for a device that nobody describes, nodes that no link joins, or a layer
     that the profile lacks on a device that it knows.
@@ -70,7 +72,7 @@ def analytic_costs(
         times=times,
         trunks=trunks(cluster),
         routes=routes,
-        message_bytes=_message_bytes(plan, model, cluster, dtype),
+        message_bytes=_message_bytes(plan, model, cluster, dtype, transport),
         reductions=_reductions(plan, model, cluster),
         memory=memory,
         memory_bytes={
@@ -107,16 +109,17 @@ def _routes(plan: Plan, cluster: Cluster) -> dict[tuple[StageKey, StageKey], Rou
 
 
 def _message_bytes(
-    plan: Plan, model: Model, cluster: Cluster, dtype: str
+    plan: Plan, model: Model, cluster: Cluster, dtype: str, transport: Transport
 ) -> dict[tuple[StageKey, StageKey], float]:
-    """Bytes per lane: every tensor rank of the receiver gets a copy of its own."""
+    """Bytes per lane."""
     width = hidden_size(model) * DTYPES[dtype]
     found = {}
     for a, b in _edges(plan):
         source, target = _stage(plan, a), _stage(plan, b)
         activation = plan.replicas[a[0]].microbatch_size * plan.seq_len * width
-        lanes = num_lanes(cluster, _place(source), _place(target))
-        found[a, b] = activation * target.mesh.tensor / lanes
+        ends = _place(source), _place(target)
+        share = lane_share(cluster, *ends, target.mesh.tensor, transport)
+        found[a, b] = activation * share
     return found
 
 

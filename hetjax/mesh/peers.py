@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from hetjax.mesh.links import SILENCE_S, Door, Key, Link, dial
+from hetjax.mesh.tally import Tally
 
 
 class PeerLost(ConnectionError):
@@ -94,13 +95,14 @@ class Mailbox:
 class Peers:
     """The connections of worker `own` to the other workers of a run.
 
-    Listens on `address` as soon as it is made; `address` then has the port.
+    Listens on `address` as soon as it is made; `address` then has the port. `sent`
+    counts what goes to each of them.
     """
 
     def __init__(
         self, own: str, address: str, secret: bytes, silence_s: float = SILENCE_S
     ) -> None:
-        self.own, self.mailbox = own, Mailbox()
+        self.own, self.mailbox, self.sent = own, Mailbox(), Tally()
         self.links: dict[str, Link] = {}
         self._secret, self._silence_s = secret, silence_s
         self._joined = threading.Condition()
@@ -123,6 +125,7 @@ class Peers:
 
     def send(self, peer: str, key: Key, parts: Sequence[np.ndarray]) -> None:
         """Send a message; returns at once."""
+        self.sent.add(peer, key[2], sum(part.nbytes for part in parts))
         self.links[peer].send(key, parts)
 
     def close(self) -> None:

@@ -259,6 +259,7 @@ class Pull:
                 self._complete(self._nodes[earlier.sender], pulled)
             raise
         self._server.offer(tag, pieces)
+        self._peers.sent.add(node, key_of(tag)[2], sum(x.nbytes for x in pieces))
         note = np.frombuffer(about, np.uint8)
         self._peers.send(node, _key(tag, _OFFERED), [note])
 

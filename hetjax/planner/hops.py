@@ -15,7 +15,8 @@ import numpy as np
 from hetjax.cluster.catalogue import device_spec
 from hetjax.cluster.cluster import Cluster, Node, part_of
 from hetjax.costs.memory import hidden_size
-from hetjax.costs.network import Place, num_lanes, route, trunks
+from hetjax.costs.messages import lane_share
+from hetjax.costs.network import Place, route, trunks
 from hetjax.costs.profile import DTYPES
 from hetjax.planner.problem import Floats, Option
 from hetjax.planner.request import NodeClass, Request
@@ -92,11 +93,11 @@ def _way(
     target: Place,
     tensor: int,
 ) -> tuple[float, float]:
-    """(latency, seconds per byte of the activation): a copy for every tensor rank."""
+    """(latency, seconds per byte of the activation)."""
     way = route(network, source, target)
-    lanes = num_lanes(network, source, target)
+    share = lane_share(network, source, target, tensor)
     slowest = min((rates[trunk] for trunk in way.trunks), default=np.inf)
-    return way.latency_s, tensor / lanes / slowest
+    return way.latency_s, share / slowest
 
 
 def _places(

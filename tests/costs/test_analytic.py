@@ -8,6 +8,7 @@ import pytest
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.costs.analytic import analytic_costs
 from hetjax.costs.costs import Costs
+from hetjax.costs.messages import Transport
 from hetjax.costs.profile import Measurement, Profile
 from hetjax.models.counts import parameter_count
 from hetjax.models.model import Model
@@ -47,12 +48,16 @@ def two_replicas(model: Model) -> Plan:
     )
 
 
-def test_messages_are_activations_one_for_each_tensor_rank_that_receives():
+@pytest.mark.parametrize("transport", ["sockets", "transfer", "in-process"])
+def test_messages_cross_once_between_workers_and_within_one_to_every_tensor_rank(
+    transport: Transport,
+):
     model = family("llama")
-    costs = analytic_costs(two_replicas(model), model, CLUSTER)
+    costs = analytic_costs(two_replicas(model), model, CLUSTER, transport=transport)
     activation = 2 * SEQ_LEN * WIDTH * 2
+    copies = 2 if transport == "in-process" else 1
     assert costs.message_bytes[(0, 0), (0, 1)] == activation
-    assert costs.message_bytes[(0, 1), (0, 0)] == 2 * activation
+    assert costs.message_bytes[(0, 1), (0, 0)] == copies * activation
     assert costs.message_bytes[(1, 1), (1, 0)] == activation
     assert "east>west" in costs.routes[(0, 0), (0, 1)].trunks
     assert "west>east" in costs.routes[(0, 1), (0, 0)].trunks

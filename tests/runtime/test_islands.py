@@ -4,20 +4,24 @@
 `pytest tests/runtime/test_islands.py --island-plans 50` is the longer run.
 """
 
+import json
 import os
 import secrets
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from hetjax.cluster.cluster import Cluster, Link, Node
+from hetjax.costs.analytic import analytic_costs
 from hetjax.errors import BadInput
 from hetjax.runtime.control import Crew, WorkerLost
 from hetjax.runtime.fleet import Fleet, FleetStep, TransportName
@@ -28,12 +32,20 @@ from tests.runtime.oracle import (
     oracle_gradients,
     random_batch,
 )
-from tests.runtime.random_plans import random_case
+from tests.runtime.random_plans import Case, random_case
 from tests.runtime.random_weights import random_params
 from tests.runtime.worker_process import FAILING_STEP, NODES, REFUSED_STEP
 
 SILENCE_S = 3.0
 START_S = 60.0
+MESSAGES = (0, 1)  # kinds: forward and backward
+ALL_LINKED = Cluster(
+    name="linked",
+    nodes=tuple(Node(name=n, device="H100-80GB-HBM3", count=16) for n in NODES),
+    links=tuple(
+        Link(between=ends, bandwidth_gbit_per_s=1) for ends in combinations(NODES, 2)
+    ),
+)
 SPREAD = 1  # a seed whose plan has stages on all nodes
 
 
@@ -100,6 +112,31 @@ def gradients(directory: Path) -> dict[str, list[np.ndarray]]:
     return found
 
 
+def sent(directory: Path, kinds: Container[int]) -> dict[str, float]:
+    """Bytes of these kinds by link, as the workers counted them."""
+    found: dict[str, float] = {}
+    for file in sorted(directory.glob("*.json")):
+        for receiver, kind, size in json.loads(file.read_text()):
+            if kind in kinds:
+                link = f"{file.stem}>{receiver}"
+                found[link] = found.get(link, 0) + size
+    return found
+
+
+def charged(case: Case, transport: TransportName) -> dict[str, float]:
+    """Bytes of messages by link, as costs charge them: every pair of nodes has one."""
+    costs = analytic_costs(
+        case.plan, case.model, ALL_LINKED, dtype="float32", transport=transport
+    )
+    found: dict[str, float] = {}
+    for (a, b), route in costs.routes.items():
+        num_messages = case.plan.replicas[a[0]].num_microbatches
+        for link in (trunk for trunk in route.trunks if ">" in trunk):
+            size = costs.message_bytes[a, b] * num_messages
+            found[link] = found.get(link, 0) + size
+    return found
+
+
 @pytest.mark.parametrize("transport", ["sockets", "transfer"])
 def test_random_plans_over_processes_give_the_gradients_of_one_jit(
     crew: Crew, tmp_path: Path, island_seed: int, transport: TransportName
@@ -112,6 +149,7 @@ def test_random_plans_over_processes_give_the_gradients_of_one_jit(
     )
     assert result.loss() == pytest.approx(loss, rel=1e-5)
     assert_gradients_equal(gradients(tmp_path), expected)
+    assert sent(tmp_path, MESSAGES) == charged(case, transport)
 
 
 def test_the_same_plan_twice_is_bit_equal(crew: Crew, tmp_path: Path):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker process for tests: random plans, gradients kept and written to files."""
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -46,7 +47,14 @@ class KeepingIsland(Island):
         }
         file = self.directory / f"{file_name(self.worker)}.npz"
         np.savez(file, **held)  # pyright: ignore
+        self._write_sent(file.with_suffix(".json"))
         return told
+
+    def _write_sent(self, path: Path) -> None:
+        """All bytes sent over these links so far: [receiver, kind, bytes]."""
+        assert self._peers is not None
+        sent = self._peers.sent.by_receiver_and_kind()
+        path.write_text(json.dumps([[*to, size] for to, size in sent.items()]))
 
     def _send_half(self) -> None:
         """Be lost after one host of a node has got its part, and the other not."""
