@@ -14,6 +14,7 @@ from hetjax.checkpoint import layout
 from hetjax.checkpoint.manifest import Manifest, from_text, record_of
 from hetjax.checkpoint.store import Store
 from hetjax.checkpoint.transfer import Corrupt
+from hetjax.names import is_worker
 
 COMMIT = "COMMIT"
 _VERSION = 1
@@ -107,7 +108,10 @@ def _committed_workers(store: Store, step: int, commit: str) -> dict[str, str]:
         body = json.loads(commit)
         if (body["version"], body["step"]) != (_VERSION, step):
             raise ValueError(f"version {body['version']}, step {body['step']}")
-        return dict(sorted(body["manifests"].items()))
+        checksums = dict(sorted(body["manifests"].items()))
+        if strangers := [name for name in checksums if not is_worker(name)]:
+            raise ValueError(f"{strangers[0][:80]!r} is no name of a worker")
+        return checksums
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         name = object_name(step, COMMIT)
         raise Corrupt(f"{store}: {name} cannot be used: {error!r}") from error

@@ -22,6 +22,7 @@ from hetjax.checkpoint.manifest import Manifest, from_text, record_of
 from hetjax.checkpoint.remains import is_complete, make, remove
 from hetjax.checkpoint.transfer import StoreError
 from hetjax.mesh.links import SILENCE_S, Door, Key, Link, dial
+from hetjax.names import inside
 
 _LONGEST_S = 3600.0  # until a copy is given up, though its keeper lives
 _MANIFEST, _FILE, _KEPT, _REFUSED = range(4)  # what a message is, first in its key
@@ -165,7 +166,7 @@ class Copies:
     def _begin(self, name: str, text: str, safe: int) -> None:
         manifest = from_text(text)
         names = sorted(manifest.files)
-        if manifest.worker != name or any(".." in Path(n).parts for n in names):
+        if manifest.worker != name:
             raise ValueError(f"{name} sends a part of {manifest.worker}")
         arriving = _Arriving(text=text, manifest=manifest, names=names, safe=safe)
         if _text(self._own(manifest)) != text:  # else both have one disk
@@ -181,7 +182,7 @@ class Copies:
         content = data.tobytes()
         if record_of(content) != arriving.manifest.files[file]:
             raise ValueError(f"{file} is not what was sent")
-        path = self._own(arriving.manifest) / file
+        path = inside(self._own(arriving.manifest), file)
         make(path.parent)
         path.write_bytes(content)
         fsync(path)
@@ -201,7 +202,7 @@ class Copies:
         """Keep the newest complete parts of the same worker up to this one."""
         top, worker = self._directory, arriving.manifest.worker
         steps = layout.step_numbers(top)
-        parts = {s: layout.step_directory(top, s) / worker for s in steps}
+        parts = {s: layout.part_directory(top, s, worker) for s in steps}
         past = [step for step in steps if step <= arriving.manifest.step]
         complete = [step for step in past if is_complete(parts[step])]
         kept = {*complete[-self._keep :], arriving.safe}
@@ -209,8 +210,7 @@ class Copies:
             remove(parts[step])
 
     def _own(self, manifest: Manifest) -> Path:
-        step = layout.step_directory(self._directory, manifest.step)
-        return step / manifest.worker
+        return layout.part_directory(self._directory, manifest.step, manifest.worker)
 
 
 def _text(own: Path) -> str | None:

@@ -23,6 +23,7 @@ from hetjax.checkpoint.manifest import FileRecord, Manifest, flaw, to_text
 from hetjax.checkpoint.restore import DamagedCheckpoint, merged
 from hetjax.checkpoint.store import Store
 from hetjax.checkpoint.transfer import Corrupt
+from hetjax.names import inside
 
 _NUM_THREADS = 8
 
@@ -56,7 +57,7 @@ def fetch(store: Store, directory: Path, step: int) -> Fetched:
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         sources = list(pool.map(lambda file: _complete(store, directory, *file), files))
     for manifest in found:
-        own = layout.step_directory(directory, step) / manifest.worker
+        own = layout.part_directory(directory, step, manifest.worker)
         replace_text(own / layout.MANIFEST, to_text(manifest))
     num_bytes = {True: 0, False: 0}
     for was_here, (_, _, record) in zip(sources, files, strict=True):
@@ -122,7 +123,8 @@ def _complete(
     store: Store, directory: Path, manifest: Manifest, name: str, record: FileRecord
 ) -> bool:
     """Whether the file was here; fetch it otherwise."""
-    path = layout.step_directory(directory, manifest.step) / manifest.worker / name
+    own = layout.part_directory(directory, manifest.step, manifest.worker)
+    path = inside(own, name)
     if flaw(path, record) is None:
         return True
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from hetjax.checkpoint.entry import Entry
+from hetjax.names import inside
 
 MANIFEST = "manifest.json"
 STATES = ("state", "state_2")  # the second while a step is saved over itself
@@ -27,6 +28,11 @@ _STEP = re.compile(r"step_(\d{8,})")
 def step_directory(directory: Path, step: int) -> Path:
     """The directory of a step, all workers together."""
     return directory / f"step_{step:08d}"
+
+
+def part_directory(directory: Path, step: int, worker: str) -> Path:
+    """The directory of one worker's part of a step; raises UnsafeName."""
+    return inside(step_directory(directory, step), worker)
 
 
 def step_numbers(directory: Path) -> list[int]:

@@ -17,10 +17,13 @@ import google_crc32c
 import ml_dtypes
 import numpy as np
 
+from hetjax.checkpoint import layout
 from hetjax.checkpoint.entry import Entry
+from hetjax.names import check_relative, is_worker
 
 VERSION = 1
 _CHUNK_BYTES = 1 << 20
+_END_OF_STEPS = 2**63
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,14 +72,17 @@ def to_text(manifest: Manifest) -> str:
 
 
 def from_text(text: str) -> Manifest:
-    """The manifest of a text; ValueError where it is damaged or of another version."""
+    """The manifest of a text; ValueError where it is damaged or of another version.
+
+    Its checksum shows damage, not who wrote it: its names are checked all the same.
+    """
     try:
         body = json.loads(text)
         if (version := body["version"]) != VERSION:
             raise ValueError(f"version {version}, this hetjax reads {VERSION}")
         if body.pop("crc32c") != _checksum(body):
             raise ValueError("its checksum does not match its content")
-        return Manifest(
+        found = Manifest(
             step=body["step"],
             worker=body["worker"],
             workers=tuple(body["workers"]),
@@ -88,6 +94,8 @@ def from_text(text: str) -> Manifest:
             },
             host=body["host"],
         )
+        _check_names(found)
+        return found
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
@@ -138,6 +146,21 @@ def flaw(path: Path, expected: FileRecord) -> str | None:
     if found != expected:
         return f"{path} has crc32c {found.crc32c}, not {expected.crc32c}"
     return None
+
+
+def _check_names(found: Manifest) -> None:
+    """Raise ValueError where a name would not lead to a place in the step's folder."""
+    if type(found.step) is not int or not 0 <= found.step < _END_OF_STEPS:
+        raise ValueError(f"step {str(found.step)[:80]}")
+    for worker in (found.worker, *found.workers):
+        if not is_worker(worker):
+            raise ValueError(f"{str(worker)[:80]!r} is no name of a worker")
+    if found.state not in layout.STATES:
+        raise ValueError(f"{str(found.state)[:80]!r} is no name of a state")
+    for path in found.files:
+        check_relative(path)
+        if not path.startswith(f"{found.state}/"):
+            raise ValueError(f"{path[:80]!r} is not in {found.state}")
 
 
 def _entry_record(entry: Entry) -> dict[str, Any]:

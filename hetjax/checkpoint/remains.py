@@ -39,7 +39,8 @@ def remove_uncommitted(own: Path) -> None:
         return remove(own)
     for path in own.iterdir():
         if path.name not in (layout.MANIFEST, manifest.state):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            is_folder = path.is_dir() and not path.is_symlink()
+            shutil.rmtree(path) if is_folder else path.unlink()
 
 
 def remove_failed(own: Path) -> None:

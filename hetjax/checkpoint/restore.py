@@ -26,6 +26,7 @@ from hetjax.checkpoint.manifest import (
     size_flaw,
 )
 from hetjax.errors import BadInput
+from hetjax.names import UnsafeName, inside
 
 _NUM_NAMED = 3  # differences that an error spells out
 
@@ -267,7 +268,11 @@ def merged(path: Path, manifests: Sequence[Manifest]) -> Checkpoint:
         for entry in manifest.entries:
             if entries.setdefault(entry.name, entry) != entry:
                 raise _damaged(path, f"its workers disagree about {entry.name}")
-        for name, leaf in _leaves(path, manifest).items():
+        try:
+            own = _leaves(path, manifest)
+        except UnsafeName as unsafe:
+            raise _damaged(path, unsafe.got) from unsafe
+        for name, leaf in own.items():
             other = leaves.setdefault(name, leaf)
             if list(other.files.values()) != list(leaf.files.values()):
                 raise _damaged(path, f"{other.path} and {leaf.path} differ")
@@ -279,13 +284,13 @@ def merged(path: Path, manifests: Sequence[Manifest]) -> Checkpoint:
 
 def _leaves(path: Path, manifest: Manifest) -> dict[str, Leaf]:
     """The leaves of one worker by name, each with its files in sorted order."""
-    own = path / manifest.worker
+    own = inside(path, manifest.worker)
     leaves: dict[str, Leaf] = {}
     for name, expected in sorted(manifest.files.items()):
         state, leaf, *rest = name.split("/")
         if rest:  # Orbax's own files lie directly in the state directory
             found = leaves.setdefault(leaf, Leaf(own / state / leaf))
-            found.files[own / name] = expected
+            found.files[inside(own, name)] = expected
     return leaves
 
 

@@ -243,7 +243,7 @@ class Saver:
                 remove_uncommitted(own)  # a damaged manifest is left to be seen
 
     def _own(self, step: int) -> Path:
-        return layout.step_directory(self._directory, step) / self._worker
+        return layout.part_directory(self._directory, step, self._worker)
 
 
 class _Leaves(ocp.type_handlers.NumpyHandler):

@@ -28,6 +28,7 @@ from hetjax.checkpoint.transfer import (
     receive,
 )
 from hetjax.errors import BadInput
+from hetjax.names import inside
 
 _BUILDING = ".parts"  # next to the objects, so that a link can put them in place
 _OLD_S = 24 * 3600.0
@@ -90,7 +91,7 @@ class FileStore:
 
     def put(self, name: str, path: Path, record: FileRecord) -> None:
         check_source(path, record)
-        target = self._directory / name
+        target = inside(self._directory, name)
         if target.exists():
             return _compare(target, record)
         part = self._part()
@@ -105,12 +106,12 @@ class FileStore:
         try:
             part.write_bytes(data)
             fsync(part)
-            self._link(part, self._directory / name, record_of(data))
+            self._link(part, inside(self._directory, name), record_of(data))
         finally:
             part.unlink(missing_ok=True)
 
     def get(self, name: str, path: Path, record: FileRecord) -> None:
-        source = self._directory / name
+        source = inside(self._directory, name)
 
         def attempt() -> None:
             receive(path, record, lambda part: _copy(source, part, None))
@@ -119,10 +120,11 @@ class FileStore:
 
     def get_text(self, name: str) -> str | None:
         with suppress(FileNotFoundError):
-            return (self._directory / name).read_text()
+            return inside(self._directory, name).read_text()
 
     def names(self, prefix: str) -> list[str]:
-        top = self._directory / prefix.rpartition("/")[0]
+        folder = prefix.rpartition("/")[0]
+        top = inside(self._directory, *[folder] * bool(folder))
         found = []
         for folder, folders, files in os.walk(top):
             if Path(folder) == self._directory and _BUILDING in folders:
@@ -133,7 +135,7 @@ class FileStore:
 
     def remove(self, names: Iterable[str]) -> None:
         for name in names:
-            path = self._directory / name
+            path = inside(self._directory, name)
             path.unlink(missing_ok=True)
             with suppress(OSError):  # up to the first folder that holds something
                 while (path := path.parent) != self._directory:

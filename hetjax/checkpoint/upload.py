@@ -134,7 +134,7 @@ class Uploader:
             warnings.warn(f"{text} ({_cause(error)})", stacklevel=1)
 
     def _upload(self, step: int) -> None:
-        own = layout.step_directory(self._directory, step) / self._worker
+        own = layout.part_directory(self._directory, step, self._worker)
         text = (own / layout.MANIFEST).read_text()
         manifest = from_text(text)
         assert (manifest.step, manifest.worker) == (step, self._worker), own

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from hetjax.errors import BadInput
+from hetjax.names import RULE, is_node
 
 _MOST_DEVICES = 2**16  # of one node
 DEVICE_FIGURES = (  # what a node may say of its devices itself
@@ -118,10 +119,10 @@ def _name_problems(cluster: Cluster) -> Iterator[BadInput]:
                 allowed="node names that differ",
                 fix="rename all but one of them",
             )
-        if not name or "/" in name or any(c.isspace() for c in name):
+        if not is_node(name):
             yield BadInput(
                 got=f"a node named {name!r}",
-                allowed="a name that is not empty, without spaces and '/'",
+                allowed=RULE,
                 fix='write a name such as "a100-0"',
             )
         if name in {node.zone for node in cluster.nodes}:

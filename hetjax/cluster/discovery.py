@@ -15,6 +15,8 @@ from hetjax.cluster.catalogue import canonical_name
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.errors import BadInput
 
+_LONGEST_STEM = 40  # of a kind's name, so that a number has room behind it
+
 
 class Device(Protocol):
     """What is read of a `jax.Device`."""
@@ -49,12 +51,21 @@ def discover(devices: Sequence[Device]) -> Cluster:
             fix="check the JAX installation, or give --cluster with --simulate",
         )
     counts = Counter(device_name(device) for device in devices)
-    kinds = {device_name(d): _slug(d) for d in reversed(devices)}
+    kinds = {device_name(d): _stem(d) for d in reversed(devices)}
+    stems = [kinds[name] for name in counts]
     nodes = [
-        Node(name=f"{kinds[name]}-0", device=name, count=count)
-        for name, count in counts.items()
+        Node(name=f"{stem}-{stems[:i].count(stem)}", device=name, count=count)
+        for i, (stem, (name, count)) in enumerate(
+            zip(stems, counts.items(), strict=True)
+        )
     ]
     return Cluster(name="local", nodes=tuple(nodes))
+
+
+def node_stem(kind: str) -> str:
+    """What nodes of a device kind are called, before their number."""
+    words = re.sub(r"[^a-z0-9]+", "-", kind.lower()).strip("-")
+    return words[:_LONGEST_STEM] or "device"
 
 
 def assign_devices(
@@ -99,6 +110,5 @@ def _too_few(
     )
 
 
-def _slug(device: Device) -> str:
-    kind = "cpu" if device.platform == "cpu" else device.device_kind
-    return re.sub(r"[^a-z0-9]+", "-", kind.lower()).strip("-")
+def _stem(device: Device) -> str:
+    return node_stem("cpu" if device.platform == "cpu" else device.device_kind)

@@ -8,8 +8,8 @@ nodes come in as it describes them. Does not own starting anything there
 (`hetjax/training/on_ray.py`).
 """
 
-import re
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import count
@@ -18,7 +18,9 @@ from typing import Any
 
 from hetjax.cluster.catalogue import canonical_name
 from hetjax.cluster.cluster import Cluster, Node
+from hetjax.cluster.discovery import node_stem
 from hetjax.errors import BadInput
+from hetjax.names import RULE, is_node
 
 NAMED = "hetjax_node_"  # of a custom resource
 _TYPE = "accelerator_type:"
@@ -88,7 +90,7 @@ def cluster_of_ray(
 def _new_name(node: RayNode, used: AbstractSet[str]) -> str:
     if node.named:
         return node.named[0]
-    kind = re.sub(r"[^a-z0-9]+", "-", node.device.lower()).strip("-")
+    kind = node_stem(node.device)
     return next(n for i in count() if (n := f"{kind}-{i}") not in used)
 
 
@@ -189,7 +191,18 @@ def _node(raw: Mapping[str, Any]) -> RayNode:
         port=raw["NodeManagerPort"],
         device=device if number else "cpu",
         count=number or 1,
-        named=tuple(
-            sorted(k.removeprefix(NAMED) for k in resources if k.startswith(NAMED))
-        ),
+        named=_named(raw["NodeManagerAddress"], resources),
     )
+
+
+def _named(address: str, resources: Iterable[str]) -> tuple[str, ...]:
+    """The nodes that a machine says it is; it must not end a run that it joins."""
+    said = sorted(k.removeprefix(NAMED) for k in resources if k.startswith(NAMED))
+    for name in said:
+        if not is_node(name):
+            warnings.warn(
+                f"Ray's machine {address} says that it is node {name[:80]!r}, which is "
+                f"ignored: a node is called {RULE}",
+                stacklevel=2,
+            )
+    return tuple(filter(is_node, said))

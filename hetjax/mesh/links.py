@@ -19,6 +19,8 @@ from contextlib import suppress
 
 import numpy as np
 
+from hetjax.names import LONGEST_WORKER, is_worker
+
 Key = tuple[int, int, int, int, int, int]
 Deliver = Callable[[str, Key, np.ndarray], None]  # from whom, under which key, bytes
 Lost = Callable[[str, str], None]  # who, and why
@@ -33,7 +35,7 @@ _GOODBYE: Key = (2**32 - 1, 1, 0, 0, 0, 0)
 _ALIGNMENT = 64  # bytes: JAX takes over such host arrays without a copy
 _BUFFER_BYTES = 4 << 20  # of a Unix socket
 _MOST_VIEWS = 64  # in one call, of what the system takes
-_NONCE_BYTES, _NAME_BYTES = 32, 64
+_NONCE_BYTES, _NAME_BYTES = 32, LONGEST_WORKER
 _GREETING = struct.Struct(f"<{_NAME_BYTES}s{_NAME_BYTES}s{_NONCE_BYTES}s")
 
 
@@ -47,7 +49,8 @@ def dial(address: str, own: str, peer: str, secret: bytes) -> socket.socket:
     try:
         found.settimeout(_HANDSHAKE_S)
         found.connect(_endpoint(address))
-        greeting = _GREETING.pack(own.encode(), peer.encode(), os.urandom(_NONCE_BYTES))
+        names = [_name_bytes(name) for name in (own, peer)]
+        greeting = _GREETING.pack(*names, os.urandom(_NONCE_BYTES))
         found.sendall(greeting)
         answer = bytes(_read(found, _NONCE_BYTES + 32))
         nonce, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
@@ -70,9 +73,12 @@ def answer(found: socket.socket, own: str, secret: bytes) -> str:
     proof = bytes(_read(found, 32))
     if not hmac.compare_digest(proof, _proof(secret, b"dial", greeting, nonce)):
         raise Refused("a caller does not know this run's secret")
-    if called.rstrip(b"\0").decode() != own:
+    if called != _name_bytes(own):
         raise Refused(f"a caller looks for {called.rstrip(bytes(1))!r}, not {own!r}")
-    return caller.rstrip(b"\0").decode()
+    name = caller.rstrip(b"\0").decode(errors="replace")
+    if not is_worker(name):
+        raise Refused(f"a caller says that it is {name!r}, which is no worker's name")
+    return name
 
 
 def listen(address: str) -> tuple[socket.socket, str]:
@@ -256,6 +262,13 @@ def _endpoint(address: str) -> str | tuple[str, int]:
         return address.removeprefix("unix:")
     host, _, port = address.rpartition(":")
     return host, int(port)
+
+
+def _name_bytes(name: str) -> bytes:
+    """The name as long as the greeting has room for; what reads it cuts nothing off."""
+    if not is_worker(name):
+        raise Refused(f"{name!r} is no worker's name")
+    return name.encode().ljust(_NAME_BYTES, b"\0")
 
 
 def _proof(secret: bytes, role: bytes, greeting: bytes, nonce: bytes) -> bytes:

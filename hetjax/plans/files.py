@@ -22,6 +22,7 @@ from hetjax.cluster.record import (
     write_whole,
 )
 from hetjax.errors import BadInput
+from hetjax.names import RULE, is_node
 from hetjax.plans.launch_ahead import default_launch_ahead
 from hetjax.plans.plan import Plan, Prediction, Replica, Stage, StageMesh
 
@@ -78,6 +79,8 @@ def parse_plan(text: str) -> Plan:
         required=_PLAN,
         optional={"programs": "a table", "predicted": "a table"},
     )
+    for node in values.get("programs", {}):
+        _check_node(node, "programs for node")
     replicas = [
         _replica(raw, f"replicas[{r}]", values["schedule"])
         for r, raw in enumerate(values["replicas"])
@@ -171,6 +174,7 @@ def _stage(raw: object, where: str, schedule: str, launch_ahead: int) -> Stage:
             fix="write it, or have it fitted to links and stages: python -m "
             "hetjax.simulate PLAN --schedule h1f1b --output FITTED.json",
         )
+    _check_node(values["node"], join(where, "node"))
     layers = _integers(values["layers"], join(where, "layers"))
     if len(layers) != 2:
         raise BadInput(
@@ -190,6 +194,15 @@ def _stage(raw: object, where: str, schedule: str, launch_ahead: int) -> Stage:
         remat=values.get("remat", "none"),
         launch_ahead=values.get("launch_ahead", launch_ahead),
     )
+
+
+def _check_node(name: str, where: str) -> None:
+    if not is_node(name):
+        raise BadInput(
+            got=f"{where} = {name[:80]!r}",
+            allowed=f"the name of a node: {RULE}",
+            fix="write the name of a node of the cluster",
+        )
 
 
 def _predicted(raw: object) -> Prediction:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from hetjax.cluster.cluster import Node
+from hetjax.names import is_worker
 from hetjax.plans.plan import Plan
 from hetjax.schedule.action import StageKey
 
@@ -108,4 +109,5 @@ def node_of(worker: str) -> str:
 
 def file_name(worker: str) -> str:
     """The worker's name as one part of a path."""
+    assert is_worker(worker), f"{worker!r} is no worker's name"
     return worker.replace("/", "@")

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every error in a cluster file says what was got, what is allowed, what to type."""
 
+import json
+
 import pytest
 
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.files import load_cluster, parse_cluster
 from hetjax.errors import BadInput
+from hetjax.names import RULE
 
 NODE = '[[node]]\nname = "n"\ndevice = "cpu"\ncount = 4\n'
 OTHER = '[[node]]\nname = "m"\ndevice = "cpu"\ncount = 1\n'
@@ -106,7 +109,7 @@ def test_an_unknown_preset_names_the_nearest():
         (
             'name = "x"\n' + NODE.replace('"n"', '"n 1"'),
             "a node named 'n 1'",
-            "a name that is not empty, without spaces and '/'",
+            RULE,
             'write a name such as "a100-0"',
         ),
         (
@@ -207,6 +210,18 @@ def test_a_bad_cluster_text_is_told_in_three_parts(text, got, allowed, fix):
     assert caught.value.got == got
     assert caught.value.allowed == allowed
     assert caught.value.fix == fix
+
+
+@pytest.mark.parametrize(
+    "name", ["..", ".", "", "a/b", "a\0", "a\n", "-a", "a" * 64, "n\u00f6", "COMMIT"]
+)
+def test_names_that_could_lead_elsewhere_are_refused_at_every_door(name: str):
+    node = Node(name=name, device="cpu", count=1)
+    with pytest.raises(BadInput, match="a node named"):
+        Cluster(name="x", nodes=(node,))
+    written = NODE.replace('"n"', json.dumps(name))
+    with pytest.raises(BadInput, match="a node named"):
+        parse_cluster(f'name = "x"\n{written}')
 
 
 def test_errors_of_a_file_start_with_its_path(tmp_path):

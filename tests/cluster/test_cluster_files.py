@@ -67,8 +67,8 @@ latency_ms = 0.0
 """
 
 texts = st.text(max_size=12)
-names = st.text(min_size=1, max_size=8).filter(
-    lambda s: "/" not in s and not any(c.isspace() for c in s)
+names = st.from_regex("[A-Za-z0-9][A-Za-z0-9._-]{0,62}", fullmatch=True).filter(
+    lambda name: name != "COMMIT"
 )
 positive = st.floats(min_value=1e-9, max_value=1e12)
 
@@ -77,8 +77,9 @@ positive = st.floats(min_value=1e-9, max_value=1e12)
 def clusters(draw: st.DrawFn) -> Cluster:
     """Draw any consistent cluster, odd names included."""
     words = draw(st.lists(names, unique=True, min_size=1, max_size=6))
-    num_nodes = draw(st.integers(1, len(words)))
-    zones = ["", *words[num_nodes:]]
+    num_nodes = len(words)
+    odd = st.text(min_size=1, max_size=8).filter(lambda zone: zone not in words)
+    zones = ["", *draw(st.lists(odd, max_size=3))]
     nodes = []
     for name in words[:num_nodes]:
         hosts = draw(st.integers(1, 4))

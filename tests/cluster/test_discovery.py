@@ -53,6 +53,11 @@ def test_discovery_gives_one_node_per_kind_in_order_of_appearance():
     )
 
 
+@given(st.lists(st.text(max_size=200).map("?{}".format), min_size=1, max_size=4))
+def test_whatever_devices_are_called_discovery_makes_a_cluster(kinds: list[str]):
+    assert discover([Fake("gpu", kind) for kind in kinds]).num_devices == len(kinds)
+
+
 def test_discovery_reads_real_jax_devices():
     devices = jax.devices("cpu")
     node = Node(name="cpu-0", device="cpu", count=len(devices))

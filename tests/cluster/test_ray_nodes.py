@@ -57,6 +57,13 @@ def test_machines_without_accelerators_count_where_there_are_no_others():
     ]
 
 
+def test_a_machine_with_a_name_that_leads_elsewhere_goes_by_its_kind():
+    raw = [told(1, True, **{"hetjax_node_..": 1.0}), told(2, hetjax_node_right=1.0)]
+    with pytest.warns(UserWarning, match="10.0.0.1 says that it is node '..'"):
+        found = ray_nodes(raw)
+    assert [n.name for n in cluster_of_ray(found).nodes] == ["cpu-0", "right"]
+
+
 def test_a_node_goes_to_its_namesake_else_to_the_smallest_of_its_kind():
     cluster = Cluster(
         name="lab",

@@ -14,7 +14,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from hetjax.mesh.links import Key, Link, Refused, answer, dial, listen
+from hetjax.mesh.links import (
+    _GREETING,
+    _NAME_BYTES,
+    Key,
+    Link,
+    Refused,
+    answer,
+    dial,
+    listen,
+)
 from hetjax.mesh.peers import PeerLost, Peers
 
 SECRET = secrets.token_bytes(32)
@@ -135,7 +144,9 @@ def test_what_has_arrived_is_delivered_whatever_comes_of_the_next(rest: int):
     link.close()
 
 
-@pytest.mark.parametrize("greeting", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(160)])
+@pytest.mark.parametrize(
+    "greeting", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(_GREETING.size)]
+)
 def test_a_stranger_gets_nothing_and_holds_nobody_up(
     pair: tuple[Peers, Peers], greeting: bytes
 ):
@@ -147,7 +158,7 @@ def test_a_stranger_gets_nothing_and_holds_nobody_up(
     stranger.sendall(greeting)
     two.send("one", KEY, [np.arange(3)])
     assert len(one.mailbox.take("two", KEY)) == 24
-    if len(greeting) >= 160:
+    if len(greeting) >= _GREETING.size:
         stranger.recv(1000)  # the challenge
         stranger.sendall(bytes(1000))
         with pytest.raises(ConnectionError):
@@ -168,6 +179,35 @@ def test_two_runs_with_other_secrets_do_not_talk():
     assert not one.links and not two.links
     one.close()
     two.close()
+
+
+@pytest.mark.parametrize("name", ["a" * 63, "a" * 63 + "/65535", "n@0"])
+def test_a_name_as_long_as_any_arrives_whole(name: str):
+    one, other = Peers("one", "127.0.0.1:0", SECRET), Peers(name, "127.0.0.1:0", SECRET)
+    joining = threading.Thread(target=other.connect, args=({"one": one.address}, 5.0))
+    joining.start()
+    one.connect({name: other.address}, 5.0)
+    joining.join()
+    assert set(one.links) == {name}
+    one.close()
+    other.close()
+
+
+@pytest.mark.parametrize("name", ["..", "", "a/b", "a" * 64, "a\0b"])
+def test_a_caller_with_a_name_that_no_worker_has_is_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch
+):
+    one = Peers("one", "127.0.0.1:0", SECRET)
+    with pytest.raises(Refused, match="no worker's name"):
+        dial(one.address, name, "one", SECRET)
+    sent = lambda name: name.encode()[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0")  # noqa: E731
+    monkeypatch.setattr("hetjax.mesh.links._name_bytes", sent)
+    found = dial(one.address, name, "one", SECRET)
+    found.settimeout(5.0)
+    assert found.recv(1) == b""  # the door is shut
+    assert not one.links
+    found.close()
+    one.close()
 
 
 def test_a_peer_that_never_comes_is_named():

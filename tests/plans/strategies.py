@@ -12,6 +12,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from hetjax.cluster.cluster import Cluster, Node
+from hetjax.names import is_node
 from hetjax.plans.plan import Plan, Prediction, Replica, Stage, StageMesh
 from hetjax.plans.validation import validate_plan
 
@@ -142,11 +143,12 @@ def _stage(
 
 integers = st.integers(-3, 10**6)
 texts = st.text(max_size=8)
+_node_names = st.text("aZ09._-", min_size=1, max_size=63).filter(is_node)
 figures = st.none() | st.floats(allow_nan=False, allow_infinity=False)
 
 any_stages = st.builds(
     Stage,
-    node=texts,
+    node=_node_names,
     devices=st.lists(integers, max_size=4).map(tuple),
     mesh=st.builds(StageMesh, data=integers, tensor=integers),
     layers=st.tuples(integers, integers),
@@ -169,7 +171,7 @@ any_plans = st.builds(
         ),
         max_size=3,
     ).map(tuple),
-    programs=st.dictionaries(texts, st.text(), max_size=2),
+    programs=st.dictionaries(_node_names, st.text(), max_size=2),
     predicted=st.none()
     | st.builds(
         Prediction,

@@ -270,6 +270,19 @@ def test_a_bad_plan_text_is_told_in_three_parts(old, new, got, allowed, fix):
     assert caught.value.fix == fix
 
 
+@pytest.mark.parametrize("name", ["..", "a/0", "a\0", "", "a" * 64])
+def test_a_plan_names_no_node_that_no_cluster_could_have(name: str):
+    shown = json.dumps(name)
+    stage = HAND_WRITTEN.replace('"node": "b"', f'"node": {shown}')
+    programs = HAND_WRITTEN.replace(
+        '"seq_len"', f'"programs": {{{shown}: ""}}, "seq_len"'
+    )
+    for text in (stage, programs):
+        assert text != HAND_WRITTEN
+        with pytest.raises(BadInput, match="a letter or digit, then up to 62 more"):
+            parse_plan(text)
+
+
 def test_a_file_that_is_no_object_or_nests_too_deep_is_bad_input():
     with pytest.raises(BadInput, match=r"the file = \[1\]"):
         parse_plan("[1]")

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names that come from files and from peers: which there may be, and where they lead.
+
+Owns the rule for the names of nodes and workers, and the one way from a name to a path.
+Every room may import this file.
+"""
+
+import re
+from pathlib import Path
+
+from hetjax.errors import BadInput
+
+_NODE = "[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
+_HOST = "[/@](?:0|[1-9][0-9]{0,4})"  # after a slash in talk, after an @ in paths
+_IS_NODE, _IS_WORKER = re.compile(_NODE), re.compile(f"{_NODE}(?:{_HOST})?")
+_TAKEN = ("COMMIT",)  # by what stands beside the workers of a step in a store
+_LONGEST_PART = 255  # bytes, of most file systems
+
+RULE = (
+    "a letter or digit, then up to 62 more letters, digits, '.', '_' or '-' (and not "
+    f"{', '.join(_TAKEN)})"
+)
+LONGEST_WORKER = 63 + len("/65535")
+
+
+class UnsafeName(BadInput):
+    """A name that leads, or might lead, out of the folder that it belongs in."""
+
+    def __init__(self, got: str) -> None:
+        super().__init__(
+            got=got,
+            allowed="names of files within a folder, without '..' and without links "
+            "that lead out of it",
+            fix="remove what has this name: hetjax did not write it",
+        )
+
+
+def is_node(name: object) -> bool:
+    """Whether a node may be called so; its only worker then is, too.
+
+    >>> [is_node(name) for name in ("a100-0", "..", "a/0", "-a", "a" * 64)]
+    [True, False, False, False, False]
+    """
+    fits = isinstance(name, str) and _IS_NODE.fullmatch(name) is not None
+    return fits and name not in _TAKEN
+
+
+def is_worker(name: object) -> bool:
+    """Whether a worker may be called so: like its node, or like one of its hosts.
+
+    >>> [is_worker(name) for name in ("a100-0", "a100-0/12", "a@12", "a/b", "../1")]
+    [True, True, True, False, False]
+    """
+    fits = isinstance(name, str) and _IS_WORKER.fullmatch(name) is not None
+    return fits and name not in _TAKEN
+
+
+def check_relative(name: object) -> None:
+    """Raise UnsafeName unless the name only leads down, part by part."""
+    if not isinstance(name, str):
+        raise UnsafeName(f"{str(name)[:80]!r}, which is no name")
+    for part in name.split("/"):
+        too_long = len(part.encode(errors="replace")) > _LONGEST_PART
+        if part in ("", ".", "..") or too_long or not part.isprintable():
+            raise UnsafeName(
+                f"{name[:80]!r}, which is no name of a file within a folder"
+            )
+
+
+def inside(folder: Path, *names: str) -> Path:
+    """The path of these names, one below the other, within a folder.
+
+    Raises UnsafeName where it would be elsewhere, also by way of a symbolic link.
+    """
+    for name in names:
+        check_relative(name)
+    path = folder.joinpath(*names)
+    try:
+        is_there = path.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError):  # links that lead in a circle
+        is_there = False
+    if not is_there:
+        raise UnsafeName(f"{path}, which leads out of {folder}")
+    return path
