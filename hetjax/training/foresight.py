@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans for what is likely to happen next, made and compiled while the run trains.
 
-Owns which clusters are likely (this one without one of its nodes), the thread that
-plans for them, and the plans that it has found. Does not own planning itself
-(`placement.py`) nor who compiles (`hetjax/runtime/serving.py`).
+Owns which clusters are likely (this one without one of its nodes), when it is time to
+plan for them, and the plans that have been found. Does not own planning itself
+(`placement.py`), where it is done ahead (`ahead.py`), nor who compiles
+(`hetjax/runtime/serving.py`).
 """
 
-import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from hetjax.cluster.cluster import Cluster, part_of
 from hetjax.errors import BadInput, NoFeasiblePlan
@@ -20,18 +21,35 @@ _MOST_CLUSTERS = 8
 Replan = Callable[[Cluster, Plan], Plan]
 
 
+class Look(Protocol):
+    """Plans for some clusters, made elsewhere."""
+
+    def found(self) -> list[tuple[Cluster, Plan]]:
+        """What has been planned since the last call; returns at once."""
+        ...
+
+    def close(self) -> None:
+        """Give up what is not planned yet."""
+        ...
+
+
 class Foresight:
     """Looks ahead `after_s` seconds after each change; never if that is 0.
 
-    Used from one thread, that of the run.
+    `look` begins to plan for clusters in place of a plan.
     """
 
-    def __init__(self, replan: Replan, after_s: float) -> None:
-        self._replan, self._after_s = replan, after_s
+    def __init__(
+        self,
+        replan: Replan,
+        look: Callable[[Sequence[Cluster], Plan], Look],
+        after_s: float,
+    ) -> None:
+        self._replan, self._begin, self._after_s = replan, look, after_s
         self._plans: dict[tuple[Cluster, Plan], Plan] = {}
-        self._told: set[tuple[Cluster, Plan]] = set()
         self._now: tuple[Cluster, Plan] | None = None
-        self._since_s, self._looks = 0.0, False
+        self._since_s, self._has_begun = 0.0, False
+        self._look: Look | None = None
 
     def plan(self, cluster: Cluster, current: Plan) -> Plan:
         """The plan for this cluster: the one that was foreseen, else a new one."""
@@ -40,30 +58,23 @@ class Foresight:
     def found(self, cluster: Cluster, plan: Plan) -> list[tuple[Cluster, Plan]]:
         """What has been foreseen from here and was not told yet."""
         if (cluster, plan) != self._now:
+            self.close()
             self._now, self._since_s = (cluster, plan), time.monotonic()
-            self._looks, self._told = False, set()
-            self._plans = {}
+            self._has_begun, self._plans = False, {}
         waited = time.monotonic() - self._since_s >= self._after_s > 0
-        if waited and not self._looks:
-            self._looks = True
-            asked = cluster, plan, self._plans
-            threading.Thread(target=self._look, args=asked, daemon=True).start()
-        fresh = [key for key in list(self._plans) if key not in self._told]
-        self._told.update(fresh)
-        return [(key[0], self._plans[key]) for key in fresh]
+        if waited and not self._has_begun:
+            self._has_begun = True
+            clusters = likely(cluster, plan)
+            self._look = self._begin(clusters, plan) if clusters else None
+        fresh = self._look.found() if self._look else []
+        self._plans.update({(other, plan): found for other, found in fresh})
+        return fresh
 
-    def _look(
-        self, cluster: Cluster, plan: Plan, plans: dict[tuple[Cluster, Plan], Plan]
-    ) -> None:
-        for other in likely(cluster, plan):
-            if self._now != (cluster, plan):
-                return
-            try:
-                plans[other, plan] = self._replan(other, plan)
-            except NoFeasiblePlan:
-                continue  # nothing to be ready for
-            except Exception as error:
-                return warnings.warn(f"no plans ahead: {error}", stacklevel=1)
+    def close(self) -> None:
+        """Look no further."""
+        if self._look is not None:
+            self._look.close()
+            self._look = None
 
 
 def plan_or_warn(

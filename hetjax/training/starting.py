@@ -8,7 +8,7 @@ what a start writes (`run.py`).
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from hetjax.checkpoint.fetch import in_store
@@ -22,6 +22,7 @@ from hetjax.runtime.embedded import Embedded
 from hetjax.runtime.fleet import Fleet
 from hetjax.runtime.members import node_of
 from hetjax.runtime.recovery import Restored, on_disk, restore
+from hetjax.training.ahead import Planning
 from hetjax.training.config import RunConfig
 from hetjax.training.driving import Driver
 from hetjax.training.elastic import FleetDriver, Terms
@@ -124,6 +125,7 @@ def _fleet(
             Notice(**{**told, "node": node_of(worker)})
         )
         terms = _terms(start, launcher)
+        stack.callback(terms.foresight.close)
         fleet = started(launcher, plan, cluster.nodes)
         shown.note(f"workers ({config.launcher}): {', '.join(fleet.workers)}")
         fleet.build(terms.settings(cluster, plan))
@@ -149,7 +151,9 @@ def _terms(start: Start, launcher: Launcher) -> Terms:
         settings=lambda cluster, plan: worker_settings(
             config, cluster_toml(cluster), plan, start.dataset
         ),
-        foresight=Foresight(_replan(start), config.foresee_after_s),
+        foresight=Foresight(
+            _replan(start), partial(Planning, config), config.foresee_after_s
+        ),
         membership=Membership(start.hardware.cluster, config.cluster, launcher.present),
         transport=config.transport,
         seed=config.seed,

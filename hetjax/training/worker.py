@@ -6,6 +6,7 @@ that it hears the notices of its own machine. Started by a controller, which wri
 line to its standard input; not meant to be typed.
 """
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -146,6 +147,10 @@ def serve_run(post: Post) -> None:
 def main() -> None:
     """Serve the controller that has written where it is."""
     serve_run(read_post(sys.stdin.readline()))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # what still compiles ahead would abort where the interpreter ends under it
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans made ahead: for which clusters, when, and that they are what comes then."""
 
+import os
+import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from hetjax.cluster.cluster import Cluster, Node
-from hetjax.errors import NoFeasiblePlan
+from hetjax.cluster.files import load_cluster
+from hetjax.models.presets import model_preset
+from hetjax.plans.files import read_plan
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.runtime.warming import Warmer
+from hetjax.training.ahead import Planning
+from hetjax.training.config import RunConfig
 from hetjax.training.foresight import Foresight, likely
+from hetjax.training.placement import next_plan
+from hetjax.training.presets import preset
 
 
 def cluster_of(*names: str, spot: str = "") -> Cluster:
@@ -29,8 +44,33 @@ def replan(cluster: Cluster, current: Plan) -> Plan:
     return plan_of(*(node.name for node in cluster.nodes))
 
 
-def until(there: Callable[[], object]) -> object:
-    end_s = time.monotonic() + 10.0
+@dataclass
+class Looks:
+    """Begun looks; each finds one plan a call."""
+
+    begun: list["Looks"] = field(default_factory=list)
+    clusters: list[Cluster] = field(default_factory=list)
+    is_closed: bool = False
+
+    def __call__(self, clusters: Sequence[Cluster], plan: Plan) -> "Looks":
+        self.begun.append(Looks(clusters=[*clusters]))
+        return self.begun[-1]
+
+    def found(self) -> list[tuple[Cluster, Plan]]:
+        assert not self.is_closed
+        asked = self.clusters[:1]
+        del self.clusters[:1]
+        return [(cluster, replan(cluster, PAIR[1])) for cluster in asked]
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+PAIR = cluster_of("a", "b"), plan_of("a", "b")
+
+
+def until(there: Callable[[], object], limit_s: float = 10.0) -> object:
+    end_s = time.monotonic() + limit_s
     while not (found := there()) and time.monotonic() < end_s:
         time.sleep(0.01)
     return found
@@ -50,49 +90,108 @@ def test_what_was_foreseen_is_told_once_and_is_the_plan_when_it_happens():
         asked.append(cluster)
         return replan(cluster, current)
 
-    foresight, now = (
-        Foresight(counting, 0.05),
-        (cluster_of("a", "b"), plan_of("a", "b")),
-    )
-    assert not foresight.found(*now)  # too early
-    told = []
-    until(lambda: told.extend(foresight.found(*now)) or len(told) == 2)
-    assert {plan for _, plan in told} == {plan_of("a"), plan_of("b")}
-    assert not foresight.found(*now)
-    assert foresight.plan(cluster_of("b"), now[1]) == plan_of("b")
-    assert len(asked) == 2
-    foresight.plan(cluster_of("b", "c"), now[1])
-    assert asked[-1] == cluster_of("b", "c")
+    foresight = Foresight(counting, Looks(), 0.05)
+    assert not foresight.found(*PAIR)  # too early
+    time.sleep(0.05)
+    told = [foresight.found(*PAIR) for _ in range(3)]
+    assert [[plan for _, plan in one] for one in told] == [
+        [plan_of("b")],
+        [plan_of("a")],
+        [],
+    ]
+    assert foresight.plan(cluster_of("b"), PAIR[1]) == plan_of("b")
+    assert not asked
+    foresight.plan(cluster_of("b", "c"), PAIR[1])
+    assert asked == [cluster_of("b", "c")]
 
 
-def test_a_plan_that_was_made_from_another_is_not_used():
-    foresight, now = Foresight(replan, 0.01), (cluster_of("a", "b"), plan_of("a", "b"))
-    foresight.found(*now)
-    until(lambda: foresight.found(*now))
-    assert not foresight.found(cluster_of("a", "b", "c"), plan_of("a", "b", "c"))
-    other = plan_of("b", "a")
-    assert foresight.plan(cluster_of("b"), other) == plan_of("b")
+def test_a_change_ends_the_look_and_what_it_found():
+    looks = Looks()
+    foresight = Foresight(replan, looks, 1e-9)
+    foresight.found(*PAIR)
+    assert foresight.found(*PAIR)
+    other = cluster_of("a", "b", "c"), plan_of("a", "b", "c")
+    foresight.found(*other)
+    assert [look.is_closed for look in looks.begun] == [True, False]
+    assert foresight.plan(cluster_of("b"), plan_of("b", "a")) == plan_of("b")
+    foresight.close()
+    assert all(look.is_closed for look in looks.begun)
 
 
-def test_where_nothing_fits_there_is_nothing_to_be_ready_for():
-    def refusing(cluster: Cluster, current: Plan) -> Plan:
-        if cluster.nodes[0].name == "b":
-            raise NoFeasiblePlan(got="memory", allowed="more", fix="add a node")
-        return replan(cluster, current)
-
-    foresight, now = (
-        Foresight(refusing, 0.01),
-        (cluster_of("a", "b"), plan_of("a", "b")),
-    )
-    foresight.found(*now)
-    found = until(lambda: foresight.found(*now))
-    assert found == [(cluster_of("a"), plan_of("a"))]
+def test_zero_or_a_single_node_never_looks_ahead():
+    for after_s, now in ((0.0, PAIR), (1e-9, (cluster_of("a"), plan_of("a")))):
+        looks = Looks()
+        foresight = Foresight(replan, looks, after_s)
+        for _ in range(3):
+            time.sleep(0.001)
+            assert not foresight.found(*now)
+        assert not looks.begun
 
 
-def test_zero_never_looks_ahead():
-    foresight, now = Foresight(replan, 0.0), (cluster_of("a", "b"), plan_of("a", "b"))
-    time.sleep(0.02)
-    assert not foresight.found(*now) and not foresight.found(*now)
+def tiny(**changed: Any) -> tuple[RunConfig, Cluster, Plan]:
+    found = preset("tiny")
+    assert found.cluster is not None and found.plan is not None
+    config = replace(found.config, **changed)
+    return config, load_cluster(found.cluster), read_plan(found.plan)
+
+
+def test_a_process_plans_as_the_run_would_and_says_nothing_where_nothing_fits():
+    config, cluster, plan = tiny(planner="even")
+    too_small = replace(cluster.nodes[0], memory_gib=1e-3)
+    clusters = [
+        replace(cluster, nodes=(too_small,), links=()),
+        *likely(cluster, plan)[:1],
+    ]
+    planning = Planning(config, clusters, plan)
+    try:
+        found = until(planning.found, 60.0)
+        expected = next_plan(config, model_preset("tiny"), clusters[1], plan)
+        assert found == [(clusters[1], expected)]
+        assert not planning.found()
+    finally:
+        planning.close()
+
+
+def test_a_process_that_fails_says_why_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    fails = tmp_path / "python"
+    fails.write_text("#!/bin/sh\nprintf '1\n2\n3\n4\n' >&2\nexit 1\n")
+    fails.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(fails))
+    config, cluster, plan = tiny()
+    planning = Planning(config, likely(cluster, plan), plan)
+    try:
+        with pytest.warns(UserWarning, match="no plans ahead: 2; 3; 4"):
+            until(lambda: planning.found() or planning.has_ended)
+        assert not planning.found()
+    finally:
+        planning.close()
+
+
+def test_a_run_that_ends_leaves_nothing_that_plans():
+    before = {*threading.enumerate()}
+    config, cluster, plan = tiny()
+    foresight = Foresight(replan, partial(Planning, config), 1e-9)
+    foresight.found(cluster, plan)
+    time.sleep(0.001)
+    foresight.found(cluster, plan)
+    (child,) = children()
+    # in a thread, a search would abort the process whose interpreter ends under it
+    assert {*threading.enumerate()} <= before
+    foresight.close()
+    assert child not in children()
+
+
+def children() -> list[str]:
+    """Processes that plan ahead for this one."""
+    task = Path(f"/proc/{os.getpid()}/task")
+    pids = [pid for one in task.glob("*/children") for pid in one.read_text().split()]
+    return [
+        pid
+        for pid in pids
+        if b"hetjax.training.ahead" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
 
 
 def test_what_fails_in_the_background_holds_nobody_up():
