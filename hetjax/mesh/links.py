@@ -14,6 +14,7 @@ import queue
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -28,7 +29,9 @@ Lost = Callable[[str, str], None]  # who, and why
 SILENCE_S = 10.0  # without a sign of life, a peer counts as lost
 _BEATS = 5  # in that time
 _PATIENCE = 0.95  # share of that time: the rest is for telling others of the loss
-_HANDSHAKE_S = 5.0
+_HANDSHAKE_S = 10.0  # for all of it, on a machine that is busy
+_MOST_WAITING = 64  # callers at a door that have not shown yet who they are
+_BREATH_S = 0.1  # until a door that cannot take a connection tries again
 _HEADER = struct.Struct("<6IQ")
 _HEARTBEAT: Key = (2**32 - 1, 0, 0, 0, 0, 0)
 _GOODBYE: Key = (2**32 - 1, 1, 0, 0, 0, 0)
@@ -45,14 +48,14 @@ class Refused(ConnectionError):
 
 def dial(address: str, own: str, peer: str, secret: bytes) -> socket.socket:
     """Connect to the peer that listens there and prove to each other who we are."""
-    found = _socket(address)
+    found, end_s = _socket(address), time.monotonic() + _HANDSHAKE_S
     try:
         found.settimeout(_HANDSHAKE_S)
         found.connect(_endpoint(address))
         names = [_name_bytes(name) for name in (own, peer)]
         greeting = _GREETING.pack(*names, os.urandom(_NONCE_BYTES))
         found.sendall(greeting)
-        answer = bytes(_read(found, _NONCE_BYTES + 32))
+        answer = bytes(_read(found, _NONCE_BYTES + 32, end_s))
         nonce, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
         if not hmac.compare_digest(proof, _proof(secret, b"accept", greeting, nonce)):
             raise Refused(f"{peer} at {address} does not know this run's secret")
@@ -65,12 +68,12 @@ def dial(address: str, own: str, peer: str, secret: bytes) -> socket.socket:
 
 def answer(found: socket.socket, own: str, secret: bytes) -> str:
     """Let a caller prove who it is, and prove who we are; return its name."""
-    found.settimeout(_HANDSHAKE_S)
-    greeting = bytes(_read(found, _GREETING.size))
+    end_s = time.monotonic() + _HANDSHAKE_S
+    greeting = bytes(_read(found, _GREETING.size, end_s))
     caller, called, _ = _GREETING.unpack(greeting)
     nonce = os.urandom(_NONCE_BYTES)
     found.sendall(nonce + _proof(secret, b"accept", greeting, nonce))
-    proof = bytes(_read(found, 32))
+    proof = bytes(_read(found, 32, end_s))
     if not hmac.compare_digest(proof, _proof(secret, b"dial", greeting, nonce)):
         raise Refused("a caller does not know this run's secret")
     if called != _name_bytes(own):
@@ -99,7 +102,8 @@ class Door:
     """Lets in callers that know the secret; strangers are turned away without a word.
 
     Listens at `address` as soon as it is made, which then has the port. `admit` is
-    called with each caller's connection and name, from a thread of its own.
+    called with each caller's connection and name, from a thread of its own. Of too many
+    that do not show who they are the first has to go, so that others get their turn.
     """
 
     def __init__(
@@ -111,29 +115,58 @@ class Door:
     ) -> None:
         self._own, self._secret, self._admit = own, secret, admit
         self._listener, self.address = listen(address)
+        self._closed, self._lock = threading.Event(), threading.Lock()
+        self._waiting: dict[socket.socket, None] = {}  # the first to come first
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
 
     def close(self) -> None:
         """Let nobody in any more."""
+        self._closed.set()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
     def _accept(self) -> None:
-        while True:
+        while not self._closed.is_set():
             try:
                 caller, _ = self._listener.accept()
-            except OSError:
-                return  # closed
-            threading.Thread(target=self._answer, args=(caller,), daemon=True).start()
+            except OSError:  # closed, or no descriptor is to be had for now
+                self._closed.wait(_BREATH_S)
+                continue
+            self._let_wait(caller)
+            try:
+                threading.Thread(
+                    target=self._answer, args=(caller,), daemon=True
+                ).start()
+            except RuntimeError:  # no thread is to be had for now
+                self._take_out(caller)
+                caller.close()
+
+    def _let_wait(self, caller: socket.socket) -> None:
+        with self._lock:
+            if len(self._waiting) == _MOST_WAITING:
+                first = next(iter(self._waiting))
+                del self._waiting[first]
+                with suppress(OSError):
+                    first.shutdown(socket.SHUT_RDWR)  # its thread closes it
+            self._waiting[caller] = None
+
+    def _take_out(self, caller: socket.socket) -> bool:
+        """Whether it still waited, and did not have to make room for another."""
+        with self._lock:
+            there = caller in self._waiting
+            self._waiting.pop(caller, None)
+            return there
 
     def _answer(self, caller: socket.socket) -> None:
         try:
             name = answer(caller, self._own, self._secret)
         except OSError:
+            name = None
+        if self._take_out(caller) and name is not None:
+            self._admit(caller, name)
+        else:
             caller.close()
-            return
-        self._admit(caller, name)
 
 
 class Link:
@@ -295,9 +328,19 @@ def _aligned(size: int) -> np.ndarray:
     return raw[start : start + size]
 
 
-def _read(found: socket.socket, size: int) -> bytearray:
+def _read(found: socket.socket, size: int, end_s: float) -> bytearray:
+    """Read all of it by then, however little of it comes at a time."""
     data = bytearray(size)
-    _fill(found, memoryview(data))
+    view = memoryview(data)
+    while len(view):
+        left_s = end_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError(f"no proof of who it is within {_HANDSHAKE_S:g} s")
+        found.settimeout(left_s)
+        count = found.recv_into(view)
+        if count == 0:
+            raise ConnectionError("end of stream")
+        view = view[count:]
     return data
 
 

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connections: messages arrive whole, strangers do not get in, losses are seen."""
 
+import os
 import queue
+import resource
 import secrets
 import socket
 import struct
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import ml_dtypes
@@ -16,6 +19,8 @@ import pytest
 
 from hetjax.mesh.links import (
     _GREETING,
+    _HANDSHAKE_S,
+    _MOST_WAITING,
     _NAME_BYTES,
     Key,
     Link,
@@ -208,6 +213,86 @@ def test_a_caller_with_a_name_that_no_worker_has_is_refused(
     assert not one.links
     found.close()
     one.close()
+
+
+def test_a_door_without_descriptors_opens_again_once_there_are_some():
+    one, two = Peers("one", "127.0.0.1:0", SECRET), Peers("two", "127.0.0.1:0", SECRET)
+    early = socket.socket()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    most = max(map(int, os.listdir("/proc/self/fd"))) + 50
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            while True:
+                taken.append(os.dup(0))
+        host, _, port = two.address.rpartition(":")
+        early.connect((host, int(port)))  # wakes the door, which cannot take it
+        time.sleep(0.3)
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    joining = threading.Thread(target=two.connect, args=({"one": one.address}, 5.0))
+    joining.start()
+    one.connect({"two": two.address}, 5.0)
+    joining.join()
+    assert set(one.links) == {"two"}
+    early.close()
+    one.close()
+    two.close()
+
+
+@pytest.mark.parametrize("pause_s", [0.05, 9.0])
+def test_a_handshake_has_one_limit_however_slowly_it_comes(
+    pause_s: float, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("hetjax.mesh.links._HANDSHAKE_S", 0.5)
+    one = Peers("one", "127.0.0.1:0", SECRET)
+    host, _, port = one.address.rpartition(":")
+    slow = socket.create_connection((host, int(port)))
+    ended, begin_s = threading.Event(), time.monotonic()
+
+    def trickle() -> None:
+        with suppress(OSError):
+            while not ended.wait(pause_s):
+                slow.sendall(b"x")
+
+    threading.Thread(target=trickle, daemon=True).start()
+    slow.settimeout(5.0)
+    with suppress(ConnectionResetError):  # it is shut with bytes unread
+        assert slow.recv(1) == b""
+    assert 0.4 < time.monotonic() - begin_s < 4.0
+    ended.set()
+    slow.close()
+    one.close()
+
+
+def test_strangers_that_say_nothing_leave_room_for_honest_callers():
+    one, two = Peers("one", "127.0.0.1:0", SECRET), Peers("two", "127.0.0.1:0", SECRET)
+    host, _, port = two.address.rpartition(":")
+    strangers = [socket.create_connection((host, int(port))) for _ in range(150)]
+    begin_s = time.monotonic()
+    joining = threading.Thread(target=two.connect, args=({"one": one.address}, 5.0))
+    joining.start()
+    one.connect({"two": two.address}, 5.0)
+    joining.join()
+    assert time.monotonic() - begin_s < _HANDSHAKE_S / 2  # nobody's time had to pass
+    time.sleep(0.2)
+    for stranger in strangers:
+        stranger.setblocking(False)
+    assert sum(map(_is_open, strangers)) <= _MOST_WAITING
+    for stranger in strangers:
+        stranger.close()
+    one.close()
+    two.close()
+
+
+def _is_open(stranger: socket.socket) -> bool:
+    try:
+        return stranger.recv(1) != b""
+    except BlockingIOError:
+        return True
 
 
 def test_a_peer_that_never_comes_is_named():
