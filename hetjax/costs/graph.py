@@ -20,6 +20,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from hetjax.costs.joins import joined_dims
+from hetjax.models.traced import called, scan_counts
 
 
 class Origin(IntEnum):
@@ -42,7 +43,10 @@ class Value:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Step:
-    """One operation; a scan has the graph of its body and repeats it `length` times."""
+    """One operation; a scan has the graph of its body and repeats it `length` times.
+
+    Of a scan's inputs the first are consts, then come carries, the others are xs.
+    """
 
     op: str
     params: Mapping[str, Any]
@@ -50,6 +54,8 @@ class Step:
     outputs: tuple[Value, ...]
     body: "Graph | None" = None
     length: int = 1
+    num_consts: int = 0
+    num_carry: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -178,21 +184,13 @@ def _outputs(
 ) -> tuple[Value, ...]:
     if equation.primitive.name == "scan":
         step = _scan(equation, arguments, dims)
-    elif (inner := _called(equation.params)) is not None:
+    elif (inner := called(equation.params)) is not None:
         jaxpr, consts = inner
         return _inlined(jaxpr, consts, arguments, dims, steps)
     else:
         step = _operation(equation, arguments, dims)
     steps.append(step)
     return step.outputs
-
-
-def _called(params: Mapping[str, Any]) -> tuple[Jaxpr, Sequence[Any]] | None:
-    """The function that a call calls (jit, checkpoint, custom derivatives)."""
-    inner = params.get("jaxpr", params.get("call_jaxpr"))
-    if isinstance(inner, ClosedJaxpr):
-        return inner.jaxpr, inner.consts
-    return (inner, ()) if isinstance(inner, Jaxpr) else None
 
 
 def _operation(equation: Any, arguments: tuple[Value, ...], dims: Dims) -> Step:
@@ -225,8 +223,7 @@ def _join_contracted(numbers: Any, arguments: tuple[Value, ...], dims: Dims) -> 
 
 def _scan(equation: Any, arguments: tuple[Value, ...], dims: Dims) -> Step:
     params = equation.params
-    length, num_consts = params["length"], params["num_consts"]
-    num_carry = params["num_carry"]
+    length, (num_consts, num_carry) = params["length"], scan_counts(params)
     consts, rest = arguments[:num_consts], arguments[num_consts:]
     carry = tuple(_of_batch(value) for value in rest[:num_carry])
     slices = tuple(_slice(value) for value in rest[num_carry:])
@@ -242,6 +239,8 @@ def _scan(equation: Any, arguments: tuple[Value, ...], dims: Dims) -> Step:
         outputs=(*map(_of_batch, carry), *stacked),
         body=body,
         length=length,
+        num_consts=num_consts,
+        num_carry=num_carry,
     )
 
 

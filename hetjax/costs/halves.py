@@ -115,7 +115,7 @@ def _early_loop(
 ) -> tuple[Step, tuple[Value, ...]]:
     """The loop with the outputs that are wanted, and stacks of what crosses."""
     assert step.body is not None
-    num_consts, num_carry = step.params["num_consts"], step.params["num_carry"]
+    num_consts, num_carry = step.num_consts, step.num_carry
     pairs = list(zip(step.outputs, step.body.outputs, strict=True))
     kept = pairs[:num_carry] + [p for p in pairs[num_carry:] if id(p[0]) in wanted]
     carry = step.body.inputs[num_consts : num_consts + num_carry]
@@ -146,7 +146,7 @@ def _late(graph: Graph, outputs: Sequence[Value], cut: _Cut) -> Graph:
 def _late_loop(step: Step, wanted: Collection[int], cut: _Cut) -> Step:
     """The loop with the outputs that are wanted, over the stacks of what crosses."""
     assert step.body is not None
-    num_consts, num_carry = step.params["num_consts"], step.params["num_carry"]
+    num_consts, num_carry = step.num_consts, step.num_carry
     pairs = zip(step.outputs, step.body.outputs, strict=True)
     made = [p for i, p in enumerate(pairs) if i >= num_carry and id(p[0]) in wanted]
     body = _late(step.body, [inner for _, inner in made], cut)
@@ -156,7 +156,7 @@ def _late_loop(step: Step, wanted: Collection[int], cut: _Cut) -> Step:
     inputs = given[:num_consts] + given[num_consts + num_carry :] + stacks
     loop = replace(
         step,
-        params={**step.params, "num_carry": 0},
+        num_carry=0,
         inputs=tuple(outer for outer, _ in inputs),
         outputs=tuple(outer for outer, _ in made),
         body=replace(body, inputs=tuple(inner for _, inner in inputs)),
@@ -167,7 +167,7 @@ def _late_loop(step: Step, wanted: Collection[int], cut: _Cut) -> Step:
 def _reading(loop: Step) -> Step:
     """The loop without the inputs that its body does not read; the carry stays."""
     assert loop.body is not None
-    num_consts, num_carry = loop.params["num_consts"], loop.params["num_carry"]
+    num_consts, num_carry = loop.num_consts, loop.num_carry
     read = {id(v) for step in loop.body.steps for v in step.inputs}
     read |= {id(v) for v in loop.body.outputs}
     carry = range(num_consts, num_consts + num_carry)
@@ -176,7 +176,7 @@ def _reading(loop: Step) -> Step:
     num_kept = sum(i < num_consts for i, _, _ in kept)
     return replace(
         loop,
-        params={**loop.params, "num_consts": num_kept},
+        num_consts=num_kept,
         inputs=tuple(outer for _, outer, _ in kept),
         body=replace(loop.body, inputs=tuple(inner for _, _, inner in kept)),
     )
@@ -212,7 +212,7 @@ def _last_products(
         yield step, repeats
     elif step.body is not None:
         at = next(i for i, v in enumerate(step.outputs) if v is value)
-        if at >= step.params["num_carry"]:
+        if at >= step.num_carry:
             yield from _last_products(
                 step.body, step.body.outputs[at], repeats * step.length
             )

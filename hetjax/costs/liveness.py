@@ -161,7 +161,7 @@ def _there_at_once(
 
 def _filled(step: Step) -> tuple[Value, ...]:
     if step.body is not None:
-        return step.outputs[step.params["num_carry"] :]
+        return step.outputs[step.num_carry :]
     return step.outputs if step.op in _SUMMED else ()
 
 
@@ -181,7 +181,7 @@ def _loop_bytes(step: Step, cuts: Cuts, around: Surroundings) -> int:
     """Bytes that live while a loop runs: its body's, its carry, relaid stacks."""
     if step.body is None:
         return 0
-    num_consts, num_carry = step.params["num_consts"], step.params["num_carry"]
+    num_consts, num_carry = step.num_consts, step.num_carry
     slices = step.body.inputs[num_consts + num_carry :]
     stacked = step.body.outputs[num_carry:]
     inside = replace(

@@ -43,6 +43,7 @@ _ELEMENTWISE = frozenset(
         "ne",
         "neg",
         "not",
+        "one_minus_square",  # of tanh, as of JAX 0.12
         "or",
         "pow",
         "reshape",

@@ -2,8 +2,8 @@
 """Traced programs (jaxprs) read and run operation by operation.
 
 Owns the dissolving of calls and checkpoints, the operands of a loop, and how one
-operation is applied: all that depends on JAX's inner forms. Does not own what is done
-with them (`halves.py`).
+operation is applied. Does not own the forms that differ between releases of JAX
+(`hetjax/models/traced.py`) nor what is done with all this (`halves.py`).
 """
 
 from collections.abc import Callable, Hashable, Iterable
@@ -13,12 +13,14 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jax.extend.core import primitives as lax
 
+from hetjax.models.traced import called, scan_counts
+
 _INLINED = {
-    lax.jit_p: "jaxpr",
-    lax.remat_p: "jaxpr",
-    lax.closed_call_p: "call_jaxpr",
-    lax.custom_jvp_call_p: "call_jaxpr",
-    lax.custom_vjp_call_p: "call_jaxpr",
+    lax.jit_p,
+    lax.remat_p,
+    lax.closed_call_p,
+    lax.custom_jvp_call_p,
+    lax.custom_vjp_call_p,
 }
 
 Values = dict[Hashable, Any]  # by variable
@@ -33,10 +35,7 @@ def inlined(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
         for eqn in closed.jaxpr.eqns:
             values = read(env, eqn.invars)
             if eqn.primitive in _INLINED:
-                inner = eqn.params[_INLINED[eqn.primitive]]
-                if not isinstance(inner, ClosedJaxpr):
-                    inner = ClosedJaxpr(inner, ())
-                made = inlined(inner)(*values)
+                made = inlined(_called(eqn))(*values)
             elif eqn.primitive is lax.scan_p:
                 made = _inlined_scan(Scan(eqn), values)
             else:
@@ -45,6 +44,12 @@ def inlined(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
         return read(env, closed.jaxpr.outvars)
 
     return run
+
+
+def _called(eqn: JaxprEqn) -> ClosedJaxpr:
+    inner = called(eqn.params)
+    assert inner is not None, eqn.primitive
+    return ClosedJaxpr(*inner)
 
 
 def _inlined_scan(scan: "Scan", values: list[Any]) -> list[Any]:
@@ -71,7 +76,7 @@ class Scan:
         self.body: Jaxpr = closed.jaxpr
         constants = zip(self.body.constvars, closed.consts, strict=True)
         self.constants: Values = dict(constants)
-        num_consts, num_carries = _counts(eqn.params)
+        num_consts, num_carries = scan_counts(eqn.params)
         inputs: list[Pair] = list(zip(eqn.invars, self.body.invars, strict=True))
         outputs: list[Pair] = list(zip(eqn.outvars, self.body.outvars, strict=True))
         self.consts, inputs = inputs[:num_consts], inputs[num_consts:]
@@ -83,14 +88,6 @@ class Scan:
         options = ("length", "reverse", "unroll")
         chosen = {name: self.eqn.params[name] for name in options}
         return jax.lax.scan(body, carry, xs, **chosen)
-
-
-def _counts(params: dict[str, Any]) -> tuple[int, int]:
-    """Numbers of a scan's constants and carries."""
-    if "num_consts" in params:
-        return params["num_consts"], params["num_carry"]
-    consts, carries, _ = params["ft_in"].unpack()  # as of JAX 0.12
-    return len(consts), len(carries)
 
 
 def variables(atoms: Iterable[Any]) -> set[Any]:
