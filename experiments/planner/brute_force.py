@@ -33,6 +33,7 @@ def compare(seed: int) -> dict[str, Any]:
     except NoFeasiblePlan:
         return {"seed": seed, "feasible": False, "agrees": math.isinf(optimum_s)}
     step_time_s = found.best.simulation.step_time_s
+    assert found.lower_bound_s is not None, found.bound.why
     return {
         "seed": seed,
         "feasible": True,

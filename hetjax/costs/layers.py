@@ -23,12 +23,13 @@ class LayerFacts:
 
     `saved_bytes` are the residuals that a layer adds to a run of equal ones and
     `run_saved_bytes` those that a run has once; a layer that is alone in its run may
-    keep a little more or less.
+    keep a little more or less: `alone_saved_bytes`.
     """
 
     static_bytes: int
     saved_bytes: int
     run_saved_bytes: int
+    alone_saved_bytes: int
 
 
 @lru_cache(maxsize=4096)
@@ -49,11 +50,12 @@ def layer_facts(
     """Give the bytes of one layer of the model under a data degree."""
     runs = layer_runs(model, layer)
     mesh = StageMesh(data=data, tensor=shares.tensor)
-    saved_bytes, run_saved_bytes = _saved_bytes(runs, shares, remat, data)
+    saved_bytes, run_saved_bytes, alone_bytes = _saved_bytes(runs, shares, remat, data)
     return LayerFacts(
         static_bytes=static_bytes(runs, mesh, shares.dtype, optimizer).total,
         saved_bytes=saved_bytes,
         run_saved_bytes=run_saved_bytes,
+        alone_saved_bytes=alone_bytes,
     )
 
 
@@ -82,15 +84,16 @@ def layer_workspace_bytes(
 @lru_cache(maxsize=1024)
 def _saved_bytes(
     runs: StageRuns, shares: Shares, remat: Remat, data: int
-) -> tuple[int, int]:
-    """Residuals of each layer of a run, and of the run."""
+) -> tuple[int, int, int]:
+    """Residuals of each layer of a run, and of the run; of one layer alone."""
+    alone = residual_bytes(passes(runs, shares, remat), data)
     if runs.first or runs.last:
-        return residual_bytes(passes(runs, shares, remat), data), 0
+        return alone, 0, alone
     two, three = (
         residual_bytes(passes(_times(runs, number), shares, remat), data)
         for number in (2, 3)
     )
-    return three - two, 3 * two - 2 * three
+    return three - two, 3 * two - 2 * three, alone
 
 
 def _times(runs: StageRuns, number: int) -> StageRuns:

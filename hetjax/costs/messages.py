@@ -8,9 +8,10 @@ which copies it to its tensor ranks; inside one (`hetjax/mesh/reshard.py`) every
 rank gets a copy of its own. Does not own ways (`network.py`).
 """
 
+import math
 from typing import Literal
 
-from hetjax.cluster.cluster import Cluster
+from hetjax.cluster.cluster import Cluster, Node
 from hetjax.costs.network import Place, num_lanes
 
 # how workers talk to each other; "in-process" is when all nodes are in one worker
@@ -30,6 +31,16 @@ def lane_share(
     """
     copies = _copies(cluster, source, target, tensor, transport)
     return copies / num_lanes(cluster, source, target)
+
+
+def least_copies(source: Node, target: Node, tensor: int) -> int:
+    """How often the activation travels at least, wherever on the nodes stages lie.
+
+    Every tensor group has some worker, and as many as it needs hosts.
+    """
+    if source.name == target.name and target.hosts == 1:
+        return tensor
+    return math.ceil(tensor / target.devices_per_host)
 
 
 def _copies(

@@ -52,11 +52,13 @@ def layer_times(
     node: Node,
     shares: Shares,
     *,
+    tensor_card_bytes_per_s: float,
     optimizer: OptimizerInit,
     profile: Profile | None = None,
 ) -> LayerTimes:
     """Give what a layer adds to a stage that runs as `stage` does, on a node.
 
+    Its tensor groups get so much of a network card each (`network.py`).
     What a program takes whatever it holds is left out (`Profile.program_s`). A measured
     update is that of a layer which several replicas hold, where that was measured.
     """
@@ -79,7 +81,7 @@ def layer_times(
             update_s=own_s + sync_s,
         )
     device = device_spec(node)
-    hop = ring_hop(device, ring_card_bytes_per_s(node, _tensor_rings(stage)))
+    hop = ring_hop(device, tensor_card_bytes_per_s)
     times = _layer_times(runs, shares, stage.remat, device, hop)
     held = static_bytes(runs, stage.mesh, shares.dtype, optimizer)
     return LayerTimes(

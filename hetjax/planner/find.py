@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from hetjax.planner.certificate import certificate
 from hetjax.planner.equal_shares import equal_share_plans
 from hetjax.planner.infeasible import adds_up, why_infeasible
 from hetjax.planner.judge import Judge
@@ -19,12 +20,13 @@ from hetjax.planner.polish import Choices, polished
 from hetjax.planner.proposals import (
     LARGE,
     Proposal,
-    lower_bound_s,
     plans_by_rank,
     proposals,
 )
 from hetjax.planner.request import Request, check_request
+from hetjax.planner.space import in_space
 from hetjax.plans.plan import Plan
+from hetjax.schedule.bound import LowerBound
 from hetjax.schedule.predicted import Predicted
 
 Progress = Callable[[str], None]  # told what is being done, a line at a time
@@ -40,16 +42,16 @@ class Found:
     """The best plan as simulated, and what is known about better ones.
 
     `model_time_s` is the least by the planner's own estimate, `model_bound_s` the bound
-    by the same estimate: both before anything is placed and simulated. `lower_bound_s`
-    is certified: no plan of the request's space simulates faster (1F1B family, fused
-    backward, no interleaving, the modelled costs).
+    by the same estimate: both before anything is placed and simulated. `bound` is
+    certified, where one is known: no plan of the request's space (`space.py`) simulates
+    faster under the modelled costs, and none that this search simulated did.
     """
 
     request: Request
     objective: Objective
     best: Predicted
     source: str  # which part of the search gave the plan
-    lower_bound_s: float
+    bound: LowerBound
     model_time_s: float | None
     model_bound_s: float | None
     search_s: float
@@ -62,9 +64,16 @@ class Found:
         return self.model_time_s / self.model_bound_s - 1
 
     @property
-    def gap(self) -> float:
-        """How far the simulated step is above the certified bound."""
-        return max(self.best.simulation.step_time_s / self.lower_bound_s - 1, 0.0)
+    def lower_bound_s(self) -> float | None:
+        return self.bound.step_s
+
+    @property
+    def gap(self) -> float | None:
+        """How far the simulated step is above the certified bound; None where none is
+        known, or the plan, a given one, is not of the space."""
+        if not in_space(self.request, self.best.plan):
+            return None
+        return self.bound.gap(self.best.simulation.step_time_s)
 
 
 def find_plan(
@@ -118,7 +127,7 @@ def find_plan(
         objective=objective,
         best=best,
         source=source,
-        lower_bound_s=lower_bound_s(request),
+        bound=certificate(request, (found for found in judge.seen.values() if found)),
         model_time_s=min((p.step_s for p in proposed), default=None),
         model_bound_s=min((p.layouts[0].bound_s for p in proposed), default=None),
         search_s=time.monotonic() - begin_s,

@@ -30,11 +30,10 @@ from hetjax.planner.problem import Problem
 from hetjax.planner.relaxation import (
     Outlook,
     compute_bound_s,
-    lower_bound,
     outlook,
 )
 from hetjax.planner.request import NodeClass, Request
-from hetjax.planner.terms import bound_problem, search_problem
+from hetjax.planner.terms import search_problem
 from hetjax.plans.plan import Plan
 
 _NUM_LAYOUTS = 3  # of every problem, for the judge to choose from
@@ -164,19 +163,6 @@ def _problems(
             if n == 0:
                 yield part, degrees, 1
             yield part, degrees, 2
-
-
-def lower_bound_s(request: Request) -> float:
-    """Return what no plan simulates faster than; inf if none fits into memory.
-
-    Whatever the tensor degrees of its stages: see `Found`.
-    """
-    large = _is_large(request)
-    try:
-        p = bound_problem(request, request.degrees)
-        return lower_bound(p, "prefix", quick=large).step_s
-    except NoFeasiblePlan:
-        return math.inf
 
 
 def parts_of(request: Request) -> Iterator[Request]:

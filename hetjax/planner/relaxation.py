@@ -21,6 +21,7 @@ from hetjax.planner.fitting import fits
 from hetjax.planner.fractional import STRICT, most_sequences, reaches, taken_by
 from hetjax.planner.pricing import price
 from hetjax.planner.problem import Floats, Problem
+from hetjax.planner.suffixes import least_work
 from hetjax.planner.templates import (
     Column,
     Form,
@@ -107,19 +108,21 @@ def lower_bound(
     *,
     seen: Outlook | None = None,
     quick: bool = False,
+    longest_s: float = 0.0,
 ) -> Bound:
     """Return a certified bound, close to the relaxation's optimum.
 
     Within 0.05 % of it where that is little work, else within 0.4 %, or 1 to 2 % if it
     is to be `quick`; or further below where that cannot be decided with a fair amount
     of work. `known` templates, or what was `seen` before, make the search shorter.
-    NoFeasiblePlan if not even fractions of pipelines do the global batch.
+    NoFeasiblePlan if not even fractions of pipelines do the global batch, in the time
+    of any sensible plan or in `longest_s`.
     """
     found = seen
     if found is None:
         if not fits(p):
             raise _nothing_fits()
-        found = _reached(p, form, _beginning(p, form, known))
+        found = _reached(p, form, _beginning(p, form, known), longest_s)
     if quick and form == "closed" and found.reached_s < np.inf:
         # what promising labels do not show is looked for only once
         effort = _QUICK[form]
@@ -161,7 +164,7 @@ def outlook(p: Problem, form: Form, below_s: float = np.inf) -> Outlook | None:
         found = replace(found, columns=columns, reached_s=reached_s)
     else:
         try:
-            found = _reached(p, form, found)
+            found = _reached(p, form, found, 0.0)
         except NoFeasiblePlan:
             return None
     return _believed(p, form, found, _OUTLOOK_TOLERANCE)
@@ -180,8 +183,20 @@ def columns_within(
 
 
 def compute_bound_s(p: Problem) -> float:
-    """Return the step time if every device computed at its best rate all the time."""
-    return p.global_batch / float(p.rates_C @ p.devices_C)
+    """Return a step time in which devices that compute all the time cannot do it.
+
+    At any prices a sequence takes, for its layers wherever each is cheapest, so much
+    price times seconds; the devices have no more of it than their price in the step.
+    Infinity if some layer fits nowhere.
+    """
+    prices_R = _rates(p)
+    work_B = least_work(p, prices_R) / np.array(p.microbatch_sizes)
+    return p.global_batch * float(work_B.min()) / float(prices_R @ p.room_R)
+
+
+def _rates(p: Problem) -> Floats:
+    """Prices of devices by what they compute."""
+    return np.concatenate([p.rates_C, np.zeros(len(p.fragments))])
 
 
 def _beginning(p: Problem, form: Form, known: Sequence[Template]) -> Outlook:
@@ -191,19 +206,19 @@ def _beginning(p: Problem, form: Form, known: Sequence[Template]) -> Outlook:
     return Outlook(
         too_short_s=too_short_s,
         believed_s=too_short_s,
-        prices_R=np.concatenate([p.rates_C, np.zeros(len(p.fragments))]),
+        prices_R=_rates(p),
         columns=_distinct(columns),
     )
 
 
-def _reached(p: Problem, form: Form, found: Outlook) -> Outlook:
+def _reached(p: Problem, form: Form, found: Outlook, longest_s: float) -> Outlook:
     """Add columns until they reach some step time.
 
     NoFeasiblePlan if none do, or in the closed form, which bounds nothing, if none are
     found with a great deal of work.
     """
     step_s = compute_bound_s(p)
-    longest_s = _LONGEST * step_s
+    longest_s = max(_LONGEST * step_s, longest_s)
     enough = reaches(p, found.columns, longest_s)
     while not reaches(p, found.columns, step_s):
         outcome: Outcome = "open"
@@ -276,7 +291,7 @@ def _asked(
             reached_s = _least_step_s(p, columns, reached_s)
         return replace(found, columns=columns, reached_s=reached_s), "better"
     believed_s = max(found.believed_s, step_s)
-    if not priced.is_all:
+    if not priced.is_all or priced.columns:  # known ones contradict these prices, too
         return replace(found, believed_s=believed_s), "open"
     proven = replace(
         found, too_short_s=step_s, prices_R=prices_R, believed_s=believed_s
@@ -323,18 +338,22 @@ def _prices(
         first = num_prices + row * num_levels
         worth_RL[row, first : first + num_levels] = 1.0
     no_parts = np.zeros((len(sequences_N), worth_RL.shape[1] - num_prices))
-    found = linprog(
-        np.concatenate([np.zeros(num_prices), -np.tile(_WISHES, len(wished))]),
-        A_ub=np.vstack([np.hstack([-taken_NR, no_parts]), worth_RL]),
-        b_ub=np.concatenate([-needed_N, np.zeros(len(wished))]),
-        A_eq=np.concatenate([p.room_R, np.zeros(no_parts.shape[1])])[None],
-        b_eq=[1.0],
-        bounds=[(0, None)] * num_prices
-        + [(0, level) for _ in wished for level in _LEVELS],
-        method="highs",
-    )
+    least_R = _LEAST_PRICE * centre_R
+    for floor_R in (least_R, 0 * least_R):  # there may be no room for least prices
+        found = linprog(
+            np.concatenate([np.zeros(num_prices), -np.tile(_WISHES, len(wished))]),
+            A_ub=np.vstack([np.hstack([-taken_NR, no_parts]), worth_RL]),
+            b_ub=np.concatenate([-needed_N, np.zeros(len(wished))]),
+            A_eq=np.concatenate([p.room_R, np.zeros(no_parts.shape[1])])[None],
+            b_eq=[1.0],
+            bounds=[(floor, None) for floor in floor_R]
+            + [(0, level) for _ in wished for level in _LEVELS],
+            method="highs",
+        )
+        if found.success:
+            break
     assert found.success, found.message
-    return np.maximum(found.x[:num_prices], _LEAST_PRICE * centre_R)
+    return np.maximum(found.x[:num_prices], least_R)
 
 
 def _nothing_fits() -> NoFeasiblePlan:

@@ -63,9 +63,14 @@ class Search:
 
 
 def least_work(p: Problem, price_R: Floats) -> Floats:
-    """Return cost times seconds of a microbatch, at least, by microbatch size."""
-    cost_O = p.taken_OR @ price_R
-    return (p.layer_s_BOL * cost_O[:, None]).min(axis=1).sum(axis=1)
+    """Return cost times seconds of a microbatch, at least, by microbatch size.
+
+    inf at a size at which some layer fits nowhere.
+    """
+    cost_O1 = (p.taken_OR @ price_R)[:, None]
+    fits_BOL = np.isfinite(p.layer_s_BOL)
+    work_BOL = np.where(fits_BOL, p.layer_s_BOL, 0.0) * cost_O1
+    return np.where(fits_BOL, work_BOL, np.inf).min(axis=1).sum(axis=1)
 
 
 def search_of(

@@ -21,6 +21,7 @@ from hetjax.cluster.catalogue import device_spec
 from hetjax.cluster.cluster import Node
 from hetjax.costs.layers import layer_facts, layer_runs, layer_workspace_bytes
 from hetjax.costs.memory import hidden_size
+from hetjax.costs.nearest import least_shared_card_bytes_per_s
 from hetjax.costs.passes import Shares
 from hetjax.costs.profile import DTYPES
 from hetjax.costs.stage_times import LayerTimes, layer_times
@@ -40,7 +41,8 @@ from hetjax.planner.problem import (
 from hetjax.planner.request import Request
 from hetjax.plans.plan import Stage, StageMesh
 
-_GRADIENT_BYTES = 4  # gradients are summed in fp32
+_GRADIENT_BYTES = _LOSS_BYTES = 4  # gradients are summed in fp32, losses too
+_MOST_IN_FLIGHT = 16  # of pipelines that are searched
 
 
 def options_of(request: Request, degrees: Sequence[int]) -> tuple[Option, ...]:
@@ -114,10 +116,11 @@ def bound_problem(request: Request, degrees: Sequence[int]) -> Problem:
         kinds=facts.kinds,
         busy_s_BOK=facts.busy_s_BOK,
         update_s_BOK=0 * facts.update_s_BOK,
+        # every layer counts a loss, of which a stage has one
         static_bytes_BOK=np.tile(
-            facts.own_bytes_OK, (len(request.microbatch_sizes), 1, 1)
+            facts.own_bytes_OK - _LOSS_BYTES, (len(request.microbatch_sizes), 1, 1)
         ),
-        saved_bytes_BOK=facts.saved_bytes_BOK,
+        saved_bytes_BOK=facts.least_saved_bytes_BOK,
         memory_bytes_BO=np.tile(
             facts.memory_bytes_O, (len(request.microbatch_sizes), 1)
         ),
@@ -127,7 +130,9 @@ def bound_problem(request: Request, degrees: Sequence[int]) -> Problem:
         hop_s_BKOO=hop_s_BKOO,
         link_s_BKOO=link_s_BKOO,
     )
-    found = _problem(request, options, terms)
+    found = _problem(
+        request, options, terms, max_launch_ahead=len(request.model.layers)
+    )
     fits_BOU = found.most_in_flight_BOU > 0
     return replace(found, most_in_flight_BOU=np.where(fits_BOU, UNLIMITED, 0))
 
@@ -136,6 +141,8 @@ def _problem(
     request: Request,
     options: Sequence[Option],
     terms: Terms,
+    *,
+    max_launch_ahead: int = _MOST_IN_FLIGHT,
     one_replica: bool = False,
 ) -> Problem:
     return problem(
@@ -151,6 +158,7 @@ def _problem(
         options=options,
         microbatch_sizes=request.microbatch_sizes,
         global_batch=request.global_batch,
+        max_launch_ahead=max_launch_ahead,
         one_replica=one_replica,
     )
 
@@ -175,6 +183,7 @@ class _Facts:
     shared_of_one_bytes_BO: Floats
     spared_bytes_BOK: Floats
     saved_bytes_BOK: Floats
+    least_saved_bytes_BOK: Floats
     shared_bytes_BO: Floats
     activation_bytes_BO: Floats
     memory_bytes_O: Floats
@@ -185,7 +194,7 @@ def _facts(request: Request, options: Sequence[Option]) -> _Facts:
     kinds, firsts = _kinds(request)
     dims = len(request.microbatch_sizes), len(options), len(firsts)
     busy, drain, update = np.full((3, *dims), np.nan)
-    saved, once, each, workspace, spared = np.zeros((5, *dims))
+    saved, least, once, each, workspace, spared = np.zeros((6, *dims))
     problems: list[BadInput] = []
     kept: dict[tuple[object, ...], tuple[float, ...]] = {}
     for at in _cases(request, options):
@@ -202,7 +211,7 @@ def _facts(request: Request, options: Sequence[Option]) -> _Facts:
             alike = layer, shares, options[o].data, options[o].remat
             if alike not in kept:
                 kept[alike] = _saved(request, options[o], layer, shares)
-            saved[b, o, k], once[b, o, k], *needed = kept[alike]
+            saved[b, o, k], least[b, o, k], once[b, o, k], *needed = kept[alike]
             each[b, o, k], workspace[b, o, k], spared[b, o, k] = needed
     if np.isnan(busy).any(axis=2).all() and problems:
         raise problems[0]
@@ -225,6 +234,7 @@ def _facts(request: Request, options: Sequence[Option]) -> _Facts:
         shared_of_one_bytes_BO=block_alone + 4 * activation,
         spared_bytes_BOK=spared,
         saved_bytes_BOK=saved,
+        least_saved_bytes_BOK=least,
         # and a message just come, one just made, and what they are cut into
         shared_bytes_BO=block + 4 * activation,
         activation_bytes_BO=activation + np.maximum(once, 0).sum(axis=2),
@@ -250,10 +260,17 @@ def _packed_bytes(options: Sequence[Option], facts: _Facts) -> Floats:
 
 
 def _kinds(request: Request) -> tuple[tuple[int, ...], list[int]]:
-    """Number the layers by kind; the first layer of each."""
-    runs = [layer_runs(request.model, at) for at in range(len(request.model.layers))]
-    distinct = list(dict.fromkeys(runs))
-    return tuple(map(distinct.index, runs)), list(map(runs.index, distinct))
+    """Number the layers by kind; the first layer of each.
+
+    Equal layers of different kinds to the profile were measured apart.
+    """
+    layers = range(len(request.model.layers))
+    kinds = (
+        request.profile.layers if request.profile is not None else ("",) * len(layers)
+    )
+    each = [(layer_runs(request.model, at), kinds[at]) for at in layers]
+    distinct = list(dict.fromkeys(each))
+    return tuple(map(distinct.index, each)), list(map(each.index, distinct))
 
 
 def _cases(
@@ -278,12 +295,16 @@ def _shares(request: Request, option: Option, num_sequences: int) -> Shares:
 
 
 def _times(request: Request, option: Option, layer: int, shares: Shares) -> LayerTimes:
+    node = _node_of(request, option)
     return layer_times(
         request.model,
         layer,
         _stage_of(request, option),
-        _node_of(request, option),
+        node,
         shares,
+        tensor_card_bytes_per_s=least_shared_card_bytes_per_s(
+            node, num_rings=option.data, devices_per_ring=option.tensor
+        ),
         optimizer=request.optimizer,
         profile=request.profile,
     )
@@ -291,9 +312,9 @@ def _times(request: Request, option: Option, layer: int, shares: Shares) -> Laye
 
 def _saved(
     request: Request, option: Option, layer: int, shares: Shares
-) -> tuple[float, float, float, float, float]:
-    """Bytes kept of a microbatch by the layer and by its run; workspace, as of
-    `layer_workspace_bytes`.
+) -> tuple[float, ...]:
+    """Bytes kept of a microbatch by the layer, at least by it into whatever runs layers
+    are cut, and by its run; workspace, as of `layer_workspace_bytes`.
 
     Residuals grow by as much with every sequence: two sizes tell them all.
     """
@@ -310,9 +331,15 @@ def _saved(
     )
     more = shares.num_sequences - 1
     runs = layer_runs(request.model, layer)
+    each = one.saved_bytes + more * (two.saved_bytes - one.saved_bytes)
+    once = one.run_saved_bytes + more * (two.run_saved_bytes - one.run_saved_bytes)
+    alone = one.alone_saved_bytes + more * (
+        two.alone_saved_bytes - one.alone_saved_bytes
+    )
     return (
-        one.saved_bytes + more * (two.saved_bytes - one.saved_bytes),
-        one.run_saved_bytes + more * (two.run_saved_bytes - one.run_saved_bytes),
+        each,
+        min(alone, each + min(once, 0) / 2),
+        once,
         *layer_workspace_bytes(runs, shares, option.remat, option.data),
     )
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from hetjax.costs.costs import Costs
 from hetjax.plans.plan import Plan
 from hetjax.schedule.action import UNTIED, Tied
-from hetjax.schedule.bound import prefix_bound_s
+from hetjax.schedule.bound import LowerBound, prefix_bound_s
 from hetjax.schedule.lower import lower
 from hetjax.schedule.memory import MemoryUse, capacity_bytes, check_memory, memory_uses
 from hetjax.schedule.simulation import Simulation
@@ -42,19 +42,21 @@ class Predicted:
         return self.plan.tokens_per_step / self.simulation.step_time_s
 
     @cached_property
-    def lower_bound_s(self) -> float | None:
-        """What no step of such a schedule takes less than, None if unknown."""
+    def bound(self) -> LowerBound:
+        """What no step of such a schedule takes less than, as far as is known."""
         if self.plan.schedule not in _BOUNDED or self.plan.programs:
-            return None
-        return prefix_bound_s(self.plan, self.costs)
+            return LowerBound(why="none is known for such a schedule")
+        bound = LowerBound(step_s=prefix_bound_s(self.plan, self.costs))
+        return bound.held_against(self.simulation.step_time_s, "this plan")
 
-    @cached_property
+    @property
+    def lower_bound_s(self) -> float | None:
+        return self.bound.step_s
+
+    @property
     def gap(self) -> float | None:
         """How much longer than the bound the step is, as a share of the bound."""
-        bound_s = self.lower_bound_s
-        if not bound_s:
-            return None
-        return max(self.simulation.step_time_s / bound_s - 1, 0.0)  # but for rounding
+        return self.bound.gap(self.simulation.step_time_s)
 
     @cached_property
     def usd_per_million_tokens(self) -> float | None:

@@ -21,23 +21,31 @@ def found_plan(found: Found) -> Plan:
     plan = with_prediction(found.best)
     assert plan.predicted is not None
     predicted = replace(
-        plan.predicted, lower_bound_s=bound_s(found), gap=bound_gap(found)
+        plan.predicted, lower_bound_s=found.lower_bound_s, gap=found.gap
     )
     return replace(plan, predicted=predicted)
-
-
-def bound_s(found: Found) -> float | None:
-    """Return the certified bound; None where the search proved none."""
-    return found.lower_bound_s if found.lower_bound_s > 0 else None
-
-
-def bound_gap(found: Found) -> float | None:
-    """Return how far the step is above the certified bound, as a share of it."""
-    return found.gap if found.lower_bound_s > 0 else None
 
 
 def certificate(found: Found) -> str:
     """Return the predicted step and the bound in a few words."""
     told = f"step time {ms(found.best.simulation.step_time_s)} ms predicted"
-    gap = bound_gap(found)
-    return told if gap is None else f"{told}, at most {gap:.1%} above the best there is"
+    gap = found.gap
+    if gap is not None:
+        return f"{told}, at most {gap:.1%} above the best there is"
+    return f"{told}; {found.bound.why}" if found.bound.is_false else told
+
+
+def bound_line(found: Found) -> str:
+    """Return the bound in a line; that there is none, and why."""
+    least_s, gap = found.lower_bound_s, found.gap
+    if least_s is None:
+        return f"lower bound: none is known ({found.bound.why})"
+    if gap is None:
+        return (
+            f"lower bound {ms(least_s)} ms of plans of these choices ({SPACE}); this "
+            "plan, which was given, is none of them"
+        )
+    return (
+        f"lower bound {ms(least_s)} ms (gap {gap:.1%}): no plan of these choices is "
+        f"faster ({SPACE})"
+    )

@@ -54,6 +54,8 @@ def plan_command(arguments: Sequence[str]) -> None:
         for line in _write(options, found, f"{PROGRAM} {shlex.join(arguments)}"):
             if not options.json:
                 print(line)
+    if found.found is not None and found.found.bound.is_false:
+        raise SystemExit(found.found.bound.why)
 
 
 def _check_outputs(options: PlanOptions) -> None:

@@ -19,7 +19,6 @@ from hetjax.planner.picture import write_layout
 from hetjax.plans.table import plan_table
 from hetjax.schedule.plot import write_picture
 from hetjax.schedule.spans import simulated_spans
-from hetjax.training.certified import bound_gap, bound_s
 from hetjax.training.plan_rows import (
     BASELINES,
     CHANGES,
@@ -148,7 +147,7 @@ def _num_rows(planned: Planned, replicas: Sequence[int]) -> int:
 def _figures(planned: Planned) -> Iterator[str]:
     """The headline numbers, each in a box."""
     best, found = planned.best, planned.found
-    least_s, gap = (bound_s(found), bound_gap(found)) if found else (None, None)
+    least_s, gap = (found.lower_bound_s, found.gap) if found else (None, None)
     usd = best.usd_per_million_tokens
     figures = {
         "step time": f"{ms(best.simulation.step_time_s)} ms",

@@ -17,7 +17,7 @@ from hetjax.schedule.memory import MemoryUse
 from hetjax.schedule.predicted import Predicted
 from hetjax.schedule.simulation import Lane, lane_of
 from hetjax.training.binding import binding, binding_line, lane_name
-from hetjax.training.certified import SPACE, bound_gap, bound_s
+from hetjax.training.certified import bound_line
 from hetjax.training.planning import Planned
 from hetjax.training.prediction import ms
 
@@ -145,7 +145,7 @@ def sentences(planned: Planned) -> Iterator[str]:
     """Yield what is to be said of the step besides its time, a line each."""
     best, found = planned.best, planned.found
     if found is not None:
-        yield bound_line(planned)
+        yield bound_line(found)
         if found.model_time_s is not None and found.model_gap is not None:
             yield (
                 f"model time {ms(found.model_time_s)} ms (model gap "
@@ -172,18 +172,6 @@ def step_line(best: Predicted) -> str:
     if best.usd_per_million_tokens is not None:
         parts.append(f"{best.usd_per_million_tokens:.3g} USD per million tokens")
     return ", ".join(parts)
-
-
-def bound_line(planned: Planned) -> str:
-    """Return the certificate."""
-    found = planned.found
-    least_s, gap = (bound_s(found), bound_gap(found)) if found else (None, None)
-    if least_s is None or gap is None:
-        return "lower bound: none was proved"
-    return (
-        f"lower bound {ms(least_s)} ms (gap {gap:.1%}): no plan of these choices is "
-        f"faster ({SPACE})"
-    )
 
 
 def idle_line(planned: Planned) -> str:
@@ -221,7 +209,7 @@ def wish_rows(planned: Planned) -> list[Row]:
     """Return a row per wish: its best plan, and what that is by the other wishes."""
     rows = []
     for found in planned.pareto:
-        best, gap = found.best, bound_gap(found)
+        best, gap = found.best, found.gap
         share = goodput(best, planned.request.cluster, found.objective)
         row = (
             found.objective.wish,

@@ -19,7 +19,7 @@ from hetjax.plans.plan import Plan
 from hetjax.plans.table import aligned, plan_table
 from hetjax.schedule.predicted import Predicted
 from hetjax.training.binding import binding
-from hetjax.training.certified import bound_gap, bound_s, found_plan
+from hetjax.training.certified import found_plan
 from hetjax.training.plan_rows import (
     BASELINES,
     CHANGES,
@@ -75,8 +75,9 @@ def plan_values(planned: Planned) -> dict[str, Any]:
         "objective": planned.objective.wish,
         "goodput": goodput(best, cluster, planned.objective),
         "usd_per_hour": best.usd_per_hour,
-        "lower_bound_s": bound_s(found) if found else None,
-        "gap": bound_gap(found) if found else None,
+        "lower_bound_s": found.lower_bound_s if found else None,
+        "gap": found.gap if found else None,
+        "why_no_bound": (found.bound.why or None) if found else None,
         "model_time_s": found.model_time_s if found else None,
         "model_bound_s": found.model_bound_s if found else None,
         "model_gap": found.model_gap if found else None,
@@ -146,7 +147,7 @@ def _wish_values(found: Found) -> dict[str, Any]:
         "usd_per_hour": best.usd_per_hour,
         "goodput": goodput(best, found.request.cluster, found.objective),
         "num_devices": num_devices(best.plan),
-        "gap": bound_gap(found),
+        "gap": found.gap,
         "plan": json.loads(plan_json(found_plan(found))),
     }
 

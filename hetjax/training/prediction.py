@@ -84,6 +84,8 @@ def _second_line(predicted: Predicted) -> list[str]:
     usd, parts = predicted.usd_per_million_tokens, list[str]()
     if bound_s is not None and gap is not None:
         parts.append(f"lower bound {ms(bound_s)} ms (gap {gap:.1%})")
+    if predicted.bound.is_false:
+        parts.append(predicted.bound.why)
     if usd is not None:
         parts.append(f"{usd:.3g} USD per million tokens")
     return [", ".join(parts)] if parts else []

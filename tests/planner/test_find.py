@@ -23,6 +23,7 @@ def test_no_plan_is_below_the_bound_nor_the_found_one_outside_its_gap(
     request = random_request(seed)
     optimum_s = fastest_s(request)
     found = find_plan(request, polish_s=1.0)
+    assert found.lower_bound_s is not None and found.gap is not None
     assert found.lower_bound_s <= optimum_s * (1 + 1e-9)
     step_time_s = found.best.simulation.step_time_s
     assert optimum_s <= step_time_s * (1 + 1e-9)
