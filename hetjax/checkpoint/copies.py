@@ -8,7 +8,6 @@ acknowledged once it is as durable as the original. Does not own the connections
 (`hetjax/mesh/links.py`) nor when there is something to copy (`save.py`).
 """
 
-import socket
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from hetjax.checkpoint.durable import fsync, replace_text
 from hetjax.checkpoint.manifest import Manifest, from_text, record_of
 from hetjax.checkpoint.remains import is_complete, make, remove
 from hetjax.checkpoint.transfer import StoreError
-from hetjax.mesh.links import SILENCE_S, Door, Key, Link, dial
+from hetjax.mesh.links import SILENCE_S, Door, Ends, Key, Link, dial
 from hetjax.names import inside
 
 _LONGEST_S = 3600.0  # until a copy is given up, though its keeper lives
@@ -135,7 +134,7 @@ class Copies:
             self._lost[name] = reason
             self._changed.notify_all()
 
-    def _admit(self, found: socket.socket, name: str) -> None:
+    def _admit(self, found: Ends, name: str) -> None:
         with self._changed:
             if self._closed:
                 return found.close()

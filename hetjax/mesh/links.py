@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connections between processes: messages by key, and a lost peer seen at once.
 
-Owns one connection: proof of identity, framing, heartbeats, and when the other side
-counts as lost. A message is a key (six numbers) and bytes; it is sent by a thread of
-its own and delivered from another, in any order relative to other connections. Only
-lengths that the header says are read: nothing is unpickled. Does not own what messages
-mean (`wire.py`, `exchange.py`), nor who is connected to whom (`peers.py`).
+Owns one link: proof of identity, framing, and when the other side counts as lost. A
+link is two connections: one for messages, and one on which a process beside each side
+gives signs of life, however busy both are (`heart.py`). A message is a key (six
+numbers) and bytes; it is sent by a thread of its own and delivered from another, in any
+order relative to other connections. Only lengths that the header says are read: nothing
+is unpickled. Does not own what messages mean (`wire.py`, `exchange.py`), nor who is
+connected to whom (`peers.py`).
 """
 
 import hmac
@@ -17,9 +19,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 import numpy as np
 
+from hetjax.mesh.heart import heart
 from hetjax.names import LONGEST_WORKER, is_worker
 
 Key = tuple[int, int, int, int, int, int]
@@ -27,27 +31,52 @@ Deliver = Callable[[str, Key, np.ndarray], None]  # from whom, under which key, 
 Lost = Callable[[str, str], None]  # who, and why
 
 SILENCE_S = 10.0  # without a sign of life, a peer counts as lost
-_BEATS = 5  # in that time
-_PATIENCE = 0.95  # share of that time: the rest is for telling others of the loss
-_HANDSHAKE_S = 10.0  # for all of it, on a machine that is busy
+_HANDSHAKE_S = 30.0  # for all of it: the other side may be starved
 _MOST_WAITING = 64  # callers at a door that have not shown yet who they are
 _BREATH_S = 0.1  # until a door that cannot take a connection tries again
+_FAREWELL_S = 5.0  # for what is still to be sent
 _HEADER = struct.Struct("<6IQ")
-_HEARTBEAT: Key = (2**32 - 1, 0, 0, 0, 0, 0)
 _GOODBYE: Key = (2**32 - 1, 1, 0, 0, 0, 0)
 _ALIGNMENT = 64  # bytes: JAX takes over such host arrays without a copy
 _BUFFER_BYTES = 4 << 20  # of a Unix socket
 _MOST_VIEWS = 64  # in one call, of what the system takes
 _NONCE_BYTES, _NAME_BYTES = 32, LONGEST_WORKER
 _GREETING = struct.Struct(f"<{_NAME_BYTES}s{_NAME_BYTES}s{_NONCE_BYTES}s")
+_MESSAGES, _PULSES = b"m", b"p"  # what a connection is for
+_PAIR_BYTES = 16  # that both connections of a link have in common
 
 
 class Refused(ConnectionError):
     """The other side could not show that it belongs to this run."""
 
 
-def dial(address: str, own: str, peer: str, secret: bytes) -> socket.socket:
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """This side's ends of both connections to a peer that has proven who it is."""
+
+    messages: socket.socket
+    pulses: socket.socket
+
+    def close(self) -> None:
+        self.messages.close()
+        self.pulses.close()
+
+
+def dial(address: str, own: str, peer: str, secret: bytes) -> Ends:
     """Connect to the peer that listens there and prove to each other who we are."""
+    pair, found = os.urandom(_PAIR_BYTES), dict[bytes, socket.socket]()
+    try:
+        for use in (_PULSES, _MESSAGES):
+            found[use] = _dialled(address, own, peer, secret)
+            found[use].sendall(use + pair)
+    except BaseException:
+        for one in found.values():
+            one.close()
+        raise
+    return Ends(found[_MESSAGES], found[_PULSES])
+
+
+def _dialled(address: str, own: str, peer: str, secret: bytes) -> socket.socket:
     found, end_s = _socket(address), time.monotonic() + _HANDSHAKE_S
     try:
         found.settimeout(_HANDSHAKE_S)
@@ -102,8 +131,8 @@ class Door:
     """Lets in callers that know the secret; strangers are turned away without a word.
 
     Listens at `address` as soon as it is made, which then has the port. `admit` is
-    called with each caller's connection and name, from a thread of its own. Of too many
-    that do not show who they are the first has to go, so that others get their turn.
+    called with each caller's connections and name, from a thread of its own. Of too
+    many that do not show who they are the first has to go: others get their turn.
     """
 
     def __init__(
@@ -111,12 +140,13 @@ class Door:
         own: str,
         address: str,
         secret: bytes,
-        admit: Callable[[socket.socket, str], None],
+        admit: Callable[[Ends, str], None],
     ) -> None:
         self._own, self._secret, self._admit = own, secret, admit
         self._listener, self.address = listen(address)
         self._closed, self._lock = threading.Event(), threading.Lock()
         self._waiting: dict[socket.socket, None] = {}  # the first to come first
+        self._first: dict[str, tuple[bytes, socket.socket]] = {}  # of two, by caller
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
 
     def close(self) -> None:
@@ -125,6 +155,10 @@ class Door:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        with self._lock:
+            for _, caller in self._first.values():
+                caller.close()
+            self._first.clear()
 
     def _accept(self) -> None:
         while not self._closed.is_set():
@@ -161,12 +195,29 @@ class Door:
     def _answer(self, caller: socket.socket) -> None:
         try:
             name = answer(caller, self._own, self._secret)
+            end_s = time.monotonic() + _HANDSHAKE_S
+            words = bytes(_read(caller, len(_MESSAGES) + _PAIR_BYTES, end_s))
         except OSError:
-            name = None
-        if self._take_out(caller) and name is not None:
-            self._admit(caller, name)
-        else:
-            caller.close()
+            name, words = None, b""
+        if not self._take_out(caller) or name is None:
+            return caller.close()
+        ends = self._paired(name, words, caller)
+        if ends is not None:
+            self._admit(ends, name)
+
+    def _paired(self, name: str, words: bytes, caller: socket.socket) -> Ends | None:
+        """Both connections of a caller, once they have come, in either order."""
+        use, pair = words[:1], words[1:]
+        with self._lock:
+            earlier = self._first.pop(name, None)
+            if earlier is None or earlier[0] != pair:
+                self._first[name] = pair, caller
+                if earlier is not None:
+                    earlier[1].close()  # it called again, before its second one came
+                return None
+        if use == _MESSAGES:
+            return Ends(caller, earlier[1])
+        return Ends(earlier[1], caller)
 
 
 class Link:
@@ -178,19 +229,21 @@ class Link:
 
     def __init__(
         self,
-        found: socket.socket,
+        ends: Ends,
         peer: str,
         deliver: Deliver,
         lost: Lost,
         silence_s: float = SILENCE_S,
     ) -> None:
         self.peer = peer
-        self._socket, self._deliver, self._lost = found, deliver, lost
-        self._beat_s = silence_s / _BEATS
+        self._socket, self._deliver, self._lost = ends.messages, deliver, lost
         self._outbox: queue.SimpleQueue[tuple[Key, Sequence[np.ndarray]] | None]
         self._outbox = queue.SimpleQueue()
         self._closing = threading.Event()
-        _prepare(found, silence_s)
+        self._telling = threading.Lock()  # of a loss: taken once
+        _prepare(self._socket)
+        self._heart = heart()
+        self._pulse = self._heart.watch(ends.pulses, silence_s, self._fail)
         self._threads = [
             threading.Thread(target=target, name=f"{name} {peer}", daemon=True)
             for name, target in (("to", self._transmit), ("from", self._receive))
@@ -209,17 +262,13 @@ class Link:
         """Send what is waiting, say goodbye, and end both threads."""
         self._closing.set()
         self._outbox.put(None)
-        self._threads[0].join(timeout=_HANDSHAKE_S)
+        self._threads[0].join(timeout=_FAREWELL_S)
         self._shut()
 
     def _transmit(self) -> None:
         try:
             while True:
-                try:
-                    message = self._outbox.get(timeout=self._beat_s)
-                except queue.Empty:
-                    self._socket.sendall(_HEADER.pack(*_HEARTBEAT, 0))
-                    continue
+                message = self._outbox.get()
                 if message is None:
                     self._socket.sendall(_HEADER.pack(*_GOODBYE, 0))
                     return
@@ -227,7 +276,7 @@ class Link:
                 views = [_bytes_of(part) for part in parts if part.size]
                 header = _HEADER.pack(*key, sum(map(len, views)))
                 _write(self._socket, [memoryview(header), *views])
-        except OSError as error:
+        except Exception as error:  # whatever ends this thread loses the peer
             self._fail(_reason(error))
 
     def _receive(self) -> None:
@@ -239,16 +288,15 @@ class Link:
                 key: Key = tuple(numbers)
                 if key == _GOODBYE:
                     return self._fail("left")
-                if key != _HEARTBEAT:
-                    data = _aligned(size)
-                    _fill(self._socket, data.data)
-                    self._deliver(self.peer, key, data)
-        except OSError as error:
+                data = _aligned(size)
+                _fill(self._socket, data.data)
+                self._deliver(self.peer, key, data)
+        except Exception as error:
             self._fail(_reason(error))
 
     def _fail(self, reason: str) -> None:
-        """Tell of the loss, unless one of the threads has, or nobody cares."""
-        if not self._closing.is_set():
+        """Tell of the loss, unless another thread has, or nobody cares."""
+        if not self._closing.is_set() and self._telling.acquire(blocking=False):
             self._closing.set()
             self._lost(self.peer, reason)
         self._shut()
@@ -256,19 +304,15 @@ class Link:
     def _shut(self) -> None:
         """End both threads: what they wait for fails now."""
         self._closing.set()
+        self._heart.forget(self._pulse)
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         self._outbox.put(None)
 
 
-def _prepare(found: socket.socket, silence_s: float) -> None:
-    """Blocking calls that give up when nothing moves for almost the time of silence."""
+def _prepare(found: socket.socket) -> None:
     found.settimeout(None)
-    patience_s = _PATIENCE * silence_s
-    patience = struct.pack("ll", int(patience_s), int(patience_s % 1 * 1e6))
-    for limit in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-        found.setsockopt(socket.SOL_SOCKET, limit, patience)
     if found.family != socket.AF_UNIX:  # TCP fits its buffers to the path, unless told
         found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return
@@ -276,10 +320,10 @@ def _prepare(found: socket.socket, silence_s: float) -> None:
         found.setsockopt(socket.SOL_SOCKET, size, _BUFFER_BYTES)
 
 
-def _reason(error: OSError) -> str:
-    if isinstance(error, BlockingIOError):
-        return "gave no sign of life"
-    return f"closed the connection ({error.strerror or error})"
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"closed the connection ({error.strerror or error})"
+    return f"sent what cannot be read ({type(error).__name__}: {error})"
 
 
 def _socket(address: str) -> socket.socket:

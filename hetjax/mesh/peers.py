@@ -6,13 +6,12 @@ wait to be taken. Whoever waits is told of a lost peer instead of waiting for ev
 not own one connection (`links.py`) nor what messages mean.
 """
 
-import socket
 import threading
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hetjax.mesh.links import SILENCE_S, Door, Key, Link, dial
+from hetjax.mesh.links import SILENCE_S, Door, Ends, Key, Link, dial
 from hetjax.mesh.tally import Tally
 
 
@@ -134,13 +133,13 @@ class Peers:
         for link in self.links.values():
             link.close()
 
-    def _dial(self, peer: str, address: str) -> socket.socket:
+    def _dial(self, peer: str, address: str) -> Ends:
         try:
             return dial(address, self.own, peer, self._secret)
         except OSError as error:
             raise PeerLost(peer, f"cannot be reached at {address} ({error})") from error
 
-    def _add(self, found: socket.socket, peer: str) -> None:
+    def _add(self, found: Ends, peer: str) -> None:
         box = self.mailbox
         with self._joined:
             self.links[peer] = Link(found, peer, box.put, box.lose, self._silence_s)

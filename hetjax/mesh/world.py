@@ -13,9 +13,11 @@ import jax
 from hetjax.errors import BadInput
 from hetjax.mesh.links import listen
 
-_HEARTBEAT_S = 5
-_JOIN_S = 30
-_LEAVE_S = 5
+# long: a starved process is not a dead one, and those that are lost are told of by
+# the controller (`heart.py`)
+_HEARTBEAT_S = 120
+_JOIN_S = 120
+_LEAVE_S = 30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,6 @@ one side is gone. Does not own what the requests mean (`serving.py`, `fleet.py`)
 """
 
 import json
-import socket
 import threading
 import time
 import warnings
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hetjax.errors import BadInput
-from hetjax.mesh.links import SILENCE_S, Door, Key, Link, dial
+from hetjax.mesh.links import SILENCE_S, Door, Ends, Key, Link, dial
 
 CONTROLLER = "controller"
 Message = dict[str, Any]
@@ -197,7 +196,7 @@ class Crew:
             self._lost.setdefault(worker, reason)
             self._changed.notify_all()
 
-    def _admit(self, found: socket.socket, worker: str) -> None:
+    def _admit(self, found: Ends, worker: str) -> None:
         with self._changed:
             self._lost.pop(worker, None)
             self._links[worker] = Link(

@@ -39,7 +39,7 @@ from hetjax.runtime.timeline import Timeline
 from hetjax.runtime.warming import Warmer
 from hetjax.schedule.action import format_program
 
-_CONNECT_S = 30.0
+_CONNECT_S = 120.0  # until all peers have called: they may be starved
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,12 +22,11 @@ from hetjax.mesh.links import (
     _HANDSHAKE_S,
     _MOST_WAITING,
     _NAME_BYTES,
+    Ends,
     Key,
     Link,
     Refused,
-    answer,
     dial,
-    listen,
 )
 from hetjax.mesh.peers import PeerLost, Peers
 
@@ -106,36 +105,53 @@ def test_all_who_wait_are_told_of_a_peer_that_leaves(pair: tuple[Peers, Peers]):
         two.mailbox.wait(two.mailbox.version)
 
 
-def test_a_silent_peer_is_lost_after_the_time_of_silence():
-    listener, address = listen("127.0.0.1:0")
-    answered: list[socket.socket] = []
-
-    def silent() -> None:
-        found, _ = listener.accept()
-        answer(found, "mute", SECRET)
-        answered.append(found)
-
-    threading.Thread(target=silent).start()
+def test_a_peer_that_never_beats_is_lost_in_the_end():
+    here, there = socket.socketpair()
+    ours, theirs = socket.socketpair()
     told: queue.Queue[str] = queue.Queue()
     link = Link(
-        dial(address, "one", "mute", SECRET),
+        Ends(here, ours),
         "mute",
         lambda peer, key, data: None,
         lambda peer, reason: told.put(reason),
-        silence_s=0.5,
+        silence_s=0.1,
     )
-    assert told.get(timeout=3) == "gave no sign of life"
+    begin_s = time.monotonic()
+    theirs.sendall(b"beat")
+    assert told.get(timeout=5) == "gave no sign of life"
+    assert time.monotonic() - begin_s < 1.0
     link.close()
-    listener.close()
+    there.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize("size", [2**62, 2**40])
+def test_what_cannot_be_taken_in_loses_who_sends_it(size: int):
+    """It must not end the thread that reads without anybody being told."""
+    here, there = socket.socketpair()
+    ours, theirs = socket.socketpair()
+    told: queue.Queue[str] = queue.Queue()
+
+    def deliver(peer: str, key: Key, data: np.ndarray) -> None:
+        raise ValueError("no JSON")
+
+    link = Link(Ends(here, ours), "raw", deliver, lambda _, reason: told.put(reason))
+    there.sendall(struct.pack("<6IQ", *KEY, size))
+    there.shutdown(socket.SHUT_WR)
+    assert told.get(timeout=5)
+    link.close()
+    there.close()
+    theirs.close()
 
 
 @pytest.mark.parametrize("rest", [0, 13, 32, 40])
 def test_what_has_arrived_is_delivered_whatever_comes_of_the_next(rest: int):
     """The next message: nothing of it, half of its header, all of that, or more."""
     here, there = socket.socketpair()
+    ours, theirs = socket.socketpair()
     came: queue.Queue[tuple[str, bytes]] = queue.Queue()
     link = Link(
-        here,
+        Ends(here, ours),
         "raw",
         lambda peer, key, data: came.put(("message", data.tobytes())),
         lambda peer, reason: came.put(("lost", b"")),
@@ -147,6 +163,7 @@ def test_what_has_arrived_is_delivered_whatever_comes_of_the_next(rest: int):
     there.close()
     assert came.get(timeout=5) == ("lost", b"")
     link.close()
+    theirs.close()
 
 
 @pytest.mark.parametrize(
@@ -208,8 +225,8 @@ def test_a_caller_with_a_name_that_no_worker_has_is_refused(
     sent = lambda name: name.encode()[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0")  # noqa: E731
     monkeypatch.setattr("hetjax.mesh.links._name_bytes", sent)
     found = dial(one.address, name, "one", SECRET)
-    found.settimeout(5.0)
-    assert found.recv(1) == b""  # the door is shut
+    found.messages.settimeout(5.0)
+    assert found.messages.recv(1) == b""  # the door is shut
     assert not one.links
     found.close()
     one.close()
