@@ -141,7 +141,13 @@ def predict(plan: Plan, model: Model, profile: Profile, preset: Preset) -> float
     """Seconds of a step whose devices work one at a time."""
     rule = optimizer(preset.config.optimizer, preset.config.steps)
     costs = costs_of(
-        plan, model, CLUSTER, profile, dtype=preset.config.dtype, optimizer=rule.init
+        plan,
+        model,
+        CLUSTER,
+        profile,
+        dtype=preset.config.dtype,
+        optimizer=rule.init,
+        transport="in-process",
     )
     plan, costs = in_turn(plan, costs)
     return simulate(lower(plan, {}), plan, costs).step_time_s
@@ -161,8 +167,8 @@ def in_turn(plan: Plan, costs: Costs) -> tuple[Plan, Costs]:
         for replica in plan.replicas
     )
     reductions = {
-        group: replace(ring, hops=tuple(map(_through_one_trunk, ring.hops)))
-        for group, ring in costs.reductions.items()
+        group: replace(found, trunk_bytes={TRUNK: sum(found.trunk_bytes.values())})
+        for group, found in costs.reductions.items()
     }
     routes = {edge: _through_one_trunk(route) for edge, route in costs.routes.items()}
     return replace(plan, replicas=one_device), replace(

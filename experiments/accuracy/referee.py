@@ -20,7 +20,6 @@ from typing import Any
 from hetjax.costs.costs import (
     Costs,
     Reduction,
-    Route,
     StageKey,
     StageMemory,
     StageTimes,
@@ -207,8 +206,10 @@ def run_costs(run: Run, truth: GroundTruth, constants: Constants) -> Costs:
         trunks={stage.node: rate for _, _, stage in run.plan.stages()},
         reductions={
             layers: Reduction(
-                hops=tuple(Route(trunks=(stage.node,)) for stage in stages),
-                hop_bytes=_hop_bytes(_params_bytes(stages[0], truth), len(stages)),
+                trunk_bytes=dict.fromkeys(
+                    (stage.node for stage in stages),
+                    _hop_bytes(_params_bytes(stages[0], truth), len(stages)),
+                )
             )
             for layers, stages in holders.items()
             if len(stages) > 1

@@ -25,10 +25,10 @@ from hetjax.mesh import axes
 from hetjax.mesh.simulated import simulate_devices
 from hetjax.models.llama import LlamaConfig, llama_model
 from hetjax.plans.files import parse_plan, plan_json
+from hetjax.plans.members import file_name
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from hetjax.runtime.feeding import Batch
 from hetjax.runtime.island import Island
-from hetjax.runtime.members import file_name
 from hetjax.runtime.serving import read_post, serve
 from hetjax.runtime.state import Read
 

@@ -5,7 +5,7 @@ Owns how stages, memory and the network come together. Does not own the times of
 stage (`stage_times.py`), its memory (`memory.py`) nor routes (`network.py`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from math import prod
 
 from hetjax.cluster.catalogue import device_spec
@@ -21,24 +21,18 @@ from hetjax.costs.costs import (
 )
 from hetjax.costs.memory import hidden_size, stage_memory
 from hetjax.costs.messages import Transport, lane_share
-from hetjax.costs.network import (
-    Place,
-    num_lanes,
-    route,
-    trunks,
-)
+from hetjax.costs.network import Place, route, trunks
 from hetjax.costs.profile import DTYPES, Profile
-from hetjax.costs.runs import tied_holders, tied_params
+from hetjax.costs.runs import gradient_sizes, tied_holders, tied_params
 from hetjax.costs.stage_times import stage_times
 from hetjax.costs.static import (
     OptimizerInit,
     adam_state,
 )
-from hetjax.models.counts import parameter_count
+from hetjax.costs.sums import gradient_sum
 from hetjax.models.model import Model
+from hetjax.plans.members import Members
 from hetjax.plans.plan import Plan, Stage, segments
-
-_GRADIENT_BYTES = 4  # gradients are summed in fp32
 
 
 def analytic_costs(
@@ -73,7 +67,7 @@ def analytic_costs(
         trunks=trunks(cluster),
         routes=routes,
         message_bytes=_message_bytes(plan, model, cluster, dtype, transport),
-        reductions=_reductions(plan, model, cluster),
+        reductions=_reductions(plan, model, cluster, transport),
         memory=memory,
         memory_bytes={
             (r, s): device_spec(nodes[stage.node]).memory_gib * 2**30
@@ -123,47 +117,24 @@ def _message_bytes(
     return found
 
 
-def _reductions(plan: Plan, model: Model, cluster: Cluster) -> dict[Group, Reduction]:
-    tied = _tied_bytes(model)
-    holders: dict[Group, list[StageKey]] = {}
-    num_bytes: dict[Group, int] = {}
+def _reductions(
+    plan: Plan, model: Model, cluster: Cluster, transport: Transport
+) -> dict[Group, Reduction]:
+    holders: dict[Group, Sequence[StageKey]] = {}
+    sizes: dict[Group, list[int]] = {}
     for lo, hi in segments(plan):
         holders[lo, hi] = [
             (r, s)
             for r, s, stage in plan.stages()
             if stage.layers[0] <= lo and hi <= stage.layers[1]
         ]
-        layers = model.layers[lo:hi]
-        own = {m.path for layer in layers for m in layer.modules}
-        elsewhere = sum(
-            size for path, size in tied.items() if path.rpartition(".")[0] in own
-        )
-        counted = _GRADIENT_BYTES * sum(map(parameter_count, layers))
-        num_bytes[lo, hi] = counted - elsewhere
-    num_bytes.update(tied)
-    holders |= {path: list(found) for path, found in tied_holders(plan, model).items()}
+        sizes[lo, hi] = gradient_sizes(model, (lo, hi))
+    for path, param in tied_params(model).items():
+        sizes[path] = [prod(param.shape)]
+    holders |= tied_holders(plan, model)
+    members = Members(plan, cluster.nodes)
     return {
-        group: _ring([_stage(plan, key) for key in keys], num_bytes[group], cluster)
+        group: gradient_sum(keys, sizes[group], members, cluster, transport)
         for group, keys in holders.items()
         if len(keys) > 1
     }
-
-
-def _tied_bytes(model: Model) -> Mapping[str, int]:
-    """Gradient bytes of every tied parameter by its path."""
-    return {
-        path: _GRADIENT_BYTES * prod(param.shape)
-        for path, param in tied_params(model).items()
-    }
-
-
-def _ring(stages: list[Stage], num_bytes: int, cluster: Cluster) -> Reduction:
-    """A ring over the holders; the hop with the fewest lanes sets the bytes."""
-    places = [_place(stage) for stage in stages]
-    hops = list(zip(places, places[1:] + places[:1], strict=True))
-    lanes = min(num_lanes(cluster, a, b) for a, b in hops)
-    share = 2 * (len(places) - 1) / len(places)
-    return Reduction(
-        hops=tuple(route(cluster, a, b) for a, b in hops),
-        hop_bytes=share * num_bytes / lanes,
-    )

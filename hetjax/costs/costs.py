@@ -8,9 +8,8 @@ model, measured profile) is decided elsewhere in this room; nothing here needs J
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hetjax.plans.plan import LayerRange
+from hetjax.plans.plan import LayerRange, StageKey
 
-StageKey = tuple[int, int]  # (replica, stage)
 Group = LayerRange | str  # a segment, or the path of a tied parameter
 
 
@@ -65,14 +64,13 @@ class Route:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reduction:
-    """One group's gradient sum: a ring over its holders, `hops` in ring order.
+    """One group's gradient sum: what all its holders together send over each trunk.
 
-    `hop_bytes` is what goes over every hop in all: 2 (D - 1) / D of the group's bytes
-    for D holders.
+    The sum is there `latency_s` after the last of these bytes.
     """
 
-    hops: tuple[Route, ...]
-    hop_bytes: float
+    trunk_bytes: Mapping[str, float]
+    latency_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

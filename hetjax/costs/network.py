@@ -72,6 +72,12 @@ def num_lanes(cluster: Cluster, source: Place, target: Place) -> int:
     return _way(cluster, source, target).num_lanes
 
 
+def ports(cluster: Cluster, place: Place) -> tuple[str, str]:
+    """Return the ports out and in that stand for those of all devices of a place."""
+    node, first = _node(cluster, place), place[1][0]
+    return _port(node, first, "out"), _port(node, first, "in")
+
+
 def ring_card_bytes_per_s(node: Node, rings: Sequence[Sequence[int]]) -> float:
     """Return the share of a network card that each of a node's rings of devices gets.
 

@@ -12,6 +12,7 @@ from hetjax.cluster.catalogue import canonical_name, device_price_per_hour
 from hetjax.cluster.cluster import Cluster, Link
 from hetjax.costs.analytic import analytic_costs
 from hetjax.costs.costs import Costs
+from hetjax.costs.messages import Transport
 from hetjax.costs.profile import Profile, check_profile
 from hetjax.costs.static import OptimizerInit, adam_state
 from hetjax.errors import BadInput
@@ -27,14 +28,23 @@ def costs_of(
     *,
     dtype: str,
     optimizer: OptimizerInit = adam_state,
+    transport: Transport = "sockets",
 ) -> Costs:
     """Return what the plan costs: measured where the profile knows the device.
 
-    `dtype` is that of compute where there is no profile. BadInput for an unknown
-    device, an unreachable link, a profile of another model or of other devices only.
+    `dtype` is that of compute where there is no profile, `transport` how its workers
+    talk. BadInput for an unknown device, an unreachable link, a profile of another
+    model or of other devices only.
     """
     if profile is None:
-        return analytic_costs(plan, model, cluster, dtype=dtype, optimizer=optimizer)
+        return analytic_costs(
+            plan,
+            model,
+            cluster,
+            dtype=dtype,
+            optimizer=optimizer,
+            transport=transport,
+        )
     check_profile(profile, model.name, plan.seq_len, len(model.layers))
     devices = device_kinds(plan, cluster)
     if not devices & profile.devices:
@@ -52,6 +62,7 @@ def costs_of(
         dtype=profile.dtype,
         optimizer=optimizer,
         profile=profile,
+        transport=transport,
     )
 
 

@@ -6,6 +6,7 @@ make one run, which a stage scans. Owns how a plan's stage falls into runs, with
 paths, so that equal stages have equal runs. Does not own what runs cost.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -78,6 +79,22 @@ def runs_of(model: Model, ranges: Sequence[LayerRange]) -> StageRuns:
         first=layers[0] == 0,
         last=layers[1] == len(model.layers),
     )
+
+
+def gradient_sizes(model: Model, layers: LayerRange) -> list[int]:
+    """Elements of each array that is summed as one for a segment.
+
+    These are its runs' stacked parameters without tied ones, which have sums of their
+    own.
+    """
+    tied = tied_params(model)
+    return [
+        len(units) * math.prod(param.shape)
+        for units in _runs(_modules(model, layers))
+        for module in units[0]
+        for name, param in abstract_params(module).items()
+        if f"{module.path}.{name}" not in tied
+    ]
 
 
 def _modules(model: Model, layers: LayerRange) -> Unit:

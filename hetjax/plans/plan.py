@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Literal
 
 Remat = Literal["none", "selective", "full"]
+StageKey = tuple[int, int]  # (replica, stage)
 LayerRange = tuple[int, int]  # half-open
 
 

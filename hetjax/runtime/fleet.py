@@ -20,10 +20,10 @@ from hetjax.checkpoint.layout import new_attempt
 from hetjax.cluster.cluster import Node
 from hetjax.errors import BadInput
 from hetjax.mesh.pull import check_fits
+from hetjax.plans.members import Members, file_name, node_of
 from hetjax.plans.plan import Plan
 from hetjax.runtime.control import Crew, Message
 from hetjax.runtime.meeting import Norm
-from hetjax.runtime.members import Members, file_name, node_of
 from hetjax.schedule.action import parse_program
 from hetjax.schedule.trace import Span
 

@@ -23,10 +23,10 @@ from hetjax.mesh.spanning import leads, to_mesh, value_here
 from hetjax.mesh.transport import InProcess, Routed, Tag, Transport
 from hetjax.mesh.wire import Ship, Wire
 from hetjax.models.model import Model
+from hetjax.plans.members import Members, node_of
 from hetjax.plans.plan import Plan
 from hetjax.runtime.feeding import Batch, BatchFeed, window
 from hetjax.runtime.meeting import Meeting, Norm
-from hetjax.runtime.members import Members, node_of
 from hetjax.runtime.stages import Stages
 from hetjax.runtime.worker import Observer, Step, Worker, gradient_norm
 from hetjax.schedule.action import Program, Programs, StageKey

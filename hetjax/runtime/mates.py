@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from hetjax.errors import BadInput
 from hetjax.mesh.world import World, free_address, join_world, leave_world
-from hetjax.runtime.members import node_of
+from hetjax.plans.members import node_of
 
 _WITHOUT_OTHERS = ("build", "compile", "end")  # may take long, and end by themselves
 

@@ -21,7 +21,7 @@ from hetjax.mesh.peers import Peers
 from hetjax.mesh.reduction import Rows, from_host, to_host
 from hetjax.mesh.spanning import to_mesh, value_here
 from hetjax.mesh.wire import SQUARES, SUMS, Ship
-from hetjax.runtime.members import Members
+from hetjax.plans.members import Members
 from hetjax.schedule.action import Group, StageKey
 
 _SHARE = struct.Struct("<IId?d")  # replica, stage, squares, whether last, its loss

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from hetjax.plans.members import file_name
 from hetjax.runtime.control import WorkerLost
-from hetjax.runtime.members import file_name
 from hetjax.runtime.serving import Post
 
 _END_S = 5.0

@@ -27,12 +27,12 @@ from hetjax.mesh.links import SILENCE_S
 from hetjax.mesh.peers import PeerLost, Peers
 from hetjax.mesh.pull import PullServer
 from hetjax.mesh.world import World
+from hetjax.plans.members import file_name
 from hetjax.runtime.control import Line, Message
 from hetjax.runtime.feeding import Batch
 from hetjax.runtime.island import Island, Told
 from hetjax.runtime.mates import Mates
 from hetjax.runtime.meeting import from_words, in_words
-from hetjax.runtime.members import file_name
 from hetjax.runtime.salvage import Order, Salvage, carry_out, from_leaves, leaf_bytes
 from hetjax.runtime.saving import Saving
 from hetjax.runtime.timeline import Timeline

@@ -88,11 +88,15 @@ class _Run:
         self.costs, self.plan = costs, plan
         self.channels: dict[Edge, _Channel] = {}
         routes = self._edge_routes()
-        self.rings: dict[Group, list[int]] = {}
+        self.sums: dict[Group, dict[int, float]] = {}  # bytes by channel
         for group, reduction in costs.reductions.items():
-            first = len(routes)
-            routes += reduction.hops
-            self.rings[group] = list(range(first, len(routes)))
+            first, sizes = len(routes), reduction.trunk_bytes.values()
+            self.sums[group] = dict(enumerate(sizes, start=first))
+            late_s = reduction.latency_s
+            routes += [
+                Route(trunks=(trunk,), latency_s=late_s)
+                for trunk in reduction.trunk_bytes
+            ]
         self.traffic = Traffic(costs.trunks, routes)
         self.lanes = self._lane_runs(programs)
         self.meetings = Meetings(programs)
@@ -253,26 +257,25 @@ class _Run:
         lane.free_s = start_s + seconds
 
     def _meet(self, now: float, action: Action) -> None:
-        """All holders have come: sum a group over its ring, or agree on NORM."""
+        """All holders have come: sum a group over its trunks, or agree on NORM."""
         group = action.group
         if group is None:
             self.traffic.at(now + self.costs.norm_s, lambda now: self._done(now, NORM))
             return
-        ring = self.rings.get(group, [])
-        if not ring:
+        sizes = self.sums.get(group)
+        if not sizes:
             self._done(now, group)
             return
         arrivals: list[float] = []
 
         def arrive(arrival_s: float) -> None:
             arrivals.append(arrival_s)
-            if len(arrivals) == len(ring):
+            if len(arrivals) == len(sizes):
                 end_s = max(arrivals)
                 self.reduced.append(Timed(action, now, end_s))
                 self.traffic.at(end_s, lambda now: self._done(now, group))
 
-        for channel in ring:
-            size = self.costs.reductions[group].hop_bytes
+        for channel, size in sizes.items():
             self.traffic.send(now, channel, size, arrive)
 
     def _done(self, now: float, group: Group | None) -> None:

@@ -98,10 +98,9 @@ def _link_shares(predicted: Predicted) -> dict[str, float]:
         route = costs.routes.get(edge)
         for trunk in route.trunks if route else ():
             sent[trunk] += costs.message_bytes.get(edge, 0.0) * len(sent_s)
-    for ring in costs.reductions.values():
-        for hop in ring.hops:
-            for trunk in hop.trunks:
-                sent[trunk] += ring.hop_bytes
+    for reduction in costs.reductions.values():
+        for trunk, size in reduction.trunk_bytes.items():
+            sent[trunk] += size
     return {
         trunk: size / costs.trunks[trunk] / simulation.step_time_s
         for trunk, size in sent.items()

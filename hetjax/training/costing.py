@@ -98,10 +98,9 @@ def check_times(costs: Costs) -> None:
         _check_s(times.update_s, f"the update of replicas[{r}].stages[{s}]")
     for a, b in costs.routes:
         _check_s(hop_s(costs, a, b), f"a message from stage {a} to stage {b}")
-    for group, ring in costs.reductions.items():
-        rates = [costs.trunks[trunk] for hop in ring.hops for trunk in hop.trunks]
-        if rates:
-            _check_s(ring.hop_bytes / min(rates), f"the gradient sum of {group}")
+    for group, reduction in costs.reductions.items():
+        for trunk, size in reduction.trunk_bytes.items():
+            _check_s(size / costs.trunks[trunk], f"the gradient sum of {group}")
 
 
 def _check_s(seconds: float, what: str, least_s: float = 0.0) -> None:

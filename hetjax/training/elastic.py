@@ -23,11 +23,11 @@ import numpy as np
 from hetjax.checkpoint.holdings import Holding
 from hetjax.checkpoint.keeping import Keeping
 from hetjax.cluster.cluster import Cluster, Node, part_of
+from hetjax.plans.members import node_of
 from hetjax.plans.plan import Plan
 from hetjax.runtime.control import WorkerLost
 from hetjax.runtime.fleet import Fleet, FleetStep, TransportName
 from hetjax.runtime.meeting import Norm
-from hetjax.runtime.members import node_of
 from hetjax.runtime.recovery import (
     Restored,
     finish_step,

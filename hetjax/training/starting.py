@@ -17,10 +17,10 @@ from hetjax.cluster.files import cluster_toml
 from hetjax.data.dataset import Dataset
 from hetjax.errors import BadInput
 from hetjax.models.model import Model
+from hetjax.plans.members import node_of
 from hetjax.plans.plan import Plan
 from hetjax.runtime.embedded import Embedded
 from hetjax.runtime.fleet import Fleet
-from hetjax.runtime.members import node_of
 from hetjax.runtime.recovery import Restored, on_disk, restore
 from hetjax.training.ahead import Planning
 from hetjax.training.config import RunConfig

@@ -27,10 +27,10 @@ from hetjax.mesh.simulated import simulate_devices
 from hetjax.mesh.world import world_devices
 from hetjax.models.presets import model_preset
 from hetjax.plans.files import parse_plan, plan_json
+from hetjax.plans.members import node_of
 from hetjax.plans.plan import Plan
 from hetjax.runtime.control import Message
 from hetjax.runtime.island import Island
-from hetjax.runtime.members import node_of
 from hetjax.runtime.serving import Post, read_post, serve
 from hetjax.training.compiled import keep_compiled
 from hetjax.training.config import RunConfig

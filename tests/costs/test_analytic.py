@@ -67,22 +67,27 @@ def test_messages_cross_once_between_workers_and_within_one_to_every_tensor_rank
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt"])
-def test_reductions_carry_every_gradient_once(name: str):
+@pytest.mark.parametrize("transport", ["sockets", "in-process"])
+def test_reductions_carry_every_gradient_once_between_workers(
+    name: str, transport: Transport
+):
     model = family(name)
-    costs = analytic_costs(two_replicas(model), model, CLUSTER)
-    total = 4 * sum(parameter_count(layer) for layer in model.layers)
+    costs = analytic_costs(two_replicas(model), model, CLUSTER, transport=transport)
     ranges = {group for group in costs.reductions if not isinstance(group, str)}
     assert ranges == {(0, 3), (3, 4), (4, 6)}
     assert {g for g in costs.reductions if isinstance(g, str)} == (
         {"embedding.table"} if name == "gpt" else set()
     )
-    of_two = sum(r.hop_bytes for r in costs.reductions.values() if len(r.hops) == 2)
-    table = 4 * 256 * WIDTH if name == "gpt" else 0
-    assert of_two == total - table  # 2 (D - 1) / D is 1 for two holders
+    links = "east>west", "west>east"
+    for inside in ((0, 3), (4, 6)):
+        assert not set(links) & costs.reductions[inside].trunk_bytes.keys()
+        assert costs.reductions[inside].trunk_bytes
+    across = costs.reductions[3, 4].trunk_bytes
+    assert {across[link] for link in links} == {4 * parameter_count(model.layers[3])}
     if name == "gpt":
-        shared = costs.reductions["embedding.table"]
-        assert len(shared.hops) == 4
-        assert shared.hop_bytes == 1.5 * table
+        shared = costs.reductions["embedding.table"].trunk_bytes
+        copies = {"sockets": 1, "in-process": 4}[transport]  # two holders on each side
+        assert {shared[link] for link in links} == {copies * 4 * 256 * WIDTH}
 
 
 def test_memory_is_that_of_the_device():
@@ -203,11 +208,12 @@ def test_data_ranks_pay_for_slow_hosts_what_replicas_pay():
     )
     ring_s = 7 / 4 * 4 * num_params / 1.25e9
     replicas = analytic_costs(eight, model, hosts(8))
-    summed = sum(
-        reduction.hop_bytes * len(reduction.hops) / 8 / 1.25e9
-        for reduction in replicas.reductions.values()
-    )
-    assert summed == pytest.approx(ring_s, rel=0.05)  # 7.3 s
+    for card in (name for name in replicas.trunks if "host" in name):
+        summed_s = sum(
+            reduction.trunk_bytes[card] / 1.25e9
+            for reduction in replicas.reductions.values()
+        )
+        assert summed_s == pytest.approx(ring_s, rel=0.05)  # 7.3 s
     inside = analytic_costs(one, model, hosts(1)).times[0, 0]
     over = analytic_costs(one, model, hosts(8)).times[0, 0]
     assert inside.update_s < 0.2 < 7 < over.update_s

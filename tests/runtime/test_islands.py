@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Container, Iterator, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
@@ -22,7 +23,10 @@ import pytest
 
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.costs.analytic import analytic_costs
+from hetjax.costs.costs import Costs
+from hetjax.costs.messages import Transport
 from hetjax.errors import BadInput
+from hetjax.mesh.wire import SUMS
 from hetjax.runtime.control import Crew, WorkerLost
 from hetjax.runtime.fleet import Fleet, FleetStep, TransportName
 from hetjax.runtime.processes import Processes
@@ -123,18 +127,32 @@ def sent(directory: Path, kinds: Container[int]) -> dict[str, float]:
     return found
 
 
-def charged(case: Case, transport: TransportName) -> dict[str, float]:
-    """Bytes of messages by link, as costs charge them: every pair of nodes has one."""
-    costs = analytic_costs(
+def linked_costs(case: Case, transport: Transport) -> Costs:
+    return analytic_costs(
         case.plan, case.model, ALL_LINKED, dtype="float32", transport=transport
     )
-    found: dict[str, float] = {}
+
+
+def messages(case: Case, costs: Costs) -> Iterator[tuple[str, float]]:
+    """(trunk, bytes) of all messages of a step, as costs charge them."""
     for (a, b), route in costs.routes.items():
         num_messages = case.plan.replicas[a[0]].num_microbatches
-        for link in (trunk for trunk in route.trunks if ">" in trunk):
-            size = costs.message_bytes[a, b] * num_messages
-            found[link] = found.get(link, 0) + size
-    return found
+        for trunk in route.trunks:
+            yield trunk, costs.message_bytes[a, b] * num_messages
+
+
+def sums(costs: Costs) -> Iterator[tuple[str, float]]:
+    """(trunk, bytes) of all gradient sums of a step, as costs charge them."""
+    for reduction in costs.reductions.values():
+        yield from reduction.trunk_bytes.items()
+
+
+def link_bytes(charged: Iterable[tuple[str, float]]) -> dict[str, float]:
+    found: Counter[str] = Counter()
+    for trunk, size in charged:
+        if ">" in trunk:
+            found[trunk] += size  # pyright: ignore
+    return dict(found)
 
 
 @pytest.mark.parametrize("transport", ["sockets", "transfer"])
@@ -149,7 +167,9 @@ def test_random_plans_over_processes_give_the_gradients_of_one_jit(
     )
     assert result.loss() == pytest.approx(loss, rel=1e-5)
     assert_gradients_equal(gradients(tmp_path), expected)
-    assert sent(tmp_path, MESSAGES) == charged(case, transport)
+    links = linked_costs(case, transport)
+    assert sent(tmp_path, MESSAGES) == link_bytes(messages(case, links))
+    assert sent(tmp_path, [SUMS]) == link_bytes(sums(links))
 
 
 def test_the_same_plan_twice_is_bit_equal(crew: Crew, tmp_path: Path):

@@ -4,14 +4,19 @@
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
+from hetjax.cluster.cluster import Cluster
+from hetjax.costs.analytic import analytic_costs
 from hetjax.errors import BadInput
+from hetjax.mesh.wire import SUMS
 from hetjax.runtime.control import Crew, WorkerLost
 from hetjax.runtime.embedded import Embedded
 from hetjax.runtime.fleet import Fleet
@@ -21,6 +26,7 @@ from tests.runtime.oracle import (
     oracle_gradients,
     random_batch,
 )
+from tests.runtime.random_plans import Case
 from tests.runtime.random_weights import random_params
 from tests.runtime.spanning_plans import (
     CASES,
@@ -30,7 +36,15 @@ from tests.runtime.spanning_plans import (
     WORKERS,
     spanning_case,
 )
-from tests.runtime.test_islands import SILENCE_S, gradients, started
+from tests.runtime.test_islands import (
+    MESSAGES,
+    SILENCE_S,
+    gradients,
+    messages,
+    sent,
+    started,
+    sums,
+)
 
 SEED = 5
 
@@ -67,11 +81,52 @@ def test_stages_over_two_hosts_give_the_gradients_of_one_jit(
     held = gradients(tmp_path)
     assert first.loss() == pytest.approx(loss, rel=1e-5)
     assert_gradients_equal(held, expected)
+    assert_charged(case, tmp_path)
     assert fleet.evaluate([SEED]) == pytest.approx(loss, rel=1e-5)
     # and once more the same bits
     assert fleet.step(SEED) == first
     for path, values in gradients(tmp_path).items():
         np.testing.assert_array_equal(values, held[path])
+
+
+def assert_charged(case: Case, directory: Path) -> None:
+    """Costs charge what went over hosts' cards: of messages, over the fullest card."""
+    cluster = Cluster(
+        name="cards",
+        nodes=tuple(replace(node, device="H100-80GB-HBM3") for node in NODES),
+    )
+    costs = analytic_costs(case.plan, case.model, cluster, dtype="float32")
+    assert on_cards(sent(directory, [SUMS])) == of_cards(sums(costs))
+    found, charged = (
+        on_cards(sent(directory, MESSAGES)),
+        of_cards(messages(case, costs)),
+    )
+    # a route names one of a stage's hosts for all that get the same
+    assert max(found.values(), default=0) == max(charged.values(), default=0)
+
+
+def on_cards(by_link: dict[str, float]) -> dict[str, float]:
+    """Bytes by network card, of bytes by "worker>worker"."""
+    cards: Counter[str] = Counter()
+    for link, size in by_link.items():
+        source, target = (worker.replace("@", "/") for worker in link.split(">"))
+        cards[f"{card(source)}/out"] += size  # pyright: ignore
+        cards[f"{card(target)}/in"] += size  # pyright: ignore
+    return dict(cards)
+
+
+def card(worker: str) -> str:
+    """The trunks' name for it: "slice/1" is "slice:host1"."""
+    return worker.replace("/", ":host")
+
+
+def of_cards(charged: Iterable[tuple[str, float]]) -> dict[str, float]:
+    names = {card(worker) for worker in WORKERS}
+    cards: Counter[str] = Counter()
+    for trunk, size in charged:
+        if trunk.rpartition("/")[0] in names:
+            cards[trunk] += size  # pyright: ignore
+    return dict(cards)
 
 
 def test_samples_over_two_hosts_are_those_of_one_process(

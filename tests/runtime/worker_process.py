@@ -15,9 +15,9 @@ import numpy as np
 from hetjax.errors import BadInput
 from hetjax.mesh.links import Key
 from hetjax.mesh.world import world_devices
+from hetjax.plans.members import file_name
 from hetjax.runtime.feeding import Batch
 from hetjax.runtime.island import Island, Told
-from hetjax.runtime.members import file_name
 from hetjax.runtime.serving import read_post, serve
 from tests.jax_settings import compile_quickly, strict_simulation
 from tests.runtime.oracle import keep_gradients, kept_gradients, random_batch

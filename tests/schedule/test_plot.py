@@ -58,7 +58,8 @@ def costs_of(plan: Plan) -> Costs:
         routes=dict.fromkeys(edges, hop),
         message_bytes=dict.fromkeys(edges, 5.0),
         reductions={
-            layers: Reduction(hops=(hop,), hop_bytes=8.0) for layers in ((0, 2), (2, 4))
+            layers: Reduction(trunk_bytes={"slow": 8.0}, latency_s=0.002)
+            for layers in ((0, 2), (2, 4))
         },
     )
 

@@ -87,11 +87,11 @@ def test_messages_of_one_channel_wait_for_each_other_but_not_for_the_latency():
 def test_a_ring_runs_beside_the_computing_and_update_waits_for_it():
     plan = two_replicas()
     keys = [(r, s) for r in (0, 1) for s in (0, 1)]
-    hops = tuple(Route(trunks=(name,), latency_s=0.5) for name in ("there", "back"))
+    through = {"there": 8.0, "back": 8.0}
     costs = Costs(
         times={key: seconds(1.0, update_s=2.0) for key in keys},
         trunks={"there": 1.0, "back": 2.0},
-        reductions={(1, 2): Reduction(hops=hops, hop_bytes=8.0)},
+        reductions={(1, 2): Reduction(trunk_bytes=through, latency_s=0.5)},
         norm_s=0.125,
     )
     simulation = run(plan, costs)

@@ -63,7 +63,7 @@ def costs_of(plan: Plan, hop_bytes: float, latency_s: float) -> Costs:
         routes=dict.fromkeys(edges, hop),
         message_bytes=dict.fromkeys(edges, hop_bytes),
         reductions={
-            layers: Reduction(hops=(hop, hop), hop_bytes=1.0)
+            layers: Reduction(trunk_bytes={"wire": 2.0}, latency_s=latency_s)
             for layers in pairwise(sorted(cuts))
         },
     )

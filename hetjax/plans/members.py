@@ -12,8 +12,7 @@ from functools import cached_property
 
 from hetjax.cluster.cluster import Node
 from hetjax.names import is_worker
-from hetjax.plans.plan import Plan
-from hetjax.schedule.action import StageKey
+from hetjax.plans.plan import Plan, StageKey
 
 Ranks = tuple[tuple[str, ...], ...]  # by data rank, the workers that have its rows
 Share = tuple[tuple[str, ...], tuple[int, ...]]  # workers, and the rows they all have

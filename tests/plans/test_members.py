@@ -8,7 +8,7 @@ import pytest
 from hetjax.mesh.axes import stage_mesh
 from hetjax.mesh.reduction import num_rows, row_sharding
 from hetjax.mesh.reshard import shard_boxes
-from hetjax.runtime.members import Members
+from hetjax.plans.members import Members
 from tests.runtime.spanning_plans import CASES, NODES, SLICE, WORKERS, spanning_case
 
 
