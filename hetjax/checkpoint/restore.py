@@ -138,13 +138,16 @@ class Checkpoint:
         return self.leaves[name]
 
 
-def newest(directory: Path) -> Checkpoint | None:
+def newest(directory: Path, before: int | None = None) -> Checkpoint | None:
     """The newest complete checkpoint; None where no save was ever committed.
 
-    Warns of each newer one that is damaged; raises DamagedCheckpoint if all are.
+    Only steps `before` one count, where that is given. Warns of each newer one that is
+    damaged; raises DamagedCheckpoint if all are.
     """
     damages: list[DamagedCheckpoint] = []
     for step in reversed(layout.step_numbers(directory)):
+        if before is not None and step >= before:
+            continue
         path = layout.step_directory(directory, step)
         try:
             manifests = _manifests(path)
@@ -158,6 +161,16 @@ def newest(directory: Path) -> Checkpoint | None:
     if damages:
         raise damages[0]
     return None
+
+
+def passed_over(directory: Path, step: int) -> list[int]:
+    """Steps after this one that were committed here, ascending: they are damaged."""
+    after = (s for s in layout.step_numbers(directory) if s > step)
+    return [
+        s
+        for s in after
+        if any(layout.step_directory(directory, s).glob(f"*/{layout.MANIFEST}"))
+    ]
 
 
 def parts(directory: Path) -> list[Checkpoint]:

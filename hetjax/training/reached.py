@@ -13,7 +13,12 @@ from typing import Any
 
 from hetjax.checkpoint.fetch import fetch_newest
 from hetjax.checkpoint.keeping import Keeping
-from hetjax.checkpoint.restore import Checkpoint, DamagedCheckpoint, steps
+from hetjax.checkpoint.restore import (
+    Checkpoint,
+    DamagedCheckpoint,
+    newest,
+    steps,
+)
 from hetjax.errors import BadInput
 from hetjax.training import rundir
 from hetjax.training.config import RunConfig
@@ -96,19 +101,20 @@ def last_saved(events: Iterable[Mapping[str, Any]]) -> int | None:
     return found
 
 
+def checkpoint_before(
+    config: RunConfig, shown: Display, step: int
+) -> Checkpoint | None:
+    """What the embedded launcher goes on from where this step turns out damaged."""
+    directory = keeping(config).at(EMBEDDED)
+    older = [other for other in steps(directory) if other < step]
+    _fetch(config, shown, after=max(older, default=0))
+    return newest(directory, before=step)
+
+
 def _newest_checkpoint(config: RunConfig, shown: Display) -> Checkpoint | None:
     """The newest that is here or in the store, which mends what is damaged here."""
-    kept = keeping(config)
-    store, directory = kept.store(), kept.at(EMBEDDED)
-    if store is not None:
-        after = max(steps(directory), default=0) - 1
-        fetched = fetch_newest(store, directory, after)
-        if fetched is not None and fetched.cloud_bytes:
-            shown.note(
-                f"fetched step {fetched.step} from {config.checkpoint.cloud}: "
-                f"{fetched.cloud_bytes:,} bytes in {fetched.seconds:.1f} s, "
-                f"{fetched.disk_bytes:,} were here"
-            )
+    directory = keeping(config).at(EMBEDDED)
+    _fetch(config, shown, after=max(steps(directory), default=0) - 1)
     try:
         with rundir.usable(config.run_dir):
             return Checkpoint.open(directory)
@@ -116,3 +122,18 @@ def _newest_checkpoint(config: RunConfig, shown: Display) -> Checkpoint | None:
         raise  # starting anew would write over what may be mended
     except BadInput:
         return None  # none is complete yet
+
+
+def _fetch(config: RunConfig, shown: Display, after: int) -> None:
+    """Complete the store's newest step on the disk, if it has one after this."""
+    kept = keeping(config)
+    store = kept.store()
+    if store is None:
+        return
+    fetched = fetch_newest(store, kept.at(EMBEDDED), after)
+    if fetched is not None and fetched.cloud_bytes:
+        shown.note(
+            f"fetched step {fetched.step} from {config.checkpoint.cloud}: "
+            f"{fetched.cloud_bytes:,} bytes in {fetched.seconds:.1f} s, "
+            f"{fetched.disk_bytes:,} were here"
+        )

@@ -5,6 +5,7 @@ Owns which driver that is, and what workers are told. Does not own what is settl
 what a start writes (`run.py`).
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 
 from hetjax.checkpoint.fetch import in_store
 from hetjax.checkpoint.holdings import Holding
+from hetjax.checkpoint.restore import Checkpoint, DamagedCheckpoint, passed_over
 from hetjax.cluster.files import cluster_toml
 from hetjax.data.dataset import Dataset
 from hetjax.errors import BadInput
@@ -38,7 +40,12 @@ from hetjax.training.on_ray import OnRay
 from hetjax.training.optimizer import optimizer
 from hetjax.training.placement import Choice, Hardware, next_plan
 from hetjax.training.progress import Display
-from hetjax.training.reached import EMBEDDED, Progress, keeping
+from hetjax.training.reached import (
+    EMBEDDED,
+    Progress,
+    checkpoint_before,
+    keeping,
+)
 from hetjax.training.rundir import LOGS, Previous
 from hetjax.training.worker import worker_settings
 
@@ -69,7 +76,7 @@ def driver_of(
 
 
 def _local(start: Start, shown: Display) -> LocalDriver:
-    config, checkpoint = start.config, start.progress.checkpoint
+    config, first = start.config, start.progress.checkpoint
     feed = training_feed(config, start.dataset)
     validation = held_out(config, start.dataset)
     rule, host = optimizer(config.optimizer, config.steps), _host(start)
@@ -85,15 +92,12 @@ def _local(start: Start, shown: Display) -> LocalDriver:
         )
 
     runtime = build(start.choice.plan)
-    if checkpoint is not None:
-        where = str(checkpoint.path.parent)
-        _check_same_run(checkpoint.host, host, checkpoint.step, where)
-        checkpoint.check_same_model(runtime.abstract_entries())
+    if first is not None:
+        _check_fits(first, runtime, host)
     runtime.compile(shown.compiled)
+    checkpoint = first and _restored_here(first, runtime, host, config, shown)
     if checkpoint is None:
         runtime.initialise(config.seed)
-    else:
-        runtime.restore(checkpoint.read)
     return LocalDriver(
         runtime,
         feed,
@@ -103,8 +107,49 @@ def _local(start: Start, shown: Display) -> LocalDriver:
         build,
         _following(start),
         at=0 if checkpoint is None else checkpoint.step,
-        resumed=checkpoint and {"checkpoint": str(checkpoint.path)},
+        resumed=checkpoint and _origin(checkpoint),
     )
+
+
+def _restored_here(
+    checkpoint: Checkpoint,
+    runtime: Embedded,
+    host: Mapping[str, Any],
+    config: RunConfig,
+    shown: Display,
+) -> Checkpoint:
+    """Fill in the newest state that is as it was saved; return where it is from.
+
+    Raises DamagedCheckpoint where none is.
+    """
+    while True:
+        try:
+            runtime.restore(checkpoint.read)
+            return checkpoint
+        except DamagedCheckpoint as damage:
+            older = checkpoint_before(config, shown, checkpoint.step)
+            if older is None:
+                raise
+            _check_fits(older, runtime, host)
+            text = f"{damage.got}; going on from step {older.step} instead"
+            warnings.warn(text, stacklevel=2)
+            checkpoint = older
+
+
+def _check_fits(
+    checkpoint: Checkpoint, runtime: Embedded, host: Mapping[str, Any]
+) -> None:
+    """Raise BadInput if the checkpoint is of another run or another model."""
+    where = str(checkpoint.path.parent)
+    _check_same_run(checkpoint.host, host, checkpoint.step, where)
+    checkpoint.check_same_model(runtime.abstract_entries())
+
+
+def _origin(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What events say of a state that this process has read itself."""
+    damaged = passed_over(checkpoint.path.parent, checkpoint.step)
+    told = {"passed_over": damaged} if damaged else {}
+    return {"checkpoint": str(checkpoint.path), **told}
 
 
 def _following(start: Start) -> Following | None:

@@ -15,6 +15,7 @@ import pytest
 
 from hetjax.checkpoint.restore import steps
 from hetjax.plans.files import write_plan
+from hetjax.training.config import CheckpointConfig
 from hetjax.training.presets import Preset
 from hetjax.training.run import run
 from tests.training.small import (
@@ -99,6 +100,29 @@ def test_a_run_goes_on_under_another_plan_with_the_same_numbers(
     events = lines(moved.config.run_dir / "events.jsonl")
     replanned = next(line for line in events if line["event"] == "replanned")
     assert replanned["step"] == 5 and "other.json" in replanned["plan"]
+
+
+def test_a_flipped_bit_in_the_newest_step_costs_the_steps_since_the_one_before(
+    reference: Preset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    preset = in_folder(reference, tmp_path)
+    run_dir = preset.config.run_dir
+    stopping = but(preset, checkpoint=CheckpointConfig(every=3), stop_after=5)
+    assert run(stopping.config, stopping, MODEL) == 4
+    assert steps(run_dir / "checkpoints") == [3, 5]
+    damaged = [*(run_dir / "checkpoints" / "step_00000005").rglob("c.0.0")][-1]
+    data = bytearray(damaged.read_bytes())
+    data[len(data) // 2] ^= 1
+    damaged.write_bytes(data)
+    going_on = but(preset, checkpoint=CheckpointConfig(every=0))
+    assert run(going_on.config, going_on, MODEL) == 0
+    told = capsys.readouterr().out
+    assert "warning: checkpoint" in told and "going on from step 3 instead" in told
+    assert losses(run_dir) == losses(reference.config.run_dir)
+    events = lines(run_dir / "events.jsonl")
+    (restored,) = [line for line in events if line["event"] == "restored"]
+    assert (restored["step"], restored["passed_over"]) == (3, [5])
+    assert "step_00000003" in restored["checkpoint"]
 
 
 def test_a_finished_run_is_left_alone(
