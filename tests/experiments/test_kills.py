@@ -104,6 +104,19 @@ def test_other_losses_are_found(start, tmp_path):
     assert kills.outcome(folder, ended, whole)["wrong"] == ["losses differ"]
 
 
+def test_only_an_evaluation_where_the_plan_changed_may_round_otherwise():
+    whole = [{"step": n, "loss": 6.0 + n} for n in range(3)]
+    whole.insert(2, {"step": 1, "val_loss": 6.101469993591309})
+    found = [dict(line) for line in whole]
+    found[2]["val_loss"] = 6.101470311482747  # as seen
+    assert kills.alike(found, whole, 1) and not kills.alike(found, whole, 2)
+    assert not kills.alike(found[:-1], whole, 1)
+    found[2]["val_loss"] = 6.1015
+    assert not kills.alike(found, whole, 1)
+    found[2], found[1] = whole[2], {"step": 1, "loss": 7.0000001}
+    assert not kills.alike(found, whole, 1)
+
+
 def test_one_that_does_not_end_says_where_it_stands(tmp_path):
     words = [sys.executable, "-c", "import time\nprint(1, flush=True)\ntime.sleep(60)"]
     run = kills.started(words, tmp_path)
