@@ -30,7 +30,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from math import isclose
 from pathlib import Path
@@ -135,7 +135,7 @@ def killed_run(
     """Train to the end, killing workers on the way; its exit code and the kills."""
     run_dir, end_s = folder / "run", time.monotonic() + _LONGEST_RUN_S
     run = started(command(run_dir, steps), folder)
-    kills: list[str] = []
+    kills: dict[int, str] = {}  # by pid: one that is still dying is not there
 
     def goes_on() -> bool:
         return run.poll() is None and time.monotonic() < end_s
@@ -146,20 +146,22 @@ def killed_run(
         while goes_on() and len(kills) < most:
             time.sleep(random_.uniform(*_PAUSE_S))
             if run.poll() is None:
-                kills += killed(run_dir, random_)
-        return {"code": _ended(run, end_s), "kills": kills}
+                kills |= killed(run_dir, random_, kills.keys())
+        return {"code": _ended(run, end_s), "kills": [*kills.values()]}
     finally:
         run.kill()  # it is still there only if this was interrupted
 
 
-def killed(run_dir: Path, random_: random.Random) -> list[str]:
-    """Kill one of the run's workers; its name, or nothing if none was there."""
-    there = workers(run_dir)
+def killed(
+    run_dir: Path, random_: random.Random, before: Collection[int]
+) -> dict[int, str]:
+    """Kill a worker of the run; its name by pid, nothing if none was there."""
+    there = {w: pid for w, pid in workers(run_dir).items() if pid not in before}
     with suppress(ProcessLookupError):
         for worker in random_.sample(sorted(there), min(1, len(there))):
             os.kill(there[worker], signal.SIGKILL)
-            return [worker]
-    return []
+            return {there[worker]: worker}
+    return {}
 
 
 def _ended(run: subprocess.Popen[bytes], end_s: float) -> int:
