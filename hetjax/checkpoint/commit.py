@@ -12,8 +12,7 @@ from pathlib import Path
 
 from hetjax.checkpoint import layout
 from hetjax.checkpoint.manifest import Manifest, from_text, record_of
-from hetjax.checkpoint.store import Store
-from hetjax.checkpoint.transfer import Corrupt
+from hetjax.checkpoint.transfer import Corrupt, Store
 from hetjax.names import is_worker
 
 COMMIT = "COMMIT"

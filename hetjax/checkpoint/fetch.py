@@ -21,8 +21,7 @@ from hetjax.checkpoint.durable import replace_text
 from hetjax.checkpoint.holdings import CLOUD, Holding
 from hetjax.checkpoint.manifest import FileRecord, Manifest, flaw, to_text
 from hetjax.checkpoint.restore import DamagedCheckpoint, merged
-from hetjax.checkpoint.store import Store
-from hetjax.checkpoint.transfer import Corrupt
+from hetjax.checkpoint.transfer import Corrupt, Store
 from hetjax.names import inside
 
 _NUM_THREADS = 8

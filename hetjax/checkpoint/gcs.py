@@ -33,6 +33,7 @@ from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 from google.cloud.storage.retry import DEFAULT_RETRY
 
 from hetjax.checkpoint.manifest import FileRecord, record_of
+from hetjax.checkpoint.patience import CALL_S, Patient
 from hetjax.checkpoint.transfer import (
     Bandwidth,
     Corrupt,
@@ -75,7 +76,7 @@ class GcsStore:
         prefix: str,
         limit: Bandwidth | None = None,
         pause_s: float = 0.5,
-        timeout_s: float = 60.0,
+        timeout_s: float = 20.0,
     ) -> None:
         self._client = storage.Client(project=None)
         self._bucket = self._client.bucket(bucket)
@@ -211,7 +212,9 @@ class _Limited:
         return data
 
 
-def open_bucket(bucket: str, prefix: str, limit: Bandwidth | None) -> GcsStore:
+def open_bucket(
+    bucket: str, prefix: str, limit: Bandwidth | None, bytes_per_s: float | None
+) -> Patient:
     """The store, after listing and writing there; BadInput where that cannot be."""
     url = f"gs://{bucket}/{prefix}"
     if not bucket:
@@ -221,7 +224,7 @@ def open_bucket(bucket: str, prefix: str, limit: Bandwidth | None) -> GcsStore:
             fix="write it like gs://my-bucket/my-run",
         )
     try:
-        store = GcsStore(bucket, prefix, limit)
+        store = Patient(GcsStore(bucket, prefix, limit), bytes_per_s)
         store.names(_WRITABLE)
         store.put_text(_WRITABLE, "")
     except DefaultCredentialsError as error:
@@ -243,6 +246,13 @@ def open_bucket(bucket: str, prefix: str, limit: Bandwidth | None) -> GcsStore:
             allowed="credentials that may create, read, list and delete objects there",
             fix="grant the role roles/storage.objectAdmin on the bucket, or type "
             "`gcloud auth application-default login` with another account",
+        ) from error
+    except StoreError as error:
+        raise BadInput(
+            got=f"checkpoint store {url} cannot be used ({error})",
+            allowed=f"a store that answers within {CALL_S:g} s",
+            fix="check the network from here to Google Cloud Storage (and "
+            "STORAGE_EMULATOR_HOST, where that is set), or leave the store out",
         ) from error
     return store
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from hetjax.checkpoint.copies import Copies
 from hetjax.checkpoint.save import Saver
-from hetjax.checkpoint.store import Store, open_store
+from hetjax.checkpoint.store import open_store
+from hetjax.checkpoint.transfer import Store
 from hetjax.checkpoint.upload import Uploader
 
 

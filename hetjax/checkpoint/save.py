@@ -35,6 +35,7 @@ from hetjax.checkpoint.manifest import (
     record,
     to_text,
 )
+from hetjax.checkpoint.patience import LAST_UPLOAD_S
 from hetjax.checkpoint.remains import (
     committed,
     is_complete,
@@ -151,7 +152,10 @@ class Saver:
             pending.result()
 
     def close(self) -> None:
-        """Finish the save in flight, and its copy to the store, and stop."""
+        """Finish the save in flight, and its copy to the store, and stop.
+
+        The copy has LAST_UPLOAD_S; what is not there by then is told.
+        """
         try:
             self.wait()
         finally:
@@ -160,7 +164,7 @@ class Saver:
                 if self._not_stored is not None:
                     self._uploader.offer(self._not_stored)
                 self._uploader.hurry()
-                self._uploader.wait()
+                self._uploader.wait(LAST_UPLOAD_S)
                 self._uploader.close()
 
     def _write(self, snapshot: _Snapshot) -> None:

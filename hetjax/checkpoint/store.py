@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """A place for checkpoints that outlives the machine, by URL: what it can do, which.
 
-Owns the `Store` protocol, the store on a shared file system, and the choice of one by
-its URL. Objects are created once and never overwritten, names are relative to the URL.
-Does not own Google Cloud Storage (`gcs.py`), attempts and checks (`transfer.py`), nor
-what is stored when (`upload.py`).
+Owns the store on a shared file system, and the choice of one by its URL. Objects are
+created once and never overwritten, names are relative to the URL. Does not own Google
+Cloud Storage (`gcs.py`), attempts and checks (`transfer.py`), the limits of calls
+(`patience.py`), nor what is stored when (`upload.py`).
 """
 
 import os
-import time
 import uuid
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import unquote
 
 from hetjax.checkpoint.durable import fsync
 from hetjax.checkpoint.manifest import FileRecord, record, record_of
+from hetjax.checkpoint.patience import CALL_S, Patient, within
 from hetjax.checkpoint.transfer import (
     Bandwidth,
     Corrupt,
+    Store,
     StoreError,
     check_source,
     conflict,
@@ -34,48 +34,6 @@ _BUILDING = ".parts"  # next to the objects, so that a link can put them in plac
 _OLD_S = 24 * 3600.0
 _NUM_LINKS = 5
 _CHUNK_BYTES = 1 << 20
-
-
-class Store(Protocol):
-    """Named objects that are created once; safe to use from several threads.
-
-    What fails for good raises `StoreError`: which object, how often it was tried, why.
-    """
-
-    def put(self, name: str, path: Path, record: FileRecord) -> None:
-        """Create an object; the same one being there already is success.
-
-        Raises Conflict where it is there with another content, Corrupt where the file
-        is not what its record says.
-        """
-        ...
-
-    def put_text(self, name: str, text: str) -> None:
-        """Create an object with this text, under the same rules."""
-        ...
-
-    def get(self, name: str, path: Path, record: FileRecord) -> None:
-        """Download an object; the file is in place only once it equals its record.
-
-        Raises FileNotFoundError where there is none, Corrupt where it stays wrong.
-        """
-        ...
-
-    def get_text(self, name: str) -> str | None:
-        """The text of an object; None where there is none."""
-        ...
-
-    def names(self, prefix: str) -> list[str]:
-        """Names that begin with the prefix, sorted."""
-        ...
-
-    def remove(self, names: Iterable[str]) -> None:
-        """Remove objects in this order; those that are not there are passed over."""
-        ...
-
-    def lift_limit(self) -> None:
-        """Let uploads take all the bandwidth there is, from now on."""
-        ...
 
 
 class FileStore:
@@ -146,10 +104,17 @@ class FileStore:
             self._limit.lift()
 
     def remove_old_parts(self) -> None:
-        """Remove what puts left that were killed long ago; others may be at work."""
+        """Remove what puts left that were killed long ago; others may be at work.
+
+        It is the store's clock that tells what is long ago: ours may be wrong.
+        """
+        probe = self._part()
+        probe.touch()
+        now_s = probe.stat().st_mtime
+        probe.unlink()
         for part in (self._directory / _BUILDING).glob("*"):
             with suppress(FileNotFoundError):
-                if part.stat().st_mtime < time.time() - _OLD_S:
+                if part.stat().st_mtime < now_s - _OLD_S:
                     part.unlink()
 
     def _part(self) -> Path:
@@ -191,7 +156,7 @@ def open_store(url: str, bytes_per_s: float | None = None) -> Store:
         from hetjax.checkpoint.gcs import open_bucket  # its import takes a second
 
         bucket, _, prefix = rest.partition("/")
-        return open_bucket(bucket, prefix.strip("/"), limit)
+        return open_bucket(bucket, prefix.strip("/"), limit, bytes_per_s)
     path = unquote(rest) if found else url
     if not path or (found and (scheme != "file" or not path.startswith("/"))):
         raise BadInput(
@@ -199,16 +164,18 @@ def open_store(url: str, bytes_per_s: float | None = None) -> Store:
             allowed="gs://BUCKET/PREFIX, file:///PATH or the path of a folder",
             fix="write it like gs://my-bucket/my-run or /mnt/shared/my-run",
         )
-    return _open_directory(Path(path).absolute(), limit)
+    return _open_directory(Path(path).absolute(), limit, bytes_per_s)
 
 
-def _open_directory(directory: Path, limit: Bandwidth | None) -> FileStore:
-    store = FileStore(directory, limit)
-    probe = uuid.uuid4().hex
+def _open_directory(
+    directory: Path, limit: Bandwidth | None, bytes_per_s: float | None
+) -> Store:
+    files = FileStore(directory, limit)
+    store, probe = Patient(files, bytes_per_s), uuid.uuid4().hex
     try:
         store.put_text(probe, "")
         store.remove([probe])
-        store.remove_old_parts()
+        within(CALL_S, f"listing {directory}", files.remove_old_parts)
     except OSError as error:
         raise BadInput(
             got=f"checkpoint store {directory} cannot be used "

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """How bytes come and go safely, whatever the store: attempts, checks, bandwidth.
 
-Owns the errors of stores, the back-off between attempts, the checked receipt of a
-file, and the limit that upload threads share. Does not own where the bytes are kept
-(`store.py`, `gcs.py`).
+Owns what a store is, the errors of stores, the back-off between attempts, the checked
+receipt of a file, and the limit that upload threads share. Does not own where the bytes
+are kept (`store.py`, `gcs.py`).
 """
 
 import os
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from hetjax.checkpoint.manifest import FileRecord, flaw
 from hetjax.errors import BadInput
@@ -20,6 +20,48 @@ from hetjax.errors import BadInput
 NUM_ATTEMPTS = 10
 _MAX_PAUSE_S = 30.0
 _T = TypeVar("_T")
+
+
+class Store(Protocol):
+    """Named objects that are created once; safe to use from several threads.
+
+    What fails for good raises `StoreError`: which object, how often it was tried, why.
+    """
+
+    def put(self, name: str, path: Path, record: FileRecord) -> None:
+        """Create an object; the same one being there already is success.
+
+        Raises Conflict where it is there with another content, Corrupt where the file
+        is not what its record says.
+        """
+        ...
+
+    def put_text(self, name: str, text: str) -> None:
+        """Create an object with this text, under the same rules."""
+        ...
+
+    def get(self, name: str, path: Path, record: FileRecord) -> None:
+        """Download an object; the file is in place only once it equals its record.
+
+        Raises FileNotFoundError where there is none, Corrupt where it stays wrong.
+        """
+        ...
+
+    def get_text(self, name: str) -> str | None:
+        """The text of an object; None where there is none."""
+        ...
+
+    def names(self, prefix: str) -> list[str]:
+        """Names that begin with the prefix, sorted."""
+        ...
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove objects in this order; those that are not there are passed over."""
+        ...
+
+    def lift_limit(self) -> None:
+        """Let uploads take all the bandwidth there is, from now on."""
+        ...
 
 
 class StoreError(OSError):

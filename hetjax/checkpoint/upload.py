@@ -25,8 +25,7 @@ from hetjax.checkpoint.commit import (
     stored_steps,
 )
 from hetjax.checkpoint.manifest import Manifest, from_text
-from hetjax.checkpoint.store import Store
-from hetjax.checkpoint.transfer import Conflict
+from hetjax.checkpoint.transfer import Conflict, Store
 
 _GRACE_S = 2.0
 _T = TypeVar("_T")

@@ -28,7 +28,7 @@ from hetjax.checkpoint.entry import Entry
 from hetjax.checkpoint.fetch import Stored
 from hetjax.checkpoint.holdings import Save, Tier
 from hetjax.checkpoint.restore import Checkpoint, DamagedCheckpoint, parts
-from hetjax.checkpoint.store import Store
+from hetjax.checkpoint.transfer import Store
 from hetjax.mesh.links import Key
 from hetjax.mesh.peers import Peers
 from hetjax.mesh.wire import LEAVES

@@ -81,7 +81,8 @@ class CheckpointConfig:
     copies: int = 1
     """How many nodes have each slice on their disks; with --checkpoint.local."""
     cloud: str | None = None
-    """Copy them there while training goes on: gs://BUCKET/PREFIX or file:///FOLDER."""
+    """Copy them there while training goes on: gs://BUCKET/PREFIX or file:///FOLDER.
+    A run that ends waits for the last copy, an hour at most."""
     upload_mbit_per_s: float | None = None
     """Most that copying may take of a worker's network; None: all."""
 

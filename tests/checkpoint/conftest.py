@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hetjax.checkpoint.store import FileStore, Store
+from hetjax.checkpoint.store import FileStore
+from hetjax.checkpoint.transfer import Store
 
 
 @pytest.fixture(params=["file", "gcs"])

@@ -12,12 +12,13 @@ import pytest
 
 from hetjax.checkpoint.gcs import GcsStore
 from hetjax.checkpoint.manifest import FileRecord, record
-from hetjax.checkpoint.store import FileStore, Store, open_store
+from hetjax.checkpoint.store import FileStore, open_store
 from hetjax.checkpoint.transfer import (
     Bandwidth,
     Conflict,
     Corrupt,
     Refused,
+    Store,
     StoreError,
 )
 from hetjax.errors import BadInput

@@ -11,8 +11,8 @@ import pytest
 from hetjax.checkpoint.commit import commit, committed_steps, manifests
 from hetjax.checkpoint.gcs import GcsStore
 from hetjax.checkpoint.manifest import FileRecord, Manifest, record, to_text
-from hetjax.checkpoint.store import FileStore, Store
-from hetjax.checkpoint.transfer import Corrupt, StoreError
+from hetjax.checkpoint.store import FileStore
+from hetjax.checkpoint.transfer import Corrupt, Store, StoreError
 from hetjax.checkpoint.upload import Uploader
 from tests.checkpoint.fake_gcs import FakeGcs, Fault
 
