@@ -14,6 +14,7 @@ from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan
 from hetjax.plans.validation import SCHEDULES
 from hetjax.schedule.action import Action, Op, StageKey
+from hetjax.schedule.interleaved import in_rounds, lanes_of, rounds_of
 from hetjax.schedule.list_schedule import Pipeline, list_schedule
 
 ComputeOrder = tuple[tuple[Op, int], ...]  # (op, microbatch)
@@ -47,11 +48,13 @@ def in_flight_limit(plan: Plan, replica: int, stage: int) -> int:
     """Return how many forwards of a stage may wait for the end of their backward.
 
     Zero-bubble lets weight gradients pile up, on every stage to what 1F1B needs on the
-    first one.
+    first one; rounds of interleaving need up to twice what 1F1B does.
     """
     held = plan.replicas[replica]
     if plan.schedule == "gpipe":
         return held.num_microbatches
+    if plan.schedule == "interleaved" and rounds_of(held):
+        return in_rounds(held.stages[stage].launch_ahead)
     return held.stages[0 if plan.schedule == "zero-bubble" else stage].launch_ahead
 
 
@@ -94,7 +97,6 @@ def by_stage(orders: Iterable[Sequence[Action]]) -> dict[StageKey, list[Action]]
 def _listed(plan: Plan, r: int) -> list[list[Action]]:
     """List-schedule a replica in unit time: F = I = W = 1, no time on links."""
     replica = plan.replicas[r]
-    devices = list(dict.fromkeys((x.node, x.devices) for x in replica.stages))
     ones = [1.0] * len(replica.stages)
     num_cut = replica.num_microbatches if plan.schedule == "zero-bubble" else 0
     pipeline = Pipeline(
@@ -103,13 +105,14 @@ def _listed(plan: Plan, r: int) -> list[list[Action]]:
         input_gradient_s=ones,
         weight_gradient_s=ones,
         hop_s=[0.0] * len(ones),
-        lanes=[devices.index((x.node, x.devices)) for x in replica.stages],
+        lanes=lanes_of(replica),
         num_microbatches=replica.num_microbatches,
         num_cut=[num_cut] * len(ones),
     )
-    ahead = [stage.launch_ahead for stage in replica.stages]
     kept = [in_flight_limit(plan, r, s) for s in range(len(ones))]
-    lanes = list_schedule(pipeline, ahead, kept)
+    rounds = rounds_of(replica) if plan.schedule == "interleaved" else None
+    ahead = kept if rounds else [stage.launch_ahead for stage in replica.stages]
+    lanes = list_schedule(pipeline, ahead, kept, rounds)
     return [[Action(op, r, s, m) for s, op, m in lane] for lane in lanes]
 
 

@@ -4,9 +4,10 @@
 Owns the greedy rule. A lane that is free takes what is ready, a forward before a
 backward before a weight gradient; but a forward only while its stage has fewer than
 `launch_ahead` microbatches between F and B (or I), and fewer than `kept` between F and
-the end of B (or W). Of several stages on one lane (interleaving), microbatches go
-through in groups as large as the pipeline has lanes, first one group through all
-stages of the lane, then the next: Megatron-LM's order for equal stages. With backwards
+the end of B (or W). Of several stages on one lane (interleaving), what is ready of an
+earlier group of microbatches, as large as the pipeline has lanes, goes before a later
+one; where `rounds` are given (`interleaved.py`), forwards keep to that order also when
+they have to wait, and the lane has a limit for all its stages. With backwards
 cut in two this is zero-bubble scheduling for stages however unlike; for equal stages
 and F = I = W it reaches the floor (S - 1) F + M (F + I + W) with launch-ahead S - s
 and S kept (tested; our derivation).
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from hetjax.schedule.action import Op
+from hetjax.schedule.interleaved import Rounds
 
 Slot = tuple[int, Op, int]  # (stage, op, microbatch)
 
@@ -47,21 +49,29 @@ class Pipeline:
 
 
 def list_schedule(
-    pipeline: Pipeline, launch_ahead: Sequence[int], kept: Sequence[int]
+    pipeline: Pipeline,
+    launch_ahead: Sequence[int],
+    kept: Sequence[int],
+    rounds: Rounds | None = None,
 ) -> list[list[Slot]]:
     """Return the compute order of every lane; both limits are by stage, 1 or more."""
-    return _Run(pipeline, launch_ahead, kept).orders()
+    return _Run(pipeline, launch_ahead, kept, rounds).orders()
 
 
 class _Run:
     def __init__(
-        self, pipeline: Pipeline, launch_ahead: Sequence[int], kept: Sequence[int]
+        self,
+        pipeline: Pipeline,
+        launch_ahead: Sequence[int],
+        kept: Sequence[int],
+        rounds: Rounds | None,
     ) -> None:
         assert min(*launch_ahead, *kept) >= 1
         num_stages, m = len(pipeline.forward_s), pipeline.num_microbatches
         self.pipeline, self.launch_ahead, self.kept = pipeline, launch_ahead, kept
-        self.num_lanes = max(pipeline.lanes) + 1
-        self.stages_of: list[list[int]] = [[] for _ in range(self.num_lanes)]
+        num_lanes = max(pipeline.lanes) + 1
+        self.rounds, self.group_size = rounds, rounds.size if rounds else num_lanes
+        self.stages_of: list[list[int]] = [[] for _ in range(num_lanes)]
         for stage, lane in enumerate(pipeline.lanes):
             self.stages_of[lane].append(stage)
         never = float("inf")
@@ -71,9 +81,9 @@ class _Run:
         self.forwards, self.backwards, self.weights = (
             [0] * num_stages for _ in range(3)
         )
-        self.free_s = [0.0] * self.num_lanes
-        self.order: list[list[Slot]] = [[] for _ in range(self.num_lanes)]
-        self.events = [(0.0, lane) for lane in range(self.num_lanes)]
+        self.free_s = [0.0] * num_lanes
+        self.order: list[list[Slot]] = [[] for _ in range(num_lanes)]
+        self.events = [(0.0, lane) for lane in range(num_lanes)]
 
     def orders(self) -> list[list[Slot]]:
         while self.events:
@@ -100,13 +110,26 @@ class _Run:
         """Groups of microbatches first, then depth; backwards from the end."""
         stage, op, m = slot
         depth = -stage if op in (Op.B, Op.I) else stage
-        return m // self.num_lanes, depth, m
+        return m // self.group_size, depth, m
+
+    def _is_next(self, stage: int) -> bool:
+        """Whether the lane may go forward, and its next forward is the stage's."""
+        if self.rounds is None:
+            return True
+        lane = self.pipeline.lanes[stage]
+        stages = self.stages_of[lane]
+        in_flight = sum(self.forwards[s] - self.backwards[s] for s in stages)
+        if in_flight >= self.rounds.most_in_flight[lane]:
+            return False
+        left = [s for s in stages if self.forwards[s] < self.pipeline.num_microbatches]
+        turns = {s: self._rank((s, Op.F, self.forwards[s])) for s in left}
+        return stage == min(left, key=turns.__getitem__)
 
     def _forward(self, now: float, stage: int) -> Slot | None:
         m = self.forwards[stage]
         ahead, kept = m - self.backwards[stage], m - self.weights[stage]
         full = ahead >= self.launch_ahead[stage] or kept >= self.kept[stage]
-        if full or m == self.pipeline.num_microbatches:
+        if full or m == self.pipeline.num_microbatches or not self._is_next(stage):
             return None
         fused = stage == self.last and self.pipeline.is_whole(stage, m)
         op = Op.FB if fused else Op.F

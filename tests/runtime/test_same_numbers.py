@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from hetjax.runtime.embedded import Embedded, StepResult
+from hetjax.schedule.interleaved import rounds_of
 from tests.runtime.oracle import (
     assert_gradients_equal,
     keep_gradients,
@@ -54,6 +55,13 @@ def test_stages_of_one_replica_may_share_their_devices():
     assert_gradients_equal(found, expected)
     # tied: held by the first chunk and the last, whose devices are the first's too
     assert len(found["embedding.table"]) == 2
+
+
+def test_rounds_of_microbatches_through_interleaved_stages_equal_one_jit():
+    seed, case = 102, random_case(102)
+    rounds = [rounds_of(replica) for replica in case.plan.replicas]
+    assert case.plan.schedule == "interleaved" and rounds[0] and rounds[0].size == 2
+    test_loss_and_gradients_of_random_plans_equal_those_of_one_jit(seed)
 
 
 @pytest.mark.parametrize("seed", [2, 4])

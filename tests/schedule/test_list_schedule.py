@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetjax.schedule.action import Op
+from hetjax.schedule.check import check
 from hetjax.schedule.generate import lane_orders
 from hetjax.schedule.list_schedule import Pipeline, Slot, list_schedule
+from hetjax.schedule.lower import lower
 from tests.schedule.pipelines import pipeline_plan
 
 
@@ -146,6 +148,53 @@ def test_interleaving_divides_the_bubble(lanes: int, chunks: int):
     assert makespan(halves, list_schedule(halves, ahead, [stages] * stages)) == (
         work + lanes - 1
     )
+
+
+@pytest.mark.parametrize(
+    ("lanes", "chunks", "rounds"), [(8, 3, 8), (2, 2, 2), (4, 2, 5), (3, 4, 3)]
+)
+def test_interleaved_plans_keep_what_megatrons_rule_says_in_its_time(
+    lanes: int, chunks: int, rounds: int
+):
+    """arXiv 2205.05198 has 8 lanes of 3 chunks and 64 microbatches for 175B."""
+    stages, count = lanes * chunks, rounds * lanes
+    ahead = [stages - s for s in range(stages)]
+    plan = pipeline_plan(ahead, count, "interleaved", num_lanes=lanes)
+    orders = lane_orders(plan)
+    for p, order in enumerate(orders):
+        ops = [action.op for action in order]
+        first = next(i for i, op in enumerate(ops) if op in (Op.B, Op.FB))
+        ahead_of_it = 2 * (lanes - p - 1) + (chunks - 1) * lanes
+        assert most_in_flight(ops) == ahead_of_it + 1
+        assert first + (ops[first] is Op.FB) == ahead_of_it + 1
+    replayed = pipeline(stages, count, num_lanes=lanes, split=False)
+    slots = [[(a.stage, a.op, a.microbatch or 0) for a in order] for order in orders]
+    assert makespan(replayed, slots) == 3 * (chunks * count + lanes - 1)
+
+
+def most_in_flight(ops: Sequence[Op]) -> int:
+    now = most = 0
+    for op in ops:
+        most = max(most, now + (op in (Op.F, Op.FB)))
+        now += {Op.F: 1, Op.B: -1}.get(op, 0)
+    return most
+
+
+@given(st.data())
+def test_interleaved_plans_with_any_launch_aheads_can_be_run(data: st.DataObject):
+    lanes, chunks = data.draw(st.integers(1, 4)), data.draw(st.integers(2, 4))
+    count, stages = data.draw(st.integers(1, 9)), lanes * chunks
+    drawn = data.draw(st.lists(st.integers(1, 6), min_size=stages, max_size=stages))
+    ahead = sorted(drawn, reverse=True)
+    plan = pipeline_plan([*ahead[:-1], 1], count, "interleaved", num_lanes=lanes)
+    programs = lower(plan)
+    check(programs, plan)
+    orders = lane_orders(plan)
+    for p, order in enumerate(orders):
+        rounds = min(lanes, 2 * ahead[-lanes - 1] - 1)
+        own = [*ahead[:-1], 1][p - lanes]
+        most = (chunks - 1) * rounds + 2 * own - 1
+        assert most_in_flight([action.op for action in order]) <= most
 
 
 def test_interleaved_and_zero_bubble_plans_have_these_orders():
