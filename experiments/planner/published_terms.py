@@ -20,7 +20,7 @@ from hetjax.planner.problem import DeviceClass, Floats, Option, Problem, Terms, 
 ZONE = "us-central1-a"
 MICROBATCH_SIZES = (1, 2, 4, 8)
 TENSOR_DEGREES = (1, 2, 4)
-_FLOAT_BYTES = 4
+FLOAT_BYTES = 4
 _BYTES_PER_PARAMETER = 24
 _BUCKET_BYTES = 5e8
 _RING_SIZE = 16
@@ -39,14 +39,16 @@ class Fit:
         rate = np.polyval(self.parabola, x) * 1e9
         return size_bytes / np.clip(rate, _LEAST_RATE, self.most)
 
-    def ring_s(self, size_bytes: Floats) -> Floats:
-        """Seconds to sum over the ring, bucket by bucket."""
-        full, rest = np.divmod(size_bytes, _BUCKET_BYTES)
-        each_s = self._ring_s(np.full_like(rest, _BUCKET_BYTES))
-        return full * each_s + self._ring_s(rest)
 
-    def _ring_s(self, size_bytes: Floats) -> Floats:
-        return 2 * (_RING_SIZE - 1) * self.seconds(size_bytes / _RING_SIZE)
+def ring_s(links: Sequence[Fit], size_bytes: Floats, num_members: int) -> Floats:
+    """Seconds to sum over a ring, bucket by bucket; all wait for the slowest link."""
+    full, rest = np.divmod(size_bytes, _BUCKET_BYTES)
+
+    def bucket_s(bucket_bytes: Floats) -> Floats:
+        messages_s = [link.seconds(bucket_bytes / num_members) for link in links]
+        return 2 * (num_members - 1) * np.max(messages_s, axis=0)
+
+    return full * bucket_s(np.full_like(rest, _BUCKET_BYTES)) + bucket_s(rest)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,21 +117,21 @@ def _terms(
     params_OL = _floats(published, options, "params_floats")
     saved_OL = _floats(published, options, "act_mem_floats")
     alone = [Option(device_class=0)]
-    params_L = _floats(published, alone, "params_floats")[0]
+    params_L = parameters_L(published)
     outputs_L = _floats(published, alone, "act_output_floats")[0]
     kinds, firsts = _kinds(times_BO3L, params_OL, saved_OL, outputs_L)
     sizes_B = np.array(MICROBATCH_SIZES, dtype=np.float64)
-    message_bytes_BK = _FLOAT_BYTES * sizes_B[:, None] * outputs_L[firsts]
+    message_bytes_BK = FLOAT_BYTES * sizes_B[:, None] * outputs_L[firsts]
     message_s_BKOO = np.zeros((*message_bytes_BK.shape, len(options), len(options)))
     for a, sender in enumerate(options):
         for b, receiver in enumerate(options):
-            fit = _fit(published, gpus, sender, receiver)
+            fit = fit_of(published, gpus, sender, receiver)
             message_s_BKOO[:, :, a, b] = fit.seconds(message_bytes_BK)
     memory_bytes_O = np.array(
         [published.memory_bytes[gpus[o.device_class]] for o in options]
     )
     framework_bytes_O = np.array([2e9 if o.tensor == 1 else 3e9 for o in options])
-    rings = [_fit(published, gpus, one, one) for one in map(_on_one_gpu, options)]
+    rings = [fit_of(published, gpus, one, one) for one in map(on_one_gpu, options)]
     tensor_O1 = np.array([[o.tensor] for o in options])
     return Terms(
         kinds=kinds,
@@ -138,10 +140,10 @@ def _terms(
         static_bytes_BOK=np.tile(
             _BYTES_PER_PARAMETER * params_OL[:, firsts], (len(sizes_B), 1, 1)
         ),
-        saved_bytes_BOK=_FLOAT_BYTES * sizes_B[:, None, None] * saved_OL[:, firsts],
+        saved_bytes_BOK=FLOAT_BYTES * sizes_B[:, None, None] * saved_OL[:, firsts],
         memory_bytes_BO=np.tile(memory_bytes_O - framework_bytes_O, (len(sizes_B), 1)),
-        sync_bytes_OK=_FLOAT_BYTES * params_L[firsts] / tensor_O1,
-        sync_s=lambda o, size_bytes: rings[o].ring_s(size_bytes),
+        sync_bytes_OK=FLOAT_BYTES * params_L[firsts] / tensor_O1,
+        sync_s=lambda o, size_bytes: ring_s([rings[o]], size_bytes, _RING_SIZE),
         send_s_BKOO=message_s_BKOO,
         return_s_BKOO=message_s_BKOO.swapaxes(2, 3),
         last_factor=2.0,
@@ -175,7 +177,7 @@ def _floats(published: Published, options: Sequence[Option], key: str) -> Floats
     return np.array([[float(t[str(n)][key]) for n in range(len(t))] for t in tables])
 
 
-def _on_one_gpu(option: Option) -> Option:
+def on_one_gpu(option: Option) -> Option:
     return Option(device_class=option.device_class)
 
 
@@ -194,7 +196,13 @@ def _kinds(*tables: Floats) -> tuple[tuple[int, ...], list[int]]:
     return tuple(kinds), firsts
 
 
-def _fit(published: Published, gpus: Sequence[str], a: Option, b: Option) -> Fit:
+def parameters_L(published: Published) -> Floats:
+    """Parameters of each layer."""
+    return _floats(published, [Option(device_class=0)], "params_floats")[0]
+
+
+def fit_of(published: Published, gpus: Sequence[str], a: Option, b: Option) -> Fit:
+    """What was fitted to messages from one option's GPUs to the other's."""
     table = published.fits[gpus[a.device_class]][str(a.tensor)][ZONE]
     (square, slope, base), most = table[gpus[b.device_class]][str(b.tensor)]
     return Fit(parabola=(square, slope, base), most=most)
