@@ -39,7 +39,6 @@ from hetjax.training.worker import worker_settings
 
 NODES = ("east", "north", "south", "west")
 MODEL = "gpt-8x256"
-_START_S = 120.0
 _KILLED_LIMIT_S = 2.0  # of SIGSTOP: the time of silence
 
 
@@ -81,7 +80,7 @@ class Lab:
 
 def ready(lab: Lab, plan: Plan, settings: dict[str, Any], rng: random.Random) -> Fleet:
     """All workers, also those that are new, joined as a new generation."""
-    lab.crew.wait_for(NODES, _START_S)
+    lab.crew.wait_for(NODES)
     fleet = Fleet(plan, lab.crew)
     fleet.build(settings)
     fleet.connect(rng.choice(["sockets", "transfer"]))

@@ -23,6 +23,14 @@ from hetjax.training.presets import Preset
 
 _TEXT_CHARS = 400_000
 CONFIGS = {
+    "gpt-2x64": GPTConfig(
+        name="gpt-2x64",
+        vocab_size=512,
+        hidden_size=64,
+        num_blocks=2,
+        num_heads=2,
+        max_seq_len=64,
+    ),
     "gpt-8x256": GPTConfig(
         name="gpt-8x256",
         vocab_size=512,

@@ -16,6 +16,7 @@ import numpy as np
 
 from hetjax.errors import BadInput
 from hetjax.mesh.links import SILENCE_S, Door, Ends, Key, Link, dial
+from hetjax.runtime.limits import BREAK_OFF, LIMITS, START
 
 CONTROLLER = "controller"
 Message = dict[str, Any]
@@ -24,6 +25,7 @@ Noticed = Callable[[str, Message], None]  # by whom, and what of its machine
 
 _REQUEST, _REPLY, _NEWS = range(3)
 _LOST = {"lost": True}
+_LOOK_S = 0.5  # whether a limit has passed, or somebody interrupts
 
 
 class WorkerLost(ConnectionError):
@@ -73,13 +75,19 @@ class Crew:
     """A controller's lines to its workers, by name.
 
     `noticed` is called at once, from a line's thread, when a worker tells that its
-    machine is about to go.
+    machine is about to go. Every wait has its limit (`limits.py`) times `patience`, and
+    ends early with what `interrupt` may raise: it is called again and again meanwhile.
     """
 
     def __init__(
-        self, address: str, secret: bytes, silence_s: float = SILENCE_S
+        self,
+        address: str,
+        secret: bytes,
+        silence_s: float = SILENCE_S,
+        patience: float = 1.0,
     ) -> None:
-        self._silence_s = silence_s
+        self._silence_s, self._patience = silence_s, patience
+        self.interrupt: Callable[[], None] = _nobody_interrupts
         self._changed = threading.Condition()
         self._links: dict[str, Link] = {}
         self._lost: dict[str, str] = {}
@@ -99,33 +107,37 @@ class Crew:
     def wait_for(
         self,
         workers: Sequence[str],
-        timeout_s: float,
         alive: Callable[[], None] = lambda: None,
     ) -> None:
         """Wait until they have called; `alive` may raise if they never will."""
-        end_s = time.monotonic() + timeout_s
+        end_s = self._end_s(START)
         with self._changed:
             while missing := [name for name in workers if not self._is_there(name)]:
                 alive()
+                self.interrupt()
                 if time.monotonic() > end_s:
-                    raise WorkerLost(missing[0], f"did not call in {timeout_s:g} s")
+                    reason = LIMITS[START].passed(self._patience)
+                    raise WorkerLost(missing[0], reason)
                 self._changed.wait(0.1)
 
     def ask(
         self, requests: Mapping[str, Message], progress: Progress | None = None
     ) -> dict[str, Message]:
-        """Ask several workers something and return their answers.
+        """Ask several workers the same kind of thing and return their answers.
 
         If one is lost or fails, the others are told to break off; once all have
         answered, WorkerLost is raised, or the BadInput that a worker found.
         """
+        if not requests:
+            return {}
+        (what,) = {message["do"] for message in requests.values()}
         with self._changed:
             self._number += 1
             number = self._number
             self._progress = progress or (lambda worker, news: None)
         for worker, message in requests.items():
             self._send(worker, number, message)
-        return self._answers(list(requests), number)
+        return self._answers(list(requests), number, what)
 
     def lose(self, worker: str, reason: str) -> None:
         """Take a worker for lost, whatever its line says."""
@@ -143,28 +155,49 @@ class Crew:
     def _is_there(self, worker: str) -> bool:
         return worker in self._links and worker not in self._lost
 
-    def _answers(self, workers: Sequence[str], number: int) -> dict[str, Message]:
-        broken_off = False
-        with self._changed:
-            while True:
-                there = self._there(workers, number)
-                trouble = _trouble(there, self._lost)
-                if trouble and not broken_off:
-                    broken_off = True
-                    for other in workers:
-                        if other not in there:
-                            self._send(other, 0, {"do": "abort", "lost": [*trouble]})
-                if len(there) == len(workers):
-                    break
-                self._changed.wait()
-            for worker in workers:
-                self._replies.pop((worker, number), None)
+    def _answers(
+        self, workers: Sequence[str], number: int, what: str
+    ) -> dict[str, Message]:
+        there, trouble = self._waited(workers, number, what)
         if trouble is None:
             return there
         for message in there.values():
             if "refused" in message:
                 raise BadInput(**message["refused"])
         raise WorkerLost(*trouble, {w: m for w, m in there.items() if m is not _LOST})
+
+    def _waited(
+        self, workers: Sequence[str], number: int, what: str
+    ) -> tuple[dict[str, Message], tuple[str, str] | None]:
+        """The answers of all, once they are there, and the trouble if there was any.
+
+        Past the limit all that have not answered are told to break off. Those that do
+        have waited for another: who does not even do that is lost.
+        """
+        end_s, told = self._end_s(what), None
+        with self._changed:
+            while len(there := self._there(workers, number)) < len(workers):
+                late = [worker for worker in workers if worker not in there]
+                is_late = time.monotonic() > end_s
+                if is_late and told is not None:
+                    for worker in late:
+                        self.lose(worker, LIMITS[what].passed(self._patience))
+                    continue
+                trouble = _trouble(there, self._lost)
+                if is_late and trouble is None:
+                    trouble = late[0], LIMITS[what].passed(self._patience)
+                if trouble is not None and told is None:
+                    told, end_s = trouble, max(end_s, self._end_s(BREAK_OFF))
+                    for worker in late:
+                        self._send(worker, 0, {"do": "abort", "lost": [*trouble]})
+                self.interrupt()
+                self._changed.wait(_LOOK_S)
+            for worker in workers:
+                self._replies.pop((worker, number), None)
+        return there, _trouble(there, self._lost) or told
+
+    def _end_s(self, what: str) -> float:
+        return time.monotonic() + self._patience * LIMITS[what].seconds
 
     def _there(self, workers: Sequence[str], number: int) -> dict[str, Message]:
         """Answers by worker; lost ones answer, too."""
@@ -203,6 +236,10 @@ class Crew:
                 found, worker, self._deliver, self._gone, self._silence_s
             )
             self._changed.notify_all()
+
+
+def _nobody_interrupts() -> None:
+    pass
 
 
 def _nobody_listens(worker: str, notice: Message) -> None:

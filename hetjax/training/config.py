@@ -128,6 +128,9 @@ class RunConfig:
     foresee_after_s: float = 60.0
     """Seconds of training until plans for the loss of each node are made and compiled
     in the background, where workers are processes or Ray's; 0: never."""
+    patience: float = 1.0
+    """Factor of all limits on waiting for workers (a step: 30 minutes), past which one
+    counts as lost."""
     simulate: bool = False
     """Let CPU devices stand in for those of the cluster."""
     stop_after: int | None = None
@@ -168,6 +171,7 @@ def _problems(config: RunConfig) -> Iterator[BadInput]:
         "checkpoint.keep": (config.checkpoint.keep, 1),
         "checkpoint.copies": (config.checkpoint.copies, 1),
         "foresee_after_s": (config.foresee_after_s, 0),
+        "patience": (config.patience, 0.01),
         "stop_after": (1 if config.stop_after is None else config.stop_after, 1),
     }
     for name, (value, least) in at_least.items():

@@ -22,7 +22,6 @@ from hetjax.runtime.fleet import Fleet
 from hetjax.runtime.processes import Processes
 from hetjax.runtime.serving import Post
 
-_START_S = 120.0  # until a worker has called: importing JAX on a busy machine
 LOOPBACK = "127.0.0.1"
 
 
@@ -61,9 +60,9 @@ class Posts:
     its own.
     """
 
-    def __init__(self, address: str, stack: ExitStack):
+    def __init__(self, address: str, stack: ExitStack, patience: float) -> None:
         self._secret, self._own = secrets.token_bytes(32), address
-        self.crew = Crew(f"{address}:0", self._secret)
+        self.crew = Crew(f"{address}:0", self._secret, patience=patience)
         stack.callback(self.crew.close)
 
     def of(self, worker: str, address: str) -> Post:
@@ -90,10 +89,11 @@ class OnThisMachine:
         places: Mapping[str, Place] | None = None,
         address: str = LOOPBACK,
         module: str = "hetjax.training.worker",
+        patience: float = 1.0,
     ) -> None:
         self._processes = stack.enter_context(Processes(logs=logs))
         self._places, self._module = dict(places or {}), module
-        self._posts = Posts(address, stack)
+        self._posts = Posts(address, stack, patience)
         self.crew = self._posts.crew
 
     def start(self, workers: Sequence[str]) -> None:
@@ -104,7 +104,7 @@ class OnThisMachine:
             post = self._posts.of(worker, place.address)
             self._processes.start(post, command, environment)
         check = lambda: self._processes.check(workers)  # noqa: E731
-        self.crew.wait_for(workers, _START_S, check)
+        self.crew.wait_for(workers, check)
 
     def present(self, cluster: Cluster, again: bool) -> Cluster:
         return cluster

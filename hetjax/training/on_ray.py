@@ -32,7 +32,6 @@ from hetjax.mesh.simulated import keeping_environment
 from hetjax.runtime.serving import read_post
 from hetjax.training.launching import Posts
 
-_START_S = 180.0  # until a worker has called: Ray starts it, and it imports JAX
 _LOOK_S = 0.5
 _MACHINES_S = 5.0  # Ray is asked for its machines no more often while all goes well
 _ANSWER_S = 1.0  # of a machine that is there; Ray itself takes far longer to give it up
@@ -52,14 +51,20 @@ class OnRay:
     """
 
     def __init__(
-        self, cluster: Cluster, stack: ExitStack, *, simulate: bool, discovered: bool
+        self,
+        cluster: Cluster,
+        stack: ExitStack,
+        *,
+        simulate: bool,
+        discovered: bool,
+        patience: float,
     ) -> None:
         """BadInput if a node has no machine, or too few."""
         self._cluster, self._simulate, self._stack = cluster, simulate, stack
         self._discovered = discovered
         self._machines = on_ray_nodes(cluster, _machines(), simulate)
         self._looked_s = time.monotonic()
-        self._posts = Posts(_ray().util.get_node_ip_address(), stack)
+        self._posts = Posts(_ray().util.get_node_ip_address(), stack, patience)
         self.crew = self._posts.crew
         self._actors: dict[str, Any] = {}
         self._running: dict[str, Any] = {}
@@ -80,7 +85,7 @@ class OnRay:
             self._running[worker] = actor.work.remote(post)
         running = {self._running[worker]: worker for worker in workers}
         threading.Thread(target=self._watch, args=(running,), daemon=True).start()
-        self.crew.wait_for(workers, _START_S)
+        self.crew.wait_for(workers)
 
     def present(self, cluster: Cluster, again: bool) -> Cluster:
         """The nodes that have machines now; if none has, they stay who they were."""

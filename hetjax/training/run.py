@@ -46,7 +46,7 @@ _TOLD_EVERY_S = 0.1
 # Settings that may differ from start to start without a word
 _PASSING = ("run_dir", "cluster", "plan", "planner", "microbatch_size", "profile")
 _PASSING += ("launcher", "transport", "recovery", "simulate", "stop_after", "trace")
-_PASSING += ("foresee_after_s", "data.path", "data.cache_dir")
+_PASSING += ("foresee_after_s", "patience", "data.path", "data.cache_dir")
 
 
 def run(config: RunConfig, preset: Preset, model: Model) -> int:

@@ -255,8 +255,14 @@ def _launcher(start: Start, stack: ExitStack) -> Launcher:
     config, cluster = start.config, start.hardware.cluster
     if config.launcher == "ray":
         discovered = start.hardware.discovered
-        return OnRay(cluster, stack, simulate=config.simulate, discovered=discovered)
-    return OnThisMachine(config.run_dir / LOGS, stack)
+        return OnRay(
+            cluster,
+            stack,
+            simulate=config.simulate,
+            discovered=discovered,
+            patience=config.patience,
+        )
+    return OnThisMachine(config.run_dir / LOGS, stack, patience=config.patience)
 
 
 def _host(start: Start) -> dict[str, Any]:

@@ -41,7 +41,6 @@ from tests.runtime.random_weights import random_params
 from tests.runtime.worker_process import FAILING_STEP, NODES, REFUSED_STEP
 
 SILENCE_S = 3.0
-START_S = 60.0
 MESSAGES = (0, 1)  # kinds: forward and backward
 ALL_LINKED = Cluster(
     name="linked",
@@ -79,7 +78,7 @@ def started(
                 )
                 command = [sys.executable, "-m", "tests.runtime.worker_process"]
                 processes.start(post, command, environment)
-            crew.wait_for(nodes, START_S, lambda: processes.check(nodes))
+            crew.wait_for(nodes, lambda: processes.check(nodes))
             yield crew, processes
         finally:
             crew.close()

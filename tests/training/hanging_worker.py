@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker process whose main thread hangs where a test says so; its heart beats on.
+
+In the folder HETJAX_TEST_HANGS a file named like a request, or `start`, lets the first
+worker that finds it sleep there.
+"""
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from hetjax.runtime import serving
+from hetjax.runtime.control import Message
+from hetjax.training import worker
+
+FOLDER = "HETJAX_TEST_HANGS"
+_answer = serving._Server._answer
+
+
+def hang(where: str) -> None:
+    with suppress(FileNotFoundError):
+        Path(os.environ[FOLDER], where).unlink()
+        time.sleep(600)
+
+
+def answer(server: serving._Server, number: int, request: Message) -> Message:
+    hang(request["do"])
+    return _answer(server, number, request)
+
+
+if __name__ == "__main__":
+    hang("start")
+    serving._Server._answer = answer
+    worker.main()

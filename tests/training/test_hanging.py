@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers that hang while their hearts beat: past a limit they are lost like others."""
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from hetjax.runtime.control import WorkerLost
+from hetjax.runtime.limits import BREAK_OFF, LIMITS, START, Limit
+from hetjax.train import main
+from hetjax.training.launching import OnThisMachine
+from tests.training.hanging_worker import FOLDER
+from tests.training.pair import between_steps, training
+from tests.training.small import events
+from tests.training.test_workers import losses, processes_of
+
+pytestmark = pytest.mark.usefixtures("environment")
+
+MODULE = "tests.training.hanging_worker"
+
+
+@pytest.fixture
+def hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a file lets a worker hang."""
+    folder = tmp_path / "hangs"
+    folder.mkdir()
+    monkeypatch.setenv(FOLDER, str(folder))
+    defaults = OnThisMachine.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "module", MODULE)
+    return folder
+
+
+def limit(patched: pytest.MonkeyPatch, **seconds: float) -> None:
+    for name, limit_s in seconds.items():
+        patched.setitem(LIMITS, name, Limit(limit_s, LIMITS[name].what))
+
+
+def test_a_worker_that_hangs_in_a_step_or_a_save_is_replaced_and_no_number_changes(
+    tmp_path: Path,
+    cache: Path,
+    whole: list[float],
+    hangs: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    run_dir = tmp_path / "run"
+    limit(monkeypatch, step=8.0, save=8.0)
+    monkeypatch.setitem(LIMITS, BREAK_OFF, Limit(2.0, "break off"))
+    between_steps(monkeypatch, *((hangs / what).touch for what in ("step", "save")))
+    assert main(training(run_dir, cache, "--checkpoint.every", "1")) == 0
+    assert losses(run_dir) == whole
+    reasons = [found["reason"] for found in events(run_dir, "recovered")]
+    for reason, what in zip(reasons, ("train a step", "begin a check"), strict=True):
+        assert f"took more than 8 s to {what}" in reason
+    assert not processes_of(run_dir)
+
+
+def test_a_worker_that_hangs_before_it_calls_is_named(
+    tmp_path: Path, hangs: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (hangs / "start").touch()
+    limit(monkeypatch, **{START: 1.0})
+    with ExitStack() as stack:
+        launcher = OnThisMachine(tmp_path / "logs", stack)
+        with pytest.raises(WorkerLost, match="'left' took more than 1 s to start"):
+            launcher.start(["left"])
