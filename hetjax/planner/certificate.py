@@ -17,21 +17,35 @@ from hetjax.planner.terms import bound_problem
 from hetjax.schedule.bound import LowerBound
 from hetjax.schedule.predicted import Predicted
 
+_WHAT = "a plan of the search"
 _LARGE = 128  # devices: bounds of larger clusters are not brought so close
 
 
 def certificate(request: Request, simulated: Iterable[Predicted]) -> LowerBound:
     """Return what no plan of the space simulates faster than, as far as is known.
 
-    Whatever the tensor degrees of its stages: see `Found`.
+    Whatever the tensor degrees of its stages: see `Found`. What is proven of it so far
+    where the time is up (`limits.py`).
     """
-    inside = [found for found in simulated if in_space(request, found.plan)]
-    least_s = min((found.simulation.step_time_s for found in inside), default=math.inf)
+    least_s = _least_s(request, simulated)
     try:
         found = proved(request, 0.0 if math.isinf(least_s) else least_s)
     except NoFeasiblePlan as error:
-        return _none_exists(error, is_false=bool(inside))
-    return found.held_against(least_s, "a plan of the search")
+        return _none_exists(error, is_false=math.isfinite(least_s))
+    return found.held_against(least_s, _WHAT)
+
+
+def held(
+    bound: LowerBound, request: Request, simulated: Iterable[Predicted]
+) -> LowerBound:
+    """Return the bound, held against what was simulated since it was proved."""
+    return bound.held_against(_least_s(request, simulated), _WHAT)
+
+
+def _least_s(request: Request, simulated: Iterable[Predicted]) -> float:
+    """The least step of the space among them."""
+    inside = (found for found in simulated if in_space(request, found.plan))
+    return min((found.simulation.step_time_s for found in inside), default=math.inf)
 
 
 def proved(request: Request, longest_s: float = 0.0) -> LowerBound:

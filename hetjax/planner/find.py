@@ -1,37 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finding the best plan: templates and copies, places, then the simulator's word.
 
-Owns the order of the search and what is told of it. Does not own templates, copies and
-bounds (`master.py`), places (`placement.py`), moves (`polish.py`) nor the judge
-(`judge.py`).
+Owns the order of the search, what is told of it, and what there is when it is ended
+early. Does not own templates, copies and bounds (`master.py`), places (`placement.py`),
+moves (`polish.py`), the judge (`judge.py`) nor the limit (`limits.py`).
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, product
 
-from hetjax.planner.certificate import certificate
+from hetjax.errors import BadInput
+from hetjax.models.counts import tensor_sizes
+from hetjax.planner.bests import Bests, Progress
+from hetjax.planner.certificate import certificate, held
 from hetjax.planner.equal_shares import equal_share_plans
 from hetjax.planner.infeasible import adds_up, why_infeasible
 from hetjax.planner.judge import Judge
-from hetjax.planner.objectives import Objective, score, within
+from hetjax.planner.limits import TimeUp, left_s, limited
+from hetjax.planner.objectives import Objective, wants_fewer
 from hetjax.planner.polish import Choices, polished
 from hetjax.planner.proposals import (
     LARGE,
     Proposal,
     plans_by_rank,
+    plans_of,
     proposals,
 )
 from hetjax.planner.request import Request, check_request
 from hetjax.planner.space import in_space
+from hetjax.plans.even import even_plan
 from hetjax.plans.plan import Plan
 from hetjax.schedule.bound import LowerBound
 from hetjax.schedule.predicted import Predicted
 
-Progress = Callable[[str], None]  # told what is being done, a line at a time
 POLISH_S = 5.0
 _MOST_WORK = 30_000  # of all plans that are simulated before local search
+_LITTLE_WORK = 4_000  # of a plan that is simulated as soon as it is proposed
+_PROPOSED_SHARE, _PROVED_SHARE = 0.6, 0.5  # of what is left of a limited time
 
 
 def _quietly(line: str) -> None: ...
@@ -80,74 +88,164 @@ def find_plan(
     request: Request,
     objective: Objective | None = None,
     *,
-    starts: Sequence[Plan] = (),
     polish_s: float = POLISH_S,
     progress: Progress = _quietly,
 ) -> Found:
-    """Return the best plan that is found.
+    """Return the best plan that is found; local search may go on for `polish_s`.
 
-    `starts` are plans that it must not be worse than; local search may go on for
-    `polish_s`. NoFeasiblePlan names what binds, and the smallest change that would
-    help.
+    NoFeasiblePlan names what binds, and the smallest change that would help. Inside
+    `limits.limited`, the best plan by the end of that time; TimeUp if there is none.
     """
-    begin_s = time.monotonic()
-    objective = Objective() if objective is None else objective
-    check_request(request)
-    if not adds_up(request):
-        raise why_infeasible(request, objective)
-    proposed = proposals(request, objective, progress)
-    judge = Judge(request)
+    search = Search(request, [objective or Objective()], progress)
+    search.run(polish_s)
+    return search.found()[0]
 
-    def wished(predicted: Predicted) -> float:
-        return score(predicted, request.cluster, objective)
 
-    judged = [
-        (predicted, source)
-        for source, plan in _plans(request, proposed, starts)
-        if (predicted := judge(plan)) and within(predicted, objective)
-    ]
-    if not judged:
-        raise why_infeasible(request, objective)
-    first, source = min(judged, key=lambda found: wished(found[0]))
-    progress(f"{len(judged)} plans simulated; local search from the best")
-    best = polished(
-        first,
-        lambda plan: _allowed(judge(plan), objective),
-        wished,
-        Choices(
+class Search:
+    """A search for the best plans by objectives that differ in nothing but the wish.
+
+    What it has found by any time stays.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        objectives: Sequence[Objective],
+        progress: Progress = _quietly,
+    ) -> None:
+        self.request, self.objectives, self.progress = request, objectives, progress
+        self.bests = Bests(
+            judge=Judge(request), objectives=objectives, progress=progress
+        )
+        self.proposed: list[Proposal] = []
+        self.bound = LowerBound(why="none was looked for")
+        self.begin_s = time.monotonic()
+
+    def run(self, polish_s: float = POLISH_S) -> None:
+        """Do everything. Errors as of `propose`."""
+        with limited(left_s() * _PROPOSED_SHARE):
+            self.propose()
+        with limited(left_s() * _PROVED_SHARE):
+            self.prove()
+        self.polish(polish_s)
+
+    def propose(self) -> None:
+        """Simulate what the model proposes.
+
+        NoFeasiblePlan if nothing fits, TimeUp if nothing is found in time.
+        """
+        check_request(self.request)
+        if not adds_up(self.request):
+            raise why_infeasible(self.request, self.objectives[0])
+        try:
+            self._propose()
+        except TimeUp:
+            self._at_once()
+
+    def prove(self) -> None:
+        """Find out how much better any plan could be, as far as the time goes."""
+        self.progress("proving how much better any plan could be")
+        self.bound = certificate(self.request, self.bests.simulated())
+
+    def start_from(self, plans: Mapping[str, Plan], polish_s: float = POLISH_S) -> None:
+        """Look at plans of somebody else, by name, and go on from those that are better
+        than what was found."""
+        best = self.bests.best
+        before = dict(best)
+        with suppress(TimeUp):
+            for source, plan in plans.items():
+                self.bests.offer(plan, source)
+        better = [o for o in best if best[o] != before.get(o)]
+        self.polish(polish_s, better)
+
+    def polish(
+        self, polish_s: float, objectives: Sequence[Objective] | None = None
+    ) -> None:
+        """Search near the best plans by these objectives, all unless said."""
+        objectives = self.objectives if objectives is None else objectives
+        for n, objective in enumerate(objectives):
+            self.progress(f"local search by {objective.wish}")
+            share_s = left_s() / (len(objectives) - n)
+            with limited(min(polish_s, share_s)), suppress(TimeUp):
+                best = self.bests.best[objective]
+                polished(
+                    best.predicted,
+                    lambda plan, source=best.source: self.bests.offer(plan, source),
+                    lambda found, by=objective: self.bests.score(found, by),
+                    self._choices(),
+                )
+
+    def found(self) -> tuple[Found, ...]:
+        """Return what is known by now, by each objective."""
+        return tuple(self._found(objective) for objective in self.objectives)
+
+    def _found(self, objective: Objective) -> Found:
+        best, proposed = self.bests.best[objective], self.proposed
+        return Found(
+            request=self.request,
+            objective=objective,
+            best=best.predicted,
+            source=best.source,
+            bound=held(self.bound, self.request, self.bests.simulated()),
+            model_time_s=min((p.step_s for p in proposed), default=None),
+            model_bound_s=min((p.layouts[0].bound_s for p in proposed), default=None),
+            search_s=time.monotonic() - self.begin_s,
+        )
+
+    def _propose(self) -> None:
+        """Simulate first what is most promising, and at once."""
+        fewer = any(map(wants_fewer, self.objectives))
+        for proposal in proposals(self.request, fewer=fewer):
+            self.proposed.append(proposal)
+            self.progress(proposal.told())
+            for plan in plans_of(proposal, 0):
+                if len(self.proposed) == 1 or _work(plan) <= _LITTLE_WORK:
+                    self.bests.offer(plan, "templates")
+        for source, plan in _plans(self.request, self.proposed):
+            self.bests.offer(plan, source)
+        if not self.bests.best:
+            raise why_infeasible(self.request, self.objectives[0])
+
+    def _at_once(self) -> None:
+        """Have something in hand where the time was up before: what is proposed, or
+        what takes no search. TimeUp if that does not fit."""
+        for source, plan in chain(
+            (("templates", plan) for plan in plans_by_rank(self.proposed)),
+            (("even split", plan) for plan in _even_plans(self.request)),
+        ):
+            if self.bests.best:
+                return
+            self.bests.offer(plan, source)
+        if not self.bests.best:
+            raise TimeUp
+
+    def _choices(self) -> Choices:
+        request = self.request
+        return Choices(
             remats=request.remats,
             microbatch_sizes=request.microbatch_sizes,
-            class_of=_class_of(request),
+            class_of={
+                node.name: nodes.name
+                for nodes in request.classes
+                for node in nodes.nodes
+            },
             counts={node.name: node.count for node in request.cluster.nodes},
-        ),
-        until_s=time.monotonic() + polish_s,
-    )
-    return Found(
-        request=request,
-        objective=objective,
-        best=best,
-        source=source,
-        bound=certificate(request, (found for found in judge.seen.values() if found)),
-        model_time_s=min((p.step_s for p in proposed), default=None),
-        model_bound_s=min((p.layouts[0].bound_s for p in proposed), default=None),
-        search_s=time.monotonic() - begin_s,
-    )
+        )
 
 
 def _plans(
-    request: Request, proposed: Sequence[Proposal], starts: Sequence[Plan]
+    request: Request, proposed: Sequence[Proposal]
 ) -> Iterator[tuple[str, Plan]]:
     """Plans for the judge and where they come from; of large ones not so many."""
     large = request.cluster.num_devices > LARGE
     shares = () if large else equal_share_plans(request)
     most, work = _MOST_WORK // (8 if large else 1), 0
     for source, plan in chain(
-        (("given", plan) for plan in starts),
         (("templates", plan) for plan in plans_by_rank(proposed, end=1)),
         (("equal shares", plan) for plan in shares),
         (("templates", plan) for plan in plans_by_rank(proposed, first=1)),
     ):
-        if work and source != "given" and work + _work(plan) > most:
+        if work and work + _work(plan) > most:
             return
         work += _work(plan)
         yield source, plan
@@ -158,9 +256,20 @@ def _work(plan: Plan) -> int:
     return sum(r.num_microbatches * len(r.stages) for r in plan.replicas)
 
 
-def _allowed(predicted: Predicted | None, objective: Objective) -> Predicted | None:
-    return predicted if predicted and within(predicted, objective) else None
-
-
-def _class_of(request: Request) -> dict[str, str]:
-    return {node.name: nodes.name for nodes in request.classes for node in nodes.nodes}
+def _even_plans(request: Request) -> Iterator[Plan]:
+    """Even splits of the model, blind to devices: with what is fast first."""
+    for remat, size, tensor in product(
+        request.remats, request.microbatch_sizes, request.degrees
+    ):
+        with suppress(BadInput):  # of what does not divide
+            yield even_plan(
+                request.cluster,
+                model=request.model.name,
+                num_layers=len(request.model.layers),
+                seq_len=request.seq_len,
+                global_batch=request.global_batch,
+                microbatch_size=size,
+                tensor=tensor,
+                tensor_sizes=tensor_sizes(request.model),
+                remat=remat,
+            )

@@ -14,6 +14,7 @@ from hetjax.costs.runs import runs_of
 from hetjax.costs.static import static_bytes
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.fitting import one_fits_all
+from hetjax.planner.limits import check
 from hetjax.planner.objectives import Objective
 from hetjax.planner.relaxation import lower_bound
 from hetjax.planner.request import REMATS, Request
@@ -63,6 +64,7 @@ def _feasible(request: Request, degree: int) -> bool:
             lower_bound(p, "prefix")
         except NoFeasiblePlan:
             continue
+        check()  # a bound that is not finished shows nothing
         return True
     return False
 

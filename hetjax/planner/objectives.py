@@ -48,6 +48,11 @@ def preemptions_per_hour(plan: Plan, cluster: Cluster) -> float:
     return math.fsum(rate or 0.0 for rate in rates)
 
 
+def wants_fewer(objective: Objective) -> bool:
+    """Say whether slower plans on fewer devices may be better."""
+    return objective.wish != "time" or objective.max_usd_per_hour is not None
+
+
 def within(predicted: Predicted, objective: Objective) -> bool:
     """Say whether the plan keeps to the objective's limits."""
     usd, most = predicted.usd_per_hour, objective.max_usd_per_hour

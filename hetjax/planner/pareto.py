@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans side by side: by what is wished, and with a node more or fewer.
 
-Owns which searches are made to compare. Does not own a search (`find.py`).
+Owns what is searched to compare. Does not own a search (`find.py`).
 """
 
 from collections.abc import Iterator
@@ -10,27 +10,16 @@ from typing import get_args
 
 from hetjax.cluster.cluster import Cluster, Node, part_of
 from hetjax.errors import NoFeasiblePlan
-from hetjax.planner.find import POLISH_S, Found, find_plan
+from hetjax.planner.bests import Progress
+from hetjax.planner.find import Search
+from hetjax.planner.limits import TimeUp, check, left_s, limited
 from hetjax.planner.objectives import Objective, Wish
 from hetjax.planner.request import NodeClass, Request
-from hetjax.plans.plan import Plan
 
 
-def pareto(
-    request: Request, objective: Objective | None = None, *, polish_s: float = POLISH_S
-) -> tuple[Found, ...]:
-    """Return the best plan for every wish, within the same limits.
-
-    Each search starts from the plans of those before it. NoFeasiblePlan if there is no
-    plan at all.
-    """
-    objective = Objective() if objective is None else objective
-    found: list[Found] = []
-    for wish in get_args(Wish):
-        starts: list[Plan] = [other.best.plan for other in found]
-        wished = replace(objective, wish=wish)
-        found.append(find_plan(request, wished, starts=starts, polish_s=polish_s))
-    return tuple(found)
+def every_wish(objective: Objective) -> tuple[Objective, ...]:
+    """Return an objective for every wish, within the same limits."""
+    return tuple(replace(objective, wish=wish) for wish in get_args(Wish))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,22 +31,34 @@ class WhatIf:
     tokens_per_s: float | None
 
 
-def what_if(request: Request) -> tuple[WhatIf, ...]:
-    """Return the best step as things are, and with a node of every class more or fewer.
+def what_if(request: Request, progress: Progress) -> Iterator[WhatIf]:
+    """Yield the best step as things are, and with a node of each class more or fewer.
 
-    Local search is left out: read the figures against the first one.
+    Local search is left out: read the figures against the first one. Fewer of them
+    where the time is up (`limits.py`).
     """
-    return tuple(
-        _what_if(name, replace(request, cluster=cluster))
-        for name, cluster in _clusters(request)
-    )
+    cases = list(_clusters(request))
+    for n, (name, cluster) in enumerate(cases):
+        try:
+            with limited(left_s() / (len(cases) - n)):
+                yield _what_if(name, replace(request, cluster=cluster), progress)
+        except TimeUp:
+            return
 
 
-def _what_if(name: str, request: Request) -> WhatIf:
+def what_if_names(request: Request) -> list[str]:
+    """Return the names of the clusters that `what_if` looks at."""
+    return [name for name, _ in _clusters(request)]
+
+
+def _what_if(name: str, request: Request, progress: Progress) -> WhatIf:
+    check()
+    search = Search(request, [Objective()], lambda line: progress(f"{name}: {line}"))
     try:
-        best = find_plan(request, polish_s=0.0).best
+        search.propose()
     except NoFeasiblePlan:
         return WhatIf(name=name, step_time_s=None, tokens_per_s=None)
+    best = search.found()[0].best
     return WhatIf(
         name=name,
         step_time_s=best.simulation.step_time_s,

@@ -6,10 +6,10 @@ slowest come first. Does not own the moves (`moves.py`), what is better
 (`objectives.py`) nor what a plan takes (`judge.py`).
 """
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from hetjax.planner.limits import is_over
 from hetjax.planner.moves import (
     alike,
     merged,
@@ -40,18 +40,18 @@ class Choices:
 
 
 def polished(
-    start: Predicted, judge: Judge, score: Score, choices: Choices, until_s: float
+    start: Predicted, judge: Judge, score: Score, choices: Choices
 ) -> Predicted:
     """Return the best plan that moves lead to, no worse than the start.
 
-    `until_s` is when to stop, by `time.monotonic`.
+    As far as the time goes (`limits.py`).
     """
     best, best_score = start, score(start)
     better = True
-    while better and time.monotonic() < until_s:
+    while better and not is_over():
         better = False
         for plan in _moves(best, choices):
-            if time.monotonic() >= until_s:
+            if is_over():
                 break
             found = judge(plan)
             if found and score(found) < best_score * (1 - _LEAST_GAIN):

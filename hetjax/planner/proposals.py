@@ -9,7 +9,7 @@ choose. Does not own how a problem is solved
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -18,13 +18,13 @@ import numpy as np
 from hetjax.cluster.catalogue import device_price_per_hour
 from hetjax.cluster.cluster import part_of
 from hetjax.errors import NoFeasiblePlan
+from hetjax.planner.limits import check
 from hetjax.planner.master import (
     Copies,
     Layout,
     candidates,
     cheapest,
 )
-from hetjax.planner.objectives import Objective
 from hetjax.planner.placement import ORDERS, Pipeline, placed
 from hetjax.planner.problem import Problem
 from hetjax.planner.relaxation import (
@@ -68,35 +68,27 @@ class Proposal:
 
 
 def proposals(
-    request: Request,
-    objective: Objective,
-    progress: Callable[[str], None] = lambda line: None,
-    *,
-    whole: bool = False,
-) -> list[Proposal]:
-    """Return what every set of tensor degrees comes to on every part of the cluster.
+    request: Request, *, fewer: bool = False, whole: bool = False
+) -> Iterator[Proposal]:
+    """Yield what every set of tensor degrees comes to on every part of the cluster.
 
     Those that do not promise about the best time found so far are left out, and all
-    parts if only the `whole` is asked for.
+    parts if only the `whole` is asked for. `fewer`: slower ones on fewer devices count
+    too. The first comes early: the most promising of the whole.
     """
-    looks = _looks(request, objective, whole)
+    looks: list[_Look] = []
+    first: _Look | None = None
+    for look in _looks(request, fewer, whole):
+        # parts come after the whole
+        if first is None and looks and look.request is not request:
+            first = min(looks, key=lambda look: look.outlook.reached_s)
+            yield from _proposed(first, request, fewer)
+        looks.append(look)
     least_s = min((look.outlook.reached_s for look in looks), default=math.inf)
-    found: list[Proposal] = []
-    for look in looks:
-        near_s = least_s * _doubt(objective, look.num_replicas)
-        layouts = _layouts(look, objective) if look.outlook.reached_s <= near_s else ()
-        if layouts:
-            found.append(
-                Proposal(
-                    request=look.request,
-                    degrees=look.degrees,
-                    problem=look.problem,
-                    layouts=layouts,
-                    num_replicas=look.num_replicas,
-                )
-            )
-            progress(found[-1].told())
-    return sorted(found, key=lambda p: p.step_s)
+    for look in sorted(looks, key=lambda look: look.outlook.reached_s):
+        near_s = least_s * _doubt(look.num_replicas, fewer)
+        if look is not first and look.outlook.reached_s <= near_s:
+            yield from _proposed(look, request, fewer)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -110,39 +102,37 @@ class _Look:
     outlook: Outlook
 
 
-def _looks(request: Request, objective: Objective, whole: bool) -> list[_Look]:
+def _looks(request: Request, fewer: bool, whole: bool) -> Iterator[_Look]:
     """Look at all problems, but for those of too few devices to come near."""
-    looks: list[_Look] = []
+    least_s = math.inf
     for part, degrees, num_replicas in _problems(request, whole):
         reached_s = math.inf
         for tight in (False, True)[: 1 if _is_large(request, _PARTED) else 2]:
+            check()
             p = search_problem(part, degrees, num_replicas=num_replicas, tight=tight)
-            least_s = min((look.outlook.reached_s for look in looks), default=math.inf)
-            near_s = least_s * _doubt(objective, num_replicas)
+            near_s = least_s * _doubt(num_replicas, fewer)
             seen = None if compute_bound_s(p) > near_s else outlook(p, "closed", near_s)
             # what memory hardly limits need not be searched twice
             if seen is not None and seen.reached_s < reached_s * _TIGHT_GAIN:
                 reached_s = seen.reached_s
-                looks.append(
-                    _Look(
-                        request=part,
-                        degrees=degrees,
-                        num_replicas=num_replicas,
-                        problem=p,
-                        outlook=seen,
-                    )
+                least_s = min(least_s, reached_s)
+                yield _Look(
+                    request=part,
+                    degrees=degrees,
+                    num_replicas=num_replicas,
+                    problem=p,
+                    outlook=seen,
                 )
-    return looks
 
 
 def _is_large(request: Request, most: int = LARGE) -> bool:
     return request.cluster.num_devices > most
 
 
-def _doubt(objective: Objective, num_replicas: float) -> float:
+def _doubt(num_replicas: float, fewer: bool) -> float:
     """How far above the least time may be what is best in truth: sums of few replicas
     are what the model knows least about."""
-    if _wants_fewer(objective):
+    if fewer:
         return math.inf
     return {1: _DOUBT, 2: _DOUBT_FEW, math.inf: _DOUBT_MANY}[num_replicas]
 
@@ -205,7 +195,8 @@ def plans_of(proposal: Proposal, rank: int) -> Iterator[Plan]:
 def plans_by_rank(
     proposed: Sequence[Proposal], first: int = 0, end: int | None = None
 ) -> Iterator[Plan]:
-    """The best of every proposal, then their second best, and so on."""
+    """The best of every proposal, the fastest first, then their second best, and on."""
+    proposed = sorted(proposed, key=lambda p: p.step_s)
     most = max((len(p.layouts) for p in proposed), default=0)
     for rank in range(most)[first:end]:
         for proposal in proposed:
@@ -225,23 +216,24 @@ def pipelines_of(p: Problem, copies: Sequence[Copies]) -> list[Pipeline]:
     ]
 
 
-def _layouts(look: _Look, objective: Objective) -> tuple[Layout, ...]:
-    """None if nothing fits."""
-    large = _is_large(look.request)
+def _proposed(look: _Look, request: Request, fewer: bool) -> Iterator[Proposal]:
+    """Lay the problem out in whole copies; nothing if nothing fits."""
+    large = _is_large(request)
     num, seen = 1 if large else _NUM_LAYOUTS, look.outlook
     try:
         layouts = candidates(look.problem, "closed", num, seen=seen, quick=large)
     except NoFeasiblePlan:
-        return ()
-    if _wants_fewer(objective):
-        cheaper = _cheaper(look.request, look.problem, layouts[0].step_s)
-        layouts = [*layouts, *cheaper]
-    return tuple(layouts)
-
-
-def _wants_fewer(objective: Objective) -> bool:
-    """Whether slower plans on fewer devices may be better."""
-    return objective.wish != "time" or objective.max_usd_per_hour is not None
+        return
+    # of a part, devices that it can do without are another part's
+    if fewer and look.request is request:
+        layouts += _cheaper(request, look.problem, layouts[0].step_s)
+    yield Proposal(
+        request=look.request,
+        degrees=look.degrees,
+        problem=look.problem,
+        layouts=tuple(layouts),
+        num_replicas=look.num_replicas,
+    )
 
 
 def _cheaper(request: Request, p: Problem, step_s: float) -> Iterator[Layout]:

@@ -10,6 +10,7 @@ are found (`pricing.py`) nor whole copies (`whole.py`).
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -19,6 +20,7 @@ from scipy.optimize import linprog
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.fitting import fits
 from hetjax.planner.fractional import STRICT, most_sequences, reaches, taken_by
+from hetjax.planner.limits import TimeUp, check
 from hetjax.planner.pricing import price
 from hetjax.planner.problem import Floats, Problem
 from hetjax.planner.suffixes import least_work
@@ -116,13 +118,16 @@ def lower_bound(
     is to be `quick`; or further below where that cannot be decided with a fair amount
     of work. `known` templates, or what was `seen` before, make the search shorter.
     NoFeasiblePlan if not even fractions of pipelines do the global batch, in the time
-    of any sensible plan or in `longest_s`.
+    of any sensible plan or in `longest_s`. Where the time is up (`limits.py`) what is
+    proven of it by then, in the prefix form.
     """
     found = seen
     if found is None:
         if not fits(p):
             raise _nothing_fits()
-        found = _reached(p, form, _beginning(p, form, known), longest_s)
+        found = _beginning(p, form, known)
+        with _proven_so_far(form):
+            found = _reached(p, form, found, longest_s)
     if quick and form == "closed" and found.reached_s < np.inf:
         # what promising labels do not show is looked for only once
         effort = _QUICK[form]
@@ -236,16 +241,25 @@ def _reached(p: Problem, form: Form, found: Outlook, longest_s: float) -> Outloo
 
 
 def _closer(p: Problem, form: Form, found: Outlook, effort: _Effort) -> Outlook:
-    """Bring the columns' step time and a proof as close together as the effort says."""
-    for _ in range(_MAX_ROUNDS):
-        found = _believed(p, form, found, effort.tolerance)
-        close_s = found.reached_s * (1 - effort.tolerance)
-        if found.too_short_s >= close_s:
-            break
-        found, outcome = _asked(p, form, found, close_s, effort.most_labels)
-        if outcome == "open":
-            return _bisected(p, form, found, effort, close_s)
+    """Bring the columns' step time and a proof as close together as the effort says.
+
+    In the prefix form, what is proven so far where the time is up.
+    """
+    with _proven_so_far(form):
+        for _ in range(_MAX_ROUNDS):
+            found = _believed(p, form, found, effort.tolerance)
+            close_s = found.reached_s * (1 - effort.tolerance)
+            if found.too_short_s >= close_s:
+                break
+            found, outcome = _asked(p, form, found, close_s, effort.most_labels)
+            if outcome == "open":
+                return _bisected(p, form, found, effort, close_s)
     return found
+
+
+def _proven_so_far(form: Form) -> AbstractContextManager[None]:
+    """Where a bound is all that is wanted, one that is not close is worth having."""
+    return suppress(TimeUp) if form == "prefix" else nullcontext()
 
 
 def _believed(p: Problem, form: Form, found: Outlook, tolerance: float) -> Outlook:
@@ -265,14 +279,15 @@ def _bisected(
     p: Problem, form: Form, found: Outlook, effort: _Effort, open_s: float
 ) -> Outlook:
     """Prove what can be proven below a step time that was left open."""
-    for _ in range(_NUM_BISECTIONS):
-        if open_s * (1 - effort.tolerance) <= found.too_short_s:
-            break
-        step_s = (found.too_short_s + open_s) / 2
-        found, outcome = _asked(p, form, found, step_s, effort.most_labels)
-        if outcome == "open":
-            open_s = step_s
-        open_s = min(open_s, found.reached_s)
+    with _proven_so_far(form):
+        for _ in range(_NUM_BISECTIONS):
+            if open_s * (1 - effort.tolerance) <= found.too_short_s:
+                break
+            step_s = (found.too_short_s + open_s) / 2
+            found, outcome = _asked(p, form, found, step_s, effort.most_labels)
+            if outcome == "open":
+                open_s = step_s
+            open_s = min(open_s, found.reached_s)
     return found
 
 
@@ -280,6 +295,7 @@ def _asked(
     p: Problem, form: Form, found: Outlook, step_s: float, most_labels: int | None
 ) -> tuple[Outlook, Outcome]:
     """Look for templates that contradict prices that the columns do not."""
+    check()
     prices_R = _prices(p, found.columns, step_s, found.prices_R)
     worth = p.global_batch / float(prices_R @ p.room_R)
     priced = price(p, form, step_s, prices_R, worth, most_labels=most_labels)

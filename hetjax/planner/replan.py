@@ -6,7 +6,8 @@ and a longer move. Does not own the search (`find.py`) nor the move itself.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from hetjax.cluster.catalogue import device_spec
@@ -14,13 +15,16 @@ from hetjax.models.counts import parameter_count
 from hetjax.models.model import Model
 from hetjax.planner.find import find_plan
 from hetjax.planner.judge import Judge
-from hetjax.planner.objectives import Objective
+from hetjax.planner.limits import TimeUp, check
+from hetjax.planner.objectives import Objective, score, within
 from hetjax.planner.proposals import plans_by_rank, proposals
 from hetjax.planner.repair import handed_out, repaired, stages_there
 from hetjax.planner.request import Request
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
 
+_TIME = Objective()
+_NO_PLANS: Mapping[str, Plan] = {}
 _STATE_BYTES = 12  # of a parameter: master weight and two moments, in fp32
 
 
@@ -39,37 +43,43 @@ def replan(
     request: Request,
     current: Plan,
     horizon_s: float = 3600.0,
+    objective: Objective = _TIME,
     *,
+    others: Mapping[str, Plan] = _NO_PLANS,
     at_once: bool = False,
-    polish_s: float = 0.0,
 ) -> Replanned:
-    """Return the plan that does the most steps until the horizon, the move included.
+    """Return the plan that does best by the objective until the horizon, the move
+    included.
 
     `request.cluster` is what is there now. Time matters more than the last percent:
-    tensor degrees stay, and only where that gives nothing all is searched. `at_once`
-    only what is left of the current plan is tried, as long as that gives a plan.
-    NoFeasiblePlan if nothing fits.
+    tensor degrees stay, and only where that gives nothing all is searched. `others` are
+    plans from elsewhere to choose from too, by name. `at_once`: only what is left of
+    the current plan is tried, as long as that gives a plan. NoFeasiblePlan if nothing
+    fits.
     """
     begin_s = time.monotonic()
     judge = Judge(request)
     choices: list[tuple[str, Predicted]] = []
-    for find in (_left, _templates):
-        if choices and at_once:
-            break
-        for source, plan in find(request, current):
-            judged = judge(plan)
-            if judged is not None:
-                choices.append((source, judged))
+    with suppress(TimeUp):
+        for find in (_left, _templates, lambda *_: others.items()):
+            if choices and at_once:
+                break
+            for source, plan in find(request, current):
+                judged = judge(plan)
+                if judged is not None and within(judged, objective):
+                    choices.append((source, judged))
+                if choices:
+                    check()
     if not choices:
-        found = find_plan(request, polish_s=polish_s)
+        found = find_plan(request, objective, polish_s=0.0)
         choices.append((found.source, found.best))
     moves = [_move(request, current, predicted.plan) for _, predicted in choices]
 
-    def steps(n: int) -> float:
-        step_s = choices[n][1].simulation.step_time_s
-        return max(horizon_s - moves[n][1], 0.0) / step_s
+    def gain(n: int) -> float:
+        left_s = max(horizon_s - moves[n][1], 0.0)
+        return left_s / score(choices[n][1], request.cluster, objective)
 
-    n = max(range(len(choices)), key=steps)
+    n = max(range(len(choices)), key=gain)
     return Replanned(
         best=choices[n][1],
         source=choices[n][0],
@@ -94,7 +104,7 @@ def _templates(request: Request, current: Plan) -> Iterator[tuple[str, Plan]]:
     in_use = {stage.mesh.tensor for _, _, stage in current.stages()}
     degrees = tuple(sorted(in_use & set(request.degrees))) or request.degrees
     same = replace(request, tensor_degrees=degrees)
-    for plan in plans_by_rank(proposals(same, Objective(), whole=True)):
+    for plan in plans_by_rank(list(proposals(same, whole=True))):
         yield "templates", plan
 
 

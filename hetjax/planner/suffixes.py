@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from hetjax.planner.cells import Cell
 from hetjax.planner.completion import Questions, Reach, least_cost, longest_stages
 from hetjax.planner.labels import Labels, joined, undominated
+from hetjax.planner.limits import check
 from hetjax.planner.problem import Floats, Ints, Problem
 from hetjax.planner.templates import (
     ROUNDING,
@@ -170,6 +171,7 @@ def pipelines(
     active = _ends(s, cells_N)
     parts, rows, num_labels = [active], np.arange(len(active)), len(active)
     for start in reversed(range(s.p.num_layers)):
+        check()
         near = first_NJ[active.cell, active.start] <= start
         active, rows = active.take(near), rows[near]
         labels = _extended(s, active, rows, start)

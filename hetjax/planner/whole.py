@@ -15,6 +15,7 @@ import cvxpy as cp
 import numpy as np
 
 from hetjax.planner.fractional import most_sequences
+from hetjax.planner.limits import check
 from hetjax.planner.problem import Floats, Ints, Problem
 from hetjax.planner.templates import Column, Template
 
@@ -136,6 +137,7 @@ def _solved(
     options: dict[str, Any],
 ) -> Ints | None:
     """Copies that could do the global batch or more."""
+    check()
     limits = [
         *limits,
         copies_N >= 0,

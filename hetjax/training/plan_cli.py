@@ -7,15 +7,26 @@ what is shown (`plan_tables.py`, `plan_html.py`).
 """
 
 import json
+import math
+import os
 import shlex
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
+from typing import Literal
 
 from rich.console import Console
 from rich.markup import escape
 
+from hetjax.errors import BadInput
+from hetjax.planner.find import POLISH_S
+from hetjax.planner.limits import Limit, TimeUp, limited
+from hetjax.planner.objectives import Objective
 from hetjax.planner.picture import write_layout
+from hetjax.planner.request import Request
 from hetjax.plans.files import write_plan
 from hetjax.schedule.plot import check_picture, matplotlib_module
 from hetjax.training.costing import check_times
@@ -25,8 +36,14 @@ from hetjax.training.plan_options import PROGRAM, PlanOptions, parse
 from hetjax.training.plan_request import objective_of, questions_of, request_of
 from hetjax.training.plan_rows import step_line
 from hetjax.training.plan_tables import plan_of, plan_values, tables
-from hetjax.training.planning import Planned, planned
+from hetjax.training.planning import Planned, Questions, planned
 from hetjax.training.prediction import check_finite
+
+Ended = Literal["interrupted", "search_s"]
+_ENDED: dict[Ended, str] = {
+    "interrupted": "ended by Ctrl-C",
+    "search_s": "ended after --search-s",
+}
 
 
 def plan_command(arguments: Sequence[str]) -> None:
@@ -39,23 +56,70 @@ def plan_command(arguments: Sequence[str]) -> None:
     questions = questions_of(options)
     request = request_of(options, preset, questions.current)
     objective = objective_of(options, request.cluster)
-    with _progress(options.json) as progress:
-        found = planned(
-            request,
-            objective,
-            questions,
-            profile_path=options.profile,
-            progress=progress,
-        )
+    found, ended = _searched(options, request, objective, questions)
     check_times(found.best.costs)
     check_finite(found.best)
-    print(_json(found) if options.json else tables(found))
+    print(_json(found, ended) if options.json else tables(found))
+    if ended is not None and not options.json:
+        print(f"{_ENDED[ended]}: the best plan so far")
     with writing("--output", "--plot", "--report"):
         for line in _write(options, found, f"{PROGRAM} {shlex.join(arguments)}"):
             if not options.json:
                 print(line)
-    if found.found is not None and found.found.bound.is_false:
+    if found.found.bound.is_false:
         raise SystemExit(found.found.bound.why)
+
+
+def _searched(
+    options: PlanOptions, request: Request, objective: Objective, questions: Questions
+) -> tuple[Planned, Ended | None]:
+    """Search until there is nothing more to try, or the end; say what ended it.
+
+    BadInput if no plan was found in --search-s, KeyboardInterrupt if by Ctrl-C.
+    """
+    search_s = math.inf if options.search_s is None else options.search_s
+    with limited(search_s) as limit, _stopped_by_ctrl_c(limit):
+        try:
+            with _progress(options.json) as progress:
+                found = planned(
+                    request,
+                    objective,
+                    questions,
+                    profile_path=options.profile,
+                    progress=progress,
+                    polish_s=POLISH_S if options.search_s is None else search_s,
+                )
+        except TimeUp:
+            if limit.is_stopped:
+                raise KeyboardInterrupt from None
+            raise BadInput(
+                got=f"--search-s {search_s:g}, in which no plan was found",
+                allowed="more time, until a first plan is found",
+                fix=f"give --search-s {4 * search_s:g}, or leave it out",
+            ) from None
+        if limit.is_stopped:
+            return found, "interrupted"
+        return found, "search_s" if limit.left_s == 0 else None
+
+
+@contextmanager
+def _stopped_by_ctrl_c(limit: Limit) -> Iterator[None]:
+    """Let the first SIGINT end the search; the second interrupts as usual."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        limit.stop()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        # not print: it may be what the signal has interrupted
+        os.write(2, b"\nending with the best plan so far; Ctrl-C again: at once\n")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are not its business
+        return
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _check_outputs(options: PlanOptions) -> None:
@@ -88,8 +152,8 @@ def _write(options: PlanOptions, found: Planned, command: str) -> Iterator[str]:
         yield f"report: {options.report}"
 
 
-def _json(found: Planned) -> str:
-    return json.dumps(plan_values(found), allow_nan=False)
+def _json(found: Planned, ended: Ended | None) -> str:
+    return json.dumps(plan_values(found) | {"ended": ended}, allow_nan=False)
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from hetjax.training.plan_rows import (
     baseline_rows,
     change_rows,
     memory_bars,
+    planners,
     sentences,
     stage_rows,
     wish_rows,
@@ -147,7 +148,7 @@ def _num_rows(planned: Planned, replicas: Sequence[int]) -> int:
 def _figures(planned: Planned) -> Iterator[str]:
     """The headline numbers, each in a box."""
     best, found = planned.best, planned.found
-    least_s, gap = (found.lower_bound_s, found.gap) if found else (None, None)
+    least_s, gap = found.lower_bound_s, found.gap
     usd = best.usd_per_million_tokens
     figures = {
         "step time": f"{ms(best.simulation.step_time_s)} ms",
@@ -156,7 +157,7 @@ def _figures(planned: Planned) -> Iterator[str]:
         "USD per million tokens": None if usd is None else f"{usd:.3g}",
         "lower bound": None if least_s is None else f"{ms(least_s)} ms",
         "gap to the bound": None if gap is None else f"{gap:.1%}",
-        "searched": f"{planned.search_s:.1f} s",
+        "searched": f"{found.search_s:.1f} s",
     }
     yield '<div class="figures">'
     for name, figure in figures.items():
@@ -213,7 +214,7 @@ def _timeline(planned: Planned, png: bytes) -> Iterator[str]:
 
 def _answers(planned: Planned) -> Iterator[str]:
     """What was asked besides the plan, a table each."""
-    if planned.baselines:
+    if planned.baselines is not None:
         yield "<h2>Other planners, on the same simulator</h2>"
         yield from _baselines(planned)
     if planned.pareto:
@@ -227,10 +228,10 @@ def _answers(planned: Planned) -> Iterator[str]:
 
 def _baselines(planned: Planned) -> Iterator[str]:
     """The table, with a bar for how long each planner's step is."""
-    times_s = [planned.best.simulation.step_time_s]
-    for judged in (planned.baselines or {}).values():
-        infeasible = isinstance(judged, NoFeasiblePlan)
-        times_s.append(0.0 if infeasible else judged.simulation.step_time_s)
+    times_s = [
+        0.0 if isinstance(judged, NoFeasiblePlan) else judged.simulation.step_time_s
+        for _, judged, _ in planners(planned)
+    ]
     longest_s = max(times_s)
     yield '<div class="scroll"><table>'
     head = (*BASELINES[:-1], "")

@@ -74,6 +74,10 @@ class PlanOptions:
     """Show the best plans by time, by cost and by goodput."""
     what_if: tyro.conf.FlagCreatePairsOff[bool] = False
     """Show what a node more of each kind brings, and what one fewer costs."""
+    search_s: float | None = None
+    """End with the best found by then, all that is asked included; otherwise where the
+    search has nothing more to try, local search after 5 s. Ctrl-C ends it at any time,
+    with the best so far."""
     from_: Annotated[Path | None, tyro.conf.arg(name="from")] = None
     """The plan that runs now: count what has to move to another."""
     horizon_s: float = Questions().horizon_s
@@ -138,5 +142,7 @@ examples:
       --deadline-hours 240 --tokens 20e9
   {PROGRAM} --cluster left.toml --from plan.json --output next.json
 
-Baselines are planned too, and compared, on up to {MOST_COMPARED} devices (--compare).
-Exit codes: 0 done, 2 bad input, 3 no plan fits."""
+Baselines are planned too, and compared, on up to {MOST_COMPARED} devices (--compare);
+the search goes on from theirs where they are better, and says so.
+Exit codes: 0 done, 1 interrupted before there was a plan, 2 bad input,
+3 no plan fits."""

@@ -97,7 +97,13 @@ def _check_from_1(name: str, values: tuple[int, ...]) -> None:
 
 def objective_of(options: PlanOptions, cluster: Cluster) -> Objective:
     """Return what is wished, and its limits."""
-    for name in ("max_usd_per_hour", "deadline_hours", "tokens", "horizon_s"):
+    for name in (
+        "max_usd_per_hour",
+        "deadline_hours",
+        "tokens",
+        "horizon_s",
+        "search_s",
+    ):
         _check_positive(name, getattr(options, name))
     for name in ("recovery_s", "checkpoint_every_s"):
         _check_positive(name, getattr(options, name), zero=True)
@@ -162,12 +168,11 @@ def questions_of(options: PlanOptions) -> Questions:
                 fix=did_you_mean(name, list(BASELINES)),
             )
     current = None if options.from_ is None else read_plan(options.from_)
-    if current is not None and (options.pareto or options.objective != "time"):
-        asked = "--pareto" if options.pareto else f"--objective {options.objective}"
+    if current is not None and options.pareto:
         raise BadInput(
-            got=f"--from {options.from_} with {asked}",
-            allowed="--from with the objective time: the most steps until the horizon",
-            fix=f"leave --from or {asked} out",
+            got=f"--from {options.from_} with --pareto",
+            allowed="--from with one --objective at a time",
+            fix="leave --from or --pareto out",
         )
     return Questions(
         baselines=names,

@@ -144,15 +144,14 @@ def memory_bars(planned: Planned) -> list[MemoryBar]:
 def sentences(planned: Planned) -> Iterator[str]:
     """Yield what is to be said of the step besides its time, a line each."""
     best, found = planned.best, planned.found
-    if found is not None:
-        yield bound_line(found)
-        if found.model_time_s is not None and found.model_gap is not None:
-            yield (
-                f"model time {ms(found.model_time_s)} ms (model gap "
-                f"{found.model_gap:.1%}), from {found.source} in {found.search_s:.1f} s"
-            )
-    else:
-        yield f"from {planned.source} in {planned.search_s:.1f} s"
+    yield bound_line(found)
+    model = ""
+    if found.model_time_s is not None and found.model_gap is not None:
+        told = f"{ms(found.model_time_s)} ms (model gap {found.model_gap:.1%}), "
+        model = f"model time {told}"
+    yield f"{model}from {found.source} in {found.search_s:.1f} s"
+    if planned.left_out:
+        yield f"no time was left for: {', '.join(planned.left_out)}"
     if planned.moved is not None:
         yield (
             f"to get there, nodes fetch {planned.moved.moved_bytes / _GIB:.2f} GiB in "
@@ -189,19 +188,39 @@ def idle_line(planned: Planned) -> str:
     )
 
 
+def planners(planned: Planned) -> list[tuple[str, Predicted | NoFeasiblePlan, str]]:
+    """Return the planners to compare by name, what each found, and what to say of it.
+
+    The search of ours goes on from what the others found: where that helped, what it
+    had found without them is in a row of its own.
+    """
+    if planned.baselines is None:
+        return []
+    ours, alone = planned.found, planned.alone
+    rows: list[tuple[str, Predicted | NoFeasiblePlan, str]]
+    rows = [("hetjax", ours.best, f"from {ours.source}")]
+    if isinstance(alone, NoFeasiblePlan):
+        rows.append(("hetjax alone", alone, "before it saw the plans of the others"))
+    elif alone.best.plan != ours.best.plan and planned.moved is None:
+        told = f"from {alone.source}, before it saw the plans of the others"
+        rows.append(("hetjax alone", alone.best, told))
+    for name, judged in planned.baselines.items():
+        infeasible = isinstance(judged, NoFeasiblePlan)
+        rows.append((name, judged, judged.got.partition(": ")[0] if infeasible else ""))
+    return rows
+
+
 def baseline_rows(planned: Planned) -> list[Row]:
     """Return a row per planner: how much faster the plan is than its."""
-    if not planned.baselines:
-        return []
     ours_s = planned.best.simulation.step_time_s
-    rows = [("hetjax", ms(ours_s), "", *_size(planned.best), "")]
-    for name, judged in planned.baselines.items():
+    rows = []
+    for name, judged, told in planners(planned):
         if isinstance(judged, NoFeasiblePlan):
-            why = judged.got.partition(": ")[0]
-            rows.append((name, "no plan", "", "", "", why))
+            rows.append((name, "no plan", "", "", "", told))
             continue
         step_s = judged.simulation.step_time_s
-        rows.append((name, ms(step_s), f"{step_s / ours_s:.2f}x", *_size(judged), ""))
+        change = "" if name == "hetjax" else f"{step_s / ours_s:.2f}x"
+        rows.append((name, ms(step_s), change, *_size(judged), told))
     return rows
 
 

@@ -44,8 +44,7 @@ _LETTERS = {"static": "#", "residuals": "=", "activations": "+", "workspace": "-
 
 def plan_of(planned: Planned) -> Plan:
     """Return the plan as its file has it, with the prediction in it."""
-    found = planned.found
-    return with_prediction(planned.best) if found is None else found_plan(found)
+    return found_plan(planned.found)
 
 
 def tables(planned: Planned) -> str:
@@ -75,14 +74,18 @@ def plan_values(planned: Planned) -> dict[str, Any]:
         "objective": planned.objective.wish,
         "goodput": goodput(best, cluster, planned.objective),
         "usd_per_hour": best.usd_per_hour,
-        "lower_bound_s": found.lower_bound_s if found else None,
-        "gap": found.gap if found else None,
-        "why_no_bound": (found.bound.why or None) if found else None,
-        "model_time_s": found.model_time_s if found else None,
-        "model_bound_s": found.model_bound_s if found else None,
-        "model_gap": found.model_gap if found else None,
-        "source": planned.source,
-        "search_s": planned.search_s,
+        "lower_bound_s": found.lower_bound_s,
+        "gap": found.gap,
+        "why_no_bound": found.bound.why or None,
+        "model_time_s": found.model_time_s,
+        "model_bound_s": found.model_bound_s,
+        "model_gap": found.model_gap,
+        "source": found.source,
+        "step_time_alone_s": None
+        if isinstance(planned.alone, NoFeasiblePlan)
+        else planned.alone.best.simulation.step_time_s,
+        "search_s": found.search_s,
+        "left_out": list(planned.left_out),
         "binds": {
             "what": bound.what,
             "busiest": bound.busiest,

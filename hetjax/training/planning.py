@@ -6,14 +6,18 @@ searches (`planner/`), options (`plan_cli.py`) nor what is shown (`plan_tables.p
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.baselines.table import BASELINES, compared
-from hetjax.planner.find import POLISH_S, Found, Progress, find_plan
+from hetjax.planner.bests import Progress
+from hetjax.planner.certificate import held
+from hetjax.planner.find import POLISH_S, Found, Search
+from hetjax.planner.limits import TimeUp, left_s, limited
 from hetjax.planner.objectives import Objective
-from hetjax.planner.pareto import WhatIf, pareto, what_if
+from hetjax.planner.pareto import WhatIf, every_wish, what_if, what_if_names
 from hetjax.planner.replan import Replanned, replan
 from hetjax.planner.request import Request, check_request
 from hetjax.plans.plan import Plan
@@ -43,19 +47,25 @@ class Questions:
 class Planned:
     """The best plan and the answers; what was not asked is empty or None.
 
-    `found` is None where a plan was asked for that has to be moved to (`moved`).
+    `alone` is what was found before there were plans of others to go on from: with them
+    the search may find more, or anything at all. `moved`
+    is what has to move where there is a plan to move from. `left_out` names what there
+    was no time for.
     """
 
     request: Request
     objective: Objective
-    best: Predicted
-    source: str
-    search_s: float
-    found: Found | None = None
+    found: Found
+    alone: Found | NoFeasiblePlan
     moved: Replanned | None = None
     baselines: Judged | None = None
     pareto: tuple[Found, ...] = ()
     what_if: tuple[WhatIf, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> Predicted:
+        return self.found.best
 
 
 def planned(
@@ -65,75 +75,117 @@ def planned(
     *,
     profile_path: Path | None,
     progress: Progress,
+    polish_s: float = POLISH_S,
 ) -> Planned:
-    """Search as asked. NoFeasiblePlan where nothing fits."""
+    """Search as asked, as far as the time goes (`limits.py`).
+
+    NoFeasiblePlan where nothing fits, TimeUp where nothing is found in time.
+    """
     check_request(request)
     names = _baselines(request, questions)
-    if names:
-        progress(f"planning as {', '.join(names)} would")
-    others = compared(request, names) if names else None
-    first = _searched(request, objective, questions, _plans_of(others), progress)
+    wished = every_wish(objective) if questions.pareto else (objective,)
+    search = Search(request, wished, progress)
+    with limited(left_s() / (1 + bool(names) + questions.what_if)):
+        alone = _alone(search, objective, polish_s)
+    with limited(left_s() / (bool(names) + questions.what_if or 1)):
+        others = _compared(request, names, progress)
+        search.start_from(_plans_of(others), polish_s)
+        if isinstance(alone, NoFeasiblePlan):
+            if not search.bests.best:
+                raise alone
+            search.prove()
+    found = _wished(search, objective)
+    moved = _moved(request, objective, questions, found)
+    if moved is not None:
+        bound = held(found.bound, request, [moved.best])
+        found = replace(found, best=moved.best, source=moved.source, bound=bound)
+    cases = tuple(what_if(request, progress)) if questions.what_if else ()
+    return Planned(
+        request=request,
+        objective=objective,
+        found=_with_times_from(found, profile_path),
+        alone=alone,
+        moved=moved,
+        baselines=others if names else None,
+        pareto=search.found() if questions.pareto else (),
+        what_if=cases,
+        left_out=_left_out(request, names, others, questions, cases),
+    )
+
+
+def _alone(
+    search: Search, objective: Objective, polish_s: float
+) -> Found | NoFeasiblePlan:
+    """What is found without plans of others."""
+    try:
+        search.run(polish_s)
+    except NoFeasiblePlan as error:
+        return error
+    return _wished(search, objective)
+
+
+def _wished(search: Search, objective: Objective) -> Found:
+    return next(f for f in search.found() if f.objective == objective)
+
+
+def _compared(request: Request, names: Sequence[str], progress: Progress) -> Judged:
+    """What other planners find, as many as there is time for."""
+    others: dict[str, Predicted | NoFeasiblePlan] = {}
+    for n, name in enumerate(names):
+        progress(f"planning as {', '.join(names[n:])} would")
+        with limited(left_s() / (len(names) - n)), suppress(TimeUp):
+            others |= compared(request, [name])
+    return others
+
+
+def _plans_of(others: Judged) -> dict[str, Plan]:
+    """What other planners found, for the search to go on from."""
+    return {
+        name: judged.plan
+        for name, judged in others.items()
+        if not isinstance(judged, NoFeasiblePlan)
+    }
+
+
+def _moved(
+    request: Request, objective: Objective, questions: Questions, found: Found
+) -> Replanned | None:
+    """What to move to from the plan that runs now, if there is one."""
+    if questions.current is None:
+        return None
+    return replan(
+        request,
+        questions.current,
+        questions.horizon_s,
+        objective,
+        others={found.source: found.best.plan},
+    )
+
+
+def _with_times_from(found: Found, profile_path: Path | None) -> Found:
+    request, best = found.request, found.best
     told = times_from(
-        first.best.plan,
+        best.plan,
         request.cluster,
         request.dtype,
         request.profile,
         profile_path,
-        first.best.tied,
+        best.tied,
     )
-    if questions.what_if:
-        progress("planning with a node more or fewer")
-    return replace(
-        first,
-        best=replace(first.best, times_from=told),
-        baselines=others,
-        what_if=what_if(request) if questions.what_if else (),
-    )
+    return replace(found, best=replace(best, times_from=told))
 
 
-def _plans_of(others: Judged | None) -> list[Plan]:
-    """What other planners found, for the search to start from too."""
-    found = others.values() if others else ()
-    return [judged.plan for judged in found if not isinstance(judged, NoFeasiblePlan)]
-
-
-def _searched(
+def _left_out(
     request: Request,
-    objective: Objective,
+    names: Sequence[str],
+    others: Judged,
     questions: Questions,
-    starts: Sequence[Plan],
-    progress: Progress,
-) -> Planned:
-    if questions.current is not None:
-        progress("planning from where things are")
-        moved = replan(
-            request, questions.current, questions.horizon_s, polish_s=POLISH_S
-        )
-        return Planned(
-            request=request,
-            objective=objective,
-            best=moved.best,
-            source=moved.source,
-            search_s=moved.search_s,
-            moved=moved,
-        )
-    if not questions.pareto:
-        return _of(find_plan(request, objective, starts=starts, progress=progress))
-    progress("planning for time, cost and goodput")
-    every = pareto(request, objective)
-    wished = next(f for f in every if f.objective.wish == objective.wish)
-    return replace(_of(wished), pareto=every)
-
-
-def _of(found: Found) -> Planned:
-    return Planned(
-        request=found.request,
-        objective=found.objective,
-        best=found.best,
-        source=found.source,
-        search_s=found.search_s,
-        found=found,
-    )
+    cases: Sequence[WhatIf],
+) -> tuple[str, ...]:
+    """The names of what was asked and not answered."""
+    asked = what_if_names(request) if questions.what_if else []
+    answered = {*others, *(case.name for case in cases)}
+    return tuple(name for name in (*names, *asked) if name not in answered)
 
 
 def _baselines(request: Request, questions: Questions) -> Sequence[str]:

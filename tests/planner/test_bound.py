@@ -8,8 +8,9 @@ import pytest
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.costs.profile import LinkMeasurement, Measurement, Profile
 from hetjax.planner.certificate import proved
-from hetjax.planner.find import find_plan
+from hetjax.planner.find import Search
 from hetjax.planner.judge import judged
+from hetjax.planner.objectives import Objective
 from hetjax.planner.request import Request
 from hetjax.planner.space import in_space
 from hetjax.plans.plan import LayerRange, Plan, Replica, Stage, StageMesh
@@ -179,7 +180,10 @@ def test_pipelines_may_be_as_deep_as_the_model() -> None:
     stages = [(f"n{s}", (0,), StageMesh(), (s, s + 1)) for s in range(20)]
     plan = pipeline(request, 1, *stages)
     check_above_bound(request, plan)
-    found = find_plan(request, starts=[plan], polish_s=0.0)
+    search = Search(request, [Objective()])
+    search.bests.offer(plan, "given")
+    search.run(polish_s=0.0)
+    (found,) = search.found()
     assert found.lower_bound_s is not None and found.gap is not None
     assert len(found.best.plan.replicas[0].stages) > 16
     step_time_s = found.best.simulation.step_time_s

@@ -3,7 +3,11 @@
 
 import base64
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -14,9 +18,11 @@ import pytest
 from hetjax import simulate
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.cluster.files import cluster_toml
-from hetjax.models.presets import MODEL_CONFIGS
+from hetjax.models.counts import tensor_sizes
+from hetjax.models.presets import MODEL_CONFIGS, model_preset
 from hetjax.plan import main
 from hetjax.plans.files import read_plan
+from hetjax.plans.validation import validate_plan
 from hetjax.training.presets import PRESETS
 from tests.training.small import MODEL_CONFIG, small_preset
 
@@ -344,11 +350,67 @@ def test_bad_input_is_refused(
     assert sorted(folder.rglob("*")) == before
 
 
-def test_a_move_is_for_time_only(folder: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_move_is_by_the_objective_within_the_limits_and_has_a_bound(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
     told(capsys, *ALONE, "--output", "now.json")
-    for other in (["--pareto"], ["--objective", "cost"]):
-        text = refused(capsys, 2, *GIVEN, "--from", "now.json", *other)
-        assert "--from now.json with" in text
+    going_on = (*ALONE, "--from", "now.json")
+    fast = told(capsys, *going_on)
+    assert 0 < fast["lower_bound_s"] <= fast["step_time_s"]
+    cheap = told(capsys, *going_on, "--objective", "cost")
+    assert cheap["usd_per_million_tokens"] < fast["usd_per_million_tokens"]
+    within = told(capsys, *going_on, "--max-usd-per-hour", "3.1")
+    assert fast["usd_per_hour"] > 3.1 >= within["usd_per_hour"]
+    text = refused(capsys, 3, *going_on, "--deadline-hours", "1", "--tokens", "1e15")
+    assert "tokens per second" in text
+    text = refused(capsys, 2, *going_on, "--pareto")
+    assert "--from now.json with --pareto" in text
+
+
+def test_a_search_that_has_no_time_ends_with_what_there_is_at_once(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    long = told(capsys, *ALONE)
+    found = told(
+        capsys, *GIVEN, "--pareto", "--what-if", "--search-s", "1e-6", "--out", "p.json"
+    )
+    assert (long["ended"], found["ended"]) == (None, "search_s")
+    assert 0 < found["lower_bound_s"] <= long["step_time_s"] <= found["step_time_s"]
+    assert {"megatron", "as it is"} <= set(found["left_out"])
+    assert read_plan("p.json").predicted is not None
+    assert main([*GIVEN, "--search-s", "1e-6"]) == 0
+    out = capsys.readouterr().out
+    assert "ended after --search-s: the best plan so far" in out
+    assert "no time was left for: megatron, whale" in out
+
+
+def test_ctrl_c_ends_with_the_best_plan_so_far(tmp_path: Path):
+    kinds = ("A100-SXM4-40GB", "V100-SXM2-16GB", "T4", "L4")
+    nodes = tuple(Node(name=f"n-{kind}", device=kind, count=4) for kind in kinds)
+    cluster = Cluster(name="four", nodes=nodes)
+    (tmp_path / "four.toml").write_text(cluster_toml(cluster))
+    options = "--model llama-1b --global-batch 128 --seq-len 2048 --pareto --what-if"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hetjax.plan", "--cluster", "four.toml"]
+        + [*options.split(), "--output", "plan.json"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout and process.stderr
+    while "best so far" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    out, error = process.communicate(timeout=60)
+    assert process.returncode == 0, error
+    assert "ending with the best plan so far" in error
+    assert "ended by Ctrl-C: the best plan so far\nplan: plan.json\n" in out
+    model = model_preset("llama-1b")
+    plan = read_plan(tmp_path / "plan.json")
+    sizes = tensor_sizes(model)
+    validate_plan(plan, cluster, len(model.layers), sizes, model.max_seq_len)
 
 
 def test_a_model_that_fits_nowhere_has_no_plan(

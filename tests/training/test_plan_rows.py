@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.costs.profile import Measurement, Profile
 from hetjax.errors import NoFeasiblePlan
+from hetjax.planner.find import Found
 from hetjax.planner.judge import judged
 from hetjax.planner.objectives import Objective
 from hetjax.planner.request import Request
 from hetjax.plans.plan import Plan, Replica, Stage
+from hetjax.schedule.bound import LowerBound
 from hetjax.schedule.memory import MemoryUse
 from hetjax.schedule.predicted import Predicted
 from hetjax.training.binding import binding, binding_line
@@ -96,13 +98,18 @@ def request_of(of: Cluster, plan: Plan, seconds: float = 1.0) -> Request:
 
 
 def planned(of: Cluster, plan: Plan) -> Planned:
-    return Planned(
-        request=request_of(of, plan),
+    request = request_of(of, plan)
+    found = Found(
+        request=request,
         objective=Objective(),
         best=predicted(of, plan),
         source="a test",
+        bound=LowerBound(why="a test"),
+        model_time_s=None,
+        model_bound_s=None,
         search_s=0.5,
     )
+    return Planned(request=request, objective=found.objective, found=found, alone=found)
 
 
 def test_busy_devices_bind():
@@ -213,3 +220,17 @@ def test_large_plans_are_told_by_what_repeats():
     assert len(memory_bars(told)) <= 2
     assert shown_replicas(told) == [0, 1]
     assert len(tables(told).splitlines()) < 20
+
+
+def test_what_was_found_without_the_plans_of_others_is_told_beside_what_came_of_them():
+    told = planned(cluster(1e6), two_stages(4))
+    slower = planned(cluster(1e6), two_stages(8)).found
+    others = {"varuna": told.best}
+    assert [row[0] for row in baseline_rows(told)] == []
+    same = replace(told, baselines=others)
+    assert [row[0] for row in baseline_rows(same)] == ["hetjax", "varuna"]
+    helped = replace(same, alone=slower, found=replace(told.found, source="varuna"))
+    ours, alone, varuna = baseline_rows(helped)
+    assert (ours[0], ours[-1]) == ("hetjax", "from varuna")
+    assert alone[0] == "hetjax alone" and "before it saw" in alone[-1]
+    assert float(alone[2].rstrip("x")) > 1.0 and varuna[2] == "1.00x"

@@ -36,6 +36,7 @@ from hetjax.planner.baselines.grouping import (
 )
 from hetjax.planner.baselines.ranking import Candidate, best_first
 from hetjax.planner.baselines.stage_costs import StageCosts, closed_s, stage_costs
+from hetjax.planner.limits import check
 from hetjax.planner.placement import ORDERS, Pipeline, placed
 from hetjax.planner.problem import Ints
 from hetjax.planner.request import Request
@@ -105,6 +106,7 @@ def _tasks_at(
         return
     shallowest = int(units_NC.sum(axis=1).min())
     for num_groups in range(1, min(sum(units_C) // shallowest, total) + 1):
+        check()
         if total % num_groups:
             continue
         num_microbatches = total // num_groups

@@ -18,6 +18,7 @@ from math import comb
 import cvxpy as cp
 import numpy as np
 
+from hetjax.planner.limits import check
 from hetjax.planner.problem import Floats, Ints
 
 _MOST_MIXES = 1500
@@ -148,6 +149,7 @@ def _fullest(
 
 
 def _solve(problem: cp.Problem) -> None:
+    check()
     problem.solve(solver=cp.HIGHS)
     assert problem.status in (cp.OPTIMAL, cp.OPTIMAL_INACCURATE), problem.status
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from hetjax.planner.baselines.hapt_task import NEVER, Submesh, Task
 from hetjax.planner.baselines.slowest import best_limit
+from hetjax.planner.limits import check
 from hetjax.planner.problem import Floats, Ints
 from hetjax.plans.plan import LayerRange
 
@@ -84,6 +85,7 @@ def _possible(task: Task, limit_s: float) -> bool:
         over_J[num_layers] = 1 if task.may_end(c) else NEVER
         ahead_IU = np.full((num_layers + 1, cluster.num_groups + 1), NEVER)
         for first in reversed(range(num_layers)):
+            check()
             for mesh in cluster.submeshes:
                 least_U = _least_ahead(
                     ahead_IU, over_J, delta_CCJ[c, c], mesh, first, limit_s
@@ -143,6 +145,7 @@ def _filled(task: Task, limit_s: float) -> _Fill:
         dims = task.num_ahead, num_layers + 1, cluster.num_groups + 1
         found.fill_KIU[c] = np.full(dims, np.inf)
         for first in reversed(range(num_layers)):
+            check()
             for mesh in cluster.submeshes:
                 least_KU = _least_fill(found, c, mesh, first)
                 least_KU[:, ~cluster.fits_U(mesh.num_groups)] = np.inf

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from hetjax.errors import NoFeasiblePlan
+from hetjax.planner.limits import check
 from hetjax.planner.request import Request
 from hetjax.plans.plan import Plan
 
@@ -29,8 +30,9 @@ def best_first(
 ) -> list[Plan]:
     """Return the best distinct plans. NoFeasiblePlan if there is none."""
     found: list[Plan] = []
-    possible = [c for c in candidates if math.isfinite(c.step_s)]
+    possible = filter(_is_possible, candidates)
     for candidate in sorted(possible, key=lambda c: c.step_s):
+        check()
         plan = candidate.plan()
         if plan is not None and plan not in found:
             found.append(plan)
@@ -39,6 +41,11 @@ def best_first(
     if not found:
         raise no_plan(name, request)
     return found
+
+
+def _is_possible(candidate: Candidate) -> bool:
+    check()
+    return math.isfinite(candidate.step_s)
 
 
 def no_plan(name: str, request: Request) -> NoFeasiblePlan:

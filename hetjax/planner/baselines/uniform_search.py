@@ -28,6 +28,7 @@ from hetjax.planner.baselines.stage_costs import (
     closed_s,
     stage_costs,
 )
+from hetjax.planner.limits import check
 from hetjax.planner.placement import ORDERS, Pipeline, placed
 from hetjax.planner.problem import Floats, Ints
 from hetjax.planner.request import Request
@@ -93,6 +94,7 @@ def _found(costs: StageCosts) -> Iterator[_Found]:
     tries = [(shape, _all_parts(costs, shape)) for shape in _shapes(costs)]
     bounded = [(_least_s(shape, parts), shape, parts) for shape, parts in tries]
     for least_s, shape, parts in sorted(bounded, key=lambda t: t[0]):
+        check()
         if least_s > _HOPELESS * best_s or not np.isfinite(least_s):
             continue
         for classes in sequences:
@@ -144,6 +146,7 @@ def _all_parts(costs: StageCosts, shape: _Shape) -> list[_Parts]:
 
 
 def _parts(costs: StageCosts, shape: _Shape, c: int) -> _Parts:
+    check()
     num_stages = shape.num_stages
     meshes = _meshes(costs)
     chosen = [_fastest(costs, shape, c, tensor, data) for tensor, data in meshes]

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long a search may go on: until a time, or until somebody asks it to end.
+
+Owns the limit of what runs inside `limited`, and the check that long loops make. A
+limit inside another ends with that one at the latest. Does not own what becomes of what
+was found by then (`find.py`).
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+
+class TimeUp(Exception):
+    """The search may not go on."""
+
+
+@dataclass(slots=True)
+class Limit:
+    """When to end, by `time.monotonic`, and whether somebody asked for it before."""
+
+    until_s: float
+    outer: "Limit | None" = None
+    is_stopped: bool = False
+
+    def stop(self) -> None:
+        """End what runs within the limit at its next check."""
+        self.is_stopped = True
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the end; 0 after it."""
+        if self.is_stopped:
+            return 0.0
+        outer_s = self.outer.left_s if self.outer else math.inf
+        return min(max(self.until_s - time.monotonic(), 0.0), outer_s)
+
+
+_NONE = Limit(until_s=math.inf)
+_LIMIT: ContextVar[Limit] = ContextVar("limit", default=_NONE)
+
+
+@contextmanager
+def limited(seconds: float = math.inf) -> Iterator[Limit]:
+    """Let what runs inside go on for so long, or until the limit is stopped."""
+    limit = Limit(until_s=time.monotonic() + seconds, outer=_LIMIT.get())
+    token = _LIMIT.set(limit)
+    try:
+        yield limit
+    finally:
+        _LIMIT.reset(token)
+
+
+def left_s() -> float:
+    """Return how long the search may still go on: 0 to infinity."""
+    return _LIMIT.get().left_s
+
+
+def is_over() -> bool:
+    """Say whether the search has to end."""
+    return left_s() == 0.0
+
+
+def check() -> None:
+    """Raise TimeUp where the search has to end."""
+    if is_over():
+        raise TimeUp
