@@ -19,6 +19,7 @@ from hetjax.models.counts import tensor_sizes
 from hetjax.models.presets import model_preset
 from hetjax.plans.files import parse_plan
 from hetjax.plans.validation import validate_plan
+from hetjax.training.presets import preset
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hetjax"
@@ -169,7 +170,8 @@ def test_the_plan_in_the_readme_fits_the_tiny_preset():
     model, cluster = model_preset("tiny"), load_cluster(preset_path("tiny"))
     plan, sizes = parse_plan(text), tensor_sizes(model)
     validate_plan(plan, cluster, len(model.layers), sizes, model.max_seq_len)
-    assert [len(replica.stages) for replica in plan.replicas] == [3, 2]
+    assert [len(replica.stages) for replica in plan.replicas] == [3, 1]
+    assert plan.global_batch == preset("tiny").config.global_batch
 
 
 def test_ci_installs_and_runs_what_the_readme_tells_people_to():

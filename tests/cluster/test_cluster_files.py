@@ -144,15 +144,11 @@ def test_every_preset_is_a_consistent_cluster_of_its_name():
         assert tomllib.loads(path.read_text())["name"] == name
 
 
-def test_the_tiny_preset_has_six_devices_of_unlike_kinds_over_a_slow_link():
-    tiny = load_cluster(preset_path("tiny"))
-    assert [(n.name, n.count) for n in tiny.nodes] == [
-        ("a100-0", 2),
-        ("v100-0", 1),
-        ("h20-0", 3),
-    ]
-    assert len({n.device for n in tiny.nodes}) == 3
-    assert {n.zone for n in tiny.nodes} == set(tiny.links[0].between)
+def test_the_tiny_preset_has_devices_of_unlike_kinds():
+    tiny = load_cluster("tiny")
+    counts = [(node.name, node.count) for node in tiny.nodes]
+    assert counts == [("a100-0", 1), ("v100-0", 2), ("a10g-0", 2)]
+    assert len({node.device for node in tiny.nodes}) == 3
 
 
 def test_a_preset_is_known_by_name_unless_a_file_is_called_that(

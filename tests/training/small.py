@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hetjax.cluster.files import preset_path
 from hetjax.models.llama import LlamaConfig, llama_model
 from hetjax.plans.files import write_plan
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
@@ -21,6 +20,7 @@ from hetjax.training.config import (
 from hetjax.training.presets import Preset
 
 LICENCE = Path(__file__).parents[2] / "LICENSE"
+SIX = Path(__file__).parent / "six.toml"  # the cluster of these plans
 MODEL_CONFIG = LlamaConfig(
     name="small",
     vocab_size=320,
@@ -102,9 +102,7 @@ def small_preset(directory: Path, of: Plan = TWO_REPLICAS) -> Preset:
         evaluation=EvaluationConfig(every=5, num_batches=1, sample_tokens=2),
         checkpoint=CheckpointConfig(every=0),
     )
-    return Preset(
-        summary="a test", config=config, cluster=preset_path("tiny"), plan=path
-    )
+    return Preset(summary="a test", config=config, cluster=SIX, plan=path)
 
 
 def but(preset: Preset, **changes: Any) -> Preset:

@@ -14,14 +14,20 @@ from pathlib import Path
 import pytest
 
 from hetjax.checkpoint.restore import Checkpoint
-from hetjax.cluster.files import preset_path
 from hetjax.models.presets import MODEL_CONFIGS
 from hetjax.plans.files import plan_json
 from hetjax.train import main
 from hetjax.training import rundir
 from hetjax.training.presets import PRESETS
 from hetjax.training.run import run
-from tests.training.small import MODEL, MODEL_CONFIG, TWO_REPLICAS, but, small_preset
+from tests.training.small import (
+    MODEL,
+    MODEL_CONFIG,
+    SIX,
+    TWO_REPLICAS,
+    but,
+    small_preset,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -246,7 +252,7 @@ def test_another_run_in_the_same_directory_is_refused(
 ):
     shutil.copytree(two_steps, folder, dirs_exist_ok=True)
     (folder / "other.txt").write_text((folder / "text.txt").read_text() * 2)
-    shutil.copy(preset_path("tiny"), folder / "bad.toml")
+    shutil.copy(SIX, folder / "bad.toml")
     if "bad.toml" in arguments:
         arguments = [*arguments, "--no-simulate"]
     text = refused(folder, capsys, "small", *arguments)

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import pytest
 
-from hetjax.cluster.files import load_cluster, preset_path
+from hetjax.cluster.files import load_cluster
 from hetjax.plans.files import read_plan
 from hetjax.plans.plan import Plan
 from hetjax.preempt import main as preempt
@@ -27,6 +27,7 @@ from tests.training.small import (
     MODEL,
     ONE_REPLICA,
     ONE_STAGE,
+    SIX,
     TWO_REPLICAS,
     but,
     events,
@@ -37,7 +38,7 @@ from tests.training.small import (
 
 pytestmark = pytest.mark.usefixtures("quickly")
 
-ALL = preset_path("tiny").read_text()
+ALL = SIX.read_text()
 NODES = ["a100-0", "v100-0", "h20-0"]
 
 Actions = Mapping[int, Callable[[], object]]
@@ -175,7 +176,7 @@ def test_what_this_process_has_no_devices_for_changes_nothing(
     actions: Actions = {
         2: lambda: file.write_text(ALL + NEW),
         4: lambda: file.write_text(ALL.replace("count = 3", "count = 4") + NEW),
-        6: lambda: file.write_text(f'name = "tiny"\n{NEW}'),
+        6: lambda: file.write_text(f'name = "six"\n{NEW}'),
         8: lambda: file.write_text(ALL),
     }
     assert train_with(actions, preset, monkeypatch) == 0

@@ -8,16 +8,23 @@ import jax
 import pytest
 
 from hetjax.cluster.cluster import Cluster, Node
-from hetjax.cluster.files import cluster_toml, load_cluster, preset_path
+from hetjax.cluster.files import cluster_toml, load_cluster
 from hetjax.errors import BadInput
 from hetjax.plans.files import write_plan
 from hetjax.plans.plan import Plan
 from hetjax.training.placement import choose_hardware, choose_plan
 from hetjax.training.presets import Preset
 from hetjax.training.rundir import Previous
-from tests.training.small import MODEL, ONE_REPLICA, TWO_REPLICAS, but, small_preset
+from tests.training.small import (
+    MODEL,
+    ONE_REPLICA,
+    SIX,
+    TWO_REPLICAS,
+    but,
+    small_preset,
+)
 
-TINY = load_cluster(preset_path("tiny"))
+TINY = load_cluster(SIX)
 OTHER = Cluster(name="other", nodes=(Node(name="box", device="V100", count=3),))
 
 

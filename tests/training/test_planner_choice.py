@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from hetjax.cluster.cluster import Cluster, Link, Node
-from hetjax.cluster.files import cluster_toml, load_cluster, preset_path
+from hetjax.cluster.files import cluster_toml, load_cluster
 from hetjax.costs.profile import Measurement, Profile
 from hetjax.costs.profile_files import write_profile
 from hetjax.errors import BadInput, NoFeasiblePlan
@@ -24,13 +24,14 @@ from tests.training.small import (
     MODEL,
     MODEL_CONFIG,
     ONE_REPLICA,
+    SIX,
     TWO_REPLICAS,
     but,
     lines,
     small_preset,
 )
 
-TINY = load_cluster(preset_path("tiny"))
+TINY = load_cluster(SIX)
 TWO = Cluster(
     name="two",
     nodes=(

@@ -7,9 +7,9 @@ from queue import Queue
 
 import pytest
 
-from hetjax.cluster.files import preset_path
 from hetjax.preempt import main
 from hetjax.training.notices import Notice, Watch
+from tests.training.small import SIX
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def run_dir(tmp_path: Path) -> Path:
     path = tmp_path / "run"
     path.mkdir()
     (path / "config.json").write_text("{}")
-    (path / "cluster.toml").write_text(preset_path("tiny").read_text())
+    (path / "cluster.toml").write_text(SIX.read_text())
     return path
 
 

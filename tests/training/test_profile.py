@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from hetjax.cluster.cluster import Cluster, Node
-from hetjax.cluster.files import cluster_toml, preset_path
+from hetjax.cluster.files import cluster_toml
 from hetjax.costs.profile import LinkMeasurement, Measurement, Profile
 from hetjax.costs.profile_files import parse_profile, read_profile, write_profile
 from hetjax.models.llama import llama_model
@@ -24,7 +24,14 @@ from hetjax.training import profiling
 from hetjax.training.presets import PRESETS
 from hetjax.training.profile_cli import ProfileConfig, parse
 from hetjax.training.profiling import measure_profile, profile_table
-from tests.training.small import MODEL, MODEL_CONFIG, ONE_REPLICA, but, small_preset
+from tests.training.small import (
+    MODEL,
+    MODEL_CONFIG,
+    ONE_REPLICA,
+    SIX,
+    but,
+    small_preset,
+)
 
 KINDS = ("A100-SXM4-80GB", "V100-SXM2-32GB", "H20")
 NODES = ("a100-0", "v100-0", "h20-0")
@@ -82,7 +89,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeBench]:
 
 def config(path: Path, **changes: Any) -> ProfileConfig:
     default = ProfileConfig(
-        cluster=preset_path("tiny"),
+        cluster=SIX,
         simulate=True,
         seq_len=16,
         microbatch_sizes=(1,),
@@ -152,7 +159,7 @@ def test_what_the_file_has_is_kept_and_only_the_rest_is_measured(
 def test_a_device_under_another_name_is_the_same_device(
     tmp_path: Path, fake: type[FakeBench]
 ):
-    text = preset_path("tiny").read_text()
+    text = SIX.read_text()
     assert KINDS[0] in text
     (tmp_path / "alias.toml").write_text(text.replace(KINDS[0], "A100-80-SXM"))
     measured(tmp_path)
@@ -271,10 +278,10 @@ def test_a_profile_of_another_model_is_not_written_over(
 
 
 def test_the_defaults_are_those_of_the_preset_and_of_its_plan():
-    found, chosen = parse(["tiny", "--microbatch-sizes", "2,4"])
+    found, chosen = parse(["tiny", "--remat", "none"])
     assert (found.seq_len, found.dtype, found.simulate) == (64, "float32", True)
-    assert found.tensor == (1, 2)  # its plan has a stage with tensor 2
-    assert found.microbatch_sizes == (2, 4)
+    assert found.tensor == (1,) and found.remat == ("none",)
+    assert found.microbatch_sizes == (1, 2, 4, 8)  # its plan has microbatches of 8
     assert chosen.config.model == "tiny"
 
 

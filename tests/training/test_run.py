@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hetjax.checkpoint.restore import steps
-from hetjax.cluster.files import load_cluster, preset_path
+from hetjax.cluster.files import load_cluster
 from hetjax.data.tokenizer import load
 from hetjax.errors import BadInput
 from hetjax.plans.files import read_plan
@@ -21,7 +21,7 @@ from hetjax.training.loop import Failed, steps_to_trace
 from hetjax.training.optimizer import LearningRates
 from hetjax.training.presets import PRESETS
 from hetjax.training.run import run
-from tests.training.small import MODEL, TWO_REPLICAS, but, lines, small_preset
+from tests.training.small import MODEL, SIX, TWO_REPLICAS, but, lines, small_preset
 
 
 def test_a_run_writes_what_its_directory_promises(
@@ -33,7 +33,7 @@ def test_a_run_writes_what_its_directory_promises(
     settings = json.loads((run_dir / "config.json").read_text())
     assert settings["config"] == config_values(preset.config)
     assert all(len(digest) == 64 for digest in settings["dataset"]["sha256"].values())
-    assert load_cluster(run_dir / "cluster.toml") == load_cluster(preset_path("tiny"))
+    assert load_cluster(run_dir / "cluster.toml") == load_cluster(SIX)
     assert read_plan(run_dir / "plan.json") == TWO_REPLICAS
     assert load(run_dir / "tokenizer.json").vocab_size == 320
     assert steps(run_dir / "checkpoints") == [6]

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `plan tiny` and `simulate tiny` show: a cluster of which every kind is worth it.
+
+The planner's own plans, of all that it may choose, with and without each kind.
+"""
+
+import math
+from dataclasses import replace
+
+from hetjax.cluster.catalogue import catalogue
+from hetjax.cluster.cluster import DEVICE_FIGURES, part_of
+from hetjax.cluster.files import load_cluster
+from hetjax.models.presets import model_preset
+from hetjax.planner.find import find_plan
+from hetjax.planner.judge import Judge
+from hetjax.planner.request import Request
+from hetjax.plans.files import read_plan
+from hetjax.training.optimizer import optimizer
+from hetjax.training.presets import preset
+
+TINY = preset("tiny")
+CLUSTER = load_cluster("tiny")
+KINDS = [node.device for node in CLUSTER.nodes]
+REQUEST = Request(
+    model=model_preset(TINY.config.model),
+    cluster=CLUSTER,
+    seq_len=TINY.config.seq_len,
+    global_batch=TINY.config.global_batch,
+    dtype=TINY.config.dtype,
+    optimizer=optimizer(TINY.config.optimizer, TINY.config.steps).init,
+)
+
+
+def shipped_s() -> float:
+    """The simulated step of the plan that `tiny` trains with."""
+    assert TINY.plan is not None
+    judged = Judge(REQUEST)(read_plan(TINY.plan))
+    return math.inf if judged is None else judged.simulation.step_time_s
+
+
+def best_s(*kinds: str) -> float:
+    """The step of the best plan on the nodes of these kinds."""
+    names = [node.name for node in CLUSTER.nodes if node.device in kinds]
+    request = replace(REQUEST, cluster=part_of(CLUSTER, names))
+    return find_plan(request, polish_s=0.0).best.simulation.step_time_s
+
+
+def test_tiny_has_three_kinds_as_the_catalogue_describes_them():
+    assert len(set(KINDS)) == len(KINDS) == 3 and set(KINDS) <= catalogue().keys()
+    own = [getattr(n, figure) for n in CLUSTER.nodes for figure in DEVICE_FIGURES]
+    assert not any(own) and not CLUSTER.links
+
+
+def test_to_leave_any_kind_of_tiny_out_costs_at_least_5_percent():
+    together_s = shipped_s()
+    for kind in KINDS:
+        without_s = best_s(*(other for other in KINDS if other != kind))
+        assert without_s >= 1.05 * together_s, f"{kind} is hardly missed"
+
+
+def test_all_of_tiny_is_at_least_1_2_times_as_fast_as_the_best_kind_alone():
+    assert min(map(best_s, KINDS)) >= 1.2 * shipped_s()
+
+
+def test_tiny_trains_with_what_the_planner_finds():
+    narrow = replace(REQUEST, microbatch_sizes=(4, 8), tensor_degrees=(1,))
+    found = find_plan(narrow, polish_s=0.0).best
+    assert {stage.node for _, _, stage in found.plan.stages()} == {
+        node.name for node in CLUSTER.nodes
+    }
+    # the plan that comes along computes nothing again, which hardly differs
+    assert shipped_s() <= 1.03 * found.simulation.step_time_s
