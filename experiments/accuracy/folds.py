@@ -1,39 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fitting the five constants on some runs and judging them on others.
+"""Choosing the network's rate on some runs and judging it on others.
 
-Owns the fit, the two folds by alternate rows and the folds that leave one group out.
-Does not own the prediction (`referee.py`).
+Owns the choice and the folds that leave one group out. Does not own the prediction
+(`referee.py`).
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from statistics import fmean, median
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
-import numpy as np
-from scipy.optimize import least_squares
+from experiments.accuracy.referee import Run
 
-from experiments.accuracy.referee import (
-    Constants,
-    GroundTruth,
-    Run,
-    predicted_bytes,
-    predicted_s,
-    ring_s,
-)
+RATES_GBIT_PER_S = (50.0, 100.0, 150.0, 200.0, 300.0, 400.0, 800.0)
 
-# Errors beyond this count by their size, not its square: the measure is absolute, and
-# one odd run should not bend the constants of all others
-_LINEAR_BEYOND = 0.05
+# seconds and bytes of a run, at a rate or as the catalogue has it
+Predict = Callable[[Run, float | None], tuple[float, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """One run, predicted with constants that were fitted without it."""
+    """One run, predicted; `rate_gbit_per_s` was chosen without it, or not at all."""
 
     run: Run
     time_s: float
-    peak_bytes: float
+    peak_bytes: int
+    rate_gbit_per_s: float | None = None
 
     @property
     def time_error(self) -> float:
@@ -46,10 +38,10 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class Fold:
-    """The runs that were left out, and the constants fitted on the others."""
+    """The runs that were left out, at the rate that suits the others best."""
 
     name: str
-    constants: Constants
+    rate_gbit_per_s: float
     predictions: tuple[Prediction, ...]
 
     def summary(self) -> dict[str, Any]:
@@ -57,7 +49,7 @@ class Fold:
         return {
             "left_out": self.name,
             "runs": [p.run.name for p in self.predictions],
-            "constants": asdict(self.constants),
+            "network_gbit_per_s": self.rate_gbit_per_s,
             **mean_errors(self.predictions),
         }
 
@@ -65,105 +57,48 @@ class Fold:
 def mean_errors(predictions: Sequence[Prediction]) -> dict[str, float]:
     """Return the mean absolute relative errors."""
     return {
-        "time_mape": fmean(abs(p.time_error) for p in predictions),
-        "memory_mape": fmean(abs(p.memory_error) for p in predictions),
+        "time_mape": round(fmean(abs(p.time_error) for p in predictions), 4),
+        "memory_mape": round(fmean(abs(p.memory_error) for p in predictions), 4),
     }
 
 
-def alternate_folds(runs: list[Run], truth: GroundTruth) -> list[Fold]:
-    """Fit on the even rows and predict the odd ones, and the reverse."""
-    even, odd = runs[0::2], runs[1::2]
-    return [_fold("odd", even, odd, truth), _fold("even", odd, even, truth)]
+def as_is(runs: Sequence[Run], predict: Predict) -> list[Prediction]:
+    """Predict all runs with nothing but the catalogue's figures."""
+    return [_prediction(run, predict, None) for run in runs]
 
 
-def group_folds(runs: list[Run], truth: GroundTruth) -> list[Fold]:
+def group_folds(
+    runs: Sequence[Run],
+    predict: Predict,
+    rates: Sequence[float] = RATES_GBIT_PER_S,
+) -> list[Fold]:
     """Leave out each (pipeline depth, microbatch size) in turn."""
+    at = {
+        rate: {run.name: _prediction(run, predict, rate) for run in runs}
+        for rate in rates
+    }
     folds = []
     for group in sorted({run.group for run in runs}):
-        left_out = [run for run in runs if run.group == group]
-        others = [run for run in runs if run.group != group]
-        name = "pp {} microbatch {}".format(*group)
-        folds.append(_fold(name, others, left_out, truth))
+        fitted_on = [run.name for run in runs if run.group != group]
+        best = min(rates, key=lambda rate: _time_error(at[rate], fitted_on))
+        folds.append(
+            Fold(
+                name="pp {} microbatch {}".format(*group),
+                rate_gbit_per_s=best,
+                predictions=tuple(
+                    at[best][run.name] for run in runs if run.group == group
+                ),
+            )
+        )
     return folds
 
 
-def unfitted(runs: list[Run], truth: GroundTruth) -> tuple[Prediction, ...]:
-    """Predict all runs with no constant fitted at all."""
-    return _predictions(runs, truth, Constants())
+def _time_error(predictions: dict[str, Prediction], names: Sequence[str]) -> float:
+    return fmean(abs(predictions[name].time_error) for name in names)
 
 
-def fit(runs: Sequence[Run], truth: GroundTruth) -> Constants:
-    """Return the constants that suit these runs best."""
-    sync_share = median(
-        ring_s(run, truth) / run.measured_sync_s
-        for run in runs
-        if len(run.plan.replicas) > 1
-    )
-
-    def time_constants(x: np.ndarray) -> Constants:
-        return Constants(
-            timing_s=float(x[0]) * 1e-3,
-            message_share=float(x[1]),
-            sync_share=sync_share,
-        )
-
-    def memory_constants(x: np.ndarray) -> Constants:
-        return Constants(framework_bytes=float(x[0]) * 1e9, saved_factor=float(x[1]))
-
-    def time_errors(x: np.ndarray) -> list[float]:
-        constants = time_constants(x)
-        return [predicted_s(run, truth, constants) / run.measured_s - 1 for run in runs]
-
-    def memory_errors(x: np.ndarray) -> list[float]:
-        constants = memory_constants(x)
-        return [
-            predicted_bytes(run, truth, constants) / run.measured_bytes - 1
-            for run in runs
-        ]
-
-    time = time_constants(_least(time_errors, [0.1, 0.8]))
-    memory = memory_constants(_least(memory_errors, [1.0, 1.0]))
-    return Constants(
-        timing_s=time.timing_s,
-        message_share=time.message_share,
-        sync_share=sync_share,
-        framework_bytes=memory.framework_bytes,
-        saved_factor=memory.saved_factor,
-    )
-
-
-def _least(errors: Any, start: list[float]) -> np.ndarray:
-    found = least_squares(
-        errors,
-        start,
-        bounds=(0.0, np.inf),
-        loss="soft_l1",
-        f_scale=_LINEAR_BEYOND,
-        diff_step=1e-5,  # bytes are whole numbers
-    )
-    assert found.success, found.message
-    return found.x
-
-
-def _fold(
-    name: str, fitted_on: list[Run], left_out: list[Run], truth: GroundTruth
-) -> Fold:
-    constants = fit(fitted_on, truth)
-    return Fold(
-        name=name,
-        constants=constants,
-        predictions=_predictions(left_out, truth, constants),
-    )
-
-
-def _predictions(
-    runs: Sequence[Run], truth: GroundTruth, constants: Constants
-) -> tuple[Prediction, ...]:
-    return tuple(
-        Prediction(
-            run=run,
-            time_s=predicted_s(run, truth, constants),
-            peak_bytes=predicted_bytes(run, truth, constants),
-        )
-        for run in runs
+def _prediction(run: Run, predict: Predict, rate: float | None) -> Prediction:
+    time_s, peak_bytes = predict(run, rate)
+    return Prediction(
+        run=run, time_s=time_s, peak_bytes=peak_bytes, rate_gbit_per_s=rate
     )

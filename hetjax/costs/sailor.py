@@ -1,37 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sailor's profile files: layer times to `Profile`, and the bytes of each layer.
+"""Sailor's profile files: layer times to `Profile`.
 
 Sailor (eth-easl/sailor) keeps `{microbatch: {tensor: {layer: [forward, backward,
-update]}}}` in seconds for one GPU kind, and `{model: {tensor: {layer: {...}}}}` for
-parameters and activations, per device and sequence. Layer 0 is the embedding, the
-last one the head. Owns the reading of both. Does not own hetjax's own profile file
-(`profile_files.py`).
+update]}}}` in seconds for one GPU kind. Layer 0 is the embedding, the last one the
+head. Owns the reading. Does not own hetjax's own profile file (`profile_files.py`).
 """
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from hetjax.cluster.record import as_kind, did_you_mean, parsed, read_text
+from hetjax.cluster.record import as_kind, parsed, read_text
 from hetjax.costs.profile import Measurement, Profile, check_values
 from hetjax.errors import BadInput
 
 _TIMES = "three numbers: forward, backward and update seconds"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LayerBytes:
-    """Bytes of one layer on one device of its tensor group.
-
-    `saved_bytes` (kept for the backward) and `output_bytes` are of one sequence.
-    """
-
-    params_bytes: int
-    saved_bytes: int
-    output_bytes: int
 
 
 def sailor_profile(
@@ -68,25 +53,6 @@ def sailor_profile(
     )
     check_values(profile)
     return profile
-
-
-def sailor_layers(
-    path: str | Path, *, model: str, tensor: int
-) -> tuple[LayerBytes, ...]:
-    """Read the bytes of each layer of a model at a tensor degree; BadInput if none."""
-    models = _table(path)
-    if model not in models:
-        got, names = f"no model {model!r}", list(models)
-        raise _bad(got, f"models there: {', '.join(names)}", path, model, names)
-    degrees = as_kind(models[model], "a table", where=model)
-    if str(tensor) not in degrees:
-        got = f"no tensor degree {tensor} of {model!r}"
-        raise _bad(got, f"degrees there: {', '.join(degrees)}", path)
-    layers = as_kind(degrees[str(tensor)], "a table", where=f"{model}.{tensor}")
-    return tuple(
-        _bytes(layers.get(str(layer)), f"{model}.{tensor}.{layer}")
-        for layer in range(len(layers))
-    )
 
 
 def _kind(layer: int, num_layers: int) -> str:
@@ -145,19 +111,6 @@ def _seconds(raw: object, where: str) -> list[float]:
     return [as_kind(time, "a number", where=where) for time in times]
 
 
-def _bytes(raw: object, where: str) -> LayerBytes:
-    table = as_kind(raw, "a table", where=where)
-
-    def of(key: str) -> int:
-        return as_kind(table.get(key), "an integer", where=f"{where}.{key}")
-
-    return LayerBytes(
-        params_bytes=of("params_bytes"),
-        saved_bytes=of("act_mem_bytes"),
-        output_bytes=of("act_output_bytes"),
-    )
-
-
 def _number(text: str, what: str) -> int:
     if text.isdecimal():
         return int(text)
@@ -179,15 +132,9 @@ def _table(path: str | Path) -> dict[str, Any]:
     return as_kind(raw, "a table", where="the file")
 
 
-def _bad(
-    got: str,
-    allowed: str,
-    path: str | Path,
-    word: str = "",
-    words: list[str] | None = None,
-) -> BadInput:
+def _bad(got: str, allowed: str, path: str | Path) -> BadInput:
     return BadInput(
         got=f"Sailor file {str(path)!r}: {got}",
         allowed=allowed,
-        fix=did_you_mean(word, words) if words else "give the file of another model",
+        fix="give the file of another model",
     )

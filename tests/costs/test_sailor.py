@@ -9,7 +9,7 @@ import pytest
 
 from hetjax.costs.profile import measured
 from hetjax.costs.profile_files import parse_profile, profile_json
-from hetjax.costs.sailor import LayerBytes, sailor_layers, sailor_profile
+from hetjax.costs.sailor import sailor_profile
 from hetjax.errors import BadInput
 
 LAYERS = {
@@ -22,7 +22,6 @@ TIMES = {
     "1": {"1": LAYERS},
     "2": {"1": {layer: [2 * t for t in ts] for layer, ts in LAYERS.items()}},
 }
-BYTES = {"params_bytes": 12, "act_mem_bytes": 34, "act_output_bytes": 56}
 
 
 def written(path: Path, content: Any) -> Path:
@@ -52,14 +51,6 @@ def test_layer_times_become_a_profile_with_the_mean_block(tmp_path: Path) -> Non
     assert parse_profile(profile_json(profile)) == profile
 
 
-def test_layer_bytes_are_read_per_layer(tmp_path: Path) -> None:
-    other = BYTES | {"params_bytes": 78, "params_floats": 99}
-    path = written(tmp_path / "bytes.json", {"OPT": {"4": {"0": BYTES, "1": other}}})
-    first, second = sailor_layers(path, model="OPT", tensor=4)
-    assert first == LayerBytes(params_bytes=12, saved_bytes=34, output_bytes=56)
-    assert second == LayerBytes(params_bytes=78, saved_bytes=34, output_bytes=56)
-
-
 @pytest.mark.parametrize(
     ("content", "part"),
     [
@@ -83,14 +74,3 @@ def test_a_file_that_is_not_sailors_is_refused(
     with pytest.raises(BadInput) as caught:
         sailor_profile(path, model="OPT", device="GH-96", seq_len=2048)
     assert part in caught.value.got
-
-
-def test_bytes_of_an_unknown_model_or_degree_name_what_is_there(tmp_path: Path) -> None:
-    path = written(tmp_path / "bytes.json", {"OPT-350": {"4": {"0": BYTES}}})
-    with pytest.raises(BadInput, match="did you mean 'OPT-350'"):
-        sailor_layers(path, model="OPT-30", tensor=4)
-    with pytest.raises(BadInput, match="degrees there: 4"):
-        sailor_layers(path, model="OPT-350", tensor=2)
-    path = written(tmp_path / "bytes.json", {"OPT-350": {"4": {"0": {}}}})
-    with pytest.raises(BadInput, match="OPT-350.4.0.params_bytes"):
-        sailor_layers(path, model="OPT-350", tensor=4)
