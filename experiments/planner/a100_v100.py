@@ -158,10 +158,12 @@ def _row(case: Case, folder: Path) -> dict[str, Any]:
         },
         "own_sum_terms": own,
         "search_limit_s": case.limit_s,
-        "passes": layout.gap <= GAP_LIMIT
-        and (case.before is None or round(1 / layout.step_s, 4) >= case.before)
-        and (case.limit_s is None or search_s < case.limit_s)
-        and (case.sailor is None or fair.step_s < 1 / case.sailor),
+        "passes": bool(
+            layout.gap <= GAP_LIMIT
+            and (case.before is None or round(1 / layout.step_s, 4) >= case.before)
+            and (case.limit_s is None or search_s < case.limit_s)
+            and (case.sailor is None or fair.step_s < 1 / case.sailor)
+        ),
     }
 
 

@@ -51,7 +51,7 @@ class SailorRule:
         pipelines_s = [
             self.pipeline(c.template).time_s(c.num_microbatches) for c in copies
         ]
-        return max(pipelines_s) + self.longest_sum_s(counts)
+        return float(max(pipelines_s)) + self.longest_sum_s(counts)
 
     def pipeline(self, template: Template) -> Column:
         """The template's costs without any sum."""

@@ -27,8 +27,9 @@ from hetjax.planner.problem import Problem
 from hetjax.planner.templates import Column, Template, TemplateStage, exists
 from hetjax.planner.whole import Copies
 
-_LEAST_SHARE, _NUM_LIMITS = 1 / 40, 14  # of all weights, on one device
-_NUM_STARTS = 4
+_LEAST_SHARE = 1 / 40  # of all weights, on one device
+_NEXT_LIMIT = 0.82  # of the limit before
+_NUM_STARTS = 10
 _GAIN = 1e-6  # relative: what a step must save
 _HALVINGS = 50
 
@@ -47,8 +48,8 @@ def best_by_rule(
     """Return the best plan found; `known` plans are starting points, too."""
     starts = [_counts(copies) for copies in known]
     degrees = sorted({option.tensor for option in rule.problem.options})
-    for n in range(len(degrees)):  # unlike degrees make long sums
-        starts += _fast_pipelines(rule, num_gpus, degrees[n:])
+    for among in (degrees, degrees[-1:]):  # unlike degrees make long sums
+        starts += _fast_pipelines(rule, num_gpus, among)
     found = {frozenset(counts.items()): judged(rule, counts) for counts in starts}
     best = sorted(filter(None, found.values()), key=lambda one: one.step_s)
     return min(
@@ -89,14 +90,29 @@ def _fast_pipelines(
     p, batch = rule.problem, rule.problem.global_batch
     some = without_sums(published_problem(rule.published, num_gpus, batch, degrees))
     numbers = [p.options.index(option) for option in some.options]
-    all_bytes = FLOAT_BYTES * parameters_L(rule.published).sum()
-    for share in np.geomspace(1.0, _LEAST_SHARE, _NUM_LIMITS):
-        within = _within(some, rule.published, share * all_bytes)
+    most_bytes = FLOAT_BYTES * float(parameters_L(rule.published).sum())
+    least_bytes = _LEAST_SHARE * most_bytes
+    while most_bytes > least_bytes:
         try:
-            copies = best_plan(within, "closed").copies
+            copies = best_plan(
+                _within(some, rule.published, most_bytes), "closed"
+            ).copies
         except NoFeasiblePlan:
             return
-        yield _counts([_renumbered(c, numbers) for c in copies])
+        counts = _counts([_renumbered(c, numbers) for c in copies])
+        yield counts
+        # all limits down to what it holds give the same plan
+        most_bytes = min(most_bytes, _held_bytes(rule, counts)) * _NEXT_LIMIT
+
+
+def _held_bytes(rule: SailorRule, counts: Counts) -> float:
+    """The most weights on a device."""
+    params_L, options = parameters_L(rule.published), rule.problem.options
+    return FLOAT_BYTES * max(
+        float(params_L[slice(*stage.layers)].sum()) / options[stage.option].tensor
+        for template in counts
+        for stage in template.stages
+    )
 
 
 def _within(p: Problem, published: Published, most_bytes: float) -> Problem:

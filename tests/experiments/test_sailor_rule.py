@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sailor's rule by hand, and that the search plans for it."""
 
+import json
 from collections import Counter
 from itertools import combinations, product
 from math import log2
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from experiments.planner import a100_v100
 from experiments.planner.published_terms import (
     ZONE,
     Fit,
@@ -218,3 +221,27 @@ def fits(rule: SailorRule, counts: Counter[Template]) -> bool:
             option = rule.problem.options[stage.option]
             used[option.device_class] += num * option.num_devices
     return bool((used <= rule.problem.devices_C).all())
+
+
+def test_a_second_start_of_the_study_goes_on_where_the_first_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    asked = []
+
+    def row(case: a100_v100.Case, folder: Path) -> dict[str, object]:
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        asked.append(case.num_gpus)
+        return {"model": case.model, "num_gpus": case.num_gpus, "passes": True}
+
+    monkeypatch.setattr(a100_v100, "_row", row)
+    monkeypatch.setattr(a100_v100, "CASES", a100_v100.CASES[:3])
+    words = ["--groundtruth", ".", "--results", str(tmp_path / "rows.json"), "--json"]
+    with pytest.raises(KeyboardInterrupt):
+        a100_v100.main(words)
+    asked.clear()
+    a100_v100.main(words)
+    assert asked == [(16, 48)]
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert rows == json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert [tuple(row["num_gpus"]) for row in rows] == [(8, 8), (16, 16), (16, 48)]
