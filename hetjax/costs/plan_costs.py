@@ -2,10 +2,11 @@
 """A plan's costs on a cluster, in seconds, bytes and dollars.
 
 Owns how a profile's links and device kinds meet the cluster's, and what a plan's
-devices cost. Does not own the costs themselves (`analytic.py`), nor which plan, cluster
+nodes cost. Does not own the costs themselves (`analytic.py`), nor which plan, cluster
 and profile it is about.
 """
 
+import math
 from dataclasses import replace
 
 from hetjax.cluster.catalogue import canonical_name, device_price_per_hour
@@ -86,12 +87,15 @@ def with_measured_links(cluster: Cluster, profile: Profile) -> Cluster:
 
 
 def usd_per_hour(plan: Plan, cluster: Cluster) -> float | None:
-    """The price of the devices in use, None if that of any is unknown."""
-    nodes = {node.name: node for node in cluster.nodes}
-    used = {(stage.node, d) for _, _, stage in plan.stages() for d in stage.devices}
-    prices = [device_price_per_hour(nodes[name]) for name, _ in used]
-    known = [price for price in prices if price is not None]
-    return sum(known) if len(known) == len(prices) else None
+    """The price of the nodes in use, None if that of any is unknown.
+
+    A node is rented whole, however few of its devices the plan uses.
+    """
+    used = {stage.node for _, _, stage in plan.stages()}
+    nodes = [node for node in cluster.nodes if node.name in used]
+    prices = [(device_price_per_hour(node), node.count) for node in nodes]
+    known = [price * count for price, count in prices if price is not None]
+    return math.fsum(known) if len(known) == len(prices) else None
 
 
 def device_kinds(plan: Plan, cluster: Cluster) -> set[str]:

@@ -6,10 +6,12 @@ found (`find.py`).
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from hetjax.cluster.cluster import Cluster
+from hetjax.cluster.catalogue import device_spec
+from hetjax.cluster.cluster import Cluster, Node
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
 
@@ -21,7 +23,8 @@ class Objective:
     """What to plan for, and what a plan may not exceed.
 
     Seconds of recovery are from a lost node to the next step, those of a checkpoint
-    between two of them: half of that is lost with a node, on average.
+    between two of them, and a lost node is back, or another in its place, after
+    `node_back_s`: all on average.
     """
 
     wish: Wish = "time"
@@ -29,23 +32,46 @@ class Objective:
     min_tokens_per_s: float | None = None
     recovery_s: float = 60.0
     checkpoint_every_s: float = 600.0
+    node_back_s: float = 600.0
 
 
 def goodput(predicted: Predicted, cluster: Cluster, objective: Objective) -> float:
-    """Return the share of time that makes progress while nodes are preempted.
+    """Return the share of the plan's speed that is left while nodes are preempted.
 
-    Losses add up over the nodes in use, since one of them stops the step: 1 - hazard *
-    (recovery + checkpoint interval / 2), at least 0 (our derivation).
+    Losses of a node come at its rate while it is there (our derivation). Until it is
+    back, what the others can compute does the work. At every loss the time of the
+    recovery counts for nothing; nor does what was done since the last checkpoint, half
+    an interval, where no other node holds some layer: else survivors have the state,
+    and lose no step. A moment counts if no loss makes it void: exp(-rate * seconds).
     """
-    lost_s = objective.recovery_s + objective.checkpoint_every_s / 2
-    return max(0.0, 1 - preemptions_per_hour(predicted.plan, cluster) / 3600 * lost_s)
+    plan, speed, void = predicted.plan, 0.0, 0.0
+    nodes = {node.name: node for node in cluster.nodes}
+    for name, share in _compute_shares(plan, nodes).items():
+        per_s = (nodes[name].preemptions_per_hour or 0.0) / 3600
+        is_there = 1 / (1 + per_s * objective.node_back_s)
+        undone_s = 0.0 if survives(plan, name) else objective.checkpoint_every_s / 2
+        speed += share * is_there
+        void += per_s * is_there * (objective.recovery_s + undone_s)
+    return speed * math.exp(-void)
 
 
-def preemptions_per_hour(plan: Plan, cluster: Cluster) -> float:
-    """Return how often any node that the plan uses vanishes, on average."""
-    used = {stage.node for _, _, stage in plan.stages()}
-    rates = [n.preemptions_per_hour for n in cluster.nodes if n.name in used]
-    return math.fsum(rate or 0.0 for rate in rates)
+def _compute_shares(plan: Plan, nodes: Mapping[str, Node]) -> dict[str, float]:
+    """Of what the plan's devices can compute, what those of each node can."""
+    used = {(stage.node, d) for _, _, stage in plan.stages() for d in stage.devices}
+    tflops: dict[str, float] = {}
+    for name, _ in sorted(used):
+        peak = device_spec(nodes[name]).peak_tflops
+        tflops[name] = tflops.get(name, 0.0) + peak
+    whole = math.fsum(tflops.values())
+    return {name: own / whole for name, own in tflops.items()}
+
+
+def survives(plan: Plan, node: str) -> bool:
+    """Say whether the other nodes hold every layer: the state, if this one is lost."""
+    ranges = [stage.layers for _, _, stage in plan.stages()]
+    left = [stage.layers for _, _, stage in plan.stages() if stage.node != node]
+    layers, held = ({n for r in some for n in range(*r)} for some in (ranges, left))
+    return layers == held
 
 
 def wants_fewer(objective: Objective) -> bool:

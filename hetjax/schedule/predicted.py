@@ -26,7 +26,7 @@ _BOUNDED = ("1f1b", "h1f1b", "gpipe")  # schedules that the prefix bound holds f
 class Predicted:
     """A plan and one simulated step of it; `times_from` tells the source of times.
 
-    `usd_per_hour` is the price of its devices, None if nobody tells.
+    `usd_per_hour` is the price of its nodes, None if nobody tells.
     """
 
     plan: Plan

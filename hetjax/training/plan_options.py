@@ -50,7 +50,7 @@ class PlanOptions:
     """What is to be best: step time, USD per million tokens (cost), or progress while
     spot nodes vanish (goodput)."""
     max_usd_per_hour: float | None = None
-    """The plan's devices may not cost more than this."""
+    """The nodes in use may not cost more than this; each is rented whole."""
     deadline_hours: float | None = None
     """The plan has to get through --tokens in this time."""
     tokens: float | None = None
@@ -58,7 +58,10 @@ class PlanOptions:
     recovery_s: float = Objective().recovery_s
     """Of goodput: from a lost node to the next step."""
     checkpoint_every_s: float = Objective().checkpoint_every_s
-    """Of goodput: from checkpoint to checkpoint, half of which a lost node loses."""
+    """Of goodput: from checkpoint to checkpoint, half of which is lost with a node that
+    alone held some layer."""
+    node_back_s: float = Objective().node_back_s
+    """Of goodput: from a lost node until it is back, or another in its place."""
     microbatch_sizes: Integers = _SIZES
     """Sequences per microbatch that are tried, before the split over data."""
     tensor: Integers = _SIZES

@@ -105,7 +105,7 @@ def objective_of(options: PlanOptions, cluster: Cluster) -> Objective:
         "search_s",
     ):
         _check_positive(name, getattr(options, name))
-    for name in ("recovery_s", "checkpoint_every_s"):
+    for name in ("recovery_s", "checkpoint_every_s", "node_back_s"):
         _check_positive(name, getattr(options, name), zero=True)
     least = None
     if (options.deadline_hours is None) != (options.tokens is None):
@@ -124,6 +124,7 @@ def objective_of(options: PlanOptions, cluster: Cluster) -> Objective:
         min_tokens_per_s=least,
         recovery_s=options.recovery_s,
         checkpoint_every_s=options.checkpoint_every_s,
+        node_back_s=options.node_back_s,
     )
     _check_prices(found, cluster)
     return found

@@ -259,15 +259,15 @@ def test_memory_is_that_of_the_presets_optimizer(
     assert blocks_bytes < less < blocks_bytes + 2 * 4 * 320 * 16
 
 
-def test_a_step_costs_what_its_devices_cost(
+def test_a_step_costs_what_its_nodes_cost(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ):
-    # the whole node's price of two devices, of which one is used
+    # two nodes of two devices, of which one is used on each: nodes are rented whole
     edit = _to("cluster.toml", "count = 2", "count = 2\nprice_per_hour = 4.0")
     edit(folder)
     told = simulated(capsys, *GIVEN, "--output", "p.json")
     tokens_per_hour = 3600 * 8 * 16 / told["step_time_s"]
-    usd = 4.0 / tokens_per_hour * 1e6
+    usd = 2 * 4.0 / tokens_per_hour * 1e6
     assert told["usd_per_million_tokens"] == pytest.approx(usd)
     predicted = read_plan(folder / "p.json").predicted
     assert predicted is not None
