@@ -5,6 +5,7 @@ Legend: B sequences, L positions, D residual width.
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -14,8 +15,9 @@ import jax.numpy as jnp
 import pytest
 from jax.extend.core import Jaxpr, jaxprs_in_params
 
-from hetjax.costs.remat import POLICIES
+from hetjax.costs.remat import POLICIES, with_remat
 from hetjax.models.model import Params, apply, init_params
+from hetjax.plans.plan import Remat
 from tests.costs.small_models import SEQ_LEN, WIDTH, family
 
 COSTLY = ("dot_general", "sort", "top_k", "cumsum", "gather", "scatter-add")
@@ -71,3 +73,18 @@ def test_each_remat_choice_keeps_less(name: str):
         for remat in ("none", "selective", "full")
     )
     assert full < selective < none < kept_bytes(block, params)
+
+
+def test_compiled_backwards_make_again_what_gradients_need_and_no_more():
+    """Of a block's eight products: none, the two of attention, all but the last."""
+    block, params = block_of("gpt")
+
+    def num_products(remat: Remat) -> int:
+        lean = with_remat(block, remat, looped=False)
+        kept = jax.eval_shape(lambda p, x: jax.vjp(lean, p, x)[1], params, X_BLD)
+        backward = jax.jit(lambda vjp, dy_BLD: vjp(dy_BLD)).lower(kept, X_BLD)
+        return len(re.findall(r"= \S+ dot\(", backward.compile().as_text() or ""))
+
+    assert num_products("none") == 16
+    assert num_products("selective") == 16 + 2
+    assert num_products("full") == 16 + 7

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Analytic times respect the device's limits and come near published measurements."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from hetjax.costs.costs import StageTimes
 from hetjax.costs.roofline import all_reduce_s, matmul_s, ring_hop
 from hetjax.costs.stage_times import stage_times
 from hetjax.costs.static import adam_state
+from hetjax.models.counts import parameter_count
 from hetjax.models.gpt import GPTConfig, gpt_model
 from hetjax.plans.plan import Plan, Remat, Replica, Stage, StageMesh
 from tests.costs.small_models import family, pipeline
@@ -94,6 +97,57 @@ def test_22b_on_eight_a100_is_near_the_published_iteration(
     times = gpt_step_s(config, node=NODE, tensor=8, microbatch_size=4, remat=remat)
     predicted_s = times.fused_s + times.update_s
     assert predicted_s == pytest.approx(measured_s, rel=0.15)
+
+
+# arXiv 2205.05198, table 5: hidden size, blocks, heads, sequences; seconds
+MEGATRON = {
+    "22b": ((6_144, 48, 64, 4), 1.42, 1.10),
+    "175b": ((12_288, 96, 96, 1), 18.13, 13.75),
+}
+
+
+@pytest.mark.parametrize("name", MEGATRON)
+def test_full_remat_costs_what_megatron_measured_where_it_does_what_megatron_does(
+    name: str,
+):
+    """Megatron makes the whole forward again, and its products add to fp32 sums.
+
+    Our programs leave out a block's last product and its all-reduce, which no gradient
+    needs, and add gradients in a pass of their own. So full over selective is 1.15 for
+    us, and the published 1.29 and 1.32 with these two terms as Megatron has them.
+    """
+    (width, num_blocks, num_heads, size), full_s, selective_s = MEGATRON[name]
+    config = GPTConfig(
+        name=name,
+        vocab_size=51_200,
+        hidden_size=width,
+        num_blocks=num_blocks,
+        num_heads=num_heads,
+        max_seq_len=2_048,
+    )
+    model, last = gpt_model(config), num_blocks + 2
+
+    def blocks(remat: Remat) -> StageTimes:
+        plan = pipeline(
+            model,
+            *((0, 1), (1, last - 1), (last - 1, last)),
+            mesh=StageMesh(tensor=8),
+            remat=remat,
+            microbatch_size=size,
+        )
+        plan = replace(plan, seq_len=config.max_seq_len)
+        return stage_times(
+            plan, model, (0, 1), NODE, dtype="bfloat16", optimizer=adam_state
+        )
+
+    none, selective, full = map(blocks, ("none", "selective", "full"))
+    # 2 bytes of a gradient read, 4 of its sum read and written
+    num_params = num_blocks * parameter_count(model.layers[1]) / 8
+    own_pass_s = 10 * num_params / (0.8 * A100.memory_gb_per_s * 1e9)
+    whole_again_s = 2 * full.forward_s + none.backward_s - own_pass_s
+    as_megatron = whole_again_s / (selective.fused_s - own_pass_s)
+    assert as_megatron == pytest.approx(full_s / selective_s, rel=0.03)
+    assert full.fused_s / selective.fused_s == pytest.approx(1.15, rel=0.01)
 
 
 def test_355m_on_one_a100_is_near_the_published_iteration():
