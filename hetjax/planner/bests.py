@@ -2,7 +2,7 @@
 """What a search has simulated so far, and the best of it by every wish.
 
 Owns that a search can end at any time with something in hand: once there is a plan, the
-limit (`limits.py`) is looked at before the next one. Does not own which plans there are
+limit (`limits.py`) is looked at before the next. Does not own which plans there are
 to simulate (`find.py`) nor what is better (`objectives.py`).
 """
 
@@ -41,10 +41,14 @@ class Bests:
         """Simulate the plan, and keep it if it is the best by some wish.
 
         None if it is over memory or a limit of the objectives. TimeUp before it is
-        simulated.
+        simulated, unless there is none to keep in its place.
         """
         if self.best:
             check()
+        return self.take(plan, source)
+
+    def take(self, plan: Plan, source: str) -> Predicted | None:
+        """Do the same however late it is."""
         found = self.judge(plan)
         if found is None or not within(found, self.objectives[0]):
             return None

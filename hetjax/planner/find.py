@@ -149,12 +149,14 @@ class Search:
 
     def start_from(self, plans: Mapping[str, Plan], polish_s: float = POLISH_S) -> None:
         """Look at plans of somebody else, by name, and go on from those that are better
-        than what was found."""
+        than what was found.
+
+        However late it is: nobody has a better plan than the search that knows it.
+        """
         best = self.bests.best
         before = dict(best)
-        with suppress(TimeUp):
-            for source, plan in plans.items():
-                self.bests.offer(plan, source)
+        for source, plan in plans.items():
+            self.bests.take(plan, source)
         better = [o for o in best if best[o] != before.get(o)]
         self.polish(polish_s, better)
 
@@ -172,7 +174,7 @@ class Search:
                     best.predicted,
                     lambda plan, source=best.source: self.bests.offer(plan, source),
                     lambda found, by=objective: self.bests.score(found, by),
-                    self._choices(),
+                    self.choices(),
                 )
 
     def found(self) -> tuple[Found, ...]:
@@ -207,29 +209,26 @@ class Search:
             raise why_infeasible(self.request, self.objectives[0])
 
     def _at_once(self) -> None:
-        """Have something in hand where the time was up before: what is proposed, or
-        what takes no search. TimeUp if that does not fit."""
-        for source, plan in chain(
-            (("templates", plan) for plan in plans_by_rank(self.proposed)),
-            (("even split", plan) for plan in _even_plans(self.request)),
-        ):
-            if self.bests.best:
-                return
-            self.bests.offer(plan, source)
+        """Have something in hand where the time was up before: the first that fits of
+        what is proposed, or the best of what takes no search. TimeUp if none fits."""
+        for plan in plans_by_rank(self.proposed):
+            if not self.bests.best:
+                self.bests.take(plan, "templates")
+        work = 0
+        for plan in () if self.bests.best else _even_plans(self.request):
+            work += _work(plan)
+            if not self.bests.best or work <= _LITTLE_WORK:
+                self.bests.take(plan, "even split")
         if not self.bests.best:
             raise TimeUp
 
-    def _choices(self) -> Choices:
-        request = self.request
+    def choices(self) -> Choices:
+        """Return what moves of the local search may choose from."""
         return Choices(
-            remats=request.remats,
-            microbatch_sizes=request.microbatch_sizes,
-            class_of={
-                node.name: nodes.name
-                for nodes in request.classes
-                for node in nodes.nodes
-            },
-            counts={node.name: node.count for node in request.cluster.nodes},
+            remats=self.request.remats,
+            microbatch_sizes=self.request.microbatch_sizes,
+            class_of=self.request.class_of,
+            counts={node.name: node.count for node in self.request.cluster.nodes},
         )
 
 

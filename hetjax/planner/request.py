@@ -73,6 +73,11 @@ class Request:
         return node_classes(self.cluster)
 
     @cached_property
+    def class_of(self) -> Mapping[str, str]:
+        """The class of every node, by their names."""
+        return {node.name: some.name for some in self.classes for node in some.nodes}
+
+    @cached_property
     def degrees(self) -> tuple[int, ...]:
         """The tensor degrees that the model can be cut by and some node has room for.
 

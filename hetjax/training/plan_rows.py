@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hetjax.errors import NoFeasiblePlan
-from hetjax.planner.alike import alike_replicas, idle_devices, spelled
-from hetjax.planner.objectives import goodput
+from hetjax.planner.alike import alike_replicas, spelled
+from hetjax.planner.idle import Idle
+from hetjax.planner.objectives import Objective, goodput
 from hetjax.plans.plan import Plan
 from hetjax.schedule.memory import MemoryUse
 from hetjax.schedule.predicted import Predicted
@@ -158,7 +159,7 @@ def sentences(planned: Planned) -> Iterator[str]:
             f"{planned.moved.move_s:.1f} s"
         )
     yield binding_line(binding(best))
-    yield idle_line(planned)
+    yield from idle_lines(planned)
 
 
 def step_line(best: Predicted) -> str:
@@ -173,18 +174,35 @@ def step_line(best: Predicted) -> str:
     return ", ".join(parts)
 
 
-def idle_line(planned: Planned) -> str:
-    """Return which devices the plan does without."""
-    cluster = planned.request.cluster
-    idle = idle_devices(planned.best.plan, cluster)
-    if not idle:
-        return f"all {cluster.num_devices} devices are used"
-    num = sum(map(len, idle.values()))
-    shown = [f"{name}/{spelled(devices)}" for name, devices in idle.items()]
-    more = f" and on {len(shown) - 8} more nodes" if len(shown) > 8 else ""
+def idle_lines(planned: Planned) -> Iterator[str]:
+    """Yield which devices the plan does without, and what it would be with them."""
+    num_devices = planned.request.cluster.num_devices
+    if not planned.idle:
+        yield f"all {num_devices} devices are used"
+    for idle in planned.idle:
+        num = sum(map(len, idle.devices.values()))
+        shown = [f"{name}/{spelled(ds)}" for name, ds in idle.devices.items()]
+        more = f" and on {len(shown) - 8} more nodes" if len(shown) > 8 else ""
+        yield (
+            f"not worth using: {' '.join(shown[:8])}{more} ({num} of {num_devices} "
+            f"devices): {_with_more(planned.objective, idle)}"
+        )
+
+
+def _with_more(objective: Objective, idle: Idle) -> str:
+    """The evidence: the best plan with more of this kind."""
+    if idle.instead is None or idle.worse is None:
+        return f"no plan with more of {idle.kind} was found that fits"
+    figure = {
+        "time": f"a step of {ms(idle.instead.simulation.step_time_s)} ms",
+        "cost": f"{_figure(idle.instead.usd_per_million_tokens, '.3g')} USD per "
+        "million tokens",
+        "goodput": f"a step of {ms(idle.instead.simulation.step_time_s)} ms",
+    }[objective.wish]
+    worse = {"time": "longer", "cost": "dearer", "goodput": "less for the time lost"}
     return (
-        f"not worth using: {' '.join(shown[:8])}{more} ({num} of "
-        f"{cluster.num_devices} devices)"
+        f"the best plan found with more of {idle.kind} has {figure}, "
+        f"{max(idle.worse, 0.0):.1%} {worse[objective.wish]}"
     )
 
 

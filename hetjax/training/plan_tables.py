@@ -13,6 +13,7 @@ from typing import Any
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.alike import idle_devices
 from hetjax.planner.find import Found
+from hetjax.planner.idle import Idle
 from hetjax.planner.objectives import goodput
 from hetjax.plans.files import plan_json
 from hetjax.plans.plan import Plan
@@ -99,6 +100,7 @@ def plan_values(planned: Planned) -> dict[str, Any]:
             name: list(devices)
             for name, devices in idle_devices(best.plan, cluster).items()
         },
+        "idle": [_idle_values(idle) for idle in planned.idle],
         "plan": json.loads(plan_json(plan_of(planned))),
     }
     return told | _answers(planned)
@@ -127,6 +129,17 @@ def _answers(planned: Planned) -> dict[str, Any]:
             for case in planned.what_if
         }
     return told
+
+
+def _idle_values(idle: Idle) -> dict[str, Any]:
+    """What is idle, and the best plan with more of it."""
+    instead = idle.instead
+    return {
+        "kind": idle.kind,
+        "devices": {name: list(devices) for name, devices in idle.devices.items()},
+        "worse": idle.worse,
+        "instead": None if instead is None else _judged_values(instead),
+    }
 
 
 def _judged_values(judged: Predicted | NoFeasiblePlan) -> dict[str, Any]:

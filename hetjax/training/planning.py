@@ -15,6 +15,7 @@ from hetjax.planner.baselines.table import BASELINES, compared
 from hetjax.planner.bests import Progress
 from hetjax.planner.certificate import held
 from hetjax.planner.find import POLISH_S, Found, Search
+from hetjax.planner.idle import Idle, try_idle, why_idle
 from hetjax.planner.limits import TimeUp, left_s, limited
 from hetjax.planner.objectives import Objective
 from hetjax.planner.pareto import WhatIf, every_wish, what_if, what_if_names
@@ -58,6 +59,7 @@ class Planned:
     found: Found
     alone: Found | NoFeasiblePlan
     moved: Replanned | None = None
+    idle: tuple[Idle, ...] = ()
     baselines: Judged | None = None
     pareto: tuple[Found, ...] = ()
     what_if: tuple[WhatIf, ...] = ()
@@ -94,6 +96,7 @@ def planned(
             if not search.bests.best:
                 raise alone
             search.prove()
+    try_idle(search, objective)
     found = _wished(search, objective)
     moved = _moved(request, objective, questions, found)
     if moved is not None:
@@ -106,6 +109,7 @@ def planned(
         found=_with_times_from(found, profile_path),
         alone=alone,
         moved=moved,
+        idle=why_idle(found, search.bests.simulated()),
         baselines=others if names else None,
         pareto=search.found() if questions.pareto else (),
         what_if=cases,

@@ -107,6 +107,9 @@ def test_numbers_follow_from_one_another(
     assert found["tokens_per_s"] == pytest.approx(6 * 16 / step_s)
     used = {(stage["node"], d) for stage in found["stages"] for d in stage["devices"]}
     idle = {(node, d) for node, ds in found["idle_devices"].items() for d in ds}
+    shown = [entry["devices"] for entry in found["idle"]]
+    told_idle = {(node, d) for some in shown for node, ds in some.items() for d in ds}
+    assert told_idle == idle
     assert used | idle == {(n.name, d) for n in CLUSTER.nodes for d in range(n.count)}
     assert not used & idle
     tokens_per_usd = found["tokens_per_s"] * 3600 / found["usd_per_hour"]

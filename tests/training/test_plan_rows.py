@@ -12,6 +12,7 @@ from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.costs.profile import Measurement, Profile
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.find import Found
+from hetjax.planner.idle import Idle
 from hetjax.planner.judge import judged
 from hetjax.planner.objectives import Objective
 from hetjax.planner.request import Request
@@ -24,13 +25,14 @@ from hetjax.training.plan_html import shown_replicas
 from hetjax.training.plan_rows import (
     MemoryBar,
     baseline_rows,
-    idle_line,
+    idle_lines,
     memory_bars,
     sentences,
     stage_rows,
 )
 from hetjax.training.plan_tables import bar_letters, plan_values, tables
 from hetjax.training.planning import Planned
+from hetjax.training.prediction import ms
 from tests.training.small import MODEL, stage
 
 EAST, WEST = "east-0", "west-0"
@@ -148,7 +150,22 @@ def test_devices_that_are_nearly_full_are_counted():
 
 def test_what_is_idle_and_where_a_plan_is_from_is_said():
     told = planned(cluster(1e6), two_stages(4))
-    assert idle_line(told) == f"not worth using: {EAST}/1 (1 of 3 devices)"
+    best = told.best
+    twice = replace(best.simulation, step_time_s=1.25 * best.simulation.step_time_s)
+    idle = Idle(
+        kind="H20",
+        devices={EAST: (1,)},
+        instead=replace(best, simulation=twice),
+        worse=0.25,
+    )
+    (line,) = idle_lines(replace(told, idle=(idle,)))
+    assert line == (
+        f"not worth using: {EAST}/1 (1 of 3 devices): the best plan found with more of "
+        f"H20 has a step of {ms(twice.step_time_s)} ms, 25.0% longer"
+    )
+    (line,) = idle_lines(replace(told, idle=(replace(idle, instead=None),)))
+    assert line.endswith("no plan with more of H20 was found that fits")
+    assert list(idle_lines(told)) == ["all 3 devices are used"]
     assert "from a test in 0.5 s" in list(sentences(told))
     assert plan_values(told)["lower_bound_s"] is None
 
