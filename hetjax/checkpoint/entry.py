@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+WEIGHTS = "params."  # how names of entries begin that are weights
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:

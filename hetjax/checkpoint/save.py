@@ -3,7 +3,8 @@
 
 Owns `Saver`: the background write, the commit (the manifest, last), retention, and
 the removal of what a crash left behind. Survives `kill -9` and a full disk at any
-moment: the newest committed step stays as it is. Does not own names (`layout.py`),
+moment: the newest committed step stays as it is. Weights that are not finite are never
+committed. Does not own names (`layout.py`),
 the manifest's content (`manifest.py`) nor reading (`restore.py`).
 """
 
@@ -27,7 +28,7 @@ import tensorstore as ts
 from hetjax.checkpoint import layout
 from hetjax.checkpoint.copies import Copies
 from hetjax.checkpoint.durable import fsync, replace_text
-from hetjax.checkpoint.entry import Entry
+from hetjax.checkpoint.entry import WEIGHTS, Entry
 from hetjax.checkpoint.holdings import Save
 from hetjax.checkpoint.manifest import (
     Manifest,
@@ -87,9 +88,10 @@ class Saver:
         copies: Copies | None = None,
     ) -> None:
         assert keep >= 1, keep
-        self._directory, self._worker, self._keep = directory, worker, keep
+        self.directory, self._worker, self._keep = directory, worker, keep
         self._uploader, self._copies = uploader, copies
         self.newest: Save | None = None  # that was committed, and copied
+        self.spoilt: Save | None = None  # begun last, if its weights are not finite
         _open(directory)
         self._remove_unfinished()
         self._not_stored: int | None = None  # yet: a step that is committed here
@@ -122,6 +124,7 @@ class Saver:
         if self.busy:
             return False
         self.wait()
+        self.spoilt = None
         found = tuple(entries)
         snapshot = _Snapshot(
             step=step,
@@ -169,6 +172,9 @@ class Saver:
 
     def _write(self, snapshot: _Snapshot) -> None:
         own = self._own(snapshot.step)
+        if _is_spoilt(snapshot):
+            self.spoilt = snapshot.step, attempt(snapshot.host)
+            return
         try:
             self._commit(own, snapshot)
         except Exception as error:
@@ -207,7 +213,7 @@ class Saver:
             host=snapshot.host,
         )
         replace_text(own / layout.MANIFEST, to_text(manifest))
-        for path in (own, own.parent, self._directory):
+        for path in (own, own.parent, self.directory):
             fsync(path)
         remove_uncommitted(own)
 
@@ -228,26 +234,26 @@ class Saver:
 
         Later ones belong to a past that was given up by resuming before them.
         """
-        past = [s for s in layout.step_numbers(self._directory) if s <= snapshot.step]
+        past = [s for s in layout.step_numbers(self.directory) if s <= snapshot.step]
         complete = [s for s in past if is_complete(self._own(s))]
         kept = {*complete[-self._keep :], snapshot.safe}
         if self._uploader is not None:
             kept |= self._uploader.in_flight
         try:
-            for other in layout.step_numbers(self._directory):
+            for other in layout.step_numbers(self.directory):
                 if other not in kept:
                     remove(self._own(other))
         except OSError as error:
             warnings.warn(f"old checkpoint not removed: {error}", stacklevel=1)
 
     def _remove_unfinished(self) -> None:
-        for step in layout.step_numbers(self._directory):
+        for step in layout.step_numbers(self.directory):
             own = self._own(step)
             if not (own / layout.MANIFEST).exists() or committed(own):
                 remove_uncommitted(own)  # a damaged manifest is left to be seen
 
     def _own(self, step: int) -> Path:
-        return layout.part_directory(self._directory, step, self._worker)
+        return layout.part_directory(self.directory, step, self._worker)
 
 
 class _Leaves(ocp.type_handlers.NumpyHandler):
@@ -334,6 +340,15 @@ def _open(directory: Path) -> None:
             allowed="a folder that you may write to, or a path where one can be made",
             fix="choose another one with --run-dir",
         ) from error
+
+
+def _is_spoilt(snapshot: _Snapshot) -> bool:
+    """Whether a weight is not finite: a sum of them, in double precision, is not."""
+    return any(
+        not np.isfinite(np.sum(value, dtype=np.float64))
+        for name, value in snapshot.leaves
+        if name.startswith(WEIGHTS)
+    )
 
 
 def _files(root: Path) -> list[Path]:

@@ -55,6 +55,7 @@ class Fleet:
         self.crew = crew
         self.attempts: dict[int, str] = {}  # at saving, by step
         self.saved: int | None = None  # newest step that all workers have saved
+        self.is_spoilt = False  # what they began to save last: not finite, not saved
         self._saving = 0, list[str]()  # what they began to save last, and who
         self._copying: tuple[int, int] | None = None  # since when, how many
         self._generation = self._turn = 0
@@ -258,7 +259,12 @@ class Fleet:
         save = [step, self.attempts.get(step)]
         if workers and all(w in told and told[w]["newest"] == save for w in workers):
             self.saved = step
+        self.is_spoilt = any(w in told and told[w]["spoilt"] == save for w in workers)
         return told
+
+    def forget_saving(self) -> None:
+        """What was saved last is of a past that was given up."""
+        self.is_spoilt, self._saving = False, (0, [])
 
     def end(self) -> None:
         """Let the workers finish what they write, and leave.

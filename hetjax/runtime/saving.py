@@ -26,13 +26,17 @@ class Saving:
         self._copies: Copies | None = None
 
     def state(self) -> Message:
-        """Whether a save is in flight, here or to the store; the newest done."""
+        """Whether a save is in flight, here or to the store; the newest done.
+
+        `spoilt` is one that was not written, as its weights are not finite.
+        """
         if self._saver is None:
-            return {"busy": False, "storing": False, "newest": None}
+            return {"busy": False, "storing": False, "newest": None, "spoilt": None}
         return {
             "busy": self._saver.busy,
             "storing": self._saver.is_storing,
             "newest": self._saver.newest,
+            "spoilt": self._saver.spoilt,
         }
 
     def keep_copies(self, number: int, request: Message) -> Message:

@@ -302,7 +302,7 @@ class _Server:
             values = self._salvage.taken
             self._salvage.let_go()
             self._island.restore(lambda entry: from_leaves(values, entry))
-            self._at = request["step"]
+            self._at, self._told = request["step"], None
         self._salvage.forget()
 
     def _needed(self) -> dict[str, Entry]:

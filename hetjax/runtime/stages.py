@@ -95,6 +95,7 @@ class Stages:
         """State of all stages from plan-independent entries."""
         for stage, state in self.stages.items():
             abstract = state.updates.masters, state.updates.opt_state
+            state.clear()  # or devices would have to hold it twice
             self._install(state, *place(self.layout.stages[stage], *abstract, read))
 
     def abstract_entries(self) -> Iterator[Entry]:

@@ -68,6 +68,15 @@ class Driver(Protocol):
         """logits_V of what follows the tokens."""
         ...
 
+    @property
+    def is_spoilt(self) -> bool:
+        """Whether the checkpoint begun last was refused: weights are not finite."""
+        ...
+
+    def go_back(self, reason: str) -> int:
+        """Take the state of the newest complete checkpoint again; return its step."""
+        ...
+
     def save(self, step: int) -> bool:
         """Start a checkpoint; False if one is still being written."""
         ...

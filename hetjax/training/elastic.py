@@ -58,12 +58,12 @@ class Recovered:
     """What a change has cost; `seconds` by what they went into, `tier_s` by tier.
 
     `gone` are the workers that were started anew. `plan` is there if it is another one
-    than before, for this `cluster`.
+    than before, for this `cluster`, which may be left out otherwise.
     """
 
     reason: str
     plan: Plan | None
-    cluster: Cluster
+    cluster: Cluster | None
     gone: frozenset[str]
     from_step: int
     step: int
@@ -170,6 +170,37 @@ class FleetDriver:
     @property
     def saved(self) -> int | None:
         return self._fleet.saved
+
+    @property
+    def is_spoilt(self) -> bool:
+        return self._fleet.is_spoilt
+
+    def go_back(self, reason: str) -> int:
+        clock, at, fleet = Clock(), self._at, self._fleet
+        restored = self._surely(self._from_checkpoint)
+        if restored is None:
+            raise WorkerLost(fleet.workers[0], "finds no checkpoint to go back to")
+        fleet.forget_saving()
+        self._at, self._norm = restored.step, None
+        clock.lap("move")
+        self.heard(
+            Recovered(
+                reason=reason,
+                plan=None,
+                cluster=self._cluster,
+                gone=frozenset(),
+                from_step=at,
+                step=restored.step,
+                num_bytes=restored.num_bytes,
+                tier_s=restored.seconds,
+                seconds=clock.seconds,
+            )
+        )
+        return restored.step
+
+    def _from_checkpoint(self) -> Restored | None:
+        fleet, keeping = self._fleet, self._terms.keeping
+        return restore(fleet, self._on_disk(fleet.workers), keeping, most=fleet.saved)
 
     def save(self, step: int) -> bool:
         host, terms = {**self._terms.host, "step": step}, self._terms

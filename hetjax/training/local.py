@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from hetjax.checkpoint.layout import new_attempt
+from hetjax.checkpoint.restore import Checkpoint
 from hetjax.checkpoint.save import Saver
 from hetjax.data.batches import Batch
 from hetjax.plans.plan import Plan
@@ -76,6 +77,32 @@ class LocalDriver:
         if newest is None:
             return None if self.resumed is None else self._first
         return newest[0]
+
+    @property
+    def is_spoilt(self) -> bool:
+        return self._saver.spoilt is not None
+
+    def go_back(self, reason: str) -> int:
+        clock, at = Clock(), self.at
+        self._saver.wait()
+        checkpoint = Checkpoint.open(self._saver.directory)
+        self._runtime.restore(checkpoint.read)
+        self._saver.spoilt, self.at = None, checkpoint.step
+        clock.lap("move")
+        self.heard(
+            Recovered(
+                reason=reason,
+                plan=None,
+                cluster=None,
+                gone=frozenset(),
+                from_step=at,
+                step=self.at,
+                num_bytes={},
+                tier_s={},
+                seconds=clock.seconds,
+            )
+        )
+        return self.at
 
     def save(self, step: int) -> bool:
         host = {**self._host, "step": step, "attempt": new_attempt()}

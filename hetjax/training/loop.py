@@ -32,6 +32,14 @@ _NUM_TRACED, _WARM_UP = 3, 2  # steps
 _NUM_LAST_SAVES = 2  # a worker may be lost in one
 
 
+class _NotFinite(Exception):
+    """A step, or the weights after it, have numbers that are not finite."""
+
+    def __init__(self, step: int, got: str) -> None:
+        super().__init__(got)
+        self.step, self.got = step, got
+
+
 class Failed(Exception):
     """The run cannot go on; the text says why, earlier checkpoints are intact."""
 
@@ -68,6 +76,7 @@ class Loop:
     _since_s: float = 0.0
     _is_in_step: bool = False
     _saved: int | None = None
+    _bad_step: int = -1  # the last one with numbers that were not finite
     _traced: range = range(0)
     _num_traced: int = 0
 
@@ -85,7 +94,27 @@ class Loop:
                 return self._run(step, first)
             except RolledBack as back:
                 step = back.step
-                self._forget_after(step)
+            except _NotFinite as bad:
+                step = self._back_from(bad)
+            self._forget_after(step)
+
+    def _back_from(self, bad: _NotFinite) -> int:
+        """Go back to the newest checkpoint: it may have been chance.
+
+        It was not if it comes again, at the same step or before: that ends the run.
+        """
+        self.driver.wait_saved()
+        self._tell_saved()
+        kept = self.driver.saved
+        if kept is None:
+            raise self._diverged(bad.got)
+        if bad.step <= self._bad_step:
+            raise self._diverged(f"{bad.got}, again after going back")
+        self._bad_step = bad.step
+        try:
+            return self.driver.go_back(f"{bad.got}: back to step {kept}")
+        except RolledBack as back:  # a worker was lost meanwhile
+            return back.step
 
     def hear(self, recovered: Recovered) -> None:
         """Take a recovery, and what it has undone, out of the time of the step."""
@@ -159,7 +188,8 @@ class Loop:
         step, loss = done.step, done.result.loss()
         norm, num_tokens = done.result.grad_norm, done.result.num_tokens
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise self._diverged(step, loss, norm)
+            got = f"loss {loss} and grad_norm {norm} in step {step}"
+            raise _NotFinite(step, got)
         line = {
             "step": step,
             "loss": loss,
@@ -174,8 +204,7 @@ class Loop:
         self.metrics.append(line)
         self.display.trained(line)
 
-    def _diverged(self, step: int, loss: float, norm: float) -> Failed:
-        self.driver.wait_saved()
+    def _diverged(self, got: str) -> Failed:
         kept = self.driver.saved
         state = (
             "none is saved"
@@ -183,7 +212,7 @@ class Loop:
             else f"the last checkpoint is of step {kept}"
         )
         return Failed(
-            f"got: loss {loss} and grad_norm {norm} in step {step}\n"
+            f"got: {got}\n"
             f"allowed: finite numbers; {state}\n"
             f"fix: {'start again' if kept is None else 'go on from there'} with a "
             "lower --optimizer.learning-rate, which is "
@@ -201,6 +230,8 @@ class Loop:
             if self.stop.reason is not None and step < self.config.steps:
                 return  # resuming makes up for it
         loss = float(np.mean(losses))
+        if not math.isfinite(loss):
+            raise self._diverged(f"validation loss {loss} after step {step}")
         bits_per_byte = loss / math.log(2) / self.dataset.bytes_per_token
         line = {"step": step, "val_loss": loss, "val_bits_per_byte": bits_per_byte}
         self.metrics.append(line)
@@ -223,8 +254,10 @@ class Loop:
     def _save(self, step: int) -> None:
         """Start a checkpoint, unless the one before is still being written."""
         self._record()  # a state that has no finite loss must not be saved
+        self._check_spoilt(step)
         started = self.driver.save(step)
         self._tell_saved()
+        self._check_spoilt(step)
         if not started:
             self.display.note(
                 f"checkpoint of step {step} left out: one is still being written "
@@ -236,6 +269,7 @@ class Loop:
         for _ in range(_NUM_LAST_SAVES + 1):
             self.driver.wait_saved()
             self._tell_saved()
+            self._check_spoilt(step)
             if self.driver.saved == step:
                 return
             self._save(step)
@@ -244,6 +278,11 @@ class Loop:
             "allowed: a run ends with its state saved\n"
             "fix: make room on the disk and run the same command again"
         )
+
+    def _check_spoilt(self, step: int) -> None:
+        if self.driver.is_spoilt:
+            got = f"weights that are not finite, to be saved by step {step}"
+            raise _NotFinite(step, got)
 
     def _tell_saved(self) -> None:
         if self.driver.saved not in (None, self._saved):

@@ -227,6 +227,7 @@ def _recovered(
     """Say what a change has cost, and keep the plan that follows from it."""
     seconds = {phase: round(s, 3) for phase, s in recovered.seconds.items()}
     if recovered.plan is not None:
+        assert recovered.cluster is not None
         rundir.write_layout(run_dir, recovered.cluster, recovered.plan)
         event(events, "replanned", recovered.step, plan=recovered.reason)
         shown.note(f"another plan than before:\n{plan_table(recovered.plan)}")

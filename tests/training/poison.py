@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights that turn infinite: one of them, after the update of a step."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from hetjax.runtime.island import Island
+from hetjax.runtime.stages import Stages
+from hetjax.training import worker
+
+
+def poison(stages: Stages) -> None:
+    """Make a weight of the head infinite, in all stages here that have it."""
+    for state in stages.stages.values():
+        if not state.programs.graph.last:
+            continue
+        *others, last = state.masters
+        leaf, held = next(iter(last.items()))
+        bad = held.at[(0,) * held.ndim].set(jnp.inf)
+        masters = *others, last | {leaf: jax.device_put(bad, held.sharding)}
+        stages._install(state, masters, state.opt_state)
+
+
+def poisoned_worker(after_step: int, once: Path) -> None:
+    """Work as a worker does, but for one weight after the update of a step, once."""
+    step = Island.step
+
+    def step_and_poison(island: Island, *arguments: Any) -> Any:
+        told = step(island, *arguments)
+        num_steps[island] = num_steps.get(island, 0) + 1
+        if num_steps[island] == after_step and once.exists():
+            once.unlink()
+            poison(island)
+        return told
+
+    num_steps: dict[Island, int] = {}
+    Island.step = step_and_poison  # pyright: ignore
+    worker.main()
+
+
+if __name__ == "__main__":
+    poisoned_worker(4, Path(os.environ["HETJAX_TEST_POISON"]))
