@@ -33,6 +33,17 @@ def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGcs]:
         yield server
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Both test processes and all that they start keep what they compile for others.
+
+    JAX locks the folder for each entry; entries are told apart by program, options
+    and release of JAX.
+    """
+    cache = getattr(config, "cache", None)
+    if cache is not None:
+        jax_settings.keep_compiled(cache.mkdir("compiled"))
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--plans", type=int, default=40, help="random plans to hold against one jit"

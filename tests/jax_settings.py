@@ -2,6 +2,7 @@
 """JAX as all tests see it, in pytest and in the processes that tests start."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,6 +23,19 @@ def strict_simulation() -> None:
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_numpy_rank_promotion", "raise")
     jax.config.update("jax_disable_most_optimizations", True)  # compiling dominates
+
+
+def keep_compiled(folder: Path) -> None:
+    """Share a folder of compiled programs with the processes that tests start."""
+    settings = {
+        "jax_compilation_cache_dir": str(folder),
+        "jax_compilation_cache_max_size": 8 << 30,  # a limit makes JAX lock
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    for name, value in settings.items():
+        jax.config.update(name, value)
+        os.environ[name.upper()] = str(value)
 
 
 _compile = jax.stages.Lowered.compile

@@ -125,6 +125,16 @@ def test_installing_the_package_installs_all_that_it_imports():
     assert unasked == {}
 
 
+def test_a_run_that_has_its_plan_does_not_wait_for_the_solvers():
+    told = "import sys, hetjax.training.run; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", told], cwd=ROOT, capture_output=True, text=True
+    )
+    modules = set(done.stdout.split())
+    assert "jax" in modules, done.stderr
+    assert not modules & {"cvxpy", "scipy", "ray"}
+
+
 def test_every_python_file_that_is_not_empty_starts_with_its_licence():
     texts = {path: path.read_text(encoding="utf-8") for path in python_files()}
     assert len(texts) > 40

@@ -6,17 +6,20 @@ other predictions (`prediction.py`).
 """
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from hetjax.planner.find import Found
 from hetjax.plans.plan import Plan
 from hetjax.training.prediction import ms, with_prediction
+
+if TYPE_CHECKING:  # a run that has its plan does not import the planner
+    from hetjax.planner.find import Found
 
 SPACE = (  # what the bound is about, to be said wherever it is
     "1F1B family, fused backward, no interleaving, the modelled costs"
 )
 
 
-def found_plan(found: Found) -> Plan:
+def found_plan(found: "Found") -> Plan:
     """Return the plan with what was predicted of it and the certified bound."""
     plan = with_prediction(found.best)
     assert plan.predicted is not None
@@ -26,7 +29,7 @@ def found_plan(found: Found) -> Plan:
     return replace(plan, predicted=predicted)
 
 
-def certificate(found: Found) -> str:
+def certificate(found: "Found") -> str:
     """Return the predicted step and the bound in a few words."""
     told = f"step time {ms(found.best.simulation.step_time_s)} ms predicted"
     gap = found.gap
@@ -35,7 +38,7 @@ def certificate(found: Found) -> str:
     return f"{told}; {found.bound.why}" if found.bound.is_false else told
 
 
-def bound_line(found: Found) -> str:
+def bound_line(found: "Found") -> str:
     """Return the bound in a line; that there is none, and why."""
     least_s, gap = found.lower_bound_s, found.gap
     if least_s is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled programs kept on disk: a worker that starts again need not compile."""
+"""Compiled programs kept on disk: who starts again need not compile."""
 
 import os
 from pathlib import Path

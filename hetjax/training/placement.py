@@ -24,8 +24,6 @@ from hetjax.errors import BadInput
 from hetjax.mesh.simulated import simulate_devices
 from hetjax.models.counts import tensor_sizes
 from hetjax.models.model import Model
-from hetjax.planner.find import find_plan
-from hetjax.planner.replan import replan
 from hetjax.planner.request import Request
 from hetjax.plans.even import even_plan
 from hetjax.plans.files import read_plan
@@ -248,11 +246,17 @@ def next_plan(config: RunConfig, model: Model, cluster: Cluster, current: Plan) 
         plan = _even(config, model, cluster).plan
         check_fits(plan, model, cluster, dtype=config.dtype, optimizer=_state(config))
         return plan
+    from hetjax.planner.replan import replan  # as in `_searched`
+
     return replan(_request(config, model, cluster), current).best.plan
 
 
 def _searched(config: RunConfig, model: Model, cluster: Cluster) -> Choice:
     """Plan without local search: that stops by the clock, and runs are repeatable."""
+    # a run that has its plan need not wait for the solvers: to import them takes longer
+    # than to import JAX
+    from hetjax.planner.find import find_plan
+
     try:
         found = find_plan(_request(config, model, cluster), polish_s=0.0)
     except BadInput as bad:  # of a device that nobody describes, say

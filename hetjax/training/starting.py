@@ -25,6 +25,7 @@ from hetjax.runtime.embedded import Embedded
 from hetjax.runtime.fleet import Fleet
 from hetjax.runtime.recovery import Restored, on_disk, restore
 from hetjax.training.ahead import Planning
+from hetjax.training.compiled import keep_compiled
 from hetjax.training.config import RunConfig
 from hetjax.training.driving import Driver
 from hetjax.training.elastic import FleetDriver, Terms
@@ -77,6 +78,7 @@ def driver_of(
 
 def _local(start: Start, shown: Display) -> LocalDriver:
     config, first = start.config, start.progress.checkpoint
+    keep_compiled(config.data.cache_dir.expanduser())
     feed = training_feed(config, start.dataset)
     validation = held_out(config, start.dataset)
     rule, host = optimizer(config.optimizer, config.steps), _host(start)

@@ -177,14 +177,18 @@ def test_sigterm_finishes_the_step_saves_and_gives_exit_code_4(
 def test_a_save_cut_off_by_kill_9_is_ignored_and_its_steps_are_done_again(
     reference: Preset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop("JAX_COMPILATION_CACHE_DIR", None)  # what the run does by itself
     killed = subprocess.run(
         [sys.executable, "-m", "tests.training.killed_run", str(tmp_path), "10"],
         cwd=ROOT,
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env=environment,
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
+    kept = list((tmp_path / "cache" / "compiled").glob("*-cache"))
+    assert len(kept) > 5  # all that a second start would compile
     preset = in_folder(reference, tmp_path)
     run_dir = preset.config.run_dir
     before = losses(run_dir)

@@ -12,6 +12,7 @@ import pytest
 
 from hetjax.train import main
 from hetjax.training.rundir import LOGS
+from tests import jax_settings
 from tests.training.small import LICENCE
 
 SETTINGS = "--evaluation.sample-tokens 2 --evaluation.num-batches 1".split()
@@ -20,8 +21,9 @@ SETTINGS += ["--checkpoint.every", "2"]
 
 def set_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers compile quickly; they round otherwise than this process."""
-    flags = "--xla_cpu_use_fusion_emitters=false"
-    monkeypatch.setenv("XLA_FLAGS", f"{os.environ.get('XLA_FLAGS', '')} {flags}")
+    flags = [f"--{name}={value}" for name, value in jax_settings.QUICK.items()]
+    flags.insert(0, os.environ.get("XLA_FLAGS", ""))
+    monkeypatch.setenv("XLA_FLAGS", " ".join(flags))
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
 
