@@ -2,6 +2,7 @@
 """Every test sees 16 simulated CPU devices and the strictest JAX."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
 import jax
@@ -51,18 +52,38 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--island-plans", type=int, default=4, help="of them over worker processes"
     )
+    parser.addoption(
+        "--bound-requests",
+        type=int,
+        default=40,
+        help="requests whose bound is held against plans that come near it",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
     """Keep tests that share compiled programs on one worker (`--dist loadgroup`).
 
     The random plans share nothing: they go last, one by one, to whoever is free.
     """
+    num_requests: Any = config.getoption("bound_requests")
+    left_out = [item for item in items if _bound_request(item) >= num_requests]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
     items.sort(key=_is_random_plan)
     for item in items:
         if not _is_random_plan(item):
             item.add_marker(pytest.mark.xdist_group(_group(item)))
+
+
+def _bound_request(item: pytest.Item) -> int:
+    """Which of the random requests is held against its bound; of other tests -1."""
+    call = getattr(item, "callspec", None)
+    if call is None or item.path.name != "test_bound_fuzz.py":
+        return -1
+    return call.params.get("seed", -1)
 
 
 def _group(item: pytest.Item) -> str:
