@@ -15,8 +15,8 @@ per row.
 """
 
 import math
-from collections.abc import Sequence
-from functools import cache, lru_cache
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -68,18 +68,23 @@ def unpack(
     return leaves
 
 
-def exchange(contributions: Sequence[Rows]) -> list[Rows]:
+def exchange(
+    contributions: Sequence[Rows], moved: Callable[[int, int, int], None]
+) -> list[Rows]:
     """Sum over holders, laid out for each holder as its own contribution was.
 
     Direct exchange: a holder receives (holders - 1) times the group's bytes, which
-    for two holders is what a ring moves as well.
+    for two holders is what a ring moves as well. `moved` is told of all that goes from
+    device to device: (from, to, bytes), holders by number.
     """
-    return [
-        _adder(len(contributions), own[0].sharding)(
-            *(_copied(rows, own) if rows is not own else own for rows in contributions)
-        )
-        for own in contributions
-    ]
+    sums = []
+    for holder, own in enumerate(contributions):
+        there = [
+            own if rows is own else _copied(rows, own, partial(moved, giver, holder))
+            for giver, rows in enumerate(contributions)
+        ]
+        sums.append(_adder(len(contributions), own[0].sharding)(*there))
+    return sums
 
 
 def to_host(rows: Rows, wanted: Sequence[int]) -> np.ndarray:
@@ -104,7 +109,7 @@ def from_host(rows_RN: np.ndarray, like: Rows) -> Rows:
     )
 
 
-def _copied(rows: Rows, like: Rows) -> Rows:
+def _copied(rows: Rows, like: Rows, moved: Callable[[int], None]) -> Rows:
     """The same rows on the devices of another holder; shard by shard, never waiting."""
     shards = [_by_device(array) for array in rows]
     ordered = [array[i] for i in range(len(shards[0])) for array in shards]
@@ -112,12 +117,12 @@ def _copied(rows: Rows, like: Rows) -> Rows:
     devices = _row_devices(target, like[0].shape)
     arrays = []
     for k in range(len(like)):
-        moved = [
-            jax.device_put(ordered[i * len(like) + k], device)
-            for i, device in enumerate(devices)
-        ]
+        given = [ordered[i * len(like) + k] for i in range(len(devices))]
+        ends = list(zip(given, devices, strict=True))
+        moved(sum(x.nbytes for x, device in ends if x.devices() != {device}))
+        copies = [jax.device_put(x, device) for x, device in ends]
         shape = (len(devices), num_elements)
-        arrays.append(jax.make_array_from_single_device_arrays(shape, target, moved))
+        arrays.append(jax.make_array_from_single_device_arrays(shape, target, copies))
     return tuple(arrays)
 
 

@@ -7,6 +7,7 @@ crosses the wire between processes) and its execution inside one process. Does n
 own tags or delivery (`transport.py`).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -119,6 +120,26 @@ def delivered(parcel: Parcel) -> jax.Array:
         offsets = tuple(starts for _, starts in parts)
         outputs.append(_joined(arrived, _size(wanted[device]), offsets))
     return jax.make_array_from_single_device_arrays(shape, target, outputs)
+
+
+def moved_bytes(parcel: Parcel) -> int:
+    """Bytes that its delivery moves from one device to another."""
+    if parcel.whole is not None:
+        shape, whole = parcel.abstract.shape, parcel.whole
+        ends = zip(
+            shard_boxes(whole.sharding, shape),
+            shard_boxes(parcel.target, shape).items(),
+            strict=True,
+        )
+        return whole.dtype.itemsize * sum(
+            math.prod(_size(box)) for source, (target, box) in ends if source != target
+        )
+    return sum(
+        cut.nbytes
+        for target, parts in parcel.parts.items()
+        for cut, _ in parts
+        if cut.devices() != {target}
+    )
 
 
 def _same_boxes(x: jax.Array, target: Sharding) -> bool:

@@ -12,7 +12,10 @@ from typing import Literal, Protocol
 import jax
 from jax.sharding import Sharding
 
-from hetjax.mesh.reshard import Parcel, delivered, parcel
+from hetjax.mesh.reshard import Parcel, delivered, moved_bytes, parcel
+from hetjax.mesh.tally import Tally
+
+KINDS = {"F": 0, "B": 1}  # of messages, in the words of tags
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +68,14 @@ class InProcess:
     """Meshes in one process: the receiver starts the copy out of the sender's memory.
 
     What has to be cut for that is cut by the sender, in its own order. `layouts` says
-    how a stage, by (replica, stage), wants what it receives to be laid out.
+    how a stage, by (replica, stage), wants what it receives to be laid out. `sent`
+    counts what devices send each other, by (from stage, to stage).
     """
 
     def __init__(self, layouts: Mapping[tuple[int, int], Sharding]) -> None:
         self._layouts = layouts
         self._offered: dict[Tag, Parcel] = {}
+        self.sent = Tally()
 
     def send(self, tag: Tag, x: jax.Array) -> None:
         assert tag not in self._offered, f"{tag} was sent twice"
@@ -83,6 +88,8 @@ class InProcess:
         sent = self._offered.pop(tag)
         found, wanted = ((a.shape, a.dtype) for a in (sent.abstract, expected))
         assert found == wanted, f"{tag} carried {found}, expected {wanted}"
+        link = tag.sender, tag.receiver
+        self.sent.add(link, KINDS[tag.kind], moved_bytes(sent))
         return delivered(sent)
 
 

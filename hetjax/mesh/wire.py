@@ -19,12 +19,11 @@ import numpy as np
 from hetjax.mesh.links import Key
 from hetjax.mesh.peers import Peers
 from hetjax.mesh.spanning import to_mesh
-from hetjax.mesh.transport import Tag
+from hetjax.mesh.transport import KINDS, Tag
 
 Ranks = tuple[tuple[str, ...], ...]  # by data rank, the workers that have its rows
 Rows = tuple[int, int]  # of dim 0: start, stop
 
-_KINDS = {"F": 0, "B": 1}
 _GRACE_S = 0.2
 SUMS, SQUARES, LEAVES = 2, 3, 4  # kinds of messages that are no transfers of stages
 
@@ -192,5 +191,5 @@ def laid_out(
 
 def key_of(tag: Tag) -> Key:
     """The tag in six numbers."""
-    kind = _KINDS[tag.kind]
+    kind = KINDS[tag.kind]
     return tag.generation, tag.step, kind, tag.replica, tag.stage, tag.microbatch

@@ -13,6 +13,8 @@ import jax
 import numpy as np
 
 from hetjax.mesh.reduction import Rows, exchange
+from hetjax.mesh.tally import Tally
+from hetjax.mesh.wire import SUMS
 from hetjax.schedule.action import Group, StageKey
 
 
@@ -38,7 +40,10 @@ class Collectives(Protocol):
 
 
 class InProcessCollectives:
-    """Meeting points of one training step; make a new one for each step."""
+    """Meeting points of one training step; make a new one for each step.
+
+    `sent` counts what devices send each other, by (from stage, to stage).
+    """
 
     def __init__(self, holders: Mapping[Group, tuple[StageKey, ...]], num_stages: int):
         self._holders = holders
@@ -47,16 +52,20 @@ class InProcessCollectives:
         self._sums: dict[tuple[Group, StageKey], Rows] = {}
         self._squares: dict[StageKey, jax.Array] = {}
         self._total: float | None = None
+        self.sent = Tally()
 
     def post(self, group: Group, stage: StageKey, rows: Rows) -> None:
         """Contribute; the last holder to post starts the exchange."""
         posted = self._posted.setdefault(group, {})
         posted[stage] = rows
         if len(posted) == len(self._holders[group]):
-            contributions = [posted[holder] for holder in self._holders[group]]
-            for holder, total in zip(
-                self._holders[group], exchange(contributions), strict=True
-            ):
+            holders = self._holders[group]
+
+            def moved(a: int, b: int, num_bytes: int) -> None:
+                self.sent.add((holders[a], holders[b]), SUMS, num_bytes)
+
+            totals = exchange([posted[holder] for holder in holders], moved)
+            for holder, total in zip(holders, totals, strict=True):
                 self._sums[group, holder] = total
             del self._posted[group]
 

@@ -40,7 +40,7 @@ def test_the_sum_is_that_of_all_holders_and_equal_to_the_last_bit(
     rng = np.random.default_rng(size)
     own = {h: rng.standard_normal(size).astype(np.float32) for h in holders}
     number = NAMES.index(holders[0]), 2 * len(holders) + (wire == np.float32), size
-    before = {name: peers.sent.by_receiver_and_kind() for name, peers in four.items()}
+    before = {name: peers.sent.by_link_and_kind() for name, peers in four.items()}
     with ThreadPoolExecutor(4) as pool:
         jobs = [
             pool.submit(
@@ -52,7 +52,7 @@ def test_the_sum_is_that_of_all_holders_and_equal_to_the_last_bit(
     if wire == np.float32:
         for a, b, num_bytes in exchanged(len(holders), size):
             link = holders[b], size
-            sent = four[holders[a]].sent.by_receiver_and_kind()[link]
+            sent = four[holders[a]].sent.by_link_and_kind()[link]
             assert sent - before[holders[a]].get(link, 0) == num_bytes
     expected = np.zeros(size, np.float32)
     for holder in holders:

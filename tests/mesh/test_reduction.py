@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums over holders with unlike meshes, against numpy."""
 
+from collections import Counter
+from itertools import permutations
+
 import jax
 import numpy as np
 from hypothesis import given, settings
@@ -51,9 +54,12 @@ def test_every_holder_gets_the_same_sum_to_the_last_bit(
         [rng.standard_normal(shape).astype(np.float32) for shape in SHAPES]
         for _ in meshes
     ]
-    sums = exchange(
-        [packed_on(m, g, rows) for m, g in zip(meshes, gradients, strict=True)]
-    )
+    packed = [packed_on(m, g, rows) for m, g in zip(meshes, gradients, strict=True)]
+    moved: Counter[tuple[int, int]] = Counter()
+    sums = exchange(packed, lambda a, b, size: moved.update({(a, b): size}))
+    sizes = [sum(array.nbytes for array in arrays) for arrays in packed]
+    pairs = permutations(range(len(meshes)), 2)
+    assert dict(moved) == {(a, b): sizes[a] for a, b in pairs}
     expected = [
         sum(leaves[1:], start=leaves[0]) for leaves in zip(*gradients, strict=True)
     ]

@@ -11,8 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
@@ -31,6 +30,7 @@ from hetjax.runtime.control import Crew, WorkerLost
 from hetjax.runtime.fleet import Fleet, FleetStep, TransportName
 from hetjax.runtime.processes import Processes
 from hetjax.runtime.serving import Post
+from tests.runtime.charged import link_bytes, messages, sums
 from tests.runtime.oracle import (
     assert_gradients_equal,
     oracle_gradients,
@@ -130,28 +130,6 @@ def linked_costs(case: Case, transport: Transport) -> Costs:
     return analytic_costs(
         case.plan, case.model, ALL_LINKED, dtype="float32", transport=transport
     )
-
-
-def messages(case: Case, costs: Costs) -> Iterator[tuple[str, float]]:
-    """(trunk, bytes) of all messages of a step, as costs charge them."""
-    for (a, b), route in costs.routes.items():
-        num_messages = case.plan.replicas[a[0]].num_microbatches
-        for trunk in route.trunks:
-            yield trunk, costs.message_bytes[a, b] * num_messages
-
-
-def sums(costs: Costs) -> Iterator[tuple[str, float]]:
-    """(trunk, bytes) of all gradient sums of a step, as costs charge them."""
-    for reduction in costs.reductions.values():
-        yield from reduction.trunk_bytes.items()
-
-
-def link_bytes(charged: Iterable[tuple[str, float]]) -> dict[str, float]:
-    found: Counter[str] = Counter()
-    for trunk, size in charged:
-        if ">" in trunk:
-            found[trunk] += size  # pyright: ignore
-    return dict(found)
 
 
 @pytest.mark.parametrize("transport", ["sockets", "transfer"])

@@ -4,14 +4,23 @@
 `pytest tests/runtime/test_same_numbers.py --plans 300` is the longer run.
 """
 
+from collections import Counter
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
+from hetjax.cluster.cluster import Cluster, Link, Node
+from hetjax.costs.analytic import analytic_costs
+from hetjax.mesh.tally import Tally
+from hetjax.mesh.transport import InProcess
+from hetjax.runtime.collectives import InProcessCollectives
 from hetjax.runtime.embedded import Embedded, StepResult
+from hetjax.runtime.feeding import Batch
+from hetjax.runtime.worker import Observer, Step
 from hetjax.schedule.interleaved import rounds_of
+from tests.runtime.charged import link_bytes, messages, sums
 from tests.runtime.oracle import (
     assert_gradients_equal,
     keep_gradients,
@@ -19,10 +28,19 @@ from tests.runtime.oracle import (
     oracle_gradients,
     random_batch,
 )
-from tests.runtime.random_plans import Case, interleaved_case, random_case
+from tests.runtime.random_plans import MAX_DEVICES, Case, interleaved_case, random_case
 from tests.runtime.random_weights import random_params
 
 pytestmark = pytest.mark.usefixtures("quick_compiling")
+
+NODES = ("even", "odd")
+LINKED = Cluster(
+    name="linked",
+    nodes=tuple(
+        Node(name=n, device="H100-80GB-HBM3", count=MAX_DEVICES) for n in NODES
+    ),
+    links=(Link(between=NODES, bandwidth_gbit_per_s=1),),
+)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -36,9 +54,11 @@ def test_loss_and_gradients_of_random_plans_equal_those_of_one_jit(plan_seed: in
     params = random_params(case.model, seed)
     batch = random_batch(case.plan, case.model.vocab_size, seed)
     loss, expected = oracle_gradients(case.model, params, batch)
-    result, found = run_once(case, params, seed)
+    runtime, result = run_of(case, params, seed)
+    found = kept_gradients(runtime)
     assert result.loss() == pytest.approx(loss, rel=1e-5)
     assert_gradients_equal(found, expected)
+    assert_charged(case, runtime)
     num_holders = {len(holders) for holders in found.values()}
     assert max(num_holders) >= len(case.plan.replicas)
     squares = sum(np.sum(np.square(g, dtype=np.float64)) for g in expected.values())
@@ -75,15 +95,55 @@ def test_the_same_plan_twice_is_bit_equal(seed: int):
         np.testing.assert_array_equal(gradients, second[1][path])
 
 
+class Watched(Embedded):
+    """Keeps what its last step sent and summed with."""
+
+    last: Step
+
+    def _step(self, number: int, batch: Batch, observer: Observer | None) -> Step:
+        self.last = super()._step(number, batch, observer)
+        return self.last
+
+
 def run_once(
     case: Case, params: dict[str, np.ndarray], seed: int
 ) -> tuple[StepResult, dict[str, list[np.ndarray]]]:
-    nodes: dict[str, list[jax.Device]] = dict.fromkeys(("even", "odd"), jax.devices())
-    runtime = Embedded(case.plan, case.model, nodes, keep_gradients())
+    runtime, result = run_of(case, params, seed)
+    return result, kept_gradients(runtime)
+
+
+def run_of(
+    case: Case, params: dict[str, np.ndarray], seed: int
+) -> tuple[Watched, StepResult]:
+    nodes: dict[str, list[jax.Device]] = dict.fromkeys(NODES, jax.devices())
+    runtime = Watched(case.plan, case.model, nodes, keep_gradients())
     runtime.restore(
         lambda entry: params.get(
             entry.name.removeprefix("params."), np.zeros(entry.shape, entry.dtype)
         )
     )
-    result = runtime.step(0, random_batch(case.plan, case.model.vocab_size, seed))
-    return result, kept_gradients(runtime)
+    batch = random_batch(case.plan, case.model.vocab_size, seed)
+    return runtime, runtime.step(0, batch)
+
+
+def assert_charged(case: Case, runtime: Watched) -> None:
+    """Costs charge what went from node to node, for messages and for sums."""
+    transport, collectives = runtime.last.transport, runtime.last.collectives
+    assert isinstance(transport, InProcess)
+    assert isinstance(collectives, InProcessCollectives)
+    costs = analytic_costs(
+        case.plan, case.model, LINKED, dtype="float32", transport="in-process"
+    )
+    assert between(case, transport.sent) == link_bytes(messages(case, costs))
+    assert between(case, collectives.sent) == link_bytes(sums(costs))
+
+
+def between(case: Case, sent: Tally) -> dict[str, float]:
+    """Bytes by link, of bytes by (from stage, to stage)."""
+    node = {(r, s): stage.node for r, s, stage in case.plan.stages()}
+    found: Counter[str] = Counter()
+    for (link, _), size in sent.by_link_and_kind().items():
+        source, target = (node[stage] for stage in link)  # pyright: ignore
+        if source != target:
+            found[f"{source}>{target}"] += size
+    return dict(found)

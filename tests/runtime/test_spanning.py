@@ -20,6 +20,7 @@ from hetjax.mesh.wire import SUMS
 from hetjax.runtime.control import Crew, WorkerLost
 from hetjax.runtime.embedded import Embedded
 from hetjax.runtime.fleet import Fleet
+from tests.runtime.charged import messages, sums
 from tests.runtime.oracle import (
     assert_gradients_equal,
     keep_gradients,
@@ -36,15 +37,7 @@ from tests.runtime.spanning_plans import (
     WORKERS,
     spanning_case,
 )
-from tests.runtime.test_islands import (
-    MESSAGES,
-    SILENCE_S,
-    gradients,
-    messages,
-    sent,
-    started,
-    sums,
-)
+from tests.runtime.test_islands import MESSAGES, SILENCE_S, gradients, sent, started
 
 SEED = 5
 

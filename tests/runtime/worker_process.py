@@ -53,7 +53,7 @@ class KeepingIsland(Island):
     def _write_sent(self, path: Path) -> None:
         """All bytes sent over these links so far: [receiver, kind, bytes]."""
         assert self._peers is not None
-        sent = self._peers.sent.by_receiver_and_kind()
+        sent = self._peers.sent.by_link_and_kind()
         path.write_text(json.dumps([[*to, size] for to, size in sent.items()]))
 
     def _send_half(self) -> None:
