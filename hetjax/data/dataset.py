@@ -26,7 +26,11 @@ import numpy as np
 from hetjax.data import corpus, tokenizer
 from hetjax.errors import BadInput
 
-Progress = Callable[[str], None]  # receives one line per phase of a build
+Progress = Callable[[str], None]  # receives a line for each phase of a build
+
+
+def _quietly(line: str) -> None: ...
+
 
 _FORMAT = 1
 _MANIFEST = "manifest.json"
@@ -60,10 +64,12 @@ def prepare(
     cache_dir: Path,
     path: Path | None,
     vocab_size: int,
-    progress: Progress = lambda line: None,
+    progress: Progress = _quietly,
+    doing: Progress = _quietly,
 ) -> Dataset:
     """Open the cached dataset of a user's path (None: offline corpus), or build it.
 
+    `progress` is told what was done, `doing` what begins.
     Processes may call this at once on one cache. Raises BadInput for a path without
     usable text, a vocabulary under 257 and a cache directory that cannot be made.
     """
@@ -79,7 +85,7 @@ def prepare(
     with _workspace(cache_dir) as workspace:
         building = Path(workspace) / "dataset"
         building.mkdir()
-        _build(building, source, recipe, progress)
+        _build(building, source, recipe, progress, doing)
         _publish(building, directory)
     return load(directory)
 
@@ -157,6 +163,7 @@ def _build(
     source: corpus.Source,
     recipe: Mapping[str, Any],
     progress: Progress,
+    doing: Progress,
 ) -> None:
     started_s = time.monotonic()
 
@@ -166,14 +173,17 @@ def _build(
         progress(f"{line} in {now_s - started_s:.1f} s")
         started_s = now_s
 
+    doing(f"reading {source.name}")
     documents, num_duplicates = corpus.read(source)
     split = corpus.split(documents)
     num_bytes = {"train": _utf8(split.train), "validation": _utf8(split.validation)}
     total_mb = sum(num_bytes.values()) / 1e6
     report(f"data: {len(documents)} documents, {total_mb:.2f} MB of {source.name}")
+    doing("training the tokenizer")
     trained = _train_tokenizer(split.train, recipe["vocab_size"])
     report(f"data: tokenizer with {trained.vocab_size} tokens")
     tokenizer.save(trained, directory / "tokenizer.json")
+    doing("turning the text into tokens")
     num_tokens = {}
     for name in ("train", "validation"):
         tokens_T = trained.encode_documents(getattr(split, name))

@@ -11,15 +11,11 @@ import math
 import os
 import shlex
 import signal
-import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Literal
-
-from rich.console import Console
-from rich.markup import escape
 
 from hetjax.errors import BadInput
 from hetjax.planner.find import POLISH_S
@@ -38,6 +34,7 @@ from hetjax.training.plan_rows import step_line
 from hetjax.training.plan_tables import plan_of, plan_values, tables
 from hetjax.training.planning import Planned, Questions, planned
 from hetjax.training.prediction import check_finite
+from hetjax.training.progress import working
 
 Ended = Literal["interrupted", "search_s"]
 _ENDED: dict[Ended, str] = {
@@ -80,7 +77,7 @@ def _searched(
     search_s = math.inf if options.search_s is None else options.search_s
     with limited(search_s) as limit, _stopped_by_ctrl_c(limit):
         try:
-            with _progress(options.json) as progress:
+            with working("planning", quiet=options.json) as progress:
                 found = planned(
                     request,
                     objective,
@@ -154,16 +151,3 @@ def _write(options: PlanOptions, found: Planned, command: str) -> Iterator[str]:
 
 def _json(found: Planned, ended: Ended | None) -> str:
     return json.dumps(plan_values(found) | {"ended": ended}, allow_nan=False)
-
-
-@contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Show what is being done on standard error: a moving line, or plain lines."""
-    console = Console(stderr=True)
-    if quiet:
-        yield lambda line: None
-    elif console.is_terminal and not console.is_dumb_terminal:
-        with console.status("planning") as status:
-            yield lambda line: status.update(escape(line))
-    else:
-        yield lambda line: print(line, file=sys.stderr, flush=True)

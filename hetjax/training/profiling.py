@@ -93,6 +93,7 @@ def measure_profile(config: ProfileConfig, preset: Preset, model: Model) -> Prof
     to_people = sys.stderr if config.json else sys.stdout
     with redirect_stdout(to_people), display(len(job.cases) + len(job.pairs)) as shown:
         _announce(job, kept, nodes, shown)
+        shown.doing("the first measurement")
         profile = _measured(job, kept, nodes, shown)
         shown.note(profile_table(profile))
         shown.note(f"profile written to {config.output}")

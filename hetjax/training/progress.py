@@ -1,19 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a person sees while a run goes on: a live bar on a terminal, else plain lines.
+"""What a person sees while a command works: a live line, or plain lines in a log.
 
-Owns the lines, which show the numbers of `metrics.jsonl` under the same names, and
-the way of warnings to the screen. Does not own the numbers (`loop.py`).
+The live line tells what is being done and for how long; a thread of its own keeps it
+moving, whatever the command waits for. Owns the lines, of which those of training show
+the numbers of `metrics.jsonl` under the same names, and the way of warnings to the
+screen. Does not own the numbers (`loop.py`).
 """
 
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 _FORMATS = {
     "loss": ".4f",
@@ -24,10 +34,15 @@ _FORMATS = {
     "tokens_per_s": ",.0f",
     "mfu": ".1%",
 }
+_TRAINING = "training"
 
 
 class Display(Protocol):
     """Where progress is shown."""
+
+    def doing(self, what: str) -> None:
+        """Show what is being done until something else is shown to be."""
+        ...
 
     def note(self, line: str) -> None:
         """Show a line that stays."""
@@ -57,13 +72,38 @@ def metrics_line(metrics: Mapping[str, Any], num_steps: int) -> str:
 def display(num_steps: int) -> Iterator[Display]:
     """Open the display that suits standard output; warnings go to it as well."""
     console = Console()
-    if console.is_terminal and not console.is_dumb_terminal:
+    if _is_live(console):
         bar = _bar(console)
         with bar, _warnings_to(shown := LiveDisplay(bar, num_steps)):
-            yield shown
+            try:
+                yield shown
+            finally:
+                shown.end()
     else:
         with _warnings_to(shown := PlainDisplay(num_steps)):
             yield shown
+
+
+@contextmanager
+def working(what: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """Give a way to say how it goes; shown on standard error, unless quiet.
+
+    On a terminal the line is gone at the end, so that results stand alone.
+    """
+    console = Console(stderr=True)
+    if quiet:
+        yield lambda line: None
+    elif _is_live(console):
+        line = SpinnerColumn(), _text(), TimeElapsedColumn()
+        with Progress(*line, console=console, transient=True) as bar:
+            task = bar.add_task(what, total=None)
+            yield lambda line: bar.update(task, description=line)
+    else:
+        yield lambda line: print(line, file=sys.stderr, flush=True)
+
+
+def _is_live(console: Console) -> bool:
+    return console.is_terminal and not console.is_dumb_terminal
 
 
 class PlainDisplay:
@@ -75,6 +115,9 @@ class PlainDisplay:
 
     def note(self, line: str) -> None:
         print(line, file=sys.stdout, flush=True)
+
+    def doing(self, what: str) -> None:
+        self.note(what)
 
     def compiled(self, done: int, total: int) -> None:
         if done == total or done * 4 // total > (done - 1) * 4 // total:
@@ -92,32 +135,53 @@ class LiveDisplay:
 
     def __init__(self, bar: Progress, num_steps: int) -> None:
         self._bar, self._num_steps = bar, num_steps
-        self._task: TaskID | None = None
+        self._phase, self._task = "", TaskID(0)
 
     def note(self, line: str) -> None:
         self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
+    def doing(self, what: str) -> None:
+        self._move(what, what, 0, None)
+
     def compiled(self, done: int, total: int) -> None:
-        self._move(f"compiled {done}/{total} programs", done, total)
+        self._move("compiling", f"compiled {done}/{total} programs", done, total)
 
     def trained(self, metrics: Mapping[str, Any]) -> None:
         line = metrics_line(metrics, self._num_steps)
-        self._move(line, metrics["step"], self._num_steps)
+        self._move(_TRAINING, line, metrics["step"], self._num_steps)
 
-    def _move(self, line: str, done: int, total: int) -> None:
-        if self._task is None:
+    def end(self) -> None:
+        """Take the line away, unless it is a step's: the last one stays."""
+        if self._phase != _TRAINING:
+            self._clear()
+
+    def _move(self, phase: str, line: str, done: int, total: int | None) -> None:
+        """Change the line; the clock starts anew with another phase."""
+        if phase != self._phase:
+            self._phase = phase
+            self._clear()
             self._task = self._bar.add_task(line, total=total)
-        elif self._bar.tasks[0].total != total:  # from compiling to training
-            self._bar.reset(self._task, total=total)
-        self._bar.update(self._task, description=line, completed=done, total=total)
+        self._bar.update(self._task, description=line, completed=done)
+
+    def _clear(self) -> None:
+        # whatever is there: Ctrl-C may have come before its number was kept
+        for task in self._bar.task_ids:
+            self._bar.remove_task(task)
 
 
 def _bar(console: Console) -> Progress:
-    text = TextColumn("{task.description}", markup=False)
-    # the last line of a run stays: it is the bar's
     return Progress(
-        text, BarColumn(bar_width=20), TimeRemainingColumn(), console=console
+        SpinnerColumn(),
+        _text(),
+        BarColumn(bar_width=20),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
     )
+
+
+def _text() -> TextColumn:
+    return TextColumn("{task.description}", markup=False)
 
 
 @contextmanager

@@ -64,9 +64,10 @@ def run(config: RunConfig, preset: Preset, model: Model) -> int:
         for name in (rundir.METRICS, rundir.EVENTS):
             read_journal(config.run_dir / name)  # a damaged one is refused
         progress = read_progress(config, shown)
+        shown.doing("looking for devices")
         hardware = choose_hardware(config, preset)
         choice = choose_plan(
-            config, model, hardware.cluster, preset, previous, shown.note
+            config, model, hardware.cluster, preset, previous, shown.doing
         )
         if progress.is_done:
             shown.note(f"{config.run_dir} has done all of its {config.steps} steps")
@@ -83,6 +84,7 @@ def run(config: RunConfig, preset: Preset, model: Model) -> int:
             progress=progress,
         )
         _describe(start, shown)
+        shown.doing("preparing the programs")
         try:
             return _train(start, shown, begin_s)
         except WorkerLost as lost:
@@ -105,13 +107,14 @@ def _dataset(
     config: RunConfig, model: Model, previous: Previous | None, shown: Display
 ) -> Dataset:
     """Open the run's own data, also if its source has changed since; else prepare."""
+    shown.doing("opening the text")
     path, cache_dir = config.data.path, config.data.cache_dir.expanduser()
     if previous is None:
-        return prepare(cache_dir, path, model.vocab_size, shown.note)
+        return prepare(cache_dir, path, model.vocab_size, shown.note, shown.doing)
     if path == previous.config.data.path and previous.dataset.exists():
         dataset = load(previous.dataset)
     else:
-        dataset = prepare(cache_dir, path, model.vocab_size, shown.note)
+        dataset = prepare(cache_dir, path, model.vocab_size, shown.note, shown.doing)
     rundir.check_same_data(previous, dataset, config.run_dir)
     return dataset
 
@@ -170,6 +173,7 @@ def _train(start: Start, shown: Display, begin_s: float) -> int:
                 _recovered(found, run_dir, events, shown)
 
             driver.heard = recovered
+            shown.doing("the first step")
             step = loop.run(driver.at)
             total_s = time.perf_counter() - begin_s
             found = loop.spent.goodput(read_journal(run_dir / rundir.METRICS), total_s)

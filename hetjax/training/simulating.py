@@ -8,7 +8,7 @@ simulation itself (`schedule/`).
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -45,6 +45,7 @@ from hetjax.training.prediction import (
     with_prediction,
 )
 from hetjax.training.presets import PRESETS, preset
+from hetjax.training.progress import working
 
 PROGRAM = "python -m hetjax.simulate"
 _HELP = """Predict one training step of a plan before it runs: time, bubble, memory.
@@ -121,7 +122,8 @@ def simulate_command(arguments: Sequence[str]) -> None:
     default = SimulateOptions(plan=tyro.MISSING)
     options = parse_options(default, arguments, program=PROGRAM, description=_HELP)
     _check_outputs(options)
-    predicted = _predicted(options)
+    with working("simulating", quiet=options.json) as told:
+        predicted = _predicted(options, told)
     if options.json:
         print(json.dumps(values(predicted), allow_nan=False))
     else:
@@ -132,10 +134,10 @@ def simulate_command(arguments: Sequence[str]) -> None:
                 print(line)
 
 
-def _predicted(options: SimulateOptions) -> Predicted:
+def _predicted(options: SimulateOptions, told: Callable[[str], None]) -> Predicted:
     """Simulate one step of what the options name."""
     profile = None if options.profile is None else read_profile(options.profile)
-    subject = _subject(options, profile)
+    subject = _subject(options, profile, told)
     plan, model, cluster = subject.plan, subject.model, subject.cluster
     dtype = compute_dtype(options.dtype, profile, subject.dtype)
     costs = costs_of(plan, model, cluster, profile, dtype=dtype, optimizer=subject.init)
@@ -155,10 +157,12 @@ def _predicted(options: SimulateOptions) -> Predicted:
     return predicted
 
 
-def _subject(options: SimulateOptions, profile: Profile | None) -> _Subject:
+def _subject(
+    options: SimulateOptions, profile: Profile | None, told: Callable[[str], None]
+) -> _Subject:
     """Read what the options name, and check that it fits together."""
     if options.plan in PRESETS:
-        return _of_preset(options, profile)
+        return _of_preset(options, profile, told)
     path = Path(options.plan)
     if not os.path.exists(path):  # Path.exists raises for a name that is too long
         shown = options.plan if len(options.plan) < 80 else f"{options.plan[:77]}..."
@@ -175,7 +179,9 @@ def _subject(options: SimulateOptions, profile: Profile | None) -> _Subject:
     return _Subject(plan=plan, model=model, cluster=cluster)
 
 
-def _of_preset(options: SimulateOptions, profile: Profile | None) -> _Subject:
+def _of_preset(
+    options: SimulateOptions, profile: Profile | None, told: Callable[[str], None]
+) -> _Subject:
     """Take the preset's plan, else plan with the times that are simulated with."""
     chosen = preset(options.plan)
     model = model_preset(options.model or chosen.config.model)
@@ -184,7 +190,7 @@ def _of_preset(options: SimulateOptions, profile: Profile | None) -> _Subject:
     chosen = replace(chosen, config=config)
     config = replace(config, model=model.name)
     cluster = cluster_of(options.cluster or chosen.cluster)
-    plan = choose_plan(config, model, cluster, chosen, previous=None).plan
+    plan = choose_plan(config, model, cluster, chosen, None, told).plan
     init = optimizer(config.optimizer, config.steps).init
     return _Subject(
         plan=plan, model=model, cluster=cluster, dtype=config.dtype, init=init

@@ -147,7 +147,7 @@ def test_every_preset_is_a_consistent_cluster_of_its_name():
 def test_the_tiny_preset_has_devices_of_unlike_kinds():
     tiny = load_cluster("tiny")
     counts = [(node.name, node.count) for node in tiny.nodes]
-    assert counts == [("a100-0", 1), ("v100-0", 2), ("a10g-0", 2)]
+    assert counts == [("a100-0", 1), ("v100-0", 2), ("l4-0", 2)]
     assert len({node.device for node in tiny.nodes}) == 3
 
 

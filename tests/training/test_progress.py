@@ -2,15 +2,26 @@
 """What people see: plain lines, a live bar, and no warning lost."""
 
 import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
 import warnings
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 from rich.progress import Progress
 
 from hetjax.training import progress
-from hetjax.training.progress import LiveDisplay, PlainDisplay, display, metrics_line
+from hetjax.training.progress import PlainDisplay, display, metrics_line
 
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 120.0
+CURSOR_BACK, ERASED = "\x1b[?25h", "\x1b[2K"  # what a terminal is told
 STEP = {
     "step": 7,
     "loss": 2.5,
@@ -39,6 +50,7 @@ def test_without_a_terminal_there_are_plain_lines_and_warnings_among_them(
     with display(8) as shown:
         assert isinstance(shown, PlainDisplay)
         shown.note("model: small")
+        shown.doing("preparing the programs")
         shown.compiled(1, 2)
         shown.compiled(2, 2)
         warnings.warn("the disk is slow", stacklevel=1)
@@ -47,6 +59,7 @@ def test_without_a_terminal_there_are_plain_lines_and_warnings_among_them(
     assert captured.err == ""
     assert captured.out.splitlines() == [
         "model: small",
+        "preparing the programs",
         "compiled 1/2 programs",
         "compiled 2/2 programs",
         "warning: the disk is slow",
@@ -74,14 +87,150 @@ def test_compiling_many_programs_prints_four_lines(capsys: pytest.CaptureFixture
     assert lines == [f"compiled {done}/40 programs" for done in (10, 20, 30, 40)]
 
 
-def test_a_terminal_shows_the_same_numbers_in_one_moving_line():
+def terminal() -> tuple[Console, io.StringIO]:
+    """A console on a terminal that is wide enough, and what it has shown."""
     screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=120)
-    with Progress("{task.description}", console=console) as bar:
-        shown = LiveDisplay(bar, 100)
+    return Console(file=screen, force_terminal=True, width=140), screen
+
+
+def test_a_terminal_shows_the_same_numbers_in_one_moving_line(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    console, screen = terminal()
+    monkeypatch.setattr(progress, "Console", lambda: console)
+    with display(100) as shown:
+        shown.doing("reading [all] of it")
         shown.compiled(1, 2)
         shown.trained(STEP)
         shown.note("[sample] 'x'")
     assert metrics_line(STEP, 100) in screen.getvalue()
     assert "[sample] 'x'" in screen.getvalue()
-    assert len(bar.tasks) == 1 and bar.tasks[0].completed == 7
+    # the step's line stays, and is the only one
+    assert metrics_line(STEP, 100) in screen.getvalue().rpartition(ERASED)[2]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_what_was_being_done_is_gone_when_it_ends_and_the_cursor_is_back(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+):
+    console, screen = terminal()
+    monkeypatch.setattr(progress, "Console", lambda: console)
+    with pytest.raises(error), display(100) as shown:
+        shown.doing("reading all of it")
+        raise error
+    last = screen.getvalue().rpartition(ERASED)[2]
+    assert "reading" not in last and last.endswith(CURSOR_BACK)
+
+
+def test_ctrl_c_just_when_the_line_changes_is_no_other_error(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    console, _ = terminal()
+    monkeypatch.setattr(progress, "Console", lambda: console)
+    add = Progress.add_task
+
+    def add_and_stop(bar: Progress, what: str, total: float | None) -> None:
+        add(bar, what, total=total)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), display(100) as shown:
+        shown.doing("reading all of it")
+        monkeypatch.setattr(Progress, "add_task", add_and_stop)
+        shown.doing("training the tokenizer")
+
+
+def test_a_line_moves_while_a_command_waits(monkeypatch: pytest.MonkeyPatch):
+    for where in ("display", "working"):
+        console, screen = terminal()
+        monkeypatch.setattr(progress, "Console", lambda c=console, **_: c)
+        begin_s = time.monotonic()
+        with ExitStack() as stack:
+            if where == "display":
+                stack.enter_context(display(100)).doing("waiting")
+            else:
+                stack.enter_context(progress.working("waiting"))
+            # nobody says anything from here on
+            while "0:00:02" not in screen.getvalue():
+                assert time.monotonic() - begin_s < PATIENCE_S, screen.getvalue()
+                time.sleep(0.1)
+        assert "0:00:01" in screen.getvalue()
+
+
+def test_quiet_work_shows_nothing(capfd: pytest.CaptureFixture[str]):
+    with progress.working("planning", quiet=True) as told:
+        told("12 plans")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_without_a_terminal_work_is_told_in_lines(capfd: pytest.CaptureFixture[str]):
+    with progress.working("planning") as told:
+        told("12 plans")
+    assert capfd.readouterr() == ("", "12 plans\n")
+
+
+def typed(arguments: list[str], stop_at: str | None = None) -> tuple[int, str]:
+    """Run `train` on a terminal; return its exit code and all that was on the screen.
+
+    Ctrl-C is typed once `stop_at` is there.
+    """
+    ours, theirs = os.openpty()
+    words = [sys.executable, "-m", "hetjax.train", *arguments]
+    env = os.environ | {"TERM": "xterm", "COLUMNS": "140"}
+    child = subprocess.Popen(
+        words, stdin=theirs, stdout=theirs, stderr=theirs, env=env, process_group=0
+    )
+    os.close(theirs)
+    screen = ""
+    while piece := _read(ours):
+        screen += piece.decode(errors="replace")
+        if stop_at is not None and stop_at in screen:
+            os.killpg(child.pid, signal.SIGINT)
+            stop_at = None
+    os.close(ours)
+    return child.wait(PATIENCE_S), screen
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65_536)
+    except OSError:  # the other end is closed
+        return b""
+
+
+def arguments_in(folder: Path) -> list[str]:
+    """Train `tiny` from nothing for two steps, with a plan to make, for one device."""
+    node = '[[node]]\nname = "a"\ndevice = "A10G"\ncount = 1\n'
+    (folder / "one.toml").write_text(f'name = "one"\n{node}')
+    said = f"--cluster {folder}/one.toml --run-dir {folder}/run --steps 2"
+    (folder / "text.txt").write_text((ROOT / "LICENSE").read_text())
+    said += f" --data.path {folder}/text.txt --data.cache-dir {folder}/cache"
+    said += " --evaluation.num-batches 1 --evaluation.sample-tokens 0"
+    return ["tiny", *said.split()]
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_terminal_is_told_what_every_phase_of_a_start_takes(tmp_path: Path):
+    code, screen = typed(arguments_in(tmp_path))
+    assert code == 0, screen
+    for phase in (
+        "looking for devices",
+        "planning for 1 devices",
+        "reading [^ ]*",
+        "training the tokenizer",
+        "turning the text into tokens",
+        "preparing the programs",
+        r"compiled \d+/\d+ programs",
+        "the first step",
+        r"step 2/2",
+    ):
+        clocked = rf"{phase}[^\r\n]*\d:\d\d:\d\d"
+        assert re.search(clocked, screen), f"{phase} is not shown with a clock"
+    assert screen.rindex(CURSOR_BACK) > screen.rindex("step 2/2")
+
+
+@pytest.mark.usefixtures("environment")
+def test_ctrl_c_leaves_a_clean_terminal(tmp_path: Path):
+    code, screen = typed(arguments_in(tmp_path), stop_at="preparing the programs")
+    assert code == 1 and "Traceback" not in screen
+    (last,) = screen.rpartition(CURSOR_BACK)[2].splitlines()
+    assert last.startswith("interrupted; the same command goes on")
