@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.models.presets import model_preset
 from hetjax.training.cli import parse
-from hetjax.training.loop import Failed
+from hetjax.training.ending import Failed
 from hetjax.training.run import run
 
 

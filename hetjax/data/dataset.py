@@ -187,7 +187,7 @@ def _build(
     num_tokens = {}
     for name in ("train", "validation"):
         tokens_T = trained.encode_documents(getattr(split, name))
-        np.save(directory / f"{name}.npy", tokens_T)
+        _save(directory / f"{name}.npy", tokens_T)
         num_tokens[name] = len(tokens_T)
     report(f"data: {sum(num_tokens.values())} tokens")
     counts = {
@@ -197,6 +197,16 @@ def _build(
         "duplicates": num_duplicates,
     }
     _write_manifest(directory, {**recipe, **counts})
+
+
+def _save(path: Path, tokens_T: np.ndarray) -> None:
+    try:
+        np.save(path, tokens_T)
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        # NumPy says only that not all of it was written
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
 
 
 def _train_tokenizer(documents: Sequence[str], vocab_size: int) -> tokenizer.Tokenizer:

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from hetjax.errors import BadInput
 from hetjax.mesh.world import World, free_address, join_world, leave_world
@@ -80,5 +81,6 @@ class Mates:
 
 
 def _stop(reason: str) -> None:
-    print(reason, file=sys.stderr, flush=True)
+    with suppress(OSError):  # a full disk under the log must not keep us here
+        print(reason, file=sys.stderr, flush=True)
     os._exit(1)  # threads may wait for what never comes

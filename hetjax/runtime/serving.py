@@ -14,7 +14,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -194,7 +194,8 @@ class _Server:
         self._mates.break_off()
 
     def _end(self, reason: str) -> None:
-        print(f"worker {self._post.worker}: controller {reason}", file=sys.stderr)
+        with suppress(OSError):  # a full disk under the log must not keep us here
+            print(f"worker {self._post.worker}: controller {reason}", file=sys.stderr)
         os._exit(1)  # nobody is left to work for; threads may be anywhere
 
     def _answer(self, number: int, request: Message) -> Message:
@@ -205,7 +206,8 @@ class _Server:
         except BadInput as bad:
             return {"refused": {"got": bad.got, "allowed": bad.allowed, "fix": bad.fix}}
         except Exception as error:
-            traceback.print_exc()
+            with suppress(OSError):
+                traceback.print_exc()
             return {"failed": f"{type(error).__name__}: {error}"}
 
     def _coordinate(self, number: int, request: Message) -> Message:

@@ -8,10 +8,11 @@ Owns appending, and truncation to a step on resume. Does not own what lines mean
 import json
 import os
 import threading
+from io import FileIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from hetjax.cluster.record import parsed, read_text
+from hetjax.cluster.record import naming, parsed, read_text, write_whole
 from hetjax.errors import BadInput
 
 
@@ -29,18 +30,27 @@ class Journal:
         self._file, dropped = self._without_later(last_step)
         return dropped
 
-    def _without_later(self, last_step: int) -> tuple[TextIO, list[dict[str, Any]]]:
+    def _without_later(self, last_step: int) -> tuple[FileIO, list[dict[str, Any]]]:
         lines = read_journal(self._path)
         kept = [line for line in lines if line["step"] <= last_step]
-        _rewrite(self._path, kept)
+        write_whole(self._path, "".join(map(_text, kept)))
         dropped = [line for line in lines if line["step"] > last_step]
-        return self._path.open("a", encoding="utf-8"), dropped
+        return FileIO(self._path, "a"), dropped
 
     def append(self, line: dict[str, Any]) -> None:
-        """Write one line now, from any thread; numbers must be finite."""
-        with self._lock:
-            self._file.write(_text(line))
-            self._file.flush()
+        """Write one line now, from any thread; numbers must be finite.
+
+        Where there is no room for all of it, nothing is written: an OSError says so.
+        """
+        data = _text(line).encode()
+        with self._lock, naming(self._path):
+            end = self._file.seek(0, os.SEEK_END)
+            try:
+                while data:
+                    data = data[self._file.write(data) :]
+            except OSError:
+                self._file.truncate(end)
+                raise
 
     def close(self) -> None:
         self._file.close()
@@ -66,12 +76,6 @@ def _line(text: str, where: str) -> dict[str, Any]:
         got = f"{where}: no JSON object with a 'step'"
         raise BadInput(got=got, allowed=allowed, fix=fix)
     return line
-
-
-def _rewrite(path: Path, lines: list[dict[str, Any]]) -> None:
-    draft = path.with_name(f".{path.name}.tmp")
-    draft.write_text("".join(map(_text, lines)), encoding="utf-8")
-    os.replace(draft, path)
 
 
 def _text(line: dict[str, Any]) -> str:

@@ -16,11 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
+from hetjax.cluster.record import write_whole
 from hetjax.data.dataset import Dataset
 from hetjax.schedule.trace import perfetto
 from hetjax.training.config import RunConfig
 from hetjax.training.driving import Driver, Outcome
 from hetjax.training.elastic import Recovered, RolledBack
+from hetjax.training.ending import Failed
 from hetjax.training.goodput import Spent
 from hetjax.training.journal import Journal
 from hetjax.training.optimizer import LearningRates
@@ -38,12 +40,6 @@ class _NotFinite(Exception):
     def __init__(self, step: int, got: str) -> None:
         super().__init__(got)
         self.step, self.got = step, got
-
-
-class Failed(Exception):
-    """The run cannot go on; the text says why, earlier checkpoints are intact."""
-
-    exit_code = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -300,7 +296,7 @@ class Loop:
         if not self._num_traced:
             self.display.note("--trace: too few steps were left to trace one")
             return
-        self.trace.write_text(json.dumps(perfetto(self.driver.spans())))
+        write_whole(self.trace, json.dumps(perfetto(self.driver.spans())))
         self.display.note(
             f"trace of {self._num_traced} steps: {self.trace}, to open in "
             "ui.perfetto.dev"

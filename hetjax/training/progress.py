@@ -25,6 +25,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from hetjax.cluster.record import naming
+
 _FORMATS = {
     "loss": ".4f",
     "val_loss": ".4f",
@@ -114,7 +116,8 @@ class PlainDisplay:
         self._next_s = 0.0
 
     def note(self, line: str) -> None:
-        print(line, file=sys.stdout, flush=True)
+        with naming("standard output"):
+            print(line, file=sys.stdout, flush=True)
 
     def doing(self, what: str) -> None:
         self.note(what)

@@ -24,9 +24,10 @@ from hetjax.training import rundir
 from hetjax.training.config import RunConfig, check_config
 from hetjax.training.driving import Driver
 from hetjax.training.elastic import Recovered
+from hetjax.training.ending import Failed, clear_ends
 from hetjax.training.goodput import Goodput, Spent, goodput_line, goodput_values
 from hetjax.training.journal import Journal, read_journal
-from hetjax.training.loop import Failed, Loop
+from hetjax.training.loop import Loop
 from hetjax.training.notices import Notice, Watch, of_workers
 from hetjax.training.optimizer import LearningRates
 from hetjax.training.placement import (
@@ -57,7 +58,11 @@ def run(config: RunConfig, preset: Preset, model: Model) -> int:
     """
     begin_s = time.perf_counter()
     check_config(config)
-    with rundir.locked(config.run_dir), display(config.steps) as shown:
+    with (
+        clear_ends(config),
+        rundir.locked(config.run_dir),
+        display(config.steps) as shown,
+    ):
         previous = rundir.read_previous(config.run_dir)
         if previous is not None:
             rundir.check_same_run(previous, config)

@@ -19,7 +19,14 @@ from typing import Any, TextIO
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.files import cluster_toml, load_cluster
-from hetjax.cluster.record import as_kind, parsed, read_record, read_text
+from hetjax.cluster.record import (
+    as_kind,
+    naming,
+    parsed,
+    read_record,
+    read_text,
+    write_whole,
+)
 from hetjax.data.dataset import Dataset
 from hetjax.errors import BadInput
 from hetjax.plans.files import read_plan, write_plan
@@ -62,7 +69,8 @@ def usable(path: Path) -> Iterator[None]:
         raise Unusable(
             got=f"run directory {str(path)!r} cannot be used ({file}{error.strerror})",
             allowed="a folder that you may write to, or a path where one can be made",
-            fix="give another --run-dir, or correct the permissions of this one",
+            fix="give another --run-dir, or correct the permissions of this one, or "
+            "make room on its disk",
         ) from error
 
 
@@ -121,7 +129,8 @@ def write_start(
 ) -> None:
     """Write what this start runs with, `config.json` last: with it the run exists."""
     write_layout(path, cluster, plan)
-    shutil.copyfile(dataset.directory / TOKENIZER, path / TOKENIZER)
+    with naming(path / TOKENIZER):
+        shutil.copyfile(dataset.directory / TOKENIZER, path / TOKENIZER)
     values = {
         "config": config_values(config),
         "dataset": {
@@ -129,12 +138,12 @@ def write_start(
             "sha256": dict(dataset.hashes),
         },
     }
-    _replace(path / CONFIG, json.dumps(values, indent=2, allow_nan=False) + "\n")
+    write_whole(path / CONFIG, json.dumps(values, indent=2, allow_nan=False) + "\n")
 
 
 def write_layout(path: Path, cluster: Cluster, plan: Plan) -> None:
     """Write the nodes of now and what runs on them."""
-    _replace(path / CLUSTER, cluster_toml(cluster))
+    write_whole(path / CLUSTER, cluster_toml(cluster))
     write_plan(path / PLAN, plan)
 
 
@@ -225,9 +234,3 @@ def _read_json(path: Path) -> Any:
         allowed="the file as hetjax wrote it",
         fix="restore the file, or give another --run-dir",
     )
-
-
-def _replace(path: Path, text: str) -> None:
-    draft = path.with_name(f".{path.name}.tmp")
-    draft.write_text(text, encoding="utf-8")
-    os.replace(draft, path)

@@ -17,7 +17,8 @@ from hetjax.train import main
 from hetjax.training import run as run_module
 from hetjax.training.config import CheckpointConfig, OptimizerConfig
 from hetjax.training.config_files import config_values
-from hetjax.training.loop import Failed, steps_to_trace
+from hetjax.training.ending import Failed
+from hetjax.training.loop import steps_to_trace
 from hetjax.training.optimizer import LearningRates
 from hetjax.training.presets import PRESETS
 from hetjax.training.run import run
