@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 
+from hetjax.cluster import limits
 from hetjax.errors import BadInput
 from hetjax.names import RULE, is_node
 
-_MOST_DEVICES = 2**16  # of one node
 DEVICE_FIGURES = (  # what a node may say of its devices itself
     "peak_tflops",
     "memory_gib",
@@ -140,17 +140,11 @@ def _node_problems(node: Node) -> Iterator[BadInput]:
             allowed="the name of a device kind",
             fix='write a device such as "A100-SXM4-80GB" or "cpu"',
         )
-    if node.count < 1:
+    if not limits.COUNT.has(node.count):
         yield BadInput(
             got=f"node {node.name!r}: count = {node.count}",
-            allowed="count >= 1",
+            allowed=limits.COUNT.of("count"),
             fix="write how many devices the node has, or remove the node",
-        )
-    if node.count > _MOST_DEVICES:
-        yield BadInput(
-            got=f"node {node.name!r}: count = {node.count}",
-            allowed=f"count <= {_MOST_DEVICES}",
-            fix="write how many devices the node has",
         )
     if node.hosts < 1 or node.count % node.hosts:
         yield BadInput(
@@ -158,14 +152,10 @@ def _node_problems(node: Node) -> Iterator[BadInput]:
             allowed=f"hosts in {_divisors(node.count)} (equal devices on each host)",
             fix="change hosts, or give the odd host a [[node]] of its own",
         )
-    for key in ("price_per_hour", "preemptions_per_hour"):
+    for key, range_ in limits.NODE.items():
         value = getattr(node, key)
-        if value is not None and not value >= 0:
-            yield _out_of_range(node, key, f"{key} >= 0")
-    for key in DEVICE_FIGURES:
-        value = getattr(node, key)
-        if value is not None and not value > 0:
-            yield _out_of_range(node, key, f"{key} > 0")
+        if value is not None and not range_.has(value):
+            yield _out_of_range(node, key, range_.of(key))
 
 
 def _out_of_range(node: Node, key: str, allowed: str) -> BadInput:
@@ -207,19 +197,14 @@ def _link_problems(cluster: Cluster) -> Iterator[BadInput]:
                 fix="remove one of them",
             )
         seen.add(frozenset(link.between))
-        if not link.bandwidth_gbit_per_s > 0:
-            yield BadInput(
-                got=f"{_shown(link)}: bandwidth_gbit_per_s = "
-                f"{link.bandwidth_gbit_per_s}",
-                allowed="bandwidth_gbit_per_s > 0",
-                fix="write the bandwidth of one direction",
-            )
-        if not link.latency_ms >= 0:
-            yield BadInput(
-                got=f"{_shown(link)}: latency_ms = {link.latency_ms}",
-                allowed="latency_ms >= 0",
-                fix="write the latency of one direction",
-            )
+        for key, range_ in limits.LINK.items():
+            value = getattr(link, key)
+            if not range_.has(value):
+                yield BadInput(
+                    got=f"{_shown(link)}: {key} = {value}",
+                    allowed=range_.of(key),
+                    fix=f"write the {key.partition('_')[0]} of one direction",
+                )
 
 
 def _shown(link: Link) -> str:

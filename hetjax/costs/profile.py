@@ -7,16 +7,16 @@ stage makes of its layers' times.
 """
 
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from hetjax.cluster import limits
 from hetjax.cluster.catalogue import canonical_name
 from hetjax.cluster.record import did_you_mean, join
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Remat
 
 VERSION = 1
-_MOST = 2**62  # of seconds, bytes and counts: sums stay finite
 DTYPES = {"float32": 4, "bfloat16": 2}  # of compute, as runs know them, with bytes
 _TIMES = (
     "forward_s",
@@ -26,6 +26,13 @@ _TIMES = (
     "weight_gradient_s",
     "shared_update_s",
 )
+_RANGES = {
+    "tensor": limits.COUNT,
+    "data": limits.COUNT,
+    "microbatch_size": limits.SEQUENCES,
+    "workspace_bytes": limits.BYTES,
+    **dict.fromkeys(_TIMES, limits.SECONDS),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -208,16 +215,11 @@ def check_values(profile: Profile) -> None:
             f"one of {', '.join(DTYPES)}, the dtypes of a run's compute",
             did_you_mean(profile.dtype, list(DTYPES)),
         )
-    _check_numbers(profile.seq_len, "seq_len", least=1)
-    _check_numbers(profile.program_s, "program_s")
+    _check_number(profile.seq_len, "seq_len", limits.TOKENS)
+    _check_number(profile.program_s, "program_s", limits.SECONDS)
     for i, link in enumerate(profile.links):
-        _check_numbers(link.latency_ms, f"links[{i}].latency_ms")
-        if link.bandwidth_gbit_per_s <= 0:
-            raise _bad(
-                f"links[{i}].bandwidth_gbit_per_s = {link.bandwidth_gbit_per_s:g}",
-                "more than 0",
-                "correct the bandwidth, or leave the link out",
-            )
+        for key, range_ in limits.LINK.items():
+            _check_number(getattr(link, key), f"links[{i}].{key}", range_)
     for i, m in enumerate(profile.measurements):
         _check_measurement(m, f"measurements[{i}]", profile.layers)
     _check_repeats(profile)
@@ -231,11 +233,10 @@ def _check_measurement(m: Measurement, where: str, layers: tuple[str, ...]) -> N
             f"a kind that `layers` names: {', '.join(kinds) or 'none there'}",
             did_you_mean(m.kind, kinds) if kinds else "fill in `layers`",
         )
-    for key in ("tensor", "data", "microbatch_size"):
-        _check_numbers(getattr(m, key), join(where, key), least=1)
-    for key, value in asdict(m).items():
-        if key.endswith(("_s", "_bytes")) and value is not None:
-            _check_numbers(value, join(where, key))
+    for key, range_ in _RANGES.items():
+        value = getattr(m, key)
+        if value is not None:
+            _check_number(value, join(where, key), range_)
     if (m.input_gradient_s is None) != (m.weight_gradient_s is None):
         raise _bad(
             f"{where} with one half of the backward",
@@ -255,10 +256,9 @@ def _check_repeats(profile: Profile) -> None:
             raise _bad(f"{times} measurements of {shown}", "one", "remove the others")
 
 
-def _check_numbers(value: float, where: str, *, least: int = 0) -> None:
-    if not least <= value <= _MOST:
-        allowed = f"at least {least}" if value < least else f"at most {_MOST:g}"
-        raise _bad(f"{where} = {value:g}", allowed, f"correct {where}")
+def _check_number(value: float, where: str, range_: limits.Range) -> None:
+    if not range_.has(value):
+        raise _bad(f"{where} = {value:g}", range_.of(where), f"correct {where}")
 
 
 def _bad(got: str, allowed: str, fix: str) -> BadInput:

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import get_args
 
+from hetjax.cluster import limits
 from hetjax.cluster.cluster import Cluster, Node
+from hetjax.cluster.limits import Range
 from hetjax.cluster.record import did_you_mean
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan, Remat, Stage
@@ -75,17 +77,21 @@ def _names(case: _Case) -> Iterator[BadInput]:
 def _counts(case: _Case) -> Iterator[BadInput]:
     plan = case.plan
     lists: dict[str, Sized] = {"replicas": plan.replicas}
-    counts = {"seq_len": plan.seq_len, "global_batch": plan.global_batch}
+    counts: dict[str, tuple[int, Range]] = {
+        "seq_len": (plan.seq_len, limits.TOKENS),
+        "global_batch": (plan.global_batch, limits.SEQUENCES),
+    }
     for r, replica in enumerate(plan.replicas):
         where = f"replicas[{r}]"
         lists[f"{where}.stages"] = replica.stages
-        counts[f"{where}.num_microbatches"] = replica.num_microbatches
-        counts[f"{where}.microbatch_size"] = replica.microbatch_size
+        microbatches = replica.num_microbatches, limits.COUNT
+        counts[f"{where}.num_microbatches"] = microbatches
+        counts[f"{where}.microbatch_size"] = replica.microbatch_size, limits.SEQUENCES
     for where, _, stage in case.stages():
         lists[f"{where}.devices"] = stage.devices
-        counts[f"{where}.mesh.data"] = stage.mesh.data
-        counts[f"{where}.mesh.tensor"] = stage.mesh.tensor
-        counts[f"{where}.launch_ahead"] = stage.launch_ahead
+        counts[f"{where}.mesh.data"] = stage.mesh.data, limits.COUNT
+        counts[f"{where}.mesh.tensor"] = stage.mesh.tensor, limits.COUNT
+        counts[f"{where}.launch_ahead"] = stage.launch_ahead, limits.COUNT
     for where, entries in lists.items():
         if not entries:
             yield BadInput(
@@ -93,13 +99,21 @@ def _counts(case: _Case) -> Iterator[BadInput]:
                 allowed=f"{where} with 1 entry or more",
                 fix=f"add an entry to {where}",
             )
-    for where, count in counts.items():
-        if count < 1:
+    for where, (count, range_) in counts.items():
+        if not range_.has(count):
             yield BadInput(
                 got=f"{where} = {count}",
-                allowed=f"{where} >= 1",
-                fix=f"write {where} as 1 or more",
+                allowed=range_.of(where),
+                fix=f"write {where} as {'1 or more' if count < 1 else 'less'}",
             )
+    forwards = sum(r.num_microbatches * len(r.stages) for r in plan.replicas)
+    if forwards > limits.MOST_FORWARDS:
+        yield BadInput(
+            got=f"{forwards} forwards in a step: num_microbatches x stages, over all "
+            "replicas",
+            allowed=f"at most {limits.MOST_FORWARDS}",
+            fix="write larger microbatches, and fewer",
+        )
 
 
 def _seq_len(case: _Case) -> Iterator[BadInput]:

@@ -5,16 +5,38 @@ Owns the settings, their help texts (shown by `--help`) and which values are all
 Does not own named sets of them (`presets.py`) nor their file (`config_files.py`).
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from hetjax.cluster import limits
+from hetjax.cluster.limits import Range
 from hetjax.errors import BadInput
 
 _MOST_STEPS = 10**9  # a schedule counts them in 32 bits
 _HIGHEST_RATE = 1e6
+_HIGHEST_BETA = 0.999999  # in 32 bits, more may be 1
+_LEAST_CLIP_NORM = 1e-9
+_UPLOAD = Range(1e-3, 1e9)
+_HEAT = Range(1e-6, 1e6)  # beside 0
+_RANGES = {
+    "steps": Range(1, _MOST_STEPS),
+    "seq_len": limits.TOKENS,
+    "global_batch": limits.SEQUENCES,
+    "microbatch_size": limits.SEQUENCES,
+    "optimizer.warmup_steps": Range(0, _MOST_STEPS),
+    "optimizer.weight_decay": Range(0, 1e6),
+    "evaluation.every": Range(0, _MOST_STEPS),
+    "evaluation.num_batches": Range(1, 10**6),
+    "evaluation.sample_tokens": Range(0, 10**6),
+    "checkpoint.every": Range(0, _MOST_STEPS),
+    "checkpoint.keep": Range(1, 10**6),
+    "checkpoint.copies": limits.COUNT,
+    "foresee_after_s": Range(0, 1e9),
+    "patience": Range(0.01, 1e4),
+    "stop_after": Range(1, _MOST_STEPS),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,42 +178,28 @@ def option(name: str) -> str:
 
 def _problems(config: RunConfig) -> Iterator[BadInput]:
     optimizer, evaluation = config.optimizer, config.evaluation
-    at_least: dict[str, tuple[float, float]] = {
-        "steps": (config.steps, 1),
-        "seq_len": (config.seq_len, 1),
-        "global_batch": (config.global_batch, 1),
-        "microbatch_size": (config.microbatch_size, 1),
-        "optimizer.warmup_steps": (optimizer.warmup_steps, 0),
-        "optimizer.weight_decay": (optimizer.weight_decay, 0),
-        "evaluation.every": (evaluation.every, 0),
-        "evaluation.num_batches": (evaluation.num_batches, 1),
-        "evaluation.sample_tokens": (evaluation.sample_tokens, 0),
-        "evaluation.temperature": (evaluation.temperature, 0),
-        "checkpoint.every": (config.checkpoint.every, 0),
-        "checkpoint.keep": (config.checkpoint.keep, 1),
-        "checkpoint.copies": (config.checkpoint.copies, 1),
-        "foresee_after_s": (config.foresee_after_s, 0),
-        "patience": (config.patience, 0.01),
-        "stop_after": (1 if config.stop_after is None else config.stop_after, 1),
-    }
-    for name, (value, least) in at_least.items():
-        if not least <= value < math.inf:
-            yield _out_of_range(name, value, f"{name} >= {least}", str(least))
-    if config.steps > _MOST_STEPS:
-        allowed = f"steps <= {_MOST_STEPS}"
-        yield _out_of_range("steps", config.steps, allowed, str(_MOST_STEPS))
+    for name, range_ in _RANGES.items():
+        room, _, key = name.rpartition(".")
+        value = getattr(getattr(config, room) if room else config, key)
+        if value is not None and not range_.has(value):
+            yield _out_of_range(name, value, range_.of(name), f"{range_.least:g}")
     rate, name = optimizer.learning_rate, "optimizer.learning_rate"
     if not 0 < rate <= _HIGHEST_RATE:
         yield _out_of_range(name, rate, f"0 < {name} <= {_HIGHEST_RATE:g}", "3e-4")
-    if not optimizer.clip_norm > 0:
+    if not optimizer.clip_norm >= _LEAST_CLIP_NORM:
         name = "optimizer.clip_norm"
-        yield _out_of_range(name, optimizer.clip_norm, f"{name} > 0", "1.0")
+        allowed = f"{name} >= {_LEAST_CLIP_NORM:g}, inf too"
+        yield _out_of_range(name, optimizer.clip_norm, allowed, "1.0")
     for name in ("beta1", "beta2"):
         value = getattr(optimizer, name)
-        if not 0 <= value < 1:
+        if not 0 <= value <= _HIGHEST_BETA:
             name = f"optimizer.{name}"
-            yield _out_of_range(name, value, f"0 <= {name} < 1", "0.9")
+            allowed = f"0 <= {name} <= {_HIGHEST_BETA}"
+            yield _out_of_range(name, value, allowed, "0.9")
     fraction = optimizer.final_fraction
+    heat, name = evaluation.temperature, "evaluation.temperature"
+    if heat and not _HEAT.has(heat):
+        yield _out_of_range(name, heat, f"0, or {_HEAT.of(name)}", "0.8")
     if not 0 <= fraction <= 1:
         name = "optimizer.final_fraction"
         yield _out_of_range(name, fraction, f"0 <= {name} <= 1", "0.1")
@@ -245,8 +253,8 @@ def _upload_problems(checkpoint: CheckpointConfig) -> Iterator[BadInput]:
             allowed=f"{option(name)} with {option('checkpoint.cloud')}",
             fix=f"leave it out, or add {option('checkpoint.cloud')} gs://BUCKET/PREFIX",
         )
-    if not 0 < limit < math.inf:
-        yield _out_of_range(name, limit, f"0 < {name}", "100")
+    if not _UPLOAD.has(limit):
+        yield _out_of_range(name, limit, _UPLOAD.of(name), "100")
 
 
 def _profile_problems(config: RunConfig) -> Iterator[BadInput]:

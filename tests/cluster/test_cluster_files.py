@@ -70,7 +70,7 @@ texts = st.text(max_size=12)
 names = st.from_regex("[A-Za-z0-9][A-Za-z0-9._-]{0,62}", fullmatch=True).filter(
     lambda name: name != "COMMIT"
 )
-positive = st.floats(min_value=1e-9, max_value=1e12)
+positive = st.floats(min_value=1e-6, max_value=1e4)
 
 
 @st.composite

@@ -2,6 +2,7 @@
 """Routes and trunks against hand-made tables and physical limits."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -194,9 +195,12 @@ def test_an_unknown_device_has_no_trunks():
 
 
 def test_names_that_would_make_two_trunks_one_are_bad_input():
-    cluster = Cluster(name="x", nodes=(machine("a"), machine("a:1")))
-    with pytest.raises(BadInput, match="2 trunks of cluster 'x' named 'a:1/out'"):
-        trunks(cluster)
+    zones = ("a", "b>c", "a>b", "c")
+    nodes = tuple(replace(machine(f"n{i}"), zone=z) for i, z in enumerate(zones))
+    pairs = (("a", "b>c"), ("a>b", "c"))
+    links = tuple(Link(between=pair, bandwidth_gbit_per_s=1.0) for pair in pairs)
+    with pytest.raises(BadInput, match="2 trunks of cluster 'x' named 'a>b>c'"):
+        trunks(Cluster(name="x", nodes=nodes, links=links))
 
 
 def test_rings_share_the_cards_of_the_hosts_that_they_leave():

@@ -200,7 +200,7 @@ def at_top(**values: Any) -> str:
                 links=[asdict(golden_profile().links[0]) | {"bandwidth_gbit_per_s": 0}]
             ),
             "links[0].bandwidth_gbit_per_s = 0",
-            "correct the bandwidth",
+            "correct links[0].bandwidth_gbit_per_s",
         ),
     ],
 )

@@ -111,13 +111,13 @@ ONE_STAGE = (
         (
             replace(CASE.plan, seq_len=0),
             "seq_len = 0",
-            "seq_len >= 1",
+            "1 <= seq_len <= 1.67772e+07",
             "write seq_len as 1 or more",
         ),
         (
             stage(launch_ahead=0),
             f"{STAGE}.launch_ahead = 0",
-            f"{STAGE}.launch_ahead >= 1",
+            f"1 <= {STAGE}.launch_ahead <= 65536",
             f"write {STAGE}.launch_ahead as 1 or more",
         ),
         (

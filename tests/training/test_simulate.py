@@ -385,22 +385,17 @@ def _nothing(folder: Path) -> None:
         (
             _to("profile.json", '"forward_s": 0.25', '"forward_s": 1e308'),
             [],
-            ["measurements[0].forward_s = 1e+308", "at most"],
+            ["measurements[0].forward_s = 1e+308", "<= 1e+06"],
         ),
         (
-            lambda folder: write_profile(folder / "profile.json", _scaled(1e15)),
+            _to("cluster.toml", "= 1000000000.0", "= 1e-300"),
             [],
-            ["s for F and B of replicas[0].stages[0]", "correct the times"],
-        ),
-        (
-            _to("cluster.toml", "= 1000000000.0", "= 1e-310"),
-            [],
-            ["s for a message from stage (0, 0) to stage (0, 1)"],
+            ["bandwidth_gbit_per_s = 1e-300", "1e-06 <= bandwidth_gbit_per_s"],
         ),
         (
             _to("cluster.toml", "count = 2", "count = 2\nprice_per_hour = 1e308"),
             [],
-            ["USD per million tokens", "finite"],
+            ["price_per_hour = 1e+308", "<= 1e+06"],
         ),
         (_nothing, ["--trace", "x" * 5000 + "/t.json"], ["a folder that is there"]),
     ],
