@@ -22,6 +22,7 @@ from hetjax.names import inside
 
 MANIFEST = "manifest.json"
 STATES = ("state", "state_2")  # the second while a step is saved over itself
+_ATTEMPT = re.compile("[0-9a-f]{16}")
 _STEP = re.compile(r"step_(\d{8,})")
 
 
@@ -44,9 +45,26 @@ def step_numbers(directory: Path) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
-def new_attempt() -> str:
-    """A name for this save of a step; a later one comes later in order, too."""
-    return f"{time.time_ns():016x}"
+class Attempts:
+    """Names for saves of steps: each comes after all that were given or heard of.
+
+    The clock only keeps them apart from those that nobody here has heard of: it may
+    have been set back.
+    """
+
+    def __init__(self, heard: Iterable[str] = ()) -> None:
+        self._last = 0
+        self.hear(heard)
+
+    def hear(self, names: Iterable[str]) -> None:
+        """Names that are there already; what is none of ours is passed over."""
+        ours = (int(name, 16) for name in names if _ATTEMPT.fullmatch(name))
+        self._last = max([self._last, *ours])
+
+    def new(self) -> str:
+        """A name for a save."""
+        self._last = max(self._last + 1, time.time_ns())
+        return f"{self._last:016x}"
 
 
 def leaf_names(entry: Entry) -> list[str]:

@@ -25,6 +25,7 @@ from hetjax.checkpoint.manifest import (
     from_text,
     size_flaw,
 )
+from hetjax.checkpoint.remains import committed
 from hetjax.errors import BadInput
 from hetjax.names import UnsafeName, inside
 
@@ -171,6 +172,13 @@ def passed_over(directory: Path, step: int) -> list[int]:
         for s in after
         if any(layout.step_directory(directory, s).glob(f"*/{layout.MANIFEST}"))
     ]
+
+
+def attempts(directory: Path) -> list[str]:
+    """The names of all saves of which something was committed here."""
+    files = directory.glob(f"step_*/*/{layout.MANIFEST}")
+    found = filter(None, (committed(file.parent) for file in files))
+    return [attempt(manifest.host) for manifest in found]
 
 
 def parts(directory: Path) -> list[Checkpoint]:

@@ -176,6 +176,8 @@ def _open_directory(
         store.put_text(probe, "")
         store.remove([probe])
         within(CALL_S, f"listing {directory}", files.remove_old_parts)
+    except StoreError:
+        raise  # it does not answer, whatever was asked
     except OSError as error:
         raise BadInput(
             got=f"checkpoint store {directory} cannot be used "

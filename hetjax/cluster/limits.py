@@ -47,4 +47,4 @@ MOST_FORWARDS = 2**20  # of a step, over all stages: more are not simulated in a
 
 
 def _shown(value: float) -> str:
-    return str(int(value)) if value == int(value) and value < 1e6 else f"{value:g}"
+    return str(value) if isinstance(value, int) else f"{value:g}"

@@ -8,7 +8,7 @@ processes are started (`processes.py`), nor what they do (`serving.py`).
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from hetjax.checkpoint.copies import keepers
 from hetjax.checkpoint.keeping import Keeping
-from hetjax.checkpoint.layout import new_attempt
+from hetjax.checkpoint.layout import Attempts
 from hetjax.cluster.cluster import Node
 from hetjax.errors import BadInput
 from hetjax.mesh.pull import check_fits
@@ -54,6 +54,7 @@ class Fleet:
     def __init__(self, plan: Plan, crew: Crew, nodes: Sequence[Node] = ()) -> None:
         self.crew = crew
         self.attempts: dict[int, str] = {}  # at saving, by step
+        self._new_attempts = Attempts()
         self.saved: int | None = None  # newest step that all workers have saved
         self.is_spoilt = False  # what they began to save last: not finite, not saved
         self._saving = 0, list[str]()  # what they began to save last, and who
@@ -211,7 +212,7 @@ class Fleet:
         saving = [worker for worker, message in told.items() if message["saves"]]
         helping = [w for hosts in self._hosts() if len(hosts) > 1 for w in hosts]
         self._see_to_copies(keeping)
-        self.attempts[step] = new_attempt()
+        self.attempts[step] = self._new_attempts.new()
         request = {
             "do": "save",
             "keeping": asdict(keeping),
@@ -246,6 +247,10 @@ class Fleet:
         }
         self.crew.ask(requests)
         self._copying = now
+
+    def hear_saves(self, attempts: Iterable[str]) -> None:
+        """What is there already: later saves are named after it."""
+        self._new_attempts.hear(attempts)
 
     def wait_saved(self) -> None:
         """Return once no checkpoint is being written."""

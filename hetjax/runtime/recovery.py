@@ -108,13 +108,14 @@ def restore(
     None if none is whole. Workers must be built and connected, and so must `others`
     that hold something. Raises BadInput where what is left is of another model.
     """
+    fleet.hear_saves(holding.save[1] for holding in held)
     held = _until(most, held)
     told = fleet.crew.ask(dict.fromkeys(fleet.workers, {"do": "needs"}))
     leaves = {w: dict[str, int](m["leaves"]) for w, m in told.items()}
     size_bytes = {leaf: n for needed in leaves.values() for leaf, n in needed.items()}
     save, asked = newest(held, size_bytes.keys()), False
     if save is None or _is_behind(save, held, fleet):
-        held, asked = [*held, *_until(most, _in_store(keeping))], True
+        held, asked = [*held, *_until(most, _in_store(fleet, keeping))], True
         save = newest(held, size_bytes.keys())
     while save is not None:
         _check_same_model(held, save, size_bytes)
@@ -131,7 +132,7 @@ def restore(
         if asked:
             save = newest(held, size_bytes.keys(), limit=save)
         else:  # what was damaged is tried again, with the store to turn to
-            held, asked = [*held, *_until(most, _in_store(keeping))], True
+            held, asked = [*held, *_until(most, _in_store(fleet, keeping))], True
             save = newest(held, size_bytes.keys())
     return None
 
@@ -140,13 +141,15 @@ def _until(most: int | None, held: Sequence[Holding]) -> list[Holding]:
     return [h for h in held if most is None or h.save[0] <= most]
 
 
-def _in_store(keeping: Keeping) -> list[Holding]:
+def _in_store(fleet: Fleet, keeping: Keeping) -> list[Holding]:
     """What the store has; nothing, with a warning, if it cannot be read."""
     try:
-        return in_store(keeping.store())
+        found = in_store(keeping.store())
     except OSError as error:
         warnings.warn(f"the store is not used: {error}", stacklevel=2)
         return []
+    fleet.hear_saves(holding.save[1] for holding in found)
+    return found
 
 
 def _is_behind(save: Save, held: Sequence[Holding], fleet: Fleet) -> bool:

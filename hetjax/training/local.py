@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from hetjax.checkpoint.layout import new_attempt
+from hetjax.checkpoint.layout import Attempts
 from hetjax.checkpoint.restore import Checkpoint
 from hetjax.checkpoint.save import Saver
 from hetjax.data.batches import Batch
@@ -29,8 +29,8 @@ Build = Callable[[Plan], Embedded]
 class LocalDriver:
     """The run on `runtime`, which has the state after `at` steps.
 
-    `resumed` tells where that is from. Other plans are built by `build`; they follow
-    `following`, None: the nodes stay as they are.
+    `resumed` tells where that is from, `attempts` name its saves. Other plans are built
+    by `build`; they follow `following`, None: the nodes stay as they are.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class LocalDriver:
         build: Build,
         following: Following | None,
         *,
+        attempts: Attempts,
         at: int,
         resumed: Mapping[str, Any] | None,
     ) -> None:
@@ -50,6 +51,7 @@ class LocalDriver:
         self._runtime, self._feed, self._saver = runtime, feed, saver
         self._validation, self._host = validation, host
         self._build, self._following = build, following
+        self._attempts = attempts
         self.plan, self.num_validation = runtime.plan, len(validation)
         self._timelines = [Timeline(runtime.plan)]  # one for each plan, in order
         self.heard: Callable[[Recovered], None] = lambda recovered: None
@@ -105,7 +107,7 @@ class LocalDriver:
         return self.at
 
     def save(self, step: int) -> bool:
-        host = {**self._host, "step": step, "attempt": new_attempt()}
+        host = {**self._host, "step": step, "attempt": self._attempts.new()}
         return self._saver.save(step, self._runtime.entries(), host)
 
     def wait_saved(self) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from http.client import HTTPException
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -121,7 +122,7 @@ def aws(endpoint: str) -> Looks:
     while True:
         headers = {"X-aws-ec2-metadata-token": token.text}
         action = _ask("GET", f"{latest}/meta-data/spot/instance-action", headers)
-        if action.text and (notice := _spot_notice(action.text)):
+        if action.text and (notice := _spot_notice(action.text, action.date)):
             yield notice
             return
         if action.status == 401 or not token.text:  # it has expired, or never came
@@ -169,21 +170,29 @@ def _node(text: str) -> str | None:
     return None
 
 
-def _spot_notice(text: str) -> Notice | None:
+def _spot_notice(text: str, date: str) -> Notice | None:
     told = _table(text)
     if told.get("action") in ("terminate", "stop", "hibernate"):
-        return Notice(source="AWS", grace_s=_seconds_until(told.get("time")))
+        return Notice(source="AWS", grace_s=_grace_s(told.get("time"), date))
     warnings.warn(f"AWS: no known action in {text[:80]!r}, ignored", stacklevel=1)
     return None
 
 
-def _seconds_until(moment: Any) -> float:
+def _grace_s(moment: Any, date: str) -> float:
+    """Seconds from the server's date, else from ours, until then: two minutes at most.
+
+    Our clock may be wrong, and AWS gives no more notice.
+    """
     try:
-        left = datetime.fromisoformat(moment) - datetime.now(UTC)
+        now = parsedate_to_datetime(date)
+    except (TypeError, ValueError):
+        now = datetime.now(UTC)
+    try:
+        left = datetime.fromisoformat(moment) - now
     except (TypeError, ValueError):
         warnings.warn(f"AWS: no time in {moment!r}, so {AWS_GRACE_S} s", stacklevel=1)
         return AWS_GRACE_S
-    return max(0.0, left.total_seconds())
+    return min(max(0.0, left.total_seconds()), AWS_GRACE_S)
 
 
 def _table(text: str) -> dict[str, Any]:
@@ -195,10 +204,14 @@ def _table(text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Answer:
-    """`status` is 0 where none came, `text` is empty but for status 200."""
+    """`status` is 0 where none came, `text` is empty but for status 200.
+
+    `date` is when the server sent it, by its own clock.
+    """
 
     status: int = 0
     text: str = ""
+    date: str = ""
     is_google: bool = False
 
 
@@ -209,6 +222,7 @@ def _ask(method: str, url: str, headers: Mapping[str, str]) -> _Answer:
             return _Answer(
                 status=answer.status,
                 text=answer.read(_MAX_ANSWER_BYTES).decode().strip(),
+                date=answer.headers.get("Date", ""),
                 is_google=answer.headers.get("Metadata-Flavor") == "Google",
             )
     except HTTPError as error:

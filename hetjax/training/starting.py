@@ -14,7 +14,13 @@ from typing import Any
 
 from hetjax.checkpoint.fetch import in_store
 from hetjax.checkpoint.holdings import Holding
-from hetjax.checkpoint.restore import Checkpoint, DamagedCheckpoint, passed_over
+from hetjax.checkpoint.layout import Attempts
+from hetjax.checkpoint.restore import (
+    Checkpoint,
+    DamagedCheckpoint,
+    attempts,
+    passed_over,
+)
 from hetjax.cluster.files import cluster_toml
 from hetjax.data.dataset import Dataset
 from hetjax.errors import BadInput
@@ -108,6 +114,7 @@ def _local(start: Start, shown: Display) -> LocalDriver:
         host,
         build,
         _following(start),
+        attempts=Attempts(attempts(keeping(config).at(EMBEDDED))),
         at=0 if checkpoint is None else checkpoint.step,
         resumed=checkpoint and _origin(checkpoint),
     )

@@ -17,7 +17,6 @@ from hetjax.checkpoint.save import Saver
 from hetjax.checkpoint.store import FileStore, open_store
 from hetjax.checkpoint.transfer import Store, StoreError
 from hetjax.checkpoint.upload import Uploader
-from hetjax.errors import BadInput
 from tests.checkpoint.values import state_of
 
 LIMIT_S = 0.5
@@ -66,10 +65,9 @@ def test_a_store_that_takes_connections_and_never_answers_is_told_at_the_start(
     deaf: None,
 ):
     begin_s = time.monotonic()
-    with pytest.raises(BadInput, match=r"listing .*: no answer within") as caught:
+    with pytest.raises(StoreError, match="gs://bucket/run: no answer within"):
         open_store("gs://bucket/run")
     assert LIMIT_S <= time.monotonic() - begin_s < MOST_S
-    assert "gs://bucket/run" in caught.value.got and caught.value.fix
 
 
 CALLS: dict[str, Callable[[Store, Path], object]] = {

@@ -111,7 +111,7 @@ ONE_STAGE = (
         (
             replace(CASE.plan, seq_len=0),
             "seq_len = 0",
-            "1 <= seq_len <= 1.67772e+07",
+            "1 <= seq_len <= 16777216",
             "write seq_len as 1 or more",
         ),
         (

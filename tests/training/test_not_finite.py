@@ -12,9 +12,9 @@ from hetjax.checkpoint.restore import Checkpoint, steps
 from hetjax.runtime.embedded import Embedded
 from hetjax.train import main
 from hetjax.training.config import CheckpointConfig
+from hetjax.training.ending import Failed
 from hetjax.training.launching import OnThisMachine
 from hetjax.training.local import LocalDriver
-from hetjax.training.loop import Failed
 from hetjax.training.run import run
 from tests.training import test_workers
 from tests.training.pair import between_steps, training

@@ -11,10 +11,11 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from queue import Queue
+from typing import Self
 
 import pytest
 
@@ -208,6 +209,34 @@ def test_an_action_at_aws_is_told_with_the_time_that_is_left(
         told = heard.get(timeout=PATIENCE_S)
     assert told.source == "AWS" and 80 < told.grace_s <= 90
     assert (cloud.num_granted, told.node) == (1, None)
+
+
+@pytest.mark.parametrize("wrong_s", [-1e7, 1e7])
+def test_the_time_that_is_left_at_aws_is_told_by_its_own_clock(
+    served: tuple[Cloud, str], wrong_s: float, monkeypatch: pytest.MonkeyPatch
+):
+    class Wrong(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Self:
+            return super().now(tz) + timedelta(seconds=wrong_s)
+
+    cloud, host = served
+    spot(cloud, json.dumps({"action": "terminate", "time": in_s(90)}))
+    monkeypatch.setattr("hetjax.training.notices.datetime", Wrong)
+    heard: Queue[Notice] = Queue()
+    with Watch(heard.put, None, {aws(f"http://{host}/"): SOON_S}):
+        assert 80 < heard.get(timeout=PATIENCE_S).grace_s <= 90
+
+
+def test_a_server_that_tells_no_time_grants_no_more_than_aws_does(
+    served: tuple[Cloud, str], monkeypatch: pytest.MonkeyPatch
+):
+    cloud, host = served
+    spot(cloud, json.dumps({"action": "terminate", "time": in_s(1e7)}))
+    monkeypatch.setattr(BaseHTTPRequestHandler, "date_time_string", lambda *_: "never")
+    heard: Queue[Notice] = Queue()
+    with Watch(heard.put, None, {aws(f"http://{host}/"): SOON_S}):
+        assert heard.get(timeout=PATIENCE_S).grace_s == 120.0
 
 
 @pytest.mark.parametrize("moment", [None, 5, "soon", "2026-11-21T10:00:00"])

@@ -327,7 +327,7 @@ def _nothing(folder: Path) -> None:
         (
             _to("cluster.toml", "= 1000000000.0", "= -5.0"),
             [],
-            ["bandwidth_gbit_per_s = -5.0", "> 0"],
+            ["bandwidth_gbit_per_s = -5.0", "1e-06 <= bandwidth"],
         ),
         (
             lambda folder: (folder / "cluster.toml").write_text(
