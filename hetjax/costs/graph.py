@@ -12,7 +12,7 @@ Does not own the rules of the operations (`joins.py`) nor any estimate.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from hetjax.costs.joins import joined_dims
-from hetjax.models.traced import called, scan_counts
+from hetjax.models.traced import called, scan_counts, waits_for_all
 
 
 class Origin(IntEnum):
@@ -45,7 +45,8 @@ class Value:
 class Step:
     """One operation; a scan has the graph of its body and repeats it `length` times.
 
-    Of a scan's inputs the first are consts, then come carries, the others are xs.
+    Of a scan's inputs the first are consts, then come carries, the others are xs. It
+    does not begin before the values `after` are there.
     """
 
     op: str
@@ -56,6 +57,7 @@ class Step:
     length: int = 1
     num_consts: int = 0
     num_carry: int = 0
+    after: tuple[Value, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -186,7 +188,11 @@ def _outputs(
         step = _scan(equation, arguments, dims)
     elif (inner := called(equation.params)) is not None:
         jaxpr, consts = inner
-        return _inlined(jaxpr, consts, arguments, dims, steps)
+        begin = len(steps)
+        outputs = _inlined(jaxpr, consts, arguments, dims, steps)
+        if waits_for_all(equation.params):
+            steps[begin:] = [replace(s, after=arguments) for s in steps[begin:]]
+        return outputs
     else:
         step = _operation(equation, arguments, dims)
     steps.append(step)

@@ -42,10 +42,14 @@ _SUMMED = frozenset({"scatter", "scatter-add"})  # into zeros
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kernel:
-    """One step that stores its outputs, with the stored values that it reads."""
+    """One step that stores its outputs, with the stored values that it reads.
+
+    It does not begin before those `after` are there.
+    """
 
     step: Step
     reads: tuple[Value, ...]
+    after: tuple[Value, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,7 +121,8 @@ def _fused(
         elif step.op in _SUMMED:
             updates = laid_out(step.inputs[2], _in_order(step.inputs[2]), flat=True)
             reads = _unique([r for v in step.inputs[:2] for r in read(v)] + [*updates])
-        found[id(step)] = Kernel(step=step, reads=reads)
+        after = _unique([r for v in step.after for r in read(v)])
+        found[id(step)] = Kernel(step=step, reads=reads, after=after)
         roots |= {id(v): (v,) for v in step.outputs}
     return tuple(found.values())
 
@@ -240,7 +245,9 @@ def _layout_kernel(value: Value, reads: tuple[Value, ...]) -> Kernel:
 
 def _breadth_first(found: tuple[Kernel, ...]) -> list[Kernel]:
     maker = {id(v): at for at, kernel in enumerate(found) for v in kernel.step.outputs}
-    needs = [{maker[id(v)] for v in k.reads if id(v) in maker} for k in found]
+    needs = [
+        {maker[id(v)] for v in (*k.reads, *k.after) if id(v) in maker} for k in found
+    ]
     users: list[list[int]] = [[] for _ in found]
     for at, makers in enumerate(needs):
         for made in makers:

@@ -8,6 +8,7 @@ not own what is done with them (`counts.py`, `hetjax/costs/`, `hetjax/runtime/`)
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 
@@ -28,3 +29,13 @@ def called(params: Mapping[str, Any]) -> tuple[Jaxpr, Sequence[Any]] | None:
     if isinstance(inner, ClosedJaxpr):
         return inner.jaxpr, inner.consts
     return (inner, ()) if isinstance(inner, Jaxpr) else None
+
+
+def waits_for_all(params: Mapping[str, Any]) -> bool:
+    """Say whether a call begins when all that it is given is there.
+
+    So does what a checkpoint makes again, where JAX asks for a barrier. The compiler
+    of JAX 0.10 forgets barriers before it puts operations in order.
+    """
+    has_barrier = params.get("differentiated", False) and params["prevent_cse"]
+    return bool(has_barrier) and jax.__version_info__ >= (0, 11)
