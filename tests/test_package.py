@@ -135,6 +135,20 @@ def test_a_run_that_has_its_plan_does_not_wait_for_the_solvers():
     assert not modules & {"cvxpy", "scipy", "ray"}
 
 
+@pytest.mark.parametrize(("asked", "level"), [(None, "3"), ("0", "0")])
+def test_noise_of_the_compiler_is_not_shown_unless_asked_for(
+    asked: str | None, level: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", asked)
+    told = "import hetjax, jax, os; print(os.environ['TF_CPP_MIN_LOG_LEVEL'])"
+    done = subprocess.run(
+        [sys.executable, "-c", told], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == level, done.stderr
+
+
 def test_every_python_file_that_is_not_empty_starts_with_its_licence():
     texts = {path: path.read_text(encoding="utf-8") for path in python_files()}
     assert len(texts) > 40
