@@ -190,13 +190,14 @@ class Search:
             source=best.source,
             bound=held(self.bound, self.request, self.bests.simulated()),
             model_time_s=min((p.step_s for p in proposed), default=None),
-            model_bound_s=min((p.layouts[0].bound_s for p in proposed), default=None),
+            model_bound_s=min((p.bound_s for p in proposed), default=None),
             search_s=time.monotonic() - self.begin_s,
         )
 
     def _propose(self) -> None:
         """Simulate first what is most promising, and at once."""
-        fewer = any(map(wants_fewer, self.objectives))
+        cluster = self.request.cluster
+        fewer = any(wants_fewer(wished, cluster) for wished in self.objectives)
         for proposal in proposals(self.request, fewer=fewer):
             self.proposed.append(proposal)
             self.progress(proposal.told())

@@ -34,6 +34,7 @@ _SLACKS = (1e-4, 0.002, 0.006, *(0.02 * 2**n for n in range(12)))
 _CLOSE, _CLOSE_QUICK = 4e-3, 0.015
 _WASTE = 0.05
 _LEAST_GAIN = 0.05  # of what devices are worth: also of those that would bring nothing
+_MAX_ROUNDS = 100  # of more columns for the cheapest plan
 _SAVED = 1e-3  # relative: what templates must save that are looked for
 _LEAST_COST = 1e-3  # of the dearest: devices for nothing would be taken for nothing
 _SLACK_OF_SEEN = 0.004  # so much more than fractions of copies without a harvest
@@ -109,7 +110,7 @@ def cheapest(
     columns = columns_within(p, form, step_s, known)
     if not columns:
         return None
-    while True:
+    for _ in range(_MAX_ROUNDS):
         seen = {c.template: c for c in columns}
         wanted = thrift(p, columns, step_s, cost_R)
         worth = wanted.worth * (1 + _SAVED)

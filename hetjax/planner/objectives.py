@@ -74,9 +74,14 @@ def survives(plan: Plan, node: str) -> bool:
     return layers == held
 
 
-def wants_fewer(objective: Objective) -> bool:
+def wants_fewer(objective: Objective, cluster: Cluster) -> bool:
     """Say whether slower plans on fewer devices may be better."""
-    return objective.wish != "time" or objective.max_usd_per_hour is not None
+    nodes_vanish = any(node.preemptions_per_hour for node in cluster.nodes)
+    return (
+        objective.wish == "cost"
+        or (objective.wish == "goodput" and nodes_vanish)
+        or objective.max_usd_per_hour is not None
+    )
 
 
 def within(predicted: Predicted, objective: Objective) -> bool:

@@ -10,6 +10,7 @@ choose. Does not own how a problem is solved
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -41,18 +42,24 @@ LARGE = 128  # devices: the search of larger clusters is cut short
 _PARTED = 32  # devices: of larger clusters no parts are searched
 _DOUBT, _DOUBT_FEW, _DOUBT_MANY = 1.05, 1.3, 1.02
 _TIGHT_GAIN = 0.98
+_NUM_CHEAPER = 2  # problems that are searched for what is slower and cheaper
 _SLACKS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)  # of step times that may be cheaper
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Proposal:
-    """Layouts on a part of the cluster at some tensor degrees, best first."""
+    """Layouts on a part of the cluster at some tensor degrees, best first.
+
+    By the model none takes less than `bound_s`: infinity where the fastest was not what
+    was looked for.
+    """
 
     request: Request
     degrees: tuple[int, ...]
     problem: Problem
     layouts: tuple[Layout, ...]
     num_replicas: float  # that gradient sums were counted for
+    bound_s: float
 
     @property
     def step_s(self) -> float:
@@ -80,15 +87,20 @@ def proposals(
     first: _Look | None = None
     for look in _looks(request, fewer, whole):
         # parts come after the whole
-        if first is None and looks and look.request is not request:
+        if first is None and looks and not _is_whole(look, request):
             first = min(looks, key=lambda look: look.outlook.reached_s)
-            yield from _proposed(first, request, fewer)
+            yield from _proposed(first)
         looks.append(look)
     least_s = min((look.outlook.reached_s for look in looks), default=math.inf)
     for look in sorted(looks, key=lambda look: look.outlook.reached_s):
         near_s = least_s * _doubt(look.num_replicas, fewer)
         if look is not first and look.outlook.reached_s <= near_s:
-            yield from _proposed(look, request, fewer)
+            yield from _proposed(look)
+    # of a part, devices that it can do without are another part's
+    wholes = [look for look in looks if _is_whole(look, request)]
+    wholes.sort(key=lambda look: look.outlook.reached_s)
+    for look in wholes[:_NUM_CHEAPER] if fewer else ():
+        yield from _cheaper(look)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -216,36 +228,41 @@ def pipelines_of(p: Problem, copies: Sequence[Copies]) -> list[Pipeline]:
     ]
 
 
-def _proposed(look: _Look, request: Request, fewer: bool) -> Iterator[Proposal]:
+def _is_whole(look: _Look, request: Request) -> bool:
+    return len(look.request.cluster.nodes) == len(request.cluster.nodes)
+
+
+def _proposed(look: _Look) -> Iterator[Proposal]:
     """Lay the problem out in whole copies; nothing if nothing fits."""
-    large = _is_large(request)
+    large = _is_large(look.request)
     num, seen = 1 if large else _NUM_LAYOUTS, look.outlook
-    try:
+    with suppress(NoFeasiblePlan):
         layouts = candidates(look.problem, "closed", num, seen=seen, quick=large)
-    except NoFeasiblePlan:
-        return
-    # of a part, devices that it can do without are another part's
-    if fewer and look.request is request:
-        layouts += _cheaper(request, look.problem, layouts[0].step_s)
-    yield Proposal(
+        yield _proposal(look, layouts, layouts[0].bound_s)
+
+
+def _cheaper(look: _Look) -> Iterator[Proposal]:
+    """Layouts that take longer for less money, or with fewer lost nodes."""
+    for wish in (_usd_per_hour, _losses_per_hour):
+        prices_C = np.array([wish(nodes) for nodes in look.request.classes])
+        for slack in _SLACKS if prices_C.any() else ():
+            step_s = slack * look.outlook.reached_s
+            layout = cheapest(look.problem, "closed", step_s, prices_C)
+            if layout is not None:
+                yield _proposal(look, [layout])
+
+
+def _proposal(
+    look: _Look, layouts: Sequence[Layout], bound_s: float = math.inf
+) -> Proposal:
+    return Proposal(
         request=look.request,
         degrees=look.degrees,
         problem=look.problem,
         layouts=tuple(layouts),
         num_replicas=look.num_replicas,
+        bound_s=bound_s,
     )
-
-
-def _cheaper(request: Request, p: Problem, step_s: float) -> Iterator[Layout]:
-    """Layouts that take longer for less money, or with fewer lost nodes."""
-    for wish in (_usd_per_hour, _losses_per_hour):
-        prices_C = np.array([wish(nodes) for nodes in request.classes])
-        if not prices_C.any():
-            continue
-        for slack in _SLACKS:
-            layout = cheapest(p, "closed", slack * step_s, prices_C)
-            if layout is not None:
-                yield layout
 
 
 def _usd_per_hour(nodes: NodeClass) -> float:
