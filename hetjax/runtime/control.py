@@ -9,7 +9,8 @@ import json
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -75,8 +76,7 @@ class Crew:
     """A controller's lines to its workers, by name.
 
     `noticed` is called at once, from a line's thread, when a worker tells that its
-    machine is about to go. Every wait has its limit (`limits.py`) times `patience`, and
-    ends early with what `interrupt` may raise: it is called again and again meanwhile.
+    machine is about to go. Every wait has its limit (`limits.py`) times `patience`.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Crew:
         patience: float = 1.0,
     ) -> None:
         self._silence_s, self._patience = silence_s, patience
-        self.interrupt: Callable[[], None] = _nobody_interrupts
+        self._interrupt: Callable[[], None] = _nobody_interrupts
         self._changed = threading.Condition()
         self._links: dict[str, Link] = {}
         self._lost: dict[str, str] = {}
@@ -114,11 +114,20 @@ class Crew:
         with self._changed:
             while missing := [name for name in workers if not self._is_there(name)]:
                 alive()
-                self.interrupt()
+                self._interrupt()
                 if time.monotonic() > end_s:
                     reason = LIMITS[START].passed(self._patience)
                     raise WorkerLost(missing[0], reason)
                 self._changed.wait(0.1)
+
+    @contextmanager
+    def interrupted_by(self, interrupt: Callable[[], None]) -> Iterator[None]:
+        """Let waits in here end with what this may raise."""
+        self._interrupt = interrupt
+        try:
+            yield
+        finally:
+            self._interrupt = _nobody_interrupts
 
     def ask(
         self, requests: Mapping[str, Message], progress: Progress | None = None
@@ -190,7 +199,7 @@ class Crew:
                     told, end_s = trouble, max(end_s, self._end_s(BREAK_OFF))
                     for worker in late:
                         self._send(worker, 0, {"do": "abort", "lost": [*trouble]})
-                self.interrupt()
+                self._interrupt()
                 self._changed.wait(_LOOK_S)
             for worker in workers:
                 self._replies.pop((worker, number), None)

@@ -6,6 +6,7 @@ do (`serving.py`), nor workers on other machines.
 """
 
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -86,9 +87,10 @@ class Processes:
 
     def end(self) -> None:
         """Wait a moment for all to leave by themselves, then kill them."""
+        end_s = time.monotonic() + _END_S
         for child in self.children.values():
             try:
-                child.wait(_END_S)
+                child.wait(max(0.0, end_s - time.monotonic()))
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()

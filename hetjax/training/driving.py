@@ -32,6 +32,7 @@ class Driver(Protocol):
     """A run that has its state; a context manager that finishes what it writes."""
 
     heard: Callable[[Recovered], None]  # is told of every recovery
+    hurried: Callable[[], bool]  # whether a recovery must be given up
     resumed: Mapping[str, Any] | None  # where the state is from; None if it is fresh
 
     @property

@@ -53,6 +53,10 @@ class RolledBack(Exception):
         self.step = step
 
 
+class GivenUp(Exception):
+    """There is no time to recover: what is left is the newest checkpoint."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recovered:
     """What a change has cost; `seconds` by what they went into, `tier_s` by tier.
@@ -134,6 +138,8 @@ class FleetDriver:
         self._refused: Cluster | None = None  # as there is no plan for it
         self.plan, self.num_validation = fleet.plan, num_validation
         self.heard: Callable[[Recovered], None] = lambda recovered: None
+        self.hurried: Callable[[], bool] = lambda: False
+        self._has_given_up = False
 
     def step(self, number: int, *, traced: bool = False) -> FleetStep:
         assert number == self._at, (number, self._at)
@@ -228,12 +234,12 @@ class FleetDriver:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Let workers finish what they write, unless something went wrong.
+        """Let workers finish what they write, unless something went wrong or is over.
 
         One that is lost now takes nothing along but what it was copying to the store.
         """
         try:
-            if kind is None:
+            if kind is None and not self._has_given_up:
                 self._fleet.end()
         except WorkerLost as lost:
             warnings.warn(
@@ -258,18 +264,15 @@ class FleetDriver:
             raise RolledBack(self._at) from lost
 
     def _recover(self, lost: WorkerLost | None) -> None:
-        """Get all workers of now going; raises WorkerLost if that does not help."""
+        """Get all workers of now going; raises WorkerLost if that does not help.
+
+        GivenUp where it is `hurried` meanwhile.
+        """
         clock, at, before = Clock(), self._at, self.plan
         self._gone.clear()
         reason, cluster = lost and str(lost), self._cluster
-        while True:
-            if lost is not None:
-                self._strike(lost)
-            try:
-                restored = self._restored(lost, clock)
-                break
-            except WorkerLost as another:
-                lost = another
+        with self._fleet.crew.interrupted_by(self._check_time):
+            restored = self._restored_at_last(lost, clock)
         self._at = restored.step
         self.heard(
             Recovered(
@@ -284,6 +287,21 @@ class FleetDriver:
                 seconds=clock.seconds,
             )
         )
+
+    def _check_time(self) -> None:
+        if self.hurried():
+            self._has_given_up = True
+            raise GivenUp
+
+    def _restored_at_last(self, lost: WorkerLost | None, clock: Clock) -> Restored:
+        """Try until no other worker is lost meanwhile, or too many were."""
+        while True:
+            if lost is not None:
+                self._strike(lost)
+            try:
+                return self._restored(lost, clock)
+            except WorkerLost as another:
+                lost = another
 
     def _strike(self, lost: WorkerLost) -> None:
         """Count a loss; go on without a node that is lost again and again."""

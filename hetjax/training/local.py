@@ -55,6 +55,7 @@ class LocalDriver:
         self.plan, self.num_validation = runtime.plan, len(validation)
         self._timelines = [Timeline(runtime.plan)]  # one for each plan, in order
         self.heard: Callable[[Recovered], None] = lambda recovered: None
+        self.hurried: Callable[[], bool] = lambda: False  # nothing here takes long
 
     def step(self, number: int, *, traced: bool = False) -> StepResult:
         if self._following is not None:

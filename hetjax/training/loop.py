@@ -21,7 +21,7 @@ from hetjax.data.dataset import Dataset
 from hetjax.schedule.trace import perfetto
 from hetjax.training.config import RunConfig
 from hetjax.training.driving import Driver, Outcome
-from hetjax.training.elastic import Recovered, RolledBack
+from hetjax.training.elastic import GivenUp, Recovered, RolledBack
 from hetjax.training.ending import Failed
 from hetjax.training.goodput import Spent
 from hetjax.training.journal import Journal
@@ -92,7 +92,14 @@ class Loop:
                 step = back.step
             except _NotFinite as bad:
                 step = self._back_from(bad)
+            except GivenUp:
+                return self._left()
             self._forget_after(step)
+
+    def _left(self) -> int:
+        """End with the newest checkpoint: a later start goes on from there."""
+        self.display.note("no time is left to recover: what was not saved is lost")
+        return self.driver.saved or 0
 
     def _back_from(self, bad: _NotFinite) -> int:
         """Go back to the newest checkpoint: it may have been chance.

@@ -177,7 +177,7 @@ def _train(start: Start, shown: Display, begin_s: float) -> int:
                 loop.hear(found)
                 _recovered(found, run_dir, events, shown)
 
-            driver.heard = recovered
+            driver.heard, driver.hurried = recovered, lambda: stop.leaves_no_time
             shown.doing("the first step")
             step = loop.run(driver.at)
             total_s = time.perf_counter() - begin_s
@@ -287,8 +287,9 @@ def _end(
     if step < num_steps:
         grace = {} if stop.grace_s is None else {"grace_s": stop.grace_s}
         event(events, "preempted", step, reason=stop.reason, **grace)
+        state = "state saved" if step else "nothing saved yet"
         shown.note(
-            f"stopped by {stop.reason} at step {step} of {num_steps}, state saved in "
+            f"stopped by {stop.reason} at step {step} of {num_steps}, {state} in "
             f"{run_dir}; the same command goes on from there"
         )
         return PREEMPTED

@@ -113,8 +113,9 @@ def test_a_wait_ends_with_what_an_interruption_raises():
         raise KeyboardInterrupt
 
     with crew_of({"a": hangs}) as crew:
-        crew.interrupt = interrupt
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt), crew.interrupted_by(interrupt):
+            crew.ask({"a": {"do": "step"}})
+        with pytest.raises(WorkerLost):
             crew.ask({"a": {"do": "step"}})
 
 

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers that hang while their hearts beat: past a limit they are lost like others."""
 
+import os
+import signal
+import threading
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,7 +15,7 @@ from hetjax.runtime.limits import BREAK_OFF, LIMITS, START, Limit
 from hetjax.train import main
 from hetjax.training.launching import OnThisMachine
 from tests.training.hanging_worker import FOLDER
-from tests.training.pair import between_steps, training
+from tests.training.pair import between_steps, kill, training
 from tests.training.small import events
 from tests.training.test_workers import losses, processes_of
 
@@ -65,3 +69,33 @@ def test_a_worker_that_hangs_before_it_calls_is_named(
         launcher = OnThisMachine(tmp_path / "logs", stack)
         with pytest.raises(WorkerLost, match="'left' took more than 1 s to start"):
             launcher.start(["left"])
+
+
+def test_a_stop_during_a_recovery_ends_it_in_time_and_the_next_start_goes_on(
+    tmp_path: Path,
+    cache: Path,
+    whole: list[float],
+    hangs: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    run_dir, told_s = tmp_path / "run", list[float]()
+    monkeypatch.setattr("hetjax.training.stopping.GRACE_S", 6.0)
+
+    def stop() -> None:
+        told_s.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def lose_for_long() -> None:
+        (hangs / "start").touch()  # who comes in its place hangs
+        kill(run_dir, "right")
+        threading.Timer(1.0, stop).start()
+
+    between_steps(monkeypatch, lose_for_long)
+    words = training(run_dir, cache, "--checkpoint.every", "1")
+    assert main(words) == 4
+    assert time.monotonic() - told_s[0] < 6.0 + 3.0  # the machine is shared
+    (stopped,) = events(run_dir, "preempted")
+    assert stopped["step"] in (0, 1, 2) and not processes_of(run_dir)
+    (hangs / "start").unlink(missing_ok=True)  # if nobody has come so far
+    assert main(words) == 0
+    assert losses(run_dir) == pytest.approx(whole, rel=1e-5)
