@@ -44,9 +44,9 @@ def preset(name: str) -> Preset:
 
 
 def tiny() -> Preset:
-    """Two unlike replicas on six simulated devices; minutes on two CPU cores."""
+    """Unlike replicas on five simulated devices; minutes on two CPU cores."""
     return Preset(
-        summary="1M Llama on 6 simulated devices, 2 unlike replicas; minutes on a CPU",
+        summary="1M Llama on 5 simulated devices, unlike replicas; minutes on a CPU",
         config=RunConfig(
             model="tiny",
             run_dir=Path("runs/tiny"),

@@ -29,7 +29,7 @@ MAIN: dict[str, Callable[[Sequence[str] | None], int]] = {
 SHORTER = {
     "hetjax.train": "--data.path text.txt --data.cache-dir {cache} --steps 2 "
     "--evaluation.num-batches 1 --evaluation.sample-tokens 2",
-    "hetjax.plan": "--compare none --microbatch-sizes 8 --tensor 1 --search-s 10",
+    "hetjax.plan": "--compare none --microbatch-sizes 8 --tensor 1 --search-s 30",
     "hetjax.profile": "--microbatch-sizes 8 --remat none",
 }
 
