@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
@@ -110,6 +110,22 @@ def _after(scenario: Scenario, cluster: Cluster) -> Plan:
     return scenario.after
 
 
+class _Foreseen:
+    """The scenario's plan for each of the likely clusters, known at once."""
+
+    def __init__(self, scenario: Scenario, clusters: Sequence[Cluster]) -> None:
+        self._fresh: list[tuple[Cluster, Plan]] = []
+        for cluster in clusters:
+            with suppress(NoFeasiblePlan):
+                self._fresh.append((cluster, _after(scenario, cluster)))
+
+    def found(self) -> list[tuple[Cluster, Plan]]:
+        fresh, self._fresh = self._fresh, []
+        return fresh
+
+    def close(self) -> None: ...
+
+
 class Trial:
     """A run on workers of its own, with a cluster file that may be changed."""
 
@@ -146,6 +162,7 @@ class Trial:
             ),
             foresight=Foresight(
                 lambda cluster, current: _after(scenario, cluster),
+                lambda clusters, current: _Foreseen(scenario, clusters),
                 _SOON_S if scenario.is_foreseen else 0.0,
             ),
             membership=Membership(cluster, self._file),

@@ -9,6 +9,7 @@ import os
 import time
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import patch
 
 from hetjax.runtime import serving
 from hetjax.runtime.control import Message
@@ -31,5 +32,5 @@ def answer(server: serving._Server, number: int, request: Message) -> Message:
 
 if __name__ == "__main__":
     hang("start")
-    serving._Server._answer = answer
-    worker.main()
+    with patch.object(serving._Server, "_answer", answer):
+        worker.main()
