@@ -406,7 +406,7 @@ def test_ctrl_c_ends_with_the_best_plan_so_far(tmp_path: Path):
     while "best so far" not in process.stderr.readline():
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    out, error = process.communicate(timeout=60)
+    out, error = process.communicate(timeout=180)
     assert process.returncode == 0, error
     assert "ending with the best plan so far" in error
     assert "ended by Ctrl-C: the best plan so far\nplan: plan.json\n" in out
