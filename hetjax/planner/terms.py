@@ -17,7 +17,7 @@ from math import inf
 
 import numpy as np
 
-from hetjax.cluster.catalogue import device_spec
+from hetjax.cluster.catalogue import canonical_name, device_spec
 from hetjax.cluster.cluster import Node
 from hetjax.costs.layers import layer_facts, layer_runs, layer_workspace_bytes
 from hetjax.costs.memory import hidden_size
@@ -75,7 +75,7 @@ def search_problem(
     BadInput if nothing is known of any device at any of the microbatch sizes.
     """
     options = options_of(request, degrees)
-    facts = _facts(request, options)
+    facts, num_sizes = _facts(request, options), len(request.microbatch_sizes)
     hop_s_BKOO, link_s_BKOO = hop_tables(request, options, len(facts.sync_bytes_K))
     packing = packing and num_replicas > 1 and not tight
     rates_O, times = sync_bytes_per_s(request, options), 2 * (1 - 1 / num_replicas)
@@ -97,7 +97,7 @@ def search_problem(
         drain_s_BOK=facts.drain_s_BOK,
         packed_bytes_OK=_packed_bytes(options, facts) if packing else None,
         device_bytes_O=facts.memory_bytes_O,
-        stage_s_BO=np.full(facts.busy_s_BOK.shape[:2], 2 * facts.program_s),
+        stage_s_BO=np.tile(2 * facts.program_s_O, (num_sizes, 1)),
         hop_s_BKOO=hop_s_BKOO,
         link_s_BKOO=link_s_BKOO,
     )
@@ -110,23 +110,19 @@ def bound_problem(request: Request, degrees: Sequence[int]) -> Problem:
     No plan of these options simulates faster than its bound in the prefix form.
     """
     options = options_of(request, degrees)
-    facts = _facts(request, options)
+    facts, num_sizes = _facts(request, options), len(request.microbatch_sizes)
     hop_s_BKOO, link_s_BKOO = hop_tables(request, options, len(facts.sync_bytes_K))
     terms = Terms(
         kinds=facts.kinds,
         busy_s_BOK=facts.busy_s_BOK,
         update_s_BOK=0 * facts.update_s_BOK,
         # every layer counts a loss, of which a stage has one
-        static_bytes_BOK=np.tile(
-            facts.own_bytes_OK - _LOSS_BYTES, (len(request.microbatch_sizes), 1, 1)
-        ),
+        static_bytes_BOK=np.tile(facts.own_bytes_OK - _LOSS_BYTES, (num_sizes, 1, 1)),
         saved_bytes_BOK=facts.least_saved_bytes_BOK,
-        memory_bytes_BO=np.tile(
-            facts.memory_bytes_O, (len(request.microbatch_sizes), 1)
-        ),
+        memory_bytes_BO=np.tile(facts.memory_bytes_O, (num_sizes, 1)),
         sync_bytes_OK=np.tile(facts.sync_bytes_K, (len(options), 1)),
         sync_s=lambda o, size_bytes: 0 * size_bytes,
-        stage_s_BO=np.full(facts.busy_s_BOK.shape[:2], facts.program_s),
+        stage_s_BO=np.tile(facts.program_s_O, (num_sizes, 1)),
         hop_s_BKOO=hop_s_BKOO,
         link_s_BKOO=link_s_BKOO,
     )
@@ -172,7 +168,7 @@ class _Facts:
     if all stages had but one layer of a kind."""
 
     kinds: tuple[int, ...]
-    program_s: float
+    program_s_O: Floats
     busy_s_BOK: Floats
     drain_s_BOK: Floats
     update_s_BOK: Floats
@@ -223,7 +219,7 @@ def _facts(request: Request, options: Sequence[Option]) -> _Facts:
     activation = _activation_bytes(request, options)
     return _Facts(
         kinds=kinds,
-        program_s=0.0 if request.profile is None else request.profile.program_s,
+        program_s_O=np.array([_program_s(request, o) for o in options]),
         busy_s_BOK=busy,
         drain_s_BOK=drain,
         update_s_BOK=update,
@@ -308,6 +304,14 @@ def _times(request: Request, option: Option, layer: int, shares: Shares) -> Laye
         optimizer=request.optimizer,
         profile=request.profile,
     )
+
+
+def _program_s(request: Request, option: Option) -> float:
+    """What a program takes whatever it holds, where that was measured."""
+    profile, device = request.profile, _node_of(request, option).device
+    if profile is None or canonical_name(device) not in profile.devices:
+        return 0.0
+    return profile.program_s
 
 
 def _saved(

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What must hold between a plan of the space and what the planner proves.
+
+Owns the checks. The last is what users are told; the others hold each part of the
+proof against the same plan for itself, so that a fault shows also where the plan is
+far from the bound. Does not own the plans (`near_plans.py`).
+"""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+
+import numpy as np
+
+from hetjax.costs.costs import Costs
+from hetjax.errors import NoFeasiblePlan
+from hetjax.models.counts import tensor_sizes
+from hetjax.planner.fractional import most_sequences
+from hetjax.planner.judge import judged
+from hetjax.planner.space import in_space
+from hetjax.planner.templates import Template, TemplateStage, column
+from hetjax.plans.plan import Plan
+from hetjax.plans.validation import validate_plan
+from hetjax.schedule.bound import ROUNDING
+from hetjax.schedule.lower import lower
+from hetjax.schedule.predicted import Predicted
+from hetjax.schedule.simulator import simulate
+from tests.planner.near_plans import Proof, without_memory
+from tests.planner.wide_space import is_measured
+
+
+def simulated(proof: Proof, plan: Plan) -> Predicted | None:
+    """The plan as the search's judge sees it; None if it is over memory."""
+    with nullcontext() if proof.tight else without_memory():
+        try:
+            return judged(proof.request, plan)
+        except NoFeasiblePlan:
+            return None
+
+
+def contradictions(proof: Proof, predicted: Predicted) -> Iterator[str]:
+    """Say what of the proof does not hold for a plan that was simulated."""
+    request, plan = proof.request, predicted.plan
+    model = request.model
+    validate_plan(
+        plan,
+        request.cluster,
+        len(model.layers),
+        tensor_sizes(model),
+        model.max_seq_len,
+    )
+    assert in_space(request, plan) and is_measured(request, plan)
+    if proof.bound is None:
+        yield "there is a plan"
+        return
+    yield from _of_templates(proof, predicted)
+    step_time_s = predicted.simulation.step_time_s
+    if step_time_s < proof.bound.step_s * (1 - ROUNDING):
+        yield f"step {step_time_s} s below the bound {proof.bound.step_s} s"
+
+
+def _of_templates(proof: Proof, predicted: Predicted) -> Iterator[str]:
+    """Its replicas exist as templates that take no longer, need no more devices than
+    there are, and do no more than the prices say."""
+    p, bound = proof.problem, proof.bound
+    assert bound is not None
+    taken_R = np.zeros(len(p.room_R))
+    for r, replica in enumerate(predicted.plan.replicas):
+        c = column(p, template_of(proof, predicted.plan, r), "prefix")
+        if c.memory_microbatches < replica.num_microbatches:
+            yield f"replica {r} fits into memory"
+        alone_s, time_s = _alone_s(predicted, r), c.time_s(replica.num_microbatches)
+        if alone_s < time_s * (1 - ROUNDING):
+            yield f"replica {r} takes {alone_s} s alone, its template {time_s} s"
+        taken_R += c.taken
+        sequences = float(most_sequences(p, [c], bound.step_s)[0])
+        price = float(np.array(c.taken) @ bound.prices_R)
+        most = p.global_batch * price / float(bound.prices_R @ p.room_R)
+        if sequences > most * (1 + 1e-6):
+            yield f"replica {r} does {sequences} for the price of {most}"
+    if (taken_R > p.room_R).any():
+        yield f"takes {taken_R} of {p.room_R}"
+
+
+def template_of(proof: Proof, plan: Plan, r: int) -> Template:
+    """The replica without its places."""
+    p, request, replica = proof.problem, proof.request, plan.replicas[r]
+    class_of = {
+        node.name: c for c, own in enumerate(request.classes) for node in own.nodes
+    }
+    options = {
+        (o.device_class, o.tensor, o.data, o.remat): n for n, o in enumerate(p.options)
+    }
+    return Template(
+        microbatch_size=replica.microbatch_size,
+        stages=tuple(
+            TemplateStage(
+                option=options[class_of[s.node], s.mesh.tensor, s.mesh.data, s.remat],
+                layers=s.layers,
+            )
+            for s in replica.stages
+        ),
+    )
+
+
+def _alone_s(predicted: Predicted, r: int) -> float:
+    """What a replica takes that has all trunks for itself, without sums and updates."""
+    plan, costs = predicted.plan, predicted.costs
+    keys = [(r, s) for s in range(len(plan.replicas[r].stages))]
+    edges = [(a, b) for a in keys for b in keys if abs(a[1] - b[1]) == 1]
+    alone = replace(plan, replicas=plan.replicas[r : r + 1])
+    of_one = Costs(
+        times={(0, s): replace(costs.times[r, s], update_s=0.0) for r, s in keys},
+        trunks=costs.trunks,
+        routes={((0, a[1]), (0, b[1])): costs.routes[a, b] for a, b in edges},
+        message_bytes={
+            ((0, a[1]), (0, b[1])): costs.message_bytes[a, b] for a, b in edges
+        },
+    )
+    return simulate(lower(alone), alone, of_one).step_time_s

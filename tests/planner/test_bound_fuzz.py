@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans that come near the bound, on clusters of all kinds: none contradicts it.
+
+`python -m experiments.planner.bound_fuzz` is the longer run.
+"""
+
+from random import Random
+
+import pytest
+
+from tests.planner.bound_checks import contradictions, simulated
+from tests.planner.near_plans import near_plan, proof_of
+from tests.planner.wide_space import wide_request
+
+NUM_PLANS = 50  # of every request
+SEEDS = range(12)
+
+
+def found_wrong(seed: int, num_plans: int = NUM_PLANS) -> list[str]:
+    """What does not hold for the plans of a request; up to the first such plan."""
+    proof = proof_of(wide_request(seed))
+    for n in range(num_plans):
+        predicted = simulated(proof, near_plan(Random(f"{seed} {n}"), proof))
+        told = [] if predicted is None else list(contradictions(proof, predicted))
+        if told:
+            return [f"request {seed}, plan {n}", *told]
+    return []
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_plan_contradicts_the_proof_of_the_bound(seed: int) -> None:
+    assert not found_wrong(seed)
