@@ -18,6 +18,7 @@ import socket
 import struct
 import sys
 import time
+from contextlib import suppress
 
 COMMAND = struct.Struct("<Id")  # number, time of silence; 0: watch it no more
 SILENT = struct.Struct("<I")  # number
@@ -112,10 +113,11 @@ class Hearing:
 
     def _obey(self, now_s: float) -> bool:
         data, fds, _, _ = socket.recv_fds(self._control, COMMAND.size, 1)
-        if not data:
-            return False
         while len(data) < COMMAND.size:
-            data += self._control.recv(COMMAND.size - len(data))
+            more = self._control.recv(COMMAND.size - len(data)) if data else b""
+            if not more:
+                return False
+            data += more
         number, silence_s = COMMAND.unpack(data)
         if fds:
             found = socket.socket(fileno=fds[0])
@@ -145,13 +147,14 @@ def is_stopped(pid: int) -> bool:
 
 def main(control_fd: int, parent: int) -> None:
     hearing = Hearing(socket.socket(fileno=control_fd))
-    while True:
-        is_there, late_s = hearing.wait()
-        if not is_there or os.getppid() != parent:
-            return
-        hearing.forgive(late_s)
-        hearing.beat(runs=not is_stopped(parent))
-        hearing.tell()
+    with suppress(ConnectionError):  # of the control socket: the parent is gone
+        while True:
+            is_there, late_s = hearing.wait()
+            if not is_there or os.getppid() != parent:
+                return
+            hearing.forgive(late_s)
+            hearing.beat(runs=not is_stopped(parent))
+            hearing.tell()
 
 
 if __name__ == "__main__":
