@@ -66,24 +66,23 @@ def pytest_collection_modifyitems(
 ) -> None:
     """Keep tests that share compiled programs on one worker (`--dist loadgroup`).
 
-    The random plans share nothing: they go last, one by one, to whoever is free.
+    Random plans and requests share nothing: they go last, one by one, to whoever is
+    free.
     """
     num_requests: Any = config.getoption("bound_requests")
     left_out = [item for item in items if _bound_request(item) >= num_requests]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
-    items.sort(key=_is_random_plan)
+    items.sort(key=_is_random)
     for item in items:
-        if not _is_random_plan(item):
+        if not _is_random(item):
             item.add_marker(pytest.mark.xdist_group(_group(item)))
 
 
 def _bound_request(item: pytest.Item) -> int:
     """Which of the random requests is held against its bound; of other tests -1."""
     call = getattr(item, "callspec", None)
-    if call is None or item.path.name != "test_bound_fuzz.py":
-        return -1
-    return call.params.get("seed", -1)
+    return -1 if call is None else call.params.get("bound_request", -1)
 
 
 def _group(item: pytest.Item) -> str:
@@ -95,5 +94,6 @@ def _group(item: pytest.Item) -> str:
     return "training on workers" if on_workers else room
 
 
-def _is_random_plan(item: pytest.Item) -> bool:
-    return "plan_seed" in getattr(item, "fixturenames", ())
+def _is_random(item: pytest.Item) -> bool:
+    names = getattr(item, "fixturenames", ())
+    return "plan_seed" in names or "bound_request" in names

@@ -30,9 +30,9 @@ def found_wrong(seed: int, num_plans: int = NUM_PLANS) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_no_plan_contradicts_the_proof_of_the_bound(seed: int) -> None:
-    assert not found_wrong(seed)
+@pytest.mark.parametrize("bound_request", SEEDS)
+def test_no_plan_contradicts_the_proof_of_the_bound(bound_request: int) -> None:
+    assert not found_wrong(bound_request)
 
 
 @pytest.mark.parametrize("fault", FAULTY)
