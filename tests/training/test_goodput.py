@@ -113,6 +113,8 @@ class _Outcome:
 class _Driver:
     """Steps of 1 s on a clock that only passes when told, with mishaps in between."""
 
+    is_spoilt = False
+
     def __init__(self, mishaps: dict[int, Callable[["_Driver"], None]]) -> None:
         self.now_s, self._mishaps, self.num_validation = 100.0, mishaps, 1
         self.heard: Callable[[Recovered], None] = lambda recovered: None
