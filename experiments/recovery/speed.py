@@ -51,10 +51,11 @@ from hetjax.models.counts import parameter_count
 from hetjax.models.presets import model_preset
 from hetjax.plans.plan import Plan
 from hetjax.training.config import RunConfig
-from hetjax.training.elastic import FleetDriver, Recovered, RolledBack, Terms
+from hetjax.training.elastic import FleetDriver, Terms
 from hetjax.training.foresight import Foresight
 from hetjax.training.launching import OnThisMachine, Place, started
 from hetjax.training.membership import Membership
+from hetjax.training.recovered import Recovered, RolledBack
 from hetjax.training.rundir import LOGS
 from hetjax.training.worker import worker_settings
 

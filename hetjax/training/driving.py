@@ -13,7 +13,7 @@ import numpy as np
 
 from hetjax.plans.plan import Plan
 from hetjax.schedule.trace import Span
-from hetjax.training.elastic import Recovered
+from hetjax.training.recovered import Recovered
 
 
 class Outcome(Protocol):

@@ -9,12 +9,11 @@ where nodes come or leave in good order. Does not own who starts workers
 hears of `RolledBack`.
 """
 
-import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
@@ -39,41 +38,17 @@ from hetjax.schedule.trace import Span
 from hetjax.training.foresight import Foresight, plan_or_warn
 from hetjax.training.launching import Launcher
 from hetjax.training.membership import Membership
+from hetjax.training.recovered import (
+    Clock,
+    GivenUp,
+    Recovered,
+    RolledBack,
+    difference,
+)
 
 # Losses without a committed step between them: in all, and of one node
 _MOST_STRIKES, _MOST_OF_A_NODE = 5, 3
 _Answer = TypeVar("_Answer")
-
-
-class RolledBack(Exception):
-    """State of later steps is lost: the run goes on from `step`."""
-
-    def __init__(self, step: int) -> None:
-        super().__init__(f"back to step {step}")
-        self.step = step
-
-
-class GivenUp(Exception):
-    """There is no time to recover: what is left is the newest checkpoint."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Recovered:
-    """What a change has cost; `seconds` by what they went into, `tier_s` by tier.
-
-    `gone` are the workers that were started anew. `plan` is there if it is another one
-    than before, for this `cluster`, which may be left out otherwise.
-    """
-
-    reason: str
-    plan: Plan | None
-    cluster: Cluster | None
-    gone: frozenset[str]
-    from_step: int
-    step: int
-    num_bytes: Mapping[str, int]
-    tier_s: Mapping[str, float]
-    seconds: Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,20 +71,6 @@ class Terms:
     @property
     def recovers(self) -> bool:
         return self.recovery != "none"
-
-
-@dataclass(slots=True)
-class Clock:
-    """Seconds by phase, one after the other."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-    _since_s: float = field(default_factory=time.perf_counter)
-
-    def lap(self, phase: str) -> None:
-        now_s = time.perf_counter()
-        spent_s = now_s - self._since_s
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + spent_s
-        self._since_s = now_s
 
 
 class FleetDriver:
@@ -407,14 +368,6 @@ class FleetDriver:
             self._fleet.adopt(plan, cluster.nodes)
             self._unbuilt.update(self._fleet.workers)
         self._cluster = cluster
-
-
-def difference(before: Cluster, now: Cluster) -> str:
-    """What is other about the nodes, in words."""
-    were, are = ({node.name for node in c.nodes} for c in (before, now))
-    gone, new = ", ".join(sorted(were - are)), ", ".join(sorted(are - were))
-    words = [f"without {gone}"] * bool(gone) + [f"with {new}"] * bool(new)
-    return "going on " + " and ".join(words) if words else "other links or devices"
 
 
 def _used(cluster: Cluster, plan: Plan) -> list[Node]:

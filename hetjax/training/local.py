@@ -19,9 +19,9 @@ from hetjax.plans.plan import Plan
 from hetjax.runtime.embedded import Embedded, StepResult
 from hetjax.runtime.timeline import Timeline
 from hetjax.schedule.trace import Span
-from hetjax.training.elastic import Clock, Recovered, difference
 from hetjax.training.feed import Feed
 from hetjax.training.following import Following
+from hetjax.training.recovered import Clock, Recovered, difference
 
 Build = Callable[[Plan], Embedded]
 

@@ -23,7 +23,6 @@ from hetjax.runtime.control import WorkerLost
 from hetjax.training import rundir
 from hetjax.training.config import RunConfig, check_config
 from hetjax.training.driving import Driver
-from hetjax.training.elastic import Recovered
 from hetjax.training.ending import Failed, clear_ends
 from hetjax.training.goodput import Goodput, Spent, goodput_line, goodput_values
 from hetjax.training.journal import Journal, read_journal
@@ -37,6 +36,7 @@ from hetjax.training.placement import (
 from hetjax.training.presets import Preset
 from hetjax.training.progress import Display, display
 from hetjax.training.reached import check_reached, evaluated, read_progress
+from hetjax.training.recovered import Recovered
 from hetjax.training.rundir import LOGS, Previous
 from hetjax.training.starting import Start, driver_of
 from hetjax.training.stopping import StopRequest

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.training.config import CheckpointConfig, EvaluationConfig, RunConfig
-from hetjax.training.elastic import Recovered, RolledBack
 from hetjax.training.goodput import (
     Goodput,
     Spent,
@@ -27,6 +26,7 @@ from hetjax.training.journal import Journal, read_journal
 from hetjax.training.loop import Loop
 from hetjax.training.optimizer import LearningRates
 from hetjax.training.progress import PlainDisplay
+from hetjax.training.recovered import Recovered, RolledBack
 from hetjax.training.stopping import StopRequest
 
 LINES = [
