@@ -2,6 +2,7 @@
 """Weights that turn infinite: one of them, after the update of a step."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,10 @@ def poisoned_worker(after_step: int, once: Path) -> None:
     def step_and_poison(island: Island, *arguments: Any) -> Any:
         told = step(island, *arguments)
         num_steps[island] = num_steps.get(island, 0) + 1
-        if num_steps[island] == after_step and once.exists():
-            once.unlink()
-            poison(island)
+        if num_steps[island] == after_step:
+            with suppress(FileNotFoundError):  # another worker has been quicker
+                once.unlink()
+                poison(island)
         return told
 
     num_steps: dict[Island, int] = {}

@@ -12,6 +12,7 @@ from hetjax.checkpoint.restore import Checkpoint, steps
 from hetjax.runtime.embedded import Embedded
 from hetjax.train import main
 from hetjax.training.config import CheckpointConfig
+from hetjax.training.elastic import FleetDriver
 from hetjax.training.ending import Failed
 from hetjax.training.launching import OnThisMachine
 from hetjax.training.local import LocalDriver
@@ -110,6 +111,15 @@ def test_workers_go_back_together_from_one_bad_weight(
     assert defaults is not None
     monkeypatch.setitem(defaults, "module", "tests.training.poison")
     between_steps(monkeypatch, once.touch)
+    save = FleetDriver.save
+
+    def save_whole(driver: FleetDriver, step: int) -> bool:
+        begun = save(driver, step)
+        if step < 4:  # so that none is left out before the weights are bad
+            driver.wait_saved()
+        return begun
+
+    monkeypatch.setattr(FleetDriver, "save", save_whole)
     assert main(training(run_dir, cache, "--checkpoint.every", "1")) == 0
     assert test_workers.losses(run_dir) == whole
     (back,) = events(run_dir, "recovered")

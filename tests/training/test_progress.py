@@ -176,9 +176,12 @@ def typed(arguments: list[str], stop_at: str | None = None) -> tuple[int, str]:
     ours, theirs = os.openpty()
     words = [sys.executable, "-m", "hetjax.train", *arguments]
     env = os.environ | {"TERM": "xterm", "COLUMNS": "140"}
+    # what is started in the background ignores Ctrl-C, and so would what it starts
+    was = signal.signal(signal.SIGINT, signal.default_int_handler)
     child = subprocess.Popen(
         words, stdin=theirs, stdout=theirs, stderr=theirs, env=env, process_group=0
     )
+    signal.signal(signal.SIGINT, was)
     os.close(theirs)
     screen = ""
     while piece := _read(ours):

@@ -52,7 +52,8 @@ def settings(tmp_path: Path, environment: None) -> list[str]:
     cluster, plan = tmp_path / "cluster.toml", tmp_path / "plan.json"
     cluster.write_text(CLUSTER)
     write_plan(plan, PLAN)
-    return ["--cluster", str(cluster), "--plan", str(plan), "--steps", "6"]
+    said = ["--cluster", str(cluster), "--plan", str(plan), "--steps", "6"]
+    return [*said, "--global-batch", str(PLAN.global_batch)]
 
 
 def test_a_run_goes_on_from_two_hosts_to_one_process_and_back(
