@@ -23,7 +23,7 @@ from hetjax.mesh.pull import PullServer, check_fits, offer_id, row_ranges
 from hetjax.mesh.transport import Tag
 
 SECRET = bytes(range(32))
-SILENCE_S = 1.0
+SILENCE_S, SOON_S = 4.0, 5.0  # of a stopped peer; for what waits for nothing
 ROUNDS = 20
 FIELDS = {  # bits, from the highest
     "generation": 8,
@@ -126,7 +126,7 @@ def test_a_server_on_all_interfaces_is_refused(host: str):
 class Process:
     """One side, in a process of its own."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, silence_s: float) -> None:
         self.child = subprocess.Popen(
             [sys.executable, "-m", "tests.mesh.pull_process"],
             stdin=subprocess.PIPE,
@@ -134,7 +134,7 @@ class Process:
             text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
-        self._write([name, SECRET.hex(), SILENCE_S])
+        self._write([name, SECRET.hex(), silence_s])
 
     def begin(self, command: str, **arguments: Any) -> None:
         self._write([command, arguments])
@@ -170,9 +170,9 @@ class Process:
 
 
 @contextmanager
-def started(*names: str) -> Iterator[list[Process]]:
+def started(*names: str, silence_s: float = 30.0) -> Iterator[list[Process]]:
     with ExitStack() as stack:
-        processes = [Process(name) for name in names]
+        processes = [Process(name, silence_s) for name in names]
         for process in processes:
             stack.callback(process.stop)
         yield processes
@@ -212,7 +212,8 @@ def test_both_ways_arrays_come_with_equal_bits_whatever_the_degrees(
 def test_a_peer_lost_during_pulls_is_told_and_the_survivor_goes_on_with_another(
     how: signal.Signals,
 ):
-    with started("east", "west", "west") as (east, west, spare):
+    silence_s = {signal.SIGKILL: 30.0, signal.SIGSTOP: SILENCE_S}[how]
+    with started("east", "west", "west", silence_s=silence_s) as (east, west, spare):
         join(east, west)
         west.begin("offer", rounds=3)
         east.do("arrivals", rounds=3)
@@ -220,12 +221,11 @@ def test_a_peer_lost_during_pulls_is_told_and_the_survivor_goes_on_with_another(
         stopped_s = time.monotonic()
         east.do("pull", rounds=3)
         west.child.send_signal(how)
-        begin_s = time.monotonic() if how == signal.SIGKILL else stopped_s
+        begin_s = time.monotonic() if how == signal.SIGKILL else stopped_s + SILENCE_S
         peer, told_s, failed_s = east.do("loss")
-        limit_s = 2.0 if how == signal.SIGKILL else SILENCE_S + 2.0
         assert peer == "west"
-        assert told_s - begin_s < limit_s
-        assert failed_s - told_s < 1.0  # who waits for a device is let go too
+        assert told_s - begin_s < SOON_S
+        assert failed_s - told_s < SOON_S  # who waits for a device is let go too
         east.do("leave")
         join(east, spare, generation=1)
         case = dict(degrees=(1, 2), dtype="float32", rounds=2, step=0)
