@@ -4,10 +4,10 @@
 Owns the two sources, the offline corpus (the manual that is already installed: the
 language reference and the docstrings of the standard library, jax, numpy, scipy, flax,
 optax and orbax) and a user's text files, plus deduplication and the split. Does not own
-tokens (`tokenizer.py`) nor the cache on disk (`dataset.py`).
+tokens (`tokenizer.py`), the cache on disk (`dataset.py`) nor how docstrings are found
+(`docstrings.py`).
 """
 
-import ast
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -16,13 +16,13 @@ import platform
 import re
 import sysconfig
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
+from hetjax.data.docstrings import docstrings
 from hetjax.errors import BadInput
 
 # Import name -> distribution that carries its version.
@@ -38,9 +38,6 @@ _SKIPPED_FOLDERS = frozenset(
     "test tests testing vendor _vendor third_party idlelib lib2to3 ensurepip "
     "site-packages dist-packages __pycache__".split()
 )
-_Owner = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-_BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")  # of statements
-_MIN_DOCSTRING_CHARS = 200
 _SUFFIXES = (".txt", ".jsonl")
 _ALLOWED = "a UTF-8 .txt file, a .jsonl file, or a folder of such files"
 _DOCUMENT_BREAK = re.compile(r"\n(?:[ \t]*\n){2,}")
@@ -163,9 +160,7 @@ def by_hash(documents: Iterable[str]) -> list[str]:
 def offline_documents() -> Iterator[str]:
     """Yield the offline corpus: language reference, then docstrings, file by file."""
     yield from (text for _, text in sorted(topics.items()))
-    for root in _offline_roots():
-        for path in _python_files(root):
-            yield from _docstrings(path)
+    yield from docstrings([p for root in _offline_roots() for p in _python_files(root)])
 
 
 def _offline_roots() -> list[Path]:
@@ -181,35 +176,6 @@ def _python_files(root: Path) -> list[Path]:
     relative = [path.relative_to(root) for path in root.rglob("*.py")]
     wanted = [r for r in relative if not _SKIPPED_FOLDERS.intersection(r.parts)]
     return [root / r for r in sorted(wanted, key=Path.as_posix)]
-
-
-def _docstrings(path: Path) -> Iterator[str]:
-    """Yield the long docstrings of a file, which is parsed and never imported."""
-    with warnings.catch_warnings():
-        # Other people's invalid escapes are no news to our users.
-        warnings.simplefilter("ignore")
-        try:
-            tree = ast.parse(path.read_bytes())
-        except (SyntaxError, ValueError):
-            return  # templates and files for other versions of Python
-    for owner in _owners(tree):
-        text = ast.get_docstring(owner)
-        if text and len(text) > _MIN_DOCSTRING_CHARS and not _SURROGATE.search(text):
-            yield text
-
-
-def _owners(tree: ast.Module) -> Iterator[_Owner]:
-    """Yield all that can have a docstring, in the order of `ast.walk`.
-
-    That looks into every expression, too, and takes many times as long.
-    """
-    waiting: deque[Any] = deque([tree])
-    while waiting:
-        node = waiting.popleft()
-        if isinstance(node, _Owner):
-            yield node
-        for block in _BLOCKS:
-            waiting.extend(getattr(node, block, ()))
 
 
 def _members(path: Path) -> list[Path]:

@@ -6,7 +6,8 @@ one per parameter or optimizer leaf of one module. Does not own files
 (`hetjax/checkpoint/`) nor the programs that change state (`update.py`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from typing import Any
 
@@ -105,13 +106,23 @@ def fresh_weights(model: Model, stage: StageRuns, seed: int) -> Read:
     """
     number = {module.path: i for i, module in enumerate(model.modules)}
     held = {m.path: m for run in stage.runs for unit in run.units for m in unit}
-    cpu = jax.local_devices(backend="cpu")[0]
-    values: dict[str, np.ndarray] = {}
+    of_kind: dict[Any, list[str]] = {}
     for path, spec in held.items():
-        with jax.default_device(cpu):
-            key = jax.random.fold_in(jax.random.key(seed), number[path])
-            params = _initialiser(spec.cls, spec.config, spec.tied)(key)
-        values |= {f"params.{path}.{k}": np.asarray(v) for k, v in params.items()}
+        of_kind.setdefault((spec.cls, spec.config, spec.tied), []).append(path)
+    cpu = jax.local_devices(backend="cpu")[0]
+
+    def drawn(kind: Any, paths: Sequence[str]) -> dict[str, np.ndarray]:
+        values: dict[str, np.ndarray] = {}
+        for path in paths:
+            with jax.default_device(cpu):
+                key = jax.random.fold_in(jax.random.key(seed), number[path])
+                params = _initialiser(*kind)(key)
+            values |= {f"params.{path}.{k}": np.asarray(v) for k, v in params.items()}
+        return values
+
+    with ThreadPoolExecutor() as pool:  # each kind is a program to compile
+        of_kinds = pool.map(drawn, of_kind.keys(), of_kind.values())
+        values = {name: value for part in of_kinds for name, value in part.items()}
     return lambda entry: values[entry.name]
 
 

@@ -8,7 +8,6 @@ clipping, which needs the norm over all stages (NORM, `hetjax/runtime/`), nor st
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -56,7 +55,7 @@ class LearningRates:
 
     def __init__(self, config: OptimizerConfig, num_steps: int, first: int = 0) -> None:
         """Make the block that holds step `first`."""
-        self._of_steps = jax.vmap(schedule(config, num_steps))
+        self._of_steps = jax.jit(jax.vmap(schedule(config, num_steps)))
         self._start, self._block = self._made(first)
 
     def __getitem__(self, step: int) -> float:
@@ -67,7 +66,7 @@ class LearningRates:
     def _made(self, step: int) -> tuple[int, np.ndarray]:
         start = step - step % _BLOCK
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-            return start, np.asarray(self._of_steps(start + jnp.arange(_BLOCK)))
+            return start, np.asarray(self._of_steps(np.arange(start, start + _BLOCK)))
 
 
 def matrices(params: Any) -> Any:

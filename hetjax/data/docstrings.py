@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m hetjax.data.docstrings`: the long docstrings of Python files.
+
+Owns the parsing, which never imports a file, and the processes that do it, one for each
+core: it is what a first start waits for longest. Does not own which files are read
+(`corpus.py`). Started by `docstrings`; not meant to be typed.
+"""
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+_MIN_DOCSTRING_CHARS = 200
+_MOST_PROCESSES = 4  # more would wait for the disk
+_Owner = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+_BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")  # of statements
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def docstrings(paths: Sequence[Path]) -> Iterator[str]:
+    """Yield the docstrings of more than 200 characters, file by file in this order."""
+    count = min(_MOST_PROCESSES, os.cpu_count() or 1)
+    with ExitStack() as stack:
+        parsers = [_started(paths[n::count], stack) for n in range(count)]
+        found = [answer() for answer in parsers]
+    for n in range(len(paths)):
+        yield from found[n % count][n // count]
+
+
+def _started(paths: Sequence[Path], stack: ExitStack) -> Callable[[], list[list[str]]]:
+    """Start a process for these files; what is returned waits for its answer."""
+    asked, told = (stack.enter_context(TemporaryFile()) for _ in range(2))
+    asked.write(json.dumps([*map(str, paths)]).encode())
+    asked.seek(0)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hetjax.data.docstrings"],
+        stdin=asked,
+        stdout=told,
+        start_new_session=True,  # Ctrl-C is the run's to hear
+    )
+    stack.enter_context(process)
+    stack.callback(process.kill)
+
+    def answer() -> list[list[str]]:
+        if process.wait():
+            raise ChildProcessError("the reader of docstrings failed: see above")
+        told.seek(0)
+        return json.loads(told.read())
+
+    return answer
+
+
+def of_file(path: Path) -> list[str]:
+    """Give the long docstrings of one file, in the order of `ast.walk`."""
+    with warnings.catch_warnings():
+        # Other people's invalid escapes are no news to our users.
+        warnings.simplefilter("ignore")
+        try:
+            tree = ast.parse(path.read_bytes())
+        except (SyntaxError, ValueError):
+            return []  # templates and files for other versions of Python
+    found = [ast.get_docstring(owner) or "" for owner in _owners(tree)]
+    return [
+        text
+        for text in found
+        if len(text) > _MIN_DOCSTRING_CHARS and not _SURROGATE.search(text)
+    ]
+
+
+def _owners(tree: ast.Module) -> Iterator[_Owner]:
+    """Yield all that can have a docstring, in the order of `ast.walk`.
+
+    That looks into every expression, too, and takes many times as long.
+    """
+    waiting: deque[Any] = deque([tree])
+    while waiting:
+        node = waiting.popleft()
+        if isinstance(node, _Owner):
+            yield node
+        for block in _BLOCKS:
+            waiting.extend(getattr(node, block, ()))
+
+
+def main() -> None:
+    """Answer standard input, a list of paths, with the docstrings of each."""
+    paths = json.loads(sys.stdin.buffer.read())
+    answer = json.dumps([of_file(Path(path)) for path in paths])
+    sys.stdout.buffer.write(answer.encode())
+
+
+if __name__ == "__main__":
+    main()
