@@ -16,7 +16,6 @@ from hetjax.costs.costs import Costs
 from hetjax.costs.messages import Transport
 from hetjax.costs.profile import Profile, check_profile
 from hetjax.costs.static import OptimizerInit, adam_state
-from hetjax.errors import BadInput
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan
 
@@ -34,8 +33,8 @@ def costs_of(
     """Return what the plan costs: measured where the profile knows the device.
 
     `dtype` is that of compute where there is no profile, `transport` how its workers
-    talk. BadInput for an unknown device, an unreachable link, a profile of another
-    model or of other devices only.
+    talk. BadInput for an unknown device, an unreachable link or a profile of another
+    model.
     """
     if profile is None:
         return analytic_costs(
@@ -47,14 +46,6 @@ def costs_of(
             transport=transport,
         )
     check_profile(profile, model.name, plan.seq_len, len(model.layers))
-    devices = device_kinds(plan, cluster)
-    if not devices & profile.devices:
-        raise BadInput(
-            got=f"a profile of {', '.join(sorted(profile.devices)) or 'no devices'}",
-            allowed=f"one of the plan's devices: {', '.join(sorted(devices))}",
-            fix=f"measure there: python -m hetjax.profile {model.name}, or leave "
-            "--profile out",
-        )
     cluster = with_measured_links(cluster, profile)
     return analytic_costs(
         plan,

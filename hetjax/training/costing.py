@@ -38,6 +38,22 @@ def compute_dtype(given: str | None, profile: Profile | None, otherwise: str) ->
     return profile.dtype
 
 
+def check_measured(profile: Profile, devices: set[str], what: str) -> None:
+    """Raise BadInput for a profile that knows none of these devices of a plan, say."""
+    if not devices & profile.devices:
+        raise BadInput(
+            got=f"a profile of {', '.join(sorted(profile.devices)) or 'no devices'}",
+            allowed=f"one of the {what}'s devices: {', '.join(sorted(devices))}",
+            fix=f"measure there: python -m hetjax.profile {profile.model}, or leave "
+            "--profile out",
+        )
+
+
+def all_kinds(cluster: Cluster) -> set[str]:
+    """Return the device kinds of the cluster, by the catalogue's names."""
+    return {canonical_name(node.device) for node in cluster.nodes}
+
+
 def known_degrees(
     degrees: tuple[int, ...], cluster: Cluster, profile: Profile | None
 ) -> tuple[int, ...]:
@@ -45,7 +61,7 @@ def known_degrees(
 
     Devices that the profile does not know are estimated at every degree.
     """
-    kinds = {canonical_name(node.device) for node in cluster.nodes}
+    kinds = all_kinds(cluster)
     if profile is None or not kinds <= profile.devices:
         return degrees
     measured = {m.tensor for m in profile.measurements}

@@ -6,6 +6,7 @@ what the preset brings, and what is found or planned. Does not own plans themsel
 (`hetjax/plans/`) nor how devices are simulated (`hetjax/mesh/simulated.py`).
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from hetjax.plans.plan import Plan
 from hetjax.plans.validation import validate_plan
 from hetjax.training.certified import certificate, found_plan
 from hetjax.training.config import RunConfig, option
-from hetjax.training.costing import compute_dtype, known_degrees
+from hetjax.training.costing import all_kinds, compute_dtype, known_degrees
 from hetjax.training.fitting import check_fits
 from hetjax.training.on_ray import ray_cluster
 from hetjax.training.optimizer import optimizer
@@ -269,6 +270,12 @@ def _searched(config: RunConfig, model: Model, cluster: Cluster) -> Choice:
 
 def _request(config: RunConfig, model: Model, cluster: Cluster) -> Request:
     profile = _profile(config, model)
+    if profile is not None and not profile.devices & all_kinds(cluster):
+        known = ", ".join(sorted(profile.devices)) or "no devices"
+        warnings.warn(
+            f"the profile is of {known}: all times of this cluster are estimates",
+            stacklevel=2,
+        )
     return Request(
         model=model,
         cluster=cluster,

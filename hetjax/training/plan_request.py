@@ -22,7 +22,12 @@ from hetjax.planner.request import Request
 from hetjax.plans.files import read_plan
 from hetjax.plans.plan import Plan
 from hetjax.training.config import option
-from hetjax.training.costing import compute_dtype, known_degrees
+from hetjax.training.costing import (
+    all_kinds,
+    check_measured,
+    compute_dtype,
+    known_degrees,
+)
 from hetjax.training.optimizer import optimizer
 from hetjax.training.placement import cluster_of
 from hetjax.training.plan_options import PlanOptions
@@ -51,6 +56,8 @@ def request_of(
     for name in ("microbatch_sizes", "tensor"):
         _check_from_1(name, getattr(options, name))
     cluster = cluster_of(options.cluster or (preset.cluster if preset else None))
+    if profile is not None:
+        check_measured(profile, all_kinds(cluster), "cluster")
     otherwise = preset.config.dtype if preset else "bfloat16"
     return Request(
         model=model,

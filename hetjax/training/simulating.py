@@ -17,8 +17,8 @@ import tyro
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.record import did_you_mean
-from hetjax.costs.plan_costs import costs_of, usd_per_hour
-from hetjax.costs.profile import Profile
+from hetjax.costs.plan_costs import costs_of, device_kinds, usd_per_hour
+from hetjax.costs.profile import Profile, check_profile
 from hetjax.costs.profile_files import read_profile
 from hetjax.costs.runs import tied_holders
 from hetjax.costs.static import OptimizerInit, adam_state
@@ -32,7 +32,12 @@ from hetjax.schedule.plot import check_picture, write_picture
 from hetjax.schedule.predicted import Predicted, predict
 from hetjax.schedule.spans import simulated_spans
 from hetjax.schedule.trace import Span, perfetto
-from hetjax.training.costing import check_times, compute_dtype, times_from
+from hetjax.training.costing import (
+    check_measured,
+    check_times,
+    compute_dtype,
+    times_from,
+)
 from hetjax.training.optimizer import optimizer
 from hetjax.training.options import parse_options
 from hetjax.training.outputs import check_folders, writing
@@ -140,6 +145,9 @@ def _predicted(options: SimulateOptions, told: Callable[[str], None]) -> Predict
     subject = _subject(options, profile, told)
     plan, model, cluster = subject.plan, subject.model, subject.cluster
     dtype = compute_dtype(options.dtype, profile, subject.dtype)
+    if profile is not None:
+        check_profile(profile, model.name, plan.seq_len, len(model.layers))
+        check_measured(profile, device_kinds(plan, cluster), "plan")
     costs = costs_of(plan, model, cluster, profile, dtype=dtype, optimizer=subject.init)
     check_times(costs)
     tied = tied_holders(plan, model)

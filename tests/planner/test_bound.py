@@ -3,16 +3,19 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.costs.profile import LinkMeasurement, Measurement, Profile
 from hetjax.errors import NoFeasiblePlan
+from hetjax.planner import pricing
 from hetjax.planner.certificate import proved
 from hetjax.planner.find import Found, Search
 from hetjax.planner.judge import judged
 from hetjax.planner.objectives import Objective
+from hetjax.planner.pricing import Priced
 from hetjax.planner.request import Request
 from hetjax.planner.space import in_space
 from hetjax.plans.plan import LayerRange, Plan, Replica, Stage, StageMesh
@@ -87,6 +90,23 @@ def test_the_fastest_of_all_plans_is_above_the_bound_by_less_than_a_twentieth(
     bound_s, optimum_s = proved(request).step_s, fastest_s(request)
     assert bound_s is not None
     assert bound_s <= optimum_s * (1 + ROUNDING) < 1.05 * bound_s
+
+
+def test_known_columns_that_come_again_prove_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What contradicts prices is no proof because it had been found before."""
+    request, priced = random_request(2), list[Priced]()
+
+    def forgetful(*arguments: Any, **options: Any) -> Priced:
+        if not priced or not priced[0].columns:
+            priced[:] = [pricing.price(*arguments, **options)]
+        return replace(priced[0], is_all=True)
+
+    monkeypatch.setattr("hetjax.planner.relaxation.price", forgetful)
+    bound_s = proved(request).step_s
+    assert bound_s is not None and priced[0].columns
+    assert bound_s <= fastest_s(request) * (1 + ROUNDING)
 
 
 def searched(request: Request) -> Found:

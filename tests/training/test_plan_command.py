@@ -23,6 +23,7 @@ from hetjax.models.presets import MODEL_CONFIGS, model_preset
 from hetjax.plan import main
 from hetjax.plans.files import read_plan
 from hetjax.plans.validation import validate_plan
+from hetjax.schedule.bound import LowerBound
 from hetjax.training.presets import PRESETS
 from tests.training.small import MODEL_CONFIG, small_preset
 
@@ -414,6 +415,22 @@ def test_ctrl_c_ends_with_the_best_plan_so_far(tmp_path: Path):
     plan = read_plan(tmp_path / "plan.json")
     sizes = tensor_sizes(model)
     validate_plan(plan, cluster, len(model.layers), sizes, model.max_seq_len)
+
+
+def test_a_plan_below_its_bound_is_shown_and_the_command_fails(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(
+        "hetjax.planner.certificate.proved",
+        lambda request, longest_s: LowerBound(step_s=1e3),
+    )
+    with pytest.raises(SystemExit, match="internal error.*1000") as ended:
+        main(["small", "--cluster", "cluster.toml", "--json"])
+    assert isinstance(ended.value.code, str)  # to standard error, and exit code 1
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["step_time_s"] > 0
+    assert plan["lower_bound_s"] is None
+    assert "internal error" in plan["why_no_bound"]
 
 
 def test_a_model_that_fits_nowhere_has_no_plan(
