@@ -9,12 +9,14 @@ import sys
 from collections.abc import Sequence
 
 from hetjax.errors import BadInput, NoFeasiblePlan
-from hetjax.training.plan_cli import plan_command
+from hetjax.training.progress import working
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     try:
+        with working("starting"):  # JAX takes seconds to import
+            from hetjax.training.plan_cli import plan_command
         plan_command(sys.argv[1:] if arguments is None else arguments)
     except (BadInput, NoFeasiblePlan) as error:
         print(f"error\n{error}", file=sys.stderr)

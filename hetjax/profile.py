@@ -9,15 +9,17 @@ import sys
 from collections.abc import Sequence
 
 from hetjax.errors import BadInput
-from hetjax.models.presets import model_preset
 from hetjax.training.profile_cli import parse
-from hetjax.training.profiling import measure_profile
+from hetjax.training.progress import working
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     try:
         config, preset = parse(sys.argv[1:] if arguments is None else arguments)
+        with working("starting"):  # JAX takes seconds to import
+            from hetjax.models.presets import model_preset
+            from hetjax.training.profiling import measure_profile
         measure_profile(config, preset, model_preset(preset.config.model))
         return 0
     except BadInput as error:

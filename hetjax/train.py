@@ -9,16 +9,18 @@ import sys
 from collections.abc import Sequence
 
 from hetjax.errors import BadInput, NoFeasiblePlan
-from hetjax.models.presets import model_preset
 from hetjax.training.cli import parse
 from hetjax.training.ending import Failed
-from hetjax.training.run import run
+from hetjax.training.progress import working
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     try:
         config, preset = parse(sys.argv[1:] if arguments is None else arguments)
+        with working("starting"):  # JAX takes seconds to import
+            from hetjax.models.presets import model_preset
+            from hetjax.training.run import run
         return run(config, preset, model_preset(config.model))
     except (BadInput, NoFeasiblePlan, Failed) as error:
         print(f"error\n{error}", file=sys.stderr)

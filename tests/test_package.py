@@ -135,6 +135,17 @@ def test_a_run_that_has_its_plan_does_not_wait_for_the_solvers():
     assert not modules & {"cvxpy", "scipy", "ray"}
 
 
+@pytest.mark.parametrize("command", ["plan", "preempt", "profile", "simulate", "train"])
+def test_a_command_can_say_something_before_what_takes_long_is_imported(command: str):
+    told = f"import sys, hetjax.{command}; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", told], cwd=ROOT, capture_output=True, text=True
+    )
+    modules = set(done.stdout.split())
+    assert f"hetjax.{command}" in modules, done.stderr
+    assert not modules & {"cvxpy", "flax", "jax", "scipy"}
+
+
 @pytest.mark.parametrize(("asked", "level"), [(None, "3"), ("0", "0")])
 def test_noise_of_the_compiler_is_not_shown_unless_asked_for(
     asked: str | None, level: str, monkeypatch: pytest.MonkeyPatch

@@ -122,7 +122,7 @@ def test_a_failed_run_has_exit_code_1_and_one_message(
     def fail(*_: object) -> int:
         raise Failed("got: x\nallowed: y\nfix: z")
 
-    monkeypatch.setattr("hetjax.train.run", fail)
+    monkeypatch.setattr("hetjax.training.run.run", fail)
     assert main(["tiny"]) == 1
     assert capsys.readouterr().err == "error\ngot: x\nallowed: y\nfix: z\n"
 
