@@ -33,11 +33,6 @@ def parameter_count(layer: Layer) -> int:
     )
 
 
-def parameter_bytes(layer: Layer, bytes_per_element: int) -> int:
-    """Give the bytes of the parameters that the layer owns."""
-    return parameter_count(layer) * bytes_per_element
-
-
 def forward_flops(model: Model, seq_len: int) -> tuple[int, ...]:
     """Count each layer's forward FLOPs for one sequence.
 

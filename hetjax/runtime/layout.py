@@ -133,9 +133,6 @@ class Layout:
     def _modules(self, layers: LayerRange) -> tuple[ModuleSpec, ...]:
         return tuple(m for x in self.model.layers[slice(*layers)] for m in x.modules)
 
-    def _uses(self, stage: Stage) -> set[str]:
-        return {own for m in self._modules(stage.layers) for _, own in m.tied}
-
     def _owns(self, stage: Stage, path: str) -> bool:
         modules = self._modules(stage.layers)
         return any(path.startswith(module.path + ".") for module in modules)

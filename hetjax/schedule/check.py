@@ -9,7 +9,7 @@ is BadInput that names the node, the action and the rule. Does not own what invo
 all workers at once (`deadlock.py`).
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -82,12 +82,6 @@ def check_evaluation(programs: Programs, plan: Plan) -> None:
             _apply(rule, facts[key], lines)
     _check_edges(stages, facts)
     check_deadlock(programs, plan, {}, limits)
-
-
-def describe(programs: Programs) -> dict[Op, int]:
-    """Return how many actions of each op there are; ops that do not occur are out."""
-    counts = Counter(action.op for program in programs.values() for action in program)
-    return {op: counts[op] for op in Op if counts[op]}
 
 
 def _stage_facts(

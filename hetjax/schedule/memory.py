@@ -74,12 +74,6 @@ class MemoryUse:
         }
 
 
-def peak_memory_bytes(programs: Programs, plan: Plan, costs: Costs) -> dict[str, int]:
-    """Return the peak bytes of every device of the plan, keyed "node/device"."""
-    uses = memory_uses(programs, plan, costs)
-    return {device: use.total_bytes for device, use in uses.items()}
-
-
 def memory_uses(programs: Programs, plan: Plan, costs: Costs) -> dict[str, MemoryUse]:
     """Return what every device of the plan holds at its peak, keyed "node/device"."""
     homes: dict[str, list[StageKey]] = defaultdict(list)

@@ -75,18 +75,18 @@ tied_or_not = st.sampled_from([tied_ends, lambda plan: {}])
 
 
 @FAST
-@given(plans(), tied_or_not, st.integers(0, 3))
-def test_generated_programs_are_accepted(plan: Plan, tied, prefetch: int) -> None:
-    check(lower(plan, tied(plan), prefetch), plan, tied(plan))
+@given(plans(), tied_or_not)
+def test_generated_programs_are_accepted(plan: Plan, tied) -> None:
+    check(lower(plan, tied(plan)), plan, tied(plan))
     check_evaluation(lower_evaluation(plan), plan)
 
 
 @FAST
-@given(plans(own_nodes=True), tied_or_not, st.integers(0, 3))
+@given(plans(own_nodes=True), tied_or_not)
 def test_with_one_stage_per_node_no_send_needs_a_buffer_but_in_exchanges(
-    plan: Plan, tied, prefetch: int
+    plan: Plan, tied
 ) -> None:
-    programs = lower(plan, tied(plan), prefetch)
+    programs = lower(plan, tied(plan))
     check(programs, plan, tied(plan), rendezvous=True)
 
 
@@ -289,7 +289,7 @@ def shuffled(draw, program) -> tuple[Action, ...]:
 def test_any_interleaving_is_refused_exactly_when_it_deadlocks(
     data, plan: Plan, tied
 ) -> None:
-    programs = lower(plan, tied(plan), data.draw(st.integers(0, 2)))
+    programs = lower(plan, tied(plan))
     if data.draw(st.booleans()):
         programs = {node: shuffled(data.draw, p) for node, p in programs.items()}
     else:  # a few late swaps: near the border between the two verdicts

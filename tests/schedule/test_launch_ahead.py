@@ -15,7 +15,6 @@ from hetjax.plans.plan import Plan
 from hetjax.schedule.action import Op
 from hetjax.schedule.bound import prefix_bound_s
 from hetjax.schedule.check import check
-from hetjax.schedule.closed_form import hapt_step_s, harp_step_s
 from hetjax.schedule.launch_ahead import (
     RULES,
     exact_delta,
@@ -36,7 +35,7 @@ from tests.schedule.pipelines import pipeline_costs, pipeline_plan
 
 def test_harps_published_example():
     # 0.76B over two emulated V100 and one A100: 48 MiB over 5 Gbit/s (0.625 GiB/s
-    # there) and 1 ms, 64 microbatches; printed 0.0760 s, K = [3, 1] and 14.3811 s
+    # there) and 1 ms, 64 microbatches; printed 0.0760 s and K = [3, 1]
     edge = (0, 0), (0, 1)
     costs = Costs(
         times={},
@@ -47,12 +46,6 @@ def test_harps_published_example():
     transfer_s = hop_s(costs, *edge)
     assert transfer_s == pytest.approx(0.0760, abs=5e-5)
     assert from_deltas([harp_delta(transfer_s, 0.2202, True)]) == (3, 1)
-    printed_s = harp_step_s([0.2143, 0.2202], [transfer_s], 64)
-    assert printed_s == pytest.approx(14.3811, abs=0.0025)  # 0.2202 is rounded
-    assert f"{printed_s:.2f}" == "14.38"
-    assert hapt_step_s([0.2143, 0.2202], [transfer_s], 64) == pytest.approx(
-        14.459, abs=5e-4
-    )
 
 
 def test_launch_counts_of_nine_stages_with_two_crossings():
