@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 
 from hetjax.errors import BadInput
+from hetjax.report.progress import working
 from hetjax.training.profile_cli import parse
-from hetjax.training.progress import working
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,16 +2,16 @@
 """`python -m hetjax.train PRESET [options]`: train, or go on with a run.
 
 Owns exit codes and the last words of errors. Does not own anything else: the options
-are `hetjax/training/cli.py`'s, the run is `hetjax/training/run.py`'s.
+are `hetjax/cli/train_options.py`'s, the run is `hetjax/training/run.py`'s.
 """
 
 import sys
 from collections.abc import Sequence
 
+from hetjax.cli.train_options import parse
 from hetjax.errors import BadInput, NoFeasiblePlan
-from hetjax.training.cli import parse
+from hetjax.report.progress import working
 from hetjax.training.ending import Failed
-from hetjax.training.progress import working
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replicas that differ in nothing but their places, so that they can be told once.
 
-Owns what makes two replicas alike. Does not own how they are shown (`picture.py`).
+Owns what makes two replicas alike. Does not own how they are shown (`report/`).
 """
 
 from hetjax.cluster.catalogue import canonical_name

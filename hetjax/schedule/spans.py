@@ -4,7 +4,7 @@
 Owns the lanes: one per device; beside the first device of a stage one for what it
 sends in each direction, and one for the reductions that it takes part in. A transfer
 is shown from when its link takes it, not from when it joined the queue. Does not own
-the times (`simulator.py`) nor what becomes of spans (`trace.py`, `plot.py`).
+the times (`simulator.py`) nor what becomes of spans (`trace.py`, `report/timeline.py`).
 """
 
 from collections.abc import Iterable, Iterator

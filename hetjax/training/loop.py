@@ -18,6 +18,7 @@ import numpy as np
 
 from hetjax.cluster.record import write_whole
 from hetjax.data.dataset import Dataset
+from hetjax.report.progress import Display, metrics_line
 from hetjax.schedule.trace import perfetto
 from hetjax.training.config import RunConfig
 from hetjax.training.driving import Driver, Outcome
@@ -25,7 +26,6 @@ from hetjax.training.ending import Failed
 from hetjax.training.goodput import Spent
 from hetjax.training.journal import Journal
 from hetjax.training.optimizer import LearningRates
-from hetjax.training.progress import Display, metrics_line
 from hetjax.training.recovered import GivenUp, Recovered, RolledBack
 from hetjax.training.sampling import sample_text
 from hetjax.training.stopping import StopRequest

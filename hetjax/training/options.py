@@ -2,7 +2,7 @@
 """Options of a command line from the fields of a dataclass, with errors in three parts.
 
 Owns the spelling of lists and of what went wrong. Does not own any option nor the
-words around them (`cli.py`, `profile_cli.py`, `plan_cli.py`, `simulating.py`).
+words around them (`profile_cli.py`, `cli/`).
 """
 
 import re

@@ -25,14 +25,14 @@ from hetjax.errors import BadInput
 from hetjax.mesh.simulated import simulate_devices
 from hetjax.models.counts import tensor_sizes
 from hetjax.models.model import Model
+from hetjax.planner.costing import all_kinds, compute_dtype, known_degrees
 from hetjax.planner.request import Request
 from hetjax.plans.even import even_plan
 from hetjax.plans.files import read_plan
 from hetjax.plans.plan import Plan
 from hetjax.plans.validation import validate_plan
-from hetjax.training.certified import certificate, found_plan
+from hetjax.report.certified import certificate, found_plan
 from hetjax.training.config import RunConfig, option
-from hetjax.training.costing import all_kinds, compute_dtype, known_degrees
 from hetjax.training.fitting import check_fits
 from hetjax.training.on_ray import ray_cluster
 from hetjax.training.optimizer import optimizer

@@ -24,6 +24,7 @@ from hetjax.costs.profile_files import profile_json, read_profile, write_profile
 from hetjax.errors import BadInput
 from hetjax.models.counts import tensor_sizes
 from hetjax.models.model import Model
+from hetjax.report.progress import Display, display
 from hetjax.runtime.measure import (
     NUM_REPETITIONS,
     Case,
@@ -36,7 +37,6 @@ from hetjax.training.optimizer import optimizer
 from hetjax.training.placement import Hardware, choose_hardware
 from hetjax.training.presets import Preset
 from hetjax.training.profile_cli import ProfileConfig
-from hetjax.training.progress import Display, display
 
 _Pair = tuple[str, str]  # node names: from, to
 _HEADER = ("device", "layer", "tensor", "sequences", "remat")

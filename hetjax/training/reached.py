@@ -20,10 +20,10 @@ from hetjax.checkpoint.restore import (
     steps,
 )
 from hetjax.errors import BadInput
+from hetjax.report.progress import Display
 from hetjax.training import rundir
 from hetjax.training.config import RunConfig
 from hetjax.training.journal import read_journal
-from hetjax.training.progress import Display
 
 EMBEDDED = "embedded"  # the launcher, and the name of its worker
 

@@ -3,7 +3,7 @@
 
 Owns the order of set-up (all that the user may have got wrong comes before anything
 is written), resuming, and what is said at start and end. Does not own the loop
-(`loop.py`) nor the command line (`cli.py`).
+(`loop.py`) nor the command line (`cli/train_options.py`).
 """
 
 import time
@@ -19,6 +19,7 @@ from hetjax.data.dataset import Dataset, load, prepare
 from hetjax.models.counts import parameter_count
 from hetjax.models.model import Model
 from hetjax.plans.table import plan_table
+from hetjax.report.progress import Display, display
 from hetjax.runtime.control import WorkerLost
 from hetjax.training import rundir
 from hetjax.training.config import RunConfig, check_config
@@ -34,7 +35,6 @@ from hetjax.training.placement import (
     choose_plan,
 )
 from hetjax.training.presets import Preset
-from hetjax.training.progress import Display, display
 from hetjax.training.reached import check_reached, evaluated, read_progress
 from hetjax.training.recovered import Recovered
 from hetjax.training.rundir import LOGS, Previous

@@ -27,6 +27,7 @@ from hetjax.errors import BadInput
 from hetjax.models.model import Model
 from hetjax.plans.members import node_of
 from hetjax.plans.plan import Plan
+from hetjax.report.progress import Display
 from hetjax.runtime.embedded import Embedded
 from hetjax.runtime.fleet import Fleet
 from hetjax.runtime.recovery import Restored, on_disk, restore
@@ -46,7 +47,6 @@ from hetjax.training.notices import Notice
 from hetjax.training.on_ray import OnRay
 from hetjax.training.optimizer import optimizer
 from hetjax.training.placement import Choice, Hardware, next_plan
-from hetjax.training.progress import Display
 from hetjax.training.reached import (
     EMBEDDED,
     Progress,

@@ -19,9 +19,9 @@ from hetjax.planner.pricing import Priced
 from hetjax.planner.request import Request
 from hetjax.planner.space import in_space
 from hetjax.plans.plan import LayerRange, Plan, Replica, Stage, StageMesh
+from hetjax.report import certified
+from hetjax.report.certified import bound_line
 from hetjax.schedule.bound import ROUNDING, LowerBound
-from hetjax.training import certified
-from hetjax.training.certified import bound_line
 from tests.planner.bound_mutants import FAULTS
 from tests.planner.whole_space import fastest_s, random_request, small_model
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.errors import BadInput
 from hetjax.planner.alike import alike_replicas, idle_devices, spelled
-from hetjax.planner.picture import write_layout
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
+from hetjax.report.layout import write_layout
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -10,8 +10,8 @@ import pytest
 from hetjax.costs.costs import Costs, Reduction, Route, StageTimes
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan, Replica, Stage
+from hetjax.report.timeline import check_picture, write_picture
 from hetjax.schedule.lower import lower
-from hetjax.schedule.plot import check_picture, write_picture
 from hetjax.schedule.simulator import simulate
 from hetjax.schedule.spans import simulated_spans
 from hetjax.schedule.trace import Span

@@ -19,10 +19,12 @@ from hetjax.costs.profile import LinkMeasurement, Measurement, Profile
 from hetjax.costs.profile_files import parse_profile, profile_json
 from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.models.counts import tensor_sizes
+from hetjax.planner.costing import check_times
 from hetjax.plans.files import parse_plan, plan_json
 from hetjax.plans.plan import Plan, Prediction, Replica
 from hetjax.plans.table import plan_table
 from hetjax.plans.validation import validate_plan
+from hetjax.report.prediction import check_finite
 from hetjax.schedule.predicted import predict
 from hetjax.training.config import (
     CheckpointConfig,
@@ -31,9 +33,7 @@ from hetjax.training.config import (
     check_config,
 )
 from hetjax.training.config_files import config_values, read_config
-from hetjax.training.costing import check_times
 from hetjax.training.optimizer import LearningRates, optimizer
-from hetjax.training.prediction import check_finite
 from tests.training.small import MODEL, small_preset, stage
 
 REFUSED = (BadInput, NoFeasiblePlan)

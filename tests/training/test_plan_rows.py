@@ -11,18 +11,16 @@ from hypothesis import strategies as st
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.costs.profile import Measurement, Profile
 from hetjax.errors import NoFeasiblePlan
+from hetjax.planner.comparison import Planned
 from hetjax.planner.find import Found
 from hetjax.planner.idle import Idle
 from hetjax.planner.judge import judged
 from hetjax.planner.objectives import Objective
 from hetjax.planner.request import Request
 from hetjax.plans.plan import Plan, Replica, Stage
-from hetjax.schedule.bound import LowerBound
-from hetjax.schedule.memory import MemoryUse
-from hetjax.schedule.predicted import Predicted
-from hetjax.training.binding import binding, binding_line
-from hetjax.training.plan_html import shown_replicas
-from hetjax.training.plan_rows import (
+from hetjax.report.binding import binding, binding_line
+from hetjax.report.plan_html import shown_replicas
+from hetjax.report.plan_rows import (
     MemoryBar,
     baseline_rows,
     idle_lines,
@@ -30,9 +28,11 @@ from hetjax.training.plan_rows import (
     sentences,
     stage_rows,
 )
-from hetjax.training.plan_tables import bar_letters, plan_values, tables
-from hetjax.training.planning import Planned
-from hetjax.training.prediction import ms
+from hetjax.report.plan_tables import bar_letters, plan_values, tables
+from hetjax.report.prediction import ms
+from hetjax.schedule.bound import LowerBound
+from hetjax.schedule.memory import MemoryUse
+from hetjax.schedule.predicted import Predicted
 from tests.training.small import MODEL, stage
 
 EAST, WEST = "east-0", "west-0"

@@ -16,8 +16,8 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from hetjax.training import progress
-from hetjax.training.progress import PlainDisplay, display, metrics_line
+from hetjax.report import progress
+from hetjax.report.progress import PlainDisplay, display, metrics_line
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 120.0

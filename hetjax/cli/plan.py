@@ -2,8 +2,8 @@
 """The command `plan`: a model and a cluster in, the best plan out.
 
 Owns the order of things, progress on the screen, and the files that are written. Does
-not own options (`plan_options.py`, `plan_request.py`), the searches (`planning.py`) nor
-what is shown (`plan_tables.py`, `plan_html.py`).
+not own options (`plan_options.py`, `plan_request.py`), the searches
+(`planner/comparison.py`) nor what is shown (`report/`).
 """
 
 import json
@@ -17,24 +17,24 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Literal
 
+from hetjax.cli.outputs import check_folders, writing
+from hetjax.cli.plan_options import PROGRAM, PlanOptions, parse
+from hetjax.cli.plan_request import objective_of, questions_of, request_of
 from hetjax.errors import BadInput
+from hetjax.planner.comparison import Planned, Questions, planned
+from hetjax.planner.costing import check_times
 from hetjax.planner.find import POLISH_S
 from hetjax.planner.limits import Limit, TimeUp, limited
 from hetjax.planner.objectives import Objective
-from hetjax.planner.picture import write_layout
 from hetjax.planner.request import Request
 from hetjax.plans.files import write_plan
-from hetjax.schedule.plot import check_picture, matplotlib_module
-from hetjax.training.costing import check_times
-from hetjax.training.outputs import check_folders, writing
-from hetjax.training.plan_html import write_report
-from hetjax.training.plan_options import PROGRAM, PlanOptions, parse
-from hetjax.training.plan_request import objective_of, questions_of, request_of
-from hetjax.training.plan_rows import step_line
-from hetjax.training.plan_tables import plan_of, plan_values, tables
-from hetjax.training.planning import Planned, Questions, planned
-from hetjax.training.prediction import check_finite
-from hetjax.training.progress import working
+from hetjax.report.layout import write_layout
+from hetjax.report.plan_html import write_report
+from hetjax.report.plan_rows import step_line
+from hetjax.report.plan_tables import plan_of, plan_values, tables
+from hetjax.report.prediction import check_finite
+from hetjax.report.progress import working
+from hetjax.report.timeline import check_picture, matplotlib_module
 
 Ended = Literal["interrupted", "search_s"]
 _ENDED: dict[Ended, str] = {

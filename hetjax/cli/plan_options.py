@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import tyro
 
 from hetjax.errors import BadInput
+from hetjax.planner.comparison import MOST_COMPARED, Questions
 from hetjax.planner.objectives import Objective, Wish
 from hetjax.planner.request import REMATS
 from hetjax.training.options import (
@@ -23,7 +24,6 @@ from hetjax.training.options import (
     preset_first,
     preset_lines,
 )
-from hetjax.training.planning import MOST_COMPARED, Questions
 from hetjax.training.presets import Preset
 
 PROGRAM = "python -m hetjax.plan"

@@ -4,7 +4,7 @@
 The live line tells what is being done and for how long; a thread of its own keeps it
 moving, whatever the command waits for. Owns the lines, of which those of training show
 the numbers of `metrics.jsonl` under the same names, and the way of warnings to the
-screen. Does not own the numbers (`loop.py`).
+screen. Does not own the numbers (`training/loop.py`).
 """
 
 import sys

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.alike import alike_replicas, spelled
+from hetjax.planner.comparison import Planned
 from hetjax.planner.idle import Idle
 from hetjax.planner.objectives import Objective, goodput
 from hetjax.plans.plan import Plan
+from hetjax.report.binding import binding, binding_line, lane_name
+from hetjax.report.certified import bound_line
+from hetjax.report.prediction import ms
 from hetjax.schedule.memory import MemoryUse
 from hetjax.schedule.predicted import Predicted
 from hetjax.schedule.simulation import Lane, lane_of
-from hetjax.training.binding import binding, binding_line, lane_name
-from hetjax.training.certified import bound_line
-from hetjax.training.planning import Planned
-from hetjax.training.prediction import ms
 
 _GIB = 2**30
 _MOST_STAGES = 64  # that are told one by one

@@ -12,16 +12,16 @@ from typing import Any
 
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.alike import idle_devices
+from hetjax.planner.comparison import Planned
 from hetjax.planner.find import Found
 from hetjax.planner.idle import Idle
 from hetjax.planner.objectives import goodput
 from hetjax.plans.files import plan_json
 from hetjax.plans.plan import Plan
 from hetjax.plans.table import aligned, plan_table
-from hetjax.schedule.predicted import Predicted
-from hetjax.training.binding import binding
-from hetjax.training.certified import found_plan
-from hetjax.training.plan_rows import (
+from hetjax.report.binding import binding
+from hetjax.report.certified import found_plan
+from hetjax.report.plan_rows import (
     BASELINES,
     CHANGES,
     STAGES,
@@ -36,8 +36,8 @@ from hetjax.training.plan_rows import (
     step_line,
     wish_rows,
 )
-from hetjax.training.planning import Planned
-from hetjax.training.prediction import values, with_prediction
+from hetjax.report.prediction import values, with_prediction
+from hetjax.schedule.predicted import Predicted
 
 _BAR = 40  # letters
 _LETTERS = {"static": "#", "residuals": "=", "activations": "+", "workspace": "-"}

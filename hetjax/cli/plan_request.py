@@ -2,12 +2,13 @@
 """From the options of `plan` to what is planned, wished and asked.
 
 Owns what must hold between options, and where model, cluster and times come from. Does
-not own the options (`plan_options.py`) nor the searches (`planning.py`).
+not own the options (`plan_options.py`) nor the searches (`planner/comparison.py`).
 """
 
 import math
 from typing import TypeVar
 
+from hetjax.cli.plan_options import PlanOptions
 from hetjax.cluster.catalogue import device_price_per_hour
 from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.record import did_you_mean, placed
@@ -17,21 +18,20 @@ from hetjax.costs.static import OptimizerInit, adam_state
 from hetjax.errors import BadInput
 from hetjax.models.presets import model_preset
 from hetjax.planner.baselines.table import BASELINES
-from hetjax.planner.objectives import Objective
-from hetjax.planner.request import Request
-from hetjax.plans.files import read_plan
-from hetjax.plans.plan import Plan
-from hetjax.training.config import option
-from hetjax.training.costing import (
+from hetjax.planner.comparison import Questions
+from hetjax.planner.costing import (
     all_kinds,
     check_measured,
     compute_dtype,
     known_degrees,
 )
+from hetjax.planner.objectives import Objective
+from hetjax.planner.request import Request
+from hetjax.plans.files import read_plan
+from hetjax.plans.plan import Plan
+from hetjax.training.config import option
 from hetjax.training.optimizer import optimizer
 from hetjax.training.placement import cluster_of
-from hetjax.training.plan_options import PlanOptions
-from hetjax.training.planning import Questions
 from hetjax.training.presets import Preset
 
 T = TypeVar("T")

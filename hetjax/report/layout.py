@@ -5,7 +5,7 @@ Owns the drawing, for print and screen: one row per node, one box per stage as w
 its devices, coloured by replica (Okabe and Ito's colours, which colour-blind readers
 can tell apart), idle devices hatched. Clusters too large for that are told by what
 repeats: replicas that are alike share a letter, and nodes that hold the same a row.
-Does not own the plan's times (`schedule/plot.py`).
+Does not own the plan's times (`timeline.py`).
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from typing import Any
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.planner.alike import alike_replicas, spelled
 from hetjax.plans.plan import Plan, Replica, Stage
-from hetjax.schedule.plot import check_picture, matplotlib_module
+from hetjax.report.timeline import check_picture, matplotlib_module
 
 MOST_DEVICES = 64  # of a cluster that is drawn node by node
 _MOST_ROWS = 40

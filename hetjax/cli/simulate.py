@@ -2,8 +2,8 @@
 """The command line of `simulate`: a plan or a preset in, a predicted step out.
 
 Owns its options, where plan, model and cluster come from, and the files that it
-writes. Does not own the costs (`costing.py`), what is shown (`prediction.py`) nor the
-simulation itself (`schedule/`).
+writes. Does not own the costs (`planner/costing.py`), what is shown
+(`report/prediction.py`) nor the simulation itself (`schedule/`).
 """
 
 import json
@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from hetjax.cli.outputs import check_folders, writing
 from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.record import did_you_mean
 from hetjax.costs.plan_costs import costs_of, device_kinds, usd_per_hour
@@ -25,32 +26,31 @@ from hetjax.costs.static import OptimizerInit, adam_state
 from hetjax.errors import BadInput
 from hetjax.models.model import Model
 from hetjax.models.presets import model_preset
-from hetjax.plans.files import read_plan, write_plan
-from hetjax.plans.plan import Plan
-from hetjax.schedule.named import with_schedule
-from hetjax.schedule.plot import check_picture, write_picture
-from hetjax.schedule.predicted import Predicted, predict
-from hetjax.schedule.spans import simulated_spans
-from hetjax.schedule.trace import Span, perfetto
-from hetjax.training.costing import (
+from hetjax.planner.costing import (
     check_measured,
     check_times,
     compute_dtype,
     times_from,
 )
-from hetjax.training.optimizer import optimizer
-from hetjax.training.options import parse_options
-from hetjax.training.outputs import check_folders, writing
-from hetjax.training.placement import check_plan, choose_plan, cluster_of
-from hetjax.training.prediction import (
+from hetjax.plans.files import read_plan, write_plan
+from hetjax.plans.plan import Plan
+from hetjax.report.prediction import (
     check_finite,
     headline,
     tables,
     values,
     with_prediction,
 )
+from hetjax.report.progress import working
+from hetjax.report.timeline import check_picture, write_picture
+from hetjax.schedule.named import with_schedule
+from hetjax.schedule.predicted import Predicted, predict
+from hetjax.schedule.spans import simulated_spans
+from hetjax.schedule.trace import Span, perfetto
+from hetjax.training.optimizer import optimizer
+from hetjax.training.options import parse_options
+from hetjax.training.placement import check_plan, choose_plan, cluster_of
 from hetjax.training.presets import PRESETS, preset
-from hetjax.training.progress import working
 
 PROGRAM = "python -m hetjax.simulate"
 _HELP = """Predict one training step of a plan before it runs: time, bubble, memory.

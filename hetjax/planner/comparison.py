@@ -2,7 +2,7 @@
 """All that one planning command finds out: the plan, and what it is held against.
 
 Owns which searches a command makes and what it remembers of them. Does not own the
-searches (`planner/`), options (`plan_cli.py`) nor what is shown (`plan_tables.py`).
+searches (`find.py` and others), options (`cli/`) nor what is shown (`report/`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +14,7 @@ from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.baselines.table import BASELINES, compared
 from hetjax.planner.bests import Progress
 from hetjax.planner.certificate import held
+from hetjax.planner.costing import times_from
 from hetjax.planner.find import POLISH_S, Found, Search
 from hetjax.planner.idle import Idle, try_idle, why_idle
 from hetjax.planner.limits import TimeUp, left_s, limited
@@ -23,7 +24,6 @@ from hetjax.planner.replan import Replanned, replan
 from hetjax.planner.request import Request, check_request
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
-from hetjax.training.costing import times_from
 
 MOST_COMPARED = 64  # devices of a cluster that baselines are compared on unasked
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hetjax.plans.plan import Plan
-from hetjax.training.prediction import ms, with_prediction
+from hetjax.report.prediction import ms, with_prediction
 
 if TYPE_CHECKING:  # a run that has its plan does not import the planner
     from hetjax.planner.find import Found

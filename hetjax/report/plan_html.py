@@ -2,8 +2,7 @@
 """A plan that was found as one page of HTML that needs nothing else.
 
 Owns the page: its style, its order, the bars, and the pictures inside it. Does not own
-the words and figures (`plan_rows.py`) nor the pictures (`planner/picture.py`,
-`schedule/plot.py`).
+the words and figures (`plan_rows.py`) nor the pictures (`layout.py`, `timeline.py`).
 """
 
 from base64 import b64encode
@@ -15,11 +14,10 @@ from tempfile import TemporaryDirectory
 from hetjax.cluster.record import write_whole
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.alike import alike_replicas
-from hetjax.planner.picture import write_layout
+from hetjax.planner.comparison import Planned
 from hetjax.plans.table import plan_table
-from hetjax.schedule.plot import write_picture
-from hetjax.schedule.spans import simulated_spans
-from hetjax.training.plan_rows import (
+from hetjax.report.layout import write_layout
+from hetjax.report.plan_rows import (
     BASELINES,
     CHANGES,
     STAGES,
@@ -33,8 +31,9 @@ from hetjax.training.plan_rows import (
     stage_rows,
     wish_rows,
 )
-from hetjax.training.planning import Planned
-from hetjax.training.prediction import ms
+from hetjax.report.prediction import ms
+from hetjax.report.timeline import write_picture
+from hetjax.schedule.spans import simulated_spans
 
 _MOST_ROWS = 48  # devices of the timeline
 _COLOURS = {
