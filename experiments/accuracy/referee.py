@@ -24,7 +24,7 @@ from hetjax.models.model import Model
 from hetjax.plans.launch_ahead import default_launch_ahead
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from hetjax.schedule.lower import lower
-from hetjax.schedule.memory import peak_memory_bytes
+from hetjax.schedule.memory import memory_uses
 from hetjax.schedule.simulator import simulate
 
 MODEL, GPU, SEQ_LEN, TENSOR = "OPT-350", "GH-96", 2048, 4
@@ -111,7 +111,8 @@ def predicted(
     costs = costs_of(run.plan, truth.model, cluster, truth.profile, dtype=DTYPE)
     programs = lower(run.plan, tied_holders(run.plan, truth.model))
     step_time_s = simulate(programs, run.plan, costs).step_time_s
-    return step_time_s, max(peak_memory_bytes(programs, run.plan, costs).values())
+    uses = memory_uses(programs, run.plan, costs).values()
+    return step_time_s, max(use.total_bytes for use in uses)
 
 
 def _plan(row: Mapping[str, Any]) -> Plan:
