@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m hetjax.preempt RUN_DIR [--node NAME]`: ask a run to save and leave.
 
-Owns its options and words. Does not own the request (`hetjax/training/notices.py`).
+Owns its options and words. Does not own the request (`hetjax/elastic/notices.py`).
 """
 
 import os
@@ -15,8 +15,8 @@ import tyro
 
 from hetjax.cluster.files import load_cluster
 from hetjax.cluster.record import did_you_mean
+from hetjax.elastic.notices import REQUEST, ask_to_leave
 from hetjax.errors import BadInput
-from hetjax.training.notices import REQUEST, ask_to_leave
 from hetjax.training.options import parse_options
 from hetjax.training.rundir import CLUSTER, CONFIG, usable
 

@@ -31,10 +31,10 @@ from experiments.islands.unequal import cluster_of
 from experiments.testbed.hosts import Host, Testbed
 from hetjax.cluster.cluster import part_of
 from hetjax.cluster.files import cluster_toml
+from hetjax.launch.launching import OnThisMachine, Place, started
 from hetjax.models.presets import model_preset
 from hetjax.runtime.control import WorkerLost
 from hetjax.runtime.fleet import Fleet
-from hetjax.training.launching import OnThisMachine, Place, started
 from hetjax.training.worker import worker_settings
 
 MODEL = "gpt-2x64"

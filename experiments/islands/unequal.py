@@ -41,6 +41,7 @@ from hetjax.costs.profile import Profile, check_values
 from hetjax.costs.profile_files import read_profile
 from hetjax.data.dataset import Dataset
 from hetjax.errors import NoFeasiblePlan
+from hetjax.launch.launching import OnThisMachine, Place, started
 from hetjax.mesh.simulated import keeping_environment
 from hetjax.models.presets import model_preset
 from hetjax.planner.baselines.table import compared
@@ -51,7 +52,6 @@ from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
 from hetjax.schedule.trace import perfetto
 from hetjax.training.config import RunConfig
-from hetjax.training.launching import OnThisMachine, Place, started
 from hetjax.training.optimizer import optimizer
 from hetjax.training.worker import worker_settings
 

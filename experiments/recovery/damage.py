@@ -36,9 +36,9 @@ from experiments.recovery.disks import KINDS, Disks, Kind, Part
 from hetjax.checkpoint.fetch import in_store
 from hetjax.checkpoint.holdings import Holding
 from hetjax.checkpoint.keeping import Keeping
+from hetjax.launch.launching import OnThisMachine, started
 from hetjax.runtime.fleet import Fleet
 from hetjax.runtime.recovery import Restored, in_memory, on_disk, restore
-from hetjax.training.launching import OnThisMachine, started
 
 STEPS = OLDER, NEWEST = 1, 2
 _NEITHER = 0  # the seed of a state that nobody saved

@@ -46,16 +46,16 @@ from hetjax.checkpoint.keeping import Keeping
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.files import cluster_toml, load_cluster
 from hetjax.data.dataset import Dataset
+from hetjax.elastic.driver import FleetDriver, Terms
+from hetjax.elastic.foresight import Foresight
+from hetjax.elastic.membership import Membership
+from hetjax.elastic.recovered import Recovered, RolledBack
 from hetjax.errors import NoFeasiblePlan
+from hetjax.launch.launching import OnThisMachine, Place, started
 from hetjax.models.counts import parameter_count
 from hetjax.models.presets import model_preset
 from hetjax.plans.plan import Plan
 from hetjax.training.config import RunConfig
-from hetjax.training.elastic import FleetDriver, Terms
-from hetjax.training.foresight import Foresight
-from hetjax.training.launching import OnThisMachine, Place, started
-from hetjax.training.membership import Membership
-from hetjax.training.recovered import Recovered, RolledBack
 from hetjax.training.rundir import LOGS
 from hetjax.training.worker import worker_settings
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line of `train`: a preset's name, then settings to override.
 
-Owns its help and its errors. Does not own settings (`config.py`) nor presets
-(`presets.py`).
+Owns its help and its errors. Does not own settings (`training/config.py`) nor presets
+(`training/presets.py`).
 """
 
 from collections.abc import Sequence

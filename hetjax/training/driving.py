@@ -2,7 +2,7 @@
 """What the loop drives: steps, validation, samples and checkpoints of one run.
 
 Owns the interface. Does not own the loop (`loop.py`), nor the runs themselves: in this
-process (`local.py`), and on workers in other processes (`elastic.py`).
+process (`local.py`), and on workers in other processes (`elastic/driver.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,9 +11,9 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
+from hetjax.elastic.recovered import Recovered
 from hetjax.plans.plan import Plan
 from hetjax.schedule.trace import Span
-from hetjax.training.recovered import Recovered
 
 
 class Outcome(Protocol):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the time of a start went into, and how much of it counts.
 
-Owns the parts and their names. Does not own the clocks (`loop.py`, `elastic.py`) nor
-where the parts are shown (`run.py`).
+Owns the parts and their names. Does not own the clocks (`loop.py`, `elastic/driver.py`)
+nor where the parts are shown (`run.py`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -2,8 +2,8 @@
 """A run in this process, which goes on when nodes of it come and go.
 
 Owns driving the embedded controller, and the change to another one between two steps.
-Does not own which nodes and which plan those are (`following.py`), nor runs on workers
-in other processes (`elastic.py`).
+Does not own which nodes and which plan those are (`elastic/following.py`), nor runs on
+workers in other processes (`elastic/driver.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,13 +15,13 @@ from hetjax.checkpoint.layout import Attempts
 from hetjax.checkpoint.restore import Checkpoint
 from hetjax.checkpoint.save import Saver
 from hetjax.data.batches import Batch
+from hetjax.elastic.following import Following
+from hetjax.elastic.recovered import Clock, Recovered, difference
 from hetjax.plans.plan import Plan
 from hetjax.runtime.embedded import Embedded, StepResult
 from hetjax.runtime.timeline import Timeline
 from hetjax.schedule.trace import Span
 from hetjax.training.feed import Feed
-from hetjax.training.following import Following
-from hetjax.training.recovered import Clock, Recovered, difference
 
 Build = Callable[[Plan], Embedded]
 

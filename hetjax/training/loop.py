@@ -18,6 +18,8 @@ import numpy as np
 
 from hetjax.cluster.record import write_whole
 from hetjax.data.dataset import Dataset
+from hetjax.elastic.recovered import GivenUp, Recovered, RolledBack
+from hetjax.elastic.stopping import StopRequest
 from hetjax.report.progress import Display, metrics_line
 from hetjax.schedule.trace import perfetto
 from hetjax.training.config import RunConfig
@@ -26,9 +28,7 @@ from hetjax.training.ending import Failed
 from hetjax.training.goodput import Spent
 from hetjax.training.journal import Journal
 from hetjax.training.optimizer import LearningRates
-from hetjax.training.recovered import GivenUp, Recovered, RolledBack
 from hetjax.training.sampling import sample_text
-from hetjax.training.stopping import StopRequest
 
 _NUM_TRACED, _WARM_UP = 3, 2  # steps
 _NUM_LAST_SAVES = 2  # a worker may be lost in one

@@ -16,6 +16,9 @@ from statistics import median
 from typing import Any
 
 from hetjax.data.dataset import Dataset, load, prepare
+from hetjax.elastic.notices import Notice, Watch, of_workers
+from hetjax.elastic.recovered import Recovered
+from hetjax.elastic.stopping import StopRequest
 from hetjax.models.counts import parameter_count
 from hetjax.models.model import Model
 from hetjax.plans.table import plan_table
@@ -28,7 +31,6 @@ from hetjax.training.ending import Failed, clear_ends
 from hetjax.training.goodput import Goodput, Spent, goodput_line, goodput_values
 from hetjax.training.journal import Journal, read_journal
 from hetjax.training.loop import Loop
-from hetjax.training.notices import Notice, Watch, of_workers
 from hetjax.training.optimizer import LearningRates
 from hetjax.training.placement import (
     choose_hardware,
@@ -36,10 +38,8 @@ from hetjax.training.placement import (
 )
 from hetjax.training.presets import Preset
 from hetjax.training.reached import check_reached, evaluated, read_progress
-from hetjax.training.recovered import Recovered
 from hetjax.training.rundir import LOGS, Previous
 from hetjax.training.starting import Start, driver_of
-from hetjax.training.stopping import StopRequest
 from hetjax.training.utilization import seconds_at_peak
 
 DONE, PREEMPTED = 0, 4  # exit codes

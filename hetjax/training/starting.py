@@ -23,7 +23,14 @@ from hetjax.checkpoint.restore import (
 )
 from hetjax.cluster.files import cluster_toml
 from hetjax.data.dataset import Dataset
+from hetjax.elastic.driver import FleetDriver, Terms
+from hetjax.elastic.following import Following
+from hetjax.elastic.foresight import Foresight, Replan
+from hetjax.elastic.membership import Membership
+from hetjax.elastic.notices import Notice
 from hetjax.errors import BadInput
+from hetjax.launch.compiled import keep_compiled
+from hetjax.launch.launching import Launcher, OnThisMachine, started
 from hetjax.models.model import Model
 from hetjax.plans.members import node_of
 from hetjax.plans.plan import Plan
@@ -32,18 +39,11 @@ from hetjax.runtime.embedded import Embedded
 from hetjax.runtime.fleet import Fleet
 from hetjax.runtime.recovery import Restored, on_disk, restore
 from hetjax.training.ahead import Planning
-from hetjax.training.compiled import keep_compiled
 from hetjax.training.config import RunConfig
 from hetjax.training.driving import Driver
-from hetjax.training.elastic import FleetDriver, Terms
 from hetjax.training.feed import held_out, training_feed
-from hetjax.training.following import Following
-from hetjax.training.foresight import Foresight, Replan
 from hetjax.training.identity import check_identity, identity
-from hetjax.training.launching import Launcher, OnThisMachine, started
 from hetjax.training.local import LocalDriver
-from hetjax.training.membership import Membership
-from hetjax.training.notices import Notice
 from hetjax.training.on_ray import OnRay
 from hetjax.training.optimizer import optimizer
 from hetjax.training.placement import Choice, Hardware, next_plan

@@ -22,7 +22,9 @@ from hetjax.cluster.discovery import assign_devices
 from hetjax.cluster.files import parse_cluster
 from hetjax.data.batches import Batch
 from hetjax.data.dataset import DamagedDataset, Dataset, load, prepare
+from hetjax.elastic.notices import Watch
 from hetjax.errors import BadInput
+from hetjax.launch.compiled import keep_compiled
 from hetjax.mesh.simulated import simulate_devices
 from hetjax.mesh.world import world_devices
 from hetjax.models.presets import model_preset
@@ -32,11 +34,9 @@ from hetjax.plans.plan import Plan
 from hetjax.runtime.control import Message
 from hetjax.runtime.island import Island
 from hetjax.runtime.serving import Post, read_post, serve
-from hetjax.training.compiled import keep_compiled
 from hetjax.training.config import RunConfig
 from hetjax.training.config_files import config_values, read_config
 from hetjax.training.feed import Feed, held_out, training_feed
-from hetjax.training.notices import Watch
 from hetjax.training.optimizer import optimizer
 
 

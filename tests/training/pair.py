@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from hetjax.elastic.driver import FleetDriver
 from hetjax.plans.files import read_plan, write_plan
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.runtime.fleet import FleetStep
-from hetjax.training.elastic import FleetDriver
 from hetjax.training.rundir import LOGS
 from tests.training.small import lines
 from tests.training.test_workers import command

@@ -12,13 +12,13 @@ import jax
 import pytest
 
 from hetjax.cluster.files import load_cluster
+from hetjax.elastic.notices import Notice, Watch
 from hetjax.plans.files import read_plan
 from hetjax.plans.plan import Plan
 from hetjax.preempt import main as preempt
 from hetjax.runtime.embedded import Embedded
 from hetjax.training.config import OptimizerConfig
 from hetjax.training.local import LocalDriver
-from hetjax.training.notices import Notice, Watch
 from hetjax.training.optimizer import optimizer
 from hetjax.training.presets import Preset
 from hetjax.training.run import run

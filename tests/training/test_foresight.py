@@ -15,13 +15,13 @@ import pytest
 
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.files import load_cluster
+from hetjax.elastic.foresight import Foresight, likely
 from hetjax.models.presets import model_preset
 from hetjax.plans.files import read_plan
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.runtime.warming import Warmer
 from hetjax.training.ahead import Planning
 from hetjax.training.config import RunConfig
-from hetjax.training.foresight import Foresight, likely
 from hetjax.training.placement import next_plan
 from hetjax.training.presets import preset
 

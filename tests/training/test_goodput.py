@@ -13,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetjax.cluster.cluster import Cluster, Node
+from hetjax.elastic.recovered import Recovered, RolledBack
+from hetjax.elastic.stopping import StopRequest
 from hetjax.report.progress import PlainDisplay
 from hetjax.training.config import CheckpointConfig, EvaluationConfig, RunConfig
 from hetjax.training.goodput import (
@@ -26,8 +28,6 @@ from hetjax.training.goodput import (
 from hetjax.training.journal import Journal, read_journal
 from hetjax.training.loop import Loop
 from hetjax.training.optimizer import LearningRates
-from hetjax.training.recovered import Recovered, RolledBack
-from hetjax.training.stopping import StopRequest
 
 LINES = [
     {"step": 0, "val_loss": 5.0},

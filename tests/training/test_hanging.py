@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from hetjax.launch.launching import OnThisMachine
 from hetjax.runtime.control import WorkerLost
 from hetjax.runtime.limits import BREAK_OFF, LIMITS, START, Limit
 from hetjax.train import main
-from hetjax.training.launching import OnThisMachine
 from tests.training.hanging_worker import FOLDER
 from tests.training.pair import between_steps, kill, training
 from tests.training.small import events
@@ -79,7 +79,7 @@ def test_a_stop_during_a_recovery_ends_it_in_time_and_the_next_start_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ):
     run_dir, told_s = tmp_path / "run", list[float]()
-    monkeypatch.setattr("hetjax.training.stopping.GRACE_S", 6.0)
+    monkeypatch.setattr("hetjax.elastic.stopping.GRACE_S", 6.0)
 
     def stop() -> None:
         told_s.append(time.monotonic())

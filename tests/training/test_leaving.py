@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from hetjax.launch.launching import OnThisMachine, Place
 from hetjax.train import main
 from hetjax.training import starting
-from hetjax.training.launching import OnThisMachine, Place
 from hetjax.training.rundir import LOGS
 from tests.training.pair import (
     EVERY,

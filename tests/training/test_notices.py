@@ -19,8 +19,8 @@ from typing import Self
 
 import pytest
 
-from hetjax.training import notices
-from hetjax.training.notices import (
+from hetjax.elastic import notices
+from hetjax.elastic.notices import (
     Notice,
     Watch,
     ask_to_leave,
@@ -222,7 +222,7 @@ def test_the_time_that_is_left_at_aws_is_told_by_its_own_clock(
 
     cloud, host = served
     spot(cloud, json.dumps({"action": "terminate", "time": in_s(90)}))
-    monkeypatch.setattr("hetjax.training.notices.datetime", Wrong)
+    monkeypatch.setattr("hetjax.elastic.notices.datetime", Wrong)
     heard: Queue[Notice] = Queue()
     with Watch(heard.put, None, {aws(f"http://{host}/"): SOON_S}):
         assert 80 < heard.get(timeout=PATIENCE_S).grace_s <= 90

@@ -2,7 +2,7 @@
 """What asks a run to stop: noted at once, obeyed between steps.
 
 Owns the handlers of SIGINT and SIGTERM while training goes on, and the reason to stop.
-Does not own other notices (`notices.py`) nor what a stop does (`loop.py`).
+Does not own other notices (`notices.py`) nor what a stop does (`training/loop.py`).
 """
 
 import os
@@ -11,7 +11,7 @@ import time
 from types import FrameType
 from typing import Any
 
-from hetjax.training.notices import GRACE_S, Notice
+from hetjax.elastic.notices import GRACE_S, Notice
 
 _RECOVERING = 1 / 3  # share of the grace that a recovery may still take
 

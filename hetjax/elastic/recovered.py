@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is told of a recovery: what it cost, or how it ended otherwise.
 
-Owns the values alone. Does not own recovering (`elastic.py`) nor who is told of it.
+Owns the values alone. Does not own recovering (`driver.py`) nor who is told of it.
 """
 
 import time

@@ -3,7 +3,8 @@
 
 Owns where they come from (the metadata servers of Google Compute Engine and AWS, the
 file by which an operator asks, workers on other machines) and the thread that listens.
-Does not own signals (`stopping.py`) nor what is done about a notice (`run.py`).
+Does not own signals (`stopping.py`) nor what is done about a notice
+(`training/run.py`).
 """
 
 import json

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starting workers in processes of this machine, and what all workers are told then.
 
-Does not own what workers do (`worker.py`), nor the run that they are driven by
-(`elastic.py`).
+Does not own what workers do (`training/worker.py`), nor the run that they are driven by
+(`elastic/driver.py`).
 """
 
 import os

@@ -3,7 +3,7 @@
 
 Owns which nodes of now this process has devices for, and what is said where it has
 none, or where there is no plan. Does not own who is there (`membership.py`), how plans
-are made (`placement.py`), nor the change itself (`local.py`).
+are made (`training/placement.py`), nor the change itself (`training/local.py`).
 """
 
 import warnings
@@ -11,9 +11,9 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from hetjax.cluster.cluster import Cluster, Node, part_of
+from hetjax.elastic.foresight import Replan, plan_or_warn
+from hetjax.elastic.membership import Membership
 from hetjax.plans.plan import Plan
-from hetjax.training.foresight import Replan, plan_or_warn
-from hetjax.training.membership import Membership
 
 
 class Following:

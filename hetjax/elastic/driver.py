@@ -5,8 +5,8 @@ Owns what is done about a lost worker: a step that one survivor has committed is
 finished by all, the lost ones are started again or, if their node is gone, another plan
 is made, and everybody gets what it lacks from the nearest place that has it. The same
 where nodes come or leave in good order. Does not own who starts workers
-(`launching.py`), who holds what (`hetjax/runtime/recovery.py`), nor the loop, which
-hears of `RolledBack`.
+(`launch/launching.py`), who holds what (`hetjax/runtime/recovery.py`), nor the loop,
+which hears of `RolledBack`.
 """
 
 import warnings
@@ -22,6 +22,16 @@ import numpy as np
 from hetjax.checkpoint.holdings import Holding
 from hetjax.checkpoint.keeping import Keeping
 from hetjax.cluster.cluster import Cluster, Node, part_of
+from hetjax.elastic.foresight import Foresight, plan_or_warn
+from hetjax.elastic.membership import Membership
+from hetjax.elastic.recovered import (
+    Clock,
+    GivenUp,
+    Recovered,
+    RolledBack,
+    difference,
+)
+from hetjax.launch.launching import Launcher
 from hetjax.plans.members import node_of
 from hetjax.plans.plan import Plan
 from hetjax.runtime.control import WorkerLost
@@ -35,16 +45,6 @@ from hetjax.runtime.recovery import (
     restore,
 )
 from hetjax.schedule.trace import Span
-from hetjax.training.foresight import Foresight, plan_or_warn
-from hetjax.training.launching import Launcher
-from hetjax.training.membership import Membership
-from hetjax.training.recovered import (
-    Clock,
-    GivenUp,
-    Recovered,
-    RolledBack,
-    difference,
-)
 
 # Losses without a committed step between them: in all, and of one node
 _MOST_STRIKES, _MOST_OF_A_NODE = 5, 3
