@@ -24,10 +24,10 @@ from statistics import median
 import jax
 import numpy as np
 
-from hetjax.mesh.links import listen
-from hetjax.mesh.peers import Peers
+from hetjax.comm.links import listen
+from hetjax.comm.peers import Peers
+from hetjax.comm.wire import laid_out
 from hetjax.mesh.simulated import simulate_devices
-from hetjax.mesh.wire import laid_out
 
 MIB = 1 << 20
 SIZES = tuple(n * MIB for n in (1, 4, 16, 64))

@@ -5,7 +5,7 @@
 
 Owns who keeps copies for whom, sending them, and keeping those of others. A copy is
 acknowledged once it is as durable as the original. Does not own the connections
-(`hetjax/mesh/links.py`) nor when there is something to copy (`save.py`).
+(`hetjax/comm/links.py`) nor when there is something to copy (`save.py`).
 """
 
 import threading
@@ -20,7 +20,7 @@ from hetjax.checkpoint.durable import fsync, replace_text
 from hetjax.checkpoint.manifest import Manifest, from_text, record_of
 from hetjax.checkpoint.remains import is_complete, make, remove
 from hetjax.checkpoint.transfer import StoreError
-from hetjax.mesh.links import SILENCE_S, Door, Ends, Key, Link, dial
+from hetjax.comm.links import SILENCE_S, Door, Ends, Key, Link, dial
 from hetjax.names import inside
 
 _LONGEST_S = 3600.0  # until a copy is given up, though its keeper lives

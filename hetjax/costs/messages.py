@@ -3,7 +3,7 @@
 
 Owns what the transports do, in numbers; the one definition that simulations and the
 planner charge by, and that tests hold against what was counted. Between workers
-(`hetjax/mesh/wire.py`, `pull.py`) every row goes once to each worker that needs it,
+(`hetjax/comm/wire.py`, `pull.py`) every row goes once to each worker that needs it,
 which copies it to its tensor ranks; inside one (`hetjax/mesh/reshard.py`) every tensor
 rank gets a copy of its own. Does not own ways (`network.py`).
 """

@@ -3,9 +3,9 @@
 
 Owns what the runtime does, in numbers; the one definition that simulations charge by,
 and that tests hold against what was counted. Between workers rows are exchanged by the
-host (`hetjax/mesh/exchange.py`); holders inside a worker only give it their rows and
+host (`hetjax/comm/exchange.py`); holders inside a worker only give it their rows and
 get the sums. Where all holders are in one process, each gets the rows of all others
-from device to device (`hetjax/mesh/reduction.py`). Does not own ways (`network.py`).
+from device to device (`hetjax/comm/reduction.py`). Does not own ways (`network.py`).
 """
 
 import math

@@ -4,7 +4,7 @@
 `jax.device_put` between layouts that differ waits for the source; single-device
 pieces never do. Owns the piece plan (which box of which shard goes where; also what
 crosses the wire between processes) and its execution inside one process. Does not
-own tags or delivery (`transport.py`).
+own tags or delivery (`hetjax/comm/transport.py`).
 """
 
 import math

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 import jax
 
 from hetjax.errors import BadInput
-from hetjax.mesh.links import listen
 
 # long: a starved process is not a dead one, and those that are lost are told of by
-# the controller (`heart.py`)
+# the controller (`hetjax/comm/heart.py`)
 _HEARTBEAT_S = 120
 _JOIN_S = 120
 _LEAVE_S = 30
@@ -27,13 +26,6 @@ class World:
     address: str
     count: int
     index: int
-
-
-def free_address(host: str) -> str:
-    """An address of this machine that nobody listens at."""
-    found, address = listen(f"{host}:0")
-    found.close()
-    return address
 
 
 def join_world(world: World) -> None:

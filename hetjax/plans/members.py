@@ -71,7 +71,7 @@ class Members:
         """Rows of a gradient group by who has them, a worker of each holder.
 
         Device i of a holder, counted tensor-major, has as many consecutive rows as all
-        others (`hetjax/mesh/reduction.py`).
+        others (`hetjax/comm/reduction.py`).
         """
         found: dict[tuple[str, ...], list[int]] = {}
         owners = [self._row_owners(holder) for holder in holders]

@@ -3,7 +3,7 @@
 
 Owns what a worker asks of them, and the meeting in one process. A stage posts and goes
 on; results are there once every holder has posted. Does not own the arithmetic of a
-group's sum (`hetjax/mesh/reduction.py`) nor meetings of processes (`meeting.py`).
+group's sum (`hetjax/comm/reduction.py`) nor meetings of processes (`meeting.py`).
 """
 
 from collections.abc import Mapping
@@ -12,9 +12,9 @@ from typing import Protocol
 import jax
 import numpy as np
 
-from hetjax.mesh.reduction import Rows, exchange
-from hetjax.mesh.tally import Tally
-from hetjax.mesh.wire import SUMS
+from hetjax.comm.reduction import Rows, exchange
+from hetjax.comm.tally import Tally
+from hetjax.comm.wire import SUMS
 from hetjax.schedule.action import Group, StageKey
 
 

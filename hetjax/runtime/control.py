@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from hetjax.comm.links import SILENCE_S, Door, Ends, Key, Link, dial
 from hetjax.errors import BadInput
-from hetjax.mesh.links import SILENCE_S, Door, Ends, Key, Link, dial
 from hetjax.runtime.limits import BREAK_OFF, LIMITS, START
 
 CONTROLLER = "controller"

@@ -15,9 +15,9 @@ import numpy as np
 import optax
 
 from hetjax.checkpoint.entry import Entry
+from hetjax.comm.transport import InProcess
 from hetjax.mesh.axes import batch_sharding
 from hetjax.mesh.reshard import reshard
-from hetjax.mesh.transport import InProcess
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan
 from hetjax.runtime.collectives import InProcessCollectives

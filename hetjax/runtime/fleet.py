@@ -18,8 +18,8 @@ from hetjax.checkpoint.copies import keepers
 from hetjax.checkpoint.keeping import Keeping
 from hetjax.checkpoint.layout import Attempts
 from hetjax.cluster.cluster import Node
+from hetjax.comm.pull import check_fits
 from hetjax.errors import BadInput
-from hetjax.mesh.pull import check_fits
 from hetjax.plans.members import Members, file_name, node_of
 from hetjax.plans.plan import Plan
 from hetjax.runtime.control import Crew, Message

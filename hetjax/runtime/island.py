@@ -2,7 +2,7 @@
 """One worker among others: the stages of one node, in a process of its own.
 
 Owns running a step of its own program together with peers, and what is told of it.
-Does not own connections (`hetjax/mesh/peers.py`), nor when a step is run: a controller
+Does not own connections (`hetjax/comm/peers.py`), nor when a step is run: a controller
 says so (`serving.py`).
 """
 
@@ -16,12 +16,12 @@ import numpy as np
 import optax
 
 from hetjax.cluster.cluster import Node
+from hetjax.comm.peers import PeerLost, Peers
+from hetjax.comm.pull import Pull, PullServer
+from hetjax.comm.transport import InProcess, Routed, Tag, Transport
+from hetjax.comm.wire import Ship, Wire
 from hetjax.mesh.axes import batch_sharding
-from hetjax.mesh.peers import PeerLost, Peers
-from hetjax.mesh.pull import Pull, PullServer
 from hetjax.mesh.spanning import leads, to_mesh, value_here
-from hetjax.mesh.transport import InProcess, Routed, Tag, Transport
-from hetjax.mesh.wire import Ship, Wire
 from hetjax.models.model import Model
 from hetjax.plans.members import Members, node_of
 from hetjax.plans.plan import Plan

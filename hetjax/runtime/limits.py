@@ -3,7 +3,7 @@
 
 Owns the table: for each request the longest time and what it is waited for. The limits
 are generous, as they only have to end what would never end: a worker that is gone, or
-stopped, is told of by other means (`hetjax/mesh/heart.py`). `--patience` multiplies all
+stopped, is told of by other means (`hetjax/comm/heart.py`). `--patience` multiplies all
 of them. Does not own the waiting (`control.py`).
 """
 

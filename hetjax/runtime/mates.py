@@ -13,8 +13,9 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+from hetjax.comm.links import free_address
 from hetjax.errors import BadInput
-from hetjax.mesh.world import World, free_address, join_world, leave_world
+from hetjax.mesh.world import World, join_world, leave_world
 from hetjax.plans.members import node_of
 
 _WITHOUT_OTHERS = ("build", "compile", "end")  # may take long, and end by themselves

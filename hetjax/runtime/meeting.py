@@ -3,7 +3,7 @@
 
 Owns the meeting points of one step as one worker sees them: sums are made on the host,
 by threads, while the devices go on computing. Does not own the sum over processes
-(`hetjax/mesh/exchange.py`) nor the meeting of stages in one process
+(`hetjax/comm/exchange.py`) nor the meeting of stages in one process
 (`collectives.py`).
 """
 
@@ -15,12 +15,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from hetjax.mesh.exchange import total
-from hetjax.mesh.links import Key
-from hetjax.mesh.peers import Peers
-from hetjax.mesh.reduction import Rows, from_host, to_host
+from hetjax.comm.exchange import total
+from hetjax.comm.links import Key
+from hetjax.comm.peers import Peers
+from hetjax.comm.reduction import Rows, from_host, to_host
+from hetjax.comm.wire import SQUARES, SUMS, Ship
 from hetjax.mesh.spanning import to_mesh, value_here
-from hetjax.mesh.wire import SQUARES, SUMS, Ship
 from hetjax.plans.members import Members
 from hetjax.schedule.action import Group, StageKey
 

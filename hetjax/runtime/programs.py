@@ -18,13 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from hetjax.comm.reduction import Rows, pack, row_sharding
 from hetjax.mesh.axes import (
     batch_sharding,
     compute_spec,
     replicated,
     tensor_dim,
 )
-from hetjax.mesh.reduction import Rows, pack, row_sharding
 from hetjax.mesh.spanning import to_mesh, value_here
 from hetjax.models.model import AbstractParam
 from hetjax.runtime import stage

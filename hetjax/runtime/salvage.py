@@ -29,9 +29,9 @@ from hetjax.checkpoint.fetch import Stored
 from hetjax.checkpoint.holdings import Save, Tier
 from hetjax.checkpoint.restore import Checkpoint, DamagedCheckpoint, parts
 from hetjax.checkpoint.transfer import Store
-from hetjax.mesh.links import Key
-from hetjax.mesh.peers import Peers
-from hetjax.mesh.wire import LEAVES
+from hetjax.comm.links import Key
+from hetjax.comm.peers import Peers
+from hetjax.comm.wire import LEAVES
 
 _Read = tuple[np.ndarray | None, float]  # value, and when it was there
 _CHECKSUM = struct.Struct("<I")

@@ -22,10 +22,10 @@ from hetjax.checkpoint import layout
 from hetjax.checkpoint.copies import Copies
 from hetjax.checkpoint.entry import Entry
 from hetjax.checkpoint.keeping import Keeping
+from hetjax.comm.links import SILENCE_S
+from hetjax.comm.peers import PeerLost, Peers
+from hetjax.comm.pull import PullServer
 from hetjax.errors import BadInput
-from hetjax.mesh.links import SILENCE_S
-from hetjax.mesh.peers import PeerLost, Peers
-from hetjax.mesh.pull import PullServer
 from hetjax.mesh.world import World
 from hetjax.plans.members import file_name
 from hetjax.runtime.control import Line, Message

@@ -17,8 +17,8 @@ import optax
 from jax.sharding import Mesh
 
 from hetjax.checkpoint.entry import Entry
+from hetjax.comm.reduction import num_rows
 from hetjax.mesh.axes import stage_mesh
-from hetjax.mesh.reduction import num_rows
 from hetjax.mesh.spanning import is_member, leads
 from hetjax.models.model import Model, ModuleSpec, apply, init_params
 from hetjax.plans.plan import Plan

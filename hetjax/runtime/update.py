@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding
 
+from hetjax.comm.reduction import row_sharding, unpack
 from hetjax.mesh.axes import master_spec, replicated
-from hetjax.mesh.reduction import row_sharding, unpack
 from hetjax.runtime.layout import LeafId, Run
 from hetjax.runtime.programs import (
     Compiled,

@@ -3,7 +3,7 @@
 
 Owns the meaning of every action on arrays: which compiled program runs, which buffers
 it reads, makes and frees. Does not own the order (that is the program's), nor how
-arrays travel (`hetjax/mesh/transport.py`) nor where stages meet (`collectives.py`).
+arrays travel (`hetjax/comm/transport.py`) nor where stages meet (`collectives.py`).
 
 Nothing here waits for a device except NORM, the commit point.
 """
@@ -16,11 +16,11 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from hetjax.comm.reduction import Rows
+from hetjax.comm.transport import Tag, Transport
 from hetjax.errors import BadInput
 from hetjax.mesh.axes import batch_sharding, replicated
-from hetjax.mesh.reduction import Rows
 from hetjax.mesh.spanning import to_mesh
-from hetjax.mesh.transport import Tag, Transport
 from hetjax.runtime.collectives import Collectives
 from hetjax.runtime.programs import StagePrograms
 from hetjax.runtime.update import UpdatePrograms

@@ -19,8 +19,8 @@ from hetjax.checkpoint.fetch import Stored, fetch, in_store
 from hetjax.checkpoint.manifest import Manifest, record_of, to_text
 from hetjax.checkpoint.restore import Checkpoint, parts
 from hetjax.checkpoint.store import FileStore
+from hetjax.comm.links import Link, dial
 from hetjax.errors import BadInput
-from hetjax.mesh.links import Link, dial
 
 SECRET = b"secret"
 LOOT = b"not yours"

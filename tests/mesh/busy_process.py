@@ -15,7 +15,7 @@ import time
 
 import numpy as np
 
-from hetjax.mesh.peers import Peers
+from hetjax.comm.peers import Peers
 
 _LARGE = bytes(64 << 20)  # hashed without the interpreter's lock
 

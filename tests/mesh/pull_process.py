@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hetjax.comm.peers import PeerLost, Peers
+from hetjax.comm.pull import Pull, PullServer
+from hetjax.comm.transport import Tag
+from hetjax.comm.wire import Ship
 from hetjax.mesh.axes import batch_sharding, stage_mesh
-from hetjax.mesh.peers import PeerLost, Peers
-from hetjax.mesh.pull import Pull, PullServer
-from hetjax.mesh.transport import Tag
-from hetjax.mesh.wire import Ship
 from tests.jax_settings import strict_simulation
 
 STAGES = {"east": 0, "west": 1}

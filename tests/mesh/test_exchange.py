@@ -9,9 +9,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from hetjax.comm.exchange import total
+from hetjax.comm.peers import Peers
 from hetjax.costs.sums import exchanged
-from hetjax.mesh.exchange import total
-from hetjax.mesh.peers import Peers
 
 NAMES = ("a", "b", "c", "d")
 

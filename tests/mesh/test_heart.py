@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from experiments.testbed import cpu_quota
-from hetjax.mesh.heart import heart
-from hetjax.mesh.peers import PeerLost, Peers
+from hetjax.comm.heart import heart
+from hetjax.comm.peers import PeerLost, Peers
 
 SILENCE_S = 1.0
 BUSY_S = 3.0
@@ -98,7 +98,7 @@ def test_who_is_killed_is_lost_at_once():
 
 def test_a_heart_ends_with_its_process_and_not_before():
     code = (
-        "import time; from hetjax.mesh.heart import heart\n"
+        "import time; from hetjax.comm.heart import heart\n"
         "print(heart()._child.pid, flush=True); time.sleep(60)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from hetjax.mesh.links import (
+from hetjax.comm.links import (
     _GREETING,
     _HANDSHAKE_S,
     _MOST_WAITING,
@@ -28,7 +28,7 @@ from hetjax.mesh.links import (
     Refused,
     dial,
 )
-from hetjax.mesh.peers import PeerLost, Peers
+from hetjax.comm.peers import PeerLost, Peers
 
 SECRET = secrets.token_bytes(32)
 KEY: Key = (1, 2, 3, 4, 5, 6)
@@ -223,7 +223,7 @@ def test_a_caller_with_a_name_that_no_worker_has_is_refused(
     with pytest.raises(Refused, match="no worker's name"):
         dial(one.address, name, "one", SECRET)
     sent = lambda name: name.encode()[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0")  # noqa: E731
-    monkeypatch.setattr("hetjax.mesh.links._name_bytes", sent)
+    monkeypatch.setattr("hetjax.comm.links._name_bytes", sent)
     found = dial(one.address, name, "one", SECRET)
     found.messages.settimeout(5.0)
     assert found.messages.recv(1) == b""  # the door is shut
@@ -264,7 +264,7 @@ def test_a_door_without_descriptors_opens_again_once_there_are_some():
 def test_a_handshake_has_one_limit_however_slowly_it_comes(
     pause_s: float, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("hetjax.mesh.links._HANDSHAKE_S", 0.5)
+    monkeypatch.setattr("hetjax.comm.links._HANDSHAKE_S", 0.5)
     one = Peers("one", "127.0.0.1:0", SECRET)
     host, _, port = one.address.rpartition(":")
     slow = socket.create_connection((host, int(port)))

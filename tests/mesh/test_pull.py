@@ -18,9 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetjax.comm.pull import PullServer, check_fits, offer_id, row_ranges
+from hetjax.comm.transport import Tag
 from hetjax.errors import BadInput
-from hetjax.mesh.pull import PullServer, check_fits, offer_id, row_ranges
-from hetjax.mesh.transport import Tag
 
 SECRET = bytes(range(32))
 SILENCE_S, SOON_S = 4.0, 5.0  # of a stopped peer; for what waits for nothing

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from hetjax.mesh.axes import stage_mesh
-from hetjax.mesh.reduction import (
+from hetjax.comm.reduction import (
     exchange,
     num_rows,
     pack,
     row_sharding,
     unpack,
 )
+from hetjax.mesh.axes import stage_mesh
 
 SHAPES = [(8, 3), (5,), (3, 16), (4, 2, 8)]
 DIMS = [0, 0, 1, 2]

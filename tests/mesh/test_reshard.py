@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
+from hetjax.comm.transport import InProcess, Tag
 from hetjax.mesh.axes import stage_mesh
 from hetjax.mesh.reshard import parcel, pieces, reshard, shard_boxes
-from hetjax.mesh.transport import InProcess, Tag
 
 SPECS = [
     PartitionSpec(),

@@ -4,7 +4,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetjax.mesh.wire import Ranks, unit_rows, who_sends
+from hetjax.comm.wire import Ranks, unit_rows, who_sends
 
 NAMES = ["a", "b", "c", "d"]
 RANKS = st.lists(

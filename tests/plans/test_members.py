@@ -5,8 +5,8 @@ import jax
 import numpy as np
 import pytest
 
+from hetjax.comm.reduction import num_rows, row_sharding
 from hetjax.mesh.axes import stage_mesh
-from hetjax.mesh.reduction import num_rows, row_sharding
 from hetjax.mesh.reshard import shard_boxes
 from hetjax.plans.members import Members
 from tests.runtime.spanning_plans import CASES, NODES, SLICE, WORKERS, spanning_case

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from hetjax.cluster.cluster import Cluster, Link, Node
+from hetjax.comm.tally import Tally
+from hetjax.comm.transport import InProcess
 from hetjax.costs.analytic import analytic_costs
-from hetjax.mesh.tally import Tally
-from hetjax.mesh.transport import InProcess
 from hetjax.runtime.collectives import InProcessCollectives
 from hetjax.runtime.embedded import Embedded, StepResult
 from hetjax.runtime.feeding import Batch

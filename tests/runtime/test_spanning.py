@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from hetjax.cluster.cluster import Cluster
+from hetjax.comm.wire import SUMS
 from hetjax.costs.analytic import analytic_costs
 from hetjax.errors import BadInput
-from hetjax.mesh.wire import SUMS
 from hetjax.runtime.control import Crew, WorkerLost
 from hetjax.runtime.embedded import Embedded
 from hetjax.runtime.fleet import Fleet

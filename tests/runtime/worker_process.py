@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from hetjax.comm.links import Key
 from hetjax.errors import BadInput
-from hetjax.mesh.links import Key
 from hetjax.mesh.world import world_devices
 from hetjax.plans.members import file_name
 from hetjax.runtime.feeding import Batch

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetjax.mesh.heart import heart
+from hetjax.comm.heart import heart
 from hetjax.names import LONGEST_WORKER, is_worker
 
 Key = tuple[int, int, int, int, int, int]
@@ -125,6 +125,13 @@ def listen(address: str) -> tuple[socket.socket, str]:
         return found, address
     host, port = found.getsockname()[:2]
     return found, f"{host}:{port}"
+
+
+def free_address(host: str) -> str:
+    """An address of this machine that nobody listens at."""
+    found, address = listen(f"{host}:0")
+    found.close()
+    return address
 
 
 class Door:

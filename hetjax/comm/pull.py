@@ -25,12 +25,12 @@ from jax.errors import JaxRuntimeError
 from jax.experimental import transfer
 from jax.sharding import SingleDeviceSharding
 
+from hetjax.comm.links import Key
+from hetjax.comm.peers import Mailbox, PeerLost, Peers
+from hetjax.comm.transport import Tag
+from hetjax.comm.wire import Ship, key_of
 from hetjax.errors import BadInput
-from hetjax.mesh.links import Key
-from hetjax.mesh.peers import Mailbox, PeerLost, Peers
 from hetjax.mesh.reshard import shard_boxes
-from hetjax.mesh.transport import Tag
-from hetjax.mesh.wire import Ship, key_of
 
 Rows = tuple[int, int]  # of dim 0: start, stop
 

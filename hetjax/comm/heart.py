@@ -16,8 +16,8 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from hetjax.mesh import heart_process
-from hetjax.mesh.heart_process import COMMAND, SILENT
+from hetjax.comm import heart_process
+from hetjax.comm.heart_process import COMMAND, SILENT
 
 Silent = Callable[[str], None]  # why it is taken for lost
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hetjax.mesh.links import SILENCE_S, Door, Ends, Key, Link, dial
-from hetjax.mesh.tally import Tally
+from hetjax.comm.links import SILENCE_S, Door, Ends, Key, Link, dial
+from hetjax.comm.tally import Tally
 
 
 class PeerLost(ConnectionError):

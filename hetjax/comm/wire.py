@@ -16,10 +16,10 @@ from functools import cache, partial
 import jax
 import numpy as np
 
-from hetjax.mesh.links import Key
-from hetjax.mesh.peers import Peers
+from hetjax.comm.links import Key
+from hetjax.comm.peers import Peers
+from hetjax.comm.transport import KINDS, Tag
 from hetjax.mesh.spanning import to_mesh
-from hetjax.mesh.transport import KINDS, Tag
 
 Ranks = tuple[tuple[str, ...], ...]  # by data rank, the workers that have its rows
 Rows = tuple[int, int]  # of dim 0: start, stop

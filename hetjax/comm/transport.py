@@ -12,8 +12,8 @@ from typing import Literal, Protocol
 import jax
 from jax.sharding import Sharding
 
+from hetjax.comm.tally import Tally
 from hetjax.mesh.reshard import Parcel, delivered, moved_bytes, parcel
-from hetjax.mesh.tally import Tally
 
 KINDS = {"F": 0, "B": 1}  # of messages, in the words of tags
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hetjax.mesh.links import Key
-from hetjax.mesh.peers import Peers
+from hetjax.comm.links import Key
+from hetjax.comm.peers import Peers
 
 _FULL = np.dtype(np.float32)
 _DIRECT_BYTES = 256 << 10  # up to here latency counts, not bytes
