@@ -15,6 +15,7 @@ from hetjax.launch.launching import OnThisMachine, Place
 from hetjax.train import main
 from hetjax.training import starting
 from hetjax.training.rundir import LOGS
+from tests.elastic.test_notices import GCE, Cloud, serving_google
 from tests.training.pair import (
     EVERY,
     NODES,
@@ -28,7 +29,6 @@ from tests.training.pair import (
     wait_until,
 )
 from tests.training.small import events
-from tests.training.test_notices import GCE, Cloud, serving_google
 from tests.training.test_workers import losses, processes_of
 
 pytestmark = pytest.mark.usefixtures("environment")

@@ -30,7 +30,7 @@ def busy(
     """A process that is busy for so long from when it is our peer on."""
     secret = secrets.token_bytes(32)
     own = Peers("z", "127.0.0.1:0", secret, SILENCE_S)
-    words = [sys.executable, "-m", "tests.mesh.busy_process", own.address]
+    words = [sys.executable, "-m", "tests.comm.busy_process", own.address]
     words += [secret.hex(), str(SILENCE_S), str(busy_s)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     child = subprocess.Popen([*prefix, *words], env=environment)

@@ -128,7 +128,7 @@ class Process:
 
     def __init__(self, name: str, silence_s: float) -> None:
         self.child = subprocess.Popen(
-            [sys.executable, "-m", "tests.mesh.pull_process"],
+            [sys.executable, "-m", "tests.comm.pull_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
