@@ -127,13 +127,6 @@ def listen(address: str) -> tuple[socket.socket, str]:
     return found, f"{host}:{port}"
 
 
-def free_address(host: str) -> str:
-    """An address of this machine that nobody listens at."""
-    found, address = listen(f"{host}:0")
-    found.close()
-    return address
-
-
 class Door:
     """Lets in callers that know the secret; strangers are turned away without a word.
 

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from hetjax.comm.links import free_address
+from hetjax.comm.links import listen
 from hetjax.errors import BadInput
 from hetjax.mesh.world import World, join_world, leave_world
 from hetjax.plans.members import node_of
@@ -34,7 +34,7 @@ class Mates:
 
     def coordinate(self) -> str:
         """Where this process serves the world that it will be the first of."""
-        return free_address(self._host) if self._world is None else self._world.address
+        return _free_address(self._host) if self._world is None else self._world.address
 
     def enter(self, world: World) -> None:
         """Join the others, once in the life of a process; raises BadInput."""
@@ -79,6 +79,13 @@ class Mates:
     def _check(self, answering: tuple[int, str]) -> None:
         if self._answering == answering:
             _stop(f"worker {self._worker} is stuck in {answering[1]!r}, broken off")
+
+
+def _free_address(host: str) -> str:
+    """An address of this machine that nobody listens at."""
+    found, address = listen(f"{host}:0")
+    found.close()
+    return address
 
 
 def _stop(reason: str) -> None:
