@@ -209,19 +209,20 @@ def random_plan(r: Random, request: Request) -> Plan:
         most = r.choice([1, 1, 2, 3, 6])
         sizes = [r.choice(request.microbatch_sizes) for _ in range(most)]
         pipelines = [
-            seats for size in sizes if (seats := _pipeline(r, request, free, size))
+            (size, seats)
+            for size in sizes
+            if (seats := _pipeline(r, request, free, size))
         ]
-        counts = _counts(r, request.global_batch, sizes[: len(pipelines)])
+        counts = _counts(r, request.global_batch, [size for size, _ in pipelines])
         if not pipelines or not counts:
             continue
-        plan = plan_of(
+        return plan_of(
             request,
             [
                 replica_of(m, size, seats, _cuts(r, request, len(seats)))
-                for m, size, seats in zip(counts, sizes, pipelines, strict=False)
+                for m, (size, seats) in zip(counts, pipelines, strict=True)
             ],
         )
-        return plan
 
 
 def _pipeline(
