@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`hetjax NAME [arguments]`, or `python -m hetjax NAME`: all commands under one name.
+
+Owns the list of commands. Does not own any command: `hetjax train` is
+`python -m hetjax.train`.
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import version
+
+from hetjax.cluster.record import did_you_mean
+from hetjax.errors import BadInput
+
+_COMMANDS = {
+    "train": "train a model, or go on with a run",
+    "plan": "find the best plan for a cluster",
+    "simulate": "predict a step of a plan before it runs",
+    "profile": "time a model's layers on what is here",
+    "preempt": "ask a run to save and leave",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command that comes first with the arguments after it; its exit code."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if not given or given[0] in ("-h", "--help"):
+        print(_help())
+        return 0 if given else 2
+    name, *rest = given
+    if name == "--version":
+        print(f"hetjax {version('hetjax')}")
+        return 0
+    if name not in _COMMANDS:
+        error = BadInput(
+            got=f"command {name!r}",
+            allowed=", ".join(_COMMANDS),
+            fix=did_you_mean(name, list(_COMMANDS)),
+        )
+        print(f"error\n{error}", file=sys.stderr)
+        return error.exit_code
+    return import_module(f"hetjax.{name}").main(rest)
+
+
+def _help() -> str:
+    lines = [f"  {name:<10}{what}" for name, what in _COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: hetjax COMMAND [arguments]  (or python -m hetjax.COMMAND)",
+            "",
+            *lines,
+            "",
+            "hetjax COMMAND --help tells more; hetjax --version tells the version.",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
