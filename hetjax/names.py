@@ -12,8 +12,8 @@ from hetjax.errors import BadInput
 
 _NODE = "[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 _HOST = "[/@](?:0|[1-9][0-9]{0,4})"  # after a slash in talk, after an @ in paths
-_IS_NODE, _IS_WORKER = re.compile(_NODE), re.compile(f"{_NODE}(?:{_HOST})?")
 _TAKEN = ("COMMIT",)  # by what stands beside the workers of a step in a store
+_IS_WORKER = re.compile(f"(?P<node>{_NODE})(?:{_HOST})?")
 _LONGEST_PART = 255  # bytes, of most file systems
 
 RULE = (
@@ -41,8 +41,7 @@ def is_node(name: object) -> bool:
     >>> [is_node(name) for name in ("a100-0", "..", "a/0", "-a", "a" * 64)]
     [True, False, False, False, False]
     """
-    fits = isinstance(name, str) and _IS_NODE.fullmatch(name) is not None
-    return fits and name not in _TAKEN
+    return isinstance(name, str) and _node_of(name) == name
 
 
 def is_worker(name: object) -> bool:
@@ -51,8 +50,15 @@ def is_worker(name: object) -> bool:
     >>> [is_worker(name) for name in ("a100-0", "a100-0/12", "a@12", "a/b", "../1")]
     [True, True, True, False, False]
     """
-    fits = isinstance(name, str) and _IS_WORKER.fullmatch(name) is not None
-    return fits and name not in _TAKEN
+    return isinstance(name, str) and _node_of(name) is not None
+
+
+def _node_of(worker: str) -> str | None:
+    """The node in a worker's name; None if that is no such name."""
+    found = _IS_WORKER.fullmatch(worker)
+    if found is None or found["node"] in _TAKEN:
+        return None
+    return found["node"]
 
 
 def check_relative(name: object) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hetjax.costs.costs import Costs, StageMemory
 from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
-from hetjax.schedule.action import Action, Op, Programs, parse_program
+from hetjax.schedule.action import Action, Op, Programs, StageKey, parse_program
 from hetjax.schedule.check import check
 from hetjax.schedule.lower import lower
 from hetjax.schedule.memory import check_memory, memory_uses
@@ -149,18 +149,7 @@ def test_a_batch_split_over_more_devices_is_cut_and_one_over_fewer_is_joined(
 def test_the_peak_holds_in_any_order_of_the_workers_and_one_order_reaches_it(seed):
     rng = random.Random(seed)
     plan = random_plan(rng)
-    sizes = {
-        (r, s): StageMemory(
-            saved_bytes=rng.choice([0, 40, 90]),
-            half_saved_bytes=rng.choice([10, 30]),
-            input_bytes=rng.randint(1, 20),
-            output_bytes=rng.randint(1, 20),
-        )
-        for r, s, _ in plan.stages()
-    }
-    programs = lower(plan)
-    if plan.schedule == "1f1b":
-        programs = with_earlier_receives(rng, programs, plan)
+    sizes, programs = random_sizes(rng, plan), lower(plan)
     bound = peak_memory_bytes(programs, plan, Costs(times={}, memory=sizes))
     seen = run_peaks(programs, plan, sizes, rng.choice)
     assert all(seen[device] <= bound[device] for device in bound)
@@ -171,6 +160,32 @@ def test_the_peak_holds_in_any_order_of_the_workers_and_one_order_reaches_it(see
             if stage.node == node:
                 device = f"{node}/{stage.devices[0]}"
                 assert peaks[device] == bound[device]
+
+
+@given(st.integers(0, 10**6))
+def test_the_peak_of_programs_that_somebody_wrote_holds_in_any_order(seed):
+    rng = random.Random(seed)
+    plan = random_plan(rng)
+    sizes = random_sizes(rng, plan)
+    programs = with_earlier_receives(rng, lower(plan), plan)
+    bound = peak_memory_bytes(programs, plan, Costs(times={}, memory=sizes))
+    for peaks in (
+        run_peaks(programs, plan, sizes, rng.choice),
+        *(eager_peaks(programs, plan, sizes, node) for node in programs),
+    ):
+        assert all(peaks[device] <= bound[device] for device in peaks)
+
+
+def random_sizes(rng: random.Random, plan: Plan) -> dict[StageKey, StageMemory]:
+    return {
+        (r, s): StageMemory(
+            saved_bytes=rng.choice([0, 40, 90]),
+            half_saved_bytes=rng.choice([10, 30]),
+            input_bytes=rng.randint(1, 20),
+            output_bytes=rng.randint(1, 20),
+        )
+        for r, s, _ in plan.stages()
+    }
 
 
 def with_earlier_receives(
