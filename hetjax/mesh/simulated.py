@@ -39,9 +39,9 @@ def keep_freed_memory() -> None:
 
     By default glibc gives large blocks back at once, and a step that makes many
     buffers pays for mapping them again (a tenth of a small step, measured). Arenas of
-    threads give them back whatever is set; still they have their own here, or the
-    compiler's threads wait for each other (preset `tiny` compiles in 36 instead of
-    22 s, and its steps take as long).
+    threads give them back whatever is set; still threads keep their own here: with one
+    for all, those of the compiler wait for each other (preset `tiny` compiled in 36
+    instead of 22 s), and steps are no faster.
     """
     if sys.platform != "linux":
         return
