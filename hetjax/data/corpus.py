@@ -22,7 +22,7 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
-from hetjax.data.docstrings import docstrings
+from hetjax.data.docstrings import SURROGATE, docstrings
 from hetjax.errors import BadInput
 
 # Import name -> distribution that carries its version.
@@ -41,7 +41,6 @@ _SKIPPED_FOLDERS = frozenset(
 _SUFFIXES = (".txt", ".jsonl")
 _ALLOWED = "a UTF-8 .txt file, a .jsonl file, or a folder of such files"
 _DOCUMENT_BREAK = re.compile(r"\n(?:[ \t]*\n){2,}")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _MIN_VALIDATION_BYTES = 100_000
 _CUT_SEARCH_CHARS = 1_000
 
@@ -253,7 +252,7 @@ def _text_field(line: str, where: str) -> str:
         raise _bad_record(
             f"{where} holds {type(text).__name__} in 'text', not a string"
         )
-    if _SURROGATE.search(text):
+    if SURROGATE.search(text):
         raise _bad_record(f"{where} has half a surrogate pair, which is no character")
     return text
 

@@ -24,7 +24,7 @@ _MIN_DOCSTRING_CHARS = 200
 _MOST_PROCESSES = 4  # more would wait for the disk
 _Owner = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 _BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")  # of statements
-_SURROGATE = re.compile("[\ud800-\udfff]")
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def docstrings(paths: Sequence[Path]) -> Iterator[str]:
@@ -73,7 +73,7 @@ def of_file(path: Path) -> list[str]:
     return [
         text
         for text in found
-        if len(text) > _MIN_DOCSTRING_CHARS and not _SURROGATE.search(text)
+        if len(text) > _MIN_DOCSTRING_CHARS and not SURROGATE.search(text)
     ]
 
 

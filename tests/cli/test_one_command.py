@@ -33,15 +33,17 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]):
     assert capsys.readouterr().out == f"hetjax {version('hetjax')}\n"
 
 
-@pytest.mark.parametrize("given", [[], ["trian"], ["train", "--help"], ["plan"]])
+def test_without_a_command_it_is_bad_input(capsys: pytest.CaptureFixture[str]):
+    assert main([]) == 2
+    assert main(["trian"]) == 2
+    assert "did you mean 'train'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", [["train", "--help"], ["plan"]])
 def test_one_name_and_module_say_the_same(given: list[str]):
-    one = [sys.executable, "-m", "hetjax", *given]
-    done = subprocess.run(one, capture_output=True, text=True)
-    if given in ([], ["trian"]):
-        assert done.returncode == 2
-        assert not given or "did you mean 'train'?" in done.stderr
-        return
-    module = [sys.executable, "-m", f"hetjax.{given[0]}", *given[1:]]
-    other = subprocess.run(module, capture_output=True, text=True)
+    done, other = (
+        subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True)
+        for words in (["hetjax", *given], [f"hetjax.{given[0]}", *given[1:]])
+    )
     assert (done.returncode, done.stdout) == (other.returncode, other.stdout)
     assert done.stderr == other.stderr

@@ -23,7 +23,7 @@ from hetjax.comm.transport import Tag
 from hetjax.errors import BadInput
 
 SECRET = bytes(range(32))
-SILENCE_S, SOON_S = 4.0, 5.0  # of a stopped peer; for what waits for nothing
+SILENCE_S = 4.0  # of a stopped peer
 ROUNDS = 20
 FIELDS = {  # bits, from the highest
     "generation": 8,
@@ -224,8 +224,8 @@ def test_a_peer_lost_during_pulls_is_told_and_the_survivor_goes_on_with_another(
         begin_s = time.monotonic() if how == signal.SIGKILL else stopped_s + SILENCE_S
         peer, told_s, failed_s = east.do("loss")
         assert peer == "west"
-        assert told_s - begin_s < SOON_S
-        assert failed_s - told_s < SOON_S  # who waits for a device is let go too
+        assert told_s - begin_s < 2.0
+        assert failed_s - told_s < 1.0  # who waits for a device is let go too
         east.do("leave")
         join(east, spare, generation=1)
         case = dict(degrees=(1, 2), dtype="float32", rounds=2, step=0)
