@@ -14,7 +14,7 @@ from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.record import did_you_mean, placed
 from hetjax.costs.profile import check_profile
 from hetjax.costs.profile_files import read_profile
-from hetjax.costs.static import OptimizerInit, adam_state
+from hetjax.costs.static import adam_state
 from hetjax.errors import BadInput
 from hetjax.models.presets import model_preset
 from hetjax.planner.baselines.table import BASELINES
@@ -29,6 +29,7 @@ from hetjax.planner.objectives import Objective
 from hetjax.planner.request import Request
 from hetjax.plans.files import read_plan
 from hetjax.plans.plan import Plan
+from hetjax.stage.arrays import OptimizerInit
 from hetjax.training.config import option
 from hetjax.training.optimizer import optimizer
 from hetjax.training.placement import cluster_of

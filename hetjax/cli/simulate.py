@@ -21,8 +21,7 @@ from hetjax.cluster.record import did_you_mean
 from hetjax.costs.plan_costs import costs_of, device_kinds, usd_per_hour
 from hetjax.costs.profile import Profile, check_profile
 from hetjax.costs.profile_files import read_profile
-from hetjax.costs.runs import tied_holders
-from hetjax.costs.static import OptimizerInit, adam_state
+from hetjax.costs.static import adam_state
 from hetjax.errors import BadInput
 from hetjax.models.model import Model
 from hetjax.models.presets import model_preset
@@ -47,6 +46,8 @@ from hetjax.schedule.named import with_schedule
 from hetjax.schedule.predicted import Predicted, predict
 from hetjax.schedule.spans import simulated_spans
 from hetjax.schedule.trace import Span, perfetto
+from hetjax.stage.arrays import OptimizerInit
+from hetjax.stage.partition import tied_holders
 from hetjax.training.optimizer import optimizer
 from hetjax.training.options import parse_options
 from hetjax.training.placement import check_plan, choose_plan, cluster_of

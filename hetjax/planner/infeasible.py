@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 from hetjax.cluster.catalogue import device_spec
-from hetjax.costs.runs import runs_of
 from hetjax.costs.static import static_bytes
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.fitting import one_fits_all
@@ -20,6 +19,7 @@ from hetjax.planner.relaxation import lower_bound
 from hetjax.planner.request import REMATS, Request
 from hetjax.planner.terms import search_problem
 from hetjax.plans.plan import StageMesh
+from hetjax.stage.partition import stage_stacks
 
 _GIB = 2**30
 
@@ -137,8 +137,8 @@ def _binding(request: Request) -> str:
             f"microbatches of {', '.join(map(str, request.microbatch_sizes))} "
             "sequences do not add up to the batch"
         )
-    whole = runs_of(request.model, [(0, len(request.model.layers))])
-    held = static_bytes(whole, StageMesh(), request.dtype, request.optimizer)
+    whole = stage_stacks(request.model, [(0, len(request.model.layers))])
+    held = static_bytes(whole.stacks, StageMesh(), request.dtype, request.optimizer)
     there = sum(
         node.count * device_spec(node).memory_gib for node in request.cluster.nodes
     )

@@ -8,12 +8,12 @@ not own the simulation (`schedule/`) nor which plans there are to judge.
 from dataclasses import dataclass, field
 
 from hetjax.costs.plan_costs import costs_of, usd_per_hour
-from hetjax.costs.runs import tied_holders
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.request import Request
 from hetjax.plans.plan import Plan
-from hetjax.schedule.named import with_schedule
+from hetjax.schedule.named import CUTTING, with_schedule
 from hetjax.schedule.predicted import Predicted, predict
+from hetjax.stage.partition import tied_holders
 
 
 def judged(request: Request, plan: Plan, schedule: str = "h1f1b") -> Predicted:
@@ -28,6 +28,7 @@ def judged(request: Request, plan: Plan, schedule: str = "h1f1b") -> Predicted:
         request.profile,
         dtype=request.dtype,
         optimizer=request.optimizer,
+        halves=schedule in CUTTING,
     )
     tied = tied_holders(plan, request.model)
     plan = with_schedule(plan, schedule, costs, tied)

@@ -12,11 +12,12 @@ from functools import cached_property
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.costs.plan_costs import with_measured_links
 from hetjax.costs.profile import Profile
-from hetjax.costs.static import OptimizerInit, adam_state
+from hetjax.costs.static import adam_state
 from hetjax.errors import BadInput
 from hetjax.models.counts import tensor_sizes
 from hetjax.models.model import Model
 from hetjax.plans.plan import Remat
+from hetjax.stage.arrays import OptimizerInit
 
 REMATS: tuple[Remat, ...] = ("none", "selective", "full")
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from hetjax.cluster.catalogue import canonical_name, device_spec
 from hetjax.cluster.cluster import Node
-from hetjax.costs.layers import layer_facts, layer_runs, layer_workspace_bytes
+from hetjax.costs.layers import layer_facts, layer_stacks, layer_workspace_bytes
 from hetjax.costs.memory import hidden_size
 from hetjax.costs.nearest import least_shared_card_bytes_per_s
 from hetjax.costs.passes import Shares
@@ -264,7 +264,7 @@ def _kinds(request: Request) -> tuple[tuple[int, ...], list[int]]:
     kinds = (
         request.profile.layers if request.profile is not None else ("",) * len(layers)
     )
-    each = [(layer_runs(request.model, at), kinds[at]) for at in layers]
+    each = [(layer_stacks(request.model, at), kinds[at]) for at in layers]
     distinct = list(dict.fromkeys(each))
     return tuple(map(distinct.index, each)), list(map(each.index, distinct))
 
@@ -334,9 +334,11 @@ def _saved(
         for n in (1, 2)
     )
     more = shares.num_sequences - 1
-    runs = layer_runs(request.model, layer)
+    held = layer_stacks(request.model, layer)
     each = one.saved_bytes + more * (two.saved_bytes - one.saved_bytes)
-    once = one.run_saved_bytes + more * (two.run_saved_bytes - one.run_saved_bytes)
+    once = one.stack_saved_bytes + more * (
+        two.stack_saved_bytes - one.stack_saved_bytes
+    )
     alone = one.alone_saved_bytes + more * (
         two.alone_saved_bytes - one.alone_saved_bytes
     )
@@ -344,26 +346,31 @@ def _saved(
         each,
         min(alone, each + min(once, 0) / 2),
         once,
-        *layer_workspace_bytes(runs, shares, option.remat, option.data),
+        *layer_workspace_bytes(held, shares, option.remat, option.data),
     )
 
 
 def _static(
     request: Request, options: Sequence[Option], firsts: Sequence[int], borrowed: bool
 ) -> Floats:
-    runs = [layer_runs(request.model, at) for at in firsts]
-    if not borrowed:
-        runs = [replace(found, borrowed=()) for found in runs]
+    held = [
+        [
+            s
+            for s in layer_stacks(request.model, at).stacks
+            if borrowed or s.only is None
+        ]
+        for at in firsts
+    ]
     meshes = {(o.data, o.tensor) for o in options}
     by_mesh = {
         (data, tensor): [
             static_bytes(
-                found,
+                stacks,
                 StageMesh(data=data, tensor=tensor),
                 request.dtype,
                 request.optimizer,
             ).total
-            for found in runs
+            for stacks in held
         ]
         for data, tensor in meshes
     }

@@ -14,6 +14,7 @@ from typing import Literal
 Remat = Literal["none", "selective", "full"]
 StageKey = tuple[int, int]  # (replica, stage)
 LayerRange = tuple[int, int]  # half-open
+Group = LayerRange | str  # of gradients: a segment, or the path of a tied parameter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

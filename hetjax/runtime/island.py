@@ -99,7 +99,7 @@ class Island(Stages):
         self.leave()
         self._server = server
         # a sum keeps a thread until all its holders have come
-        num_threads = len(self.layout.holders) + 1 + _NUM_SENDING
+        num_threads = len(self.partition.holders) + 1 + _NUM_SENDING
         self._peers, self._ship = peers, Ship(peers, num_threads)
         self._across = self._by(peers, self._ship, server)
         self._generation = generation
@@ -211,7 +211,7 @@ class Island(Stages):
             collectives=Meeting(
                 self._peers,
                 self._ship,
-                self.layout.holders,
+                self.partition.holders,
                 self.members,
                 generation=self._generation,
                 step=number,
@@ -265,5 +265,5 @@ class Island(Stages):
         return {
             key: state.loss
             for key, state in self.stages.items()
-            if state.programs.graph.last and leads(state.programs.mesh)
+            if state.programs.function.last and leads(state.programs.mesh)
         }

@@ -11,12 +11,12 @@ from hetjax.cluster.catalogue import canonical_name, catalogue
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.costs.costs import Costs
 from hetjax.costs.memory import stage_memory
-from hetjax.costs.runs import tied_holders
-from hetjax.costs.static import OptimizerInit
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan
 from hetjax.schedule.lower import lower
 from hetjax.schedule.memory import check_memory, memory_uses
+from hetjax.stage.arrays import OptimizerInit
+from hetjax.stage.partition import tied_holders
 
 
 def check_fits(

@@ -20,7 +20,6 @@ from hetjax.cluster.files import load_cluster
 from hetjax.cluster.record import placed
 from hetjax.costs.profile import Profile, check_profile
 from hetjax.costs.profile_files import read_profile
-from hetjax.costs.static import OptimizerInit
 from hetjax.errors import BadInput
 from hetjax.mesh.simulated import simulate_devices
 from hetjax.models.counts import tensor_sizes
@@ -32,6 +31,7 @@ from hetjax.plans.files import read_plan
 from hetjax.plans.plan import Plan
 from hetjax.plans.validation import validate_plan
 from hetjax.report.certified import certificate, found_plan
+from hetjax.stage.arrays import OptimizerInit
 from hetjax.training.config import RunConfig, option
 from hetjax.training.fitting import check_fits
 from hetjax.training.on_ray import ray_cluster

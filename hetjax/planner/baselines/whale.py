@@ -20,7 +20,7 @@ from itertools import product
 
 import numpy as np
 
-from hetjax.models.counts import forward_flops
+from hetjax.costs.flops import forward_flops
 from hetjax.planner.baselines.cuts import Cuts, balanced_cuts, even_cuts
 from hetjax.planner.baselines.ranking import Candidate, best_first
 from hetjax.planner.baselines.ranks import (

@@ -1,20 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Traced programs (jaxprs) read and run operation by operation.
 
+The only file that knows the forms of JAX's programs, and where releases of JAX differ.
 Owns the dissolving of calls and checkpoints, the operands of a loop, and how one
-operation is applied. Does not own the forms that differ between releases of JAX
-(`hetjax/models/traced.py`) nor what is done with all this (`halves.py`).
+operation is applied. Does not own what is done with all this: the split of a backward
+pass (`backward_split.py`), the graphs and counts of `hetjax/costs/`.
 """
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxprs_in_params
 from jax.extend.core import primitives as lax
 
-from hetjax.models.traced import called, scan_counts
+__all__ = ["ClosedJaxpr", "Jaxpr", "JaxprEqn", "Var"]
 
+_PRODUCTS = {lax.dot_general_p, lax.conv_general_dilated_p, lax.scatter_add_p}
+_LAYOUTS = {
+    lax.broadcast_in_dim_p,
+    lax.convert_element_type_p,
+    lax.iota_p,
+    lax.reshape_p,
+    lax.squeeze_p,
+    lax.transpose_p,
+}
 _INLINED = {
     lax.jit_p,
     lax.remat_p,
@@ -24,6 +34,63 @@ _INLINED = {
 }
 
 Values = dict[Hashable, Any]  # by variable
+
+
+def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
+    """Give the numbers of a scan's constants and carries; its other operands are xs."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carries, _ = params["ft_in"].unpack()  # as of JAX 0.12
+    return len(consts), len(carries)
+
+
+def called(params: Mapping[str, Any]) -> tuple[Jaxpr, Sequence[Any]] | None:
+    """Give what a call calls (jit, checkpoint, custom derivatives), with constants.
+
+    None for an operation that calls nothing.
+    """
+    inner = params.get("jaxpr", params.get("call_jaxpr"))
+    if isinstance(inner, ClosedJaxpr):
+        return inner.jaxpr, inner.consts
+    return (inner, ()) if isinstance(inner, Jaxpr) else None
+
+
+def waits_for_all(params: Mapping[str, Any]) -> bool:
+    """Say whether a call begins when all that it is given is there.
+
+    So does what a checkpoint makes again, where JAX asks for a barrier. The compiler
+    of JAX 0.10 forgets barriers before it puts operations in order.
+    """
+    has_barrier = params.get("differentiated", False) and params["prevent_cse"]
+    return bool(has_barrier) and jax.__version_info__ >= (0, 11)
+
+
+def is_scan(eqn: JaxprEqn) -> bool:
+    return eqn.primitive is lax.scan_p
+
+
+def is_product(eqn: JaxprEqn) -> bool:
+    """Whether the operation multiplies matrices, or adds up rows by index."""
+    return eqn.primitive in _PRODUCTS
+
+
+def is_layout(eqn: JaxprEqn) -> bool:
+    """Whether the operation only lays out or converts what it is given."""
+    return eqn.primitive in _LAYOUTS
+
+
+def is_literal(atom: Any) -> bool:
+    return isinstance(atom, Literal)
+
+
+def has_body(eqn: JaxprEqn) -> bool:
+    """Whether the operation runs programs of its own: a call, a loop, a choice."""
+    return any(True for _ in bodies(eqn))
+
+
+def bodies(eqn: JaxprEqn) -> Iterator[Jaxpr]:
+    """The programs that the operation runs."""
+    return iter(jaxprs_in_params(eqn.params))
 
 
 def inlined(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
@@ -36,7 +103,7 @@ def inlined(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
             values = read(env, eqn.invars)
             if eqn.primitive in _INLINED:
                 made = inlined(_called(eqn))(*values)
-            elif eqn.primitive is lax.scan_p:
+            elif is_scan(eqn):
                 made = _inlined_scan(Scan(eqn), values)
             else:
                 made = applied(eqn, values)

@@ -12,8 +12,8 @@ import pytest
 from hetjax.models.llama import LlamaConfig, llama_model
 from hetjax.plans.plan import Plan, Remat, Replica, Stage, StageMesh
 from hetjax.runtime.embedded import Embedded
-from hetjax.runtime.halves import halve
 from hetjax.runtime.programs import StagePrograms
+from hetjax.stage.backward_split import split_backward
 
 WIDTH, NUM_UNITS, LENGTH = 6, 3, 5
 
@@ -81,7 +81,7 @@ def test_the_halves_in_turn_give_the_gradients_of_the_whole(name: str):
         grads, dx = jax.grad(units(BODIES[name]), (0, 1))(*tree.unflatten(leaves))
         return [dx, *jax.tree.leaves(grads)]
 
-    halves = halve(whole, 1, leaves)
+    halves = split_backward(whole, 1, leaves)
     first, crossing = jax.jit(halves.first)(*leaves)
     second = jax.jit(halves.second)([leaves[i] for i in halves.kept], crossing)
     for made, expected in zip([*first, *second], jax.jit(whole)(*leaves), strict=True):
@@ -96,7 +96,7 @@ def test_the_second_half_is_one_product_per_matrix_and_none_is_done_twice(name: 
         grads, dx = jax.grad(units(BODIES[name]), (0, 1))(*tree.unflatten(leaves))
         return [dx, *jax.tree.leaves(grads)]
 
-    halves = halve(whole, 1, leaves)
+    halves = split_backward(whole, 1, leaves)
     _, crossing = jax.eval_shape(halves.first, *leaves)
     kept = [leaves[i] for i in halves.kept]
     texts = (

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A function cut in two: what its first outputs need, and the rest.
+"""A backward pass split in two: what its first outputs need, and the rest.
 
-Owns the cut that makes I and W out of a backward pass. It is made in the traced
+Owns the split that makes I and W out of a backward pass. It is made in the traced
 program (the jaxpr), so it holds for any module and any remat choice:
 
 * the second half is the last matrix product before each of the other outputs, and what
@@ -10,8 +10,8 @@ program (the jaxpr), so it holds for any module and any remat choice:
 * values of the first half that the second reads cross over, except where a change of
   layout makes them from something no larger.
 
-Nothing is computed twice but such layouts. Does not own what is cut (`stage.py`), how
-operations are applied (`jaxprs.py`) nor compiled programs (`programs.py`).
+Nothing is computed twice but such layouts. Does not own what is split (`function.py`),
+the forms of traced programs (`jaxprs.py`) nor compiled programs.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -20,33 +20,28 @@ from functools import partial
 from typing import Any
 
 import jax
-from jax.extend.core import Jaxpr, JaxprEqn, Var, jaxprs_in_params
-from jax.extend.core import primitives as lax
 
-from hetjax.runtime.jaxprs import (
+from hetjax.stage.jaxprs import (
+    Jaxpr,
+    JaxprEqn,
     Pair,
     Scan,
     Values,
+    Var,
     among,
     applied,
+    has_body,
     inlined,
+    is_layout,
+    is_product,
+    is_scan,
     read,
     variables,
 )
 
-_PRODUCTS = {lax.dot_general_p, lax.conv_general_dilated_p, lax.scatter_add_p}
-_LAYOUTS = {
-    lax.broadcast_in_dim_p,
-    lax.convert_element_type_p,
-    lax.iota_p,
-    lax.reshape_p,
-    lax.squeeze_p,
-    lax.transpose_p,
-}
-
 
 @dataclass(frozen=True, slots=True)
-class Halves:
+class BackwardSplit:
     """Two functions that are one when called in turn.
 
     `first(*inputs)` gives (first outputs, crossing values), `second(kept, crossing)`
@@ -58,10 +53,10 @@ class Halves:
     kept: tuple[int, ...]
 
 
-def halve(
+def split_backward(
     function: Callable[..., Sequence[Any]], num_first: int, inputs: Sequence[Any]
-) -> Halves:
-    """Cut a function of flat (abstract) inputs; `num_first` outputs come first."""
+) -> BackwardSplit:
+    """Split a function of flat (abstract) inputs; `num_first` outputs come first."""
     closed = jax.make_jaxpr(inlined(jax.make_jaxpr(function)(*inputs)))(*inputs)
     jaxpr = closed.jaxpr
     constants: Values = dict(zip(jaxpr.constvars, closed.consts, strict=True))
@@ -83,7 +78,7 @@ def halve(
         cut.second.run(env)
         return read(env, others)
 
-    return Halves(first, second, kept)
+    return BackwardSplit(first, second, kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +119,14 @@ def _parts(jaxpr: Jaxpr, wanted: set[Any], late: set[Any]) -> _Parts:
     needed, parts = _needed(jaxpr, wanted), []
     for eqn in jaxpr.eqns:
         serves_first = not needed.isdisjoint(eqn.outvars)
-        if serves_first and eqn.primitive is lax.scan_p:
+        if serves_first and is_scan(eqn):
             first, second = _cut_scan(eqn, needed, late)
         else:
             reads = frozenset(variables(eqn.invars))
             whole = _Part(eqn.outvars, reads, partial(_apply, eqn))
             waits = _is_heavy(eqn) or not late.isdisjoint(reads)
             first = whole if serves_first or not waits else _Part()
-            second = whole if first is not whole or _is_layout(eqn) else _Part()
+            second = whole if first is not whole or _is_made_again(eqn) else _Part()
         late |= set(second.makes) - set(first.makes)
         parts.append((first, second))
     return parts
@@ -224,7 +219,7 @@ def _needed(jaxpr: Jaxpr, wanted: set[Var]) -> set[Var]:
         is_last = needed.isdisjoint(eqn.outvars)
         if is_last and not _is_heavy(eqn):
             continue
-        if is_last or eqn.primitive is not lax.scan_p:
+        if is_last or not is_scan(eqn):
             needed |= variables(eqn.invars)
             continue
         scan = Scan(eqn)
@@ -249,13 +244,12 @@ def _early_carries(scan: Scan, needed: set[Var]) -> tuple[set[int], set[Var]]:
 
 
 def _is_heavy(eqn: JaxprEqn) -> bool:
-    has_body = any(True for _ in jaxprs_in_params(eqn.params))
-    return has_body or eqn.primitive in _PRODUCTS
+    return has_body(eqn) or is_product(eqn)
 
 
-def _is_layout(eqn: JaxprEqn) -> bool:
+def _is_made_again(eqn: JaxprEqn) -> bool:
     """Whether to make the outcome again rather than to keep it."""
-    if eqn.primitive not in _LAYOUTS:
+    if not is_layout(eqn):
         return False
     reads = sum(map(_num_bytes, variables(eqn.invars)))
     return reads <= sum(map(_num_bytes, eqn.outvars))
