@@ -27,8 +27,9 @@ from hetjax.planner.model.templates import (
     Form,
     Template,
     TemplateStage,
-    added_launch_ahead,
 )
+from hetjax.schedule.bound import prefix_behind_s
+from hetjax.schedule.launch_ahead import exact_deltas
 
 _NEVER_S = 1e30  # too long for any step
 
@@ -306,15 +307,14 @@ def _seen(
     n = labels.cell
     lo, most_s = s.lo_N[n], s.most_s_N[n]
     slowest_s = np.minimum(s.can.step_s / lo, most_s) if s.serves_hops else np.inf
-    ahead = labels.ahead + added_launch_ahead(hop_s, slowest_s)
+    ahead = labels.ahead + exact_deltas(hop_s, slowest_s)
     if s.form == "closed":
         # what the slowest stage takes for further microbatches is counted by the cell
         slow = np.maximum(stage_s, link_s) > most_s
         fill_s = np.where(slow, _NEVER_S, labels.fill_s + 2 * hop_s)
         return replace(labels, fill_s=fill_s, ahead=ahead)
-    own_s = np.maximum(lo * stage_s, labels.fill_s) + 2 * hop_s
-    linked_s = np.where(link_s > 0, (lo + 1) * link_s, 0.0)
-    return replace(labels, fill_s=np.maximum(own_s, linked_s), ahead=ahead)
+    behind_s = prefix_behind_s(lo, stage_s, labels.fill_s, hop_s, link_s)
+    return replace(labels, fill_s=behind_s, ahead=ahead)
 
 
 def _held(s: Search, ahead: Ints, lo: Ints) -> Ints:

@@ -4,8 +4,7 @@
 Owns the template and its time as a function of its microbatch count m: after_s + max
 over pieces of (offset_s + m * slope_s). Two forms:
 
-* `prefix`, which no 1F1B-like program undercuts (arXiv 2509.24859 gives the schedule,
-  the bound is ours): from the last stage R_s = max(m t_s, t_s + 2 c_s + R_(s+1));
+* `prefix`, which no 1F1B-like program undercuts (`schedule/bound.py`);
 * `closed`, the usual estimate: sum of all t_s + 2 c_s, plus m - 1 times the slowest.
 
 Does not own how templates are found (`pricing.py`) nor how many of each are taken
@@ -14,13 +13,14 @@ Does not own how templates are found (`pricing.py`) nor how many of each are tak
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Literal
 
 import numpy as np
 
 from hetjax.planner.model.problem import UNLIMITED, Floats, Ints, Problem
 from hetjax.plans.plan import LayerRange
+from hetjax.schedule.bound import prefix_pieces
+from hetjax.schedule.launch_ahead import exact_delta, from_deltas, plain_delta
 
 Form = Literal["prefix", "closed"]
 
@@ -70,13 +70,14 @@ class Column:
 def column(p: Problem, template: Template, form: Form) -> Column:
     """Return the template with its costs by a form."""
     stage_s, hops = _stage_s(p, template)
-    pieces = _prefix(stage_s, hops) if form == "prefix" else _closed(stage_s, hops)
+    pieces = _closed(stage_s, hops) if form == "closed" else _prefix(stage_s, hops)
     taken = p.taken_OR[[s.option for s in template.stages]].sum(axis=0)
     shown_s_A = _shown_s_A(p, template)
-    least = list(range(len(stage_s), 0, -1))
     slowest_s = max(slope for _, slope in pieces)
-    added = [int(added_launch_ahead(np.array(h.hop_s), slowest_s)) for h in hops]
-    served = list(accumulate(reversed(added), initial=1))[::-1]
+    least, served = (
+        from_deltas([delta(hop.hop_s, slowest_s, False) for hop in hops])
+        for delta in (plain_delta, exact_delta)
+    )
     return Column(
         template=template,
         pieces=pieces,
@@ -115,14 +116,6 @@ def most_microbatches(columns: Sequence[Column], step_s: float) -> Ints:
 def counted(left_s: Floats, each_s: Floats) -> Ints:
     """Return how often `each_s` goes into `left_s`; at least 0."""
     return np.maximum(np.floor(left_s / each_s * (1 + ROUNDING)), 0).astype(np.int64)
-
-
-def added_launch_ahead(hop_s: Floats, slowest_s: Floats | float) -> Ints:
-    """Return how much more is in flight before a hop than after it.
-
-    1 + ceil(2 c / t), as in `schedule/launch_ahead.py`.
-    """
-    return 1 + np.ceil(2 * hop_s / slowest_s - ROUNDING).astype(np.int64)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,15 +167,8 @@ def shown_s(p: Problem, after_s_AXS: Floats, drain_s_XS: Floats) -> Floats:
 
 
 def _prefix(stage_s: list[float], hops: list[_Hop]) -> tuple[tuple[float, float], ...]:
-    pieces, before_s = [], 0.0
-    for s, seconds in enumerate(stage_s):
-        pieces.append((before_s, seconds))
-        if s < len(hops):
-            before_s += seconds
-            if hops[s].link_s > 0:
-                pieces.append((before_s + hops[s].link_s, hops[s].link_s))
-            before_s += 2 * hops[s].hop_s
-    return tuple(pieces)
+    round_trip_s = [2 * hop.hop_s for hop in hops]
+    return prefix_pieces(stage_s, round_trip_s, [hop.link_s for hop in hops])
 
 
 def _closed(stage_s: list[float], hops: list[_Hop]) -> tuple[tuple[float, float], ...]:
@@ -191,7 +177,7 @@ def _closed(stage_s: list[float], hops: list[_Hop]) -> tuple[tuple[float, float]
     return ((fill_s - slowest_s, slowest_s),)
 
 
-def _memory_microbatches(p: Problem, template: Template, aheads: list[int]) -> int:
+def _memory_microbatches(p: Problem, template: Template, aheads: Sequence[int]) -> int:
     b = p.microbatch_sizes.index(template.microbatch_size)
     allowed = UNLIMITED
     for stage, ahead in zip(template.stages, aheads, strict=True):
