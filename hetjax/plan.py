@@ -2,7 +2,7 @@
 """`python -m hetjax.plan [PRESET] [options]`: find the best plan for a cluster.
 
 Owns exit codes and the last words of errors. Does not own anything else: options and
-files are `hetjax/cli/plan.py`'s, searches `hetjax/planner/comparison.py`'s.
+files are `hetjax/cli/plan.py`'s, searches `hetjax/planner/search/comparison.py`'s.
 """
 
 import sys

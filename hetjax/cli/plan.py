@@ -3,7 +3,7 @@
 
 Owns the order of things, progress on the screen, and the files that are written. Does
 not own options (`plan_options.py`, `plan_request.py`), the searches
-(`planner/comparison.py`) nor what is shown (`report/`).
+(`planner/search/comparison.py`) nor what is shown (`report/`).
 """
 
 import json
@@ -21,12 +21,12 @@ from hetjax.cli.outputs import check_folders, writing
 from hetjax.cli.plan_options import PROGRAM, PlanOptions, parse
 from hetjax.cli.plan_request import objective_of, questions_of, request_of
 from hetjax.errors import BadInput
-from hetjax.planner.comparison import Planned, Questions, planned
-from hetjax.planner.costing import check_times
-from hetjax.planner.find import POLISH_S
-from hetjax.planner.limits import Limit, TimeUp, limited
-from hetjax.planner.objectives import Objective
-from hetjax.planner.request import Request
+from hetjax.planner.model.costing import check_times
+from hetjax.planner.model.deadline import Limit, TimeUp, limited
+from hetjax.planner.model.objectives import Objective
+from hetjax.planner.model.request import Request
+from hetjax.planner.search.comparison import Planned, Questions, planned
+from hetjax.planner.search.find import POLISH_S
 from hetjax.plans.files import write_plan
 from hetjax.report.layout import write_layout
 from hetjax.report.plan_html import write_report

@@ -13,9 +13,9 @@ from typing import Annotated, Literal
 import tyro
 
 from hetjax.errors import BadInput
-from hetjax.planner.comparison import MOST_COMPARED, Questions
-from hetjax.planner.objectives import Objective, Wish
-from hetjax.planner.request import REMATS
+from hetjax.planner.model.objectives import Objective, Wish
+from hetjax.planner.model.request import REMATS
+from hetjax.planner.search.comparison import MOST_COMPARED, Questions
 from hetjax.training.options import (
     Integers,
     Names,

@@ -2,7 +2,8 @@
 """From the options of `plan` to what is planned, wished and asked.
 
 Owns what must hold between options, and where model, cluster and times come from. Does
-not own the options (`plan_options.py`) nor the searches (`planner/comparison.py`).
+not own the options (`plan_options.py`) nor the searches
+(`planner/search/comparison.py`).
 """
 
 import math
@@ -18,15 +19,15 @@ from hetjax.costs.static import adam_state
 from hetjax.errors import BadInput
 from hetjax.models.presets import model_preset
 from hetjax.planner.baselines.table import BASELINES
-from hetjax.planner.comparison import Questions
-from hetjax.planner.costing import (
+from hetjax.planner.model.costing import (
     all_kinds,
     check_measured,
     compute_dtype,
     known_degrees,
 )
-from hetjax.planner.objectives import Objective
-from hetjax.planner.request import Request
+from hetjax.planner.model.objectives import Objective
+from hetjax.planner.model.request import Request
+from hetjax.planner.search.comparison import Questions
 from hetjax.plans.files import read_plan
 from hetjax.plans.plan import Plan
 from hetjax.stage.arrays import OptimizerInit

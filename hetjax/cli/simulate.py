@@ -2,7 +2,7 @@
 """The command line of `simulate`: a plan or a preset in, a predicted step out.
 
 Owns its options, where plan, model and cluster come from, and the files that it
-writes. Does not own the costs (`planner/costing.py`), what is shown
+writes. Does not own the costs (`planner/model/costing.py`), what is shown
 (`report/prediction.py`) nor the simulation itself (`schedule/`).
 """
 
@@ -25,7 +25,7 @@ from hetjax.costs.static import adam_state
 from hetjax.errors import BadInput
 from hetjax.models.model import Model
 from hetjax.models.presets import model_preset
-from hetjax.planner.costing import (
+from hetjax.planner.model.costing import (
     check_measured,
     check_times,
     compute_dtype,

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from hetjax.cluster.cluster import Cluster, Node
-from hetjax.planner.alike import alike_replicas, spelled
 from hetjax.plans.plan import Plan, Replica, Stage
+from hetjax.report.alike import alike_replicas, spelled
 from hetjax.report.timeline import check_picture, matplotlib_module
 
 MOST_DEVICES = 64  # of a cluster that is drawn node by node

@@ -13,9 +13,9 @@ from tempfile import TemporaryDirectory
 
 from hetjax.cluster.record import write_whole
 from hetjax.errors import NoFeasiblePlan
-from hetjax.planner.alike import alike_replicas
-from hetjax.planner.comparison import Planned
+from hetjax.planner.search.comparison import Planned
 from hetjax.plans.table import plan_table
+from hetjax.report.alike import alike_replicas
 from hetjax.report.layout import write_layout
 from hetjax.report.plan_rows import (
     BASELINES,
