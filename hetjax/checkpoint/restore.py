@@ -4,6 +4,13 @@
 Owns which steps are complete, the union of the workers' manifests, and reading an
 entry after checking the checksum of each of its files. Does not own writing
 (`save.py`) nor where the values go (`hetjax/runtime/state.py`).
+
+Arrays are read by TensorStore, below Orbax. Orbax restores the same trees, but takes
+5.5 and 3.4 times as long for all leaves of a save (127 of 3 MB together: 95 instead of
+17 ms; 205 of 205 MB: 0.45 instead of 0.13 s) and 36 times as long entry by entry, as
+it reads its description of the whole tree each time (medians of 7 and 5 alternating
+rounds, two cores). It also refuses older saves, which have no file for a slice of
+zeros.
 """
 
 import warnings

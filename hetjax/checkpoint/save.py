@@ -10,12 +10,10 @@ the manifest's content (`manifest.py`) nor reading (`restore.py`).
 
 import asyncio
 import json
-import logging
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,13 +46,6 @@ from hetjax.checkpoint.remains import (
 from hetjax.checkpoint.upload import Uploader
 from hetjax.errors import BadInput
 
-# Orbax logs what follows from the settings chosen below, at each save, and the
-# traceback of each failed write that it then raises.
-_NOISE = (
-    "No jax.Array in TypeHandlerRegistry",
-    "Skipping merge of OCDBT",
-    "_SignalingThread.run() raised",
-)
 _MAX_CAUSE_CHARS = 400
 _NUM_WRITERS = 16  # they mostly wait for the disk
 
@@ -197,9 +188,8 @@ class Saver:
             remove(own)
         make(own)
         state = next(name for name in layout.STATES if not (own / name).exists())
-        args = ocp.args.PyTreeSave(layout.tree(snapshot.leaves))
-        with _quiet(), _checkpointer(self._worker) as checkpointer:
-            checkpointer.save(own / state, args=args)
+        with _checkpointer(self._worker) as checkpointer:
+            checkpointer.save(own / state, args=_Save(layout.tree(snapshot.leaves)))
         _flush(own / state)
         for name, _ in snapshot.leaves:
             assert (own / state / name / "zarr.json").exists(), f"{name} not written"
@@ -259,7 +249,11 @@ class Saver:
 class _Leaves(ocp.type_handlers.NumpyHandler):
     """Writes every leaf, whichever process this is, as one chunk in one file.
 
-    Orbax's own writes in process 0 alone, takes it that all have the same.
+    Orbax has no handler that does: its NumpyHandler writes in process 0 of a JAX world
+    alone, and its ArrayHandler refuses arrays of one process of several. It also makes
+    three folders per leaf where one will do: a save takes 1.03, 0.80 and 1.61 times
+    as long with NumpyHandler, for 127 leaves of 3 MB together, 205 of 205 MB and 939
+    of 20 MB (medians of 7, 5 and 4 alternating rounds, ext4, two cores).
     """
 
     async def serialize(
@@ -295,6 +289,7 @@ def _zarr(path: str, value: np.ndarray) -> dict[str, Any]:
     return {
         "driver": "zarr3",
         "kvstore": {"driver": "file", "path": path},
+        "store_data_equal_to_fill_value": True,  # or Orbax misses a file
         "metadata": {
             "shape": value.shape,
             "data_type": value.dtype.name,
@@ -304,11 +299,25 @@ def _zarr(path: str, value: np.ndarray) -> dict[str, Any]:
     }
 
 
+class _Tree(ocp.PyTreeCheckpointHandler):
+    """Orbax's handler of trees, for one directory per leaf."""
+
+    def finalize(self, directory: Path) -> None:
+        """Merge nothing: OCDBT's files are what Orbax would look for, and miss."""
+
+
+@ocp.args.register_with_handler(_Tree, for_save=True, for_restore=True)
+class _Save(ocp.args.PyTreeSave):
+    """What `_Tree` saves."""
+
+
 def _checkpointer(worker: str) -> ocp.Checkpointer:
     """Orbax for this process alone: no barrier, no collective, no second copy.
 
-    Synchronous, as it runs on our thread: Orbax's asynchronous one would first hold
-    up the caller for the bookkeeping of every leaf.
+    Synchronous, on a thread of ours, which has to flush, checksum and commit anyway.
+    Orbax's AsyncCheckpointer would first hold up training for its records of all
+    leaves: for 29, 37 and 229 ms with 127, 205 and 1,867 leaves, where `Saver.save`
+    takes 0.4, 1.3 and 4.6 (medians of 5 alternating rounds, two cores).
     """
     process = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(
@@ -316,13 +325,14 @@ def _checkpointer(worker: str) -> ocp.Checkpointer:
         active_processes={process},
         barrier_sync_key_prefix=worker,
     )
-    handler = ocp.PyTreeCheckpointHandler(
+    handler = _Tree(
         use_ocdbt=False,  # one directory per leaf: mergeable, fetched one by one
         use_zarr3=True,
         use_compression=False,  # zstd is several times slower than the disk
         multiprocessing_options=alone,
         type_handler_registry=ocp.type_handlers.create_type_handler_registry(
-            (np.ndarray, _Leaves())
+            (np.ndarray, _Leaves()),
+            (jax.Array, ocp.type_handlers.ArrayHandler()),  # asked for, never used
         ),
     )
     return ocp.Checkpointer(handler, multiprocessing_options=alone)
@@ -370,17 +380,3 @@ def _flush(state: Path) -> None:
 def _cause(error: Exception, own: Path) -> str:
     text = f"{type(error).__name__}: {error}".replace(f"{own}/", "")
     return text.splitlines()[0][:_MAX_CAUSE_CHARS]
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    log = logging.getLogger("absl")
-    log.addFilter(_is_news)
-    try:
-        yield
-    finally:
-        log.removeFilter(_is_news)
-
-
-def _is_news(entry: logging.LogRecord) -> bool:
-    return not any(noise in str(entry.msg) for noise in _NOISE)
