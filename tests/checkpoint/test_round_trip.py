@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from hetjax.checkpoint.entry import Entry
 from hetjax.checkpoint.manifest import Manifest, from_text, to_text
-from hetjax.checkpoint.restore import Checkpoint, DamagedCheckpoint, steps
-from hetjax.checkpoint.save import Saver
+from hetjax.checkpoint.reader import Checkpoint, DamagedCheckpoint, steps
+from hetjax.checkpoint.writer import Saver
 from tests.checkpoint.values import State, state_of, states
 
 

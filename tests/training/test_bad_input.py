@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hetjax.checkpoint.restore import Checkpoint
+from hetjax.checkpoint.reader import Checkpoint
 from hetjax.errors import BadInput
 from hetjax.models.presets import MODEL_CONFIGS
 from hetjax.plans.files import plan_json

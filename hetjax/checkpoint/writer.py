@@ -23,19 +23,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts
 
-from hetjax.checkpoint import layout
-from hetjax.checkpoint.copies import Copies
-from hetjax.checkpoint.durable import fsync, replace_text
-from hetjax.checkpoint.entry import WEIGHTS, Entry
-from hetjax.checkpoint.holdings import Save
-from hetjax.checkpoint.manifest import (
-    Manifest,
-    attempt,
-    record,
-    to_text,
-)
-from hetjax.checkpoint.patience import LAST_UPLOAD_S
-from hetjax.checkpoint.remains import (
+from hetjax.checkpoint.disk import (
     committed,
     is_complete,
     make,
@@ -43,7 +31,26 @@ from hetjax.checkpoint.remains import (
     remove_failed,
     remove_uncommitted,
 )
-from hetjax.checkpoint.upload import Uploader
+from hetjax.checkpoint.durable import fsync, replace_text
+from hetjax.checkpoint.entry import WEIGHTS, Entry
+from hetjax.checkpoint.format import (
+    MANIFEST,
+    STATES,
+    leaf_tree,
+    part_directory,
+    split_leaves,
+    step_numbers,
+)
+from hetjax.checkpoint.manifest import (
+    Manifest,
+    attempt,
+    record,
+    to_text,
+)
+from hetjax.checkpoint.recovery_plan import Save
+from hetjax.checkpoint.replication import Copies
+from hetjax.checkpoint.stores.patience import LAST_UPLOAD_S
+from hetjax.checkpoint.uploader import Uploader
 from hetjax.errors import BadInput
 
 _MAX_CAUSE_CHARS = 400
@@ -120,7 +127,7 @@ class Saver:
         snapshot = _Snapshot(
             step=step,
             entries=tuple(entry for entry, _ in found),
-            leaves=tuple(leaf for item in found for leaf in layout.leaves(*item)),
+            leaves=tuple(leaf for item in found for leaf in split_leaves(*item)),
             host=json.loads(json.dumps(host)),
             workers=tuple(workers) or (self._worker,),
             safe=safe,
@@ -187,9 +194,9 @@ class Saver:
         if committed(own) is None:
             remove(own)
         make(own)
-        state = next(name for name in layout.STATES if not (own / name).exists())
+        state = next(name for name in STATES if not (own / name).exists())
         with _checkpointer(self._worker) as checkpointer:
-            checkpointer.save(own / state, args=_Save(layout.tree(snapshot.leaves)))
+            checkpointer.save(own / state, args=_Save(leaf_tree(snapshot.leaves)))
         _flush(own / state)
         for name, _ in snapshot.leaves:
             assert (own / state / name / "zarr.json").exists(), f"{name} not written"
@@ -202,7 +209,7 @@ class Saver:
             files={str(p.relative_to(own)): record(p) for p in _files(own / state)},
             host=snapshot.host,
         )
-        replace_text(own / layout.MANIFEST, to_text(manifest))
+        replace_text(own / MANIFEST, to_text(manifest))
         for path in (own, own.parent, self.directory):
             fsync(path)
         remove_uncommitted(own)
@@ -224,26 +231,26 @@ class Saver:
 
         Later ones belong to a past that was given up by resuming before them.
         """
-        past = [s for s in layout.step_numbers(self.directory) if s <= snapshot.step]
+        past = [s for s in step_numbers(self.directory) if s <= snapshot.step]
         complete = [s for s in past if is_complete(self._own(s))]
         kept = {*complete[-self._keep :], snapshot.safe}
         if self._uploader is not None:
             kept |= self._uploader.in_flight
         try:
-            for other in layout.step_numbers(self.directory):
+            for other in step_numbers(self.directory):
                 if other not in kept:
                     remove(self._own(other))
         except OSError as error:
             warnings.warn(f"old checkpoint not removed: {error}", stacklevel=1)
 
     def _remove_unfinished(self) -> None:
-        for step in layout.step_numbers(self.directory):
+        for step in step_numbers(self.directory):
             own = self._own(step)
-            if not (own / layout.MANIFEST).exists() or committed(own):
+            if not (own / MANIFEST).exists() or committed(own):
                 remove_uncommitted(own)  # a damaged manifest is left to be seen
 
     def _own(self, step: int) -> Path:
-        return layout.part_directory(self.directory, step, self._worker)
+        return part_directory(self.directory, step, self._worker)
 
 
 class _Leaves(ocp.type_handlers.NumpyHandler):
