@@ -33,9 +33,9 @@ from typing import Any
 
 from experiments.recovery import witness
 from experiments.recovery.disks import KINDS, Disks, Kind, Part
-from hetjax.checkpoint.fetch import in_store
-from hetjax.checkpoint.holdings import Holding
-from hetjax.checkpoint.keeping import Keeping
+from hetjax.checkpoint.recovery_plan import Holding
+from hetjax.checkpoint.storage import Keeping
+from hetjax.checkpoint.stored_steps import in_store
 from hetjax.launch.launching import OnThisMachine, started
 from hetjax.runtime.fleet import Fleet
 from hetjax.runtime.recovery import Restored, in_memory, on_disk, restore

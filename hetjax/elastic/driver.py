@@ -19,8 +19,8 @@ from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 
-from hetjax.checkpoint.holdings import Holding
-from hetjax.checkpoint.keeping import Keeping
+from hetjax.checkpoint.recovery_plan import Holding
+from hetjax.checkpoint.storage import Keeping
 from hetjax.cluster.cluster import Cluster, Node, part_of
 from hetjax.elastic.foresight import Foresight, plan_or_warn
 from hetjax.elastic.membership import Membership

@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hetjax.checkpoint.copies import keepers
-from hetjax.checkpoint.keeping import Keeping
-from hetjax.checkpoint.layout import Attempts
+from hetjax.checkpoint.format import Attempts
+from hetjax.checkpoint.replication import keepers
+from hetjax.checkpoint.storage import Keeping
 from hetjax.cluster.cluster import Node
 from hetjax.comm.pull import check_fits
 from hetjax.errors import BadInput

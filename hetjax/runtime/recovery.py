@@ -4,7 +4,7 @@
 Owns finishing a step that one survivor has committed, asking who holds what, and the
 rounds in which every worker gets what it lacks. Out of the data path: slices go from
 worker to worker, or from the store to a worker. Does not own which save and which
-source (`checkpoint/holdings.py`), nor who starts workers and chooses the plan
+source (`checkpoint/recovery_plan.py`), nor who starts workers and chooses the plan
 (`hetjax/training/`).
 """
 
@@ -12,8 +12,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from hetjax.checkpoint.fetch import in_store
-from hetjax.checkpoint.holdings import (
+from hetjax.checkpoint.recovery_plan import (
     CLOUD,
     Assignment,
     Holding,
@@ -23,7 +22,8 @@ from hetjax.checkpoint.holdings import (
     leaves_of,
     newest,
 )
-from hetjax.checkpoint.keeping import Keeping
+from hetjax.checkpoint.storage import Keeping
+from hetjax.checkpoint.stored_steps import in_store
 from hetjax.errors import BadInput
 from hetjax.runtime.control import Crew, Message
 from hetjax.runtime.fleet import Fleet

@@ -4,7 +4,7 @@
 Owns copies of its last state by leaf, what its disk holds and what it fetches from the
 store, and the exchange of leaves between workers: each is read where it lies, checked,
 sent by link and checked again. Does not own who gives what to whom
-(`hetjax/checkpoint/holdings.py`), nor what becomes of the leaves (`stages.py`).
+(`hetjax/checkpoint/recovery_plan.py`), nor what becomes of the leaves (`stages.py`).
 """
 
 import math
@@ -23,12 +23,12 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from hetjax.checkpoint import layout
 from hetjax.checkpoint.entry import Entry
-from hetjax.checkpoint.fetch import Stored
-from hetjax.checkpoint.holdings import Save, Tier
-from hetjax.checkpoint.restore import Checkpoint, DamagedCheckpoint, parts
-from hetjax.checkpoint.transfer import Store
+from hetjax.checkpoint.format import join_leaves, leaf_names, split_leaves
+from hetjax.checkpoint.reader import Checkpoint, DamagedCheckpoint, parts
+from hetjax.checkpoint.recovery_plan import Save, Tier
+from hetjax.checkpoint.stored_steps import Stored
+from hetjax.checkpoint.stores.store import Store
 from hetjax.comm.links import Key
 from hetjax.comm.peers import Peers
 from hetjax.comm.wire import LEAVES
@@ -74,9 +74,7 @@ class Salvage:
     ) -> None:
         """Keep the state after this step, where it is, until `let_go`."""
         self._memory = {
-            name: (entry, read)
-            for entry, read in entries
-            for name in layout.leaf_names(entry)
+            name: (entry, read) for entry, read in entries for name in leaf_names(entry)
         }
         self.memory_step = step
 
@@ -131,7 +129,7 @@ class Salvage:
         """
         if tier == "memory":
             entry, read = self._memory[leaf]
-            return dict(layout.leaves(entry, read()))[leaf]
+            return dict(split_leaves(entry, read()))[leaf]
         if tier == "disk":
             return self._disk[save].read_leaves([leaf])[0]
         assert self._stored is not None
@@ -166,7 +164,7 @@ def carry_out(
 
 def from_leaves(values: Mapping[str, np.ndarray], entry: Entry) -> np.ndarray:
     """The whole value of an entry from its leaves."""
-    return layout.assemble(entry, [values[name] for name in layout.leaf_names(entry)])
+    return join_leaves(entry, [values[name] for name in leaf_names(entry)])
 
 
 def _give(order: Order, salvage: Salvage, peers: Peers) -> None:

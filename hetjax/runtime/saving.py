@@ -2,7 +2,7 @@
 """A worker's checkpoints as its controller asks for them.
 
 Owns what saves and what keeps copies for others, made when they are first needed. Does
-not own writing (`hetjax/checkpoint/save.py`) nor requests of other kinds
+not own writing (`hetjax/checkpoint/writer.py`) nor requests of other kinds
 (`serving.py`).
 """
 
@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from hetjax.checkpoint.copies import Copies
 from hetjax.checkpoint.entry import Entry
-from hetjax.checkpoint.keeping import Keeping
-from hetjax.checkpoint.save import Saver
+from hetjax.checkpoint.replication import Copies
+from hetjax.checkpoint.storage import Keeping
+from hetjax.checkpoint.writer import Saver
 from hetjax.runtime.control import Message
 
 

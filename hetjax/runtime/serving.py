@@ -18,10 +18,10 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hetjax.checkpoint import layout
-from hetjax.checkpoint.copies import Copies
 from hetjax.checkpoint.entry import Entry
-from hetjax.checkpoint.keeping import Keeping
+from hetjax.checkpoint.format import leaf_names
+from hetjax.checkpoint.replication import Copies
+from hetjax.checkpoint.storage import Keeping
 from hetjax.comm.links import SILENCE_S
 from hetjax.comm.peers import PeerLost, Peers
 from hetjax.comm.pull import PullServer
@@ -312,9 +312,7 @@ class _Server:
         if self._work is None:
             return {}
         return {
-            leaf: entry
-            for entry in self._island.needed()
-            for leaf in layout.leaf_names(entry)
+            leaf: entry for entry in self._island.needed() for leaf in leaf_names(entry)
         }
 
     def _clock(self, number: int, request: Message) -> Message:

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
-from hetjax.checkpoint.fetch import in_store
-from hetjax.checkpoint.holdings import Holding
-from hetjax.checkpoint.layout import Attempts
-from hetjax.checkpoint.restore import (
+from hetjax.checkpoint.format import Attempts
+from hetjax.checkpoint.reader import (
     Checkpoint,
     DamagedCheckpoint,
     attempts,
     passed_over,
 )
+from hetjax.checkpoint.recovery_plan import Holding
+from hetjax.checkpoint.stored_steps import in_store
 from hetjax.cluster.files import cluster_toml
 from hetjax.data.dataset import Dataset
 from hetjax.elastic.driver import FleetDriver, Terms

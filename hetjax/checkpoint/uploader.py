@@ -17,15 +17,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from hetjax.checkpoint import layout
 from hetjax.checkpoint.commit import (
     COMMIT,
     commit,
     object_name,
     stored_steps,
 )
+from hetjax.checkpoint.format import MANIFEST, part_directory
 from hetjax.checkpoint.manifest import Manifest, from_text
-from hetjax.checkpoint.transfer import Conflict, Store
+from hetjax.checkpoint.stores.store import Conflict, Store
 
 _GRACE_S = 2.0
 _T = TypeVar("_T")
@@ -133,8 +133,8 @@ class Uploader:
             warnings.warn(f"{text} ({_cause(error)})", stacklevel=1)
 
     def _upload(self, step: int) -> None:
-        own = layout.part_directory(self._directory, step, self._worker)
-        text = (own / layout.MANIFEST).read_text()
+        own = part_directory(self._directory, step, self._worker)
+        text = (own / MANIFEST).read_text()
         manifest = from_text(text)
         assert (manifest.step, manifest.worker) == (step, self._worker), own
         try:
@@ -155,7 +155,7 @@ class Uploader:
             self._store.put(name, own / path, manifest.files[path])
 
         self._for_each(put, manifest.files)
-        name = object_name(manifest.step, self._worker, layout.MANIFEST)
+        name = object_name(manifest.step, self._worker, MANIFEST)
         self._store.put_text(name, text)
 
     def _retain(self) -> None:
@@ -181,7 +181,7 @@ class Uploader:
         COMMIT goes first, so that no step looks whole that is not; and again last, as
         a worker may have written it before it saw the manifest vanish (see `commit`).
         """
-        manifest = object_name(step, self._worker, layout.MANIFEST)
+        manifest = object_name(step, self._worker, MANIFEST)
         self._store.remove([object_name(step, COMMIT), manifest])
         names = self._store.names(object_name(step, self._worker, ""))
         self._for_each(lambda name: self._store.remove([name]), names)

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
-from hetjax.checkpoint import layout
 from hetjax.checkpoint.commit import committed_steps, manifests, object_name
 from hetjax.checkpoint.durable import replace_text
-from hetjax.checkpoint.holdings import CLOUD, Holding
+from hetjax.checkpoint.format import MANIFEST, part_directory, step_directory
 from hetjax.checkpoint.manifest import FileRecord, Manifest, flaw, to_text
-from hetjax.checkpoint.restore import DamagedCheckpoint, merged
-from hetjax.checkpoint.transfer import Corrupt, Store
+from hetjax.checkpoint.reader import DamagedCheckpoint, merged
+from hetjax.checkpoint.recovery_plan import CLOUD, Holding
+from hetjax.checkpoint.stores.store import Corrupt, Store
 from hetjax.names import inside
 
 _NUM_THREADS = 8
@@ -56,8 +56,8 @@ def fetch(store: Store, directory: Path, step: int) -> Fetched:
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         sources = list(pool.map(lambda file: _complete(store, directory, *file), files))
     for manifest in found:
-        own = layout.part_directory(directory, step, manifest.worker)
-        replace_text(own / layout.MANIFEST, to_text(manifest))
+        own = part_directory(directory, step, manifest.worker)
+        replace_text(own / MANIFEST, to_text(manifest))
     num_bytes = {True: 0, False: 0}
     for was_here, (_, _, record) in zip(sources, files, strict=True):
         num_bytes[was_here] += record.size_bytes
@@ -103,7 +103,7 @@ class Stored:
 
     def __init__(self, store: Store, step: int, directory: Path) -> None:
         self._store = store
-        path = layout.step_directory(directory, step)
+        path = step_directory(directory, step)
         self.checkpoint = merged(path, manifests(store, step))
 
     def read(self, leaf: str) -> np.ndarray:
@@ -122,7 +122,7 @@ def _complete(
     store: Store, directory: Path, manifest: Manifest, name: str, record: FileRecord
 ) -> bool:
     """Whether the file was here; fetch it otherwise."""
-    own = layout.part_directory(directory, manifest.step, manifest.worker)
+    own = part_directory(directory, manifest.step, manifest.worker)
     path = inside(own, name)
     if flaw(path, record) is None:
         return True

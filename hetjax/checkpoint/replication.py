@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from hetjax.checkpoint import layout
+from hetjax.checkpoint.disk import is_complete, make, remove
 from hetjax.checkpoint.durable import fsync, replace_text
+from hetjax.checkpoint.format import MANIFEST, part_directory, step_numbers
 from hetjax.checkpoint.manifest import Manifest, from_text, record_of
-from hetjax.checkpoint.remains import is_complete, make, remove
-from hetjax.checkpoint.transfer import StoreError
+from hetjax.checkpoint.stores.store import StoreError
 from hetjax.comm.links import SILENCE_S, Door, Ends, Key, Link, dial
 from hetjax.names import inside
 
@@ -96,7 +96,7 @@ class Copies:
         Step `safe` stays there as it does here. Raises StoreError naming one that has
         not got it.
         """
-        text = (own / layout.MANIFEST).read_text()
+        text = (own / MANIFEST).read_text()
         names = sorted(from_text(text).files)
         for name, link in self._to.items():
             self._answers.pop((name, step), None)
@@ -192,7 +192,7 @@ class Copies:
         if _text(own) != arriving.text:
             for path in (*(p for p in own.rglob("*") if p.is_dir()), own):
                 fsync(path)
-            replace_text(own / layout.MANIFEST, arriving.text)
+            replace_text(own / MANIFEST, arriving.text)
             for path in (own, own.parent, self._directory):
                 fsync(path)
         self._retain(arriving)
@@ -200,8 +200,8 @@ class Copies:
     def _retain(self, arriving: _Arriving) -> None:
         """Keep the newest complete parts of the same worker up to this one."""
         top, worker = self._directory, arriving.manifest.worker
-        steps = layout.step_numbers(top)
-        parts = {s: layout.part_directory(top, s, worker) for s in steps}
+        steps = step_numbers(top)
+        parts = {s: part_directory(top, s, worker) for s in steps}
         past = [step for step in steps if step <= arriving.manifest.step]
         complete = [step for step in past if is_complete(parts[step])]
         kept = {*complete[-self._keep :], arriving.safe}
@@ -209,12 +209,12 @@ class Copies:
             remove(parts[step])
 
     def _own(self, manifest: Manifest) -> Path:
-        return layout.part_directory(self._directory, manifest.step, manifest.worker)
+        return part_directory(self._directory, manifest.step, manifest.worker)
 
 
 def _text(own: Path) -> str | None:
     try:
-        return (own / layout.MANIFEST).read_text()
+        return (own / MANIFEST).read_text()
     except FileNotFoundError:
         return None
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from hetjax.checkpoint.manifest import FileRecord
-from hetjax.checkpoint.transfer import Store, StoreError
+from hetjax.checkpoint.stores.store import Store, StoreError
 
 CALL_S = 60.0  # for a list, a text or a removal
 LAST_UPLOAD_S = 3600.0  # for what is still on its way when a run ends

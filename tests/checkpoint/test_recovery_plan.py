@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetjax.checkpoint.holdings import (
+from hetjax.checkpoint.recovery_plan import (
     CLOUD,
     Holding,
     Source,

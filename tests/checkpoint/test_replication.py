@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetjax.checkpoint import layout
-from hetjax.checkpoint.copies import Copies, keepers
 from hetjax.checkpoint.entry import Entry
-from hetjax.checkpoint.restore import Checkpoint
-from hetjax.checkpoint.save import Saver
-from hetjax.checkpoint.transfer import StoreError
+from hetjax.checkpoint.format import step_numbers
+from hetjax.checkpoint.reader import Checkpoint
+from hetjax.checkpoint.replication import Copies, keepers
+from hetjax.checkpoint.stores.store import StoreError
+from hetjax.checkpoint.writer import Saver
 
 ENTRIES = [Entry(f"params.w{n}", (4, 8), np.dtype(np.float32), (1, 4)) for n in (1, 2)]
 Pair = tuple[Copies, Copies]
@@ -66,7 +66,7 @@ def test_a_copy_is_the_original_file_by_file_and_can_be_read(
 
 def test_the_newest_steps_stay_and_the_one_that_all_have(pair: Pair, tmp_path: Path):
     save(tmp_path / "a", pair[0], 1, 2, 3, 4, safe=1)
-    assert layout.step_numbers(tmp_path / "b") == [1, 3, 4]
+    assert step_numbers(tmp_path / "b") == [1, 3, 4]
 
 
 def test_without_its_keeper_a_step_does_not_count_and_training_goes_on(
@@ -92,7 +92,7 @@ def test_one_folder_for_both_is_written_once(pair: Pair, tmp_path: Path):
     a, b = pair
     b.keep_in(tmp_path / "a", keep=2)
     assert save(tmp_path / "a", a, 1, 2, 3).newest == (3, "")
-    assert layout.step_numbers(tmp_path / "a") == [2, 3]
+    assert step_numbers(tmp_path / "a") == [2, 3]
     assert Checkpoint.open(tmp_path / "a").step == 3
 
 

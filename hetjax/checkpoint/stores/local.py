@@ -16,8 +16,8 @@ from urllib.parse import unquote
 
 from hetjax.checkpoint.durable import fsync
 from hetjax.checkpoint.manifest import FileRecord, record, record_of
-from hetjax.checkpoint.patience import CALL_S, Patient, within
-from hetjax.checkpoint.transfer import (
+from hetjax.checkpoint.stores.patience import CALL_S, Patient, within
+from hetjax.checkpoint.stores.store import (
     Bandwidth,
     Corrupt,
     Store,
@@ -153,7 +153,9 @@ def open_store(url: str, bytes_per_s: float | None = None) -> Store:
     limit = None if bytes_per_s is None else Bandwidth(bytes_per_s)
     scheme, found, rest = url.partition("://")
     if found and scheme == "gs":
-        from hetjax.checkpoint.gcs import open_bucket  # its import takes a second
+        from hetjax.checkpoint.stores.gcs import (
+            open_bucket,  # its import takes a second
+        )
 
         bucket, _, prefix = rest.partition("/")
         return open_bucket(bucket, prefix.strip("/"), limit, bytes_per_s)

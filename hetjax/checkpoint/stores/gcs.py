@@ -33,8 +33,8 @@ from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 from google.cloud.storage.retry import DEFAULT_RETRY
 
 from hetjax.checkpoint.manifest import FileRecord, record_of
-from hetjax.checkpoint.patience import Patient
-from hetjax.checkpoint.transfer import (
+from hetjax.checkpoint.stores.patience import Patient
+from hetjax.checkpoint.stores.store import (
     Bandwidth,
     Corrupt,
     Passing,

@@ -8,11 +8,11 @@ own writing (`save.py`) nor copying (`upload.py`).
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetjax.checkpoint.copies import Copies
-from hetjax.checkpoint.save import Saver
-from hetjax.checkpoint.store import open_store
-from hetjax.checkpoint.transfer import Store
-from hetjax.checkpoint.upload import Uploader
+from hetjax.checkpoint.replication import Copies
+from hetjax.checkpoint.stores.local import open_store
+from hetjax.checkpoint.stores.store import Store
+from hetjax.checkpoint.uploader import Uploader
+from hetjax.checkpoint.writer import Saver
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -77,7 +77,7 @@ def leaf_names(entry: Entry) -> list[str]:
     return [f"{entry.name}.{i}of{number}" for i in range(number)]
 
 
-def leaves(entry: Entry, value: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+def split_leaves(entry: Entry, value: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """The entry's leaves with their values: views, nothing is copied."""
     assert value.shape == entry.shape and value.dtype == entry.dtype, entry
     value = np.asarray(value)  # NumPy makes a scalar of an array's last dim
@@ -86,14 +86,14 @@ def leaves(entry: Entry, value: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     return zip(names, parts[: len(names)], strict=True)
 
 
-def assemble(entry: Entry, parts: list[np.ndarray]) -> np.ndarray:
+def join_leaves(entry: Entry, parts: list[np.ndarray]) -> np.ndarray:
     """The whole value of the entry from its leaves in slice order."""
     if not parts:
         return np.empty(entry.shape, entry.dtype)
     return parts[0] if len(parts) == 1 else np.concatenate(parts, entry.slices[0])
 
 
-def tree(named: Iterable[tuple[str, np.ndarray]]) -> dict[str, Any]:
+def leaf_tree(named: Iterable[tuple[str, np.ndarray]]) -> dict[str, Any]:
     """Nested dicts, of which Orbax joins the keys with dots: again the leaf names."""
     root: dict[str, Any] = {}
     for name, value in named:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from hetjax.checkpoint.commit import commit, committed_steps, manifests
-from hetjax.checkpoint.gcs import GcsStore
 from hetjax.checkpoint.manifest import FileRecord, Manifest, record, to_text
-from hetjax.checkpoint.store import FileStore
-from hetjax.checkpoint.transfer import Corrupt, Store, StoreError
-from hetjax.checkpoint.upload import Uploader
+from hetjax.checkpoint.stores.gcs import GcsStore
+from hetjax.checkpoint.stores.local import FileStore
+from hetjax.checkpoint.stores.store import Corrupt, Store, StoreError
+from hetjax.checkpoint.uploader import Uploader
 from tests.checkpoint.fake_gcs import FakeGcs, Fault
 
 LONG_S = 30.0

@@ -10,8 +10,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from hetjax.checkpoint.restore import Checkpoint, steps
-from hetjax.checkpoint.save import Saver
+from hetjax.checkpoint.reader import Checkpoint, steps
+from hetjax.checkpoint.writer import Saver
 from hetjax.errors import BadInput
 from tests.checkpoint.values import State, state_of
 
@@ -161,8 +161,8 @@ import resource, sys, warnings
 from pathlib import Path
 import numpy as np
 from hetjax.checkpoint.entry import Entry
-from hetjax.checkpoint.restore import steps
-from hetjax.checkpoint.save import Saver
+from hetjax.checkpoint.reader import steps
+from hetjax.checkpoint.writer import Saver
 
 def state(fill):
     value = np.full((64, 1024), fill, np.float32)

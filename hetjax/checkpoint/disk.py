@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from hetjax.checkpoint import layout
+from hetjax.checkpoint.format import MANIFEST
 from hetjax.checkpoint.manifest import Manifest, from_text, size_flaw
 
 _NUM_REMOVALS, _LATE_WRITE_S = 20, 0.1
@@ -19,7 +19,7 @@ _NUM_REMOVALS, _LATE_WRITE_S = 20, 0.1
 def committed(own: Path) -> Manifest | None:
     """The manifest in place; None where there is none, or a damaged one."""
     try:
-        return from_text((own / layout.MANIFEST).read_text())
+        return from_text((own / MANIFEST).read_text())
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
 
@@ -38,7 +38,7 @@ def remove_uncommitted(own: Path) -> None:
     if manifest is None:
         return remove(own)
     for path in own.iterdir():
-        if path.name not in (layout.MANIFEST, manifest.state):
+        if path.name not in (MANIFEST, manifest.state):
             is_folder = path.is_dir() and not path.is_symlink()
             shutil.rmtree(path) if is_folder else path.unlink()
 
@@ -60,7 +60,7 @@ def remove(own: Path) -> None:
     """Remove one worker's part of a step, the manifest first: never half a step."""
     if not own.is_dir():
         return
-    (own / layout.MANIFEST).unlink(missing_ok=True)
+    (own / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(own)
     with suppress(OSError):  # parts of other workers stay
         own.parent.rmdir()

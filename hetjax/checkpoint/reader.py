@@ -4,6 +4,13 @@
 Owns which steps are complete, the union of the workers' manifests, and reading an
 entry after checking the checksum of each of its files. Does not own writing
 (`save.py`) nor where the values go (`hetjax/runtime/state.py`).
+
+Arrays are read by TensorStore, below Orbax. Orbax restores the same trees, but takes
+5.5 and 3.4 times as long for all leaves of a save (127 of 3 MB together: 95 instead of
+17 ms; 205 of 205 MB: 0.45 instead of 0.13 s) and 36 times as long entry by entry, as
+it reads its description of the whole tree each time (medians of 7 and 5 alternating
+rounds, two cores). It also refuses older saves, which have no file for a slice of
+zeros.
 """
 
 import warnings
@@ -15,8 +22,15 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
-from hetjax.checkpoint import layout
+from hetjax.checkpoint.disk import committed
 from hetjax.checkpoint.entry import Entry
+from hetjax.checkpoint.format import (
+    MANIFEST,
+    join_leaves,
+    leaf_names,
+    step_directory,
+    step_numbers,
+)
 from hetjax.checkpoint.manifest import (
     FileRecord,
     Manifest,
@@ -25,7 +39,6 @@ from hetjax.checkpoint.manifest import (
     from_text,
     size_flaw,
 )
-from hetjax.checkpoint.remains import committed
 from hetjax.errors import BadInput
 from hetjax.names import UnsafeName, inside
 
@@ -71,7 +84,7 @@ class Checkpoint:
         if step is None:
             found = newest(directory)
         else:
-            path = layout.step_directory(directory, step)
+            path = step_directory(directory, step)
             manifests = _manifests(path)
             found = merged(path, manifests) if manifests else None
         if found is None:
@@ -87,8 +100,8 @@ class Checkpoint:
         saved = self.entries.get(entry.name)
         if saved is None or _kind(saved) != _kind(entry):
             raise _other_model(self, [_difference(saved, entry)])
-        values = self.read_leaves(layout.leaf_names(saved))
-        return layout.assemble(saved, values)
+        values = self.read_leaves(leaf_names(saved))
+        return join_leaves(saved, values)
 
     def read_leaves(self, names: Sequence[str]) -> list[np.ndarray]:
         """The values of some slices, their files checked first.
@@ -146,10 +159,10 @@ def newest(directory: Path, before: int | None = None) -> Checkpoint | None:
     damaged; raises DamagedCheckpoint if all are.
     """
     damages: list[DamagedCheckpoint] = []
-    for step in reversed(layout.step_numbers(directory)):
+    for step in reversed(step_numbers(directory)):
         if before is not None and step >= before:
             continue
-        path = layout.step_directory(directory, step)
+        path = step_directory(directory, step)
         try:
             manifests = _manifests(path)
         except DamagedCheckpoint as error:
@@ -166,17 +179,13 @@ def newest(directory: Path, before: int | None = None) -> Checkpoint | None:
 
 def passed_over(directory: Path, step: int) -> list[int]:
     """Steps after this one that were committed here, ascending: they are damaged."""
-    after = (s for s in layout.step_numbers(directory) if s > step)
-    return [
-        s
-        for s in after
-        if any(layout.step_directory(directory, s).glob(f"*/{layout.MANIFEST}"))
-    ]
+    after = (s for s in step_numbers(directory) if s > step)
+    return [s for s in after if any(step_directory(directory, s).glob(f"*/{MANIFEST}"))]
 
 
 def attempts(directory: Path) -> list[str]:
     """The names of all saves of which something was committed here."""
-    files = directory.glob(f"step_*/*/{layout.MANIFEST}")
+    files = directory.glob(f"step_*/*/{MANIFEST}")
     found = filter(None, (committed(file.parent) for file in files))
     return [attempt(manifest.host) for manifest in found]
 
@@ -188,8 +197,8 @@ def parts(directory: Path) -> list[Checkpoint]:
     are left out, and so is, with a warning, what cannot be used.
     """
     found = []
-    for step in layout.step_numbers(directory):
-        path = layout.step_directory(directory, step)
+    for step in step_numbers(directory):
+        path = step_directory(directory, step)
         for manifests in _by_attempt(_readable(path)).values():
             try:
                 union = merged(path, manifests)
@@ -209,7 +218,7 @@ def _by_attempt(manifests: Iterable[Manifest]) -> dict[str, list[Manifest]]:
 
 def _readable(path: Path) -> list[Manifest]:
     found = []
-    for file in sorted(path.glob(f"*/{layout.MANIFEST}")):
+    for file in sorted(path.glob(f"*/{MANIFEST}")):
         try:
             found.append(_manifest(path, file))
         except DamagedCheckpoint as damage:
@@ -229,8 +238,8 @@ def steps(directory: Path) -> list[int]:
     """Complete steps, ascending: all manifests in place, all files of their size."""
     return [
         step
-        for step in layout.step_numbers(directory)
-        if _is_complete(layout.step_directory(directory, step))
+        for step in step_numbers(directory)
+        if _is_complete(step_directory(directory, step))
     ]
 
 
@@ -247,7 +256,7 @@ def _manifests(path: Path) -> list[Manifest]:
     Of several saves of the step the latest. Raises DamagedCheckpoint where a manifest
     or the size of a file is wrong.
     """
-    files = sorted(path.glob(f"*/{layout.MANIFEST}"))
+    files = sorted(path.glob(f"*/{MANIFEST}"))
     saves = [*_by_attempt(_manifest(path, file) for file in files).values()]
     whole = next(filter(None, map(_whole, reversed(saves))), [])
     for manifest in whole:
@@ -268,14 +277,14 @@ def _manifest(path: Path, file: Path) -> Manifest:
         manifest = from_text(file.read_text())
     except (OSError, ValueError) as error:
         raise _damaged(path, f"{file} cannot be used: {error}") from error
-    if file != layout.step_directory(path.parent, manifest.step) / _place(manifest):
+    if file != step_directory(path.parent, manifest.step) / _place(manifest):
         what = f"{file} is of step {manifest.step}, worker {manifest.worker}"
         raise _damaged(path, what)
     return manifest
 
 
 def _place(manifest: Manifest) -> Path:
-    return Path(manifest.worker, layout.MANIFEST)
+    return Path(manifest.worker, MANIFEST)
 
 
 def merged(path: Path, manifests: Sequence[Manifest]) -> Checkpoint:
