@@ -18,7 +18,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -32,27 +31,12 @@ from hetjax.checkpoint.stores.store import Store
 from hetjax.comm.links import Key
 from hetjax.comm.peers import Peers
 from hetjax.comm.wire import LEAVES
+from hetjax.runtime.messages import Collected, CollectLeaves, FoundSave
 
 _Read = tuple[np.ndarray | None, float]  # value, and when it was there
 _CHECKSUM = struct.Struct("<I")
 _NOTHING = np.zeros(0, np.uint8)  # sent for what cannot be read
 _NUM_READERS = 8  # threads: an object of a store is mostly waited for
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Order:
-    """What one worker does in one round, with one save.
-
-    `own` are leaves by tier that it has itself, `give` are (to whom, tier, leaves),
-    `take` are (from whom, leaves). `numbers` are the same for all workers.
-    """
-
-    save: Save
-    turn: int
-    own: Mapping[Tier, Sequence[str]]
-    give: Sequence[tuple[str, Tier, Sequence[str]]]
-    take: Sequence[tuple[str, Sequence[str]]]
-    numbers: Mapping[str, int]
 
 
 @dataclass(slots=True)
@@ -87,10 +71,8 @@ class Salvage:
         """The leaves of the state that is kept."""
         return sorted(self._memory)
 
-    def look(
-        self, directory: Path, needed: Mapping[str, Entry]
-    ) -> Iterator[tuple[Save, list[str], Mapping[str, Any]]]:
-        """Find out what the disk holds: saves, their leaves and `host`.
+    def look(self, directory: Path, needed: Mapping[str, Entry]) -> Iterator[FoundSave]:
+        """Find out which saves the disk holds.
 
         Raises BadInput where they are of a model with other `needed` entries.
         """
@@ -99,7 +81,7 @@ class Salvage:
             found.check_same_kind({e.name: e for e in needed.values()}.values())
             save = found.step, found.attempt
             self._disk[save] = found
-            yield save, sorted(found.leaves), found.host
+            yield FoundSave(save=save, leaves=sorted(found.leaves), host=found.host)
 
     def fetch_from(self, store: Store, step: int, directory: Path) -> None:
         """Read of the tier "cloud" what the store has of this step."""
@@ -137,8 +119,8 @@ class Salvage:
 
 
 def carry_out(
-    order: Order, salvage: Salvage, peers: Peers, needed: Mapping[str, Entry]
-) -> dict[str, Any]:
+    order: CollectLeaves, salvage: Salvage, peers: Peers, needed: Mapping[str, Entry]
+) -> Collected:
     """Give and take; tell which leaves did not come, and by tier what came and when.
 
     `needed` has the entry of each leaf. Raises PeerLost.
@@ -159,7 +141,7 @@ def carry_out(
     giving.join()
     salvage.tell_flaws()
     peers.mailbox.check()
-    return {"missing": missing, "bytes": num_bytes, "seconds": seconds}
+    return Collected(missing=missing, num_bytes=num_bytes, seconds=seconds)
 
 
 def from_leaves(values: Mapping[str, np.ndarray], entry: Entry) -> np.ndarray:
@@ -167,7 +149,7 @@ def from_leaves(values: Mapping[str, np.ndarray], entry: Entry) -> np.ndarray:
     return join_leaves(entry, [values[name] for name in leaf_names(entry)])
 
 
-def _give(order: Order, salvage: Salvage, peers: Peers) -> None:
+def _give(order: CollectLeaves, salvage: Salvage, peers: Peers) -> None:
     """Send all that is asked for; what goes wrong is told to who waits here."""
     try:
         _send(order, salvage, peers)
@@ -175,7 +157,7 @@ def _give(order: Order, salvage: Salvage, peers: Peers) -> None:
         peers.mailbox.lose(peers.own, f"failed: {error}")
 
 
-def _send(order: Order, salvage: Salvage, peers: Peers) -> None:
+def _send(order: CollectLeaves, salvage: Salvage, peers: Peers) -> None:
     for worker, tier, leaves in order.give:
         for leaf in leaves:
             parts_ = _readable(order, salvage, tier, leaf)
@@ -184,7 +166,7 @@ def _send(order: Order, salvage: Salvage, peers: Peers) -> None:
 
 
 def _readable(
-    order: Order, salvage: Salvage, tier: Tier, leaf: str
+    order: CollectLeaves, salvage: Salvage, tier: Tier, leaf: str
 ) -> Sequence[np.ndarray]:
     value = _read(order, salvage, tier, leaf)
     if value is None:
@@ -195,7 +177,7 @@ def _readable(
 
 
 def _taken(
-    order: Order, salvage: Salvage, peers: Peers, needed: Mapping[str, Entry]
+    order: CollectLeaves, salvage: Salvage, peers: Peers, needed: Mapping[str, Entry]
 ) -> Iterator[tuple[str, str, np.ndarray | None, float]]:
     """Tier, leaf, value and time of all that is asked for, from all places at once."""
     pool = ThreadPoolExecutor(_NUM_READERS)
@@ -215,11 +197,13 @@ def _taken(
         pool.shutdown(cancel_futures=True)
 
 
-def _timed(order: Order, salvage: Salvage, tier: Tier, leaf: str) -> _Read:
+def _timed(order: CollectLeaves, salvage: Salvage, tier: Tier, leaf: str) -> _Read:
     return _read(order, salvage, tier, leaf), time.perf_counter()
 
 
-def _read(order: Order, salvage: Salvage, tier: Tier, leaf: str) -> np.ndarray | None:
+def _read(
+    order: CollectLeaves, salvage: Salvage, tier: Tier, leaf: str
+) -> np.ndarray | None:
     try:
         return salvage.read(tier, order.save, leaf)
     except (DamagedCheckpoint, OSError, ValueError) as error:
@@ -247,5 +231,5 @@ def _leaf_shape(entry: Entry) -> tuple[int, ...]:
     return tuple(n // number if d == dim else n for d, n in enumerate(entry.shape))
 
 
-def _key(order: Order, leaf: str) -> Key:
+def _key(order: CollectLeaves, leaf: str) -> Key:
     return order.turn, order.save[0], LEAVES, order.numbers[leaf], 0, 0

@@ -176,7 +176,7 @@ def _fleet(
     with ExitStack() as stack:
         launcher = _launcher(start, stack)
         launcher.crew.noticed = lambda worker, told: noticed(
-            Notice(**{**told, "node": node_of(worker)})
+            Notice(source=told.source, grace_s=told.grace_s, node=node_of(worker))
         )
         terms = _terms(start, launcher)
         stack.callback(terms.foresight.close)
