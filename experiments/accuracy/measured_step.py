@@ -50,8 +50,8 @@ from hetjax.costs.profile_files import read_profile
 from hetjax.mesh.simulated import simulate_devices
 from hetjax.models.llama import LlamaConfig, llama_model
 from hetjax.models.model import Model
-from hetjax.plans.launch_ahead import default_launch_ahead
 from hetjax.plans.plan import Plan, Replica, Stage
+from hetjax.plans.schedules import default_launch_ahead
 from hetjax.runtime.embedded import Embedded
 from hetjax.schedule.action import Action
 from hetjax.schedule.lower import lower

@@ -20,8 +20,8 @@ from hetjax.costs.profile import Profile
 from hetjax.costs.sailor import sailor_profile
 from hetjax.models.gpt import GPTConfig, gpt_model
 from hetjax.models.model import Model
-from hetjax.plans.launch_ahead import default_launch_ahead
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
+from hetjax.plans.schedules import default_launch_ahead
 from hetjax.schedule.lower import lower
 from hetjax.schedule.memory import memory_uses
 from hetjax.schedule.simulator import simulate

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.errors import BadInput
-from hetjax.plans.launch_ahead import default_launch_ahead
 from hetjax.plans.plan import Plan, Remat, Replica, Stage, StageMesh
+from hetjax.plans.schedules import default_launch_ahead
 from hetjax.plans.validation import tensor_problems
 
 

@@ -23,8 +23,8 @@ from hetjax.cluster.record import (
 )
 from hetjax.errors import BadInput
 from hetjax.names import RULE, is_node
-from hetjax.plans.launch_ahead import default_launch_ahead
 from hetjax.plans.plan import Plan, Prediction, Replica, Stage, StageMesh
+from hetjax.plans.schedules import default_launch_ahead
 
 VERSION = 1
 _STAGE_DEPTH = 4  # replicas, one of them, stages, one of them

@@ -18,9 +18,9 @@ from hetjax.cluster.limits import Range
 from hetjax.cluster.record import did_you_mean
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan, Remat, Stage
+from hetjax.plans.schedules import SCHEDULES
 
-SCHEDULES = ("gpipe", "1f1b", "h1f1b", "interleaved", "zero-bubble")
-_SHARING = ("interleaved", "zero-bubble")  # several stages of a replica on one device
+_SHARING = [name for name, schedule in SCHEDULES.items() if schedule.shares]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +63,7 @@ def validate_plan(
 
 def _names(case: _Case) -> Iterator[BadInput]:
     if case.plan.schedule not in SCHEDULES:
-        yield _unknown("schedule", case.plan.schedule, SCHEDULES)
+        yield _unknown("schedule", case.plan.schedule, tuple(SCHEDULES))
     for where, _, stage in case.stages():
         if stage.node not in case.nodes:
             yield _unknown(f"{where}.node", stage.node, tuple(case.nodes))

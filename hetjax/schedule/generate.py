@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan
-from hetjax.plans.validation import SCHEDULES
+from hetjax.plans.schedules import SCHEDULES
 from hetjax.schedule.action import Action, Op, StageKey
 from hetjax.schedule.interleaved import in_rounds, lanes_of, rounds_of
 from hetjax.schedule.list_schedule import Pipeline, list_schedule
@@ -55,7 +55,7 @@ def in_flight_limit(plan: Plan, replica: int, stage: int) -> int:
         return held.num_microbatches
     if plan.schedule == "interleaved" and rounds_of(held):
         return in_rounds(held.stages[stage].launch_ahead)
-    return held.stages[0 if plan.schedule == "zero-bubble" else stage].launch_ahead
+    return held.stages[0 if SCHEDULES[plan.schedule].splits else stage].launch_ahead
 
 
 def lane_orders(plan: Plan) -> list[list[Action]]:
@@ -71,7 +71,7 @@ def lane_orders(plan: Plan) -> list[list[Action]]:
         )
     orders: list[list[Action]] = []
     for r, replica in enumerate(plan.replicas):
-        if plan.schedule in ("interleaved", "zero-bubble"):
+        if SCHEDULES[plan.schedule].shares:
             orders += _listed(plan, r)
             continue
         for s, stage in enumerate(replica.stages):
@@ -98,7 +98,7 @@ def _listed(plan: Plan, r: int) -> list[list[Action]]:
     """List-schedule a replica in unit time: F = I = W = 1, no time on links."""
     replica = plan.replicas[r]
     ones = [1.0] * len(replica.stages)
-    num_cut = replica.num_microbatches if plan.schedule == "zero-bubble" else 0
+    num_cut = replica.num_microbatches if SCHEDULES[plan.schedule].splits else 0
     pipeline = Pipeline(
         forward_s=ones,
         backward_s=[2.0] * len(ones),

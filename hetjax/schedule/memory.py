@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from hetjax.costs.costs import Costs, StageMemory
 from hetjax.errors import NoFeasiblePlan
 from hetjax.plans.plan import Plan
+from hetjax.plans.schedules import SCHEDULES
 from hetjax.schedule.action import (
     BUFFERS,
     NO_ACCESS,
@@ -287,7 +288,7 @@ def _remedy(use: MemoryUse, lack_bytes: float, where: str, plan: Plan) -> str:
     remat = f'give {where} "remat": "selective" or "full"'
     if plan.schedule == "gpipe":
         return f'write "schedule": "1f1b", which keeps fewer in flight, or {remat}'
-    if plan.schedule in ("interleaved", "zero-bubble"):
+    if SCHEDULES[plan.schedule].shares:
         return (
             f'lower "launch_ahead" in the replica, from its first stage on, or {remat}'
         )

@@ -11,15 +11,18 @@ from dataclasses import replace
 from hetjax.cluster.record import did_you_mean
 from hetjax.costs.costs import Costs
 from hetjax.errors import BadInput
-from hetjax.plans.launch_ahead import default_launch_ahead
 from hetjax.plans.plan import Plan, Replica
-from hetjax.plans.validation import SCHEDULES
+from hetjax.plans.schedules import SCHEDULES, default_launch_ahead
 from hetjax.schedule.action import Tied
 from hetjax.schedule.launch_ahead import fitted, harp_delta, launch_limits, with_rule
 from hetjax.schedule.search import searched
 
 NAMES = (*SCHEDULES, "harp", "searched")
-CUTTING = frozenset({"zero-bubble", "searched"})  # may cut backwards in two
+
+
+def may_split(name: str) -> bool:
+    """Say whether backwards may be split under the schedule of that name."""
+    return name == "searched" or (name in SCHEDULES and SCHEDULES[name].splits)
 
 
 def with_schedule(plan: Plan, name: str, costs: Costs, tied: Tied) -> Plan:

@@ -12,14 +12,13 @@ from functools import cached_property
 
 from hetjax.costs.costs import Costs
 from hetjax.plans.plan import Plan
+from hetjax.plans.schedules import SCHEDULES
 from hetjax.schedule.action import UNTIED, Tied
 from hetjax.schedule.bound import LowerBound, prefix_bound_s
 from hetjax.schedule.lower import lower
 from hetjax.schedule.memory import MemoryUse, capacity_bytes, check_memory, memory_uses
 from hetjax.schedule.simulation import Simulation
 from hetjax.schedule.simulator import simulate
-
-_BOUNDED = ("1f1b", "h1f1b", "gpipe")  # schedules that the prefix bound holds for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +43,7 @@ class Predicted:
     @cached_property
     def bound(self) -> LowerBound:
         """What no step of such a schedule takes less than, as far as is known."""
-        if self.plan.schedule not in _BOUNDED or self.plan.programs:
+        if SCHEDULES[self.plan.schedule].shares or self.plan.programs:
             return LowerBound(why="none is known for such a schedule")
         bound = LowerBound(step_s=prefix_bound_s(self.plan, self.costs))
         return bound.held_against(self.simulation.step_time_s, "this plan")

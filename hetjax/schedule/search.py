@@ -17,6 +17,7 @@ from math import ceil
 
 from hetjax.costs.costs import Costs
 from hetjax.plans.plan import Plan
+from hetjax.plans.schedules import SCHEDULES
 from hetjax.schedule.action import (
     UNTIED,
     Action,
@@ -164,7 +165,7 @@ def _by_default(plan: Plan, limits: Limits, schedule: str) -> Plan:
     Zero-bubble lets every stage keep as much as the first, so the least limit counts.
     """
     plain = {(r, s): len(plan.replicas[r].stages) - s for r, s, _ in plan.stages()}
-    if schedule == "zero-bubble":
+    if SCHEDULES[schedule].splits:
         least = {r: min(v for k, v in limits.items() if k[0] == r) for r, _ in limits}
         limits = {key: least[key[0]] for key in limits}
     return with_launch_ahead(plan, plain, limits, schedule)

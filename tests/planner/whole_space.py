@@ -19,8 +19,8 @@ from hetjax.models.llama import LlamaConfig, llama_model
 from hetjax.models.model import Model
 from hetjax.planner.model.evaluator import judged
 from hetjax.planner.model.request import Request
-from hetjax.plans.launch_ahead import default_launch_ahead
 from hetjax.plans.plan import Plan, Remat, Replica, Stage, StageMesh
+from hetjax.plans.schedules import default_launch_ahead
 from hetjax.schedule.bound import prefix_bound_s
 
 

@@ -19,8 +19,8 @@ from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.costs.profile import LinkMeasurement, Measurement, Profile
 from hetjax.models.model import Model
 from hetjax.planner.model.request import REMATS, Request
-from hetjax.plans.launch_ahead import default_launch_ahead
 from hetjax.plans.plan import LayerRange, Plan, Remat, Replica, Stage, StageMesh
+from hetjax.plans.schedules import default_launch_ahead
 from tests.planner.whole_space import small_model
 
 SEQ_LEN, DTYPE = 64, "float32"

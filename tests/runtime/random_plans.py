@@ -14,7 +14,7 @@ from hetjax.models.llama import LlamaConfig, llama_model
 from hetjax.models.model import Model
 from hetjax.models.moe import Routing
 from hetjax.plans.plan import LayerRange, Plan, Replica, Stage, StageMesh
-from hetjax.plans.validation import SCHEDULES
+from hetjax.plans.schedules import SCHEDULES
 from hetjax.schedule.action import Action, Op, StageKey, format_program
 from hetjax.schedule.generate import by_stage, lane_orders
 from hetjax.schedule.groups import reduce_groups
@@ -120,7 +120,7 @@ def random_case(seed: int, nodes: Sequence[str] = ("even", "odd")) -> Case:
         model=model.name,
         seq_len=SEQ_LEN,
         global_batch=sum(r.num_microbatches * r.microbatch_size for r in replicas),
-        schedule=rng.choice(SCHEDULES),
+        schedule=rng.choice(tuple(SCHEDULES)),
         replicas=tuple(replicas),
     )
     if plan.schedule == "interleaved":

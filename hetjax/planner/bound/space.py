@@ -7,8 +7,7 @@ valid (`plans/validation.py`) and fits into memory (`evaluator.py`).
 
 from hetjax.planner.model.request import Request
 from hetjax.plans.plan import Plan, Replica, Stage
-
-SCHEDULES = ("1f1b", "h1f1b", "gpipe")  # fused backward, no interleaving
+from hetjax.plans.schedules import SCHEDULES
 
 
 def in_space(request: Request, plan: Plan) -> bool:
@@ -19,7 +18,7 @@ def in_space(request: Request, plan: Plan) -> bool:
     replicas may differ in all of them, and lie on any devices of a node in any order.
     """
     return (
-        plan.schedule in SCHEDULES
+        not SCHEDULES[plan.schedule].shares
         and not plan.programs
         and plan.seq_len == request.seq_len
         and plan.global_batch == request.global_batch

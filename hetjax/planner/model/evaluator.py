@@ -11,7 +11,7 @@ from hetjax.costs.plan_costs import costs_of, usd_per_hour
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.request import Request
 from hetjax.plans.plan import Plan
-from hetjax.schedule.named import CUTTING, with_schedule
+from hetjax.schedule.named import may_split, with_schedule
 from hetjax.schedule.predicted import Predicted, predict
 from hetjax.stage.partition import tied_holders
 
@@ -28,7 +28,7 @@ def judged(request: Request, plan: Plan, schedule: str = "h1f1b") -> Predicted:
         request.profile,
         dtype=request.dtype,
         optimizer=request.optimizer,
-        halves=schedule in CUTTING,
+        halves=may_split(schedule),
     )
     tied = tied_holders(plan, request.model)
     plan = with_schedule(plan, schedule, costs, tied)

@@ -16,8 +16,8 @@ from typing import Literal
 from hetjax.cluster.cluster import Cluster
 from hetjax.planner.model.problem import Option
 from hetjax.planner.model.request import NodeClass, Request
-from hetjax.plans.launch_ahead import default_launch_ahead
 from hetjax.plans.plan import LayerRange, Plan, Replica, Stage, StageMesh
+from hetjax.plans.schedules import default_launch_ahead
 
 Order = Literal["together", "across"]
 Seat = tuple[str, tuple[int, ...]]  # a node and indices of its devices
