@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from scipy.optimize import linprog
 
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.bound.feasibility import fits
@@ -23,9 +22,8 @@ from hetjax.planner.bound.partial_pipelines import least_work
 from hetjax.planner.bound.pricing import price
 from hetjax.planner.bound.restricted_master import (
     STRICT,
-    most_sequences,
     reaches,
-    taken_by,
+    stabilised_duals,
 )
 from hetjax.planner.model.deadline import TimeUp, check
 from hetjax.planner.model.problem import Floats, Problem
@@ -40,15 +38,12 @@ from hetjax.planner.model.templates import (
 _MAX_ROUNDS = 300
 _NUM_BISECTIONS = 3
 _PRECISION = 1e-4  # relative, of the least step time that columns reach
-_LEAST_PRICE = 1e-3  # of what a device could compute: free devices are hard to price
 _LONGEST = 1e4  # times the compute bound: only memory can still be in the way
 _GROWTH = 1.15
 _LEAP = 2.0  # where no template fits into the time
 _DECISIVE_LABELS = 500_000  # to say that nothing fits; with many more memory ends
 _OUTLOOK_TOLERANCE = 0.02
 _NEAR = 0.1  # relative: a last step, not half the way
-# what prices of so many times a device's rate are wished for
-_LEVELS, _WISHES = np.array([0.1, 0.2, 0.3, 0.4]), np.array([8.0, 4.0, 2.0, 1.0])
 
 Outcome = Literal["better", "proven", "open"]
 
@@ -301,7 +296,7 @@ def _asked(
 ) -> tuple[Outlook, Outcome]:
     """Look for templates that contradict prices that the columns do not."""
     check()
-    prices_R = _prices(p, found.columns, step_s, found.prices_R)
+    prices_R = stabilised_duals(p, found.columns, step_s, found.prices_R)
     worth = p.global_batch / float(prices_R @ p.room_R)
     priced = price(p, form, step_s, prices_R, worth, most_labels=most_labels)
     found = replace(found, num_labels=found.num_labels + priced.num_labels)
@@ -337,44 +332,6 @@ def _least_step_s(p: Problem, columns: Sequence[Column], high_s: float) -> float
         else:
             low_s = middle_s
     return high_s
-
-
-def _prices(
-    p: Problem, columns: Sequence[Column], step_s: float, centre_R: Floats
-) -> Floats:
-    """Return prices at which no column does as much as it costs, near the given ones.
-
-    There are such as long as the columns do not reach the step time.
-    """
-    centre_R = centre_R / float(centre_R @ p.room_R)
-    sequences_N = most_sequences(p, columns, step_s) if columns else np.zeros(0)
-    taken_NR = taken_by(columns) if columns else np.zeros((0, len(centre_R)))
-    needed_N = sequences_N / p.global_batch * (1 + STRICT)
-    wished = np.flatnonzero(centre_R > 0)
-    # prices first, then what parts of the levels they reach
-    num_prices, num_levels = len(centre_R), len(_LEVELS)
-    worth_RL = np.zeros((len(wished), num_prices + len(wished) * num_levels))
-    for row, r in enumerate(wished):
-        worth_RL[row, r] = -1 / centre_R[r]
-        first = num_prices + row * num_levels
-        worth_RL[row, first : first + num_levels] = 1.0
-    no_parts = np.zeros((len(sequences_N), worth_RL.shape[1] - num_prices))
-    least_R = _LEAST_PRICE * centre_R
-    for floor_R in (least_R, 0 * least_R):  # there may be no room for least prices
-        found = linprog(
-            np.concatenate([np.zeros(num_prices), -np.tile(_WISHES, len(wished))]),
-            A_ub=np.vstack([np.hstack([-taken_NR, no_parts]), worth_RL]),
-            b_ub=np.concatenate([-needed_N, np.zeros(len(wished))]),
-            A_eq=np.concatenate([p.room_R, np.zeros(no_parts.shape[1])])[None],
-            b_eq=[1.0],
-            bounds=[(floor, None) for floor in floor_R]
-            + [(0, level) for _ in wished for level in _LEVELS],
-            method="highs",
-        )
-        if found.success:
-            break
-    assert found.success, found.message
-    return np.maximum(found.x[:num_prices], least_R)
 
 
 def _nothing_fits() -> NoFeasiblePlan:

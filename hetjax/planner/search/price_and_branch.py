@@ -22,7 +22,11 @@ from hetjax.planner.bound.column_generation import (
     nothing_does,
 )
 from hetjax.planner.bound.pricing import harvest, price
-from hetjax.planner.bound.restricted_master import Use, thrift, use
+from hetjax.planner.bound.restricted_master import (
+    MasterSolution,
+    min_cost_master,
+    solve_restricted_master,
+)
 from hetjax.planner.model.problem import Floats, Problem
 from hetjax.planner.model.templates import ROUNDING, Column, Form, Template, column
 from hetjax.planner.search.integer_master import Copies, fewest_templates, whole_copies
@@ -112,20 +116,20 @@ def cheapest(
         return None
     for _ in range(_MAX_ROUNDS):
         seen = {c.template: c for c in columns}
-        wanted = thrift(p, columns, step_s, cost_R)
-        worth = wanted.worth * (1 + _SAVED)
-        priced = price(p, form, step_s, wanted.prices_R, worth, most_labels=0)
+        wanted = min_cost_master(p, columns, step_s, cost_R)
+        worth = wanted.threshold * (1 + _SAVED)
+        priced = price(p, form, step_s, wanted.duals_R, worth, most_labels=0)
         columns = tuple((seen | {c.template: c for c in priced.columns}).values())
         if len(columns) == len(seen):
             break
-    few = harvest(p, form, step_s, wanted.prices_R, wanted.worth * (1 - _WASTE))
+    few = harvest(p, form, step_s, wanted.duals_R, wanted.threshold * (1 - _WASTE))
     columns = [c for c in (*columns, *few) if c.serves_hops]
     found = [
         copies
         for longest_s in _longest_sums(columns)
         if (
             copies := whole_copies(
-                p, _beside(columns, longest_s), step_s, wanted.prices_R, cost_R
+                p, _beside(columns, longest_s), step_s, wanted.duals_R, cost_R
             )
         )
     ]
@@ -192,7 +196,7 @@ class _Waiting:
     """Columns that wait for the same longest sum, and the best use of them."""
 
     columns: list[Column]
-    used: Use
+    used: MasterSolution
 
 
 class _WholeSearch:
@@ -278,14 +282,14 @@ class _WholeSearch:
         choices = []
         for longest_s in _longest_sums(columns):
             waiting = _beside(columns, longest_s)
-            used = use(self.p, waiting, step_s)
+            used = solve_restricted_master(self.p, waiting, step_s)
             if used.is_enough:
                 choices.append(_Waiting(columns=waiting, used=used))
         return sorted(choices, key=lambda choice: -choice.used.sequences)
 
-    def _prices(self, used: Use) -> Floats:
+    def _prices(self, used: MasterSolution) -> Floats:
         """What devices would bring in this time."""
-        return used.gains_R + _LEAST_GAIN * self.worth * self.bound.prices_R
+        return used.duals_R + _LEAST_GAIN * self.worth * self.bound.prices_R
 
     def _layout(self, copies: Sequence[Copies]) -> Layout:
         return _layout(self.p, self.form, copies, self.bound.step_s)
