@@ -12,8 +12,10 @@ Owns its linear programs at a fixed step time, which all share these letters (as
 
 Programs are parametrised (disciplined parametrised programming) and kept by size, so
 that CVXPY compiles each size once and HiGHS gets only numbers; columns that fill a size
-up take and do nothing. Does not own which columns there are (`column_generation.py`),
-nor whole copies (`search/integer_master.py`).
+up take and do nothing. Against `scipy.linprog` that is 1.5 % of a search's CPU time
+more (a search of two kinds in 16 devices: 900 programs in 2.25 s and 1.89 s of 23 s,
+medians of three). Does not own which columns there are (`column_generation.py`), nor
+whole copies (`search/integer_master.py`).
 """
 
 from collections.abc import Mapping, Sequence
