@@ -41,7 +41,7 @@ from experiments.islands.unequal import (
 )
 from experiments.testbed.hosts import Host, Testbed
 from hetjax.models.presets import model_preset
-from hetjax.planner.model.evaluator import judged
+from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.request import Request
 from hetjax.plans.plan import Plan
 
@@ -77,7 +77,7 @@ def plans_of(request: Request) -> dict[str, Plan]:
         "one": one,
         "other": other,
         "1f1b": both,
-        "searched": judged(request, both, "searched").plan,
+        "searched": evaluate_plan(request, both, "searched").plan,
     }
 
 

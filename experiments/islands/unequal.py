@@ -44,8 +44,8 @@ from hetjax.errors import NoFeasiblePlan
 from hetjax.launch.launching import OnThisMachine, Place, started
 from hetjax.mesh.simulated import keeping_environment
 from hetjax.models.presets import model_preset
-from hetjax.planner.baselines.table import compared
-from hetjax.planner.model.evaluator import judged
+from hetjax.planner.baselines.by_name import compared
+from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.request import Request
 from hetjax.planner.search.find import find_plan
 from hetjax.plans.plan import Plan
@@ -161,7 +161,7 @@ def layouts(
         if not isinstance(predicted, NoFeasiblePlan)
     }
     if "planned" in names:
-        found["planned"] = find_plan(request, polish_s=budget_s).best
+        found["planned"] = find_plan(request, local_search_s=budget_s).best
     every = [node.name for node in request.cluster.nodes]
     size = max(request.microbatch_sizes)
     batches = request.global_batch // size
@@ -170,7 +170,7 @@ def layouts(
     )
     for name, schedule in (("even", "h1f1b"), ("even-1f1b", "1f1b")):
         if name in names:
-            found[name] = judged(request, even, schedule)
+            found[name] = evaluate_plan(request, even, schedule)
     return {name: found[name] for name in names if name in found}
 
 
@@ -261,7 +261,7 @@ def _alone(request: Request) -> dict[str, Predicted]:
         batch = _ALONE_MICROBATCHES * size
         part = replace(request, cluster=cluster, global_batch=batch)
         replica = models.pipeline(request.model, [node.name], batch // size, size)
-        found[node.name] = judged(part, models.plan_of(request.model, replica))
+        found[node.name] = evaluate_plan(part, models.plan_of(request.model, replica))
     return found
 
 

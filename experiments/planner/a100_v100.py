@@ -49,8 +49,8 @@ from experiments.planner.sailor_search import best_by_rule
 from hetjax.cluster.record import write_whole
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.problem import Problem
-from hetjax.planner.search.integer_master import Copies
-from hetjax.planner.search.price_and_branch import Layout, best_plan, lower_bound
+from hetjax.planner.search.integer_master import ColumnCount
+from hetjax.planner.search.price_and_branch import UnplacedPlan, best_plan, lower_bound
 
 GPUS = ("A100-40", "V100-16")
 GAP_LIMIT = 0.01
@@ -168,7 +168,7 @@ def _row(case: Case, folder: Path) -> dict[str, Any]:
 
 
 def _own_sums(
-    case: Case, published: Published, rule: SailorRule, layout: Layout
+    case: Case, published: Published, rule: SailorRule, layout: UnplacedPlan
 ) -> dict[str, Any]:
     p = rule.problem
     num_gpus: dict[str, int] = dict(zip(GPUS, case.num_gpus, strict=True))
@@ -200,7 +200,7 @@ def _over(case: Case, step_s: float) -> float | None:
 
 def _symmetric(
     published: Published, num_gpus: dict[str, int], global_batch: int
-) -> Layout:
+) -> UnplacedPlan:
     """Return the best plan of one tensor degree."""
     layouts = []
     for degree in TENSOR_DEGREES:
@@ -212,7 +212,7 @@ def _symmetric(
     return min(layouts, key=lambda layout: layout.step_s)
 
 
-def _told(p: Problem, copies: Sequence[Copies]) -> list[str]:
+def _told(p: Problem, copies: Sequence[ColumnCount]) -> list[str]:
     """Say each kind of copies in words."""
     told = []
     for c in copies:

@@ -21,7 +21,7 @@ from typing import Any
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.errors import NoFeasiblePlan
 from hetjax.models.presets import model_preset
-from hetjax.planner.baselines.table import compared
+from hetjax.planner.baselines.by_name import compared
 from hetjax.planner.model.request import Request
 from hetjax.planner.search.find import find_plan
 from hetjax.schedule.predicted import Predicted
@@ -74,7 +74,7 @@ def row(model: str, mix: str, seq_len: int, budget_s: float) -> dict[str, Any]:
         "baselines_search_s": round(baseline_s, 2),
     }
     try:
-        found = find_plan(request, polish_s=budget_s)
+        found = find_plan(request, local_search_s=budget_s)
     except NoFeasiblePlan as error:
         return told | {"infeasible": error.got}
     step_time_s = found.best.simulation.step_time_s

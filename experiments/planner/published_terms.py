@@ -18,9 +18,9 @@ import numpy as np
 from hetjax.planner.model.problem import (
     DeviceClass,
     Floats,
+    LayerCosts,
     Option,
     Problem,
-    Terms,
     problem,
 )
 
@@ -120,7 +120,7 @@ def _terms(
     gpus: Sequence[str],
     options: Sequence[Option],
     times_BO3L: Floats,
-) -> Terms:
+) -> LayerCosts:
     params_OL = _floats(published, options, "params_floats")
     saved_OL = _floats(published, options, "act_mem_floats")
     alone = [Option(device_class=0)]
@@ -140,7 +140,7 @@ def _terms(
     framework_bytes_O = np.array([2e9 if o.tensor == 1 else 3e9 for o in options])
     rings = [fit_of(published, gpus, one, one) for one in map(on_one_gpu, options)]
     tensor_O1 = np.array([[o.tensor] for o in options])
-    return Terms(
+    return LayerCosts(
         kinds=kinds,
         busy_s_BOK=times_BO3L[:, :, :2].sum(axis=2)[:, :, firsts],
         update_s_BOK=times_BO3L[:, :, 2][:, :, firsts],

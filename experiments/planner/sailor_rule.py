@@ -29,7 +29,7 @@ from experiments.planner.published_terms import (
 )
 from hetjax.planner.model.problem import Option, Problem
 from hetjax.planner.model.templates import Column, Template, TemplateStage, column
-from hetjax.planner.search.integer_master import Copies
+from hetjax.planner.search.integer_master import ColumnCount
 from hetjax.plans.plan import LayerRange
 
 Counts = Mapping[Template, int]  # copies of each
@@ -44,7 +44,7 @@ class SailorRule:
     _columns: dict[Template, Column] = field(default_factory=dict)
     _rings: dict[tuple[object, ...], float] = field(default_factory=dict)
 
-    def step_s(self, copies: Sequence[Copies]) -> float:
+    def step_s(self, copies: Sequence[ColumnCount]) -> float:
         counts = Counter[Template]()
         for c in copies:
             counts[c.template] += c.num_copies

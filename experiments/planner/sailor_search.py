@@ -24,7 +24,7 @@ from experiments.planner.sailor_rule import Counts, SailorRule, without_sums
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.problem import Problem
 from hetjax.planner.model.templates import Column, Template, TemplateStage, exists
-from hetjax.planner.search.integer_master import Copies
+from hetjax.planner.search.integer_master import ColumnCount
 from hetjax.planner.search.price_and_branch import best_plan
 
 _LEAST_SHARE = 1 / 40  # of all weights, on one device
@@ -38,12 +38,14 @@ _HALVINGS = 50
 class Judged:
     """A plan and its step time by Sailor's rule."""
 
-    copies: tuple[Copies, ...]
+    copies: tuple[ColumnCount, ...]
     step_s: float
 
 
 def best_by_rule(
-    rule: SailorRule, num_gpus: dict[str, int], known: Sequence[Sequence[Copies]] = ()
+    rule: SailorRule,
+    num_gpus: dict[str, int],
+    known: Sequence[Sequence[ColumnCount]] = (),
 ) -> Judged:
     """Return the best plan found; `known` plans are starting points, too."""
     starts = [_counts(copies) for copies in known]
@@ -127,13 +129,13 @@ def _within(p: Problem, published: Published, most_bytes: float) -> Problem:
     return replace(p, most_in_flight_BOU=most_BOU)
 
 
-def _renumbered(copies: Copies, numbers: Sequence[int]) -> Copies:
+def _renumbered(copies: ColumnCount, numbers: Sequence[int]) -> ColumnCount:
     template = copies.template
     stages = tuple(replace(s, option=numbers[s.option]) for s in template.stages)
     return replace(copies, template=replace(template, stages=stages))
 
 
-def _counts(copies: Sequence[Copies]) -> Counts:
+def _counts(copies: Sequence[ColumnCount]) -> Counts:
     counts = Counter[Template]()
     for c in copies:
         counts[c.template] += c.num_copies
@@ -170,8 +172,8 @@ def _most(column: Column, step_s: float) -> int:
 
 def _shared_out(
     p: Problem, columns: dict[Template, Column], counts: Counts, step_s: float
-) -> list[Copies]:
-    """Copies that do just the batch, none in more than that time."""
+) -> list[ColumnCount]:
+    """ColumnCount that do just the batch, none in more than that time."""
     most = {template: _most(column, step_s) for template, column in columns.items()}
     over = (
         sum(n * most[t] * t.microbatch_size for t, n in counts.items()) - p.global_batch
@@ -185,7 +187,7 @@ def _shared_out(
         for num_copies, fewer in ((num - some, each), (some, each + 1)):
             if num_copies and did > fewer:
                 copies.append(
-                    Copies(
+                    ColumnCount(
                         template=template,
                         num_copies=num_copies,
                         num_microbatches=did - fewer,

@@ -19,8 +19,8 @@ from typing import Any
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.errors import NoFeasiblePlan
 from hetjax.models.presets import model_preset
-from hetjax.planner.baselines.table import BASELINES, compared
-from hetjax.planner.model.evaluator import judged
+from hetjax.planner.baselines.by_name import BASELINES, compared
+from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.request import Request
 from hetjax.planner.search.find import find_plan
 
@@ -65,9 +65,9 @@ def row(
         name: None if isinstance(found, NoFeasiblePlan) else found
         for name, found in compared(request, tuple(BASELINES)).items()
     }
-    found = find_plan(request, polish_s=budget_s)
+    found = find_plan(request, local_search_s=budget_s)
     step_time_s = found.best.simulation.step_time_s
-    plain_s = judged(request, found.best.plan, "1f1b").simulation.step_time_s
+    plain_s = evaluate_plan(request, found.best.plan, "1f1b").simulation.step_time_s
     steps_s = {n: p and p.simulation.step_time_s for n, p in others.items()}
     megatron_s = steps_s["megatron"]
     told: dict[str, Any] = {

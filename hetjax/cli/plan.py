@@ -22,11 +22,11 @@ from hetjax.cli.plan_options import PROGRAM, PlanOptions, parse
 from hetjax.cli.plan_request import objective_of, questions_of, request_of
 from hetjax.errors import BadInput
 from hetjax.planner.model.costing import check_times
-from hetjax.planner.model.deadline import Limit, TimeUp, limited
+from hetjax.planner.model.deadline import Deadline, TimeUp, deadline
 from hetjax.planner.model.objectives import Objective
 from hetjax.planner.model.request import Request
 from hetjax.planner.search.comparison import Planned, Questions, planned
-from hetjax.planner.search.find import POLISH_S
+from hetjax.planner.search.find import LOCAL_SEARCH_S
 from hetjax.plans.files import write_plan
 from hetjax.report.layout import write_layout
 from hetjax.report.plan_html import write_report
@@ -75,7 +75,7 @@ def _searched(
     BadInput if no plan was found in --search-s, KeyboardInterrupt if by Ctrl-C.
     """
     search_s = math.inf if options.search_s is None else options.search_s
-    with limited(search_s) as limit, _stopped_by_ctrl_c(limit):
+    with deadline(search_s) as limit, _stopped_by_ctrl_c(limit):
         try:
             with working("planning", quiet=options.json) as progress:
                 found = planned(
@@ -84,7 +84,9 @@ def _searched(
                     questions,
                     profile_path=options.profile,
                     progress=progress,
-                    polish_s=POLISH_S if options.search_s is None else search_s,
+                    local_search_s=LOCAL_SEARCH_S
+                    if options.search_s is None
+                    else search_s,
                 )
         except TimeUp:
             if limit.is_stopped:
@@ -100,7 +102,7 @@ def _searched(
 
 
 @contextmanager
-def _stopped_by_ctrl_c(limit: Limit) -> Iterator[None]:
+def _stopped_by_ctrl_c(limit: Deadline) -> Iterator[None]:
     """Let the first SIGINT end the search; the second interrupts as usual."""
 
     def stop(number: int, frame: FrameType | None) -> None:

@@ -18,7 +18,7 @@ from hetjax.costs.profile_files import read_profile
 from hetjax.costs.static import adam_state
 from hetjax.errors import BadInput
 from hetjax.models.presets import model_preset
-from hetjax.planner.baselines.table import BASELINES
+from hetjax.planner.baselines.by_name import BASELINES
 from hetjax.planner.model.costing import (
     all_kinds,
     check_measured,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hetjax.errors import NoFeasiblePlan
-from hetjax.planner.model.objectives import Objective, goodput
+from hetjax.planner.model.objectives import Objective, expected_goodput
 from hetjax.planner.search.comparison import Planned
 from hetjax.planner.search.idle import Idle
 from hetjax.plans.plan import Plan
@@ -247,7 +247,7 @@ def wish_rows(planned: Planned) -> list[Row]:
     rows = []
     for found in planned.pareto:
         best, gap = found.best, found.gap
-        share = goodput(best, planned.request.cluster, found.objective)
+        share = expected_goodput(best, planned.request.cluster, found.objective)
         row = (
             found.objective.wish,
             ms(best.simulation.step_time_s),

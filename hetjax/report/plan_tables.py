@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from hetjax.errors import NoFeasiblePlan
-from hetjax.planner.model.objectives import goodput
-from hetjax.planner.model.placement import idle_devices
+from hetjax.planner.model.objectives import expected_goodput
+from hetjax.planner.model.seating import idle_devices
 from hetjax.planner.search.comparison import Planned
 from hetjax.planner.search.find import Found
 from hetjax.planner.search.idle import Idle
@@ -73,7 +73,7 @@ def plan_values(planned: Planned) -> dict[str, Any]:
     told = values(best) | {
         "cluster": cluster.name,
         "objective": planned.objective.wish,
-        "goodput": goodput(best, cluster, planned.objective),
+        "goodput": expected_goodput(best, cluster, planned.objective),
         "usd_per_hour": best.usd_per_hour,
         "lower_bound_s": found.lower_bound_s,
         "gap": found.gap,
@@ -161,7 +161,7 @@ def _wish_values(found: Found) -> dict[str, Any]:
         "tokens_per_s": best.tokens_per_s,
         "usd_per_million_tokens": best.usd_per_million_tokens,
         "usd_per_hour": best.usd_per_hour,
-        "goodput": goodput(best, found.request.cluster, found.objective),
+        "goodput": expected_goodput(best, found.request.cluster, found.objective),
         "num_devices": num_devices(best.plan),
         "gap": found.gap,
         "plan": json.loads(plan_json(found_plan(found))),

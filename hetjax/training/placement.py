@@ -25,7 +25,7 @@ from hetjax.mesh.simulated import simulate_devices
 from hetjax.models.counts import tensor_sizes
 from hetjax.models.model import Model
 from hetjax.planner.model.costing import all_kinds, compute_dtype, known_degrees
-from hetjax.planner.model.memory_check import check_fits
+from hetjax.planner.model.memory_check import check_plan_fits
 from hetjax.planner.model.request import Request
 from hetjax.plans.even import even_plan
 from hetjax.plans.files import read_plan
@@ -113,7 +113,7 @@ def choose_plan(
         return _searched(config, model, cluster)
     choice = choice or _even(config, model, cluster)
     check_plan(choice.plan, model, cluster, f"plan ({choice.source})")
-    check_fits(
+    check_plan_fits(
         choice.plan, model, cluster, dtype=config.dtype, optimizer=_state(config)
     )
     return choice
@@ -245,7 +245,9 @@ def next_plan(config: RunConfig, model: Model, cluster: Cluster, current: Plan) 
     """
     if config.planner == "even":
         plan = _even(config, model, cluster).plan
-        check_fits(plan, model, cluster, dtype=config.dtype, optimizer=_state(config))
+        check_plan_fits(
+            plan, model, cluster, dtype=config.dtype, optimizer=_state(config)
+        )
         return plan
     from hetjax.planner.search.replan import replan  # as in `_searched`
 
@@ -259,7 +261,7 @@ def _searched(config: RunConfig, model: Model, cluster: Cluster) -> Choice:
     from hetjax.planner.search.find import find_plan
 
     try:
-        found = find_plan(_request(config, model, cluster), polish_s=0.0)
+        found = find_plan(_request(config, model, cluster), local_search_s=0.0)
     except BadInput as bad:  # of a device that nobody describes, say
         fix = f"{bad.fix}; or give --planner even, which needs no figures"
         raise BadInput(got=bad.got, allowed=bad.allowed, fix=fix) from bad

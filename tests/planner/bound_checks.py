@@ -17,7 +17,7 @@ from hetjax.errors import NoFeasiblePlan
 from hetjax.models.counts import tensor_sizes
 from hetjax.planner.bound.restricted_master import most_sequences
 from hetjax.planner.bound.space import in_space
-from hetjax.planner.model.evaluator import judged
+from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.templates import Template, TemplateStage, column
 from hetjax.plans.plan import Plan
 from hetjax.plans.validation import validate_plan
@@ -32,7 +32,7 @@ def simulated(proof: Proof, plan: Plan) -> Predicted | None:
     """The plan as the search's judge sees it; None if it is over memory."""
     with nullcontext() if proof.tight else without_memory():
         try:
-            return judged(proof.request, plan)
+            return evaluate_plan(proof.request, plan)
         except NoFeasiblePlan:
             return None
 
@@ -73,8 +73,8 @@ def _of_templates(proof: Proof, predicted: Predicted) -> Iterator[str]:
             yield f"replica {r} takes {alone_s} s alone, its template {time_s} s"
         taken_R += c.taken
         sequences = float(most_sequences(p, [c], bound.step_s)[0])
-        price = float(np.array(c.taken) @ bound.prices_R)
-        most = p.global_batch * price / float(bound.prices_R @ p.room_R)
+        price = float(np.array(c.taken) @ bound.duals_R)
+        most = p.global_batch * price / float(bound.duals_R @ p.room_R)
         if sequences > most * (1 + 1e-6):
             yield f"replica {r} does {sequences} for the price of {most}"
     if (taken_R > p.room_R).any():

@@ -14,7 +14,13 @@ from random import Random
 
 import numpy as np
 
-from hetjax.planner.model.problem import DeviceClass, Option, Problem, Terms, problem
+from hetjax.planner.model.problem import (
+    DeviceClass,
+    LayerCosts,
+    Option,
+    Problem,
+    problem,
+)
 from hetjax.planner.model.templates import Form, Template, TemplateStage
 
 MICROBATCH_SIZES = (1, 2)
@@ -26,7 +32,7 @@ Used = tuple[int, ...]  # devices of each class
 class Instance:
     """A problem with the terms that it was made from."""
 
-    terms: Terms
+    terms: LayerCosts
     problem: Problem
 
 
@@ -81,7 +87,7 @@ def unlike_speeds(seed: int) -> Instance:
     )
 
 
-def _terms(r: Random, kinds: tuple[int, ...], options: list[Option]) -> Terms:
+def _terms(r: Random, kinds: tuple[int, ...], options: list[Option]) -> LayerCosts:
     num_kinds, num_sizes = max(kinds) + 1, len(MICROBATCH_SIZES)
 
     def table(*dims: int, most: float) -> np.ndarray:
@@ -96,7 +102,7 @@ def _terms(r: Random, kinds: tuple[int, ...], options: list[Option]) -> Terms:
     link_s = table(*hops, most=slow)
     rate_O = table(len(options), most=1.0)
     busy_s_BOK = (0.1 + table(*by_kind, most=1.0)) / tensor_O1
-    return Terms(
+    return LayerCosts(
         kinds=kinds,
         busy_s_BOK=busy_s_BOK,
         update_s_BOK=table(*by_kind, most=0.2),

@@ -17,7 +17,7 @@ from hetjax.costs.plan_costs import costs_of
 from hetjax.errors import NoFeasiblePlan
 from hetjax.models.llama import LlamaConfig, llama_model
 from hetjax.models.model import Model
-from hetjax.planner.model.evaluator import judged
+from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.request import Request
 from hetjax.plans.plan import Plan, Remat, Replica, Stage, StageMesh
 from hetjax.plans.schedules import default_launch_ahead
@@ -100,7 +100,7 @@ def fastest_s(request: Request) -> float:
         if prefix_bound_s(plan, costs) >= best_s:
             continue
         try:
-            best_s = min(best_s, judged(request, plan).simulation.step_time_s)
+            best_s = min(best_s, evaluate_plan(request, plan).simulation.step_time_s)
         except NoFeasiblePlan:
             continue
     return best_s

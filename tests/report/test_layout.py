@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.errors import BadInput
-from hetjax.planner.model.placement import idle_devices
+from hetjax.planner.model.seating import idle_devices
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from hetjax.report.alike import alike_replicas, spelled
 from hetjax.report.layout import write_layout

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.costs.profile import Measurement, Profile
 from hetjax.errors import NoFeasiblePlan
-from hetjax.planner.model.evaluator import judged
+from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.objectives import Objective
 from hetjax.planner.model.request import Request
 from hetjax.planner.search.comparison import Planned
@@ -85,7 +85,7 @@ def two_stages(num_microbatches: int) -> Plan:
 
 def predicted(of: Cluster, plan: Plan, seconds: float = 1.0) -> Predicted:
     request = request_of(of, plan, seconds)
-    return judged(request, plan, "1f1b")
+    return evaluate_plan(request, plan, "1f1b")
 
 
 def request_of(of: Cluster, plan: Plan, seconds: float = 1.0) -> Request:

@@ -11,7 +11,7 @@ from hetjax.cluster.catalogue import catalogue
 from hetjax.cluster.cluster import DEVICE_FIGURES, part_of
 from hetjax.cluster.files import load_cluster
 from hetjax.models.presets import model_preset
-from hetjax.planner.model.evaluator import Judge
+from hetjax.planner.model.evaluator import PlanEvaluator
 from hetjax.planner.model.request import Request
 from hetjax.planner.search.find import find_plan
 from hetjax.plans.files import read_plan
@@ -34,7 +34,7 @@ REQUEST = Request(
 def shipped_s() -> float:
     """The simulated step of the plan that `tiny` trains with."""
     assert TINY.plan is not None
-    judged = Judge(REQUEST)(read_plan(TINY.plan))
+    judged = PlanEvaluator(REQUEST)(read_plan(TINY.plan))
     return math.inf if judged is None else judged.simulation.step_time_s
 
 
@@ -42,7 +42,7 @@ def best_s(*kinds: str) -> float:
     """The step of the best plan on the nodes of these kinds."""
     names = [node.name for node in CLUSTER.nodes if node.device in kinds]
     request = replace(REQUEST, cluster=part_of(CLUSTER, names))
-    return find_plan(request, polish_s=0.0).best.simulation.step_time_s
+    return find_plan(request, local_search_s=0.0).best.simulation.step_time_s
 
 
 def test_tiny_has_three_kinds_as_the_catalogue_describes_them():
@@ -64,7 +64,7 @@ def test_all_of_tiny_is_at_least_1_2_times_as_fast_as_the_best_kind_alone():
 
 def test_tiny_trains_with_what_the_planner_finds():
     narrow = replace(REQUEST, microbatch_sizes=(4, 8), tensor_degrees=(1,))
-    found = find_plan(narrow, polish_s=0.0).best
+    found = find_plan(narrow, local_search_s=0.0).best
     assert {stage.node for _, _, stage in found.plan.stages()} == {
         node.name for node in CLUSTER.nodes
     }

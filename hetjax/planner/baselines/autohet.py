@@ -35,11 +35,11 @@ from hetjax.planner.baselines.grouping import (
 )
 from hetjax.planner.baselines.ranking import Candidate, best_first
 from hetjax.planner.baselines.stage_costs import StageCosts, closed_s, stage_costs
-from hetjax.planner.model.cuts import Cuts, fastest_cuts
-from hetjax.planner.model.deadline import check
-from hetjax.planner.model.placement import ORDERS, Pipeline, placed
+from hetjax.planner.model.cuts import StageCuts, fastest_cuts
+from hetjax.planner.model.deadline import check_deadline
 from hetjax.planner.model.problem import Ints
 from hetjax.planner.model.request import Request
+from hetjax.planner.model.seating import ORDERS, UnplacedReplica, place
 from hetjax.plans.plan import Plan
 
 _MOST_TRIED = 8  # groupings that are solved for
@@ -106,7 +106,7 @@ def _tasks_at(
         return
     shallowest = int(units_NC.sum(axis=1).min())
     for num_groups in range(1, min(sum(units_C) // shallowest, total) + 1):
-        check()
+        check_deadline()
         if total % num_groups:
             continue
         num_microbatches = total // num_groups
@@ -179,7 +179,7 @@ def _reach(costs: StageCosts, b: int, options_C: Ints, deepest: int) -> Ints:
 
 def _candidate(costs: StageCosts, task: _Task, grouping: Grouping) -> Candidate:
     p, step_s = costs.problem, 0.0
-    pipelines: list[Pipeline] = []
+    pipelines: list[UnplacedReplica] = []
     for units, num in grouping.groups:
         classes_S = _stages_S(costs, np.array(units))
         cuts = _cuts(costs, task, classes_S)
@@ -195,7 +195,7 @@ def _candidate(costs: StageCosts, task: _Task, grouping: Grouping) -> Candidate:
             task.num_groups,
         )
         step_s = max(step_s, float(seconds[0]))
-        pipeline = Pipeline(
+        pipeline = UnplacedReplica(
             num_microbatches=task.num_microbatches,
             microbatch_size=p.microbatch_sizes[task.b],
             stages=tuple(
@@ -207,7 +207,7 @@ def _candidate(costs: StageCosts, task: _Task, grouping: Grouping) -> Candidate:
     return Candidate(step_s=step_s, plan=partial(_plan, costs.request, pipelines))
 
 
-def _cuts(costs: StageCosts, task: _Task, classes_S: Ints) -> Cuts | None:
+def _cuts(costs: StageCosts, task: _Task, classes_S: Ints) -> StageCuts | None:
     """The partition by the closed form; hops do not depend on it."""
     p, at = costs.problem, (task.b, task.options_C[classes_S])
     ahead_S = np.minimum(np.arange(len(classes_S), 0, -1), task.num_microbatches)
@@ -218,7 +218,7 @@ def _cuts(costs: StageCosts, task: _Task, classes_S: Ints) -> Cuts | None:
     return fastest_cuts(stage_s_SIJ, task.num_microbatches)
 
 
-def _plan(request: Request, pipelines: Sequence[Pipeline]) -> Plan | None:
+def _plan(request: Request, pipelines: Sequence[UnplacedReplica]) -> Plan | None:
     """Stages of a group beside each other where that can be."""
-    plans = (placed(request, pipelines, order) for order in ORDERS)
+    plans = (place(request, pipelines, order) for order in ORDERS)
     return next((plan for plan in plans if plan is not None), None)

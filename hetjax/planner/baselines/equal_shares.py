@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.baselines.hapt import hapt
-from hetjax.planner.model.placement import Seat
 from hetjax.planner.model.request import NodeClass, Request
+from hetjax.planner.model.seating import Seat
 from hetjax.plans.plan import Plan, Replica, Stage
 
 _MOST_DEVICES = 256  # of a share: more take longer than a search may

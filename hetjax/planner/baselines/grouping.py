@@ -18,7 +18,7 @@ from math import comb
 import cvxpy as cp
 import numpy as np
 
-from hetjax.planner.model.deadline import check
+from hetjax.planner.model.deadline import check_deadline
 from hetjax.planner.model.problem import Floats, Ints
 
 _MOST_MIXES = 1500
@@ -149,7 +149,7 @@ def _fullest(
 
 
 def _solve(problem: cp.Problem) -> None:
-    check()
+    check_deadline()
     problem.solve(solver=cp.HIGHS)
     assert problem.status in (cp.OPTIMAL, cp.OPTIMAL_INACCURATE), problem.status
 

@@ -6,8 +6,8 @@ zone), and how what the dynamic program finds becomes a plan. Clusters are our d
 classes, a microbatch size is taken for every search, and all devices are to be used:
 where counts do not divide, or layers are fewer than stages, at most 1, 2, 4, ... groups
 of a cluster stay idle, the least that has a plan. The launch-aheads of H-1F1B come with
-the judge's schedule. Of a cluster of more than 64 devices, devices are handed out two
-by two, four by four, up to whole nodes. Does not own the dynamic program
+the evaluator's schedule. Of a cluster of more than 64 devices, devices are handed out
+two by two, four by four, up to whole nodes. Does not own the dynamic program
 (`hapt_program.py`).
 
 Letters of array names: C clusters, K launch-aheads, I and J first layer and end of a
@@ -27,9 +27,9 @@ from hetjax.planner.baselines.hapt_program import (
 from hetjax.planner.baselines.hapt_task import SubCluster, Submesh, Task
 from hetjax.planner.baselines.ranking import Candidate, best_first
 from hetjax.planner.baselines.stage_costs import StageCosts, stage_costs
-from hetjax.planner.model.placement import Pipeline, placed
 from hetjax.planner.model.problem import Floats, Ints
 from hetjax.planner.model.request import Request
+from hetjax.planner.model.seating import UnplacedReplica, place
 from hetjax.plans.plan import Plan
 
 _MOST_GROUPS = 64  # of devices of a cluster: more are handed out two by two, and so on
@@ -177,9 +177,9 @@ def _plan(
         ahead = min(stage.launch_ahead, task.num_microbatches)
         seconds_O = _fitting_s(costs, b, options, ahead)[:, p.range_IJ[stage.layers]]
         stages.append((p.options[options[seconds_O.argmin()]], stage.layers))
-    pipeline = Pipeline(
+    pipeline = UnplacedReplica(
         num_microbatches=task.num_microbatches,
         microbatch_size=p.microbatch_sizes[b],
         stages=tuple(stages),
     )
-    return placed(request, [pipeline])
+    return place(request, [pipeline])

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hetjax.planner.baselines.hapt_task import NEVER, Submesh, Task
-from hetjax.planner.model.deadline import check
+from hetjax.planner.model.deadline import check_deadline
 from hetjax.planner.model.problem import Floats, Ints
 from hetjax.planner.model.slowest import best_limit
 from hetjax.plans.plan import LayerRange
@@ -85,7 +85,7 @@ def _possible(task: Task, limit_s: float) -> bool:
         over_J[num_layers] = 1 if task.may_end(c) else NEVER
         ahead_IU = np.full((num_layers + 1, cluster.num_groups + 1), NEVER)
         for first in reversed(range(num_layers)):
-            check()
+            check_deadline()
             for mesh in cluster.submeshes:
                 least_U = _least_ahead(
                     ahead_IU, over_J, delta_CCJ[c, c], mesh, first, limit_s
@@ -145,7 +145,7 @@ def _filled(task: Task, limit_s: float) -> _Fill:
         dims = task.num_ahead, num_layers + 1, cluster.num_groups + 1
         found.fill_KIU[c] = np.full(dims, np.inf)
         for first in reversed(range(num_layers)):
-            check()
+            check_deadline()
             for mesh in cluster.submeshes:
                 least_KU = _least_fill(found, c, mesh, first)
                 least_KU[:, ~cluster.fits_U(mesh.num_groups)] = np.inf

@@ -21,9 +21,9 @@ import numpy as np
 
 from hetjax.planner.baselines.ranking import Candidate, best_first
 from hetjax.planner.baselines.ranks import (
-    Layout,
-    Seat,
     Seating,
+    StageSlot,
+    SymmetricShape,
     alike,
     in_rank_order,
     kinds_in_use,
@@ -54,7 +54,9 @@ def _candidates(costs: StageCosts) -> Iterator[Candidate]:
             yield _candidate(costs, layout, there)
 
 
-def _candidate(costs: StageCosts, layout: Layout, there: Sequence[Seat]) -> Candidate:
+def _candidate(
+    costs: StageCosts, layout: SymmetricShape, there: Sequence[StageSlot]
+) -> Candidate:
     p, num_stages = costs.problem, layout.num_stages
     total = costs.request.global_batch // layout.size
     room = len(there) // num_stages

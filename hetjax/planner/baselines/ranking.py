@@ -2,7 +2,7 @@
 """The plans that a baseline would choose, best by its own costs first.
 
 Owns how many there are and what is said where there are none. Does not own those costs
-nor whether the judge finds them in memory.
+nor whether they fit into memory.
 """
 
 import math
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from hetjax.errors import NoFeasiblePlan
-from hetjax.planner.model.deadline import check
+from hetjax.planner.model.deadline import check_deadline
 from hetjax.planner.model.request import Request
 from hetjax.plans.plan import Plan
 
@@ -32,7 +32,7 @@ def best_first(
     found: list[Plan] = []
     possible = filter(_is_possible, candidates)
     for candidate in sorted(possible, key=lambda c: c.step_s):
-        check()
+        check_deadline()
         plan = candidate.plan()
         if plan is not None and plan not in found:
             found.append(plan)
@@ -44,7 +44,7 @@ def best_first(
 
 
 def _is_possible(candidate: Candidate) -> bool:
-    check()
+    check_deadline()
     return math.isfinite(candidate.step_s)
 
 

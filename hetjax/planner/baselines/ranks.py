@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks: devices in the order of the cluster file, and symmetric plans on them.
 
-Owns the seats that equal stages can have, the layouts in which all stages have one
-mesh and all replicas as many stages, and plans that say who sits where. Does not own
-which layout a baseline takes, nor placement where order is not the point
-(`placement.py`).
+Owns the seats that equal stages can have, the layouts in which all stages have one mesh
+and all replicas as many stages, and plans that say who sits where. Does not own which
+layout a baseline takes, nor placement where order is not the point (`seating.py`).
 
 Letters of array names: R replicas, S stages, C device classes.
 """
@@ -16,17 +15,17 @@ from itertools import pairwise
 import numpy as np
 
 from hetjax.planner.baselines.stage_costs import StageCosts
-from hetjax.planner.model.cuts import Cuts
-from hetjax.planner.model.placement import Pipeline, plan_of, seated
+from hetjax.planner.model.cuts import StageCuts
 from hetjax.planner.model.problem import Ints, Option
 from hetjax.planner.model.request import Request
+from hetjax.planner.model.seating import UnplacedReplica, plan_of, seated
 from hetjax.plans.plan import Plan, Remat, Replica
 
 _MOST_KINDS = 4  # with more of them, all or the fastest 1, 2, 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seat:
+class StageSlot:
     """Devices of one node that a stage can have."""
 
     device_class: int
@@ -35,7 +34,7 @@ class Seat:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Layout:
+class SymmetricShape:
     """What all stages of a symmetric plan have in common; `b` is the index of `size`.
 
     `options_C` gives the option by class, -1 where there is none.
@@ -54,10 +53,10 @@ class Layout:
 class Seating:
     """Who sits where: indices into `seats`, and what each replica does there."""
 
-    layout: Layout
-    seats: Sequence[Seat]
+    layout: SymmetricShape
+    seats: Sequence[StageSlot]
     seats_RS: Ints
-    cuts_R: Sequence[Cuts]
+    cuts_R: Sequence[StageCuts]
     num_microbatches_R: Sequence[int]
 
 
@@ -69,13 +68,15 @@ def kinds_in_use(costs: StageCosts) -> list[frozenset[int]]:
     return [frozenset(order[:n]) for n in sorted(nums)]
 
 
-def seats(request: Request, num_devices: int, classes: Container[int]) -> list[Seat]:
+def seats(
+    request: Request, num_devices: int, classes: Container[int]
+) -> list[StageSlot]:
     """Return all places for stages of so many devices, in the order of the file."""
     class_of = {
         node.name: c for c, nodes in enumerate(request.classes) for node in nodes.nodes
     }
     return [
-        Seat(
+        StageSlot(
             device_class=class_of[node.name],
             node=node.name,
             devices=tuple(range(first, first + num_devices)),
@@ -88,14 +89,14 @@ def seats(request: Request, num_devices: int, classes: Container[int]) -> list[S
 
 def layouts(
     costs: StageCosts, tensor: int, data: int, num_seats: int
-) -> Iterator[Layout]:
+) -> Iterator[SymmetricShape]:
     """Yield every layout with these degrees that there are seats and layers for."""
     for num_stages in range(1, min(num_seats, costs.num_inner_layers) + 1):
         for b, size in costs.sizes:
             if size % data:
                 continue
             for remat, options_C in costs.remats_C(tensor, data):
-                yield Layout(
+                yield SymmetricShape(
                     tensor=tensor,
                     data=data,
                     remat=remat,
@@ -140,7 +141,7 @@ def _replica(seating: Seating, r: int) -> Replica:
     way = Option(
         device_class=0, tensor=layout.tensor, data=layout.data, remat=layout.remat
     )
-    pipeline = Pipeline(
+    pipeline = UnplacedReplica(
         num_microbatches=seating.num_microbatches_R[r],
         microbatch_size=layout.size,
         stages=tuple((way, layers) for layers in pairwise(seating.cuts_R[r])),

@@ -28,10 +28,10 @@ from hetjax.planner.baselines.stage_costs import (
     stage_costs,
 )
 from hetjax.planner.model.cuts import even_cuts
-from hetjax.planner.model.deadline import check
-from hetjax.planner.model.placement import ORDERS, Pipeline, placed
+from hetjax.planner.model.deadline import check_deadline
 from hetjax.planner.model.problem import Floats, Ints
 from hetjax.planner.model.request import Request
+from hetjax.planner.model.seating import ORDERS, UnplacedReplica, place
 from hetjax.plans.plan import Plan
 
 _MOST_CLASSES = 8
@@ -94,7 +94,7 @@ def _found(costs: StageCosts) -> Iterator[_Found]:
     tries = [(shape, _all_parts(costs, shape)) for shape in _shapes(costs)]
     bounded = [(_least_s(shape, parts), shape, parts) for shape, parts in tries]
     for least_s, shape, parts in sorted(bounded, key=lambda t: t[0]):
-        check()
+        check_deadline()
         if least_s > _HOPELESS * best_s or not np.isfinite(least_s):
             continue
         for classes in sequences:
@@ -146,7 +146,7 @@ def _all_parts(costs: StageCosts, shape: _Shape) -> list[_Parts]:
 
 
 def _parts(costs: StageCosts, shape: _Shape, c: int) -> _Parts:
-    check()
+    check_deadline()
     num_stages = shape.num_stages
     meshes = _meshes(costs)
     chosen = [_fastest(costs, shape, c, tensor, data) for tensor, data in meshes]
@@ -261,7 +261,7 @@ def _candidate(costs: StageCosts, found: _Found) -> Candidate:
         np.array([shape.num_microbatches]),
         shape.num_replicas,
     )
-    pipeline = Pipeline(
+    pipeline = UnplacedReplica(
         num_microbatches=shape.num_microbatches,
         microbatch_size=p.microbatch_sizes[shape.b],
         stages=tuple(
@@ -274,7 +274,7 @@ def _candidate(costs: StageCosts, found: _Found) -> Candidate:
     return Candidate(step_s=float(seconds[0]), plan=plan)
 
 
-def _plan(request: Request, pipelines: Sequence[Pipeline]) -> Plan | None:
+def _plan(request: Request, pipelines: Sequence[UnplacedReplica]) -> Plan | None:
     """A stage's replicas beside each other where that can be."""
-    plans = (placed(request, pipelines, order) for order in reversed(ORDERS))
+    plans = (place(request, pipelines, order) for order in reversed(ORDERS))
     return next((plan for plan in plans if plan is not None), None)

@@ -18,9 +18,9 @@ import numpy as np
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.baselines.ranking import Candidate, best_first
 from hetjax.planner.baselines.ranks import (
-    Layout,
-    Seat,
     Seating,
+    StageSlot,
+    SymmetricShape,
     alike,
     layouts,
     one_by_one,
@@ -60,7 +60,10 @@ def _candidates(costs: StageCosts) -> Iterator[Candidate]:
 
 
 def _candidate(
-    costs: StageCosts, layout: Layout, there: Sequence[Seat], num_replicas: int
+    costs: StageCosts,
+    layout: SymmetricShape,
+    there: Sequence[StageSlot],
+    num_replicas: int,
 ) -> Candidate:
     p, num_stages = costs.problem, layout.num_stages
     num_microbatches = costs.request.global_batch // layout.size // num_replicas

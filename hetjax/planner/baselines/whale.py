@@ -23,9 +23,9 @@ import numpy as np
 from hetjax.costs.flops import forward_flops
 from hetjax.planner.baselines.ranking import Candidate, best_first
 from hetjax.planner.baselines.ranks import (
-    Layout,
-    Seat,
     Seating,
+    StageSlot,
+    SymmetricShape,
     alike,
     in_rank_order,
     kinds_in_use,
@@ -41,7 +41,7 @@ from hetjax.planner.baselines.stage_costs import (
     shared_out,
     stage_costs,
 )
-from hetjax.planner.model.cuts import Cuts, balanced_cuts, even_cuts
+from hetjax.planner.model.cuts import StageCuts, balanced_cuts, even_cuts
 from hetjax.planner.model.problem import Floats, Ints
 from hetjax.planner.model.request import Request
 from hetjax.plans.plan import Plan
@@ -89,7 +89,9 @@ def _candidates(speeds: _Speeds) -> Iterator[Candidate]:
                 yield found
 
 
-def _layouts(costs: StageCosts) -> Iterator[tuple[float, Layout, list[Seat]]]:
+def _layouts(
+    costs: StageCosts,
+) -> Iterator[tuple[float, SymmetricShape, list[StageSlot]]]:
     """All layouts, with their seats and the least time that these allow."""
     for classes, (tensor, data) in product(kinds_in_use(costs), costs.meshes):
         there = seats(costs.request, tensor * data, classes)
@@ -100,7 +102,7 @@ def _layouts(costs: StageCosts) -> Iterator[tuple[float, Layout, list[Seat]]]:
             yield _ideal_s(costs, layout, num_C), layout, there
 
 
-def _ideal_s(costs: StageCosts, layout: Layout, num_C: Ints) -> float:
+def _ideal_s(costs: StageCosts, layout: SymmetricShape, num_C: Ints) -> float:
     """Seconds of a step in which every seat computes all the time."""
     p = costs.problem
     used = num_C > 0
@@ -111,8 +113,8 @@ def _ideal_s(costs: StageCosts, layout: Layout, num_C: Ints) -> float:
 
 def _candidate(
     speeds: _Speeds,
-    layout: Layout,
-    there: Sequence[Seat],
+    layout: SymmetricShape,
+    there: Sequence[StageSlot],
     seats_RS: Ints,
     proportional: bool,
 ) -> Candidate:
@@ -146,8 +148,8 @@ def _candidate(
 
 
 def _cuts(
-    speeds: _Speeds, layout: Layout, classes_S: Ints, proportional: bool
-) -> Cuts | None:
+    speeds: _Speeds, layout: SymmetricShape, classes_S: Ints, proportional: bool
+) -> StageCuts | None:
     """Even cuts, or those with loads nearest to the speeds that memory allows."""
     p, num_stages = speeds.costs.problem, len(classes_S)
     if not proportional:
@@ -172,7 +174,7 @@ def _usable_flops_per_s(speeds: _Speeds, classes_QS: Ints, cuts_QJ: Ints) -> Flo
 
 def _step_s(
     costs: StageCosts,
-    layout: Layout,
+    layout: SymmetricShape,
     classes_QS: Ints,
     cuts_QJ: Ints,
     most_Q: Ints,

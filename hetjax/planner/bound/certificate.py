@@ -21,7 +21,7 @@ _WHAT = "a plan of the search"
 _LARGE = 128  # devices: bounds of larger clusters are not brought so close
 
 
-def certificate(request: Request, simulated: Iterable[Predicted]) -> LowerBound:
+def certified_bound(request: Request, simulated: Iterable[Predicted]) -> LowerBound:
     """Return what no plan of the space simulates faster than, as far as is known.
 
     Whatever the tensor degrees of its stages: see `Found`. What is proven of it so far

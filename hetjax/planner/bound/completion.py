@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the rest of a pipeline must at least cost, for pruning the search.
+"""Completion bounds: what the rest of a pipeline must at least cost, to prune labels.
 
-Owns the time that a stage can have in a step whatever stands before and after it, and
-from it the least cost of the layers before a stage. All are optimistic: nothing good is
-pruned. Does not own the exact search (`partial_pipelines.py`).
+Owns the slack, the time that a stage can have in a step whatever stands before and
+after it, and from it the least cost of the layers before a stage. All are optimistic:
+no column is pruned. Does not own the exact search (`partial_pipelines.py`).
 
 Letters of array names as in `problem.py`; V different places of a stage, S options by
-rank, X questions.
+rank, X queries.
 """
 
 from dataclasses import dataclass, fields
@@ -20,7 +20,7 @@ _CHUNK = 100_000  # numbers in a table: what a processor's cache holds
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Reach:
+class Slack:
     """What stages could do in a step if all others were the fastest there are.
 
     `left_s_BMIJ` is the time for the microbatches of a stage on layers I to J. The rest
@@ -49,7 +49,7 @@ class Reach:
         return (most_BSV.max(axis=(1, 2)) * (1 + ROUNDING)).astype(np.int64)
 
 
-def reach(p: Problem, form: Form, step_s: float) -> Reach:
+def slack_at(p: Problem, form: Form, step_s: float) -> Slack:
     """Return what is left of the step for every stage."""
     before_s_BI = p.fastest_s_BJ
     with np.errstate(invalid="ignore"):  # sizes at which nothing fits: inf - inf
@@ -68,7 +68,7 @@ def reach(p: Problem, form: Form, step_s: float) -> Reach:
 
     each_s_BOV = np.where(held_BOV > 0, _each_s(p, start_V, end_V), np.inf)
     holds_BFSV = ranked(held_BOV.astype(float))[:, None] >= held_F[:, None, None]
-    return Reach(
+    return Slack(
         step_s=step_s,
         left_s_BMIJ=left_s_BOIJ[:, p.meshes.first_M],
         place_IJ=place_IJ,
@@ -146,7 +146,7 @@ def _places(p: Problem, form: Form) -> tuple[Ints, Ints, Ints]:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Questions:
+class CompletionQueries:
     """What is asked of the layers before a stage.
 
     The least cost of `lo` microbatches at a size where no stage takes more than
@@ -158,27 +158,29 @@ class Questions:
     most_s_X: Floats
     per_s_X: Floats
 
-    def take(self, rows: Ints) -> "Questions":
-        return Questions(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+    def take(self, rows: Ints) -> "CompletionQueries":
+        return CompletionQueries(
+            **{f.name: getattr(self, f.name)[rows] for f in fields(self)}
+        )
 
 
-def least_cost(can: Reach, cost_O: Floats, asked: Questions) -> Floats:
+def least_cost(slack: Slack, cost_O: Floats, asked: CompletionQueries) -> Floats:
     """Return the least cost of layers 0 to J for every question.
 
     Shape (X, J, F). F + 1 microbatches are in flight in the stage that ends at J; the
     last of F is "more than any stage can hold", without limits F = 0 stands for all.
     If the layers have a second less to do it, they cost at least `per_s` more.
     """
-    num_held, num_ends = can.num_holding_BFV.shape[1], len(can.place_IJ)
+    num_held, num_ends = slack.num_holding_BFV.shape[1], len(slack.place_IJ)
     num_ahead = num_held + (num_held > 1)
     cost_XJF = np.full((len(asked.b_X), num_ends, num_ahead), np.inf)
     # those alike in depth and length of stages together
     order = np.lexsort((asked.most_s_X, np.minimum(asked.lo_X, num_held), asked.b_X))
-    num_rows = max(_CHUNK // can.option_BSV[0].size, 16)
+    num_rows = max(_CHUNK // slack.option_BSV[0].size, 16)
     for of_b in np.split(order, np.flatnonzero(np.diff(asked.b_X[order])) + 1):
         for at in range(0, len(of_b), num_rows):
             rows = of_b[at : at + num_rows]
-            found_XFJ = _least_cost(can, cost_O, asked.take(rows))
+            found_XFJ = _least_cost(slack, cost_O, asked.take(rows))
             most = found_XFJ.shape[1]
             cost_XJF[rows, :, :most] = found_XFJ.swapaxes(1, 2)
             cost_XJF[rows, :, most:num_held] = found_XFJ[:, -1, :, None]
@@ -186,16 +188,16 @@ def least_cost(can: Reach, cost_O: Floats, asked: Questions) -> Floats:
     return cost_XJF
 
 
-def _least_cost(can: Reach, cost_O: Floats, asked: Questions) -> Floats:
+def _least_cost(slack: Slack, cost_O: Floats, asked: CompletionQueries) -> Floats:
     """The same for one microbatch size, F up to the most in flight; shape (X, F, J)."""
     b, lo_X = int(asked.b_X[0]), asked.lo_X
-    num_held, num_ends = can.num_holding_BFV.shape[1], len(can.place_IJ)
+    num_held, num_ends = slack.num_holding_BFV.shape[1], len(slack.place_IJ)
     most = min(int(lo_X.max()), num_held)  # no more are in flight than there are
-    places = _in_reach(can, b, int(lo_X.min()), float(asked.most_s_X.max()))
-    stage_XFV = _stage_cost(can, cost_O, asked, most, places)
-    new_V = np.full(can.each_s_BSV.shape[2] + 1, -1)
+    places = _in_reach(slack, b, int(lo_X.min()), float(asked.most_s_X.max()))
+    stage_XFV = _stage_cost(slack, cost_O, asked, most, places)
+    new_V = np.full(slack.each_s_BSV.shape[2] + 1, -1)
     new_V[places] = np.arange(len(places))
-    place_IJ = new_V[can.place_IJ]
+    place_IJ = new_V[slack.place_IJ]
     # beyond the most in flight: too many, or no more than there are
     too_many = num_held > 1 and most == num_held
     cost_XFJ = np.full((len(lo_X), most + 1, num_ends), np.inf)
@@ -216,20 +218,23 @@ def _least_cost(can: Reach, cost_O: Floats, asked: Questions) -> Floats:
 
 
 def _stage_cost(
-    can: Reach, cost_O: Floats, asked: Questions, most: int, places: Ints
+    slack: Slack, cost_O: Floats, asked: CompletionQueries, most: int, places: Ints
 ) -> Floats:
     """The least cost of a stage at each of the places; shape (X, F, V + 1), and inf."""
     b = int(asked.b_X[0])
-    each_s_SV, left_s_SV = can.each_s_BSV[b][:, places], can.left_s_BSV[b][:, places]
-    through_s_SV = each_s_SV + can.more_s_BSV[b][:, places]
+    each_s_SV, left_s_SV = (
+        slack.each_s_BSV[b][:, places],
+        slack.left_s_BSV[b][:, places],
+    )
+    through_s_SV = each_s_SV + slack.more_s_BSV[b][:, places]
     through_s_SV = np.where(np.isfinite(through_s_SV), through_s_SV, 0.0)
     most_s_XSV = np.minimum(
         left_s_SV / asked.lo_X[:, None, None], asked.most_s_X[:, None, None]
     )
     stage_XSV = asked.per_s_X[:, None, None] * through_s_SV
-    stage_XSV += cost_O[can.option_BSV[b][:, places]]
+    stage_XSV += cost_O[slack.option_BSV[b][:, places]]
     stage_XSV[each_s_SV > most_s_XSV] = np.inf
-    num_holding_FV = can.num_holding_BFV[b, :most][:, places]
+    num_holding_FV = slack.num_holding_BFV[b, :most][:, places]
     if most == 1:
         best_XFV = stage_XSV.min(axis=1, keepdims=True)
     else:
@@ -243,18 +248,18 @@ def _stage_cost(
     return np.concatenate([best_XFV, nowhere_XF1], axis=2)
 
 
-def _in_reach(can: Reach, b: int, lo: int, most_s: float) -> Ints:
+def _in_reach(slack: Slack, b: int, lo: int, most_s: float) -> Ints:
     """The places where some stage is fast enough."""
-    most_s_SV = np.minimum(can.left_s_BSV[b] / lo, most_s)
-    return np.flatnonzero((can.each_s_BSV[b] <= most_s_SV).any(axis=0))
+    most_s_SV = np.minimum(slack.left_s_BSV[b] / lo, most_s)
+    return np.flatnonzero((slack.each_s_BSV[b] <= most_s_SV).any(axis=0))
 
 
-def longest_stages(can: Reach, b_N: Ints, lo_N: Ints, most_s_N: Floats) -> Ints:
+def longest_stages(slack: Slack, b_N: Ints, lo_N: Ints, most_s_N: Floats) -> Ints:
     """Return the earliest first layer of a stage that ends at J; J if there is none."""
-    each_s_BV = can.each_s_BSV.min(axis=1)
-    left_s_BV = can.left_s_BSV.max(axis=1)
+    each_s_BV = slack.each_s_BSV.min(axis=1)
+    left_s_BV = slack.left_s_BSV.max(axis=1)
     most_s_NV = np.minimum(left_s_BV[b_N] / lo_N[:, None], most_s_N[:, None])
     does_NV = each_s_BV[b_N] <= most_s_NV
-    does_NIJ = does_NV[:, can.place_IJ] & (can.place_IJ >= 0)
-    ends_J = np.arange(len(can.place_IJ))
+    does_NIJ = does_NV[:, slack.place_IJ] & (slack.place_IJ >= 0)
+    ends_J = np.arange(len(slack.place_IJ))
     return np.where(does_NIJ.any(axis=1), does_NIJ.argmax(axis=1), ends_J)

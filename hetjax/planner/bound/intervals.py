@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cells: pipelines that are priced together, as if all were as good as the best.
+"""Microbatch intervals: pipelines priced together, as if all were as good as the best.
 
 Owns how pipelines are divided: by microbatch size and count, and in the closed form,
 whose time is a fill and then the slowest stage's time for every microbatch, by the
-latter. Does not own what a cell's pipelines could cost (`completion.py`).
+latter. Does not own what an interval's pipelines cost at least (`completion.py`).
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ _PARTS = 4
 _NARROWEST = 1e-6  # relative: as far as times of slowest stages are told apart
 
 
-class Cell(NamedTuple):
+class Interval(NamedTuple):
     """Microbatch counts `lo` to `hi` at one microbatch size (by index).
 
     The slowest stage or link takes `least_s` to `most_s` for each microbatch.
@@ -30,10 +30,10 @@ class Cell(NamedTuple):
     most_s: float = inf
 
 
-def first_cells(
+def initial_intervals(
     p: Problem, form: Form, most_B: Ints, left_s_B: Floats, work_s_B: Floats
-) -> Iterator[Cell]:
-    """Yield cells that hold all pipelines of at most so many microbatches.
+) -> Iterator[Interval]:
+    """Yield intervals that hold all pipelines of at most so many microbatches.
 
     In the closed form every count has its own, as long as memory may not hold as many
     in flight as the pipeline is deep. Microbatches after the first have `left_s_B`, at
@@ -45,59 +45,61 @@ def first_cells(
         return
     for b, most in enumerate(most_B):
         if form == "prefix" and most:
-            yield Cell(b, 1, int(most))
+            yield Interval(b, 1, int(most))
         if form == "closed" and most:
-            yield Cell(b, 1, 1)
+            yield Interval(b, 1, 1)
             many = max(p.max_launch_ahead, 2)
             for lo in range(2, min(many, int(most)) + 1):
                 hi = int(most) if lo == many else lo
                 least_s = max(float(slowest_s_B[b]), float(work_s_B[b]) / hi)
                 most_s = float(left_s_B[b]) / (lo - 1)
                 if least_s <= most_s:
-                    yield Cell(b, lo, hi, least_s, most_s)
+                    yield Interval(b, lo, hi, least_s, most_s)
 
 
 def _of_all(
     p: Problem, form: Form, most_B: Ints, left_s_B: Floats, slowest_s_B: Floats
-) -> Iterator[Cell]:
-    """Yield cells of pipelines that do the whole global batch."""
+) -> Iterator[Interval]:
+    """Yield intervals of pipelines that do the whole global batch."""
     for b, size in enumerate(p.microbatch_sizes):
         count, rest = divmod(p.global_batch, size)
         if rest or count > most_B[b]:
             continue
         if form == "prefix" or count == 1:
-            yield Cell(b, count, count)
+            yield Interval(b, count, count)
             continue
         least_s, most_s = float(slowest_s_B[b]), float(left_s_B[b]) / (count - 1)
         if least_s <= most_s:
-            yield Cell(b, count, count, least_s, most_s)
+            yield Interval(b, count, count, least_s, most_s)
 
 
-def narrowed(cell: Cell, form: Form, ratio: float) -> Iterator[Cell]:
-    """Cut a cell into some that are about `ratio` wide."""
+def refined(interval: Interval, form: Form, ratio: float) -> Iterator[Interval]:
+    """Cut an interval into some that are about `ratio` wide."""
     if form == "prefix":
-        lo = cell.lo
-        while lo <= cell.hi:
-            hi = min(max(lo, int(lo * (1 + ratio))), cell.hi)
-            yield cell._replace(lo=lo, hi=hi)
+        lo = interval.lo
+        while lo <= interval.hi:
+            hi = min(max(lo, int(lo * (1 + ratio))), interval.hi)
+            yield interval._replace(lo=lo, hi=hi)
             lo = hi + 1
-    elif cell.most_s == inf:
-        yield cell
+    elif interval.most_s == inf:
+        yield interval
     else:
-        least_s = cell.least_s
-        while least_s * (1 + ratio) < cell.most_s:
+        least_s = interval.least_s
+        while least_s * (1 + ratio) < interval.most_s:
             most_s = least_s * (1 + ratio)
-            yield cell._replace(least_s=least_s, most_s=most_s)
+            yield interval._replace(least_s=least_s, most_s=most_s)
             least_s = most_s
-        yield cell._replace(least_s=least_s)
+        yield interval._replace(least_s=least_s)
 
 
-def divided(cell: Cell, form: Form) -> list[Cell]:
-    """Cut a cell in parts; none if there is nothing more to tell."""
+def halved(interval: Interval, form: Form) -> list[Interval]:
+    """Cut an interval in parts; none if there is nothing more to tell."""
     if form == "prefix":
-        middle = (cell.lo + cell.hi) // 2
-        parts = [cell._replace(hi=middle), cell._replace(lo=middle + 1)]
-        return parts if cell.lo < cell.hi else []
-    if cell.most_s <= cell.least_s * (1 + _NARROWEST) or cell.most_s == inf:
+        middle = (interval.lo + interval.hi) // 2
+        parts = [interval._replace(hi=middle), interval._replace(lo=middle + 1)]
+        return parts if interval.lo < interval.hi else []
+    if interval.most_s <= interval.least_s * (1 + _NARROWEST) or interval.most_s == inf:
         return []
-    return list(narrowed(cell, form, (cell.most_s / cell.least_s - 1) / _PARTS))
+    return list(
+        refined(interval, form, (interval.most_s / interval.least_s - 1) / _PARTS)
+    )

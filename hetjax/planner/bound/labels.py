@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Labels: suffixes of pipelines, and which of them others make superfluous.
+"""DP labels: partial pipelines, and which of them others dominate.
 
-Owns what is known of a suffix and dominance. Does not own how suffixes grow
+Owns what is known of a partial pipeline, and dominance. Does not own how they grow
 (`partial_pipelines.py`).
 """
 
@@ -19,15 +19,15 @@ _NEIGHBOURS = (4, 16)  # that a label is held against: first few, then more of t
 class Labels:
     """Suffixes of pipelines, one in a row.
 
-    The suffix starts at `start` with a stage on `mesh` (-1 if empty), seen from the
-    stage before it, which will be in group `before` of meshes: `fill_s` is its time by
-    the form, with the hop, `owed_s` what sending to it costs that stage, `ahead` that
-    stage's launch-ahead.
-    `used_XR` is what it takes of scarce limits, 0 where no way to go on exceeds them.
-    `parent` is the row of the suffix without its first stage, in the pool.
+    The partial pipeline starts at `start` with a stage on `mesh` (-1 if empty), seen
+    from the stage before it, which will be in group `before` of meshes: `fill_s` is its
+    time by the form, with the hop, `owed_s` what sending to it costs that stage,
+    `ahead` that stage's launch-ahead. `used_XR` is what it takes of scarce limits, 0
+    where no way to go on exceeds them. `parent` is the row of that one without its
+    first stage, in the pool.
     """
 
-    cell: Ints
+    interval: Ints
     mesh: Ints
     before: Ints
     start: Ints
@@ -60,7 +60,7 @@ def undominated(labels: Labels, num_groups: int, *, ahead_matters: bool) -> Labe
 
     Not all of them where more counts than time and cost.
     """
-    group = labels.cell * num_groups + labels.before
+    group = labels.interval * num_groups + labels.before
     others = [labels.owed_s, *labels.after_s_XA.T, *labels.used_XR.T]
     if ahead_matters:
         others.append(labels.ahead.astype(np.float64))

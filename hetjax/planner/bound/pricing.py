@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pricing: the templates that do as much as their devices are worth, or more.
+"""The pricing problem: templates whose reduced cost is positive, or that there are
+none.
 
 Owns what is asked of the dynamic program (`partial_pipelines.py`) at a fixed step time
-and fixed prices of devices. Many microbatch counts are priced at once, in intervals, of
-which the program thinks too well; an interval that this optimism keeps alive is split.
-First only the most promising labels are kept; where that finds nothing, all of them: so
-no template that is worth its price is missed.
+and duals. A template that does n sequences and takes t_R of the limits has reduced cost
+n - threshold * (duals_R @ t_R). Many microbatch counts are priced at once, as
+intervals, for which the program is optimistic; an interval that its optimism alone
+keeps is split. A heuristic pass keeps the best labels only; where it finds nothing an
+exact pass keeps all of them, so that no column is missed.
 
-Does not own the prices (`column_generation.py`).
+Does not own the duals (`column_generation.py`).
 """
 
 from collections.abc import Sequence
@@ -15,16 +17,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetjax.planner.bound.completion import reach
-from hetjax.planner.bound.intervals import divided, first_cells, narrowed
+from hetjax.planner.bound.completion import slack_at
+from hetjax.planner.bound.intervals import halved, initial_intervals, refined
 from hetjax.planner.bound.labels import Labels
 from hetjax.planner.bound.partial_pipelines import (
-    Search,
+    PricingProgram,
+    bound_ratios,
+    grown_labels,
+    interval_bound_ratios,
     least_work,
-    pipelines,
-    search_of,
-    standing,
-    standing_of,
+    pricing_program,
     template_of,
 )
 from hetjax.planner.model.problem import Floats, Ints, Problem
@@ -36,168 +38,189 @@ from hetjax.planner.model.templates import (
     most_microbatches,
 )
 
-# widths of cells, and trades of time against cost by which they may be ruled out
+# widths of intervals, and trades of time against cost by which they may be ruled out
 _PASSES = (
     (0.6, (0.75,)),
     (0.15, (0.75,)),
     (0.04, (0.75,)),
     (0.04, (0.0, 0.6, 1.2)),
 )
-# how many promising suffixes and cells are kept: more where a bound is to be certified
+# labels and intervals that a heuristic pass keeps: more where a bound is certified
 _BEAM: dict[Form, int] = {"closed": 60, "prefix": 100}
-_MOST_CELLS: dict[Form, int] = {"closed": 40, "prefix": 100}
+_MOST_INTERVALS: dict[Form, int] = {"closed": 40, "prefix": 100}
 _MOST_COLUMNS = 100
-_HARVEST_BEAM, _MOST_HARVESTED, _FEW_COLUMNS = 400, 600, 100
+_ENUMERATION_BEAM, _MOST_ENUMERATED, _FEW_COLUMNS = 400, 600, 100
 _LESS_WORTH, _NUM_LESS = 0.5, 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Priced:
-    """Templates that are worth their price, best first.
+class PricingResult:
+    """Columns of positive reduced cost, those of most sequences per price first.
 
     None of them means that there are none at all only if `is_all`. `num_labels` is the
     work that it took.
     """
 
     columns: tuple[Column, ...] = ()
-    is_all: bool = True
+    is_complete: bool = True
     num_labels: int = 0
 
 
-def price(
+def solve_pricing(
     p: Problem,
     form: Form,
     step_s: float,
-    price_R: Floats,
-    worth: float,
+    duals_R: Floats,
+    threshold: float,
     *,
     most_labels: int | None = None,
-) -> Priced:
-    """Return templates that do `worth` sequences or more per unit of price.
+) -> PricingResult:
+    """Return columns that do `threshold` sequences or more per unit of price.
 
     Some of the best of those that do it within the step time; if not all are known
-    after `most_labels` labels, that is it (0: after the most promising ones).
+    after `most_labels` labels, that is it (0: after the heuristic pass).
     """
-    few = _MOST_CELLS[form] if most_labels == 0 else None
-    search = _search(p, form, step_s, price_R, worth, _PASSES, most_cells=few)
-    if search is None:
-        return Priced()
-    found = _promising(search, worth)
+    few = _MOST_INTERVALS[form] if most_labels == 0 else None
+    program = _program(p, form, step_s, duals_R, threshold, _PASSES, most_intervals=few)
+    if program is None:
+        return PricingResult()
+    found = _heuristic(program, threshold)
     if found.columns or most_labels == 0:
         return found
-    return _priced(search, worth, most_labels)
+    return _exact(program, threshold, most_labels)
 
 
-def _promising(search: Search, worth: float) -> Priced:
-    """Keep only labels that look good."""
-    found = pipelines(
-        search, _alive(search, _MOST_CELLS[search.form]), beam=_BEAM[search.form]
+def _heuristic(program: PricingProgram, threshold: float) -> PricingResult:
+    """Keep only the labels of least bound ratio."""
+    found = grown_labels(
+        program,
+        _alive(program, _MOST_INTERVALS[program.form]),
+        beam=_BEAM[program.form],
     )
     assert found is not None
-    pool, whole = found
-    columns = _better(_columns(search, pool, whole, _MOST_COLUMNS), search, worth)
-    return Priced(columns=columns, is_all=False, num_labels=len(pool))
+    pool, complete = found
+    columns = _better(
+        _columns(program, pool, complete, _MOST_COLUMNS), program, threshold
+    )
+    return PricingResult(columns=columns, is_complete=False, num_labels=len(pool))
 
 
-def _priced(search: Search, worth: float, most_labels: int | None) -> Priced:
-    """Keep all labels, and divide the cells of those that look better than they are."""
+def _exact(
+    program: PricingProgram, threshold: float, most_labels: int | None
+) -> PricingResult:
+    """Keep all labels, and split the intervals that only optimism keeps."""
     num_labels = 0
     while True:
-        found = pipelines(search, _alive(search), most=most_labels)
+        found = grown_labels(program, _alive(program), most=most_labels)
         if found is None:
-            return Priced(is_all=False, num_labels=num_labels + (most_labels or 0))
-        pool, whole = found
-        num_labels += len(pool)
-        better = _better(_columns(search, pool, whole, _MOST_COLUMNS), search, worth)
-        kept = [search.cells[n] for n in np.unique(whole.cell)]
-        parts = [part for cell in kept for part in divided(cell, search.form)]
-        if better or not kept or not parts:
-            return Priced(
-                columns=better, is_all=not kept or bool(better), num_labels=num_labels
+            return PricingResult(
+                is_complete=False, num_labels=num_labels + (most_labels or 0)
             )
-        search = search_of(
-            search.p,
-            search.form,
-            search.can,
-            search.price_R,
+        pool, complete = found
+        num_labels += len(pool)
+        better = _better(
+            _columns(program, pool, complete, _MOST_COLUMNS), program, threshold
+        )
+        kept = [program.intervals[n] for n in np.unique(complete.interval)]
+        parts = [part for interval in kept for part in halved(interval, program.form)]
+        if better or not kept or not parts:
+            return PricingResult(
+                columns=better,
+                is_complete=not kept or bool(better),
+                num_labels=num_labels,
+            )
+        program = pricing_program(
+            program.p,
+            program.form,
+            program.slack,
+            program.duals_R,
             parts,
-            worth,
+            threshold,
             _PASSES[-1][1],
         )
 
 
-def harvest(
-    p: Problem, form: Form, step_s: float, price_R: Floats, worth: float
+def enumerate_columns(
+    p: Problem, form: Form, step_s: float, duals_R: Floats, threshold: float
 ) -> list[Column]:
-    """Return many templates for whole copies to choose from.
+    """Return many columns for the integer master to choose from.
 
-    Promising ones of at least `worth`, and of less as long as there are few. In the
-    closed form, only those whose memory holds what slow hops ask for.
+    Of at least `threshold`, and of less as long as there are few. In the closed form,
+    only those whose memory holds what slow hops ask for.
     """
     columns: list[Column] = []
     for n in range(_NUM_LESS):
-        rung = worth * _LESS_WORTH**n
-        search = _search(
+        rung = threshold * _LESS_WORTH**n
+        program = _program(
             p,
             form,
             step_s,
-            price_R,
+            duals_R,
             rung,
             _PASSES,
-            most_cells=_MOST_CELLS[form],
+            most_intervals=_MOST_INTERVALS[form],
             serves_hops=form == "closed",
         )
-        if search is None:
+        if program is None:
             continue
-        found = pipelines(search, _alive(search, _MOST_CELLS[form]), beam=_HARVEST_BEAM)
+        found = grown_labels(
+            program, _alive(program, _MOST_INTERVALS[form]), beam=_ENUMERATION_BEAM
+        )
         assert found is not None
-        columns = _columns(search, *found, _MOST_HARVESTED)
+        columns = _columns(program, *found, _MOST_ENUMERATED)
         if len(columns) > _FEW_COLUMNS:
             break
     return [c for c in columns if c.serves_hops]
 
 
-def _search(
+def _program(
     p: Problem,
     form: Form,
     step_s: float,
-    price_R: Floats,
-    worth: float,
+    duals_R: Floats,
+    threshold: float,
     passes: Sequence[tuple[float, Sequence[float]]],
     *,
-    most_cells: int | None = None,
+    most_intervals: int | None = None,
     serves_hops: bool = False,
-) -> Search | None:
-    """Return the search among cells that are not ruled out; None if all are.
+) -> PricingProgram | None:
+    """Return the program of the intervals not ruled out; None if all are.
 
-    Of the most promising ones only, if there are to be `most_cells`.
+    Of those of least bound ratio only, if there are to be `most_intervals`.
     """
-    can = reach(p, form, step_s)
+    slack = slack_at(p, form, step_s)
     sizes_B = np.array(p.microbatch_sizes)
-    most_B = np.minimum(can.most_B, p.global_batch // sizes_B)
+    most_B = np.minimum(slack.most_B, p.global_batch // sizes_B)
     left_s_B = step_s - p.least_after_s_AB.sum(axis=0) - p.fastest_s_BJ[:, -1]
-    work_s_B = least_work(p, price_R) * worth / sizes_B
-    alive = list(first_cells(p, form, most_B, left_s_B, work_s_B))
-    search, num_dropped = None, 0
+    work_s_B = least_work(p, duals_R) * threshold / sizes_B
+    alive = list(initial_intervals(p, form, most_B, left_s_B, work_s_B))
+    program, num_dropped = None, 0
     for ratio, trades in passes:
-        cells = [part for wide in alive for part in narrowed(wide, form, ratio)]
-        if not cells:
-            return search if num_dropped else None
-        search = search_of(
-            p, form, can, price_R, cells, worth, trades, serves_hops=serves_hops
+        intervals = [part for wide in alive for part in refined(wide, form, ratio)]
+        if not intervals:
+            return program if num_dropped else None
+        program = pricing_program(
+            p,
+            form,
+            slack,
+            duals_R,
+            intervals,
+            threshold,
+            trades,
+            serves_hops=serves_hops,
         )
-        num_alive = len(_alive(search))
-        alive = [cells[n] for n in _alive(search, most_cells)]
+        num_alive = len(_alive(program))
+        alive = [intervals[n] for n in _alive(program, most_intervals)]
         num_dropped += num_alive - len(alive)
-    return search
+    return program
 
 
-def _alive(search: Search, most_cells: int | None = None) -> Ints:
-    """The cells that are not ruled out: the most promising of each count first."""
-    share_N = standing(search)
+def _alive(program: PricingProgram, most_intervals: int | None = None) -> Ints:
+    """The intervals that are not ruled out: the best of each count first."""
+    share_N = interval_bound_ratios(program)
     alive_N = np.flatnonzero(share_N < 1)
-    count_N = search.lo_N * len(search.p.microbatch_sizes) + search.b_N
-    return alive_N[_best_of_each(count_N[alive_N], share_N[alive_N], most_cells)]
+    count_N = program.lo_N * len(program.p.microbatch_sizes) + program.b_N
+    return alive_N[_best_of_each(count_N[alive_N], share_N[alive_N], most_intervals)]
 
 
 def _best_of_each(kind_N: Ints, value_N: Floats, most: int | None) -> Ints:
@@ -209,20 +232,22 @@ def _best_of_each(kind_N: Ints, value_N: Floats, most: int | None) -> Ints:
     return order[np.lexsort((value_N[order], rank))][:most]
 
 
-def _columns(s: Search, pool: Labels, found: Labels, most: int) -> list[Column]:
-    """Return the templates of the most promising whole pipelines, without repeats."""
-    best = np.argsort(standing_of(s, found), kind="stable")[:most]
+def _columns(s: PricingProgram, pool: Labels, found: Labels, most: int) -> list[Column]:
+    """Return the templates of the best complete pipelines, without repeats."""
+    best = np.argsort(bound_ratios(s, found), kind="stable")[:most]
     templates = {template_of(s, pool, found, int(row)): None for row in best}
     return [column(s.p, template, s.form) for template in templates]
 
 
-def _better(columns: list[Column], s: Search, worth: float) -> tuple[Column, ...]:
-    """Return the columns that are in fact worth it, the best first."""
+def _better(
+    columns: list[Column], s: PricingProgram, threshold: float
+) -> tuple[Column, ...]:
+    """Return the columns that do reach the threshold, the best first."""
     if not columns:
         return ()
     sizes = np.array([c.template.microbatch_size for c in columns])
-    num_sequences = most_microbatches(columns, s.can.step_s) * sizes
+    num_sequences = most_microbatches(columns, s.slack.step_s) * sizes
     num_sequences = np.minimum(num_sequences, s.p.global_batch // sizes * sizes)
-    ratio = num_sequences / (np.array([c.taken for c in columns]) @ s.price_R)
+    ratio = num_sequences / (np.array([c.taken for c in columns]) @ s.duals_R)
     order = np.argsort(-ratio, kind="stable")
-    return tuple(columns[n] for n in order if ratio[n] >= worth * (1 - ROUNDING))
+    return tuple(columns[n] for n in order if ratio[n] >= threshold * (1 - ROUNDING))

@@ -13,10 +13,10 @@ import numpy as np
 from hetjax.planner.model.problem import Floats
 from hetjax.planner.model.slowest import best_limit
 
-Cuts = tuple[int, ...]  # bounds of the stages' ranges: 0, ..., number of layers
+StageCuts = tuple[int, ...]  # bounds of the stages' ranges: 0, ..., number of layers
 
 
-def even_cuts(num_layers: int, num_stages: int) -> Cuts:
+def even_cuts(num_layers: int, num_stages: int) -> StageCuts:
     """Spread the blocks evenly; embedding goes with the first, head with the last.
 
     Where blocks do not divide, inner stages take one more before the last and the
@@ -32,7 +32,7 @@ def even_cuts(num_layers: int, num_stages: int) -> Cuts:
     return (0, *bounds[:-1].tolist(), num_layers)
 
 
-def balanced_cuts(load_SIJ: Floats) -> Cuts | None:
+def balanced_cuts(load_SIJ: Floats) -> StageCuts | None:
     """Return the cuts with the least largest load; None if each has an infinite one.
 
     `load_SIJ` is the load of stage s on layers i to j, infinite where it may not be.
@@ -47,7 +47,7 @@ def balanced_cuts(load_SIJ: Floats) -> Cuts | None:
     return _followed(froms_SJ) if np.isfinite(least_J[-1]) else None
 
 
-def fastest_cuts(stage_s_SIJ: Floats, num_microbatches: int) -> Cuts | None:
+def fastest_cuts(stage_s_SIJ: Floats, num_microbatches: int) -> StageCuts | None:
     """Return the cuts with the least sum of stages plus m - 1 times the slowest.
 
     Seconds are infinite where a stage may not be; None if there are no such cuts.
@@ -64,7 +64,7 @@ def fastest_cuts(stage_s_SIJ: Floats, num_microbatches: int) -> Cuts | None:
     ).solution
 
 
-def _least_sum(stage_s_SIJ: Floats) -> tuple[float, Cuts]:
+def _least_sum(stage_s_SIJ: Floats) -> tuple[float, StageCuts]:
     num_stages, width, _ = stage_s_SIJ.shape
     least_J = np.where(np.arange(width) == 0, 0.0, np.inf)
     froms_SJ = np.zeros((num_stages, width), dtype=np.int64)
@@ -75,7 +75,7 @@ def _least_sum(stage_s_SIJ: Floats) -> tuple[float, Cuts]:
     return float(least_J[-1]), _followed(froms_SJ)
 
 
-def _followed(froms_SJ: np.ndarray) -> Cuts:
+def _followed(froms_SJ: np.ndarray) -> StageCuts:
     bounds = [froms_SJ.shape[1] - 1]
     for froms_J in froms_SJ[::-1]:
         bounds.append(int(froms_J[bounds[-1]]))

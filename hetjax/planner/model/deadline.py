@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long a search may go on: until a time, or until somebody asks it to end.
 
-Owns the limit of what runs inside `limited`, and the check that long loops make. A
-limit inside another ends with that one at the latest. Does not own what becomes of what
-was found by then (`find.py`).
+Owns the deadline of what runs inside `deadline`, and the check that long loops make. A
+deadline inside another ends with that one at the latest. Does not own what becomes of
+what was found by then (`find.py`).
 """
 
 import math
@@ -19,15 +19,15 @@ class TimeUp(Exception):
 
 
 @dataclass(slots=True)
-class Limit:
+class Deadline:
     """When to end, by `time.monotonic`, and whether somebody asked for it before."""
 
     until_s: float
-    outer: "Limit | None" = None
+    outer: "Deadline | None" = None
     is_stopped: bool = False
 
     def stop(self) -> None:
-        """End what runs within the limit at its next check."""
+        """End what runs before the deadline at its next check."""
         self.is_stopped = True
 
     @property
@@ -39,24 +39,24 @@ class Limit:
         return min(max(self.until_s - time.monotonic(), 0.0), outer_s)
 
 
-_NONE = Limit(until_s=math.inf)
-_LIMIT: ContextVar[Limit] = ContextVar("limit", default=_NONE)
+_NONE = Deadline(until_s=math.inf)
+_DEADLINE: ContextVar[Deadline] = ContextVar("deadline", default=_NONE)
 
 
 @contextmanager
-def limited(seconds: float = math.inf) -> Iterator[Limit]:
-    """Let what runs inside go on for so long, or until the limit is stopped."""
-    limit = Limit(until_s=time.monotonic() + seconds, outer=_LIMIT.get())
-    token = _LIMIT.set(limit)
+def deadline(seconds: float = math.inf) -> Iterator[Deadline]:
+    """Let what runs inside go on for so long, or until it is stopped."""
+    found = Deadline(until_s=time.monotonic() + seconds, outer=_DEADLINE.get())
+    token = _DEADLINE.set(found)
     try:
-        yield limit
+        yield found
     finally:
-        _LIMIT.reset(token)
+        _DEADLINE.reset(token)
 
 
 def left_s() -> float:
     """Return how long the search may still go on: 0 to infinity."""
-    return _LIMIT.get().left_s
+    return _DEADLINE.get().left_s
 
 
 def is_over() -> bool:
@@ -64,7 +64,7 @@ def is_over() -> bool:
     return left_s() == 0.0
 
 
-def check() -> None:
+def check_deadline() -> None:
     """Raise TimeUp where the search has to end."""
     if is_over():
         raise TimeUp

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one judge of all plans: the simulator, on real nodes, within memory.
+"""What a plan takes: the simulator, on real nodes, within memory.
 
 Owns that a plan is priced as `simulate` does, under launch-aheads that suit it. Does
-not own the simulation (`schedule/`) nor which plans there are to judge.
+not own the simulation (`schedule/`) nor which plans there are to simulate.
 """
 
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from hetjax.schedule.predicted import Predicted, predict
 from hetjax.stage.partition import tied_holders
 
 
-def judged(request: Request, plan: Plan, schedule: str = "h1f1b") -> Predicted:
+def evaluate_plan(request: Request, plan: Plan, schedule: str = "h1f1b") -> Predicted:
     """Simulate the plan under a schedule (a name of `schedule/named.py`).
 
     NoFeasiblePlan if it needs more memory than there is.
@@ -37,8 +37,8 @@ def judged(request: Request, plan: Plan, schedule: str = "h1f1b") -> Predicted:
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
-    """Judges plans, each once."""
+class PlanEvaluator:
+    """Evaluates plans, each once."""
 
     request: Request
     schedule: str = "h1f1b"
@@ -48,7 +48,7 @@ class Judge:
         """Return the simulated plan, None if it is over memory."""
         if plan not in self.seen:
             try:
-                self.seen[plan] = judged(self.request, plan, self.schedule)
+                self.seen[plan] = evaluate_plan(self.request, plan, self.schedule)
             except NoFeasiblePlan:
                 self.seen[plan] = None
         return self.seen[plan]

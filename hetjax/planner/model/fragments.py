@@ -3,7 +3,7 @@
 
 Owns the limits that follow from a stage's lying inside one node. Where sizes divide
 each other, stages within these limits fit into the nodes. Does not own which stages
-(`problem.py`) nor on which nodes they lie (`placement.py`).
+(`problem.py`) nor on which nodes they lie (`seating.py`).
 """
 
 from collections.abc import Iterator, Sequence

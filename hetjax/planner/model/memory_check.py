@@ -19,7 +19,7 @@ from hetjax.stage.arrays import OptimizerInit
 from hetjax.stage.partition import tied_holders
 
 
-def check_fits(
+def check_plan_fits(
     plan: Plan, model: Model, cluster: Cluster, *, dtype: str, optimizer: OptimizerInit
 ) -> None:
     """Raise NoFeasiblePlan if a device of known memory has less than the plan needs."""

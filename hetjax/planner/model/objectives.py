@@ -35,7 +35,9 @@ class Objective:
     node_back_s: float = 600.0
 
 
-def goodput(predicted: Predicted, cluster: Cluster, objective: Objective) -> float:
+def expected_goodput(
+    predicted: Predicted, cluster: Cluster, objective: Objective
+) -> float:
     """Return the share of the plan's speed that is left while nodes are preempted.
 
     Losses of a node come at its rate while it is there (our derivation). Until it is
@@ -102,6 +104,6 @@ def score(predicted: Predicted, cluster: Cluster, objective: Objective) -> float
             usd = predicted.usd_per_million_tokens
             return math.inf if usd is None else usd
         case "goodput":
-            share = goodput(predicted, cluster, objective)
+            share = expected_goodput(predicted, cluster, objective)
             step_time_s = predicted.simulation.step_time_s
             return step_time_s / share if share else math.inf

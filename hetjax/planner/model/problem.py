@@ -61,7 +61,7 @@ class Option:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Terms:
+class LayerCosts:
     """Costs by kind of layer; those of a stage are sums over its layers.
 
     `kinds` gives every layer's kind. `busy_s_BOK` is forward and backward of one
@@ -314,7 +314,7 @@ class Problem:
 
 
 def problem(
-    terms: Terms,
+    terms: LayerCosts,
     *,
     classes: Sequence[DeviceClass],
     options: Sequence[Option],
@@ -343,7 +343,7 @@ def problem(
         spare_bytes_OU = (
             terms.device_bytes_O[:, None] - terms.packed_bytes_OK @ counts_KU
         )
-        # the judge lets packing have the room of one microbatch
+        # the memory check lets packing have the room of one microbatch
         left_bytes_BOU = np.minimum(left_bytes_BOU, spare_bytes_OU + saved_bytes_BOU)
     in_flight_BOU = np.clip(left_bytes_BOU / saved_bytes_BOU, 0, UNLIMITED)
     num_kinds = counts_KU.shape[0]

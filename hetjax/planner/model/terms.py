@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A request in the planner's terms: what every kind of layer costs in every way.
 
-Owns two views of the same costs. To search by: the memory that the judge will ask for,
-and gradient sums over the slowest way between nodes. To bound by: nothing that some
-plan of the space could do without. So its memory is that of one microbatch in flight,
-its hops are the nearest that nodes allow, and gradient sums are free. Does not own the
-costs (`costs/`) nor what a pipeline makes of them (`problem.py`, `templates.py`).
+Owns two views of the same costs. To search by: the memory that the simulator will ask
+for, and gradient sums over the slowest way between nodes. To bound by: nothing that
+some plan of the space could do without. So its memory is that of one microbatch in
+flight, its hops are the nearest that nodes allow, and gradient sums are free. Does not
+own the costs (`costs/`) nor what a pipeline makes of them (`problem.py`,
+`templates.py`).
 
 Letters of array names: see `problem.py`.
 """
@@ -33,9 +34,9 @@ from hetjax.planner.model.problem import (
     UNLIMITED,
     DeviceClass,
     Floats,
+    LayerCosts,
     Option,
     Problem,
-    Terms,
     problem,
 )
 from hetjax.planner.model.request import Request
@@ -79,7 +80,7 @@ def search_problem(
     hop_s_BKOO, link_s_BKOO = hop_tables(request, options, len(facts.sync_bytes_K))
     packing = packing and num_replicas > 1 and not tight
     rates_O, times = sync_bytes_per_s(request, options), 2 * (1 - 1 / num_replicas)
-    terms = Terms(
+    terms = LayerCosts(
         kinds=facts.kinds,
         busy_s_BOK=facts.busy_s_BOK,
         update_s_BOK=facts.update_s_BOK,
@@ -112,7 +113,7 @@ def bound_problem(request: Request, degrees: Sequence[int]) -> Problem:
     options = options_of(request, degrees)
     facts, num_sizes = _facts(request, options), len(request.microbatch_sizes)
     hop_s_BKOO, link_s_BKOO = hop_tables(request, options, len(facts.sync_bytes_K))
-    terms = Terms(
+    terms = LayerCosts(
         kinds=facts.kinds,
         busy_s_BOK=facts.busy_s_BOK,
         update_s_BOK=0 * facts.update_s_BOK,
@@ -136,7 +137,7 @@ def bound_problem(request: Request, degrees: Sequence[int]) -> Problem:
 def _problem(
     request: Request,
     options: Sequence[Option],
-    terms: Terms,
+    terms: LayerCosts,
     *,
     max_launch_ahead: int = _MOST_IN_FLIGHT,
     one_replica: bool = False,

@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hetjax.errors import NoFeasiblePlan
-from hetjax.planner.baselines.table import BASELINES, compared
+from hetjax.planner.baselines.by_name import BASELINES, compared
 from hetjax.planner.bound.certificate import held
 from hetjax.planner.model.costing import times_from
-from hetjax.planner.model.deadline import TimeUp, left_s, limited
+from hetjax.planner.model.deadline import TimeUp, deadline, left_s
 from hetjax.planner.model.objectives import Objective
 from hetjax.planner.model.request import Request, check_request
-from hetjax.planner.search.find import POLISH_S, Found, Search
+from hetjax.planner.search.find import LOCAL_SEARCH_S, Found, Search
 from hetjax.planner.search.idle import Idle, try_idle, why_idle
-from hetjax.planner.search.incumbents import Progress
+from hetjax.planner.search.incumbents import TellProgress
 from hetjax.planner.search.pareto import WhatIf, every_wish, what_if, what_if_names
 from hetjax.planner.search.replan import Replanned, replan
 from hetjax.plans.plan import Plan
@@ -27,7 +27,7 @@ from hetjax.schedule.predicted import Predicted
 
 MOST_COMPARED = 64  # devices of a cluster that baselines are compared on unasked
 
-Judged = Mapping[str, Predicted | NoFeasiblePlan]
+Evaluated = Mapping[str, Predicted | NoFeasiblePlan]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +60,7 @@ class Planned:
     alone: Found | NoFeasiblePlan
     moved: Replanned | None = None
     idle: tuple[Idle, ...] = ()
-    baselines: Judged | None = None
+    baselines: Evaluated | None = None
     pareto: tuple[Found, ...] = ()
     what_if: tuple[WhatIf, ...] = ()
     left_out: tuple[str, ...] = ()
@@ -76,8 +76,8 @@ def planned(
     questions: Questions,
     *,
     profile_path: Path | None,
-    progress: Progress,
-    polish_s: float = POLISH_S,
+    progress: TellProgress,
+    local_search_s: float = LOCAL_SEARCH_S,
 ) -> Planned:
     """Search as asked, as far as the time goes (`deadline.py`).
 
@@ -87,13 +87,13 @@ def planned(
     names = _baselines(request, questions)
     wished = every_wish(objective) if questions.pareto else (objective,)
     search = Search(request, wished, progress)
-    with limited(left_s() / (1 + bool(names) + questions.what_if)):
-        alone = _alone(search, objective, polish_s)
-    with limited(left_s() / (bool(names) + questions.what_if or 1)):
+    with deadline(left_s() / (1 + bool(names) + questions.what_if)):
+        alone = _alone(search, objective, local_search_s)
+    with deadline(left_s() / (bool(names) + questions.what_if or 1)):
         others = _compared(request, names, progress)
-        search.start_from(_plans_of(others), polish_s)
+        search.start_from(_plans_of(others), local_search_s)
         if isinstance(alone, NoFeasiblePlan):
-            if not search.bests.best:
+            if not search.incumbents.best:
                 raise alone
             search.prove()
     try_idle(search, objective)
@@ -109,7 +109,7 @@ def planned(
         found=_with_times_from(found, profile_path),
         alone=alone,
         moved=moved,
-        idle=why_idle(found, search.bests.simulated()),
+        idle=why_idle(found, search.incumbents.simulated()),
         baselines=others if names else None,
         pareto=search.found() if questions.pareto else (),
         what_if=cases,
@@ -118,11 +118,11 @@ def planned(
 
 
 def _alone(
-    search: Search, objective: Objective, polish_s: float
+    search: Search, objective: Objective, local_search_s: float
 ) -> Found | NoFeasiblePlan:
     """What is found without plans of others."""
     try:
-        search.run(polish_s)
+        search.run(local_search_s)
     except NoFeasiblePlan as error:
         return error
     return _wished(search, objective)
@@ -132,17 +132,19 @@ def _wished(search: Search, objective: Objective) -> Found:
     return next(f for f in search.found() if f.objective == objective)
 
 
-def _compared(request: Request, names: Sequence[str], progress: Progress) -> Judged:
+def _compared(
+    request: Request, names: Sequence[str], progress: TellProgress
+) -> Evaluated:
     """What other planners find, as many as there is time for."""
     others: dict[str, Predicted | NoFeasiblePlan] = {}
     for n, name in enumerate(names):
         progress(f"planning as {', '.join(names[n:])} would")
-        with limited(left_s() / (len(names) - n)), suppress(TimeUp):
+        with deadline(left_s() / (len(names) - n)), suppress(TimeUp):
             others |= compared(request, [name])
     return others
 
 
-def _plans_of(others: Judged) -> dict[str, Plan]:
+def _plans_of(others: Evaluated) -> dict[str, Plan]:
     """What other planners found, for the search to go on from."""
     return {
         name: judged.plan
@@ -182,7 +184,7 @@ def _with_times_from(found: Found, profile_path: Path | None) -> Found:
 def _left_out(
     request: Request,
     names: Sequence[str],
-    others: Judged,
+    others: Evaluated,
     questions: Questions,
     cases: Sequence[WhatIf],
 ) -> tuple[str, ...]:

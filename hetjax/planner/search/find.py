@@ -3,8 +3,8 @@
 
 Owns the order of the search, what is told of it, and what there is when it is ended
 early. Does not own templates, copies and bounds (`price_and_branch.py`), places
-(`placement.py`), moves (`local_search.py`), the judge (`evaluator.py`) nor the limit
-(`deadline.py`).
+(`seating.py`), moves (`local_search.py`), their evaluation (`evaluator.py`) nor the
+deadline (`deadline.py`).
 """
 
 import time
@@ -16,15 +16,15 @@ from itertools import chain, product
 from hetjax.errors import BadInput
 from hetjax.models.counts import tensor_sizes
 from hetjax.planner.baselines.equal_shares import equal_share_plans
-from hetjax.planner.bound.certificate import certificate, held
+from hetjax.planner.bound.certificate import certified_bound, held
 from hetjax.planner.bound.space import in_space
-from hetjax.planner.model.deadline import TimeUp, left_s, limited
-from hetjax.planner.model.evaluator import Judge
+from hetjax.planner.model.deadline import TimeUp, deadline, left_s
+from hetjax.planner.model.evaluator import PlanEvaluator
 from hetjax.planner.model.objectives import Objective, wants_fewer
 from hetjax.planner.model.request import Request, check_request
-from hetjax.planner.search.incumbents import Bests, Progress
+from hetjax.planner.search.incumbents import Incumbents, TellProgress
 from hetjax.planner.search.infeasible import adds_up, why_infeasible
-from hetjax.planner.search.local_search import Choices, polished
+from hetjax.planner.search.local_search import Choices, local_search
 from hetjax.planner.search.proposals import (
     LARGE,
     Proposal,
@@ -37,7 +37,7 @@ from hetjax.plans.plan import Plan
 from hetjax.schedule.bound import LowerBound
 from hetjax.schedule.predicted import Predicted
 
-POLISH_S = 5.0
+LOCAL_SEARCH_S = 5.0
 _MOST_WORK = 30_000  # of all plans that are simulated before local search
 _LITTLE_WORK = 4_000  # of a plan that is simulated as soon as it is proposed
 _PROPOSED_SHARE, _PROVED_SHARE = 0.6, 0.5  # of what is left of a limited time
@@ -89,16 +89,16 @@ def find_plan(
     request: Request,
     objective: Objective | None = None,
     *,
-    polish_s: float = POLISH_S,
-    progress: Progress = _quietly,
+    local_search_s: float = LOCAL_SEARCH_S,
+    progress: TellProgress = _quietly,
 ) -> Found:
-    """Return the best plan that is found; local search may go on for `polish_s`.
+    """Return the best plan that is found; local search may go on for `local_search_s`.
 
     NoFeasiblePlan names what binds, and the smallest change that would help. Inside
-    `limits.limited`, the best plan by the end of that time; TimeUp if there is none.
+    `deadline`, the best plan by the end of that time; TimeUp if there is none.
     """
     search = Search(request, [objective or Objective()], progress)
-    search.run(polish_s)
+    search.run(local_search_s)
     return search.found()[0]
 
 
@@ -112,23 +112,23 @@ class Search:
         self,
         request: Request,
         objectives: Sequence[Objective],
-        progress: Progress = _quietly,
+        progress: TellProgress = _quietly,
     ) -> None:
         self.request, self.objectives, self.progress = request, objectives, progress
-        self.bests = Bests(
-            judge=Judge(request), objectives=objectives, progress=progress
+        self.incumbents = Incumbents(
+            evaluate=PlanEvaluator(request), objectives=objectives, progress=progress
         )
         self.proposed: list[Proposal] = []
         self.bound = LowerBound(why="none was looked for")
         self.begin_s = time.monotonic()
 
-    def run(self, polish_s: float = POLISH_S) -> None:
+    def run(self, local_search_s: float = LOCAL_SEARCH_S) -> None:
         """Do everything. Errors as of `propose`."""
-        with limited(left_s() * _PROPOSED_SHARE):
+        with deadline(left_s() * _PROPOSED_SHARE):
             self.propose()
-        with limited(left_s() * _PROVED_SHARE):
+        with deadline(left_s() * _PROVED_SHARE):
             self.prove()
-        self.polish(polish_s)
+        self.improve(local_search_s)
 
     def propose(self) -> None:
         """Simulate what the model proposes.
@@ -146,35 +146,39 @@ class Search:
     def prove(self) -> None:
         """Find out how much better any plan could be, as far as the time goes."""
         self.progress("proving how much better any plan could be")
-        self.bound = certificate(self.request, self.bests.simulated())
+        self.bound = certified_bound(self.request, self.incumbents.simulated())
 
-    def start_from(self, plans: Mapping[str, Plan], polish_s: float = POLISH_S) -> None:
+    def start_from(
+        self, plans: Mapping[str, Plan], local_search_s: float = LOCAL_SEARCH_S
+    ) -> None:
         """Look at plans of somebody else, by name, and go on from those that are better
         than what was found.
 
         However late it is: nobody has a better plan than the search that knows it.
         """
-        best = self.bests.best
+        best = self.incumbents.best
         before = dict(best)
         for source, plan in plans.items():
-            self.bests.take(plan, source)
+            self.incumbents.take(plan, source)
         better = [o for o in best if best[o] != before.get(o)]
-        self.polish(polish_s, better)
+        self.improve(local_search_s, better)
 
-    def polish(
-        self, polish_s: float, objectives: Sequence[Objective] | None = None
+    def improve(
+        self, local_search_s: float, objectives: Sequence[Objective] | None = None
     ) -> None:
         """Search near the best plans by these objectives, all unless said."""
         objectives = self.objectives if objectives is None else objectives
         for n, objective in enumerate(objectives):
             self.progress(f"local search by {objective.wish}")
             share_s = left_s() / (len(objectives) - n)
-            with limited(min(polish_s, share_s)), suppress(TimeUp):
-                best = self.bests.best[objective]
-                polished(
+            with deadline(min(local_search_s, share_s)), suppress(TimeUp):
+                best = self.incumbents.best[objective]
+                local_search(
                     best.predicted,
-                    lambda plan, source=best.source: self.bests.offer(plan, source),
-                    lambda found, by=objective: self.bests.score(found, by),
+                    lambda plan, source=best.source: self.incumbents.offer(
+                        plan, source
+                    ),
+                    lambda found, by=objective: self.incumbents.score(found, by),
                     self.choices(),
                 )
 
@@ -183,13 +187,13 @@ class Search:
         return tuple(self._found(objective) for objective in self.objectives)
 
     def _found(self, objective: Objective) -> Found:
-        best, proposed = self.bests.best[objective], self.proposed
+        best, proposed = self.incumbents.best[objective], self.proposed
         return Found(
             request=self.request,
             objective=objective,
             best=best.predicted,
             source=best.source,
-            bound=held(self.bound, self.request, self.bests.simulated()),
+            bound=held(self.bound, self.request, self.incumbents.simulated()),
             model_time_s=min((p.step_s for p in proposed), default=None),
             model_bound_s=min((p.bound_s for p in proposed), default=None),
             search_s=time.monotonic() - self.begin_s,
@@ -204,24 +208,24 @@ class Search:
             self.progress(proposal.told())
             for plan in plans_of(proposal, 0):
                 if len(self.proposed) == 1 or _work(plan) <= _LITTLE_WORK:
-                    self.bests.offer(plan, "templates")
+                    self.incumbents.offer(plan, "templates")
         for source, plan in _plans(self.request, self.proposed):
-            self.bests.offer(plan, source)
-        if not self.bests.best:
+            self.incumbents.offer(plan, source)
+        if not self.incumbents.best:
             raise why_infeasible(self.request, self.objectives[0])
 
     def _at_once(self) -> None:
         """Have something in hand where the time was up before: the first that fits of
         what is proposed, or the best of what takes no search. TimeUp if none fits."""
         for plan in plans_by_rank(self.proposed):
-            if not self.bests.best:
-                self.bests.take(plan, "templates")
+            if not self.incumbents.best:
+                self.incumbents.take(plan, "templates")
         work = 0
-        for plan in () if self.bests.best else _even_plans(self.request):
+        for plan in () if self.incumbents.best else _even_plans(self.request):
             work += _work(plan)
-            if not self.bests.best or work <= _LITTLE_WORK:
-                self.bests.take(plan, "even split")
-        if not self.bests.best:
+            if not self.incumbents.best or work <= _LITTLE_WORK:
+                self.incumbents.take(plan, "even split")
+        if not self.incumbents.best:
             raise TimeUp
 
     def choices(self) -> Choices:
@@ -237,7 +241,7 @@ class Search:
 def _plans(
     request: Request, proposed: Sequence[Proposal]
 ) -> Iterator[tuple[str, Plan]]:
-    """Plans for the judge and where they come from; of large ones not so many."""
+    """Plans to simulate and where they come from; of large ones not so many."""
     large = request.cluster.num_devices > LARGE
     shares = () if large else equal_share_plans(request)
     most, work = _MOST_WORK // (8 if large else 1), 0

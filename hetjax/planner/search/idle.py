@@ -2,7 +2,7 @@
 """Why devices stay idle: the best plan that has to use more of their kind.
 
 Owns that such plans are looked for and held against the best. Does not own the search
-(`find.py`) nor which devices are idle (`placement.py`).
+(`find.py`) nor which devices are idle (`seating.py`).
 """
 
 from collections import Counter
@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from hetjax.planner.model.deadline import TimeUp, left_s, limited
+from hetjax.planner.model.deadline import TimeUp, deadline, left_s
 from hetjax.planner.model.objectives import Objective, score, within
-from hetjax.planner.model.placement import idle_devices
 from hetjax.planner.model.request import Request
+from hetjax.planner.model.seating import idle_devices
 from hetjax.planner.search.find import Found, Search
-from hetjax.planner.search.local_search import polished
+from hetjax.planner.search.local_search import local_search
 from hetjax.planner.search.moves import alike, onto_idle
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
@@ -39,27 +39,27 @@ class Idle:
 
 def try_idle(search: Search, objective: Objective) -> None:
     """Search near the best plan for those that use more of what it leaves idle."""
-    request, bests = search.request, search.bests
-    best = bests.best[objective]
+    request, incumbents = search.request, search.incumbents
+    best = incumbents.best[objective]
     idle = _idle_by_class(request, best.predicted.plan)
     for n, kind in enumerate(idle):
         search.progress(f"is it worth using more of {kind}?")
 
         def using(plan: Plan, kind: str = kind) -> Predicted | None:
             more = _uses_more(request, plan, best.predicted.plan, kind)
-            return bests.offer(plan, best.source) if more else None
+            return incumbents.offer(plan, best.source) if more else None
 
-        with limited(min(_LOCAL_S, left_s() / (len(idle) - n))), suppress(TimeUp):
+        with deadline(min(_LOCAL_S, left_s() / (len(idle) - n))), suppress(TimeUp):
             for plan in _with_idle(search, best.predicted.plan):
                 using(plan)
             start = _best_using(
-                request, objective, bests.simulated(), best.predicted.plan, kind
+                request, objective, incumbents.simulated(), best.predicted.plan, kind
             )
             if start is not None:
-                polished(
+                local_search(
                     start,
                     using,
-                    lambda found: bests.score(found, objective),
+                    lambda found: incumbents.score(found, objective),
                     search.choices(),
                 )
 

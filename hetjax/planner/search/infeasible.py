@@ -14,7 +14,7 @@ from hetjax.costs.static import static_bytes
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.bound.column_generation import lower_bound
 from hetjax.planner.bound.feasibility import one_fits_all
-from hetjax.planner.model.deadline import check
+from hetjax.planner.model.deadline import check_deadline
 from hetjax.planner.model.objectives import Objective
 from hetjax.planner.model.request import REMATS, Request
 from hetjax.planner.model.terms import search_problem
@@ -64,7 +64,7 @@ def _feasible(request: Request, degree: int) -> bool:
             lower_bound(p, "prefix")
         except NoFeasiblePlan:
             continue
-        check()  # a bound that is not finished shows nothing
+        check_deadline()  # a bound that is not finished shows nothing
         return True
     return False
 

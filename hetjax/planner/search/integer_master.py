@@ -1,9 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole copies of templates, and whole microbatches, by integer programming.
+"""The integer master problem: integer copies of columns, and integer microbatches.
 
 Owns which of some columns are taken, how often, and how their microbatches are shared
-out. Does not own where columns come from (`pricing.py`) nor the step time
-(`price_and_branch.py`).
+out. At a fixed step time, with the letters of `bound/restricted_master.py`:
+
+    minimize    cost_N @ copies_N
+    subject to  taken_NR.T @ copies_N <= room_R
+                sequences_N @ copies_N >= G
+                copies_N >= 0, integer
+
+Where microbatch sizes do not let the copies' microbatches add up to G, these are
+variables, too: copies_N <= microbatches_N <= most_N * copies_N, and sizes_N @
+microbatches_N == G. Fewest columns: copies_N <= most_copies_N * is_used_N, and the sum
+of the binary is_used_N is minimized. Does not own where columns come from
+(`bound/pricing.py`) nor the step time (`price_and_branch.py`).
 """
 
 import warnings
@@ -15,7 +25,7 @@ import cvxpy as cp
 import numpy as np
 
 from hetjax.planner.bound.restricted_master import most_sequences
-from hetjax.planner.model.deadline import check
+from hetjax.planner.model.deadline import check_deadline
 from hetjax.planner.model.problem import Floats, Ints, Problem
 from hetjax.planner.model.templates import Column, Template
 
@@ -28,7 +38,7 @@ _TIGHTENINGS = 20  # halvings of what a step could be shorter with the same copi
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Copies:
+class ColumnCount:
     """Copies of one template that do the same number of microbatches each."""
 
     template: Template
@@ -37,7 +47,7 @@ class Copies:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Choice:
+class _Candidates:
     """Columns, and how many sequences a copy of each does and what it takes at most."""
 
     p: Problem
@@ -54,7 +64,7 @@ class _Choice:
     def most_copies_N(self) -> Floats:
         return np.floor(self.p.room_R / np.maximum(self.taken_NR, 0.5)).min(axis=1)
 
-    def take(self, rows: Ints) -> "_Choice":
+    def take(self, rows: Ints) -> "_Candidates":
         return replace(
             self,
             columns=tuple(self.columns[n] for n in rows),
@@ -62,28 +72,28 @@ class _Choice:
             taken_NR=self.taken_NR[rows],
         )
 
-    def at(self, step_s: float) -> "_Choice":
+    def at(self, step_s: float) -> "_Candidates":
         sequences_N = most_sequences(self.p, self.columns, step_s)
         return replace(self, step_s=step_s, sequences_N=sequences_N)
 
 
-def whole_copies(
+def solve_integer_master(
     p: Problem,
     columns: Sequence[Column],
     step_s: float,
-    price_R: Floats,
+    duals_R: Floats,
     cost_R: Floats | None = None,
-) -> list[Copies]:
-    """Take whole copies that do the global batch within the step time; none if none.
+) -> list[ColumnCount]:
+    """Take integer copies that do the global batch within the step time; none if none.
 
-    Of those columns that do most for what they take at these prices. If devices cost
+    Of those columns that do most for what they take at these duals. If devices cost
     something, nearly those of least cost.
     """
-    c = _choice(p, columns, step_s, price_R, _MOST_COLUMNS)
+    c = _choice(p, columns, step_s, duals_R, _MOST_COLUMNS)
     if not c.columns:
         return []
     copies_N = cp.Variable(len(c.columns), integer=True)
-    cost_N = c.taken_NR @ (price_R if cost_R is None else cost_R)
+    cost_N = c.taken_NR @ (duals_R if cost_R is None else cost_R)
     options = _ANY if cost_R is None else _CLOSE
     found_N = _solved(c, copies_N, cp.Minimize(cost_N @ copies_N), [], options)
     if found_N is None:
@@ -91,11 +101,11 @@ def whole_copies(
     return _shared_out(c, found_N) or _exact(c, cost_N, options)
 
 
-def fewest_templates(
-    p: Problem, columns: Sequence[Column], step_s: float, price_R: Floats
-) -> list[Copies]:
+def fewest_columns(
+    p: Problem, columns: Sequence[Column], step_s: float, duals_R: Floats
+) -> list[ColumnCount]:
     """Do the same with few distinct templates; none if that is not easy."""
-    c = _choice(p, columns, step_s, price_R, _FEW_COLUMNS)
+    c = _choice(p, columns, step_s, duals_R, _FEW_COLUMNS)
     if not c.columns:
         return []
     copies_N = cp.Variable(len(c.columns), integer=True)
@@ -109,18 +119,18 @@ def _choice(
     p: Problem,
     columns: Sequence[Column],
     step_s: float,
-    price_R: Floats,
+    duals_R: Floats,
     most_columns: int,
-) -> _Choice:
+) -> _Candidates:
     """Columns that do most for their price; of those that take the same the best."""
-    c = _Choice(
+    c = _Candidates(
         p=p,
         columns=tuple(columns),
         step_s=step_s,
         sequences_N=most_sequences(p, columns, step_s),
         taken_NR=np.array([c.taken for c in columns], dtype=np.float64),
     )
-    worth_N = c.sequences_N / (c.taken_NR @ price_R)
+    worth_N = c.sequences_N / (c.taken_NR @ duals_R)
     usable_N = (c.sequences_N > 0) & (c.taken_NR <= p.room_R).all(axis=1)
     best: dict[tuple[int, ...], int] = {}
     for n in np.argsort(-worth_N, kind="stable"):
@@ -130,14 +140,14 @@ def _choice(
 
 
 def _solved(
-    c: _Choice,
+    c: _Candidates,
     copies_N: cp.Variable,
-    wish: cp.Minimize,
+    goal: cp.Minimize,
     limits: Sequence[cp.Constraint],
     options: dict[str, Any],
 ) -> Ints | None:
     """Copies that could do the global batch or more."""
-    check()
+    check_deadline()
     limits = [
         *limits,
         copies_N >= 0,
@@ -146,7 +156,7 @@ def _solved(
     ]
     with warnings.catch_warnings():  # of its being at the end of its work
         warnings.simplefilter("ignore", UserWarning)
-        cp.Problem(wish, limits).solve(solver=cp.HIGHS, **options)
+        cp.Problem(goal, limits).solve(solver=cp.HIGHS, **options)
     if copies_N.value is None:
         return None
     found_N = np.rint(copies_N.value).astype(np.int64)
@@ -154,7 +164,7 @@ def _solved(
     return found_N if enough and (c.taken_NR.T @ found_N <= c.p.room_R).all() else None
 
 
-def _shared_out(c: _Choice, copies_N: Ints) -> list[Copies]:
+def _shared_out(c: _Candidates, copies_N: Ints) -> list[ColumnCount]:
     """Share the global batch out over copies, in as short a step as they can do it.
 
     Nothing if microbatches of these sizes do not add up to it.
@@ -175,7 +185,7 @@ def _shared_out(c: _Choice, copies_N: Ints) -> list[Copies]:
     return _parts(c, copies_N, c.sequences_N // c.sizes_N * copies_N - spared_N)
 
 
-def _spared(c: _Choice, copies_N: Ints) -> Ints | None:
+def _spared(c: _Candidates, copies_N: Ints) -> Ints | None:
     """How many microbatches less than they could the copies do; None if they do too
     little, or cannot do as much exactly. Every copy does one at least."""
     most_N = c.sequences_N // c.sizes_N
@@ -190,7 +200,9 @@ def _spared(c: _Choice, copies_N: Ints) -> Ints | None:
     return spared_N if left == 0 else None
 
 
-def _exact(c: _Choice, cost_N: Floats, options: dict[str, Any]) -> list[Copies]:
+def _exact(
+    c: _Candidates, cost_N: Floats, options: dict[str, Any]
+) -> list[ColumnCount]:
     """Choose copies and microbatches at once, so that they do add up."""
     copies_N = cp.Variable(len(c.columns), integer=True)
     microbatches_N = cp.Variable(len(c.columns), integer=True)
@@ -200,8 +212,8 @@ def _exact(c: _Choice, cost_N: Floats, options: dict[str, Any]) -> list[Copies]:
         microbatches_N <= cp.multiply(most_N, copies_N),
         c.sizes_N @ microbatches_N == c.p.global_batch,
     ]
-    wish = cp.Minimize(cost_N @ copies_N)
-    found_N = _solved(c, copies_N, wish, limits, options)
+    goal = cp.Minimize(cost_N @ copies_N)
+    found_N = _solved(c, copies_N, goal, limits, options)
     if found_N is None or microbatches_N.value is None:
         return []
     done_N = np.rint(microbatches_N.value).astype(np.int64)
@@ -213,7 +225,7 @@ def _exact(c: _Choice, cost_N: Floats, options: dict[str, Any]) -> list[Copies]:
     return _parts(c.take(used), found_N[used], done_N[used])
 
 
-def _parts(c: _Choice, copies_N: Ints, microbatches_N: Ints) -> list[Copies]:
+def _parts(c: _Candidates, copies_N: Ints, microbatches_N: Ints) -> list[ColumnCount]:
     """Spread the microbatches of each column over its copies as evenly as possible."""
     parts = []
     for column, num, total in zip(c.columns, copies_N, microbatches_N, strict=True):
@@ -221,7 +233,7 @@ def _parts(c: _Choice, copies_N: Ints, microbatches_N: Ints) -> list[Copies]:
         for copies, count in ((more, each + 1), (int(num) - more, each)):
             if copies:
                 parts.append(
-                    Copies(
+                    ColumnCount(
                         template=column.template,
                         num_copies=copies,
                         num_microbatches=count,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local search from a plan on real nodes, judged by the simulator.
+"""Local search from a plan on real nodes, by what the simulator says.
 
 Owns that the first move that helps is taken, and their order: small ones on what is
 slowest come first. Does not own the moves (`moves.py`), what is better
@@ -25,7 +25,7 @@ from hetjax.schedule.predicted import Predicted
 
 _LEAST_GAIN = 1e-4  # relative: less is not worth another round
 
-Judge = Callable[[Plan], Predicted | None]
+Evaluate = Callable[[Plan], Predicted | None]
 Score = Callable[[Predicted], float]
 
 
@@ -39,8 +39,8 @@ class Choices:
     counts: Mapping[str, int]
 
 
-def polished(
-    start: Predicted, judge: Judge, score: Score, choices: Choices
+def local_search(
+    start: Predicted, evaluate: Evaluate, score: Score, choices: Choices
 ) -> Predicted:
     """Return the best plan that moves lead to, no worse than the start.
 
@@ -53,7 +53,7 @@ def polished(
         for plan in _moves(best, choices):
             if is_over():
                 break
-            found = judge(plan)
+            found = evaluate(plan)
             if found and score(found) < best_score * (1 - _LEAST_GAIN):
                 best, best_score, better = found, score(found), True
                 break

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import combinations
 
-from hetjax.planner.model.placement import Seat
+from hetjax.planner.model.seating import Seat
 from hetjax.plans.plan import LayerRange, Plan, Remat, Replica, Stage
 from hetjax.schedule.launch_ahead import microbatch_s
 from hetjax.schedule.predicted import Predicted

@@ -10,11 +10,11 @@ from typing import get_args
 
 from hetjax.cluster.cluster import Cluster, Node, part_of
 from hetjax.errors import NoFeasiblePlan
-from hetjax.planner.model.deadline import TimeUp, check, left_s, limited
+from hetjax.planner.model.deadline import TimeUp, check_deadline, deadline, left_s
 from hetjax.planner.model.objectives import Objective, Wish
 from hetjax.planner.model.request import NodeClass, Request
 from hetjax.planner.search.find import Search
-from hetjax.planner.search.incumbents import Progress
+from hetjax.planner.search.incumbents import TellProgress
 
 
 def every_wish(objective: Objective) -> tuple[Objective, ...]:
@@ -31,7 +31,7 @@ class WhatIf:
     tokens_per_s: float | None
 
 
-def what_if(request: Request, progress: Progress) -> Iterator[WhatIf]:
+def what_if(request: Request, progress: TellProgress) -> Iterator[WhatIf]:
     """Yield the best step as things are, and with a node of each class more or fewer.
 
     Local search is left out: read the figures against the first one. Fewer of them
@@ -40,7 +40,7 @@ def what_if(request: Request, progress: Progress) -> Iterator[WhatIf]:
     cases = list(_clusters(request))
     for n, (name, cluster) in enumerate(cases):
         try:
-            with limited(left_s() / (len(cases) - n)):
+            with deadline(left_s() / (len(cases) - n)):
                 yield _what_if(name, replace(request, cluster=cluster), progress)
         except TimeUp:
             return
@@ -51,8 +51,8 @@ def what_if_names(request: Request) -> list[str]:
     return [name for name, _ in _clusters(request)]
 
 
-def _what_if(name: str, request: Request, progress: Progress) -> WhatIf:
-    check()
+def _what_if(name: str, request: Request, progress: TellProgress) -> WhatIf:
+    check_deadline()
     search = Search(request, [Objective()], lambda line: progress(f"{name}: {line}"))
     try:
         search.propose()

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The master problem: how many copies of which templates, in the least step time.
+"""Price and branch: how many copies of which templates, in the least step time.
 
 Owns the plans without places: the fastest, others that differ from it in kind, and the
-cheapest within a step time. All begin with the relaxation (`column_generation.py`),
-whose prices tell which templates are worth looking at, and end with whole copies
-(`integer_master.py`). Does not own how templates are found (`pricing.py`), nor where
-copies are placed.
+cheapest within a step time. All begin with the relaxation
+(`bound/column_generation.py`), whose duals tell which columns to enumerate, and end
+with integer copies (`integer_master.py`). Does not own pricing (`bound/pricing.py`),
+nor where copies are placed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,19 +15,27 @@ import numpy as np
 
 from hetjax.planner.bound.column_generation import (
     Bound,
-    Outlook,
+    RelaxationState,
     columns_within,
     compute_bound_s,
     lower_bound,
-    nothing_does,
+    no_pipelines_do,
 )
-from hetjax.planner.bound.pricing import harvest, price
-from hetjax.planner.bound.restricted_master import Use, thrift, use
+from hetjax.planner.bound.pricing import enumerate_columns, solve_pricing
+from hetjax.planner.bound.restricted_master import (
+    MasterSolution,
+    min_cost_master,
+    solve_restricted_master,
+)
 from hetjax.planner.model.problem import Floats, Problem
 from hetjax.planner.model.templates import ROUNDING, Column, Form, Template, column
-from hetjax.planner.search.integer_master import Copies, fewest_templates, whole_copies
+from hetjax.planner.search.integer_master import (
+    ColumnCount,
+    fewest_columns,
+    solve_integer_master,
+)
 
-_LEAST_WORTH = 0.01
+_LEAST_THRESHOLD = 0.01
 # how much more than fractions of copies whole ones may take
 _SLACKS = (1e-4, 0.002, 0.006, *(0.02 * 2**n for n in range(12)))
 # relative: a plan this near to where none was found is good enough
@@ -37,17 +45,17 @@ _LEAST_GAIN = 0.05  # of what devices are worth: also of those that would bring 
 _MAX_ROUNDS = 100  # of more columns for the cheapest plan
 _SAVED = 1e-3  # relative: what templates must save that are looked for
 _LEAST_COST = 1e-3  # of the dearest: devices for nothing would be taken for nothing
-_SLACK_OF_SEEN = 0.004  # so much more than fractions of copies without a harvest
+_SLACK_OF_SEEN = 0.004  # so much more than fractions of copies without more columns
 # times of the longest gradient sum that are looked at, and that are tried
 _NUM_SUMS, _MOST_TRIED = 24, 8
 _OTHERS_SLACKS = (1e-4, 0.01, 0.03, 0.06)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Layout:
+class UnplacedPlan:
     """A plan without places, its step time by a form, and what bounds it."""
 
-    copies: tuple[Copies, ...]
+    copies: tuple[ColumnCount, ...]
     step_s: float
     bound_s: float
 
@@ -60,13 +68,13 @@ class Layout:
         return tuple(dict.fromkeys(c.template for c in self.copies))
 
 
-def best_plan(p: Problem, form: Form, known: Sequence[Template] = ()) -> Layout:
+def best_plan(p: Problem, form: Form, known: Sequence[Template] = ()) -> UnplacedPlan:
     """Return a plan in whole copies and microbatches, and the bound by the same form.
 
     `known` templates, say of a plan for other devices, make the search shorter.
     NoFeasiblePlan if no pipelines that fit into memory do the global batch.
     """
-    return _WholeSearch(p, form, lower_bound(p, form, known), _CLOSE).best()
+    return _PriceAndBranch(p, form, lower_bound(p, form, known), _CLOSE).best()
 
 
 def candidates(
@@ -74,24 +82,24 @@ def candidates(
     form: Form,
     num: int,
     *,
-    seen: Outlook | None = None,
+    seen: RelaxationState | None = None,
     quick: bool = False,
-) -> list[Layout]:
+) -> list[UnplacedPlan]:
     """Return the best plan, then at most `num` - 1 that are nearly as good.
 
-    No plan has a pipeline of the kind of one in a plan before it: they are for a judge
-    who may think otherwise than the form. What was `seen` before is gone on with. If it
-    is to be `quick`, bound and plan are not so close. Errors as of `best_plan`.
+    No plan has a pipeline of the kind of one in a plan before it: for the simulator may
+    rank them otherwise than the form does. What was `seen` before is gone on with. If
+    it is to be `quick`, bound and plan are not so close. Errors as of `best_plan`.
     """
     bound = lower_bound(p, form, seen=seen, quick=quick)
-    search = _WholeSearch(p, form, bound, _CLOSE_QUICK if quick else _CLOSE)
+    search = _PriceAndBranch(p, form, bound, _CLOSE_QUICK if quick else _CLOSE)
     found = [search.best()]
     while len(found) < num:
         other = search.unlike(found)
         if other is None:
             break
         found.append(other)
-    return sorted(found, key=lambda layout: layout.step_s)
+    return sorted(found, key=lambda unplaced: unplaced.step_s)
 
 
 def cheapest(
@@ -100,7 +108,7 @@ def cheapest(
     step_s: float,
     usd_per_hour_C: Floats,
     known: Sequence[Template] = (),
-) -> Layout | None:
+) -> UnplacedPlan | None:
     """Return the plan within the step time whose devices cost least, or nearly so.
 
     Devices that it leaves idle cost nothing. None if none was found. Its `bound_s` is
@@ -112,30 +120,34 @@ def cheapest(
         return None
     for _ in range(_MAX_ROUNDS):
         seen = {c.template: c for c in columns}
-        wanted = thrift(p, columns, step_s, cost_R)
-        worth = wanted.worth * (1 + _SAVED)
-        priced = price(p, form, step_s, wanted.prices_R, worth, most_labels=0)
+        wanted = min_cost_master(p, columns, step_s, cost_R)
+        threshold = wanted.threshold * (1 + _SAVED)
+        priced = solve_pricing(
+            p, form, step_s, wanted.duals_R, threshold, most_labels=0
+        )
         columns = tuple((seen | {c.template: c for c in priced.columns}).values())
         if len(columns) == len(seen):
             break
-    few = harvest(p, form, step_s, wanted.prices_R, wanted.worth * (1 - _WASTE))
+    few = enumerate_columns(
+        p, form, step_s, wanted.duals_R, wanted.threshold * (1 - _WASTE)
+    )
     columns = [c for c in (*columns, *few) if c.serves_hops]
     found = [
         copies
         for longest_s in _longest_sums(columns)
         if (
-            copies := whole_copies(
-                p, _beside(columns, longest_s), step_s, wanted.prices_R, cost_R
+            copies := solve_integer_master(
+                p, _beside(columns, longest_s), step_s, wanted.duals_R, cost_R
             )
         )
     ]
     if not found:
         return None
     copies = min(found, key=lambda copies: _cost(p, copies, cost_R))
-    return _layout(p, form, copies, compute_bound_s(p))
+    return _unplaced(p, form, copies, compute_bound_s(p))
 
 
-def _cost(p: Problem, copies: Sequence[Copies], cost_R: Floats) -> float:
+def _cost(p: Problem, copies: Sequence[ColumnCount], cost_R: Floats) -> float:
     """What the devices of all copies cost."""
     return sum(
         c.num_copies * float(p.taken_OR[s.option] @ cost_R)
@@ -177,14 +189,16 @@ def _costs(p: Problem, usd_per_hour_C: Floats) -> Floats:
     return np.concatenate([cost_C, np.zeros(len(p.fragments))])
 
 
-def _layout(p: Problem, form: Form, copies: Sequence[Copies], bound_s: float) -> Layout:
+def _unplaced(
+    p: Problem, form: Form, copies: Sequence[ColumnCount], bound_s: float
+) -> UnplacedPlan:
     columns = [column(p, c.template, form) for c in copies]
     longest_s = max(column.sum_s for column in columns)
     step_s = max(
         column.time_s(c.num_microbatches) - column.sum_s + longest_s
         for column, c in zip(columns, copies, strict=True)
     )
-    return Layout(copies=tuple(copies), step_s=float(step_s), bound_s=bound_s)
+    return UnplacedPlan(copies=tuple(copies), step_s=float(step_s), bound_s=bound_s)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -192,29 +206,29 @@ class _Waiting:
     """Columns that wait for the same longest sum, and the best use of them."""
 
     columns: list[Column]
-    used: Use
+    used: MasterSolution
 
 
-class _WholeSearch:
+class _PriceAndBranch:
     """Looks for plans within a step time; what it has seen it keeps."""
 
     def __init__(self, p: Problem, form: Form, bound: Bound, close: float) -> None:
         self.p, self.bound, self.close = p, bound, close
         self.form: Form = form
         self.columns = {c.template: c for c in bound.columns if c.serves_hops}
-        self.worth = p.global_batch / float(bound.prices_R @ p.room_R)
+        self.threshold = p.global_batch / float(bound.duals_R @ p.room_R)
 
-    def best(self) -> Layout:
+    def best(self) -> UnplacedPlan:
         """Return a plan in about the least time that any was found for."""
         low_s, best = self.bound.step_s, None
         for slack in _SLACKS:
-            step_s = self.bound.reached_s * (1 + slack)
+            step_s = self.bound.relaxed_s * (1 + slack)
             best = self._at(step_s)
             if best:
                 break
             low_s = step_s
         if best is None:
-            raise nothing_does(self.p)
+            raise no_pipelines_do(self.p)
         while best.step_s > low_s * (1 + self.close):
             middle_s = (low_s + best.step_s) / 2
             better = self._of(self.columns.values(), middle_s)
@@ -224,9 +238,9 @@ class _WholeSearch:
                 low_s = middle_s
         return self._with_fewer(best)
 
-    def unlike(self, others: Sequence[Layout]) -> Layout | None:
+    def unlike(self, others: Sequence[UnplacedPlan]) -> UnplacedPlan | None:
         """Return a plan of other kinds of pipelines, nearly as good as the first."""
-        kinds = {kind_of(self.p, t) for layout in others for t in layout.templates}
+        kinds = {kind_of(self.p, t) for unplaced in others for t in unplaced.templates}
         columns = [
             c for t, c in self.columns.items() if kind_of(self.p, t) not in kinds
         ]
@@ -236,56 +250,58 @@ class _WholeSearch:
                 return found
         return None
 
-    def _at(self, step_s: float) -> Layout | None:
+    def _at(self, step_s: float) -> UnplacedPlan | None:
         """Return a plan within the step time, None if none was found."""
         found = self._of(self.columns.values(), step_s)
-        if found or step_s < self.bound.reached_s * (1 + _SLACK_OF_SEEN):
+        if found or step_s < self.bound.relaxed_s * (1 + _SLACK_OF_SEEN):
             return found
         self._see_more(step_s)
         return self._of(self.columns.values(), step_s)
 
     def _see_more(self, step_s: float) -> None:
-        """Look for templates of which whole copies may do it."""
+        """Enumerate columns of which integer copies may do it."""
         shorter = self.bound.step_s / step_s
-        # what whole copies waste, cheaper templates have to leave room for
-        share = max(3 * shorter - 2 - _WASTE, _LEAST_WORTH)
-        worth = self.worth / shorter * share
-        found = harvest(self.p, self.form, step_s, self.bound.prices_R, worth)
+        # what integer copies waste, cheaper templates have to leave room for
+        share = max(3 * shorter - 2 - _WASTE, _LEAST_THRESHOLD)
+        threshold = self.threshold / shorter * share
+        found = enumerate_columns(
+            self.p, self.form, step_s, self.bound.duals_R, threshold
+        )
         self.columns |= {c.template: c for c in found}
 
-    def _of(self, columns: Iterable[Column], step_s: float) -> Layout | None:
+    def _of(self, columns: Iterable[Column], step_s: float) -> UnplacedPlan | None:
         for waiting in self._waiting(list(columns), step_s)[:_MOST_TRIED]:
-            price_R = self._prices(waiting.used)
-            copies = whole_copies(self.p, waiting.columns, step_s, price_R)
+            duals_R = self._prices(waiting.used)
+            copies = solve_integer_master(self.p, waiting.columns, step_s, duals_R)
             if copies:
-                return self._layout(copies)
+                return self._unplaced(copies)
         return None
 
-    def _with_fewer(self, layout: Layout) -> Layout:
+    def _with_fewer(self, unplaced: UnplacedPlan) -> UnplacedPlan:
         """The same step time with fewer distinct templates, if easily found."""
-        step_s = layout.step_s * (1 + ROUNDING)
-        if len(layout.templates) == 1:
-            return layout
-        copies: list[Copies] = []
+        step_s = unplaced.step_s * (1 + ROUNDING)
+        if len(unplaced.templates) == 1:
+            return unplaced
+        copies: list[ColumnCount] = []
         for waiting in self._waiting(list(self.columns.values()), step_s)[:1]:
-            price_R = self._prices(waiting.used)
-            copies = fewest_templates(self.p, waiting.columns, step_s, price_R)
-        other = self._layout(copies) if copies else layout
-        return other if len(other.templates) < len(layout.templates) else layout
+            duals_R = self._prices(waiting.used)
+            copies = fewest_columns(self.p, waiting.columns, step_s, duals_R)
+        other = self._unplaced(copies) if copies else unplaced
+        return other if len(other.templates) < len(unplaced.templates) else unplaced
 
     def _waiting(self, columns: list[Column], step_s: float) -> list[_Waiting]:
         """Columns that do the batch beside each other, those that do most first."""
         choices = []
         for longest_s in _longest_sums(columns):
             waiting = _beside(columns, longest_s)
-            used = use(self.p, waiting, step_s)
+            used = solve_restricted_master(self.p, waiting, step_s)
             if used.is_enough:
                 choices.append(_Waiting(columns=waiting, used=used))
         return sorted(choices, key=lambda choice: -choice.used.sequences)
 
-    def _prices(self, used: Use) -> Floats:
+    def _prices(self, used: MasterSolution) -> Floats:
         """What devices would bring in this time."""
-        return used.gains_R + _LEAST_GAIN * self.worth * self.bound.prices_R
+        return used.duals_R + _LEAST_GAIN * self.threshold * self.bound.duals_R
 
-    def _layout(self, copies: Sequence[Copies]) -> Layout:
-        return _layout(self.p, self.form, copies, self.bound.step_s)
+    def _unplaced(self, copies: Sequence[ColumnCount]) -> UnplacedPlan:
+        return _unplaced(self.p, self.form, copies, self.bound.step_s)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the model proposes: layouts with a bound, one tensor degree after the other.
+"""What the model proposes: unplaced plans with a bound, one tensor degree after the
+other.
 
 Owns which problems are solved for a request: the same tensor degree for all stages, or
 all degrees at once where replicas may be cut unlike; all nodes, or some of them, since
 a gradient sum is as fast as the slowest way between replicas, which the model does not
-choose. Does not own how a problem is solved
-(`price_and_branch.py`), nor whose layout is best in the end (`find.py`).
+choose. Does not own how a problem is solved (`price_and_branch.py`), nor whose plan is
+best in the end (`find.py`).
 """
 
 import math
@@ -20,24 +21,24 @@ from hetjax.cluster.catalogue import device_price_per_hour
 from hetjax.cluster.cluster import part_of
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.bound.column_generation import (
-    Outlook,
+    RelaxationState,
     compute_bound_s,
-    outlook,
+    heuristic_bound,
 )
-from hetjax.planner.model.deadline import check
-from hetjax.planner.model.placement import ORDERS, Pipeline, placed
+from hetjax.planner.model.deadline import check_deadline
 from hetjax.planner.model.problem import Problem
 from hetjax.planner.model.request import NodeClass, Request
+from hetjax.planner.model.seating import ORDERS, UnplacedReplica, place
 from hetjax.planner.model.terms import search_problem
 from hetjax.planner.search.price_and_branch import (
-    Copies,
-    Layout,
+    ColumnCount,
+    UnplacedPlan,
     candidates,
     cheapest,
 )
 from hetjax.plans.plan import Plan
 
-_NUM_LAYOUTS = 3  # of every problem, for the judge to choose from
+_NUM_UNPLACED = 3  # of every problem, for the simulator to choose from
 LARGE = 128  # devices: the search of larger clusters is cut short
 _PARTED = 32  # devices: of larger clusters no parts are searched
 _DOUBT, _DOUBT_FEW, _DOUBT_MANY = 1.05, 1.3, 1.02
@@ -57,14 +58,14 @@ class Proposal:
     request: Request
     degrees: tuple[int, ...]
     problem: Problem
-    layouts: tuple[Layout, ...]
+    unplaced: tuple[UnplacedPlan, ...]
     num_replicas: float  # that gradient sums were counted for
     bound_s: float
 
     @property
     def step_s(self) -> float:
         """The model's time of the best layout."""
-        return self.layouts[0].step_s
+        return self.unplaced[0].step_s
 
     def told(self) -> str:
         """Say for people what the model makes of it."""
@@ -88,17 +89,17 @@ def proposals(
     for look in _looks(request, fewer, whole):
         # parts come after the whole
         if first is None and looks and not _is_whole(look, request):
-            first = min(looks, key=lambda look: look.outlook.reached_s)
+            first = min(looks, key=lambda look: look.heuristic_bound.relaxed_s)
             yield from _proposed(first)
         looks.append(look)
-    least_s = min((look.outlook.reached_s for look in looks), default=math.inf)
-    for look in sorted(looks, key=lambda look: look.outlook.reached_s):
+    least_s = min((look.heuristic_bound.relaxed_s for look in looks), default=math.inf)
+    for look in sorted(looks, key=lambda look: look.heuristic_bound.relaxed_s):
         near_s = least_s * _doubt(look.num_replicas, fewer)
-        if look is not first and look.outlook.reached_s <= near_s:
+        if look is not first and look.heuristic_bound.relaxed_s <= near_s:
             yield from _proposed(look)
     # of a part, devices that it can do without are another part's
     wholes = [look for look in looks if _is_whole(look, request)]
-    wholes.sort(key=lambda look: look.outlook.reached_s)
+    wholes.sort(key=lambda look: look.heuristic_bound.relaxed_s)
     for look in wholes[:_NUM_CHEAPER] if fewer else ():
         yield from _cheaper(look)
 
@@ -111,29 +112,33 @@ class _Look:
     degrees: tuple[int, ...]
     num_replicas: float
     problem: Problem
-    outlook: Outlook
+    heuristic_bound: RelaxationState
 
 
 def _looks(request: Request, fewer: bool, whole: bool) -> Iterator[_Look]:
     """Look at all problems, but for those of too few devices to come near."""
     least_s = math.inf
     for part, degrees, num_replicas in _problems(request, whole):
-        reached_s = math.inf
+        relaxed_s = math.inf
         for tight in (False, True)[: 1 if _is_large(request, _PARTED) else 2]:
-            check()
+            check_deadline()
             p = search_problem(part, degrees, num_replicas=num_replicas, tight=tight)
             near_s = least_s * _doubt(num_replicas, fewer)
-            seen = None if compute_bound_s(p) > near_s else outlook(p, "closed", near_s)
+            seen = (
+                None
+                if compute_bound_s(p) > near_s
+                else heuristic_bound(p, "closed", near_s)
+            )
             # what memory hardly limits need not be searched twice
-            if seen is not None and seen.reached_s < reached_s * _TIGHT_GAIN:
-                reached_s = seen.reached_s
-                least_s = min(least_s, reached_s)
+            if seen is not None and seen.relaxed_s < relaxed_s * _TIGHT_GAIN:
+                relaxed_s = seen.relaxed_s
+                least_s = min(least_s, relaxed_s)
                 yield _Look(
                     request=part,
                     degrees=degrees,
                     num_replicas=num_replicas,
                     problem=p,
-                    outlook=seen,
+                    heuristic_bound=seen,
                 )
 
 
@@ -196,10 +201,10 @@ def degree_sets(request: Request) -> list[tuple[int, ...]]:
 
 def plans_of(proposal: Proposal, rank: int) -> Iterator[Plan]:
     """Place the proposal's layout of that rank on nodes, in every order that fits."""
-    for layout in proposal.layouts[rank : rank + 1]:
-        pipelines = pipelines_of(proposal.problem, layout.copies)
+    for unplaced in proposal.unplaced[rank : rank + 1]:
+        pipelines = pipelines_of(proposal.problem, unplaced.copies)
         for order in ORDERS:
-            plan = placed(proposal.request, pipelines, order)
+            plan = place(proposal.request, pipelines, order)
             if plan is not None:
                 yield plan
 
@@ -209,16 +214,16 @@ def plans_by_rank(
 ) -> Iterator[Plan]:
     """The best of every proposal, the fastest first, then their second best, and on."""
     proposed = sorted(proposed, key=lambda p: p.step_s)
-    most = max((len(p.layouts) for p in proposed), default=0)
+    most = max((len(p.unplaced) for p in proposed), default=0)
     for rank in range(most)[first:end]:
         for proposal in proposed:
             yield from plans_of(proposal, rank)
 
 
-def pipelines_of(p: Problem, copies: Sequence[Copies]) -> list[Pipeline]:
+def pipelines_of(p: Problem, copies: Sequence[ColumnCount]) -> list[UnplacedReplica]:
     """Write copies of templates out as replicas."""
     return [
-        Pipeline(
+        UnplacedReplica(
             num_microbatches=c.num_microbatches,
             microbatch_size=c.template.microbatch_size,
             stages=tuple((p.options[s.option], s.layers) for s in c.template.stages),
@@ -233,12 +238,12 @@ def _is_whole(look: _Look, request: Request) -> bool:
 
 
 def _proposed(look: _Look) -> Iterator[Proposal]:
-    """Lay the problem out in whole copies; nothing if nothing fits."""
+    """Solve the problem in integer copies; nothing if nothing fits."""
     large = _is_large(look.request)
-    num, seen = 1 if large else _NUM_LAYOUTS, look.outlook
+    num, seen = 1 if large else _NUM_UNPLACED, look.heuristic_bound
     with suppress(NoFeasiblePlan):
-        layouts = candidates(look.problem, "closed", num, seen=seen, quick=large)
-        yield _proposal(look, layouts, layouts[0].bound_s)
+        unplaced = candidates(look.problem, "closed", num, seen=seen, quick=large)
+        yield _proposal(look, unplaced, unplaced[0].bound_s)
 
 
 def _cheaper(look: _Look) -> Iterator[Proposal]:
@@ -246,20 +251,20 @@ def _cheaper(look: _Look) -> Iterator[Proposal]:
     for wish in (_usd_per_hour, _losses_per_hour):
         prices_C = np.array([wish(nodes) for nodes in look.request.classes])
         for slack in _SLACKS if prices_C.any() else ():
-            step_s = slack * look.outlook.reached_s
-            layout = cheapest(look.problem, "closed", step_s, prices_C)
-            if layout is not None:
-                yield _proposal(look, [layout])
+            step_s = slack * look.heuristic_bound.relaxed_s
+            unplaced = cheapest(look.problem, "closed", step_s, prices_C)
+            if unplaced is not None:
+                yield _proposal(look, [unplaced])
 
 
 def _proposal(
-    look: _Look, layouts: Sequence[Layout], bound_s: float = math.inf
+    look: _Look, unplaced: Sequence[UnplacedPlan], bound_s: float = math.inf
 ) -> Proposal:
     return Proposal(
         request=look.request,
         degrees=look.degrees,
         problem=look.problem,
-        layouts=tuple(layouts),
+        unplaced=tuple(unplaced),
         num_replicas=look.num_replicas,
         bound_s=bound_s,
     )

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hetjax.planner.model.cuts import balanced_cuts
-from hetjax.planner.model.placement import Pipeline, plan_of, seated
 from hetjax.planner.model.problem import Floats, Ints, Problem
 from hetjax.planner.model.request import Request
+from hetjax.planner.model.seating import UnplacedReplica, plan_of, seated
 from hetjax.planner.model.terms import search_problem
 from hetjax.plans.plan import Plan, Replica, Stage
 
@@ -26,7 +26,7 @@ class _Cut:
     """A pipeline on the seats that are left, and its times."""
 
     stages: tuple[Stage, ...]
-    pipeline: Pipeline
+    pipeline: UnplacedReplica
     fill_s: float
     slowest_s: float
 
@@ -107,7 +107,7 @@ def _cut(
     chosen = [int(times[s][1][at]) for s, at in enumerate(ranges)]
     return _Cut(
         stages=stages,
-        pipeline=Pipeline(
+        pipeline=UnplacedReplica(
             num_microbatches=1,
             microbatch_size=replica.microbatch_size,
             stages=tuple(

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from hetjax.cluster.catalogue import device_spec
 from hetjax.models.counts import parameter_count
 from hetjax.models.model import Model
-from hetjax.planner.model.deadline import TimeUp, check
-from hetjax.planner.model.evaluator import Judge
+from hetjax.planner.model.deadline import TimeUp, check_deadline
+from hetjax.planner.model.evaluator import PlanEvaluator
 from hetjax.planner.model.objectives import Objective, score, within
 from hetjax.planner.model.request import Request
 from hetjax.planner.search.find import find_plan
@@ -58,20 +58,20 @@ def replan(
     fits.
     """
     begin_s = time.monotonic()
-    judge = Judge(request)
+    evaluate = PlanEvaluator(request)
     choices: list[tuple[str, Predicted]] = []
     with suppress(TimeUp):
         for find in (_left, _templates, lambda *_: others.items()):
             if choices and at_once:
                 break
             for source, plan in find(request, current):
-                judged = judge(plan)
+                judged = evaluate(plan)
                 if judged is not None and within(judged, objective):
                     choices.append((source, judged))
                 if choices:
-                    check()
+                    check_deadline()
     if not choices:
-        found = find_plan(request, objective, polish_s=0.0)
+        found = find_plan(request, objective, local_search_s=0.0)
         choices.append((found.source, found.best))
     moves = [_move(request, current, predicted.plan) for _, predicted in choices]
 
@@ -143,7 +143,7 @@ def survivors(request: Request, current: Plan) -> Plan | None:
     )
 
 
-def moved_bytes(model: Model, current: Plan, plan: Plan) -> dict[str, float]:
+def fetched_bytes(model: Model, current: Plan, plan: Plan) -> dict[str, float]:
     """Return the bytes of state that every node of the new plan has to fetch.
 
     A node that holds a layer now holds all of it; what it lacks it fetches once.
@@ -169,7 +169,7 @@ def _held(plan: Plan) -> dict[str, set[int]]:
 
 def _move(request: Request, current: Plan, plan: Plan) -> tuple[float, float]:
     """Bytes in all, and seconds until the node that lacks most has them."""
-    by_node = moved_bytes(request.model, current, plan)
+    by_node = fetched_bytes(request.model, current, plan)
     nodes = {node.name: node for node in request.cluster.nodes}
     seconds = [
         size / (device_spec(nodes[name]).network_gbit_per_s * 1e9 / 8)

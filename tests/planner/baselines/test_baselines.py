@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetjax.errors import BadInput, NoFeasiblePlan
-from hetjax.planner.baselines.table import BASELINES, compared
-from hetjax.planner.model.evaluator import judged
-from hetjax.planner.model.placement import Pipeline, placed
+from hetjax.planner.baselines.by_name import BASELINES, compared
+from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.problem import Option
 from hetjax.planner.model.request import Request
+from hetjax.planner.model.seating import UnplacedReplica, place
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
 from tests.planner.baselines.baselines_oracle import check_valid, small_request, step_s
@@ -109,7 +109,7 @@ def symmetric_plans(request: Request) -> Iterator[Plan]:
             if not num:
                 continue
             cuts = {1: (0, 6), 2: (0, 3, 6), 3: (0, 2, 4, 6), 4: (0, 2, 3, 4, 6)}
-            pipeline = Pipeline(
+            pipeline = UnplacedReplica(
                 num_microbatches=total // num,
                 microbatch_size=size,
                 stages=tuple(
@@ -120,7 +120,7 @@ def symmetric_plans(request: Request) -> Iterator[Plan]:
                     for s in range(num_stages)
                 ),
             )
-            one = placed(small_request([(8, 4, 1.0, 1.0)]), [pipeline] * num)
+            one = place(small_request([(8, 4, 1.0, 1.0)]), [pipeline] * num)
             assert one is not None
             yield replace(
                 one,
@@ -196,7 +196,7 @@ def uniform_plans(request: Request) -> Iterator[Plan]:
                 range(num_stages + 1), product(request.remats, repeat=num_stages)
             ):
                 classes = [first if s < turn else 1 - first for s in range(num_stages)]
-                pipeline = Pipeline(
+                pipeline = UnplacedReplica(
                     num_microbatches=microbatches,
                     microbatch_size=size,
                     stages=tuple(
@@ -209,7 +209,7 @@ def uniform_plans(request: Request) -> Iterator[Plan]:
                         )
                     ),
                 )
-                plan = placed(request, [pipeline] * num)
+                plan = place(request, [pipeline] * num)
                 if plan is not None:
                     yield plan
 
@@ -253,7 +253,9 @@ def test_the_comparison_tells_the_judges_word() -> None:
     for name, predicted in found.items():
         assert isinstance(predicted, Predicted)
         times = [
-            judged(request, plan, BASELINES[name].schedule).simulation.step_time_s
+            evaluate_plan(
+                request, plan, BASELINES[name].schedule
+            ).simulation.step_time_s
             for plan in BASELINES[name].plans(request)[:6]
         ]
         assert predicted.simulation.step_time_s == min(times)

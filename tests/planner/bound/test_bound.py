@@ -12,9 +12,9 @@ from hetjax.costs.profile import LinkMeasurement, Measurement, Profile
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.bound import pricing
 from hetjax.planner.bound.certificate import proved
-from hetjax.planner.bound.pricing import Priced
+from hetjax.planner.bound.pricing import PricingResult
 from hetjax.planner.bound.space import in_space
-from hetjax.planner.model.evaluator import judged
+from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.objectives import Objective
 from hetjax.planner.model.request import Request
 from hetjax.planner.search.find import Found, Search
@@ -96,14 +96,16 @@ def test_known_columns_that_come_again_prove_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What contradicts prices is no proof because it had been found before."""
-    request, priced = random_request(2), list[Priced]()
+    request, priced = random_request(2), list[PricingResult]()
 
-    def forgetful(*arguments: Any, **options: Any) -> Priced:
+    def forgetful(*arguments: Any, **options: Any) -> PricingResult:
         if not priced or not priced[0].columns:
-            priced[:] = [pricing.price(*arguments, **options)]
-        return replace(priced[0], is_all=True)
+            priced[:] = [pricing.solve_pricing(*arguments, **options)]
+        return replace(priced[0], is_complete=True)
 
-    monkeypatch.setattr("hetjax.planner.bound.column_generation.price", forgetful)
+    monkeypatch.setattr(
+        "hetjax.planner.bound.column_generation.solve_pricing", forgetful
+    )
     bound_s = proved(request).step_s
     assert bound_s is not None and priced[0].columns
     assert bound_s <= fastest_s(request) * (1 + ROUNDING)
@@ -111,7 +113,7 @@ def test_known_columns_that_come_again_prove_nothing(
 
 def searched(request: Request) -> Found:
     search = Search(request, [Objective()])
-    search.run(polish_s=0.0)
+    search.run(local_search_s=0.0)
     return search.found()[0]
 
 
@@ -248,7 +250,7 @@ def is_above_bound(case: Case) -> bool:
     """Whether the plan takes no less than the bound, which does not deny it."""
     request, plan = case
     assert in_space(request, plan)
-    step_time_s = judged(request, plan).simulation.step_time_s
+    step_time_s = evaluate_plan(request, plan).simulation.step_time_s
     try:
         bound_s = proved(request, step_time_s).step_s
     except NoFeasiblePlan:
@@ -271,8 +273,8 @@ def test_faults_that_bounds_once_had_would_be_found(name: str) -> None:
 def test_a_search_certifies_pipelines_that_are_as_deep_as_the_model() -> None:
     request, plan = as_deep_as_the_model()
     search = Search(request, [Objective()])
-    search.bests.offer(plan, "given")
-    search.run(polish_s=0.0)
+    search.incumbents.offer(plan, "given")
+    search.run(local_search_s=0.0)
     (found,) = search.found()
     assert found.lower_bound_s is not None and found.gap is not None
     assert len(found.best.plan.replicas[0].stages) > 16

@@ -8,11 +8,11 @@ import pytest
 
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.costs.plan_costs import usd_per_hour
-from hetjax.planner.model.evaluator import judged
-from hetjax.planner.model.objectives import Objective, goodput, survives
-from hetjax.planner.model.placement import Pipeline, placed
+from hetjax.planner.model.evaluator import evaluate_plan
+from hetjax.planner.model.objectives import Objective, expected_goodput, survives
 from hetjax.planner.model.problem import Option
 from hetjax.planner.model.request import Request
+from hetjax.planner.model.seating import UnplacedReplica, place
 from hetjax.planner.search.find import find_plan
 from hetjax.plans.plan import Plan
 from tests.planner.search.test_find import two_kinds
@@ -23,8 +23,8 @@ def one_pipeline(request: Request) -> Plan:
     """Half of the layers on a device of each node."""
     fast, slow = Option(device_class=0), Option(device_class=1)
     stages = ((fast, (0, 2)), (slow, (2, 4)))
-    plan = placed(
-        request, [Pipeline(num_microbatches=8, microbatch_size=1, stages=stages)]
+    plan = place(
+        request, [UnplacedReplica(num_microbatches=8, microbatch_size=1, stages=stages)]
     )
     assert plan is not None
     return plan
@@ -46,7 +46,7 @@ def test_a_node_is_rented_whole() -> None:
 
 
 def test_the_second_device_of_a_rented_node_is_used() -> None:
-    cheap = find_plan(two_kinds(), Objective(wish="cost"), polish_s=1.0).best.plan
+    cheap = find_plan(two_kinds(), Objective(wish="cost"), local_search_s=1.0).best.plan
     used = {(s.node, d) for _, _, s in cheap.stages() for d in s.devices}
     assert used == {("slow", 0), ("slow", 1)}
 
@@ -64,15 +64,17 @@ def test_state_survives_where_other_nodes_hold_every_layer() -> None:
     both, one = two_replicas(request), one_pipeline(request)
     assert survives(both, "fast") and survives(both, "slow")
     assert not survives(one, "fast") and not survives(one, "slow")
-    predicted = judged(request, both)
+    predicted = evaluate_plan(request, both)
     cluster = shaky(request, {"fast": 1.0})
     rare, often = (
-        goodput(predicted, cluster, Objective(checkpoint_every_s=s)) for s in (60, 6000)
+        expected_goodput(predicted, cluster, Objective(checkpoint_every_s=s))
+        for s in (60, 6000)
     )
     assert rare == often < 1.0
-    alone = judged(request, one)
+    alone = evaluate_plan(request, one)
     rare, often = (
-        goodput(alone, cluster, Objective(checkpoint_every_s=s)) for s in (60, 6000)
+        expected_goodput(alone, cluster, Objective(checkpoint_every_s=s))
+        for s in (60, 6000)
     )
     assert often < rare < 1.0
 
@@ -80,10 +82,10 @@ def test_state_survives_where_other_nodes_hold_every_layer() -> None:
 @pytest.mark.parametrize("plan_of", [two_replicas, one_pipeline])
 def test_goodput_is_what_a_simulated_month_of_losses_leaves(plan_of) -> None:
     request = two_kinds()
-    predicted = judged(request, plan_of(request))
+    predicted = evaluate_plan(request, plan_of(request))
     rates = {"fast": 0.4, "slow": 0.8}
     objective = Objective(recovery_s=100.0, checkpoint_every_s=400.0, node_back_s=900.0)
-    found = goodput(predicted, shaky(request, rates), objective)
+    found = expected_goodput(predicted, shaky(request, rates), objective)
     tflops = {"fast": 0.1, "slow": 0.03}
     used = {(s.node, d) for _, _, s in predicted.plan.stages() for d in s.devices}
     power = {name: tflops[name] * sum(n == name for n, _ in used) for name in rates}

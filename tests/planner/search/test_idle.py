@@ -6,7 +6,7 @@ import math
 import pytest
 
 from hetjax.errors import NoFeasiblePlan
-from hetjax.planner.model.evaluator import judged
+from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.objectives import Objective
 from hetjax.planner.model.request import Request
 from hetjax.planner.search.find import Search
@@ -27,7 +27,7 @@ def fastest_with_more_s(request: Request, than: Plan, kind: str) -> float:
     for plan in all_plans(request):
         if num_used(request, plan, kind) > num_used(request, than, kind):
             try:
-                found_s = judged(request, plan).simulation.step_time_s
+                found_s = evaluate_plan(request, plan).simulation.step_time_s
             except NoFeasiblePlan:
                 continue
             least_s = min(least_s, found_s)
@@ -39,11 +39,11 @@ def test_the_best_plan_that_has_to_use_them_is_slower(seed: int) -> None:
     request = random_request(seed)
     search = Search(request, [Objective()])
     search.propose()
-    search.polish(0.5)
+    search.improve(0.5)
     try_idle(search, Objective())
     (found,) = search.found()
     ours_s = found.best.simulation.step_time_s
-    all_idle = why_idle(found, search.bests.simulated())
+    all_idle = why_idle(found, search.incumbents.simulated())
     assert all_idle
     for idle in all_idle:
         assert idle.instead is not None and idle.worse is not None
@@ -61,4 +61,4 @@ def test_where_all_is_in_use_there_is_nothing_to_show() -> None:
     search = Search(random_request(2), [Objective()])
     search.propose()
     try_idle(search, Objective())
-    assert why_idle(search.found()[0], search.bests.simulated()) == ()
+    assert why_idle(search.found()[0], search.incumbents.simulated()) == ()

@@ -48,7 +48,7 @@ def two_nodes(memory_gib: float, **changes: object) -> Request:
 
 def has_plan(request: Request) -> bool:
     try:
-        find_plan(request, polish_s=0.1)
+        find_plan(request, local_search_s=0.1)
     except NoFeasiblePlan:
         return False
     return True
@@ -72,7 +72,7 @@ def done(request: Request, told: str) -> Request:
 
 def told_for(request: Request) -> list[str]:
     with pytest.raises(NoFeasiblePlan) as caught:
-        find_plan(request, polish_s=0.1)
+        find_plan(request, local_search_s=0.1)
     assert "memory binds" in caught.value.got
     return caught.value.fix.split("; ")
 

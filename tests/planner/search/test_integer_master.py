@@ -10,7 +10,11 @@ import numpy as np
 
 from hetjax.planner.model.problem import Floats
 from hetjax.planner.model.templates import Column, column
-from hetjax.planner.search.integer_master import Copies, fewest_templates, whole_copies
+from hetjax.planner.search.integer_master import (
+    ColumnCount,
+    fewest_columns,
+    solve_integer_master,
+)
 from hetjax.planner.search.price_and_branch import cheapest
 from tests.planner.brute import (
     Instance,
@@ -55,12 +59,12 @@ def cases() -> list[tuple[int, float]]:
     ]
 
 
-def random_price_R(seed: int, draw: str = "price") -> Floats:
+def random_duals_R(seed: int, draw: str = "price") -> Floats:
     r = Random(f"{draw} {seed}")
     return np.array([r.uniform(0.2, 3.0) for _ in instance_of(seed)[0].problem.room_R])
 
 
-def used_by_all(instance: Instance, copies: Sequence[Copies]) -> Floats:
+def used_by_all(instance: Instance, copies: Sequence[ColumnCount]) -> Floats:
     p = instance.problem
     return sum(
         (
@@ -72,7 +76,9 @@ def used_by_all(instance: Instance, copies: Sequence[Copies]) -> Floats:
     )
 
 
-def check_copies(instance: Instance, copies: Sequence[Copies], step_s: float) -> None:
+def check_copies(
+    instance: Instance, copies: Sequence[ColumnCount], step_s: float
+) -> None:
     """They do the batch, on devices that are there, in that time."""
     p = instance.problem
     assert all(c.num_copies > 0 and c.num_microbatches > 0 for c in copies)
@@ -89,8 +95,8 @@ def test_whole_copies_are_found_exactly_where_there_are_some() -> None:
     found = []
     for seed, step_s in cases():
         instance, _ = instance_of(seed)
-        copies = whole_copies(
-            instance.problem, columns_of(seed), step_s, random_price_R(seed)
+        copies = solve_integer_master(
+            instance.problem, columns_of(seed), step_s, random_duals_R(seed)
         )
         assert bool(copies) == bool(uses_of(seed, step_s)), (seed, step_s)
         if copies:
@@ -102,9 +108,9 @@ def test_whole_copies_are_found_exactly_where_there_are_some() -> None:
 def test_whole_copies_of_least_cost_cost_the_least() -> None:
     for seed, step_s in cases():
         instance, _ = instance_of(seed)
-        cost_R = random_price_R(seed, "cost")
-        copies = whole_copies(
-            instance.problem, columns_of(seed), step_s, random_price_R(seed), cost_R
+        cost_R = random_duals_R(seed, "cost")
+        copies = solve_integer_master(
+            instance.problem, columns_of(seed), step_s, random_duals_R(seed), cost_R
         )
         uses = uses_of(seed, step_s)
         assert bool(copies) == bool(uses), (seed, step_s)
@@ -136,8 +142,8 @@ def test_one_template_is_taken_where_one_is_enough() -> None:
     num_found = num_alone = 0
     for seed, step_s in cases():
         instance, _ = instance_of(seed)
-        copies = fewest_templates(
-            instance.problem, columns_of(seed), step_s, random_price_R(seed)
+        copies = fewest_columns(
+            instance.problem, columns_of(seed), step_s, random_duals_R(seed)
         )
         if not copies:
             continue
@@ -157,7 +163,7 @@ def test_the_cheapest_plan_is_in_time_and_seldom_dearer_than_need_be() -> None:
         if optimum_s == inf:
             continue
         p, step_s = instance.problem, optimum_s * (1.05, 1.5, 3.0)[seed % 3]
-        usd_C = random_price_R(seed, "cost")
+        usd_C = random_duals_R(seed, "cost")
         uses = uses_that_do(instance, "prefix", step_s)
         least = min(float(usd_C @ used) for used in uses)
         layout = cheapest(p, "prefix", step_s, usd_C)

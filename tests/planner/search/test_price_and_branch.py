@@ -7,11 +7,17 @@ import numpy as np
 import pytest
 
 from hetjax.errors import NoFeasiblePlan
-from hetjax.planner.bound.column_generation import outlook
-from hetjax.planner.model.problem import DeviceClass, Option, Problem, Terms, problem
+from hetjax.planner.bound.column_generation import heuristic_bound
+from hetjax.planner.model.problem import (
+    DeviceClass,
+    LayerCosts,
+    Option,
+    Problem,
+    problem,
+)
 from hetjax.planner.model.templates import Form
 from hetjax.planner.search.price_and_branch import (
-    Layout,
+    UnplacedPlan,
     best_plan,
     candidates,
     kind_of,
@@ -26,7 +32,7 @@ from tests.planner.brute import (
 )
 
 
-def check_layout(instance: Instance, layout: Layout, form: Form) -> None:
+def check_layout(instance: Instance, layout: UnplacedPlan, form: Form) -> None:
     """It does the batch, on devices that are there, in the time that it says."""
     p = instance.problem
     assert p.global_batch == sum(
@@ -47,7 +53,7 @@ def check_layout(instance: Instance, layout: Layout, form: Form) -> None:
     assert layout.step_s == pytest.approx(step_s)
 
 
-def planned(p: Problem, form: Form) -> Layout | None:
+def planned(p: Problem, form: Form) -> UnplacedPlan | None:
     try:
         return best_plan(p, form)
     except NoFeasiblePlan:
@@ -88,7 +94,7 @@ def two_speeds(*, memory_bytes: float, global_batch: int) -> Problem:
     options = [Option(device_class=0), Option(device_class=1)]
     one_OK = np.ones((2, 1))
     return problem(
-        Terms(
+        LayerCosts(
             kinds=(0, 0, 0, 0),
             busy_s_BOK=np.array([[[1.0], [2.0]]]),
             update_s_BOK=np.zeros((1, 2, 1)),
@@ -155,10 +161,10 @@ def test_a_first_look_promises_nothing_below_the_bound_and_shortens_no_plan() ->
         instance = unlike_speeds(seed)
         p, optimum_s = instance.problem, best_step_s(instance, "prefix")
         best = best_plan(p, "prefix")
-        assert outlook(p, "prefix", best.bound_s * 0.9) is None
-        seen = outlook(p, "prefix", optimum_s * 1.02)
+        assert heuristic_bound(p, "prefix", best.bound_s * 0.9) is None
+        seen = heuristic_bound(p, "prefix", optimum_s * 1.02)
         assert seen is not None
-        assert best.bound_s * (1 - 1e-9) <= seen.reached_s <= optimum_s * 1.02
+        assert best.bound_s * (1 - 1e-9) <= seen.relaxed_s <= optimum_s * 1.02
         found = candidates(p, "prefix", 1, seen=seen)
         check_layout(instance, found[0], "prefix")
         assert found[0].step_s == pytest.approx(best.step_s, rel=0.005)

@@ -8,11 +8,11 @@ import pytest
 
 from hetjax.cluster.cluster import part_of
 from hetjax.models.counts import parameter_count
-from hetjax.planner.model.evaluator import judged
-from hetjax.planner.model.placement import Pipeline, placed
+from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.problem import Option
 from hetjax.planner.model.request import Request
-from hetjax.planner.search.replan import moved_bytes, replan, survivors
+from hetjax.planner.model.seating import UnplacedReplica, place
+from hetjax.planner.search.replan import fetched_bytes, replan, survivors
 from hetjax.plans.plan import Plan
 from tests.planner.search.test_find import two_kinds
 
@@ -20,15 +20,17 @@ from tests.planner.search.test_find import two_kinds
 def two_replicas(request: Request) -> Plan:
     """Two stages on the fast node, one on a slow device."""
     fast, slow = Option(device_class=0), Option(device_class=1)
-    plan = placed(
+    plan = place(
         request,
         [
-            Pipeline(
+            UnplacedReplica(
                 num_microbatches=6,
                 microbatch_size=1,
                 stages=((fast, (0, 2)), (fast, (2, 4))),
             ),
-            Pipeline(num_microbatches=2, microbatch_size=1, stages=((slow, (0, 4)),)),
+            UnplacedReplica(
+                num_microbatches=2, microbatch_size=1, stages=((slow, (0, 4)),)
+            ),
         ],
     )
     assert plan is not None
@@ -55,10 +57,10 @@ def test_a_node_fetches_the_layers_that_it_did_not_hold_and_no_others() -> None:
     there = replace(second, node="slow", devices=(1,))
     moved = replace(plan.replicas[0], stages=(first, there))
     after = replace(plan, replicas=(moved, plan.replicas[1]))
-    assert set(moved_bytes(model, plan, after).values()) == {0.0}
+    assert set(fetched_bytes(model, plan, after).values()) == {0.0}
     # without that replica before, the slow node has to fetch the stage's layers
     before = replace(plan, replicas=plan.replicas[:1])
-    fetched = moved_bytes(model, before, replace(after, replicas=(moved,)))
+    fetched = fetched_bytes(model, before, replace(after, replicas=(moved,)))
     expected = 12 * sum(parameter_count(layer) for layer in model.layers[2:4])
     assert fetched == {"fast": 0.0, "slow": pytest.approx(expected)}
 
@@ -87,8 +89,8 @@ def test_stages_that_are_left_take_over_with_the_best_cuts() -> None:
     request = replace(two_kinds(), global_batch=32, microbatch_sizes=(1,))
     fast, slow = Option(device_class=0), Option(device_class=1)
     stages = ((fast, (0, 1)), (slow, (1, 2)), (slow, (2, 3)), (fast, (3, 4)))
-    pipeline = Pipeline(num_microbatches=32, microbatch_size=1, stages=stages)
-    plan = placed(request, [pipeline])
+    pipeline = UnplacedReplica(num_microbatches=32, microbatch_size=1, stages=stages)
+    plan = place(request, [pipeline])
     assert plan is not None
     # the second device of the slow node is gone
     nodes = tuple(
@@ -105,7 +107,9 @@ def test_stages_that_are_left_take_over_with_the_best_cuts() -> None:
     ]
     cuts = combinations(range(1, 4), 2)
     others = [
-        judged(left, with_cuts(found.best.plan, (0, *inner, 4))).simulation.step_time_s
+        evaluate_plan(
+            left, with_cuts(found.best.plan, (0, *inner, 4))
+        ).simulation.step_time_s
         for inner in cuts
     ]
     assert found.best.simulation.step_time_s == pytest.approx(min(others), rel=0.02)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All baselines by name, and how good they are: the one judge's word on each.
+"""All baselines by name, and how good they are: the simulator's word on each.
 
-Owns the names, the schedule that each is judged under, and the comparison. Does not
-own how a baseline plans (its own file) nor the judge (`evaluator.py`).
+Owns the names, the schedule that each is judged under, and the comparison. Does not own
+how a baseline plans (its own file) nor the evaluation (`evaluator.py`).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -18,7 +18,7 @@ from hetjax.planner.baselines.ranking import no_plan
 from hetjax.planner.baselines.uniform_search import uniform_search
 from hetjax.planner.baselines.varuna import varuna
 from hetjax.planner.baselines.whale import whale
-from hetjax.planner.model.evaluator import Judge
+from hetjax.planner.model.evaluator import PlanEvaluator
 from hetjax.planner.model.request import Request
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
@@ -62,9 +62,9 @@ def _best(request: Request, name: str) -> Predicted | NoFeasiblePlan:
             fix=did_you_mean(name, tuple(BASELINES)),
         )
     baseline = BASELINES[name]
-    judge = Judge(request, baseline.schedule)
+    evaluate = PlanEvaluator(request, baseline.schedule)
     try:
-        judged = map(judge, baseline.plans(request))
+        judged = map(evaluate, baseline.plans(request))
     except NoFeasiblePlan as error:
         return error
     # what is over memory fails at once: it costs nothing to try

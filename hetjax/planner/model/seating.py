@@ -19,13 +19,13 @@ from hetjax.planner.model.request import NodeClass, Request
 from hetjax.plans.plan import LayerRange, Plan, Replica, Stage, StageMesh
 from hetjax.plans.schedules import default_launch_ahead
 
-Order = Literal["together", "across"]
+SeatOrder = Literal["together", "across"]
 Seat = tuple[str, tuple[int, ...]]  # a node and indices of its devices
-ORDERS: tuple[Order, ...] = ("together", "across")
+ORDERS: tuple[SeatOrder, ...] = ("together", "across")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pipeline:
+class UnplacedReplica:
     """A replica without a place: options and layer ranges of its stages, in order."""
 
     num_microbatches: int
@@ -33,8 +33,10 @@ class Pipeline:
     stages: tuple[tuple[Option, LayerRange], ...]
 
 
-def placed(
-    request: Request, pipelines: Sequence[Pipeline], order: Order = "together"
+def place(
+    request: Request,
+    pipelines: Sequence[UnplacedReplica],
+    order: SeatOrder = "together",
 ) -> Plan | None:
     """Return a 1F1B plan on the cluster's nodes; None if the nodes' sizes do not fit.
 
@@ -61,7 +63,7 @@ def plan_of(request: Request, replicas: Sequence[Replica]) -> Plan:
 
 
 def _seats(
-    classes: Sequence[NodeClass], pipelines: Sequence[Pipeline], order: Order
+    classes: Sequence[NodeClass], pipelines: Sequence[UnplacedReplica], order: SeatOrder
 ) -> dict[tuple[int, int], Seat] | None:
     """Give every stage its devices, by (replica, stage)."""
     free = [{node.name: list(range(node.count)) for node in c.nodes} for c in classes]
@@ -86,7 +88,7 @@ def _seats(
 
 
 def _node(
-    free: dict[str, list[int]], num_devices: int, beside: str | None, order: Order
+    free: dict[str, list[int]], num_devices: int, beside: str | None, order: SeatOrder
 ) -> str | None:
     """The node of the stage before it if there is room, else the first with the least.
 
@@ -102,7 +104,7 @@ def _split(devices: list[int], num: int) -> tuple[list[int], list[int]]:
     return devices[:num], devices[num:]
 
 
-def seated(pipeline: Pipeline, seats: Sequence[Seat]) -> Replica:
+def seated(pipeline: UnplacedReplica, seats: Sequence[Seat]) -> Replica:
     """Return the pipeline as a 1F1B replica, stage by stage on its seat."""
     num_stages = len(pipeline.stages)
     return Replica(
