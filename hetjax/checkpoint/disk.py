@@ -1,19 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is on the disk of one worker's part of a step: whole, or what a crash left.
+"""One worker's part of a step on the local disk: whole, or what a crash left of it.
 
-Owns telling the two apart, and removing without ever leaving half a step. Does not own
-writing (`save.py`, `copies.py`).
+Owns writes that survive a power cut, telling the two apart, and removing without ever
+leaving half a step. Does not own what is written (`writer.py`, `replication.py`).
 """
 
+import os
 import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
 
-from hetjax.checkpoint.format import MANIFEST
-from hetjax.checkpoint.manifest import Manifest, from_text, size_flaw
+from hetjax.checkpoint.format import MANIFEST, Manifest, from_text, size_flaw
 
 _NUM_REMOVALS, _LATE_WRITE_S = 20, 0.1
+
+
+def fsync(path: Path) -> None:
+    """Make a file, or a folder's list of names, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file, durably and in one go: it has the old text or the new one."""
+    building = path.with_suffix(".part")
+    with building.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(building, path)
 
 
 def committed(own: Path) -> Manifest | None:

@@ -3,7 +3,7 @@
 
 Owns which steps are complete, the union of the workers' manifests, and reading an
 entry after checking the checksum of each of its files. Does not own writing
-(`save.py`) nor where the values go (`hetjax/runtime/state.py`).
+(`writer.py`) nor where the values go (`hetjax/runtime/state.py`).
 
 Arrays are read by TensorStore, below Orbax. Orbax restores the same trees, but takes
 5.5 and 3.4 times as long for all leaves of a save (127 of 3 MB together: 95 instead of
@@ -23,21 +23,19 @@ import numpy as np
 import tensorstore as ts
 
 from hetjax.checkpoint.disk import committed
-from hetjax.checkpoint.entry import Entry
 from hetjax.checkpoint.format import (
     MANIFEST,
-    join_leaves,
-    leaf_names,
-    step_directory,
-    step_numbers,
-)
-from hetjax.checkpoint.manifest import (
+    Entry,
     FileRecord,
     Manifest,
     attempt,
     flaw,
     from_text,
+    join_leaves,
+    leaf_names,
     size_flaw,
+    step_directory,
+    step_numbers,
 )
 from hetjax.errors import BadInput
 from hetjax.names import UnsafeName, inside

@@ -3,7 +3,7 @@
 
 Owns the choice: pure functions of what each place holds and each worker needs. A place
 is a worker's memory, its disk, or the cloud, which no worker owns. Slices go by the
-names of leaves (`layout.py`). Does not own how they travel (`runtime/recovery.py`).
+names of leaves (`format.py`). Does not own how they travel (`runtime/recovery.py`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -5,7 +5,7 @@
 
 Owns who keeps copies for whom, sending them, and keeping those of others. A copy is
 acknowledged once it is as durable as the original. Does not own the connections
-(`hetjax/comm/links.py`) nor when there is something to copy (`save.py`).
+(`hetjax/comm/links.py`) nor when there is something to copy (`writer.py`).
 """
 
 import threading
@@ -15,10 +15,15 @@ from pathlib import Path
 
 import numpy as np
 
-from hetjax.checkpoint.disk import is_complete, make, remove
-from hetjax.checkpoint.durable import fsync, replace_text
-from hetjax.checkpoint.format import MANIFEST, part_directory, step_numbers
-from hetjax.checkpoint.manifest import Manifest, from_text, record_of
+from hetjax.checkpoint.disk import fsync, is_complete, make, remove, replace_text
+from hetjax.checkpoint.format import (
+    MANIFEST,
+    Manifest,
+    from_text,
+    part_directory,
+    record_of,
+    step_numbers,
+)
 from hetjax.checkpoint.stores.store import StoreError
 from hetjax.comm.links import SILENCE_S, Door, Ends, Key, Link, dial
 from hetjax.names import inside

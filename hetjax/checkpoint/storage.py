@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a run's checkpoints are: on which disks, in which store, how many of them.
 
-Owns the settings that all workers of a run share, and what they make of them. Does not
-own writing (`save.py`) nor copying (`upload.py`).
+Owns the settings that all workers of a run share, what they make of them, and which
+store a URL means. Does not own writing (`writer.py`), copying (`uploader.py`) nor the
+stores (`stores/`).
 """
 
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 from hetjax.checkpoint.replication import Copies
-from hetjax.checkpoint.stores.local import open_store
-from hetjax.checkpoint.stores.store import Store
+from hetjax.checkpoint.stores.local import open_directory
+from hetjax.checkpoint.stores.store import Bandwidth, Store
 from hetjax.checkpoint.uploader import Uploader
 from hetjax.checkpoint.writer import Saver
+from hetjax.errors import BadInput
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +24,7 @@ class Keeping:
 
     `directory` is a path on the host of each worker, in which `{worker}` stands for its
     name; it may be the same folder for all or a local disk of each. `cloud` is a store
-    that they are copied to (`store.open_store`), or None; `copies` is how many nodes
+    that they are copied to (`open_store`), or None; `copies` is how many nodes
     are to have each slice on their disks.
     """
 
@@ -48,3 +51,34 @@ class Keeping:
         if store is not None:
             uploader = Uploader(store, directory, worker, keep=self.keep)
         return Saver(directory, worker, self.keep, uploader, copies)
+
+
+def open_store(url: str, bytes_per_s: float | None = None) -> Store:
+    """The store at `gs://bucket/prefix`, `file:///path` or a plain path, tried out.
+
+    `bytes_per_s` limits uploads. Raises BadInput where the URL is not one of these, or
+    nothing can be written there.
+    """
+    if bytes_per_s is not None and bytes_per_s <= 0:
+        raise BadInput(
+            got=f"an upload limit of {bytes_per_s} bytes per second",
+            allowed="more than 0, or no limit",
+            fix="give a positive number, or leave the limit out",
+        )
+    limit = None if bytes_per_s is None else Bandwidth(bytes_per_s)
+    scheme, found, rest = url.partition("://")
+    if found and scheme == "gs":
+        from hetjax.checkpoint.stores.gcs import (
+            open_bucket,  # its import takes a second
+        )
+
+        bucket, _, prefix = rest.partition("/")
+        return open_bucket(bucket, prefix.strip("/"), limit, bytes_per_s)
+    path = unquote(rest) if found else url
+    if not path or (found and (scheme != "file" or not path.startswith("/"))):
+        raise BadInput(
+            got=f"checkpoint store {url!r}",
+            allowed="gs://BUCKET/PREFIX, file:///PATH or the path of a folder",
+            fix="write it like gs://my-bucket/my-run or /mnt/shared/my-run",
+        )
+    return open_directory(Path(path).absolute(), limit, bytes_per_s)

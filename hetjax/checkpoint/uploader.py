@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Local checkpoints copied to a store in the background.
 
-    <store>/step_00000010/<worker>/...  as on disk, the manifest last
-    <store>/step_00000010/COMMIT        once the manifests of all its workers are there
-
-Owns `Uploader`: one worker's thread, and its retention in the store. Does not own what
-COMMIT says (`commit.py`), how a store keeps objects (`store.py`) nor the local files
-(`save.py`).
+Owns `Uploader`: one worker's thread, and its retention in the store. Does not own the
+names of objects and COMMIT (`stored_steps.py`), how a store keeps objects (`stores/`)
+nor the local files (`writer.py`).
 """
 
 import threading
@@ -17,14 +14,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from hetjax.checkpoint.commit import (
+from hetjax.checkpoint.format import MANIFEST, Manifest, from_text, part_directory
+from hetjax.checkpoint.stored_steps import (
     COMMIT,
     commit,
     object_name,
     stored_steps,
 )
-from hetjax.checkpoint.format import MANIFEST, part_directory
-from hetjax.checkpoint.manifest import Manifest, from_text
 from hetjax.checkpoint.stores.store import Conflict, Store
 
 _GRACE_S = 2.0

@@ -4,8 +4,7 @@
 Owns `Saver`: the background write, the commit (the manifest, last), retention, and
 the removal of what a crash left behind. Survives `kill -9` and a full disk at any
 moment: the newest committed step stays as it is. Weights that are not finite are never
-committed. Does not own names (`layout.py`),
-the manifest's content (`manifest.py`) nor reading (`restore.py`).
+committed. Does not own the format (`format.py`) nor reading (`reader.py`).
 """
 
 import asyncio
@@ -25,31 +24,31 @@ import tensorstore as ts
 
 from hetjax.checkpoint.disk import (
     committed,
+    fsync,
     is_complete,
     make,
     remove,
     remove_failed,
     remove_uncommitted,
+    replace_text,
 )
-from hetjax.checkpoint.durable import fsync, replace_text
-from hetjax.checkpoint.entry import WEIGHTS, Entry
 from hetjax.checkpoint.format import (
     MANIFEST,
     STATES,
-    leaf_tree,
-    part_directory,
-    split_leaves,
-    step_numbers,
-)
-from hetjax.checkpoint.manifest import (
+    WEIGHTS,
+    Entry,
     Manifest,
     attempt,
+    leaf_tree,
+    part_directory,
     record,
+    split_leaves,
+    step_numbers,
     to_text,
 )
 from hetjax.checkpoint.recovery_plan import Save
 from hetjax.checkpoint.replication import Copies
-from hetjax.checkpoint.stores.patience import LAST_UPLOAD_S
+from hetjax.checkpoint.stores.store import LAST_UPLOAD_S
 from hetjax.checkpoint.uploader import Uploader
 from hetjax.errors import BadInput
 

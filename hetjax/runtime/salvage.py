@@ -22,8 +22,7 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 
-from hetjax.checkpoint.entry import Entry
-from hetjax.checkpoint.format import join_leaves, leaf_names, split_leaves
+from hetjax.checkpoint.format import Entry, join_leaves, leaf_names, split_leaves
 from hetjax.checkpoint.reader import Checkpoint, DamagedCheckpoint, parts
 from hetjax.checkpoint.recovery_plan import Save, Tier
 from hetjax.checkpoint.stored_steps import Stored

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from hetjax.checkpoint.entry import Entry
+from hetjax.checkpoint.format import Entry
 from hetjax.checkpoint.replication import Copies
 from hetjax.checkpoint.writer import Saver
 from hetjax.runtime.messages import (

@@ -18,8 +18,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from hetjax.checkpoint.entry import Entry
-from hetjax.checkpoint.format import leaf_names
+from hetjax.checkpoint.format import Entry, leaf_names
 from hetjax.checkpoint.replication import Copies
 from hetjax.checkpoint.storage import Keeping
 from hetjax.comm.links import SILENCE_S

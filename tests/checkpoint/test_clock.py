@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hetjax.checkpoint.format import Attempts
 from hetjax.checkpoint.reader import Checkpoint, attempts
-from hetjax.checkpoint.stores.local import open_store
+from hetjax.checkpoint.storage import open_store
 from hetjax.checkpoint.writer import Saver
 from tests.checkpoint.values import state_of
 

@@ -12,12 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hetjax.checkpoint.commit import manifests
-from hetjax.checkpoint.format import MANIFEST, part_directory
-from hetjax.checkpoint.manifest import Manifest, record_of, to_text
+from hetjax.checkpoint.format import (
+    MANIFEST,
+    Manifest,
+    part_directory,
+    record_of,
+    to_text,
+)
 from hetjax.checkpoint.reader import Checkpoint, parts
 from hetjax.checkpoint.replication import Copies
-from hetjax.checkpoint.stored_steps import Stored, fetch, in_store
+from hetjax.checkpoint.stored_steps import Stored, fetch, in_store, manifests
 from hetjax.checkpoint.stores.local import FileStore
 from hetjax.comm.links import Link, dial
 from hetjax.errors import BadInput

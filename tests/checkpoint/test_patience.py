@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from hetjax.checkpoint.manifest import record, record_of
-from hetjax.checkpoint.stores.local import FileStore, open_store
-from hetjax.checkpoint.stores.patience import Patient
-from hetjax.checkpoint.stores.store import Store, StoreError
+from hetjax.checkpoint.format import record, record_of
+from hetjax.checkpoint.storage import open_store
+from hetjax.checkpoint.stores.local import FileStore
+from hetjax.checkpoint.stores.store import Patient, Store, StoreError
 from hetjax.checkpoint.uploader import Uploader
 from hetjax.checkpoint.writer import Saver
 from tests.checkpoint.values import state_of
@@ -25,7 +25,7 @@ MOST_S = 20.0  # on a busy machine
 
 @pytest.fixture(autouse=True)
 def limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetjax.checkpoint.stores.patience.CALL_S", LIMIT_S)
+    monkeypatch.setattr("hetjax.checkpoint.stores.store.CALL_S", LIMIT_S)
     monkeypatch.setattr("hetjax.checkpoint.writer.LAST_UPLOAD_S", LIMIT_S)
 
 

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetjax.checkpoint.entry import Entry
-from hetjax.checkpoint.format import step_numbers
+from hetjax.checkpoint.format import Entry, step_numbers
 from hetjax.checkpoint.reader import Checkpoint
 from hetjax.checkpoint.replication import Copies, keepers
 from hetjax.checkpoint.stores.store import StoreError

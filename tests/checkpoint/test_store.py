@@ -10,9 +10,10 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
-from hetjax.checkpoint.manifest import FileRecord, record
+from hetjax.checkpoint.format import FileRecord, record
+from hetjax.checkpoint.storage import open_store
 from hetjax.checkpoint.stores.gcs import GcsStore
-from hetjax.checkpoint.stores.local import FileStore, open_store
+from hetjax.checkpoint.stores.local import FileStore
 from hetjax.checkpoint.stores.store import (
     Bandwidth,
     Conflict,

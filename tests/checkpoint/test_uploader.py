@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hetjax.checkpoint.commit import commit, committed_steps, manifests
-from hetjax.checkpoint.manifest import FileRecord, Manifest, record, to_text
+from hetjax.checkpoint.format import FileRecord, Manifest, record, to_text
+from hetjax.checkpoint.stored_steps import commit, committed_steps, manifests
 from hetjax.checkpoint.stores.gcs import GcsStore
 from hetjax.checkpoint.stores.local import FileStore
 from hetjax.checkpoint.stores.store import Corrupt, Store, StoreError

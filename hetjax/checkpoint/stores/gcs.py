@@ -2,8 +2,8 @@
 """Checkpoints in a bucket of Google Cloud Storage.
 
 Owns `GcsStore`: create-only uploads, checked downloads, and which of the client's many
-errors may pass. Does not own attempts and checks (`transfer.py`) nor the protocol that
-it follows (`store.py`). Imported only when a gs:// URL is opened.
+errors may pass. Does not own the protocol that it follows, attempts and checks
+(`store.py`). Imported only when a gs:// URL is opened.
 """
 
 import http.client
@@ -32,12 +32,12 @@ from google.cloud import storage
 from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 from google.cloud.storage.retry import DEFAULT_RETRY
 
-from hetjax.checkpoint.manifest import FileRecord, record_of
-from hetjax.checkpoint.stores.patience import Patient
+from hetjax.checkpoint.format import FileRecord, record_of
 from hetjax.checkpoint.stores.store import (
     Bandwidth,
     Corrupt,
     Passing,
+    Patient,
     Refused,
     StoreError,
     check_source,

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A place for checkpoints that outlives the machine, by URL: what it can do, which.
+"""Checkpoints in a folder that outlives the machine, on a shared file system.
 
-Owns the store on a shared file system, and the choice of one by its URL. Objects are
-created once and never overwritten, names are relative to the URL. Does not own Google
-Cloud Storage (`gcs.py`), attempts and checks (`transfer.py`), the limits of calls
-(`patience.py`), nor what is stored when (`upload.py`).
+Owns `FileStore`: objects as files that are created once and never overwritten. Does not
+own the protocol that it follows, attempts and checks (`store.py`).
 """
 
 import os
@@ -12,20 +10,21 @@ import uuid
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import unquote
 
-from hetjax.checkpoint.durable import fsync
-from hetjax.checkpoint.manifest import FileRecord, record, record_of
-from hetjax.checkpoint.stores.patience import CALL_S, Patient, within
+from hetjax.checkpoint.disk import fsync
+from hetjax.checkpoint.format import FileRecord, record, record_of
 from hetjax.checkpoint.stores.store import (
+    CALL_S,
     Bandwidth,
     Corrupt,
+    Patient,
     Store,
     StoreError,
     check_source,
     conflict,
     persist,
     receive,
+    within,
 )
 from hetjax.errors import BadInput
 from hetjax.names import inside
@@ -138,40 +137,10 @@ class FileStore:
         raise StoreError(f"{target}: tried {_NUM_LINKS} times, its folder vanishes")
 
 
-def open_store(url: str, bytes_per_s: float | None = None) -> Store:
-    """The store at `gs://bucket/prefix`, `file:///path` or a plain path, tried out.
-
-    `bytes_per_s` limits uploads. Raises BadInput where the URL is not one of these, or
-    nothing can be written there.
-    """
-    if bytes_per_s is not None and bytes_per_s <= 0:
-        raise BadInput(
-            got=f"an upload limit of {bytes_per_s} bytes per second",
-            allowed="more than 0, or no limit",
-            fix="give a positive number, or leave the limit out",
-        )
-    limit = None if bytes_per_s is None else Bandwidth(bytes_per_s)
-    scheme, found, rest = url.partition("://")
-    if found and scheme == "gs":
-        from hetjax.checkpoint.stores.gcs import (
-            open_bucket,  # its import takes a second
-        )
-
-        bucket, _, prefix = rest.partition("/")
-        return open_bucket(bucket, prefix.strip("/"), limit, bytes_per_s)
-    path = unquote(rest) if found else url
-    if not path or (found and (scheme != "file" or not path.startswith("/"))):
-        raise BadInput(
-            got=f"checkpoint store {url!r}",
-            allowed="gs://BUCKET/PREFIX, file:///PATH or the path of a folder",
-            fix="write it like gs://my-bucket/my-run or /mnt/shared/my-run",
-        )
-    return _open_directory(Path(path).absolute(), limit, bytes_per_s)
-
-
-def _open_directory(
+def open_directory(
     directory: Path, limit: Bandwidth | None, bytes_per_s: float | None
 ) -> Store:
+    """The store, after writing there; raises BadInput where that cannot be."""
     files = FileStore(directory, limit)
     store, probe = Patient(files, bytes_per_s), uuid.uuid4().hex
     try:
