@@ -75,7 +75,7 @@ def step_of(name: str) -> int | None:
     return None if match is None else int(match[1])
 
 
-class Attempts:
+class AttemptNames:
     """Names for saves of steps: each comes after all that were given or heard of.
 
     The clock only keeps them apart from those that nobody here has heard of: it may
@@ -218,7 +218,7 @@ def attempt(host: Mapping[str, Any]) -> str:
     return str(host.get("attempt", ""))
 
 
-def record(path: Path) -> FileRecord:
+def record_of_file(path: Path) -> FileRecord:
     """Size and checksum of a file, from reading it."""
     checksum, size_bytes = google_crc32c.Checksum(), 0
     with path.open("rb") as file:
@@ -228,13 +228,13 @@ def record(path: Path) -> FileRecord:
     return FileRecord(size_bytes=size_bytes, crc32c=_base64(checksum.digest()))
 
 
-def record_of(data: bytes) -> FileRecord:
+def record_of_bytes(data: bytes) -> FileRecord:
     """Size and checksum of a file with these bytes."""
     digest = google_crc32c.Checksum(data).digest()
     return FileRecord(size_bytes=len(data), crc32c=_base64(digest))
 
 
-def size_flaw(path: Path, expected: FileRecord) -> str | None:
+def size_mismatch(path: Path, expected: FileRecord) -> str | None:
     """What is wrong with the file at a glance: missing, or of another size."""
     try:
         size_bytes = path.stat().st_size
@@ -245,12 +245,12 @@ def size_flaw(path: Path, expected: FileRecord) -> str | None:
     return None
 
 
-def flaw(path: Path, expected: FileRecord) -> str | None:
+def mismatch(path: Path, expected: FileRecord) -> str | None:
     """What is wrong with the file after reading all of it."""
-    if wrong := size_flaw(path, expected):
+    if wrong := size_mismatch(path, expected):
         return wrong
     try:
-        found = record(path)
+        found = record_of_file(path)
     except OSError as error:
         return f"{path} cannot be read ({error.strerror})"
     if found != expected:
@@ -289,7 +289,7 @@ def _entry(name: str, found: Mapping[str, Any]) -> Entry:
 
 def _checksum(body: Mapping[str, Any]) -> str:
     canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
-    return record_of(canonical.encode()).crc32c
+    return record_of_bytes(canonical.encode()).crc32c
 
 
 def _base64(digest: bytes) -> str:

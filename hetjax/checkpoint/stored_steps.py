@@ -26,17 +26,17 @@ from hetjax.checkpoint.format import (
     MANIFEST,
     FileRecord,
     Manifest,
-    flaw,
     from_text,
+    mismatch,
     part_directory,
-    record_of,
+    record_of_bytes,
     step_directory,
     step_of,
     to_text,
 )
-from hetjax.checkpoint.reader import DamagedCheckpoint, merged
-from hetjax.checkpoint.recovery_plan import CLOUD, Holding
-from hetjax.checkpoint.stores.store import Corrupt, Store
+from hetjax.checkpoint.reader import DamagedCheckpoint, merge
+from hetjax.checkpoint.recovery_plan import CLOUD, PartialSnapshot
+from hetjax.checkpoint.stores.store import CorruptData, Store
 from hetjax.names import inside, is_worker
 
 COMMIT = "COMMIT"
@@ -82,9 +82,9 @@ def manifests(store: Store, step: int) -> list[Manifest]:
     found = []
     for worker, crc32c in _committed_workers(store, step, commit).items():
         text = _manifest_text(store, step, worker)
-        if text is None or record_of(text.encode()).crc32c != crc32c:
+        if text is None or record_of_bytes(text.encode()).crc32c != crc32c:
             name = object_name(step, worker, MANIFEST)
-            raise Corrupt(f"{store}: {name} is not the one that was committed")
+            raise CorruptData(f"{store}: {name} is not the one that was committed")
         found.append(_parse(store, step, worker, text))
     return found
 
@@ -121,7 +121,7 @@ def _commit_text(store: Store, step: int, workers: Iterable[str]) -> str | None:
         hosts.append(manifest.host)
         if set(manifest.workers) != set(workers) or manifest.host != hosts[0]:
             return None
-        checksums[worker] = record_of(text.encode()).crc32c
+        checksums[worker] = record_of_bytes(text.encode()).crc32c
     body = {"version": _VERSION, "step": step, "manifests": checksums}
     return json.dumps(body) + "\n"
 
@@ -137,7 +137,7 @@ def _committed_workers(store: Store, step: int, commit: str) -> dict[str, str]:
         return checksums
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         name = object_name(step, COMMIT)
-        raise Corrupt(f"{store}: {name} cannot be used: {error!r}") from error
+        raise CorruptData(f"{store}: {name} cannot be used: {error!r}") from error
 
 
 def _manifest_text(store: Store, step: int, worker: str) -> str | None:
@@ -149,15 +149,15 @@ def _parse(store: Store, step: int, worker: str, text: str) -> Manifest:
     try:
         manifest = from_text(text)
     except ValueError as error:
-        raise Corrupt(f"{store}: {name} cannot be used: {error}") from error
+        raise CorruptData(f"{store}: {name} cannot be used: {error}") from error
     if (manifest.step, manifest.worker) != (step, worker):
         found = f"step {manifest.step}, worker {manifest.worker}"
-        raise Corrupt(f"{store}: {name} is of {found}")
+        raise CorruptData(f"{store}: {name} is of {found}")
     return manifest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fetched:
+class FetchResult:
     """A step that is whole on the disk now, and what came from where."""
 
     step: int
@@ -166,7 +166,7 @@ class Fetched:
     seconds: float
 
 
-def fetch_newest(store: Store, directory: Path, after: int = -1) -> Fetched | None:
+def fetch_newest(store: Store, directory: Path, after: int = -1) -> FetchResult | None:
     """Complete the newest committed step on the disk; None if none is after `after`.
 
     Files that are here are read and checked. Raises OSError where the store fails.
@@ -177,7 +177,7 @@ def fetch_newest(store: Store, directory: Path, after: int = -1) -> Fetched | No
     return fetch(store, directory, committed[-1])
 
 
-def fetch(store: Store, directory: Path, step: int) -> Fetched:
+def fetch(store: Store, directory: Path, step: int) -> FetchResult:
     """Complete a committed step on the disk, each worker's manifest last."""
     start_s = time.perf_counter()
     found = manifests(store, step)
@@ -185,12 +185,12 @@ def fetch(store: Store, directory: Path, step: int) -> Fetched:
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         sources = list(pool.map(lambda file: _complete(store, directory, *file), files))
     for manifest in found:
-        own = part_directory(directory, step, manifest.worker)
-        replace_text(own / MANIFEST, to_text(manifest))
+        part = part_directory(directory, step, manifest.worker)
+        replace_text(part / MANIFEST, to_text(manifest))
     num_bytes = {True: 0, False: 0}
     for was_here, (_, _, record) in zip(sources, files, strict=True):
         num_bytes[was_here] += record.size_bytes
-    return Fetched(
+    return FetchResult(
         step=step,
         disk_bytes=num_bytes[True],
         cloud_bytes=num_bytes[False],
@@ -198,7 +198,7 @@ def fetch(store: Store, directory: Path, step: int) -> Fetched:
     )
 
 
-def in_store(store: Store | None) -> list[Holding]:
+def in_store(store: Store | None) -> list[PartialSnapshot]:
     """What a store has of each committed step; nothing if there is no store.
 
     A step that cannot be used is left out, with a warning.
@@ -207,12 +207,12 @@ def in_store(store: Store | None) -> list[Holding]:
     for step in [] if store is None else committed_steps(store):
         assert store is not None
         try:
-            step_ = merged(Path(), manifests(store, step))
-        except (Corrupt, DamagedCheckpoint, FileNotFoundError) as damage:
+            step_ = merge(Path(), manifests(store, step))
+        except (CorruptData, DamagedCheckpoint, FileNotFoundError) as damage:
             warnings.warn(f"step {step} in {store} is not used: {damage}", stacklevel=2)
             continue
         found.append(
-            Holding(
+            PartialSnapshot(
                 worker=CLOUD,
                 tier="cloud",
                 save=(step, step_.attempt),
@@ -223,7 +223,7 @@ def in_store(store: Store | None) -> list[Holding]:
     return found
 
 
-class Stored:
+class StoredStep:
     """A committed step of a store, whose slices are fetched one by one.
 
     Files come into `directory`, which should hold nothing else. Raises
@@ -233,7 +233,7 @@ class Stored:
     def __init__(self, store: Store, step: int, directory: Path) -> None:
         self._store = store
         path = step_directory(directory, step)
-        self.checkpoint = merged(path, manifests(store, step))
+        self.checkpoint = merge(path, manifests(store, step))
 
     def read(self, leaf: str) -> np.ndarray:
         """The value of a slice; raises OSError where the store fails."""
@@ -251,9 +251,9 @@ def _complete(
     store: Store, directory: Path, manifest: Manifest, name: str, record: FileRecord
 ) -> bool:
     """Whether the file was here; fetch it otherwise."""
-    own = part_directory(directory, manifest.step, manifest.worker)
-    path = inside(own, name)
-    if flaw(path, record) is None:
+    part = part_directory(directory, manifest.step, manifest.worker)
+    path = inside(part, name)
+    if mismatch(path, record) is None:
         return True
     path.parent.mkdir(parents=True, exist_ok=True)
     store.get(object_name(manifest.step, manifest.worker, name), path, record)

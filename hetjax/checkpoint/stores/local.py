@@ -12,18 +12,18 @@ from contextlib import suppress
 from pathlib import Path
 
 from hetjax.checkpoint.disk import fsync
-from hetjax.checkpoint.format import FileRecord, record, record_of
+from hetjax.checkpoint.format import FileRecord, record_of_bytes, record_of_file
 from hetjax.checkpoint.stores.store import (
     CALL_S,
-    Bandwidth,
-    Corrupt,
-    Patient,
+    BandwidthLimit,
+    CorruptData,
     Store,
     StoreError,
+    TimeLimitedStore,
     check_source,
     conflict,
-    persist,
     receive,
+    retry,
     within,
 )
 from hetjax.errors import BadInput
@@ -39,7 +39,7 @@ class FileStore:
     """Objects as files of a directory, on any file system that knows hard links."""
 
     def __init__(
-        self, directory: Path, limit: Bandwidth | None = None, pause_s: float = 0.1
+        self, directory: Path, limit: BandwidthLimit | None = None, pause_s: float = 0.1
     ) -> None:
         self._directory, self._limit, self._pause_s = directory, limit, pause_s
 
@@ -63,7 +63,7 @@ class FileStore:
         try:
             part.write_bytes(data)
             fsync(part)
-            self._link(part, inside(self._directory, name), record_of(data))
+            self._link(part, inside(self._directory, name), record_of_bytes(data))
         finally:
             part.unlink(missing_ok=True)
 
@@ -73,7 +73,7 @@ class FileStore:
         def attempt() -> None:
             receive(path, record, lambda part: _copy(source, part, None))
 
-        persist(str(source), attempt, self._pause_s)
+        retry(str(source), attempt, self._pause_s)
 
     def get_text(self, name: str) -> str | None:
         with suppress(FileNotFoundError):
@@ -123,8 +123,8 @@ class FileStore:
 
     def _link(self, part: Path, target: Path, expected: FileRecord) -> None:
         """Put a whole file in place, unless there is one: what no rename can do."""
-        if record(part) != expected:
-            raise Corrupt(f"{part}, to be {target}, is not what was written")
+        if record_of_file(part) != expected:
+            raise CorruptData(f"{part}, to be {target}, is not what was written")
         for _ in range(_NUM_LINKS):
             try:
                 _make(target.parent)
@@ -138,11 +138,11 @@ class FileStore:
 
 
 def open_directory(
-    directory: Path, limit: Bandwidth | None, bytes_per_s: float | None
+    directory: Path, limit: BandwidthLimit | None, bytes_per_s: float | None
 ) -> Store:
     """The store, after writing there; raises BadInput where that cannot be."""
     files = FileStore(directory, limit)
-    store, probe = Patient(files, bytes_per_s), uuid.uuid4().hex
+    store, probe = TimeLimitedStore(files, bytes_per_s), uuid.uuid4().hex
     try:
         store.put_text(probe, "")
         store.remove([probe])
@@ -160,13 +160,13 @@ def open_directory(
 
 
 def _compare(target: Path, expected: FileRecord) -> None:
-    found = record(target)
+    found = record_of_file(target)
     if found != expected:
         text = f"with crc32c {found.crc32c} and {found.size_bytes} bytes"
         raise conflict(str(target), text, expected)
 
 
-def _copy(source: Path, target: Path, limit: Bandwidth | None) -> None:
+def _copy(source: Path, target: Path, limit: BandwidthLimit | None) -> None:
     with source.open("rb") as reader, target.open("wb") as writer:
         while chunk := reader.read(_CHUNK_BYTES):
             if limit:

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from hetjax.checkpoint.format import FileRecord, flaw
+from hetjax.checkpoint.format import FileRecord, mismatch
 from hetjax.errors import BadInput
 
 NUM_ATTEMPTS = 10
@@ -75,11 +75,11 @@ class StoreError(OSError):
     """A store did not do what was asked, after all attempts that made sense."""
 
 
-class Corrupt(StoreError):
+class CorruptData(StoreError):
     """Bytes that are not what their record says."""
 
 
-class Refused(StoreError):
+class AccessDenied(StoreError):
     """The store does not let us: no permission, or no valid credentials."""
 
 
@@ -87,11 +87,11 @@ class Conflict(BadInput):
     """An object that is there already, with another content."""
 
 
-class Passing(Exception):
+class TransientError(Exception):
     """A fault that may be gone at the next attempt."""
 
 
-class Bandwidth:
+class BandwidthLimit:
     """A limit in bytes per second that threads share, first come, first served."""
 
     def __init__(self, bytes_per_s: float) -> None:
@@ -116,18 +116,18 @@ class Bandwidth:
         self._lifted.set()
 
 
-def persist(what: str, attempt: Callable[[], _T], pause_s: float) -> _T:
+def retry(what: str, attempt: Callable[[], _T], pause_s: float) -> _T:
     """Try until it works: up to NUM_ATTEMPTS times, pauses doubling from `pause_s`.
 
-    Only `Passing` and `Corrupt` are tried again; pauses are random up to their limit,
-    so that many workers do not come back all at once.
+    Only `TransientError` and `CorruptData` are tried again; pauses are random up to
+    their limit, so that many workers do not come back all at once.
     """
     for number in range(1, NUM_ATTEMPTS + 1):
         try:
             return attempt()
-        except (Passing, Corrupt) as error:
+        except (TransientError, CorruptData) as error:
             if number == NUM_ATTEMPTS:
-                kind = Corrupt if isinstance(error, Corrupt) else StoreError
+                kind = CorruptData if isinstance(error, CorruptData) else StoreError
                 text = f"{what}: tried {number} times, the last time: {error}"
                 raise kind(text) from error
         limit_s = min(pause_s * 2 ** (number - 1), _MAX_PAUSE_S)
@@ -141,8 +141,8 @@ def receive(path: Path, record: FileRecord, download: Callable[[Path], None]) ->
     part = path.with_name(f"{path.name}.part")
     try:
         download(part)
-        if wrong := flaw(part, record):
-            raise Corrupt(wrong)
+        if wrong := mismatch(part, record):
+            raise CorruptData(wrong)
         with part.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(part, path)
@@ -154,8 +154,8 @@ def check_source(path: Path, record: FileRecord) -> None:
     """Raise before bytes that are not what the record says go anywhere."""
     if not path.exists():
         raise FileNotFoundError(f"{path} is gone, it cannot be uploaded")
-    if wrong := flaw(path, record):
-        raise Corrupt(f"not uploaded: {wrong}")
+    if wrong := mismatch(path, record):
+        raise CorruptData(f"not uploaded: {wrong}")
 
 
 def conflict(url: str, found: str, expected: FileRecord) -> Conflict:
@@ -169,7 +169,7 @@ def conflict(url: str, found: str, expected: FileRecord) -> Conflict:
     )
 
 
-class Patient:
+class TimeLimitedStore:
     """A store of which each call ends: as it should, or with StoreError at its limit.
 
     That is CALL_S, and for a file the time that it takes at the slowest rate besides;
