@@ -33,7 +33,7 @@ import numpy as np
 import optax
 
 from experiments.benchmarks.one_jit import even_pipeline, random_batch
-from hetjax.checkpoint.entry import Entry
+from hetjax.checkpoint.format import Entry
 from hetjax.checkpoint.reader import steps
 from hetjax.checkpoint.writer import Saver
 from hetjax.mesh.simulated import simulate_devices

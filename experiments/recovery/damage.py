@@ -33,8 +33,8 @@ from typing import Any
 
 from experiments.recovery import witness
 from experiments.recovery.disks import KINDS, Disks, Kind, Part
-from hetjax.checkpoint.recovery_plan import Holding
-from hetjax.checkpoint.storage import Keeping
+from hetjax.checkpoint.recovery_plan import PartialSnapshot
+from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.stored_steps import in_store
 from hetjax.launch.launching import OnThisMachine, started
 from hetjax.runtime.fleet import Fleet
@@ -86,7 +86,7 @@ class Lab:
     """A fleet that has saved; `saved` is what it had then, by step."""
 
     fleet: Fleet
-    keeping: Keeping
+    keeping: CheckpointStorage
     disks: Disks
     witnessed: Path
     saved: Mapping[int | None, State]
@@ -105,7 +105,7 @@ def state(fleet: Fleet, witnessed: Path) -> State:
 @contextmanager
 def lab(folder: Path) -> Iterator[Lab]:
     """Start the fleet and let it save."""
-    keeping = Keeping(
+    keeping = CheckpointStorage(
         directory=str(folder / "disks/{worker}"), cloud=(folder / "store").as_uri()
     )
     with ExitStack() as stack:
@@ -130,7 +130,7 @@ def lab(folder: Path) -> Iterator[Lab]:
         fleet.end()
 
 
-def save(fleet: Fleet, keeping: Keeping, step: int, witnessed: Path) -> State:
+def save(fleet: Fleet, keeping: CheckpointStorage, step: int, witnessed: Path) -> State:
     """Save another state as this step; returns when the store has it, too."""
     fleet.initialise(step)
     assert fleet.save(keeping, step, {"step": step})
@@ -195,7 +195,7 @@ def _forget(lab: Lab, case: Case) -> None:
     lab.fleet.crew.ask(dict.fromkeys(witness.STAGES, request))
 
 
-def _on_disks(lab: Lab) -> list[Holding]:
+def _on_disks(lab: Lab) -> list[PartialSnapshot]:
     return on_disk(lab.fleet.crew, lab.fleet.workers, lab.keeping)
 
 

@@ -41,8 +41,8 @@ from experiments.recovery.scenarios import (
     scenarios,
 )
 from experiments.testbed.hosts import Host, Testbed
-from hetjax.checkpoint.commit import committed_steps
-from hetjax.checkpoint.storage import Keeping
+from hetjax.checkpoint.storage import CheckpointStorage
+from hetjax.checkpoint.stored_steps import committed_steps
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.files import cluster_toml, load_cluster
 from hetjax.data.dataset import Dataset
@@ -136,7 +136,7 @@ class Trial:
         self._scenario = scenario
         self._folder = Path(tempfile.mkdtemp(dir=site.folder))
         stack.callback(rmtree, self._folder, ignore_errors=True)
-        keeping = Keeping(
+        keeping = CheckpointStorage(
             directory=f"{self._folder}/disks/{{worker}}",
             cloud=f"gs://{BUCKET}/{self._folder.name}",
         )

@@ -18,8 +18,7 @@ import jax
 import numpy as np
 import optax
 
-from hetjax.checkpoint.entry import Entry
-from hetjax.checkpoint.format import split_leaves
+from hetjax.checkpoint.format import Entry, split_leaves
 from hetjax.cluster.record import write_whole
 from hetjax.mesh import axes
 from hetjax.mesh.simulated import simulate_devices

@@ -1,74 +1,95 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is on the disk of one worker's part of a step: whole, or what a crash left.
+"""One worker's part of a step on the local disk: complete, or left by a crash.
 
-Owns telling the two apart, and removing without ever leaving half a step. Does not own
-writing (`save.py`, `copies.py`).
+Owns writes that survive a power cut, telling complete parts from incomplete ones, and
+cleanup that never leaves half a step. Does not own what is written (`writer.py`,
+`replication.py`).
 """
 
+import os
 import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
 
-from hetjax.checkpoint.format import MANIFEST
-from hetjax.checkpoint.manifest import Manifest, from_text, size_flaw
+from hetjax.checkpoint.format import MANIFEST, Manifest, from_text, size_mismatch
 
 _NUM_REMOVALS, _LATE_WRITE_S = 20, 0.1
 
 
-def committed(own: Path) -> Manifest | None:
-    """The manifest in place; None where there is none, or a damaged one."""
+def fsync(path: Path) -> None:
+    """Make a file, or the list of names in a folder, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        return from_text((own / MANIFEST).read_text())
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file durably and atomically: it has either the old text or the new."""
+    building = path.with_suffix(".part")
+    with building.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(building, path)
+
+
+def read_manifest(part: Path) -> Manifest | None:
+    """The manifest of the part; None where it is missing or damaged."""
+    try:
+        return from_text((part / MANIFEST).read_text())
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
 
 
-def is_complete(own: Path) -> bool:
-    """Whether all files of the manifest are there, in their size."""
-    manifest = committed(own)
+def is_complete(part: Path) -> bool:
+    """Whether all files of the manifest are there and have the right size."""
+    manifest = read_manifest(part)
     return manifest is not None and not any(
-        size_flaw(own / path, expected) for path, expected in manifest.files.items()
+        size_mismatch(part / path, expected)
+        for path, expected in manifest.files.items()
     )
 
 
-def remove_uncommitted(own: Path) -> None:
-    """Remove all that no manifest vouches for."""
-    manifest = committed(own)
+def remove_uncommitted(part: Path) -> None:
+    """Remove everything that the manifest does not list."""
+    manifest = read_manifest(part)
     if manifest is None:
-        return remove(own)
-    for path in own.iterdir():
+        return remove_part(part)
+    for path in part.iterdir():
         if path.name not in (MANIFEST, manifest.state):
             is_folder = path.is_dir() and not path.is_symlink()
             shutil.rmtree(path) if is_folder else path.unlink()
 
 
-def remove_failed(own: Path) -> None:
-    """Remove a failed save, while its other writes may go on for a moment.
+def remove_failed(part: Path) -> None:
+    """Remove a failed save, some of whose writes may still be running.
 
-    What should stay all the same is removed at the next save.
+    Anything that stays nevertheless is removed at the next save.
     """
     for _ in range(_NUM_REMOVALS):
         with suppress(OSError):
-            remove_uncommitted(own)
+            remove_uncommitted(part)
         time.sleep(_LATE_WRITE_S)
-        if not own.exists() or is_complete(own):
+        if not part.exists() or is_complete(part):
             return
 
 
-def remove(own: Path) -> None:
-    """Remove one worker's part of a step, the manifest first: never half a step."""
-    if not own.is_dir():
+def remove_part(part: Path) -> None:
+    """Remove the part, its manifest first, so that half a step never counts."""
+    if not part.is_dir():
         return
-    (own / MANIFEST).unlink(missing_ok=True)
-    shutil.rmtree(own)
-    with suppress(OSError):  # parts of other workers stay
-        own.parent.rmdir()
+    (part / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(part)
+    with suppress(OSError):  # not empty: the parts of other workers stay
+        part.parent.rmdir()
 
 
-def make(own: Path) -> None:
-    """Make the folder of a part, while other workers may remove theirs of the step."""
+def make_directory(part: Path) -> None:
+    """Make the folder of a part while other workers may be removing theirs."""
     for _ in range(_NUM_REMOVALS):
-        with suppress(FileNotFoundError):  # the step's folder has just gone again
-            return own.mkdir(parents=True, exist_ok=True)
-    own.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):  # somebody has just removed the step's folder
+            return part.mkdir(parents=True, exist_ok=True)
+    part.mkdir(parents=True, exist_ok=True)

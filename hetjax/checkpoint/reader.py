@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints read back from disk, whatever plan and workers wrote them.
+"""Checkpoints read from disk, whatever plan and workers wrote them.
 
 Owns which steps are complete, the union of the workers' manifests, and reading an
 entry after checking the checksum of each of its files. Does not own writing
-(`save.py`) nor where the values go (`hetjax/runtime/state.py`).
+(`writer.py`) nor where the values go (`hetjax/runtime/state.py`).
 
-Arrays are read by TensorStore, below Orbax. Orbax restores the same trees, but takes
-5.5 and 3.4 times as long for all leaves of a save (127 of 3 MB together: 95 instead of
-17 ms; 205 of 205 MB: 0.45 instead of 0.13 s) and 36 times as long entry by entry, as
-it reads its description of the whole tree each time (medians of 7 and 5 alternating
-rounds, two cores). It also refuses older saves, which have no file for a slice of
-zeros.
+Arrays are read with TensorStore, the library under Orbax. Orbax restores the same trees
+(`PyTreeRestore`), but takes 5.5 times as long for 127 leaves (3 MB: 95 instead of 17
+ms) and 3.4 times for 205 (205 MB: 0.45 instead of 0.13 s), and 36 times as long entry
+by entry, since it reads the description of the whole tree each time: medians of 7 and 5
+alternating rounds, two cores. It also refuses older saves, in which a slice of zeros
+has no file.
 """
 
 import warnings
@@ -22,22 +22,20 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
-from hetjax.checkpoint.disk import committed
-from hetjax.checkpoint.entry import Entry
+from hetjax.checkpoint.disk import read_manifest
 from hetjax.checkpoint.format import (
     MANIFEST,
-    join_leaves,
-    leaf_names,
-    step_directory,
-    step_numbers,
-)
-from hetjax.checkpoint.manifest import (
+    Entry,
     FileRecord,
     Manifest,
     attempt,
-    flaw,
     from_text,
-    size_flaw,
+    join_leaves,
+    leaf_names,
+    mismatch,
+    size_mismatch,
+    step_directory,
+    step_numbers,
 )
 from hetjax.errors import BadInput
 from hetjax.names import UnsafeName, inside
@@ -86,7 +84,7 @@ class Checkpoint:
         else:
             path = step_directory(directory, step)
             manifests = _manifests(path)
-            found = merged(path, manifests) if manifests else None
+            found = merge(path, manifests) if manifests else None
         if found is None:
             raise _no_checkpoint(directory, step)
         return found
@@ -112,7 +110,7 @@ class Checkpoint:
         leaves = [self.leaf(name) for name in names]
         for leaf in leaves:
             for path, expected in leaf.files.items():
-                if wrong := flaw(path, expected):
+                if wrong := mismatch(path, expected):
                     raise _damaged(self.path, wrong)
         opened = [ts.open(_spec(leaf), open=True, read=True) for leaf in leaves]
         reads = [array.result().read() for array in opened]
@@ -171,13 +169,13 @@ def newest(directory: Path, before: int | None = None) -> Checkpoint | None:
         if manifests:
             for damage in damages:
                 warnings.warn(f"skipped: {damage.got}", stacklevel=2)
-            return merged(path, manifests)
+            return merge(path, manifests)
     if damages:
         raise damages[0]
     return None
 
 
-def passed_over(directory: Path, step: int) -> list[int]:
+def damaged_after(directory: Path, step: int) -> list[int]:
     """Steps after this one that were committed here, ascending: they are damaged."""
     after = (s for s in step_numbers(directory) if s > step)
     return [s for s in after if any(step_directory(directory, s).glob(f"*/{MANIFEST}"))]
@@ -186,11 +184,11 @@ def passed_over(directory: Path, step: int) -> list[int]:
 def attempts(directory: Path) -> list[str]:
     """The names of all saves of which something was committed here."""
     files = directory.glob(f"step_*/*/{MANIFEST}")
-    found = filter(None, (committed(file.parent) for file in files))
+    found = filter(None, (read_manifest(file.parent) for file in files))
     return [attempt(manifest.host) for manifest in found]
 
 
-def parts(directory: Path) -> list[Checkpoint]:
+def partial_checkpoints(directory: Path) -> list[Checkpoint]:
     """What is left of each save of each step, whether or not all its parts are here.
 
     For disks that hold the parts of some workers. Slices with a missing or short file
@@ -201,7 +199,7 @@ def parts(directory: Path) -> list[Checkpoint]:
         path = step_directory(directory, step)
         for manifests in _by_attempt(_readable(path)).values():
             try:
-                union = merged(path, manifests)
+                union = merge(path, manifests)
             except DamagedCheckpoint as damage:
                 warnings.warn(f"skipped: {damage.got}", stacklevel=2)
                 continue
@@ -230,7 +228,7 @@ def _of_right_size(leaves: Mapping[str, Leaf]) -> dict[str, Leaf]:
     return {
         name: leaf
         for name, leaf in leaves.items()
-        if not any(size_flaw(path, wanted) for path, wanted in leaf.files.items())
+        if not any(size_mismatch(path, wanted) for path, wanted in leaf.files.items())
     }
 
 
@@ -258,15 +256,15 @@ def _manifests(path: Path) -> list[Manifest]:
     """
     files = sorted(path.glob(f"*/{MANIFEST}"))
     saves = [*_by_attempt(_manifest(path, file) for file in files).values()]
-    whole = next(filter(None, map(_whole, reversed(saves))), [])
+    whole = next(filter(None, map(_complete_save, reversed(saves))), [])
     for manifest in whole:
         for name, expected in manifest.files.items():
-            if wrong := size_flaw(path / manifest.worker / name, expected):
+            if wrong := size_mismatch(path / manifest.worker / name, expected):
                 raise _damaged(path, wrong)
     return whole
 
 
-def _whole(manifests: Sequence[Manifest]) -> list[Manifest]:
+def _complete_save(manifests: Sequence[Manifest]) -> list[Manifest]:
     """Those that are not alone of all that took part with them."""
     present = {manifest.worker for manifest in manifests}
     return [m for m in manifests if present.issuperset(m.workers)]
@@ -287,7 +285,7 @@ def _place(manifest: Manifest) -> Path:
     return Path(manifest.worker, MANIFEST)
 
 
-def merged(path: Path, manifests: Sequence[Manifest]) -> Checkpoint:
+def merge(path: Path, manifests: Sequence[Manifest]) -> Checkpoint:
     """The union of what workers saved of a step, whose directory is `path`.
 
     Raises DamagedCheckpoint where they disagree.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which step can be restored from what is left, and who gives which slice to whom.
+"""Which step can be restored from what is left, and who sends which slice to whom.
 
-Owns the choice: pure functions of what each place holds and each worker needs. A place
-is a worker's memory, its disk, or the cloud, which no worker owns. Slices go by the
-names of leaves (`layout.py`). Does not own how they travel (`runtime/recovery.py`).
+Owns the decision: pure functions of what each place has and each worker needs. A place
+is a worker's memory or disk, or the cloud, which belongs to no worker. Slices are named
+by their leaves (`format.py`). Does not own how they travel (`runtime/recovery.py`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Tier = Literal["memory", "disk", "cloud"]
-Save = tuple[int, str]  # step, and the attempt where it was saved more than once
-CLOUD = ""  # the worker of what no worker holds
+Save = tuple[int, str]  # step and attempt: a step may be saved more than once
+CLOUD = ""  # in place of a worker's name
 _NEAREST = {"memory": 0, "disk": 1, "cloud": 2}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Holding:
-    """Leaves of one save in one place; `worker` is CLOUD for the cloud.
+class PartialSnapshot:
+    """The leaves of one save that one place has; `worker` is CLOUD for the cloud.
 
-    `host` is what their manifests say besides: nothing for memory.
+    `host` is the training loop's JSON of their manifests: empty for memory.
     """
 
     worker: str
@@ -42,47 +42,46 @@ class Source:
 Assignment = Mapping[str, Mapping[str, Source]]  # by worker that needs, by leaf
 
 
-def leaves_of(holdings: Iterable[Holding], save: Save) -> set[str]:
-    """All that is somewhere of a save."""
-    return {leaf for h in holdings if h.save == save for leaf in h.leaves}
+def leaves_of(snapshots: Iterable[PartialSnapshot], save: Save) -> set[str]:
+    """The leaves of a save that any place has."""
+    return {leaf for h in snapshots if h.save == save for leaf in h.leaves}
 
 
 def newest(
-    holdings: Iterable[Holding], needed: AbstractSet[str], limit: Save | None = None
+    snapshots: Iterable[PartialSnapshot],
+    needed: AbstractSet[str],
+    limit: Save | None = None,
 ) -> Save | None:
-    """Return the newest save, below `limit`, of which all that is needed is somewhere.
-
-    None if there is none.
-    """
+    """The newest save before `limit` that has each needed leaf somewhere, or None."""
     covered: dict[Save, set[str]] = {}
-    for holding in holdings:
-        covered.setdefault(holding.save, set()).update(holding.leaves)
+    for snapshot in snapshots:
+        covered.setdefault(snapshot.save, set()).update(snapshot.leaves)
     whole = [save for save, leaves in covered.items() if needed <= leaves]
     below = [save for save in whole if limit is None or save < limit]
     return max(below, default=None)
 
 
 def assign(
-    holdings: Sequence[Holding],
+    snapshots: Sequence[PartialSnapshot],
     save: Save,
     needs: Mapping[str, AbstractSet[str]],
     size_bytes: Mapping[str, int],
     excluded: AbstractSet[tuple[str, Source]] = frozenset(),
 ) -> Assignment:
-    """Give each worker a source of each leaf that it needs of this save.
+    """Assign each worker a source of each leaf that it needs of this save.
 
-    Its own memory or disk comes first, then another's, then the cloud; among others the
-    one that has least to send so far. `excluded` are (leaf, source) that have failed.
-    KeyError naming a leaf that no place is left for.
+    Its own memory or disk comes first, then a peer's, then the cloud; among peers the
+    one that has the least to send so far. `excluded` are pairs of (leaf, source) that
+    have failed. Raises KeyError naming a leaf that no source is left for.
     """
     places = sorted(
-        (h for h in holdings if h.save == save),
+        (h for h in snapshots if h.save == save),
         key=lambda h: (_NEAREST[h.tier], h.worker),
     )
     by_leaf: dict[str, list[Source]] = {}
-    for holding in places:
-        source = Source(worker=holding.worker, tier=holding.tier)
-        for leaf in holding.leaves:
+    for snapshot in places:
+        source = Source(worker=snapshot.worker, tier=snapshot.tier)
+        for leaf in snapshot.leaves:
             by_leaf.setdefault(leaf, []).append(source)
     load_bytes: dict[str, int] = {}
     found: dict[str, dict[str, Source]] = {}
@@ -103,7 +102,7 @@ def assign(
 def _nearest(
     sources: Sequence[Source], worker: str, load_bytes: Mapping[str, int]
 ) -> Source | None:
-    """What is here, then a peer's memory or disk, the cloud last."""
+    """The worker itself, else a peer, else the cloud."""
 
     def distance(source: Source) -> tuple[int, int, int]:
         here = source.worker == worker

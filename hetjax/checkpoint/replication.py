@@ -3,9 +3,9 @@
 
     <directory of B>/step_00000010/<A>/...  as on A's disk, the manifest last
 
-Owns who keeps copies for whom, sending them, and keeping those of others. A copy is
+Owns which peers store whose copies, sending them, and storing those of peers. A copy is
 acknowledged once it is as durable as the original. Does not own the connections
-(`hetjax/comm/links.py`) nor when there is something to copy (`save.py`).
+(`hetjax/comm/links.py`) nor when there is something to copy (`writer.py`).
 """
 
 import threading
@@ -15,24 +15,35 @@ from pathlib import Path
 
 import numpy as np
 
-from hetjax.checkpoint.disk import is_complete, make, remove
-from hetjax.checkpoint.durable import fsync, replace_text
-from hetjax.checkpoint.format import MANIFEST, part_directory, step_numbers
-from hetjax.checkpoint.manifest import Manifest, from_text, record_of
+from hetjax.checkpoint.disk import (
+    fsync,
+    is_complete,
+    make_directory,
+    remove_part,
+    replace_text,
+)
+from hetjax.checkpoint.format import (
+    MANIFEST,
+    Manifest,
+    from_text,
+    part_directory,
+    record_of_bytes,
+    step_numbers,
+)
 from hetjax.checkpoint.stores.store import StoreError
 from hetjax.comm.links import SILENCE_S, Door, Ends, Key, Link, dial
 from hetjax.names import inside
 
-_LONGEST_S = 3600.0  # until a copy is given up, though its keeper lives
-_MANIFEST, _FILE, _KEPT, _REFUSED = range(4)  # what a message is, first in its key
+_LONGEST_S = 3600.0  # until a copy is given up, though its peer is alive
+_MANIFEST, _FILE, _STORED, _REFUSED = range(4)  # what a message is, first in its key
 
 
-def keepers(nodes: Mapping[str, str], copies: int) -> dict[str, list[str]]:
-    """Who keeps copies for each worker, so that `copies` nodes have it with its own.
+def copy_targets(nodes: Mapping[str, str], copies: int) -> dict[str, list[str]]:
+    """The peers that store copies for each worker, its own node being one of `copies`.
 
-    `nodes` has the node of each worker; as many as there are, if they are fewer.
+    `nodes` is the node of each worker. With fewer nodes than `copies`, all of them.
 
-    >>> keepers({"a": "a", "b": "b", "c": "c"}, 2)
+    >>> copy_targets({"a": "a", "b": "b", "c": "c"}, 2)
     {'a': ['b'], 'b': ['c'], 'c': ['a']}
     """
     first = {node: worker for worker, node in reversed([*nodes.items()])}
@@ -46,8 +57,8 @@ def keepers(nodes: Mapping[str, str], copies: int) -> dict[str, list[str]]:
 
 
 @dataclass(slots=True)
-class _Arriving:
-    """A part of another worker that is on its way here."""
+class _IncomingPart:
+    """A part of a peer that is on its way here."""
 
     text: str
     manifest: Manifest
@@ -56,10 +67,10 @@ class _Arriving:
     missing: set[int] = field(default_factory=set)
 
 
-class Copies:
-    """One worker's exchange of copies; parts of others go to `directory`.
+class PeerReplication:
+    """Sends one worker's parts to peers, and stores those of peers on its own disk.
 
-    `name` is its file name, and so are those of others. Listens at once.
+    `name` is the worker's file name, and peers go by theirs. Listens from the start.
     """
 
     def __init__(
@@ -72,38 +83,40 @@ class Copies:
         self._from: dict[str, Link] = {}
         self._answers: dict[tuple[str, int], bool] = {}
         self._lost: dict[str, str] = {}
-        self._arriving: dict[str, _Arriving] = {}
+        self._incoming: dict[str, _IncomingPart] = {}
         self._closed = False
-        self._door = Door(name, f"{host}:0", secret, self._admit)
+        self._door = Door(name, f"{host}:0", secret, self._accept)
         self.address = self._door.address
 
-    def keep_in(self, directory: Path, keep: int) -> None:
-        """Where parts of others go, and how many steps of each stay."""
+    def store_in(self, directory: Path, keep: int) -> None:
+        """Store the parts of peers here; the newest `keep` steps of each stay."""
         self._directory, self._keep = directory, keep
 
     def send_to(self, addresses: Mapping[str, str]) -> None:
-        """Send copies to these from now on; raises OSError."""
+        """Replicate to these peers from now on; raises OSError."""
         for link in self._to.values():
             link.close()
         self._to, self._lost = {}, {}
         for name, address in addresses.items():
             found = dial(address, self._name, name, self._secret)
-            self._to[name] = Link(found, name, self._hear, self._gone, self._silence_s)
+            self._to[name] = Link(
+                found, name, self._on_answer, self._on_lost, self._silence_s
+            )
 
-    def copy(self, own: Path, step: int, safe: int | None) -> None:
-        """Send this worker's part of a step; returns once all have it.
+    def replicate(self, part: Path, step: int, safe: int | None) -> None:
+        """Send this worker's part of a step; returns once all peers have stored it.
 
-        Step `safe` stays there as it does here. Raises StoreError naming one that has
-        not got it.
+        Step `safe` is kept there as it is here. Raises StoreError naming a peer that
+        has no copy.
         """
-        text = (own / MANIFEST).read_text()
+        text = (part / MANIFEST).read_text()
         names = sorted(from_text(text).files)
         for name, link in self._to.items():
             self._answers.pop((name, step), None)
             start = _MANIFEST, step, 0 if safe is None else safe + 1, 0, 0, 0
             link.send(start, [np.frombuffer(text.encode(), np.uint8)])
             for number, file in enumerate(names):
-                link.send((_FILE, step, number, 0, 0, 0), [_bytes(own / file)])
+                link.send((_FILE, step, number, 0, 0, 0), [_bytes(part / file)])
         for name in self._to:
             self._wait(name, step)
 
@@ -124,97 +137,99 @@ class Copies:
                 why = self._lost.get(name, "could not write it")
                 raise StoreError(f"worker {name!r} has no copy of step {step}: {why}")
 
-    def _hear(self, name: str, key: Key, data: np.ndarray) -> None:
+    def _on_answer(self, name: str, key: Key, data: np.ndarray) -> None:
         with self._changed:
-            self._answers[name, key[1]] = key[0] == _KEPT
+            self._answers[name, key[1]] = key[0] == _STORED
             self._changed.notify_all()
 
-    def _gone(self, name: str, reason: str) -> None:
+    def _on_lost(self, name: str, reason: str) -> None:
         with self._changed:
             self._lost[name] = reason
             self._changed.notify_all()
 
-    def _admit(self, found: Ends, name: str) -> None:
+    def _accept(self, found: Ends, name: str) -> None:
         with self._changed:
             if self._closed:
                 return found.close()
             earlier = self._from.get(name)
             self._from[name] = Link(
-                found, name, self._take, lambda *_: None, self._silence_s
+                found, name, self._receive, lambda *_: None, self._silence_s
             )
         if earlier is not None:
             earlier.close()
 
-    def _take(self, name: str, key: Key, data: np.ndarray) -> None:
-        """Called by the link's thread: writing here slows down who sends."""
+    def _receive(self, name: str, key: Key, data: np.ndarray) -> None:
+        """Runs on the link's thread, so that slow writes slow the sender down."""
         kind, step, number, *_ = key
         with self._changed:
             link = self._from[name]
         try:
             if kind == _MANIFEST:
-                self._begin(name, data.tobytes().decode(), number - 1)
-            elif name in self._arriving:
-                self._put(name, number, data)
-            if name in self._arriving and not self._arriving[name].missing:
-                self._commit(self._arriving.pop(name))
-                link.send((_KEPT, step, 0, 0, 0, 0), [])
+                self._begin_part(name, data.tobytes().decode(), number - 1)
+            elif name in self._incoming:
+                self._write_file(name, number, data)
+            if name in self._incoming and not self._incoming[name].missing:
+                self._commit(self._incoming.pop(name))
+                link.send((_STORED, step, 0, 0, 0, 0), [])
         except (OSError, ValueError, LookupError):
-            self._arriving.pop(name, None)
+            self._incoming.pop(name, None)
             link.send((_REFUSED, step, 0, 0, 0, 0), [])
 
-    def _begin(self, name: str, text: str, safe: int) -> None:
+    def _begin_part(self, name: str, text: str, safe: int) -> None:
         manifest = from_text(text)
         names = sorted(manifest.files)
         if manifest.worker != name:
             raise ValueError(f"{name} sends a part of {manifest.worker}")
-        arriving = _Arriving(text=text, manifest=manifest, names=names, safe=safe)
-        if _text(self._own(manifest)) != text:  # else both have one disk
-            remove(self._own(manifest))
-            arriving.missing = set(range(len(names)))
-        self._arriving[name] = arriving
+        incoming = _IncomingPart(text=text, manifest=manifest, names=names, safe=safe)
+        if (
+            _manifest_text(self._part(manifest)) != text
+        ):  # else both workers share a disk
+            remove_part(self._part(manifest))
+            incoming.missing = set(range(len(names)))
+        self._incoming[name] = incoming
 
-    def _put(self, name: str, number: int, data: np.ndarray) -> None:
-        arriving = self._arriving[name]
-        file = arriving.names[number]
-        if number not in arriving.missing:
+    def _write_file(self, name: str, number: int, data: np.ndarray) -> None:
+        incoming = self._incoming[name]
+        file = incoming.names[number]
+        if number not in incoming.missing:
             return
         content = data.tobytes()
-        if record_of(content) != arriving.manifest.files[file]:
+        if record_of_bytes(content) != incoming.manifest.files[file]:
             raise ValueError(f"{file} is not what was sent")
-        path = inside(self._own(arriving.manifest), file)
-        make(path.parent)
+        path = inside(self._part(incoming.manifest), file)
+        make_directory(path.parent)
         path.write_bytes(content)
         fsync(path)
-        arriving.missing.discard(number)
+        incoming.missing.discard(number)
 
-    def _commit(self, arriving: _Arriving) -> None:
-        own = self._own(arriving.manifest)
-        if _text(own) != arriving.text:
-            for path in (*(p for p in own.rglob("*") if p.is_dir()), own):
+    def _commit(self, incoming: _IncomingPart) -> None:
+        part = self._part(incoming.manifest)
+        if _manifest_text(part) != incoming.text:
+            for path in (*(p for p in part.rglob("*") if p.is_dir()), part):
                 fsync(path)
-            replace_text(own / MANIFEST, arriving.text)
-            for path in (own, own.parent, self._directory):
+            replace_text(part / MANIFEST, incoming.text)
+            for path in (part, part.parent, self._directory):
                 fsync(path)
-        self._retain(arriving)
+        self._retain(incoming)
 
-    def _retain(self, arriving: _Arriving) -> None:
+    def _retain(self, incoming: _IncomingPart) -> None:
         """Keep the newest complete parts of the same worker up to this one."""
-        top, worker = self._directory, arriving.manifest.worker
+        top, worker = self._directory, incoming.manifest.worker
         steps = step_numbers(top)
         parts = {s: part_directory(top, s, worker) for s in steps}
-        past = [step for step in steps if step <= arriving.manifest.step]
+        past = [step for step in steps if step <= incoming.manifest.step]
         complete = [step for step in past if is_complete(parts[step])]
-        kept = {*complete[-self._keep :], arriving.safe}
+        kept = {*complete[-self._keep :], incoming.safe}
         for step in set(steps) - kept:
-            remove(parts[step])
+            remove_part(parts[step])
 
-    def _own(self, manifest: Manifest) -> Path:
+    def _part(self, manifest: Manifest) -> Path:
         return part_directory(self._directory, manifest.step, manifest.worker)
 
 
-def _text(own: Path) -> str | None:
+def _manifest_text(part: Path) -> str | None:
     try:
-        return (own / MANIFEST).read_text()
+        return (part / MANIFEST).read_text()
     except FileNotFoundError:
         return None
 

@@ -1,28 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a run's checkpoints are: on which disks, in which store, how many of them.
+"""Where a run keeps its checkpoints: on which disks, in which store, how many of them.
 
-Owns the settings that all workers of a run share, and what they make of them. Does not
-own writing (`save.py`) nor copying (`upload.py`).
+Owns the settings that all workers of a run share, opening what they describe, and which
+store a URL means. Does not own writing (`writer.py`), uploading (`uploader.py`) nor the
+stores themselves (`stores/`).
 """
 
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
-from hetjax.checkpoint.replication import Copies
-from hetjax.checkpoint.stores.local import open_store
-from hetjax.checkpoint.stores.store import Store
+from hetjax.checkpoint.replication import PeerReplication
+from hetjax.checkpoint.stores.local import open_directory
+from hetjax.checkpoint.stores.store import BandwidthLimit, Store
 from hetjax.checkpoint.uploader import Uploader
 from hetjax.checkpoint.writer import Saver
+from hetjax.errors import BadInput
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Keeping:
+class CheckpointStorage:
     """Where checkpoints go and how many of them stay.
 
-    `directory` is a path on the host of each worker, in which `{worker}` stands for its
-    name; it may be the same folder for all or a local disk of each. `cloud` is a store
-    that they are copied to (`store.open_store`), or None; `copies` is how many nodes
-    are to have each slice on their disks.
+    `directory` is a path on each worker's host, in which `{worker}` stands for its
+    name: one folder shared by all, or a local disk of each. `cloud` is the URL of a
+    store that they are uploaded to (see `open_store`), or None. `copies` is the number
+    of nodes that have each slice on their disks.
     """
 
     directory: str
@@ -32,19 +35,49 @@ class Keeping:
     upload_mbit_per_s: float | None = None
 
     def at(self, worker: str) -> Path:
-        """The folder of what this worker saves, on its host."""
+        """The folder on its host in which this worker saves."""
         return Path(self.directory.replace("{worker}", worker))
 
     def store(self) -> Store | None:
-        """The store; raises BadInput where it cannot be used."""
+        """The store, or None; raises BadInput if it cannot be used."""
         if self.cloud is None:
             return None
         limit = self.upload_mbit_per_s
         return open_store(self.cloud, None if limit is None else limit * 1e6 / 8)
 
-    def saver(self, worker: str, copies: Copies | None = None) -> Saver:
-        """What saves as this worker, with copies on the disks of others."""
+    def saver(self, worker: str, copies: PeerReplication | None = None) -> Saver:
+        """The saver of this worker; `copies` replicates what it saves to peers."""
         directory, store, uploader = self.at(worker), self.store(), None
         if store is not None:
             uploader = Uploader(store, directory, worker, keep=self.keep)
         return Saver(directory, worker, self.keep, uploader, copies)
+
+
+def open_store(url: str, bytes_per_s: float | None = None) -> Store:
+    """The store at `gs://bucket/prefix`, `file:///path` or a plain path, tried out.
+
+    `bytes_per_s` limits uploads. Raises BadInput where the URL is not one of these, or
+    nothing can be written there.
+    """
+    if bytes_per_s is not None and bytes_per_s <= 0:
+        raise BadInput(
+            got=f"an upload limit of {bytes_per_s} bytes per second",
+            allowed="more than 0, or no limit",
+            fix="give a positive number, or leave the limit out",
+        )
+    limit = None if bytes_per_s is None else BandwidthLimit(bytes_per_s)
+    scheme, found, rest = url.partition("://")
+    if found and scheme == "gs":
+        # imported only here, as it takes a second
+        from hetjax.checkpoint.stores.gcs import open_bucket
+
+        bucket, _, prefix = rest.partition("/")
+        return open_bucket(bucket, prefix.strip("/"), limit, bytes_per_s)
+    path = unquote(rest) if found else url
+    if not path or (found and (scheme != "file" or not path.startswith("/"))):
+        raise BadInput(
+            got=f"checkpoint store {url!r}",
+            allowed="gs://BUCKET/PREFIX, file:///PATH or the path of a folder",
+            fix="write it like gs://my-bucket/my-run or /mnt/shared/my-run",
+        )
+    return open_directory(Path(path).absolute(), limit, bytes_per_s)

@@ -1,34 +1,163 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A committed step from a store: whole, next to what is left of it, or by the slice.
+"""Steps in a store: which of them are whole, and fetching what of them is missing here.
 
-Owns which files are fetched: those that are missing here or not as written, and nothing
-else. Does not own the store (`store.py`), its commits (`commit.py`) nor reading what is
-then complete (`restore.py`).
+    <store>/step_00000010/<worker>/...  as on disk, the manifest last
+    <store>/step_00000010/COMMIT        once the manifests of all its workers are there
+
+Owns the names of a step's objects, COMMIT (a checksum of each worker's manifest), which
+steps and manifests it vouches for, and which files are fetched: those that are missing
+here or not as written, and nothing else. Does not own who uploads what when
+(`uploader.py`), the stores (`stores/`) nor reading what is then complete (`reader.py`).
 """
 
+import json
 import shutil
 import time
 import warnings
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from hetjax.checkpoint.commit import committed_steps, manifests, object_name
-from hetjax.checkpoint.durable import replace_text
-from hetjax.checkpoint.format import MANIFEST, part_directory, step_directory
-from hetjax.checkpoint.manifest import FileRecord, Manifest, flaw, to_text
-from hetjax.checkpoint.reader import DamagedCheckpoint, merged
-from hetjax.checkpoint.recovery_plan import CLOUD, Holding
-from hetjax.checkpoint.stores.store import Corrupt, Store
-from hetjax.names import inside
+from hetjax.checkpoint.disk import replace_text
+from hetjax.checkpoint.format import (
+    MANIFEST,
+    FileRecord,
+    Manifest,
+    from_text,
+    mismatch,
+    part_directory,
+    record_of_bytes,
+    step_directory,
+    step_of,
+    to_text,
+)
+from hetjax.checkpoint.reader import DamagedCheckpoint, merge
+from hetjax.checkpoint.recovery_plan import CLOUD, PartialSnapshot
+from hetjax.checkpoint.stores.store import CorruptData, Store
+from hetjax.names import inside, is_worker
 
+COMMIT = "COMMIT"
 _NUM_THREADS = 8
+_VERSION = 1
+_NUM_COMMITS = 3
+
+
+def object_name(step: int, *parts: str) -> str:
+    """The name of an object of a step.
+
+    >>> object_name(10, "east-0", "manifest.json")
+    'step_00000010/east-0/manifest.json'
+    """
+    return "/".join((step_directory(Path(), step).name, *parts))
+
+
+def stored_steps(names: Iterable[str], *tail: str) -> list[int]:
+    """Steps, ascending, with an object whose name goes on with these parts.
+
+    >>> stored_steps(["step_00000010/COMMIT", "step_00000020/a/state/c"], "COMMIT")
+    [10]
+    """
+    parts = [name.split("/") for name in names]
+    found = (step_of(p[0]) for p in parts if tuple(p[1:][: len(tail)]) == tail)
+    return sorted({step for step in found if step is not None})
+
+
+def committed_steps(store: Store) -> list[int]:
+    """Steps with a COMMIT, ascending."""
+    return stored_steps(store.names("step_"), COMMIT)
+
+
+def manifests(store: Store, step: int) -> list[Manifest]:
+    """The manifests that the COMMIT of a step vouches for, sorted by worker.
+
+    Raises FileNotFoundError where the step has no COMMIT, Corrupt where a manifest is
+    not the one that was committed.
+    """
+    commit = store.get_text(object_name(step, COMMIT))
+    if commit is None:
+        raise FileNotFoundError(f"{store}: step {step} has no {COMMIT}")
+    found = []
+    for worker, crc32c in _committed_workers(store, step, commit).items():
+        text = _manifest_text(store, step, worker)
+        if text is None or record_of_bytes(text.encode()).crc32c != crc32c:
+            name = object_name(step, worker, MANIFEST)
+            raise CorruptData(f"{store}: {name} is not the one that was committed")
+        found.append(_parse(store, step, worker, text))
+    return found
+
+
+def commit(store: Store, step: int, workers: Iterable[str]) -> None:
+    """Write COMMIT if the manifests of all workers of the step are there.
+
+    A worker may remove its part meanwhile (remains of a run that was given up): its
+    manifest goes before it looks for COMMIT, ours comes before we look for its
+    manifest; so one of us sees the other, and COMMIT does not stay.
+    """
+    for _ in range(_NUM_COMMITS):
+        text = _commit_text(store, step, workers)
+        if text is None:
+            return
+        store.put_text(object_name(step, COMMIT), text)
+        if _commit_text(store, step, workers) == text:
+            return
+        store.remove([object_name(step, COMMIT)])
+
+
+def _commit_text(store: Store, step: int, workers: Iterable[str]) -> str | None:
+    """The content of COMMIT; None while the manifest of a worker is missing.
+
+    A manifest that names other workers, or another attempt than another manifest, is of
+    a run that was given up: its worker will replace it.
+    """
+    checksums, hosts = {}, []
+    for worker in sorted(workers):
+        text = _manifest_text(store, step, worker)
+        if text is None:
+            return None
+        manifest = _parse(store, step, worker, text)
+        hosts.append(manifest.host)
+        if set(manifest.workers) != set(workers) or manifest.host != hosts[0]:
+            return None
+        checksums[worker] = record_of_bytes(text.encode()).crc32c
+    body = {"version": _VERSION, "step": step, "manifests": checksums}
+    return json.dumps(body) + "\n"
+
+
+def _committed_workers(store: Store, step: int, commit: str) -> dict[str, str]:
+    try:
+        body = json.loads(commit)
+        if (body["version"], body["step"]) != (_VERSION, step):
+            raise ValueError(f"version {body['version']}, step {body['step']}")
+        checksums = dict(sorted(body["manifests"].items()))
+        if strangers := [name for name in checksums if not is_worker(name)]:
+            raise ValueError(f"{strangers[0][:80]!r} is no name of a worker")
+        return checksums
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        name = object_name(step, COMMIT)
+        raise CorruptData(f"{store}: {name} cannot be used: {error!r}") from error
+
+
+def _manifest_text(store: Store, step: int, worker: str) -> str | None:
+    return store.get_text(object_name(step, worker, MANIFEST))
+
+
+def _parse(store: Store, step: int, worker: str, text: str) -> Manifest:
+    name = object_name(step, worker, MANIFEST)
+    try:
+        manifest = from_text(text)
+    except ValueError as error:
+        raise CorruptData(f"{store}: {name} cannot be used: {error}") from error
+    if (manifest.step, manifest.worker) != (step, worker):
+        found = f"step {manifest.step}, worker {manifest.worker}"
+        raise CorruptData(f"{store}: {name} is of {found}")
+    return manifest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fetched:
+class FetchResult:
     """A step that is whole on the disk now, and what came from where."""
 
     step: int
@@ -37,7 +166,7 @@ class Fetched:
     seconds: float
 
 
-def fetch_newest(store: Store, directory: Path, after: int = -1) -> Fetched | None:
+def fetch_newest(store: Store, directory: Path, after: int = -1) -> FetchResult | None:
     """Complete the newest committed step on the disk; None if none is after `after`.
 
     Files that are here are read and checked. Raises OSError where the store fails.
@@ -48,7 +177,7 @@ def fetch_newest(store: Store, directory: Path, after: int = -1) -> Fetched | No
     return fetch(store, directory, committed[-1])
 
 
-def fetch(store: Store, directory: Path, step: int) -> Fetched:
+def fetch(store: Store, directory: Path, step: int) -> FetchResult:
     """Complete a committed step on the disk, each worker's manifest last."""
     start_s = time.perf_counter()
     found = manifests(store, step)
@@ -56,12 +185,12 @@ def fetch(store: Store, directory: Path, step: int) -> Fetched:
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         sources = list(pool.map(lambda file: _complete(store, directory, *file), files))
     for manifest in found:
-        own = part_directory(directory, step, manifest.worker)
-        replace_text(own / MANIFEST, to_text(manifest))
+        part = part_directory(directory, step, manifest.worker)
+        replace_text(part / MANIFEST, to_text(manifest))
     num_bytes = {True: 0, False: 0}
     for was_here, (_, _, record) in zip(sources, files, strict=True):
         num_bytes[was_here] += record.size_bytes
-    return Fetched(
+    return FetchResult(
         step=step,
         disk_bytes=num_bytes[True],
         cloud_bytes=num_bytes[False],
@@ -69,7 +198,7 @@ def fetch(store: Store, directory: Path, step: int) -> Fetched:
     )
 
 
-def in_store(store: Store | None) -> list[Holding]:
+def in_store(store: Store | None) -> list[PartialSnapshot]:
     """What a store has of each committed step; nothing if there is no store.
 
     A step that cannot be used is left out, with a warning.
@@ -78,12 +207,12 @@ def in_store(store: Store | None) -> list[Holding]:
     for step in [] if store is None else committed_steps(store):
         assert store is not None
         try:
-            step_ = merged(Path(), manifests(store, step))
-        except (Corrupt, DamagedCheckpoint, FileNotFoundError) as damage:
+            step_ = merge(Path(), manifests(store, step))
+        except (CorruptData, DamagedCheckpoint, FileNotFoundError) as damage:
             warnings.warn(f"step {step} in {store} is not used: {damage}", stacklevel=2)
             continue
         found.append(
-            Holding(
+            PartialSnapshot(
                 worker=CLOUD,
                 tier="cloud",
                 save=(step, step_.attempt),
@@ -94,7 +223,7 @@ def in_store(store: Store | None) -> list[Holding]:
     return found
 
 
-class Stored:
+class StoredStep:
     """A committed step of a store, whose slices are fetched one by one.
 
     Files come into `directory`, which should hold nothing else. Raises
@@ -104,7 +233,7 @@ class Stored:
     def __init__(self, store: Store, step: int, directory: Path) -> None:
         self._store = store
         path = step_directory(directory, step)
-        self.checkpoint = merged(path, manifests(store, step))
+        self.checkpoint = merge(path, manifests(store, step))
 
     def read(self, leaf: str) -> np.ndarray:
         """The value of a slice; raises OSError where the store fails."""
@@ -122,9 +251,9 @@ def _complete(
     store: Store, directory: Path, manifest: Manifest, name: str, record: FileRecord
 ) -> bool:
     """Whether the file was here; fetch it otherwise."""
-    own = part_directory(directory, manifest.step, manifest.worker)
-    path = inside(own, name)
-    if flaw(path, record) is None:
+    part = part_directory(directory, manifest.step, manifest.worker)
+    path = inside(part, name)
+    if mismatch(path, record) is None:
         return True
     path.parent.mkdir(parents=True, exist_ok=True)
     store.get(object_name(manifest.step, manifest.worker, name), path, record)

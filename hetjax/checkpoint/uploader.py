@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local checkpoints copied to a store in the background.
+"""Uploads local checkpoints to a store in the background.
 
-    <store>/step_00000010/<worker>/...  as on disk, the manifest last
-    <store>/step_00000010/COMMIT        once the manifests of all its workers are there
-
-Owns `Uploader`: one worker's thread, and its retention in the store. Does not own what
-COMMIT says (`commit.py`), how a store keeps objects (`store.py`) nor the local files
-(`save.py`).
+Owns `Uploader`: one worker's thread, and its retention in the store. Does not own the
+names of objects and COMMIT (`stored_steps.py`), how a store keeps objects (`stores/`)
+nor the local files (`writer.py`).
 """
 
 import threading
@@ -17,14 +14,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from hetjax.checkpoint.commit import (
+from hetjax.checkpoint.format import MANIFEST, Manifest, from_text, part_directory
+from hetjax.checkpoint.stored_steps import (
     COMMIT,
     commit,
     object_name,
     stored_steps,
 )
-from hetjax.checkpoint.format import MANIFEST, part_directory
-from hetjax.checkpoint.manifest import Manifest, from_text
 from hetjax.checkpoint.stores.store import Conflict, Store
 
 _GRACE_S = 2.0
@@ -32,11 +28,11 @@ _T = TypeVar("_T")
 
 
 class Uploader:
-    """Copies one worker's committed steps to a store, the newest first.
+    """Uploads one worker's committed steps, the newest first.
 
     A step that is overtaken while it waits is skipped; one that fails warns once, and
-    training goes on. The store keeps the newest `keep` committed steps; an older one
-    goes only after a newer COMMIT is in place, and only this worker's files of it.
+    training goes on. The store keeps the newest `keep` committed steps. An older one is
+    removed only after a newer COMMIT is in place, and only this worker's files of it.
     """
 
     def __init__(
@@ -65,13 +61,13 @@ class Uploader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def offer(self, step: int) -> None:
-        """Ask for a step whose local commit is done; returns at once.
+    def enqueue(self, step: int) -> None:
+        """Upload a step that is committed on the local disk; returns at once.
 
-        A step before an earlier one says that the run went back to it.
+        A step before the last one means that the run went back to it.
         """
         with self._changed:
-            assert not self._closed, "offered to a closed uploader"
+            assert not self._closed, "the uploader is closed"
             self._waiting = step
             self._uploaded = {other for other in self._uploaded if other < step}
             self._changed.notify_all()
@@ -83,16 +79,16 @@ class Uploader:
             return self._busy()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Whether nothing is in flight any more, after waiting for it."""
+        """Wait until nothing is in flight; False if something is after the timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._busy(), timeout_s)
 
-    def hurry(self) -> None:
-        """Training is over: what is on its way may take all the bandwidth."""
+    def lift_limit(self) -> None:
+        """Let uploads take all the bandwidth: training is over."""
         self._store.lift_limit()
 
     def close(self) -> None:
-        """Stop without finishing what is in flight; `wait` first to have it stored."""
+        """Stop without finishing what is in flight: `wait` first."""
         with self._changed:
             self._closed = True
             if self._waiting is not None:
@@ -133,26 +129,26 @@ class Uploader:
             warnings.warn(f"{text} ({_cause(error)})", stacklevel=1)
 
     def _upload(self, step: int) -> None:
-        own = part_directory(self._directory, step, self._worker)
-        text = (own / MANIFEST).read_text()
+        part = part_directory(self._directory, step, self._worker)
+        text = (part / MANIFEST).read_text()
         manifest = from_text(text)
-        assert (manifest.step, manifest.worker) == (step, self._worker), own
+        assert (manifest.step, manifest.worker) == (step, self._worker), part
         try:
-            self._put(own, manifest, text)
+            self._put(part, manifest, text)
         except Conflict:
             if self._store.get_text(object_name(step, COMMIT)) is not None:
                 raise
             self._remove_part(step)  # remains of a run that was given up
-            self._put(own, manifest, text)
+            self._put(part, manifest, text)
         with self._changed:
             if self._waiting is None or self._waiting > step:
                 self._uploaded.add(step)
         commit(self._store, step, manifest.workers)
 
-    def _put(self, own: Path, manifest: Manifest, text: str) -> None:
+    def _put(self, part: Path, manifest: Manifest, text: str) -> None:
         def put(path: str) -> None:
             name = object_name(manifest.step, self._worker, path)
-            self._store.put(name, own / path, manifest.files[path])
+            self._store.put(name, part / path, manifest.files[path])
 
         self._for_each(put, manifest.files)
         name = object_name(manifest.step, self._worker, MANIFEST)
@@ -161,7 +157,8 @@ class Uploader:
     def _retain(self) -> None:
         """Remove this worker's part of all steps but the newest committed ones.
 
-        Steps after the newest one that this run committed are another past's.
+        Steps after the newest one that this run committed are remains of an earlier
+        run.
         """
         with self._changed:
             uploaded = set(self._uploaded)
@@ -178,7 +175,7 @@ class Uploader:
     def _remove_part(self, step: int) -> None:
         """Remove this worker's part, while other workers may be at the same step.
 
-        COMMIT goes first, so that no step looks whole that is not; and again last, as
+        COMMIT goes first, so that no incomplete step looks complete, and again last, as
         a worker may have written it before it saw the manifest vanish (see `commit`).
         """
         manifest = object_name(step, self._worker, MANIFEST)

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints written by Orbax to the local disk while training goes on.
 
-Owns `Saver`: the background write, the commit (the manifest, last), retention, and
-the removal of what a crash left behind. Survives `kill -9` and a full disk at any
-moment: the newest committed step stays as it is. Weights that are not finite are never
-committed. Does not own names (`layout.py`),
-the manifest's content (`manifest.py`) nor reading (`restore.py`).
+Owns `Saver`: the background write, the commit (the manifest is written last),
+retention, and the cleanup after a crash. A `kill -9` or a full disk at any moment
+leaves the newest committed step intact. Weights that are not finite are never
+committed. Does not own the format (`format.py`) nor reading (`reader.py`).
 """
 
 import asyncio
@@ -24,32 +23,32 @@ import orbax.checkpoint as ocp
 import tensorstore as ts
 
 from hetjax.checkpoint.disk import (
-    committed,
+    fsync,
     is_complete,
-    make,
-    remove,
+    make_directory,
+    read_manifest,
     remove_failed,
+    remove_part,
     remove_uncommitted,
+    replace_text,
 )
-from hetjax.checkpoint.durable import fsync, replace_text
-from hetjax.checkpoint.entry import WEIGHTS, Entry
 from hetjax.checkpoint.format import (
     MANIFEST,
     STATES,
-    leaf_tree,
-    part_directory,
-    split_leaves,
-    step_numbers,
-)
-from hetjax.checkpoint.manifest import (
+    WEIGHTS,
+    Entry,
     Manifest,
     attempt,
-    record,
+    leaf_tree,
+    part_directory,
+    record_of_file,
+    split_leaves,
+    step_numbers,
     to_text,
 )
 from hetjax.checkpoint.recovery_plan import Save
-from hetjax.checkpoint.replication import Copies
-from hetjax.checkpoint.stores.patience import LAST_UPLOAD_S
+from hetjax.checkpoint.replication import PeerReplication
+from hetjax.checkpoint.stores.store import LAST_UPLOAD_S
 from hetjax.checkpoint.uploader import Uploader
 from hetjax.errors import BadInput
 
@@ -71,10 +70,10 @@ class _Snapshot:
 class Saver:
     """Writes one worker's checkpoints, one at a time, on a thread of its own.
 
-    `keep` is the number of newest steps that stay, beside those that `uploader` still
-    copies. Only one process may save as `worker` in a directory: opening removes
-    unfinished saves. The interpreter does not wait for a save at its end: use `with` or
-    `close`. Raises BadInput where it cannot write.
+    The newest `keep` steps stay, and those that `uploader` is still copying. Only one
+    process may save as `worker` in a directory, because opening it removes unfinished
+    saves. The interpreter does not wait for a save when it exits: use `with` or
+    `close`. Raises BadInput if the directory cannot be written.
     """
 
     def __init__(
@@ -83,16 +82,16 @@ class Saver:
         worker: str,
         keep: int = 2,
         uploader: Uploader | None = None,
-        copies: Copies | None = None,
+        copies: PeerReplication | None = None,
     ) -> None:
         assert keep >= 1, keep
         self.directory, self._worker, self._keep = directory, worker, keep
         self._uploader, self._copies = uploader, copies
-        self.newest: Save | None = None  # that was committed, and copied
-        self.spoilt: Save | None = None  # begun last, if its weights are not finite
+        self.newest: Save | None = None  # committed and replicated
+        self.spoilt: Save | None = None  # the last one, if its weights are not finite
         _open(directory)
         self._remove_unfinished()
-        self._not_stored: int | None = None  # yet: a step that is committed here
+        self._not_stored: int | None = None  # committed here, not offered to the store
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
 
@@ -111,13 +110,13 @@ class Saver:
         safe: int | None = None,
         is_stored: bool = True,
     ) -> bool:
-        """Start saving; False, and `entries` not even asked, if a save is in flight.
+        """Start saving; False, without reading `entries`, if a save is in flight.
 
-        `workers` names all that save this step (default: this one alone). Step `safe`
-        stays, too: the newest one that all of them have. What is not `is_stored` goes
-        to the store only at the end, if no later step does.
-        The arrays must not change afterwards; `host` is JSON and is copied. A save
-        that fails later warns once, and training goes on.
+        `workers` names all workers that save this step (default: this one alone). Step
+        `safe`, the newest that all of them have, is kept as well. A step that is not
+        `is_stored` is uploaded only at the end of the run, if no later one is. The
+        arrays must not change afterwards; `host` is JSON and is copied. A save that
+        fails later warns once, and training goes on.
         """
         if self.busy:
             return False
@@ -153,9 +152,9 @@ class Saver:
             pending.result()
 
     def close(self) -> None:
-        """Finish the save in flight, and its copy to the store, and stop.
+        """Finish the save in flight and its upload, and stop.
 
-        The copy has LAST_UPLOAD_S; what is not there by then is told.
+        The upload may take LAST_UPLOAD_S; a warning names what is missing then.
         """
         try:
             self.wait()
@@ -163,61 +162,64 @@ class Saver:
             self._thread.shutdown()
             if self._uploader is not None:
                 if self._not_stored is not None:
-                    self._uploader.offer(self._not_stored)
-                self._uploader.hurry()
+                    self._uploader.enqueue(self._not_stored)
+                self._uploader.lift_limit()
                 self._uploader.wait(LAST_UPLOAD_S)
                 self._uploader.close()
 
     def _write(self, snapshot: _Snapshot) -> None:
-        own = self._own(snapshot.step)
+        part = self._part(snapshot.step)
         if _is_spoilt(snapshot):
             self.spoilt = snapshot.step, attempt(snapshot.host)
             return
         try:
-            self._commit(own, snapshot)
+            self._commit(part, snapshot)
         except Exception as error:
-            remove_failed(own)
+            remove_failed(part)
             warnings.warn(
                 f"checkpoint of step {snapshot.step} was not saved "
-                f"({_cause(error, own)}); training goes on, earlier ones are intact",
+                f"({_cause(error, part)}); training goes on, earlier ones are intact",
                 stacklevel=1,
             )
             return
         self._not_stored = None if snapshot.is_stored else snapshot.step
         if self._uploader is not None and snapshot.is_stored:
-            self._uploader.offer(snapshot.step)
-        self._copy(own, snapshot)
+            self._uploader.enqueue(snapshot.step)
+        self._replicate(part, snapshot)
         self._retain(snapshot)
 
-    def _commit(self, own: Path, snapshot: _Snapshot) -> None:
+    def _commit(self, part: Path, snapshot: _Snapshot) -> None:
         self._remove_unfinished()
-        if committed(own) is None:
-            remove(own)
-        make(own)
-        state = next(name for name in STATES if not (own / name).exists())
+        if read_manifest(part) is None:
+            remove_part(part)
+        make_directory(part)
+        state = next(name for name in STATES if not (part / name).exists())
         with _checkpointer(self._worker) as checkpointer:
-            checkpointer.save(own / state, args=_Save(leaf_tree(snapshot.leaves)))
-        _flush(own / state)
+            checkpointer.save(part / state, args=_SaveTree(leaf_tree(snapshot.leaves)))
+        _flush(part / state)
         for name, _ in snapshot.leaves:
-            assert (own / state / name / "zarr.json").exists(), f"{name} not written"
+            assert (part / state / name / "zarr.json").exists(), f"{name} not written"
         manifest = Manifest(
             step=snapshot.step,
             worker=self._worker,
             workers=snapshot.workers,
             state=state,
             entries=snapshot.entries,
-            files={str(p.relative_to(own)): record(p) for p in _files(own / state)},
+            files={
+                str(p.relative_to(part)): record_of_file(p)
+                for p in _files(part / state)
+            },
             host=snapshot.host,
         )
-        replace_text(own / MANIFEST, to_text(manifest))
-        for path in (own, own.parent, self.directory):
+        replace_text(part / MANIFEST, to_text(manifest))
+        for path in (part, part.parent, self.directory):
             fsync(path)
-        remove_uncommitted(own)
+        remove_uncommitted(part)
 
-    def _copy(self, own: Path, snapshot: _Snapshot) -> None:
+    def _replicate(self, part: Path, snapshot: _Snapshot) -> None:
         try:
             if self._copies is not None:
-                self._copies.copy(own, snapshot.step, snapshot.safe)
+                self._copies.replicate(part, snapshot.step, snapshot.safe)
             self.newest = snapshot.step, attempt(snapshot.host)
         except OSError as error:
             warnings.warn(
@@ -229,38 +231,38 @@ class Saver:
     def _retain(self, snapshot: _Snapshot) -> None:
         """Keep the newest complete steps up to this one.
 
-        Later ones belong to a past that was given up by resuming before them.
+        Later ones are remains of a run that was resumed from before them.
         """
         past = [s for s in step_numbers(self.directory) if s <= snapshot.step]
-        complete = [s for s in past if is_complete(self._own(s))]
+        complete = [s for s in past if is_complete(self._part(s))]
         kept = {*complete[-self._keep :], snapshot.safe}
         if self._uploader is not None:
             kept |= self._uploader.in_flight
         try:
             for other in step_numbers(self.directory):
                 if other not in kept:
-                    remove(self._own(other))
+                    remove_part(self._part(other))
         except OSError as error:
             warnings.warn(f"old checkpoint not removed: {error}", stacklevel=1)
 
     def _remove_unfinished(self) -> None:
         for step in step_numbers(self.directory):
-            own = self._own(step)
-            if not (own / MANIFEST).exists() or committed(own):
-                remove_uncommitted(own)  # a damaged manifest is left to be seen
+            part = self._part(step)
+            if not (part / MANIFEST).exists() or read_manifest(part):
+                remove_uncommitted(part)  # a damaged manifest stays for the user to see
 
-    def _own(self, step: int) -> Path:
+    def _part(self, step: int) -> Path:
         return part_directory(self.directory, step, self._worker)
 
 
 class _Leaves(ocp.type_handlers.NumpyHandler):
-    """Writes every leaf, whichever process this is, as one chunk in one file.
+    """Writes each leaf as one chunk in one file, in whichever process this is.
 
-    Orbax has no handler that does: its NumpyHandler writes in process 0 of a JAX world
-    alone, and its ArrayHandler refuses arrays of one process of several. It also makes
-    three folders per leaf where one will do: a save takes 1.03, 0.80 and 1.61 times
-    as long with NumpyHandler, for 127 leaves of 3 MB together, 205 of 205 MB and 939
-    of 20 MB (medians of 7, 5 and 4 alternating rounds, ext4, two cores).
+    Orbax itself cannot: its NumpyHandler writes only in process 0 of a JAX world, and
+    its ArrayHandler refuses arrays that one of several processes holds alone. Both also
+    make three folders per leaf instead of one. With NumpyHandler a save takes 1.03
+    times as long for 127 leaves (3 MB together), 0.80 times for 205 (205 MB) and 1.61
+    times for 939 (20 MB): medians of 7, 5 and 4 alternating rounds, ext4, two cores.
     """
 
     async def serialize(
@@ -291,12 +293,12 @@ class _Leaves(ocp.type_handlers.NumpyHandler):
 
 
 def _zarr(path: str, value: np.ndarray) -> dict[str, Any]:
-    flat = {"separator": "."}  # no folder within a leaf's: each takes time
+    flat = {"separator": "."}  # one folder per leaf: each takes time
     grid = {"name": "regular", "configuration": {"chunk_shape": value.shape}}
     return {
         "driver": "zarr3",
         "kvstore": {"driver": "file", "path": path},
-        "store_data_equal_to_fill_value": True,  # or Orbax misses a file
+        "store_data_equal_to_fill_value": True,  # Orbax refuses a leaf without its file
         "metadata": {
             "shape": value.shape,
             "data_type": value.dtype.name,
@@ -307,24 +309,24 @@ def _zarr(path: str, value: np.ndarray) -> dict[str, Any]:
 
 
 class _Tree(ocp.PyTreeCheckpointHandler):
-    """Orbax's handler of trees, for one directory per leaf."""
+    """Orbax's handler of trees, with one directory per leaf."""
 
     def finalize(self, directory: Path) -> None:
-        """Merge nothing: OCDBT's files are what Orbax would look for, and miss."""
+        """Do nothing: Orbax would merge OCDBT files, and warn that there are none."""
 
 
 @ocp.args.register_with_handler(_Tree, for_save=True, for_restore=True)
-class _Save(ocp.args.PyTreeSave):
-    """What `_Tree` saves."""
+class _SaveTree(ocp.args.PyTreeSave):
+    """The tree that `_Tree` saves: Orbax looks the handler up by this class."""
 
 
 def _checkpointer(worker: str) -> ocp.Checkpointer:
     """Orbax for this process alone: no barrier, no collective, no second copy.
 
-    Synchronous, on a thread of ours, which has to flush, checksum and commit anyway.
-    Orbax's AsyncCheckpointer would first hold up training for its records of all
-    leaves: for 29, 37 and 229 ms with 127, 205 and 1,867 leaves, where `Saver.save`
-    takes 0.4, 1.3 and 4.6 (medians of 5 alternating rounds, two cores).
+    It runs on our own thread, which has to flush, checksum and commit anyway. Orbax's
+    AsyncCheckpointer prepares every leaf before it returns to training: that takes 31,
+    37 and 229 ms for 127, 205 and 1,867 leaves, where `Saver.save` takes 0.4, 1.3 and
+    4.6 ms (medians of 5 alternating rounds, two cores).
     """
     process = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(
@@ -339,7 +341,7 @@ def _checkpointer(worker: str) -> ocp.Checkpointer:
         multiprocessing_options=alone,
         type_handler_registry=ocp.type_handlers.create_type_handler_registry(
             (np.ndarray, _Leaves()),
-            (jax.Array, ocp.type_handlers.ArrayHandler()),  # asked for, never used
+            (jax.Array, ocp.type_handlers.ArrayHandler()),  # or Orbax warns; unused
         ),
     )
     return ocp.Checkpointer(handler, multiprocessing_options=alone)
@@ -350,7 +352,7 @@ def _open(directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         probe = directory / ".writable"
         probe.touch()
-        probe.unlink(missing_ok=True)  # of two that open it, one is first
+        probe.unlink(missing_ok=True)  # another process may have removed it
     except OSError as error:
         raise BadInput(
             got=f"checkpoint directory {directory} cannot be used ({error.strerror})",
@@ -360,7 +362,7 @@ def _open(directory: Path) -> None:
 
 
 def _is_spoilt(snapshot: _Snapshot) -> bool:
-    """Whether a weight is not finite: a sum of them, in double precision, is not."""
+    """Whether a weight is not finite: then their sum in double precision is not."""
     return any(
         not np.isfinite(np.sum(value, dtype=np.float64))
         for name, value in snapshot.leaves
@@ -373,10 +375,10 @@ def _files(root: Path) -> list[Path]:
 
 
 def _flush(state: Path) -> None:
-    """fsync what TensorStore does not: Orbax's own files, and directories of others.
+    """Sync what TensorStore does not: Orbax's own files, and folders of folders.
 
-    Several at a time: alone, each would wait for the disk's journal. TensorStore syncs
-    a file and then its directory, which is enough for directories of files alone.
+    TensorStore syncs each file and then its folder. Several at a time, since each call
+    waits for the disk's journal.
     """
     paths = {state.parent, state, *(path for path in state.iterdir() if path.is_file())}
     paths |= {Path(at) for at, below, _ in os.walk(state) if below}
@@ -384,6 +386,6 @@ def _flush(state: Path) -> None:
         list(pool.map(fsync, paths))
 
 
-def _cause(error: Exception, own: Path) -> str:
-    text = f"{type(error).__name__}: {error}".replace(f"{own}/", "")
+def _cause(error: Exception, part: Path) -> str:
+    text = f"{type(error).__name__}: {error}".replace(f"{part}/", "")
     return text.splitlines()[0][:_MAX_CAUSE_CHARS]

@@ -19,8 +19,8 @@ from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 
-from hetjax.checkpoint.recovery_plan import Holding
-from hetjax.checkpoint.storage import Keeping
+from hetjax.checkpoint.recovery_plan import PartialSnapshot
+from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.cluster.cluster import Cluster, Node, part_of
 from hetjax.elastic.foresight import Foresight, plan_or_warn
 from hetjax.elastic.membership import Membership
@@ -65,7 +65,7 @@ class Terms:
     membership: Membership
     transport: TransportName
     seed: int
-    keeping: Keeping
+    keeping: CheckpointStorage
     host: Mapping[str, Any]
     recovery: Literal["local-first", "cloud-only", "none"]
 
@@ -310,12 +310,12 @@ class FleetDriver:
         clock.lap("move")
         return restored
 
-    def _held(self, workers: Sequence[str]) -> list[Holding]:
+    def _held(self, workers: Sequence[str]) -> list[PartialSnapshot]:
         if self._terms.recovery == "cloud-only":
             return []
         return in_memory(self._fleet, workers) + self._on_disk(workers)
 
-    def _on_disk(self, workers: Sequence[str]) -> list[Holding]:
+    def _on_disk(self, workers: Sequence[str]) -> list[PartialSnapshot]:
         if self._terms.recovery == "cloud-only":
             return []
         return on_disk(self._fleet.crew, workers, self._terms.keeping)

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import optax
 
-from hetjax.checkpoint.entry import Entry
+from hetjax.checkpoint.format import Entry
 from hetjax.comm.transport import InProcess
 from hetjax.mesh.axes import batch_sharding
 from hetjax.mesh.reshard import reshard

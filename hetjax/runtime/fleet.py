@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from hetjax.checkpoint.format import Attempts
-from hetjax.checkpoint.replication import keepers
-from hetjax.checkpoint.storage import Keeping
+from hetjax.checkpoint.format import AttemptNames
+from hetjax.checkpoint.replication import copy_targets
+from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.cluster.cluster import Node
 from hetjax.comm.pull import check_fits
 from hetjax.errors import BadInput
@@ -64,7 +64,7 @@ class Fleet:
     def __init__(self, plan: Plan, crew: Crew, nodes: Sequence[Node] = ()) -> None:
         self.crew = crew
         self.attempts: dict[int, str] = {}  # at saving, by step
-        self._new_attempts = Attempts()
+        self._new_attempts = AttemptNames()
         self.saved: int | None = None  # newest step that all workers have saved
         self.is_spoilt = False  # what they began to save last: not finite, not saved
         self._saving = 0, list[str]()  # what they began to save last, and who
@@ -194,7 +194,9 @@ class Fleet:
         (logits_V,) = [m.logits for m in told.values() if m.logits is not None]
         return np.array(logits_V, np.float32)
 
-    def save(self, keeping: Keeping, step: int, host: Mapping[str, Any]) -> bool:
+    def save(
+        self, keeping: CheckpointStorage, step: int, host: Mapping[str, Any]
+    ) -> bool:
         """Start a checkpoint; False if one is still being written somewhere.
 
         Workers write side by side, each what it owns, and `host` with it. All of them
@@ -220,13 +222,13 @@ class Fleet:
         self.crew.ask(dict.fromkeys([*saving, *helping], request))
         return True
 
-    def _see_to_copies(self, keeping: Keeping) -> None:
+    def _see_to_copies(self, keeping: CheckpointStorage) -> None:
         """Tell workers who keeps copies for whom, once for each epoch."""
         now = self.crew.epoch, keeping.copies
         if keeping.copies == 1 or self._copying == now:
             return
         told = self._all(KeepCopies(keeping=keeping))
-        found = keepers({w: node_of(w) for w in self.workers}, keeping.copies)
+        found = copy_targets({w: node_of(w) for w in self.workers}, keeping.copies)
         if len(next(iter(found.values()))) < keeping.copies - 1:
             text = (
                 f"{keeping.copies} copies of checkpoints are asked for, on fewer nodes"

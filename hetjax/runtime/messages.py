@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar, dataclass_transform, get_args
 
 from hetjax.checkpoint.recovery_plan import Save, Tier
-from hetjax.checkpoint.storage import Keeping
+from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.mesh.world import World
 from hetjax.runtime.outcome import StageLoss, StepCommit
 
@@ -250,7 +250,7 @@ class HoldState(Request[HeldState]):
 class FindSaves(Request[FoundSaves]):
     """Look what the disk has."""
 
-    keeping: Keeping
+    keeping: CheckpointStorage
 
 
 class TellNeeds(Request[NeededState]):
@@ -270,7 +270,7 @@ class CollectLeaves(Request[Collected]):
     give: Sequence[tuple[str, Tier, Sequence[str]]]
     take: Sequence[tuple[str, Sequence[str]]]
     numbers: Mapping[str, int]
-    keeping: Keeping
+    keeping: CheckpointStorage
 
 
 class PlaceState(Request[Done]):
@@ -308,7 +308,7 @@ class TellSaving(Request[SavingState]):
 class KeepCopies(Request[Address]):
     """Be ready to keep copies of what others save."""
 
-    keeping: Keeping
+    keeping: CheckpointStorage
 
 
 class SendCopies(Request[Done]):
@@ -324,7 +324,7 @@ class SaveState(Request[Done]):
     copied to the store for now.
     """
 
-    keeping: Keeping
+    keeping: CheckpointStorage
     step: int
     host: Json
     workers: Sequence[str]

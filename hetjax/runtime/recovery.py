@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from hetjax.checkpoint.recovery_plan import (
     CLOUD,
     Assignment,
-    Holding,
+    PartialSnapshot,
     Save,
     Source,
     Tier,
@@ -23,7 +23,7 @@ from hetjax.checkpoint.recovery_plan import (
     leaves_of,
     newest,
 )
-from hetjax.checkpoint.storage import Keeping
+from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.stored_steps import in_store
 from hetjax.errors import BadInput
 from hetjax.runtime.control import Crew
@@ -67,11 +67,11 @@ def finish_step(crew: Crew, workers: Sequence[str]) -> StepCommit | None:
     return known[0]
 
 
-def in_memory(fleet: Fleet, workers: Sequence[str]) -> list[Holding]:
+def in_memory(fleet: Fleet, workers: Sequence[str]) -> list[PartialSnapshot]:
     """The state that these workers have, kept from now on until `restore` is done."""
     told = fleet.crew.ask(dict.fromkeys(workers, HoldState()))
     return [
-        Holding(
+        PartialSnapshot(
             worker=worker,
             tier="memory",
             save=(held.at, fleet.attempts.get(held.at, "")),
@@ -82,14 +82,16 @@ def in_memory(fleet: Fleet, workers: Sequence[str]) -> list[Holding]:
     ]
 
 
-def on_disk(crew: Crew, workers: Sequence[str], keeping: Keeping) -> list[Holding]:
+def on_disk(
+    crew: Crew, workers: Sequence[str], keeping: CheckpointStorage
+) -> list[PartialSnapshot]:
     """What the disks of these workers hold; they must be built.
 
     Raises BadInput where that is of another model.
     """
     told = crew.ask(dict.fromkeys(workers, FindSaves(keeping=keeping)))
     return [
-        Holding(
+        PartialSnapshot(
             worker=worker,
             tier="disk",
             save=found.save,
@@ -103,8 +105,8 @@ def on_disk(crew: Crew, workers: Sequence[str], keeping: Keeping) -> list[Holdin
 
 def restore(
     fleet: Fleet,
-    held: Sequence[Holding],
-    keeping: Keeping,
+    held: Sequence[PartialSnapshot],
+    keeping: CheckpointStorage,
     others: Sequence[str] = (),
     most: int | None = None,
 ) -> Restored | None:
@@ -144,11 +146,11 @@ def restore(
     return None
 
 
-def _until(most: int | None, held: Sequence[Holding]) -> list[Holding]:
+def _until(most: int | None, held: Sequence[PartialSnapshot]) -> list[PartialSnapshot]:
     return [h for h in held if most is None or h.save[0] <= most]
 
 
-def _in_store(fleet: Fleet, keeping: Keeping) -> list[Holding]:
+def _in_store(fleet: Fleet, keeping: CheckpointStorage) -> list[PartialSnapshot]:
     """What the store has; nothing, with a warning, if it cannot be read."""
     try:
         found = in_store(keeping.store())
@@ -159,14 +161,14 @@ def _in_store(fleet: Fleet, keeping: Keeping) -> list[Holding]:
     return found
 
 
-def _is_behind(save: Save, held: Sequence[Holding], fleet: Fleet) -> bool:
+def _is_behind(save: Save, held: Sequence[PartialSnapshot], fleet: Fleet) -> bool:
     """Whether there has been a newer save, of which the workers lack something."""
     saved = 0 if fleet.saved is None else fleet.saved
     return save[0] < saved or save < max(holding.save for holding in held)
 
 
 def _check_same_model(
-    held: Sequence[Holding], save: Save, needed: Mapping[str, int]
+    held: Sequence[PartialSnapshot], save: Save, needed: Mapping[str, int]
 ) -> None:
     unknown = sorted(leaves_of(held, save) - needed.keys())
     if not unknown:
@@ -184,11 +186,11 @@ def _check_same_model(
 def _rounds(
     fleet: Fleet,
     others: Sequence[str],
-    held: Sequence[Holding],
+    held: Sequence[PartialSnapshot],
     save: Save,
     lacking: Mapping[str, set[str]],
     size_bytes: Mapping[str, int],
-    keeping: Keeping,
+    keeping: CheckpointStorage,
 ) -> Restored | None:
     """Move until nobody lacks anything; None if something is nowhere to be had."""
     excluded: set[tuple[str, Source]] = set()
@@ -216,7 +218,11 @@ def _rounds(
 
 
 def _orders(
-    workers: Sequence[str], found: Assignment, save: Save, turn: int, keeping: Keeping
+    workers: Sequence[str],
+    found: Assignment,
+    save: Save,
+    turn: int,
+    keeping: CheckpointStorage,
 ) -> dict[str, CollectLeaves]:
     """One order for each worker: what it has or fetches, gives and takes."""
     numbers = {leaf: n for n, leaf in enumerate(sorted(_leaves(found)))}

@@ -22,11 +22,10 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 
-from hetjax.checkpoint.entry import Entry
-from hetjax.checkpoint.format import join_leaves, leaf_names, split_leaves
-from hetjax.checkpoint.reader import Checkpoint, DamagedCheckpoint, parts
+from hetjax.checkpoint.format import Entry, join_leaves, leaf_names, split_leaves
+from hetjax.checkpoint.reader import Checkpoint, DamagedCheckpoint, partial_checkpoints
 from hetjax.checkpoint.recovery_plan import Save, Tier
-from hetjax.checkpoint.stored_steps import Stored
+from hetjax.checkpoint.stored_steps import StoredStep
 from hetjax.checkpoint.stores.store import Store
 from hetjax.comm.links import Key
 from hetjax.comm.peers import Peers
@@ -50,7 +49,7 @@ class Salvage:
         default_factory=dict
     )
     _disk: dict[Save, Checkpoint] = field(default_factory=dict)
-    _stored: Stored | None = None
+    _stored: StoredStep | None = None
     _fetched: tempfile.TemporaryDirectory[str] | None = None
 
     def keep(
@@ -77,7 +76,7 @@ class Salvage:
         Raises BadInput where they are of a model with other `needed` entries.
         """
         self._disk = {}
-        for found in parts(directory):
+        for found in partial_checkpoints(directory):
             found.check_same_kind({e.name: e for e in needed.values()}.values())
             save = found.step, found.attempt
             self._disk[save] = found
@@ -87,7 +86,7 @@ class Salvage:
         """Read of the tier "cloud" what the store has of this step."""
         directory.mkdir(parents=True, exist_ok=True)
         self._fetched = tempfile.TemporaryDirectory(prefix=".fetched-", dir=directory)
-        self._stored = Stored(store, step, Path(self._fetched.name))
+        self._stored = StoredStep(store, step, Path(self._fetched.name))
 
     def forget(self) -> None:
         """Let go of all but the disk."""

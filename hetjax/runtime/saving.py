@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from hetjax.checkpoint.entry import Entry
-from hetjax.checkpoint.replication import Copies
+from hetjax.checkpoint.format import Entry
+from hetjax.checkpoint.replication import PeerReplication
 from hetjax.checkpoint.writer import Saver
 from hetjax.runtime.messages import (
     Address,
@@ -26,10 +26,10 @@ from hetjax.runtime.messages import (
 class Saving:
     """Saves as `name`; `open_copies` makes what keeps copies for others."""
 
-    def __init__(self, name: str, open_copies: Callable[[], Copies]) -> None:
+    def __init__(self, name: str, open_copies: Callable[[], PeerReplication]) -> None:
         self._name, self._open_copies = name, open_copies
         self._saver: Saver | None = None
-        self._copies: Copies | None = None
+        self._copies: PeerReplication | None = None
 
     def state(self, saves: bool) -> SavingState:
         """How saving goes; `saves`: whether there is anything to save here."""
@@ -47,7 +47,7 @@ class Saving:
         """Be ready to keep copies for others, where this one's own parts go."""
         if self._copies is None:
             self._copies = self._open_copies()
-        self._copies.keep_in(request.keeping.at(self._name), request.keeping.keep)
+        self._copies.store_in(request.keeping.at(self._name), request.keeping.keep)
         return Address(address=self._copies.address)
 
     def send_copies(self, request: SendCopies) -> None:

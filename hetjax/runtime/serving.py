@@ -18,10 +18,9 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from hetjax.checkpoint.entry import Entry
-from hetjax.checkpoint.format import leaf_names
-from hetjax.checkpoint.replication import Copies
-from hetjax.checkpoint.storage import Keeping
+from hetjax.checkpoint.format import Entry, leaf_names
+from hetjax.checkpoint.replication import PeerReplication
+from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.comm.links import SILENCE_S
 from hetjax.comm.peers import PeerLost, Peers
 from hetjax.comm.pull import PullServer
@@ -310,7 +309,7 @@ class _Server:
             self._open_store(request.keeping, request.save[0])
         return carry_out(request, self._salvage, self._peers, self._needed())
 
-    def _open_store(self, keeping: Keeping, step: int) -> None:
+    def _open_store(self, keeping: CheckpointStorage, step: int) -> None:
         store = keeping.store()
         assert store is not None
         directory = keeping.at(file_name(self._post.worker))
@@ -364,10 +363,12 @@ class _Server:
     def _save(self, request: SaveState) -> None:
         self._saving.save(request, [*self._island.entries()])
 
-    def _open_copies(self) -> Copies:
+    def _open_copies(self) -> PeerReplication:
         post = self._post
         host = post.listen.rpartition(":")[0]
-        return Copies(file_name(post.worker), host, post.secret, post.silence_s)
+        return PeerReplication(
+            file_name(post.worker), host, post.secret, post.silence_s
+        )
 
     @property
     def _island(self) -> Island:

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from hetjax.checkpoint.entry import Entry
+from hetjax.checkpoint.format import Entry
 from hetjax.comm.reduction import num_rows
 from hetjax.mesh.axes import stage_mesh
 from hetjax.mesh.spanning import is_member, leads

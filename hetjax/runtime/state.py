@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hetjax.checkpoint.entry import Entry
+from hetjax.checkpoint.format import Entry
 from hetjax.mesh.axes import slices
 from hetjax.mesh.spanning import to_mesh, whole_value
 from hetjax.models.model import Model, ModuleSpec, init_params

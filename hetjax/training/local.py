@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from hetjax.checkpoint.format import Attempts
+from hetjax.checkpoint.format import AttemptNames
 from hetjax.checkpoint.reader import Checkpoint
 from hetjax.checkpoint.writer import Saver
 from hetjax.data.batches import Batch
@@ -43,7 +43,7 @@ class LocalDriver:
         build: Build,
         following: Following | None,
         *,
-        attempts: Attempts,
+        attempts: AttemptNames,
         at: int,
         resumed: Mapping[str, Any] | None,
     ) -> None:

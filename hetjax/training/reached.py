@@ -17,7 +17,7 @@ from hetjax.checkpoint.reader import (
     newest,
     steps,
 )
-from hetjax.checkpoint.storage import Keeping
+from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.stored_steps import fetch_newest
 from hetjax.errors import BadInput
 from hetjax.report.progress import Display
@@ -41,10 +41,10 @@ class Progress:
     is_done: bool
 
 
-def keeping(config: RunConfig) -> Keeping:
+def checkpoint_storage(config: RunConfig) -> CheckpointStorage:
     """Where the run's checkpoints go."""
     directory = config.checkpoint.local or config.run_dir / rundir.CHECKPOINTS
-    return Keeping(
+    return CheckpointStorage(
         directory=str(directory.absolute()),
         keep=config.checkpoint.keep,
         copies=config.checkpoint.copies,
@@ -105,7 +105,7 @@ def checkpoint_before(
     config: RunConfig, shown: Display, step: int
 ) -> Checkpoint | None:
     """What the embedded launcher goes on from where this step turns out damaged."""
-    directory = keeping(config).at(EMBEDDED)
+    directory = checkpoint_storage(config).at(EMBEDDED)
     older = [other for other in steps(directory) if other < step]
     _fetch(config, shown, after=max(older, default=0))
     return newest(directory, before=step)
@@ -113,7 +113,7 @@ def checkpoint_before(
 
 def _newest_checkpoint(config: RunConfig, shown: Display) -> Checkpoint | None:
     """The newest that is here or in the store, which mends what is damaged here."""
-    directory = keeping(config).at(EMBEDDED)
+    directory = checkpoint_storage(config).at(EMBEDDED)
     _fetch(config, shown, after=max(steps(directory), default=0) - 1)
     try:
         with rundir.usable(config.run_dir):
@@ -126,7 +126,7 @@ def _newest_checkpoint(config: RunConfig, shown: Display) -> Checkpoint | None:
 
 def _fetch(config: RunConfig, shown: Display, after: int) -> None:
     """Complete the store's newest step on the disk, if it has one after this."""
-    kept = keeping(config)
+    kept = checkpoint_storage(config)
     store = kept.store()
     if store is None:
         return

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
-from hetjax.checkpoint.format import Attempts
+from hetjax.checkpoint.format import AttemptNames
 from hetjax.checkpoint.reader import (
     Checkpoint,
     DamagedCheckpoint,
     attempts,
-    passed_over,
+    damaged_after,
 )
-from hetjax.checkpoint.recovery_plan import Holding
+from hetjax.checkpoint.recovery_plan import PartialSnapshot
 from hetjax.checkpoint.stored_steps import in_store
 from hetjax.cluster.files import cluster_toml
 from hetjax.data.dataset import Dataset
@@ -51,7 +51,7 @@ from hetjax.training.reached import (
     EMBEDDED,
     Progress,
     checkpoint_before,
-    keeping,
+    checkpoint_storage,
 )
 from hetjax.training.rundir import LOGS, Previous
 from hetjax.training.worker import worker_settings
@@ -110,11 +110,11 @@ def _local(start: Start, shown: Display) -> LocalDriver:
         runtime,
         feed,
         validation,
-        keeping(config).saver(EMBEDDED),
+        checkpoint_storage(config).saver(EMBEDDED),
         host,
         build,
         _following(start),
-        attempts=Attempts(attempts(keeping(config).at(EMBEDDED))),
+        attempts=AttemptNames(attempts(checkpoint_storage(config).at(EMBEDDED))),
         at=0 if checkpoint is None else checkpoint.step,
         resumed=checkpoint and _origin(checkpoint),
     )
@@ -156,7 +156,7 @@ def _check_fits(
 
 def _origin(checkpoint: Checkpoint) -> dict[str, Any]:
     """What events say of a state that this process has read itself."""
-    damaged = passed_over(checkpoint.path.parent, checkpoint.step)
+    damaged = damaged_after(checkpoint.path.parent, checkpoint.step)
     told = {"passed_over": damaged} if damaged else {}
     return {"checkpoint": str(checkpoint.path), **told}
 
@@ -211,7 +211,7 @@ def _terms(start: Start, launcher: Launcher) -> Terms:
         membership=Membership(start.hardware.cluster, config.cluster, launcher.present),
         transport=config.transport,
         seed=config.seed,
-        keeping=keeping(config),
+        keeping=checkpoint_storage(config),
         host=_host(start),
         recovery=config.recovery,
     )
@@ -227,14 +227,14 @@ def _replan(start: Start) -> Replan:
 
 def _restored(fleet: Fleet, terms: Terms, start: Start) -> Restored | None:
     """Bring the fleet to the newest save there is; None if it begins anew."""
-    keeping, held = terms.keeping, list[Holding]()
+    storage, held = terms.keeping, list[PartialSnapshot]()
     if terms.recovery != "cloud-only":
-        held = on_disk(fleet.crew, fleet.workers, keeping)
-    stored = in_store(keeping.store())
-    for holding in [*held, *stored]:
-        where = keeping.directory if holding.worker else str(keeping.cloud)
-        _check_same_run(holding.host, terms.host, holding.save[0], where)
-    restored = restore(fleet, [*held, *stored], keeping)
+        held = on_disk(fleet.crew, fleet.workers, storage)
+    stored = in_store(storage.store())
+    for snapshot in [*held, *stored]:
+        where = storage.directory if snapshot.worker else str(storage.cloud)
+        _check_same_run(snapshot.host, terms.host, snapshot.save[0], where)
+    restored = restore(fleet, [*held, *stored], storage)
     if restored is None:
         _check_begins(held, start)
         fleet.initialise(terms.seed)
@@ -243,13 +243,13 @@ def _restored(fleet: Fleet, terms: Terms, start: Start) -> Restored | None:
     return restored
 
 
-def _check_begins(held: Sequence[Holding], start: Start) -> None:
+def _check_begins(held: Sequence[PartialSnapshot], start: Start) -> None:
     """Raise BadInput if the run has saved before, and some of that is missing."""
     config, saved = start.config, start.progress.saved
     if saved is None or not (held or config.checkpoint.local):
         return
-    where, cloud = keeping(config).directory, config.checkpoint.cloud
-    steps = sorted({holding.save[0] for holding in held})
+    where, cloud = checkpoint_storage(config).directory, config.checkpoint.cloud
+    steps = sorted({snapshot.save[0] for snapshot in held})
     there = f"parts of {', '.join(map(str, steps))}" if steps else "nothing"
     raise BadInput(
         got=f"no complete checkpoint of a run that has saved step {saved}: its workers "

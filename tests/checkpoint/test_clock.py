@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetjax.checkpoint.format import Attempts
+from hetjax.checkpoint.format import AttemptNames
 from hetjax.checkpoint.reader import Checkpoint, attempts
-from hetjax.checkpoint.stores.local import open_store
+from hetjax.checkpoint.storage import open_store
 from hetjax.checkpoint.writer import Saver
 from tests.checkpoint.values import state_of
 
@@ -34,10 +34,10 @@ def test_each_name_comes_after_all_before_it_whatever_the_clock_says(
     with pytest.MonkeyPatch.context() as patched:
         told: Iterator[int] = iter(clock_ns)
         patched.setattr("hetjax.checkpoint.format.time.time_ns", lambda: next(told))
-        found = Attempts(names)
+        found = AttemptNames(names)
         for number in range(len(clock_ns)):
             if number == restart:
-                found = Attempts(names)
+                found = AttemptNames(names)
             names.append(found.new())
             assert all(name < names[-1] for name in names[:-1]), names
             assert len(names[-1]) == 16
@@ -52,7 +52,7 @@ def test_a_step_saved_again_after_the_clock_was_set_back_is_the_one_that_counts(
         monkeypatch.setattr(
             "hetjax.checkpoint.format.time.time_ns", lambda at=at_ns: at
         )
-        name = Attempts(attempts(tmp_path)).new()
+        name = AttemptNames(attempts(tmp_path)).new()
         with Saver(tmp_path, worker) as saver:
             saver.save(10, state_of(values), {"attempt": name})
     found = Checkpoint.open(tmp_path)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hetjax.checkpoint.entry import Entry
+from hetjax.checkpoint.format import Entry
 from hetjax.checkpoint.reader import Checkpoint, DamagedCheckpoint, newest, steps
 from hetjax.checkpoint.writer import Saver
 from hetjax.errors import BadInput

@@ -12,12 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hetjax.checkpoint.commit import manifests
-from hetjax.checkpoint.format import MANIFEST, part_directory
-from hetjax.checkpoint.manifest import Manifest, record_of, to_text
-from hetjax.checkpoint.reader import Checkpoint, parts
-from hetjax.checkpoint.replication import Copies
-from hetjax.checkpoint.stored_steps import Stored, fetch, in_store
+from hetjax.checkpoint.format import (
+    MANIFEST,
+    Manifest,
+    part_directory,
+    record_of_bytes,
+    to_text,
+)
+from hetjax.checkpoint.reader import Checkpoint, partial_checkpoints
+from hetjax.checkpoint.replication import PeerReplication
+from hetjax.checkpoint.stored_steps import StoredStep, fetch, in_store, manifests
 from hetjax.checkpoint.stores.local import FileStore
 from hetjax.comm.links import Link, dial
 from hetjax.errors import BadInput
@@ -43,19 +47,19 @@ def manifest(**changed) -> Manifest:
         workers=("a",),
         state="state",
         entries=(),
-        files={"state/_METADATA": record_of(LOOT)},
+        files={"state/_METADATA": record_of_bytes(LOOT)},
         host={},
     )
     return replace(found, **changed)
 
 
 HOSTILE = {
-    **{f"file {n!r:.30}": manifest(files={n: record_of(LOOT)}) for n in OUT},
+    **{f"file {n!r:.30}": manifest(files={n: record_of_bytes(LOOT)}) for n in OUT},
     "worker ..": manifest(worker="..", workers=("..",)),
     "worker /": manifest(worker="/", workers=("/",)),
     "worker COMMIT": manifest(worker="COMMIT", workers=("COMMIT",)),
     "workers": manifest(workers=("a", "../..")),
-    "state": manifest(state="..", files={"../loot": record_of(LOOT)}),
+    "state": manifest(state="..", files={"../loot": record_of_bytes(LOOT)}),
     "step": manifest(step="../1"),
     "negative step": manifest(step=-1),
 }
@@ -83,7 +87,7 @@ def store_with(top: Path, hostile: Manifest) -> FileStore:
             target.write_bytes(LOOT)
         except (OSError, ValueError):
             continue
-    sums = {"a": record_of(text.encode()).crc32c}
+    sums = {"a": record_of_bytes(text.encode()).crc32c}
     body = {"version": 1, "step": 1, "manifests": sums}
     (part.parent / "COMMIT").write_text(json.dumps(body))
     return FileStore(top / "store", pause_s=0.0)
@@ -103,7 +107,7 @@ def left_outside(top: Path, before: set[Path]) -> set[Path]:
     "way",
     [
         lambda store, folder: fetch(store, folder, 1),
-        lambda store, folder: Stored(store, 1, folder).read("_METADATA"),
+        lambda store, folder: StoredStep(store, 1, folder).read("_METADATA"),
     ],
 )
 def test_a_manifest_of_a_store_leads_nowhere_else(
@@ -144,7 +148,9 @@ def test_a_manifest_on_the_disk_leads_nowhere_else(
         Checkpoint.open(folder)
     with warnings.catch_warnings(record=True):
         warnings.simplefilter("always")
-        assert [leaf for part in parts(folder) for leaf in part.leaves] == []
+        assert [
+            leaf for part in partial_checkpoints(folder) for leaf in part.leaves
+        ] == []
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -157,8 +163,8 @@ def test_a_manifest_of_a_peer_leads_nowhere_else(
     (other / MANIFEST).write_text(to_text(manifest(worker="b", workers=("b",))))
     before = {*tmp_path.rglob("*")}
     answers: list[int] = []
-    with closing(Copies("keeper", "127.0.0.1", SECRET, 2.0)) as keeper:
-        keeper.keep_in(folder, keep=1)
+    with closing(PeerReplication("keeper", "127.0.0.1", SECRET, 2.0)) as keeper:
+        keeper.store_in(folder, keep=1)
         link = Link(
             dial(keeper.address, "a", "keeper", SECRET),
             "keeper",
@@ -190,8 +196,8 @@ def test_objects_of_a_store_on_a_disk_lie_within_it(tmp_path: Path):
         for act in (
             lambda name: store.get_text(name),
             lambda name: store.put_text(name, "x"),
-            lambda name: store.put(name, tmp_path / "loot", record_of(LOOT)),
-            lambda name: store.get(name, tmp_path / "got", record_of(LOOT)),
+            lambda name: store.put(name, tmp_path / "loot", record_of_bytes(LOOT)),
+            lambda name: store.get(name, tmp_path / "got", record_of_bytes(LOOT)),
             lambda name: store.remove([name]),
         ):
             with pytest.raises(BadInput):

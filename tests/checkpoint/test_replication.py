@@ -11,23 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetjax.checkpoint.entry import Entry
-from hetjax.checkpoint.format import step_numbers
+from hetjax.checkpoint.format import Entry, step_numbers
 from hetjax.checkpoint.reader import Checkpoint
-from hetjax.checkpoint.replication import Copies, keepers
+from hetjax.checkpoint.replication import PeerReplication, copy_targets
 from hetjax.checkpoint.stores.store import StoreError
 from hetjax.checkpoint.writer import Saver
 
 ENTRIES = [Entry(f"params.w{n}", (4, 8), np.dtype(np.float32), (1, 4)) for n in (1, 2)]
-Pair = tuple[Copies, Copies]
+Pair = tuple[PeerReplication, PeerReplication]
 
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
     """Worker a, whose copies b keeps."""
-    a, b = (Copies(name, "127.0.0.1", b"secret", 2.0) for name in "ab")
+    a, b = (PeerReplication(name, "127.0.0.1", b"secret", 2.0) for name in "ab")
     with closing(a), closing(b):
-        b.keep_in(tmp_path / "b", keep=2)
+        b.store_in(tmp_path / "b", keep=2)
         a.send_to({"b": b.address})
         yield a, b
 
@@ -37,7 +36,9 @@ def state(step: int) -> list[tuple[Entry, np.ndarray]]:
     return [(e, rng.standard_normal(e.shape, np.float32)) for e in ENTRIES]
 
 
-def save(folder: Path, copies: Copies, *steps: int, safe: int | None = None) -> Saver:
+def save(
+    folder: Path, copies: PeerReplication, *steps: int, safe: int | None = None
+) -> Saver:
     with Saver(folder, "a", copies=copies) as saver:
         for step in steps:
             saver.save(step, state(step), {"step": step}, safe=safe)
@@ -83,14 +84,14 @@ def test_without_its_keeper_a_step_does_not_count_and_training_goes_on(
 def test_a_full_disk_of_the_keeper_is_told(pair: Pair, tmp_path: Path):
     a, b = pair
     (tmp_path / "full").write_text("no folder")
-    b.keep_in(tmp_path / "full", keep=2)
+    b.store_in(tmp_path / "full", keep=2)
     with pytest.warns(UserWarning, match="could not write it"):
         assert save(tmp_path / "a", a, 5).newest is None
 
 
 def test_one_folder_for_both_is_written_once(pair: Pair, tmp_path: Path):
     a, b = pair
-    b.keep_in(tmp_path / "a", keep=2)
+    b.store_in(tmp_path / "a", keep=2)
     assert save(tmp_path / "a", a, 1, 2, 3).newest == (3, "")
     assert step_numbers(tmp_path / "a") == [2, 3]
     assert Checkpoint.open(tmp_path / "a").step == 3
@@ -105,7 +106,7 @@ def test_what_was_damaged_before_it_was_sent_is_refused(pair: Pair, tmp_path: Pa
     data[3] ^= 1
     chunk.write_bytes(data)
     with pytest.raises(StoreError, match="'b' has no copy of step 1"):
-        pair[0].copy(own, 1, None)
+        pair[0].replicate(own, 1, None)
     assert not (tmp_path / "b/step_00000001/a/manifest.json").exists()
 
 
@@ -114,7 +115,7 @@ def test_what_was_damaged_before_it_was_sent_is_refused(pair: Pair, tmp_path: Pa
     st.integers(1, 4),
 )
 def test_each_worker_has_keepers_on_other_nodes(nodes: dict[str, str], copies: int):
-    found = keepers(nodes, copies)
+    found = copy_targets(nodes, copies)
     assert found.keys() == nodes.keys()
     for worker, others in found.items():
         on = [nodes[other] for other in others]

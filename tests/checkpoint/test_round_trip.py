@@ -10,8 +10,7 @@ import tensorstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetjax.checkpoint.entry import Entry
-from hetjax.checkpoint.manifest import Manifest, from_text, to_text
+from hetjax.checkpoint.format import Entry, Manifest, from_text, to_text
 from hetjax.checkpoint.reader import Checkpoint, DamagedCheckpoint, steps
 from hetjax.checkpoint.writer import Saver
 from tests.checkpoint.values import State, state_of, states

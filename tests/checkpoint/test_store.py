@@ -10,14 +10,15 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
-from hetjax.checkpoint.manifest import FileRecord, record
+from hetjax.checkpoint.format import FileRecord, record_of_file
+from hetjax.checkpoint.storage import open_store
 from hetjax.checkpoint.stores.gcs import GcsStore
-from hetjax.checkpoint.stores.local import FileStore, open_store
+from hetjax.checkpoint.stores.local import FileStore
 from hetjax.checkpoint.stores.store import (
-    Bandwidth,
+    AccessDenied,
+    BandwidthLimit,
     Conflict,
-    Corrupt,
-    Refused,
+    CorruptData,
     Store,
     StoreError,
 )
@@ -49,7 +50,7 @@ def bucket(gcs: FakeGcs) -> GcsStore:
 def file_of(path: Path, data: bytes) -> tuple[Path, FileRecord]:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
-    return path, record(path)
+    return path, record_of_file(path)
 
 
 def first_times(num: int, fault: Fault, methods: str = "") -> Callable[..., Fault]:
@@ -71,7 +72,7 @@ def test_what_is_put_can_be_got(
     store: Store, tmp_path: Path, name: str, content: str
 ) -> None:
     store.put(name, *file_of(tmp_path / "a", CONTENTS[content]))
-    expected = record(tmp_path / "a")
+    expected = record_of_file(tmp_path / "a")
     store.get(name, tmp_path / "deep/b", expected)
     assert (tmp_path / "deep/b").read_bytes() == CONTENTS[content]
     assert [p.name for p in (tmp_path / "deep").iterdir()] == ["b"]
@@ -135,7 +136,7 @@ def test_a_file_that_is_not_as_recorded_is_never_stored(
 ) -> None:
     path, good = file_of(tmp_path / "a", b"as saved")
     path.write_bytes(b"as s\0ved")
-    with pytest.raises(Corrupt, match="crc32c"):
+    with pytest.raises(CorruptData, match="crc32c"):
         store.put("x", path, good)
     path.unlink()
     with pytest.raises(FileNotFoundError):
@@ -148,7 +149,7 @@ def test_a_corrupt_object_never_takes_the_place_of_a_file(
 ) -> None:
     store.put("x/y", *file_of(tmp_path / "a", b"rotten"))
     place, wanted = file_of(tmp_path / "got/b", b"as it")
-    with pytest.raises(Corrupt, match=r"x/y: tried 10 times, .* not"):
+    with pytest.raises(CorruptData, match=r"x/y: tried 10 times, .* not"):
         store.get("x/y", place, wanted)
     assert place.read_bytes() == b"as it"
     assert list(place.parent.iterdir()) == [place]
@@ -174,7 +175,7 @@ def test_one_of_many_that_create_at_once_wins(store: Store, tmp_path: Path) -> N
 
 
 def test_a_limit_spreads_the_bytes_of_all_threads_over_time() -> None:
-    limit = Bandwidth(100.0)
+    limit = BandwidthLimit(100.0)
     assert limit.reserve(50, now_s=10.0) == pytest.approx(0.5)
     assert limit.reserve(100, now_s=10.0) == pytest.approx(1.5)
     assert limit.reserve(10, now_s=11.0) == pytest.approx(0.6)
@@ -188,7 +189,7 @@ def test_every_uploaded_byte_goes_through_the_limit(
     url = "gs://bucket/run" if kind == "gcs" else f"file://{tmp_path}/store"
     store = open_store(url, bytes_per_s=1e9)
     taken: list[int] = []
-    monkeypatch.setattr(Bandwidth, "take", lambda _, n: taken.append(n))
+    monkeypatch.setattr(BandwidthLimit, "take", lambda _, n: taken.append(n))
     store.put("x", *file_of(tmp_path / "a", bytes(30_000)))
     assert sum(taken) == 30_000
 
@@ -205,7 +206,7 @@ def test_a_fault_that_passes_is_not_noticed(
     data = CONTENTS["random"]
     bucket.put("x", *file_of(tmp_path / "a", data))
     bucket.put_text("t", "text")
-    bucket.get("x", tmp_path / "b", record(tmp_path / "a"))
+    bucket.get("x", tmp_path / "b", record_of_file(tmp_path / "a"))
     assert (tmp_path / "b").read_bytes() == data
     assert bucket.get_text("t") == "text"
     assert bucket.names("") == ["t", "x"]
@@ -256,7 +257,7 @@ def test_a_fault_that_stays_ends_in_an_error_that_tells_all(
     bucket.put("x/y", *file_of(tmp_path / "a", CONTENTS["random"]))
     gcs.fault = lambda *_: fault
     with pytest.raises(StoreError) as caught:
-        bucket.get("x/y", tmp_path / "got/b", record(tmp_path / "a"))
+        bucket.get("x/y", tmp_path / "got/b", record_of_file(tmp_path / "a"))
     text = str(caught.value)
     assert text.startswith("gs://bucket/runs/7/x/y: tried 10 times, ")
     assert cause in text and "\n" not in text
@@ -279,9 +280,9 @@ def test_downloads_that_stay_corrupt_say_so(
     bucket.put("x", *file_of(tmp_path / "a", b"good data"))
     gcs.fault = lambda *_: ("corrupt", 4)
     place, expected = file_of(tmp_path / "b", b"good data")
-    with pytest.raises(Corrupt, match="tried 10 times"):
+    with pytest.raises(CorruptData, match="tried 10 times"):
         bucket.get("x", place, expected)
-    with pytest.raises(Corrupt, match="tried 10 times"):
+    with pytest.raises(CorruptData, match="tried 10 times"):
         bucket.get_text("x")
     assert place.read_bytes() == b"good data"
     assert not (tmp_path / "b.part").exists()
@@ -292,7 +293,7 @@ def test_a_refusal_is_not_tried_again(
     gcs: FakeGcs, bucket: GcsStore, status: int
 ) -> None:
     gcs.fault = lambda *_: status
-    with pytest.raises(Refused, match="runs/7/x: tried once: "):
+    with pytest.raises(AccessDenied, match="runs/7/x: tried once: "):
         bucket.put_text("x", "text")
     assert sum(r.method == "POST" for r in gcs.log) == 1
 
@@ -440,9 +441,11 @@ def test_a_limit_of_nothing_is_bad_input(tmp_path: Path) -> None:
 def test_a_limit_that_is_lifted_holds_up_nobody(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.write_bytes(bytes(5000))
-    store = FileStore(tmp_path / "store", Bandwidth(1.0))  # that takes over an hour
+    store = FileStore(
+        tmp_path / "store", BandwidthLimit(1.0)
+    )  # that takes over an hour
     with ThreadPoolExecutor(1) as pool:
-        upload = pool.submit(store.put, "a/b", source, record(source))
+        upload = pool.submit(store.put, "a/b", source, record_of_file(source))
         with pytest.raises(TimeoutError):
             upload.result(0.2)
         store.lift_limit()

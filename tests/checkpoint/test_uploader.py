@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hetjax.checkpoint.commit import commit, committed_steps, manifests
-from hetjax.checkpoint.manifest import FileRecord, Manifest, record, to_text
+from hetjax.checkpoint.format import FileRecord, Manifest, record_of_file, to_text
+from hetjax.checkpoint.stored_steps import commit, committed_steps, manifests
 from hetjax.checkpoint.stores.gcs import GcsStore
 from hetjax.checkpoint.stores.local import FileStore
-from hetjax.checkpoint.stores.store import Corrupt, Store, StoreError
+from hetjax.checkpoint.stores.store import CorruptData, Store, StoreError
 from hetjax.checkpoint.uploader import Uploader
 from tests.checkpoint.fake_gcs import FakeGcs, Fault
 
@@ -77,7 +77,7 @@ def save(
         path = own / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(dice.randbytes(2000))
-        files[name] = record(path)
+        files[name] = record_of_file(path)
     manifest = Manifest(
         step=step,
         worker=worker,
@@ -93,7 +93,7 @@ def save(
 
 def upload(uploader: Uploader, *steps: int) -> None:
     for step in steps:
-        uploader.offer(step)
+        uploader.enqueue(step)
         assert uploader.wait(LONG_S)
 
 
@@ -151,7 +151,7 @@ def test_workers_that_upload_at_once_make_one_commit(
     saved = [save(tmp_path, 10, worker, workers) for worker in workers]
     uploaders = [Uploader(bucket, tmp_path, worker) for worker in workers]
     for uploader in uploaders:
-        uploader.offer(10)
+        uploader.enqueue(10)
     for uploader in uploaders:
         assert uploader.wait(LONG_S)
         uploader.close()
@@ -185,7 +185,7 @@ def test_a_step_whose_local_file_is_rotten_is_not_committed(
     save(tmp_path, 10)
     (tmp_path / "step_00000010/a/state/p.w.1of2/c.0.0").write_bytes(bytes(2000))
     with Uploader(store, tmp_path, "a") as uploader:
-        with pytest.warns(match="step 10 was not uploaded .*Corrupt: .*crc32c"):
+        with pytest.warns(match="step 10 was not uploaded .*CorruptData: .*crc32c"):
             upload(uploader, 10)
     assert committed_steps(store) == []
     assert "step_00000010/a/manifest.json" not in store.names("")
@@ -197,11 +197,11 @@ def test_steps_that_are_overtaken_while_they_wait_are_skipped(tmp_path: Path) ->
     gate = threading.Event()
     store = Watched(FileStore(tmp_path / "store"), {"step_00000010": gate})
     with Uploader(store, tmp_path, "a") as uploader:
-        uploader.offer(10)
+        uploader.enqueue(10)
         assert store.reached.wait(LONG_S)
-        uploader.offer(20)
+        uploader.enqueue(20)
         assert uploader.in_flight == {10, 20}
-        uploader.offer(30)
+        uploader.enqueue(30)
         assert uploader.in_flight == {10, 30}
         assert not uploader.wait(0.0)
         gate.set()
@@ -336,11 +336,11 @@ def test_a_manifest_changed_after_the_commit_is_told(
     with Uploader(store, tmp_path, "a") as uploader:
         upload(uploader, 10)
     store.remove(["step_00000010/a/manifest.json"])
-    with pytest.raises(Corrupt, match="a/manifest.json is not the one"):
+    with pytest.raises(CorruptData, match="a/manifest.json is not the one"):
         manifests(store, 10)
     other = to_text(save(tmp_path, 10, seed=2))
     store.put_text("step_00000010/a/manifest.json", other)
-    with pytest.raises(Corrupt, match="a/manifest.json is not the one"):
+    with pytest.raises(CorruptData, match="a/manifest.json is not the one"):
         manifests(store, 10)
 
 
@@ -379,9 +379,9 @@ def test_closing_tells_what_was_not_uploaded(tmp_path: Path) -> None:
     gate = threading.Event()
     store = Watched(FileStore(tmp_path / "store"), {"step_00000010": gate})
     uploader = Uploader(store, tmp_path, "a", num_threads=1)
-    uploader.offer(10)
+    uploader.enqueue(10)
     assert store.reached.wait(LONG_S)
-    uploader.offer(20)
+    uploader.enqueue(20)
     threading.Timer(0.05, gate.set).start()
     with pytest.warns(UserWarning, match="the run ended") as told:
         uploader.close()
@@ -416,7 +416,7 @@ def test_a_store_full_of_faults_commits_every_step_whole(
     for step in (10, 20, 30):
         saved[step] = [save(tmp_path, step, worker, workers) for worker in workers]
         for uploader in uploaders:
-            uploader.offer(step)
+            uploader.enqueue(step)
         for uploader in uploaders:
             assert uploader.wait(LONG_S)
     for uploader in uploaders:

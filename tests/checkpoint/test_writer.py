@@ -160,7 +160,7 @@ _FULL_DISK = """
 import resource, sys, warnings
 from pathlib import Path
 import numpy as np
-from hetjax.checkpoint.entry import Entry
+from hetjax.checkpoint.format import Entry
 from hetjax.checkpoint.reader import steps
 from hetjax.checkpoint.writer import Saver
 

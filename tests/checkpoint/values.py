@@ -5,7 +5,7 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
-from hetjax.checkpoint.entry import Entry
+from hetjax.checkpoint.format import Entry
 
 State = list[tuple[Entry, np.ndarray]]
 

@@ -2,8 +2,8 @@
 """Checkpoints in a bucket of Google Cloud Storage.
 
 Owns `GcsStore`: create-only uploads, checked downloads, and which of the client's many
-errors may pass. Does not own attempts and checks (`transfer.py`) nor the protocol that
-it follows (`store.py`). Imported only when a gs:// URL is opened.
+errors may pass. Does not own the protocol that it follows, attempts and checks
+(`store.py`). Imported only when a gs:// URL is opened.
 """
 
 import http.client
@@ -32,24 +32,24 @@ from google.cloud import storage
 from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 from google.cloud.storage.retry import DEFAULT_RETRY
 
-from hetjax.checkpoint.manifest import FileRecord, record_of
-from hetjax.checkpoint.stores.patience import Patient
+from hetjax.checkpoint.format import FileRecord, record_of_bytes
 from hetjax.checkpoint.stores.store import (
-    Bandwidth,
-    Corrupt,
-    Passing,
-    Refused,
+    AccessDenied,
+    BandwidthLimit,
+    CorruptData,
     StoreError,
+    TimeLimitedStore,
+    TransientError,
     check_source,
     conflict,
-    persist,
     receive,
+    retry,
 )
 from hetjax.errors import BadInput
 
 _RESUMABLE_BYTES = 8 << 20  # as the client: larger files go in chunks of this size
-_PASSING_STATUS = (408, 410, 429)  # 410: the upload session is over, a new one works
-_REFUSED_STATUS = (401, 403)
+_TRANSIENT_STATUS = (408, 410, 429)  # 410: the upload session is over, a new one works
+_DENIED_STATUS = (401, 403)
 _WRITABLE = ".writable"
 _NETWORK_ERRORS = (
     ConnectionError,
@@ -74,7 +74,7 @@ class GcsStore:
         self,
         bucket: str,
         prefix: str,
-        limit: Bandwidth | None = None,
+        limit: BandwidthLimit | None = None,
         pause_s: float = 0.5,
         timeout_s: float = 20.0,
     ) -> None:
@@ -90,32 +90,32 @@ class GcsStore:
 
     def put(self, name: str, path: Path, record: FileRecord) -> None:
         check_source(path, record)
-        self._persist(name, lambda: self._create(name, path.open("rb"), record))
+        self._retry(name, lambda: self._create(name, path.open("rb"), record))
 
     def put_text(self, name: str, text: str) -> None:
         data = text.encode()
-        record = record_of(data)
-        self._persist(name, lambda: self._create(name, io.BytesIO(data), record))
+        record = record_of_bytes(data)
+        self._retry(name, lambda: self._create(name, io.BytesIO(data), record))
 
     def get(self, name: str, path: Path, record: FileRecord) -> None:
         download = partial(self._download, name, record.size_bytes)
-        self._persist(name, lambda: receive(path, record, download))
+        self._retry(name, lambda: receive(path, record, download))
 
     def get_text(self, name: str) -> str | None:
         data = io.BytesIO()
         try:
-            self._persist(name, lambda: self._fetch(name, _emptied(data), 0))
+            self._retry(name, lambda: self._fetch(name, _emptied(data), 0))
         except FileNotFoundError:
             return None
         return data.getvalue().decode()
 
     def names(self, prefix: str) -> list[str]:
-        return self._persist(prefix, lambda: self._list(prefix))
+        return self._retry(prefix, lambda: self._list(prefix))
 
     def remove(self, names: Iterable[str]) -> None:
         for name in names:
             try:
-                self._persist(name, partial(self._delete, name))
+                self._retry(name, partial(self._delete, name))
             except FileNotFoundError:
                 continue
 
@@ -123,14 +123,14 @@ class GcsStore:
         if self._limit is not None:
             self._limit.lift()
 
-    def _persist(self, name: str, attempt: Callable[[], _T]) -> _T:
-        return persist(self._url(name), attempt, self._pause_s)
+    def _retry(self, name: str, attempt: Callable[[], _T]) -> _T:
+        return retry(self._url(name), attempt, self._pause_s)
 
     def _create(self, name: str, data: IO[bytes], record: FileRecord) -> None:
         blob = self._blob(name)
         blob.chunk_size = _RESUMABLE_BYTES
         blob.crc32c = record.crc32c  # the server refuses other bytes
-        with data, _translated(self._url(name)):
+        with data, _errors_translated(self._url(name)):
             try:
                 return blob.upload_from_file(
                     cast(IO[bytes], _Limited(data, self._limit)),
@@ -138,7 +138,7 @@ class GcsStore:
                     content_type="application/octet-stream",
                     if_generation_match=0,
                     checksum="crc32c",
-                    **self._patience(record.size_bytes),
+                    **self._transfer_options(record.size_bytes),
                 )
             except PreconditionFailed:
                 pass
@@ -150,11 +150,11 @@ class GcsStore:
         A reply that is lost after the upload took effect ends up here, too.
         """
         blob = self._blob(name)
-        with _translated(self._url(name)):
+        with _errors_translated(self._url(name)):
             try:
-                blob.reload(**self._patience())
+                blob.reload(**self._transfer_options())
             except NotFound as error:
-                raise Passing("it was there, and is gone now") from error
+                raise TransientError("it was there, and is gone now") from error
         if (blob.size, blob.crc32c) != (expected.size_bytes, expected.crc32c):
             found = f"with crc32c {blob.crc32c} and {blob.size} bytes"
             raise conflict(self._url(name), found, expected)
@@ -164,29 +164,29 @@ class GcsStore:
             self._fetch(name, file, size_bytes)
 
     def _fetch(self, name: str, file: IO[bytes], size_bytes: int) -> None:
-        with _translated(self._url(name)):
+        with _errors_translated(self._url(name)):
             self._blob(name).download_to_file(
                 file,
                 raw_download=True,
                 checksum="crc32c",
-                **self._patience(size_bytes),
+                **self._transfer_options(size_bytes),
             )
 
     def _list(self, prefix: str) -> list[str]:
-        with _translated(self._url(prefix)):
+        with _errors_translated(self._url(prefix)):
             blobs = self._client.list_blobs(
                 self._bucket,
                 prefix=self._prefix + prefix,
                 fields="items(name),nextPageToken",
-                **self._patience(),
+                **self._transfer_options(),
             )
             return [blob.name.removeprefix(self._prefix) for blob in blobs]
 
     def _delete(self, name: str) -> None:
-        with _translated(self._url(name)):
-            self._blob(name).delete(**self._patience())
+        with _errors_translated(self._url(name)):
+            self._blob(name).delete(**self._transfer_options())
 
-    def _patience(self, size_bytes: int = 0) -> dict[str, Any]:
+    def _transfer_options(self, size_bytes: int = 0) -> dict[str, Any]:
         """The client's own attempts only where they go on from what was transferred."""
         retry = self._retry_chunk if size_bytes > _RESUMABLE_BYTES else None
         return {"timeout": self._timeout_s, "retry": retry}
@@ -201,7 +201,7 @@ class GcsStore:
 class _Limited:
     """A file whose reader waits for bandwidth; what `upload_from_file` needs of one."""
 
-    def __init__(self, file: IO[bytes], limit: Bandwidth | None) -> None:
+    def __init__(self, file: IO[bytes], limit: BandwidthLimit | None) -> None:
         self._file, self._limit = file, limit
         self.tell, self.seek = file.tell, file.seek
 
@@ -213,8 +213,8 @@ class _Limited:
 
 
 def open_bucket(
-    bucket: str, prefix: str, limit: Bandwidth | None, bytes_per_s: float | None
-) -> Patient:
+    bucket: str, prefix: str, limit: BandwidthLimit | None, bytes_per_s: float | None
+) -> TimeLimitedStore:
     """The store, after listing and writing there; BadInput where that cannot be."""
     url = f"gs://{bucket}/{prefix}"
     if not bucket:
@@ -224,7 +224,7 @@ def open_bucket(
             fix="write it like gs://my-bucket/my-run",
         )
     try:
-        store = Patient(GcsStore(bucket, prefix, limit), bytes_per_s)
+        store = TimeLimitedStore(GcsStore(bucket, prefix, limit), bytes_per_s)
         store.names(_WRITABLE)
         store.put_text(_WRITABLE, "")
     except DefaultCredentialsError as error:
@@ -240,7 +240,7 @@ def open_bucket(
             allowed="a bucket that exists",
             fix=f"check its name, or type `gcloud storage buckets create gs://{bucket}`",
         ) from error
-    except Refused as error:
+    except AccessDenied as error:
         raise BadInput(
             got=f"checkpoint store {url} refuses these credentials ({error})",
             allowed="credentials that may create, read, list and delete objects there",
@@ -251,30 +251,30 @@ def open_bucket(
 
 
 @contextmanager
-def _translated(url: str) -> Iterator[None]:
+def _errors_translated(url: str) -> Iterator[None]:
     """Tell the client's errors by what follows from them."""
     try:
         yield
     except PreconditionFailed:
         raise
     except (DataCorruption, InvalidResponse, GoogleAPIError, GoogleAuthError) as error:
-        raise _meaning(url, error) from error
+        raise _classify(url, error) from error
     except _NETWORK_ERRORS as error:
-        raise Passing(_told(error)) from error
+        raise TransientError(_describe(error)) from error
 
 
-def _meaning(url: str, error: Exception) -> Exception:
+def _classify(url: str, error: Exception) -> Exception:
     status = _status(error)
     if isinstance(error, DataCorruption):
-        return Corrupt(_told(error))
+        return CorruptData(_describe(error))
     if isinstance(error, NotFound):
         return FileNotFoundError(f"{url}: there is no such object, or no such bucket")
-    if status in _REFUSED_STATUS or _is_bad_login(error):
-        return Refused(f"{url}: tried once: {_told(error)}")
+    if status in _DENIED_STATUS or _is_bad_login(error):
+        return AccessDenied(f"{url}: tried once: {_describe(error)}")
     passing = isinstance(error, _NETWORK_ERRORS + (GoogleAuthError,))
-    if passing or status in _PASSING_STATUS or status >= 500:
-        return Passing(_told(error))
-    return StoreError(f"{url}: tried once: {_told(error)}")
+    if passing or status in _TRANSIENT_STATUS or status >= 500:
+        return TransientError(_describe(error))
+    return StoreError(f"{url}: tried once: {_describe(error)}")
 
 
 def _status(error: Exception) -> int:
@@ -291,7 +291,7 @@ def _is_bad_login(error: Exception) -> bool:
     return isinstance(error, GoogleAuthError) and not error.retryable
 
 
-def _told(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 

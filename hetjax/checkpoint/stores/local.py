@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A place for checkpoints that outlives the machine, by URL: what it can do, which.
+"""Checkpoints in a folder that outlives the machine, on a shared file system.
 
-Owns the store on a shared file system, and the choice of one by its URL. Objects are
-created once and never overwritten, names are relative to the URL. Does not own Google
-Cloud Storage (`gcs.py`), attempts and checks (`transfer.py`), the limits of calls
-(`patience.py`), nor what is stored when (`upload.py`).
+Owns `FileStore`: objects as files that are created once and never overwritten. Does not
+own the protocol that it follows, attempts and checks (`store.py`).
 """
 
 import os
@@ -12,20 +10,21 @@ import uuid
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import unquote
 
-from hetjax.checkpoint.durable import fsync
-from hetjax.checkpoint.manifest import FileRecord, record, record_of
-from hetjax.checkpoint.stores.patience import CALL_S, Patient, within
+from hetjax.checkpoint.disk import fsync
+from hetjax.checkpoint.format import FileRecord, record_of_bytes, record_of_file
 from hetjax.checkpoint.stores.store import (
-    Bandwidth,
-    Corrupt,
+    CALL_S,
+    BandwidthLimit,
+    CorruptData,
     Store,
     StoreError,
+    TimeLimitedStore,
     check_source,
     conflict,
-    persist,
     receive,
+    retry,
+    within,
 )
 from hetjax.errors import BadInput
 from hetjax.names import inside
@@ -40,7 +39,7 @@ class FileStore:
     """Objects as files of a directory, on any file system that knows hard links."""
 
     def __init__(
-        self, directory: Path, limit: Bandwidth | None = None, pause_s: float = 0.1
+        self, directory: Path, limit: BandwidthLimit | None = None, pause_s: float = 0.1
     ) -> None:
         self._directory, self._limit, self._pause_s = directory, limit, pause_s
 
@@ -64,7 +63,7 @@ class FileStore:
         try:
             part.write_bytes(data)
             fsync(part)
-            self._link(part, inside(self._directory, name), record_of(data))
+            self._link(part, inside(self._directory, name), record_of_bytes(data))
         finally:
             part.unlink(missing_ok=True)
 
@@ -74,7 +73,7 @@ class FileStore:
         def attempt() -> None:
             receive(path, record, lambda part: _copy(source, part, None))
 
-        persist(str(source), attempt, self._pause_s)
+        retry(str(source), attempt, self._pause_s)
 
     def get_text(self, name: str) -> str | None:
         with suppress(FileNotFoundError):
@@ -124,8 +123,8 @@ class FileStore:
 
     def _link(self, part: Path, target: Path, expected: FileRecord) -> None:
         """Put a whole file in place, unless there is one: what no rename can do."""
-        if record(part) != expected:
-            raise Corrupt(f"{part}, to be {target}, is not what was written")
+        if record_of_file(part) != expected:
+            raise CorruptData(f"{part}, to be {target}, is not what was written")
         for _ in range(_NUM_LINKS):
             try:
                 _make(target.parent)
@@ -138,42 +137,12 @@ class FileStore:
         raise StoreError(f"{target}: tried {_NUM_LINKS} times, its folder vanishes")
 
 
-def open_store(url: str, bytes_per_s: float | None = None) -> Store:
-    """The store at `gs://bucket/prefix`, `file:///path` or a plain path, tried out.
-
-    `bytes_per_s` limits uploads. Raises BadInput where the URL is not one of these, or
-    nothing can be written there.
-    """
-    if bytes_per_s is not None and bytes_per_s <= 0:
-        raise BadInput(
-            got=f"an upload limit of {bytes_per_s} bytes per second",
-            allowed="more than 0, or no limit",
-            fix="give a positive number, or leave the limit out",
-        )
-    limit = None if bytes_per_s is None else Bandwidth(bytes_per_s)
-    scheme, found, rest = url.partition("://")
-    if found and scheme == "gs":
-        from hetjax.checkpoint.stores.gcs import (
-            open_bucket,  # its import takes a second
-        )
-
-        bucket, _, prefix = rest.partition("/")
-        return open_bucket(bucket, prefix.strip("/"), limit, bytes_per_s)
-    path = unquote(rest) if found else url
-    if not path or (found and (scheme != "file" or not path.startswith("/"))):
-        raise BadInput(
-            got=f"checkpoint store {url!r}",
-            allowed="gs://BUCKET/PREFIX, file:///PATH or the path of a folder",
-            fix="write it like gs://my-bucket/my-run or /mnt/shared/my-run",
-        )
-    return _open_directory(Path(path).absolute(), limit, bytes_per_s)
-
-
-def _open_directory(
-    directory: Path, limit: Bandwidth | None, bytes_per_s: float | None
+def open_directory(
+    directory: Path, limit: BandwidthLimit | None, bytes_per_s: float | None
 ) -> Store:
+    """The store, after writing there; raises BadInput where that cannot be."""
     files = FileStore(directory, limit)
-    store, probe = Patient(files, bytes_per_s), uuid.uuid4().hex
+    store, probe = TimeLimitedStore(files, bytes_per_s), uuid.uuid4().hex
     try:
         store.put_text(probe, "")
         store.remove([probe])
@@ -191,13 +160,13 @@ def _open_directory(
 
 
 def _compare(target: Path, expected: FileRecord) -> None:
-    found = record(target)
+    found = record_of_file(target)
     if found != expected:
         text = f"with crc32c {found.crc32c} and {found.size_bytes} bytes"
         raise conflict(str(target), text, expected)
 
 
-def _copy(source: Path, target: Path, limit: Bandwidth | None) -> None:
+def _copy(source: Path, target: Path, limit: BandwidthLimit | None) -> None:
     with source.open("rb") as reader, target.open("wb") as writer:
         while chunk := reader.read(_CHUNK_BYTES):
             if limit:

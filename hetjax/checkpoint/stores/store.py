@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How bytes come and go safely, whatever the store: attempts, checks, bandwidth.
+"""What a store is, and how bytes come and go safely, whatever the store.
 
-Owns what a store is, the errors of stores, the back-off between attempts, the checked
-receipt of a file, and the limit that upload threads share. Does not own where the bytes
-are kept (`store.py`, `gcs.py`).
+Owns the protocol and the errors of stores, attempts and the pauses between them, the
+checked receipt of a file, the bandwidth that upload threads share, and the limit of
+each call. A call that is given up goes on in a thread of its own until its own end, and
+nobody waits for it: objects are created once and files are put in place whole, so it
+can do no harm. Does not own where the bytes are kept (`local.py`, `gcs.py`).
 """
 
 import os
@@ -11,13 +13,18 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from hetjax.checkpoint.manifest import FileRecord, flaw
+from hetjax.checkpoint.format import FileRecord, mismatch
 from hetjax.errors import BadInput
 
 NUM_ATTEMPTS = 10
+CALL_S = 60.0  # for a list, a text or a removal
+LAST_UPLOAD_S = 3600.0  # for what is still on its way when a run ends
+_SLOWEST_BYTES_PER_S = 50e3  # of a file that is given up no sooner
+_NUM_SHARES = 16  # of the limit of uploads, at most
 _MAX_PAUSE_S = 30.0
 _T = TypeVar("_T")
 
@@ -68,11 +75,11 @@ class StoreError(OSError):
     """A store did not do what was asked, after all attempts that made sense."""
 
 
-class Corrupt(StoreError):
+class CorruptData(StoreError):
     """Bytes that are not what their record says."""
 
 
-class Refused(StoreError):
+class AccessDenied(StoreError):
     """The store does not let us: no permission, or no valid credentials."""
 
 
@@ -80,11 +87,11 @@ class Conflict(BadInput):
     """An object that is there already, with another content."""
 
 
-class Passing(Exception):
+class TransientError(Exception):
     """A fault that may be gone at the next attempt."""
 
 
-class Bandwidth:
+class BandwidthLimit:
     """A limit in bytes per second that threads share, first come, first served."""
 
     def __init__(self, bytes_per_s: float) -> None:
@@ -109,18 +116,18 @@ class Bandwidth:
         self._lifted.set()
 
 
-def persist(what: str, attempt: Callable[[], _T], pause_s: float) -> _T:
+def retry(what: str, attempt: Callable[[], _T], pause_s: float) -> _T:
     """Try until it works: up to NUM_ATTEMPTS times, pauses doubling from `pause_s`.
 
-    Only `Passing` and `Corrupt` are tried again; pauses are random up to their limit,
-    so that many workers do not come back all at once.
+    Only `TransientError` and `CorruptData` are tried again; pauses are random up to
+    their limit, so that many workers do not come back all at once.
     """
     for number in range(1, NUM_ATTEMPTS + 1):
         try:
             return attempt()
-        except (Passing, Corrupt) as error:
+        except (TransientError, CorruptData) as error:
             if number == NUM_ATTEMPTS:
-                kind = Corrupt if isinstance(error, Corrupt) else StoreError
+                kind = CorruptData if isinstance(error, CorruptData) else StoreError
                 text = f"{what}: tried {number} times, the last time: {error}"
                 raise kind(text) from error
         limit_s = min(pause_s * 2 ** (number - 1), _MAX_PAUSE_S)
@@ -134,8 +141,8 @@ def receive(path: Path, record: FileRecord, download: Callable[[Path], None]) ->
     part = path.with_name(f"{path.name}.part")
     try:
         download(part)
-        if wrong := flaw(part, record):
-            raise Corrupt(wrong)
+        if wrong := mismatch(part, record):
+            raise CorruptData(wrong)
         with part.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(part, path)
@@ -147,8 +154,8 @@ def check_source(path: Path, record: FileRecord) -> None:
     """Raise before bytes that are not what the record says go anywhere."""
     if not path.exists():
         raise FileNotFoundError(f"{path} is gone, it cannot be uploaded")
-    if wrong := flaw(path, record):
-        raise Corrupt(f"not uploaded: {wrong}")
+    if wrong := mismatch(path, record):
+        raise CorruptData(f"not uploaded: {wrong}")
 
 
 def conflict(url: str, found: str, expected: FileRecord) -> Conflict:
@@ -160,3 +167,68 @@ def conflict(url: str, found: str, expected: FileRecord) -> Conflict:
         fix="give every run its own folder in the store, or remove what an earlier "
         "run left there",
     )
+
+
+class TimeLimitedStore:
+    """A store of which each call ends: as it should, or with StoreError at its limit.
+
+    That is CALL_S, and for a file the time that it takes at the slowest rate besides;
+    `bytes_per_s` is the limit that uploads share.
+    """
+
+    def __init__(self, store: Store, bytes_per_s: float | None = None) -> None:
+        self._store, self._slowest = store, _SLOWEST_BYTES_PER_S
+        if bytes_per_s is not None:
+            self._slowest = min(self._slowest, bytes_per_s / _NUM_SHARES)
+
+    def __str__(self) -> str:
+        return str(self._store)
+
+    def put(self, name: str, path: Path, record: FileRecord) -> None:
+        limit_s = CALL_S + record.size_bytes / self._slowest
+        what = f"writing {name} to {self}"
+        within(limit_s, what, lambda: self._store.put(name, path, record))
+
+    def put_text(self, name: str, text: str) -> None:
+        what = f"writing {name} to {self}"
+        within(CALL_S, what, lambda: self._store.put_text(name, text))
+
+    def get(self, name: str, path: Path, record: FileRecord) -> None:
+        limit_s = CALL_S + record.size_bytes / _SLOWEST_BYTES_PER_S
+        what = f"reading {name} of {self}"
+        within(limit_s, what, lambda: self._store.get(name, path, record))
+
+    def get_text(self, name: str) -> str | None:
+        what = f"reading {name} of {self}"
+        return within(CALL_S, what, lambda: self._store.get_text(name))
+
+    def names(self, prefix: str) -> list[str]:
+        what = f"listing {prefix}* of {self}"
+        return within(CALL_S, what, lambda: self._store.names(prefix))
+
+    def remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            what = f"removing {name} of {self}"
+            within(CALL_S, what, lambda name=name: self._store.remove([name]))
+
+    def lift_limit(self) -> None:
+        self._store.lift_limit()
+
+
+def within(limit_s: float, what: str, act: Callable[[], _T]) -> _T:
+    """What `act` returns or raises; StoreError naming what was waited for too long."""
+    told: Future[_T] = Future()
+
+    def work() -> None:
+        try:
+            told.set_result(act())
+        except BaseException as error:
+            told.set_exception(error)
+
+    threading.Thread(target=work, daemon=True, name="store").start()
+    try:
+        return told.result(limit_s)
+    except TimeoutError as error:
+        if told.done():  # it is the store's own
+            raise
+        raise StoreError(f"{what}: no answer within {limit_s:.0f} s") from error

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from hetjax.checkpoint.manifest import record, record_of
-from hetjax.checkpoint.stores.local import FileStore, open_store
-from hetjax.checkpoint.stores.patience import Patient
-from hetjax.checkpoint.stores.store import Store, StoreError
+from hetjax.checkpoint.format import record_of_bytes, record_of_file
+from hetjax.checkpoint.storage import open_store
+from hetjax.checkpoint.stores.local import FileStore
+from hetjax.checkpoint.stores.store import Store, StoreError, TimeLimitedStore
 from hetjax.checkpoint.uploader import Uploader
 from hetjax.checkpoint.writer import Saver
 from tests.checkpoint.values import state_of
@@ -25,7 +25,7 @@ MOST_S = 20.0  # on a busy machine
 
 @pytest.fixture(autouse=True)
 def limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetjax.checkpoint.stores.patience.CALL_S", LIMIT_S)
+    monkeypatch.setattr("hetjax.checkpoint.stores.store.CALL_S", LIMIT_S)
     monkeypatch.setattr("hetjax.checkpoint.writer.LAST_UPLOAD_S", LIMIT_S)
 
 
@@ -73,9 +73,11 @@ def test_a_store_that_takes_connections_and_never_answers_is_told_at_the_start(
 CALLS: dict[str, Callable[[Store, Path], object]] = {
     "listing": lambda store, path: store.names("step_"),
     "reading text": lambda store, path: store.get_text("x"),
-    "reading": lambda store, path: store.get("x", path / "got", record_of(b"x")),
+    "reading": lambda store, path: store.get("x", path / "got", record_of_bytes(b"x")),
     "writing text": lambda store, path: store.put_text("x", "x"),
-    "writing": lambda store, path: store.put("x", path / "f", record(path / "f")),
+    "writing": lambda store, path: store.put(
+        "x", path / "f", record_of_file(path / "f")
+    ),
     "removing": lambda store, path: store.remove(["x"]),
 }
 
@@ -100,7 +102,7 @@ def test_every_call_ends_and_says_what_it_waited_for(call: str, tmp_path: Path):
     (tmp_path / "f").write_bytes(b"x")
     begin_s = time.monotonic()
     with pytest.raises(StoreError, match=f"{call.split()[0]} .*/mnt/gone.* within"):
-        CALLS[call](Patient(Hung()), tmp_path)
+        CALLS[call](TimeLimitedStore(Hung()), tmp_path)
     assert time.monotonic() - begin_s < MOST_S
     public = {name for name in vars(Store) if not name.startswith("_")}
     assert public == CALLED | {"lift_limit"}  # which only sets a flag
@@ -110,16 +112,16 @@ def test_a_file_that_cannot_be_opened_is_given_up(tmp_path: Path):
     """A pipe that nobody writes to: opening it blocks, as a dead mount does."""
     os.mkfifo(tmp_path / "x")
     with pytest.raises(StoreError, match="reading x of"):
-        Patient(FileStore(tmp_path)).get_text("x")
+        TimeLimitedStore(FileStore(tmp_path)).get_text("x")
     with (tmp_path / "x").open("w"):
         pass  # lets the thread go
 
 
 def test_what_a_store_says_itself_is_passed_on(tmp_path: Path):
-    store = Patient(FileStore(tmp_path))
+    store = TimeLimitedStore(FileStore(tmp_path))
     assert store.get_text("none") is None
     with pytest.raises(FileNotFoundError):
-        store.put("x", tmp_path / "none", record_of(b""))
+        store.put("x", tmp_path / "none", record_of_bytes(b""))
 
 
 def test_the_end_of_a_run_does_not_wait_for_ever_for_the_last_upload(
