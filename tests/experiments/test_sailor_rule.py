@@ -21,7 +21,7 @@ from experiments.planner.published_terms import (
 from experiments.planner.sailor_rule import SailorRule
 from experiments.planner.sailor_search import best_by_rule, judged
 from hetjax.planner.model.templates import Template, TemplateStage, exists
-from hetjax.planner.search.integer_master import Copies
+from hetjax.planner.search.integer_master import ColumnCount
 from hetjax.planner.search.price_and_branch import best_plan
 
 FAST, SLOW = 0, 1  # GPU kinds, and columns of OPTIONS at tensor degree 1
@@ -97,8 +97,8 @@ def template(*stages: tuple[int, int, tuple[int, int]]) -> Template:
     )
 
 
-def copies(template: Template, num_copies: int, num_microbatches: int) -> Copies:
-    return Copies(
+def copies(template: Template, num_copies: int, num_microbatches: int) -> ColumnCount:
+    return ColumnCount(
         template=template, num_copies=num_copies, num_microbatches=num_microbatches
     )
 
@@ -207,7 +207,7 @@ def test_the_search_finds_what_trying_all_finds():
     assert found.step_s < rule.step_s(best_plan(p, "closed").copies)
 
 
-def counts_of(all_copies: tuple[Copies, ...]) -> Counter[Template]:
+def counts_of(all_copies: tuple[ColumnCount, ...]) -> Counter[Template]:
     counts = Counter[Template]()
     for c in all_copies:
         counts[c.template] += c.num_copies
