@@ -28,13 +28,13 @@ from hetjax.planner.limits import Limit, TimeUp, limited
 from hetjax.planner.objectives import Objective
 from hetjax.planner.request import Request
 from hetjax.plans.files import write_plan
-from hetjax.report.layout import write_layout
+from hetjax.report.layout import layout_picture
+from hetjax.report.picture import check_picture, matplotlib_module
 from hetjax.report.plan_html import write_report
 from hetjax.report.plan_rows import step_line
 from hetjax.report.plan_tables import plan_of, plan_values, tables
 from hetjax.report.prediction import check_finite
 from hetjax.report.progress import working
-from hetjax.report.timeline import check_picture, matplotlib_module
 
 Ended = Literal["interrupted", "search_s"]
 _ENDED: dict[Ended, str] = {
@@ -142,7 +142,7 @@ def _write(options: PlanOptions, found: Planned, command: str) -> Iterator[str]:
         yield f"plan: {options.output}"
     if options.plot is not None:
         title = f"{plan.model}, {plan.schedule}: {step_line(found.best)}"
-        write_layout(options.plot, plan, found.request.cluster, title)
+        layout_picture(plan, found.request.cluster, title).save(options.plot)
         yield f"picture: {options.plot}"
     if options.report is not None:
         write_report(options.report, found, command)

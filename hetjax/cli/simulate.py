@@ -34,6 +34,7 @@ from hetjax.planner.costing import (
 )
 from hetjax.plans.files import read_plan, write_plan
 from hetjax.plans.plan import Plan
+from hetjax.report.picture import check_picture
 from hetjax.report.prediction import (
     check_finite,
     headline,
@@ -42,7 +43,7 @@ from hetjax.report.prediction import (
     with_prediction,
 )
 from hetjax.report.progress import working
-from hetjax.report.timeline import check_picture, write_picture
+from hetjax.report.timeline import timeline_picture
 from hetjax.schedule.named import with_schedule
 from hetjax.schedule.predicted import Predicted, predict
 from hetjax.schedule.spans import simulated_spans
@@ -228,7 +229,7 @@ def _write(options: SimulateOptions, predicted: Predicted) -> Iterator[str]:
         yield f"trace: {options.trace} (open it at ui.perfetto.dev)"
     if options.plot is not None:
         title = f"{plan.model}, {plan.schedule}: {headline(predicted)}"
-        write_picture(options.plot, spans, plan, costs, title)
+        timeline_picture(spans, plan, costs, title).save(options.plot)
         yield f"picture: {options.plot}"
     if options.output is not None:
         write_plan(options.output, with_prediction(predicted))

@@ -9,14 +9,13 @@ from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from hetjax.cluster.record import write_whole
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.alike import alike_replicas
 from hetjax.planner.comparison import Planned
 from hetjax.plans.table import plan_table
-from hetjax.report.layout import write_layout
+from hetjax.report.layout import layout_picture
 from hetjax.report.plan_rows import (
     BASELINES,
     CHANGES,
@@ -32,7 +31,7 @@ from hetjax.report.plan_rows import (
     wish_rows,
 )
 from hetjax.report.prediction import ms
-from hetjax.report.timeline import write_picture
+from hetjax.report.timeline import timeline_picture
 from hetjax.schedule.spans import simulated_spans
 
 _MOST_ROWS = 48  # devices of the timeline
@@ -79,15 +78,20 @@ def write_report(path: Path, planned: Planned, command: str) -> None:
 
     BadInput where matplotlib is not installed.
     """
-    with TemporaryDirectory() as folder:
-        layout, timeline = Path(folder, "layout.svg"), Path(folder, "timeline.png")
-        best = planned.best
-        write_layout(layout, best.plan, planned.request.cluster, "")
-        spans = simulated_spans(best.simulation, best.plan, best.costs, best.tied)
-        shown = shown_replicas(planned)
-        write_picture(timeline, spans, best.plan, best.costs, "", shown)
-        pictures = layout.read_bytes(), timeline.read_bytes()
-    write_whole(path, page(planned, command, *pictures))
+    write_whole(path, page(planned, command, *pictures(planned)))
+
+
+def pictures(planned: Planned) -> tuple[bytes, bytes]:
+    """Draw the layout as SVG and a step of it as PNG.
+
+    BadInput where matplotlib is not installed.
+    """
+    best = planned.best
+    spans = simulated_spans(best.simulation, best.plan, best.costs, best.tied)
+    shown = shown_replicas(planned)
+    layout = layout_picture(best.plan, planned.request.cluster, "")
+    timeline = timeline_picture(spans, best.plan, best.costs, "", shown)
+    return layout.image("svg"), timeline.image("png")
 
 
 def page(planned: Planned, command: str, layout_svg: bytes, timeline_png: bytes) -> str:
