@@ -14,14 +14,13 @@ from hetjax.cluster.record import write_whole
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.alike import alike_replicas
 from hetjax.planner.comparison import Planned
-from hetjax.plans.table import plan_table
+from hetjax.plans.table import html_table
 from hetjax.report.layout import layout_picture
 from hetjax.report.plan_rows import (
     BASELINES,
     CHANGES,
     STAGES,
     WISHES,
-    Row,
     baseline_rows,
     change_rows,
     memory_bars,
@@ -100,12 +99,12 @@ def page(planned: Planned, command: str, layout_svg: bytes, timeline_png: bytes)
     title = f"{plan.model} on {cluster.name}"
     body = [
         f"<h1>Plan for {escape(title)}</h1>",
-        f'<p class="quiet">{escape(plan_table(plan).partition(chr(10))[0])}; times: '
+        f'<p class="quiet">{escape(plan.title)}; times: '
         f"{escape(planned.best.times_from)}</p>",
         *_figures(planned),
         *(f"<p>{escape(line)}</p>" for line in sentences(planned)),
         "<h2>Stages</h2>",
-        *_table(STAGES, stage_rows(planned)),
+        *html_table(STAGES, stage_rows(planned)),
         "<h2>Layout</h2>",
         _picture("Which node holds which layers", "image/svg+xml", layout_svg),
         "<h2>Memory at its peak</h2>",
@@ -169,14 +168,6 @@ def _figures(planned: Planned) -> Iterator[str]:
     yield "</div>"
 
 
-def _table(header: Row, rows: Sequence[Row]) -> Iterator[str]:
-    yield '<div class="scroll"><table>'
-    yield f"<tr>{''.join(f'<th>{escape(cell)}</th>' for cell in header)}</tr>"
-    for row in rows:
-        yield f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>"
-    yield "</table></div>"
-
-
 def _picture(words: str, kind: str, content: bytes) -> str:
     data = b64encode(content).decode("ascii")
     return f'<img alt="{escape(words)}" src="data:{kind};base64,{data}">'
@@ -222,11 +213,11 @@ def _answers(planned: Planned) -> Iterator[str]:
         yield from _baselines(planned)
     if planned.pareto:
         yield "<h2>Other wishes</h2>"
-        yield from _table(WISHES, wish_rows(planned))
+        yield from html_table(WISHES, wish_rows(planned))
     if planned.what_if:
         yield "<h2>Other clusters</h2>"
         yield '<p class="quiet">Without local search, the first row too.</p>'
-        yield from _table(CHANGES, change_rows(planned))
+        yield from html_table(CHANGES, change_rows(planned))
 
 
 def _baselines(planned: Planned) -> Iterator[str]:

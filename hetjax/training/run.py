@@ -21,7 +21,6 @@ from hetjax.elastic.recovered import Recovered
 from hetjax.elastic.stopping import StopRequest
 from hetjax.models.counts import parameter_count
 from hetjax.models.model import Model
-from hetjax.plans.table import plan_table
 from hetjax.report.progress import Display, display
 from hetjax.runtime.control import WorkerLost
 from hetjax.training import rundir
@@ -137,7 +136,7 @@ def _describe(start: Start, shown: Display) -> None:
         f"per token, {dataset.directory}"
     )
     shown.note(f"cluster ({start.hardware.source}): {nodes}; on {on}")
-    shown.note(f"plan ({start.choice.source}):\n{plan_table(start.choice.plan)}")
+    shown.note(f"plan ({start.choice.source}):\n{start.choice.plan}")
 
 
 def _train(start: Start, shown: Display, begin_s: float) -> int:
@@ -239,7 +238,7 @@ def _recovered(
         assert recovered.cluster is not None
         rundir.write_layout(run_dir, recovered.cluster, recovered.plan)
         event(events, "replanned", recovered.step, plan=recovered.reason)
-        shown.note(f"another plan than before:\n{plan_table(recovered.plan)}")
+        shown.note(f"another plan than before:\n{recovered.plan}")
     event(
         events,
         "recovered",
