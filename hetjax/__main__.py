@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         print(f"error\n{error}", file=sys.stderr)
         return error.exit_code
-    return import_module(f"hetjax.{name}").main(rest)
+    return import_module(f"hetjax.cli.{name}").main(rest)
 
 
 def _help() -> str:

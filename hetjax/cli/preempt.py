@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m hetjax.preempt RUN_DIR [--node NAME]`: ask a run to save and leave.
+"""The command `preempt`: ask a run to save and leave.
 
 Owns its options and words. Does not own the request (`hetjax/elastic/notices.py`).
 """
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +12,12 @@ from typing import Annotated
 
 import tyro
 
+from hetjax.cli.command import main_of
+from hetjax.cli.options import parse_options
 from hetjax.cluster.files import load_cluster
 from hetjax.cluster.record import did_you_mean
 from hetjax.elastic.notices import REQUEST, ask_to_leave
 from hetjax.errors import BadInput
-from hetjax.training.options import parse_options
 from hetjax.training.rundir import CLUSTER, CONFIG, usable
 
 _PROGRAM = "python -m hetjax.preempt"
@@ -34,7 +34,7 @@ class PreemptOptions:
     """The node that is to be let go of; else the whole run leaves."""
 
 
-def preempt(run_dir: Path, node: str | None) -> str:
+def ask(run_dir: Path, node: str | None) -> str:
     """Ask the run; return what was done and what happens next."""
     if not os.path.isfile(run_dir / CONFIG):
         raise BadInput(
@@ -57,22 +57,15 @@ def preempt(run_dir: Path, node: str | None) -> str:
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code."""
-    given = sys.argv[1:] if arguments is None else arguments
+def preempt(arguments: Sequence[str]) -> None:
+    """Ask as the arguments say; print what happens next."""
+    if not arguments:
+        raise BadInput(
+            got="no RUN_DIR", allowed=f"{_PROGRAM} RUN_DIR", fix="runs/tiny, say"
+        )
     default = PreemptOptions(run_dir=tyro.MISSING)
-    try:
-        if not given:
-            raise BadInput(
-                got="no RUN_DIR", allowed=f"{_PROGRAM} RUN_DIR", fix="runs/tiny, say"
-            )
-        options = parse_options(default, given, program=_PROGRAM, description=_HELP)
-        print(preempt(options.run_dir, options.node))
-    except BadInput as error:
-        print(f"error\n{error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    options = parse_options(default, arguments, program=_PROGRAM, description=_HELP)
+    print(ask(options.run_dir, options.node))
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+main = main_of(preempt)

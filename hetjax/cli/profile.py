@@ -1,60 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line of `profile`: a preset's name, then what to measure of it.
+"""The command `profile`: a preset's name, then what to measure of it.
 
-Owns its options, its help and its errors. Does not own the measuring
-(`profiling.py`).
+Owns its options, its help and its errors. Does not own what is measured
+(`training/profile_config.py`) nor the measuring (`training/profiling.py`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from dataclasses import asdict, dataclass
 
 import tyro
 
+from hetjax.cli.command import main_of
+from hetjax.cli.inputs import check_inputs
+from hetjax.cli.options import parse_options, preset_first, preset_lines
 from hetjax.errors import BadInput
-from hetjax.plans.files import read_plan
-from hetjax.plans.plan import Plan, Remat
-from hetjax.training.options import (
-    Integers,
-    Remats,
-    parse_options,
-    preset_first,
-    preset_lines,
+from hetjax.report.progress import working
+from hetjax.training.presets import PRESETS
+from hetjax.training.profile_config import (
+    ProfileConfig,
+    check_output,
+    profile_config,
 )
-from hetjax.training.presets import PRESETS, Preset
 
 _PROGRAM = "python -m hetjax.profile"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProfileConfig:
-    """What to measure; every combination of the lists is measured."""
+@dataclass(frozen=True, kw_only=True)
+class ProfileOptions(ProfileConfig):
+    """The options of `profile`."""
 
-    cluster: Path | None = None
-    """Cluster file, or lab or tiny; None: the preset's, or the devices here."""
-    simulate: bool = False
-    """Let CPU devices stand in for those of the cluster."""
-    seq_len: int
-    """Tokens per sequence."""
-    microbatch_sizes: Integers
-    """Sequences per data rank; times between two sizes are interpolated."""
-    tensor: Integers
-    """Tensor-parallel degrees; those that a node is too small for are left out."""
-    remat: Remats
-    """What the backward pass computes again."""
-    halves: bool = False
-    """Measure the halves of backward passes too, for zero-bubble schedules."""
-    dtype: Literal["float32", "bfloat16"]
-    """What is computed in; weights are kept in float32 in any case."""
-    output: Path = Path("profile.json")
-    """The profile; what is in the file already is kept and not measured again."""
     json: tyro.conf.FlagCreatePairsOff[bool] = False
     """Print the profile as one JSON object in place of the table."""
 
 
-def parse(arguments: Sequence[str]) -> tuple[ProfileConfig, Preset]:
-    """Return what to measure and the preset that it is measured of.
+def profile(arguments: Sequence[str]) -> None:
+    """Measure as the arguments say; print and write what was measured."""
+    name, options = parse(arguments)
+    check_output(options)
+    kept = options.output if options.output.exists() else None
+    check_inputs(cluster=options.cluster, profile=kept)
+    with working("starting"):  # JAX takes seconds to import
+        from hetjax.api.profiling import measure_profile
+    config = asdict(options)
+    as_json = config.pop("json")
+    # with --json, standard output is the machine's
+    measured = measure_profile(name, **config, quiet=as_json)
+    if as_json:
+        print(measured.json(), end="")
+
+
+def parse(arguments: Sequence[str]) -> tuple[str, ProfileOptions]:
+    """Return the preset's name and what to measure of it.
 
     BadInput for an unknown preset or option and for a value of the wrong type.
     SystemExit after help, which is printed.
@@ -70,42 +66,13 @@ def parse(arguments: Sequence[str]) -> tuple[ProfileConfig, Preset]:
         print(profile_help())
         raise SystemExit(0)
     name, chosen, rest = preset_first(arguments, program=_PROGRAM)
-    plan = None if chosen.plan is None else read_plan(chosen.plan)
-    default = ProfileConfig(
-        simulate=chosen.config.simulate,
-        seq_len=chosen.config.seq_len,
-        microbatch_sizes=_sizes(chosen, plan),
-        tensor=_degrees(plan),
-        remat=_remats(plan),
-        dtype=chosen.config.dtype,
+    options = parse_options(
+        ProfileOptions(**asdict(profile_config(chosen))),
+        rest,
+        program=f"{_PROGRAM} {name}",
+        description=chosen.summary,
     )
-    config = parse_options(
-        default, rest, program=f"{_PROGRAM} {name}", description=chosen.summary
-    )
-    return config, chosen
-
-
-def _sizes(preset: Preset, plan: Plan | None) -> tuple[int, ...]:
-    """1, 2, 4, and those of a data rank under the preset and the plan it brings."""
-    planned = {
-        replica.microbatch_size // stage.mesh.data
-        for replica in (plan.replicas if plan else ())
-        for stage in replica.stages
-    }
-    return tuple(sorted({1, 2, 4, preset.config.microbatch_size, *planned}))
-
-
-def _degrees(plan: Plan | None) -> tuple[int, ...]:
-    """1, and those of the plan."""
-    stages = plan.stages() if plan else []
-    return tuple(sorted({1, *(stage.mesh.tensor for _, _, stage in stages)}))
-
-
-def _remats(plan: Plan | None) -> tuple[Remat, ...]:
-    """None and full, and those of the plan."""
-    stages = plan.stages() if plan else []
-    usual: tuple[Remat, ...] = ("none", "full")
-    return tuple(dict.fromkeys((*usual, *(stage.remat for _, _, stage in stages))))
+    return name, options
 
 
 def profile_help() -> str:
@@ -133,3 +100,6 @@ def profile_help() -> str:
             "Exit codes: 0 done, 1 failed, 2 bad input.",
         ]
     )
+
+
+main = main_of(profile, "interrupted; the same command measures what is missing")

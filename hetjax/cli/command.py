@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all commands have in common: exit codes, and the last words of errors.
+
+Owns the way from a command's function to the `main` of its module. Does not own any
+command, nor what errors say.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+
+from hetjax.errors import BadInput, NoFeasiblePlan
+
+Main = Callable[[Sequence[str] | None], int]
+
+
+def main_of(
+    command: Callable[[Sequence[str]], int | None],
+    interrupted: str = "interrupted",
+) -> Main:
+    """Return the function that runs a command and gives its exit code.
+
+    Without arguments it takes those of the process. `interrupted` is said after Ctrl-C.
+
+    >>> main_of(lambda arguments: None)([])
+    0
+    """
+
+    def main(arguments: Sequence[str] | None = None) -> int:
+        try:
+            return command(sys.argv[1:] if arguments is None else arguments) or 0
+        except (BadInput, NoFeasiblePlan) as error:
+            print(f"error\n{error}", file=sys.stderr)
+            return error.exit_code
+        except KeyboardInterrupt:
+            print(interrupted, file=sys.stderr)
+            return 1
+
+    return main
