@@ -54,9 +54,13 @@ def find_plan(
 
     BadInput for what cannot be, NoFeasiblePlan where nothing fits.
 
-    >>> found = find_plan("tiny", tensor=(1,), remat=("none",), quiet=True)
+    >>> from hetjax.cluster.cluster import Node
+    >>> nodes = tuple(Node(name=d, device=d, count=1) for d in ("L4", "H20"))
+    >>> pair = Cluster(name="pair", nodes=nodes)
+    >>> few = dict(global_batch=8, microbatch_sizes=(4,), remat=("none",))
+    >>> found = find_plan("tiny", cluster=pair, quiet=True, **few)
     >>> found.plan.global_batch, 0 < found.lower_bound_s <= found.step_time_s
-    (48, True)
+    (8, True)
     """
     choices = {"compare": ("none",)} | choices
     subject = Subject(model=model, cluster=cluster, profile=profile, current=current)
@@ -77,9 +81,12 @@ def compare_planners(
     Arguments are those of `find_plan`; `compare` names the other planners, all of them
     unless it is given.
 
-    >>> few = dict(tensor=(1,), remat=("none",), microbatch_sizes=(8,))
-    >>> compared = compare_planners("tiny", compare=("even",), quiet=True, **few)
-    >>> compared.steps["hetjax"].step_time_s <= compared.steps["even"].step_time_s
+    >>> from hetjax.cluster.cluster import Node
+    >>> nodes = tuple(Node(name=d, device=d, count=1) for d in ("L4", "H20"))
+    >>> few = dict(global_batch=8, microbatch_sizes=(4,), compare=("megatron",))
+    >>> cluster = Cluster(name="pair", nodes=nodes)
+    >>> steps = compare_planners("tiny", cluster=cluster, quiet=True, **few).steps
+    >>> steps["hetjax"].step_time_s <= steps["megatron"].step_time_s
     True
     """
     choices = {"compare": ()} | choices

@@ -8,7 +8,7 @@ command, nor what errors say.
 import sys
 from collections.abc import Callable, Sequence
 
-from hetjax.errors import BadInput, NoFeasiblePlan
+from hetjax.errors import BadInput, Failed, NoFeasiblePlan
 
 Main = Callable[[Sequence[str] | None], int]
 
@@ -28,7 +28,7 @@ def main_of(
     def main(arguments: Sequence[str] | None = None) -> int:
         try:
             return command(sys.argv[1:] if arguments is None else arguments) or 0
-        except (BadInput, NoFeasiblePlan) as error:
+        except (BadInput, NoFeasiblePlan, Failed) as error:
             print(f"error\n{error}", file=sys.stderr)
             return error.exit_code
         except KeyboardInterrupt:

@@ -102,10 +102,12 @@ class Plan:
 
     @property
     def num_layers(self) -> int:
+        """Layers of the model: the embedding, the blocks, the head."""
         return self.replicas[0].stages[-1].layers[1]
 
     @property
     def tokens_per_step(self) -> int:
+        """Tokens that all replicas train on in one step."""
         return self.global_batch * self.seq_len
 
     @property

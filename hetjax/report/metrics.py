@@ -29,8 +29,8 @@ class Metrics(list[dict[str, Any]]):
         except ImportError as missing:
             raise BadInput(
                 got="a DataFrame asked for, and pandas is not installed",
-                allowed="frames where pandas is installed",
-                fix="pip install pandas, or use the list of dicts as it is",
+                allowed="frames where the extra `notebook` is installed",
+                fix="pip install 'hetjax[notebook]', or take the list as it is",
             ) from missing
         return pandas.DataFrame(self)
 
