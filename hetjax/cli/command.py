@@ -7,19 +7,22 @@ command, nor what errors say.
 
 import sys
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from hetjax.errors import BadInput, Failed, NoFeasiblePlan
 
-Main = Callable[[Sequence[str] | None], int]
+
+class Main(Protocol):
+    """Runs a command and gives its exit code; without arguments with the process's."""
+
+    def __call__(self, arguments: Sequence[str] | None = None) -> int: ...
 
 
 def main_of(
     command: Callable[[Sequence[str]], int | None],
     interrupted: str = "interrupted",
 ) -> Main:
-    """Return the function that runs a command and gives its exit code.
-
-    Without arguments it takes those of the process. `interrupted` is said after Ctrl-C.
+    """Return the `main` of a command; `interrupted` is said after Ctrl-C.
 
     >>> main_of(lambda arguments: None)([])
     0

@@ -73,7 +73,7 @@ code { background: #f5f5f5; padding: 0.15rem 0.3rem; overflow-wrap: anywhere; }
 
 
 def write_report(path: Path, planned: Planned, command: str) -> None:
-    """Write the page; `command` is what made it.
+    """Write the page; `command` is what made it, if one did.
 
     BadInput where matplotlib is not installed.
     """
@@ -112,9 +112,9 @@ def page(planned: Planned, command: str, layout_svg: bytes, timeline_png: bytes)
         "<h2>One step, simulated</h2>",
         *_timeline(planned, timeline_png),
         *_answers(planned),
-        "<h2>Made with</h2>",
-        f"<p><code>{escape(command)}</code></p>",
     ]
+    if command:
+        body += ["<h2>Made with</h2>", f"<p><code>{escape(command)}</code></p>"]
     return "\n".join(
         [
             "<!DOCTYPE html>",

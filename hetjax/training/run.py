@@ -141,7 +141,7 @@ class Session:
         if num_steps is not None:
             config = replace(config, stop_after=num_steps)
             check_config(config)
-        if self._opened is None and self._settle(shown).progress.is_done:
+        if self._is_done(shown):
             shown.note(f"{config.run_dir} has done all of its {config.steps} steps")
             if config.trace:
                 shown.note("--trace: no step is left to trace; raise --steps")
@@ -175,6 +175,11 @@ class Session:
         if self._opened is not None:
             return self._opened.driver.plan
         return self._settle(shown).choice.plan
+
+    def _is_done(self, shown: Display) -> bool:
+        if self._opened is None:
+            return self._settle(shown).progress.is_done
+        return self._opened.driver.at == self._config.steps
 
     def _settle(self, shown: Display) -> _Settled:
         """Find out, once, what the run is to go on from, where, and by which plan."""
