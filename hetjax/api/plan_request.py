@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 from hetjax.api.plan_config import PlanConfig
 from hetjax.cluster.catalogue import device_price_per_hour
@@ -29,7 +29,7 @@ from hetjax.planner.costing import (
     compute_dtype,
     known_degrees,
 )
-from hetjax.planner.objectives import Objective
+from hetjax.planner.objectives import Objective, Wish
 from hetjax.planner.request import Request
 from hetjax.plans.files import read_plan
 from hetjax.plans.plan import Plan
@@ -137,6 +137,12 @@ def _check_from_1(name: str, values: tuple[int, ...]) -> None:
 
 def objective_of(config: PlanConfig, cluster: Cluster) -> Objective:
     """Return what is wished, and its limits."""
+    if config.objective not in get_args(Wish):
+        raise BadInput(
+            got=f"--objective {config.objective}",
+            allowed=f"one of {', '.join(get_args(Wish))}",
+            fix=did_you_mean(config.objective, get_args(Wish)),
+        )
     for name in (
         "max_usd_per_hour",
         "deadline_hours",

@@ -20,9 +20,11 @@ class Main(Protocol):
 
 def main_of(
     command: Callable[[Sequence[str]], int | None],
-    interrupted: str = "interrupted",
+    goes_on: str | None = None,
 ) -> Main:
-    """Return the `main` of a command; `interrupted` is said after Ctrl-C.
+    """Return the `main` of a command.
+
+    After Ctrl-C it says what the same command would do next, if it `goes_on`.
 
     >>> main_of(lambda arguments: None)([])
     0
@@ -35,7 +37,10 @@ def main_of(
             print(f"error\n{error}", file=sys.stderr)
             return error.exit_code
         except KeyboardInterrupt:
-            print(interrupted, file=sys.stderr)
+            if goes_on is None:
+                print("interrupted", file=sys.stderr)
+            else:
+                print(f"interrupted; the same command {goes_on}")
             return 1
 
     return main

@@ -102,4 +102,4 @@ def profile_help() -> str:
     )
 
 
-main = main_of(profile, "interrupted; the same command measures what is missing")
+main = main_of(profile, "measures what is missing")

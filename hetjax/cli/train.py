@@ -69,4 +69,4 @@ def presets_help() -> str:
     )
 
 
-main = main_of(train, "interrupted; the same command goes on from the last checkpoint")
+main = main_of(train, "goes on from the last checkpoint")

@@ -29,7 +29,7 @@ from tests.training.small import (
     small_preset,
 )
 
-# a state that was read again gives the same numbers to the last bit, but not so compiled
+# for tests that allow rounding: only else a resumed run has the same bits
 quickly = pytest.mark.usefixtures("quick_compiling")
 
 
