@@ -208,7 +208,7 @@ def test_results_are_frozen(found: FoundPlan):
 )
 def test_what_cannot_be_planned_is_refused(choices: dict[str, Any], said: str):
     with pytest.raises(BadInput, match=said):
-        find_plan("tiny", quiet=True, **({"cluster": CLUSTER} | choices))
+        find_plan("tiny", **{"quiet": True, "cluster": CLUSTER, **choices})
 
 
 def test_a_search_that_is_told_too_little_says_what_is_missing():
