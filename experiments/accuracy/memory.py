@@ -215,9 +215,9 @@ def _predicted_buffers(
     memory: StageMemory, state: StageState, case: Case
 ) -> dict[str, int]:
     found = {"static": memory.static_bytes, "input": memory.input_bytes}
-    if not state.programs.graph.last:
+    if not state.programs.function.last:
         found["output"] = memory.output_bytes
-    if case.split or not state.programs.graph.last:
+    if case.split or not state.programs.function.last:
         found["saved"] = memory.saved_bytes
     if case.split:
         found["half"] = memory.half_saved_bytes
@@ -226,7 +226,7 @@ def _predicted_buffers(
 
 def _buffers(state: StageState, case: Case) -> dict[str, int]:
     programs, updates = state.programs, state.updates
-    params, masters = programs.params(), updates.masters
+    params, masters = programs.params, updates.masters
     copies = [
         weight
         for run, own in zip(params, masters, strict=True)
@@ -238,9 +238,9 @@ def _buffers(state: StageState, case: Case) -> dict[str, int]:
         "static": device_bytes((persistent, copies)),
         "input": device_bytes(programs.inputs),
     }
-    if not programs.graph.last:
+    if not programs.function.last:
         found["output"] = device_bytes(programs.outputs)
-    if case.split or not programs.graph.last:
+    if case.split or not programs.function.last:
         found["saved"] = device_bytes((programs.saved, programs.inputs))
     if case.split:
         found["half"] = device_bytes(programs.half)
@@ -264,7 +264,7 @@ def _compute_bytes(state: StageState, split: bool) -> int:
     if split:
         halves = programs.input_gradient, programs.weight_gradient
         return max(map(_temporary_bytes, (programs.forward, *halves)))
-    if programs.graph.last:
+    if programs.function.last:
         return _temporary_bytes(programs.fused)
     return max(map(_temporary_bytes, (programs.forward, programs.backward)))
 

@@ -17,7 +17,6 @@ from typing import Any
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.costs.plan_costs import costs_of
 from hetjax.costs.profile import Profile
-from hetjax.costs.runs import tied_holders
 from hetjax.costs.sailor import sailor_profile
 from hetjax.models.gpt import GPTConfig, gpt_model
 from hetjax.models.model import Model
@@ -26,6 +25,7 @@ from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from hetjax.schedule.lower import lower
 from hetjax.schedule.memory import memory_uses
 from hetjax.schedule.simulator import simulate
+from hetjax.stage.partition import tied_holders
 
 MODEL, GPU, SEQ_LEN, TENSOR = "OPT-350", "GH-96", 2048, 4
 DEVICE = "GH200-480GB"  # the catalogue's name of Sailor's GH-96

@@ -14,8 +14,8 @@ import optax
 
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan, Remat, Replica, Stage
-from hetjax.runtime import stage as mathematics
 from hetjax.runtime.embedded import Batch, Embedded
+from hetjax.stage import function as mathematics
 
 
 def even_pipeline(
@@ -57,12 +57,12 @@ def one_jit(
     whole = Embedded(plan, model, {"node": [device]}, optimizer, dtype=dtype)
     whole.initialise(0)
     (held,) = whole.stages.values()
-    graph, params = held.programs.graph, held.masters
+    function, params = held.programs.function, held.masters
     microbatches = plan.replicas[0].num_microbatches
     optimizer = optax.chain(optax.clip_by_global_norm(clip_norm), optimizer)
 
     def loss(params: Any, inputs_BL: jax.Array, targets_BL: jax.Array) -> jax.Array:
-        ce, aux = mathematics.output(graph, params, inputs_BL, targets_BL)
+        ce, aux = mathematics.output(function, params, inputs_BL, targets_BL)
         return ce + aux
 
     def train(params: Any, state: Any, inputs_GL: Any, targets_GL: Any) -> Any:

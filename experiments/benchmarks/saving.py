@@ -34,8 +34,8 @@ import optax
 
 from experiments.benchmarks.one_jit import even_pipeline, random_batch
 from hetjax.checkpoint.entry import Entry
-from hetjax.checkpoint.restore import steps
-from hetjax.checkpoint.save import Saver
+from hetjax.checkpoint.reader import steps
+from hetjax.checkpoint.writer import Saver
 from hetjax.mesh.simulated import simulate_devices
 from hetjax.models.llama import LlamaConfig, llama_model
 from hetjax.models.model import Model

@@ -41,8 +41,8 @@ from experiments.islands.unequal import (
 )
 from experiments.testbed.hosts import Host, Testbed
 from hetjax.models.presets import model_preset
-from hetjax.planner.judge import judged
-from hetjax.planner.request import Request
+from hetjax.planner.model.evaluator import judged
+from hetjax.planner.model.request import Request
 from hetjax.plans.plan import Plan
 
 MODEL = "gpt-8x512"

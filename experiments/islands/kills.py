@@ -33,6 +33,7 @@ from hetjax.models.presets import model_preset
 from hetjax.plans.plan import Plan
 from hetjax.runtime.control import Crew, WorkerLost
 from hetjax.runtime.fleet import Fleet
+from hetjax.runtime.messages import Lost
 from hetjax.runtime.processes import Processes
 from hetjax.runtime.serving import Post
 from hetjax.training.worker import worker_settings
@@ -114,7 +115,9 @@ def one(
     except WorkerLost as lost:
         told_s = time.monotonic() - struck[0]
         right = lost.worker == victim and len(lost.reports) == len(NODES) - 1
-        named = all(m.get("lost", [victim])[0] == victim for m in lost.reports.values())
+        named = all(
+            m.worker == victim for m in lost.reports.values() if isinstance(m, Lost)
+        )
     lab.replace(victim)
     return {
         "how": how.name,

@@ -45,9 +45,9 @@ from hetjax.launch.launching import OnThisMachine, Place, started
 from hetjax.mesh.simulated import keeping_environment
 from hetjax.models.presets import model_preset
 from hetjax.planner.baselines.table import compared
-from hetjax.planner.find import find_plan
-from hetjax.planner.judge import judged
-from hetjax.planner.request import Request
+from hetjax.planner.model.evaluator import judged
+from hetjax.planner.model.request import Request
+from hetjax.planner.search.find import find_plan
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
 from hetjax.schedule.trace import perfetto

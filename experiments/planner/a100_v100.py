@@ -48,9 +48,9 @@ from experiments.planner.sailor_rule import SailorRule
 from experiments.planner.sailor_search import best_by_rule
 from hetjax.cluster.record import write_whole
 from hetjax.errors import NoFeasiblePlan
-from hetjax.planner.master import Layout, best_plan, lower_bound
-from hetjax.planner.problem import Problem
-from hetjax.planner.whole import Copies
+from hetjax.planner.model.problem import Problem
+from hetjax.planner.search.integer_master import Copies
+from hetjax.planner.search.price_and_branch import Layout, best_plan, lower_bound
 
 GPUS = ("A100-40", "V100-16")
 GAP_LIMIT = 0.01

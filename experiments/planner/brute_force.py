@@ -16,7 +16,7 @@ from statistics import mean, median
 from typing import Any
 
 from hetjax.errors import NoFeasiblePlan
-from hetjax.planner.find import find_plan
+from hetjax.planner.search.find import find_plan
 from tests.planner.whole_space import all_plans, fastest_s, random_request
 
 ROUNDING = 1e-9

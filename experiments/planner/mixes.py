@@ -22,8 +22,8 @@ from hetjax.cluster.cluster import Cluster, Node
 from hetjax.errors import NoFeasiblePlan
 from hetjax.models.presets import model_preset
 from hetjax.planner.baselines.table import compared
-from hetjax.planner.find import find_plan
-from hetjax.planner.request import Request
+from hetjax.planner.model.request import Request
+from hetjax.planner.search.find import find_plan
 from hetjax.schedule.predicted import Predicted
 
 DEVICES = {"A100": "A100-SXM4-80GB", "H800": "H800", "H20": "H20"}

@@ -15,7 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from hetjax.planner.problem import DeviceClass, Floats, Option, Problem, Terms, problem
+from hetjax.planner.model.problem import (
+    DeviceClass,
+    Floats,
+    Option,
+    Problem,
+    Terms,
+    problem,
+)
 
 ZONE = "us-central1-a"
 MICROBATCH_SIZES = (1, 2, 4, 8)

@@ -27,9 +27,9 @@ from experiments.planner.published_terms import (
     parameters_L,
     ring_s,
 )
-from hetjax.planner.problem import Option, Problem
-from hetjax.planner.templates import Column, Template, TemplateStage, column
-from hetjax.planner.whole import Copies
+from hetjax.planner.model.problem import Option, Problem
+from hetjax.planner.model.templates import Column, Template, TemplateStage, column
+from hetjax.planner.search.integer_master import Copies
 from hetjax.plans.plan import LayerRange
 
 Counts = Mapping[Template, int]  # copies of each

@@ -22,10 +22,10 @@ from experiments.planner.published_terms import (
 )
 from experiments.planner.sailor_rule import Counts, SailorRule, without_sums
 from hetjax.errors import NoFeasiblePlan
-from hetjax.planner.master import best_plan
-from hetjax.planner.problem import Problem
-from hetjax.planner.templates import Column, Template, TemplateStage, exists
-from hetjax.planner.whole import Copies
+from hetjax.planner.model.problem import Problem
+from hetjax.planner.model.templates import Column, Template, TemplateStage, exists
+from hetjax.planner.search.integer_master import Copies
+from hetjax.planner.search.price_and_branch import best_plan
 
 _LEAST_SHARE = 1 / 40  # of all weights, on one device
 _NEXT_LIMIT = 0.82  # of the limit before

@@ -19,9 +19,9 @@ from typing import Any
 
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.models.presets import model_preset
-from hetjax.planner.find import find_plan
-from hetjax.planner.replan import replan
-from hetjax.planner.request import Request
+from hetjax.planner.model.request import Request
+from hetjax.planner.search.find import find_plan
+from hetjax.planner.search.replan import replan
 
 MODEL, SEQ_LEN, GLOBAL_BATCH = "gpt3-6.7b", 1024, 1024
 # nodes of eight

@@ -20,9 +20,9 @@ from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.errors import NoFeasiblePlan
 from hetjax.models.presets import model_preset
 from hetjax.planner.baselines.table import BASELINES, compared
-from hetjax.planner.find import find_plan
-from hetjax.planner.judge import judged
-from hetjax.planner.request import Request
+from hetjax.planner.model.evaluator import judged
+from hetjax.planner.model.request import Request
+from hetjax.planner.search.find import find_plan
 
 EMULATED_V100 = Node(
     name="v100-0",

@@ -33,11 +33,12 @@ from typing import Any
 
 from experiments.recovery import witness
 from experiments.recovery.disks import KINDS, Disks, Kind, Part
-from hetjax.checkpoint.fetch import in_store
-from hetjax.checkpoint.holdings import Holding
-from hetjax.checkpoint.keeping import Keeping
+from hetjax.checkpoint.recovery_plan import Holding
+from hetjax.checkpoint.storage import Keeping
+from hetjax.checkpoint.stored_steps import in_store
 from hetjax.launch.launching import OnThisMachine, started
 from hetjax.runtime.fleet import Fleet
+from hetjax.runtime.messages import Initialise, TellNeeds
 from hetjax.runtime.recovery import Restored, in_memory, on_disk, restore
 
 STEPS = OLDER, NEWEST = 1, 2
@@ -117,14 +118,14 @@ def lab(folder: Path) -> Iterator[Lab]:
         fleet.connect()
         saved = {step: save(fleet, keeping, step, witnessed) for step in STEPS}
         fleet.initialise(_NEITHER)
-        told = fleet.crew.ask(dict.fromkeys(fleet.workers, {"do": "needs"}))
+        told = fleet.crew.ask(dict.fromkeys(fleet.workers, TellNeeds()))
         yield Lab(
             fleet=fleet,
             keeping=keeping,
             disks=Disks.copied(folder / "disks", folder / "pristine"),
             witnessed=witnessed,
             saved={**saved, None: state(fleet, witnessed)},
-            needs={worker: message["leaves"] for worker, message in told.items()},
+            needs={worker: dict(message.leaves) for worker, message in told.items()},
         )
         fleet.end()
 
@@ -190,7 +191,7 @@ def _forget(lab: Lab, case: Case) -> None:
         return lab.fleet.initialise(_NEITHER)
     found = restore(lab.fleet, _on_disks(lab), lab.keeping)
     assert found is not None and found.step == NEWEST, found
-    request = {"do": "initialise", "seed": _NEITHER}
+    request = Initialise(seed=_NEITHER)
     lab.fleet.crew.ask(dict.fromkeys(witness.STAGES, request))
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hetjax.checkpoint import layout
+from hetjax.checkpoint.format import MANIFEST, step_directory, step_numbers
 
 _FILES = ("chunk", "zarr.json", "manifest.json", "orbax file")
 _ACTIONS = ("flip", "truncate", "remove")
@@ -51,7 +51,7 @@ class Part:
     saver: str
 
     def within(self, disks: Path) -> Path:
-        return layout.step_directory(disks / self.worker, self.step) / self.saver
+        return step_directory(disks / self.worker, self.step) / self.saver
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,8 @@ class Disks:
         return [
             Part(worker=manifest.parts[-4], step=step, saver=manifest.parts[-2])
             for disk in sorted(self.pristine.iterdir())
-            for step in layout.step_numbers(disk)
-            for manifest in layout.step_directory(disk, step).glob("*/manifest.json")
+            for step in step_numbers(disk)
+            for manifest in step_directory(disk, step).glob("*/manifest.json")
         ]
 
     def copy(self, part: Part, worker: str) -> Part:
@@ -111,7 +111,7 @@ class Disks:
 
     def _leaves_left(self, part: Part) -> Iterator[str]:
         now, before = part.within(self.root), self._as_saved(part)
-        if _json(now / layout.MANIFEST) != _json(before / layout.MANIFEST):
+        if _json(now / MANIFEST) != _json(before / MANIFEST):
             return
         for leaf in _leaf_folders(before):
             files = [file.relative_to(before) for file in _files(leaf)]
@@ -136,7 +136,7 @@ def _targets(part: Path, kind: Kind) -> list[Path]:
     found: dict[str, Callable[[], Iterator[Path]]] = {
         "chunk": lambda: (p for p in _leaf_files(part) if p.name != "zarr.json"),
         "zarr.json": lambda: (p for p in _leaf_files(part) if p.name == "zarr.json"),
-        "manifest.json": lambda: part.glob(layout.MANIFEST),
+        "manifest.json": lambda: part.glob(MANIFEST),
         "orbax file": lambda: (p for p in part.glob("*/*") if p.is_file()),
         "leaf folder": lambda: _leaf_folders(part),
         "part": lambda: iter([part]),

@@ -42,7 +42,7 @@ from experiments.recovery.scenarios import (
 )
 from experiments.testbed.hosts import Host, Testbed
 from hetjax.checkpoint.commit import committed_steps
-from hetjax.checkpoint.keeping import Keeping
+from hetjax.checkpoint.storage import Keeping
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.files import cluster_toml, load_cluster
 from hetjax.data.dataset import Dataset

@@ -18,8 +18,8 @@ import jax
 import numpy as np
 import optax
 
-from hetjax.checkpoint import layout
 from hetjax.checkpoint.entry import Entry
+from hetjax.checkpoint.format import split_leaves
 from hetjax.cluster.record import write_whole
 from hetjax.mesh import axes
 from hetjax.mesh.simulated import simulate_devices
@@ -103,7 +103,7 @@ class WitnessIsland(Island):
         found: Checksums = {
             leaf: google_crc32c.value(np.ascontiguousarray(value).tobytes())
             for entry, read_ in self.held()
-            for leaf, value in layout.leaves(entry, read_())
+            for leaf, value in split_leaves(entry, read_())
         }
         file = self.directory / f"{file_name(self.worker)}.json"
         write_whole(file, json.dumps(found))

@@ -8,7 +8,7 @@ makes. Does not own what they mean together (`plan_request.py`).
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from hetjax.planner.objectives import Objective, Wish
+from hetjax.planner.model.objectives import Objective, Wish
 from hetjax.plans.plan import Remat
 from hetjax.training.presets import Preset
 

@@ -2,7 +2,8 @@
 """From the choices of a search to what is planned, wished and asked.
 
 Owns what must hold between them, and where model, cluster and times come from. Does not
-own the choices (`plan_config.py`) nor the searches (`planner/comparison.py`).
+own the choices (`plan_config.py`) nor the searches
+(`planner/search/comparison.py`).
 """
 
 import math
@@ -17,22 +18,23 @@ from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.record import did_you_mean, placed
 from hetjax.costs.profile import check_profile
 from hetjax.costs.profile_files import read_profile
-from hetjax.costs.static import OptimizerInit, adam_state
+from hetjax.costs.static import adam_state
 from hetjax.errors import BadInput
 from hetjax.models.model import Model
 from hetjax.models.presets import model_preset
 from hetjax.planner.baselines.table import BASELINES
-from hetjax.planner.comparison import Questions
-from hetjax.planner.costing import (
+from hetjax.planner.model.costing import (
     all_kinds,
     check_measured,
     compute_dtype,
     known_degrees,
 )
-from hetjax.planner.objectives import Objective, Wish
-from hetjax.planner.request import Request
+from hetjax.planner.model.objectives import Objective, Wish
+from hetjax.planner.model.request import Request
+from hetjax.planner.search.comparison import Questions
 from hetjax.plans.files import read_plan
 from hetjax.plans.plan import Plan
+from hetjax.stage.arrays import OptimizerInit
 from hetjax.training.config import option
 from hetjax.training.optimizer import optimizer
 from hetjax.training.placement import cluster_of

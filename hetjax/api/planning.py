@@ -2,8 +2,8 @@
 """Finding plans: `find_plan` and `compare_planners`.
 
 Owns what a search is given, how it ends early, and that it shows how it goes. Does not
-own what is planned (`plan_request.py`), the searches (`planner/comparison.py`) nor what
-is shown (`report/found.py`).
+own what is planned (`plan_request.py`), the searches (`planner/search/comparison.py`)
+nor what is shown (`report/found.py`).
 """
 
 import math
@@ -22,10 +22,10 @@ from hetjax.api.plan_request import Subject, objective_of, questions_of, request
 from hetjax.cluster.cluster import Cluster
 from hetjax.errors import BadInput
 from hetjax.models.model import Model
-from hetjax.planner.comparison import planned
-from hetjax.planner.costing import check_times
-from hetjax.planner.find import POLISH_S
-from hetjax.planner.limits import Limit, TimeUp, limited
+from hetjax.planner.model.costing import check_times
+from hetjax.planner.model.deadline import Limit, TimeUp, limited
+from hetjax.planner.search.comparison import planned
+from hetjax.planner.search.find import POLISH_S
 from hetjax.plans.plan import Plan
 from hetjax.report.found import ComparedPlanners, FoundPlan
 from hetjax.report.prediction import check_finite

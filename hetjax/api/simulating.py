@@ -2,8 +2,8 @@
 """Predicting a step of a plan before it runs: `simulate_plan`.
 
 Owns where plan, model, cluster and times come from, and that they fit together. Does
-not own the costs (`planner/costing.py`), what is shown (`report/simulated.py`) nor the
-simulation (`schedule/`).
+not own the costs (`planner/model/costing.py`), what is shown (`report/simulated.py`)
+nor the simulation (`schedule/`).
 """
 
 from collections.abc import Callable
@@ -14,11 +14,10 @@ from hetjax.cluster.cluster import Cluster
 from hetjax.costs.plan_costs import costs_of, device_kinds, usd_per_hour
 from hetjax.costs.profile import check_profile
 from hetjax.costs.profile_files import read_profile
-from hetjax.costs.runs import tied_holders
-from hetjax.costs.static import OptimizerInit, adam_state
+from hetjax.costs.static import adam_state
 from hetjax.models.model import Model
 from hetjax.models.presets import model_preset
-from hetjax.planner.costing import (
+from hetjax.planner.model.costing import (
     check_measured,
     check_times,
     compute_dtype,
@@ -31,6 +30,8 @@ from hetjax.report.progress import working
 from hetjax.report.simulated import SimulatedStep
 from hetjax.schedule.named import with_schedule
 from hetjax.schedule.predicted import predict
+from hetjax.stage.arrays import OptimizerInit
+from hetjax.stage.partition import tied_holders
 from hetjax.training.optimizer import optimizer
 from hetjax.training.placement import check_plan, choose_plan, cluster_of
 from hetjax.training.presets import PRESETS, check_plan_or_preset, preset

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from hetjax.checkpoint import layout
+from hetjax.checkpoint.format import MANIFEST, step_directory
 from hetjax.checkpoint.manifest import Manifest, from_text, record_of
-from hetjax.checkpoint.transfer import Corrupt, Store
+from hetjax.checkpoint.stores.store import Corrupt, Store
 from hetjax.names import is_worker
 
 COMMIT = "COMMIT"
@@ -27,7 +27,7 @@ def object_name(step: int, *parts: str) -> str:
     >>> object_name(10, "east-0", "manifest.json")
     'step_00000010/east-0/manifest.json'
     """
-    return "/".join((layout.step_directory(Path(), step).name, *parts))
+    return "/".join((step_directory(Path(), step).name, *parts))
 
 
 def stored_steps(names: Iterable[str], *tail: str) -> list[int]:
@@ -59,7 +59,7 @@ def manifests(store: Store, step: int) -> list[Manifest]:
     for worker, crc32c in _committed_workers(store, step, commit).items():
         text = _manifest_text(store, step, worker)
         if text is None or record_of(text.encode()).crc32c != crc32c:
-            name = object_name(step, worker, layout.MANIFEST)
+            name = object_name(step, worker, MANIFEST)
             raise Corrupt(f"{store}: {name} is not the one that was committed")
         found.append(_parse(store, step, worker, text))
     return found
@@ -117,11 +117,11 @@ def _committed_workers(store: Store, step: int, commit: str) -> dict[str, str]:
 
 
 def _manifest_text(store: Store, step: int, worker: str) -> str | None:
-    return store.get_text(object_name(step, worker, layout.MANIFEST))
+    return store.get_text(object_name(step, worker, MANIFEST))
 
 
 def _parse(store: Store, step: int, worker: str, text: str) -> Manifest:
-    name = object_name(step, worker, layout.MANIFEST)
+    name = object_name(step, worker, MANIFEST)
     try:
         manifest = from_text(text)
     except ValueError as error:

@@ -17,8 +17,8 @@ import google_crc32c
 import ml_dtypes
 import numpy as np
 
-from hetjax.checkpoint import layout
 from hetjax.checkpoint.entry import Entry
+from hetjax.checkpoint.format import STATES
 from hetjax.names import check_relative, is_worker
 
 VERSION = 1
@@ -155,7 +155,7 @@ def _check_names(found: Manifest) -> None:
     for worker in (found.worker, *found.workers):
         if not is_worker(worker):
             raise ValueError(f"{str(worker)[:80]!r} is no name of a worker")
-    if found.state not in layout.STATES:
+    if found.state not in STATES:
         raise ValueError(f"{str(found.state)[:80]!r} is no name of a state")
     for path in found.files:
         check_relative(path)

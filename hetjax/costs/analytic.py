@@ -23,16 +23,14 @@ from hetjax.costs.memory import hidden_size, stage_memory
 from hetjax.costs.messages import Transport, lane_share
 from hetjax.costs.network import Place, route, trunks
 from hetjax.costs.profile import DTYPES, Profile
-from hetjax.costs.runs import gradient_sizes, tied_holders, tied_params
 from hetjax.costs.stage_times import stage_times
-from hetjax.costs.static import (
-    OptimizerInit,
-    adam_state,
-)
+from hetjax.costs.static import adam_state
 from hetjax.costs.sums import gradient_sum
 from hetjax.models.model import Model
 from hetjax.plans.members import Members
 from hetjax.plans.plan import Plan, Stage, segments
+from hetjax.stage.arrays import OptimizerInit
+from hetjax.stage.partition import gradient_sizes, tied_holders, tied_params
 
 
 def analytic_costs(
@@ -44,9 +42,11 @@ def analytic_costs(
     optimizer: OptimizerInit = adam_state,
     profile: Profile | None = None,
     transport: Transport = "sockets",
+    halves: bool = True,
 ) -> Costs:
     """Give all costs of the plan, whose workers talk by that transport.
 
+    Those of a backward cut in two are left out, and its tracing, without `halves`.
     BadInput for a device that nobody describes, nodes that no link joins, or a layer
     that the profile lacks on a device that it knows.
     """
@@ -56,10 +56,17 @@ def analytic_costs(
     for r, s, stage in plan.stages():
         node = nodes[stage.node]
         memory[r, s] = stage_memory(
-            plan, model, (r, s), dtype=dtype, optimizer=optimizer
+            plan, model, (r, s), dtype=dtype, optimizer=optimizer, halves=halves
         )
         times[r, s] = stage_times(
-            plan, model, (r, s), node, dtype=dtype, optimizer=optimizer, profile=profile
+            plan,
+            model,
+            (r, s),
+            node,
+            dtype=dtype,
+            optimizer=optimizer,
+            profile=profile,
+            halves=halves,
         )
     routes = _routes(plan, cluster)
     return Costs(

@@ -8,9 +8,7 @@ model, measured profile) is decided elsewhere in this room; nothing here needs J
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hetjax.plans.plan import LayerRange, StageKey
-
-Group = LayerRange | str  # a segment, or the path of a tied parameter
+from hetjax.plans.plan import Group, StageKey
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,14 +16,15 @@ class StageTimes:
     """Seconds that one stage's devices are busy with each action.
 
     `fused_s` is forward and backward of the last stage in one program, the loss
-    included. I and W are the halves of a backward that was cut in two.
+    included. I and W are the halves of a backward that was cut in two, None where
+    nobody asked for them.
     """
 
     forward_s: float
     backward_s: float
     fused_s: float
-    input_gradient_s: float
-    weight_gradient_s: float
+    input_gradient_s: float | None = None
+    weight_gradient_s: float | None = None
     update_s: float = 0.0
 
 

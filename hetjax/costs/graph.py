@@ -17,10 +17,16 @@ from enum import IntEnum
 from typing import Any
 
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from hetjax.costs.joins import joined_dims
-from hetjax.models.traced import called, scan_counts, waits_for_all
+from hetjax.stage.jaxprs import (
+    ClosedJaxpr,
+    Jaxpr,
+    called,
+    is_literal,
+    scan_counts,
+    waits_for_all,
+)
 
 
 class Origin(IntEnum):
@@ -169,7 +175,7 @@ def _inlined(
         known[var] = dims.value(np.shape(const), const.dtype, Origin.CONSTANT)
 
     def value(atom: Any) -> Value:
-        if isinstance(atom, Literal):
+        if is_literal(atom):
             aval: Any = atom.aval
             return dims.value(aval.shape, aval.dtype, Origin.CONSTANT)
         return known[atom]

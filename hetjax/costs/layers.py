@@ -11,31 +11,32 @@ from functools import lru_cache
 
 from hetjax.costs.memory import WORKSPACE_MARGIN, compute_bytes, residual_bytes
 from hetjax.costs.passes import Shares, passes
-from hetjax.costs.runs import StageRuns, runs_of
-from hetjax.costs.static import OptimizerInit, static_bytes
+from hetjax.costs.static import static_bytes
 from hetjax.models.model import Model
 from hetjax.plans.plan import Remat, StageMesh
+from hetjax.stage.arrays import OptimizerInit
+from hetjax.stage.partition import StageStacks, stage_stacks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerFacts:
     """One layer on one device: what lives through the step and between F and B.
 
-    `saved_bytes` are the residuals that a layer adds to a run of equal ones and
-    `run_saved_bytes` those that a run has once; a layer that is alone in its run may
+    `saved_bytes` are the residuals that a layer adds to a stack of equal ones and
+    `stack_saved_bytes` those that a stack has once; a layer that is alone in it may
     keep a little more or less: `alone_saved_bytes`.
     """
 
     static_bytes: int
     saved_bytes: int
-    run_saved_bytes: int
+    stack_saved_bytes: int
     alone_saved_bytes: int
 
 
 @lru_cache(maxsize=4096)
-def layer_runs(model: Model, layer: int) -> StageRuns:
-    """Give a layer as a stage of its own; equal layers give equal runs."""
-    return runs_of(model, [(layer, layer + 1)])
+def layer_stacks(model: Model, layer: int) -> StageStacks:
+    """Give a layer as a stage of its own; equal layers give equal stacks."""
+    return stage_stacks(model, [(layer, layer + 1)])
 
 
 def layer_facts(
@@ -48,28 +49,30 @@ def layer_facts(
     optimizer: OptimizerInit,
 ) -> LayerFacts:
     """Give the bytes of one layer of the model under a data degree."""
-    runs = layer_runs(model, layer)
+    held = layer_stacks(model, layer)
     mesh = StageMesh(data=data, tensor=shares.tensor)
-    saved_bytes, run_saved_bytes, alone_bytes = _saved_bytes(runs, shares, remat, data)
+    saved_bytes, stack_saved_bytes, alone_bytes = _saved_bytes(
+        held, shares, remat, data
+    )
     return LayerFacts(
-        static_bytes=static_bytes(runs, mesh, shares.dtype, optimizer).total,
+        static_bytes=static_bytes(held.stacks, mesh, shares.dtype, optimizer).total,
         saved_bytes=saved_bytes,
-        run_saved_bytes=run_saved_bytes,
+        stack_saved_bytes=stack_saved_bytes,
         alone_saved_bytes=alone_bytes,
     )
 
 
 @lru_cache(maxsize=4096)
 def layer_workspace_bytes(
-    runs: StageRuns, shares: Shares, remat: Remat, data: int
+    held: StageStacks, shares: Shares, remat: Remat, data: int
 ) -> tuple[int, int, int]:
-    """Give what programs need while they run: for every layer of a run, and besides;
+    """Give what programs need while they run: for every layer of a stack, and besides;
     and how much less that is for one layer alone."""
-    numbers = (1,) if runs.first or runs.last else (1, 2, 3)
+    numbers = (1,) if held.first or held.last else (1, 2, 3)
     alone, *longer = (
         round(
             WORKSPACE_MARGIN
-            * compute_bytes(passes(_times(runs, number), shares, remat), data)
+            * compute_bytes(passes(_times(held, number), shares, remat), data)
         )
         for number in numbers
     )
@@ -83,20 +86,23 @@ def layer_workspace_bytes(
 
 @lru_cache(maxsize=1024)
 def _saved_bytes(
-    runs: StageRuns, shares: Shares, remat: Remat, data: int
+    held: StageStacks, shares: Shares, remat: Remat, data: int
 ) -> tuple[int, int, int]:
-    """Residuals of each layer of a run, and of the run; of one layer alone."""
-    alone = residual_bytes(passes(runs, shares, remat), data)
-    if runs.first or runs.last:
+    """Residuals of each layer of a stack, and of the stack; of one layer alone."""
+    alone = residual_bytes(passes(held, shares, remat), data)
+    if held.first or held.last:
         return alone, 0, alone
     two, three = (
-        residual_bytes(passes(_times(runs, number), shares, remat), data)
+        residual_bytes(passes(_times(held, number), shares, remat), data)
         for number in (2, 3)
     )
     return three - two, 3 * two - 2 * three, alone
 
 
-def _times(runs: StageRuns, number: int) -> StageRuns:
+def _times(held: StageStacks, number: int) -> StageStacks:
     """The layer's units, `number` times in a row."""
-    longer = tuple(replace(run, num_units=number * run.num_units) for run in runs.runs)
-    return replace(runs, runs=longer)
+    longer = tuple(
+        stack if stack.only else replace(stack, num_units=number * stack.num_units)
+        for stack in held.stacks
+    )
+    return replace(held, stacks=longer)

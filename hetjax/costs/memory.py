@@ -16,18 +16,13 @@ import jax.numpy as jnp
 
 from hetjax.costs.costs import StageKey, StageMemory
 from hetjax.costs.graph import Graph, Origin, Step, Value
-from hetjax.costs.halves import half_bytes, halves
 from hetjax.costs.liveness import Surroundings, identities, peak_bytes
-from hetjax.costs.passes import Passes, Shares, passes
-from hetjax.costs.runs import StageRuns, runs_of, stage_runs, tied_params
-from hetjax.costs.static import (
-    OptimizerInit,
-    adam_state,
-    static_bytes,
-    weight_bytes,
-)
+from hetjax.costs.passes import Passes, Shares, SplitPasses, passes, split_passes
+from hetjax.costs.static import adam_state, static_bytes, weight_bytes
 from hetjax.models.model import Model, abstract_params, apply
 from hetjax.plans.plan import Plan, Remat, Replica, Stage, segments, segments_of
+from hetjax.stage.arrays import OptimizerInit
+from hetjax.stage.partition import StageStacks, stage_parameters, stage_stacks
 
 # The model of XLA leaves out small buffers and layouts; this much on top keeps it
 # above XLA's own figure (`experiments/accuracy/memory.py`: 60 cases of three stages).
@@ -41,46 +36,65 @@ def stage_memory(
     *,
     dtype: str = "float32",
     optimizer: OptimizerInit = adam_state,
+    halves: bool = True,
     split: bool = False,
 ) -> StageMemory:
     """Estimate the memory of one stage of the plan.
 
     `dtype` is that of compute, `optimizer` the function that makes the optimizer's
     state. The saved bytes include the stage's input, which the residuals keep alive.
+    What lives between I and W is left out, and its tracing, without `halves`.
     The workspace is that of F and B, or FB on the last stage, and enough for F, I and
     W; with `split` it is that of F, I and W alone.
     """
     replica = plan.replicas[key[0]]
     stage = replica.stages[key[1]]
-    runs = stage_runs(plan, model, stage)
+    held = stage_stacks(model, segments_of(stage, segments(plan)))
     shares = stage_shares(plan, model, replica, stage, dtype)
-    buffers = _pass_memory(runs, shares, stage.remat, stage.mesh.data, split)
+    way = held, shares, stage.remat, stage.mesh.data
+    buffers = _pass_memory(*way, split)
     # while gradients are packed no microbatch is in flight: its buffers are free
-    fused = runs.last and not split
+    fused = held.last and not split
     free = buffers.input_bytes if fused else buffers.saved_bytes
     packing = _packing_bytes(plan, model, key) - free - buffers.output_bytes
     return replace(
         buffers,
-        static_bytes=static_bytes(runs, stage.mesh, dtype, optimizer).total,
+        static_bytes=static_bytes(held.stacks, stage.mesh, dtype, optimizer).total,
+        half_saved_bytes=half_bytes(*way) if halves else 0,
         workspace_bytes=max(buffers.workspace_bytes, packing),
     )
 
 
 @lru_cache(maxsize=1024)
 def _pass_memory(
-    runs: StageRuns, shares: Shares, remat: Remat, data: int, split: bool
+    held: StageStacks, shares: Shares, remat: Remat, data: int, split: bool
 ) -> StageMemory:
     """The memory of the passes alone, without what lives through the step."""
-    traced = passes(runs, shares, remat)
-    working = split_bytes(traced, data) if split else compute_bytes(traced, data)
+    traced = passes(held, shares, remat)
+    working = (
+        split_bytes(split_passes(held, shares, remat), data)
+        if split
+        else compute_bytes(traced, data)
+    )
     given = traced.cuts.num_bytes(traced.forward.inputs[len(traced.weights)])
-    output = 0 if runs.last else traced.cuts.num_bytes(traced.forward.outputs[0])
+    output = 0 if held.last else traced.cuts.num_bytes(traced.forward.outputs[0])
     return StageMemory(
         saved_bytes=given + residual_bytes(traced, data),
-        half_saved_bytes=half_bytes(traced),
         input_bytes=given,
         output_bytes=output,
         workspace_bytes=round(WORKSPACE_MARGIN * working),
+    )
+
+
+@lru_cache(maxsize=1024)
+def half_bytes(held: StageStacks, shares: Shares, remat: Remat, data: int) -> int:
+    """Give the bytes of what lives between I and W of one microbatch on a device."""
+    traced = split_passes(held, shares, remat)
+    saved, weights = identities(traced.saved), identities(traced.weights)
+    kept = [value for value in traced.kept if id(value) not in weights]
+    return sum(
+        _saved_bytes(traced, v, data) if id(v) in saved else traced.cuts.num_bytes(v)
+        for v in (*kept, *traced.crossing)
     )
 
 
@@ -132,27 +146,30 @@ def compute_bytes(traced: Passes, data: int) -> int:
     relaid = Surroundings(elsewhere=around.elsewhere, relaid=_relaid(traced, data))
     return max(
         peak_bytes(traced.forward, traced.cuts, outputs),
-        peak_bytes(backward, traced.cuts, relaid) + _own_copies_bytes(traced, data),
+        peak_bytes(backward, traced.cuts, relaid)
+        + _own_copies_bytes(traced, traced.backward, data),
     )
 
 
-def split_bytes(traced: Passes, data: int) -> int:
+def split_bytes(traced: SplitPasses, data: int) -> int:
     """Estimate the temporary bytes of the largest of F, I and W."""
-    first, second = halves(traced)
+    first, second = traced.input_gradient, traced.weight_gradient
     outputs = Surroundings(elsewhere=identities(traced.forward.outputs))
     relaid = _relaid(traced, data)
     around_first = Surroundings(elsewhere=identities(first.outputs), relaid=relaid)
     second = _added(second, second.outputs, ())
     around_second = Surroundings(elsewhere=_added_in_place(second, data), relaid=relaid)
-    copies = _own_copies_bytes(traced, data)
+    first_copies, second_copies = (
+        _own_copies_bytes(traced, graph, data) for graph in (first, second)
+    )
     return max(
         peak_bytes(traced.forward, traced.cuts, outputs),
-        peak_bytes(first, traced.cuts, around_first) + copies,
-        peak_bytes(second, traced.cuts, around_second) + copies,
+        peak_bytes(first, traced.cuts, around_first) + first_copies,
+        peak_bytes(second, traced.cuts, around_second) + second_copies,
     )
 
 
-def _saved_bytes(traced: Passes, value: Value, data: int) -> int:
+def _saved_bytes(traced: Passes | SplitPasses, value: Value, data: int) -> int:
     copies = 1 if value.origin is Origin.BATCH else data
     return copies * traced.cuts.num_bytes(value)
 
@@ -180,7 +197,7 @@ def _added_in_place(backward: Graph, data: int) -> frozenset[int]:
     return identities([v for step in scatters for v in step.outputs])
 
 
-def _relaid(traced: Passes, data: int) -> frozenset[int]:
+def _relaid(traced: Passes | SplitPasses, data: int) -> frozenset[int]:
     """Stacks of residuals that the backward loop can only read as a copy.
 
     They arrive with the data dim first. Where that moves another dim, and where XLA
@@ -191,12 +208,12 @@ def _relaid(traced: Passes, data: int) -> frozenset[int]:
     )
 
 
-def _own_copies_bytes(traced: Passes, data: int) -> int:
+def _own_copies_bytes(traced: Passes | SplitPasses, backward: Graph, data: int) -> int:
     """Each data rank's copy out of residuals that are stacked over all ranks, where no
     loop reads them."""
     if data == 1:
         return 0
-    loops = [step for step in traced.backward.steps if step.body is not None]
+    loops = [step for step in backward.steps if step.body is not None]
     looped = identities([v for step in loops for v in step.inputs])
     return sum(
         traced.cuts.num_bytes(v)
@@ -218,17 +235,10 @@ def _packing_bytes(plan: Plan, model: Model, key: StageKey) -> int:
 
 
 def _group_bytes(plan: Plan, model: Model, stage: Stage) -> Iterator[int]:
-    """The fp32 bytes of the stage's gradient groups: a tied parameter is one alone."""
-    tied, held = tied_params(model), set()
-    for cut in segments_of(stage, segments(plan)):
-        modules = [m for layer in model.layers[slice(*cut)] for m in layer.modules]
-        paths = {m.path for m in modules}
-        owned = {path for path in tied if path.rpartition(".")[0] in paths}
-        held |= owned | {path for m in modules for _, path in m.tied}
-        alone = StageRuns(runs=(), borrowed=tuple((p, tied[p]) for p in owned))
-        runs = StageRuns(runs=runs_of(model, [cut]).runs)
-        yield weight_bytes(runs, stage.mesh) - weight_bytes(alone, stage.mesh)
-    for path in held:
-        yield weight_bytes(
-            StageRuns(runs=(), borrowed=((path, tied[path]),)), stage.mesh
+    """The fp32 bytes of the stage's gradient groups."""
+    held = stage_parameters(model, segments_of(stage, segments(plan)))
+    for leaf_ids in held.groups.values():
+        yield sum(
+            weight_bytes([replace(held.kind.stacks[at], only=leaf)], stage.mesh)
+            for at, leaf in leaf_ids
         )

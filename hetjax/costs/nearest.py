@@ -4,7 +4,7 @@
 Owns lower bounds to what `network.py` and `messages.py` tell of places that are known:
 of a message between two stages, and of the rings inside one. Devices of a stage may be
 any of its node, in any order, so what is best for each term is taken for itself. Does
-not own which nodes come into question (`planner/hops.py`).
+not own which nodes come into question (`planner/model/hops.py`).
 """
 
 import math

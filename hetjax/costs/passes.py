@@ -1,25 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forward and backward pass of a stage as graphs, traced and never compiled.
+"""The passes of a stage as graphs, traced and never compiled.
 
 Legend: B sequences of one data rank, L positions, D residual width.
-Owns the tracing: the same scans, remat policies and split of residuals from weights
-that the runtime compiles, for one data rank's share of a microbatch, so that every
-buffer of a program appears here. Does not own sizes or times of what is traced.
+Owns the tracing of the functions that the runtime compiles, for one data rank's share
+of a microbatch, so that every buffer of a program appears here. Does not own these
+functions (`hetjax/stage/`) nor sizes or times of what is traced.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from hetjax.costs.graph import Cuts, Dims, Graph, Origin, Value, graph_of
-from hetjax.costs.remat import with_remat
-from hetjax.costs.runs import Run, StageRuns
-from hetjax.models.model import ModuleSpec, apply
 from hetjax.plans.plan import Remat
+from hetjax.stage.backward_split import split_backward
+from hetjax.stage.function import (
+    Residuals,
+    StageFunction,
+    rank_forward,
+    rank_gradients,
+)
+from hetjax.stage.partition import StageStacks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +41,7 @@ class Shares:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Passes:
-    """The passes of a stage; inputs and outputs of the graphs are flat.
+    """Forward and backward of a stage; inputs and outputs of the graphs are flat.
 
     `forward`: weights, input (of the last stage also targets) -> output or loss,
     *saved. `backward`: weights, input, *saved, output's gradient -> weight gradients
@@ -54,174 +59,169 @@ class Passes:
         return self.forward.outputs[1:]
 
 
-@dataclass(slots=True)
-class _Split:
-    """How to put a vjp together again; filled when the forward pass is traced."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SplitPasses:
+    """The same with the backward split in I and W, I's inputs those of the backward.
 
-    tree: Any = None
-    sources: tuple[int | None, ...] = ()  # index into (params, x) leaves, or saved
+    `input_gradient` gives the input's gradient (of the first stage a zero) and what
+    crosses to W; `weight_gradient`: `kept` of the inputs, crossing values -> weight
+    gradients.
+    """
+
+    weights: tuple[Value, ...]
+    forward: Graph
+    input_gradient: Graph
+    weight_gradient: Graph
+    kept: tuple[Value, ...]
+    cuts: Cuts
+
+    @property
+    def saved(self) -> tuple[Value, ...]:
+        """The residuals, as of whole passes."""
+        return self.forward.outputs[1:]
+
+    @property
+    def crossing(self) -> tuple[Value, ...]:
+        """What I makes for W."""
+        return self.input_gradient.outputs[1:]
 
 
-def passes(stage: StageRuns, shares: Shares, remat: Remat) -> Passes:
+def passes(stage: StageStacks, shares: Shares, remat: Remat) -> Passes:
     """Trace the passes of a stage; the loss is part of the last stage's."""
-    if stage.last and len(stage.runs) == 1:
-        remat = "none"  # the head is never recomputed
-    traced = _traced(stage, replace(shares, tensor=1), remat)
+    traced = _traced(stage, replace(shares, tensor=1), _remat(stage, remat))
     return replace(traced, cuts=replace(traced.cuts, tensor=shares.tensor))
 
 
+def split_passes(stage: StageStacks, shares: Shares, remat: Remat) -> SplitPasses:
+    """The same with the backward split; takes many times as long to trace."""
+    traced = _split_traced(stage, replace(shares, tensor=1), _remat(stage, remat))
+    return replace(traced, cuts=replace(traced.cuts, tensor=shares.tensor))
+
+
+def _remat(stage: StageStacks, remat: Remat) -> Remat:
+    """The head is never recomputed."""
+    called = [stack for stack in stage.stacks if stack.only is None]
+    return "none" if stage.last and len(called) == 1 else remat
+
+
 @lru_cache(maxsize=1024)
-def _traced(stage: StageRuns, shares: Shares, remat: Remat) -> Passes:
-    dims, split = Dims(), _Split()
-    params, weights = (
-        _abstract_params(stage, shares.dtype),
-        _weights(stage, dims, shares),
+def _traced(stage: StageStacks, shares: Shares, remat: Remat) -> Passes:
+    tracing = _forward_traced(stage, shares, remat)
+    weights, dims = tracing.weights, tracing.dims
+    backward = graph_of(
+        jax.make_jaxpr(tracing.gradients)(*tracing.abstract), tracing.inputs, dims
     )
-    inputs = _abstract_inputs(stage, shares)
-    given = [_whole(dims, value) for value in inputs]
-
-    def forward(params: Any, x: jax.Array, *targets: jax.Array) -> Any:
-        return _forward(stage, remat, split, params, x, *targets)
-
-    forward_graph = graph_of(
-        jax.make_jaxpr(forward)(params, *inputs), (*weights, *given), dims
+    _cut_alike(dims, weights, backward.outputs[: len(weights)])
+    return Passes(
+        weights=weights,
+        forward=tracing.forward,
+        backward=backward,
+        cuts=Cuts(dims=dims, cut=dims.cut_roots(), tensor=shares.tensor),
     )
-    y, *saved = forward_graph.outputs
-    abstract_saved = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in saved]
-    abstract_dy = jax.ShapeDtypeStruct(y.shape, y.dtype)
 
-    def backward(params: Any, x: jax.Array, saved: Sequence[Any], dy: Any) -> Any:
-        return _backward(split, params, x, saved, dy)
 
-    backward_graph = graph_of(
-        jax.make_jaxpr(backward)(params, inputs[0], abstract_saved, abstract_dy),
-        (*weights, given[0], *saved, _whole(dims, abstract_dy)),
+@lru_cache(maxsize=256)
+def _split_traced(stage: StageStacks, shares: Shares, remat: Remat) -> SplitPasses:
+    tracing = _forward_traced(stage, shares, remat)
+    weights, dims = tracing.weights, tracing.dims
+    leaves, tree = jax.tree.flatten(tracing.abstract)
+
+    def gradients(*leaves: Any) -> list[Any]:
+        made = tracing.gradients(*jax.tree.unflatten(tree, leaves))
+        dx = made[1:] or (jnp.zeros((), jnp.float32),)
+        return jax.tree.leaves((dx, made[0]))
+
+    split = split_backward(gradients, 1, leaves)
+    traced, made = jax.make_jaxpr(split.first, return_shape=True)(*leaves)
+    first = graph_of(traced, tracing.inputs, dims)
+    kept = tuple(tracing.inputs[i] for i in split.kept)
+    second = graph_of(
+        jax.make_jaxpr(split.second)([leaves[i] for i in split.kept], made[1]),
+        (*kept, *first.outputs[1:]),
         dims,
     )
-    gradients = backward_graph.outputs[: len(weights)]
-    for weight, gradient in zip(weights, gradients, strict=True):
-        dims.like(weight, gradient)
-    cuts = Cuts(dims=dims, cut=dims.cut_roots(), tensor=shares.tensor)
-    return Passes(
-        weights=weights, forward=forward_graph, backward=backward_graph, cuts=cuts
+    _cut_alike(dims, weights, second.outputs)
+    return SplitPasses(
+        weights=weights,
+        forward=tracing.forward,
+        input_gradient=first,
+        weight_gradient=second,
+        kept=kept,
+        cuts=Cuts(dims=dims, cut=dims.cut_roots(), tensor=shares.tensor),
     )
 
 
-def _forward(
-    stage: StageRuns,
-    remat: Remat,
-    split: _Split,
-    params: Any,
-    x: jax.Array,
-    *targets: jax.Array,
-) -> Any:
-    def of_params(params: Any) -> Any:
-        return _output(stage, remat, params, x, *targets)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Tracing:
+    """A traced forward, and what its backward is to be traced with.
 
-    def of_both(params: Any, x: jax.Array) -> Any:
-        return _output(stage, remat, params, x, *targets)
+    `abstract` are the backward's arguments (weights, input, saved, output's gradient),
+    `inputs` the values of their leaves.
+    """
 
-    if stage.first:  # tokens have no gradient
-        (y, _), vjp = jax.vjp(of_params, params)
-    else:
-        (y, _), vjp = jax.vjp(of_both, params, x)
-    leaves, split.tree = jax.tree.flatten(vjp)
-    given = {id(leaf): i for i, leaf in enumerate(jax.tree.leaves((params, x)))}
-    split.sources = tuple(given.get(id(leaf)) for leaf in leaves)
-    return y, [leaf for leaf in leaves if id(leaf) not in given]
+    dims: Dims
+    weights: tuple[Value, ...]
+    forward: Graph
+    gradients: Any
+    abstract: tuple[Any, ...]
+    inputs: tuple[Value, ...]
 
 
-def _backward(
-    split: _Split, params: Any, x: jax.Array, saved: Sequence[jax.Array], dy: jax.Array
-) -> Any:
-    given, rest = jax.tree.leaves((params, x)), iter(saved)
-    leaves = [next(rest) if i is None else given[i] for i in split.sources]
-    vjp = jax.tree.unflatten(split.tree, leaves)
-    return vjp((dy, jnp.ones((), jnp.float32)))
+def _forward_traced(stage: StageStacks, shares: Shares, remat: Remat) -> _Tracing:
+    dims, residuals = Dims(), Residuals()
+    weights, params = _weights(stage, dims, shares), _abstract_params(stage, shares)
+    arrays = _abstract_inputs(stage, shares)
+    given = tuple(_whole(dims, array) for array in arrays)
+    function = partial(rank_forward, StageFunction(stage, remat), residuals)
+    traced, (y, saved) = jax.make_jaxpr(function, return_shape=True)(params, *arrays)
+    forward = graph_of(traced, (*weights, *given), dims)
+    return _Tracing(
+        dims=dims,
+        weights=weights,
+        forward=forward,
+        gradients=partial(rank_gradients, residuals),
+        abstract=(params, arrays[0], saved, y),
+        inputs=(*weights, given[0], *forward.outputs[1:], _whole(dims, y)),
+    )
 
 
-def _output(
-    stage: StageRuns, remat: Remat, params: Any, x: jax.Array, *targets: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """The stage's output (or summed loss) and its auxiliary loss."""
-    aux = jnp.zeros((), jnp.float32)
-    for index, run in enumerate(stage.runs[:-1] if stage.last else stage.runs):
-        x, run_aux = _run_output(stage, remat, run, params[index], params, x)
-        aux += run_aux
-    if not stage.last:
-        return x, aux
-    (head,), own = stage.runs[-1].unit, params[len(stage.runs) - 1]
-    module_params = _module_params(stage, head, own, params)
-    return apply(head, module_params, x, *targets)[0], aux
+def _cut_alike(
+    dims: Dims, weights: Sequence[Value], gradients: Sequence[Value]
+) -> None:
+    for weight, gradient in zip(weights, gradients, strict=True):
+        dims.like(weight, gradient)
 
 
-def _run_output(
-    stage: StageRuns, remat: Remat, run: Run, own: Any, params: Any, x: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    def unit(x: jax.Array, own: Any) -> tuple[jax.Array, jax.Array]:
-        aux = jnp.zeros((), jnp.float32)
-        for spec in run.unit:
-            module_params = _module_params(stage, spec, own, params)
-            x, module_aux = apply(spec, module_params, x)
-            aux += module_aux
-        return x, aux
-
-    kept = with_remat(unit, remat, looped=run.stacked)
-    if not run.stacked:
-        return kept(x, own)
-    x, aux = jax.lax.scan(kept, x, own)
-    return x, jnp.sum(aux)
+def _abstract_params(stage: StageStacks, shares: Shares) -> tuple[dict[str, Any], ...]:
+    """Compute weights, one dict per stack, whatever cuts them."""
+    return tuple(
+        {
+            leaf: jax.ShapeDtypeStruct(
+                (*(stack.num_units,) * stack.stacked, *param.shape),
+                jnp.dtype(shares.dtype),
+            )
+            for leaf, param in stack.leaves().items()
+        }
+        for stack in stage.stacks
+    )
 
 
-def _module_params(
-    stage: StageRuns, spec: ModuleSpec, own: Any, params: Any
-) -> dict[str, jax.Array]:
-    prefix, held = spec.name + ".", dict(stage.tied)
-    mine = {
-        leaf.removeprefix(prefix): value
-        for leaf, value in own.items()
-        if leaf.startswith(prefix)
-    }
-    tied = {name: held[path] for name, path in spec.tied}
-    return mine | {name: params[index][leaf] for name, (index, leaf) in tied.items()}
-
-
-def _abstract_params(stage: StageRuns, dtype: str) -> tuple[dict[str, Any], ...]:
-    """One dict per run, then one for borrowed parameters."""
-
-    def stacked(run: Run, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
-        units = (run.num_units,) if run.stacked else ()
-        return jax.ShapeDtypeStruct((*units, *shape), jnp.dtype(dtype))
-
-    own = [
-        {leaf: stacked(run, param.shape) for leaf, param in run.params().items()}
-        for run in stage.runs
-    ]
-    borrowed = {
-        path: jax.ShapeDtypeStruct(param.shape, jnp.dtype(dtype))
-        for path, param in stage.borrowed
-    }
-    return *own, borrowed
-
-
-def _weights(stage: StageRuns, dims: Dims, shares: Shares) -> tuple[Value, ...]:
+def _weights(stage: StageStacks, dims: Dims, shares: Shares) -> tuple[Value, ...]:
     """The same as values, in the order in which JAX flattens the dicts."""
-    held = [(run.num_units * run.stacked, run.params()) for run in stage.runs]
-    held.append((0, dict(stage.borrowed)))
     return tuple(
         dims.value(
-            (*([units] if units else []), *param.shape),
+            (*(stack.num_units,) * stack.stacked, *param.shape),
             jnp.dtype(shares.dtype),
             Origin.WEIGHTS,
-            (*([None] if units else []), *param.logical),
+            (*(None,) * stack.stacked, *param.logical),
         )
-        for units, params in held
-        for _, param in sorted(params.items())
+        for stack in stage.stacks
+        for _, param in sorted(stack.leaves().items())
     )
 
 
 def _abstract_inputs(
-    stage: StageRuns, shares: Shares
+    stage: StageStacks, shares: Shares
 ) -> tuple[jax.ShapeDtypeStruct, ...]:
     """Tokens or the residual stream; of the last stage also targets."""
     shape = (shares.num_sequences, shares.seq_len)
@@ -231,7 +231,7 @@ def _abstract_inputs(
     return (*inputs, tokens_BL) if stage.last else inputs
 
 
-def _whole(dims: Dims, abstract: jax.ShapeDtypeStruct) -> Value:
+def _whole(dims: Dims, abstract: Any) -> Value:
     """A value that arrives whole on every tensor rank."""
     logical = (None,) * len(abstract.shape)
     return dims.value(abstract.shape, abstract.dtype, Origin.BATCH, logical)

@@ -15,9 +15,10 @@ from hetjax.costs.analytic import analytic_costs
 from hetjax.costs.costs import Costs
 from hetjax.costs.messages import Transport
 from hetjax.costs.profile import Profile, check_profile
-from hetjax.costs.static import OptimizerInit, adam_state
+from hetjax.costs.static import adam_state
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan
+from hetjax.stage.arrays import OptimizerInit
 
 
 def costs_of(
@@ -29,12 +30,14 @@ def costs_of(
     dtype: str,
     optimizer: OptimizerInit = adam_state,
     transport: Transport = "sockets",
+    halves: bool = True,
 ) -> Costs:
     """Return what the plan costs: measured where the profile knows the device.
 
     `dtype` is that of compute where there is no profile, `transport` how its workers
-    talk. BadInput for an unknown device, an unreachable link or a profile of another
-    model.
+    talk. Without `halves` costs are known sooner, but a plan that cuts backwards in
+    two cannot be simulated. BadInput for an unknown device, an unreachable link or a
+    profile of another model.
     """
     if profile is None:
         return analytic_costs(
@@ -44,6 +47,7 @@ def costs_of(
             dtype=dtype,
             optimizer=optimizer,
             transport=transport,
+            halves=halves,
         )
     check_profile(profile, model.name, plan.seq_len, len(model.layers))
     cluster = with_measured_links(cluster, profile)
@@ -55,6 +59,7 @@ def costs_of(
         optimizer=optimizer,
         profile=profile,
         transport=transport,
+        halves=halves,
     )
 
 

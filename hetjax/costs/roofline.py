@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from hetjax.cluster.catalogue import DeviceSpec
 from hetjax.costs.collectives import all_reduces
 from hetjax.costs.graph import Cuts, Graph, Step
-from hetjax.costs.halves import weight_products
 from hetjax.costs.network import NETWORK_LATENCY_S
-from hetjax.costs.passes import Passes
+from hetjax.costs.passes import Passes, SplitPasses
 from hetjax.costs.static import StaticBytes
 from hetjax.costs.traffic import moved
 
@@ -58,10 +57,16 @@ CALIBRATIONS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PassTimes:
-    """Seconds of one microbatch on one stage or layer; I and W make up the backward."""
+    """Seconds of one microbatch on one stage or layer."""
 
     forward_s: float
     backward_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HalfTimes:
+    """Seconds of I and W of one microbatch on one stage or layer."""
+
     input_gradient_s: float
     weight_gradient_s: float
 
@@ -99,22 +104,26 @@ def pass_times(passes: Passes, device: DeviceSpec, hop: Hop) -> PassTimes:
 
     `hop` is of the rings over the tensor axis.
     """
-    bandwidth = _bytes_per_s(device)
-    forward_s = graph_s(passes.forward, passes.cuts, device, hop)
-    accumulate_s = sum(
-        passes.cuts.num_bytes(v) * (1 + 8 / v.dtype.itemsize) / bandwidth
-        for v in passes.weights
-    )
-    backward_s = graph_s(passes.backward, passes.cuts, device, hop) + accumulate_s
-    weight_s = accumulate_s + sum(
-        repeats * _product_s(step, passes.cuts, device)
-        for step, repeats in weight_products(passes)[0]
-    )
+    backward_s = graph_s(passes.backward, passes.cuts, device, hop)
     return PassTimes(
-        forward_s=forward_s,
-        backward_s=backward_s,
-        input_gradient_s=max(backward_s - weight_s, 0.0),
-        weight_gradient_s=weight_s,
+        forward_s=graph_s(passes.forward, passes.cuts, device, hop),
+        backward_s=backward_s + _accumulate_s(passes, device),
+    )
+
+
+def half_times(passes: SplitPasses, device: DeviceSpec, hop: Hop) -> HalfTimes:
+    """Estimate the seconds of I and W, which adds gradients to fp32 sums."""
+    weight_s = graph_s(passes.weight_gradient, passes.cuts, device, hop)
+    return HalfTimes(
+        input_gradient_s=graph_s(passes.input_gradient, passes.cuts, device, hop),
+        weight_gradient_s=weight_s + _accumulate_s(passes, device),
+    )
+
+
+def _accumulate_s(passes: Passes | SplitPasses, device: DeviceSpec) -> float:
+    return sum(
+        passes.cuts.num_bytes(v) * (1 + 8 / v.dtype.itemsize) / _bytes_per_s(device)
+        for v in passes.weights
     )
 
 

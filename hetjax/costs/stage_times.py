@@ -13,24 +13,27 @@ from functools import lru_cache
 from hetjax.cluster.catalogue import DeviceSpec, canonical_name, device_spec
 from hetjax.cluster.cluster import Node
 from hetjax.costs.costs import StageKey, StageTimes
-from hetjax.costs.layers import layer_runs
+from hetjax.costs.layers import layer_stacks
 from hetjax.costs.memory import stage_shares
 from hetjax.costs.network import ring_card_bytes_per_s
-from hetjax.costs.passes import Shares, passes
+from hetjax.costs.passes import Shares, passes, split_passes
 from hetjax.costs.profile import Profile, measured
 from hetjax.costs.profiled import profiled_times
 from hetjax.costs.roofline import (
+    HalfTimes,
     Hop,
     PassTimes,
     data_sync_s,
+    half_times,
     pass_times,
     ring_hop,
     update_s,
 )
-from hetjax.costs.runs import StageRuns, stage_runs
-from hetjax.costs.static import OptimizerInit, static_bytes, weight_bytes
+from hetjax.costs.static import static_bytes, weight_bytes
 from hetjax.models.model import Model
-from hetjax.plans.plan import Plan, Remat, Stage
+from hetjax.plans.plan import Plan, Remat, Stage, segments, segments_of
+from hetjax.stage.arrays import OptimizerInit
+from hetjax.stage.partition import BlockStack, StageStacks, stage_stacks
 
 _Way = tuple[str, OptimizerInit]  # dtype of compute, the optimizer
 
@@ -62,8 +65,8 @@ def layer_times(
     What a program takes whatever it holds is left out (`Profile.program_s`). A measured
     update is that of a layer which several replicas hold, where that was measured.
     """
-    runs = layer_runs(model, layer)
-    sync_s = _data_sync_s(runs, stage, node, (shares.dtype, optimizer))
+    held = layer_stacks(model, layer)
+    sync_s = _data_sync_s(held.stacks, stage, node, (shares.dtype, optimizer))
     if profile is not None and canonical_name(node.device) in profile.devices:
         m = measured(
             profile,
@@ -82,12 +85,12 @@ def layer_times(
         )
     device = device_spec(node)
     hop = ring_hop(device, tensor_card_bytes_per_s)
-    times = _layer_times(runs, shares, stage.remat, device, hop)
-    held = static_bytes(runs, stage.mesh, shares.dtype, optimizer)
+    times = _layer_times(held, shares, stage.remat, device, hop)
+    static = static_bytes(held.stacks, stage.mesh, shares.dtype, optimizer)
     return LayerTimes(
         busy_s=times.forward_s + times.backward_s,
         backward_s=times.backward_s,
-        update_s=update_s(held, device) + sync_s,
+        update_s=update_s(static, device) + sync_s,
     )
 
 
@@ -100,14 +103,18 @@ def stage_times(
     dtype: str,
     optimizer: OptimizerInit,
     profile: Profile | None = None,
+    halves: bool = True,
 ) -> StageTimes:
     """Give the stage's seconds by action: the sum over its layers.
 
     From the profile if it knows the node's device, else estimated. What was measured
     of a tensor group, inside a host, stands for groups over several hosts too.
+    Estimates of I and W, and their tracing, are left out without `halves`.
     """
     replica, way = plan.replicas[key[0]], (dtype, optimizer)
     stage = replica.stages[key[1]]
+    stacks = stage_stacks(model, segments_of(stage, segments(plan))).stacks
+    sync_s = _data_sync_s(stacks, stage, node, way)
     if profile is not None and canonical_name(node.device) in profile.devices:
         times = profiled_times(
             profile,
@@ -116,44 +123,54 @@ def stage_times(
             microbatch_size=replica.microbatch_size,
             shared=len(plan.replicas) > 1,
         )
-        sync_s = _data_sync_s(stage_runs(plan, model, stage), stage, node, way)
-        return replace(times, update_s=times.update_s + sync_s)
+        times = replace(times, update_s=times.update_s + sync_s)
+        without = dict(input_gradient_s=None, weight_gradient_s=None)
+        return times if halves else replace(times, **without)
     device = device_spec(node)
     shares = stage_shares(plan, model, replica, stage, dtype)
     hop = ring_hop(device, ring_card_bytes_per_s(node, _tensor_rings(stage)))
-    layers = [
-        _layer_times(layer_runs(model, layer), shares, stage.remat, device, hop)
-        for layer in range(*stage.layers)
-    ]
-    forward_s = sum(layer.forward_s for layer in layers)
-    backward_s = sum(layer.backward_s for layer in layers)
-    runs = stage_runs(plan, model, stage)
-    held = static_bytes(runs, stage.mesh, dtype, optimizer)
-    sync_s = _data_sync_s(runs, stage, node, way)
-    return StageTimes(
+    layers = [layer_stacks(model, layer) for layer in range(*stage.layers)]
+    ways = [(layer, shares, stage.remat, device, hop) for layer in layers]
+    forward_s = sum(_layer_times(*layer).forward_s for layer in ways)
+    backward_s = sum(_layer_times(*layer).backward_s for layer in ways)
+    times = StageTimes(
         forward_s=forward_s,
         backward_s=backward_s,
         fused_s=forward_s + backward_s,
-        input_gradient_s=sum(layer.input_gradient_s for layer in layers),
-        weight_gradient_s=sum(layer.weight_gradient_s for layer in layers),
-        update_s=update_s(held, device) + sync_s,
+        update_s=update_s(static_bytes(stacks, stage.mesh, *way), device) + sync_s,
+    )
+    if not halves:
+        return times
+    return replace(
+        times,
+        input_gradient_s=sum(_layer_halves(*way).input_gradient_s for way in ways),
+        weight_gradient_s=sum(_layer_halves(*way).weight_gradient_s for way in ways),
     )
 
 
 @lru_cache(maxsize=4096)
 def _layer_times(
-    runs: StageRuns, shares: Shares, remat: Remat, device: DeviceSpec, hop: Hop
+    held: StageStacks, shares: Shares, remat: Remat, device: DeviceSpec, hop: Hop
 ) -> PassTimes:
-    return pass_times(passes(runs, shares, remat), device, hop)
+    return pass_times(passes(held, shares, remat), device, hop)
 
 
-def _data_sync_s(runs: StageRuns, stage: Stage, node: Node, way: _Way) -> float:
+@lru_cache(maxsize=4096)
+def _layer_halves(
+    held: StageStacks, shares: Shares, remat: Remat, device: DeviceSpec, hop: Hop
+) -> HalfTimes:
+    return half_times(split_passes(held, shares, remat), device, hop)
+
+
+def _data_sync_s(
+    stacks: tuple[BlockStack, ...], stage: Stage, node: Node, way: _Way
+) -> float:
     data = stage.mesh.data
     if data == 1:
         return 0.0
-    held = static_bytes(runs, stage.mesh, *way)
+    held = static_bytes(stacks, stage.mesh, *way)
     hop = ring_hop(device_spec(node), ring_card_bytes_per_s(node, _data_rings(stage)))
-    return data_sync_s(held, weight_bytes(runs, stage.mesh), data, hop)
+    return data_sync_s(held, weight_bytes(stacks, stage.mesh), data, hop)
 
 
 def _tensor_rings(stage: Stage) -> list[tuple[int, ...]]:

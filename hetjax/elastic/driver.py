@@ -19,8 +19,8 @@ from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 
-from hetjax.checkpoint.holdings import Holding
-from hetjax.checkpoint.keeping import Keeping
+from hetjax.checkpoint.recovery_plan import Holding
+from hetjax.checkpoint.storage import Keeping
 from hetjax.cluster.cluster import Cluster, Node, part_of
 from hetjax.elastic.foresight import Foresight, plan_or_warn
 from hetjax.elastic.membership import Membership
@@ -35,8 +35,9 @@ from hetjax.launch.launching import Launcher
 from hetjax.plans.members import node_of
 from hetjax.plans.plan import Plan
 from hetjax.runtime.control import WorkerLost
-from hetjax.runtime.fleet import Fleet, FleetStep, TransportName
-from hetjax.runtime.meeting import Norm
+from hetjax.runtime.fleet import Fleet
+from hetjax.runtime.messages import Leave, TransportName
+from hetjax.runtime.outcome import StepCommit, StepOutcome
 from hetjax.runtime.recovery import (
     Restored,
     finish_step,
@@ -94,7 +95,7 @@ class FleetDriver:
         self._fleet, self._launcher, self._stack = fleet, launcher, stack
         self._terms, self._at, self._strikes = terms, at, Counter[str]()
         self.resumed = resumed
-        self._norm: Norm | None = None
+        self._commit: StepCommit | None = None
         self._cluster, self._unbuilt, self._gone = cluster, set[str](), set[str]()
         self._refused: Cluster | None = None  # as there is no plan for it
         self.plan, self.num_validation = fleet.plan, num_validation
@@ -102,7 +103,7 @@ class FleetDriver:
         self.hurried: Callable[[], bool] = lambda: False
         self._has_given_up = False
 
-    def step(self, number: int, *, traced: bool = False) -> FleetStep:
+    def step(self, number: int, *, traced: bool = False) -> StepOutcome:
         assert number == self._at, (number, self._at)
         if self._terms.recovers and self._is_other(self._terms.membership.now()):
             self._recover_in_place(None)
@@ -115,8 +116,8 @@ class FleetDriver:
                 return self.step(number, traced=traced)
             if self._at < number:
                 raise RolledBack(self._at) from lost
-            assert self._norm is not None
-            found = self._fleet.step_of(self._norm)
+            assert self._commit is not None
+            found = self._commit.outcome(self.plan.tokens_per_step)
         self._at = number + 1
         self._strikes.clear()
         return found
@@ -148,7 +149,7 @@ class FleetDriver:
         if restored is None:
             raise WorkerLost(fleet.workers[0], "finds no checkpoint to go back to")
         fleet.forget_saving()
-        self._at, self._norm = restored.step, None
+        self._at, self._commit = restored.step, None
         clock.lap("move")
         self.heard(
             Recovered(
@@ -284,7 +285,7 @@ class FleetDriver:
         if lost is not None and lost.worker in crew.workers:
             crew.lose(lost.worker, lost.reason)
         left = crew.workers
-        self._norm = finish_step(crew, left) or self._norm
+        self._commit = finish_step(crew, left) or self._commit
         held = self._held(left)
         clock.lap("finish")
         self._replan(lost)
@@ -304,7 +305,7 @@ class FleetDriver:
         elif fleet.saved is not None:
             fleet.saved = min(fleet.saved, restored.step)
         if leaving:
-            crew.ask(dict.fromkeys(leaving, {"do": "end"}))
+            crew.ask(dict.fromkeys(leaving, Leave()))
             fleet.connect(self._terms.transport)  # or they would be missed
         clock.lap("move")
         return restored
@@ -342,7 +343,7 @@ class FleetDriver:
         """Let workers compile what a lost node would ask of them."""
         if self._terms.recovers:
             for cluster, plan in self._terms.foresight.found(self._cluster, self.plan):
-                self._fleet.warm(self._terms.settings(cluster, plan), plan)
+                self._fleet.compile_ahead(self._terms.settings(cluster, plan), plan)
 
     def _is_other(self, cluster: Cluster) -> bool:
         return cluster not in (self._cluster, self._refused)

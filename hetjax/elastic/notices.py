@@ -20,7 +20,7 @@ from email.utils import parsedate_to_datetime
 from http.client import HTTPException
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, Literal
+from typing import Any
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
@@ -36,9 +36,12 @@ _OPENER = build_opener(ProxyHandler({}))  # a proxy would answer for its own mac
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notice:
-    """In `grace_s` this machine goes; or, from an operator, `node`, None: all."""
+    """In `grace_s` this machine goes; or, from an operator, `node`, None: all.
 
-    source: Literal["SIGTERM", "Google Compute Engine", "AWS", "operator"]
+    `source` names who says so, for people.
+    """
+
+    source: str
     grace_s: float
     node: str | None = None
 

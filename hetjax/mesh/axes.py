@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mesh of a stage and the rules that map logical axes onto its two axes.
 
-Owns `stage_mesh` (the one place where meshes are made), the logical axis rules, and
-the two shardings every parameter has: as compute weight and as master weight. Does
-not own the movement of arrays between meshes (`reshard.py`).
+Owns `stage_mesh` and `abstract_mesh` (the one place where meshes are made), the logical
+axis rules, and the two shardings every parameter has: as compute weight and as master
+weight. Does not own the movement of arrays between meshes (`reshard.py`).
 """
 
 import math
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from hetjax.errors import BadInput
 
@@ -32,6 +32,11 @@ def stage_mesh(devices: Sequence[jax.Device], *, data: int, tensor: int) -> Mesh
     assert len({d.device_kind for d in devices}) == 1, "no mesh may mix device kinds"
     grid = np.array(devices, dtype=object).reshape(data, tensor)
     return Mesh(grid, ("data", "tensor"))
+
+
+def abstract_mesh(*, data: int, tensor: int) -> AbstractMesh:
+    """The same mesh without devices, for the sizes of what would lie on it."""
+    return AbstractMesh((data, tensor), ("data", "tensor"))
 
 
 def tensor_dim(logical: Sequence[str | None]) -> int | None:
@@ -94,7 +99,7 @@ def slices(shape: Sequence[int], logical: Sequence[str | None]) -> tuple[int, in
     return dim, number
 
 
-def replicated(mesh: Mesh) -> NamedSharding:
+def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
     """Whole on every device of the mesh."""
     return NamedSharding(mesh, PartitionSpec())
 

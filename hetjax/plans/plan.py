@@ -17,6 +17,7 @@ from hetjax.plans.table import aligned, html_table
 Remat = Literal["none", "selective", "full"]
 StageKey = tuple[int, int]  # (replica, stage)
 LayerRange = tuple[int, int]  # half-open
+Group = LayerRange | str  # of gradients: a segment, or the path of a tied parameter
 
 _HEADER = (
     "replica",

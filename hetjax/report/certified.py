@@ -12,7 +12,7 @@ from hetjax.plans.plan import Plan
 from hetjax.report.prediction import ms, with_prediction
 
 if TYPE_CHECKING:  # a run that has its plan does not import the planner
-    from hetjax.planner.find import Found
+    from hetjax.planner.search.find import Found
 
 SPACE = (  # what the bound is about, to be said wherever it is
     "1F1B family, fused backward, no interleaving, the modelled costs"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hetjax.errors import BadInput, NoFeasiblePlan
-from hetjax.planner.comparison import Planned
+from hetjax.planner.search.comparison import Planned
 from hetjax.plans.plan import Plan
 from hetjax.plans.table import aligned, html_table
 from hetjax.report.layout import layout_picture

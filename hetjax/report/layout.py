@@ -14,8 +14,8 @@ from itertools import groupby
 from typing import Any
 
 from hetjax.cluster.cluster import Cluster, Node
-from hetjax.planner.alike import alike_replicas, spelled
 from hetjax.plans.plan import Plan, Replica, Stage
+from hetjax.report.alike import alike_replicas, spelled
 from hetjax.report.picture import STYLE, Picture, matplotlib_module
 
 MOST_DEVICES = 64  # of a cluster that is drawn node by node

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from hetjax.cluster.record import write_whole
 from hetjax.errors import NoFeasiblePlan
-from hetjax.planner.alike import alike_replicas
-from hetjax.planner.comparison import Planned
+from hetjax.planner.search.comparison import Planned
 from hetjax.plans.table import html_table
+from hetjax.report.alike import alike_replicas
 from hetjax.report.layout import layout_picture
 from hetjax.report.plan_rows import (
     BASELINES,

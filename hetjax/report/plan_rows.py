@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hetjax.errors import NoFeasiblePlan
-from hetjax.planner.alike import alike_replicas, spelled
-from hetjax.planner.comparison import Planned
-from hetjax.planner.idle import Idle
-from hetjax.planner.objectives import Objective, goodput
+from hetjax.planner.model.objectives import Objective, goodput
+from hetjax.planner.search.comparison import Planned
+from hetjax.planner.search.idle import Idle
 from hetjax.plans.plan import Plan
+from hetjax.report.alike import alike_replicas, spelled
 from hetjax.report.binding import binding, binding_line, lane_name
 from hetjax.report.certified import bound_line
 from hetjax.report.prediction import ms

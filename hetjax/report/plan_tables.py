@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from hetjax.errors import NoFeasiblePlan
-from hetjax.planner.alike import idle_devices
-from hetjax.planner.comparison import Planned
-from hetjax.planner.find import Found
-from hetjax.planner.idle import Idle
-from hetjax.planner.objectives import goodput
+from hetjax.planner.model.objectives import goodput
+from hetjax.planner.model.placement import idle_devices
+from hetjax.planner.search.comparison import Planned
+from hetjax.planner.search.find import Found
+from hetjax.planner.search.idle import Idle
 from hetjax.plans.files import plan_json
 from hetjax.plans.plan import Plan
 from hetjax.plans.table import aligned

@@ -3,7 +3,7 @@
 
 Owns the columns, the keys, and which numbers are no prediction. Does not own the
 simulation (`schedule/`), nor where plans, clusters and times come from
-(`cli/simulate.py`, `planner/costing.py`).
+(`cli/simulate.py`, `planner/model/costing.py`).
 """
 
 import math

@@ -1,31 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a controller and its workers say to each other: JSON requests and replies.
+"""How a controller and its workers talk: requests and their answers over links.
 
-Owns the framing on a `Link`, matching replies with requests, and noticing at once that
-one side is gone. Does not own what the requests mean (`serving.py`, `fleet.py`).
+Owns matching answers with requests, refusing what does not follow from a request, and
+noticing at once that one side is gone. A side that sends what is no message, or none
+that it may send now, is lost like one that has ended. Does not own the messages
+(`messages.py`), nor what they mean (`serving.py`, `fleet.py`).
 """
 
-import json
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 
 from hetjax.comm.links import SILENCE_S, Door, Ends, Key, Link, dial
 from hetjax.errors import BadInput
-from hetjax.runtime.limits import BREAK_OFF, LIMITS, START
+from hetjax.runtime.encoding import BadMessage, decode, encode
+from hetjax.runtime.limits import LIMITS, START
+from hetjax.runtime.messages import (
+    BreakOff,
+    Compile,
+    Compiling,
+    Failed,
+    Lost,
+    Message,
+    Noticed,
+    Refused,
+    Request,
+    Warned,
+    answer_of,
+)
 
 CONTROLLER = "controller"
-Message = dict[str, Any]
-Progress = Callable[[str, Message], None]  # from whom, and how far it is
-Noticed = Callable[[str, Message], None]  # by whom, and what of its machine
+Answer = TypeVar("Answer", bound=Message)
+AnyRequest = Request[Any]
+Progress = Callable[[str, Compiling], None]  # from whom, and how far it is
 
-_REQUEST, _REPLY, _NEWS = range(3)
-_LOST = {"lost": True}
 _LOOK_S = 0.5  # whether a limit has passed, or somebody interrupts
 
 
@@ -50,23 +64,25 @@ class Line:
         address: str,
         own: str,
         secret: bytes,
-        heard: Callable[[int, Message], None],
+        heard: Callable[[int, AnyRequest], None],
         gone: Callable[[str], None],
         silence_s: float = SILENCE_S,
     ) -> None:
         def deliver(peer: str, key: Key, data: np.ndarray) -> None:
-            heard(key[1], json.loads(data.tobytes()))
+            request = decode(data, Request)
+            if request.epoch < self._epoch:
+                raise BadMessage(f"epoch {request.epoch} after epoch {self._epoch}")
+            self._epoch = request.epoch
+            heard(key[1], request)
 
+        self._epoch = 0
         found = dial(address, own, CONTROLLER, secret)
         lost = lambda peer, reason: gone(reason)  # noqa: E731
         self._link = Link(found, CONTROLLER, deliver, lost, silence_s)
 
-    def reply(self, number: int, message: Message) -> None:
-        self._link.send(_key(_REPLY, number), [_encoded(message)])
-
-    def tell(self, number: int, message: Message) -> None:
-        """Say how far the work on a request is; 0: something that nobody asked."""
-        self._link.send(_key(_NEWS, number), [_encoded(message)])
+    def send(self, number: int, message: Message) -> None:
+        """Answer the request of this number, or say how far it is; 0: unasked."""
+        self._link.send(_key(number), [encode(message)])
 
     def close(self) -> None:
         self._link.close()
@@ -91,10 +107,12 @@ class Crew:
         self._changed = threading.Condition()
         self._links: dict[str, Link] = {}
         self._lost: dict[str, str] = {}
-        self._replies: dict[tuple[str, int], Message] = {}
-        self._number = 0
-        self._progress: Progress = lambda worker, news: None
-        self.noticed: Noticed = _nobody_listens
+        self.epoch = 0  # of what is asked: whoever connects workers counts it up
+        self._number = 0  # of what was asked last
+        self._asked: dict[str, AnyRequest] = {}
+        self._replies: dict[str, Message] = {}
+        self._progress: Progress = _nobody_counts
+        self.noticed: Callable[[str, Noticed], None] = _nobody_listens
         self._door = Door(CONTROLLER, address, secret, self._admit)
         self.address = self._door.address
 
@@ -130,8 +148,8 @@ class Crew:
             self._interrupt = _nobody_interrupts
 
     def ask(
-        self, requests: Mapping[str, Message], progress: Progress | None = None
-    ) -> dict[str, Message]:
+        self, requests: Mapping[str, Request[Answer]], progress: Progress | None = None
+    ) -> dict[str, Answer]:
         """Ask several workers the same kind of thing and return their answers.
 
         If one is lost or fails, the others are told to break off; once all have
@@ -139,14 +157,15 @@ class Crew:
         """
         if not requests:
             return {}
-        (what,) = {message["do"] for message in requests.values()}
+        (what,) = {type(request) for request in requests.values()}
+        asked = {w: replace(r, epoch=self.epoch) for w, r in requests.items()}
         with self._changed:
             self._number += 1
-            number = self._number
-            self._progress = progress or (lambda worker, news: None)
-        for worker, message in requests.items():
-            self._send(worker, number, message)
-        return self._answers(list(requests), number, what)
+            self._asked, self._replies = asked, {}
+            self._progress = progress or _nobody_counts
+        for worker, request in asked.items():
+            self._send(worker, request)
+        return self._answers(list(asked), what)
 
     def lose(self, worker: str, reason: str) -> None:
         """Take a worker for lost, whatever its line says."""
@@ -165,19 +184,23 @@ class Crew:
         return worker in self._links and worker not in self._lost
 
     def _answers(
-        self, workers: Sequence[str], number: int, what: str
-    ) -> dict[str, Message]:
-        there, trouble = self._waited(workers, number, what)
+        self, workers: Sequence[str], what: type[Request[Answer]]
+    ) -> dict[str, Answer]:
+        there, trouble = self._waited(workers, what)
+        kind = answer_of(what)
+        answers = {w: m for w, m in there.items() if isinstance(m, kind)}
         if trouble is None:
-            return there
+            return answers
         for message in there.values():
-            if "refused" in message:
-                raise BadInput(**message["refused"])
-        raise WorkerLost(*trouble, {w: m for w, m in there.items() if m is not _LOST})
+            if isinstance(message, Refused):
+                raise BadInput(
+                    got=message.got, allowed=message.allowed, fix=message.fix
+                )
+        raise WorkerLost(*trouble, {w: m for w, m in there.items() if m is not None})
 
     def _waited(
-        self, workers: Sequence[str], number: int, what: str
-    ) -> tuple[dict[str, Message], tuple[str, str] | None]:
+        self, workers: Sequence[str], what: type[AnyRequest]
+    ) -> tuple[dict[str, Message | None], tuple[str, str] | None]:
         """The answers of all, once they are there, and the trouble if there was any.
 
         Past the limit all that have not answered are told to break off. Those that do
@@ -185,7 +208,7 @@ class Crew:
         """
         end_s, told = self._end_s(what), None
         with self._changed:
-            while len(there := self._there(workers, number)) < len(workers):
+            while len(there := self._there(workers)) < len(workers):
                 late = [worker for worker in workers if worker not in there]
                 is_late = time.monotonic() > end_s
                 if is_late and told is not None:
@@ -196,41 +219,46 @@ class Crew:
                 if is_late and trouble is None:
                     trouble = late[0], LIMITS[what].passed(self._patience)
                 if trouble is not None and told is None:
-                    told, end_s = trouble, max(end_s, self._end_s(BREAK_OFF))
+                    told, end_s = trouble, max(end_s, self._end_s(BreakOff))
+                    lost, reason = trouble
                     for worker in late:
-                        self._send(worker, 0, {"do": "abort", "lost": [*trouble]})
+                        request = BreakOff(worker=lost, reason=reason, epoch=self.epoch)
+                        self._send(worker, request)
                 self._interrupt()
                 self._changed.wait(_LOOK_S)
-            for worker in workers:
-                self._replies.pop((worker, number), None)
         return there, _trouble(there, self._lost) or told
 
-    def _end_s(self, what: str) -> float:
+    def _end_s(self, what: type[AnyRequest] | str) -> float:
         return time.monotonic() + self._patience * LIMITS[what].seconds
 
-    def _there(self, workers: Sequence[str], number: int) -> dict[str, Message]:
-        """Answers by worker; lost ones answer, too."""
+    def _there(self, workers: Sequence[str]) -> dict[str, Message | None]:
+        """Answers by worker; None of one that is lost."""
         return {
-            worker: self._replies.get((worker, number), _LOST)
+            worker: self._replies.get(worker)
             for worker in workers
-            if worker in self._lost or (worker, number) in self._replies
+            if worker in self._lost or worker in self._replies
         }
 
-    def _send(self, worker: str, number: int, message: Message) -> None:
+    def _send(self, worker: str, request: AnyRequest) -> None:
         link = self._links.get(worker)
         if link is not None:
-            link.send(_key(_REQUEST, number), [_encoded(message)])
+            link.send(_key(self._number), [encode(request)])
 
     def _deliver(self, worker: str, key: Key, data: np.ndarray) -> None:
-        message = json.loads(data.tobytes())
-        if "warning" in message:
-            return warnings.warn(f"worker {worker}: {message['warning']}", stacklevel=1)
-        if "notice" in message:
-            return self.noticed(worker, message["notice"])
+        """Called by the link's thread; what this raises loses the worker."""
+        message, number = decode(data, Message), key[1]
+        if isinstance(message, Warned):
+            return warnings.warn(f"worker {worker}: {message.text}", stacklevel=1)
+        if isinstance(message, Noticed):
+            return self.noticed(worker, message)
         with self._changed:
-            if key[2] == _NEWS:
+            if number < self._number:
+                return  # nobody waits for it any more
+            _check_answers(message, number == self._number, self._asked.get(worker))
+            if isinstance(message, Compiling):
                 return self._progress(worker, message)
-            self._replies[worker, key[1]] = message
+            self._replies[worker] = message
+            del self._asked[worker]
             self._changed.notify_all()
 
     def _gone(self, worker: str, reason: str) -> None:
@@ -247,37 +275,51 @@ class Crew:
             self._changed.notify_all()
 
 
+def _check_answers(message: Message, is_now: bool, asked: AnyRequest | None) -> None:
+    """Raise BadMessage unless it follows from what the worker was asked."""
+    told = type(message).__name__
+    if not is_now or asked is None:
+        raise BadMessage(f"{told} answers what was not asked")
+    if message.epoch != asked.epoch:
+        raise BadMessage(f"{told} is of epoch {message.epoch}, not {asked.epoch}")
+    kinds = answer_of(type(asked)), Lost, Refused, Failed
+    if not isinstance(message, kinds):
+        if not isinstance(message, Compiling) or not isinstance(asked, Compile):
+            raise BadMessage(f"{told} does not answer {type(asked).__name__}")
+
+
 def _nobody_interrupts() -> None:
     pass
 
 
-def _nobody_listens(worker: str, notice: Message) -> None:
+def _nobody_counts(worker: str, compiling: Compiling) -> None:
+    pass
+
+
+def _nobody_listens(worker: str, notice: Noticed) -> None:
     warnings.warn(f"worker {worker}: {notice}, and nobody listens", stacklevel=1)
 
 
 def _trouble(
-    there: Mapping[str, Message], lost: Mapping[str, str]
+    there: Mapping[str, Message | None], lost: Mapping[str, str]
 ) -> tuple[str, str] | None:
     """Who is lost or failed, and how: first-hand news before hearsay.
 
     One that is lost may have made others fail.
     """
     for worker, message in there.items():
-        if message is _LOST:
+        if message is None:
             return worker, lost[worker]
     for worker, message in there.items():
-        if "failed" in message or "refused" in message:
-            return worker, f"failed: {message.get('failed', 'bad input')}"
+        if isinstance(message, Failed):
+            return worker, f"failed: {message.error}"
+        if isinstance(message, Refused):
+            return worker, "failed: bad input"
     for message in there.values():
-        if "lost" in message:
-            name, reason = message["lost"]
-            return name, reason
+        if isinstance(message, Lost):
+            return message.worker, message.reason
     return None
 
 
-def _key(kind: int, number: int) -> Key:
-    return 0, number, kind, 0, 0, 0
-
-
-def _encoded(message: Message) -> np.ndarray:
-    return np.frombuffer(json.dumps(message).encode(), np.uint8)
+def _key(number: int) -> Key:
+    return 0, number, 0, 0, 0, 0

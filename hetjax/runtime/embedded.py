@@ -125,7 +125,7 @@ class Embedded(Stages):
             feed=BatchFeed(self.plan, batch),
             num_tokens=batch[1].size,
             transport=InProcess(self._inputs),
-            collectives=InProcessCollectives(self.layout.holders, len(self.stages)),
+            collectives=InProcessCollectives(self.partition.holders, len(self.stages)),
             clip_norm=self.clip_norm,
             observer=observer,
         )

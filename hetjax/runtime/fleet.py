@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The controller of workers in other processes: says when, and hears how it went.
 
-Owns generations, turns, and the step as its caller sees it. Out of the data path:
+Owns epochs, turns, and the step as its caller sees it. Out of the data path:
 activations, gradients, batches and checkpoints never come here. Does not own how worker
 processes are started (`processes.py`), nor what they do (`serving.py`).
 """
@@ -9,38 +9,48 @@ processes are started (`processes.py`), nor what they do (`serving.py`).
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from hetjax.checkpoint.copies import keepers
-from hetjax.checkpoint.keeping import Keeping
-from hetjax.checkpoint.layout import Attempts
+from hetjax.checkpoint.format import Attempts
+from hetjax.checkpoint.replication import keepers
+from hetjax.checkpoint.storage import Keeping
 from hetjax.cluster.cluster import Node
 from hetjax.comm.pull import check_fits
 from hetjax.errors import BadInput
+from hetjax.mesh.world import World
 from hetjax.plans.members import Members, file_name, node_of
 from hetjax.plans.plan import Plan
-from hetjax.runtime.control import Crew, Message
-from hetjax.runtime.meeting import Norm
+from hetjax.runtime.control import Answer, Crew
+from hetjax.runtime.messages import (
+    AwaitSaved,
+    Build,
+    Compile,
+    CompileAhead,
+    Compiling,
+    Coordinate,
+    Evaluate,
+    Initialise,
+    Join,
+    Json,
+    KeepCopies,
+    Leave,
+    Listen,
+    Predict,
+    Request,
+    SaveState,
+    SavingState,
+    SendCopies,
+    TellSaving,
+    TellSpans,
+    TellTime,
+    Train,
+    TransportName,
+)
+from hetjax.runtime.outcome import StepOutcome, total_loss
 from hetjax.schedule.action import parse_program
 from hetjax.schedule.trace import Span
-
-TransportName = Literal["sockets", "transfer"]
-
-
-@dataclass(frozen=True, slots=True)
-class FleetStep:
-    """Outcome of one committed step."""
-
-    grad_norm: float
-    loss_sum: float
-    num_tokens: int
-
-    def loss(self) -> float:
-        """Mean cross-entropy in nats per token."""
-        return self.loss_sum / self.num_tokens
 
 
 class Fleet:
@@ -59,7 +69,7 @@ class Fleet:
         self.is_spoilt = False  # what they began to save last: not finite, not saved
         self._saving = 0, list[str]()  # what they began to save last, and who
         self._copying: tuple[int, int] | None = None  # since when, how many
-        self._generation = self._turn = 0
+        self._turn = 0
         self.adopt(plan, nodes)
 
     def adopt(self, plan: Plan, nodes: Sequence[Node] = ()) -> None:
@@ -68,32 +78,27 @@ class Fleet:
         self.members = Members(plan, tuple(nodes))
         self.workers = list(self.members.workers)
 
-    def build(
-        self, settings: Mapping[str, Any], workers: Sequence[str] | None = None
-    ) -> None:
+    def build(self, settings: Json, workers: Sequence[str] | None = None) -> None:
         """Let these workers, all by default, make their stages from these settings.
 
         The hosts of a node that has several are joined first, on a port of the first.
         """
         asked = self.workers if workers is None else workers
-        request: Message = {"do": "build", "settings": dict(settings)}
         worlds = self._worlds(asked)
-        self.crew.ask({worker: request | worlds.get(worker, {}) for worker in asked})
+        self.crew.ask({w: Build(settings=settings, world=worlds.get(w)) for w in asked})
 
-    def warm(self, settings: Mapping[str, Any], plan: Plan) -> None:
+    def compile_ahead(self, settings: Json, plan: Plan) -> None:
         """Let workers compile in the background what this plan will ask of them."""
         used = {stage.node for _, _, stage in plan.stages()}
-        request: Message = {"do": "warm", "settings": dict(settings)}
         there = [worker for worker in self.workers if node_of(worker) in used]
-        self.crew.ask(dict.fromkeys(there, request))
+        self.crew.ask(dict.fromkeys(there, CompileAhead(settings=settings)))
 
-    def _worlds(self, asked: Sequence[str]) -> dict[str, Message]:
-        """What each host of a node with several is told of the others."""
+    def _worlds(self, asked: Sequence[str]) -> dict[str, World]:
+        """The place of each host of a node with several in their world."""
         several = [h for h in self._hosts() if len(h) > 1 and {*h} & {*asked}]
-        requests = {hosts[0]: {"do": "coordinate"} for hosts in several}
-        told = self.crew.ask(requests) if requests else {}
+        told = self.crew.ask({hosts[0]: Coordinate() for hosts in several})
         return {
-            worker: {"world": told[hosts[0]] | {"count": len(hosts), "index": index}}
+            worker: World(address=told[hosts[0]].address, count=len(hosts), index=index)
             for hosts in several
             for index, worker in enumerate(hosts)
         }
@@ -106,7 +111,7 @@ class Fleet:
     def connect(
         self, transport: TransportName = "sockets", others: Sequence[str] = ()
     ) -> None:
-        """Join the workers to each other, as a new generation.
+        """Join the workers to each other, as a new epoch.
 
         `others` are not the plan's, but may give what they hold.
         BadInput if the transport's tags cannot tell all messages of the plan apart, or
@@ -120,18 +125,16 @@ class Fleet:
                 num_stages=max(len(r.stages) for r in replicas),
                 num_microbatches=max(r.num_microbatches for r in replicas),
             )
-        self._generation += 1
+        self.crew.epoch += 1
         workers = [*self.workers, *others]
-        told = self.crew.ask(dict.fromkeys(workers, {"do": "listen"}))
-        addresses = {worker: told[worker]["address"] for worker in workers}
+        told = self.crew.ask(dict.fromkeys(workers, Listen()))
+        addresses = {worker: told[worker].address for worker in workers}
         self.crew.ask(
             {
-                worker: {
-                    "do": "join",
-                    "generation": self._generation,
-                    "transport": transport,
-                    "addresses": {w: a for w, a in addresses.items() if w != worker},
-                }
+                worker: Join(
+                    addresses={w: a for w, a in addresses.items() if w != worker},
+                    transport=transport,
+                )
                 for worker in workers
             }
         )
@@ -140,34 +143,26 @@ class Fleet:
         """Compile the programs of all stages."""
         counts: dict[str, tuple[int, int]] = {}
 
-        def told(worker: str, news: Message) -> None:
-            counts[worker] = news["done"], news["of"]
+        def told(worker: str, compiling: Compiling) -> None:
+            counts[worker] = compiling.num_done, compiling.num_all
             if progress is not None and len(counts) == len(self.workers):
                 progress(*map(sum, zip(*counts.values(), strict=True)))
 
-        self.crew.ask({w: {"do": "compile"} for w in self.workers}, told)
+        self.crew.ask(dict.fromkeys(self.workers, Compile()), told)
 
     def initialise(self, seed: int) -> None:
         """Fresh weights and optimizer state, a function of the seed alone."""
-        self._all({"do": "initialise", "seed": seed})
+        self._all(Initialise(seed=seed))
 
-    def step(self, number: int, *, traced: bool = False) -> FleetStep:
+    def step(self, number: int, *, traced: bool = False) -> StepOutcome:
         """Train on the global batch of this step; returns once all know NORM.
 
         When the actions of a traced step ran is told by `spans`.
         """
-        told = self._in_turn({"do": "step", "step": number, "traced": traced})
-        norms = {message["grad_norm"] for message in told.values()}
-        assert len(norms) == 1, f"workers disagree on the norm of step {number}"
-        return FleetStep(norms.pop(), *_loss(told))
-
-    def step_of(self, norm: Norm) -> FleetStep:
-        """The outcome of a step that was committed with this norm."""
-        num_tokens = self.plan.tokens_per_step
-        sums = [norm.losses[stage] for stage in sorted(norm.losses)]
-        return FleetStep(
-            norm.squares**0.5 / num_tokens, float(np.sum(sums)), num_tokens
-        )
+        told = self._all(Train(step=number, turn=self.next_turn(), traced=traced))
+        first, *others = told.values()
+        assert all(other == first for other in others), f"they disagree on {number}"
+        return first.commit.outcome(first.num_tokens)
 
     def spans(self) -> list[Span]:
         """When the actions of all traced steps ran, by the controller's clock."""
@@ -175,28 +170,28 @@ class Fleet:
 
     def _spans(self, worker: str) -> Iterator[Span]:
         """Spans of one worker, whose clock is read half-way between ask and answer."""
-        self.crew.ask({worker: {"do": "clock"}})  # what it still does, it does now
+        self.crew.ask({worker: TellTime()})  # what it still does, it does now
         asked_s = time.perf_counter()
-        clock_s = self.crew.ask({worker: {"do": "clock"}})[worker]["now_s"]
+        clock_s = self.crew.ask({worker: TellTime()})[worker].now_s
         late_s = (asked_s + time.perf_counter()) / 2 - clock_s
-        told = self.crew.ask({worker: {"do": "spans"}})[worker]
-        actions = parse_program(told["actions"])
-        for action, (device, start_s, end_s) in zip(
-            actions, told["spans"], strict=True
-        ):
-            node = node_of(worker)
+        told = self.crew.ask({worker: TellSpans()})[worker]
+        actions, node = parse_program(told.actions), node_of(worker)
+        for action, (device, start_s, end_s) in zip(actions, told.spans, strict=True):
             yield Span(node, device, action, start_s + late_s, end_s + late_s)
 
     def evaluate(self, batches: Sequence[int]) -> float:
         """Mean cross-entropy in nats per token over batches of these numbers."""
-        found = [_loss(self._in_turn({"do": "evaluate", "batch": n})) for n in batches]
-        sums, num_tokens = zip(*found, strict=True)
-        return sum(sums) / sum(num_tokens)
+        sums, num_tokens = 0.0, 0
+        for number in batches:
+            told = self._all(Evaluate(batch=number, turn=self.next_turn()))
+            sums += total_loss(loss for m in told.values() for loss in m.losses)
+            num_tokens += next(iter(told.values())).num_tokens
+        return sums / num_tokens
 
     def next_logits(self, tokens: Sequence[int]) -> np.ndarray:
         """logits_V that follow the (last seq_len) tokens, by the first replica."""
-        told = self._in_turn({"do": "logits", "tokens": list(tokens)})
-        (logits_V,) = [m["logits"] for m in told.values() if "logits" in m]
+        told = self._all(Predict(tokens=tokens, turn=self.next_turn()))
+        (logits_V,) = [m.logits for m in told.values() if m.logits is not None]
         return np.array(logits_V, np.float32)
 
     def save(self, keeping: Keeping, step: int, host: Mapping[str, Any]) -> bool:
@@ -207,45 +202,42 @@ class Fleet:
         and the last.
         """
         told = self._savers()
-        if any(message["busy"] for message in told.values()):
+        if any(message.busy for message in told.values()):
             return False
-        saving = [worker for worker, message in told.items() if message["saves"]]
+        saving = [worker for worker, message in told.items() if message.saves]
         helping = [w for hosts in self._hosts() if len(hosts) > 1 for w in hosts]
         self._see_to_copies(keeping)
         self.attempts[step] = self._new_attempts.new()
-        request = {
-            "do": "save",
-            "keeping": asdict(keeping),
-            "step": step,
-            "host": {**host, "attempt": self.attempts[step]},
-            "workers": [*map(file_name, saving)],
-            "safe": self.saved,
-            "is_stored": not any(message["storing"] for message in told.values()),
-        }
+        request = SaveState(
+            keeping=keeping,
+            step=step,
+            host={**host, "attempt": self.attempts[step]},
+            workers=[*map(file_name, saving)],
+            safe=self.saved,
+            is_stored=not any(message.storing for message in told.values()),
+        )
         self._saving = step, saving
         self.crew.ask(dict.fromkeys([*saving, *helping], request))
         return True
 
     def _see_to_copies(self, keeping: Keeping) -> None:
-        """Tell workers who keeps copies for whom, once for each generation."""
-        now = self._generation, keeping.copies
+        """Tell workers who keeps copies for whom, once for each epoch."""
+        now = self.crew.epoch, keeping.copies
         if keeping.copies == 1 or self._copying == now:
             return
-        told = self._all({"do": "keep copies", "keeping": asdict(keeping)})
+        told = self._all(KeepCopies(keeping=keeping))
         found = keepers({w: node_of(w) for w in self.workers}, keeping.copies)
         if len(next(iter(found.values()))) < keeping.copies - 1:
             text = (
                 f"{keeping.copies} copies of checkpoints are asked for, on fewer nodes"
             )
             warnings.warn(text, stacklevel=2)
-        requests: dict[str, Message] = {
-            worker: {
-                "do": "send copies",
-                "to": {file_name(w): told[w]["address"] for w in others},
+        self.crew.ask(
+            {
+                worker: SendCopies(to={file_name(w): told[w].address for w in others})
+                for worker, others in found.items()
             }
-            for worker, others in found.items()
-        }
-        self.crew.ask(requests)
+        )
         self._copying = now
 
     def hear_saves(self, attempts: Iterable[str]) -> None:
@@ -254,17 +246,17 @@ class Fleet:
 
     def wait_saved(self) -> None:
         """Return once no checkpoint is being written."""
-        self._all({"do": "saved"})
+        self._all(AwaitSaved())
         self._savers()
 
-    def _savers(self) -> dict[str, Message]:
+    def _savers(self) -> dict[str, SavingState]:
         """Ask how saving goes; learn which step all have saved."""
-        told = self._all({"do": "saver"})
+        told = self._all(TellSaving())
         step, workers = self._saving
-        save = [step, self.attempts.get(step)]
-        if workers and all(w in told and told[w]["newest"] == save for w in workers):
+        save = step, self.attempts.get(step)
+        if workers and all(w in told and told[w].newest == save for w in workers):
             self.saved = step
-        self.is_spoilt = any(w in told and told[w]["spoilt"] == save for w in workers)
+        self.is_spoilt = any(w in told and told[w].spoilt == save for w in workers)
         return told
 
     def forget_saving(self) -> None:
@@ -280,7 +272,7 @@ class Fleet:
         self.wait_saved()
         others = [worker for worker in self.workers if worker not in first]
         for leaving in filter(None, (others, first)):
-            self.crew.ask(dict.fromkeys(leaving, {"do": "end"}))
+            self.crew.ask(dict.fromkeys(leaving, Leave()))
 
     def _check_one_host_each(self) -> None:
         for hosts in self._hosts():
@@ -292,24 +284,10 @@ class Fleet:
                     fix="send over sockets (--transport sockets)",
                 )
 
-    def in_turn_each(self, requests: Mapping[str, Message]) -> dict[str, Message]:
-        """Ask each worker its own; no two turns share their messages."""
+    def next_turn(self) -> int:
+        """A number for what workers do together: no two share their messages."""
         self._turn += 1
-        turn = {"turn": self._turn}
-        return self.crew.ask({w: request | turn for w, request in requests.items()})
+        return self._turn
 
-    def _in_turn(self, request: Message) -> dict[str, Message]:
-        return self.in_turn_each(dict.fromkeys(self.workers, request))
-
-    def _all(self, request: Message) -> dict[str, Message]:
+    def _all(self, request: Request[Answer]) -> dict[str, Answer]:
         return self.crew.ask(dict.fromkeys(self.workers, request))
-
-
-def _loss(told: Mapping[str, Message]) -> tuple[float, int]:
-    """(summed loss over last stages, tokens), added in the order of the stages.
-
-    Workers may tell the same: after NORM each knows all.
-    """
-    sums = sorted({tuple(part) for m in told.values() for part in m["losses"]})
-    (num_tokens,) = {message["num_tokens"] for message in told.values()}
-    return float(np.sum([value for _, _, value in sums])), num_tokens

@@ -6,8 +6,7 @@ Does not own connections (`hetjax/comm/peers.py`), nor when a step is run: a con
 says so (`serving.py`).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import jax
@@ -26,21 +25,14 @@ from hetjax.models.model import Model
 from hetjax.plans.members import Members, node_of
 from hetjax.plans.plan import Plan
 from hetjax.runtime.feeding import Batch, BatchFeed, window
-from hetjax.runtime.meeting import Meeting, Norm
+from hetjax.runtime.meeting import Meeting
+from hetjax.runtime.outcome import StageLoss, StepCommit
 from hetjax.runtime.stages import Stages
-from hetjax.runtime.worker import Observer, Step, Worker, gradient_norm
+from hetjax.runtime.worker import Observer, Step, Worker
 from hetjax.schedule.action import Program, Programs, StageKey
 
 _DONE = object()
 _NUM_SENDING = 4  # threads that wait for what is to be sent
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Told:
-    """What a worker knows of a committed step: the same as all others."""
-
-    grad_norm: float
-    norm: Norm
 
 
 class Island(Stages):
@@ -99,7 +91,7 @@ class Island(Stages):
         self.leave()
         self._server = server
         # a sum keeps a thread until all its holders have come
-        num_threads = len(self.layout.holders) + 1 + _NUM_SENDING
+        num_threads = len(self.partition.holders) + 1 + _NUM_SENDING
         self._peers, self._ship = peers, Ship(peers, num_threads)
         self._across = self._by(peers, self._ship, server)
         self._generation = generation
@@ -113,7 +105,9 @@ class Island(Stages):
             self._ship.close()
         self._peers = self._ship = self._across = None
 
-    def step(self, number: int, batch: Batch, observer: Observer | None = None) -> Told:
+    def step(
+        self, number: int, batch: Batch, observer: Observer | None = None
+    ) -> StepCommit:
         """Train on one global batch; returns once NORM is known and UPDATE enqueued.
 
         Raises PeerLost.
@@ -126,10 +120,10 @@ class Island(Stages):
         if not self.stages:
             meeting.attend()
         self._run(run, step)
-        self._wait_until(lambda: meeting.norm is not None)
+        self._wait_until(lambda: meeting.commit is not None)
         return self._committed(step)
 
-    def finish(self, norm: Norm) -> Told:
+    def finish(self, commit: StepCommit) -> StepCommit:
         """Commit the step that a PeerLost has broken off, with the norm of others.
 
         Who knows it has had our part of it: nothing but UPDATE is left to do.
@@ -137,18 +131,17 @@ class Island(Stages):
         assert self._unfinished is not None, "no step was broken off"
         run, step = self._unfinished
         assert isinstance(step.collectives, Meeting)
-        step.collectives.settle(norm)
+        step.collectives.settle(commit)
         assert next(run, _DONE) is _DONE, "others have the norm without our part"
         return self._committed(step)
 
-    def _committed(self, step: Step) -> Told:
+    def _committed(self, step: Step) -> StepCommit:
         self._unfinished = None
         meeting = step.collectives
-        assert isinstance(meeting, Meeting) and meeting.norm is not None
-        grad_norm = gradient_norm(meeting, step.num_tokens)
-        return Told(grad_norm=grad_norm, norm=meeting.norm)
+        assert isinstance(meeting, Meeting) and meeting.commit is not None
+        return meeting.commit
 
-    def evaluate(self, number: int, batch: Batch) -> Mapping[StageKey, float]:
+    def evaluate(self, number: int, batch: Batch) -> list[StageLoss]:
         """Summed losses by last stage of a global batch, no update.
 
         `number` tells this evaluation from others. Raises PeerLost.
@@ -211,7 +204,7 @@ class Island(Stages):
             collectives=Meeting(
                 self._peers,
                 self._ship,
-                self.layout.holders,
+                self.partition.holders,
                 self.members,
                 generation=self._generation,
                 step=number,
@@ -256,14 +249,14 @@ class Island(Stages):
         step.collectives.give_up()
         next(run, _DONE)
 
-    def _losses(self) -> dict[StageKey, float]:
+    def _losses(self) -> list[StageLoss]:
         found = self._last_losses().items()
-        return {stage: float(value_here(loss)) for stage, loss in found}
+        return [(stage, float(value_here(loss))) for stage, loss in found]
 
     def _last_losses(self) -> dict[StageKey, jax.Array]:
         """Of last stages that this worker leads."""
         return {
             key: state.loss
             for key, state in self.stages.items()
-            if state.programs.graph.last and leads(state.programs.mesh)
+            if state.programs.function.last and leads(state.programs.mesh)
         }

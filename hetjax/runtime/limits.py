@@ -8,9 +8,40 @@ of them. Does not own the waiting (`control.py`).
 """
 
 from dataclasses import dataclass
+from typing import Any
+
+from hetjax.runtime.messages import (
+    AwaitSaved,
+    BreakOff,
+    Build,
+    CollectLeaves,
+    Compile,
+    CompileAhead,
+    Coordinate,
+    Evaluate,
+    FindSaves,
+    FinishStep,
+    HoldState,
+    Initialise,
+    Join,
+    KeepCopies,
+    Leave,
+    Listen,
+    PlaceState,
+    Predict,
+    Request,
+    SaveState,
+    SendCopies,
+    TellNeeds,
+    TellReached,
+    TellSaving,
+    TellSpans,
+    TellTime,
+    Train,
+)
 
 _MINUTE_S, _HOUR_S = 60.0, 3600.0
-START, BREAK_OFF = "start", "break off"
+START = "start"  # of a worker, which nobody can ask for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,32 +57,32 @@ class Limit:
         )
 
 
-LIMITS = {
+LIMITS: dict[type[Request[Any]] | str, Limit] = {
     START: Limit(10 * _MINUTE_S, "start and call its controller"),
-    BREAK_OFF: Limit(2 * _MINUTE_S, "leave a step that another worker has broken"),
-    "coordinate": Limit(5 * _MINUTE_S, "choose a port for the hosts of its node"),
-    "build": Limit(_HOUR_S, "make its stages and open the data"),
-    "warm": Limit(5 * _MINUTE_S, "begin to compile in the background"),
-    "listen": Limit(5 * _MINUTE_S, "listen for its peers"),
-    "join": Limit(10 * _MINUTE_S, "connect to its peers"),
-    "compile": Limit(2 * _HOUR_S, "compile its stages"),
-    "initialise": Limit(_HOUR_S, "make its first weights"),
-    "step": Limit(30 * _MINUTE_S, "train a step"),
-    "outcome": Limit(10 * _MINUTE_S, "tell which step it has reached"),
-    "finish": Limit(30 * _MINUTE_S, "finish a step"),
-    "hold": Limit(30 * _MINUTE_S, "tell what it has in memory"),
-    "look": Limit(_HOUR_S, "tell what it has on disk"),
-    "needs": Limit(10 * _MINUTE_S, "tell what it needs"),
-    "collect": Limit(2 * _HOUR_S, "get the state that it lacks"),
-    "place": Limit(_HOUR_S, "put the state on its devices"),
-    "clock": Limit(30 * _MINUTE_S, "tell the time of its clock"),
-    "spans": Limit(10 * _MINUTE_S, "tell when its actions ran"),
-    "evaluate": Limit(30 * _MINUTE_S, "evaluate a batch"),
-    "logits": Limit(30 * _MINUTE_S, "predict a token"),
-    "saver": Limit(10 * _MINUTE_S, "tell what it has saved"),
-    "keep copies": Limit(10 * _MINUTE_S, "be ready to keep copies"),
-    "send copies": Limit(10 * _MINUTE_S, "connect to those that keep its copies"),
-    "save": Limit(30 * _MINUTE_S, "begin a checkpoint"),
-    "saved": Limit(2 * _HOUR_S, "finish a checkpoint"),
-    "end": Limit(2 * _HOUR_S, "finish what it writes, and leave"),
+    BreakOff: Limit(2 * _MINUTE_S, "leave a step that another worker has broken"),
+    Coordinate: Limit(5 * _MINUTE_S, "choose a port for the hosts of its node"),
+    Build: Limit(_HOUR_S, "make its stages and open the data"),
+    CompileAhead: Limit(5 * _MINUTE_S, "begin to compile in the background"),
+    Listen: Limit(5 * _MINUTE_S, "listen for its peers"),
+    Join: Limit(10 * _MINUTE_S, "connect to its peers"),
+    Compile: Limit(2 * _HOUR_S, "compile its stages"),
+    Initialise: Limit(_HOUR_S, "make its first weights"),
+    Train: Limit(30 * _MINUTE_S, "train a step"),
+    TellReached: Limit(10 * _MINUTE_S, "tell which step it has reached"),
+    FinishStep: Limit(30 * _MINUTE_S, "finish a step"),
+    HoldState: Limit(30 * _MINUTE_S, "tell what it has in memory"),
+    FindSaves: Limit(_HOUR_S, "tell what it has on disk"),
+    TellNeeds: Limit(10 * _MINUTE_S, "tell what it needs"),
+    CollectLeaves: Limit(2 * _HOUR_S, "get the state that it lacks"),
+    PlaceState: Limit(_HOUR_S, "put the state on its devices"),
+    TellTime: Limit(30 * _MINUTE_S, "tell the time of its clock"),
+    TellSpans: Limit(10 * _MINUTE_S, "tell when its actions ran"),
+    Evaluate: Limit(30 * _MINUTE_S, "evaluate a batch"),
+    Predict: Limit(30 * _MINUTE_S, "predict a token"),
+    TellSaving: Limit(10 * _MINUTE_S, "tell what it has saved"),
+    KeepCopies: Limit(10 * _MINUTE_S, "be ready to keep copies"),
+    SendCopies: Limit(10 * _MINUTE_S, "connect to those that keep its copies"),
+    SaveState: Limit(30 * _MINUTE_S, "begin a checkpoint"),
+    AwaitSaved: Limit(2 * _HOUR_S, "finish a checkpoint"),
+    Leave: Limit(2 * _HOUR_S, "finish what it writes, and leave"),
 }

@@ -17,8 +17,9 @@ from hetjax.comm.links import listen
 from hetjax.errors import BadInput
 from hetjax.mesh.world import World, join_world, leave_world
 from hetjax.plans.members import node_of
+from hetjax.runtime.messages import Build, Compile, Leave, Message
 
-_WITHOUT_OTHERS = ("build", "compile", "end")  # may take long, and end by themselves
+_WITHOUT_OTHERS = (Build, Compile, Leave)  # may take long, and end by themselves
 
 
 class Mates:
@@ -30,7 +31,7 @@ class Mates:
     def __init__(self, worker: str, host: str, limit_s: float) -> None:
         self._worker, self._host, self._limit_s = worker, host, limit_s
         self._world: World | None = None
-        self._answering: tuple[int, str] | None = None
+        self._answering: tuple[int, type[Message]] | None = None
 
     def coordinate(self) -> str:
         """Where this process serves the world that it will be the first of."""
@@ -54,7 +55,7 @@ class Mates:
         if self._world is not None:
             leave_world()
 
-    def begin(self, number: int, request: str) -> None:
+    def begin(self, number: int, request: type[Message]) -> None:
         """Remember what is to be answered next, as soon as it has been heard."""
         self._answering = number, request
 
@@ -76,9 +77,11 @@ class Mates:
             timer.daemon = True
             timer.start()
 
-    def _check(self, answering: tuple[int, str]) -> None:
+    def _check(self, answering: tuple[int, type[Message]]) -> None:
         if self._answering == answering:
-            _stop(f"worker {self._worker} is stuck in {answering[1]!r}, broken off")
+            _stop(
+                f"worker {self._worker} is stuck in {answering[1].__name__}, broken off"
+            )
 
 
 def _free_address(host: str) -> str:

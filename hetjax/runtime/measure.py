@@ -253,7 +253,7 @@ def _passes(runtime: Embedded, sample: _Sample, halves: bool) -> Mapping[str, Pa
     rng = np.random.default_rng(0)
     tokens_BL = rng.integers(0, sample.model.vocab_size, programs.tokens_shape)
     targets = _put(tokens_BL, programs.tokens)
-    first, last = programs.graph.first, programs.graph.last
+    first, last = programs.function.first, programs.function.last
     stream = rng.standard_normal(programs.activation_shape, np.float32)
     x = targets if first else _put(stream, programs.outputs)
     dy = None if last else _put(stream, programs.outputs)
@@ -300,7 +300,7 @@ def _shared_update(runtime: Embedded, sample: _Sample) -> Mapping[str, Pass]:
 
 def _install(runtime: Embedded, model: Model, key: tuple[int, int]) -> None:
     """Fresh weights and optimizer state for this stage alone; zero sums."""
-    state, held = runtime.stages[key], runtime.layout.stages[key]
+    state, held = runtime.stages[key], runtime.partition.stages[key]
     abstract = state.updates.masters
     read = fresh_weights(model, held, 0)
     state.masters, _ = place(held, abstract, ({},) * len(abstract), read)

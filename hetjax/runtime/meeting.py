@@ -9,8 +9,6 @@ by threads, while the devices go on computing. Does not own the sum over process
 
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import jax
 import numpy as np
@@ -22,33 +20,10 @@ from hetjax.comm.reduction import Rows, from_host, to_host
 from hetjax.comm.wire import SQUARES, SUMS, Ship
 from hetjax.mesh.spanning import to_mesh, value_here
 from hetjax.plans.members import Members
+from hetjax.runtime.outcome import StepCommit
 from hetjax.schedule.action import Group, StageKey
 
 _SHARE = struct.Struct("<IId?d")  # replica, stage, squares, whether last, its loss
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Norm:
-    """What all workers know once a step is committed.
-
-    `squares` is the squared norm of the summed gradients, `losses` are summed, by last
-    stage.
-    """
-
-    squares: float
-    losses: Mapping[StageKey, float]
-
-
-def in_words(norm: Norm) -> dict[str, Any]:
-    """The norm as JSON values."""
-    losses = [[*stage, loss] for stage, loss in norm.losses.items()]
-    return {"squares": norm.squares, "losses": losses}
-
-
-def from_words(words: Mapping[str, Any]) -> Norm:
-    """Inverse of `in_words`."""
-    losses = {(int(r), int(s)): loss for r, s, loss in words["losses"]}
-    return Norm(squares=words["squares"], losses=losses)
 
 
 class Meeting:
@@ -83,7 +58,7 @@ class Meeting:
         self._squares: dict[StageKey, jax.Array] = {}
         self._like: dict[tuple[Group, StageKey], tuple[jax.ShapeDtypeStruct, ...]] = {}
         self._given_up = False
-        self.norm: Norm | None = None
+        self.commit: StepCommit | None = None
 
     def give_up(self) -> None:
         """Sum nothing any more; all sums are there at once and have no value (NaN)."""
@@ -124,11 +99,11 @@ class Meeting:
 
     def squares(self) -> float | None:
         """The sum over all stages of the plan, or None while one is missing."""
-        return None if self.norm is None else self.norm.squares
+        return None if self.commit is None else self.commit.squares
 
-    def settle(self, norm: Norm) -> None:
+    def settle(self, commit: StepCommit) -> None:
         """Take the norm from a worker that knows it."""
-        self.norm = norm
+        self.commit = commit
 
     def _own(self, stages: Iterable[StageKey]) -> set[StageKey]:
         own, members = self._peers.own, self._members.members
@@ -208,9 +183,9 @@ class Meeting:
             )
         }
         ordered = sorted(found)
-        self.norm = Norm(
+        self.commit = StepCommit(
             squares=float(np.sum([found[stage][0] for stage in ordered])),
-            losses={stage: found[stage][2] for stage in ordered if found[stage][1]},
+            losses=tuple((s, found[s][2]) for s in ordered if found[s][1]),
         )
         self._peers.mailbox.touch()
 

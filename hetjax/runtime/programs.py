@@ -4,7 +4,7 @@
 Owns ahead-of-time compilation on the stage's mesh: every program is compiled once,
 on first use, for fixed shapes and shardings. An executable belongs to its devices, so
 programs are shared by equal stages on the same devices: over re-planning, not within
-a plan. Does not own the mathematics (`stage.py`) nor the optimizer's programs
+a plan. Does not own the mathematics (`hetjax/stage/`) nor the optimizer's programs
 (`update.py`).
 """
 
@@ -16,22 +16,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
 from hetjax.comm.reduction import Rows, pack, row_sharding
-from hetjax.mesh.axes import (
-    batch_sharding,
-    compute_spec,
-    replicated,
-    tensor_dim,
-)
+from hetjax.mesh.axes import batch_sharding, replicated
 from hetjax.mesh.spanning import to_mesh, value_here
-from hetjax.models.model import AbstractParam
-from hetjax.runtime import stage
-from hetjax.runtime.halves import Halves, halve
-from hetjax.runtime.layout import LeafId, Run
-from hetjax.runtime.stage import Residuals, StageGraph
 from hetjax.schedule.action import Op
+from hetjax.stage import function as stage
+from hetjax.stage.arrays import accumulators, compute_weights, pack_dim, shardings
+from hetjax.stage.backward_split import BackwardSplit, split_backward
+from hetjax.stage.function import Residuals, StageFunction
+from hetjax.stage.partition import LeafId
 
 Compiled = Callable[..., Any]
 
@@ -43,32 +38,21 @@ class StagePrograms:
     `activation_shape` is that of the residual stream of a whole microbatch.
     """
 
-    graph: StageGraph
+    function: StageFunction
     mesh: Mesh
     tokens_shape: tuple[int, int]
     activation_shape: tuple[int, ...]
     dtype: jnp.dtype
 
+    @cached_property
     def params(self) -> Any:
-        """Compute weights as abstract arrays, one dict per run."""
-        return tuple(
-            {
-                leaf: jax.ShapeDtypeStruct(
-                    stacked_shape(run, param),
-                    self.dtype,
-                    sharding=NamedSharding(
-                        self.mesh, stacked_spec(run, compute_spec(param.logical))
-                    ),
-                )
-                for leaf, param in run.leaves().items()
-            }
-            for run in self.graph.runs
-        )
+        """Compute weights as abstract arrays, one dict per stack."""
+        return compute_weights(self.function.stacks, self.mesh, self.dtype)
 
     @property
     def inputs(self) -> jax.ShapeDtypeStruct:
         """What the stage gets per microbatch: tokens, or the residual stream."""
-        return self.tokens if self.graph.first else self.outputs
+        return self.tokens if self.function.first else self.outputs
 
     @cached_property
     def outputs(self) -> jax.ShapeDtypeStruct:
@@ -91,16 +75,7 @@ class StagePrograms:
     @cached_property
     def accumulators(self) -> Any:
         """fp32 gradient sums; dim 0 is the data rank that added them."""
-        return jax.tree.map(
-            lambda p: jax.ShapeDtypeStruct(
-                (self.graph.data, *p.shape),
-                jnp.float32,
-                sharding=NamedSharding(
-                    self.mesh, PartitionSpec("data", *p.sharding.spec)
-                ),
-            ),
-            self.params(),
-        )
+        return accumulators(self.params)
 
     def of(self, op: Op) -> Compiled:
         """The program that computes an action."""
@@ -125,11 +100,11 @@ class StagePrograms:
 
     @cached_property
     def _forward_lowered(self) -> jax.stages.Lowered:
-        inputs = (self.params(), self.inputs)
-        if not self.graph.last:
-            function = partial(stage.forward, self.graph, self._residuals)
+        inputs = (self.params, self.inputs)
+        if not self.function.last:
+            function = partial(stage.forward, self.function, self._residuals)
             return lowered(function, inputs, out=(self.outputs.sharding, None))
-        function = partial(stage.forward_loss, self.graph, self._residuals)
+        function = partial(stage.forward_loss, self.function, self._residuals)
         inputs = (*inputs, self.tokens, self.scalar)
         return lowered(function, inputs, donate=(3,), out=(self.scalar.sharding, None))
 
@@ -143,7 +118,7 @@ class StagePrograms:
         """(params, x, saved, dy, acc) -> (acc, dx); acc is donated."""
         acc = self.accumulators
         return compiled(
-            partial(stage.backward, self.graph, self._residuals),
+            partial(stage.backward, self.function, self._residuals),
             (*self._backward_inputs, acc),
             donate=(4,),
             out=(shardings(acc), self._dx_sharding),
@@ -157,7 +132,7 @@ class StagePrograms:
     @cached_property
     def _input_gradient_lowered(self) -> jax.stages.Lowered:
         def dx_and_crossing(*inputs: Any) -> tuple[jax.Array, list[jax.Array]]:
-            (dx,), crossing = self._halves.first(*jax.tree.leaves(inputs))
+            (dx,), crossing = self._split.first(*jax.tree.leaves(inputs))
             return dx, crossing
 
         out = (self._dx_sharding, None)
@@ -166,17 +141,17 @@ class StagePrograms:
     @cached_property
     def weight_gradient(self) -> Compiled:
         """(params, half, acc) -> (acc, a zero to wait for); acc is donated."""
-        acc, weights = self.accumulators, jax.tree.structure(self.params())
+        acc, weights = self.accumulators, jax.tree.structure(self.params)
 
         def add(params: Any, half: list[jax.Array], acc: Any) -> tuple[Any, jax.Array]:
             read, others = self._kept
             leaves, num_kept = jax.tree.leaves(params), len(others)
             kept = [*(leaves[i] for i in read), *half[:num_kept]]
-            grads = self._halves.second(kept, half[num_kept:])
+            grads = self._split.second(kept, half[num_kept:])
             acc = stage.accumulate(acc, jax.tree.unflatten(weights, grads))
             return acc, jnp.zeros((), jnp.float32)
 
-        inputs = (self.params(), self.half, acc)
+        inputs = (self.params, self.half, acc)
         out = (shardings(acc), self.scalar.sharding)
         return compiled(add, inputs, donate=(2,), out=out)
 
@@ -188,28 +163,28 @@ class StagePrograms:
     @cached_property
     def _kept(self) -> tuple[list[int], list[int]]:
         """Which leaves of params, and which of (x, saved, dy), W still reads."""
-        num_weights = len(jax.tree.leaves(self.params()))
-        kept = self._halves.kept
+        num_weights = len(jax.tree.leaves(self.params))
+        kept = self._split.kept
         others = [i - num_weights for i in kept if i >= num_weights]
         return [i for i in kept if i < num_weights], others
 
     @cached_property
-    def _halves(self) -> Halves:
+    def _split(self) -> BackwardSplit:
         """The backward, cut; its inputs are the leaves of (params, x, saved, dy)."""
         leaves, tree = jax.tree.flatten(self._backward_inputs)
 
         def gradients(*leaves: Any) -> list[jax.Array]:
             params, x, saved, dy = jax.tree.unflatten(tree, leaves)
-            made = stage.gradients(self.graph, self._residuals, params, x, saved, dy)
+            made = stage.gradients(self.function, self._residuals, params, x, saved, dy)
             return jax.tree.leaves(made)
 
-        return halve(gradients, 1, leaves)
+        return split_backward(gradients, 1, leaves)
 
     @cached_property
     def _backward_inputs(self) -> tuple[Any, ...]:
         saved = self.saved  # traced first: fills the residuals' bookkeeping
-        dy = None if self.graph.last else self.outputs
-        return self.params(), self.inputs, saved, dy
+        dy = None if self.function.last else self.outputs
+        return self.params, self.inputs, saved, dy
 
     @property
     def half(self) -> list[jax.ShapeDtypeStruct]:
@@ -223,8 +198,8 @@ class StagePrograms:
         """(params, x, targets, acc, loss) -> (acc, loss, dx); acc, loss donated."""
         acc = self.accumulators
         return compiled(
-            partial(stage.fused, self.graph),
-            (self.params(), self.inputs, self.tokens, acc, self.scalar),
+            partial(stage.fused, self.function),
+            (self.params, self.inputs, self.tokens, acc, self.scalar),
             donate=(3, 4),
             out=(shardings(acc), self.scalar.sharding, self._dx_sharding),
         )
@@ -232,15 +207,15 @@ class StagePrograms:
     @cached_property
     def evaluate(self) -> Compiled:
         """(params, x) -> y, or of the last stage (params, x, targets, loss) -> loss."""
-        if not self.graph.last:
-            function = lambda p, x: stage.output(self.graph, p, x, None)[0]  # noqa: E731
-            inputs = (self.params(), self.inputs)
+        if not self.function.last:
+            function = lambda p, x: stage.output(self.function, p, x, None)[0]  # noqa: E731
+            inputs = (self.params, self.inputs)
             return compiled(function, inputs, out=self.outputs.sharding)
 
         def add_loss(params: Any, x: Any, targets: Any, loss: Any) -> Any:
-            return loss + stage.output(self.graph, params, x, targets)[0]
+            return loss + stage.output(self.function, params, x, targets)[0]
 
-        inputs = (self.params(), self.inputs, self.tokens, self.scalar)
+        inputs = (self.params, self.inputs, self.tokens, self.scalar)
         return compiled(add_loss, inputs, donate=(3,), out=self.scalar.sharding)
 
     @cached_property
@@ -248,8 +223,8 @@ class StagePrograms:
         """(params, x, position) -> logits_V of the first sequence (last stage)."""
         whole = replicated(self.mesh)
         position = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
-        function = partial(stage.logits, self.graph)
-        return compiled(function, (self.params(), self.inputs, position), out=whole)
+        function = partial(stage.logits, self.function)
+        return compiled(function, (self.params, self.inputs, position), out=whole)
 
     def last_logits(self, params: Any, x: jax.Array, position: int) -> np.ndarray:
         """logits_V at a position of the first sequence, on the host (last stage)."""
@@ -265,8 +240,8 @@ class StagePrograms:
 
     def packer(self, leaf_ids: tuple[LeafId, ...], rows: int) -> Compiled:
         """Traceable (leaves of acc) -> rows_DN arrays, data ranks summed."""
-        runs, num_devices = self.graph.runs, self.mesh.devices.size
-        dims = [pack_dim(runs[run], leaf) for run, leaf in leaf_ids]
+        stacks, num_devices = self.function.stacks, self.mesh.devices.size
+        dims = [pack_dim(stacks[at], leaf) for at, leaf in leaf_ids]
 
         def packed(leaves: Sequence[jax.Array]) -> Rows:
             return pack([jnp.sum(x, axis=0) for x in leaves], dims, rows, num_devices)
@@ -276,7 +251,7 @@ class StagePrograms:
     def pack(self, leaf_ids: tuple[LeafId, ...], rows: int) -> Compiled:
         """(leaves of acc) -> rows_DN arrays, ready for exchange between holders."""
         if (leaf_ids, rows) not in self._packs:
-            leaves = [self.accumulators[run][leaf] for run, leaf in leaf_ids]
+            leaves = [self.accumulators[at][leaf] for at, leaf in leaf_ids]
             packer, out = self.packer(leaf_ids, rows), row_sharding(self.mesh)
             self._packs[leaf_ids, rows] = compiled(packer, (leaves,), out=out)
         return self._packs[leaf_ids, rows]
@@ -287,7 +262,7 @@ class StagePrograms:
 
     @property
     def _dx_sharding(self) -> NamedSharding:
-        return (replicated if self.graph.first else batch_sharding)(self.mesh)
+        return (replicated if self.function.first else batch_sharding)(self.mesh)
 
 
 def _laid_out(made: Any, program: Compiled) -> list[jax.ShapeDtypeStruct]:
@@ -297,26 +272,6 @@ def _laid_out(made: Any, program: Compiled) -> list[jax.ShapeDtypeStruct]:
         jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding)
         for a, sharding in zip(made, layouts, strict=True)
     ]
-
-
-def pack_dim(run: Run, leaf: str) -> int:
-    """The dim of a (stacked) leaf that is cut into rows: its tensor dim, if any."""
-    param = run.leaves()[leaf]
-    return int(run.stacked) + (tensor_dim(param.logical) or 0)
-
-
-def stacked_shape(run: Run, param: AbstractParam) -> tuple[int, ...]:
-    """Shape of a leaf in its run: units first, if the run is stacked."""
-    return (len(run.units), *param.shape) if run.stacked else param.shape
-
-
-def stacked_spec(run: Run, spec: PartitionSpec) -> PartitionSpec:
-    """Layout of a leaf in its run; the dim of units is never cut."""
-    return PartitionSpec(None, *spec) if run.stacked else spec
-
-
-def shardings(abstract: Any) -> Any:
-    return jax.tree.map(lambda a: a.sharding, abstract)
 
 
 def compiled(

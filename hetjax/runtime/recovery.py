@@ -4,30 +4,40 @@
 Owns finishing a step that one survivor has committed, asking who holds what, and the
 rounds in which every worker gets what it lacks. Out of the data path: slices go from
 worker to worker, or from the store to a worker. Does not own which save and which
-source (`checkpoint/holdings.py`), nor who starts workers and chooses the plan
+source (`checkpoint/recovery_plan.py`), nor who starts workers and chooses the plan
 (`hetjax/training/`).
 """
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
-from hetjax.checkpoint.fetch import in_store
-from hetjax.checkpoint.holdings import (
+from hetjax.checkpoint.recovery_plan import (
     CLOUD,
     Assignment,
     Holding,
     Save,
     Source,
+    Tier,
     assign,
     leaves_of,
     newest,
 )
-from hetjax.checkpoint.keeping import Keeping
+from hetjax.checkpoint.storage import Keeping
+from hetjax.checkpoint.stored_steps import in_store
 from hetjax.errors import BadInput
-from hetjax.runtime.control import Crew, Message
+from hetjax.runtime.control import Crew
 from hetjax.runtime.fleet import Fleet
-from hetjax.runtime.meeting import Norm, from_words
+from hetjax.runtime.messages import (
+    CollectLeaves,
+    FindSaves,
+    FinishStep,
+    HoldState,
+    PlaceState,
+    TellNeeds,
+    TellReached,
+)
+from hetjax.runtime.outcome import StepCommit
 
 _NUM_NAMED = 3  # slices that an error spells out
 
@@ -41,36 +51,34 @@ class Restored:
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 
-def finish_step(crew: Crew, workers: Sequence[str]) -> Norm | None:
-    """Let all survivors finish a step of which one has the norm, and return that.
+def finish_step(crew: Crew, workers: Sequence[str]) -> StepCommit | None:
+    """Let all survivors finish a step of which one has the commit, and return that.
 
-    They have all done their part of it, or that one would not know the norm. None if
-    nobody knows any.
+    They have all done their part of it, or that one would not know it. None if nobody
+    knows any.
     """
-    told = crew.ask(dict.fromkeys(workers, {"do": "outcome"}))
-    newest_at = max(
-        (m["at"] for m in told.values() if m["at"] is not None), default=None
-    )
-    known = [m["norm"] for m in told.values() if m["at"] == newest_at and m["norm"]]
+    told = crew.ask(dict.fromkeys(workers, TellReached()))
+    newest_at = max((m.at for m in told.values() if m.at is not None), default=None)
+    known = [m.commit for m in told.values() if m.at == newest_at and m.commit]
     if newest_at is None or not known:
         return None
-    late = [worker for worker, m in told.items() if m["at"] == newest_at - 1]
-    crew.ask(dict.fromkeys(late, {"do": "finish", "norm": known[0]}))
-    return from_words(known[0])
+    late = [worker for worker, m in told.items() if m.at == newest_at - 1]
+    crew.ask(dict.fromkeys(late, FinishStep(commit=known[0])))
+    return known[0]
 
 
 def in_memory(fleet: Fleet, workers: Sequence[str]) -> list[Holding]:
     """The state that these workers have, kept from now on until `restore` is done."""
-    told = fleet.crew.ask(dict.fromkeys(workers, {"do": "hold"}))
+    told = fleet.crew.ask(dict.fromkeys(workers, HoldState()))
     return [
         Holding(
             worker=worker,
             tier="memory",
-            save=(message["at"], fleet.attempts.get(message["at"], "")),
-            leaves=frozenset(message["leaves"]),
+            save=(held.at, fleet.attempts.get(held.at, "")),
+            leaves=frozenset(held.leaves),
         )
-        for worker, message in told.items()
-        if message["at"] is not None
+        for worker, held in told.items()
+        if held.at is not None
     ]
 
 
@@ -79,18 +87,17 @@ def on_disk(crew: Crew, workers: Sequence[str], keeping: Keeping) -> list[Holdin
 
     Raises BadInput where that is of another model.
     """
-    request = {"do": "look", "keeping": asdict(keeping)}
-    told = crew.ask(dict.fromkeys(workers, request))
+    told = crew.ask(dict.fromkeys(workers, FindSaves(keeping=keeping)))
     return [
         Holding(
             worker=worker,
             tier="disk",
-            save=(step, attempt),
-            leaves=frozenset(leaves),
-            host=host,
+            save=found.save,
+            leaves=frozenset(found.leaves),
+            host=found.host,
         )
-        for worker, message in told.items()
-        for (step, attempt), leaves, host in message["saves"]
+        for worker, answer in told.items()
+        for found in answer.saves
     ]
 
 
@@ -110,8 +117,8 @@ def restore(
     """
     fleet.hear_saves(holding.save[1] for holding in held)
     held = _until(most, held)
-    told = fleet.crew.ask(dict.fromkeys(fleet.workers, {"do": "needs"}))
-    leaves = {w: dict[str, int](m["leaves"]) for w, m in told.items()}
+    told = fleet.crew.ask(dict.fromkeys(fleet.workers, TellNeeds()))
+    leaves = {worker: needs.leaves for worker, needs in told.items()}
     size_bytes = {leaf: n for needed in leaves.values() for leaf, n in needed.items()}
     save, asked = newest(held, size_bytes.keys()), False
     if save is None or _is_behind(save, held, fleet):
@@ -121,12 +128,12 @@ def restore(
         _check_same_model(held, save, size_bytes)
         lacking = {
             worker: set(leaves[worker])
-            for worker, message in told.items()
-            if message["at"] != save[0]
+            for worker, needs in told.items()
+            if needs.at != save[0]
         }
         restored = _rounds(fleet, others, held, save, lacking, size_bytes, keeping)
         if restored is not None:
-            request = {"do": "place", "step": save[0]}
+            request = PlaceState(step=save[0])
             fleet.crew.ask(dict.fromkeys(fleet.workers, request))
             return restored
         if asked:
@@ -192,16 +199,16 @@ def _rounds(
             found = assign(held, save, lacking, size_bytes, excluded)
         except KeyError:
             return None
-        orders = _orders([*fleet.workers, *others], found, save, keeping)
-        told = fleet.in_turn_each(orders)
-        for tier in {tier for message in told.values() for tier in message["bytes"]}:
-            some = [m for m in told.values() if tier in m["bytes"]]
-            took_s = max(m["seconds"][tier] for m in some)
+        turn, workers = fleet.next_turn(), [*fleet.workers, *others]
+        told = fleet.crew.ask(_orders(workers, found, save, turn, keeping))
+        for tier in {tier for message in told.values() for tier in message.num_bytes}:
+            some = [m for m in told.values() if tier in m.num_bytes]
+            took_s = max(m.seconds[tier] for m in some)
             num_bytes[tier] = num_bytes.get(tier, 0) + sum(
-                m["bytes"][tier] for m in some
+                m.num_bytes[tier] for m in some
             )
             seconds[tier] = seconds.get(tier, 0.0) + took_s
-        lacking = {w: set(m["missing"]) for w, m in told.items() if m["missing"]}
+        lacking = {w: set(m.missing) for w, m in told.items() if m.missing}
         excluded |= {
             (leaf, found[w][leaf]) for w, some in lacking.items() for leaf in some
         }
@@ -209,26 +216,35 @@ def _rounds(
 
 
 def _orders(
-    workers: Sequence[str], found: Assignment, save: Save, keeping: Keeping
-) -> dict[str, Message]:
-    """One message for each worker: what it has or fetches, gives and takes."""
+    workers: Sequence[str], found: Assignment, save: Save, turn: int, keeping: Keeping
+) -> dict[str, CollectLeaves]:
+    """One order for each worker: what it has or fetches, gives and takes."""
     numbers = {leaf: n for n, leaf in enumerate(sorted(_leaves(found)))}
-    orders: dict[str, Message] = {
-        worker: {"do": "collect", "save": save, "own": {}, "give": [], "take": []}
-        for worker in workers
-    }
+    own: dict[str, dict[Tier, list[str]]] = {worker: {} for worker in workers}
+    give: dict[str, list[tuple[str, Tier, list[str]]]] = {w: [] for w in workers}
+    take: dict[str, list[tuple[str, list[str]]]] = {w: [] for w in workers}
     for worker, sources in found.items():
         by_source: dict[Source, list[str]] = {}
         for leaf, source in sources.items():
             by_source.setdefault(source, []).append(leaf)
         for source, leaves in by_source.items():
             if source.worker in (worker, CLOUD):
-                orders[worker]["own"][source.tier] = leaves
+                own[worker][source.tier] = leaves
                 continue
-            orders[source.worker]["give"].append([worker, source.tier, leaves])
-            orders[worker]["take"].append([source.worker, leaves])
-    shared = {"numbers": numbers, "keeping": asdict(keeping)}
-    return {worker: order | shared for worker, order in orders.items()}
+            give[source.worker].append((worker, source.tier, leaves))
+            take[worker].append((source.worker, leaves))
+    return {
+        worker: CollectLeaves(
+            save=save,
+            turn=turn,
+            own=own[worker],
+            give=give[worker],
+            take=take[worker],
+            numbers=numbers,
+            keeping=keeping,
+        )
+        for worker in workers
+    }
 
 
 def _leaves(found: Assignment) -> set[str]:

@@ -4,7 +4,7 @@
 Owns copies of its last state by leaf, what its disk holds and what it fetches from the
 store, and the exchange of leaves between workers: each is read where it lies, checked,
 sent by link and checked again. Does not own who gives what to whom
-(`hetjax/checkpoint/holdings.py`), nor what becomes of the leaves (`stages.py`).
+(`hetjax/checkpoint/recovery_plan.py`), nor what becomes of the leaves (`stages.py`).
 """
 
 import math
@@ -18,41 +18,25 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import google_crc32c
 import numpy as np
 
-from hetjax.checkpoint import layout
 from hetjax.checkpoint.entry import Entry
-from hetjax.checkpoint.fetch import Stored
-from hetjax.checkpoint.holdings import Save, Tier
-from hetjax.checkpoint.restore import Checkpoint, DamagedCheckpoint, parts
-from hetjax.checkpoint.transfer import Store
+from hetjax.checkpoint.format import join_leaves, leaf_names, split_leaves
+from hetjax.checkpoint.reader import Checkpoint, DamagedCheckpoint, parts
+from hetjax.checkpoint.recovery_plan import Save, Tier
+from hetjax.checkpoint.stored_steps import Stored
+from hetjax.checkpoint.stores.store import Store
 from hetjax.comm.links import Key
 from hetjax.comm.peers import Peers
 from hetjax.comm.wire import LEAVES
+from hetjax.runtime.messages import Collected, CollectLeaves, FoundSave
 
 _Read = tuple[np.ndarray | None, float]  # value, and when it was there
 _CHECKSUM = struct.Struct("<I")
 _NOTHING = np.zeros(0, np.uint8)  # sent for what cannot be read
 _NUM_READERS = 8  # threads: an object of a store is mostly waited for
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Order:
-    """What one worker does in one round, with one save.
-
-    `own` are leaves by tier that it has itself, `give` are (to whom, tier, leaves),
-    `take` are (from whom, leaves). `numbers` are the same for all workers.
-    """
-
-    save: Save
-    turn: int
-    own: Mapping[Tier, Sequence[str]]
-    give: Sequence[tuple[str, Tier, Sequence[str]]]
-    take: Sequence[tuple[str, Sequence[str]]]
-    numbers: Mapping[str, int]
 
 
 @dataclass(slots=True)
@@ -74,9 +58,7 @@ class Salvage:
     ) -> None:
         """Keep the state after this step, where it is, until `let_go`."""
         self._memory = {
-            name: (entry, read)
-            for entry, read in entries
-            for name in layout.leaf_names(entry)
+            name: (entry, read) for entry, read in entries for name in leaf_names(entry)
         }
         self.memory_step = step
 
@@ -89,10 +71,8 @@ class Salvage:
         """The leaves of the state that is kept."""
         return sorted(self._memory)
 
-    def look(
-        self, directory: Path, needed: Mapping[str, Entry]
-    ) -> Iterator[tuple[Save, list[str], Mapping[str, Any]]]:
-        """Find out what the disk holds: saves, their leaves and `host`.
+    def look(self, directory: Path, needed: Mapping[str, Entry]) -> Iterator[FoundSave]:
+        """Find out which saves the disk holds.
 
         Raises BadInput where they are of a model with other `needed` entries.
         """
@@ -101,7 +81,7 @@ class Salvage:
             found.check_same_kind({e.name: e for e in needed.values()}.values())
             save = found.step, found.attempt
             self._disk[save] = found
-            yield save, sorted(found.leaves), found.host
+            yield FoundSave(save=save, leaves=sorted(found.leaves), host=found.host)
 
     def fetch_from(self, store: Store, step: int, directory: Path) -> None:
         """Read of the tier "cloud" what the store has of this step."""
@@ -131,7 +111,7 @@ class Salvage:
         """
         if tier == "memory":
             entry, read = self._memory[leaf]
-            return dict(layout.leaves(entry, read()))[leaf]
+            return dict(split_leaves(entry, read()))[leaf]
         if tier == "disk":
             return self._disk[save].read_leaves([leaf])[0]
         assert self._stored is not None
@@ -139,8 +119,8 @@ class Salvage:
 
 
 def carry_out(
-    order: Order, salvage: Salvage, peers: Peers, needed: Mapping[str, Entry]
-) -> dict[str, Any]:
+    order: CollectLeaves, salvage: Salvage, peers: Peers, needed: Mapping[str, Entry]
+) -> Collected:
     """Give and take; tell which leaves did not come, and by tier what came and when.
 
     `needed` has the entry of each leaf. Raises PeerLost.
@@ -161,15 +141,15 @@ def carry_out(
     giving.join()
     salvage.tell_flaws()
     peers.mailbox.check()
-    return {"missing": missing, "bytes": num_bytes, "seconds": seconds}
+    return Collected(missing=missing, num_bytes=num_bytes, seconds=seconds)
 
 
 def from_leaves(values: Mapping[str, np.ndarray], entry: Entry) -> np.ndarray:
     """The whole value of an entry from its leaves."""
-    return layout.assemble(entry, [values[name] for name in layout.leaf_names(entry)])
+    return join_leaves(entry, [values[name] for name in leaf_names(entry)])
 
 
-def _give(order: Order, salvage: Salvage, peers: Peers) -> None:
+def _give(order: CollectLeaves, salvage: Salvage, peers: Peers) -> None:
     """Send all that is asked for; what goes wrong is told to who waits here."""
     try:
         _send(order, salvage, peers)
@@ -177,7 +157,7 @@ def _give(order: Order, salvage: Salvage, peers: Peers) -> None:
         peers.mailbox.lose(peers.own, f"failed: {error}")
 
 
-def _send(order: Order, salvage: Salvage, peers: Peers) -> None:
+def _send(order: CollectLeaves, salvage: Salvage, peers: Peers) -> None:
     for worker, tier, leaves in order.give:
         for leaf in leaves:
             parts_ = _readable(order, salvage, tier, leaf)
@@ -186,7 +166,7 @@ def _send(order: Order, salvage: Salvage, peers: Peers) -> None:
 
 
 def _readable(
-    order: Order, salvage: Salvage, tier: Tier, leaf: str
+    order: CollectLeaves, salvage: Salvage, tier: Tier, leaf: str
 ) -> Sequence[np.ndarray]:
     value = _read(order, salvage, tier, leaf)
     if value is None:
@@ -197,7 +177,7 @@ def _readable(
 
 
 def _taken(
-    order: Order, salvage: Salvage, peers: Peers, needed: Mapping[str, Entry]
+    order: CollectLeaves, salvage: Salvage, peers: Peers, needed: Mapping[str, Entry]
 ) -> Iterator[tuple[str, str, np.ndarray | None, float]]:
     """Tier, leaf, value and time of all that is asked for, from all places at once."""
     pool = ThreadPoolExecutor(_NUM_READERS)
@@ -217,11 +197,13 @@ def _taken(
         pool.shutdown(cancel_futures=True)
 
 
-def _timed(order: Order, salvage: Salvage, tier: Tier, leaf: str) -> _Read:
+def _timed(order: CollectLeaves, salvage: Salvage, tier: Tier, leaf: str) -> _Read:
     return _read(order, salvage, tier, leaf), time.perf_counter()
 
 
-def _read(order: Order, salvage: Salvage, tier: Tier, leaf: str) -> np.ndarray | None:
+def _read(
+    order: CollectLeaves, salvage: Salvage, tier: Tier, leaf: str
+) -> np.ndarray | None:
     try:
         return salvage.read(tier, order.save, leaf)
     except (DamagedCheckpoint, OSError, ValueError) as error:
@@ -249,5 +231,5 @@ def _leaf_shape(entry: Entry) -> tuple[int, ...]:
     return tuple(n // number if d == dim else n for d, n in enumerate(entry.shape))
 
 
-def _key(order: Order, leaf: str) -> Key:
+def _key(order: CollectLeaves, leaf: str) -> Key:
     return order.turn, order.save[0], LEAVES, order.numbers[leaf], 0, 0

@@ -2,7 +2,7 @@
 """A worker's checkpoints as its controller asks for them.
 
 Owns what saves and what keeps copies for others, made when they are first needed. Does
-not own writing (`hetjax/checkpoint/save.py`) nor requests of other kinds
+not own writing (`hetjax/checkpoint/writer.py`) nor requests of other kinds
 (`serving.py`).
 """
 
@@ -10,11 +10,17 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from hetjax.checkpoint.copies import Copies
 from hetjax.checkpoint.entry import Entry
-from hetjax.checkpoint.keeping import Keeping
-from hetjax.checkpoint.save import Saver
-from hetjax.runtime.control import Message
+from hetjax.checkpoint.replication import Copies
+from hetjax.checkpoint.writer import Saver
+from hetjax.runtime.messages import (
+    Address,
+    AwaitSaved,
+    KeepCopies,
+    SaveState,
+    SavingState,
+    SendCopies,
+)
 
 
 class Saving:
@@ -25,52 +31,48 @@ class Saving:
         self._saver: Saver | None = None
         self._copies: Copies | None = None
 
-    def state(self) -> Message:
-        """Whether a save is in flight, here or to the store; the newest done.
-
-        `spoilt` is one that was not written, as its weights are not finite.
-        """
+    def state(self, saves: bool) -> SavingState:
+        """How saving goes; `saves`: whether there is anything to save here."""
         if self._saver is None:
-            return {"busy": False, "storing": False, "newest": None, "spoilt": None}
-        return {
-            "busy": self._saver.busy,
-            "storing": self._saver.is_storing,
-            "newest": self._saver.newest,
-            "spoilt": self._saver.spoilt,
-        }
+            return SavingState(saves=saves)
+        return SavingState(
+            saves=saves,
+            busy=self._saver.busy,
+            storing=self._saver.is_storing,
+            newest=self._saver.newest,
+            spoilt=self._saver.spoilt,
+        )
 
-    def keep_copies(self, number: int, request: Message) -> Message:
+    def keep_copies(self, request: KeepCopies) -> Address:
         """Be ready to keep copies for others, where this one's own parts go."""
-        keeping = Keeping(**request["keeping"])
         if self._copies is None:
             self._copies = self._open_copies()
-        self._copies.keep_in(keeping.at(self._name), keeping.keep)
-        return {"address": self._copies.address}
+        self._copies.keep_in(request.keeping.at(self._name), request.keeping.keep)
+        return Address(address=self._copies.address)
 
-    def send_copies(self, number: int, request: Message) -> None:
+    def send_copies(self, request: SendCopies) -> None:
         assert self._copies is not None, "keep copies first"
-        self._copies.send_to(request["to"])
+        self._copies.send_to(request.to)
 
     def save(
-        self, request: Message, entries: Iterable[tuple[Entry, np.ndarray]]
+        self, request: SaveState, entries: Iterable[tuple[Entry, np.ndarray]]
     ) -> None:
         """Start a save, if this worker is among those that do."""
-        if self._name not in request["workers"]:
+        if self._name not in request.workers:
             return
         if self._saver is None:
-            keeping = Keeping(**request["keeping"])
-            self._saver = keeping.saver(self._name, self._copies)
+            self._saver = request.keeping.saver(self._name, self._copies)
         started = self._saver.save(
-            request["step"],
+            request.step,
             entries,
-            request["host"],
-            request["workers"],
-            request["safe"],
-            request["is_stored"],
+            request.host,
+            request.workers,
+            request.safe,
+            request.is_stored,
         )
         assert started, "the controller asks who is busy first"
 
-    def wait(self, number: int, request: Message) -> None:
+    def wait(self, request: AwaitSaved) -> None:
         if self._saver is not None:
             self._saver.wait()
 

@@ -13,27 +13,75 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from hetjax.checkpoint import layout
-from hetjax.checkpoint.copies import Copies
 from hetjax.checkpoint.entry import Entry
-from hetjax.checkpoint.keeping import Keeping
+from hetjax.checkpoint.format import leaf_names
+from hetjax.checkpoint.replication import Copies
+from hetjax.checkpoint.storage import Keeping
 from hetjax.comm.links import SILENCE_S
 from hetjax.comm.peers import PeerLost, Peers
 from hetjax.comm.pull import PullServer
 from hetjax.errors import BadInput
-from hetjax.mesh.world import World
 from hetjax.plans.members import file_name
-from hetjax.runtime.control import Line, Message
+from hetjax.runtime.control import AnyRequest, Line
 from hetjax.runtime.feeding import Batch
-from hetjax.runtime.island import Island, Told
+from hetjax.runtime.island import Island
 from hetjax.runtime.mates import Mates
-from hetjax.runtime.meeting import from_words, in_words
-from hetjax.runtime.salvage import Order, Salvage, carry_out, from_leaves, leaf_bytes
+from hetjax.runtime.messages import (
+    Address,
+    AwaitSaved,
+    BreakOff,
+    Build,
+    ClockTime,
+    Collected,
+    CollectLeaves,
+    Compile,
+    CompileAhead,
+    Compiling,
+    Coordinate,
+    Done,
+    Evaluate,
+    Evaluated,
+    Failed,
+    FindSaves,
+    FinishStep,
+    FoundSaves,
+    HeldState,
+    HoldState,
+    Initialise,
+    Join,
+    Json,
+    KeepCopies,
+    Leave,
+    Listen,
+    Lost,
+    Message,
+    NeededState,
+    Noticed,
+    PlaceState,
+    Predict,
+    Predicted,
+    Reached,
+    Refused,
+    SaveState,
+    SavingState,
+    SendCopies,
+    TellNeeds,
+    TellReached,
+    TellSaving,
+    TellSpans,
+    TellTime,
+    TracedActions,
+    Train,
+    Trained,
+    Warned,
+)
+from hetjax.runtime.outcome import StepCommit
+from hetjax.runtime.salvage import Salvage, carry_out, from_leaves, leaf_bytes
 from hetjax.runtime.saving import Saving
 from hetjax.runtime.timeline import Timeline
 from hetjax.runtime.warming import Warmer
@@ -84,15 +132,14 @@ class Work(Protocol):
         ...
 
 
-Settings = Mapping[str, Any]  # what the controller sent
 # Calls what it is given for each notice, within `with`
-Watching = Callable[[Callable[[Message], None]], AbstractContextManager[object]]
+Watching = Callable[[Callable[[Noticed], None]], AbstractContextManager[object]]
 
 
 def serve(
     post: Post,
-    make: Callable[[Settings], Work],
-    warm: Callable[[Settings], None] = lambda settings: None,
+    make: Callable[[Json], Work],
+    warm: Callable[[Json], None] = lambda settings: None,
     watching: Watching = lambda tell: nullcontext(),
 ) -> None:
     """Do as the controller says until it ends the line.
@@ -109,48 +156,22 @@ class _Server:
     def __init__(
         self,
         post: Post,
-        make: Callable[[Settings], Work],
-        warm: Callable[[Settings], None],
+        make: Callable[[Json], Work],
+        warm: Callable[[Json], None],
     ) -> None:
         self._post, self._make, self._warm_up = post, make, warm
         self._warmer = Warmer()
-        self._requests: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[tuple[int, AnyRequest]] = queue.SimpleQueue()
         self._peers: Peers | None = None
         self._work: Work | None = None
         self._timeline: Timeline | None = None
         self._at: int | None = None  # steps that the state has behind it
-        self._told: Told | None = None  # of the last one, if it was done here
+        self._commit: StepCommit | None = None  # of the last one, if done here
         self._salvage = Salvage()
         self._saving = Saving(file_name(post.worker), self._open_copies)
         self._server: PullServer | None = None  # once made, for as long as the process
         host = post.listen.rpartition(":")[0]
         self._mates = Mates(post.worker, host, post.silence_s)
-        self._means: dict[str, Callable[[int, Message], Message | None]] = {
-            "coordinate": self._coordinate,
-            "build": self._build,
-            "warm": self._warm,
-            "listen": self._listen,
-            "join": self._join,
-            "compile": self._compile,
-            "initialise": self._initialise,
-            "step": self._step,
-            "outcome": self._outcome,
-            "finish": self._finish,
-            "hold": self._hold,
-            "look": self._look,
-            "needs": self._needs,
-            "collect": self._collect,
-            "place": self._place,
-            "clock": self._clock,
-            "spans": self._spans,
-            "evaluate": self._evaluate,
-            "logits": self._logits,
-            "saver": self._saver,
-            "keep copies": self._saving.keep_copies,
-            "send copies": self._saving.send_copies,
-            "save": self._save,
-            "saved": self._saving.wait,
-        }
         warnings.showwarning = self._tell_warning
         self._line = Line(
             post.controller,
@@ -163,34 +184,34 @@ class _Server:
 
     def run(self) -> None:
         while True:
-            number, request = self._requests.get()
-            if request["do"] == "end":
+            self._number, request = self._requests.get()
+            if isinstance(request, Leave):
                 break
-            answer = self._answer(number, request)
-            self._line.reply(number, answer)
+            answer = self._answer(request)
+            self._line.send(self._number, replace(answer, epoch=request.epoch))
             self._mates.done(_lost_in(answer, self._post.worker), self._line.close)
         if self._work is not None:
             self._work.island.leave()
         self._saving.close()
         self._mates.leave()
-        self._line.reply(number, {})
+        self._line.send(self._number, Done(epoch=request.epoch))
         self._line.close()
 
-    def tell_notice(self, notice: Message) -> None:
-        self._line.tell(0, {"notice": notice})
+    def tell_notice(self, notice: Noticed) -> None:
+        self._line.send(0, notice)
 
     def _tell_warning(self, message: Any, *_: object) -> None:
         """Warnings are the controller's to show."""
-        self._line.tell(0, {"warning": str(message)})
+        self._line.send(0, Warned(text=str(message)))
 
-    def _hear(self, number: int, request: Message) -> None:
+    def _hear(self, number: int, request: AnyRequest) -> None:
         """Called by the line's thread: breaking off cannot wait for the step's end."""
-        if request["do"] != "abort":
-            self._mates.begin(number, request["do"])
+        if not isinstance(request, BreakOff):
+            self._mates.begin(number, type(request))
             self._requests.put((number, request))
             return
         if self._peers is not None:
-            self._peers.mailbox.lose(*request["lost"])
+            self._peers.mailbox.lose(request.worker, request.reason)
         self._mates.break_off()
 
     def _end(self, reason: str) -> None:
@@ -198,100 +219,96 @@ class _Server:
             print(f"worker {self._post.worker}: controller {reason}", file=sys.stderr)
         os._exit(1)  # nobody is left to work for; threads may be anywhere
 
-    def _answer(self, number: int, request: Message) -> Message:
+    def _answer(self, request: AnyRequest) -> Message:
         try:
-            return self._means[request["do"]](number, request) or {}
+            return _HANDLERS[type(request)](self, request) or Done()
         except PeerLost as lost:
-            return {"lost": [lost.peer, lost.reason]}
+            return Lost(worker=lost.peer, reason=lost.reason)
         except BadInput as bad:
-            return {"refused": {"got": bad.got, "allowed": bad.allowed, "fix": bad.fix}}
+            return Refused(got=bad.got, allowed=bad.allowed, fix=bad.fix)
         except Exception as error:
             with suppress(OSError):
                 traceback.print_exc()
-            return {"failed": f"{type(error).__name__}: {error}"}
+            return Failed(error=f"{type(error).__name__}: {error}")
 
-    def _coordinate(self, number: int, request: Message) -> Message:
-        return {"address": self._mates.coordinate()}
+    def _coordinate(self, request: Coordinate) -> Address:
+        return Address(address=self._mates.coordinate())
 
-    def _build(self, number: int, request: Message) -> None:
-        if "world" in request:
-            self._mates.enter(World(**request["world"]))
+    def _build(self, request: Build) -> None:
+        if request.world is not None:
+            self._mates.enter(request.world)
         if self._work is not None:
             self._work.island.leave()
         self._warmer.clear()
-        self._work = self._at = None  # what it held may have been kept: `hold`
-        self._work = self._make(request["settings"])
+        self._work = self._at = None  # what it held may have been kept: `HoldState`
+        self._work = self._make(request.settings)
         self._timeline = Timeline(self._island.plan)
 
-    def _warm(self, number: int, request: Message) -> None:
-        self._warmer.add(lambda: self._warm_up(request["settings"]))
+    def _compile_ahead(self, request: CompileAhead) -> None:
+        self._warmer.add(lambda: self._warm_up(request.settings))
 
-    def _listen(self, number: int, request: Message) -> Message:
+    def _listen(self, request: Listen) -> Address:
         post = self._post
         self._peers = Peers(post.worker, post.listen, post.secret, post.silence_s)
-        return {"address": self._peers.address}
+        return Address(address=self._peers.address)
 
-    def _join(self, number: int, request: Message) -> None:
+    def _join(self, request: Join) -> None:
         assert self._peers is not None
-        self._peers.connect(request["addresses"], _CONNECT_S)
-        if request["transport"] == "transfer" and self._server is None:
+        self._peers.connect(request.addresses, _CONNECT_S)
+        if request.transport == "transfer" and self._server is None:
             host = self._post.listen.rpartition(":")[0]
             self._server = PullServer(host, self._post.secret)
-        server = self._server if request["transport"] == "transfer" else None
-        self._island.join(self._peers, request["generation"], server)
+        server = self._server if request.transport == "transfer" else None
+        self._island.join(self._peers, request.epoch, server)
 
-    def _compile(self, number: int, request: Message) -> None:
-        self._island.compile(
-            lambda done, all_: self._line.tell(number, {"done": done, "of": all_})
-        )
+    def _compile(self, request: Compile) -> None:
+        def tell(num_done: int, num_all: int) -> None:
+            news = Compiling(num_done=num_done, num_all=num_all, epoch=request.epoch)
+            self._line.send(self._number, news)
 
-    def _initialise(self, number: int, request: Message) -> None:
+        self._island.compile(tell)
+
+    def _initialise(self, request: Initialise) -> None:
         self._salvage.forget()
-        self._island.initialise(request["seed"])
+        self._island.initialise(request.seed)
         self._at = 0
 
-    def _step(self, number: int, request: Message) -> Message:
+    def _train(self, request: Train) -> Trained:
         assert self._work is not None
-        batch = self._work.batch(request["step"])
-        self._told = None
-        self._told = self._island.step(
-            request["turn"], batch, self._timeline if request["traced"] else None
+        batch = self._work.batch(request.step)
+        self._commit = None
+        self._commit = self._island.step(
+            request.turn, batch, self._timeline if request.traced else None
         )
-        self._at = request["step"] + 1
-        return _report(self._told) | {"num_tokens": batch[1].size}
+        self._at = request.step + 1
+        return Trained(commit=self._commit, num_tokens=batch[1].size)
 
-    def _outcome(self, number: int, request: Message) -> Message:
-        """How far the state is, and the norm that brought it there."""
-        norm = None if self._told is None else in_words(self._told.norm)
-        return {"at": self._at, "norm": norm}
+    def _reached(self, request: TellReached) -> Reached:
+        return Reached(at=self._at, commit=self._commit)
 
-    def _finish(self, number: int, request: Message) -> Message:
+    def _finish(self, request: FinishStep) -> None:
         assert self._at is not None
-        self._told = self._island.finish(from_words(request["norm"]))
+        self._commit = self._island.finish(request.commit)
         self._at += 1
-        return {}
 
-    def _hold(self, number: int, request: Message) -> Message:
+    def _hold(self, request: HoldState) -> HeldState:
         if self._at is not None:
             self._salvage.keep(self._at, self._island.held())
-        return {"at": self._salvage.memory_step, "leaves": self._salvage.memory}
+        return HeldState(at=self._salvage.memory_step, leaves=self._salvage.memory)
 
-    def _look(self, number: int, request: Message) -> Message:
-        directory = Keeping(**request["keeping"]).at(file_name(self._post.worker))
-        return {"saves": list(self._salvage.look(directory, self._needed()))}
+    def _find_saves(self, request: FindSaves) -> FoundSaves:
+        directory = request.keeping.at(file_name(self._post.worker))
+        return FoundSaves(saves=[*self._salvage.look(directory, self._needed())])
 
-    def _needs(self, number: int, request: Message) -> Message:
+    def _needs(self, request: TellNeeds) -> NeededState:
         leaves = {leaf: leaf_bytes(entry) for leaf, entry in self._needed().items()}
-        return {"at": self._at, "leaves": leaves}
+        return NeededState(at=self._at, leaves=leaves)
 
-    def _collect(self, number: int, request: Message) -> Message:
+    def _collect(self, request: CollectLeaves) -> Collected:
         assert self._peers is not None
-        fields: dict[str, Any] = {name: request[name] for name in Order.__slots__}
-        fields["save"] = tuple(fields["save"])
-        order = Order(**fields)
-        if order.own.get("cloud"):
-            self._open_store(Keeping(**request["keeping"]), order.save[0])
-        return carry_out(order, self._salvage, self._peers, self._needed())
+        if request.own.get("cloud"):
+            self._open_store(request.keeping, request.save[0])
+        return carry_out(request, self._salvage, self._peers, self._needed())
 
     def _open_store(self, keeping: Keeping, step: int) -> None:
         store = keeping.store()
@@ -299,12 +316,12 @@ class _Server:
         directory = keeping.at(file_name(self._post.worker))
         self._salvage.fetch_from(store, step, directory)
 
-    def _place(self, number: int, request: Message) -> None:
-        if self._at != request["step"]:
+    def _place(self, request: PlaceState) -> None:
+        if self._at != request.step:
             values = self._salvage.taken
             self._salvage.let_go()
             self._island.restore(lambda entry: from_leaves(values, entry))
-            self._at, self._told = request["step"], None
+            self._at, self._commit = request.step, None
         self._salvage.forget()
 
     def _needed(self) -> dict[str, Entry]:
@@ -312,15 +329,13 @@ class _Server:
         if self._work is None:
             return {}
         return {
-            leaf: entry
-            for entry in self._island.needed()
-            for leaf in layout.leaf_names(entry)
+            leaf: entry for entry in self._island.needed() for leaf in leaf_names(entry)
         }
 
-    def _clock(self, number: int, request: Message) -> Message:
-        return {"now_s": time.perf_counter()}
+    def _time(self, request: TellTime) -> ClockTime:
+        return ClockTime(now_s=time.perf_counter())
 
-    def _spans(self, number: int, request: Message) -> Message:
+    def _spans(self, request: TellSpans) -> TracedActions:
         assert self._timeline is not None
         members = self._island.members
         spans = [
@@ -328,25 +343,25 @@ class _Server:
             for span in self._timeline.spans()
             if members.worker_of(span.node, span.device) == self._post.worker
         ]
-        return {
-            "actions": format_program(tuple(span.action for span in spans)),
-            "spans": [[span.device, span.start_s, span.end_s] for span in spans],
-        }
+        return TracedActions(
+            actions=format_program(tuple(span.action for span in spans)),
+            spans=[(span.device, span.start_s, span.end_s) for span in spans],
+        )
 
-    def _evaluate(self, number: int, request: Message) -> Message:
+    def _evaluate(self, request: Evaluate) -> Evaluated:
         assert self._work is not None
-        batch = self._work.validation(request["batch"])
-        losses = self._island.evaluate(request["turn"], batch)
-        return {"losses": _losses(losses), "num_tokens": batch[1].size}
+        batch = self._work.validation(request.batch)
+        losses = self._island.evaluate(request.turn, batch)
+        return Evaluated(losses=losses, num_tokens=batch[1].size)
 
-    def _logits(self, number: int, request: Message) -> Message:
-        found_V = self._island.next_logits(request["turn"], request["tokens"])
-        return {} if found_V is None else {"logits": found_V.tolist()}
+    def _predict(self, request: Predict) -> Predicted:
+        found_V = self._island.next_logits(request.turn, request.tokens)
+        return Predicted(logits=None if found_V is None else found_V.tolist())
 
-    def _saver(self, number: int, request: Message) -> Message:
-        return {"saves": self._island.saves} | self._saving.state()
+    def _saving_state(self, request: TellSaving) -> SavingState:
+        return self._saving.state(self._island.saves)
 
-    def _save(self, number: int, request: Message) -> None:
+    def _save(self, request: SaveState) -> None:
         self._saving.save(request, [*self._island.entries()])
 
     def _open_copies(self) -> Copies:
@@ -362,12 +377,34 @@ class _Server:
 
 def _lost_in(answer: Message, own: str) -> str | None:
     """Whom the answer tells to be lost; one that has failed is of no more use."""
-    return own if "failed" in answer else answer.get("lost", [None])[0]
+    if isinstance(answer, Failed):
+        return own
+    return answer.worker if isinstance(answer, Lost) else None
 
 
-def _report(told: Told) -> Message:
-    return {"grad_norm": told.grad_norm, "losses": _losses(told.norm.losses)}
-
-
-def _losses(sums: Mapping[tuple[int, int], float]) -> list[list[float]]:
-    return [[*stage, value] for stage, value in sums.items()]
+_HANDLERS: dict[type[AnyRequest], Callable[[_Server, Any], Message | None]] = {
+    Coordinate: _Server._coordinate,
+    Build: _Server._build,
+    CompileAhead: _Server._compile_ahead,
+    Listen: _Server._listen,
+    Join: _Server._join,
+    Compile: _Server._compile,
+    Initialise: _Server._initialise,
+    Train: _Server._train,
+    TellReached: _Server._reached,
+    FinishStep: _Server._finish,
+    HoldState: _Server._hold,
+    FindSaves: _Server._find_saves,
+    TellNeeds: _Server._needs,
+    CollectLeaves: _Server._collect,
+    PlaceState: _Server._place,
+    TellTime: _Server._time,
+    TellSpans: _Server._spans,
+    Evaluate: _Server._evaluate,
+    Predict: _Server._predict,
+    TellSaving: _Server._saving_state,
+    KeepCopies: lambda server, asked: server._saving.keep_copies(asked),
+    SendCopies: lambda server, asked: server._saving.send_copies(asked),
+    SaveState: _Server._save,
+    AwaitSaved: lambda server, asked: server._saving.wait(asked),
+}

@@ -22,9 +22,7 @@ from hetjax.mesh.axes import stage_mesh
 from hetjax.mesh.spanning import is_member, leads
 from hetjax.models.model import Model, ModuleSpec, apply, init_params
 from hetjax.plans.plan import Plan
-from hetjax.runtime.layout import Layout, Run
 from hetjax.runtime.programs import StagePrograms
-from hetjax.runtime.stage import StageGraph
 from hetjax.runtime.state import (
     Read,
     fresh_weights,
@@ -38,6 +36,8 @@ from hetjax.runtime.worker import StageState, check_runnable
 from hetjax.schedule.action import COMPUTE, Op, Programs, StageKey
 from hetjax.schedule.check import check, check_evaluation
 from hetjax.schedule.lower import lower, lower_evaluation
+from hetjax.stage.function import StageFunction
+from hetjax.stage.partition import NamedStack, PlanPartition
 
 
 class Stages:
@@ -57,13 +57,13 @@ class Stages:
         dtype: str = "float32",
     ) -> None:
         self.plan, self.model = plan, model
-        self.layout = Layout(plan, model)
-        self.training = lower(plan, self.layout.tied)
-        check(self.training, plan, self.layout.tied)
+        self.partition = PlanPartition(plan, model)
+        self.training = lower(plan, self.partition.tied)
+        check(self.training, plan, self.partition.tied)
         check_runnable(self.training)
         self.evaluation = lower_evaluation(plan)
         check_evaluation(self.evaluation, plan)
-        self.stages = _stages(self.layout, devices, optimizer, dtype)
+        self.stages = _stages(self.partition, devices, optimizer, dtype)
 
     def compile(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Compile the programs of all stages, several at a time."""
@@ -86,7 +86,7 @@ class Stages:
     def initialise(self, seed: int) -> None:
         """Fresh weights and optimizer state, a function of the seed alone."""
         for stage, state in self.stages.items():
-            held, abstract = self.layout.stages[stage], state.updates.masters
+            held, abstract = self.partition.stages[stage], state.updates.masters
             read = fresh_weights(self.model, held, seed)
             masters, _ = place(held, abstract, ({},) * len(abstract), read)
             self._install(state, masters, state.updates.init_opt_state(masters))
@@ -96,20 +96,22 @@ class Stages:
         for stage, state in self.stages.items():
             abstract = state.updates.masters, state.updates.opt_state
             state.clear()  # or devices would have to hold it twice
-            self._install(state, *place(self.layout.stages[stage], *abstract, read))
+            self._install(state, *place(self.partition.stages[stage], *abstract, read))
 
     def abstract_entries(self) -> Iterator[Entry]:
         """What `entries` and `restore` deal in, known before there is any state."""
         for stage, state in self.stages.items():
             abstract = state.updates.masters, state.updates.opt_state
-            for run, found, _ in stage_entries(self.layout.stages[stage], *abstract):
-                yield from found if run.only is None else ()
+            for named, found, _ in stage_entries(
+                self.partition.stages[stage], *abstract
+            ):
+                yield from found if named.stack.only is None else ()
 
     def entries(self) -> Iterator[tuple[Entry, np.ndarray]]:
         """A host copy of the state that is saved from here, every entry once.
 
         All workers of a plan together give the whole state: what several stages hold
-        they share out among them (`Layout.savers`).
+        they share out among them (`PlanPartition.savers`).
         """
         for stage in self.stages:
             yield from self._saved(stage)
@@ -123,28 +125,29 @@ class Stages:
     def held(self) -> Iterator[tuple[Entry, Callable[[], np.ndarray]]]:
         """All state that is here, also of what others save, copied when it is asked."""
         for stage, state in self.stages.items():
-            held = self.layout.stages[stage]
+            held = self.partition.stages[stage]
             yield from held_values(held, state.masters, state.opt_state)
 
     def _saved(self, stage: StageKey) -> Iterator[tuple[Entry, np.ndarray]]:
-        held, state = self.layout.stages[stage], self.stages[stage]
+        held, state = self.partition.stages[stage], self.stages[stage]
         wanted = partial(self._saves, stage)
         yield from host_values(held, state.masters, state.opt_state, wanted)
 
-    def _saves(self, stage: StageKey, run: Run, unit: int) -> bool:
-        return run.only is None and self.layout.savers[run.name_of(unit)] == stage
+    def _saves(self, stage: StageKey, named: NamedStack, unit: int) -> bool:
+        mine = named.stack.only is None
+        return mine and self.partition.savers[named.name_of(unit)] == stage
 
     def needed(self) -> Iterator[Entry]:
         """What `restore` reads."""
         for stage, state in self.stages.items():
             abstract = state.updates.masters, state.updates.opt_state
-            for _, found, _ in stage_entries(self.layout.stages[stage], *abstract):
+            for _, found, _ in stage_entries(self.partition.stages[stage], *abstract):
                 yield from found
 
     @property
     def saves(self) -> bool:
         """Whether `entries` gives anything."""
-        savers = set(self.layout.savers.values())
+        savers = set(self.partition.savers.values())
         return any(
             stage in savers and leads(state.programs.mesh)
             for stage, state in self.stages.items()
@@ -153,7 +156,7 @@ class Stages:
     def loss_sums(self) -> tuple[jax.Array, ...]:
         """The summed loss of the last program that ran, by last stage."""
         return tuple(
-            state.loss for state in self.stages.values() if state.programs.graph.last
+            state.loss for state in self.stages.values() if state.programs.function.last
         )
 
     def _install(self, state: StageState, masters: object, opt_state: object) -> None:
@@ -163,13 +166,13 @@ class Stages:
 
 
 def _stages(
-    layout: Layout,
+    partition: PlanPartition,
     devices: Mapping[str, Sequence[jax.Device]],
     optimizer: optax.GradientTransformation,
     dtype: str,
 ) -> dict[StageKey, StageState]:
     states = {}
-    for r, s, stage in layout.plan.stages():
+    for r, s, stage in partition.plan.stages():
         if stage.node not in devices:
             continue
         mesh = stage_mesh(
@@ -179,28 +182,22 @@ def _stages(
         )
         if not is_member(mesh):
             continue
-        programs = _programs(layout, (r, s), mesh, dtype)
-        updates = UpdatePrograms(programs, optimizer, _groups(layout, (r, s)))
+        programs = _programs(partition, (r, s), mesh, dtype)
+        updates = UpdatePrograms(programs, optimizer, _groups(partition, (r, s)))
         states[r, s] = StageState(programs, updates)
     return states
 
 
-def _programs(layout: Layout, key: StageKey, mesh: Mesh, dtype: str) -> StagePrograms:
-    plan, held = layout.plan, layout.stages[key]
+def _programs(
+    partition: PlanPartition, key: StageKey, mesh: Mesh, dtype: str
+) -> StagePrograms:
+    plan, held = partition.plan, partition.stages[key]
     replica = plan.replicas[key[0]]
     stage = replica.stages[key[1]]
-    tied = {path: held.leaf_of(path) for path, ids in layout.tied.items() if key in ids}
-    graph = StageGraph(
-        runs=tuple(run.kind() for run in held.runs),
-        tied=tuple(tied.items()),
-        first=key[1] == 0,
-        last=key[1] == len(replica.stages) - 1,
-        remat=stage.remat,
-        data=stage.mesh.data,
-    )
+    function = StageFunction(held.kind, stage.remat, stage.mesh.data)
     tokens_shape = (replica.microbatch_size, plan.seq_len)
-    activation = _activation_shape(layout.model, tokens_shape)
-    return _shared(graph, mesh, tokens_shape, activation, np.dtype(jnp.dtype(dtype)))
+    activation = _activation_shape(partition.model, tokens_shape)
+    return _shared(function, mesh, tokens_shape, activation, np.dtype(jnp.dtype(dtype)))
 
 
 # a new plan finds the programs of stages that stay as they are; bounded, not for ever
@@ -215,12 +212,12 @@ def _activation_shape(model: Model, tokens_shape: tuple[int, int]) -> tuple[int,
     return jax.eval_shape(lambda p, t: apply(spec, p, t)[0], params, tokens_BL).shape
 
 
-def _groups(layout: Layout, key: StageKey) -> tuple[GradientGroup, ...]:
+def _groups(partition: PlanPartition, key: StageKey) -> tuple[GradientGroup, ...]:
     """Groups of the stage; data ranks or several holders make packing necessary."""
-    plan, found = layout.plan, []
+    plan, found = partition.plan, []
     stages = {(r, s): stage for r, s, stage in plan.stages()}
-    for name, leaf_ids in layout.stages[key].groups.items():
-        holders = layout.holders[name]
+    for name, leaf_ids in partition.stages[key].groups.items():
+        holders = partition.holders[name]
         packed = len(holders) > 1 or stages[key].mesh.data > 1
         counts = [len(stages[holder].devices) for holder in holders]
         found.append(
@@ -257,6 +254,6 @@ def _compile_jobs(state: StageState, ops: Sequence[Op]) -> list[Callable[[], obj
         lambda: updates.init_opt_state,
         lambda: updates.copies,
         lambda: updates.square_sum,
-        lambda: updates.run_updates,
+        lambda: updates.stack_updates,
     ]
     return [lambda: [programs.of(op) for op in ops], *others, *packs]

@@ -18,73 +18,76 @@ from hetjax.checkpoint.entry import Entry
 from hetjax.mesh.axes import slices
 from hetjax.mesh.spanning import to_mesh, whole_value
 from hetjax.models.model import Model, ModuleSpec, init_params
-from hetjax.runtime.layout import Run, StageRuns
+from hetjax.stage.partition import NamedStack, StageParameters
 
 Read = Callable[["Entry"], np.ndarray]  # whole value of an entry
 
 
-def entries(run: Run, leaf_path: tuple[Any, ...], leaf: Any) -> list[Entry]:
-    """The entries of one leaf of a run's (masters, opt_state), one per unit.
+def entries(named: NamedStack, leaf_path: tuple[Any, ...], leaf: Any) -> list[Entry]:
+    """The entries of one leaf of a stack's (masters, opt_state), one per unit.
 
     `leaf_path` is the key path within that pair: masters are `(0, leaf name)`,
     optimizer leaves `(1, module name, ...)`.
     """
-    shape = tuple(leaf.shape[1:]) if run.stacked else tuple(leaf.shape)
-    parameter = run.leaves().get(leaf_path[-1])
+    shape = tuple(leaf.shape[1:]) if named.stack.stacked else tuple(leaf.shape)
+    parameter = named.stack.leaves().get(leaf_path[-1])
     like = parameter is not None and parameter.shape == shape
     cut = slices(shape, parameter.logical) if parameter and like else (0, 1)
     return [
-        Entry(_name(run, leaf_path, unit, like), shape, np.dtype(leaf.dtype), cut)
-        for unit in range(len(run.units))
+        Entry(_name(named, leaf_path, unit, like), shape, np.dtype(leaf.dtype), cut)
+        for unit in range(named.stack.num_units)
     ]
 
 
 def stage_entries(
-    stage: StageRuns, masters: Any, opt_state: Any
-) -> Iterator[tuple[Run, list[Entry], Any]]:
-    """Every leaf of the stage's state with its run and its entries, in tree order."""
-    for run, master, state in zip(stage.runs, masters, opt_state, strict=True):
+    held: StageParameters, masters: Any, opt_state: Any
+) -> Iterator[tuple[NamedStack, list[Entry], Any]]:
+    """Every leaf of the stage's state with its stack and its entries, in tree order."""
+    for named, master, state in zip(held.stacks, masters, opt_state, strict=True):
         for path, leaf in jax.tree_util.tree_leaves_with_path((master, state)):
-            yield run, entries(run, tuple(map(_key, path)), leaf), leaf
+            yield named, entries(named, tuple(map(_key, path)), leaf), leaf
 
 
 def host_values(
-    stage: StageRuns, masters: Any, opt_state: Any, wanted: Callable[[Run, int], bool]
+    held: StageParameters,
+    masters: Any,
+    opt_state: Any,
+    wanted: Callable[[NamedStack, int], bool],
 ) -> Iterator[tuple[Entry, np.ndarray]]:
-    """Copies of the entries of those units of runs that are wanted.
+    """Copies of the entries of those units that are wanted.
 
     Of a stage that spans processes the leading one gets them, and all have to ask.
     """
     kept = [
-        (run, found, leaf)
-        for run, found, leaf in stage_entries(stage, masters, opt_state)
-        if any(wanted(run, unit) for unit in range(len(found)))
+        (named, found, leaf)
+        for named, found, leaf in stage_entries(held, masters, opt_state)
+        if any(wanted(named, unit) for unit in range(len(found)))
     ]
     for _, _, leaf in kept:
         if leaf.is_fully_addressable:
             leaf.copy_to_host_async()
-    for run, found, leaf in kept:
+    for named, found, leaf in kept:
         value = whole_value(leaf)
         if value is None:
             continue
         for unit, entry in enumerate(found):
-            if wanted(run, unit):
-                yield entry, value[unit] if run.stacked else value
+            if wanted(named, unit):
+                yield entry, value[unit] if named.stack.stacked else value
 
 
 def held_values(
-    stage: StageRuns, masters: Any, opt_state: Any
+    held: StageParameters, masters: Any, opt_state: Any
 ) -> Iterator[tuple[Entry, Callable[[], np.ndarray]]]:
     """Every entry with what copies it to the host, a leaf's units together.
 
     What spans processes is copied now, by all of them, and is the leading one's.
     """
-    for run, found, leaf in stage_entries(stage, masters, opt_state):
+    for named, found, leaf in stage_entries(held, masters, opt_state):
         whole = _copied_later(leaf)
         if whole is None:
             continue
         for unit, entry in enumerate(found):
-            yield entry, partial(_unit, whole, unit) if run.stacked else whole
+            yield entry, partial(_unit, whole, unit) if named.stack.stacked else whole
 
 
 def _copied_later(leaf: jax.Array) -> Callable[[], np.ndarray] | None:
@@ -98,16 +101,16 @@ def _unit(whole: Callable[[], np.ndarray], unit: int) -> np.ndarray:
     return whole()[unit]
 
 
-def fresh_weights(model: Model, stage: StageRuns, seed: int) -> Read:
+def fresh_weights(model: Model, held: StageParameters, seed: int) -> Read:
     """Initial weights of the modules that the stage holds.
 
     They are drawn on the host's CPU, whatever the stage runs on, from the seed and the
     module's place in the model: replicas on unlike devices start bit-equal.
     """
     number = {module.path: i for i, module in enumerate(model.modules)}
-    held = {m.path: m for run in stage.runs for unit in run.units for m in unit}
+    modules = {m.path: m for named in held.stacks for m in named.modules()}
     of_kind: dict[Any, list[str]] = {}
-    for path, spec in held.items():
+    for path, spec in modules.items():
         of_kind.setdefault((spec.cls, spec.config, spec.tied), []).append(path)
     cpu = jax.local_devices(backend="cpu")[0]
 
@@ -131,29 +134,29 @@ def _initialiser(*kind: Any) -> Callable[[jax.Array], dict[str, jax.Array]]:
     return jax.jit(partial(init_params, ModuleSpec("", *kind)))
 
 
-def place(stage: StageRuns, masters: Any, opt_state: Any, read: Read) -> Any:
+def place(held: StageParameters, masters: Any, opt_state: Any, read: Read) -> Any:
     """(masters, opt_state) on the stage's devices from entries; arguments abstract."""
     leaves = [
-        to_mesh(_assembled(run, found, read), leaf.sharding)
-        for run, found, leaf in stage_entries(stage, masters, opt_state)
+        to_mesh(_assembled(named, found, read), leaf.sharding)
+        for named, found, leaf in stage_entries(held, masters, opt_state)
     ]
     pairs = list(zip(masters, opt_state, strict=True))
     placed = jax.tree.unflatten(jax.tree.structure(pairs), leaves)
     return tuple(m for m, _ in placed), tuple(s for _, s in placed)
 
 
-def _assembled(run: Run, found: list[Entry], read: Read) -> np.ndarray:
+def _assembled(named: NamedStack, found: list[Entry], read: Read) -> np.ndarray:
     values = [read(entry) for entry in found]
-    return np.stack(values) if run.stacked else values[0]
+    return np.stack(values) if named.stack.stacked else values[0]
 
 
-def _name(run: Run, path: tuple[Any, ...], unit: int, like: bool) -> str:
+def _name(named: NamedStack, path: tuple[Any, ...], unit: int, like: bool) -> str:
     if path[0] == 0:
-        return f"params.{run.path(path[1], unit)}"
+        return f"params.{named.path(path[1], unit)}"
     _, module, *middle = path
     if like:
-        return ".".join(["opt", *map(str, middle[:-1]), run.path(middle[-1], unit)])
-    whole = run.path(f"{module}.", unit).removesuffix(".")
+        return ".".join(["opt", *map(str, middle[:-1]), named.path(middle[-1], unit)])
+    whole = named.path(f"{module}.", unit).removesuffix(".")
     return ".".join(["opt", *map(str, middle), whole])
 
 

@@ -3,7 +3,7 @@
 
 Owns master weights' and optimizer state's layout and the programs over them. Any
 Optax transformation that treats leaves separately works: it sees one module of one
-layer at a time (stacked runs are vmapped over). Does not own forward and backward
+layer at a time (stacks are vmapped over). Does not own forward and backward
 (`programs.py`) nor when an update is allowed (NORM is the commit point).
 """
 
@@ -14,23 +14,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import NamedSharding
 
 from hetjax.comm.reduction import row_sharding, unpack
-from hetjax.mesh.axes import master_spec, replicated
-from hetjax.runtime.layout import LeafId, Run
-from hetjax.runtime.programs import (
-    Compiled,
-    StagePrograms,
-    compiled,
+from hetjax.mesh.axes import replicated
+from hetjax.plans.plan import Group
+from hetjax.runtime.programs import Compiled, StagePrograms, compiled
+from hetjax.stage.arrays import (
+    by_module,
+    copied_weights,
+    fresh_optimizer_state,
+    master_weights,
+    optimizer_state,
     pack_dim,
+    per_unit,
     shardings,
-    stacked_shape,
-    stacked_spec,
 )
-from hetjax.schedule.action import Group
-
-OptState = tuple[dict[str, Any], ...]  # per run: module name -> Optax state
+from hetjax.stage.partition import BlockStack, LeafId
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +47,9 @@ class GradientGroup:
     owned: bool
     shared: bool
 
-    def touches(self, run: int) -> bool:
-        """Whether the run has a leaf of this group."""
-        return any(at == run for at, _ in self.leaf_ids)
+    def touches(self, index: int) -> bool:
+        """Whether the stack has a leaf of this group."""
+        return any(at == index for at, _ in self.leaf_ids)
 
 
 @dataclass(frozen=True)
@@ -63,45 +62,26 @@ class UpdatePrograms:
 
     @cached_property
     def masters(self) -> Any:
-        """fp32 master weights as abstract arrays, one dict per run."""
-        mesh = self.programs.mesh
-        sizes = {"data": mesh.shape["data"], "tensor": mesh.shape["tensor"]}
-        return tuple(
-            {
-                leaf: jax.ShapeDtypeStruct(
-                    stacked_shape(run, param),
-                    jnp.float32,
-                    sharding=NamedSharding(
-                        mesh,
-                        stacked_spec(
-                            run, master_spec(param.shape, param.logical, **sizes)
-                        ),
-                    ),
-                )
-                for leaf, param in run.leaves().items()
-            }
-            for run in self.programs.graph.runs
-        )
+        """fp32 master weights as abstract arrays, one dict per stack."""
+        return master_weights(self._stacks, self.programs.mesh)
 
     @cached_property
     def opt_state(self) -> Any:
-        """Abstract optimizer state; leaves shaped like a master lie like it."""
-        state = jax.eval_shape(self._init_opt_state, self.masters)
-        whole = replicated(self.programs.mesh)
+        """Abstract optimizer state, per stack by module; laid out like the masters."""
+        return optimizer_state(self._stacks, self.masters, self.optimizer.init)
 
-        def placed(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
-            master = self.masters[path[0].idx].get(_last_key(path), leaf)
-            same = master is not leaf and master.shape == leaf.shape
-            sharding = master.sharding if same else whole
-            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
-        return jax.tree_util.tree_map_with_path(placed, state)
+    @property
+    def _stacks(self) -> tuple[BlockStack, ...]:
+        return self.programs.function.stacks
 
     @cached_property
     def init_opt_state(self) -> Compiled:
         """(masters) -> optimizer state of step 0."""
-        out = shardings(self.opt_state)
-        return compiled(self._init_opt_state, (self.masters,), out=out)
+
+        def fresh(masters: Any) -> Any:
+            return fresh_optimizer_state(self._stacks, masters, self.optimizer.init)
+
+        return compiled(fresh, (self.masters,), out=shardings(self.opt_state))
 
     @cached_property
     def copies(self) -> Compiled:
@@ -128,26 +108,31 @@ class UpdatePrograms:
         return compiled(sum_squares, (self.gradients,), out=out)
 
     @cached_property
-    def run_updates(self) -> list[Compiled]:
-        """Per run (masters, opt_state, gradients, scale) -> the first two, copies.
+    def stack_updates(self) -> list[Compiled]:
+        """Per stack (masters, opt_state, gradients, scale) -> the first two, copies.
 
-        One program per run, not per stage: all holders of a segment have the same
-        runs, so that they compile the same arithmetic and their weights stay equal to
+        One program per stack, not per stage: all holders of a segment have the same
+        stacks, so that they compile the same arithmetic and their weights stay equal to
         the last bit (tested on CPU devices, for optimizers without reductions).
         """
-        return [self._run_update(run) for run in range(len(self.masters))]
+        return [self._stack_update(index) for index in range(len(self.masters))]
 
     def update(self, masters: Any, opt_state: Any, gradients: Any, scale: Any) -> Any:
         """(masters, opt_state, copies) after one step; masters, opt_state donated."""
         done = [
-            update(masters[run], opt_state[run], self._of_run(run, gradients), scale)
-            for run, update in enumerate(self.run_updates)
+            update(
+                masters[index],
+                opt_state[index],
+                self._of_stack(index, gradients),
+                scale,
+            )
+            for index, update in enumerate(self.stack_updates)
         ]
         return tuple(zip(*done, strict=True))
 
-    def _run_update(self, run: int) -> Compiled:
+    def _stack_update(self, index: int) -> Compiled:
         def step(masters: Any, opt_state: Any, gradients: Any, scale: jax.Array) -> Any:
-            grads = self._leaves(run, gradients)
+            grads = self._leaves(index, gradients)
             grads = jax.tree.map(
                 lambda g, m: jax.lax.with_sharding_constraint(g * scale, m.sharding),
                 grads,
@@ -156,24 +141,23 @@ class UpdatePrograms:
             # keeps the data movement above out of the optimizer's kernels, which
             # would otherwise be fused, and rounded, differently on unlike meshes
             grads = jax.lax.optimization_barrier(grads)
-            of_run = self.programs.graph.runs[run]
-            masters, opt_state = _update_run(
-                self.optimizer, of_run, masters, opt_state, grads
+            masters, opt_state = _update_stack(
+                self.optimizer, self._stacks[index], masters, opt_state, grads
             )
-            return masters, opt_state, self._run_copies(run, masters)
+            return masters, opt_state, self._stack_copies(index, masters)
 
-        abstract = self.masters[run]
+        abstract = self.masters[index]
         inputs = (
             abstract,
-            self.opt_state[run],
-            self._of_run(run, self.gradients),
+            self.opt_state[index],
+            self._of_stack(index, self.gradients),
             self.programs.scalar,
         )
-        out = (*map(shardings, inputs[:2]), shardings(self._copied[run]))
-        options = self._exact_arithmetic(run)
+        out = (*map(shardings, inputs[:2]), shardings(self._copied[index]))
+        options = self._exact_arithmetic(index)
         return compiled(step, inputs, donate=(0, 1), out=out, options=options)
 
-    def _exact_arithmetic(self, run: int) -> dict[str, Any]:
+    def _exact_arithmetic(self, index: int) -> dict[str, Any]:
         """Compiler options that round every operation as written, for shared weights.
 
         XLA turns a / b into a * (1 / b), and LLVM a * b + c into one rounding, or not,
@@ -183,19 +167,19 @@ class UpdatePrograms:
         for 8 M parameters). Not set on GPU: nothing was tried there.
         """
         on_cpu = self.programs.mesh.devices.flat[0].platform == "cpu"
-        if not on_cpu or not any(g.shared and g.touches(run) for g in self.groups):
+        if not on_cpu or not any(g.shared and g.touches(index) for g in self.groups):
             return {}
         return {
             "xla_disable_hlo_passes": "algsimp",
             "xla_backend_optimization_level": 0,
         }
 
-    def _of_run(self, run: int, gradients: Any) -> list[Any]:
-        """The gradients of the groups that have a leaf in the run."""
+    def _of_stack(self, index: int, gradients: Any) -> list[Any]:
+        """The gradients of the groups that have a leaf in the stack."""
         return [
             value
             for group, value in zip(self.groups, gradients, strict=True)
-            if group.touches(run)
+            if group.touches(index)
         ]
 
     @property
@@ -205,7 +189,7 @@ class UpdatePrograms:
 
     def _gradient(self, group: GradientGroup) -> Any:
         acc, mesh = self.programs.accumulators, self.programs.mesh
-        leaves = [acc[run][leaf] for run, leaf in group.leaf_ids]
+        leaves = [acc[at][leaf] for at, leaf in group.leaf_ids]
         if not group.rows:
             return leaves
         packer = self.programs.packer(group.leaf_ids, group.rows)
@@ -218,59 +202,43 @@ class UpdatePrograms:
         """Compute weights: the copy where there is one, else the master itself."""
         return tuple(m | c for m, c in zip(masters, copies, strict=True))
 
-    def _leaves(self, run: int, gradients: list[Any]) -> dict[str, jax.Array]:
-        """Gradients of a run by leaf, data ranks and holders summed."""
-        groups = [group for group in self.groups if group.touches(run)]
+    def _leaves(self, index: int, gradients: list[Any]) -> dict[str, jax.Array]:
+        """Gradients of a stack by leaf, data ranks and holders summed."""
+        groups = [group for group in self.groups if group.touches(index)]
         return {
             leaf: gradient
             for group, value in zip(groups, gradients, strict=True)
             for (at, leaf), gradient in zip(
                 group.leaf_ids, self._of_group(group, value), strict=True
             )
-            if at == run
+            if at == index
         }
 
     def _of_group(self, group: GradientGroup, value: Any) -> list[jax.Array]:
         if not group.rows:
             return [jnp.sum(leaf, axis=0) for leaf in value]
-        runs = self.programs.graph.runs
-        shapes = [self.masters[run][leaf].shape for run, leaf in group.leaf_ids]
-        dims = [pack_dim(runs[run], leaf) for run, leaf in group.leaf_ids]
+        stacks = self._stacks
+        shapes = [self.masters[at][leaf].shape for at, leaf in group.leaf_ids]
+        dims = [pack_dim(stacks[at], leaf) for at, leaf in group.leaf_ids]
         return unpack(value, shapes, dims)
 
     def _copies(self, masters: Any) -> Any:
-        return tuple(self._run_copies(run, own) for run, own in enumerate(masters))
+        return tuple(
+            self._stack_copies(index, own) for index, own in enumerate(masters)
+        )
 
-    def _run_copies(self, run: int, masters: Any) -> dict[str, jax.Array]:
-        copied = self._copied[run]
+    def _stack_copies(self, index: int, masters: Any) -> dict[str, jax.Array]:
+        copied = self._copied[index]
         return {leaf: masters[leaf].astype(w.dtype) for leaf, w in copied.items()}
 
     @cached_property
     def _copied(self) -> Any:
-        """The compute weights that differ from their master in dtype or layout."""
-
-        def differs(weight: Any, master: Any) -> bool:
-            same = weight.sharding.is_equivalent_to(master.sharding, len(master.shape))
-            return weight.dtype != master.dtype or not same
-
-        return tuple(
-            {leaf: w for leaf, w in run.items() if differs(w, masters[leaf])}
-            for run, masters in zip(self.programs.params(), self.masters, strict=True)
-        )
-
-    def _init_opt_state(self, masters: Any) -> OptState:
-        return tuple(
-            {
-                name: _per_unit(run, self.optimizer.init)(params)
-                for name, params in _by_module(leaves).items()
-            }
-            for run, leaves in zip(self.programs.graph.runs, masters, strict=True)
-        )
+        return copied_weights(self.programs.params, self.masters)
 
 
-def _update_run(
+def _update_stack(
     optimizer: optax.GradientTransformation,
-    run: Run,
+    stack: BlockStack,
     masters: dict[str, jax.Array],
     state: dict[str, Any],
     grads: dict[str, jax.Array],
@@ -283,24 +251,9 @@ def _update_run(
 
     new_masters: dict[str, jax.Array] = {}
     new_state: dict[str, Any] = {}
-    by_module = _by_module(grads)
-    for name, params in _by_module(masters).items():
-        step = _per_unit(run, one)
-        params, new_state[name] = step(params, state[name], by_module[name])
+    of_modules = by_module(grads)
+    for name, params in by_module(masters).items():
+        step = per_unit(stack, one)
+        params, new_state[name] = step(params, state[name], of_modules[name])
         new_masters |= params
     return new_masters, new_state
-
-
-def _per_unit(run: Run, function: Any) -> Any:
-    return jax.vmap(function) if run.stacked else function
-
-
-def _by_module(leaves: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
-    for leaf, value in leaves.items():
-        found.setdefault(leaf.partition(".")[0], {})[leaf] = value
-    return found
-
-
-def _last_key(path: Any) -> str:
-    return str(getattr(path[-1], "key", ""))

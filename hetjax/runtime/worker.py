@@ -111,7 +111,7 @@ class Worker:
     def _forward(self, action: Action, step: Step) -> Any:
         state = self._state(action)
         x = self._input(action, step)
-        if state.programs.graph.last:
+        if state.programs.function.last:
             self._acc(state)  # makes the loss too
             targets = self._targets(action, step)
             state.loss, saved = state.programs.forward(
@@ -137,7 +137,7 @@ class Worker:
     def _input_gradient(self, action: Action, step: Step) -> Any:
         state = self._state(action)
         x, saved = self._get("saved", action)
-        dy = None if state.programs.graph.last else self._get("dy", action)
+        dy = None if state.programs.function.last else self._get("dy", action)
         dx, crossing = state.programs.input_gradient(state.params, x, saved, dy)
         self._put("half", action, state.programs.kept(x, saved, dy, crossing))
         if action.stage > 0:
@@ -168,7 +168,7 @@ class Worker:
     def _evaluate(self, action: Action, step: Step) -> Any:
         state = self._state(action)
         x = self._input(action, step)
-        if not state.programs.graph.last:
+        if not state.programs.function.last:
             y = state.programs.evaluate(state.params, x)
             self._put("y", action, y)
             return y

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """A step time that no 1F1B-like program of a plan can beat.
 
-Owns the prefix bound (notes of the planner, our derivation): from the last stage
-forward R_s = max(M t_s, t_s + 2 c_s + R_(s+1)), because the last microbatch to leave
-stage s has to come back before the stage is done. It holds for programs with fused
-backwards and no interleaving under the modelled costs, not for zero-bubble. Owns also
-what is known of a bound: none may be, and one that a step contradicts is an error of
-ours, to be shown.
+Owns the prefix bound (our derivation; `planner/README.md` proves it) in its two forms,
+for a pipeline whose cuts are known and for one that a search grows stage by stage. It
+holds for programs with fused backwards and no interleaving under the modelled costs,
+not for zero-bubble. Owns also what is known of a bound: none may be, and one that a
+step contradicts is an error of ours, to be shown.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hetjax.costs.costs import Costs
 from hetjax.plans.plan import Plan
@@ -57,11 +61,53 @@ def prefix_bound_s(plan: Plan, costs: Costs) -> float:
 
 
 def _replica_bound_s(plan: Plan, costs: Costs, r: int) -> float:
-    replica, rest_s = plan.replicas[r], 0.0
-    for s in reversed(range(len(replica.stages))):
-        stage_s = microbatch_s(plan, costs, (r, s))
-        hops_s = 0.0
-        if s + 1 < len(replica.stages):
-            hops_s = hop_s(costs, (r, s), (r, s + 1)) + hop_s(costs, (r, s + 1), (r, s))
-        rest_s = max(replica.num_microbatches * stage_s, stage_s + hops_s + rest_s)
-    return rest_s
+    replica = plan.replicas[r]
+    keys = [(r, s) for s in range(len(replica.stages))]
+    pieces = prefix_pieces(
+        [microbatch_s(plan, costs, key) for key in keys],
+        [hop_s(costs, a, b) + hop_s(costs, b, a) for a, b in pairwise(keys)],
+    )
+    return max(o + replica.num_microbatches * slope for o, slope in pieces)
+
+
+def prefix_pieces(
+    stage_s: Sequence[float],
+    round_trip_s: Sequence[float],
+    link_s: Sequence[float] | None = None,
+) -> tuple[tuple[float, float], ...]:
+    """Return the prefix bound as (offset_s, slope_s): m microbatches take no less than
+    the largest of offset_s + m * slope_s.
+
+    Stage s takes `stage_s` for one microbatch, forward and backward. The messages after
+    it take `round_trip_s` there and back, and hold their link for `link_s` each. No
+    stage is done before the last microbatch has gone on and come back, hence
+
+        R_s = max(m * stage_s, stage_s + max(round_trip_s + R_(s+1), (m + 1) * link_s)).
+    """
+    pieces, before_s = [], 0.0
+    for s, seconds in enumerate(stage_s):
+        pieces.append((before_s, seconds))
+        if s < len(round_trip_s):
+            before_s += seconds
+            if link_s is not None and link_s[s] > 0:
+                pieces.append((before_s + link_s[s], link_s[s]))
+            before_s += round_trip_s[s]
+    return tuple(pieces)
+
+
+def prefix_behind_s(
+    num_microbatches: NDArray[np.int64],
+    stage_s: NDArray[np.float64],
+    through_s: NDArray[np.float64],
+    hop_s: NDArray[np.float64],
+    link_s: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Return what the stage before a hop waits for: the inner max of `prefix_pieces`.
+
+    One step of its recurrence for many pipelines at once, shape (X,) as of all
+    arguments. `through_s` is the stage's own time for a microbatch and what is behind
+    it; a hop takes `hop_s` one way.
+    """
+    round_trip_s = np.maximum(num_microbatches * stage_s, through_s) + 2 * hop_s
+    held_s = np.where(link_s > 0, (num_microbatches + 1) * link_s, 0.0)
+    return np.maximum(round_trip_s, held_s)

@@ -16,6 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 from hetjax.costs.costs import Costs, StageMemory
 from hetjax.plans.plan import Plan
 from hetjax.schedule.action import UNTIED, StageKey, Tied
@@ -34,10 +37,17 @@ def plain_delta(hop_s: float, slowest_s: float, crossing: bool) -> int:
 
 def exact_delta(hop_s: float, slowest_s: float, crossing: bool) -> int:
     """Return the least delta that keeps the slowest stage busy."""
-    if slowest_s == 0:
-        return 1
+    return int(exact_deltas(hop_s, slowest_s))
+
+
+def exact_deltas(hop_s: ArrayLike, slowest_s: ArrayLike) -> NDArray[np.int64]:
+    """Return `exact_delta` of many hops at once; the arguments broadcast."""
+    hops_s, each_s = np.asarray(hop_s, np.float64), np.asarray(slowest_s, np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        round_trips = np.where(each_s == 0, 0.0, 2 * hops_s / each_s)
     # what is equal up to rounding counts as equal; no pipeline hides more than this
-    return 1 + math.ceil(min(2 * hop_s / slowest_s, _MOST_DELTA) - 1e-9)
+    round_trips = np.minimum(round_trips, _MOST_DELTA) - 1e-9
+    return 1 + np.ceil(round_trips).astype(np.int64)
 
 
 def harp_delta(hop_s: float, slowest_s: float, crossing: bool) -> int:

@@ -19,6 +19,7 @@ from hetjax.schedule.launch_ahead import fitted, harp_delta, launch_limits, with
 from hetjax.schedule.search import searched
 
 NAMES = (*SCHEDULES, "harp", "searched")
+CUTTING = frozenset({"zero-bubble", "searched"})  # may cut backwards in two
 
 
 def with_schedule(plan: Plan, name: str, costs: Costs, tied: Tied) -> Plan:

@@ -38,7 +38,7 @@ from hetjax.schedule.list_schedule import Pipeline, list_schedule
 from hetjax.schedule.lower import lower_lanes
 from hetjax.schedule.memory import capacity_bytes, memory_uses
 from hetjax.schedule.simulation import lane_of
-from hetjax.schedule.simulator import simulate
+from hetjax.schedule.simulator import duration_s, simulate
 
 Limits = Mapping[StageKey, int]
 Cuts = Mapping[StageKey, int]  # backwards in two halves, by stage
@@ -187,7 +187,7 @@ def _to_fill_the_end(costs: Costs, key: StageKey) -> int:
     """Return how many W of a stage last as long as the backwards of those before it."""
     r, s = key
     before_s = sum(costs.times[r, n].backward_s for n in range(s))
-    return ceil(before_s / max(costs.times[key].weight_gradient_s, _LEAST_S))
+    return ceil(before_s / max(duration_s(costs.times[key], Op.W), _LEAST_S))
 
 
 def _most_microbatches(plan: Plan) -> int:
@@ -231,8 +231,8 @@ def _listed(plan: Plan, costs: Costs, limits: Limits, num_cut: Cuts) -> _Candida
                 *(t.backward_s for t in times[:-1]),
                 times[-1].fused_s - times[-1].forward_s,
             ],
-            input_gradient_s=[t.input_gradient_s for t in times],
-            weight_gradient_s=[t.weight_gradient_s for t in times],
+            input_gradient_s=[duration_s(t, Op.I) for t in times],
+            weight_gradient_s=[duration_s(t, Op.W) for t in times],
             hop_s=[hop_s(costs, (r, s), (r, s + 1)) for _, s in keys],
             lanes=[devices.index((x.node, x.devices)) for x in replica.stages],
             num_microbatches=replica.num_microbatches,

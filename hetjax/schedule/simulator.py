@@ -41,7 +41,7 @@ def simulate(programs: Programs, plan: Plan, costs: Costs) -> Simulation:
 
 def duration_s(times: StageTimes, op: Op) -> float:
     """Return how long a compute action or an UPDATE takes."""
-    return {
+    seconds = {
         Op.F: times.forward_s,
         Op.B: times.backward_s,
         Op.FB: times.fused_s,
@@ -50,6 +50,8 @@ def duration_s(times: StageTimes, op: Op) -> float:
         Op.E: times.forward_s,
         Op.UPDATE: times.update_s,
     }[op]
+    assert seconds is not None, "costs of a plan that cuts backwards need `halves`"
+    return seconds
 
 
 @dataclass(slots=True)

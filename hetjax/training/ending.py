@@ -9,7 +9,7 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from hetjax.checkpoint.transfer import StoreError
+from hetjax.checkpoint.stores.store import StoreError
 from hetjax.errors import Failed
 from hetjax.runtime.control import WorkerLost
 from hetjax.training.config import RunConfig, option

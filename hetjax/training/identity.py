@@ -2,7 +2,7 @@
 """What stays the same in a run, whoever goes on with it and wherever.
 
 Owns which settings that is, and refusing a checkpoint of another run. Does not own the
-run directory's own record of them (`rundir.py`) nor arrays (`checkpoint/restore.py`).
+run directory's own record of them (`rundir.py`) nor arrays (`checkpoint/reader.py`).
 """
 
 from collections.abc import Mapping

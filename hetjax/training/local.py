@@ -11,9 +11,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from hetjax.checkpoint.layout import Attempts
-from hetjax.checkpoint.restore import Checkpoint
-from hetjax.checkpoint.save import Saver
+from hetjax.checkpoint.format import Attempts
+from hetjax.checkpoint.reader import Checkpoint
+from hetjax.checkpoint.writer import Saver
 from hetjax.data.batches import Batch
 from hetjax.elastic.following import Following
 from hetjax.elastic.recovered import Clock, Recovered, difference

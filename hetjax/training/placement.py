@@ -20,20 +20,20 @@ from hetjax.cluster.files import load_cluster
 from hetjax.cluster.record import placed
 from hetjax.costs.profile import Profile, check_profile
 from hetjax.costs.profile_files import read_profile
-from hetjax.costs.static import OptimizerInit
 from hetjax.errors import BadInput
 from hetjax.mesh.simulated import simulate_devices
 from hetjax.models.counts import tensor_sizes
 from hetjax.models.model import Model
-from hetjax.planner.costing import all_kinds, compute_dtype, known_degrees
-from hetjax.planner.request import Request
+from hetjax.planner.model.costing import all_kinds, compute_dtype, known_degrees
+from hetjax.planner.model.memory_check import check_fits
+from hetjax.planner.model.request import Request
 from hetjax.plans.even import even_plan
 from hetjax.plans.files import read_plan
 from hetjax.plans.plan import Plan
 from hetjax.plans.validation import validate_plan
 from hetjax.report.certified import certificate, found_plan
+from hetjax.stage.arrays import OptimizerInit
 from hetjax.training.config import RunConfig, option
-from hetjax.training.fitting import check_fits
 from hetjax.training.on_ray import ray_cluster
 from hetjax.training.optimizer import optimizer
 from hetjax.training.presets import Preset
@@ -284,7 +284,7 @@ def next_plan(config: RunConfig, model: Model, cluster: Cluster, current: Plan) 
         plan = _even(config, model, cluster).plan
         check_fits(plan, model, cluster, dtype=config.dtype, optimizer=_state(config))
         return plan
-    from hetjax.planner.replan import replan  # as in `_searched`
+    from hetjax.planner.search.replan import replan  # as in `_searched`
 
     return replan(_request(config, model, cluster), current).best.plan
 
@@ -293,7 +293,7 @@ def _searched(config: RunConfig, model: Model, cluster: Cluster) -> Choice:
     """Plan without local search: that stops by the clock, and runs are repeatable."""
     # a run that has its plan need not wait for the solvers: to import them takes longer
     # than to import JAX
-    from hetjax.planner.find import find_plan
+    from hetjax.planner.search.find import find_plan
 
     try:
         found = find_plan(_request(config, model, cluster), polish_s=0.0)

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hetjax.checkpoint.fetch import fetch_newest
-from hetjax.checkpoint.keeping import Keeping
-from hetjax.checkpoint.restore import (
+from hetjax.checkpoint.reader import (
     Checkpoint,
     DamagedCheckpoint,
     newest,
     steps,
 )
+from hetjax.checkpoint.storage import Keeping
+from hetjax.checkpoint.stored_steps import fetch_newest
 from hetjax.errors import BadInput
 from hetjax.report.progress import Display
 from hetjax.training import rundir

@@ -6,7 +6,6 @@ the rest. Does not own lines of metrics (`journal.py`) nor checkpoints
 (`hetjax/checkpoint/`).
 """
 
-import fcntl
 import json
 import os
 import shutil
@@ -15,7 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, TextIO
+from typing import Any
+
+from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.files import cluster_toml, load_cluster
@@ -86,9 +87,9 @@ def locked(path: Path) -> Iterator[None]:
         path.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=path):
             pass  # a lock that is there may be writable in a folder that is not
-        file = (path / _LOCK).open("a+")
-    with file:
-        _lock(path, file)
+        held = _acquire(path)
+    with held:
+        (path / _LOCK).write_text(f"{os.getpid()}\n")
         try:
             yield
         finally:
@@ -201,20 +202,16 @@ def check_same_data(previous: Previous, dataset: Dataset, run_dir: Path) -> None
     )
 
 
-def _lock(path: Path, file: TextIO) -> None:
+def _acquire(path: Path) -> AcquireReturnProxy:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.seek(0)
-        holder = file.read().strip() or "unknown"
+        return FileLock(path / _LOCK).acquire(timeout=0)
+    except Timeout as error:
+        holder = (path / _LOCK).read_text().strip() or "unknown"
         raise BadInput(
             got=f"run directory {str(path)!r} is in use by process {holder}",
             allowed="one process per run directory",
             fix=f"wait for it or stop it (kill {holder}), or give another --run-dir",
         ) from error
-    file.truncate(0)
-    file.write(f"{os.getpid()}\n")
-    file.flush()
 
 
 def _refuse_strangers(path: Path) -> None:

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
-from hetjax.checkpoint.fetch import in_store
-from hetjax.checkpoint.holdings import Holding
-from hetjax.checkpoint.layout import Attempts
-from hetjax.checkpoint.restore import (
+from hetjax.checkpoint.format import Attempts
+from hetjax.checkpoint.reader import (
     Checkpoint,
     DamagedCheckpoint,
     attempts,
     passed_over,
 )
+from hetjax.checkpoint.recovery_plan import Holding
+from hetjax.checkpoint.stored_steps import in_store
 from hetjax.cluster.files import cluster_toml
 from hetjax.data.dataset import Dataset
 from hetjax.elastic.driver import FleetDriver, Terms
@@ -176,7 +176,7 @@ def _fleet(
     with ExitStack() as stack:
         launcher = _launcher(start, stack)
         launcher.crew.noticed = lambda worker, told: noticed(
-            Notice(**{**told, "node": node_of(worker)})
+            Notice(source=told.source, grace_s=told.grace_s, node=node_of(worker))
         )
         terms = _terms(start, launcher)
         stack.callback(terms.foresight.close)

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,8 @@ from hetjax.models.presets import model_preset
 from hetjax.plans.files import parse_plan, plan_json
 from hetjax.plans.members import node_of
 from hetjax.plans.plan import Plan
-from hetjax.runtime.control import Message
 from hetjax.runtime.island import Island
+from hetjax.runtime.messages import Noticed
 from hetjax.runtime.serving import Post, read_post, serve
 from hetjax.training.config import RunConfig
 from hetjax.training.config_files import config_values, read_config
@@ -135,10 +135,13 @@ def _dataset(
 def serve_run(post: Post) -> None:
     """Work for the run whose controller has made this post, until it ends."""
 
-    def watching(tell: Callable[[Message], None]) -> AbstractContextManager[object]:
+    def watching(tell: Callable[[Noticed], None]) -> AbstractContextManager[object]:
         if not post.watches:
             return nullcontext()
-        return Watch(lambda notice: tell(asdict(notice)), None)
+        return Watch(
+            lambda heard: tell(Noticed(source=heard.source, grace_s=heard.grace_s)),
+            None,
+        )
 
     worker = post.worker
     serve(post, partial(training_work, worker), partial(warm_up, worker), watching)

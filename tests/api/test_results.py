@@ -21,8 +21,8 @@ from hetjax.cluster.files import cluster_toml
 from hetjax.costs.profile import LinkMeasurement, Measurement, Profile
 from hetjax.costs.profile_files import write_profile
 from hetjax.errors import BadInput
-from hetjax.planner.comparison import MOST_COMPARED, Questions
-from hetjax.planner.request import REMATS
+from hetjax.planner.model.request import REMATS
+from hetjax.planner.search.comparison import MOST_COMPARED, Questions
 from hetjax.plans.files import parse_plan, plan_json
 from hetjax.plans.plan import Remat
 from hetjax.report.found import FoundPlan

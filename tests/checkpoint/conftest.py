@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hetjax.checkpoint.store import FileStore
-from hetjax.checkpoint.transfer import Store
+from hetjax.checkpoint.stores.local import FileStore
+from hetjax.checkpoint.stores.store import Store
 
 
 @pytest.fixture(params=["file", "gcs"])

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetjax.checkpoint.layout import Attempts
-from hetjax.checkpoint.restore import Checkpoint, attempts
-from hetjax.checkpoint.save import Saver
-from hetjax.checkpoint.store import open_store
+from hetjax.checkpoint.format import Attempts
+from hetjax.checkpoint.reader import Checkpoint, attempts
+from hetjax.checkpoint.stores.local import open_store
+from hetjax.checkpoint.writer import Saver
 from tests.checkpoint.values import state_of
 
 YEAR_NS = 365 * 24 * 3600 * 10**9
@@ -33,7 +33,7 @@ def test_each_name_comes_after_all_before_it_whatever_the_clock_says(
     names = list(heard)
     with pytest.MonkeyPatch.context() as patched:
         told: Iterator[int] = iter(clock_ns)
-        patched.setattr("hetjax.checkpoint.layout.time.time_ns", lambda: next(told))
+        patched.setattr("hetjax.checkpoint.format.time.time_ns", lambda: next(told))
         found = Attempts(names)
         for number in range(len(clock_ns)):
             if number == restart:
@@ -50,7 +50,7 @@ def test_a_step_saved_again_after_the_clock_was_set_back_is_the_one_that_counts(
     now_ns = time.time_ns()
     for worker, values, at_ns in (("a", 1, now_ns), ("b", 2, now_ns - YEAR_NS)):
         monkeypatch.setattr(
-            "hetjax.checkpoint.layout.time.time_ns", lambda at=at_ns: at
+            "hetjax.checkpoint.format.time.time_ns", lambda at=at_ns: at
         )
         name = Attempts(attempts(tmp_path)).new()
         with Saver(tmp_path, worker) as saver:

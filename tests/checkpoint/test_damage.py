@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from hetjax.checkpoint.entry import Entry
-from hetjax.checkpoint.restore import Checkpoint, DamagedCheckpoint, newest, steps
-from hetjax.checkpoint.save import Saver
+from hetjax.checkpoint.reader import Checkpoint, DamagedCheckpoint, newest, steps
+from hetjax.checkpoint.writer import Saver
 from hetjax.errors import BadInput
 from tests.checkpoint.values import state_of
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hetjax.checkpoint import layout
 from hetjax.checkpoint.commit import manifests
-from hetjax.checkpoint.copies import Copies
-from hetjax.checkpoint.fetch import Stored, fetch, in_store
+from hetjax.checkpoint.format import MANIFEST, part_directory
 from hetjax.checkpoint.manifest import Manifest, record_of, to_text
-from hetjax.checkpoint.restore import Checkpoint, parts
-from hetjax.checkpoint.store import FileStore
+from hetjax.checkpoint.reader import Checkpoint, parts
+from hetjax.checkpoint.replication import Copies
+from hetjax.checkpoint.stored_steps import Stored, fetch, in_store
+from hetjax.checkpoint.stores.local import FileStore
 from hetjax.comm.links import Link, dial
 from hetjax.errors import BadInput
 
@@ -64,7 +64,7 @@ HOSTILE = {
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A worker's folder with a part whose state has a link that leads out of it."""
-    state = layout.part_directory(tmp_path / "here", 1, "a") / "state"
+    state = part_directory(tmp_path / "here", 1, "a") / "state"
     state.mkdir(parents=True)
     (state / "link").symlink_to(tmp_path)
     return tmp_path / "here"
@@ -138,8 +138,8 @@ def test_a_commit_that_names_no_worker_is_refused(tmp_path: Path, worker: str):
 def test_a_manifest_on_the_disk_leads_nowhere_else(
     tmp_path: Path, folder: Path, name: str
 ):
-    own = layout.part_directory(folder, 1, "a")
-    (own / layout.MANIFEST).write_text(to_text(HOSTILE[name]))
+    own = part_directory(folder, 1, "a")
+    (own / MANIFEST).write_text(to_text(HOSTILE[name]))
     with pytest.raises(BadInput):
         Checkpoint.open(folder)
     with warnings.catch_warnings(record=True):
@@ -152,9 +152,9 @@ def test_a_manifest_of_a_peer_leads_nowhere_else(
     tmp_path: Path, folder: Path, name: str
 ):
     """As in a run, another worker's committed step lies beside."""
-    other = layout.part_directory(folder, 1, "b")
+    other = part_directory(folder, 1, "b")
     other.mkdir(parents=True)
-    (other / layout.MANIFEST).write_text(to_text(manifest(worker="b", workers=("b",))))
+    (other / MANIFEST).write_text(to_text(manifest(worker="b", workers=("b",))))
     before = {*tmp_path.rglob("*")}
     answers: list[int] = []
     with closing(Copies("keeper", "127.0.0.1", SECRET, 2.0)) as keeper:
@@ -178,7 +178,7 @@ def test_a_manifest_of_a_peer_leads_nowhere_else(
     is_kept = "link" in name  # the link went when the part was begun anew
     assert answers[0] == (2 if is_kept else 3)
     assert left_outside(tmp_path, before) == set()
-    assert (other / layout.MANIFEST).exists()
+    assert (other / MANIFEST).exists()
 
 
 def test_objects_of_a_store_on_a_disk_lie_within_it(tmp_path: Path):

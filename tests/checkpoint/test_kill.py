@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hetjax.checkpoint.restore import Checkpoint, steps
-from hetjax.checkpoint.save import Saver
+from hetjax.checkpoint.reader import Checkpoint, steps
+from hetjax.checkpoint.writer import Saver
 from tests.checkpoint.values import state_of
 
 NUM_ENTRIES, SIZE = 12, 4096
@@ -22,7 +22,7 @@ _TRAINERS = f"""
 import os, sys
 from pathlib import Path
 import jax
-from hetjax.checkpoint.save import Saver
+from hetjax.checkpoint.writer import Saver
 from tests.checkpoint.values import state_of
 jax.config.update("jax_platforms", "cpu")
 for line in sys.stdin:

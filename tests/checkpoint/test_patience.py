@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from hetjax.checkpoint.manifest import record, record_of
-from hetjax.checkpoint.patience import Patient
-from hetjax.checkpoint.save import Saver
-from hetjax.checkpoint.store import FileStore, open_store
-from hetjax.checkpoint.transfer import Store, StoreError
-from hetjax.checkpoint.upload import Uploader
+from hetjax.checkpoint.stores.local import FileStore, open_store
+from hetjax.checkpoint.stores.patience import Patient
+from hetjax.checkpoint.stores.store import Store, StoreError
+from hetjax.checkpoint.uploader import Uploader
+from hetjax.checkpoint.writer import Saver
 from tests.checkpoint.values import state_of
 
 LIMIT_S = 0.5
@@ -25,8 +25,8 @@ MOST_S = 20.0  # on a busy machine
 
 @pytest.fixture(autouse=True)
 def limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetjax.checkpoint.patience.CALL_S", LIMIT_S)
-    monkeypatch.setattr("hetjax.checkpoint.save.LAST_UPLOAD_S", LIMIT_S)
+    monkeypatch.setattr("hetjax.checkpoint.stores.patience.CALL_S", LIMIT_S)
+    monkeypatch.setattr("hetjax.checkpoint.writer.LAST_UPLOAD_S", LIMIT_S)
 
 
 @pytest.fixture(params=["silent", "a byte at a time"])

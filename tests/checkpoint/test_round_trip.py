@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from hetjax.checkpoint.entry import Entry
 from hetjax.checkpoint.manifest import Manifest, from_text, to_text
-from hetjax.checkpoint.restore import Checkpoint, DamagedCheckpoint, steps
-from hetjax.checkpoint.save import Saver
+from hetjax.checkpoint.reader import Checkpoint, DamagedCheckpoint, steps
+from hetjax.checkpoint.writer import Saver
 from tests.checkpoint.values import State, state_of, states
 
 
@@ -58,9 +58,10 @@ def test_tensorstore_alone_reads_one_slice_under_the_documented_path(
 
 def test_orbax_alone_reads_the_whole_item(tmp_path: Path) -> None:
     table = np.arange(12, dtype=np.float32).reshape(4, 3).astype(ml_dtypes.bfloat16)
-    count = np.array(7, np.int32)
+    count, zeros = np.array(7, np.int32), np.zeros((4, 3), np.float32)
     state = [
         (Entry("params.embedding.table", (4, 3), table.dtype, (0, 2)), table),
+        (Entry("opt.0.nu.embedding.table", (4, 3), zeros.dtype, (0, 1)), zeros),
         (Entry("opt.0.count.embedding", (), count.dtype, (0, 1)), count),
     ]
     save(tmp_path, 1, state)
@@ -70,6 +71,9 @@ def test_orbax_alone_reads_the_whole_item(tmp_path: Path) -> None:
     np.testing.assert_array_equal(slices["1of2"], table[2:])
     assert slices["0of2"].dtype == ml_dtypes.bfloat16
     assert item["opt"]["0"]["count"]["embedding"]["0of1"] == 7
+    np.testing.assert_array_equal(
+        item["opt"]["0"]["nu"]["embedding"]["table"]["0of1"], zeros
+    )
 
 
 def test_zeros_and_arrays_without_elements_are_kept(tmp_path: Path) -> None:

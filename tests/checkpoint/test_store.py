@@ -10,10 +10,10 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
-from hetjax.checkpoint.gcs import GcsStore
 from hetjax.checkpoint.manifest import FileRecord, record
-from hetjax.checkpoint.store import FileStore, open_store
-from hetjax.checkpoint.transfer import (
+from hetjax.checkpoint.stores.gcs import GcsStore
+from hetjax.checkpoint.stores.local import FileStore, open_store
+from hetjax.checkpoint.stores.store import (
     Bandwidth,
     Conflict,
     Corrupt,

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import pytest
 
 from hetjax.costs.collectives import all_reduces
+from hetjax.costs.flops import forward_flops
 from hetjax.costs.graph import Cuts, Graph
-from hetjax.costs.layers import layer_facts, layer_runs
+from hetjax.costs.layers import layer_facts, layer_stacks
 from hetjax.costs.memory import stage_memory
 from hetjax.costs.passes import Shares, passes
 from hetjax.costs.static import adam_state
-from hetjax.models.counts import forward_flops
 from hetjax.plans.plan import Remat, StageMesh
 from tests.costs.small_models import SEQ_LEN, WIDTH, family, pipeline
 
@@ -42,7 +42,7 @@ def shares_of(tensor: int) -> Shares:
 
 
 def facts(name: str, layer: int, tensor: int = 1, remat: Remat = "none") -> Facts:
-    traced = passes(layer_runs(family(name), layer), shares_of(tensor), remat)
+    traced = passes(layer_stacks(family(name), layer), shares_of(tensor), remat)
     both = traced.forward, traced.backward
     flops = [product_flops(graph, traced.cuts) for graph in both]
     reduced = [sum(n * b for b, n in all_reduces(g, traced.cuts)) for g in both]
@@ -78,7 +78,7 @@ def test_residuals_of_a_run_are_its_layers_and_a_constant(name: str, remat: Rema
     )
     memory = stage_memory(plan, model, (0, 1))
     residuals = memory.saved_bytes - memory.input_bytes
-    assert residuals == layer.run_saved_bytes + 4 * layer.saved_bytes
+    assert residuals == layer.stack_saved_bytes + 4 * layer.saved_bytes
     end = layer_facts(model, 5, shares_of(1), remat, data=1, optimizer=adam_state)
     last = stage_memory(plan, model, (0, 2))
     assert last.saved_bytes == last.input_bytes + end.saved_bytes

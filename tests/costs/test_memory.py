@@ -33,7 +33,7 @@ def static_of(state: StageState) -> int:
     copies = jax.eval_shape(updates._copies, updates.masters)
     placed = [
         {leaf: run[leaf] for leaf in copied}
-        for run, copied in zip(programs.params(), copies, strict=True)
+        for run, copied in zip(programs.params, copies, strict=True)
     ]
     held = updates.masters, updates.opt_state, programs.accumulators, programs.scalar
     return device_bytes((held, placed))
@@ -102,7 +102,7 @@ def test_the_total_with_workspace_is_close_to_what_xla_reports(
         plan, model, (0, stage), dtype="float32", optimizer=OPTIMIZER.init
     )
     buffers = memory.static_bytes + memory.input_bytes
-    if programs.graph.last:
+    if programs.function.last:
         reported = temporary_bytes(programs.fused)
     else:
         buffers += (3 - stage) * memory.saved_bytes + 2 * memory.output_bytes

@@ -165,7 +165,9 @@ def test_355m_on_one_a100_is_near_the_published_iteration():
 
 
 @pytest.mark.parametrize("remat", ["none", "selective", "full"])
-def test_halves_make_up_the_backward_and_remat_only_adds_to_the_first(remat: Remat):
+def test_halves_cost_little_more_than_the_backward_and_remat_only_adds_to_the_first(
+    remat: Remat,
+):
     model = family("llama")
 
     def times(remat: Remat) -> StageTimes:
@@ -175,7 +177,9 @@ def test_halves_make_up_the_backward_and_remat_only_adds_to_the_first(remat: Rem
         )
 
     kept, with_remat = times("none"), times(remat)
-    halves = with_remat.input_gradient_s + with_remat.weight_gradient_s
-    assert halves == pytest.approx(with_remat.backward_s)
+    first_s, second_s = with_remat.input_gradient_s, with_remat.weight_gradient_s
+    assert first_s is not None and second_s is not None
+    # what crosses is written and read once more: 1.04 to 1.08 measured on CPUs
+    assert 1 < (first_s + second_s) / with_remat.backward_s < 1.08
     assert with_remat.weight_gradient_s == pytest.approx(kept.weight_gradient_s)
     assert with_remat.fused_s == with_remat.forward_s + with_remat.backward_s

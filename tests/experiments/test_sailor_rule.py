@@ -20,9 +20,9 @@ from experiments.planner.published_terms import (
 )
 from experiments.planner.sailor_rule import SailorRule
 from experiments.planner.sailor_search import best_by_rule, judged
-from hetjax.planner.master import best_plan
-from hetjax.planner.templates import Template, TemplateStage, exists
-from hetjax.planner.whole import Copies
+from hetjax.planner.model.templates import Template, TemplateStage, exists
+from hetjax.planner.search.integer_master import Copies
+from hetjax.planner.search.price_and_branch import best_plan
 
 FAST, SLOW = 0, 1  # GPU kinds, and columns of OPTIONS at tensor degree 1
 RATES = {("fast", "fast"): 2e9, ("slow", "slow"): 1e9}

@@ -9,11 +9,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from hetjax.models.counts import (
-    forward_flops,
-    parameter_count,
-    tensor_sizes,
-)
+from hetjax.costs.flops import forward_flops
+from hetjax.models.counts import parameter_count, tensor_sizes
 from hetjax.models.model import AuxLoss, Layer, Model, ModuleSpec, apply, init_params
 from hetjax.models.moe import Routing
 from hetjax.models.presets import (

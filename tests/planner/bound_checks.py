@@ -15,10 +15,10 @@ import numpy as np
 from hetjax.costs.costs import Costs
 from hetjax.errors import NoFeasiblePlan
 from hetjax.models.counts import tensor_sizes
-from hetjax.planner.fractional import most_sequences
-from hetjax.planner.judge import judged
-from hetjax.planner.space import in_space
-from hetjax.planner.templates import Template, TemplateStage, column
+from hetjax.planner.bound.restricted_master import most_sequences
+from hetjax.planner.bound.space import in_space
+from hetjax.planner.model.evaluator import judged
+from hetjax.planner.model.templates import Template, TemplateStage, column
 from hetjax.plans.plan import Plan
 from hetjax.plans.validation import validate_plan
 from hetjax.schedule.bound import ROUNDING

@@ -14,9 +14,9 @@ from hetjax.cluster.cluster import Cluster, Node
 from hetjax.costs.messages import lane_share
 from hetjax.costs.nearest import End, Nearest
 from hetjax.costs.network import ring_card_bytes_per_s, route
-from hetjax.planner import terms
-from hetjax.planner.problem import Problem
-from hetjax.planner.request import NodeClass
+from hetjax.planner.model import terms
+from hetjax.planner.model.problem import Problem
+from hetjax.planner.model.request import NodeClass
 
 Fault = Callable[[], AbstractContextManager[Any]]
 
@@ -61,15 +61,17 @@ def _whole_models(p: Problem) -> float:
 
 _PROBLEM = terms._problem  # noqa: SLF001
 FAULTS: Mapping[str, Fault] = {
-    "links": lambda: patch("hetjax.planner.hops._pairs", _first_two_nodes),
-    "messages over hosts": lambda: patch("hetjax.planner.hops.nearest", _first_devices),
-    "tensor groups over hosts": lambda: patch(
-        "hetjax.planner.terms.least_shared_card_bytes_per_s", _first_rings
+    "links": lambda: patch("hetjax.planner.model.hops._pairs", _first_two_nodes),
+    "messages over hosts": lambda: patch(
+        "hetjax.planner.model.hops.nearest", _first_devices
     ),
-    "depth": lambda: patch("hetjax.planner.terms._problem", _shallow),
+    "tensor groups over hosts": lambda: patch(
+        "hetjax.planner.model.terms.least_shared_card_bytes_per_s", _first_rings
+    ),
+    "depth": lambda: patch("hetjax.planner.model.terms._problem", _shallow),
     # found by these tests: whole models at each device's rate, as if none was better
     # at some of the layers
     "shares of a model": lambda: patch(
-        "hetjax.planner.relaxation.compute_bound_s", _whole_models
+        "hetjax.planner.bound.column_generation.compute_bound_s", _whole_models
     ),
 }

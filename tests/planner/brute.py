@@ -3,7 +3,7 @@
 
 Owns an oracle that shares no code with the planner: every pipeline is listed, costed
 stage by stage from the terms, and every set of copies is tried. Letters as in
-`hetjax/planner/problem.py`.
+`hetjax/planner/model/problem.py`.
 """
 
 from collections.abc import Iterator
@@ -14,8 +14,8 @@ from random import Random
 
 import numpy as np
 
-from hetjax.planner.problem import DeviceClass, Option, Problem, Terms, problem
-from hetjax.planner.templates import Form, Template, TemplateStage
+from hetjax.planner.model.problem import DeviceClass, Option, Problem, Terms, problem
+from hetjax.planner.model.templates import Form, Template, TemplateStage
 
 MICROBATCH_SIZES = (1, 2)
 

@@ -15,11 +15,11 @@ from unittest.mock import patch
 from hetjax.costs.costs import Costs, StageMemory
 from hetjax.costs.plan_costs import costs_of
 from hetjax.errors import NoFeasiblePlan
-from hetjax.planner.problem import Problem
-from hetjax.planner.relaxation import Bound, lower_bound
-from hetjax.planner.request import Request
-from hetjax.planner.templates import Column
-from hetjax.planner.terms import bound_problem
+from hetjax.planner.bound.column_generation import Bound, lower_bound
+from hetjax.planner.model.problem import Problem
+from hetjax.planner.model.request import Request
+from hetjax.planner.model.templates import Column
+from hetjax.planner.model.terms import bound_problem
 from hetjax.plans.plan import Plan, Replica, StageMesh
 from hetjax.schedule.bound import prefix_bound_s
 from tests.planner.wide_space import (

@@ -17,8 +17,8 @@ from hetjax.costs.plan_costs import costs_of
 from hetjax.errors import NoFeasiblePlan
 from hetjax.models.llama import LlamaConfig, llama_model
 from hetjax.models.model import Model
-from hetjax.planner.judge import judged
-from hetjax.planner.request import Request
+from hetjax.planner.model.evaluator import judged
+from hetjax.planner.model.request import Request
 from hetjax.plans.launch_ahead import default_launch_ahead
 from hetjax.plans.plan import Plan, Remat, Replica, Stage, StageMesh
 from hetjax.schedule.bound import prefix_bound_s

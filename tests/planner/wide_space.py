@@ -18,7 +18,7 @@ from random import Random
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.costs.profile import LinkMeasurement, Measurement, Profile
 from hetjax.models.model import Model
-from hetjax.planner.request import REMATS, Request
+from hetjax.planner.model.request import REMATS, Request
 from hetjax.plans.launch_ahead import default_launch_ahead
 from hetjax.plans.plan import LayerRange, Plan, Remat, Replica, Stage, StageMesh
 from tests.planner.whole_space import small_model

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.errors import BadInput
-from hetjax.planner.alike import alike_replicas, idle_devices, spelled
+from hetjax.planner.model.placement import idle_devices
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
+from hetjax.report.alike import alike_replicas, spelled
 from hetjax.report.layout import layout_picture
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.costs.profile import Measurement, Profile
 from hetjax.errors import NoFeasiblePlan
-from hetjax.planner.comparison import Planned
-from hetjax.planner.find import Found
-from hetjax.planner.idle import Idle
-from hetjax.planner.judge import judged
-from hetjax.planner.objectives import Objective
-from hetjax.planner.request import Request
+from hetjax.planner.model.evaluator import judged
+from hetjax.planner.model.objectives import Objective
+from hetjax.planner.model.request import Request
+from hetjax.planner.search.comparison import Planned
+from hetjax.planner.search.find import Found
+from hetjax.planner.search.idle import Idle
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.report.binding import binding, binding_line
 from hetjax.report.plan_html import shown_replicas

@@ -95,14 +95,14 @@ def kept_gradients(runtime: Stages) -> dict[str, list[np.ndarray]]:
     """
     prefix, found = "opt.gradient.", {}
     for key, state in runtime.stages.items():
-        held = runtime.layout.stages[key], state.masters, state.opt_state
-        for run, entries, leaf in stage_entries(*held):
+        held = runtime.partition.stages[key], state.masters, state.opt_state
+        for named, entries, leaf in stage_entries(*held):
             value = whole_value(leaf)
             if value is None and leaf.is_fully_replicated:
                 value = value_here(leaf)
             if value is None:
                 continue
-            values = value if run.stacked else value[None]
+            values = value if named.stack.stacked else value[None]
             for entry, value in zip(entries, values, strict=True):
                 if entry.name.startswith(prefix):
                     path = entry.name.removeprefix(prefix)

@@ -15,13 +15,13 @@ from hetjax.models.model import Model
 from hetjax.models.moe import Routing
 from hetjax.plans.plan import LayerRange, Plan, Replica, Stage, StageMesh
 from hetjax.plans.validation import SCHEDULES
-from hetjax.runtime.layout import Layout
 from hetjax.schedule.action import Action, Op, StageKey, format_program
 from hetjax.schedule.generate import by_stage, lane_orders
 from hetjax.schedule.groups import reduce_groups
 from hetjax.schedule.lower import communicate, finish, free, reduce
 from hetjax.schedule.merge import merge
 from hetjax.schedule.search import searched
+from hetjax.stage.partition import PlanPartition
 
 MAX_DEVICES = 16
 SEQ_LEN = 8
@@ -171,7 +171,9 @@ def with_split_backwards(plan: Plan, model: Model, stages: set[StageKey]) -> Pla
         key: _split(order, delayed=plan.schedule == "gpipe") if key in stages else order
         for key, order in by_stage(lane_orders(plan)).items()
     }
-    orders = reduce(communicate(orders), reduce_groups(plan, Layout(plan, model).tied))
+    orders = reduce(
+        communicate(orders), reduce_groups(plan, PlanPartition(plan, model).tied)
+    )
     programs = merge(free(finish(orders)), plan)
     texts = {node: format_program(program) for node, program in programs.items()}
     return replace(plan, programs=texts)
@@ -209,7 +211,7 @@ def _searched(rng: random.Random, plan: Plan, model: Model) -> Plan:
         Costs(times=times, routes=routes),
         limits,
         split_limits=limits if rng.random() < 0.7 else None,
-        tied=Layout(plan, model).tied,
+        tied=PlanPartition(plan, model).tied,
     )
 
 

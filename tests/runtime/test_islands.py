@@ -27,7 +27,9 @@ from hetjax.costs.costs import Costs
 from hetjax.costs.messages import Transport
 from hetjax.errors import BadInput
 from hetjax.runtime.control import Crew, WorkerLost
-from hetjax.runtime.fleet import Fleet, FleetStep, TransportName
+from hetjax.runtime.fleet import Fleet
+from hetjax.runtime.messages import Listen, Lost, TransportName
+from hetjax.runtime.outcome import StepOutcome
 from hetjax.runtime.processes import Processes
 from hetjax.runtime.serving import Post
 from tests.runtime.charged import link_bytes, messages, sums
@@ -102,7 +104,7 @@ def joined(
 
 def run_once(
     crew: Crew, seed: int, directory: Path, transport: TransportName = "sockets"
-) -> FleetStep:
+) -> StepOutcome:
     return joined(crew, seed, directory, transport).step(seed)
 
 
@@ -198,10 +200,10 @@ def test_survivors_of_a_lost_worker_report_it_and_wait(tmp_path: Path, how: int)
         survivors = [node for node in NODES if node != "south"]
         assert sorted(told.value.reports) == survivors
         for report in told.value.reports.values():
-            assert report["lost"][0] == "south"
+            assert isinstance(report, Lost) and report.worker == "south"
         assert sorted(crew.workers) == survivors
-        # they are there and take a next generation's word
-        assert sorted(crew.ask({n: {"do": "listen"} for n in survivors})) == survivors
+        # they are there and take a next epoch's word
+        assert sorted(crew.ask({n: Listen() for n in survivors})) == survivors
         lost.send_signal(signal.SIGCONT)
         lost.wait(10)  # a worker that was given up ends when it wakes
 

@@ -1,23 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker that hangs: every wait of its controller has a limit that says for what."""
 
-import ast
-import inspect
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from hetjax.runtime import limits, serving
-from hetjax.runtime.control import Crew, Line, Message, WorkerLost
-from hetjax.runtime.limits import BREAK_OFF, LIMITS, START, Limit
+from hetjax.runtime import limits
+from hetjax.runtime.control import AnyRequest, Crew, Line, WorkerLost
+from hetjax.runtime.encoding import kinds
+from hetjax.runtime.limits import LIMITS, START, Limit
+from hetjax.runtime.messages import (
+    Address,
+    AwaitSaved,
+    BreakOff,
+    ClockTime,
+    Compile,
+    Compiling,
+    Done,
+    Leave,
+    Listen,
+    Lost,
+    Message,
+    Request,
+    Train,
+)
 
 SECRET = secrets.token_bytes(32)
 LIMIT_S = 0.4
-Hear = Callable[[Line, int, Message], None]
+Hear = Callable[[Line, int, AnyRequest], None]
+TRAIN = Train(step=0, turn=0, traced=False)
 
 
 @pytest.fixture(autouse=True)
@@ -44,45 +60,41 @@ def crew_of(workers: Mapping[str, Hear], patience: float = 1.0) -> Iterator[Crew
         crew.close()
 
 
-def waits(line: Line, number: int, message: Message) -> None:
+def waits(line: Line, number: int, message: AnyRequest) -> None:
     """Wait for a peer, as in a step: answer once that is broken off."""
-    if message["do"] == "abort":
-        line.reply(1, {"lost": message["lost"]})
+    if isinstance(message, BreakOff):
+        lost = Lost(worker=message.worker, reason=message.reason, epoch=message.epoch)
+        line.send(number, lost)
 
 
-def answers(line: Line, number: int, message: Message) -> None:
-    line.reply(number, {"well": True})
+def answers(line: Line, number: int, message: AnyRequest) -> None:
+    line.send(number, Done(epoch=message.epoch))
 
 
-def hangs(line: Line, number: int, message: Message) -> None:
+def hangs(line: Line, number: int, message: AnyRequest) -> None:
     """Beat, and do nothing else."""
 
 
-def requests() -> set[str]:
-    """All that a controller may ask of a worker: the keys of the worker's table."""
-    tree = ast.parse(inspect.getsource(serving))
-    tables = [node for node in ast.walk(tree) if isinstance(node, ast.Dict)]
-    keys = max((t.keys for t in tables), key=len)
-    return {key.value for key in keys if isinstance(key, ast.Constant)}  # pyright: ignore
-
-
 def test_there_is_a_limit_for_all_that_is_asked_and_for_nothing_else():
-    assert requests() | {"end", START, BREAK_OFF} == LIMITS.keys()
+    requests = {kind for kind in kinds().values() if issubclass(kind, Request)}
+    assert requests | {START} == LIMITS.keys()
     assert all(limit.seconds >= 60 for limit in TABLE.values())
 
 
 TABLE = dict(limits.LIMITS)  # before it is changed
 
 
-@pytest.mark.parametrize("what", ["build", "compile", "step", "save", "saved", "end"])
-def test_who_does_not_answer_is_lost_and_those_that_wait_for_it_are_not(what: str):
+@pytest.mark.parametrize("request_", [Compile(), TRAIN, AwaitSaved(), Leave()])
+def test_who_does_not_answer_is_lost_and_those_that_wait_for_it_are_not(
+    request_: AnyRequest,
+):
     with crew_of({"a": waits, "b": hangs, "c": waits}) as crew:
         begin_s = time.monotonic()
         with pytest.raises(WorkerLost) as told:
-            crew.ask(dict.fromkeys("abc", {"do": what}))
+            crew.ask(dict.fromkeys("abc", request_))
         assert time.monotonic() - begin_s < 2 * LIMIT_S + 1.5
         assert told.value.worker == "b"
-        reason = f"took more than {LIMIT_S:g} s to {LIMITS[what].what}"
+        reason = f"took more than {LIMIT_S:g} s to {LIMITS[type(request_)].what}"
         assert told.value.reason.startswith(reason)
         assert sorted(told.value.reports) == ["a", "c"] == sorted(crew.workers)
 
@@ -90,7 +102,7 @@ def test_who_does_not_answer_is_lost_and_those_that_wait_for_it_are_not(what: st
 def test_where_all_wait_for_each_other_one_is_named_and_none_is_cut_off():
     with crew_of({"a": waits, "b": waits}) as crew:
         with pytest.raises(WorkerLost, match="'a' took more than 0.4 s to train a"):
-            crew.ask(dict.fromkeys("ab", {"do": "step"}))
+            crew.ask(dict.fromkeys("ab", TRAIN))
         assert sorted(crew.workers) == ["a", "b"]
 
 
@@ -98,7 +110,7 @@ def test_patience_multiplies_the_limits():
     with crew_of({"a": answers, "b": hangs}, patience=4.0) as crew:
         begin_s = time.monotonic()
         with pytest.raises(WorkerLost, match="took more than 1.6 s .*--patience"):
-            crew.ask(dict.fromkeys("ab", {"do": "step"}))
+            crew.ask(dict.fromkeys("ab", Compile()))
         assert time.monotonic() - begin_s > 4 * LIMIT_S
 
 
@@ -114,15 +126,91 @@ def test_a_wait_ends_with_what_an_interruption_raises():
 
     with crew_of({"a": hangs}) as crew:
         with pytest.raises(KeyboardInterrupt), crew.interrupted_by(interrupt):
-            crew.ask({"a": {"do": "step"}})
+            crew.ask({"a": TRAIN})
         with pytest.raises(WorkerLost):
-            crew.ask({"a": {"do": "step"}})
+            crew.ask({"a": TRAIN})
 
 
 def test_a_reply_that_is_no_json_loses_the_worker():
-    def babbles(line: Line, number: int, message: Message) -> None:
-        line._link.send((0, number, 1, 0, 0, 0), [np.frombuffer(b"{no", np.uint8)])
+    def babbles(line: Line, number: int, message: AnyRequest) -> None:
+        line._link.send((0, number, 0, 0, 0, 0), [np.frombuffer(b"{no", np.uint8)])
 
     with crew_of({"a": babbles}) as crew:
-        with pytest.raises(WorkerLost, match="'a' sent what cannot be read"):
-            crew.ask({"a": {"do": "step"}})
+        with pytest.raises(WorkerLost, match="'a' sent what cannot be read .*no JSON"):
+            crew.ask({"a": TRAIN})
+
+
+@pytest.mark.parametrize(
+    ("request_", "answer", "why"),
+    [
+        (Listen(), ClockTime(now_s=1.0, epoch=1), "ClockTime does not answer Listen"),
+        (Listen(), Train(step=0, turn=0, traced=False, epoch=1), "Train does not"),
+        (Listen(), Compiling(num_done=1, num_all=2, epoch=1), "Compiling does not"),
+        (Listen(), Address(address="a:1", epoch=0), "Address is of epoch 0, not 1"),
+        (Compile(), Done(epoch=2), "Done is of epoch 2, not 1"),
+    ],
+)
+def test_an_answer_that_does_not_follow_from_what_was_asked_loses_the_worker(
+    request_: AnyRequest, answer: Message, why: str
+):
+    def answers_so(line: Line, number: int, message: AnyRequest) -> None:
+        line.send(number, answer)
+
+    def answers_well(line: Line, number: int, message: AnyRequest) -> None:
+        told = Address(address="b:1") if isinstance(message, Listen) else Done()
+        if not isinstance(message, BreakOff):
+            line.send(number, replace(told, epoch=message.epoch))
+
+    with crew_of({"a": answers_so, "b": answers_well}) as crew:
+        crew.epoch = 1
+        with pytest.raises(WorkerLost, match=f"'a' sent what cannot be read .*{why}"):
+            crew.ask(dict.fromkeys("ab", request_))
+        assert crew.workers == ["b"]
+        crew.ask({"b": request_})
+
+
+@pytest.mark.parametrize("later", [0, 1])
+def test_an_answer_that_nobody_asked_for_loses_the_worker(later: int):
+    def answers_twice(line: Line, number: int, message: AnyRequest) -> None:
+        line.send(number, Done())
+        line.send(number + later, Done())
+
+    with crew_of({"a": answers_twice}) as crew:
+        crew.ask({"a": Compile()})
+        with pytest.raises(WorkerLost, match="Done answers what was not asked"):
+            while True:
+                crew.ask({"a": Leave()})
+
+
+def test_an_answer_to_what_was_given_up_is_passed_over():
+    first: list[int] = []
+
+    def answers_late(line: Line, number: int, message: AnyRequest) -> None:
+        if not first:
+            return first.append(number)
+        line.send(first[0], Address(address="late:1"))
+        line.send(number, Address(address="now:1"))
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with crew_of({"a": answers_late}) as crew:
+        with pytest.raises(KeyboardInterrupt), crew.interrupted_by(interrupt):
+            crew.ask({"a": Listen()})
+        assert crew.ask({"a": Listen()})["a"].address == "now:1"
+
+
+def test_a_worker_hears_no_request_of_an_epoch_that_is_over():
+    heard = list[int]()
+
+    def hears(line: Line, number: int, message: AnyRequest) -> None:
+        heard.append(message.epoch)
+        line.send(number, Done(epoch=message.epoch))
+
+    with crew_of({"a": hears}) as crew:
+        for crew.epoch in (1, 2, 2):
+            crew.ask({"a": Compile()})
+        crew.epoch = 1
+        with pytest.raises(WorkerLost, match="'a' closed the connection|'a' left"):
+            crew.ask({"a": Compile()})
+        assert heard == [1, 2, 2]

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
+from hetjax.costs.flops import forward_flops
 from hetjax.errors import BadInput
-from hetjax.models.counts import forward_flops, parameter_count
+from hetjax.models.counts import parameter_count
 from hetjax.models.model import Layer, Model, ModuleSpec
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from hetjax.runtime.embedded import Embedded

@@ -20,6 +20,7 @@ from hetjax.errors import BadInput
 from hetjax.runtime.control import Crew, WorkerLost
 from hetjax.runtime.embedded import Embedded
 from hetjax.runtime.fleet import Fleet
+from hetjax.runtime.messages import Listen
 from tests.runtime.charged import messages, sums
 from tests.runtime.oracle import (
     assert_gradients_equal,
@@ -174,7 +175,7 @@ def test_a_lost_host_is_told_of_and_its_node_goes_with_it(
             if mate != lost:
                 assert ended(children[mate])
         assert crew.workers == [SINGLE.name]
-        assert crew.ask({SINGLE.name: {"do": "listen"}})
+        assert crew.ask({SINGLE.name: Listen()})
         children[lost].send_signal(signal.SIGCONT)
         assert ended(children[lost])
 

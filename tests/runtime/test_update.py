@@ -111,19 +111,20 @@ def test_replicas_that_are_cut_differently_stay_bit_equal():
     runtime.initialise(0)
     with fully_optimised():  # as in a real run: the compiler's freedom is the danger
         for state in runtime.stages.values():
-            assert state.updates.run_updates
+            assert state.updates.stack_updates
     for step in range(3):
         runtime.step(step, random_batch(PLAN, MODEL.vocab_size, step))
     held: dict[str, np.ndarray] = {}
     num_compared = 0
     for key, state in runtime.stages.items():
-        for run, leaves in zip(
-            runtime.layout.stages[key].runs, state.masters, strict=True
+        for named, leaves in zip(
+            runtime.partition.stages[key].stacks, state.masters, strict=True
         ):
             for leaf, array in leaves.items():
-                values = np.asarray(array) if run.stacked else np.asarray(array)[None]
+                value = np.asarray(array)
+                values = value if named.stack.stacked else value[None]
                 for unit, value in enumerate(values):
-                    path = run.path(leaf, unit)
+                    path = named.path(leaf, unit)
                     if path in held:
                         np.testing.assert_array_equal(value, held[path], err_msg=path)
                         num_compared += 1
@@ -136,7 +137,7 @@ def test_a_restored_runtime_goes_on_bit_equal_although_it_reads_one_copy():
     with fully_optimised():
         for _ in range(2):
             runtime = runtime_of(optax.adamw(1e-2), clip_norm=1.0)
-            assert all(s.updates.run_updates for s in runtime.stages.values())
+            assert all(s.updates.stack_updates for s in runtime.stages.values())
             runtimes.append(runtime)
     unbroken, resumed = runtimes
     unbroken.initialise(0)

@@ -17,7 +17,8 @@ from hetjax.errors import BadInput
 from hetjax.mesh.world import world_devices
 from hetjax.plans.members import file_name
 from hetjax.runtime.feeding import Batch
-from hetjax.runtime.island import Island, Told
+from hetjax.runtime.island import Island
+from hetjax.runtime.outcome import StepCommit
 from hetjax.runtime.serving import read_post, serve
 from tests.jax_settings import compile_quickly, strict_simulation
 from tests.runtime.oracle import keep_gradients, kept_gradients, random_batch
@@ -36,7 +37,7 @@ class KeepingIsland(Island):
     directory: Path
     half_sent: int | None = None  # the turn
 
-    def step(self, number: int, batch: Batch, observer: Any = None) -> Told:
+    def step(self, number: int, batch: Batch, observer: Any = None) -> StepCommit:
         if number == self.half_sent and self.worker == "single":
             self._send_half()
         told = super().step(number, batch, observer)

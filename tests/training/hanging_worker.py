@@ -12,7 +12,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 from hetjax.runtime import serving
-from hetjax.runtime.control import Message
+from hetjax.runtime.control import AnyRequest
+from hetjax.runtime.messages import Message
 from hetjax.training import worker
 
 FOLDER = "HETJAX_TEST_HANGS"
@@ -25,9 +26,9 @@ def hang(where: str) -> None:
         time.sleep(600)
 
 
-def answer(server: serving._Server, number: int, request: Message) -> Message:
-    hang(request["do"])
-    return _answer(server, number, request)
+def answer(server: serving._Server, request: AnyRequest) -> Message:
+    hang(type(request).__name__)
+    return _answer(server, request)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jax
 
-from hetjax.checkpoint import save
+from hetjax.checkpoint import writer
 from hetjax.training.config import CheckpointConfig
 from hetjax.training.run import run
 from tests.training.small import MODEL, ONE_STAGE, but, small_preset
@@ -17,14 +17,14 @@ jax.config.update("jax_disable_most_optimizations", True)  # compiling dominates
 
 
 def main(directory: Path, step: int) -> None:
-    commit = save.replace_text
+    commit = writer.replace_text
 
     def commit_or_die(path: Path, text: str) -> None:
         if f"step_{step:08d}" in str(path):
             os.kill(os.getpid(), signal.SIGKILL)
         commit(path, text)
 
-    save.replace_text = commit_or_die
+    writer.replace_text = commit_or_die
     preset = small_preset(directory, ONE_STAGE)  # the fewest programs to compile
     preset = but(preset, checkpoint=CheckpointConfig(every=4))
     run(preset.config, preset, MODEL)

@@ -17,7 +17,7 @@ from hetjax.training import worker
 def poison(stages: Stages) -> None:
     """Make a weight of the head infinite, in all stages here that have it."""
     for state in stages.stages.values():
-        if not state.programs.graph.last:
+        if not state.programs.function.last:
             continue
         *others, last = state.masters
         leaf, held = next(iter(last.items()))

@@ -13,13 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from hetjax.checkpoint.restore import Checkpoint
+from hetjax.checkpoint.reader import Checkpoint
+from hetjax.errors import BadInput
 from hetjax.models.presets import MODEL_CONFIGS
 from hetjax.plans.files import plan_json
 from hetjax.train import main
 from hetjax.training import rundir
 from hetjax.training.presets import PRESETS
 from hetjax.training.run import run
+from hetjax.training.rundir import locked
 from tests.training.small import (
     MODEL,
     MODEL_CONFIG,
@@ -365,6 +367,47 @@ def test_a_directory_in_use_is_refused(
     finally:
         holder.communicate()
     assert f"in use by process {holder.pid}" in text and f"kill {holder.pid}" in text
+
+
+def test_a_second_trainer_is_refused_at_once_until_the_first_is_killed(tmp_path: Path):
+    hold = (
+        "import sys\nfrom pathlib import Path\n"
+        "from hetjax.training.rundir import locked\n"
+        "with locked(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", hold, str(tmp_path / "run")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        with pytest.raises(BadInput, match=f"in use by process {holder.pid}"):
+            with locked(tmp_path / "run"):
+                pass
+        holder.kill()
+        holder.wait()
+        with locked(tmp_path / "run"):
+            assert (tmp_path / "run/.lock").read_text() == f"{os.getpid()}\n"
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_lock_in_a_folder_that_cannot_be_written_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def refused_file(*, dir: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(dir))
+
+    (tmp_path / ".lock").write_text("1\n")
+    monkeypatch.setattr("hetjax.training.rundir.TemporaryFile", refused_file)
+    with pytest.raises(BadInput, match="Read-only file system"):
+        with locked(tmp_path):
+            pass
+    assert (tmp_path / ".lock").read_text() == "1\n"
 
 
 def test_the_command_itself_refuses_without_a_traceback(tmp_path: Path):

@@ -11,9 +11,9 @@ from hetjax.cluster.catalogue import catalogue
 from hetjax.cluster.cluster import DEVICE_FIGURES, part_of
 from hetjax.cluster.files import load_cluster
 from hetjax.models.presets import model_preset
-from hetjax.planner.find import find_plan
-from hetjax.planner.judge import Judge
-from hetjax.planner.request import Request
+from hetjax.planner.model.evaluator import Judge
+from hetjax.planner.model.request import Request
+from hetjax.planner.search.find import find_plan
 from hetjax.plans.files import read_plan
 from hetjax.training.optimizer import optimizer
 from hetjax.training.presets import preset

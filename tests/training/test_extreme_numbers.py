@@ -19,7 +19,7 @@ from hetjax.costs.profile import LinkMeasurement, Measurement, Profile
 from hetjax.costs.profile_files import parse_profile, profile_json
 from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.models.counts import tensor_sizes
-from hetjax.planner.costing import check_times
+from hetjax.planner.model.costing import check_times
 from hetjax.plans.files import parse_plan, plan_json
 from hetjax.plans.plan import Plan, Prediction, Replica
 from hetjax.plans.validation import validate_plan

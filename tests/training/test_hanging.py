@@ -7,12 +7,14 @@ import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hetjax.launch.launching import OnThisMachine
 from hetjax.runtime.control import WorkerLost
-from hetjax.runtime.limits import BREAK_OFF, LIMITS, START, Limit
+from hetjax.runtime.limits import LIMITS, START, Limit
+from hetjax.runtime.messages import BreakOff, Request, SaveState, Train
 from hetjax.train import main
 from tests.training.hanging_worker import FOLDER
 from tests.training.pair import between_steps, kill, training
@@ -36,9 +38,10 @@ def hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def limit(patched: pytest.MonkeyPatch, **seconds: float) -> None:
-    for name, limit_s in seconds.items():
-        patched.setitem(LIMITS, name, Limit(limit_s, LIMITS[name].what))
+def limit(
+    patched: pytest.MonkeyPatch, what: type[Request[Any]] | str, limit_s: float
+) -> None:
+    patched.setitem(LIMITS, what, Limit(limit_s, LIMITS[what].what))
 
 
 def test_a_worker_that_hangs_in_a_step_or_a_save_is_replaced_and_no_number_changes(
@@ -49,9 +52,11 @@ def test_a_worker_that_hangs_in_a_step_or_a_save_is_replaced_and_no_number_chang
     monkeypatch: pytest.MonkeyPatch,
 ):
     run_dir = tmp_path / "run"
-    limit(monkeypatch, step=8.0, save=8.0)
-    monkeypatch.setitem(LIMITS, BREAK_OFF, Limit(2.0, "break off"))
-    between_steps(monkeypatch, *((hangs / what).touch for what in ("step", "save")))
+    limit(monkeypatch, Train, 8.0)
+    limit(monkeypatch, SaveState, 8.0)
+    limit(monkeypatch, BreakOff, 2.0)
+    asked = ("Train", "SaveState")
+    between_steps(monkeypatch, *((hangs / what).touch for what in asked))
     assert main(training(run_dir, cache, "--checkpoint.every", "1")) == 0
     assert losses(run_dir) == whole
     reasons = [found["reason"] for found in events(run_dir, "recovered")]
@@ -64,7 +69,7 @@ def test_a_worker_that_hangs_before_it_calls_is_named(
     tmp_path: Path, hangs: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (hangs / "start").touch()
-    limit(monkeypatch, **{START: 1.0})
+    limit(monkeypatch, START, 1.0)
     with ExitStack() as stack:
         launcher = OnThisMachine(tmp_path / "logs", stack)
         with pytest.raises(WorkerLost, match="'left' took more than 1 s to start"):

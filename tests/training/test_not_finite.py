@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hetjax.checkpoint.restore import Checkpoint, steps
+from hetjax.checkpoint.reader import Checkpoint, steps
 from hetjax.elastic.driver import FleetDriver
 from hetjax.errors import Failed
 from hetjax.launch.launching import OnThisMachine

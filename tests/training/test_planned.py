@@ -7,8 +7,8 @@ import pytest
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.errors import NoFeasiblePlan
-from hetjax.planner.find import find_plan
-from hetjax.planner.request import Request
+from hetjax.planner.model.request import Request
+from hetjax.planner.search.find import find_plan
 from hetjax.plans.plan import Plan
 from hetjax.runtime.embedded import Embedded
 from tests.planner.whole_space import random_request

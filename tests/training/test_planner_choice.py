@@ -13,10 +13,10 @@ from hetjax.costs.profile import Measurement, Profile
 from hetjax.costs.profile_files import write_profile
 from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.models.presets import MODEL_CONFIGS
+from hetjax.planner.model.memory_check import known_memory_bytes
 from hetjax.plans.files import read_plan, write_plan
 from hetjax.train import main
 from hetjax.training.config import check_config
-from hetjax.training.fitting import known_memory_bytes
 from hetjax.training.placement import Choice, choose_plan
 from hetjax.training.presets import PRESETS, Preset
 from hetjax.training.run import run

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hetjax.checkpoint.restore import steps
+from hetjax.checkpoint.reader import steps
 from hetjax.plans.files import write_plan
 from hetjax.training.config import CheckpointConfig
 from hetjax.training.presets import Preset

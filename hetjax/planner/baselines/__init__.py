@@ -2,5 +2,5 @@
 """Other planners, from their papers: each file gives the plans that one would choose.
 
 They see the same costs per layer as our own planner and are judged by the same
-simulator. Does not own those costs (`terms.py`) nor the judge (`judge.py`).
+simulator. Does not own those costs (`terms.py`) nor the judge (`evaluator.py`).
 """

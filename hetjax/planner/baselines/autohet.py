@@ -26,7 +26,6 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from hetjax.planner.baselines.cuts import Cuts, fastest_cuts
 from hetjax.planner.baselines.grouping import (
     Grouping,
     Mixes,
@@ -36,10 +35,11 @@ from hetjax.planner.baselines.grouping import (
 )
 from hetjax.planner.baselines.ranking import Candidate, best_first
 from hetjax.planner.baselines.stage_costs import StageCosts, closed_s, stage_costs
-from hetjax.planner.limits import check
-from hetjax.planner.placement import ORDERS, Pipeline, placed
-from hetjax.planner.problem import Ints
-from hetjax.planner.request import Request
+from hetjax.planner.model.cuts import Cuts, fastest_cuts
+from hetjax.planner.model.deadline import check
+from hetjax.planner.model.placement import ORDERS, Pipeline, placed
+from hetjax.planner.model.problem import Ints
+from hetjax.planner.model.request import Request
 from hetjax.plans.plan import Plan
 
 _MOST_TRIED = 8  # groupings that are solved for

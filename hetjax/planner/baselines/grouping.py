@@ -18,8 +18,8 @@ from math import comb
 import cvxpy as cp
 import numpy as np
 
-from hetjax.planner.limits import check
-from hetjax.planner.problem import Floats, Ints
+from hetjax.planner.model.deadline import check
+from hetjax.planner.model.problem import Floats, Ints
 
 _MOST_MIXES = 1500
 _MOST_DEEP = 16  # units of a group

@@ -27,9 +27,9 @@ from hetjax.planner.baselines.hapt_program import (
 from hetjax.planner.baselines.hapt_task import SubCluster, Submesh, Task
 from hetjax.planner.baselines.ranking import Candidate, best_first
 from hetjax.planner.baselines.stage_costs import StageCosts, stage_costs
-from hetjax.planner.placement import Pipeline, placed
-from hetjax.planner.problem import Floats, Ints
-from hetjax.planner.request import Request
+from hetjax.planner.model.placement import Pipeline, placed
+from hetjax.planner.model.problem import Floats, Ints
+from hetjax.planner.model.request import Request
 from hetjax.plans.plan import Plan
 
 _MOST_GROUPS = 64  # of devices of a cluster: more are handed out two by two, and so on

@@ -20,9 +20,9 @@ from typing import NamedTuple
 import numpy as np
 
 from hetjax.planner.baselines.hapt_task import NEVER, Submesh, Task
-from hetjax.planner.baselines.slowest import best_limit
-from hetjax.planner.limits import check
-from hetjax.planner.problem import Floats, Ints
+from hetjax.planner.model.deadline import check
+from hetjax.planner.model.problem import Floats, Ints
+from hetjax.planner.model.slowest import best_limit
 from hetjax.plans.plan import LayerRange
 
 

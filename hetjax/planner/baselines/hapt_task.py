@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from hetjax.planner.problem import Floats, Ints
+from hetjax.planner.model.problem import Floats, Ints
 from hetjax.schedule.launch_ahead import harp_delta
 
 NEVER = 2**20  # a launch-ahead that no stage has

@@ -19,7 +19,6 @@ from itertools import product
 
 import numpy as np
 
-from hetjax.planner.baselines.cuts import even_cuts
 from hetjax.planner.baselines.ranking import Candidate, best_first
 from hetjax.planner.baselines.ranks import (
     Layout,
@@ -38,7 +37,8 @@ from hetjax.planner.baselines.stage_costs import (
     in_memory,
     stage_costs,
 )
-from hetjax.planner.request import Request
+from hetjax.planner.model.cuts import even_cuts
+from hetjax.planner.model.request import Request
 from hetjax.plans.plan import Plan
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from hetjax.errors import NoFeasiblePlan
-from hetjax.planner.limits import check
-from hetjax.planner.request import Request
+from hetjax.planner.model.deadline import check
+from hetjax.planner.model.request import Request
 from hetjax.plans.plan import Plan
 
 MOST_PLANS = 16  # enough to try a few that turn out to be within memory

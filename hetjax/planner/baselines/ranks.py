@@ -15,11 +15,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from hetjax.planner.baselines.cuts import Cuts
 from hetjax.planner.baselines.stage_costs import StageCosts
-from hetjax.planner.placement import Pipeline, plan_of, seated
-from hetjax.planner.problem import Ints, Option
-from hetjax.planner.request import Request
+from hetjax.planner.model.cuts import Cuts
+from hetjax.planner.model.placement import Pipeline, plan_of, seated
+from hetjax.planner.model.problem import Ints, Option
+from hetjax.planner.model.request import Request
 from hetjax.plans.plan import Plan, Remat, Replica
 
 _MOST_KINDS = 4  # with more of them, all or the fastest 1, 2, 3

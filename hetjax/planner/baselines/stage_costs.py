@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetjax.cluster.catalogue import DeviceSpec, device_spec
-from hetjax.planner.problem import Floats, Ints, Option, Problem
-from hetjax.planner.request import Request
-from hetjax.planner.templates import shown_s
-from hetjax.planner.terms import search_problem
+from hetjax.planner.model.problem import Floats, Ints, Option, Problem
+from hetjax.planner.model.request import Request
+from hetjax.planner.model.templates import shown_s
+from hetjax.planner.model.terms import search_problem
 from hetjax.plans.plan import Remat
 
 

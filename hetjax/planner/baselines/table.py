@@ -2,7 +2,7 @@
 """All baselines by name, and how good they are: the one judge's word on each.
 
 Owns the names, the schedule that each is judged under, and the comparison. Does not
-own how a baseline plans (its own file) nor the judge (`judge.py`).
+own how a baseline plans (its own file) nor the judge (`evaluator.py`).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -18,8 +18,8 @@ from hetjax.planner.baselines.ranking import no_plan
 from hetjax.planner.baselines.uniform_search import uniform_search
 from hetjax.planner.baselines.varuna import varuna
 from hetjax.planner.baselines.whale import whale
-from hetjax.planner.judge import Judge
-from hetjax.planner.request import Request
+from hetjax.planner.model.evaluator import Judge
+from hetjax.planner.model.request import Request
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
 

@@ -20,7 +20,6 @@ from itertools import pairwise, permutations
 
 import numpy as np
 
-from hetjax.planner.baselines.cuts import even_cuts
 from hetjax.planner.baselines.ranking import Candidate, best_first
 from hetjax.planner.baselines.stage_costs import (
     StageCosts,
@@ -28,10 +27,11 @@ from hetjax.planner.baselines.stage_costs import (
     closed_s,
     stage_costs,
 )
-from hetjax.planner.limits import check
-from hetjax.planner.placement import ORDERS, Pipeline, placed
-from hetjax.planner.problem import Floats, Ints
-from hetjax.planner.request import Request
+from hetjax.planner.model.cuts import even_cuts
+from hetjax.planner.model.deadline import check
+from hetjax.planner.model.placement import ORDERS, Pipeline, placed
+from hetjax.planner.model.problem import Floats, Ints
+from hetjax.planner.model.request import Request
 from hetjax.plans.plan import Plan
 
 _MOST_CLASSES = 8

@@ -16,7 +16,6 @@ from functools import partial
 import numpy as np
 
 from hetjax.errors import NoFeasiblePlan
-from hetjax.planner.baselines.cuts import even_cuts
 from hetjax.planner.baselines.ranking import Candidate, best_first
 from hetjax.planner.baselines.ranks import (
     Layout,
@@ -34,7 +33,8 @@ from hetjax.planner.baselines.stage_costs import (
     in_memory,
     stage_costs,
 )
-from hetjax.planner.request import Request
+from hetjax.planner.model.cuts import even_cuts
+from hetjax.planner.model.request import Request
 from hetjax.plans.plan import Plan
 
 

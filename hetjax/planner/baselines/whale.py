@@ -20,8 +20,7 @@ from itertools import product
 
 import numpy as np
 
-from hetjax.models.counts import forward_flops
-from hetjax.planner.baselines.cuts import Cuts, balanced_cuts, even_cuts
+from hetjax.costs.flops import forward_flops
 from hetjax.planner.baselines.ranking import Candidate, best_first
 from hetjax.planner.baselines.ranks import (
     Layout,
@@ -42,8 +41,9 @@ from hetjax.planner.baselines.stage_costs import (
     shared_out,
     stage_costs,
 )
-from hetjax.planner.problem import Floats, Ints
-from hetjax.planner.request import Request
+from hetjax.planner.model.cuts import Cuts, balanced_cuts, even_cuts
+from hetjax.planner.model.problem import Floats, Ints
+from hetjax.planner.model.request import Request
 from hetjax.plans.plan import Plan
 
 

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints in a bucket of Google Cloud Storage.
+
+Owns `GcsStore`: create-only uploads, checked downloads, and which of the client's many
+errors may pass. Does not own attempts and checks (`transfer.py`) nor the protocol that
+it follows (`store.py`). Imported only when a gs:// URL is opened.
+"""
+
+import http.client
+import io
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, TypeVar, cast
+
+import requests
+import urllib3
+from google.api_core.exceptions import (
+    GoogleAPICallError,
+    GoogleAPIError,
+    NotFound,
+    PreconditionFailed,
+    RetryError,
+)
+from google.auth.exceptions import (
+    DefaultCredentialsError,
+    GoogleAuthError,
+    TransportError,
+)
+from google.cloud import storage
+from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
+from google.cloud.storage.retry import DEFAULT_RETRY
+
+from hetjax.checkpoint.manifest import FileRecord, record_of
+from hetjax.checkpoint.stores.patience import Patient
+from hetjax.checkpoint.stores.store import (
+    Bandwidth,
+    Corrupt,
+    Passing,
+    Refused,
+    StoreError,
+    check_source,
+    conflict,
+    persist,
+    receive,
+)
+from hetjax.errors import BadInput
+
+_RESUMABLE_BYTES = 8 << 20  # as the client: larger files go in chunks of this size
+_PASSING_STATUS = (408, 410, 429)  # 410: the upload session is over, a new one works
+_REFUSED_STATUS = (401, 403)
+_WRITABLE = ".writable"
+_NETWORK_ERRORS = (
+    ConnectionError,
+    requests.RequestException,
+    urllib3.exceptions.HTTPError,
+    http.client.HTTPException,
+    TransportError,
+    RetryError,
+    ValueError,  # the server kept less of a chunk than it was sent
+)
+_T = TypeVar("_T")
+
+
+class GcsStore:
+    """Objects of a bucket under a prefix, with the application default credentials.
+
+    With STORAGE_EMULATOR_HOST set it talks to that server, anonymously. `pause_s` is
+    the first of the growing pauses between attempts, `timeout_s` the longest silence.
+    """
+
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str,
+        limit: Bandwidth | None = None,
+        pause_s: float = 0.5,
+        timeout_s: float = 20.0,
+    ) -> None:
+        self._client = storage.Client(project=None)
+        self._bucket = self._client.bucket(bucket)
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._limit, self._pause_s, self._timeout_s = limit, pause_s, timeout_s
+        by_chunk = DEFAULT_RETRY.with_delay(pause_s, 8 * pause_s)
+        self._retry_chunk = by_chunk.with_timeout(timeout_s)
+
+    def __str__(self) -> str:
+        return f"gs://{self._bucket.name}/{self._prefix}".rstrip("/")
+
+    def put(self, name: str, path: Path, record: FileRecord) -> None:
+        check_source(path, record)
+        self._persist(name, lambda: self._create(name, path.open("rb"), record))
+
+    def put_text(self, name: str, text: str) -> None:
+        data = text.encode()
+        record = record_of(data)
+        self._persist(name, lambda: self._create(name, io.BytesIO(data), record))
+
+    def get(self, name: str, path: Path, record: FileRecord) -> None:
+        download = partial(self._download, name, record.size_bytes)
+        self._persist(name, lambda: receive(path, record, download))
+
+    def get_text(self, name: str) -> str | None:
+        data = io.BytesIO()
+        try:
+            self._persist(name, lambda: self._fetch(name, _emptied(data), 0))
+        except FileNotFoundError:
+            return None
+        return data.getvalue().decode()
+
+    def names(self, prefix: str) -> list[str]:
+        return self._persist(prefix, lambda: self._list(prefix))
+
+    def remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            try:
+                self._persist(name, partial(self._delete, name))
+            except FileNotFoundError:
+                continue
+
+    def lift_limit(self) -> None:
+        if self._limit is not None:
+            self._limit.lift()
+
+    def _persist(self, name: str, attempt: Callable[[], _T]) -> _T:
+        return persist(self._url(name), attempt, self._pause_s)
+
+    def _create(self, name: str, data: IO[bytes], record: FileRecord) -> None:
+        blob = self._blob(name)
+        blob.chunk_size = _RESUMABLE_BYTES
+        blob.crc32c = record.crc32c  # the server refuses other bytes
+        with data, _translated(self._url(name)):
+            try:
+                return blob.upload_from_file(
+                    cast(IO[bytes], _Limited(data, self._limit)),
+                    size=record.size_bytes,
+                    content_type="application/octet-stream",
+                    if_generation_match=0,
+                    checksum="crc32c",
+                    **self._patience(record.size_bytes),
+                )
+            except PreconditionFailed:
+                pass
+        self._compare(name, record)
+
+    def _compare(self, name: str, expected: FileRecord) -> None:
+        """Pass if the object is the one we want: another's, or our own attempt.
+
+        A reply that is lost after the upload took effect ends up here, too.
+        """
+        blob = self._blob(name)
+        with _translated(self._url(name)):
+            try:
+                blob.reload(**self._patience())
+            except NotFound as error:
+                raise Passing("it was there, and is gone now") from error
+        if (blob.size, blob.crc32c) != (expected.size_bytes, expected.crc32c):
+            found = f"with crc32c {blob.crc32c} and {blob.size} bytes"
+            raise conflict(self._url(name), found, expected)
+
+    def _download(self, name: str, size_bytes: int, part: Path) -> None:
+        with part.open("wb") as file:
+            self._fetch(name, file, size_bytes)
+
+    def _fetch(self, name: str, file: IO[bytes], size_bytes: int) -> None:
+        with _translated(self._url(name)):
+            self._blob(name).download_to_file(
+                file,
+                raw_download=True,
+                checksum="crc32c",
+                **self._patience(size_bytes),
+            )
+
+    def _list(self, prefix: str) -> list[str]:
+        with _translated(self._url(prefix)):
+            blobs = self._client.list_blobs(
+                self._bucket,
+                prefix=self._prefix + prefix,
+                fields="items(name),nextPageToken",
+                **self._patience(),
+            )
+            return [blob.name.removeprefix(self._prefix) for blob in blobs]
+
+    def _delete(self, name: str) -> None:
+        with _translated(self._url(name)):
+            self._blob(name).delete(**self._patience())
+
+    def _patience(self, size_bytes: int = 0) -> dict[str, Any]:
+        """The client's own attempts only where they go on from what was transferred."""
+        retry = self._retry_chunk if size_bytes > _RESUMABLE_BYTES else None
+        return {"timeout": self._timeout_s, "retry": retry}
+
+    def _blob(self, name: str) -> storage.Blob:
+        return self._bucket.blob(self._prefix + name)
+
+    def _url(self, name: str) -> str:
+        return f"gs://{self._bucket.name}/{self._prefix}{name}"
+
+
+class _Limited:
+    """A file whose reader waits for bandwidth; what `upload_from_file` needs of one."""
+
+    def __init__(self, file: IO[bytes], limit: Bandwidth | None) -> None:
+        self._file, self._limit = file, limit
+        self.tell, self.seek = file.tell, file.seek
+
+    def read(self, num_bytes: int = -1) -> bytes:
+        data = self._file.read(num_bytes)
+        if self._limit:
+            self._limit.take(len(data))
+        return data
+
+
+def open_bucket(
+    bucket: str, prefix: str, limit: Bandwidth | None, bytes_per_s: float | None
+) -> Patient:
+    """The store, after listing and writing there; BadInput where that cannot be."""
+    url = f"gs://{bucket}/{prefix}"
+    if not bucket:
+        raise BadInput(
+            got=f"checkpoint store {url} without the name of a bucket",
+            allowed="gs://BUCKET/PREFIX",
+            fix="write it like gs://my-bucket/my-run",
+        )
+    try:
+        store = Patient(GcsStore(bucket, prefix, limit), bytes_per_s)
+        store.names(_WRITABLE)
+        store.put_text(_WRITABLE, "")
+    except DefaultCredentialsError as error:
+        raise BadInput(
+            got=f"checkpoint store {url}, but no Google Cloud credentials",
+            allowed="application default credentials, or a service account's",
+            fix="type `gcloud auth application-default login`, or set "
+            "GOOGLE_APPLICATION_CREDENTIALS to a key file",
+        ) from error
+    except FileNotFoundError as error:
+        raise BadInput(
+            got=f"checkpoint store {url}, but there is no bucket {bucket!r}",
+            allowed="a bucket that exists",
+            fix=f"check its name, or type `gcloud storage buckets create gs://{bucket}`",
+        ) from error
+    except Refused as error:
+        raise BadInput(
+            got=f"checkpoint store {url} refuses these credentials ({error})",
+            allowed="credentials that may create, read, list and delete objects there",
+            fix="grant the role roles/storage.objectAdmin on the bucket, or type "
+            "`gcloud auth application-default login` with another account",
+        ) from error
+    return store
+
+
+@contextmanager
+def _translated(url: str) -> Iterator[None]:
+    """Tell the client's errors by what follows from them."""
+    try:
+        yield
+    except PreconditionFailed:
+        raise
+    except (DataCorruption, InvalidResponse, GoogleAPIError, GoogleAuthError) as error:
+        raise _meaning(url, error) from error
+    except _NETWORK_ERRORS as error:
+        raise Passing(_told(error)) from error
+
+
+def _meaning(url: str, error: Exception) -> Exception:
+    status = _status(error)
+    if isinstance(error, DataCorruption):
+        return Corrupt(_told(error))
+    if isinstance(error, NotFound):
+        return FileNotFoundError(f"{url}: there is no such object, or no such bucket")
+    if status in _REFUSED_STATUS or _is_bad_login(error):
+        return Refused(f"{url}: tried once: {_told(error)}")
+    passing = isinstance(error, _NETWORK_ERRORS + (GoogleAuthError,))
+    if passing or status in _PASSING_STATUS or status >= 500:
+        return Passing(_told(error))
+    return StoreError(f"{url}: tried once: {_told(error)}")
+
+
+def _status(error: Exception) -> int:
+    if isinstance(error, InvalidResponse):
+        return error.response.status_code
+    if isinstance(error, GoogleAPICallError):
+        return int(error.code or 0)
+    return 0
+
+
+def _is_bad_login(error: Exception) -> bool:
+    if isinstance(error, TransportError):  # the login server did not answer
+        return False
+    return isinstance(error, GoogleAuthError) and not error.retryable
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _emptied(data: io.BytesIO) -> io.BytesIO:
+    data.seek(0)
+    data.truncate()
+    return data

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A place for checkpoints that outlives the machine, by URL: what it can do, which.
+
+Owns the store on a shared file system, and the choice of one by its URL. Objects are
+created once and never overwritten, names are relative to the URL. Does not own Google
+Cloud Storage (`gcs.py`), attempts and checks (`transfer.py`), the limits of calls
+(`patience.py`), nor what is stored when (`upload.py`).
+"""
+
+import os
+import uuid
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import unquote
+
+from hetjax.checkpoint.durable import fsync
+from hetjax.checkpoint.manifest import FileRecord, record, record_of
+from hetjax.checkpoint.stores.patience import CALL_S, Patient, within
+from hetjax.checkpoint.stores.store import (
+    Bandwidth,
+    Corrupt,
+    Store,
+    StoreError,
+    check_source,
+    conflict,
+    persist,
+    receive,
+)
+from hetjax.errors import BadInput
+from hetjax.names import inside
+
+_BUILDING = ".parts"  # next to the objects, so that a link can put them in place
+_OLD_S = 24 * 3600.0
+_NUM_LINKS = 5
+_CHUNK_BYTES = 1 << 20
+
+
+class FileStore:
+    """Objects as files of a directory, on any file system that knows hard links."""
+
+    def __init__(
+        self, directory: Path, limit: Bandwidth | None = None, pause_s: float = 0.1
+    ) -> None:
+        self._directory, self._limit, self._pause_s = directory, limit, pause_s
+
+    def __str__(self) -> str:
+        return str(self._directory)
+
+    def put(self, name: str, path: Path, record: FileRecord) -> None:
+        check_source(path, record)
+        target = inside(self._directory, name)
+        if target.exists():
+            return _compare(target, record)
+        part = self._part()
+        try:
+            _copy(path, part, self._limit)
+            self._link(part, target, record)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def put_text(self, name: str, text: str) -> None:
+        part, data = self._part(), text.encode()
+        try:
+            part.write_bytes(data)
+            fsync(part)
+            self._link(part, inside(self._directory, name), record_of(data))
+        finally:
+            part.unlink(missing_ok=True)
+
+    def get(self, name: str, path: Path, record: FileRecord) -> None:
+        source = inside(self._directory, name)
+
+        def attempt() -> None:
+            receive(path, record, lambda part: _copy(source, part, None))
+
+        persist(str(source), attempt, self._pause_s)
+
+    def get_text(self, name: str) -> str | None:
+        with suppress(FileNotFoundError):
+            return inside(self._directory, name).read_text()
+
+    def names(self, prefix: str) -> list[str]:
+        folder = prefix.rpartition("/")[0]
+        top = inside(self._directory, *[folder] * bool(folder))
+        found = []
+        for folder, folders, files in os.walk(top):
+            if Path(folder) == self._directory and _BUILDING in folders:
+                folders.remove(_BUILDING)
+            within = Path(folder).relative_to(self._directory)
+            found += [str(within / file) for file in files]
+        return sorted(name for name in found if name.startswith(prefix))
+
+    def remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            path = inside(self._directory, name)
+            path.unlink(missing_ok=True)
+            with suppress(OSError):  # up to the first folder that holds something
+                while (path := path.parent) != self._directory:
+                    path.rmdir()
+
+    def lift_limit(self) -> None:
+        if self._limit is not None:
+            self._limit.lift()
+
+    def remove_old_parts(self) -> None:
+        """Remove what puts left that were killed long ago; others may be at work.
+
+        It is the store's clock that tells what is long ago: ours may be wrong.
+        """
+        probe = self._part()
+        probe.touch()
+        now_s = probe.stat().st_mtime
+        probe.unlink()
+        for part in (self._directory / _BUILDING).glob("*"):
+            with suppress(FileNotFoundError):
+                if part.stat().st_mtime < now_s - _OLD_S:
+                    part.unlink()
+
+    def _part(self) -> Path:
+        building = self._directory / _BUILDING
+        building.mkdir(parents=True, exist_ok=True)
+        return building / uuid.uuid4().hex
+
+    def _link(self, part: Path, target: Path, expected: FileRecord) -> None:
+        """Put a whole file in place, unless there is one: what no rename can do."""
+        if record(part) != expected:
+            raise Corrupt(f"{part}, to be {target}, is not what was written")
+        for _ in range(_NUM_LINKS):
+            try:
+                _make(target.parent)
+                os.link(part, target)
+                return fsync(target.parent)
+            except FileExistsError:
+                return _compare(target, expected)
+            except FileNotFoundError:  # another worker removed the empty folder
+                continue
+        raise StoreError(f"{target}: tried {_NUM_LINKS} times, its folder vanishes")
+
+
+def open_store(url: str, bytes_per_s: float | None = None) -> Store:
+    """The store at `gs://bucket/prefix`, `file:///path` or a plain path, tried out.
+
+    `bytes_per_s` limits uploads. Raises BadInput where the URL is not one of these, or
+    nothing can be written there.
+    """
+    if bytes_per_s is not None and bytes_per_s <= 0:
+        raise BadInput(
+            got=f"an upload limit of {bytes_per_s} bytes per second",
+            allowed="more than 0, or no limit",
+            fix="give a positive number, or leave the limit out",
+        )
+    limit = None if bytes_per_s is None else Bandwidth(bytes_per_s)
+    scheme, found, rest = url.partition("://")
+    if found and scheme == "gs":
+        from hetjax.checkpoint.stores.gcs import (
+            open_bucket,  # its import takes a second
+        )
+
+        bucket, _, prefix = rest.partition("/")
+        return open_bucket(bucket, prefix.strip("/"), limit, bytes_per_s)
+    path = unquote(rest) if found else url
+    if not path or (found and (scheme != "file" or not path.startswith("/"))):
+        raise BadInput(
+            got=f"checkpoint store {url!r}",
+            allowed="gs://BUCKET/PREFIX, file:///PATH or the path of a folder",
+            fix="write it like gs://my-bucket/my-run or /mnt/shared/my-run",
+        )
+    return _open_directory(Path(path).absolute(), limit, bytes_per_s)
+
+
+def _open_directory(
+    directory: Path, limit: Bandwidth | None, bytes_per_s: float | None
+) -> Store:
+    files = FileStore(directory, limit)
+    store, probe = Patient(files, bytes_per_s), uuid.uuid4().hex
+    try:
+        store.put_text(probe, "")
+        store.remove([probe])
+        within(CALL_S, f"listing {directory}", files.remove_old_parts)
+    except StoreError:
+        raise  # it does not answer, whatever was asked
+    except OSError as error:
+        raise BadInput(
+            got=f"checkpoint store {directory} cannot be used "
+            f"({error.strerror or error})",
+            allowed="a folder that you may write to, on a file system with hard links",
+            fix="choose another folder, or gs://BUCKET/PREFIX",
+        ) from error
+    return store
+
+
+def _compare(target: Path, expected: FileRecord) -> None:
+    found = record(target)
+    if found != expected:
+        text = f"with crc32c {found.crc32c} and {found.size_bytes} bytes"
+        raise conflict(str(target), text, expected)
+
+
+def _copy(source: Path, target: Path, limit: Bandwidth | None) -> None:
+    with source.open("rb") as reader, target.open("wb") as writer:
+        while chunk := reader.read(_CHUNK_BYTES):
+            if limit:
+                limit.take(len(chunk))
+            writer.write(chunk)
+        writer.flush()
+        os.fsync(writer.fileno())
+
+
+def _make(directory: Path) -> None:
+    """Make a folder and those above it, each durable."""
+    if not directory.is_dir():
+        _make(directory.parent)
+        directory.mkdir(exist_ok=True)
+        fsync(directory.parent)

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans of equal pipelines, each over the same share of every node class.
+
+Where links between classes are slow, gradients that cross them cost more than
+activations do. Pipelines that all cross them at the same layer sum every gradient on
+one side. The templates' model takes sums as fast everywhere, so these plans are made
+apart: one pipeline over a share, by HARP's dynamic program, and as many as there are
+shares. Owns the shares. Does not own the program (`baselines/hapt.py`).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from hetjax.cluster.cluster import Cluster, Node
+from hetjax.errors import NoFeasiblePlan
+from hetjax.planner.baselines.hapt import hapt
+from hetjax.planner.model.placement import Seat
+from hetjax.planner.model.request import NodeClass, Request
+from hetjax.plans.plan import Plan, Replica, Stage
+
+_MOST_DEVICES = 256  # of a share: more take longer than a search may
+
+
+def equal_share_plans(request: Request) -> Iterator[Plan]:
+    """Yield plans of 1, 2, 4, ... equal pipelines, as far as shares come out even."""
+    num = 1
+    while num <= request.global_batch:
+        shares = [_share(nodes, num) for nodes in request.classes]
+        if request.global_batch % num == 0 and all(shares):
+            yield from _plans(request, num, [share for share in shares if share])
+        num *= 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Share:
+    """The first share of a class: whole nodes, or a part of a node."""
+
+    nodes: tuple[Node, ...]
+    of: NodeClass
+
+    def seat(self, node: str, devices: tuple[int, ...], n: int) -> Seat:
+        """Where a seat of the first share is in the n-th."""
+        at = [own.name for own in self.nodes].index(node)
+        per_node = self.of.devices_per_node // self.nodes[0].count
+        here = n * len(self.nodes) + at if per_node == 1 else n // per_node
+        first = 0 if per_node == 1 else n % per_node * self.nodes[0].count
+        return self.of.nodes[here].name, tuple(first + device for device in devices)
+
+
+def _share(nodes: NodeClass, num: int) -> _Share | None:
+    """None if the class does not fall into so many equal shares."""
+    count = len(nodes.nodes)
+    if count % num == 0:
+        return _Share(nodes=nodes.nodes[: count // num], of=nodes)
+    parts, left = divmod(num, count)
+    part = None if left else _part(nodes.nodes[0], parts)
+    return None if part is None else _Share(nodes=(part,), of=nodes)
+
+
+def _part(node: Node, parts: int) -> Node | None:
+    """The first of so many parts of a node: whole hosts, or as much of one host."""
+    devices, left = divmod(node.count, parts)
+    hosts = max(node.hosts // parts, 1)
+    alike = node.hosts % parts == 0 or parts % node.hosts == 0
+    return None if left or not alike else replace(node, count=devices, hosts=hosts)
+
+
+def _plans(request: Request, num: int, shares: list[_Share]) -> Iterator[Plan]:
+    nodes = tuple(node for share in shares for node in share.nodes)
+    largest = max(node.count for node in nodes)
+    if (
+        largest < min(request.degrees)
+        or sum(node.count for node in nodes) > _MOST_DEVICES
+    ):
+        return
+    ends = {node.name for node in nodes} | {node.zone for node in nodes}
+    links = tuple(x for x in request.cluster.links if set(x.between) <= ends)
+    cluster = Cluster(name=request.cluster.name, nodes=nodes, links=links)
+    part = replace(request, cluster=cluster, global_batch=request.global_batch // num)
+    try:
+        found = hapt(part)
+    except NoFeasiblePlan:
+        return
+    share_of = {node.name: share for share in shares for node in share.nodes}
+    for plan in found:
+        yield replace(
+            plan,
+            global_batch=request.global_batch,
+            schedule="1f1b",
+            replicas=tuple(
+                _copy(replica, share_of, n)
+                for n in range(num)
+                for replica in plan.replicas
+            ),
+        )
+
+
+def _copy(replica: Replica, share_of: dict[str, _Share], n: int) -> Replica:
+    stages = tuple(_moved(stage, share_of[stage.node], n) for stage in replica.stages)
+    return replace(replica, stages=stages)
+
+
+def _moved(stage: Stage, share: _Share, n: int) -> Stage:
+    node, devices = share.seat(stage.node, stage.devices, n)
+    return replace(stage, node=node, devices=devices)

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The certificate of a search: no plan of the request's space simulates faster.
+
+Owns that a bound is held against every plan that the search simulated, and that one
+which some plan contradicts is told as an error. Does not own how bounds are proved
+(`column_generation.py`) nor the space (`space.py`).
+"""
+
+import math
+from collections.abc import Iterable
+
+from hetjax.errors import NoFeasiblePlan
+from hetjax.planner.bound.column_generation import lower_bound
+from hetjax.planner.bound.space import in_space
+from hetjax.planner.model.request import Request
+from hetjax.planner.model.terms import bound_problem
+from hetjax.schedule.bound import LowerBound
+from hetjax.schedule.predicted import Predicted
+
+_WHAT = "a plan of the search"
+_LARGE = 128  # devices: bounds of larger clusters are not brought so close
+
+
+def certificate(request: Request, simulated: Iterable[Predicted]) -> LowerBound:
+    """Return what no plan of the space simulates faster than, as far as is known.
+
+    Whatever the tensor degrees of its stages: see `Found`. What is proven of it so far
+    where the time is up (`deadline.py`).
+    """
+    least_s = _least_s(request, simulated)
+    try:
+        found = proved(request, 0.0 if math.isinf(least_s) else least_s)
+    except NoFeasiblePlan as error:
+        return _none_exists(error, is_false=math.isfinite(least_s))
+    return found.held_against(least_s, _WHAT)
+
+
+def held(
+    bound: LowerBound, request: Request, simulated: Iterable[Predicted]
+) -> LowerBound:
+    """Return the bound, held against what was simulated since it was proved."""
+    return bound.held_against(_least_s(request, simulated), _WHAT)
+
+
+def _least_s(request: Request, simulated: Iterable[Predicted]) -> float:
+    """The least step of the space among them."""
+    inside = (found for found in simulated if in_space(request, found.plan))
+    return min((found.simulation.step_time_s for found in inside), default=math.inf)
+
+
+def proved(request: Request, longest_s: float = 0.0) -> LowerBound:
+    """Return the bound alone.
+
+    NoFeasiblePlan if no plan fits into memory, or does the batch in `longest_s`.
+    """
+    p = bound_problem(request, request.degrees)
+    large = request.cluster.num_devices > _LARGE
+    bound = lower_bound(p, "prefix", quick=large, longest_s=longest_s)
+    return LowerBound(step_s=bound.step_s)
+
+
+def _none_exists(error: NoFeasiblePlan, *, is_false: bool) -> LowerBound:
+    """Nothing of the space does it: the search's plans are outside, or we are wrong."""
+    if not is_false:
+        return LowerBound(why=f"no plan of these choices exists: {error.got}")
+    why = (
+        f"internal error: the bound proves that there is no plan ({error.got}), and "
+        "there is one: please report it with model, cluster and options"
+    )
+    return LowerBound(why=why, is_false=True)

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the rest of a pipeline must at least cost, for pruning the search.
+
+Owns the time that a stage can have in a step whatever stands before and after it, and
+from it the least cost of the layers before a stage. All are optimistic: nothing good is
+pruned. Does not own the exact search (`partial_pipelines.py`).
+
+Letters of array names as in `problem.py`; V different places of a stage, S options by
+rank, X questions.
+"""
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from hetjax.planner.model.problem import Floats, Ints, Problem
+from hetjax.planner.model.templates import ROUNDING, Form
+
+_CHUNK = 100_000  # numbers in a table: what a processor's cache holds
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Reach:
+    """What stages could do in a step if all others were the fastest there are.
+
+    `left_s_BMIJ` is the time for the microbatches of a stage on layers I to J. The rest
+    is by place, `place_IJ` (-1: no layers), where stages are told apart only if they
+    differ, and there by rank S of options, those that hold more microbatches first:
+    `option_BSV`, the time that is left, `left_s_BSV`, what one microbatch takes at
+    least, `each_s_BSV` (inf: out of memory), and `more_s_BSV`, what the stage adds
+    besides to the time of the pipeline: the hop to it, or what comes after the pipeline
+    because it is the first, and its share in what comes after because of the worst
+    stage. `num_holding_BFV` options hold F + 1 microbatches.
+    """
+
+    step_s: float
+    left_s_BMIJ: Floats
+    place_IJ: Ints
+    option_BSV: Ints
+    left_s_BSV: Floats
+    each_s_BSV: Floats
+    more_s_BSV: Floats
+    num_holding_BFV: Ints
+
+    @property
+    def most_B(self) -> Ints:
+        """The most microbatches of any stage, by microbatch size."""
+        most_BSV = np.maximum(self.left_s_BSV, 0.0) / self.each_s_BSV
+        return (most_BSV.max(axis=(1, 2)) * (1 + ROUNDING)).astype(np.int64)
+
+
+def reach(p: Problem, form: Form, step_s: float) -> Reach:
+    """Return what is left of the step for every stage."""
+    before_s_BI = p.fastest_s_BJ
+    with np.errstate(invalid="ignore"):  # sizes at which nothing fits: inf - inf
+        left_s_BOIJ = step_s - _after_s(p) - before_s_BI[:, None, :, None]
+        if form == "closed":
+            left_s_BOIJ -= (before_s_BI[:, -1:] - before_s_BI)[:, None, None, :]
+    left_s_BOIJ = np.where(left_s_BOIJ > 0, left_s_BOIJ * (1 + ROUNDING), -1.0)
+    place_IJ, start_V, end_V = _places(p, form)
+    row_V = p.range_IJ[start_V, end_V]
+    held_BOV = p.most_in_flight_BOU[:, :, row_V]
+    option_BSV = _ranks(p, held_BOV, row_V)
+    held_F = np.arange(1, p.meshes.busy_s_BMFU.shape[2] + 1)
+
+    def ranked(values_BOV: Floats) -> Floats:
+        return np.take_along_axis(values_BOV, option_BSV, axis=1)
+
+    each_s_BOV = np.where(held_BOV > 0, _each_s(p, start_V, end_V), np.inf)
+    holds_BFSV = ranked(held_BOV.astype(float))[:, None] >= held_F[:, None, None]
+    return Reach(
+        step_s=step_s,
+        left_s_BMIJ=left_s_BOIJ[:, p.meshes.first_M],
+        place_IJ=place_IJ,
+        option_BSV=option_BSV,
+        left_s_BSV=ranked(left_s_BOIJ[:, :, start_V, end_V]),
+        each_s_BSV=ranked(each_s_BOV),
+        more_s_BSV=ranked(_more_s(p, start_V, end_V)),
+        num_holding_BFV=holds_BFSV.sum(axis=2),
+    )
+
+
+def _ranks(p: Problem, held_BOV: Ints, row_V: Ints) -> Ints:
+    """The options by place, those that hold more first.
+
+    Only one of each mesh where all hold either all that is asked for or nothing.
+    """
+    if not p.holds_all:
+        order_BSV = np.argsort(-held_BOV, axis=1, kind="stable")
+        return order_BSV[:, : max(1, int((held_BOV > 0).sum(axis=1).max()))]
+    option_BMV = p.meshes.option_BMFU[:, :, 0, row_V]
+    held_BMV = np.take_along_axis(held_BOV, option_BMV, axis=1)
+    order_BSV = np.argsort(-held_BMV, axis=1, kind="stable")
+    return np.take_along_axis(option_BMV, order_BSV, axis=1)
+
+
+def _each_s(p: Problem, start_V: Ints, end_V: Ints) -> Floats:
+    """What a microbatch takes at each place, at least, under each option."""
+    row_V = p.range_IJ[start_V, end_V]
+    each_s_BOV = np.nan_to_num(p.busy_s_BOU[..., row_V], nan=np.inf)
+    if p.has_sends:
+        sent_s_BOK = p.send_s_BKOO.min(axis=3).swapaxes(1, 2)
+        returned_s_BOK = p.return_s_BKOO.min(axis=2).swapaxes(1, 2)
+        each_s_BOV += sent_s_BOK[:, :, p.kind_J[end_V]] * (end_V < p.num_layers)
+        each_s_BOV += returned_s_BOK[:, :, p.kind_J[start_V]] * (start_V > 0)
+    return each_s_BOV
+
+
+def _more_s(p: Problem, start_V: Ints, end_V: Ints) -> Floats:
+    """What a stage adds besides to the time of the pipeline."""
+    after_s_ABOV = p.after_s_ABOU[..., p.range_IJ[start_V, end_V]]
+    share_AV = p.share_AJ[:, end_V] - p.share_AJ[:, start_V]
+    mean_s_BOV = (after_s_ABOV * share_AV[:, None, None]).sum(axis=0)
+    first_s_BOV = after_s_ABOV[p.sure_of_first_A].sum(axis=0)
+    first_s_BOV -= p.least_after_s_AB[p.sure_of_first_A].sum(axis=0)[:, None, None]
+    hop_s_BOK = p.hop_s_BKOO.min(axis=2).swapaxes(1, 2)
+    hop_s_BOV = 2 * hop_s_BOK[:, :, p.kind_J[start_V]]
+    return mean_s_BOV + np.where(start_V > 0, hop_s_BOV, first_s_BOV)
+
+
+def _after_s(p: Problem) -> Floats:
+    """What comes after the pipeline because of any stage, the first being the best."""
+    first_s_BOU = p.after_s_ABOU[p.sure_of_first_A].sum(axis=0)
+    after_s_BOIJ = (p.after_s_ABOU.sum(axis=0) - first_s_BOU)[..., p.range_IJ]
+    after_s_BOIJ[:, :, 0] += first_s_BOU[..., p.range_IJ[0]]
+    least_s_B = p.least_after_s_AB[p.sure_of_first_A].sum(axis=0)
+    after_s_BOIJ[:, :, 1:] += least_s_B[:, None, None, None]
+    return after_s_BOIJ
+
+
+def _places(p: Problem, form: Form) -> tuple[Ints, Ints, Ints]:
+    """Number the ranges of layers by all that matters; the first of each number.
+
+    In the prefix form the layers before count one by one.
+    """
+    starts, ends = np.triu_indices(p.num_layers + 1, k=1)
+    before = starts if form == "prefix" else np.where(starts, p.kind_J[starts], -1)
+    after = np.where(ends < p.num_layers, p.kind_J[ends], -1)
+    matters = np.column_stack([p.range_IJ[starts, ends], starts == 0, before, after])
+    _, firsts, places = np.unique(
+        matters, axis=0, return_index=True, return_inverse=True
+    )
+    place_IJ = np.full_like(p.range_IJ, -1)
+    place_IJ[starts, ends] = places.reshape(-1)
+    return place_IJ, starts[firsts], ends[firsts]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Questions:
+    """What is asked of the layers before a stage.
+
+    The least cost of `lo` microbatches at a size where no stage takes more than
+    `most_s` for each, and a second of getting through costs `per_s` more.
+    """
+
+    b_X: Ints
+    lo_X: Ints
+    most_s_X: Floats
+    per_s_X: Floats
+
+    def take(self, rows: Ints) -> "Questions":
+        return Questions(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+
+
+def least_cost(can: Reach, cost_O: Floats, asked: Questions) -> Floats:
+    """Return the least cost of layers 0 to J for every question.
+
+    Shape (X, J, F). F + 1 microbatches are in flight in the stage that ends at J; the
+    last of F is "more than any stage can hold", without limits F = 0 stands for all.
+    If the layers have a second less to do it, they cost at least `per_s` more.
+    """
+    num_held, num_ends = can.num_holding_BFV.shape[1], len(can.place_IJ)
+    num_ahead = num_held + (num_held > 1)
+    cost_XJF = np.full((len(asked.b_X), num_ends, num_ahead), np.inf)
+    # those alike in depth and length of stages together
+    order = np.lexsort((asked.most_s_X, np.minimum(asked.lo_X, num_held), asked.b_X))
+    num_rows = max(_CHUNK // can.option_BSV[0].size, 16)
+    for of_b in np.split(order, np.flatnonzero(np.diff(asked.b_X[order])) + 1):
+        for at in range(0, len(of_b), num_rows):
+            rows = of_b[at : at + num_rows]
+            found_XFJ = _least_cost(can, cost_O, asked.take(rows))
+            most = found_XFJ.shape[1]
+            cost_XJF[rows, :, :most] = found_XFJ.swapaxes(1, 2)
+            cost_XJF[rows, :, most:num_held] = found_XFJ[:, -1, :, None]
+    cost_XJF[:, 0] = 0.0
+    return cost_XJF
+
+
+def _least_cost(can: Reach, cost_O: Floats, asked: Questions) -> Floats:
+    """The same for one microbatch size, F up to the most in flight; shape (X, F, J)."""
+    b, lo_X = int(asked.b_X[0]), asked.lo_X
+    num_held, num_ends = can.num_holding_BFV.shape[1], len(can.place_IJ)
+    most = min(int(lo_X.max()), num_held)  # no more are in flight than there are
+    places = _in_reach(can, b, int(lo_X.min()), float(asked.most_s_X.max()))
+    stage_XFV = _stage_cost(can, cost_O, asked, most, places)
+    new_V = np.full(can.each_s_BSV.shape[2] + 1, -1)
+    new_V[places] = np.arange(len(places))
+    place_IJ = new_V[can.place_IJ]
+    # beyond the most in flight: too many, or no more than there are
+    too_many = num_held > 1 and most == num_held
+    cost_XFJ = np.full((len(lo_X), most + 1, num_ends), np.inf)
+    cost_XFJ[:, :, 0] = 0.0
+    for j in range(1, num_ends):
+        starts = np.flatnonzero(place_IJ[:j, j] >= 0)
+        if not len(starts):
+            continue
+        first, end = starts[0], starts[-1] + 1
+        # the last place's costs are inf: where no stage is in reach
+        total_XFI = stage_XFV[:, :, place_IJ[first:end, j]]
+        # the stage before has one more in flight
+        total_XFI += cost_XFJ[:, 1:, first:end]
+        cost_XFJ[:, :most, j] = total_XFI.min(axis=2)
+        if not too_many:
+            cost_XFJ[:, most, j] = cost_XFJ[:, most - 1, j]
+    return cost_XFJ[:, :most]
+
+
+def _stage_cost(
+    can: Reach, cost_O: Floats, asked: Questions, most: int, places: Ints
+) -> Floats:
+    """The least cost of a stage at each of the places; shape (X, F, V + 1), and inf."""
+    b = int(asked.b_X[0])
+    each_s_SV, left_s_SV = can.each_s_BSV[b][:, places], can.left_s_BSV[b][:, places]
+    through_s_SV = each_s_SV + can.more_s_BSV[b][:, places]
+    through_s_SV = np.where(np.isfinite(through_s_SV), through_s_SV, 0.0)
+    most_s_XSV = np.minimum(
+        left_s_SV / asked.lo_X[:, None, None], asked.most_s_X[:, None, None]
+    )
+    stage_XSV = asked.per_s_X[:, None, None] * through_s_SV
+    stage_XSV += cost_O[can.option_BSV[b][:, places]]
+    stage_XSV[each_s_SV > most_s_XSV] = np.inf
+    num_holding_FV = can.num_holding_BFV[b, :most][:, places]
+    if most == 1:
+        best_XFV = stage_XSV.min(axis=1, keepdims=True)
+    else:
+        np.minimum.accumulate(stage_XSV, axis=1, out=stage_XSV)
+        best_XFV = stage_XSV[:, num_holding_FV - 1, np.arange(len(places))]
+    best_XFV[:, num_holding_FV == 0] = np.inf
+    if (asked.lo_X < most).any():  # no more are in flight than there are
+        held_XF = np.minimum(np.arange(most), asked.lo_X[:, None] - 1)
+        best_XFV = np.take_along_axis(best_XFV, held_XF[:, :, None], axis=1)
+    nowhere_XF1 = np.full((*best_XFV.shape[:2], 1), np.inf)
+    return np.concatenate([best_XFV, nowhere_XF1], axis=2)
+
+
+def _in_reach(can: Reach, b: int, lo: int, most_s: float) -> Ints:
+    """The places where some stage is fast enough."""
+    most_s_SV = np.minimum(can.left_s_BSV[b] / lo, most_s)
+    return np.flatnonzero((can.each_s_BSV[b] <= most_s_SV).any(axis=0))
+
+
+def longest_stages(can: Reach, b_N: Ints, lo_N: Ints, most_s_N: Floats) -> Ints:
+    """Return the earliest first layer of a stage that ends at J; J if there is none."""
+    each_s_BV = can.each_s_BSV.min(axis=1)
+    left_s_BV = can.left_s_BSV.max(axis=1)
+    most_s_NV = np.minimum(left_s_BV[b_N] / lo_N[:, None], most_s_N[:, None])
+    does_NV = each_s_BV[b_N] <= most_s_NV
+    does_NIJ = does_NV[:, can.place_IJ] & (can.place_IJ >= 0)
+    ends_J = np.arange(len(can.place_IJ))
+    return np.where(does_NIJ.any(axis=1), does_NIJ.argmax(axis=1), ends_J)

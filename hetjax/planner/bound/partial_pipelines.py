@@ -1,0 +1,394 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The dynamic program over pipelines, from the last stage to the first.
+
+Owns the labels and their steps. It starts from the last stage, since a stage's
+launch-ahead, and so its memory, follows from the stages after it. A label is a suffix
+of stages with the kind of stage before them already chosen; labels that another one
+beats in time, cost and launch-ahead are dropped. Time is counted for the lowest
+microbatch count of a label's interval, worth for the highest: nothing that could be
+worth it is dropped, unless only some labels may be kept. Does not own intervals
+(`completion.py`), dominance (`labels.py`) nor the decisions that are made on what is
+found (`pricing.py`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetjax.planner.bound.completion import Questions, Reach, least_cost, longest_stages
+from hetjax.planner.bound.intervals import Cell
+from hetjax.planner.bound.labels import Labels, joined, undominated
+from hetjax.planner.model.deadline import check
+from hetjax.planner.model.problem import Floats, Ints, Problem
+from hetjax.planner.model.templates import (
+    ROUNDING,
+    Form,
+    Template,
+    TemplateStage,
+)
+from hetjax.schedule.bound import prefix_behind_s
+from hetjax.schedule.launch_ahead import exact_deltas
+
+_NEVER_S = 1e30  # too long for any step
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Search:
+    """What one pass of the dynamic program is given.
+
+    Each microbatch may cost `each_N`. A pipeline in cell N is worth it only if it takes
+    `left_s_N` at most, besides what its slowest stage takes for all microbatches but
+    the first, and for every trade Q of seconds against cost has less than `budget_NQ`
+    of cost + time * `per_s_NQ`.
+    `rest_NQJF` is what layers 0 to J have of that at least (`least_cost`).
+    """
+
+    p: Problem
+    form: Form
+    can: Reach
+    price_R: Floats
+    cost_M: Floats
+    cells: tuple[Cell, ...]
+    b_N: Ints
+    lo_N: Ints
+    hi_N: Ints
+    least_s_N: Floats
+    most_s_N: Floats
+    each_N: Floats
+    left_s_N: Floats
+    per_s_NQ: Floats
+    budget_NQ: Floats
+    rest_NQJF: Floats
+    serves_hops: bool
+
+
+def least_work(p: Problem, price_R: Floats) -> Floats:
+    """Return cost times seconds of a microbatch, at least, by microbatch size.
+
+    inf at a size at which some layer fits nowhere.
+    """
+    cost_O1 = (p.taken_OR @ price_R)[:, None]
+    fits_BOL = np.isfinite(p.layer_s_BOL)
+    work_BOL = np.where(fits_BOL, p.layer_s_BOL, 0.0) * cost_O1
+    return np.where(fits_BOL, work_BOL, np.inf).min(axis=1).sum(axis=1)
+
+
+def search_of(
+    p: Problem,
+    form: Form,
+    can: Reach,
+    price_R: Floats,
+    cells: Sequence[Cell],
+    worth: float,
+    trades: Sequence[float],
+    *,
+    serves_hops: bool = False,
+) -> Search:
+    """Bound what pipelines of at least that worth could cost, for every cell.
+
+    `trades` are such of seconds against cost, relative to what they mostly are worth.
+    """
+    cost_M = p.taken_OR[p.meshes.first_M] @ price_R
+    b_N, lo_N, hi_N = np.array([cell[:3] for cell in cells]).T
+    least_s_N, most_s_N = np.array([cell[3:] for cell in cells]).T
+    sizes_N = np.array(p.microbatch_sizes, dtype=np.float64)[b_N]
+    each_N = sizes_N / worth * (1 + ROUNDING)  # that a microbatch may cost
+    left_s_N = can.step_s * (1 + ROUNDING) - (lo_N - 1) * least_s_N
+    per_s_NQ, budget_NQ = _trades(cells, trades, each_N, left_s_N, can.step_s)
+    num_trades = per_s_NQ.shape[1]
+    asked = Questions(
+        b_X=np.repeat(b_N, num_trades),
+        lo_X=np.repeat(lo_N, num_trades),
+        most_s_X=np.repeat(most_s_N * (1 + ROUNDING), num_trades),
+        per_s_X=per_s_NQ.reshape(-1),
+    )
+    rest_XJF = least_cost(can, p.taken_OR @ price_R, asked)
+    return Search(
+        p=p,
+        form=form,
+        can=can,
+        price_R=price_R,
+        cost_M=cost_M,
+        cells=tuple(cells),
+        b_N=b_N,
+        lo_N=lo_N,
+        hi_N=hi_N,
+        least_s_N=least_s_N,
+        most_s_N=most_s_N * (1 + ROUNDING),
+        each_N=each_N,
+        left_s_N=left_s_N,
+        per_s_NQ=per_s_NQ,
+        budget_NQ=budget_NQ,
+        rest_NQJF=rest_XJF.reshape(len(cells), num_trades, *rest_XJF.shape[1:]),
+        serves_hops=serves_hops,
+    )
+
+
+def _trades(
+    cells: Sequence[Cell],
+    trades: Sequence[float],
+    each_N: Floats,
+    left_s_N: Floats,
+    step_s: float,
+) -> tuple[Floats, Floats]:
+    """Seconds against cost, and the budgets.
+
+    `hi` microbatches may cost so much in all, and their time is left. Or, where the
+    slowest stage's time is known: beyond `lo`, each takes as long of what is left.
+    """
+    _, lo_N, hi_N, least_s_N, _ = np.array(cells).T
+    known_N = least_s_N > 0
+    usual_N = np.where(
+        known_N, each_N / np.where(known_N, least_s_N, 1.0), each_N * hi_N / step_s
+    )
+    per_s_NQ = usual_N[:, None] * np.array(trades)
+    many_N = known_N & (lo_N < hi_N)
+    per_s_NQ[many_N] = usual_N[many_N, None]
+    fixed_N = each_N * np.where(many_N, lo_N, hi_N)
+    return per_s_NQ, fixed_N[:, None] + per_s_NQ * left_s_N[:, None]
+
+
+def standing(s: Search) -> Floats:
+    """What the best of each cell is of its budget, at least. Below 1 if worth it."""
+    after_s_N = s.p.least_after_s_AB.sum(axis=0)[s.b_N]
+    first_s_N = s.p.least_after_s_AB[s.p.sure_of_first_A].sum(axis=0)[s.b_N]
+    spent_NQ = s.rest_NQJF[:, :, -1, 0] + s.per_s_NQ * first_s_N[:, None]
+    late_N = after_s_N + s.p.fastest_s_BJ[s.b_N, -1] > s.left_s_N
+    share_NQ = np.where(late_N[:, None], np.inf, spent_NQ / s.budget_NQ)
+    return share_NQ.max(axis=1)
+
+
+def pipelines(
+    s: Search, cells_N: Ints, *, beam: int | None = None, most: int | None = None
+) -> tuple[Labels, Labels] | None:
+    """Return all labels of these cells, and those that are whole pipelines.
+
+    Only the `beam` most promising suffixes from every layer if given. None if there
+    are more than `most` labels.
+    """
+    first_NJ = longest_stages(s.can, s.b_N, s.lo_N, s.most_s_N)
+    active = _ends(s, cells_N)
+    parts, rows, num_labels = [active], np.arange(len(active)), len(active)
+    for start in reversed(range(s.p.num_layers)):
+        check()
+        near = first_NJ[active.cell, active.start] <= start
+        active, rows = active.take(near), rows[near]
+        labels = _extended(s, active, rows, start)
+        if start == 0:
+            return joined(parts), labels.take(_is_worth_it(s, labels))
+        labels = undominated(
+            labels, len(s.p.members_GM), ahead_matters=not s.p.holds_all
+        )
+        if beam is not None and len(labels) > beam:
+            order = np.argsort(standing_of(s, labels), kind="stable")
+            labels = labels.take(order[:beam])
+        parts.append(labels)
+        rows = np.concatenate([rows, num_labels + np.arange(len(labels))])
+        active = joined([active, labels])
+        num_labels += len(labels)
+        if most is not None and num_labels > most:
+            return None
+    raise AssertionError("a model of no layers")
+
+
+def _ends(s: Search, cells_N: Ints) -> Labels:
+    """The empty suffix, before every group of meshes."""
+    num_groups = len(s.p.members_GM)
+    cell = np.repeat(cells_N, num_groups)
+    zeros = np.zeros(len(cell))
+    whole = zeros.astype(np.int64)
+    return Labels(
+        cell=cell,
+        mesh=whole - 1,
+        before=np.tile(np.arange(num_groups), len(cells_N)),
+        start=whole + s.p.num_layers,
+        ahead=whole + 1,
+        fill_s=zeros,
+        owed_s=zeros,
+        after_s_XA=s.p.least_after_s_AB.T[s.b_N[cell]],
+        cost=zeros,
+        used_XR=np.zeros((len(cell), len(s.p.scarce))),
+        parent=whole - 1,
+    )
+
+
+def _extended(s: Search, pool: Labels, pool_rows: Ints, start: int) -> Labels:
+    """Put a stage from `start` on before every suffix where that is worth it."""
+    labels, stage_s = _staged(s, pool, pool_rows, start)
+    none = np.zeros(len(labels))
+    alone = _seen(s, labels, stage_s, none, none)
+    near = standing_of(s, alone) < 1
+    if start == 0:
+        labels = alone.take(near)
+    else:
+        labels = _hopped(s, labels.take(near), stage_s[near], start)
+        labels = labels.take(standing_of(s, labels) < 1)
+    return replace(labels, used_XR=_used(s, labels)) if s.p.scarce else labels
+
+
+def _staged(
+    s: Search, pool: Labels, pool_rows: Ints, start: int
+) -> tuple[Labels, Floats]:
+    """The labels with a stage more and its seconds, seen from no stage before yet.
+
+    Their `fill_s` is the time to get through.
+    """
+    p = s.p
+    rows, m = _with_meshes(p, pool.before)
+    n = pool.cell[rows]
+    b, lo, end = s.b_N[n], s.lo_N[n], pool.start[rows]
+    held = _held(s, pool.ahead[rows], lo)
+    stage_s = p.meshes.busy_s_BMFU[b, m, held, p.range_IJ[start, end]]
+    able = (stage_s * lo <= s.can.left_s_BMIJ[b, m, start, end]) & (
+        stage_s <= s.most_s_N[n]
+    )
+    rows, m, stage_s = rows[able], m[able], stage_s[able]
+    old, o = pool.take(rows), p.meshes.first_M[m]
+    if p.has_sends:
+        long = (start == 0) & (old.ahead >= p.long_from)
+        stage_s = stage_s + old.owed_s * np.where(long, p.long_first_factor, 1.0)
+    labels = replace(
+        old,
+        mesh=m,
+        start=np.full(len(old), start),
+        fill_s=old.fill_s + stage_s,
+        after_s_XA=_after(s, old, m, held[able], start),
+        cost=old.cost + s.cost_M[m],
+        used_XR=old.used_XR + p.taken_OR[o][:, p.scarce],
+        parent=pool_rows[rows],
+    )
+    fits = np.all(labels.used_XR <= p.room_R[p.scarce], axis=1)
+    return labels.take(fits), stage_s[fits]
+
+
+def _after(s: Search, old: Labels, m: Ints, held: Ints, start: int) -> Floats:
+    """What comes after with a stage more; what it hides of later stages' is gone."""
+    p, b = s.p, s.b_N[old.cell]
+    rows = p.range_IJ[start, old.start]
+    own_s_XA = p.after_s_ABOU[:, b, p.meshes.first_M[m], rows].T
+    drain_s = p.drain_s_BOU[b, p.meshes.option_BMFU[b, m, held, rows], rows]
+    after_s = []
+    for a, exposed in enumerate(p.exposed):
+        later_s, own_s = old.after_s_XA[:, a], own_s_XA[:, a]
+        if exposed == "drained":
+            later_s = np.maximum(later_s - drain_s, p.least_after_s_AB[a, b])
+        if exposed == "first" and start > 0:
+            own_s = np.zeros_like(later_s)
+        after_s.append(np.maximum(later_s, own_s))
+    return np.column_stack(after_s)
+
+
+def _hopped(s: Search, labels: Labels, stage_s: Floats, start: int) -> Labels:
+    """The labels as every group of meshes before them sees them."""
+    p = s.p
+    before_G = p.meshes.first_M[[members[0] for members in p.members_GM]]
+    num_groups = len(before_G)
+    before = np.tile(np.arange(num_groups), len(labels))
+    stage_s = np.repeat(stage_s, num_groups)
+    labels = labels.take(np.repeat(np.arange(len(labels)), num_groups))
+    o = p.meshes.first_M[labels.mesh]
+    at = s.b_N[labels.cell], p.kind_J[start], before_G[before], o
+    labels = replace(labels, before=before)
+    if p.has_sends:
+        factor = np.where(labels.ahead == 1, p.last_factor, 1.0)  # of the last stage
+        returned_s = p.return_s_BKOO[at] * factor
+        stage_s = stage_s + returned_s
+        fill_s = labels.fill_s + returned_s
+        labels = replace(labels, fill_s=fill_s, owed_s=p.send_s_BKOO[at])
+    return _seen(s, labels, stage_s, p.hop_s_BKOO[at], p.link_s_BKOO[at])
+
+
+def _seen(
+    s: Search, labels: Labels, stage_s: Floats, hop_s: Floats, link_s: Floats
+) -> Labels:
+    """The labels as the stage before a hop sees them."""
+    n = labels.cell
+    lo, most_s = s.lo_N[n], s.most_s_N[n]
+    slowest_s = np.minimum(s.can.step_s / lo, most_s) if s.serves_hops else np.inf
+    ahead = labels.ahead + exact_deltas(hop_s, slowest_s)
+    if s.form == "closed":
+        # what the slowest stage takes for further microbatches is counted by the cell
+        slow = np.maximum(stage_s, link_s) > most_s
+        fill_s = np.where(slow, _NEVER_S, labels.fill_s + 2 * hop_s)
+        return replace(labels, fill_s=fill_s, ahead=ahead)
+    behind_s = prefix_behind_s(lo, stage_s, labels.fill_s, hop_s, link_s)
+    return replace(labels, fill_s=behind_s, ahead=ahead)
+
+
+def _held(s: Search, ahead: Ints, lo: Ints) -> Ints:
+    """Where tables tell of a stage that holds so many of so many microbatches."""
+    return np.minimum(np.minimum(ahead, lo), s.p.meshes.busy_s_BMFU.shape[2]) - 1
+
+
+def _with_meshes(p: Problem, before: Ints) -> tuple[Ints, Ints]:
+    """Return rows and meshes: each row once with every mesh of its group."""
+    sizes_G = np.array([len(members) for members in p.members_GM])
+    rows = np.repeat(np.arange(len(before)), sizes_G[before])
+    firsts = np.cumsum(sizes_G[before]) - sizes_G[before]
+    place = np.arange(len(rows)) - firsts[rows]
+    starts_G = np.cumsum(sizes_G) - sizes_G
+    return rows, np.concatenate(p.members_GM)[starts_G[before[rows]] + place]
+
+
+def _used(s: Search, labels: Labels) -> Floats:
+    """Forget what is taken of limits where what is still to come cannot exceed them."""
+    n, scarce = labels.cell, s.p.scarce
+    time_s = labels.fill_s + _sure_after_s_XA(s, labels).sum(axis=1)
+    left_XQ = s.budget_NQ[n] - s.per_s_NQ[n] * time_s[:, None]
+    may_cost = left_XQ.min(axis=1) - labels.cost
+    with np.errstate(divide="ignore"):
+        more_XR = may_cost[:, None] / s.price_R[scarce]
+    fits_XR = labels.used_XR + more_XR <= s.p.room_R[scarce]
+    return np.where(fits_XR, 0.0, labels.used_XR)
+
+
+def standing_of(s: Search, labels: Labels) -> Floats:
+    """What a pipeline with each suffix is of its budget; inf if it takes too long."""
+    n, start = labels.cell, labels.start
+    place = np.minimum(labels.ahead, s.rest_NQJF.shape[3]) - 1
+    spent_XQ = labels.cost[:, None] + s.rest_NQJF[n, :, start, place]
+    # layers to come show their share of what comes after
+    after_s_XA = _sure_after_s_XA(s, labels)
+    sure_s = labels.fill_s + ((1 - s.p.share_AJ[:, start].T) * after_s_XA).sum(axis=1)
+    spent_XQ += s.per_s_NQ[n] * sure_s[:, None]
+    least_s = after_s_XA.sum(axis=1) + s.p.fastest_s_BJ[s.b_N[n], start]
+    # layers to come take longer than they hide
+    least_s = np.maximum(least_s, labels.after_s_XA.sum(axis=1))
+    late = labels.fill_s + least_s > s.left_s_N[n]
+    return np.where(late, np.inf, (spent_XQ / s.budget_NQ[n]).max(axis=1))
+
+
+def _sure_after_s_XA(s: Search, labels: Labels) -> Floats:
+    """What comes after whatever stages come before: these may hide the sums."""
+    hidden_XA = np.outer(labels.start > 0, s.p.is_drained_A)
+    least_s_XA = s.p.least_after_s_AB.T[s.b_N[labels.cell]]
+    return np.where(hidden_XA, least_s_XA, labels.after_s_XA)
+
+
+def _is_worth_it(s: Search, found: Labels) -> NDArray[np.bool_]:
+    """Whether pipelines do enough whole microbatches for their cost."""
+    n = found.cell
+    count = s.hi_N[n]
+    if s.form == "closed":
+        left_s = s.left_s_N[n] - found.fill_s - found.after_s_XA.sum(axis=1)
+        with np.errstate(divide="ignore"):
+            more = np.floor(left_s / s.least_s_N[n] * (1 + ROUNDING))
+        count = np.minimum(s.lo_N[n] + more, count)
+    return found.cost < s.each_N[n] * count
+
+
+def template_of(s: Search, pool: Labels, found: Labels, row: int) -> Template:
+    """Return the template that a label stands for."""
+    p, n = s.p, int(found.cell[row])
+    b, stages, start, labels, at = int(s.b_N[n]), [], 0, found, row
+    while start < p.num_layers:
+        parent = int(labels.parent[at])
+        end = int(pool.start[parent])
+        held = _held(s, pool.ahead[parent], s.lo_N[n])
+        where = b, int(labels.mesh[at]), int(held), p.range_IJ[start, end]
+        option = int(p.meshes.option_BMFU[where])
+        stages.append(TemplateStage(option=option, layers=(start, end)))
+        start, labels, at = end, pool, parent
+    return Template(microbatch_size=p.microbatch_sizes[b], stages=tuple(stages))

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where to cut the layers of one pipeline into its stages.
+
+Owns three ways, all exact: the same number of blocks in every stage; the least load of
+the most loaded stage; the least closed form. Does not own what a stage's load is, nor
+which stages there are.
+
+Letters of array names: S stages, I and J first layer and end of a range.
+"""
+
+import numpy as np
+
+from hetjax.planner.model.problem import Floats
+from hetjax.planner.model.slowest import best_limit
+
+Cuts = tuple[int, ...]  # bounds of the stages' ranges: 0, ..., number of layers
+
+
+def even_cuts(num_layers: int, num_stages: int) -> Cuts:
+    """Spread the blocks evenly; embedding goes with the first, head with the last.
+
+    Where blocks do not divide, inner stages take one more before the last and the
+    first do, since those have work besides.
+    """
+    if num_stages == 1:
+        return (0, num_layers)
+    each, more = divmod(num_layers - 2, num_stages)
+    sizes = [each] * num_stages
+    for s in [*range(1, num_stages - 1), 0, num_stages - 1][:more]:
+        sizes[s] += 1
+    bounds = np.cumsum(sizes) + 1
+    return (0, *bounds[:-1].tolist(), num_layers)
+
+
+def balanced_cuts(load_SIJ: Floats) -> Cuts | None:
+    """Return the cuts with the least largest load; None if each has an infinite one.
+
+    `load_SIJ` is the load of stage s on layers i to j, infinite where it may not be.
+    """
+    num_stages, width, _ = load_SIJ.shape
+    least_J = np.where(np.arange(width) == 0, 0.0, np.inf)
+    froms_SJ = np.zeros((num_stages, width), dtype=np.int64)
+    for s, load_IJ in enumerate(load_SIJ):
+        total_IJ = np.maximum(least_J[:, None], load_IJ)
+        froms_SJ[s] = total_IJ.argmin(axis=0)
+        least_J = total_IJ.min(axis=0)
+    return _followed(froms_SJ) if np.isfinite(least_J[-1]) else None
+
+
+def fastest_cuts(stage_s_SIJ: Floats, num_microbatches: int) -> Cuts | None:
+    """Return the cuts with the least sum of stages plus m - 1 times the slowest.
+
+    Seconds are infinite where a stage may not be; None if there are no such cuts.
+    """
+    first = balanced_cuts(stage_s_SIJ)
+    if first is None:
+        return None
+    least_s = max(stage_s_SIJ[s, first[s], first[s + 1]] for s in range(len(first) - 1))
+    limits = np.unique(stage_s_SIJ[np.isfinite(stage_s_SIJ)])
+    return best_limit(
+        limits[limits >= least_s].tolist(),
+        lambda most_s: _least_sum(np.where(stage_s_SIJ > most_s, np.inf, stage_s_SIJ)),
+        num_microbatches - 1,
+    ).solution
+
+
+def _least_sum(stage_s_SIJ: Floats) -> tuple[float, Cuts]:
+    num_stages, width, _ = stage_s_SIJ.shape
+    least_J = np.where(np.arange(width) == 0, 0.0, np.inf)
+    froms_SJ = np.zeros((num_stages, width), dtype=np.int64)
+    for s, seconds_IJ in enumerate(stage_s_SIJ):
+        total_IJ = least_J[:, None] + seconds_IJ
+        froms_SJ[s] = total_IJ.argmin(axis=0)
+        least_J = total_IJ.min(axis=0)
+    return float(least_J[-1]), _followed(froms_SJ)
+
+
+def _followed(froms_SJ: np.ndarray) -> Cuts:
+    bounds = [froms_SJ.shape[1] - 1]
+    for froms_J in froms_SJ[::-1]:
+        bounds.append(int(froms_J[bounds[-1]]))
+    return tuple(reversed(bounds))

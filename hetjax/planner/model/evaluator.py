@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one judge of all plans: the simulator, on real nodes, within memory.
+
+Owns that a plan is priced as `simulate` does, under launch-aheads that suit it. Does
+not own the simulation (`schedule/`) nor which plans there are to judge.
+"""
+
+from dataclasses import dataclass, field
+
+from hetjax.costs.plan_costs import costs_of, usd_per_hour
+from hetjax.errors import NoFeasiblePlan
+from hetjax.planner.model.request import Request
+from hetjax.plans.plan import Plan
+from hetjax.schedule.named import CUTTING, with_schedule
+from hetjax.schedule.predicted import Predicted, predict
+from hetjax.stage.partition import tied_holders
+
+
+def judged(request: Request, plan: Plan, schedule: str = "h1f1b") -> Predicted:
+    """Simulate the plan under a schedule (a name of `schedule/named.py`).
+
+    NoFeasiblePlan if it needs more memory than there is.
+    """
+    costs = costs_of(
+        plan,
+        request.model,
+        request.cluster,
+        request.profile,
+        dtype=request.dtype,
+        optimizer=request.optimizer,
+        halves=schedule in CUTTING,
+    )
+    tied = tied_holders(plan, request.model)
+    plan = with_schedule(plan, schedule, costs, tied)
+    price = usd_per_hour(plan, request.cluster)
+    return predict(plan, costs, tied, usd_per_hour=price)
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Judges plans, each once."""
+
+    request: Request
+    schedule: str = "h1f1b"
+    seen: dict[Plan, Predicted | None] = field(default_factory=dict)
+
+    def __call__(self, plan: Plan) -> Predicted | None:
+        """Return the simulated plan, None if it is over memory."""
+        if plan not in self.seen:
+            try:
+                self.seen[plan] = judged(self.request, plan, self.schedule)
+            except NoFeasiblePlan:
+                self.seen[plan] = None
+        return self.seen[plan]

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ways between stages that have no place yet: hops of a pipeline, gradient sums.
+
+Owns which nodes two neighbouring stages might be on: nodes of a class are alike, but
+the links between them need not be, so every kind of way between any two of them
+counts. Does not own what a message between two nodes takes (`costs/nearest.py`).
+
+Letters of array names: see `problem.py`.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from hetjax.cluster.catalogue import device_spec
+from hetjax.cluster.cluster import Cluster, Link, Node, part_of
+from hetjax.costs.memory import hidden_size
+from hetjax.costs.nearest import End, nearest
+from hetjax.costs.network import trunks
+from hetjax.costs.profile import DTYPES
+from hetjax.planner.model.problem import Floats, Option
+from hetjax.planner.model.request import NodeClass, Request
+
+_NEVER_S = 1e6  # from a stage to another that has no place
+_NodePair = tuple[Node, Node]
+_ClassPair = tuple[int, int]
+
+
+def hop_tables(
+    request: Request, options: Sequence[Option], num_kinds: int
+) -> tuple[Floats, Floats]:
+    """Return hop_s_BKOO and link_s_BKOO: a message's time, and its hold on links."""
+    ways = _Ways.of(request)
+    of_one = request.seq_len * hidden_size(request.model) * DTYPES[request.dtype]
+    same = _one_of_each(options)
+    alone = {
+        (a, b): _hop(ways, options[a], options[b]) for a, b in product(same, repeat=2)
+    }
+    index = [next(n for n in same if _shape(options[n]) == _shape(o)) for o in options]
+    sizes_B = np.array(request.microbatch_sizes, dtype=np.float64) * of_one
+    hop_s_BOO, link_s_BOO = np.zeros((2, len(sizes_B), len(options), len(options)))
+    for a, b in product(range(len(options)), repeat=2):
+        latency_s, each_s, least_s = alone[index[a], index[b]]
+        hop_s_BOO[:, a, b] = latency_s + sizes_B * each_s
+        link_s_BOO[:, a, b] = sizes_B * least_s
+    hop_s_BKOO = np.repeat(hop_s_BOO[:, None], num_kinds, axis=1)
+    return hop_s_BKOO, np.repeat(link_s_BOO[:, None], num_kinds, axis=1)
+
+
+def sync_bytes_per_s(request: Request, options: Sequence[Option]) -> Floats:
+    """What a stage's gradient sums get of the slowest way between nodes.
+
+    Its node is taken to be full of such stages, which share that way. In a cluster of
+    one node sums stay inside.
+    """
+    ways, classes = _Ways.of(request), request.classes
+    between = [
+        1 / way.s_per_byte
+        for pairs in ways.pairs.values()
+        for a, b in pairs
+        if (way := ways.nearest(_lone(a), _lone(b))) is not None
+    ]
+    rates = []
+    for option in options:
+        nodes = classes[option.device_class]
+        share = option.num_devices / nodes.devices_per_node
+        inside = device_spec(nodes.nodes[0]).intra_node_gb_per_s * 1e9
+        rates.append(share * min(between) if between else inside)
+    return np.array(rates)
+
+
+def _lone(node: Node) -> End:
+    return End(node=node, num_devices=1, tensor=1)
+
+
+def _shape(option: Option) -> tuple[int, int, int]:
+    return option.device_class, option.tensor, option.data
+
+
+def _one_of_each(options: Sequence[Option]) -> list[int]:
+    seen: dict[tuple[int, int, int], int] = {}
+    for n, option in enumerate(options):
+        seen.setdefault(_shape(option), n)
+    return list(seen.values())
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Ways:
+    """Nodes between which there are ways of every kind, by their classes.
+
+    `network` has no other nodes.
+    """
+
+    classes: Sequence[NodeClass]
+    network: Cluster
+    rates: Mapping[str, float]
+    pairs: Mapping[_ClassPair, Sequence[_NodePair]]
+
+    @staticmethod
+    def of(request: Request) -> "_Ways":
+        classes, network = request.classes, request.network
+        linked = _linked(classes, network.links)
+        pairs = {
+            (c, d): list(_pairs(classes[c], classes[d], linked[c, d]))
+            for c, d in product(range(len(classes)), repeat=2)
+        }
+        names = {node.name for found in pairs.values() for two in found for node in two}
+        names |= {nodes.nodes[0].name for nodes in classes}
+        network = part_of(network, names)
+        return _Ways(
+            classes=classes, network=network, rates=trunks(network), pairs=pairs
+        )
+
+    def nearest(self, source: End, target: End):
+        return nearest(self.network, self.rates, source, target)
+
+
+def _hop(ways: _Ways, a: Option, b: Option) -> tuple[float, float, float]:
+    """(latency, mean seconds per byte there and back, the lesser of both), at least."""
+    latency_s, mean_s, least_s = np.inf, np.inf, np.inf
+    for one, other in _nodes(ways, a.device_class, b.device_class):
+        first = End(node=one, num_devices=a.num_devices, tensor=a.tensor)
+        second = End(node=other, num_devices=b.num_devices, tensor=b.tensor)
+        there, back = ways.nearest(first, second), ways.nearest(second, first)
+        if there is None or back is None:
+            continue
+        latency_s = min(latency_s, (there.latency_s + back.latency_s) / 2)
+        mean_s = min(mean_s, (there.s_per_byte + back.s_per_byte) / 2)
+        least_s = min(least_s, there.s_per_byte, back.s_per_byte)
+    if latency_s == np.inf:
+        return _NEVER_S, 0.0, 0.0
+    return latency_s, mean_s, least_s
+
+
+def _nodes(ways: _Ways, c: int, d: int) -> Iterator[_NodePair]:
+    """Where two neighbouring stages might be: on one node, on two."""
+    if c == d:
+        node = ways.classes[c].nodes[0]
+        yield node, node
+    yield from ways.pairs[c, d]
+
+
+def _linked(
+    classes: Sequence[NodeClass], links: Sequence[Link]
+) -> Mapping[_ClassPair, list[tuple[Link, _NodePair]]]:
+    """The links between two nodes, in both directions."""
+    home = {node.name: (c, node) for c, own in enumerate(classes) for node in own.nodes}
+    found: dict[_ClassPair, list[tuple[Link, _NodePair]]] = defaultdict(list)
+    for link in links:
+        if set(link.between) <= set(home):
+            (c, a), (d, b) = (home[end] for end in link.between)
+            found[c, d].append((link, (a, b)))
+            found[d, c].append((link, (b, a)))
+    return found
+
+
+def _pairs(
+    first: NodeClass, second: NodeClass, linked: Sequence[tuple[Link, _NodePair]]
+) -> Iterator[_NodePair]:
+    """Two nodes for every kind of way: without a link of their own, and of those with
+    one the fastest, the slowest and the nearest."""
+    joined = {(a.name, b.name) for _, (a, b) in linked}
+    apart = (
+        (a, b)
+        for a, b in product(first.nodes, second.nodes)
+        if a.name != b.name and (a.name, b.name) not in joined
+    )
+    one = next(apart, None)
+    if one is not None:
+        yield one
+    if linked:
+        yield max(linked, key=lambda found: found[0].bandwidth_gbit_per_s)[1]
+        yield min(linked, key=lambda found: found[0].bandwidth_gbit_per_s)[1]
+        yield min(linked, key=lambda found: found[0].latency_ms)[1]

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From pipelines without a place to plans on real nodes.
+
+Owns who sits where. Two orders are worth trying: `together` keeps a replica's stages on
+as few nodes as can be, so that activations stay inside; `across` puts the same stage of
+many replicas on a node, so that gradients do. Stages of one size come after those of a
+larger one: where each size divides the next, all that fits in number fits in place.
+Does not own which pipelines there are (`price_and_branch.py`, `baselines/`) nor which
+order is faster (`evaluator.py`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hetjax.cluster.cluster import Cluster
+from hetjax.planner.model.problem import Option
+from hetjax.planner.model.request import NodeClass, Request
+from hetjax.plans.launch_ahead import default_launch_ahead
+from hetjax.plans.plan import LayerRange, Plan, Replica, Stage, StageMesh
+
+Order = Literal["together", "across"]
+Seat = tuple[str, tuple[int, ...]]  # a node and indices of its devices
+ORDERS: tuple[Order, ...] = ("together", "across")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pipeline:
+    """A replica without a place: options and layer ranges of its stages, in order."""
+
+    num_microbatches: int
+    microbatch_size: int
+    stages: tuple[tuple[Option, LayerRange], ...]
+
+
+def placed(
+    request: Request, pipelines: Sequence[Pipeline], order: Order = "together"
+) -> Plan | None:
+    """Return a 1F1B plan on the cluster's nodes; None if the nodes' sizes do not fit.
+
+    An option's `device_class` is an index into `request.classes`.
+    """
+    seats = _seats(request.classes, pipelines, order)
+    if seats is None:
+        return None
+    replicas = [
+        seated(pipeline, [seats[r, s] for s in range(len(pipeline.stages))])
+        for r, pipeline in enumerate(pipelines)
+    ]
+    return plan_of(request, replicas)
+
+
+def plan_of(request: Request, replicas: Sequence[Replica]) -> Plan:
+    """Return the request's 1F1B plan of these replicas."""
+    return Plan(
+        model=request.model.name,
+        seq_len=request.seq_len,
+        global_batch=request.global_batch,
+        replicas=tuple(replicas),
+    )
+
+
+def _seats(
+    classes: Sequence[NodeClass], pipelines: Sequence[Pipeline], order: Order
+) -> dict[tuple[int, int], Seat] | None:
+    """Give every stage its devices, by (replica, stage)."""
+    free = [{node.name: list(range(node.count)) for node in c.nodes} for c in classes]
+    seats: dict[tuple[int, int], Seat] = {}
+    wanted = [
+        (option, r, s)
+        for r, pipeline in enumerate(pipelines)
+        for s, (option, _) in enumerate(pipeline.stages)
+    ]
+    if order == "across":
+        wanted.sort(key=lambda w: (w[2], w[1]))
+    wanted.sort(key=lambda w: -w[0].num_devices)
+    for option, r, s in wanted:
+        there = free[option.device_class]
+        beside = seats.get((r, s - 1))
+        node = _node(there, option.num_devices, beside and beside[0], order)
+        if node is None:
+            return None
+        taken, there[node] = _split(there[node], option.num_devices)
+        seats[r, s] = node, tuple(taken)
+    return seats
+
+
+def _node(
+    free: dict[str, list[int]], num_devices: int, beside: str | None, order: Order
+) -> str | None:
+    """The node of the stage before it if there is room, else the first with the least.
+
+    Nodes that are in use already fill up before new ones are begun.
+    """
+    fits = [name for name, devices in free.items() if len(devices) >= num_devices]
+    if order == "together" and beside in fits:
+        return beside
+    return min(fits, key=lambda name: len(free[name]), default=None)
+
+
+def _split(devices: list[int], num: int) -> tuple[list[int], list[int]]:
+    return devices[:num], devices[num:]
+
+
+def seated(pipeline: Pipeline, seats: Sequence[Seat]) -> Replica:
+    """Return the pipeline as a 1F1B replica, stage by stage on its seat."""
+    num_stages = len(pipeline.stages)
+    return Replica(
+        num_microbatches=pipeline.num_microbatches,
+        microbatch_size=pipeline.microbatch_size,
+        stages=tuple(
+            Stage(
+                node=node,
+                devices=devices,
+                mesh=StageMesh(data=option.data, tensor=option.tensor),
+                layers=layers,
+                remat=option.remat,
+                launch_ahead=default_launch_ahead(
+                    "1f1b",
+                    num_stages=num_stages,
+                    stage=s,
+                    num_microbatches=pipeline.num_microbatches,
+                ),
+            )
+            for s, ((option, layers), (node, devices)) in enumerate(
+                zip(pipeline.stages, seats, strict=True)
+            )
+        ),
+    )
+
+
+def idle_devices(plan: Plan, cluster: Cluster) -> dict[str, tuple[int, ...]]:
+    """Return the devices that the plan leaves out, by node; nodes without any are not
+    in it."""
+    used = {(stage.node, d) for _, _, stage in plan.stages() for d in stage.devices}
+    idle = {
+        node.name: tuple(d for d in range(node.count) if (node.name, d) not in used)
+        for node in cluster.nodes
+    }
+    return {name: devices for name, devices in idle.items() if devices}

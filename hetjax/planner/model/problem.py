@@ -1,0 +1,396 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The planner's input: what a stage and a hop would cost, as plain tables.
+
+Owns the tables (`Terms`, by kind of layer) and their form for the search (`Problem`,
+by range of layers). Equal layers are one kind, and ranges of the same kinds one row.
+Does not own where the numbers come from (`costs/`, or a published profile), nor what a
+whole pipeline costs (`templates.py`).
+
+Letters of array names: B microbatch sizes, O options, K kinds of layers, L layers,
+I and J first layer and end of a range (0 to L), U different ranges, A what comes after
+the pipeline, C device classes, R limits on devices: of each class, then of fragments.
+M meshes, F microbatches held (`meshes.py`), G groups of meshes. In OO the option of the
+earlier stage comes first.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetjax.planner.model.fragments import fragment_limits
+from hetjax.planner.model.meshes import Meshes, merged
+from hetjax.plans.plan import Remat
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Exposed = Literal["largest", "first", "drained"]
+
+_SCARCE = 17  # devices of a class; with more of them copies hardly meet the limit
+_LEAST_SHARE_S = 1e-9  # so that layers without any have equal shares
+UNLIMITED = 2**30  # in-flight microbatches where memory does not limit them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceClass:
+    """Devices that are alike to the planner, and how many there are.
+
+    Stages lie inside nodes of `devices_per_node` (0: anywhere).
+    """
+
+    name: str
+    num_devices: int
+    devices_per_node: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Option:
+    """A way to run a stage: on which devices, cut how, keeping what."""
+
+    device_class: int
+    tensor: int = 1
+    data: int = 1
+    remat: Remat = "none"
+
+    @property
+    def num_devices(self) -> int:
+        return self.tensor * self.data
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Terms:
+    """Costs by kind of layer; those of a stage are sums over its layers.
+
+    `kinds` gives every layer's kind. `busy_s_BOK` is forward and backward of one
+    microbatch, to which every stage adds `stage_s_BO`. A stage's device holds
+    `static_bytes_BOK` (`spared_bytes_BOK` less for its only layer of a kind) and, for
+    every microbatch in flight, `saved_bytes_BOK` and once `message_bytes_BO`, within
+    `memory_bytes_BO`. While gradients are packed, with none in flight, it holds
+    `packed_bytes_OK` within `device_bytes_O`, where these are given. NaN in
+    `busy_s_BOK` says that the option does not exist at this microbatch size.
+
+    Messages after a layer of kind K: `hop_s_BKOO` is from end of sending to arrival,
+    one way, `link_s_BKOO` how long the link is held (both may be 0), `send_s_BKOO` and
+    `return_s_BKOO` how long the earlier stage is busy with the activation and the later
+    one with the gradient, where messages keep stages busy. Published terms let the
+    last stage pay `last_factor` times, and the first of at least `long_from` stages
+    `long_first_factor` times.
+
+    `sync_s` gives the seconds to sum an option's `sync_bytes_OK` over the replicas. Of
+    the stages' sums the `largest` comes after the pipeline, or that of the `first`; or
+    what is not hidden (`drained`): while a stage sums, the last backward pass of every
+    earlier stage goes on, `drain_s_BOK`.
+    """
+
+    kinds: tuple[int, ...]
+    busy_s_BOK: Floats
+    update_s_BOK: Floats
+    static_bytes_BOK: Floats
+    saved_bytes_BOK: Floats
+    memory_bytes_BO: Floats
+    sync_bytes_OK: Floats
+    sync_s: Callable[[int, Floats], Floats]
+    sync_exposed: Exposed = "largest"
+    spared_bytes_BOK: Floats | None = None
+    drain_s_BOK: Floats | None = None
+    packed_bytes_OK: Floats | None = None
+    device_bytes_O: Floats | None = None
+    stage_s_BO: Floats | None = None
+    message_bytes_BO: Floats | None = None
+    hop_s_BKOO: Floats | None = None
+    link_s_BKOO: Floats | None = None
+    send_s_BKOO: Floats | None = None
+    return_s_BKOO: Floats | None = None
+    last_factor: float = 1.0
+    long_first_factor: float = 1.0
+    long_from: int = 4
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Problem:
+    """What to plan for, with costs by range of layers.
+
+    `range_IJ` names the row U of a range. `busy_s_BOU` includes what every stage takes,
+    `stage_s_BO`. `most_in_flight_BOU` is how many microbatches
+    fit into memory (0: not even the weights). `after_s_ABOU` comes after the pipeline
+    has drained, the gradient sum and the update: the largest over the stages, that of
+    the first stage, or the largest of what `drain_s_BOU` of the earlier stages does not
+    hide, as `exposed` says for each. No pipeline has a launch-ahead, and
+    so a number of stages, above `max_launch_ahead`. With `one_replica` every pipeline
+    does the whole global batch.
+    """
+
+    classes: tuple[DeviceClass, ...]
+    options: tuple[Option, ...]
+    microbatch_sizes: tuple[int, ...]
+    global_batch: int
+    range_IJ: Ints
+    kind_J: Ints
+    busy_s_BOU: Floats
+    stage_s_BO: Floats
+    most_in_flight_BOU: Ints
+    after_s_ABOU: Floats
+    drain_s_BOU: Floats
+    exposed: tuple[Exposed, ...]
+    hop_s_BKOO: Floats
+    link_s_BKOO: Floats
+    send_s_BKOO: Floats
+    return_s_BKOO: Floats
+    last_factor: float
+    long_first_factor: float
+    long_from: int
+    max_launch_ahead: int
+    one_replica: bool = False
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.range_IJ) - 1
+
+    @cached_property
+    def devices_C(self) -> Floats:
+        return np.array([c.num_devices for c in self.classes], dtype=np.float64)
+
+    @cached_property
+    def used_OC(self) -> Floats:
+        """Devices of each class that a stage under each option takes."""
+        used = np.zeros((len(self.options), len(self.classes)))
+        for o, option in enumerate(self.options):
+            used[o, option.device_class] = option.num_devices
+        return used
+
+    @cached_property
+    def fragments(self) -> list[tuple[int, int, int]]:
+        """Of each limit beyond the classes' own: class, size of stages, devices."""
+        return [
+            (c, size, room)
+            for c, there in enumerate(self.classes)
+            for size, room in fragment_limits(
+                there.num_devices,
+                there.devices_per_node,
+                [o.num_devices for o in self.options if o.device_class == c],
+            )
+        ]
+
+    @cached_property
+    def room_R(self) -> Floats:
+        return np.array([*self.devices_C, *(room for _, _, room in self.fragments)])
+
+    @cached_property
+    def taken_OR(self) -> Floats:
+        """What a stage under each option takes of each limit."""
+        large_RO = [
+            self.used_OC[:, c] * (self.used_OC[:, c] >= size)
+            for c, size, _ in self.fragments
+        ]
+        return np.column_stack([self.used_OC, *large_RO])
+
+    @cached_property
+    def holds_all(self) -> bool:
+        """Whether memory never limits how many microbatches are in flight."""
+        most_BOU = self.most_in_flight_BOU
+        return not ((most_BOU > 0) & (most_BOU < UNLIMITED)).any()
+
+    @cached_property
+    def hop_key_O(self) -> list[bytes]:
+        """Equal where hops to and from options cost the same."""
+        tables = self.hop_s_BKOO, self.link_s_BKOO, self.send_s_BKOO, self.return_s_BKOO
+        return [
+            b"".join(
+                side.tobytes()
+                for table in tables
+                for side in (table[:, :, o], table[:, :, :, o])
+            )
+            for o in range(len(self.options))
+        ]
+
+    @cached_property
+    def meshes(self) -> Meshes:
+        return merged(
+            [
+                (
+                    *self.taken_OR[o],
+                    self.hop_key_O[o],
+                    self.after_s_ABOU[:, :, o].tobytes(),
+                )
+                for o in range(len(self.options))
+            ],
+            self.busy_s_BOU,
+            self.most_in_flight_BOU,
+            1 if self.holds_all else self.max_launch_ahead,
+        )
+
+    @cached_property
+    def members_GM(self) -> list[Ints]:
+        """Meshes by what hops to and from them cost."""
+        keys = [self.hop_key_O[o] for o in self.meshes.first_M]
+        groups = [
+            [m for m, other in enumerate(keys) if other == key]
+            for key in dict.fromkeys(keys)
+        ]
+        return [np.array(group) for group in groups]
+
+    @cached_property
+    def has_sends(self) -> bool:
+        """Whether messages keep stages busy."""
+        return bool(self.send_s_BKOO.any() or self.return_s_BKOO.any())
+
+    @cached_property
+    def scarce(self) -> list[int]:
+        """Limits beyond which one pipeline might want to go."""
+        most = self.max_launch_ahead * max(o.num_devices for o in self.options)
+        return [r for r, room in enumerate(self.room_R) if room < min(most, _SCARCE)]
+
+    @cached_property
+    def layer_s_BOL(self) -> Floats:
+        """Seconds of a microbatch in each layer; inf where not even that fits."""
+        layers = np.arange(self.num_layers)
+        rows = self.range_IJ[layers, layers + 1]
+        seconds_BOL = self.busy_s_BOU[:, :, rows] - self.stage_s_BO[:, :, None]
+        fits_BOL = self.most_in_flight_BOU[:, :, rows] > 0
+        return np.where(fits_BOL, seconds_BOL, np.inf)
+
+    @cached_property
+    def fastest_s_BJ(self) -> Floats:
+        """No pipeline gets a microbatch through layers 0 to J and back in less."""
+        fastest_BL = self.layer_s_BOL.min(axis=1)
+        start_B1 = np.zeros((len(fastest_BL), 1))
+        return np.concatenate([start_B1, fastest_BL.cumsum(axis=1)], axis=1)
+
+    @cached_property
+    def least_after_s_AB(self) -> Floats:
+        """What comes after any pipeline, at least: some stage is the first, some has
+        the worst layer."""
+        fits_BOU = self.most_in_flight_BOU > 0
+        after_s_ABU = np.where(fits_BOU, self.after_s_ABOU, np.inf).min(axis=2)
+        after_s_ABIJ = np.where(
+            self.range_IJ >= 0, after_s_ABU[..., self.range_IJ], np.inf
+        )
+        first_s_AB = after_s_ABIJ[:, :, 0].min(axis=2)
+        of_layer_s_LAB = [
+            after_s_ABIJ[:, :, : at + 1, at + 1 :].min(axis=(2, 3))
+            for at in range(self.num_layers)
+        ]
+        first_A1 = self.sure_of_first_A[:, None]
+        return np.where(first_A1, first_s_AB, np.max(of_layer_s_LAB, axis=0))
+
+    @cached_property
+    def share_AJ(self) -> Floats:
+        """The share of layers 0 to J in what comes after, in step with layers' own.
+
+        What the worst stage shows is no less than the mean over stages, each counted by
+        its share of the layers. None where only the first stage shows for sure.
+        """
+        layers = np.arange(self.num_layers)
+        rows = self.range_IJ[layers, layers + 1]
+        own_s_ABOL = np.nan_to_num(self.after_s_ABOU[..., rows], nan=np.inf)
+        own_s_AL = own_s_ABOL.min(axis=(1, 2)) + _LEAST_SHARE_S
+        share_AL = own_s_AL / own_s_AL.sum(axis=1, keepdims=True)
+        share_AL[self.sure_of_first_A] = 0.0
+        start_A1 = np.zeros((len(share_AL), 1))
+        return np.concatenate([start_A1, share_AL.cumsum(axis=1)], axis=1)
+
+    @cached_property
+    def sure_of_first_A(self) -> NDArray[np.bool_]:
+        """Whether only the first stage shows for sure of what comes after."""
+        return np.array([exposed != "largest" for exposed in self.exposed])
+
+    @cached_property
+    def is_drained_A(self) -> NDArray[np.bool_]:
+        """Whether earlier stages hide some of what comes after."""
+        return np.array([exposed == "drained" for exposed in self.exposed])
+
+    @cached_property
+    def rates_C(self) -> Floats:
+        """Most sequences per second that one device of each class could compute."""
+        whole = self.range_IJ[0, -1]
+        devices_O = self.used_OC.sum(axis=1)
+        sizes_B1 = np.array(self.microbatch_sizes, dtype=np.float64)[:, None]
+        rates_BO = sizes_B1 / self.busy_s_BOU[:, :, whole] / devices_O
+        rates_O = np.nan_to_num(rates_BO, nan=0.0).max(axis=0)
+        return ((self.used_OC > 0) * rates_O[:, None]).max(axis=0)
+
+
+def problem(
+    terms: Terms,
+    *,
+    classes: Sequence[DeviceClass],
+    options: Sequence[Option],
+    microbatch_sizes: Sequence[int],
+    global_batch: int,
+    max_launch_ahead: int = 16,
+    one_replica: bool = False,
+) -> Problem:
+    """Add the terms up for every range of layers."""
+    range_IJ, counts_KU = merged_ranges(terms.kinds)
+    exists_BOU = ~np.isnan(terms.busy_s_BOK).any(axis=2, keepdims=True)
+    busy_s_BOU = terms.busy_s_BOK @ counts_KU
+    sync_bytes_OU = terms.sync_bytes_OK @ counts_KU
+    sync_s_OU = np.stack([terms.sync_s(o, row) for o, row in enumerate(sync_bytes_OU)])
+    update_s_BOU = terms.update_s_BOK @ counts_KU
+    none_BO = np.zeros(busy_s_BOU.shape[:2])
+    stage_s_BO = _given(terms.stage_s_BO, none_BO)
+    message_bytes_BO = _given(terms.message_bytes_BO, none_BO)
+    static_bytes_BOU = terms.static_bytes_BOK @ counts_KU
+    if terms.spared_bytes_BOK is not None:
+        static_bytes_BOU -= terms.spared_bytes_BOK @ (counts_KU == 1)
+    left_bytes_BOU = terms.memory_bytes_BO[:, :, None] - static_bytes_BOU
+    saved_bytes_BOU = terms.saved_bytes_BOK @ counts_KU + message_bytes_BO[:, :, None]
+    saved_bytes_BOU = np.maximum(saved_bytes_BOU, 1.0)
+    if terms.packed_bytes_OK is not None and terms.device_bytes_O is not None:
+        spare_bytes_OU = (
+            terms.device_bytes_O[:, None] - terms.packed_bytes_OK @ counts_KU
+        )
+        # the judge lets packing have the room of one microbatch
+        left_bytes_BOU = np.minimum(left_bytes_BOU, spare_bytes_OU + saved_bytes_BOU)
+    in_flight_BOU = np.clip(left_bytes_BOU / saved_bytes_BOU, 0, UNLIMITED)
+    num_kinds = counts_KU.shape[0]
+    nothing = np.zeros((len(microbatch_sizes), num_kinds, len(options), len(options)))
+    return Problem(
+        classes=tuple(classes),
+        options=tuple(options),
+        microbatch_sizes=tuple(microbatch_sizes),
+        global_batch=global_batch,
+        range_IJ=range_IJ,
+        kind_J=np.array((0, *terms.kinds)),
+        busy_s_BOU=np.where(exists_BOU, busy_s_BOU + stage_s_BO[:, :, None], np.nan),
+        stage_s_BO=stage_s_BO,
+        most_in_flight_BOU=np.where(exists_BOU, in_flight_BOU, 0).astype(np.int64),
+        after_s_ABOU=np.stack(
+            [np.broadcast_to(sync_s_OU, update_s_BOU.shape), update_s_BOU]
+        ),
+        drain_s_BOU=_given(terms.drain_s_BOK, 0 * terms.busy_s_BOK) @ counts_KU,
+        exposed=(terms.sync_exposed, "largest"),
+        hop_s_BKOO=_given(terms.hop_s_BKOO, nothing),
+        link_s_BKOO=_given(terms.link_s_BKOO, nothing),
+        send_s_BKOO=_given(terms.send_s_BKOO, nothing),
+        return_s_BKOO=_given(terms.return_s_BKOO, nothing),
+        last_factor=terms.last_factor,
+        long_first_factor=terms.long_first_factor,
+        long_from=terms.long_from,
+        max_launch_ahead=max_launch_ahead,
+        one_replica=one_replica,
+    )
+
+
+def merged_ranges(kinds: Sequence[int]) -> tuple[Ints, Floats]:
+    """Return the row of every range, and how often each kind is in each row.
+
+    Ranges of no layers have row -1.
+    """
+    num_layers = len(kinds)
+    is_kind_LK = np.eye(max(kinds) + 1, dtype=np.int64)[list(kinds)]
+    before_JK = np.concatenate([0 * is_kind_LK[:1], is_kind_LK.cumsum(axis=0)])
+    starts, ends = np.triu_indices(num_layers + 1, k=1)
+    counts_UK, rows = np.unique(
+        before_JK[ends] - before_JK[starts], axis=0, return_inverse=True
+    )
+    range_IJ = np.full((num_layers + 1, num_layers + 1), -1)
+    range_IJ[starts, ends] = rows.reshape(-1)
+    return range_IJ, counts_UK.T.astype(np.float64)
+
+
+def _given(table: Floats | None, nothing: Floats) -> Floats:
+    return nothing if table is None else table

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is to be planned: a model, a cluster, a batch, and the choices that are open.
+
+Owns the request and its limits, and which nodes are alike. Does not own what anything
+costs (`terms.py`) nor what is wished besides a short step (`objectives.py`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from hetjax.cluster.cluster import Cluster, Link, Node
+from hetjax.costs.plan_costs import with_measured_links
+from hetjax.costs.profile import Profile
+from hetjax.costs.static import adam_state
+from hetjax.errors import BadInput
+from hetjax.models.counts import tensor_sizes
+from hetjax.models.model import Model
+from hetjax.plans.plan import Remat
+from hetjax.stage.arrays import OptimizerInit
+
+REMATS: tuple[Remat, ...] = ("none", "selective", "full")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeClass:
+    """Nodes that are alike but for their names."""
+
+    name: str
+    nodes: tuple[Node, ...]
+
+    @property
+    def num_devices(self) -> int:
+        return sum(node.count for node in self.nodes)
+
+    @property
+    def devices_per_node(self) -> int:
+        return self.nodes[0].count
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Request:
+    """What is to be planned.
+
+    Replicas cut a layer alike, so that nothing need be re-cut to sum its gradients
+    (AutoHet, arXiv 2512.20953): templates are sought at one tensor degree after the
+    other, equal pipelines at a degree for each stage. With `unequal_tensor` every stage
+    of every replica has its own. `microbatch_sizes` count sequences before the split
+    over `data`.
+    """
+
+    model: Model
+    cluster: Cluster
+    seq_len: int
+    global_batch: int
+    dtype: str = "bfloat16"
+    optimizer: OptimizerInit = adam_state
+    profile: Profile | None = None
+    microbatch_sizes: tuple[int, ...] = (1, 2, 4, 8)
+    tensor_degrees: tuple[int, ...] = (1, 2, 4, 8)
+    data_degrees: tuple[int, ...] = (1, 2, 4, 8)
+    remats: tuple[Remat, ...] = REMATS
+    unequal_tensor: bool = False
+
+    @cached_property
+    def network(self) -> Cluster:
+        """The cluster with the links that the profile measured."""
+        if self.profile is None:
+            return self.cluster
+        return with_measured_links(self.cluster, self.profile)
+
+    @cached_property
+    def classes(self) -> tuple[NodeClass, ...]:
+        return node_classes(self.cluster)
+
+    @cached_property
+    def class_of(self) -> Mapping[str, str]:
+        """The class of every node, by their names."""
+        return {node.name: some.name for some in self.classes for node in some.nodes}
+
+    @cached_property
+    def degrees(self) -> tuple[int, ...]:
+        """The tensor degrees that the model can be cut by and some node has room for.
+
+        BadInput if there are none.
+        """
+        most = max(node.count for node in self.cluster.nodes)
+        sizes = [size for found in tensor_sizes(self.model).values() for size in found]
+        found = tuple(
+            degree
+            for degree in sorted(set(self.tensor_degrees))
+            if 1 <= degree <= most and not any(size % degree for size in sizes)
+        )
+        if not found:
+            raise BadInput(
+                got="tensor degrees " + ", ".join(map(str, self.tensor_degrees)),
+                allowed=f"degrees up to {most}, the devices of the largest node, that "
+                f"divide what {self.model.name!r} cuts",
+                fix="add 1 to the tensor degrees",
+            )
+        return found
+
+
+def node_classes(cluster: Cluster) -> tuple[NodeClass, ...]:
+    """Return the nodes by class, in the order of the file.
+
+    Nodes with links of their own are alike if the links lead to the same ends.
+    """
+    found: dict[tuple[Node, frozenset[Link]], list[Node]] = {}
+    for node in cluster.nodes:
+        found.setdefault((replace(node, name=""), _links(cluster, node)), []).append(
+            node
+        )
+    names = _class_names([nodes[0] for nodes in found.values()])
+    return tuple(
+        NodeClass(name=names[nodes[0].name], nodes=tuple(nodes))
+        for nodes in found.values()
+    )
+
+
+def check_request(request: Request) -> None:
+    """Raise BadInput for the first number that cannot be."""
+    model, most = request.model, 2**24
+    limits: Mapping[str, tuple[int, int]] = {
+        "seq_len": (request.seq_len, model.max_seq_len),
+        "global_batch": (request.global_batch, most),
+    }
+    for name, (value, highest) in limits.items():
+        if not 1 <= value <= highest:
+            raise BadInput(
+                got=f"{name} = {value}",
+                allowed=f"1 <= {name} <= {highest}",
+                fix=f"give --{name.replace('_', '-')} from 1 to {highest}",
+            )
+    options = {"microbatch_sizes": "--microbatch-sizes", "tensor_degrees": "--tensor"}
+    for name, option in options.items():
+        values: tuple[int, ...] = getattr(request, name)
+        if not values or min(values) < 1:
+            raise BadInput(
+                got=f"{name} = {', '.join(map(str, values)) or 'none'}",
+                allowed="numbers from 1",
+                fix=f"give {option} 1 2 4, say",
+            )
+
+
+def _links(cluster: Cluster, node: Node) -> frozenset[Link]:
+    return frozenset(
+        replace(link, between=(other, ""))
+        for link in cluster.links
+        if node.name in link.between
+        for other in link.between
+        if other != node.name
+    )
+
+
+def _class_names(firsts: list[Node]) -> dict[str, str]:
+    """The device's name, and the first node's where that names several classes."""
+    devices = [node.device for node in firsts]
+    return {
+        node.name: node.device
+        if devices.count(node.device) == 1
+        else f"{node.device} ({node.name})"
+        for node in firsts
+    }

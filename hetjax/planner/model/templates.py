@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Templates: pipelines without a place yet, and how long they take.
+
+Owns the template and its time as a function of its microbatch count m: after_s + max
+over pieces of (offset_s + m * slope_s). Two forms:
+
+* `prefix`, which no 1F1B-like program undercuts (`schedule/bound.py`);
+* `closed`, the usual estimate: sum of all t_s + 2 c_s, plus m - 1 times the slowest.
+
+Does not own how templates are found (`pricing.py`) nor how many of each are taken
+(`price_and_branch.py`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from hetjax.planner.model.problem import UNLIMITED, Floats, Ints, Problem
+from hetjax.plans.plan import LayerRange
+from hetjax.schedule.bound import prefix_pieces
+from hetjax.schedule.launch_ahead import exact_delta, from_deltas, plain_delta
+
+Form = Literal["prefix", "closed"]
+
+ROUNDING = 1e-9  # relative: what is equal up to rounding counts as equal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TemplateStage:
+    """A range of layers under one of the problem's options (by index)."""
+
+    option: int
+    layers: LayerRange
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Template:
+    """The stages of one pipeline, first layers first."""
+
+    microbatch_size: int
+    stages: tuple[TemplateStage, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Column:
+    """A template with its time, and what it takes of every limit on devices.
+
+    `memory_microbatches` is how many microbatches memory allows: as many as one likes,
+    unless a stage cannot hold as many in flight as its place in the pipeline asks for.
+    `sum_s` of `after_s` is the gradient sum, for whose end all pipelines wait (0 where
+    each has its own). `serves_hops` is whether memory also holds the launch-ahead that
+    slow hops ask for, without which the closed form is too optimistic; the prefix form
+    does not need it.
+    """
+
+    template: Template
+    pieces: tuple[tuple[float, float], ...]  # (offset_s, slope_s)
+    after_s: float
+    sum_s: float
+    taken: tuple[int, ...]
+    memory_microbatches: int
+    serves_hops: bool
+
+    def time_s(self, num_microbatches: int) -> float:
+        return self.after_s + max(o + num_microbatches * s for o, s in self.pieces)
+
+
+def column(p: Problem, template: Template, form: Form) -> Column:
+    """Return the template with its costs by a form."""
+    stage_s, hops = _stage_s(p, template)
+    pieces = _closed(stage_s, hops) if form == "closed" else _prefix(stage_s, hops)
+    taken = p.taken_OR[[s.option for s in template.stages]].sum(axis=0)
+    shown_s_A = _shown_s_A(p, template)
+    slowest_s = max(slope for _, slope in pieces)
+    least, served = (
+        from_deltas([delta(hop.hop_s, slowest_s, False) for hop in hops])
+        for delta in (plain_delta, exact_delta)
+    )
+    return Column(
+        template=template,
+        pieces=pieces,
+        after_s=float(shown_s_A.sum()),
+        sum_s=float(shown_s_A[p.is_drained_A].sum()),
+        taken=tuple(int(n) for n in taken),
+        memory_microbatches=_memory_microbatches(p, template, least),
+        serves_hops=form == "prefix"
+        or _memory_microbatches(p, template, served) == UNLIMITED,
+    )
+
+
+def exists(p: Problem, template: Template) -> bool:
+    """Say whether the template, of an earlier problem, is one of this problem."""
+    if template.microbatch_size not in p.microbatch_sizes:
+        return False
+    if template.stages[-1].layers[1] != p.num_layers:
+        return False
+    if any(s.option >= len(p.options) for s in template.stages):
+        return False
+    return _memory_microbatches(p, template, [1] * len(template.stages)) > 0
+
+
+def most_microbatches(columns: Sequence[Column], step_s: float) -> Ints:
+    """Return how many microbatches each column can do in a step of that time."""
+    width = max(len(c.pieces) for c in columns)
+    pieces_NP2 = np.array(
+        [(*c.pieces, *[c.pieces[0]] * (width - len(c.pieces))) for c in columns]
+    )
+    after_s_N1 = np.array([[c.after_s] for c in columns])
+    counts = counted(step_s - after_s_N1 - pieces_NP2[:, :, 0], pieces_NP2[:, :, 1])
+    allowed = np.array([c.memory_microbatches for c in columns])
+    return np.minimum(counts.min(axis=1), allowed)
+
+
+def counted(left_s: Floats, each_s: Floats) -> Ints:
+    """Return how often `each_s` goes into `left_s`; at least 0."""
+    return np.maximum(np.floor(left_s / each_s * (1 + ROUNDING)), 0).astype(np.int64)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Hop:
+    hop_s: float
+    link_s: float
+
+
+def _stage_s(p: Problem, template: Template) -> tuple[list[float], list[_Hop]]:
+    """Seconds that each stage is busy with a microbatch, and the hops after them."""
+    b = p.microbatch_sizes.index(template.microbatch_size)
+    stages = template.stages
+    seconds = [float(p.busy_s_BOU[b, s.option, p.range_IJ[s.layers]]) for s in stages]
+    hops = []
+    for s in range(len(stages) - 1):
+        at = b, p.kind_J[stages[s].layers[1]], stages[s].option, stages[s + 1].option
+        long = s == 0 and len(stages) >= p.long_from
+        seconds[s] += p.send_s_BKOO[at] * (p.long_first_factor if long else 1.0)
+        last = s == len(stages) - 2
+        seconds[s + 1] += p.return_s_BKOO[at] * (p.last_factor if last else 1.0)
+        hops.append(
+            _Hop(hop_s=float(p.hop_s_BKOO[at]), link_s=float(p.link_s_BKOO[at]))
+        )
+    return seconds, hops
+
+
+def _shown_s_A(p: Problem, template: Template) -> Floats:
+    b = p.microbatch_sizes.index(template.microbatch_size)
+    options_S = np.array([s.option for s in template.stages])
+    rows_S = np.array([p.range_IJ[s.layers] for s in template.stages])
+    after_s_AS = p.after_s_ABOU[:, b, options_S, rows_S]
+    return shown_s(p, after_s_AS, p.drain_s_BOU[b, options_S, rows_S])
+
+
+def shown_s(p: Problem, after_s_AXS: Floats, drain_s_XS: Floats) -> Floats:
+    """Return what comes after pipelines of such stages, (A, X); X may be any dims."""
+    before_s_XS = np.cumsum(drain_s_XS, axis=-1) - drain_s_XS
+    worst_s_A = {
+        "first": lambda after_s_XS: after_s_XS[..., 0],
+        "largest": lambda after_s_XS: after_s_XS.max(axis=-1),
+        "drained": lambda after_s_XS: (after_s_XS - before_s_XS).max(axis=-1),
+    }
+    return np.stack(
+        [
+            worst_s_A[exposed](after_s_XS)
+            for exposed, after_s_XS in zip(p.exposed, after_s_AXS, strict=True)
+        ]
+    )
+
+
+def _prefix(stage_s: list[float], hops: list[_Hop]) -> tuple[tuple[float, float], ...]:
+    round_trip_s = [2 * hop.hop_s for hop in hops]
+    return prefix_pieces(stage_s, round_trip_s, [hop.link_s for hop in hops])
+
+
+def _closed(stage_s: list[float], hops: list[_Hop]) -> tuple[tuple[float, float], ...]:
+    fill_s = sum(stage_s) + sum(2 * hop.hop_s for hop in hops)
+    slowest_s = max([*stage_s, *(hop.link_s for hop in hops)])
+    return ((fill_s - slowest_s, slowest_s),)
+
+
+def _memory_microbatches(p: Problem, template: Template, aheads: Sequence[int]) -> int:
+    b = p.microbatch_sizes.index(template.microbatch_size)
+    allowed = UNLIMITED
+    for stage, ahead in zip(template.stages, aheads, strict=True):
+        most = int(p.most_in_flight_BOU[b, stage.option, p.range_IJ[stage.layers]])
+        if most < ahead:
+            allowed = min(allowed, most)
+    return allowed

@@ -1,0 +1,399 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request in the planner's terms: what every kind of layer costs in every way.
+
+Owns two views of the same costs. To search by: the memory that the judge will ask for,
+and gradient sums over the slowest way between nodes. To bound by: nothing that some
+plan of the space could do without. So its memory is that of one microbatch in flight,
+its hops are the nearest that nodes allow, and gradient sums are free. Does not own the
+costs (`costs/`) nor what a pipeline makes of them (`problem.py`, `templates.py`).
+
+Letters of array names: see `problem.py`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import inf
+
+import numpy as np
+
+from hetjax.cluster.catalogue import canonical_name, device_spec
+from hetjax.cluster.cluster import Node
+from hetjax.costs.layers import layer_facts, layer_stacks, layer_workspace_bytes
+from hetjax.costs.memory import hidden_size
+from hetjax.costs.nearest import least_shared_card_bytes_per_s
+from hetjax.costs.passes import Shares
+from hetjax.costs.profile import DTYPES
+from hetjax.costs.stage_times import LayerTimes, layer_times
+from hetjax.costs.static import static_bytes
+from hetjax.errors import BadInput
+from hetjax.models.counts import parameter_count
+from hetjax.planner.model.hops import hop_tables, sync_bytes_per_s
+from hetjax.planner.model.problem import (
+    UNLIMITED,
+    DeviceClass,
+    Floats,
+    Option,
+    Problem,
+    Terms,
+    problem,
+)
+from hetjax.planner.model.request import Request
+from hetjax.plans.plan import Stage, StageMesh
+
+_GRADIENT_BYTES = _LOSS_BYTES = 4  # gradients are summed in fp32, losses too
+_MOST_IN_FLIGHT = 16  # of pipelines that are searched
+
+
+def options_of(request: Request, degrees: Sequence[int]) -> tuple[Option, ...]:
+    """Return every way to run a stage with one of these tensor degrees."""
+    return tuple(
+        Option(device_class=c, tensor=tensor, data=data, remat=remat)
+        for c, nodes in enumerate(request.classes)
+        for tensor, data in product(degrees, sorted(set(request.data_degrees)))
+        if tensor * data <= nodes.devices_per_node
+        and any(size % data == 0 for size in request.microbatch_sizes)
+        for remat in request.remats
+    )
+
+
+def search_problem(
+    request: Request,
+    degrees: Sequence[int],
+    *,
+    num_replicas: float = inf,
+    packing: bool = True,
+    tight: bool = False,
+) -> Problem:
+    """Return the problem to search by, with these tensor degrees.
+
+    Of the stages' gradient sums, which take as long as over `num_replicas`, what is not
+    hidden by earlier stages is added to a step. If that is 1, plans have one replica,
+    else stages have room to pack gradients, unless told that there is no `packing`.
+    Programs of several layers need more than those of one; how much is known roughly,
+    and `tight` leaves it out, so that nothing that fits is missed.
+    BadInput if nothing is known of any device at any of the microbatch sizes.
+    """
+    options = options_of(request, degrees)
+    facts, num_sizes = _facts(request, options), len(request.microbatch_sizes)
+    hop_s_BKOO, link_s_BKOO = hop_tables(request, options, len(facts.sync_bytes_K))
+    packing = packing and num_replicas > 1 and not tight
+    rates_O, times = sync_bytes_per_s(request, options), 2 * (1 - 1 / num_replicas)
+    terms = Terms(
+        kinds=facts.kinds,
+        busy_s_BOK=facts.busy_s_BOK,
+        update_s_BOK=facts.update_s_BOK,
+        static_bytes_BOK=facts.static_bytes_OK
+        + (facts.extra_of_one_bytes_BOK if tight else facts.extra_bytes_BOK),
+        spared_bytes_BOK=None if tight else facts.spared_bytes_BOK,
+        saved_bytes_BOK=facts.saved_bytes_BOK,
+        memory_bytes_BO=facts.memory_bytes_O
+        - (facts.shared_of_one_bytes_BO if tight else facts.shared_bytes_BO),
+        message_bytes_BO=facts.activation_bytes_BO,
+        sync_bytes_OK=np.tile(facts.sync_bytes_K, (len(options), 1)),
+        # around a ring of R replicas go 2 (R - 1) / R of the bytes
+        sync_s=lambda o, size_bytes: times * size_bytes / rates_O[o],
+        sync_exposed="drained",
+        drain_s_BOK=facts.drain_s_BOK,
+        packed_bytes_OK=_packed_bytes(options, facts) if packing else None,
+        device_bytes_O=facts.memory_bytes_O,
+        stage_s_BO=np.tile(2 * facts.program_s_O, (num_sizes, 1)),
+        hop_s_BKOO=hop_s_BKOO,
+        link_s_BKOO=link_s_BKOO,
+    )
+    return _problem(request, options, terms, one_replica=num_replicas == 1)
+
+
+def bound_problem(request: Request, degrees: Sequence[int]) -> Problem:
+    """Return the problem to bound by, with these tensor degrees.
+
+    No plan of these options simulates faster than its bound in the prefix form.
+    """
+    options = options_of(request, degrees)
+    facts, num_sizes = _facts(request, options), len(request.microbatch_sizes)
+    hop_s_BKOO, link_s_BKOO = hop_tables(request, options, len(facts.sync_bytes_K))
+    terms = Terms(
+        kinds=facts.kinds,
+        busy_s_BOK=facts.busy_s_BOK,
+        update_s_BOK=0 * facts.update_s_BOK,
+        # every layer counts a loss, of which a stage has one
+        static_bytes_BOK=np.tile(facts.own_bytes_OK - _LOSS_BYTES, (num_sizes, 1, 1)),
+        saved_bytes_BOK=facts.least_saved_bytes_BOK,
+        memory_bytes_BO=np.tile(facts.memory_bytes_O, (num_sizes, 1)),
+        sync_bytes_OK=np.tile(facts.sync_bytes_K, (len(options), 1)),
+        sync_s=lambda o, size_bytes: 0 * size_bytes,
+        stage_s_BO=np.tile(facts.program_s_O, (num_sizes, 1)),
+        hop_s_BKOO=hop_s_BKOO,
+        link_s_BKOO=link_s_BKOO,
+    )
+    found = _problem(
+        request, options, terms, max_launch_ahead=len(request.model.layers)
+    )
+    fits_BOU = found.most_in_flight_BOU > 0
+    return replace(found, most_in_flight_BOU=np.where(fits_BOU, UNLIMITED, 0))
+
+
+def _problem(
+    request: Request,
+    options: Sequence[Option],
+    terms: Terms,
+    *,
+    max_launch_ahead: int = _MOST_IN_FLIGHT,
+    one_replica: bool = False,
+) -> Problem:
+    return problem(
+        terms,
+        classes=[
+            DeviceClass(
+                name=nodes.name,
+                num_devices=nodes.num_devices,
+                devices_per_node=nodes.devices_per_node,
+            )
+            for nodes in request.classes
+        ],
+        options=options,
+        microbatch_sizes=request.microbatch_sizes,
+        global_batch=request.global_batch,
+        max_launch_ahead=max_launch_ahead,
+        one_replica=one_replica,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Facts:
+    """Costs by kind of layer. `own_bytes_OK` leaves out tied parameters of other
+    layers, `extra_bytes_BOK` is what a kind's programs need beyond those of a block,
+    which every stage's share `shared_bytes_BO` has room for, `spared_bytes_BOK` how
+    much less if it is a stage's only layer of the kind. `..._of_one_...` are the same
+    if all stages had but one layer of a kind."""
+
+    kinds: tuple[int, ...]
+    program_s_O: Floats
+    busy_s_BOK: Floats
+    drain_s_BOK: Floats
+    update_s_BOK: Floats
+    static_bytes_OK: Floats
+    own_bytes_OK: Floats
+    extra_bytes_BOK: Floats
+    extra_of_one_bytes_BOK: Floats
+    shared_of_one_bytes_BO: Floats
+    spared_bytes_BOK: Floats
+    saved_bytes_BOK: Floats
+    least_saved_bytes_BOK: Floats
+    shared_bytes_BO: Floats
+    activation_bytes_BO: Floats
+    memory_bytes_O: Floats
+    sync_bytes_K: Floats
+
+
+def _facts(request: Request, options: Sequence[Option]) -> _Facts:
+    kinds, firsts = _kinds(request)
+    dims = len(request.microbatch_sizes), len(options), len(firsts)
+    busy, drain, update = np.full((3, *dims), np.nan)
+    saved, least, once, each, workspace, spared = np.zeros((6, *dims))
+    problems: list[BadInput] = []
+    kept: dict[tuple[object, ...], tuple[float, ...]] = {}
+    for at in _cases(request, options):
+        b, o, shares = at
+        for k, layer in enumerate(firsts):
+            try:
+                times = _times(request, options[o], layer, shares)
+            except BadInput as error:  # of a profile: an option that nobody measured
+                problems.append(error)
+                continue
+            busy[b, o, k], update[b, o, k] = times.busy_s, times.update_s
+            drain[b, o, k] = times.backward_s
+            # what is kept is the same on devices of every kind
+            alike = layer, shares, options[o].data, options[o].remat
+            if alike not in kept:
+                kept[alike] = _saved(request, options[o], layer, shares)
+            saved[b, o, k], least[b, o, k], once[b, o, k], *needed = kept[alike]
+            each[b, o, k], workspace[b, o, k], spared[b, o, k] = needed
+    if np.isnan(busy).any(axis=2).all() and problems:
+        raise problems[0]
+    update, drain = np.nan_to_num(update), np.nan_to_num(drain)
+    inner = [k for k, at in enumerate(firsts) if 0 < at < len(request.model.layers) - 1]
+    block = workspace[:, :, inner].max(axis=2, initial=0)
+    alone = each + workspace - spared
+    block_alone = alone[:, :, inner].max(axis=2, initial=0)
+    activation = _activation_bytes(request, options)
+    return _Facts(
+        kinds=kinds,
+        program_s_O=np.array([_program_s(request, o) for o in options]),
+        busy_s_BOK=busy,
+        drain_s_BOK=drain,
+        update_s_BOK=update,
+        static_bytes_OK=_static(request, options, firsts, borrowed=True),
+        own_bytes_OK=_static(request, options, firsts, borrowed=False),
+        extra_bytes_BOK=each + np.maximum(workspace - block[:, :, None], 0),
+        extra_of_one_bytes_BOK=np.maximum(alone - block_alone[:, :, None], 0),
+        shared_of_one_bytes_BO=block_alone + 4 * activation,
+        spared_bytes_BOK=spared,
+        saved_bytes_BOK=saved,
+        least_saved_bytes_BOK=least,
+        # and a message just come, one just made, and what they are cut into
+        shared_bytes_BO=block + 4 * activation,
+        activation_bytes_BO=activation + np.maximum(once, 0).sum(axis=2),
+        memory_bytes_O=np.array(
+            [device_spec(_node_of(request, o)).memory_gib * 2**30 for o in options]
+        ),
+        sync_bytes_K=np.array(
+            [
+                float(_GRADIENT_BYTES * parameter_count(request.model.layers[at]))
+                for at in firsts
+            ]
+        ),
+    )
+
+
+def _packed_bytes(options: Sequence[Option], facts: _Facts) -> Floats:
+    """What a stage holds while its gradients are packed as one group.
+
+    A group of all its layers is the largest there may be.
+    """
+    ways_O1 = np.array([[(1 / o.data + 1) / o.tensor] for o in options])
+    return facts.static_bytes_OK + ways_O1 * facts.sync_bytes_K
+
+
+def _kinds(request: Request) -> tuple[tuple[int, ...], list[int]]:
+    """Number the layers by kind; the first layer of each.
+
+    Equal layers of different kinds to the profile were measured apart.
+    """
+    layers = range(len(request.model.layers))
+    kinds = (
+        request.profile.layers if request.profile is not None else ("",) * len(layers)
+    )
+    each = [(layer_stacks(request.model, at), kinds[at]) for at in layers]
+    distinct = list(dict.fromkeys(each))
+    return tuple(map(distinct.index, each)), list(map(each.index, distinct))
+
+
+def _cases(
+    request: Request, options: Sequence[Option]
+) -> Iterator[tuple[int, int, Shares]]:
+    """Microbatch size, option, and what a device then computes."""
+    for (b, size), (o, option) in product(
+        enumerate(request.microbatch_sizes), enumerate(options)
+    ):
+        if size % option.data == 0 and size <= request.global_batch:
+            yield b, o, _shares(request, option, size // option.data)
+
+
+def _shares(request: Request, option: Option, num_sequences: int) -> Shares:
+    return Shares(
+        num_sequences=num_sequences,
+        seq_len=request.seq_len,
+        hidden_size=hidden_size(request.model),
+        dtype=request.dtype,
+        tensor=option.tensor,
+    )
+
+
+def _times(request: Request, option: Option, layer: int, shares: Shares) -> LayerTimes:
+    node = _node_of(request, option)
+    return layer_times(
+        request.model,
+        layer,
+        _stage_of(request, option),
+        node,
+        shares,
+        tensor_card_bytes_per_s=least_shared_card_bytes_per_s(
+            node, num_rings=option.data, devices_per_ring=option.tensor
+        ),
+        optimizer=request.optimizer,
+        profile=request.profile,
+    )
+
+
+def _program_s(request: Request, option: Option) -> float:
+    """What a program takes whatever it holds, where that was measured."""
+    profile, device = request.profile, _node_of(request, option).device
+    if profile is None or canonical_name(device) not in profile.devices:
+        return 0.0
+    return profile.program_s
+
+
+def _saved(
+    request: Request, option: Option, layer: int, shares: Shares
+) -> tuple[float, ...]:
+    """Bytes kept of a microbatch by the layer, at least by it into whatever runs layers
+    are cut, and by its run; workspace, as of `layer_workspace_bytes`.
+
+    Residuals grow by as much with every sequence: two sizes tell them all.
+    """
+    one, two = (
+        layer_facts(
+            request.model,
+            layer,
+            replace(shares, num_sequences=n),
+            option.remat,
+            data=option.data,
+            optimizer=request.optimizer,
+        )
+        for n in (1, 2)
+    )
+    more = shares.num_sequences - 1
+    held = layer_stacks(request.model, layer)
+    each = one.saved_bytes + more * (two.saved_bytes - one.saved_bytes)
+    once = one.stack_saved_bytes + more * (
+        two.stack_saved_bytes - one.stack_saved_bytes
+    )
+    alone = one.alone_saved_bytes + more * (
+        two.alone_saved_bytes - one.alone_saved_bytes
+    )
+    return (
+        each,
+        min(alone, each + min(once, 0) / 2),
+        once,
+        *layer_workspace_bytes(held, shares, option.remat, option.data),
+    )
+
+
+def _static(
+    request: Request, options: Sequence[Option], firsts: Sequence[int], borrowed: bool
+) -> Floats:
+    held = [
+        [
+            s
+            for s in layer_stacks(request.model, at).stacks
+            if borrowed or s.only is None
+        ]
+        for at in firsts
+    ]
+    meshes = {(o.data, o.tensor) for o in options}
+    by_mesh = {
+        (data, tensor): [
+            static_bytes(
+                stacks,
+                StageMesh(data=data, tensor=tensor),
+                request.dtype,
+                request.optimizer,
+            ).total
+            for stacks in held
+        ]
+        for data, tensor in meshes
+    }
+    return np.array([by_mesh[o.data, o.tensor] for o in options], dtype=np.float64)
+
+
+def _activation_bytes(request: Request, options: Sequence[Option]) -> Floats:
+    of_one = request.seq_len * hidden_size(request.model) * DTYPES[request.dtype]
+    return np.array(
+        [[of_one * size / o.data for o in options] for size in request.microbatch_sizes]
+    )
+
+
+def _stage_of(request: Request, option: Option) -> Stage:
+    return Stage(
+        node=_node_of(request, option).name,
+        devices=tuple(range(option.num_devices)),
+        mesh=StageMesh(data=option.data, tensor=option.tensor),
+        layers=(0, 1),
+        remat=option.remat,
+        launch_ahead=1,
+    )
+
+
+def _node_of(request: Request, option: Option) -> Node:
+    return request.classes[option.device_class].nodes[0]

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding the best plan: templates and copies, places, then the simulator's word.
+
+Owns the order of the search, what is told of it, and what there is when it is ended
+early. Does not own templates, copies and bounds (`price_and_branch.py`), places
+(`placement.py`), moves (`local_search.py`), the judge (`evaluator.py`) nor the limit
+(`deadline.py`).
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain, product
+
+from hetjax.errors import BadInput
+from hetjax.models.counts import tensor_sizes
+from hetjax.planner.baselines.equal_shares import equal_share_plans
+from hetjax.planner.bound.certificate import certificate, held
+from hetjax.planner.bound.space import in_space
+from hetjax.planner.model.deadline import TimeUp, left_s, limited
+from hetjax.planner.model.evaluator import Judge
+from hetjax.planner.model.objectives import Objective, wants_fewer
+from hetjax.planner.model.request import Request, check_request
+from hetjax.planner.search.incumbents import Bests, Progress
+from hetjax.planner.search.infeasible import adds_up, why_infeasible
+from hetjax.planner.search.local_search import Choices, polished
+from hetjax.planner.search.proposals import (
+    LARGE,
+    Proposal,
+    plans_by_rank,
+    plans_of,
+    proposals,
+)
+from hetjax.plans.even import even_plan
+from hetjax.plans.plan import Plan
+from hetjax.schedule.bound import LowerBound
+from hetjax.schedule.predicted import Predicted
+
+POLISH_S = 5.0
+_MOST_WORK = 30_000  # of all plans that are simulated before local search
+_LITTLE_WORK = 4_000  # of a plan that is simulated as soon as it is proposed
+_PROPOSED_SHARE, _PROVED_SHARE = 0.6, 0.5  # of what is left of a limited time
+
+
+def _quietly(line: str) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The best plan as simulated, and what is known about better ones.
+
+    `model_time_s` is the least by the planner's own estimate, `model_bound_s` the bound
+    by the same estimate: both before anything is placed and simulated. `bound` is
+    certified, where one is known: no plan of the request's space (`space.py`) simulates
+    faster under the modelled costs, and none that this search simulated did.
+    """
+
+    request: Request
+    objective: Objective
+    best: Predicted
+    source: str  # which part of the search gave the plan
+    bound: LowerBound
+    model_time_s: float | None
+    model_bound_s: float | None
+    search_s: float
+
+    @property
+    def model_gap(self) -> float | None:
+        """How far the model's plan is above the model's bound, as a share of it."""
+        if self.model_time_s is None or self.model_bound_s is None:
+            return None
+        return self.model_time_s / self.model_bound_s - 1
+
+    @property
+    def lower_bound_s(self) -> float | None:
+        return self.bound.step_s
+
+    @property
+    def gap(self) -> float | None:
+        """How far the simulated step is above the certified bound; None where none is
+        known, or the plan, a given one, is not of the space."""
+        if not in_space(self.request, self.best.plan):
+            return None
+        return self.bound.gap(self.best.simulation.step_time_s)
+
+
+def find_plan(
+    request: Request,
+    objective: Objective | None = None,
+    *,
+    polish_s: float = POLISH_S,
+    progress: Progress = _quietly,
+) -> Found:
+    """Return the best plan that is found; local search may go on for `polish_s`.
+
+    NoFeasiblePlan names what binds, and the smallest change that would help. Inside
+    `limits.limited`, the best plan by the end of that time; TimeUp if there is none.
+    """
+    search = Search(request, [objective or Objective()], progress)
+    search.run(polish_s)
+    return search.found()[0]
+
+
+class Search:
+    """A search for the best plans by objectives that differ in nothing but the wish.
+
+    What it has found by any time stays.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        objectives: Sequence[Objective],
+        progress: Progress = _quietly,
+    ) -> None:
+        self.request, self.objectives, self.progress = request, objectives, progress
+        self.bests = Bests(
+            judge=Judge(request), objectives=objectives, progress=progress
+        )
+        self.proposed: list[Proposal] = []
+        self.bound = LowerBound(why="none was looked for")
+        self.begin_s = time.monotonic()
+
+    def run(self, polish_s: float = POLISH_S) -> None:
+        """Do everything. Errors as of `propose`."""
+        with limited(left_s() * _PROPOSED_SHARE):
+            self.propose()
+        with limited(left_s() * _PROVED_SHARE):
+            self.prove()
+        self.polish(polish_s)
+
+    def propose(self) -> None:
+        """Simulate what the model proposes.
+
+        NoFeasiblePlan if nothing fits, TimeUp if nothing is found in time.
+        """
+        check_request(self.request)
+        if not adds_up(self.request):
+            raise why_infeasible(self.request, self.objectives[0])
+        try:
+            self._propose()
+        except TimeUp:
+            self._at_once()
+
+    def prove(self) -> None:
+        """Find out how much better any plan could be, as far as the time goes."""
+        self.progress("proving how much better any plan could be")
+        self.bound = certificate(self.request, self.bests.simulated())
+
+    def start_from(self, plans: Mapping[str, Plan], polish_s: float = POLISH_S) -> None:
+        """Look at plans of somebody else, by name, and go on from those that are better
+        than what was found.
+
+        However late it is: nobody has a better plan than the search that knows it.
+        """
+        best = self.bests.best
+        before = dict(best)
+        for source, plan in plans.items():
+            self.bests.take(plan, source)
+        better = [o for o in best if best[o] != before.get(o)]
+        self.polish(polish_s, better)
+
+    def polish(
+        self, polish_s: float, objectives: Sequence[Objective] | None = None
+    ) -> None:
+        """Search near the best plans by these objectives, all unless said."""
+        objectives = self.objectives if objectives is None else objectives
+        for n, objective in enumerate(objectives):
+            self.progress(f"local search by {objective.wish}")
+            share_s = left_s() / (len(objectives) - n)
+            with limited(min(polish_s, share_s)), suppress(TimeUp):
+                best = self.bests.best[objective]
+                polished(
+                    best.predicted,
+                    lambda plan, source=best.source: self.bests.offer(plan, source),
+                    lambda found, by=objective: self.bests.score(found, by),
+                    self.choices(),
+                )
+
+    def found(self) -> tuple[Found, ...]:
+        """Return what is known by now, by each objective."""
+        return tuple(self._found(objective) for objective in self.objectives)
+
+    def _found(self, objective: Objective) -> Found:
+        best, proposed = self.bests.best[objective], self.proposed
+        return Found(
+            request=self.request,
+            objective=objective,
+            best=best.predicted,
+            source=best.source,
+            bound=held(self.bound, self.request, self.bests.simulated()),
+            model_time_s=min((p.step_s for p in proposed), default=None),
+            model_bound_s=min((p.bound_s for p in proposed), default=None),
+            search_s=time.monotonic() - self.begin_s,
+        )
+
+    def _propose(self) -> None:
+        """Simulate first what is most promising, and at once."""
+        cluster = self.request.cluster
+        fewer = any(wants_fewer(wished, cluster) for wished in self.objectives)
+        for proposal in proposals(self.request, fewer=fewer):
+            self.proposed.append(proposal)
+            self.progress(proposal.told())
+            for plan in plans_of(proposal, 0):
+                if len(self.proposed) == 1 or _work(plan) <= _LITTLE_WORK:
+                    self.bests.offer(plan, "templates")
+        for source, plan in _plans(self.request, self.proposed):
+            self.bests.offer(plan, source)
+        if not self.bests.best:
+            raise why_infeasible(self.request, self.objectives[0])
+
+    def _at_once(self) -> None:
+        """Have something in hand where the time was up before: the first that fits of
+        what is proposed, or the best of what takes no search. TimeUp if none fits."""
+        for plan in plans_by_rank(self.proposed):
+            if not self.bests.best:
+                self.bests.take(plan, "templates")
+        work = 0
+        for plan in () if self.bests.best else _even_plans(self.request):
+            work += _work(plan)
+            if not self.bests.best or work <= _LITTLE_WORK:
+                self.bests.take(plan, "even split")
+        if not self.bests.best:
+            raise TimeUp
+
+    def choices(self) -> Choices:
+        """Return what moves of the local search may choose from."""
+        return Choices(
+            remats=self.request.remats,
+            microbatch_sizes=self.request.microbatch_sizes,
+            class_of=self.request.class_of,
+            counts={node.name: node.count for node in self.request.cluster.nodes},
+        )
+
+
+def _plans(
+    request: Request, proposed: Sequence[Proposal]
+) -> Iterator[tuple[str, Plan]]:
+    """Plans for the judge and where they come from; of large ones not so many."""
+    large = request.cluster.num_devices > LARGE
+    shares = () if large else equal_share_plans(request)
+    most, work = _MOST_WORK // (8 if large else 1), 0
+    for source, plan in chain(
+        (("templates", plan) for plan in plans_by_rank(proposed, end=1)),
+        (("equal shares", plan) for plan in shares),
+        (("templates", plan) for plan in plans_by_rank(proposed, first=1)),
+    ):
+        if work and work + _work(plan) > most:
+            return
+        work += _work(plan)
+        yield source, plan
+
+
+def _work(plan: Plan) -> int:
+    """Forwards of a step: what simulating it takes goes with them."""
+    return sum(r.num_microbatches * len(r.stages) for r in plan.replicas)
+
+
+def _even_plans(request: Request) -> Iterator[Plan]:
+    """Even splits of the model, blind to devices: with what is fast first."""
+    for remat, size, tensor in product(
+        request.remats, request.microbatch_sizes, request.degrees
+    ):
+        with suppress(BadInput):  # of what does not divide
+            yield even_plan(
+                request.cluster,
+                model=request.model.name,
+                num_layers=len(request.model.layers),
+                seq_len=request.seq_len,
+                global_batch=request.global_batch,
+                microbatch_size=size,
+                tensor=tensor,
+                tensor_sizes=tensor_sizes(request.model),
+                remat=remat,
+            )

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why devices stay idle: the best plan that has to use more of their kind.
+
+Owns that such plans are looked for and held against the best. Does not own the search
+(`find.py`) nor which devices are idle (`placement.py`).
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from hetjax.planner.model.deadline import TimeUp, left_s, limited
+from hetjax.planner.model.objectives import Objective, score, within
+from hetjax.planner.model.placement import idle_devices
+from hetjax.planner.model.request import Request
+from hetjax.planner.search.find import Found, Search
+from hetjax.planner.search.local_search import polished
+from hetjax.planner.search.moves import alike, onto_idle
+from hetjax.plans.plan import Plan
+from hetjax.schedule.predicted import Predicted
+
+_LOCAL_S = 1.5  # of local search, for each kind that is idle
+
+
+@dataclass(frozen=True, kw_only=True)
+class Idle:
+    """Devices of one class that the best plan does without.
+
+    `instead` is the best plan found with more devices of the class, None if none was
+    found that fits; `worse` how much worse it is by what is wished, as a share.
+    """
+
+    kind: str
+    devices: Mapping[str, tuple[int, ...]]
+    instead: Predicted | None
+    worse: float | None
+
+
+def try_idle(search: Search, objective: Objective) -> None:
+    """Search near the best plan for those that use more of what it leaves idle."""
+    request, bests = search.request, search.bests
+    best = bests.best[objective]
+    idle = _idle_by_class(request, best.predicted.plan)
+    for n, kind in enumerate(idle):
+        search.progress(f"is it worth using more of {kind}?")
+
+        def using(plan: Plan, kind: str = kind) -> Predicted | None:
+            more = _uses_more(request, plan, best.predicted.plan, kind)
+            return bests.offer(plan, best.source) if more else None
+
+        with limited(min(_LOCAL_S, left_s() / (len(idle) - n))), suppress(TimeUp):
+            for plan in _with_idle(search, best.predicted.plan):
+                using(plan)
+            start = _best_using(
+                request, objective, bests.simulated(), best.predicted.plan, kind
+            )
+            if start is not None:
+                polished(
+                    start,
+                    using,
+                    lambda found: bests.score(found, objective),
+                    search.choices(),
+                )
+
+
+def why_idle(found: Found, simulated: Iterable[Predicted]) -> tuple[Idle, ...]:
+    """Return what is known of all that the plan does without."""
+    request, objective, plans = found.request, found.objective, list(simulated)
+    ours = score(found.best, request.cluster, objective)
+    result = []
+    for kind, devices in _idle_by_class(request, found.best.plan).items():
+        instead = _best_using(request, objective, plans, found.best.plan, kind)
+        worse = None
+        if instead is not None:
+            worse = score(instead, request.cluster, objective) / ours - 1
+        result.append(Idle(kind=kind, devices=devices, instead=instead, worse=worse))
+    return tuple(result)
+
+
+def _with_idle(search: Search, plan: Plan) -> Iterable[Plan]:
+    """Plans with a stage of this one cut in two, one part on idle devices."""
+    choices = search.choices()
+    for group in alike(plan, choices.class_of):
+        yield from onto_idle(plan, group, choices.counts, choices.class_of)
+
+
+def _best_using(
+    request: Request,
+    objective: Objective,
+    simulated: Iterable[Predicted],
+    than: Plan,
+    kind: str,
+) -> Predicted | None:
+    """The best of those that use more devices of the class than a plan does."""
+    using = (
+        found
+        for found in simulated
+        if within(found, objective) and _uses_more(request, found.plan, than, kind)
+    )
+    return min(
+        using, key=lambda found: score(found, request.cluster, objective), default=None
+    )
+
+
+def _uses_more(request: Request, plan: Plan, than: Plan, kind: str) -> bool:
+    return _used_by_class(request, plan)[kind] > _used_by_class(request, than)[kind]
+
+
+def _used_by_class(request: Request, plan: Plan) -> Counter[str]:
+    class_of = request.class_of
+    used = {(stage.node, d) for _, _, stage in plan.stages() for d in stage.devices}
+    return Counter(class_of[node] for node, _ in used)
+
+
+def _idle_by_class(
+    request: Request, plan: Plan
+) -> dict[str, dict[str, tuple[int, ...]]]:
+    found: dict[str, dict[str, tuple[int, ...]]] = {}
+    for node, devices in idle_devices(plan, request.cluster).items():
+        found.setdefault(request.class_of[node], {})[node] = devices
+    return found

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a search has simulated so far, and the best of it by every wish.
+
+Owns that a search can end at any time with something in hand: once there is a plan, the
+limit (`deadline.py`) is looked at before the next. Does not own which plans there are
+to simulate (`find.py`) nor what is better (`objectives.py`).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from hetjax.planner.model.deadline import check
+from hetjax.planner.model.evaluator import Judge
+from hetjax.planner.model.objectives import Objective, score, within
+from hetjax.plans.plan import Plan
+from hetjax.schedule.predicted import Predicted
+
+Progress = Callable[[str], None]  # told what is being done, a line at a time
+_WORTH_TELLING = 0.99  # of the step that was told last
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Best:
+    """A plan as simulated, and which part of the search gave it."""
+
+    predicted: Predicted
+    source: str
+
+
+@dataclass(kw_only=True, eq=False)
+class Bests:
+    """The best plan so far by each objective; all of them keep to the same limits."""
+
+    judge: Judge
+    objectives: Sequence[Objective]
+    progress: Progress
+    best: dict[Objective, Best] = field(default_factory=dict)
+    told_s: float = float("inf")
+
+    def offer(self, plan: Plan, source: str) -> Predicted | None:
+        """Simulate the plan, and keep it if it is the best by some wish.
+
+        None if it is over memory or a limit of the objectives. TimeUp before it is
+        simulated, unless there is none to keep in its place.
+        """
+        if self.best:
+            check()
+        return self.take(plan, source)
+
+    def take(self, plan: Plan, source: str) -> Predicted | None:
+        """Do the same however late it is."""
+        found = self.judge(plan)
+        if found is None or not within(found, self.objectives[0]):
+            return None
+        for objective in self.objectives:
+            best = self.best.get(objective)
+            if best is None or self.score(found, objective) < self.score(
+                best.predicted, objective
+            ):
+                self.best[objective] = Best(predicted=found, source=source)
+        self._tell()
+        return found
+
+    def score(self, found: Predicted, objective: Objective) -> float:
+        return score(found, self.judge.request.cluster, objective)
+
+    def simulated(self) -> Iterator[Predicted]:
+        """Yield all plans that were simulated."""
+        return (found for found in self.judge.seen.values() if found is not None)
+
+    def _tell(self) -> None:
+        """Say how far things are, where there is something new to say."""
+        step_s = self.best[self.objectives[0]].predicted.simulation.step_time_s
+        if step_s < self.told_s * _WORTH_TELLING or step_s > self.told_s:
+            self.told_s = step_s
+            self.progress(
+                f"best so far {step_s * 1e3:.4g} ms, of {len(self.judge.seen)} plans"
+            )

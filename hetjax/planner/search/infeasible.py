@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why there is no plan, and the smallest change that would make one.
+
+Owns the changes that are tried, smallest first, and the words. Does not own the search.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from hetjax.cluster.catalogue import device_spec
+from hetjax.costs.static import static_bytes
+from hetjax.errors import NoFeasiblePlan
+from hetjax.planner.bound.column_generation import lower_bound
+from hetjax.planner.bound.feasibility import one_fits_all
+from hetjax.planner.model.deadline import check
+from hetjax.planner.model.objectives import Objective
+from hetjax.planner.model.request import REMATS, Request
+from hetjax.planner.model.terms import search_problem
+from hetjax.plans.plan import StageMesh
+from hetjax.stage.partition import stage_stacks
+
+_GIB = 2**30
+
+
+def why_infeasible(request: Request, objective: Objective) -> NoFeasiblePlan:
+    """Return the error for a request that no plan was found for."""
+    limits = _limits(objective)
+    if limits and feasible(request):
+        return NoFeasiblePlan(
+            got=f"no plan within {' and '.join(limits)}",
+            allowed="a limit that some plan of these devices keeps to",
+            fix="raise the limit; without it, plan prints what there is",
+        )
+    fixes = (told for told, changed in _changes(request) if feasible(changed))
+    return NoFeasiblePlan(
+        got=f"no plan of {request.model.name!r}, {request.global_batch} sequences of "
+        f"{request.seq_len} tokens, on {_devices(request)}: {_binding(request)}",
+        allowed="a plan whose every device holds what it works with",
+        fix=next(fixes, "give a cluster with more memory, or another model"),
+    )
+
+
+def adds_up(request: Request) -> bool:
+    """Say whether microbatches of the request's sizes can make up its batch."""
+    return request.global_batch % math.gcd(*request.microbatch_sizes) == 0
+
+
+def feasible(request: Request) -> bool:
+    """Say whether pipelines that fit into memory do the global batch."""
+    if not adds_up(request):
+        return False
+    return any(_feasible(request, degree) for degree in request.degrees)
+
+
+def _feasible(request: Request, degree: int) -> bool:
+    """The same with one tensor degree. Searches only if one replica is not enough."""
+    one = search_problem(request, (degree,), num_replicas=1)
+    if one_fits_all(one):
+        return True
+    for p in (search_problem(request, (degree,)), one):
+        try:
+            lower_bound(p, "prefix")
+        except NoFeasiblePlan:
+            continue
+        check()  # a bound that is not finished shows nothing
+        return True
+    return False
+
+
+def _limits(objective: Objective) -> list[str]:
+    found = []
+    if objective.max_usd_per_hour is not None:
+        found.append(f"{objective.max_usd_per_hour:g} USD per hour")
+    if objective.min_tokens_per_s is not None:
+        found.append(f"at least {objective.min_tokens_per_s:,.0f} tokens per second")
+    return found
+
+
+def _changes(request: Request) -> Iterator[tuple[str, Request]]:
+    """What to type, and the request that it makes; small changes first."""
+    freed = dict(_freedoms(request))
+    for told, changed in freed.items():
+        yield told, replace(request, **changed)
+    everything = request
+    for changed in freed.values():
+        everything = replace(everything, **changed)
+    if len(freed) > 1:
+        yield "; ".join(freed), everything
+    yield from _more_nodes(request)
+    for told, changed in _more_nodes(everything) if freed else ():
+        yield "; ".join((*freed, told)), changed
+
+
+def _freedoms(request: Request) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What the request does not allow but could, and the numbers of one that does."""
+    if set(request.remats) != set(REMATS):
+        yield f"allow remat: --remat {' '.join(REMATS)}", {"remats": REMATS}
+    if 1 not in request.microbatch_sizes:
+        sizes = (1, *request.microbatch_sizes)
+        typed = " ".join(map(str, sizes))
+        told = f"allow smaller microbatches: --microbatch-sizes {typed}"
+        yield told, {"microbatch_sizes": sizes}
+    most = max(node.count for node in request.cluster.nodes)
+    degrees = {2**n for n in range(most.bit_length())}
+    if not degrees <= set(request.tensor_degrees):
+        degrees = tuple(sorted(degrees.union(request.tensor_degrees)))
+        typed = " ".join(map(str, degrees))
+        told = f"allow more tensor parallelism: --tensor {typed}"
+        yield told, {"tensor_degrees": degrees}
+
+
+def _more_nodes(request: Request) -> Iterator[tuple[str, Request]]:
+    for num in (1, 2, 4, 8, 16):
+        for nodes in request.classes:
+            node = nodes.nodes[0]
+            more = tuple(
+                replace(node, name=f"{node.name}-more-{n}") for n in range(num)
+            )
+            cluster = replace(request.cluster, nodes=(*request.cluster.nodes, *more))
+            yield (
+                f"add {num} more {nodes.name} node{'s' if num > 1 else ''} of "
+                f"{node.count} device{'s' if node.count > 1 else ''} to the cluster",
+                replace(request, cluster=cluster),
+            )
+
+
+def _devices(request: Request) -> str:
+    return ", ".join(f"{c.num_devices} {c.name}" for c in request.classes)
+
+
+def _binding(request: Request) -> str:
+    """What is in the way: the batch's divisors, or memory."""
+    if not adds_up(request):
+        return (
+            f"microbatches of {', '.join(map(str, request.microbatch_sizes))} "
+            "sequences do not add up to the batch"
+        )
+    whole = stage_stacks(request.model, [(0, len(request.model.layers))])
+    held = static_bytes(whole.stacks, StageMesh(), request.dtype, request.optimizer)
+    there = sum(
+        node.count * device_spec(node).memory_gib for node in request.cluster.nodes
+    )
+    return (
+        "memory binds: weights, gradients and optimizer state alone take "
+        f"{held.total / _GIB:.1f} GiB of {there:.1f} GiB, and activations come on top"
+    )

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole copies of templates, and whole microbatches, by integer programming.
+
+Owns which of some columns are taken, how often, and how their microbatches are shared
+out. Does not own where columns come from (`pricing.py`) nor the step time
+(`price_and_branch.py`).
+"""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import cvxpy as cp
+import numpy as np
+
+from hetjax.planner.bound.restricted_master import most_sequences
+from hetjax.planner.model.deadline import check
+from hetjax.planner.model.problem import Floats, Ints, Problem
+from hetjax.planner.model.templates import Column, Template
+
+# options of the solver: plans must not depend on how busy the machine is, so its work
+# is limited and not its time
+_ANY = {"mip_rel_gap": 0.3, "mip_max_nodes": 500}
+_CLOSE = {"mip_rel_gap": 0.005, "mip_max_nodes": 500}
+_MOST_COLUMNS, _FEW_COLUMNS = 200, 60
+_TIGHTENINGS = 20  # halvings of what a step could be shorter with the same copies
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Copies:
+    """Copies of one template that do the same number of microbatches each."""
+
+    template: Template
+    num_copies: int
+    num_microbatches: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Choice:
+    """Columns, and how many sequences a copy of each does and what it takes at most."""
+
+    p: Problem
+    columns: tuple[Column, ...]
+    step_s: float
+    sequences_N: Ints
+    taken_NR: Floats
+
+    @property
+    def sizes_N(self) -> Ints:
+        return np.array([c.template.microbatch_size for c in self.columns])
+
+    @property
+    def most_copies_N(self) -> Floats:
+        return np.floor(self.p.room_R / np.maximum(self.taken_NR, 0.5)).min(axis=1)
+
+    def take(self, rows: Ints) -> "_Choice":
+        return replace(
+            self,
+            columns=tuple(self.columns[n] for n in rows),
+            sequences_N=self.sequences_N[rows],
+            taken_NR=self.taken_NR[rows],
+        )
+
+    def at(self, step_s: float) -> "_Choice":
+        sequences_N = most_sequences(self.p, self.columns, step_s)
+        return replace(self, step_s=step_s, sequences_N=sequences_N)
+
+
+def whole_copies(
+    p: Problem,
+    columns: Sequence[Column],
+    step_s: float,
+    price_R: Floats,
+    cost_R: Floats | None = None,
+) -> list[Copies]:
+    """Take whole copies that do the global batch within the step time; none if none.
+
+    Of those columns that do most for what they take at these prices. If devices cost
+    something, nearly those of least cost.
+    """
+    c = _choice(p, columns, step_s, price_R, _MOST_COLUMNS)
+    if not c.columns:
+        return []
+    copies_N = cp.Variable(len(c.columns), integer=True)
+    cost_N = c.taken_NR @ (price_R if cost_R is None else cost_R)
+    options = _ANY if cost_R is None else _CLOSE
+    found_N = _solved(c, copies_N, cp.Minimize(cost_N @ copies_N), [], options)
+    if found_N is None:
+        return []
+    return _shared_out(c, found_N) or _exact(c, cost_N, options)
+
+
+def fewest_templates(
+    p: Problem, columns: Sequence[Column], step_s: float, price_R: Floats
+) -> list[Copies]:
+    """Do the same with few distinct templates; none if that is not easy."""
+    c = _choice(p, columns, step_s, price_R, _FEW_COLUMNS)
+    if not c.columns:
+        return []
+    copies_N = cp.Variable(len(c.columns), integer=True)
+    is_used_N = cp.Variable(len(c.columns), boolean=True)
+    limits = [copies_N <= cp.multiply(c.most_copies_N, is_used_N)]
+    found_N = _solved(c, copies_N, cp.Minimize(cp.sum(is_used_N)), limits, _ANY)
+    return [] if found_N is None else _shared_out(c, found_N)
+
+
+def _choice(
+    p: Problem,
+    columns: Sequence[Column],
+    step_s: float,
+    price_R: Floats,
+    most_columns: int,
+) -> _Choice:
+    """Columns that do most for their price; of those that take the same the best."""
+    c = _Choice(
+        p=p,
+        columns=tuple(columns),
+        step_s=step_s,
+        sequences_N=most_sequences(p, columns, step_s),
+        taken_NR=np.array([c.taken for c in columns], dtype=np.float64),
+    )
+    worth_N = c.sequences_N / (c.taken_NR @ price_R)
+    usable_N = (c.sequences_N > 0) & (c.taken_NR <= p.room_R).all(axis=1)
+    best: dict[tuple[int, ...], int] = {}
+    for n in np.argsort(-worth_N, kind="stable"):
+        if usable_N[n]:
+            best.setdefault((int(c.sizes_N[n]), *columns[n].taken), int(n))
+    return c.take(np.array(list(best.values())[:most_columns], dtype=np.int64))
+
+
+def _solved(
+    c: _Choice,
+    copies_N: cp.Variable,
+    wish: cp.Minimize,
+    limits: Sequence[cp.Constraint],
+    options: dict[str, Any],
+) -> Ints | None:
+    """Copies that could do the global batch or more."""
+    check()
+    limits = [
+        *limits,
+        copies_N >= 0,
+        c.taken_NR.T @ copies_N <= c.p.room_R,
+        c.sequences_N @ copies_N >= c.p.global_batch,
+    ]
+    with warnings.catch_warnings():  # of its being at the end of its work
+        warnings.simplefilter("ignore", UserWarning)
+        cp.Problem(wish, limits).solve(solver=cp.HIGHS, **options)
+    if copies_N.value is None:
+        return None
+    found_N = np.rint(copies_N.value).astype(np.int64)
+    enough = c.sequences_N @ found_N >= c.p.global_batch
+    return found_N if enough and (c.taken_NR.T @ found_N <= c.p.room_R).all() else None
+
+
+def _shared_out(c: _Choice, copies_N: Ints) -> list[Copies]:
+    """Share the global batch out over copies, in as short a step as they can do it.
+
+    Nothing if microbatches of these sizes do not add up to it.
+    """
+    used = np.flatnonzero(copies_N)
+    c, copies_N = c.take(used), copies_N[used]
+    low_s, high_s = 0.0, c.step_s
+    for _ in range(_TIGHTENINGS):
+        middle_s = (low_s + high_s) / 2
+        if _spared(c.at(middle_s), copies_N) is None:
+            low_s = middle_s
+        else:
+            high_s = middle_s
+    c = c.at(high_s)
+    spared_N = _spared(c, copies_N)
+    if spared_N is None:
+        return []
+    return _parts(c, copies_N, c.sequences_N // c.sizes_N * copies_N - spared_N)
+
+
+def _spared(c: _Choice, copies_N: Ints) -> Ints | None:
+    """How many microbatches less than they could the copies do; None if they do too
+    little, or cannot do as much exactly. Every copy does one at least."""
+    most_N = c.sequences_N // c.sizes_N
+    left = int(c.sequences_N @ copies_N) - c.p.global_batch
+    if left < 0 or (most_N[copies_N > 0] == 0).any():
+        return None
+    spared_N = np.zeros_like(copies_N)
+    for n in np.argsort(-c.sizes_N, kind="stable"):
+        may = (int(most_N[n]) - 1) * int(copies_N[n])
+        spared_N[n] = min(left // int(c.sizes_N[n]), may)
+        left -= int(spared_N[n] * c.sizes_N[n])
+    return spared_N if left == 0 else None
+
+
+def _exact(c: _Choice, cost_N: Floats, options: dict[str, Any]) -> list[Copies]:
+    """Choose copies and microbatches at once, so that they do add up."""
+    copies_N = cp.Variable(len(c.columns), integer=True)
+    microbatches_N = cp.Variable(len(c.columns), integer=True)
+    most_N = c.sequences_N // c.sizes_N
+    limits = [
+        microbatches_N >= copies_N,
+        microbatches_N <= cp.multiply(most_N, copies_N),
+        c.sizes_N @ microbatches_N == c.p.global_batch,
+    ]
+    wish = cp.Minimize(cost_N @ copies_N)
+    found_N = _solved(c, copies_N, wish, limits, options)
+    if found_N is None or microbatches_N.value is None:
+        return []
+    done_N = np.rint(microbatches_N.value).astype(np.int64)
+    exact = c.sizes_N @ done_N == c.p.global_batch
+    # the solver's tolerances, or the end of its work, may leave something out
+    if not exact or (done_N < found_N).any() or (done_N > most_N * found_N).any():
+        return []
+    used = np.flatnonzero(found_N)
+    return _parts(c.take(used), found_N[used], done_N[used])
+
+
+def _parts(c: _Choice, copies_N: Ints, microbatches_N: Ints) -> list[Copies]:
+    """Spread the microbatches of each column over its copies as evenly as possible."""
+    parts = []
+    for column, num, total in zip(c.columns, copies_N, microbatches_N, strict=True):
+        each, more = divmod(int(total), int(num))
+        for copies, count in ((more, each + 1), (int(num) - more, each)):
+            if copies:
+                parts.append(
+                    Copies(
+                        template=column.template,
+                        num_copies=copies,
+                        num_microbatches=count,
+                    )
+                )
+    return parts

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the model proposes: layouts with a bound, one tensor degree after the other.
+
+Owns which problems are solved for a request: the same tensor degree for all stages, or
+all degrees at once where replicas may be cut unlike; all nodes, or some of them, since
+a gradient sum is as fast as the slowest way between replicas, which the model does not
+choose. Does not own how a problem is solved
+(`price_and_branch.py`), nor whose layout is best in the end (`find.py`).
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import numpy as np
+
+from hetjax.cluster.catalogue import device_price_per_hour
+from hetjax.cluster.cluster import part_of
+from hetjax.errors import NoFeasiblePlan
+from hetjax.planner.bound.column_generation import (
+    Outlook,
+    compute_bound_s,
+    outlook,
+)
+from hetjax.planner.model.deadline import check
+from hetjax.planner.model.placement import ORDERS, Pipeline, placed
+from hetjax.planner.model.problem import Problem
+from hetjax.planner.model.request import NodeClass, Request
+from hetjax.planner.model.terms import search_problem
+from hetjax.planner.search.price_and_branch import (
+    Copies,
+    Layout,
+    candidates,
+    cheapest,
+)
+from hetjax.plans.plan import Plan
+
+_NUM_LAYOUTS = 3  # of every problem, for the judge to choose from
+LARGE = 128  # devices: the search of larger clusters is cut short
+_PARTED = 32  # devices: of larger clusters no parts are searched
+_DOUBT, _DOUBT_FEW, _DOUBT_MANY = 1.05, 1.3, 1.02
+_TIGHT_GAIN = 0.98
+_NUM_CHEAPER = 2  # problems that are searched for what is slower and cheaper
+_SLACKS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)  # of step times that may be cheaper
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Proposal:
+    """Layouts on a part of the cluster at some tensor degrees, best first.
+
+    By the model none takes less than `bound_s`: infinity where the fastest was not what
+    was looked for.
+    """
+
+    request: Request
+    degrees: tuple[int, ...]
+    problem: Problem
+    layouts: tuple[Layout, ...]
+    num_replicas: float  # that gradient sums were counted for
+    bound_s: float
+
+    @property
+    def step_s(self) -> float:
+        """The model's time of the best layout."""
+        return self.layouts[0].step_s
+
+    def told(self) -> str:
+        """Say for people what the model makes of it."""
+        degrees = " or ".join(map(str, self.degrees))
+        sums = ", one replica" if self.num_replicas == 1 else ""
+        there = " + ".join(f"{c.num_devices} {c.name}" for c in self.request.classes)
+        return f"{there}, tensor {degrees}{sums}: {self.step_s:.4g} s by the model"
+
+
+def proposals(
+    request: Request, *, fewer: bool = False, whole: bool = False
+) -> Iterator[Proposal]:
+    """Yield what every set of tensor degrees comes to on every part of the cluster.
+
+    Those that do not promise about the best time found so far are left out, and all
+    parts if only the `whole` is asked for. `fewer`: slower ones on fewer devices count
+    too. The first comes early: the most promising of the whole.
+    """
+    looks: list[_Look] = []
+    first: _Look | None = None
+    for look in _looks(request, fewer, whole):
+        # parts come after the whole
+        if first is None and looks and not _is_whole(look, request):
+            first = min(looks, key=lambda look: look.outlook.reached_s)
+            yield from _proposed(first)
+        looks.append(look)
+    least_s = min((look.outlook.reached_s for look in looks), default=math.inf)
+    for look in sorted(looks, key=lambda look: look.outlook.reached_s):
+        near_s = least_s * _doubt(look.num_replicas, fewer)
+        if look is not first and look.outlook.reached_s <= near_s:
+            yield from _proposed(look)
+    # of a part, devices that it can do without are another part's
+    wholes = [look for look in looks if _is_whole(look, request)]
+    wholes.sort(key=lambda look: look.outlook.reached_s)
+    for look in wholes[:_NUM_CHEAPER] if fewer else ():
+        yield from _cheaper(look)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Look:
+    """A problem and what a first look at it promises."""
+
+    request: Request
+    degrees: tuple[int, ...]
+    num_replicas: float
+    problem: Problem
+    outlook: Outlook
+
+
+def _looks(request: Request, fewer: bool, whole: bool) -> Iterator[_Look]:
+    """Look at all problems, but for those of too few devices to come near."""
+    least_s = math.inf
+    for part, degrees, num_replicas in _problems(request, whole):
+        reached_s = math.inf
+        for tight in (False, True)[: 1 if _is_large(request, _PARTED) else 2]:
+            check()
+            p = search_problem(part, degrees, num_replicas=num_replicas, tight=tight)
+            near_s = least_s * _doubt(num_replicas, fewer)
+            seen = None if compute_bound_s(p) > near_s else outlook(p, "closed", near_s)
+            # what memory hardly limits need not be searched twice
+            if seen is not None and seen.reached_s < reached_s * _TIGHT_GAIN:
+                reached_s = seen.reached_s
+                least_s = min(least_s, reached_s)
+                yield _Look(
+                    request=part,
+                    degrees=degrees,
+                    num_replicas=num_replicas,
+                    problem=p,
+                    outlook=seen,
+                )
+
+
+def _is_large(request: Request, most: int = LARGE) -> bool:
+    return request.cluster.num_devices > most
+
+
+def _doubt(num_replicas: float, fewer: bool) -> float:
+    """How far above the least time may be what is best in truth: sums of few replicas
+    are what the model knows least about."""
+    if fewer:
+        return math.inf
+    return {1: _DOUBT, 2: _DOUBT_FEW, math.inf: _DOUBT_MANY}[num_replicas]
+
+
+def _problems(
+    request: Request, whole: bool
+) -> Iterator[tuple[Request, tuple[int, ...], float]]:
+    """Parts, tensor degrees, and numbers of replicas; one replica has the whole.
+
+    Of large clusters a part is seldom faster than all, nor few replicas than many.
+    """
+    whole = whole or _is_large(request, _PARTED)
+    for n, part in enumerate([request] if whole else parts_of(request)):
+        for degrees in degree_sets(part):
+            if _is_large(request):
+                yield part, degrees, math.inf
+                continue
+            if n == 0:
+                yield part, degrees, 1
+            yield part, degrees, 2
+
+
+def parts_of(request: Request) -> Iterator[Request]:
+    """The whole cluster, then parts whose slowest ways may be faster.
+
+    All classes but one, and one class alone; one node of each class.
+    """
+    classes = request.classes
+    chosen: dict[tuple[str, ...], None] = {}
+    for kept in (
+        classes,
+        *combinations(classes, len(classes) - 1),
+        *((nodes,) for nodes in classes),
+    ):
+        chosen[tuple(node.name for nodes in kept for node in nodes.nodes)] = None
+    for nodes in classes:
+        chosen[(nodes.nodes[0].name,)] = None
+    for names in chosen:
+        if names:
+            yield replace(request, cluster=part_of(request.cluster, names))
+
+
+def degree_sets(request: Request) -> list[tuple[int, ...]]:
+    """Return the tensor degrees that one plan may mix."""
+    if request.unequal_tensor:
+        return [request.degrees]
+    return [(degree,) for degree in request.degrees]
+
+
+def plans_of(proposal: Proposal, rank: int) -> Iterator[Plan]:
+    """Place the proposal's layout of that rank on nodes, in every order that fits."""
+    for layout in proposal.layouts[rank : rank + 1]:
+        pipelines = pipelines_of(proposal.problem, layout.copies)
+        for order in ORDERS:
+            plan = placed(proposal.request, pipelines, order)
+            if plan is not None:
+                yield plan
+
+
+def plans_by_rank(
+    proposed: Sequence[Proposal], first: int = 0, end: int | None = None
+) -> Iterator[Plan]:
+    """The best of every proposal, the fastest first, then their second best, and on."""
+    proposed = sorted(proposed, key=lambda p: p.step_s)
+    most = max((len(p.layouts) for p in proposed), default=0)
+    for rank in range(most)[first:end]:
+        for proposal in proposed:
+            yield from plans_of(proposal, rank)
+
+
+def pipelines_of(p: Problem, copies: Sequence[Copies]) -> list[Pipeline]:
+    """Write copies of templates out as replicas."""
+    return [
+        Pipeline(
+            num_microbatches=c.num_microbatches,
+            microbatch_size=c.template.microbatch_size,
+            stages=tuple((p.options[s.option], s.layers) for s in c.template.stages),
+        )
+        for c in copies
+        for _ in range(c.num_copies)
+    ]
+
+
+def _is_whole(look: _Look, request: Request) -> bool:
+    return len(look.request.cluster.nodes) == len(request.cluster.nodes)
+
+
+def _proposed(look: _Look) -> Iterator[Proposal]:
+    """Lay the problem out in whole copies; nothing if nothing fits."""
+    large = _is_large(look.request)
+    num, seen = 1 if large else _NUM_LAYOUTS, look.outlook
+    with suppress(NoFeasiblePlan):
+        layouts = candidates(look.problem, "closed", num, seen=seen, quick=large)
+        yield _proposal(look, layouts, layouts[0].bound_s)
+
+
+def _cheaper(look: _Look) -> Iterator[Proposal]:
+    """Layouts that take longer for less money, or with fewer lost nodes."""
+    for wish in (_usd_per_hour, _losses_per_hour):
+        prices_C = np.array([wish(nodes) for nodes in look.request.classes])
+        for slack in _SLACKS if prices_C.any() else ():
+            step_s = slack * look.outlook.reached_s
+            layout = cheapest(look.problem, "closed", step_s, prices_C)
+            if layout is not None:
+                yield _proposal(look, [layout])
+
+
+def _proposal(
+    look: _Look, layouts: Sequence[Layout], bound_s: float = math.inf
+) -> Proposal:
+    return Proposal(
+        request=look.request,
+        degrees=look.degrees,
+        problem=look.problem,
+        layouts=tuple(layouts),
+        num_replicas=look.num_replicas,
+        bound_s=bound_s,
+    )
+
+
+def _usd_per_hour(nodes: NodeClass) -> float:
+    """Of one device; 0 where nobody tells."""
+    return device_price_per_hour(nodes.nodes[0]) or 0.0
+
+
+def _losses_per_hour(nodes: NodeClass) -> float:
+    """Of a device's share in its node."""
+    return (nodes.nodes[0].preemptions_per_hour or 0.0) / nodes.devices_per_node

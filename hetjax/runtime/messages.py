@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The messages between a controller and its workers.
+
+Owns a class for each request, for what answers it, and for what a worker tells unasked.
+Does not own how they travel (`encoding.py`), who sends which when (`control.py`,
+`fleet.py`), nor what a worker does about them (`serving.py`).
+
+`epoch` counts how often the controller has connected its workers to each other. A
+request is of the epoch in which it is asked, an answer of that of its request.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar, dataclass_transform, get_args
+
+from hetjax.checkpoint.recovery_plan import Save, Tier
+from hetjax.checkpoint.storage import Keeping
+from hetjax.mesh.world import World
+from hetjax.runtime.outcome import StageLoss, StepCommit
+
+Json = Mapping[str, Any]
+TransportName = Literal["sockets", "transfer"]
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """What one side tells the other; every class of messages is a frozen dataclass."""
+
+    epoch: int = 0
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        dataclass(frozen=True, kw_only=True)(cls)
+
+
+A = TypeVar("A", bound=Message)
+
+
+class Request(Message, Generic[A]):
+    """What a worker is asked; it answers with an `A`, or tells of trouble."""
+
+
+def answer_of(request: type[Request[A]]) -> type[A]:
+    """The class of what answers a request of this class."""
+    (base,) = request.__orig_bases__  # pyright: ignore[reportAttributeAccessIssue]
+    return get_args(base)[0]
+
+
+# --- answers
+
+
+class Done(Message):
+    """The answer where there is nothing else to say."""
+
+
+class Address(Message):
+    """Where the worker listens, host:port."""
+
+    address: str
+
+
+class Trained(Message):
+    commit: StepCommit
+    num_tokens: int
+
+
+class Reached(Message):
+    """`at` steps are behind the state, None: it has none; the commit of the last."""
+
+    at: int | None
+    commit: StepCommit | None
+
+
+class HeldState(Message):
+    """The leaves that are kept of the state after `at` steps."""
+
+    at: int | None
+    leaves: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundSave:
+    """What a disk has of a save, and what its manifest says besides."""
+
+    save: Save
+    leaves: Sequence[str]
+    host: Json
+
+
+class FoundSaves(Message):
+    saves: Sequence[FoundSave]
+
+
+class NeededState(Message):
+    """The leaves that the worker's stages are made of, with their bytes."""
+
+    at: int | None
+    leaves: Mapping[str, int]
+
+
+class Collected(Message):
+    """What did not come; what did by tier, and until when."""
+
+    missing: Sequence[str]
+    num_bytes: Mapping[str, int]
+    seconds: Mapping[str, float]
+
+
+class ClockTime(Message):
+    now_s: float
+
+
+class TracedActions(Message):
+    """Actions as text, a line each, and (device, start_s, end_s) of each."""
+
+    actions: str
+    spans: Sequence[tuple[int, float, float]]
+
+
+class Evaluated(Message):
+    """Summed losses by last stage, of those that the worker leads."""
+
+    losses: Sequence[StageLoss]
+    num_tokens: int
+
+
+class Predicted(Message):
+    """logits_V, of the one worker that has them."""
+
+    logits: Sequence[float] | None
+
+
+class SavingState(Message):
+    """Whether the worker saves anything, is about to, or copies a save to the store.
+
+    `newest` is done; `spoilt` was not written, as its weights are not finite.
+    """
+
+    saves: bool
+    busy: bool = False
+    storing: bool = False
+    newest: Save | None = None
+    spoilt: Save | None = None
+
+
+class Lost(Message):
+    """The request was broken off, as this worker is lost."""
+
+    worker: str
+    reason: str
+
+
+class Refused(Message):
+    """The request asks for what the user has to put right: a BadInput."""
+
+    got: str
+    allowed: str
+    fix: str
+
+
+class Failed(Message):
+    error: str
+
+
+# --- what nobody asked
+
+
+class Compiling(Message):
+    """How many of all programs are compiled."""
+
+    num_done: int
+    num_all: int
+
+
+class Warned(Message):
+    text: str
+
+
+class Noticed(Message):
+    """The worker's machine is about to be taken away."""
+
+    source: str
+    grace_s: float
+
+
+# --- requests
+
+
+class Coordinate(Request[Address]):
+    """Choose where to serve the world of a node with several hosts."""
+
+
+class Build(Request[Done]):
+    """Make stages and data from settings; `world` is entered first."""
+
+    settings: Json
+    world: World | None = None
+
+
+class CompileAhead(Request[Done]):
+    """Compile in the background what other settings would ask for."""
+
+    settings: Json
+
+
+class Listen(Request[Address]):
+    """Listen for peers of another epoch."""
+
+
+class Join(Request[Done]):
+    """Connect to the peers at these addresses, as this epoch's."""
+
+    addresses: Mapping[str, str]
+    transport: TransportName
+
+
+class Compile(Request[Done]):
+    """Compile the programs of all stages; `Compiling` tells how far that is."""
+
+
+class Initialise(Request[Done]):
+    """Make fresh weights and optimizer state."""
+
+    seed: int
+
+
+class Train(Request[Trained]):
+    """Train on the batch of a step; no two turns share their messages to peers."""
+
+    step: int
+    turn: int
+    traced: bool
+
+
+class TellReached(Request[Reached]):
+    """Tell how far the state is."""
+
+
+class FinishStep(Request[Done]):
+    """Commit the step that was broken off, as others have."""
+
+    commit: StepCommit
+
+
+class HoldState(Request[HeldState]):
+    """Keep the state where it is until `PlaceState`."""
+
+
+class FindSaves(Request[FoundSaves]):
+    """Look what the disk has."""
+
+    keeping: Keeping
+
+
+class TellNeeds(Request[NeededState]):
+    """Tell what the state is made of."""
+
+
+class CollectLeaves(Request[Collected]):
+    """Give and take leaves of one save, as one round of a recovery.
+
+    `own` are leaves by tier that the worker has itself, `give` are (to whom, tier,
+    leaves), `take` are (from whom, leaves). `numbers` are the same for all workers.
+    """
+
+    save: Save
+    turn: int
+    own: Mapping[Tier, Sequence[str]]
+    give: Sequence[tuple[str, Tier, Sequence[str]]]
+    take: Sequence[tuple[str, Sequence[str]]]
+    numbers: Mapping[str, int]
+    keeping: Keeping
+
+
+class PlaceState(Request[Done]):
+    """Put what was collected on the devices: the state after `step`."""
+
+    step: int
+
+
+class TellTime(Request[ClockTime]):
+    """Read the clock of `TellSpans`."""
+
+
+class TellSpans(Request[TracedActions]):
+    """Tell when the actions of all traced steps ran."""
+
+
+class Evaluate(Request[Evaluated]):
+    """Run a validation batch, no update."""
+
+    batch: int
+    turn: int
+
+
+class Predict(Request[Predicted]):
+    """Tell the logits of what follows the tokens."""
+
+    tokens: Sequence[int]
+    turn: int
+
+
+class TellSaving(Request[SavingState]):
+    """Tell how saving goes."""
+
+
+class KeepCopies(Request[Address]):
+    """Be ready to keep copies of what others save."""
+
+    keeping: Keeping
+
+
+class SendCopies(Request[Done]):
+    """Send copies of what is saved to those at these addresses, by file name."""
+
+    to: Mapping[str, str]
+
+
+class SaveState(Request[Done]):
+    """Start a checkpoint of `step`, if this worker is among `workers` (file names).
+
+    `host` goes into its manifest. Step `safe` stays; what is not `is_stored` is not
+    copied to the store for now.
+    """
+
+    keeping: Keeping
+    step: int
+    host: Json
+    workers: Sequence[str]
+    safe: int | None
+    is_stored: bool
+
+
+class AwaitSaved(Request[Done]):
+    """Answer once no save is being written."""
+
+
+class Leave(Request[Done]):
+    """Finish what is being written, and end."""
+
+
+class BreakOff(Request[Done]):
+    """Wait no longer for this worker, which is lost; nobody answers this."""
+
+    worker: str
+    reason: str

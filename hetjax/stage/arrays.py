@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arrays that a stage holds through a step, as abstract arrays.
+
+Owns shapes, dtypes and layouts of compute weights, fp32 masters, optimizer state and
+gradient accumulators, on a mesh of devices or an abstract one. Does not own the rules
+of layouts (`hetjax/mesh/axes.py`) nor arrays themselves.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from hetjax.mesh.axes import compute_spec, master_spec, replicated, tensor_dim
+from hetjax.models.model import AbstractParam
+from hetjax.stage.partition import BlockStack
+
+AnyMesh = Mesh | AbstractMesh
+# What Optax calls `init`: parameters by leaf name -> the optimizer's state
+OptimizerInit = Callable[[dict[str, Any]], Any]
+_Specs = Callable[[AbstractParam], PartitionSpec]
+
+
+def compute_weights(stacks: Sequence[BlockStack], mesh: AnyMesh, dtype: Any) -> Any:
+    """Compute weights, one dict per stack: cut over tensor, whole on every data rank.
+
+    Raises BadInput for a logical axis name that has no rule.
+    """
+    return _params(stacks, mesh, dtype, lambda param: compute_spec(param.logical))
+
+
+def master_weights(stacks: Sequence[BlockStack], mesh: AnyMesh) -> Any:
+    """fp32 master weights, one dict per stack: also cut over data where it divides."""
+    data, tensor = mesh.shape["data"], mesh.shape["tensor"]
+
+    def spec(param: AbstractParam) -> PartitionSpec:
+        return master_spec(param.shape, param.logical, data=data, tensor=tensor)
+
+    return _params(stacks, mesh, jnp.float32, spec)
+
+
+def accumulators(weights: Any) -> Any:
+    """fp32 gradient sums of compute weights; dim 0 is the data rank that added them."""
+
+    def of(weight: Any) -> jax.ShapeDtypeStruct:
+        mesh, spec = weight.sharding.mesh, PartitionSpec("data", *weight.sharding.spec)
+        shape = (mesh.shape["data"], *weight.shape)
+        return _abstract(shape, jnp.float32, NamedSharding(mesh, spec))
+
+    return jax.tree.map(of, weights)
+
+
+def copied_weights(weights: Any, masters: Any) -> Any:
+    """The compute weights that differ from their master in dtype or layout."""
+
+    def differs(weight: Any, master: Any) -> bool:
+        same = device_shape(weight) == device_shape(master)
+        return weight.dtype != master.dtype or not same
+
+    return tuple(
+        {leaf: w for leaf, w in own.items() if differs(w, of_stack[leaf])}
+        for own, of_stack in zip(weights, masters, strict=True)
+    )
+
+
+def optimizer_state(
+    stacks: Sequence[BlockStack], masters: Any, init: OptimizerInit
+) -> Any:
+    """Optimizer state, one dict of modules per stack; what is shaped and named like a
+    master lies like it, all else is whole on every device."""
+    state = jax.eval_shape(lambda m: fresh_optimizer_state(stacks, m, init), masters)
+
+    def placed(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
+        own = masters[path[0].idx]
+        master = own.get(_last_key(path), leaf)
+        same = master is not leaf and master.shape == leaf.shape
+        whole = replicated(next(iter(own.values())).sharding.mesh)
+        return _abstract(leaf.shape, leaf.dtype, master.sharding if same else whole)
+
+    return jax.tree_util.tree_map_with_path(placed, state)
+
+
+def fresh_optimizer_state(
+    stacks: Sequence[BlockStack], masters: Any, init: OptimizerInit
+) -> Any:
+    """Traceable: the state of step 0. Optax sees one module of one unit at a time."""
+    return tuple(
+        {
+            name: per_unit(stack, init)(params)
+            for name, params in by_module(leaves).items()
+        }
+        for stack, leaves in zip(stacks, masters, strict=True)
+    )
+
+
+def per_unit(stack: BlockStack, function: Any) -> Any:
+    """The function of one unit's arrays, for those of a stack."""
+    return jax.vmap(function) if stack.stacked else function
+
+
+def by_module(leaves: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Leaves of a stack by the name of their module."""
+    found: dict[str, dict[str, Any]] = {}
+    for leaf, value in leaves.items():
+        found.setdefault(leaf.partition(".")[0], {})[leaf] = value
+    return found
+
+
+def pack_dim(stack: BlockStack, leaf: str) -> int:
+    """The dim of a (stacked) leaf that is cut into rows: its tensor dim, if any."""
+    param = stack.leaves()[leaf]
+    return int(stack.stacked) + (tensor_dim(param.logical) or 0)
+
+
+def shardings(abstract: Any) -> Any:
+    return jax.tree.map(lambda a: a.sharding, abstract)
+
+
+def device_shape(abstract: Any) -> tuple[int, ...]:
+    """Shape of the part that one device holds."""
+    return abstract.sharding.shard_shape(abstract.shape)
+
+
+def device_bytes(tree: Any) -> int:
+    """Bytes of abstract arrays on each device that holds them."""
+    return sum(
+        math.prod(device_shape(a)) * a.dtype.itemsize for a in jax.tree.leaves(tree)
+    )
+
+
+def _params(
+    stacks: Sequence[BlockStack], mesh: AnyMesh, dtype: Any, spec: _Specs
+) -> tuple[dict[str, jax.ShapeDtypeStruct], ...]:
+    def of(stack: BlockStack, param: AbstractParam) -> jax.ShapeDtypeStruct:
+        shape, layout = param.shape, spec(param)
+        if stack.stacked:  # the dim of units is never cut
+            shape, layout = (stack.num_units, *shape), PartitionSpec(None, *layout)
+        return _abstract(shape, dtype, NamedSharding(mesh, layout))
+
+    return tuple(
+        {leaf: of(stack, param) for leaf, param in stack.leaves().items()}
+        for stack in stacks
+    )
+
+
+def _abstract(shape: Any, dtype: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+
+def _last_key(path: Any) -> str:
+    return str(getattr(path[-1], "key", ""))

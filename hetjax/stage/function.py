@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mathematics of one stage as pure functions, before any compilation.
+
+Owns how a stage calls its stacks (scan, remat, tied parameters, loss) and how its
+vector-Jacobian product is cut into a forward and a backward function whose residuals
+hold neither weights nor the stage input. The functions of one data rank are what costs
+trace; those of a microbatch, which the runtime compiles, map them over the data ranks.
+Does not own meshes or compiled programs (`hetjax/runtime/programs.py`).
+
+The batch dim of a microbatch is split over the data axis by an explicit vmap, so that
+gradients stay apart per data rank and are summed once per step, not per microbatch.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from hetjax.models.model import ModuleSpec, apply, bind
+from hetjax.plans.plan import Remat
+from hetjax.stage.partition import BlockStack, StageStacks
+from hetjax.stage.remat import with_remat
+
+StageParams = tuple[dict[str, jax.Array], ...]  # a dict per stack: leaf name -> array
+
+
+@dataclass(frozen=True, slots=True)
+class StageFunction:
+    """What decides a stage's mathematics; equal ones compile to equal programs.
+
+    `data` is the number of data ranks that share a microbatch.
+    """
+
+    held: StageStacks
+    remat: Remat
+    data: int = 1
+
+    @property
+    def stacks(self) -> tuple[BlockStack, ...]:
+        return self.held.stacks
+
+    @property
+    def first(self) -> bool:
+        return self.held.first
+
+    @property
+    def last(self) -> bool:
+        return self.held.last
+
+
+@dataclass(slots=True)
+class Residuals:
+    """How to put a vjp together again; filled when the forward function is traced."""
+
+    tree: Any = None
+    sources: tuple[int | None, ...] = ()  # index into (params, x) leaves, or saved
+
+
+def output(
+    function: StageFunction, params: StageParams, x: jax.Array, targets: Any
+) -> tuple[jax.Array, jax.Array]:
+    """The stage's output (or summed loss, if it is the last) and its auxiliary loss."""
+    aux = jnp.zeros((), jnp.float32)
+    body, head = _called(function, params)
+    for stack, own in body:
+        x, stack_aux = _call_stack(function, stack, own, params, x)
+        aux += stack_aux
+    if head is None:
+        return x, aux
+    (module,), own = head[0].unit, head[1]
+    module_params = _module_params(function, module, own, params)
+    return apply(module, module_params, x, targets)[0], aux
+
+
+def logits(
+    function: StageFunction, params: StageParams, x: jax.Array, position: jax.Array
+) -> jax.Array:
+    """logits_V of the last stage for the first sequence at one position."""
+    body, head = _called(function, params)
+    assert head is not None, "only the last stage has logits"
+    for stack, own in body:
+        x, _ = _call_stack(function, stack, own, params, x)
+    x_11D = jax.lax.dynamic_slice_in_dim(x[:1], position, 1, axis=1)
+    (module,), own = head[0].unit, head[1]
+    bound: Any = bind(module, _module_params(function, module, own, params))
+    return bound.logits(x_11D)[0, 0]
+
+
+def rank_forward(
+    function: StageFunction,
+    residuals: Residuals,
+    params: StageParams,
+    x: jax.Array,
+    targets: jax.Array | None = None,
+) -> tuple[jax.Array, list[jax.Array]]:
+    """One data rank's output, or summed loss, and what its backward needs besides the
+    weights and the input."""
+    (y, _), vjp = jax.vjp(*_differentiable(function, params, x, targets))
+    leaves, residuals.tree = jax.tree.flatten(vjp)
+    given = {id(leaf): i for i, leaf in enumerate(jax.tree.leaves((params, x)))}
+    residuals.sources = tuple(given.get(id(leaf)) for leaf in leaves)
+    return y, [leaf for leaf in leaves if id(leaf) not in given]
+
+
+def rank_gradients(
+    residuals: Residuals,
+    params: StageParams,
+    x: jax.Array,
+    saved: list[jax.Array],
+    dy: jax.Array | None,
+) -> tuple[Any, ...]:
+    """One data rank's gradients: of the weights and, unless tokens, of the input.
+
+    `dy` is None on the last stage, where the loss is what is differentiated.
+    """
+    given, rest = jax.tree.leaves((params, x)), iter(saved)
+    leaves = [next(rest) if i is None else given[i] for i in residuals.sources]
+    vjp = jax.tree.unflatten(residuals.tree, leaves)
+    d_loss = jnp.ones((), jnp.float32)
+    return vjp((d_loss if dy is None else dy, d_loss))
+
+
+def forward(
+    function: StageFunction, residuals: Residuals, params: StageParams, x: jax.Array
+) -> tuple[jax.Array, list[jax.Array]]:
+    """Output of a stage that is not the last, and the residuals."""
+    one = partial(rank_forward, function, residuals, params)
+    y, saved = _over_data(function, one)(_split(function, x))
+    return _merge(y), saved
+
+
+def forward_loss(
+    function: StageFunction,
+    residuals: Residuals,
+    params: StageParams,
+    x: jax.Array,
+    targets: jax.Array,
+    loss: jax.Array,
+) -> tuple[jax.Array, list[jax.Array]]:
+    """The same of the last stage; `loss` accumulates the token sum."""
+    one = partial(rank_forward, function, residuals, params)
+    split = _split(function, x), _split(function, targets)
+    ce, saved = _over_data(function, one)(*split)
+    return loss + jnp.sum(ce), saved
+
+
+def backward(
+    function: StageFunction,
+    residuals: Residuals,
+    params: StageParams,
+    x: jax.Array,
+    saved: list[jax.Array],
+    dy: jax.Array,
+    acc: StageParams,
+) -> tuple[StageParams, jax.Array]:
+    """Accumulated fp32 gradients (leading dim: data rank) and the input's gradient.
+
+    Tokens have no gradient: of the first stage it is a zero, an array to wait for.
+    """
+    dx, grads = gradients(function, residuals, params, x, saved, dy)
+    return accumulate(acc, grads), dx
+
+
+def gradients(
+    function: StageFunction,
+    residuals: Residuals,
+    params: StageParams,
+    x: jax.Array,
+    saved: list[jax.Array],
+    dy: jax.Array | None,
+) -> tuple[jax.Array, StageParams]:
+    """The input's gradient, and those of the weights per data rank, not yet added."""
+    dy = None if dy is None else _split(function, dy)
+    one = partial(rank_gradients, residuals, params)
+    grads = _over_data(function, one)(_split(function, x), saved, dy)
+    return _input_gradient(function, grads), grads[0]
+
+
+def fused(
+    function: StageFunction,
+    params: StageParams,
+    x: jax.Array,
+    targets: jax.Array,
+    acc: StageParams,
+    loss: jax.Array,
+) -> tuple[StageParams, jax.Array, jax.Array]:
+    """Forward and backward of the last stage; `loss` accumulates the token sum."""
+
+    def one(x: jax.Array, targets: jax.Array):
+        (ce, aux), vjp = jax.vjp(*_differentiable(function, params, x, targets))
+        return ce, vjp((jnp.ones_like(ce), jnp.ones_like(aux)))
+
+    split = _split(function, x), _split(function, targets)
+    ce, grads = _over_data(function, one)(*split)
+    dx = _input_gradient(function, grads)
+    return accumulate(acc, grads[0]), loss + jnp.sum(ce), dx
+
+
+def accumulate(acc: StageParams, grads: StageParams) -> StageParams:
+    """Add one microbatch's gradients to the fp32 sums."""
+    return jax.tree.map(lambda a, g: a + g.astype(a.dtype), acc, grads)
+
+
+def _differentiable(
+    function: StageFunction, params: StageParams, x: jax.Array, targets: Any
+) -> tuple[Any, ...]:
+    """Function and primals for jax.vjp; token inputs are no primal."""
+    if function.first:
+        return (lambda p: output(function, p, x, targets)), params
+    return (lambda p, x: output(function, p, x, targets)), params, x
+
+
+def _called(function: StageFunction, params: StageParams):
+    """The stacks that are called, with their parameters: (body, head or None)."""
+    pairs = zip(function.stacks, params, strict=True)
+    called = [(stack, own) for stack, own in pairs if stack.only is None]
+    return (called[:-1], called[-1]) if function.last else (called, None)
+
+
+def _call_stack(
+    function: StageFunction,
+    stack: BlockStack,
+    own: dict[str, jax.Array],
+    params: StageParams,
+    x: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    def unit(x: jax.Array, own: dict[str, jax.Array]):
+        aux = jnp.zeros((), jnp.float32)
+        for module in stack.unit:
+            module_params = _module_params(function, module, own, params)
+            x, module_aux = apply(module, module_params, x)
+            aux += module_aux
+        return x, aux
+
+    kept = with_remat(unit, function.remat, looped=stack.stacked)
+    if not stack.stacked:
+        return kept(x, own)
+    x, aux = jax.lax.scan(kept, x, own)
+    return x, jnp.sum(aux)
+
+
+def _module_params(
+    function: StageFunction,
+    module: ModuleSpec,
+    own: dict[str, jax.Array],
+    params: StageParams,
+) -> dict[str, jax.Array]:
+    """A module's own parameters out of its unit's, and its tied ones."""
+    prefix, held = module.name + ".", dict(function.held.tied)
+    mine = {
+        leaf.removeprefix(prefix): value
+        for leaf, value in own.items()
+        if leaf.startswith(prefix)
+    }
+    tied = {name: held[owner] for name, owner in module.tied}
+    return mine | {name: params[at][leaf] for name, (at, leaf) in tied.items()}
+
+
+def _over_data(function: StageFunction, one: Callable[..., Any]) -> Callable[..., Any]:
+    """Map `one` over the leading data dim; without a data axis add that dim only."""
+    if function.data > 1:
+        return jax.vmap(one, spmd_axis_name="data")
+
+    def single(*arrays: Any) -> Any:
+        out = one(*jax.tree.map(lambda a: a[0], arrays))
+        return jax.tree.map(lambda a: a[None], out)
+
+    return single
+
+
+def _input_gradient(function: StageFunction, grads: tuple[Any, ...]) -> jax.Array:
+    return jnp.zeros((), jnp.float32) if function.first else _merge(grads[1])
+
+
+def _split(function: StageFunction, x: jax.Array) -> jax.Array:
+    return x.reshape(function.data, x.shape[0] // function.data, *x.shape[1:])
+
+
+def _merge(y: jax.Array) -> jax.Array:
+    return y.reshape(y.shape[0] * y.shape[1], *y.shape[2:])

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from hetjax.checkpoint.reader import Checkpoint, steps
+from hetjax.checkpoint.writer import Saver
+from hetjax.errors import BadInput
+from tests.checkpoint.values import State, state_of
+
+
+def assert_holds(directory: Path, step: int, state: State) -> None:
+    checkpoint = Checkpoint.open(directory, step)
+    for entry, value in state:
+        np.testing.assert_array_equal(checkpoint.read(entry), value)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """A disk that holds every write back until the event is set."""
+    gate, write = threading.Event(), ocp.Checkpointer.save
+
+    def held_back(*args: object, **kwargs: object) -> None:
+        assert gate.wait(timeout=30)
+        write(*args, **kwargs)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(ocp.Checkpointer, "save", held_back)
+    yield gate
+    gate.set()
+
+
+def test_a_save_during_another_is_refused_and_asks_for_no_state(
+    tmp_path: Path, disk: threading.Event
+) -> None:
+    def never_asked() -> Iterator:
+        raise AssertionError("state was copied for a save that is skipped")
+        yield
+
+    with Saver(tmp_path, "embedded") as saver:
+        assert saver.save(1, state_of(1), {})
+        assert not saver.save(2, never_asked(), {})
+        assert steps(tmp_path) == []
+        disk.set()
+        saver.wait()
+        assert saver.save(3, state_of(3), {})
+    assert steps(tmp_path) == [1, 3]
+
+
+def test_save_returns_before_anything_is_on_disk_and_keeps_the_host_of_then(
+    tmp_path: Path, disk: threading.Event
+) -> None:
+    host = {"tokens": 1}
+    with Saver(tmp_path, "embedded") as saver:
+        started_s = time.monotonic()
+        saver.save(1, state_of(1), host)
+        assert time.monotonic() - started_s < 1
+        assert list(tmp_path.rglob("zarr.json")) == []
+        host["tokens"] = 2
+        disk.set()
+    assert Checkpoint.open(tmp_path).host == {"tokens": 1}
+
+
+def test_a_process_that_is_not_the_first_of_its_world_saves_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jax.process_index", lambda *_: 1)
+    with Saver(tmp_path, "slice@1") as saver:
+        saver.save(1, state_of(1), {})
+    assert_holds(tmp_path, 1, state_of(1))
+
+
+def test_only_the_newest_steps_stay(tmp_path: Path) -> None:
+    with Saver(tmp_path, "embedded", keep=2) as saver:
+        for step in (2, 4, 6, 8):
+            saver.save(step, state_of(step), {})
+            saver.wait()
+            assert steps(tmp_path) == [s for s in (step - 2, step) if s]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "step_00000006",
+        "step_00000008",
+    ]
+
+
+def test_resuming_earlier_gives_up_the_later_steps_once_a_save_is_committed(
+    tmp_path: Path,
+) -> None:
+    with Saver(tmp_path, "embedded", keep=3) as saver:
+        for step in (10, 20, 30):
+            saver.save(step, state_of(step), {})
+            saver.wait()
+        saver.save(15, state_of(15), {})
+    assert steps(tmp_path) == [10, 15]
+
+
+def test_a_step_saved_again_replaces_the_first(tmp_path: Path) -> None:
+    with Saver(tmp_path, "embedded") as saver:
+        for seed in (1, 2, 3):
+            saver.save(7, state_of(seed), {"seed": seed})
+            saver.wait()
+            assert_holds(tmp_path, 7, state_of(seed))
+    own = tmp_path / "step_00000007/embedded"
+    assert len(list(own.iterdir())) == 2  # the manifest and one state
+
+
+def test_a_failed_save_over_a_step_leaves_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with Saver(tmp_path, "embedded") as saver:
+        saver.save(7, state_of(1), {})
+        saver.wait()
+        monkeypatch.setattr(ocp.Checkpointer, "save", fails)
+        with pytest.warns(match="step 7 was not saved .*No space left"):
+            saver.save(7, state_of(2), {})
+            saver.wait()
+    assert_holds(tmp_path, 7, state_of(1))
+
+
+def test_a_healthy_save_says_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    with Saver(tmp_path, "embedded") as saver:
+        saver.save(1, state_of(1), {})
+    assert list(recwarn) == [] and "".join(capfd.readouterr()) == ""
+
+
+def test_opening_removes_unfinished_steps_and_nothing_else(tmp_path: Path) -> None:
+    with Saver(tmp_path, "embedded") as saver:
+        saver.save(1, state_of(1), {})
+    unfinished = tmp_path / "step_00000002/embedded/state.orbax-checkpoint-tmp"
+    unfinished.mkdir(parents=True)
+    (unfinished / "zarr.json").write_text("{}")
+    half_removed = tmp_path / "step_00000001/embedded/state_2"
+    half_removed.mkdir()
+    others = tmp_path / "step_00000003/another/state"
+    others.mkdir(parents=True)
+    (tmp_path / "notes.txt").write_text("mine")
+    Saver(tmp_path, "embedded").close()
+    assert not unfinished.parent.parent.exists() and not half_removed.exists()
+    assert others.exists() and (tmp_path / "notes.txt").exists()
+    assert steps(tmp_path) == [1]
+
+
+def test_a_directory_that_cannot_be_made_is_bad_input(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match="(?s)cannot be used.*--run-dir"):
+        Saver(tmp_path / "file/checkpoints", "embedded")
+
+
+_FULL_DISK = """
+import resource, sys, warnings
+from pathlib import Path
+import numpy as np
+from hetjax.checkpoint.entry import Entry
+from hetjax.checkpoint.reader import steps
+from hetjax.checkpoint.writer import Saver
+
+def state(fill):
+    value = np.full((64, 1024), fill, np.float32)
+    return [(Entry("params.head.w", value.shape, value.dtype, (0, 4)), value)]
+
+def limit_file_size(num_bytes):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, resource.RLIM_INFINITY))
+
+directory = Path(sys.argv[1])
+with Saver(directory, "embedded") as saver:
+    saver.save(1, state(1), {})
+    saver.wait()
+    limit_file_size(32 * 1024)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        saver.save(2, state(2), {})
+        saver.wait()
+    print(len(caught), caught[0].message)
+    print([p.name for p in directory.iterdir()], steps(directory))
+    limit_file_size(resource.RLIM_INFINITY)
+    saver.save(3, state(3), {})
+print(steps(directory))
+"""
+
+
+def test_when_the_disk_refuses_training_goes_on_and_the_next_save_works(
+    tmp_path: Path,
+) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", _FULL_DISK, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ran.returncode == 0, ran.stderr
+    warned, left, after = ran.stdout.splitlines()
+    assert warned.startswith("1 checkpoint of step 2 was not saved (")
+    assert "File too large" in warned
+    assert left == "['step_00000001'] [1]"
+    assert after == "[1, 3]"

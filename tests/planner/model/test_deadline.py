@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Searches that are ended: limits inside limits, and what is in hand at the end."""
+
+import math
+import time
+from itertools import count
+
+import pytest
+
+from hetjax.planner.bound import partial_pipelines
+from hetjax.planner.bound.certificate import proved
+from hetjax.planner.model.deadline import TimeUp, check, left_s, limited
+from hetjax.planner.model.objectives import Objective
+from hetjax.planner.search.find import Search
+from tests.planner.search.test_find import two_kinds
+
+
+def test_a_limit_inside_another_ends_with_it() -> None:
+    assert math.isinf(left_s())
+    with limited() as outer:
+        with limited(60.0):
+            assert 50.0 < left_s() <= 60.0
+            check()
+            outer.stop()
+            with pytest.raises(TimeUp):
+                check()
+        with limited(0.0), pytest.raises(TimeUp):
+            check()
+    assert math.isinf(left_s())
+
+
+def ends_after(monkeypatch: pytest.MonkeyPatch, num_checks: int) -> None:
+    """Let the time be up at one of the checks of the dynamic program."""
+    asked = count()
+
+    def counted() -> None:
+        if next(asked) >= num_checks:
+            raise TimeUp
+
+    monkeypatch.setattr(partial_pipelines, "check", counted)
+
+
+@pytest.mark.parametrize("num_checks", [0, 1, 5, 20, 100, 300])
+def test_wherever_a_search_ends_it_has_a_plan_and_a_true_bound(
+    num_checks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = two_kinds()
+    whole = proved(request).step_s
+    assert whole is not None
+    ends_after(monkeypatch, num_checks)
+    search = Search(request, [Objective()])
+    search.run(polish_s=0.0)
+    (found,) = search.found()
+    assert found.lower_bound_s is not None
+    assert 0 < found.lower_bound_s <= whole * (1 + 1e-9)
+    assert found.best.simulation.step_time_s >= whole * (1 - 1e-9)
+
+
+def test_a_search_without_time_is_over_at_once() -> None:
+    begin_s = time.monotonic()
+    with limited(0.0):
+        search = Search(two_kinds(), [Objective()])
+        search.run()
+    (found,) = search.found()
+    assert found.source == "even split"
+    assert time.monotonic() - begin_s < 5.0
+
+
+def test_plans_of_others_are_gone_on_from_where_they_are_better() -> None:
+    request = two_kinds()
+    best = Search(request, [Objective()])
+    best.run(polish_s=0.5)
+    (far,) = best.found()
+    with limited(0.0):
+        search = Search(request, [Objective()])
+        search.run()
+    (near,) = search.found()
+    assert near.best.simulation.step_time_s > far.best.simulation.step_time_s
+    best.start_from({"worse": near.best.plan}, polish_s=0.0)
+    assert best.found()[0].source == far.source
+    with limited(0.0):  # nobody else's plan is shown to be better, however late
+        search.start_from({"better": far.best.plan}, polish_s=0.0)
+    (found,) = search.found()
+    assert found.source == "better"
+    assert found.best.plan.replicas == far.best.plan.replicas

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole search, against every plan of small requests; placing, moves, wishes."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from hetjax.cluster.cluster import Cluster, Node
+from hetjax.errors import NoFeasiblePlan
+from hetjax.models.counts import tensor_sizes
+from hetjax.planner.model.objectives import Objective
+from hetjax.planner.model.request import Request
+from hetjax.planner.search.find import find_plan
+from hetjax.plans.validation import validate_plan
+from tests.planner.whole_space import fastest_s, random_request, small_model
+
+
+@pytest.mark.parametrize("seed", [0, 5, 6, 9, 11, 16, 23, 44])
+def test_no_plan_is_below_the_bound_nor_the_found_one_outside_its_gap(
+    seed: int,
+) -> None:
+    request = random_request(seed)
+    optimum_s = fastest_s(request)
+    found = find_plan(request, polish_s=1.0)
+    assert found.lower_bound_s is not None and found.gap is not None
+    assert found.lower_bound_s <= optimum_s * (1 + 1e-9)
+    step_time_s = found.best.simulation.step_time_s
+    assert optimum_s <= step_time_s * (1 + 1e-9)
+    assert step_time_s <= optimum_s * (1 + found.gap) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(60, 72))
+def test_plans_that_are_found_are_valid_and_fit(seed: int) -> None:
+    request = random_request(seed)
+    try:
+        found = find_plan(request, polish_s=0.2)
+    except NoFeasiblePlan:
+        assert math.isinf(fastest_s(request))
+        return
+    plan, model = found.best.plan, request.model
+    validate_plan(
+        plan,
+        request.cluster,
+        len(model.layers),
+        tensor_sizes(model),
+        model.max_seq_len,
+    )
+    nodes = {node.name: node for node in request.cluster.nodes}
+    for device, use in found.best.memory.items():
+        memory_gib = nodes[device.partition("/")[0]].memory_gib
+        assert memory_gib is not None and use.total_bytes <= memory_gib * 2**30
+
+
+def two_kinds(**changes: object) -> Request:
+    """A fast dear node and a slow cheap one of two devices each."""
+    fast = Node(
+        name="fast",
+        device="made-up-fast",
+        count=2,
+        price_per_hour=20.0,
+        peak_tflops=0.1,
+        memory_gib=1.0,
+        memory_gb_per_s=100.0,
+        intra_node_gb_per_s=10.0,
+        network_gbit_per_s=10.0,
+    )
+    slow = replace(
+        fast,
+        name="slow",
+        device="made-up-slow",
+        price_per_hour=0.2,
+        peak_tflops=0.03,
+        memory_gb_per_s=40.0,
+    )
+    request = Request(
+        model=small_model(2),
+        cluster=Cluster(name="two", nodes=(fast, slow)),
+        seq_len=64,
+        global_batch=8,
+        dtype="float32",
+        microbatch_sizes=(1, 2),
+        tensor_degrees=(1,),
+        remats=("none",),
+    )
+    return replace(request, **changes)
+
+
+def test_cheap_tokens_come_from_cheap_devices_and_fast_steps_from_all() -> None:
+    fast = find_plan(two_kinds(), polish_s=0.5).best
+    cheap = find_plan(two_kinds(), Objective(wish="cost"), polish_s=0.5).best
+    assert {stage.node for _, _, stage in cheap.plan.stages()} == {"slow"}
+    assert "fast" in {stage.node for _, _, stage in fast.plan.stages()}
+    assert fast.simulation.step_time_s < cheap.simulation.step_time_s
+    assert fast.usd_per_million_tokens and cheap.usd_per_million_tokens
+    assert cheap.usd_per_million_tokens < fast.usd_per_million_tokens
+
+
+def test_a_limit_of_dollars_holds_and_one_that_nothing_keeps_is_told() -> None:
+    found = find_plan(two_kinds(), Objective(max_usd_per_hour=1.0), polish_s=0.5)
+    assert found.best.usd_per_hour is not None and found.best.usd_per_hour <= 1.0
+    with pytest.raises(NoFeasiblePlan) as caught:
+        find_plan(two_kinds(), Objective(max_usd_per_hour=0.01), polish_s=0.5)
+    assert "0.01 USD per hour" in caught.value.got
+
+
+def test_devices_that_vanish_often_are_left_out_for_goodput() -> None:
+    request = two_kinds()
+    fast, slow = request.cluster.nodes
+    shaky = replace(fast, preemptions_per_hour=60.0)
+    cluster = replace(request.cluster, nodes=(shaky, slow))
+    request = replace(request, cluster=cluster)
+    objective = Objective(wish="goodput", recovery_s=300.0, checkpoint_every_s=600.0)
+    found = find_plan(request, objective, polish_s=0.5)
+    # it is there an eleventh of the time, and each loss stops the other for 300 s
+    assert {stage.node for _, _, stage in found.best.plan.stages()} == {"slow"}
+
+
+def test_what_does_not_fit_says_what_binds_and_what_would_help() -> None:
+    request = two_kinds()
+    nodes = tuple(replace(n, memory_gib=0.0008) for n in request.cluster.nodes)
+    tight = replace(request, cluster=replace(request.cluster, nodes=nodes))
+    with pytest.raises(NoFeasiblePlan) as caught:
+        find_plan(tight)
+    assert "memory binds" in caught.value.got
+    assert caught.value.fix
+
+
+def test_a_batch_that_no_microbatches_make_up_is_told() -> None:
+    with pytest.raises(NoFeasiblePlan) as caught:
+        find_plan(two_kinds(global_batch=7, microbatch_sizes=(2,)))
+    assert "do not add up" in caught.value.got
+    assert "--microbatch-sizes 1 2" in caught.value.fix

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices that are not worth using: the evidence, against every plan with them."""
+
+import math
+
+import pytest
+
+from hetjax.errors import NoFeasiblePlan
+from hetjax.planner.model.evaluator import judged
+from hetjax.planner.model.objectives import Objective
+from hetjax.planner.model.request import Request
+from hetjax.planner.search.find import Search
+from hetjax.planner.search.idle import try_idle, why_idle
+from hetjax.plans.plan import Plan
+from tests.planner.whole_space import all_plans, random_request
+
+
+def num_used(request: Request, plan: Plan, kind: str) -> int:
+    (names,) = [{n.name for n in c.nodes} for c in request.classes if c.name == kind]
+    used = {(s.node, d) for _, _, s in plan.stages() for d in s.devices}
+    return sum(node in names for node, _ in used)
+
+
+def fastest_with_more_s(request: Request, than: Plan, kind: str) -> float:
+    """The least step of all plans that use more devices of the kind."""
+    least_s = math.inf
+    for plan in all_plans(request):
+        if num_used(request, plan, kind) > num_used(request, than, kind):
+            try:
+                found_s = judged(request, plan).simulation.step_time_s
+            except NoFeasiblePlan:
+                continue
+            least_s = min(least_s, found_s)
+    return least_s
+
+
+@pytest.mark.parametrize("seed", [7, 10])
+def test_the_best_plan_that_has_to_use_them_is_slower(seed: int) -> None:
+    request = random_request(seed)
+    search = Search(request, [Objective()])
+    search.propose()
+    search.polish(0.5)
+    try_idle(search, Objective())
+    (found,) = search.found()
+    ours_s = found.best.simulation.step_time_s
+    all_idle = why_idle(found, search.bests.simulated())
+    assert all_idle
+    for idle in all_idle:
+        assert idle.instead is not None and idle.worse is not None
+        assert num_used(request, idle.instead.plan, idle.kind) > num_used(
+            request, found.best.plan, idle.kind
+        )
+        instead_s = idle.instead.simulation.step_time_s
+        assert idle.worse == pytest.approx(instead_s / ours_s - 1) and idle.worse >= 0
+        least_s = fastest_with_more_s(request, found.best.plan, idle.kind)
+        assert ours_s <= least_s * (1 + 1e-9)
+        assert least_s * (1 - 1e-9) <= instead_s <= least_s * 1.1
+
+
+def test_where_all_is_in_use_there_is_nothing_to_show() -> None:
+    search = Search(random_request(2), [Objective()])
+    search.propose()
+    try_idle(search, Objective())
+    assert why_idle(search.found()[0], search.bests.simulated()) == ()

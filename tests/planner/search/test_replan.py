@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans for a changed cluster, and what moving to them costs."""
+
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+
+from hetjax.cluster.cluster import part_of
+from hetjax.models.counts import parameter_count
+from hetjax.planner.model.evaluator import judged
+from hetjax.planner.model.placement import Pipeline, placed
+from hetjax.planner.model.problem import Option
+from hetjax.planner.model.request import Request
+from hetjax.planner.search.replan import moved_bytes, replan, survivors
+from hetjax.plans.plan import Plan
+from tests.planner.search.test_find import two_kinds
+
+
+def two_replicas(request: Request) -> Plan:
+    """Two stages on the fast node, one on a slow device."""
+    fast, slow = Option(device_class=0), Option(device_class=1)
+    plan = placed(
+        request,
+        [
+            Pipeline(
+                num_microbatches=6,
+                microbatch_size=1,
+                stages=((fast, (0, 2)), (fast, (2, 4))),
+            ),
+            Pipeline(num_microbatches=2, microbatch_size=1, stages=((slow, (0, 4)),)),
+        ],
+    )
+    assert plan is not None
+    return plan
+
+
+def test_surviving_replicas_share_the_batch_out() -> None:
+    request = two_kinds()
+    plan = two_replicas(request)
+    left = replace(request, cluster=part_of(request.cluster, ["slow"]))
+    kept = survivors(left, plan)
+    assert kept is not None
+    assert [replica.num_microbatches for replica in kept.replicas] == [8]
+    assert kept.replicas[0].stages == plan.replicas[1].stages
+    nothing = replace(request, cluster=part_of(request.cluster, ["fast"]))
+    assert survivors(nothing, replace(plan, replicas=plan.replicas[1:])) is None
+
+
+def test_a_node_fetches_the_layers_that_it_did_not_hold_and_no_others() -> None:
+    request = two_kinds()
+    plan, model = two_replicas(request), request.model
+    first, second = plan.replicas[0].stages
+    # the slow node's replica holds all; a stage of the first moves there: nothing new
+    there = replace(second, node="slow", devices=(1,))
+    moved = replace(plan.replicas[0], stages=(first, there))
+    after = replace(plan, replicas=(moved, plan.replicas[1]))
+    assert set(moved_bytes(model, plan, after).values()) == {0.0}
+    # without that replica before, the slow node has to fetch the stage's layers
+    before = replace(plan, replicas=plan.replicas[:1])
+    fetched = moved_bytes(model, before, replace(after, replicas=(moved,)))
+    expected = 12 * sum(parameter_count(layer) for layer in model.layers[2:4])
+    assert fetched == {"fast": 0.0, "slow": pytest.approx(expected)}
+
+
+def test_near_horizons_keep_what_is_there_and_far_ones_move() -> None:
+    request = two_kinds()
+    plan = two_replicas(request)
+    slow_start = replace(
+        plan,
+        replicas=(replace(plan.replicas[1], num_microbatches=8),),
+    )
+    # the network is slow: a move takes longer than the near horizon
+    nodes = tuple(
+        replace(node, network_gbit_per_s=0.01) for node in request.cluster.nodes
+    )
+    request = replace(request, cluster=replace(request.cluster, nodes=nodes))
+    near = replan(request, slow_start, horizon_s=0.5)
+    assert near.moved_bytes == 0
+    assert near.source == "the surviving replicas"
+    far = replan(request, slow_start, horizon_s=1e5)
+    near_s = near.best.simulation.step_time_s
+    assert far.best.simulation.step_time_s <= near_s
+
+
+def test_stages_that_are_left_take_over_with_the_best_cuts() -> None:
+    request = replace(two_kinds(), global_batch=32, microbatch_sizes=(1,))
+    fast, slow = Option(device_class=0), Option(device_class=1)
+    stages = ((fast, (0, 1)), (slow, (1, 2)), (slow, (2, 3)), (fast, (3, 4)))
+    pipeline = Pipeline(num_microbatches=32, microbatch_size=1, stages=stages)
+    plan = placed(request, [pipeline])
+    assert plan is not None
+    # the second device of the slow node is gone
+    nodes = tuple(
+        replace(node, count=1) if node.name == "slow" else node
+        for node in request.cluster.nodes
+    )
+    left = replace(request, cluster=replace(request.cluster, nodes=nodes))
+    found = replan(left, plan, at_once=True)
+    assert found.source == "the surviving stages"
+    kept = [s for s in plan.replicas[0].stages if s.node == "fast" or s.devices == (0,)]
+    (replica,) = found.best.plan.replicas
+    assert [(s.node, s.devices) for s in replica.stages] == [
+        (s.node, s.devices) for s in kept
+    ]
+    cuts = combinations(range(1, 4), 2)
+    others = [
+        judged(left, with_cuts(found.best.plan, (0, *inner, 4))).simulation.step_time_s
+        for inner in cuts
+    ]
+    assert found.best.simulation.step_time_s == pytest.approx(min(others), rel=0.02)
+    assert max(others) > min(others) * 1.1
+
+
+def with_cuts(plan: Plan, cuts: tuple[int, ...]) -> Plan:
+    (replica,) = plan.replicas
+    stages = tuple(
+        replace(stage, layers=(cuts[s], cuts[s + 1]))
+        for s, stage in enumerate(replica.stages)
+    )
+    return replace(
+        plan, schedule="1f1b", replicas=(replace(replica, stages=stages),), programs={}
+    )
+
+
+def test_without_any_stage_left_the_plan_is_a_new_one() -> None:
+    request = two_kinds()
+    plan = two_replicas(request)
+    only_slow = replace(plan, replicas=plan.replicas[1:])
+    left = replace(request, cluster=part_of(request.cluster, ["fast"]))
+    found = replan(left, only_slow, at_once=True)
+    assert found.source == "templates"
+    assert {stage.node for _, _, stage in found.best.plan.stages()} == {"fast"}
