@@ -13,7 +13,7 @@ from importlib.metadata import version
 from hetjax.cluster.record import did_you_mean
 from hetjax.errors import BadInput
 
-_COMMANDS = {
+COMMANDS = {
     "train": "train a model, or go on with a run",
     "plan": "find the best plan for a cluster",
     "simulate": "predict a step of a plan before it runs",
@@ -32,19 +32,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name == "--version":
         print(f"hetjax {version('hetjax')}")
         return 0
-    if name not in _COMMANDS:
+    if name not in COMMANDS:
         error = BadInput(
             got=f"command {name!r}",
-            allowed=", ".join(_COMMANDS),
-            fix=did_you_mean(name, list(_COMMANDS)),
+            allowed=", ".join(COMMANDS),
+            fix=did_you_mean(name, list(COMMANDS)),
         )
         print(f"error\n{error}", file=sys.stderr)
         return error.exit_code
-    return import_module(f"hetjax.{name}").main(rest)
+    return import_module(f"hetjax.cli.{name}").main(rest)
 
 
 def _help() -> str:
-    lines = [f"  {name:<10}{what}" for name, what in _COMMANDS.items()]
+    lines = [f"  {name:<10}{what}" for name, what in COMMANDS.items()]
     return "\n".join(
         [
             "usage: hetjax COMMAND [arguments]  (or python -m hetjax.COMMAND)",

@@ -27,3 +27,9 @@ class NoFeasiblePlan(ValueError):
     def __init__(self, *, got: str, allowed: str, fix: str) -> None:
         super().__init__(f"got: {got}\nallowed: {allowed}\nfix: {fix}")
         self.got, self.allowed, self.fix = got, allowed, fix
+
+
+class Failed(Exception):
+    """A run that cannot go on; the text says why, earlier checkpoints are intact."""
+
+    exit_code = 1

@@ -59,7 +59,7 @@ from hetjax.schedule.simulator import simulate
 from hetjax.training.config import RunConfig
 from hetjax.training.optimizer import optimizer
 from hetjax.training.presets import Preset
-from hetjax.training.profile_cli import ProfileConfig
+from hetjax.training.profile_config import ProfileConfig
 from hetjax.training.profiling import measure_profile
 
 NODES = ("cpu-0", "cpu-1", "cpu-2", "cpu-3")

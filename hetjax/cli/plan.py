@@ -1,124 +1,123 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `plan`: a model and a cluster in, the best plan out.
 
-Owns the order of things, progress on the screen, and the files that are written. Does
-not own options (`plan_options.py`, `plan_request.py`), the searches
-(`planner/search/comparison.py`) nor what is shown (`report/`).
+Owns its options and its help, and the files that are written. Does not own the choices
+(`api/plan_config.py`), the search (`api/planning.py`) nor what is shown (`report/`).
 """
 
 import json
-import math
-import os
 import shlex
-import signal
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType
-from typing import Literal
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
+import tyro
+
+from hetjax.api.plan_config import PlanConfig, plan_config
+from hetjax.cli.command import main_of
+from hetjax.cli.inputs import check_inputs
+from hetjax.cli.options import parse_options, preset_first, preset_lines
 from hetjax.cli.outputs import check_folders, writing
-from hetjax.cli.plan_options import PROGRAM, PlanOptions, parse
-from hetjax.cli.plan_request import objective_of, questions_of, request_of
 from hetjax.errors import BadInput
-from hetjax.planner.model.costing import check_times
-from hetjax.planner.model.deadline import Deadline, TimeUp, deadline
-from hetjax.planner.model.objectives import Objective
-from hetjax.planner.model.request import Request
-from hetjax.planner.search.comparison import Planned, Questions, planned
-from hetjax.planner.search.find import LOCAL_SEARCH_S
 from hetjax.plans.files import write_plan
-from hetjax.report.layout import write_layout
-from hetjax.report.plan_html import write_report
-from hetjax.report.plan_rows import step_line
-from hetjax.report.plan_tables import plan_of, plan_values, tables
-from hetjax.report.prediction import check_finite
+from hetjax.report.picture import check_picture, matplotlib_module
 from hetjax.report.progress import working
-from hetjax.report.timeline import check_picture, matplotlib_module
 
-Ended = Literal["interrupted", "search_s"]
-_ENDED: dict[Ended, str] = {
+if TYPE_CHECKING:
+    from hetjax.report.found import Ended, FoundPlan
+
+_PROGRAM = "python -m hetjax.plan"
+_ENDED: "dict[Ended, str]" = {
     "interrupted": "ended by Ctrl-C",
     "search_s": "ended after --search-s",
 }
 
 
-def plan_command(arguments: Sequence[str]) -> None:
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(PlanConfig):
+    """The options of `plan`."""
+
+    model: str | None = None
+    """Name of a model preset."""
+    cluster: Path | None = None
+    """Cluster file, or lab or tiny; else the preset's, else the devices here."""
+    profile: Path | None = None
+    """Measured times, from python -m hetjax.profile; else times are estimated."""
+    unequal_tensor: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Let every stage have a tensor degree of its own."""
+    pareto: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Show the best plans by time, by cost and by goodput."""
+    what_if: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Show what a node more of each kind brings, and what one fewer costs."""
+    from_: Annotated[Path | None, tyro.conf.arg(name="from")] = None
+    """The plan that runs now: count what has to move to another."""
+    output: Annotated[Path | None, tyro.conf.arg(aliases=("--out",))] = None
+    """Write the plan here, the prediction in it."""
+    report: Path | None = None
+    """Write one page of HTML about the plan here."""
+    plot: Path | None = None
+    """Draw the layout here: .png, .pdf or .svg."""
+    json: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Print one JSON object in place of tables."""
+
+
+def plan(arguments: Sequence[str]) -> None:
     """Plan as the arguments say; print and write what they ask for.
 
     BadInput before anything is written, NoFeasiblePlan where nothing fits.
     """
-    options, preset = parse(arguments)
+    preset, options = parse(arguments)
     _check_outputs(options)
-    questions = questions_of(options)
-    request = request_of(options, preset, questions.current)
-    objective = objective_of(options, request.cluster)
-    found, ended = _searched(options, request, objective, questions)
-    check_times(found.best.costs)
-    check_finite(found.best)
-    print(_json(found, ended) if options.json else tables(found))
-    if ended is not None and not options.json:
-        print(f"{_ENDED[ended]}: the best plan so far")
+    check_inputs(cluster=options.cluster, profile=options.profile, plan=options.from_)
+    with working("starting", quiet=options.json):  # JAX and solvers take seconds
+        from hetjax.api.planning import find_plan
+    found = find_plan(
+        preset,
+        model=options.model,
+        cluster=options.cluster,
+        profile=options.profile,
+        current=options.from_,
+        quiet=options.json,
+        **{field.name: getattr(options, field.name) for field in fields(PlanConfig)},
+    )
+    print(json.dumps(found.values(), allow_nan=False) if options.json else found)
+    if found.ended is not None and not options.json:
+        print(f"{_ENDED[found.ended]}: the best plan so far")
     with writing("--output", "--plot", "--report"):
-        for line in _write(options, found, f"{PROGRAM} {shlex.join(arguments)}"):
+        for line in _write(options, found, f"{_PROGRAM} {shlex.join(arguments)}"):
             if not options.json:
                 print(line)
-    if found.found.bound.is_false:
-        raise SystemExit(found.found.bound.why)
+    bound = found.planned.found.bound
+    if bound.is_false:
+        raise SystemExit(bound.why)
 
 
-def _searched(
-    options: PlanOptions, request: Request, objective: Objective, questions: Questions
-) -> tuple[Planned, Ended | None]:
-    """Search until there is nothing more to try, or the end; say what ended it.
+def parse(arguments: Sequence[str]) -> tuple[str | None, PlanOptions]:
+    """Return the name of the preset that defaults are from, if any, and the options.
 
-    BadInput if no plan was found in --search-s, KeyboardInterrupt if by Ctrl-C.
+    BadInput for an unknown preset or option and for a value of the wrong type.
+    SystemExit after help, which is printed.
     """
-    search_s = math.inf if options.search_s is None else options.search_s
-    with deadline(search_s) as limit, _stopped_by_ctrl_c(limit):
-        try:
-            with working("planning", quiet=options.json) as progress:
-                found = planned(
-                    request,
-                    objective,
-                    questions,
-                    profile_path=options.profile,
-                    progress=progress,
-                    local_search_s=LOCAL_SEARCH_S
-                    if options.search_s is None
-                    else search_s,
-                )
-        except TimeUp:
-            if limit.is_stopped:
-                raise KeyboardInterrupt from None
-            raise BadInput(
-                got=f"--search-s {search_s:g}, in which no plan was found",
-                allowed="more time, until a first plan is found",
-                fix=f"give --search-s {4 * search_s:g}, or leave it out",
-            ) from None
-        if limit.is_stopped:
-            return found, "interrupted"
-        return found, "search_s" if limit.left_s == 0 else None
-
-
-@contextmanager
-def _stopped_by_ctrl_c(limit: Deadline) -> Iterator[None]:
-    """Let the first SIGINT end the search; the second interrupts as usual."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        limit.stop()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        # not print: it may be what the signal has interrupted
-        os.write(2, b"\nending with the best plan so far; Ctrl-C again: at once\n")
-
-    if threading.current_thread() is not threading.main_thread():
-        yield  # signals are not its business
-        return
-    before = signal.signal(signal.SIGINT, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+    if not arguments:
+        raise BadInput(
+            got="nothing to plan",
+            allowed=f"{_PROGRAM} PRESET [options], or {_PROGRAM} --cluster FILE "
+            "--model NAME --global-batch N --seq-len S",
+            fix=f"{_PROGRAM} tiny, say; {_PROGRAM} --help tells more",
+        )
+    if arguments[0].startswith("-"):
+        default = PlanOptions()
+        return None, parse_options(
+            default, arguments, program=_PROGRAM, description=_help()
+        )
+    name, preset, rest = preset_first(arguments, program=_PROGRAM)
+    default = PlanOptions(model=preset.config.model, **asdict(plan_config(preset)))
+    description = f"{preset.summary}\n\n{_help()}"
+    options = parse_options(
+        default, rest, program=f"{_PROGRAM} {name}", description=description
+    )
+    return name, options
 
 
 def _check_outputs(options: PlanOptions) -> None:
@@ -136,20 +135,40 @@ def _check_outputs(options: PlanOptions) -> None:
         matplotlib_module()
 
 
-def _write(options: PlanOptions, found: Planned, command: str) -> Iterator[str]:
+def _write(options: PlanOptions, found: "FoundPlan", command: str) -> Iterator[str]:
     """Write the files that were asked for; yield a line on each."""
-    plan = plan_of(found)
     if options.output is not None:
-        write_plan(options.output, plan)
+        write_plan(options.output, found.plan)
         yield f"plan: {options.output}"
     if options.plot is not None:
-        title = f"{plan.model}, {plan.schedule}: {step_line(found.best)}"
-        write_layout(options.plot, plan, found.request.cluster, title)
+        found.draw().save(options.plot)
         yield f"picture: {options.plot}"
     if options.report is not None:
-        write_report(options.report, found, command)
+        found.write_report(options.report, command)
         yield f"report: {options.report}"
 
 
-def _json(found: Planned, ended: Ended | None) -> str:
-    return json.dumps(plan_values(found) | {"ended": ended}, allow_nan=False)
+def _help() -> str:
+    return f"""Find the best plan for a cluster, and how much better any could be.
+
+Plans are judged by simulating the programs that training would run. Times come from a
+measured profile, or are estimated from what the devices can do.
+
+presets:
+{chr(10).join(preset_lines())}
+
+examples:
+  {_PROGRAM} tiny
+  {_PROGRAM} --cluster lab --model llama-1b --global-batch 128
+      --seq-len 2048 --output plan.json --report plan.html
+  {_PROGRAM} llama-1b --cluster lab --objective cost
+      --deadline-hours 240 --tokens 20e9
+  {_PROGRAM} --cluster left.toml --from plan.json --output next.json
+
+Baselines are planned too, and compared, on up to 64 devices (--compare); the search
+goes on from theirs where they are better, and says so.
+Exit codes: 0 done, 1 interrupted before there was a plan, 2 bad input,
+3 no plan fits."""
+
+
+main = main_of(plan)

@@ -1,59 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line of `simulate`: a plan or a preset in, a predicted step out.
+"""The command `simulate`: a plan or a preset in, a predicted step out.
 
-Owns its options, where plan, model and cluster come from, and the files that it
-writes. Does not own the costs (`planner/model/costing.py`), what is shown
-(`report/prediction.py`) nor the simulation itself (`schedule/`).
+Owns its options and its help, and the files that it writes. Does not own the simulation
+(`api/simulating.py`) nor what is shown (`report/`).
 """
 
 import json
-import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from hetjax.cli.command import main_of
+from hetjax.cli.inputs import check_inputs
+from hetjax.cli.options import parse_options
 from hetjax.cli.outputs import check_folders, writing
-from hetjax.cluster.cluster import Cluster
-from hetjax.cluster.record import did_you_mean
-from hetjax.costs.plan_costs import costs_of, device_kinds, usd_per_hour
-from hetjax.costs.profile import Profile, check_profile
-from hetjax.costs.profile_files import read_profile
-from hetjax.costs.static import adam_state
 from hetjax.errors import BadInput
-from hetjax.models.model import Model
-from hetjax.models.presets import model_preset
-from hetjax.planner.model.costing import (
-    check_measured,
-    check_times,
-    compute_dtype,
-    times_from,
-)
-from hetjax.plans.files import read_plan, write_plan
-from hetjax.plans.plan import Plan
-from hetjax.report.prediction import (
-    check_finite,
-    headline,
-    tables,
-    values,
-    with_prediction,
-)
+from hetjax.plans.files import write_plan
+from hetjax.report.picture import check_picture
 from hetjax.report.progress import working
-from hetjax.report.timeline import check_picture, write_picture
-from hetjax.schedule.named import with_schedule
-from hetjax.schedule.predicted import Predicted, predict
-from hetjax.schedule.spans import simulated_spans
-from hetjax.schedule.trace import Span, perfetto
-from hetjax.stage.arrays import OptimizerInit
-from hetjax.stage.partition import tied_holders
-from hetjax.training.optimizer import optimizer
-from hetjax.training.options import parse_options
-from hetjax.training.placement import check_plan, choose_plan, cluster_of
-from hetjax.training.presets import PRESETS, preset
+from hetjax.training.presets import PRESETS, check_plan_or_preset
 
-PROGRAM = "python -m hetjax.simulate"
+if TYPE_CHECKING:
+    from hetjax.report.simulated import SimulatedStep
+
+_PROGRAM = "python -m hetjax.simulate"
 _HELP = """Predict one training step of a plan before it runs: time, bubble, memory.
 
 Simulates the programs that training would run. Times come from a measured profile, or
@@ -100,110 +73,49 @@ class SimulateOptions:
     """Print one JSON object in place of tables."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Subject:
-    """What is simulated: a valid plan with its model, on a cluster.
-
-    `dtype` and the optimizer's `init` are those of training, where a preset tells.
-    """
-
-    plan: Plan
-    model: Model
-    cluster: Cluster
-    dtype: str = "bfloat16"
-    init: OptimizerInit = adam_state
-
-
-def simulate_command(arguments: Sequence[str]) -> None:
+def simulate(arguments: Sequence[str]) -> None:
     """Simulate as the arguments say; print and write what they ask for.
 
     BadInput before anything is written, NoFeasiblePlan for a plan over memory.
     """
-    if not arguments:
-        raise BadInput(
-            got="no plan to simulate",
-            allowed=f"{PROGRAM} PLAN [options], with a plan file or a preset",
-            fix=f"{PROGRAM} tiny, say; {PROGRAM} --help tells more",
-        )
-    default = SimulateOptions(plan=tyro.MISSING)
-    options = parse_options(default, arguments, program=PROGRAM, description=_HELP)
+    options = parse(arguments)
+    _check_inputs(options)
     _check_outputs(options)
-    with working("simulating", quiet=options.json) as told:
-        predicted = _predicted(options, told)
-    if options.json:
-        print(json.dumps(values(predicted), allow_nan=False))
-    else:
-        print(tables(predicted))
+    with working("starting", quiet=options.json):  # JAX takes seconds to import
+        from hetjax.api.simulating import simulate_plan
+    step = simulate_plan(
+        options.plan,
+        model=options.model,
+        cluster=options.cluster,
+        profile=options.profile,
+        dtype=options.dtype,
+        schedule=options.schedule,
+        quiet=options.json,
+    )
+    print(json.dumps(step.values(), allow_nan=False) if options.json else step)
     with writing("--trace", "--plot", "--output"):
-        for line in _write(options, predicted):
+        for line in _write(options, step):
             if not options.json:
                 print(line)
 
 
-def _predicted(options: SimulateOptions, told: Callable[[str], None]) -> Predicted:
-    """Simulate one step of what the options name."""
-    profile = None if options.profile is None else read_profile(options.profile)
-    subject = _subject(options, profile, told)
-    plan, model, cluster = subject.plan, subject.model, subject.cluster
-    dtype = compute_dtype(options.dtype, profile, subject.dtype)
-    if profile is not None:
-        check_profile(profile, model.name, plan.seq_len, len(model.layers))
-        check_measured(profile, device_kinds(plan, cluster), "plan")
-    costs = costs_of(plan, model, cluster, profile, dtype=dtype, optimizer=subject.init)
-    check_times(costs)
-    tied = tied_holders(plan, model)
-    if options.schedule is not None:
-        plan = with_schedule(plan, options.schedule, costs, tied)
-        check_plan(plan, model, cluster, f"--schedule {options.schedule}")
-    predicted = predict(
-        plan,
-        costs,
-        tied,
-        times_from=times_from(plan, cluster, dtype, profile, options.profile, tied),
-        usd_per_hour=usd_per_hour(plan, cluster),
-    )
-    check_finite(predicted)
-    return predicted
-
-
-def _subject(
-    options: SimulateOptions, profile: Profile | None, told: Callable[[str], None]
-) -> _Subject:
-    """Read what the options name, and check that it fits together."""
-    if options.plan in PRESETS:
-        return _of_preset(options, profile, told)
-    path = Path(options.plan)
-    if not os.path.exists(path):  # Path.exists raises for a name that is too long
-        shown = options.plan if len(options.plan) < 80 else f"{options.plan[:77]}..."
+def parse(arguments: Sequence[str]) -> SimulateOptions:
+    """Return the options; BadInput for what cannot be, SystemExit after help."""
+    if not arguments:
         raise BadInput(
-            got=f"{shown!r}, which is neither a file nor a preset",
-            allowed=f"a plan file, or a preset of {', '.join(PRESETS)}",
-            fix=did_you_mean(options.plan, list(PRESETS)),
+            got="no plan to simulate",
+            allowed=f"{_PROGRAM} PLAN [options], with a plan file or a preset",
+            fix=f"{_PROGRAM} tiny, say; {_PROGRAM} --help tells more",
         )
-    plan = read_plan(path)
-    model = model_preset(options.model or plan.model)
-    plan = replace(plan, model=model.name)
-    cluster = cluster_of(options.cluster)
-    check_plan(plan, model, cluster, f"plan file {options.plan!r}")
-    return _Subject(plan=plan, model=model, cluster=cluster)
+    default = SimulateOptions(plan=tyro.MISSING)
+    return parse_options(default, arguments, program=_PROGRAM, description=_HELP)
 
 
-def _of_preset(
-    options: SimulateOptions, profile: Profile | None, told: Callable[[str], None]
-) -> _Subject:
-    """Take the preset's plan, else plan with the times that are simulated with."""
-    chosen = preset(options.plan)
-    model = model_preset(options.model or chosen.config.model)
-    dtype = compute_dtype(options.dtype, profile, chosen.config.dtype)
-    config = replace(chosen.config, dtype=dtype, profile=options.profile)
-    chosen = replace(chosen, config=config)
-    config = replace(config, model=model.name)
-    cluster = cluster_of(options.cluster or chosen.cluster)
-    plan = choose_plan(config, model, cluster, chosen, None, told).plan
-    init = optimizer(config.optimizer, config.steps).init
-    return _Subject(
-        plan=plan, model=model, cluster=cluster, dtype=config.dtype, init=init
-    )
+def _check_inputs(options: SimulateOptions) -> None:
+    """Refuse what cannot be read before anything is computed."""
+    check_plan_or_preset(options.plan)
+    file = None if options.plan in PRESETS else Path(options.plan)
+    check_inputs(cluster=options.cluster, plan=file, profile=options.profile)
 
 
 def _check_outputs(options: SimulateOptions) -> None:
@@ -219,24 +131,17 @@ def _check_outputs(options: SimulateOptions) -> None:
         check_picture(options.plot)
 
 
-def _write(options: SimulateOptions, predicted: Predicted) -> Iterator[str]:
+def _write(options: SimulateOptions, step: "SimulatedStep") -> Iterator[str]:
     """Write the files that were asked for; yield a line on each."""
-    plan, costs = predicted.plan, predicted.costs
-    drawn = options.trace is not None or options.plot is not None
-    spans = _spans(predicted) if drawn else []
     if options.trace is not None:
-        options.trace.write_text(json.dumps(perfetto(spans)))
+        step.write_trace(options.trace)
         yield f"trace: {options.trace} (open it at ui.perfetto.dev)"
     if options.plot is not None:
-        title = f"{plan.model}, {plan.schedule}: {headline(predicted)}"
-        write_picture(options.plot, spans, plan, costs, title)
+        step.draw().save(options.plot)
         yield f"picture: {options.plot}"
     if options.output is not None:
-        write_plan(options.output, with_prediction(predicted))
+        write_plan(options.output, step.plan)
         yield f"plan: {options.output}"
 
 
-def _spans(predicted: Predicted) -> list[Span]:
-    return simulated_spans(
-        predicted.simulation, predicted.plan, predicted.costs, predicted.tied
-    )
+main = main_of(simulate)

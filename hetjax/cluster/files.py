@@ -43,6 +43,9 @@ def load_cluster(path: str | Path) -> Cluster:
     """Read a cluster file, or the preset of that name; BadInput starts with the path.
 
     A file comes before a preset of the same name.
+
+    >>> [f"{node.count} x {node.device}" for node in load_cluster("tiny").nodes]
+    ['1 x A100-SXM4-80GB', '2 x V100-SXM2-16GB', '2 x L4']
     """
     if _is_word(str(path)) and not os.path.exists(path):
         path = preset_path(str(path))

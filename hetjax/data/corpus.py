@@ -85,7 +85,7 @@ def files(path: Path) -> Source:
     path, another suffix or an unreadable file.
     """
     try:
-        members = _members(path)
+        members = text_files(path)
         root = path if path.is_dir() else path.parent
         listing = [
             {"name": m.relative_to(root).as_posix(), "sha256": _content_hash(m)}
@@ -177,7 +177,8 @@ def _python_files(root: Path) -> list[Path]:
     return [root / r for r in sorted(wanted, key=Path.as_posix)]
 
 
-def _members(path: Path) -> list[Path]:
+def text_files(path: Path) -> list[Path]:
+    """Return the files of a user's text, in order; BadInput if there are none."""
     if path.is_dir():
         return _folder_members(path)
     if not path.exists():

@@ -1,20 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """The frozen description of a run's layout: replicas of stages on device groups.
 
-Owns the `Plan` tree and what follows from it alone (boundaries, segments, sample
-ranges). Does not own its JSON (`files.py`) nor the checks against a cluster and a
-model (`validation.py`).
+Owns the `Plan` tree, how it shows itself, and what follows from it alone (boundaries,
+segments, sample ranges). Does not own its JSON (`files.py`) nor the checks against a
+cluster and a model (`validation.py`).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from html import escape
 from itertools import pairwise
 from typing import Literal
+
+from hetjax.plans.table import aligned, html_table
 
 Remat = Literal["none", "selective", "full"]
 StageKey = tuple[int, int]  # (replica, stage)
 LayerRange = tuple[int, int]  # half-open
 Group = LayerRange | str  # of gradients: a segment, or the path of a tied parameter
+
+_HEADER = (
+    "replica",
+    "stage",
+    "node",
+    "devices",
+    "data x tensor",
+    "layers",
+    "remat",
+    "launch-ahead",
+    "microbatches",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,6 +85,12 @@ class Plan:
     """The whole layout; `model` is a preset name or the name of a user's model.
 
     `programs` maps a node to action text that overrides the generator's.
+
+    >>> stage = Stage(node="a100-0", devices=(0,), layers=(0, 6), launch_ahead=1)
+    >>> replica = Replica(num_microbatches=8, microbatch_size=4, stages=(stage,))
+    >>> plan = Plan(model="tiny", seq_len=64, global_batch=32, replicas=(replica,))
+    >>> print(plan.title)
+    tiny: 32 sequences of 64 tokens per step, schedule 1f1b
     """
 
     model: str
@@ -82,11 +103,32 @@ class Plan:
 
     @property
     def num_layers(self) -> int:
+        """Layers of the model: the embedding, the blocks, the head."""
         return self.replicas[0].stages[-1].layers[1]
 
     @property
     def tokens_per_step(self) -> int:
+        """Tokens that all replicas train on in one step."""
         return self.global_batch * self.seq_len
+
+    @property
+    def title(self) -> str:
+        """The whole plan in a line."""
+        return (
+            f"{self.model}: {self.global_batch} sequences of {self.seq_len} tokens per "
+            f"step, schedule {self.schedule}"
+        )
+
+    def __str__(self) -> str:
+        """The title, then an aligned row per stage."""
+        return "\n".join([self.title, *aligned(_HEADER, self._rows())]) + "\n"
+
+    def _repr_html_(self) -> str:
+        table = html_table(_HEADER, self._rows())
+        return "\n".join([f"<p>{escape(self.title)}</p>", *table])
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        return [_row(r, s, self.replicas[r], stage) for r, s, stage in self.stages()]
 
     def stages(self) -> list[tuple[int, int, Stage]]:
         """All stages as (replica index, stage index, stage), in order."""
@@ -95,6 +137,21 @@ class Plan:
             for r, replica in enumerate(self.replicas)
             for s, stage in enumerate(replica.stages)
         ]
+
+
+def _row(r: int, s: int, replica: Replica, stage: Stage) -> tuple[str, ...]:
+    first, end = stage.layers
+    return (
+        str(r) if s == 0 else "",
+        str(s),
+        stage.node,
+        ",".join(map(str, stage.devices)),
+        f"{stage.mesh.data} x {stage.mesh.tensor}",
+        f"{first}..{end - 1}",
+        stage.remat,
+        str(stage.launch_ahead),
+        f"{replica.num_microbatches} x {replica.microbatch_size}" if s == 0 else "",
+    )
 
 
 def segments(plan: Plan) -> list[LayerRange]:

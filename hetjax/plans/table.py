@@ -1,34 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan as plain text for people.
+"""Rows of words as a table: aligned text for a terminal, HTML for a notebook.
 
-Owns the columns. Does not own what machines read (`files.py`) nor any terminal.
+Owns the layout. Does not own any row (`plan.py`, `hetjax/report/`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from html import escape
 
-from hetjax.plans.plan import Plan, Replica, Stage
-
-_HEADER = (
-    "replica",
-    "stage",
-    "node",
-    "devices",
-    "data x tensor",
-    "layers",
-    "remat",
-    "launch-ahead",
-    "microbatches",
-)
+Rows = Sequence[Sequence[str]]
 
 
-def plan_table(plan: Plan) -> str:
-    """Return a line on the whole plan, then one aligned row per stage."""
-    stages = [_row(r, s, plan.replicas[r], stage) for r, s, stage in plan.stages()]
-    return "\n".join([_title(plan), *aligned(_HEADER, stages)]) + "\n"
+def aligned(header: Sequence[str], rows: Rows) -> list[str]:
+    """Return the lines of a table, every column as wide as its widest cell.
 
-
-def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table, every column as wide as its widest cell."""
+    >>> aligned(("node", "devices"), [("a100-0", "0,1")])
+    ['node    devices', 'a100-0  0,1']
+    """
     lines = [header, *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return [
@@ -37,23 +24,14 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def _title(plan: Plan) -> str:
-    return (
-        f"{plan.model}: {plan.global_batch} sequences of {plan.seq_len} tokens per "
-        f"step, schedule {plan.schedule}"
-    )
+def html_table(header: Sequence[str], rows: Rows) -> Iterator[str]:
+    """Yield the lines of the same table in HTML, which may be scrolled if it is wide.
 
-
-def _row(r: int, s: int, replica: Replica, stage: Stage) -> tuple[str, ...]:
-    first, end = stage.layers
-    return (
-        str(r) if s == 0 else "",
-        str(s),
-        stage.node,
-        ",".join(map(str, stage.devices)),
-        f"{stage.mesh.data} x {stage.mesh.tensor}",
-        f"{first}..{end - 1}",
-        stage.remat,
-        str(stage.launch_ahead),
-        f"{replica.num_microbatches} x {replica.microbatch_size}" if s == 0 else "",
-    )
+    >>> list(html_table(("node",), [("a<b",)]))[2]
+    '<tr><td>a&lt;b</td></tr>'
+    """
+    yield '<div class="scroll"><table>'
+    yield f"<tr>{''.join(f'<th>{escape(cell)}</th>' for cell in header)}</tr>"
+    for row in rows:
+        yield f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>"
+    yield "</table></div>"

@@ -11,13 +11,12 @@ Does not own the plan's times (`timeline.py`).
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.report.alike import alike_replicas, spelled
-from hetjax.report.timeline import check_picture, matplotlib_module
+from hetjax.report.picture import STYLE, Picture, matplotlib_module
 
 MOST_DEVICES = 64  # of a cluster that is drawn node by node
 _MOST_ROWS = 40
@@ -35,7 +34,6 @@ _COLOURS = (
 )
 _LIGHTER = 0.35  # than these, so that dark letters can be read on them
 _EDGE, _GREY, _IDLE, _BAND = "#333333", "#666666", "#c8c8c8", "#f3f3f3"
-_STYLE = {"svg.fonttype": "none", "pdf.fonttype": 42, "hatch.linewidth": 0.5}
 _WIDTH_INCHES, _NAMES_INCHES, _ROW_INCHES, _MARGINS_INCHES = 10.0, 1.9, 0.5, 1.0
 _GAP = 0.14  # between rows, of a row
 _NOTCH = 0.12  # between devices of a box, of a row
@@ -82,14 +80,10 @@ class _Names:
         return _lighter(_COLOURS[number % len(_COLOURS)])
 
 
-def write_layout(path: Path, plan: Plan, cluster: Cluster, title: str) -> None:
-    """Draw the plan on its cluster into a .png, .pdf or .svg file.
-
-    BadInput for another kind of file, and where matplotlib is not installed.
-    """
-    check_picture(path)
-    with matplotlib_module().rc_context(_STYLE):
-        _figure(plan, cluster, title).savefig(path, dpi=200)
+def layout_picture(plan: Plan, cluster: Cluster, title: str) -> Picture:
+    """Draw the plan on its cluster; BadInput where matplotlib is not installed."""
+    with matplotlib_module().rc_context(STYLE):
+        return Picture(_figure(plan, cluster, title))
 
 
 def _figure(plan: Plan, cluster: Cluster, title: str) -> Any:

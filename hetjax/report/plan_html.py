@@ -9,20 +9,18 @@ from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from hetjax.cluster.record import write_whole
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.search.comparison import Planned
-from hetjax.plans.table import plan_table
+from hetjax.plans.table import html_table
 from hetjax.report.alike import alike_replicas
-from hetjax.report.layout import write_layout
+from hetjax.report.layout import layout_picture
 from hetjax.report.plan_rows import (
     BASELINES,
     CHANGES,
     STAGES,
     WISHES,
-    Row,
     baseline_rows,
     change_rows,
     memory_bars,
@@ -32,7 +30,7 @@ from hetjax.report.plan_rows import (
     wish_rows,
 )
 from hetjax.report.prediction import ms
-from hetjax.report.timeline import write_picture
+from hetjax.report.timeline import timeline_picture
 from hetjax.schedule.spans import simulated_spans
 
 _MOST_ROWS = 48  # devices of the timeline
@@ -75,19 +73,24 @@ code { background: #f5f5f5; padding: 0.15rem 0.3rem; overflow-wrap: anywhere; }
 
 
 def write_report(path: Path, planned: Planned, command: str) -> None:
-    """Write the page; `command` is what made it.
+    """Write the page; `command` is what made it, if one did.
 
     BadInput where matplotlib is not installed.
     """
-    with TemporaryDirectory() as folder:
-        layout, timeline = Path(folder, "layout.svg"), Path(folder, "timeline.png")
-        best = planned.best
-        write_layout(layout, best.plan, planned.request.cluster, "")
-        spans = simulated_spans(best.simulation, best.plan, best.costs, best.tied)
-        shown = shown_replicas(planned)
-        write_picture(timeline, spans, best.plan, best.costs, "", shown)
-        pictures = layout.read_bytes(), timeline.read_bytes()
-    write_whole(path, page(planned, command, *pictures))
+    write_whole(path, page(planned, command, *pictures(planned)))
+
+
+def pictures(planned: Planned) -> tuple[bytes, bytes]:
+    """Draw the layout as SVG and a step of it as PNG.
+
+    BadInput where matplotlib is not installed.
+    """
+    best = planned.best
+    spans = simulated_spans(best.simulation, best.plan, best.costs, best.tied)
+    shown = shown_replicas(planned)
+    layout = layout_picture(best.plan, planned.request.cluster, "")
+    timeline = timeline_picture(spans, best.plan, best.costs, "", shown)
+    return layout.image("svg"), timeline.image("png")
 
 
 def page(planned: Planned, command: str, layout_svg: bytes, timeline_png: bytes) -> str:
@@ -96,12 +99,12 @@ def page(planned: Planned, command: str, layout_svg: bytes, timeline_png: bytes)
     title = f"{plan.model} on {cluster.name}"
     body = [
         f"<h1>Plan for {escape(title)}</h1>",
-        f'<p class="quiet">{escape(plan_table(plan).partition(chr(10))[0])}; times: '
+        f'<p class="quiet">{escape(plan.title)}; times: '
         f"{escape(planned.best.times_from)}</p>",
         *_figures(planned),
         *(f"<p>{escape(line)}</p>" for line in sentences(planned)),
         "<h2>Stages</h2>",
-        *_table(STAGES, stage_rows(planned)),
+        *html_table(STAGES, stage_rows(planned)),
         "<h2>Layout</h2>",
         _picture("Which node holds which layers", "image/svg+xml", layout_svg),
         "<h2>Memory at its peak</h2>",
@@ -109,9 +112,9 @@ def page(planned: Planned, command: str, layout_svg: bytes, timeline_png: bytes)
         "<h2>One step, simulated</h2>",
         *_timeline(planned, timeline_png),
         *_answers(planned),
-        "<h2>Made with</h2>",
-        f"<p><code>{escape(command)}</code></p>",
     ]
+    if command:
+        body += ["<h2>Made with</h2>", f"<p><code>{escape(command)}</code></p>"]
     return "\n".join(
         [
             "<!DOCTYPE html>",
@@ -165,14 +168,6 @@ def _figures(planned: Planned) -> Iterator[str]:
     yield "</div>"
 
 
-def _table(header: Row, rows: Sequence[Row]) -> Iterator[str]:
-    yield '<div class="scroll"><table>'
-    yield f"<tr>{''.join(f'<th>{escape(cell)}</th>' for cell in header)}</tr>"
-    for row in rows:
-        yield f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>"
-    yield "</table></div>"
-
-
 def _picture(words: str, kind: str, content: bytes) -> str:
     data = b64encode(content).decode("ascii")
     return f'<img alt="{escape(words)}" src="data:{kind};base64,{data}">'
@@ -218,11 +213,11 @@ def _answers(planned: Planned) -> Iterator[str]:
         yield from _baselines(planned)
     if planned.pareto:
         yield "<h2>Other wishes</h2>"
-        yield from _table(WISHES, wish_rows(planned))
+        yield from html_table(WISHES, wish_rows(planned))
     if planned.what_if:
         yield "<h2>Other clusters</h2>"
         yield '<p class="quiet">Without local search, the first row too.</p>'
-        yield from _table(CHANGES, change_rows(planned))
+        yield from html_table(CHANGES, change_rows(planned))
 
 
 def _baselines(planned: Planned) -> Iterator[str]:

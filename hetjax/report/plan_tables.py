@@ -18,7 +18,7 @@ from hetjax.planner.search.find import Found
 from hetjax.planner.search.idle import Idle
 from hetjax.plans.files import plan_json
 from hetjax.plans.plan import Plan
-from hetjax.plans.table import aligned, plan_table
+from hetjax.plans.table import aligned
 from hetjax.report.binding import binding
 from hetjax.report.certified import found_plan
 from hetjax.report.plan_rows import (
@@ -50,7 +50,7 @@ def plan_of(planned: Planned) -> Plan:
 
 def tables(planned: Planned) -> str:
     """Return everything that is known as aligned text."""
-    title = plan_table(planned.best.plan).partition("\n")[0]
+    title = planned.best.plan.title
     lines = [title, f"times: {planned.best.times_from}", ""]
     lines += [*aligned(STAGES, stage_rows(planned)), ""]
     lines += [*_memory(planned), ""]

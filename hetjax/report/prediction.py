@@ -12,7 +12,7 @@ from typing import Any
 
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan, Prediction
-from hetjax.plans.table import aligned, plan_table
+from hetjax.plans.table import aligned
 from hetjax.schedule.predicted import Predicted
 from hetjax.schedule.simulation import Lane, lane_of
 
@@ -62,7 +62,7 @@ def headline(predicted: Predicted) -> str:
 
 def tables(predicted: Predicted) -> str:
     """Return the stages, the devices and the step as aligned text."""
-    title = plan_table(predicted.plan).partition("\n")[0]
+    title = predicted.plan.title
     return "\n".join(
         [
             title,

@@ -8,17 +8,14 @@ microbatches where they fit. Does not own the times (`schedule/spans.py`).
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from hetjax.costs.costs import Costs
-from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan
+from hetjax.report.picture import STYLE, Picture, matplotlib_module
 from hetjax.schedule.action import Action, Op, StageKey
 from hetjax.schedule.simulation import Lane, lane_of
 from hetjax.schedule.trace import Span
-
-SUFFIXES = (".pdf", ".png", ".svg")
 
 _COLOURS = {
     "forward": "#56b4e9",
@@ -47,7 +44,6 @@ _ROW_INCHES = 0.34
 _STRIP, _GAP, _HEADING = 0.22, 0.3, 0.6  # heights in rows
 _NUMBER_POINTS = 7.0
 _LIGHTEST = 0.6  # shade of the last of interleaved stages, were there many
-_STYLE = {"svg.fonttype": "none", "pdf.fonttype": 42, "hatch.linewidth": 0.5}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,50 +75,20 @@ class _Bar:
     height: float
 
 
-def check_picture(path: Path) -> None:
-    """Raise BadInput unless a picture can be written under that name."""
-    if path.suffix.lower() not in SUFFIXES:
-        raise BadInput(
-            got=f"picture {str(path)!r}",
-            allowed=f"a name that ends in {', '.join(SUFFIXES)}",
-            fix=f"write {path.with_suffix('.png').name!r}, say",
-        )
-    matplotlib_module()
-
-
-def write_picture(
-    path: Path,
+def timeline_picture(
     spans: Iterable[Span],
     plan: Plan,
     costs: Costs,
     title: str,
     replicas: Collection[int] | None = None,
-) -> None:
-    """Draw the spans of one step into a .png, .pdf or .svg file.
+) -> Picture:
+    """Draw the spans of one step, of all replicas or of those given.
 
-    Of all replicas, or of those given. BadInput for another kind of file, and where
-    matplotlib is not installed.
+    BadInput where matplotlib is not installed.
     """
-    check_picture(path)
     shown = range(len(plan.replicas)) if replicas is None else replicas
-    with matplotlib_module().rc_context(_STYLE):
-        figure = _figure(list(spans), plan, costs, title, shown)
-        figure.savefig(path, dpi=200)
-
-
-def matplotlib_module() -> Any:
-    """Return matplotlib; BadInput names the extra if it is not installed."""
-    try:
-        import matplotlib.collections
-        import matplotlib.figure
-        import matplotlib.patches
-    except ImportError as missing:
-        raise BadInput(
-            got="a picture asked for, and matplotlib is not installed",
-            allowed="pictures where the extra `plot` is installed",
-            fix="pip install 'hetjax[plot]'",
-        ) from missing
-    return matplotlib
+    with matplotlib_module().rc_context(STYLE):
+        return Picture(_figure(list(spans), plan, costs, title, shown))
 
 
 def _figure(

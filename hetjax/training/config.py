@@ -111,7 +111,12 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
-    """All settings of a run; the same command again resumes it."""
+    """All settings of a run; the same command again resumes it.
+
+    >>> sizes = {"steps": 20, "seq_len": 64, "global_batch": 48}
+    >>> RunConfig(model="tiny", run_dir=Path("runs/mine"), **sizes).dtype
+    'bfloat16'
+    """
 
     model: str
     """Name of a model preset."""

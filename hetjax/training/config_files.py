@@ -6,6 +6,7 @@ the settings (`config.py`) nor the file around them (`rundir.py`).
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from types import NoneType
@@ -33,6 +34,20 @@ def config_values(config: RunConfig) -> dict[str, Any]:
 def read_config(raw: object, where: str) -> RunConfig:
     """Read what `config_values` gave; BadInput names the place of what is wrong."""
     return _record(RunConfig, raw, where)
+
+
+def changed_config(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
+    """Return the settings with others in their place; groups change by mappings.
+
+    BadInput for a name that there is not, and for a value of the wrong type.
+    """
+    values = config_values(config)
+    for name, value in changes.items():
+        before, now = values.get(name), _plain(value)
+        if isinstance(before, dict) and isinstance(now, dict):
+            now = before | now
+        values[name] = now
+    return read_config(values, "settings")
 
 
 def flat_values(config: RunConfig) -> dict[str, Any]:

@@ -20,11 +20,11 @@ from hetjax.cluster.record import write_whole
 from hetjax.data.dataset import Dataset
 from hetjax.elastic.recovered import GivenUp, Recovered, RolledBack
 from hetjax.elastic.stopping import StopRequest
+from hetjax.errors import Failed
 from hetjax.report.progress import Display, metrics_line
 from hetjax.schedule.trace import perfetto
 from hetjax.training.config import RunConfig
 from hetjax.training.driving import Driver, Outcome
-from hetjax.training.ending import Failed
 from hetjax.training.goodput import Spent
 from hetjax.training.journal import Journal
 from hetjax.training.optimizer import LearningRates
@@ -54,7 +54,10 @@ class _Done:
 
 @dataclass(kw_only=True, slots=True)
 class Loop:
-    """Everything that a loop works with; `run` may be called once."""
+    """Everything that a loop works with; `run` may be called once.
+
+    `evaluate`, and `forget_after` where it raises RolledBack, may be called without.
+    """
 
     config: RunConfig
     driver: Driver
@@ -94,7 +97,7 @@ class Loop:
                 step = self._back_from(bad)
             except GivenUp:
                 return self._left()
-            self._forget_after(step)
+            self.forget_after(step)
 
     def _left(self) -> int:
         """End with the newest checkpoint: a later start goes on from there."""
@@ -135,7 +138,7 @@ class Loop:
             if self.stop.reason is None and self._due(
                 self.config.evaluation.every, step
             ):
-                self._evaluate(step)
+                self.evaluate(step)
             if self._must_stop(step - first):
                 break
             self._train(step, step - first)
@@ -145,11 +148,11 @@ class Loop:
         self._record()
         self._save_last(step)
         if step == self.config.steps:
-            self._evaluate(step)
+            self.evaluate(step)
         self._write_trace()
         return step
 
-    def _forget_after(self, step: int) -> None:
+    def forget_after(self, step: int) -> None:
         """What came after this step will come again."""
         if self._done is not None:
             self.spent.lost_s += self._done.step_time_s
@@ -222,7 +225,7 @@ class Loop:
             f"{self.config.optimizer.learning_rate} now"
         )
 
-    def _evaluate(self, step: int) -> None:
+    def evaluate(self, step: int) -> None:
         """Record the validation loss and show a sampled text, once per step."""
         self._record()
         if step in self.evaluated:

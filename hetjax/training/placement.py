@@ -64,30 +64,59 @@ class Choice:
     source: str
 
 
-def choose_hardware(config: RunConfig, preset: Preset) -> Hardware:
-    """Take --cluster, else the preset's where there are only CPUs, else what is here.
+def choose_hardware(
+    config: RunConfig, preset: Preset, given: Cluster | None = None
+) -> Hardware:
+    """Take the one given, else --cluster, else the preset's where there are only CPUs,
+    else what is here.
 
     May start JAX. BadInput if devices are missing and may not be simulated.
     """
     if config.launcher != "embedded":
-        return _of_workers(config, preset)
-    path = config.cluster or preset.cluster
-    if path is None:
+        return _of_workers(config, preset, given)
+    asked = given or config.cluster
+    cluster, simulate = _named(asked or preset.cluster), config.simulate
+    if cluster is None:
         return _found(config)
-    cluster, simulate = load_cluster(path), config.simulate
     if simulate:
         _check_simulated(cluster)
         # a preset's cluster is for CPU-only machines: look for accelerators first
         with suppress(RuntimeError):  # JAX runs already: a notebook keeps its devices
-            only_cpu = config.cluster is not None
-            simulate_devices(cluster.num_devices, only_cpu=only_cpu)
-    if config.cluster is None and jax.default_backend() != "cpu":
+            simulate_devices(cluster.num_devices, only_cpu=asked is not None)
+    if asked is None and jax.default_backend() != "cpu":
         return _found(config)
     return Hardware(
         cluster=cluster,
         devices=assign_devices(cluster, _local_devices(cluster, simulate), simulate),
-        source=f"file {path}" if config.cluster else "the preset's",
+        source=_source(config, given),
     )
+
+
+def has_room(config: RunConfig, preset: Preset, given: Cluster | None = None) -> bool:
+    """Whether this process can simulate the run's cluster, if it is to.
+
+    It cannot where JAX runs already with fewer CPU devices, as in many a notebook.
+    """
+    asked = given or config.cluster
+    cluster = _named(asked or preset.cluster)
+    if cluster is None or not config.simulate:
+        return True
+    try:
+        simulate_devices(cluster.num_devices, only_cpu=asked is not None)
+    except RuntimeError:
+        return len(jax.local_devices(backend="cpu")) >= cluster.num_devices
+    return True
+
+
+def _named(given: Cluster | Path | None) -> Cluster | None:
+    return load_cluster(given) if isinstance(given, Path) else given
+
+
+def _source(config: RunConfig, given: Cluster | None) -> str:
+    """Where a cluster comes from that is not what was found, for people."""
+    if given is not None:
+        return "given"
+    return f"file {config.cluster}" if config.cluster else "the preset's"
 
 
 def choose_plan(
@@ -97,14 +126,17 @@ def choose_plan(
     preset: Preset,
     previous: Previous | None,
     progress: Callable[[str], None] = lambda line: None,
+    *,
+    given: Plan | None = None,
 ) -> Choice:
-    """Take --plan, else the run's for the same cluster, else the preset's, else plan.
+    """Take the one given, else --plan, else the run's for the same cluster, else the
+    preset's, else plan.
 
     `progress` is told how planning goes. BadInput if the plan does not fit the cluster,
     the model or the settings, NoFeasiblePlan if it does not fit into memory.
     """
     choice = (
-        _given(config)
+        _given(config, given)
         or _of_run(config, cluster, previous)
         or _of_preset(config, cluster, preset)
     )
@@ -119,9 +151,11 @@ def choose_plan(
     return choice
 
 
-def cluster_of(path: Path | None) -> Cluster:
-    """Return the cluster of the file, else the one of the devices that are here."""
-    return discover(jax.local_devices()) if path is None else load_cluster(path)
+def cluster_of(given: Cluster | str | Path | None) -> Cluster:
+    """Return it, or that of the file, else the one of the devices that are here."""
+    if isinstance(given, Cluster):
+        return given
+    return discover(jax.local_devices()) if given is None else load_cluster(given)
 
 
 def check_plan(plan: Plan, model: Model, cluster: Cluster, where: str) -> None:
@@ -132,24 +166,23 @@ def check_plan(plan: Plan, model: Model, cluster: Cluster, where: str) -> None:
         )
 
 
-def _of_workers(config: RunConfig, preset: Preset) -> Hardware:
+def _of_workers(config: RunConfig, preset: Preset, given: Cluster | None) -> Hardware:
     """The cluster of a file, or Ray's; what is there, its workers will see."""
-    path = config.cluster
-    if path is None and (config.simulate or config.launcher == "processes"):
-        path = preset.cluster
-    if path is None and config.launcher == "processes":
+    asked = given or config.cluster
+    if asked is None and (config.simulate or config.launcher == "processes"):
+        asked = preset.cluster
+    cluster = _named(asked)
+    if cluster is None and config.launcher == "processes":
         raise BadInput(
             got=f"--launcher {config.launcher} without a cluster",
             allowed="a cluster file that says which node has a worker",
             fix="add --cluster FILE, or leave --launcher out",
         )
     jax.config.update("jax_platforms", "cpu")  # accelerators are for the workers
-    if path is None:
+    if cluster is None:
         found = ray_cluster()
         return Hardware(cluster=found, devices={}, source="Ray's", discovered=True)
-    cluster = load_cluster(path)
-    source = f"file {path}" if config.cluster else "the preset's"
-    return Hardware(cluster=cluster, devices={}, source=source)
+    return Hardware(cluster=cluster, devices={}, source=_source(config, given))
 
 
 def _found(config: RunConfig) -> Hardware:
@@ -187,19 +220,23 @@ def _local_devices(cluster: Cluster, simulate: bool) -> list[jax.Device]:
     return here
 
 
-def _given(config: RunConfig) -> Choice | None:
-    if config.plan is None:
+def _given(config: RunConfig, given: Plan | None) -> Choice | None:
+    if given is not None:
+        plan, what, source = given, "the given plan", "given"
+    elif config.plan is not None:
+        plan, source = read_plan(config.plan), f"file {config.plan}"
+        what = f"plan file {str(config.plan)!r}"
+    else:
         return None
-    plan = read_plan(config.plan)
     for name, in_plan, in_config in _shared(plan, config):
         if in_plan != in_config:
             raise BadInput(
-                got=f"plan file {str(config.plan)!r}: {name} = {in_plan!r}, and the "
-                f"run's {name} is {in_config!r}",
+                got=f"{what}: {name} = {in_plan!r}, and the run's {name} is "
+                f"{in_config!r}",
                 allowed=f"the same {name} in both",
                 fix=f"add {option(name)} {in_plan}, or correct the plan file",
             )
-    return Choice(plan=plan, source=f"file {config.plan}")
+    return Choice(plan=plan, source=source)
 
 
 def _of_run(

@@ -5,6 +5,7 @@ Owns what `python -m hetjax.train PRESET` starts from. Does not own the sizes of
 (`hetjax/models/presets.py`).
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,18 @@ def preset(name: str) -> Preset:
             fix=did_you_mean(name, list(PRESETS)),
         )
     return PRESETS[name]()
+
+
+def check_plan_or_preset(given: str) -> None:
+    """Raise BadInput for what is neither a file that is there nor a preset."""
+    # Path.exists raises for a name that is too long
+    if given not in PRESETS and not os.path.exists(given):
+        shown = given if len(given) < 80 else f"{given[:77]}..."
+        raise BadInput(
+            got=f"{shown!r}, which is neither a file nor a preset",
+            allowed=f"a plan file, or a preset of {', '.join(PRESETS)}",
+            fix=did_you_mean(given, list(PRESETS)),
+        )
 
 
 def tiny() -> Preset:

@@ -3,7 +3,8 @@
 
 Owns which cases there are, what a profile that is there already saves, and what people
 see. Does not own how a layer is timed (`runtime/measure.py`), the file
-(`costs/profile_files.py`) nor the command line (`profile_cli.py`).
+(`costs/profile_files.py`), the choices (`profile_config.py`) nor the table
+(`report/measured.py`).
 """
 
 import os
@@ -20,10 +21,11 @@ from hetjax.cluster.catalogue import canonical_name
 from hetjax.cluster.cluster import Node
 from hetjax.cluster.discovery import device_name
 from hetjax.costs.profile import LinkMeasurement, Measurement, Profile
-from hetjax.costs.profile_files import profile_json, read_profile, write_profile
+from hetjax.costs.profile_files import read_profile, write_profile
 from hetjax.errors import BadInput
 from hetjax.models.counts import tensor_sizes
 from hetjax.models.model import Model
+from hetjax.report.measured import TIMES, profile_table
 from hetjax.report.progress import Display, display
 from hetjax.runtime.measure import (
     NUM_REPETITIONS,
@@ -36,13 +38,10 @@ from hetjax.runtime.measure import (
 from hetjax.training.optimizer import optimizer
 from hetjax.training.placement import Hardware, choose_hardware
 from hetjax.training.presets import Preset
-from hetjax.training.profile_cli import ProfileConfig
+from hetjax.training.profile_config import ProfileConfig, check_output
 
 _Pair = tuple[str, str]  # node names: from, to
-_HEADER = ("device", "layer", "tensor", "sequences", "remat")
-_TIMES = ("forward", "backward", "update")  # ms
 _MOST_SEQUENCES = 2**16  # more than any device holds
-_MOST_LETTERS = 200  # of a file's name, its draft's being longer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,8 +56,12 @@ class _Job:
     pairs: tuple[_Pair, ...]
 
 
-def measure_profile(config: ProfileConfig, preset: Preset, model: Model) -> Profile:
+def measure_profile(
+    config: ProfileConfig, preset: Preset, model: Model, *, quiet: bool = False
+) -> Profile:
     """Measure what the output file lacks, writing it after every case.
+
+    People see how it goes on standard output; on standard error if `quiet`.
 
     BadInput if something cannot be measured, before anything is.
     """
@@ -89,41 +92,15 @@ def measure_profile(config: ProfileConfig, preset: Preset, model: Model) -> Prof
         cases=tuple(case for case in cases if case not in there),
         pairs=tuple(p for p in _pairs(hardware) if p not in linked),
     )
-    # with --json, standard output is the machine's and people look at the other
-    to_people = sys.stderr if config.json else sys.stdout
-    with redirect_stdout(to_people), display(len(job.cases) + len(job.pairs)) as shown:
+    num = len(job.cases) + len(job.pairs)
+    to_people = sys.stderr if quiet else sys.stdout
+    with redirect_stdout(to_people), display(num) as shown:
         _announce(job, kept, nodes, shown)
         shown.doing("the first measurement")
         profile = _measured(job, kept, nodes, shown)
         shown.note(profile_table(profile))
         shown.note(f"profile written to {config.output}")
-    if config.json:
-        print(profile_json(profile), end="")
     return profile
-
-
-def profile_table(profile: Profile) -> str:
-    """Return what was measured for people: a row per case, then the links."""
-    rows: list[tuple[str, ...]] = [(*_HEADER, *(f"{name} ms" for name in _TIMES))]
-    for m in profile.measurements:
-        what = (m.device, m.kind, str(m.tensor), str(m.microbatch_size), m.remat)
-        times = (m.forward_s, m.backward_s, m.update_s)
-        rows.append((*what, *(f"{1e3 * seconds:.3f}" for seconds in times)))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(
-            cell.rjust(width) if i >= len(_HEADER) else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
-    links = [
-        f"{' to '.join(link.between)}: {link.bandwidth_gbit_per_s:.3g} Gbit/s, "
-        f"{link.latency_ms:.3f} ms"
-        for link in profile.links
-    ]
-    title = f"{profile.model}: {profile.seq_len} tokens, {profile.dtype}, per program "
-    return "\n".join([f"{title}{1e3 * profile.program_s:.3f} ms", *lines, *links])
 
 
 def _measured(
@@ -183,7 +160,7 @@ def _measure(
         shown.note(f"{name}: left out, the device's memory is too small")
         return None
     m = bench.measurement(times, program_s)
-    told = zip(_TIMES, (m.forward_s, m.backward_s, m.update_s), strict=True)
+    told = zip(TIMES, (m.forward_s, m.backward_s, m.update_s), strict=True)
     shown.note(f"{name}: " + ", ".join(f"{w} {1e3 * s:.3f} ms" for w, s in told))
     return m
 
@@ -317,13 +294,7 @@ def _check(config: ProfileConfig, model: Model) -> None:
                     allowed=f"a tensor degree that divides {size}",
                     fix="give --tensor 1, say",
                 )
-    folder = config.output.resolve().parent
-    if not os.access(folder, os.W_OK) or len(config.output.name) > _MOST_LETTERS:
-        raise BadInput(
-            got=f"output file {str(config.output)!r}: cannot write in {str(folder)!r}",
-            allowed="a file in a folder that is there and can be written",
-            fix="give another --output, or make the folder",
-        )
+    check_output(config)
 
 
 def _check_tensor(config: ProfileConfig, nodes: dict[str, Node]) -> None:

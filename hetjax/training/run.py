@@ -2,52 +2,65 @@
 """One run from its settings to its end: what stands before and after the loop.
 
 Owns the order of set-up (all that the user may have got wrong comes before anything
-is written), resuming, and what is said at start and end. Does not own the loop
-(`loop.py`) nor the command line (`cli/train_options.py`).
+is written), resuming, and what stays open between two calls to train. Does not own the
+loop (`loop.py`), what is said and written (`record.py`), the command line
+(`hetjax/cli/train.py`) nor the class for notebooks (`hetjax/api/trainer.py`).
 """
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
-from datetime import UTC, datetime
-from pathlib import Path
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
-from statistics import median
-from typing import Any
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
+from hetjax.cluster.cluster import Cluster
 from hetjax.data.dataset import Dataset, load, prepare
 from hetjax.elastic.notices import Notice, Watch, of_workers
-from hetjax.elastic.recovered import Recovered
+from hetjax.elastic.recovered import Recovered, RolledBack
 from hetjax.elastic.stopping import StopRequest
-from hetjax.models.counts import parameter_count
 from hetjax.models.model import Model
-from hetjax.plans.table import plan_table
+from hetjax.plans.plan import Plan
 from hetjax.report.progress import Display, display
-from hetjax.runtime.control import WorkerLost
 from hetjax.training import rundir
-from hetjax.training.config import RunConfig, check_config
+from hetjax.training.config import EvaluationConfig, RunConfig, check_config
 from hetjax.training.driving import Driver
-from hetjax.training.ending import Failed, clear_ends
-from hetjax.training.goodput import Goodput, Spent, goodput_line, goodput_values
+from hetjax.training.ending import clear_ends
+from hetjax.training.goodput import Spent
 from hetjax.training.journal import Journal, read_journal
 from hetjax.training.loop import Loop
 from hetjax.training.optimizer import LearningRates
 from hetjax.training.placement import (
+    Choice,
+    Hardware,
     choose_hardware,
     choose_plan,
 )
 from hetjax.training.presets import Preset
-from hetjax.training.reached import check_reached, evaluated, read_progress
-from hetjax.training.rundir import LOGS, Previous
+from hetjax.training.reached import (
+    Progress,
+    check_reached,
+    evaluated,
+    read_progress,
+)
+from hetjax.training.record import (
+    DONE,
+    begin,
+    describe,
+    event,
+    finish,
+    record_goodput,
+    record_recovery,
+)
+from hetjax.training.rundir import Previous
+from hetjax.training.sampling import sample_text
 from hetjax.training.starting import Start, driver_of
 from hetjax.training.utilization import seconds_at_peak
 
-DONE, PREEMPTED = 0, 4  # exit codes
+T = TypeVar("T")
 _TOLD_EVERY_S = 0.1
-# Settings that may differ from start to start without a word
-_PASSING = ("run_dir", "cluster", "plan", "planner", "microbatch_size", "profile")
-_PASSING += ("launcher", "transport", "recovery", "simulate", "stop_after", "trace")
-_PASSING += ("foresee_after_s", "patience", "data.path", "data.cache_dir")
 
 
 def run(config: RunConfig, preset: Preset, model: Model) -> int:
@@ -56,13 +69,123 @@ def run(config: RunConfig, preset: Preset, model: Model) -> int:
     `preset` gives the cluster and the plan to fall back on. Raises BadInput before
     anything is written, Failed where training cannot go on.
     """
-    begin_s = time.perf_counter()
     check_config(config)
     with (
         clear_ends(config),
         rundir.locked(config.run_dir),
         display(config.steps) as shown,
+        Session(config, preset, model) as session,
     ):
+        return session.fit(shown)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Settled:
+    """What a start finds out before it opens the text."""
+
+    previous: Previous | None
+    progress: Progress
+    hardware: Hardware
+    choice: Choice
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Open:
+    """What is there from the first use of the state to the end."""
+
+    start: Start
+    driver: Driver
+    metrics: Journal
+    events: Journal
+    told: SimpleQueue[Notice]  # by workers, from when they start
+
+
+class Session:
+    """A run in a directory that is held; its state stays within `with`.
+
+    `cluster` and `plan` come before those of files. `again` is what people are told to
+    do to go on. Each call shows how it goes, and raises as `run` does.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        preset: Preset,
+        model: Model,
+        *,
+        cluster: Cluster | None = None,
+        plan: Plan | None = None,
+        again: str = "the same command",
+    ) -> None:
+        self._config, self._preset, self._model = config, preset, model
+        self._cluster, self._plan, self._again = cluster, plan, again
+        self._begin_s = time.perf_counter()
+        self._stack = ExitStack()
+        self._settled: _Settled | None = None
+        self._opened: _Open | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def fit(self, shown: Display, num_steps: int | None = None) -> int:
+        """Train to the last step, or for so many; return the exit code."""
+        config = self._config
+        if num_steps is not None:
+            config = replace(config, stop_after=num_steps)
+            check_config(config)
+        if self._is_done(shown):
+            shown.note(f"{config.run_dir} has done all of its {config.steps} steps")
+            if config.trace:
+                shown.note("--trace: no step is left to trace; raise --steps")
+            return DONE
+        return self._fit(self._open(shown), config, shown)
+
+    def evaluate(self, shown: Display) -> Mapping[str, Any]:
+        """Return the line of `metrics.jsonl` on the validation loss of the state."""
+        found, loop = self._looked_at(shown)
+        self._undisturbed(loop, lambda: loop.evaluate(found.driver.at))
+        lines = read_journal(self._config.run_dir / rundir.METRICS)
+        return next(line for line in reversed(lines) if "val_loss" in line)
+
+    def sample(self, shown: Display, evaluation: EvaluationConfig) -> str:
+        """Return a text that the model goes on with."""
+        check_config(replace(self._config, evaluation=evaluation))
+        found, loop = self._looked_at(shown)
+        seed, tokenizer = self._config.seed, found.start.dataset.tokenizer
+        return self._undisturbed(
+            loop,
+            lambda: sample_text(
+                found.driver.next_logits,
+                tokenizer,
+                evaluation,
+                seed=(seed, found.driver.at),
+            ),
+        )
+
+    def plan(self, shown: Display) -> Plan:
+        """Return the plan of now; another one may follow when nodes come and go."""
+        if self._opened is not None:
+            return self._opened.driver.plan
+        return self._settle(shown).choice.plan
+
+    def _is_done(self, shown: Display) -> bool:
+        if self._opened is None:
+            return self._settle(shown).progress.is_done
+        return self._opened.driver.at == self._config.steps
+
+    def _settle(self, shown: Display) -> _Settled:
+        """Find out, once, what the run is to go on from, where, and by which plan."""
+        if self._settled is not None:
+            return self._settled
+        config = self._config
         previous = rundir.read_previous(config.run_dir)
         if previous is not None:
             rundir.check_same_run(previous, config)
@@ -70,120 +193,112 @@ def run(config: RunConfig, preset: Preset, model: Model) -> int:
             read_journal(config.run_dir / name)  # a damaged one is refused
         progress = read_progress(config, shown)
         shown.doing("looking for devices")
-        hardware = choose_hardware(config, preset)
+        hardware = choose_hardware(config, self._preset, self._cluster)
         choice = choose_plan(
-            config, model, hardware.cluster, preset, previous, shown.doing
+            config,
+            self._model,
+            hardware.cluster,
+            self._preset,
+            previous,
+            shown.doing,
+            given=self._plan,
         )
-        if progress.is_done:
-            shown.note(f"{config.run_dir} has done all of its {config.steps} steps")
-            if config.trace:
-                shown.note("--trace: no step is left to trace; raise --steps")
-            return DONE
+        self._settled = _Settled(
+            previous=previous, progress=progress, hardware=hardware, choice=choice
+        )
+        return self._settled
+
+    def _open(self, shown: Display) -> _Open:
+        """Make the state ready, once, and write what the run goes on with."""
+        if self._opened is not None:
+            return self._opened
+        settled = self._settle(shown)
         start = Start(
-            config=config,
-            model=model,
-            hardware=hardware,
-            choice=choice,
-            dataset=_dataset(config, model, previous, shown),
-            previous=previous,
-            progress=progress,
+            config=self._config,
+            model=self._model,
+            hardware=settled.hardware,
+            choice=settled.choice,
+            dataset=_dataset(self._config, self._model, settled.previous, shown),
+            previous=settled.previous,
+            progress=settled.progress,
         )
-        _describe(start, shown)
+        describe(start, shown)
         shown.doing("preparing the programs")
-        try:
-            return _train(start, shown, begin_s)
-        except WorkerLost as lost:
-            raise _without(lost, config) from lost
+        told = SimpleQueue[Notice]()
+        driver = self._stack.enter_context(driver_of(start, shown, told.put))
+        check_reached(driver.at, self._config)
+        metrics, events = begin(start, driver, shown)
+        self._stack.enter_context(closing(metrics))
+        self._stack.enter_context(closing(events))
+        self._opened = _Open(
+            start=start, driver=driver, metrics=metrics, events=events, told=told
+        )
+        return self._opened
 
-
-def _without(lost: WorkerLost, config: RunConfig) -> Failed:
-    """What to say when a worker is gone and could not be brought back."""
-    local = config.launcher == "processes"
-    logs = f"the logs in {config.run_dir / LOGS}" if local else "Ray's logs"
-    return Failed(
-        f"got: {lost}\n"
-        f"allowed: all workers of the plan; {len(lost.reports)} others were fine\n"
-        f"fix: see {logs}, then run the same command again: it goes on from the last "
-        "checkpoint"
-    )
-
-
-def _dataset(
-    config: RunConfig, model: Model, previous: Previous | None, shown: Display
-) -> Dataset:
-    """Open the run's own data, also if its source has changed since; else prepare."""
-    shown.doing("opening the text")
-    path, cache_dir = config.data.path, config.data.cache_dir.expanduser()
-    if previous is None:
-        return prepare(cache_dir, path, model.vocab_size, shown.note, shown.doing)
-    if path == previous.config.data.path and previous.dataset.exists():
-        dataset = load(previous.dataset)
-    else:
-        dataset = prepare(cache_dir, path, model.vocab_size, shown.note, shown.doing)
-    rundir.check_same_data(previous, dataset, config.run_dir)
-    return dataset
-
-
-def _describe(start: Start, shown: Display) -> None:
-    model, cluster = start.model, start.hardware.cluster
-    millions = sum(map(parameter_count, model.layers)) / 1e6
-    nodes = ", ".join(f"{n.name} {n.count} x {n.device}" for n in cluster.nodes)
-    held = start.hardware.devices.values()
-    on = ", ".join({d.platform for devices in held for d in devices}) or "workers"
-    dataset = start.dataset
-    shown.note(f"model: {model.name}, {millions:,.1f} M parameters")
-    shown.note(
-        f"data: {len(dataset.train_T):,} tokens, {dataset.bytes_per_token:.2f} bytes "
-        f"per token, {dataset.directory}"
-    )
-    shown.note(f"cluster ({start.hardware.source}): {nodes}; on {on}")
-    shown.note(f"plan ({start.choice.source}):\n{plan_table(start.choice.plan)}")
-
-
-def _train(start: Start, shown: Display, begin_s: float) -> int:
-    config, run_dir = start.config, start.config.run_dir
-    told = SimpleQueue[Notice]()  # by workers, from when they start
-    with driver_of(start, shown, told.put) as driver:
-        check_reached(driver.at, config)
-        metrics, events = _begin(start, driver, shown)
+    def _fit(self, found: _Open, config: RunConfig, shown: Display) -> int:
+        run_dir, driver, events = config.run_dir, found.driver, found.events
+        stop = StopRequest()
+        loop = self._loop(found, config, shown, stop)
         with ExitStack() as stack:
-            stack.enter_context(closing(metrics))
-            stack.enter_context(closing(events))
-            stop = stack.enter_context(StopRequest())
+            if threading.current_thread() is threading.main_thread():
+                stack.enter_context(stop)  # others hear no signals
             heard = _node_or_all(driver, stop, events, shown)
             stack.enter_context(Watch(heard, run_dir))
             # a thread of its own: a cloud's server may be slow to answer
-            stack.enter_context(Watch(heard, None, {of_workers(told): _TOLD_EVERY_S}))
-            loop = Loop(
-                config=config,
-                driver=driver,
-                dataset=start.dataset,
-                learning_rates=LearningRates(config.optimizer, config.steps, driver.at),
-                metrics=metrics,
-                evaluated=evaluated(run_dir),
-                heard_saved=lambda step: event(events, "saved", step),
-                seconds_at_peak=None
-                if config.simulate
-                else seconds_at_peak(
-                    start.choice.plan, start.model, start.hardware.cluster
-                ),
-                trace=run_dir / rundir.TRACE if config.trace else None,
-                display=shown,
-                stop=stop,
-                spent=Spent(after=driver.at),
-            )
-
-            def recovered(found: Recovered) -> None:
-                loop.hear(found)
-                _recovered(found, run_dir, events, shown)
-
-            driver.heard, driver.hurried = recovered, lambda: stop.leaves_no_time
+            from_workers = {of_workers(found.told): _TOLD_EVERY_S}
+            stack.enter_context(Watch(heard, None, from_workers))
+            driver.hurried = lambda: stop.leaves_no_time
             shown.doing("the first step")
             step = loop.run(driver.at)
-            total_s = time.perf_counter() - begin_s
-            found = loop.spent.goodput(read_journal(run_dir / rundir.METRICS), total_s)
-            _say_goodput(found, step, events, shown)
-            return _end(start, step, stop, events, shown)
+            total_s = time.perf_counter() - self._begin_s
+            lines = read_journal(run_dir / rundir.METRICS)
+            record_goodput(loop.spent.goodput(lines, total_s), step, events, shown)
+            self._begin_s = time.perf_counter()
+            return finish(found.start, step, stop, events, shown, self._again)
+
+    def _loop(
+        self, found: _Open, config: RunConfig, shown: Display, stop: StopRequest
+    ) -> Loop:
+        """A loop on the state, which hears of recoveries."""
+        driver, start, run_dir = found.driver, found.start, config.run_dir
+        loop = Loop(
+            config=config,
+            driver=driver,
+            dataset=start.dataset,
+            learning_rates=LearningRates(config.optimizer, config.steps, driver.at),
+            metrics=found.metrics,
+            evaluated=evaluated(run_dir),
+            heard_saved=lambda step: event(found.events, "saved", step),
+            seconds_at_peak=None
+            if config.simulate
+            else seconds_at_peak(
+                start.choice.plan, start.model, start.hardware.cluster
+            ),
+            trace=run_dir / rundir.TRACE if config.trace else None,
+            display=shown,
+            stop=stop,
+            spent=Spent(after=driver.at),
+        )
+
+        def recovered(what: Recovered) -> None:
+            loop.hear(what)
+            record_recovery(what, run_dir, found.events, shown)
+
+        driver.heard = recovered
+        return loop
+
+    def _looked_at(self, shown: Display) -> tuple[_Open, Loop]:
+        """The state, to be looked at without training."""
+        found = self._open(shown)
+        return found, self._loop(found, self._config, shown, StopRequest())
+
+    def _undisturbed(self, loop: Loop, look: Callable[[], T]) -> T:
+        """Look at the state, again where a worker was lost meanwhile."""
+        while True:
+            try:
+                return look()
+            except RolledBack as back:
+                loop.forget_after(back.step)
 
 
 def _node_or_all(
@@ -205,112 +320,17 @@ def _node_or_all(
     return heard
 
 
-def _begin(start: Start, driver: Driver, shown: Display) -> tuple[Journal, Journal]:
-    """Write what this start runs with; open metrics.jsonl and events.jsonl."""
-    config, run_dir = start.config, start.config.run_dir
-    rundir.write_start(
-        run_dir, config, start.dataset, start.hardware.cluster, start.choice.plan
-    )
-    metrics = Journal(run_dir / rundir.METRICS, last_step=driver.at)
-    events = Journal(run_dir / rundir.EVENTS, last_step=config.steps)
-    if driver.resumed is not None:
-        event(events, "restored", driver.at, **driver.resumed)
-        shown.note(f"resumed at step {driver.at}{_origin(driver.resumed)}")
-    if start.previous is None:
-        event(events, "started", driver.at, plan=start.choice.source)
-        return metrics, events
-    if start.previous.plan != start.choice.plan:
-        event(events, "replanned", driver.at, plan=start.choice.source)
-        shown.note(f"another plan than before, from {start.choice.source}")
-    changed = rundir.changes(start.previous, config)
-    for name, (was, now) in changed.items():
-        if name not in _PASSING:
-            shown.note(f"{name} is {now} from here on (was {was})")
-            event(events, "reconfigured", driver.at, setting=name, was=was, now=now)
-    return metrics, events
-
-
-def _recovered(
-    recovered: Recovered, run_dir: Path, events: Journal, shown: Display
-) -> None:
-    """Say what a change has cost, and keep the plan that follows from it."""
-    seconds = {phase: round(s, 3) for phase, s in recovered.seconds.items()}
-    if recovered.plan is not None:
-        assert recovered.cluster is not None
-        rundir.write_layout(run_dir, recovered.cluster, recovered.plan)
-        event(events, "replanned", recovered.step, plan=recovered.reason)
-        shown.note(f"another plan than before:\n{plan_table(recovered.plan)}")
-    event(
-        events,
-        "recovered",
-        recovered.step,
-        reason=recovered.reason,
-        gone=sorted(recovered.gone),
-        lost_steps=max(0, recovered.from_step - recovered.step),
-        bytes=dict(recovered.num_bytes),
-        tier_s={tier: round(s, 3) for tier, s in recovered.tier_s.items()},
-        seconds=seconds,
-    )
-    moved = _moved(recovered.num_bytes, recovered.tier_s)
-    shown.note(
-        f"{recovered.reason}; all are at step {recovered.step} again after "
-        f"{sum(seconds.values()):.1f} s ({moved or 'nothing had to move'})"
-    )
-
-
-def _origin(resumed: Mapping[str, Any]) -> str:
-    """Where the state is from, for people."""
-    if "checkpoint" in resumed:
-        return f" from {resumed['checkpoint']}"
-    return f" ({_moved(resumed['bytes'], resumed['seconds'])})"
-
-
-def _moved(num_bytes: Mapping[str, int], seconds: Mapping[str, float]) -> str:
-    return ", ".join(
-        f"{n:,} bytes from {tier} in {seconds[tier]:.1f} s"
-        for tier, n in num_bytes.items()
-    )
-
-
-def _say_goodput(found: Goodput, step: int, events: Journal, shown: Display) -> None:
-    """Record what the time went into; show it if something was lost."""
-    event(events, "goodput", step, **goodput_values(found))
-    if found.is_disturbed:
-        shown.note(goodput_line(found))
-
-
-def _end(
-    start: Start, step: int, stop: StopRequest, events: Journal, shown: Display
-) -> int:
-    """Say how it went and what to type next; return the exit code."""
-    run_dir, num_steps = start.config.run_dir, start.config.steps
-    if step < num_steps:
-        grace = {} if stop.grace_s is None else {"grace_s": stop.grace_s}
-        event(events, "preempted", step, reason=stop.reason, **grace)
-        state = "state saved" if step else "nothing saved yet"
-        shown.note(
-            f"stopped by {stop.reason} at step {step} of {num_steps}, {state} in "
-            f"{run_dir}; the same command goes on from there"
-        )
-        return PREEMPTED
-    event(events, "finished", step)
-    lines = read_journal(run_dir / rundir.METRICS)
-    last = next(line for line in reversed(lines) if "val_loss" in line)
-    speeds = [line["tokens_per_s"] for line in lines if "loss" in line]
-    # no step's line is there if metrics.jsonl was lost after the last step
-    speed = f", median tokens_per_s {median(speeds):,.0f}" if speeds else ""
-    shown.note(
-        f"done: {num_steps} steps, val_loss {last['val_loss']:.4f}, val_bits_per_byte "
-        f"{last['val_bits_per_byte']:.4f}{speed}"
-    )
-    shown.note(
-        f"metrics, settings and checkpoints are in {run_dir}; the same command with "
-        "more --steps goes on from there"
-    )
-    return DONE
-
-
-def event(events: Journal, name: str, step: int, **details: Any) -> None:
-    """Append what happened to events.jsonl."""
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    events.append({"event": name, "step": step, "time": now, **details})
+def _dataset(
+    config: RunConfig, model: Model, previous: Previous | None, shown: Display
+) -> Dataset:
+    """Open the run's own data, also if its source has changed since; else prepare."""
+    shown.doing("opening the text")
+    path, cache_dir = config.data.path, config.data.cache_dir.expanduser()
+    if previous is None:
+        return prepare(cache_dir, path, model.vocab_size, shown.note, shown.doing)
+    if path == previous.config.data.path and previous.dataset.exists():
+        dataset = load(previous.dataset)
+    else:
+        dataset = prepare(cache_dir, path, model.vocab_size, shown.note, shown.doing)
+    rundir.check_same_data(previous, dataset, config.run_dir)
+    return dataset

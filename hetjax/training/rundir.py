@@ -98,6 +98,17 @@ def locked(path: Path) -> Iterator[None]:
                 path.rmdir()
 
 
+def check_start(config: RunConfig) -> None:
+    """Raise BadInput if no run with these settings can be in its directory.
+
+    Takes no time: for who wants to know before JAX is imported.
+    """
+    with locked(config.run_dir):
+        previous = read_previous(config.run_dir)
+        if previous is not None:
+            check_same_run(previous, config)
+
+
 def read_previous(path: Path) -> Previous | None:
     """Return what the directory holds, None if it is new; BadInput if it is broken."""
     if not (path / CONFIG).exists():

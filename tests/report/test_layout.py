@@ -15,7 +15,7 @@ from hetjax.errors import BadInput
 from hetjax.planner.model.seating import idle_devices
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from hetjax.report.alike import alike_replicas, spelled
-from hetjax.report.layout import write_layout
+from hetjax.report.layout import layout_picture
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -60,7 +60,7 @@ def many_nodes() -> tuple[Plan, Cluster]:
 
 
 def texts(path: Path, plan: Plan, cluster: Cluster) -> list[str]:
-    write_layout(path, plan, cluster, "a title")
+    layout_picture(plan, cluster, "a title").save(path)
     return [
         "".join(element.itertext()).strip()
         for element in ElementTree.parse(path).iter(f"{SVG}text")
@@ -73,13 +73,13 @@ def texts(path: Path, plan: Plan, cluster: Cluster) -> list[str]:
 )
 def test_the_suffix_decides_the_kind_of_file(tmp_path: Path, suffix: str, start: bytes):
     path = tmp_path / f"layout{suffix}"
-    write_layout(path, PLAN, CLUSTER, "a title")
+    layout_picture(PLAN, CLUSTER, "a title").save(path)
     assert path.read_bytes().startswith(start)
 
 
 def test_the_wrong_suffix_is_refused(tmp_path: Path):
     with pytest.raises(BadInput, match=r"ends in \.pdf, \.png, \.svg"):
-        write_layout(tmp_path / "layout.jpg", PLAN, CLUSTER, "a title")
+        layout_picture(PLAN, CLUSTER, "a title").save(tmp_path / "layout.jpg")
 
 
 def test_the_picture_names_nodes_stages_layers_and_what_is_idle(tmp_path: Path):
@@ -99,7 +99,7 @@ def test_a_plan_that_uses_everything_has_no_idle_devices(tmp_path: Path):
 
 
 def test_replicas_have_colours_of_their_own(tmp_path: Path):
-    write_layout(tmp_path / "layout.svg", PLAN, CLUSTER, "a title")
+    layout_picture(PLAN, CLUSTER, "a title").save(tmp_path / "layout.svg")
     fills = re.findall(r"fill: (#\w{6})", (tmp_path / "layout.svg").read_text())
     coloured = [f for f in fills if len({f[1:3], f[3:5], f[5:7]}) > 1]
     assert len(set(coloured)) == 2

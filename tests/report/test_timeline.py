@@ -10,7 +10,8 @@ import pytest
 from hetjax.costs.costs import Costs, Reduction, Route, StageTimes
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan, Replica, Stage
-from hetjax.report.timeline import check_picture, write_picture
+from hetjax.report.picture import check_picture
+from hetjax.report.timeline import timeline_picture
 from hetjax.schedule.lower import lower
 from hetjax.schedule.simulator import simulate
 from hetjax.schedule.spans import simulated_spans
@@ -71,7 +72,7 @@ def spans_of(plan: Plan) -> list[Span]:
 
 def drawn(path: Path) -> Path:
     plan = two_replicas()
-    write_picture(path, spans_of(plan), plan, costs_of(plan), "a title")
+    timeline_picture(spans_of(plan), plan, costs_of(plan), "a title").save(path)
     return path
 
 

@@ -10,11 +10,11 @@ import pytest
 
 from hetjax.checkpoint.reader import Checkpoint, steps
 from hetjax.elastic.driver import FleetDriver
+from hetjax.errors import Failed
 from hetjax.launch.launching import OnThisMachine
 from hetjax.runtime.embedded import Embedded
 from hetjax.train import main
 from hetjax.training.config import CheckpointConfig
-from hetjax.training.ending import Failed
 from hetjax.training.local import LocalDriver
 from hetjax.training.run import run
 from tests.training import test_workers

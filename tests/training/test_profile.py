@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import pytest
 
+from hetjax.cli.profile import parse
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.files import cluster_toml
 from hetjax.costs.profile import LinkMeasurement, Measurement, Profile
@@ -18,12 +19,13 @@ from hetjax.models.llama import llama_model
 from hetjax.models.model import Model
 from hetjax.plans.plan import StageMesh
 from hetjax.profile import main
+from hetjax.report.measured import profile_table
 from hetjax.runtime.measure import Case
 from hetjax.simulate import main as simulate
 from hetjax.training import profiling
 from hetjax.training.presets import PRESETS
-from hetjax.training.profile_cli import ProfileConfig, parse
-from hetjax.training.profiling import measure_profile, profile_table
+from hetjax.training.profile_config import ProfileConfig
+from hetjax.training.profiling import measure_profile
 from tests.training.small import (
     MODEL,
     MODEL_CONFIG,
@@ -171,9 +173,10 @@ def test_a_device_under_another_name_is_the_same_device(
 def test_with_json_the_profile_is_all_of_standard_output(
     tmp_path: Path, fake: type[FakeBench], capsys: pytest.CaptureFixture[str]
 ):
-    profile = measured(tmp_path, json=True)
+    path = tmp_path / "profile.json"
+    assert main(["tiny", "--output", str(path), "--json"]) == 0
     out, told = capsys.readouterr()
-    assert parse_profile(out) == profile
+    assert parse_profile(out) == read_profile(path)
     assert "profile written to" in told
 
 
@@ -278,11 +281,11 @@ def test_a_profile_of_another_model_is_not_written_over(
 
 
 def test_the_defaults_are_those_of_the_preset_and_of_its_plan():
-    found, chosen = parse(["tiny", "--remat", "none"])
+    name, found = parse(["tiny", "--remat", "none"])
     assert (found.seq_len, found.dtype, found.simulate) == (64, "float32", True)
     assert found.tensor == (1,) and found.remat == ("none",)
     assert found.microbatch_sizes == (1, 2, 4, 8)  # its plan has microbatches of 8
-    assert chosen.config.model == "tiny"
+    assert name == "tiny"
 
 
 @pytest.mark.parametrize("name", ["tiny", "gpt2-124m"])
@@ -322,7 +325,7 @@ def test_the_defaults_cover_what_the_presets_plan_needs(
     own = replace(ONE_REPLICA, global_batch=30, replicas=(replica,))
     chosen = small_preset(tmp_path, own)
     monkeypatch.setitem(PRESETS, "small", lambda: but(chosen, microbatch_size=8))
-    found, _ = parse(["small"])
+    _, found = parse(["small"])
     assert found.microbatch_sizes == (1, 2, 4, 5, 8, 10)
     assert found.remat == ("none", "full", "selective")
     assert found.tensor == (1,)

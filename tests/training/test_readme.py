@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hetjax import plan, profile, simulate, train
-from hetjax.cli.train_options import parse
+from hetjax.cli.train import parse
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")

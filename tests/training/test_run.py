@@ -11,13 +11,12 @@ import pytest
 from hetjax.checkpoint.reader import steps
 from hetjax.cluster.files import load_cluster
 from hetjax.data.tokenizer import load
-from hetjax.errors import BadInput
+from hetjax.errors import BadInput, Failed
 from hetjax.plans.files import read_plan
 from hetjax.train import main
 from hetjax.training import run as run_module
 from hetjax.training.config import CheckpointConfig, OptimizerConfig
 from hetjax.training.config_files import config_values
-from hetjax.training.ending import Failed
 from hetjax.training.loop import steps_to_trace
 from hetjax.training.optimizer import LearningRates
 from hetjax.training.presets import PRESETS

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the options of `plan` to what is planned, wished and asked.
+"""From the choices of a search to what is planned, wished and asked.
 
-Owns what must hold between options, and where model, cluster and times come from. Does
-not own the options (`plan_options.py`) nor the searches
+Owns what must hold between them, and where model, cluster and times come from. Does not
+own the choices (`plan_config.py`) nor the searches
 (`planner/search/comparison.py`).
 """
 
 import math
-from typing import TypeVar
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar, get_args
 
-from hetjax.cli.plan_options import PlanOptions
+from hetjax.api.plan_config import PlanConfig
 from hetjax.cluster.catalogue import device_price_per_hour
 from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.record import did_you_mean, placed
@@ -17,6 +20,7 @@ from hetjax.costs.profile import check_profile
 from hetjax.costs.profile_files import read_profile
 from hetjax.costs.static import adam_state
 from hetjax.errors import BadInput
+from hetjax.models.model import Model
 from hetjax.models.presets import model_preset
 from hetjax.planner.baselines.by_name import BASELINES
 from hetjax.planner.model.costing import (
@@ -25,7 +29,7 @@ from hetjax.planner.model.costing import (
     compute_dtype,
     known_degrees,
 )
-from hetjax.planner.model.objectives import Objective
+from hetjax.planner.model.objectives import Objective, Wish
 from hetjax.planner.model.request import Request
 from hetjax.planner.search.comparison import Questions
 from hetjax.plans.files import read_plan
@@ -40,24 +44,45 @@ T = TypeVar("T")
 _NONE = "none"
 
 
-def request_of(
-    options: PlanOptions, preset: Preset | None, current: Plan | None
-) -> Request:
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What a search is about, as values, files or names."""
+
+    model: Model | str | None = None
+    cluster: Cluster | str | Path | None = None
+    profile: str | Path | None = None
+    current: Plan | str | Path | None = None
+
+    @property
+    def profile_path(self) -> Path | None:
+        return None if self.profile is None else Path(self.profile)
+
+    @cached_property
+    def current_plan(self) -> Plan | None:
+        """The plan that runs now."""
+        if self.current is None or isinstance(self.current, Plan):
+            return self.current
+        return read_plan(self.current)
+
+
+def request_of(config: PlanConfig, subject: Subject, preset: Preset | None) -> Request:
     """Return what is to be planned; what nobody says is as in the current plan.
 
     BadInput if something is missing, or does not go together.
     """
-    model = model_preset(_given("model", options.model, current and current.model))
+    current = subject.current_plan
+    model = _model(subject, preset)
     batch = current and current.global_batch
-    global_batch = _given("global_batch", options.global_batch, batch)
-    seq_len = _given("seq_len", options.seq_len, current and current.seq_len)
-    profile = None if options.profile is None else read_profile(options.profile)
+    global_batch = _given("global_batch", config.global_batch, batch)
+    seq_len = _given("seq_len", config.seq_len, current and current.seq_len)
+    path = subject.profile_path
+    profile = None if path is None else read_profile(path)
     if profile is not None:
-        with placed(f"profile file {str(options.profile)!r}"):
+        with placed(f"profile file {str(path)!r}"):
             check_profile(profile, model.name, seq_len, len(model.layers))
     for name in ("microbatch_sizes", "tensor"):
-        _check_from_1(name, getattr(options, name))
-    cluster = cluster_of(options.cluster or (preset.cluster if preset else None))
+        _check_from_1(name, getattr(config, name))
+    cluster = cluster_of(subject.cluster or (preset.cluster if preset else None))
     if profile is not None:
         check_measured(profile, all_kinds(cluster), "cluster")
     otherwise = preset.config.dtype if preset else "bfloat16"
@@ -66,14 +91,22 @@ def request_of(
         cluster=cluster,
         seq_len=seq_len,
         global_batch=global_batch,
-        dtype=compute_dtype(options.dtype, profile, otherwise),
+        dtype=compute_dtype(config.dtype, profile, otherwise),
         optimizer=_optimizer(preset),
         profile=profile,
-        microbatch_sizes=options.microbatch_sizes,
-        tensor_degrees=known_degrees(options.tensor, cluster, profile),
-        remats=options.remat,
-        unequal_tensor=options.unequal_tensor,
+        microbatch_sizes=config.microbatch_sizes,
+        tensor_degrees=known_degrees(config.tensor, cluster, profile),
+        remats=config.remat,
+        unequal_tensor=config.unequal_tensor,
     )
+
+
+def _model(subject: Subject, preset: Preset | None) -> Model:
+    if isinstance(subject.model, Model):
+        return subject.model
+    current = subject.current_plan
+    others = preset and preset.config.model, current and current.model
+    return model_preset(_given("model", subject.model, *others))
 
 
 def _given(name: str, *values: T | None) -> T:
@@ -96,7 +129,7 @@ def _optimizer(preset: Preset | None) -> OptimizerInit:
 
 
 def _check_from_1(name: str, values: tuple[int, ...]) -> None:
-    if min(values) < 1:
+    if min(values, default=0) < 1:
         raise BadInput(
             got=f"{option(name)} {','.join(map(str, values))}",
             allowed="numbers from 1",
@@ -104,8 +137,14 @@ def _check_from_1(name: str, values: tuple[int, ...]) -> None:
         )
 
 
-def objective_of(options: PlanOptions, cluster: Cluster) -> Objective:
+def objective_of(config: PlanConfig, cluster: Cluster) -> Objective:
     """Return what is wished, and its limits."""
+    if config.objective not in get_args(Wish):
+        raise BadInput(
+            got=f"--objective {config.objective}",
+            allowed=f"one of {', '.join(get_args(Wish))}",
+            fix=did_you_mean(config.objective, get_args(Wish)),
+        )
     for name in (
         "max_usd_per_hour",
         "deadline_hours",
@@ -113,27 +152,27 @@ def objective_of(options: PlanOptions, cluster: Cluster) -> Objective:
         "horizon_s",
         "search_s",
     ):
-        _check_positive(name, getattr(options, name))
+        _check_positive(name, getattr(config, name))
     for name in ("recovery_s", "checkpoint_every_s", "node_back_s"):
-        _check_positive(name, getattr(options, name), zero=True)
+        _check_positive(name, getattr(config, name), zero=True)
     least = None
-    if (options.deadline_hours is None) != (options.tokens is None):
-        given = "deadline_hours" if options.tokens is None else "tokens"
-        other = "tokens" if options.tokens is None else "deadline_hours"
+    if (config.deadline_hours is None) != (config.tokens is None):
+        given = "deadline_hours" if config.tokens is None else "tokens"
+        other = "tokens" if config.tokens is None else "deadline_hours"
         raise BadInput(
             got=f"{option(given)} without {option(other)}",
             allowed="both, or neither",
             fix=f"add {option(other)} {'300e9' if other == 'tokens' else '240'}, say",
         )
-    if options.tokens is not None and options.deadline_hours is not None:
-        least = options.tokens / (options.deadline_hours * 3600)
+    if config.tokens is not None and config.deadline_hours is not None:
+        least = config.tokens / (config.deadline_hours * 3600)
     found = Objective(
-        wish=options.objective,
-        max_usd_per_hour=options.max_usd_per_hour,
+        wish=config.objective,
+        max_usd_per_hour=config.max_usd_per_hour,
         min_tokens_per_s=least,
-        recovery_s=options.recovery_s,
-        checkpoint_every_s=options.checkpoint_every_s,
-        node_back_s=options.node_back_s,
+        recovery_s=config.recovery_s,
+        checkpoint_every_s=config.checkpoint_every_s,
+        node_back_s=config.node_back_s,
     )
     _check_prices(found, cluster)
     return found
@@ -164,8 +203,9 @@ def _check_prices(objective: Objective, cluster: Cluster) -> None:
         )
 
 
-def questions_of(options: PlanOptions) -> Questions:
-    names = options.compare
+def questions_of(config: PlanConfig, subject: Subject) -> Questions:
+    """Return what is asked besides the best plan."""
+    names = config.compare
     if names == ():
         names = tuple(BASELINES)
     elif names == (_NONE,):
@@ -173,21 +213,21 @@ def questions_of(options: PlanOptions) -> Questions:
     for name in names or ():
         if name not in BASELINES:
             raise BadInput(
-                got=f"--compare {','.join(options.compare or ())}",
+                got=f"--compare {','.join(config.compare or ())}",
                 allowed=f"planners of {', '.join(BASELINES)}, or {_NONE}",
                 fix=did_you_mean(name, list(BASELINES)),
             )
-    current = None if options.from_ is None else read_plan(options.from_)
-    if current is not None and options.pareto:
+    current = subject.current_plan
+    if current is not None and config.pareto:
         raise BadInput(
-            got=f"--from {options.from_} with --pareto",
+            got=f"--from {subject.current} with --pareto",
             allowed="--from with one --objective at a time",
             fix="leave --from or --pareto out",
         )
     return Questions(
         baselines=names,
-        pareto=options.pareto,
-        what_if=options.what_if,
+        pareto=config.pareto,
+        what_if=config.what_if,
         current=current,
-        horizon_s=options.horizon_s,
+        horizon_s=config.horizon_s,
     )

@@ -1,17 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line of `train`: a preset's name, then settings to override.
+"""The command `train`: a preset's name, then settings to override.
 
 Owns its help and its errors. Does not own settings (`training/config.py`) nor presets
-(`training/presets.py`).
+(`training/presets.py`), nor the run (`training/run.py`).
 """
 
 from collections.abc import Sequence
 
-from hetjax.training.config import RunConfig
-from hetjax.training.options import parse_options, preset_first, preset_lines
+from hetjax.cli.command import main_of
+from hetjax.cli.inputs import check_inputs
+from hetjax.cli.options import parse_options, preset_first, preset_lines
+from hetjax.report.progress import working
+from hetjax.training.config import RunConfig, check_config
 from hetjax.training.presets import Preset
+from hetjax.training.rundir import check_start
 
 _PROGRAM = "python -m hetjax.train"
+
+
+def train(arguments: Sequence[str]) -> int:
+    """Train as the arguments say; the exit code is 0, or 4 if the run was stopped."""
+    config, preset = parse(arguments)
+    check_config(config)
+    check_inputs(
+        cluster=config.cluster,
+        plan=config.plan,
+        profile=config.profile,
+        text=config.data.path,
+    )
+    check_start(config)
+    with working("starting"):  # JAX takes seconds to import
+        from hetjax.models.presets import model_preset
+        from hetjax.training.run import run
+    return run(config, preset, model_preset(config.model))
 
 
 def parse(arguments: Sequence[str]) -> tuple[RunConfig, Preset]:
@@ -46,3 +67,6 @@ def presets_help() -> str:
             "4 stopped with state saved.",
         ]
     )
+
+
+main = main_of(train, "goes on from the last checkpoint")

@@ -2,7 +2,7 @@
 """Options of a command line from the fields of a dataclass, with errors in three parts.
 
 Owns the spelling of lists and of what went wrong. Does not own any option nor the
-words around them (`profile_cli.py`, `cli/`).
+words around them (the commands' own files).
 """
 
 import re
@@ -12,17 +12,21 @@ from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from io import StringIO
 from itertools import dropwhile, takewhile
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import tyro
-from tyro.constructors import PrimitiveConstructorSpec
+from tyro.constructors import (
+    ConstructorRegistry,
+    PrimitiveConstructorSpec,
+    PrimitiveTypeInfo,
+)
 
 from hetjax.errors import BadInput
-from hetjax.plans.plan import Remat
 from hetjax.training.config import option
 from hetjax.training.presets import PRESETS, Preset, preset
 
 T = TypeVar("T")
+_LISTS = ConstructorRegistry()
 _NUM_NEAREST = 3  # options that are named for one that there is not
 
 
@@ -44,6 +48,7 @@ def parse_options(
                 args=arguments,
                 default=default,
                 return_unknown_args=True,
+                registry=_LISTS,
                 config=(tyro.conf.AvoidSubcommands,),
             )
     except SystemExit as ended:
@@ -134,7 +139,23 @@ def _unknown(argument: str, options: list[str], program: str) -> BadInput:
     )
 
 
-def _list_of(value: Callable[[str], Any], metavar: str, least: int = 1) -> Any:
+@_LISTS.primitive_rule
+def _list(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """How a field that is a tuple of any length is typed."""
+    if get_origin(info.type) is not tuple:
+        return None
+    (kind, *_) = get_args(info.type)
+    if kind is int:
+        return _list_of(_integer, "INT,INT,...")
+    if get_origin(kind) is Literal:
+        words = {word: word for word in get_args(kind)}
+        return _list_of(words.get, ",".join(words))
+    return _list_of(_name, "[NAME,NAME,...]", least=0)
+
+
+def _list_of(
+    value: Callable[[str], Any], metavar: str, least: int = 1
+) -> PrimitiveConstructorSpec[Any]:
     """A list, typed with commas or spaces; `value` reads a word, None if it cannot."""
 
     def read(arguments: list[str]) -> tuple[Any, ...]:
@@ -162,9 +183,3 @@ def _integer(word: str) -> int | None:
 
 def _name(word: str) -> str | None:
     return word or None
-
-
-_REMATS = {name: name for name in get_args(Remat)}
-Integers = Annotated[tuple[int, ...], _list_of(_integer, "INT,INT,...")]
-Remats = Annotated[tuple[Remat, ...], _list_of(_REMATS.get, ",".join(_REMATS))]
-Names = Annotated[tuple[str, ...], _list_of(_name, "[NAME,NAME,...]", least=0)]

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measuring a model's layers: `measure_profile`.
+
+Owns the public function. Does not own the choices (`training/profile_config.py`) nor
+the measuring (`training/profiling.py`).
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hetjax.models.presets import model_preset
+from hetjax.report.measured import MeasuredProfile
+from hetjax.training.presets import preset as preset_of
+from hetjax.training.profile_config import profile_config
+from hetjax.training.profiling import measure_profile as measured
+
+
+def measure_profile(
+    preset: str,
+    *,
+    output: str | Path = "profile.json",
+    quiet: bool = False,
+    **choices: Any,
+) -> MeasuredProfile:
+    """Time the layers of a preset's model on what is here, and the links between.
+
+    Writes a profile to `output`, which `find_plan` and `simulate_plan` take; what is in
+    the file already is kept and not measured again. `choices` are the other fields of
+    `ProfileConfig`, such as `microbatch_sizes=(1, 2)`; what is not given is as the
+    preset's plan needs it. It shows how it goes on standard output, on standard error
+    if `quiet`. BadInput if something cannot be measured, before anything is.
+
+    >>> measure_profile("tiny", tensor=(3,), output="p.json")
+    Traceback (most recent call last):
+    ...
+    hetjax.errors.BadInput: got: tensor = 3 with 4 heads
+    ...
+    """
+    chosen = preset_of(preset)
+    config = replace(profile_config(chosen), output=Path(output), **choices)
+    model = model_preset(chosen.config.model)
+    profile = measured(config, chosen, model, quiet=quiet)
+    return MeasuredProfile(profile=profile, path=config.output)

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training from Python: `Trainer`.
+
+Owns the settings that it starts from, and that a run stays open between calls. Does not
+own the run (`training/run.py`), which is that of `python -m hetjax.train`.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self, TypeVar
+from weakref import finalize
+
+from hetjax.cluster.cluster import Cluster
+from hetjax.models.presets import model_preset
+from hetjax.plans.plan import Plan
+from hetjax.report.metrics import Metrics
+from hetjax.report.progress import Display, display
+from hetjax.training import rundir
+from hetjax.training.config import RunConfig, check_config
+from hetjax.training.config_files import changed_config
+from hetjax.training.ending import clear_ends
+from hetjax.training.journal import read_journal
+from hetjax.training.placement import has_room
+from hetjax.training.presets import Preset
+from hetjax.training.presets import preset as preset_of
+from hetjax.training.run import Session
+
+T = TypeVar("T")
+
+
+class Trainer:
+    """A run of training, in its directory: new, or what was there goes on.
+
+    `config` is a preset's name or a `RunConfig`. Keywords change its settings, groups
+    by mappings: `Trainer("tiny", steps=20, optimizer={"learning_rate": 1e-3})`.
+    `cluster` and `plan` are values, or files or names as in `--cluster` and `--plan`.
+
+    Devices and workers are there from the first use of the state until `close`, or the
+    end of `with`; until then no other process can use the run directory. State is saved
+    at the end of each `fit`. The cluster of a preset, or one with `simulate=True`, is
+    simulated by CPU devices of this process if JAX does not run here yet, and else by
+    workers in processes of their own (`launcher="processes"`).
+
+    All methods raise BadInput for what cannot be, before anything is written,
+    NoFeasiblePlan where no plan fits, and Failed where training cannot go on; after
+    any of them, the next call goes on from the last checkpoint.
+
+    >>> Trainer("tiny", stepz=20)
+    Traceback (most recent call last):
+    ...
+    hetjax.errors.BadInput: got: unknown key 'settings.stepz'
+    ...
+    >>> trainer = Trainer("tiny", steps=20, optimizer={"learning_rate": 1e-3})
+    >>> trainer.config.steps, trainer.config.optimizer.learning_rate
+    (20, 0.001)
+    """
+
+    def __init__(
+        self,
+        config: RunConfig | str,
+        *,
+        cluster: Cluster | str | Path | None = None,
+        plan: Plan | str | Path | None = None,
+        **changes: Any,
+    ) -> None:
+        if isinstance(config, str):
+            self._preset = preset_of(config)
+        else:
+            self._preset = Preset(summary="", config=config)
+        if cluster is not None and not isinstance(cluster, Cluster):
+            changes["cluster"], cluster = str(cluster), None
+        if plan is not None and not isinstance(plan, Plan):
+            changes["plan"], plan = str(plan), None
+        self.config = changed_config(self._preset.config, changes)
+        check_config(self.config)
+        self._cluster, self._plan = cluster, plan
+        self._model = model_preset(self.config.model)
+        self._session: Session | None = None
+        self._stack = ExitStack()  # of the session, once there is one
+
+    def fit(self, steps: int | None = None) -> Self:
+        """Train for so many steps, or to the last of `config.steps`; save the state.
+
+        May be called again, and goes on then. An interrupt (Ctrl-C, the kernel's stop
+        button) ends it after the step under way; a second one at once, unsaved.
+
+        >>> Trainer("tiny").fit(steps=0)
+        Traceback (most recent call last):
+        ...
+        hetjax.errors.BadInput: got: stop_after = 0
+        ...
+        """
+        self._call(lambda session, shown: session.fit(shown, steps))
+        return self
+
+    def evaluate(self) -> Mapping[str, Any]:
+        """Return the validation loss of the state: a line of `metrics`.
+
+        It has `step`, `val_loss` (nats per token) and `val_bits_per_byte`, and is
+        written once per step.
+        """
+        return self._call(lambda session, shown: session.evaluate(shown))
+
+    def sample(
+        self,
+        prompt: str | None = None,
+        *,
+        num_tokens: int | None = None,
+        temperature: float | None = None,
+    ) -> str:
+        """Return the prompt and what the model goes on with.
+
+        What is not given is as in `config.evaluation`. The same state gives the same
+        text.
+        """
+        given = {
+            "prompt": prompt,
+            "sample_tokens": num_tokens,
+            "temperature": temperature,
+        }
+        changes = {name: value for name, value in given.items() if value is not None}
+        evaluation = replace(self.config.evaluation, **changes)
+        return self._call(lambda session, shown: session.sample(shown, evaluation))
+
+    @property
+    def metrics(self) -> Metrics:
+        """The lines of `metrics.jsonl` so far: a list of dicts, by step.
+
+        It is a list whether pandas is installed or not; `metrics.frame()` is the same
+        as a DataFrame, where it is.
+
+        >>> Trainer("tiny", run_dir="runs/never").metrics
+        []
+        """
+        return Metrics(read_journal(self.config.run_dir / rundir.METRICS))
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that is followed; it changes when nodes come and go."""
+        return self._call(lambda session, shown: session.plan(shown))
+
+    def close(self) -> None:
+        """End workers, finish what is being written, and let the run directory go."""
+        self._close(None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Trainer({self.config.model!r}, run_dir={str(self.config.run_dir)!r})"
+
+    def _call(self, act: Callable[[Session, Display], T]) -> T:
+        """Act on the run, which is open from the first time on, and show how it goes.
+
+        After an error it is not: what is in memory may be anything.
+        """
+        try:
+            if self._session is None:
+                self._open()
+            assert self._session is not None
+            with clear_ends(self.config), display(self.config.steps) as shown:
+                return act(self._session, shown)
+        except BaseException as error:
+            self._close(error)
+            raise
+
+    def _open(self) -> None:
+        """Hold the run directory until `close`, or as long as there is a trainer."""
+        config = self.config
+        if config.launcher == "embedded" and not has_room(
+            config, self._preset, self._cluster
+        ):
+            config = replace(config, launcher="processes")
+        session = Session(
+            config,
+            self._preset,
+            self._model,
+            cluster=self._cluster,
+            plan=self._plan,
+            again="fit()",
+        )
+        with ExitStack() as stack:
+            with clear_ends(config):
+                stack.enter_context(rundir.locked(config.run_dir))
+            stack.enter_context(session)
+            self._stack = stack.pop_all()
+        self._session = session
+        finalize(self, self._stack.close)  # at the end of the interpreter, too
+
+    def _close(self, error: BaseException | None) -> None:
+        if self._session is None:
+            return
+        self._session = None
+        with clear_ends(self.config), display(self.config.steps):
+            kind, trace = type(error) if error else None, error and error.__traceback__
+            self._stack.__exit__(kind, error, trace)

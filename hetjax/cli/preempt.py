@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `preempt`: ask a run to save and leave.
+
+Owns its options and words. Does not own the request (`hetjax/elastic/notices.py`).
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from hetjax.cli.command import main_of
+from hetjax.cli.options import parse_options
+from hetjax.cluster.files import load_cluster
+from hetjax.cluster.record import did_you_mean
+from hetjax.elastic.notices import REQUEST, ask_to_leave
+from hetjax.errors import BadInput
+from hetjax.training.rundir import CLUSTER, CONFIG, usable
+
+_PROGRAM = "python -m hetjax.preempt"
+_HELP = "Ask a run to save and leave, with exit code 4, as if its machine went away."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreemptOptions:
+    """Which run, and what of it."""
+
+    run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]
+    """Directory of the run."""
+    node: str | None = None
+    """The node that is to be let go of; else the whole run leaves."""
+
+
+def ask(run_dir: Path, node: str | None) -> str:
+    """Ask the run; return what was done and what happens next."""
+    if not os.path.isfile(run_dir / CONFIG):
+        raise BadInput(
+            got=f"{str(run_dir)!r}, which has no {CONFIG} in it",
+            allowed="the directory of a run",
+            fix="give the --run-dir of the run; presets train in runs/PRESET",
+        )
+    names = [each.name for each in load_cluster(run_dir / CLUSTER).nodes]
+    if node is not None and node not in names:
+        raise BadInput(
+            got=f"node {node}", allowed=", ".join(names), fix=did_you_mean(node, names)
+        )
+    again = " (in place of a request not heard yet)" * (run_dir / REQUEST).exists()
+    with usable(run_dir):
+        path = ask_to_leave(run_dir, node)
+    whom = "to leave" if node is None else f"to let go of {node}"
+    return (
+        f"asked the run in {run_dir} {whom}, once the step is done and saved{again}\n"
+        f"if no run is going, the next start hears it; to take it back: rm {path}"
+    )
+
+
+def preempt(arguments: Sequence[str]) -> None:
+    """Ask as the arguments say; print what happens next."""
+    if not arguments:
+        raise BadInput(
+            got="no RUN_DIR", allowed=f"{_PROGRAM} RUN_DIR", fix="runs/tiny, say"
+        )
+    default = PreemptOptions(run_dir=tyro.MISSING)
+    options = parse_options(default, arguments, program=_PROGRAM, description=_HELP)
+    print(ask(options.run_dir, options.node))
+
+
+main = main_of(preempt)

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `profile`: a preset's name, then what to measure of it.
+
+Owns its options, its help and its errors. Does not own what is measured
+(`training/profile_config.py`) nor the measuring (`training/profiling.py`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import tyro
+
+from hetjax.cli.command import main_of
+from hetjax.cli.inputs import check_inputs
+from hetjax.cli.options import parse_options, preset_first, preset_lines
+from hetjax.errors import BadInput
+from hetjax.report.progress import working
+from hetjax.training.presets import PRESETS
+from hetjax.training.profile_config import (
+    ProfileConfig,
+    check_output,
+    profile_config,
+)
+
+_PROGRAM = "python -m hetjax.profile"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileOptions(ProfileConfig):
+    """The options of `profile`."""
+
+    json: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Print the profile as one JSON object in place of the table."""
+
+
+def profile(arguments: Sequence[str]) -> None:
+    """Measure as the arguments say; print and write what was measured."""
+    name, options = parse(arguments)
+    check_output(options)
+    kept = options.output if options.output.exists() else None
+    check_inputs(cluster=options.cluster, profile=kept)
+    with working("starting"):  # JAX takes seconds to import
+        from hetjax.api.profiling import measure_profile
+    config = asdict(options)
+    as_json = config.pop("json")
+    # with --json, standard output is the machine's
+    measured = measure_profile(name, **config, quiet=as_json)
+    if as_json:
+        print(measured.json(), end="")
+
+
+def parse(arguments: Sequence[str]) -> tuple[str, ProfileOptions]:
+    """Return the preset's name and what to measure of it.
+
+    BadInput for an unknown preset or option and for a value of the wrong type.
+    SystemExit after help, which is printed.
+    """
+    if not arguments:
+        raise BadInput(
+            got="no preset to profile",
+            allowed=f"{_PROGRAM} PRESET [options], with a preset of "
+            f"{', '.join(PRESETS)}",
+            fix=f"{_PROGRAM} tiny, say; {_PROGRAM} --help tells more",
+        )
+    if arguments[0] in ("-h", "--help"):
+        print(profile_help())
+        raise SystemExit(0)
+    name, chosen, rest = preset_first(arguments, program=_PROGRAM)
+    options = parse_options(
+        ProfileOptions(**asdict(profile_config(chosen))),
+        rest,
+        program=f"{_PROGRAM} {name}",
+        description=chosen.summary,
+    )
+    return name, options
+
+
+def profile_help() -> str:
+    """Return the text of `--help`: what is measured and why, and the presets."""
+    return "\n".join(
+        [
+            f"usage: {_PROGRAM} PRESET [options]",
+            "",
+            "Time the layers of a preset's model on the devices that are here, and the",
+            "links between them, and write a profile for `plan` and `simulate`.",
+            "",
+            "Only layers that differ are timed (embedding, one block of each kind,",
+            "head), a layer at a time: a model that does not fit can be measured.",
+            "The same command again measures what the file does not have yet.",
+            "",
+            "presets:",
+            *preset_lines(),
+            "",
+            "examples:",
+            f"  {_PROGRAM} tiny",
+            f"  {_PROGRAM} llama-1b --microbatch-sizes 1,2,4 --tensor 1,2 \\",
+            "      --remat none,full --output llama-1b.json",
+            "",
+            f"{_PROGRAM} PRESET --help lists the options and their values.",
+            "Exit codes: 0 done, 1 failed, 2 bad input.",
+        ]
+    )
+
+
+main = main_of(profile, "measures what is missing")

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A measured profile, for people as a table, for machines as one JSON object.
+
+Owns the columns. Does not own the profile (`costs/profile.py`) nor the measuring.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetjax.costs.profile import Profile
+from hetjax.costs.profile_files import profile_json
+from hetjax.plans.table import html_table
+
+TIMES = ("forward", "backward", "update")
+_KEYS = ("device", "layer", "tensor", "sequences", "remat")
+_HEADER = (*_KEYS, *(f"{name} ms" for name in TIMES))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredProfile:
+    """What layers and links took; the file is there for `find_plan` to read.
+
+    >>> profile = Profile(
+    ...     model="tiny", seq_len=64, dtype="float32", layers=("head",), measurements=()
+    ... )
+    >>> print(MeasuredProfile(profile=profile, path=Path("p.json")).title)
+    tiny: 64 tokens, float32, per program 0.000 ms
+    """
+
+    profile: Profile
+    path: Path
+
+    @property
+    def title(self) -> str:
+        """What was measured, in a line."""
+        return profile_title(self.profile)
+
+    def json(self) -> str:
+        """Return the text of the file."""
+        return profile_json(self.profile)
+
+    def __str__(self) -> str:
+        return profile_table(self.profile)
+
+    def _repr_html_(self) -> str:
+        table = html_table(_HEADER, _rows(self.profile))
+        links = (f"<p>{line}</p>" for line in _links(self.profile))
+        return "\n".join([f"<p>{self.title}</p>", *table, *links])
+
+
+def profile_table(profile: Profile) -> str:
+    """Return what was measured for people: a row per case, then the links."""
+    rows = [_HEADER, *_rows(profile)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if i >= len(_KEYS) else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    return "\n".join([profile_title(profile), *lines, *_links(profile)])
+
+
+def profile_title(profile: Profile) -> str:
+    """Return in a line what was measured, and what starting a program takes."""
+    return (
+        f"{profile.model}: {profile.seq_len} tokens, {profile.dtype}, per program "
+        f"{1e3 * profile.program_s:.3f} ms"
+    )
+
+
+def _rows(profile: Profile) -> list[tuple[str, ...]]:
+    rows = []
+    for m in profile.measurements:
+        what = (m.device, m.kind, str(m.tensor), str(m.microbatch_size), m.remat)
+        times = (m.forward_s, m.backward_s, m.update_s)
+        rows.append((*what, *(f"{1e3 * seconds:.3f}" for seconds in times)))
+    return rows
+
+
+def _links(profile: Profile) -> list[str]:
+    return [
+        f"{' to '.join(link.between)}: {link.bandwidth_gbit_per_s:.3g} Gbit/s, "
+        f"{link.latency_ms:.3f} ms"
+        for link in profile.links
+    ]

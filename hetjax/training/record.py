@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run writes and says besides its steps: its start, recoveries and its end.
+
+Owns the lines of `events.jsonl` and the words for people. Does not own the run
+(`run.py`) nor the lines of `metrics.jsonl` (`loop.py`).
+"""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from hetjax.elastic.recovered import Recovered
+from hetjax.elastic.stopping import StopRequest
+from hetjax.models.counts import parameter_count
+from hetjax.report.progress import Display
+from hetjax.training import rundir
+from hetjax.training.driving import Driver
+from hetjax.training.goodput import Goodput, goodput_line, goodput_values
+from hetjax.training.journal import Journal, read_journal
+from hetjax.training.starting import Start
+
+DONE, PREEMPTED = 0, 4  # exit codes
+# Settings that may differ from start to start without a word
+_PASSING = ("run_dir", "cluster", "plan", "planner", "microbatch_size", "profile")
+_PASSING += ("launcher", "transport", "recovery", "simulate", "stop_after", "trace")
+_PASSING += ("foresee_after_s", "patience", "data.path", "data.cache_dir")
+
+
+def describe(start: Start, shown: Display) -> None:
+    """Say what a start has settled: model, text, cluster and plan."""
+    model, cluster = start.model, start.hardware.cluster
+    millions = sum(map(parameter_count, model.layers)) / 1e6
+    nodes = ", ".join(f"{n.name} {n.count} x {n.device}" for n in cluster.nodes)
+    held = start.hardware.devices.values()
+    on = ", ".join({d.platform for devices in held for d in devices}) or "workers"
+    dataset = start.dataset
+    shown.note(f"model: {model.name}, {millions:,.1f} M parameters")
+    shown.note(
+        f"data: {len(dataset.train_T):,} tokens, {dataset.bytes_per_token:.2f} bytes "
+        f"per token, {dataset.directory}"
+    )
+    shown.note(f"cluster ({start.hardware.source}): {nodes}; on {on}")
+    shown.note(f"plan ({start.choice.source}):\n{start.choice.plan}")
+
+
+def begin(start: Start, driver: Driver, shown: Display) -> tuple[Journal, Journal]:
+    """Write what this start runs with; open metrics.jsonl and events.jsonl."""
+    config, run_dir = start.config, start.config.run_dir
+    rundir.write_start(
+        run_dir, config, start.dataset, start.hardware.cluster, start.choice.plan
+    )
+    metrics = Journal(run_dir / rundir.METRICS, last_step=driver.at)
+    events = Journal(run_dir / rundir.EVENTS, last_step=config.steps)
+    if driver.resumed is not None:
+        event(events, "restored", driver.at, **driver.resumed)
+        shown.note(f"resumed at step {driver.at}{_origin(driver.resumed)}")
+    if start.previous is None:
+        event(events, "started", driver.at, plan=start.choice.source)
+        return metrics, events
+    if start.previous.plan != start.choice.plan:
+        event(events, "replanned", driver.at, plan=start.choice.source)
+        shown.note(f"another plan than before, from {start.choice.source}")
+    changed = rundir.changes(start.previous, config)
+    for name, (was, now) in changed.items():
+        if name not in _PASSING:
+            shown.note(f"{name} is {now} from here on (was {was})")
+            event(events, "reconfigured", driver.at, setting=name, was=was, now=now)
+    return metrics, events
+
+
+def record_recovery(
+    recovered: Recovered, run_dir: Path, events: Journal, shown: Display
+) -> None:
+    """Say what a change has cost, and keep the plan that follows from it."""
+    seconds = {phase: round(s, 3) for phase, s in recovered.seconds.items()}
+    if recovered.plan is not None:
+        assert recovered.cluster is not None
+        rundir.write_layout(run_dir, recovered.cluster, recovered.plan)
+        event(events, "replanned", recovered.step, plan=recovered.reason)
+        shown.note(f"another plan than before:\n{recovered.plan}")
+    event(
+        events,
+        "recovered",
+        recovered.step,
+        reason=recovered.reason,
+        gone=sorted(recovered.gone),
+        lost_steps=max(0, recovered.from_step - recovered.step),
+        bytes=dict(recovered.num_bytes),
+        tier_s={tier: round(s, 3) for tier, s in recovered.tier_s.items()},
+        seconds=seconds,
+    )
+    moved = _moved(recovered.num_bytes, recovered.tier_s)
+    shown.note(
+        f"{recovered.reason}; all are at step {recovered.step} again after "
+        f"{sum(seconds.values()):.1f} s ({moved or 'nothing had to move'})"
+    )
+
+
+def _origin(resumed: Mapping[str, Any]) -> str:
+    """Where the state is from, for people."""
+    if "checkpoint" in resumed:
+        return f" from {resumed['checkpoint']}"
+    return f" ({_moved(resumed['bytes'], resumed['seconds'])})"
+
+
+def _moved(num_bytes: Mapping[str, int], seconds: Mapping[str, float]) -> str:
+    return ", ".join(
+        f"{n:,} bytes from {tier} in {seconds[tier]:.1f} s"
+        for tier, n in num_bytes.items()
+    )
+
+
+def record_goodput(found: Goodput, step: int, events: Journal, shown: Display) -> None:
+    """Record what the time went into; show it if something was lost."""
+    event(events, "goodput", step, **goodput_values(found))
+    if found.is_disturbed:
+        shown.note(goodput_line(found))
+
+
+def finish(
+    start: Start,
+    step: int,
+    stop: StopRequest,
+    events: Journal,
+    shown: Display,
+    again: str,
+) -> int:
+    """Say how it went, and that `again` goes on from there; return the exit code."""
+    run_dir, num_steps = start.config.run_dir, start.config.steps
+    if step < num_steps:
+        grace = {} if stop.grace_s is None else {"grace_s": stop.grace_s}
+        event(events, "preempted", step, reason=stop.reason, **grace)
+        state = "state saved" if step else "nothing saved yet"
+        shown.note(
+            f"stopped by {stop.reason} at step {step} of {num_steps}, {state} in "
+            f"{run_dir}; {again} goes on from there"
+        )
+        return PREEMPTED
+    event(events, "finished", step)
+    lines = read_journal(run_dir / rundir.METRICS)
+    last = next(line for line in reversed(lines) if "val_loss" in line)
+    speeds = [line["tokens_per_s"] for line in lines if "loss" in line]
+    # no step's line is there if metrics.jsonl was lost after the last step
+    speed = f", median tokens_per_s {median(speeds):,.0f}" if speeds else ""
+    shown.note(
+        f"done: {num_steps} steps, val_loss {last['val_loss']:.4f}, val_bits_per_byte "
+        f"{last['val_bits_per_byte']:.4f}{speed}"
+    )
+    shown.note(
+        f"metrics, settings and checkpoints are in {run_dir}; {again} with more "
+        "--steps goes on from there"
+    )
+    return DONE
+
+
+def event(events: Journal, name: str, step: int, **details: Any) -> None:
+    """Append what happened to events.jsonl."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    events.append({"event": name, "step": step, "time": now, **details})

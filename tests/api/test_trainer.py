@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Trainer`: the run of the command, in parts, with the same numbers."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import hetjax
+from hetjax.cluster.cluster import Cluster, Node
+from hetjax.cluster.files import load_cluster
+from hetjax.errors import BadInput, Failed
+from hetjax.models.presets import MODEL_CONFIGS
+from hetjax.report.metrics import Metrics
+from hetjax.training.local import LocalDriver
+from hetjax.training.placement import has_room
+from hetjax.training.presets import PRESETS
+from hetjax.training.run import run
+from tests.training.small import (
+    MODEL,
+    MODEL_CONFIG,
+    ONE_REPLICA,
+    ONE_STAGE,
+    SIX,
+    TWO_REPLICAS,
+    lines,
+    small_preset,
+)
+
+# for tests that allow rounding: only else a resumed run has the same bits
+quickly = pytest.mark.usefixtures("quick_compiling")
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Makes a folder for the run of preset `small`; returns that of the run."""
+    monkeypatch.setitem(MODEL_CONFIGS, "small", MODEL_CONFIG)
+
+    def made(name: str) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        preset = small_preset(folder)
+        monkeypatch.setitem(PRESETS, "small", lambda: preset)
+        return preset.config.run_dir
+
+    return made
+
+
+def numbers(run_dir: Path) -> list[tuple[float, ...]]:
+    """All numbers of `metrics.jsonl` but those of the clock."""
+    keys = ("step", "loss", "grad_norm", "learning_rate", "val_loss")
+    return [
+        tuple(line[key] for key in keys if key in line)
+        for line in lines(run_dir / "metrics.jsonl")
+    ]
+
+
+def test_a_run_in_parts_has_the_numbers_of_the_command(make: Callable[..., Path]):
+    whole = make("whole")
+    preset = PRESETS["small"]()
+    assert run(preset.config, preset, MODEL) == 0
+    parts = make("parts")
+    with hetjax.Trainer("small") as trainer:
+        assert trainer.plan == TWO_REPLICAS
+        assert trainer.fit(3).metrics[-1]["step"] == 3
+        assert trainer.fit(2).metrics[-1]["step"] == 5
+    with hetjax.Trainer("small") as trainer:  # goes on from the checkpoint
+        trainer.fit()
+        assert trainer.fit().metrics[-1]["step"] == 10  # nothing is left to do
+    assert numbers(parts) == numbers(whole)
+    assert trainer.metrics == lines(parts / "metrics.jsonl")
+    assert list((parts / "checkpoints").iterdir())
+
+
+@quickly
+def test_state_can_be_looked_at_before_between_and_after(make: Callable[..., Path]):
+    run_dir = make("a")
+    with hetjax.Trainer("small") as trainer:
+        before = trainer.sample("The", num_tokens=4)
+        assert (
+            before.startswith("The") and trainer.sample("The", num_tokens=4) == before
+        )
+        assert trainer.metrics == []
+        trainer.fit(3)
+        line = trainer.evaluate()
+        assert line["step"] == 3 and line["val_bits_per_byte"] > 0
+        assert trainer.evaluate() == line
+        trainer.fit()
+    evaluated = [x["step"] for x in lines(run_dir / "metrics.jsonl") if "val_loss" in x]
+    assert evaluated == [0, 3, 5, 10]
+    with hetjax.Trainer("small") as trainer:  # which is done
+        assert trainer.evaluate()["step"] == 10
+        assert trainer.sample(num_tokens=0) == ""
+    with pytest.raises(BadInput, match="evaluation.temperature"):
+        trainer.sample(temperature=-1.0)
+
+
+@quickly
+def test_a_directory_is_held_until_close(make: Callable[..., Path]):
+    make("a")
+    first, second = hetjax.Trainer("small"), hetjax.Trainer("small")
+    first.fit(1)
+    with pytest.raises(BadInput, match="is in use by process"):
+        second.fit(1)
+    first.close()
+    assert [line["step"] for line in second.fit(1).metrics if "loss" in line] == [1, 2]
+    second.close()
+    first.fit(1)  # a trainer that was closed opens its run again
+    assert [line["step"] for line in first.metrics if "loss" in line] == [1, 2, 3]
+    first.close()
+
+
+@quickly
+def test_after_an_error_it_goes_on_from_the_checkpoint(
+    make: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+):
+    make("a")
+    trainer = hetjax.Trainer("small")
+    trainer.fit(2)
+
+    def full(self: LocalDriver, step: int) -> bool:
+        raise OSError(28, "No space left on device", "a file")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalDriver, "save", full)
+        with pytest.raises(Failed, match="make room on that disk"):
+            trainer.fit(2)
+    trainer.fit(1)
+    assert [x["step"] for x in trainer.metrics if "loss" in x] == [1, 2, 3]
+    trainer.close()
+
+
+@quickly
+def test_cluster_and_plan_may_be_values(make: Callable[..., Path]):
+    run_dir = make("a")
+    with hetjax.Trainer(
+        "small", cluster=load_cluster(SIX), plan=ONE_REPLICA
+    ) as trainer:
+        trainer.fit(1)
+        assert trainer.plan == ONE_REPLICA
+    assert hetjax.load_plan(run_dir / "plan.json") == ONE_REPLICA
+    with hetjax.Trainer("small", plan=ONE_STAGE, seed=0) as trainer:
+        assert trainer.plan == ONE_STAGE
+    with pytest.raises(BadInput, match="the given plan: global_batch = 6"):
+        hetjax.Trainer("small", plan=ONE_STAGE, global_batch=12, run_dir="new").fit()
+
+
+def test_they_may_be_files_too(make: Callable[..., Path]):
+    folder = make("a").parent
+    hetjax.save_plan(ONE_STAGE, folder / "one.json")
+    trainer = hetjax.Trainer("small", cluster=SIX, plan=str(folder / "one.json"))
+    assert (trainer.config.cluster, trainer.plan) == (SIX, ONE_STAGE)
+    trainer.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"stpes": 3}, "did you mean 'steps'"),
+        ({"steps": "many"}, "settings.steps"),
+        ({"steps": 0}, "steps = 0"),
+        ({"optimizer": {"learning_rte": 1.0}}, "did you mean 'learning_rate'"),
+        ({"optimizer": 3}, "settings.optimizer"),
+        ({"cluster": "nowhere.toml"}, "nowhere.toml"),
+        ({"plan": "nowhere.json"}, "nowhere.json"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_three_parts(
+    changes: dict, said: str, make: Callable[..., Path]
+):
+    run_dir = make("a")
+    with pytest.raises(BadInput, match=said) as refused:
+        hetjax.Trainer("small", **changes).fit()
+    assert refused.value.got and refused.value.allowed and refused.value.fix
+    assert not run_dir.exists()
+
+
+def test_settings_change_by_keyword_and_the_others_stay(make: Callable[..., Path]):
+    make("a")
+    before = PRESETS["small"]().config
+    config = hetjax.Trainer("small", steps=7, optimizer={"beta1": 0.5}).config
+    assert (config.steps, config.optimizer.beta1) == (7, 0.5)
+    assert config.optimizer.learning_rate == before.optimizer.learning_rate
+    assert config.data == before.data
+    assert hetjax.Trainer(config, steps=8).config.optimizer.beta1 == 0.5
+
+
+@pytest.mark.parametrize(("count", "fits"), [(16, True), (17, False)])
+def test_a_process_in_which_jax_runs_simulates_what_it_has_devices_for(
+    count: int, fits: bool, make: Callable[..., Path]
+):
+    make("a")
+    preset = PRESETS["small"]()
+    cluster = Cluster(name="c", nodes=(Node(name="a", device="H20", count=count),))
+    assert has_room(preset.config, preset, cluster) == fits
+    assert has_room(preset.config, preset)
+
+
+def test_metrics_are_a_list_with_pandas_and_without(monkeypatch: pytest.MonkeyPatch):
+    metrics = Metrics([{"step": 1, "loss": 2.5}, {"step": 1, "val_loss": 2.0}])
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(BadInput, match="hetjax\\[notebook\\]"):
+        metrics.frame()
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=list))
+    assert metrics.frame() == [*metrics]
+    assert isinstance(metrics, list)
+    html = metrics._repr_html_()
+    assert html.count("<tr>") == 3 and "<td>2.5</td>" in html

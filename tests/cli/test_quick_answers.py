@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Help and refusals come before anything is imported that takes seconds.
+
+No clock: what is imported is what takes long, and is the same on every machine.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hetjax.__main__ import COMMANDS
+
+SLOW = {"cvxpy", "flax", "grain", "jax", "optax", "orbax", "ray", "scipy", "matplotlib"}
+HELP = [[name, "--help"] for name in COMMANDS]
+REFUSED = [
+    ["tain"],
+    ["train", "tiny", "--stepz", "3"],
+    ["train", "tiny", "--steps", "many"],
+    ["train", "tini"],
+    ["train", "tiny", "--cluster", "missing.toml"],
+    ["train", "tiny", "--plan", "missing.json"],
+    ["train", "tiny", "--profile", "missing.json"],
+    ["train", "tiny", "--data.path", "missing.txt"],
+    ["train", "tiny", "--run-dir", "a-file"],
+    ["plan", "tiny", "--outptu", "plan.json"],
+    ["plan", "tiny", "--cluster", "missing.toml"],
+    ["plan", "tiny", "--profile", "missing.json"],
+    ["plan", "tiny", "--from", "missing.json"],
+    ["plan", "tiny", "--output", "missing/plan.json"],
+    ["plan", "tiny", "--report", "missing/plan.html"],
+    ["simulate", "tiny", "--scheduel", "1f1b"],
+    ["simulate", "missing.json"],
+    ["simulate", "a-file"],
+    ["simulate", "tiny", "--cluster", "missing.toml"],
+    ["simulate", "tiny", "--profile", "missing.json"],
+    ["simulate", "tiny", "--trace", "missing/trace.json"],
+    ["profile", "tiny", "--tensro", "2"],
+    ["profile", "tiny", "--cluster", "missing.toml"],
+    ["profile", "tiny", "--output", "missing/profile.json"],
+    ["profile", "tiny", "--output", "a-file"],
+    ["preempt", "missing"],
+    ["preempt", "missing", "--noed", "a"],
+]
+
+
+def told(folder: Path, words: list[str]) -> tuple[int, set[str], str]:
+    """Exit code, the names of all that was imported, and what was said of an error."""
+    script = (
+        "import sys\n"
+        "from hetjax.__main__ import main\n"
+        "code = 1\n"
+        "try:\n"
+        f"    code = main({words!r})\n"
+        "except SystemExit as ended:\n"
+        "    code = ended.code or 0\n"
+        "finally:\n"
+        "    open('imported', 'w').write(' '.join(sys.modules))\n"
+        "sys.exit(code)\n"
+    )
+    (folder / "a-file").write_text("{}")
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=folder, capture_output=True, text=True
+    )
+    modules = (folder / "imported").read_text().split()
+    return done.returncode, {name.partition(".")[0] for name in modules}, done.stderr
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--help"], *HELP])
+def test_help_is_there_at_once(words: list[str], tmp_path: Path):
+    code, imported, error = told(tmp_path, words)
+    assert (code, error) == (0, "")
+    assert not SLOW & imported
+
+
+@pytest.mark.parametrize("name", ["train", "plan", "profile"])
+def test_help_on_the_options_of_a_preset_is_there_at_once(name: str, tmp_path: Path):
+    code, imported, error = told(tmp_path, [name, "tiny", "--help"])
+    assert (code, error) == (0, "")
+    assert not SLOW & imported
+
+
+@pytest.mark.parametrize("words", REFUSED, ids=" ".join)
+def test_what_cannot_be_is_refused_at_once(words: list[str], tmp_path: Path):
+    code, imported, error = told(tmp_path, words)
+    assert code == 2
+    parts = [line.partition(":")[0] for line in error.splitlines()]
+    assert parts == ["error", "got", "allowed", "fix"], error
+    assert not SLOW & imported
+
+
+def test_import_hetjax_imports_nothing_else(tmp_path: Path):
+    script = "import sys, hetjax; dir(hetjax); print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True
+    )
+    imported = {name for name in done.stdout.split() if name.startswith("hetjax")}
+    assert imported == {"hetjax"}
+    assert not SLOW & {name.partition(".")[0] for name in done.stdout.split()}
