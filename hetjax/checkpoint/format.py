@@ -70,35 +70,34 @@ def step_numbers(directory: Path) -> list[int]:
 
 
 def step_of(name: str) -> int | None:
-    """The step of which this is the name of the directory; None if of none."""
+    """The step whose directory has this name; None if it is no step's."""
     match = _STEP.fullmatch(name)
     return None if match is None else int(match[1])
 
 
 class AttemptNames:
-    """Names for saves of steps: each comes after all that were given or heard of.
+    """Names of attempts to save a step: each sorts after all that are known here.
 
-    The clock only keeps them apart from those that nobody here has heard of: it may
-    have been set back.
+    The clock, which may have been set back, only keeps them apart from unknown ones.
     """
 
-    def __init__(self, heard: Iterable[str] = ()) -> None:
+    def __init__(self, known: Iterable[str] = ()) -> None:
         self._last = 0
-        self.hear(heard)
+        self.note(known)
 
-    def hear(self, names: Iterable[str]) -> None:
-        """Names that are there already; what is none of ours is passed over."""
+    def note(self, names: Iterable[str]) -> None:
+        """Take note of names that exist already; what is not such a name is ignored."""
         ours = (int(name, 16) for name in names if _ATTEMPT.fullmatch(name))
         self._last = max([self._last, *ours])
 
     def new(self) -> str:
-        """A name for a save."""
+        """The name of the next attempt."""
         self._last = max(self._last + 1, time.time_ns())
         return f"{self._last:016x}"
 
 
 def leaf_names(entry: Entry) -> list[str]:
-    """Names of the entry's leaves in slice order; an array without elements has none.
+    """Names of the entry's leaves in slice order; an empty array has none.
 
     >>> leaf_names(Entry("params.head.w", (4, 6), np.dtype("float32"), (1, 2)))
     ['params.head.w.0of2', 'params.head.w.1of2']
@@ -108,7 +107,7 @@ def leaf_names(entry: Entry) -> list[str]:
 
 
 def split_leaves(entry: Entry, value: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """The entry's leaves with their values: views, nothing is copied."""
+    """The entry's leaves with their values, which are views: nothing is copied."""
     assert value.shape == entry.shape and value.dtype == entry.dtype, entry
     value = np.asarray(value)  # NumPy makes a scalar of an array's last dim
     names, dim = leaf_names(entry), entry.slices[0]
@@ -124,7 +123,7 @@ def join_leaves(entry: Entry, parts: list[np.ndarray]) -> np.ndarray:
 
 
 def leaf_tree(named: Iterable[tuple[str, np.ndarray]]) -> dict[str, Any]:
-    """Nested dicts, of which Orbax joins the keys with dots: again the leaf names."""
+    """Nested dicts whose keys, joined with dots as Orbax does, are the leaf names."""
     root: dict[str, Any] = {}
     for name, value in named:
         *path, last = name.split(".")
@@ -184,7 +183,7 @@ def to_text(manifest: Manifest) -> str:
 def from_text(text: str) -> Manifest:
     """The manifest of a text; ValueError where it is damaged or of another version.
 
-    Its checksum shows damage, not who wrote it: its names are checked all the same.
+    The checksum detects damage, not forgery, so the names are checked as well.
     """
     try:
         body = json.loads(text)
@@ -211,9 +210,9 @@ def from_text(text: str) -> Manifest:
 
 
 def attempt(host: Mapping[str, Any]) -> str:
-    """Which save of a step the manifests with this `host` are of; later ones are more.
+    """The attempt to save a step that a manifest belongs to; later ones sort higher.
 
-    A step that is done again after a loss, by another plan, is saved with other bits.
+    A step that is repeated after a loss, under another plan, is saved with other bits.
     """
     return str(host.get("attempt", ""))
 
@@ -235,7 +234,7 @@ def record_of_bytes(data: bytes) -> FileRecord:
 
 
 def size_mismatch(path: Path, expected: FileRecord) -> str | None:
-    """What is wrong with the file at a glance: missing, or of another size."""
+    """How the file differs at a glance: it is missing, or has another size."""
     try:
         size_bytes = path.stat().st_size
     except OSError as error:
@@ -246,7 +245,7 @@ def size_mismatch(path: Path, expected: FileRecord) -> str | None:
 
 
 def mismatch(path: Path, expected: FileRecord) -> str | None:
-    """What is wrong with the file after reading all of it."""
+    """How the file differs from its record, after reading all of it."""
     if wrong := size_mismatch(path, expected):
         return wrong
     try:

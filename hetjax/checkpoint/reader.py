@@ -151,7 +151,7 @@ class Checkpoint:
 
 
 def newest(directory: Path, before: int | None = None) -> Checkpoint | None:
-    """The newest complete checkpoint; None where no save was ever committed.
+    """The newest complete checkpoint; None if no save was ever committed.
 
     Only steps `before` one count, where that is given. Warns of each newer one that is
     damaged; raises DamagedCheckpoint if all are.
@@ -189,10 +189,10 @@ def attempts(directory: Path) -> list[str]:
 
 
 def partial_checkpoints(directory: Path) -> list[Checkpoint]:
-    """What is left of each save of each step, whether or not all its parts are here.
+    """What this disk has of each save of each step, complete or not.
 
-    For disks that hold the parts of some workers. Slices with a missing or short file
-    are left out, and so is, with a warning, what cannot be used.
+    It may hold the parts of some workers only. Slices with a missing or short file are
+    left out; what cannot be used at all is left out with a warning.
     """
     found = []
     for step in step_numbers(directory):
@@ -249,9 +249,9 @@ def _is_complete(path: Path) -> bool:
 
 
 def _manifests(path: Path) -> list[Manifest]:
-    """The manifests of all workers of a step; empty where a save was not finished.
+    """The manifests of all workers of a step; empty if the save was not finished.
 
-    Of several saves of the step the latest. Raises DamagedCheckpoint where a manifest
+    Of several saves of the step, the latest. Raises DamagedCheckpoint where a manifest
     or the size of a file is wrong.
     """
     files = sorted(path.glob(f"*/{MANIFEST}"))
@@ -265,7 +265,7 @@ def _manifests(path: Path) -> list[Manifest]:
 
 
 def _complete_save(manifests: Sequence[Manifest]) -> list[Manifest]:
-    """Those that are not alone of all that took part with them."""
+    """The manifests of which all workers that took part are present."""
     present = {manifest.worker for manifest in manifests}
     return [m for m in manifests if present.issuperset(m.workers)]
 

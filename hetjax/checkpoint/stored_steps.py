@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps in a store: which of them are whole, and fetching what of them is missing here.
+"""Steps in a store: which are complete, and fetching what is missing here.
 
     <store>/step_00000010/<worker>/...  as on disk, the manifest last
     <store>/step_00000010/COMMIT        once the manifests of all its workers are there
@@ -92,9 +92,9 @@ def manifests(store: Store, step: int) -> list[Manifest]:
 def commit(store: Store, step: int, workers: Iterable[str]) -> None:
     """Write COMMIT if the manifests of all workers of the step are there.
 
-    A worker may remove its part meanwhile (remains of a run that was given up): its
-    manifest goes before it looks for COMMIT, ours comes before we look for its
-    manifest; so one of us sees the other, and COMMIT does not stay.
+    Meanwhile a worker may remove its part, left by an earlier run. It removes its
+    manifest before it looks for COMMIT, and we write COMMIT before we look for its
+    manifest: one of the two sees the other, and COMMIT does not stay.
     """
     for _ in range(_NUM_COMMITS):
         text = _commit_text(store, step, workers)
@@ -109,8 +109,8 @@ def commit(store: Store, step: int, workers: Iterable[str]) -> None:
 def _commit_text(store: Store, step: int, workers: Iterable[str]) -> str | None:
     """The content of COMMIT; None while the manifest of a worker is missing.
 
-    A manifest that names other workers, or another attempt than another manifest, is of
-    a run that was given up: its worker will replace it.
+    A manifest of other workers, or of another attempt than the rest, was left by an
+    earlier run: its worker will replace it.
     """
     checksums, hosts = {}, []
     for worker in sorted(workers):
@@ -158,7 +158,7 @@ def _parse(store: Store, step: int, worker: str, text: str) -> Manifest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FetchResult:
-    """A step that is whole on the disk now, and what came from where."""
+    """A step that is now complete on the disk, and how much came from where."""
 
     step: int
     disk_bytes: int
@@ -199,15 +199,15 @@ def fetch(store: Store, directory: Path, step: int) -> FetchResult:
 
 
 def in_store(store: Store | None) -> list[PartialSnapshot]:
-    """What a store has of each committed step; nothing if there is no store.
+    """What the store has of each committed step; nothing if there is no store.
 
-    A step that cannot be used is left out, with a warning.
+    A step that cannot be used is left out with a warning.
     """
     found = []
     for step in [] if store is None else committed_steps(store):
         assert store is not None
         try:
-            step_ = merge(Path(), manifests(store, step))
+            merged = merge(Path(), manifests(store, step))
         except (CorruptData, DamagedCheckpoint, FileNotFoundError) as damage:
             warnings.warn(f"step {step} in {store} is not used: {damage}", stacklevel=2)
             continue
@@ -215,18 +215,18 @@ def in_store(store: Store | None) -> list[PartialSnapshot]:
             PartialSnapshot(
                 worker=CLOUD,
                 tier="cloud",
-                save=(step, step_.attempt),
-                leaves=frozenset(step_.leaves),
-                host=step_.host,
+                save=(step, merged.attempt),
+                leaves=frozenset(merged.leaves),
+                host=merged.host,
             )
         )
     return found
 
 
 class StoredStep:
-    """A committed step of a store, whose slices are fetched one by one.
+    """A committed step of a store whose slices are fetched one by one.
 
-    Files come into `directory`, which should hold nothing else. Raises
+    Files are put into `directory`, which should hold nothing else. Raises
     FileNotFoundError and Corrupt as `manifests` does.
     """
 

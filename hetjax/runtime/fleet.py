@@ -244,7 +244,7 @@ class Fleet:
 
     def hear_saves(self, attempts: Iterable[str]) -> None:
         """What is there already: later saves are named after it."""
-        self._new_attempts.hear(attempts)
+        self._new_attempts.note(attempts)
 
     def wait_saved(self) -> None:
         """Return once no checkpoint is being written."""

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
@@ -82,6 +83,21 @@ def test_zeros_and_arrays_without_elements_are_kept(tmp_path: Path) -> None:
         (Entry("opt.0.nu.head.none", (0, 4), none.dtype, (1, 4)), none),
     ]
     save(tmp_path, 3, state)
+    assert_same(Checkpoint.open(tmp_path), state)
+
+
+def test_older_saves_without_a_file_for_a_slice_of_zeros_are_read(
+    tmp_path: Path,
+) -> None:
+    zeros = np.zeros((4, 4), np.float32)
+    state = [(Entry("opt.0.nu.head.w", (4, 4), zeros.dtype, (1, 2)), zeros)]
+    save(tmp_path, 3, state)
+    part = tmp_path / "step_00000003/embedded"
+    manifest = from_text((part / "manifest.json").read_text())
+    [chunk] = [name for name in manifest.files if name.endswith("1of2/c.0.0")]
+    (part / chunk).unlink()
+    files = {name: f for name, f in manifest.files.items() if name != chunk}
+    (part / "manifest.json").write_text(to_text(replace(manifest, files=files)))
     assert_same(Checkpoint.open(tmp_path), state)
 
 

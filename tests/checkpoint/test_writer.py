@@ -126,11 +126,15 @@ def test_a_failed_save_over_a_step_leaves_the_first(
 
 
 def test_a_healthy_save_says_nothing(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    recwarn: pytest.WarningsRecorder,
 ) -> None:
     with Saver(tmp_path, "embedded") as saver:
         saver.save(1, state_of(1), {})
     assert list(recwarn) == [] and "".join(capfd.readouterr()) == ""
+    assert [entry.getMessage() for entry in caplog.records] == []
 
 
 def test_opening_removes_unfinished_steps_and_nothing_else(tmp_path: Path) -> None:

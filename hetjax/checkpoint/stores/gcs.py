@@ -145,9 +145,9 @@ class GcsStore:
         self._compare(name, record)
 
     def _compare(self, name: str, expected: FileRecord) -> None:
-        """Pass if the object is the one we want: another's, or our own attempt.
+        """Pass if the object is the one we want: a peer's, or our own from before.
 
-        A reply that is lost after the upload took effect ends up here, too.
+        An upload whose reply was lost ends up here, too.
         """
         blob = self._blob(name)
         with _errors_translated(self._url(name)):
@@ -187,7 +187,7 @@ class GcsStore:
             self._blob(name).delete(**self._transfer_options())
 
     def _transfer_options(self, size_bytes: int = 0) -> dict[str, Any]:
-        """The client's own attempts only where they go on from what was transferred."""
+        """Timeout and retry; the client retries only where it resumes a transfer."""
         retry = self._retry_chunk if size_bytes > _RESUMABLE_BYTES else None
         return {"timeout": self._timeout_s, "retry": retry}
 
@@ -252,7 +252,7 @@ def open_bucket(
 
 @contextmanager
 def _errors_translated(url: str) -> Iterator[None]:
-    """Tell the client's errors by what follows from them."""
+    """Raise our errors for the client's, by what follows from them."""
     try:
         yield
     except PreconditionFailed:

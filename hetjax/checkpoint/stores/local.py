@@ -103,9 +103,9 @@ class FileStore:
             self._limit.lift()
 
     def remove_old_parts(self) -> None:
-        """Remove what puts left that were killed long ago; others may be at work.
+        """Remove files of uploads that were killed long ago; others may be running.
 
-        It is the store's clock that tells what is long ago: ours may be wrong.
+        What is long ago is told by the store's clock: ours may be wrong.
         """
         probe = self._part()
         probe.touch()
@@ -122,7 +122,7 @@ class FileStore:
         return building / uuid.uuid4().hex
 
     def _link(self, part: Path, target: Path, expected: FileRecord) -> None:
-        """Put a whole file in place, unless there is one: what no rename can do."""
+        """Put a complete file in place unless there is one, which no rename can do."""
         if record_of_file(part) != expected:
             raise CorruptData(f"{part}, to be {target}, is not what was written")
         for _ in range(_NUM_LINKS):

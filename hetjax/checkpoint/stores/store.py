@@ -32,7 +32,7 @@ _T = TypeVar("_T")
 class Store(Protocol):
     """Named objects that are created once; safe to use from several threads.
 
-    What fails for good raises `StoreError`: which object, how often it was tried, why.
+    What fails for good raises StoreError: which object, how often it was tried, why.
     """
 
     def put(self, name: str, path: Path, record: FileRecord) -> None:
@@ -63,7 +63,7 @@ class Store(Protocol):
         ...
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove objects in this order; those that are not there are passed over."""
+        """Remove objects in this order; missing ones are skipped."""
         ...
 
     def lift_limit(self) -> None:
@@ -88,7 +88,7 @@ class Conflict(BadInput):
 
 
 class TransientError(Exception):
-    """A fault that may be gone at the next attempt."""
+    """A fault that may not occur at the next attempt."""
 
 
 class BandwidthLimit:
@@ -112,7 +112,7 @@ class BandwidthLimit:
         self._lifted.wait(self.reserve(num_bytes, time.monotonic()))
 
     def lift(self) -> None:
-        """Let all bytes pass from now on, those that wait too."""
+        """Let all bytes pass from now on, including those that wait."""
         self._lifted.set()
 
 
@@ -120,7 +120,7 @@ def retry(what: str, attempt: Callable[[], _T], pause_s: float) -> _T:
     """Try until it works: up to NUM_ATTEMPTS times, pauses doubling from `pause_s`.
 
     Only `TransientError` and `CorruptData` are tried again; pauses are random up to
-    their limit, so that many workers do not come back all at once.
+    their limit, so that many workers do not return all at once.
     """
     for number in range(1, NUM_ATTEMPTS + 1):
         try:
@@ -170,10 +170,10 @@ def conflict(url: str, found: str, expected: FileRecord) -> Conflict:
 
 
 class TimeLimitedStore:
-    """A store of which each call ends: as it should, or with StoreError at its limit.
+    """A store whose every call ends: with its result, or with StoreError at its limit.
 
-    That is CALL_S, and for a file the time that it takes at the slowest rate besides;
-    `bytes_per_s` is the limit that uploads share.
+    The limit is CALL_S, and for a file also the time that it takes at the slowest rate.
+    `bytes_per_s` is the bandwidth that uploads share.
     """
 
     def __init__(self, store: Store, bytes_per_s: float | None = None) -> None:
@@ -216,19 +216,19 @@ class TimeLimitedStore:
 
 
 def within(limit_s: float, what: str, act: Callable[[], _T]) -> _T:
-    """What `act` returns or raises; StoreError naming what was waited for too long."""
-    told: Future[_T] = Future()
+    """What `act` returns or raises; after `limit_s` StoreError, naming `what`."""
+    outcome: Future[_T] = Future()
 
     def work() -> None:
         try:
-            told.set_result(act())
+            outcome.set_result(act())
         except BaseException as error:
-            told.set_exception(error)
+            outcome.set_exception(error)
 
     threading.Thread(target=work, daemon=True, name="store").start()
     try:
-        return told.result(limit_s)
+        return outcome.result(limit_s)
     except TimeoutError as error:
-        if told.done():  # it is the store's own
+        if outcome.done():  # it is the store's own
             raise
         raise StoreError(f"{what}: no answer within {limit_s:.0f} s") from error
