@@ -18,8 +18,8 @@ from typing import Literal
 import numpy as np
 
 from hetjax.errors import NoFeasiblePlan
+from hetjax.planner.bound.completion import least_work
 from hetjax.planner.bound.feasibility import fits
-from hetjax.planner.bound.partial_pipelines import least_work
 from hetjax.planner.bound.pricing import solve_pricing
 from hetjax.planner.bound.restricted_master import (
     STRICT,

@@ -145,6 +145,17 @@ def _places(p: Problem, form: Form) -> tuple[Ints, Ints, Ints]:
     return place_IJ, starts[firsts], ends[firsts]
 
 
+def least_work(p: Problem, duals_R: Floats) -> Floats:
+    """Return cost times seconds of a microbatch, at least, by microbatch size.
+
+    inf at a size at which some layer fits nowhere.
+    """
+    cost_O1 = (p.taken_OR @ duals_R)[:, None]
+    fits_BOL = np.isfinite(p.layer_s_BOL)
+    work_BOL = np.where(fits_BOL, p.layer_s_BOL, 0.0) * cost_O1
+    return np.where(fits_BOL, work_BOL, np.inf).min(axis=1).sum(axis=1)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CompletionQueries:
     """What is asked of the layers before a stage.

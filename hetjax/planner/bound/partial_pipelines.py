@@ -69,17 +69,6 @@ class PricingProgram:
     serves_hops: bool
 
 
-def least_work(p: Problem, duals_R: Floats) -> Floats:
-    """Return cost times seconds of a microbatch, at least, by microbatch size.
-
-    inf at a size at which some layer fits nowhere.
-    """
-    cost_O1 = (p.taken_OR @ duals_R)[:, None]
-    fits_BOL = np.isfinite(p.layer_s_BOL)
-    work_BOL = np.where(fits_BOL, p.layer_s_BOL, 0.0) * cost_O1
-    return np.where(fits_BOL, work_BOL, np.inf).min(axis=1).sum(axis=1)
-
-
 def pricing_program(
     p: Problem,
     form: Form,

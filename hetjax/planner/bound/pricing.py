@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetjax.planner.bound.completion import slack_at
+from hetjax.planner.bound.completion import least_work, slack_at
 from hetjax.planner.bound.intervals import halved, initial_intervals, refined
 from hetjax.planner.bound.labels import Labels
 from hetjax.planner.bound.partial_pipelines import (
@@ -25,7 +25,6 @@ from hetjax.planner.bound.partial_pipelines import (
     bound_ratios,
     grown_labels,
     interval_bound_ratios,
-    least_work,
     pricing_program,
     template_of,
 )
