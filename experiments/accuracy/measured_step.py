@@ -52,7 +52,7 @@ from hetjax.models.llama import LlamaConfig, llama_model
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.plans.schedules import default_launch_ahead
-from hetjax.runtime.embedded import Embedded
+from hetjax.runtime.stage_runtime import StageRuntime
 from hetjax.schedule.action import Action
 from hetjax.schedule.lower import lower
 from hetjax.schedule.simulator import simulate
@@ -194,7 +194,7 @@ class Run:
         nodes = {n: [d] for n, d in zip(NODES, jax.devices(), strict=True)}
         rule = optimizer(preset.config.optimizer, preset.config.steps)
         clip_norm = preset.config.optimizer.clip_norm
-        self.runtime = Embedded(plan, model, nodes, rule, clip_norm=clip_norm)
+        self.runtime = StageRuntime(plan, model, nodes, rule, clip_norm=clip_norm)
         self.runtime.initialise(0)
         self.batch = random_batch(plan, model.vocab_size)
 

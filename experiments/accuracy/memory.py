@@ -40,8 +40,8 @@ from hetjax.models.llama import LlamaConfig, llama_model
 from hetjax.models.model import Model
 from hetjax.models.moe import Routing
 from hetjax.plans.plan import LayerRange, Plan, Remat, Replica, Stage, StageMesh
-from hetjax.runtime.embedded import Embedded
-from hetjax.runtime.worker import StageState
+from hetjax.runtime.executor import StageState
+from hetjax.runtime.stage_runtime import StageRuntime
 
 NUM_BLOCKS = 6
 LEAST, MOST = -0.02, 0.10
@@ -178,7 +178,7 @@ def compared(case: Case) -> Iterator[dict[str, Any]]:
     model, plan = model_of(case), plan_of(case)
     optimizer = optax.adamw(1e-3)
     devices = {"n": jax.devices()}
-    run = Embedded(plan, model, devices, optimizer, dtype=case.dtype)
+    run = StageRuntime(plan, model, devices, optimizer, dtype=case.dtype)
     for s, layers in enumerate(case.cuts):
         memory = stage_memory(
             plan,

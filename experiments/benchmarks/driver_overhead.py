@@ -28,7 +28,7 @@ import optax
 from experiments.benchmarks.one_jit import even_pipeline, one_jit, random_batch
 from hetjax.mesh.simulated import simulate_devices
 from hetjax.models.llama import LlamaConfig, llama_model
-from hetjax.runtime.embedded import Embedded
+from hetjax.runtime.stage_runtime import StageRuntime
 from hetjax.schedule.action import Action
 
 CLIP_NORM = 1.0
@@ -62,7 +62,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     size, count = arguments.microbatch_size, arguments.microbatches
     devices = jax.devices()
     plan = even_pipeline(model, 4, count, size)
-    pipeline = Embedded(plan, model, {"node": devices}, optimizer, clip_norm=CLIP_NORM)
+    pipeline = StageRuntime(
+        plan, model, {"node": devices}, optimizer, clip_norm=CLIP_NORM
+    )
     pipeline.initialise(0)
     whole = even_pipeline(model, 1, count, size)
     (params, state), train = one_jit(

@@ -14,7 +14,8 @@ import optax
 
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan, Remat, Replica, Stage
-from hetjax.runtime.embedded import Batch, Embedded
+from hetjax.runtime.feeding import Batch
+from hetjax.runtime.stage_runtime import StageRuntime
 from hetjax.stage import function as mathematics
 
 
@@ -54,7 +55,7 @@ def one_jit(
     dtype: str = "float32",
 ) -> tuple[tuple[Any, Any], Any]:
     """(state, step): step(params, opt_state, *batch) -> (params, opt_state, loss)."""
-    whole = Embedded(plan, model, {"node": [device]}, optimizer, dtype=dtype)
+    whole = StageRuntime(plan, model, {"node": [device]}, optimizer, dtype=dtype)
     whole.initialise(0)
     (held,) = whole.stages.values()
     function, params = held.programs.function, held.masters

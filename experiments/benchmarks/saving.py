@@ -39,7 +39,7 @@ from hetjax.checkpoint.writer import Saver
 from hetjax.mesh.simulated import simulate_devices
 from hetjax.models.llama import LlamaConfig, llama_model
 from hetjax.models.model import Model
-from hetjax.runtime.embedded import Embedded
+from hetjax.runtime.stage_runtime import StageRuntime
 
 NUM_THREADS = 4
 WINDOW_STEPS = 20
@@ -80,9 +80,9 @@ def small() -> Model:
     )
 
 
-def runtime(model: Model, microbatches: int = 1) -> Embedded:
+def runtime(model: Model, microbatches: int = 1) -> StageRuntime:
     plan = even_pipeline(model, 1, microbatches, MICROBATCH_SIZE)
-    return Embedded(plan, model, {"node": jax.devices()}, optax.adamw(1e-3))
+    return StageRuntime(plan, model, {"node": jax.devices()}, optax.adamw(1e-3))
 
 
 def random_state(model: Model) -> State:
@@ -174,7 +174,7 @@ def _ratio_of_means(times: Sequence[tuple[float, float]]) -> float:
     return sum(w for w, _ in times) / sum(n for _, n in times)
 
 
-def window(run: Embedded, saver: Saver | None, number: int) -> float:
+def window(run: StageRuntime, saver: Saver | None, number: int) -> float:
     """Mean seconds per step; with a saver a checkpoint comes first, as in the loop."""
     batch = random_batch(run.plan, run.model.vocab_size)
     first = number * WINDOW_STEPS

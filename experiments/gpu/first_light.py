@@ -37,7 +37,8 @@ from experiments.benchmarks.one_jit import even_pipeline, one_jit, random_batch
 from hetjax.costs.flops import forward_flops
 from hetjax.models.presets import model_preset
 from hetjax.plans.plan import Plan, Replica, Stage
-from hetjax.runtime.embedded import Batch, Embedded
+from hetjax.runtime.feeding import Batch
+from hetjax.runtime.stage_runtime import StageRuntime
 
 CLIP_NORM = 1.0
 TRANSFER_BYTES = (1 << 20, 16 << 20, 64 << 20)
@@ -64,7 +65,7 @@ def speed(arguments: argparse.Namespace, device: jax.Device) -> dict[str, Any]:
     options: dict[str, Any] = {"clip_norm": CLIP_NORM, "dtype": "bfloat16"}
     batch = random_batch(plan, model.vocab_size)
     ours_s = _runtime_step_s(
-        Embedded(plan, model, {"node": [device]}, optimizer, **options),
+        StageRuntime(plan, model, {"node": [device]}, optimizer, **options),
         arguments.steps,
         batch,
     )
@@ -91,7 +92,7 @@ def speed(arguments: argparse.Namespace, device: jax.Device) -> dict[str, Any]:
     }
 
 
-def _runtime_step_s(runtime: Embedded, steps: int, batch: Batch) -> float:
+def _runtime_step_s(runtime: StageRuntime, steps: int, batch: Batch) -> float:
     def step(number: int) -> None:
         runtime.step(number, batch)
         jax.block_until_ready([state.params for state in runtime.stages.values()])
@@ -156,7 +157,7 @@ def _loss_and_gradients(
 ) -> tuple[float, dict[str, np.ndarray]]:
     """One step; optax.trace without decay keeps the gradient as its state."""
     model = model_preset(plan.model)
-    runtime = Embedded(plan, model, nodes, optax.trace(decay=0.0))
+    runtime = StageRuntime(plan, model, nodes, optax.trace(decay=0.0))
     runtime.initialise(0)
     loss = runtime.step(0, batch).loss()
     kept = {e.name: v for e, v in runtime.entries() if e.name.startswith("opt.")}

@@ -24,11 +24,11 @@ from hetjax.mesh import axes
 from hetjax.mesh.simulated import simulate_devices
 from hetjax.models.llama import LlamaConfig, llama_model
 from hetjax.plans.files import parse_plan, plan_json
-from hetjax.plans.members import file_name
+from hetjax.plans.members import Members, file_name
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from hetjax.runtime.feeding import Batch
-from hetjax.runtime.island import Island
 from hetjax.runtime.serving import read_post, serve
+from hetjax.runtime.stage_runtime import StageRuntime
 from hetjax.runtime.state import Read
 
 MODEL = llama_model(
@@ -89,7 +89,7 @@ def made_up(seed: int) -> Read:
     return read
 
 
-class WitnessIsland(Island):
+class WitnessRuntime(StageRuntime):
     """Writes the checksum of each leaf that it has; begins with a made-up state."""
 
     directory: Path
@@ -110,7 +110,7 @@ class WitnessIsland(Island):
 
 @dataclass(frozen=True)
 class WitnessWork:
-    island: Island
+    runtime: StageRuntime
 
     def batch(self, step: int) -> Batch:
         raise NotImplementedError("a witness does not train")
@@ -122,15 +122,17 @@ class WitnessWork:
 def witness_work(worker: str, settings: Mapping[str, Any]) -> WitnessWork:
     axes.MIN_SLICE_SIZE = 1  # several slices of an array, without large arrays
     simulate_devices(_NUM_DEVICES)
-    island = WitnessIsland(
-        parse_plan(settings["plan"]),
+    plan = parse_plan(settings["plan"])
+    runtime = WitnessRuntime(
+        plan,
         MODEL,
-        worker,
-        jax.local_devices(),
+        {worker: jax.local_devices()},
         optax.lion(1e-3),
+        worker=worker,
+        members=Members(plan),
     )
-    island.directory = Path(settings["directory"])
-    return WitnessWork(island)
+    runtime.directory = Path(settings["directory"])
+    return WitnessWork(runtime)
 
 
 def main() -> None:

@@ -37,7 +37,7 @@ from hetjax.plans.plan import Plan
 from hetjax.runtime.control import WorkerLost
 from hetjax.runtime.fleet import Fleet
 from hetjax.runtime.messages import Leave, TransportName
-from hetjax.runtime.outcome import StepCommit, StepOutcome
+from hetjax.runtime.outcome import StepCommit
 from hetjax.runtime.recovery import (
     Restored,
     finish_step,
@@ -103,7 +103,7 @@ class FleetDriver:
         self.hurried: Callable[[], bool] = lambda: False
         self._has_given_up = False
 
-    def step(self, number: int, *, traced: bool = False) -> StepOutcome:
+    def step(self, number: int, *, traced: bool = False) -> StepCommit:
         assert number == self._at, (number, self._at)
         if self._terms.recovers and self._is_other(self._terms.membership.now()):
             self._recover_in_place(None)
@@ -117,7 +117,7 @@ class FleetDriver:
             if self._at < number:
                 raise RolledBack(self._at) from lost
             assert self._commit is not None
-            found = self._commit.outcome(self.plan.tokens_per_step)
+            found = self._commit
         self._at = number + 1
         self._strikes.clear()
         return found

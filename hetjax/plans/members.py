@@ -14,20 +14,27 @@ from hetjax.cluster.cluster import Node
 from hetjax.names import is_worker
 from hetjax.plans.plan import Plan, StageKey
 
+EMBEDDED = "embedded"  # the worker of a run in one process, which has all nodes
 Ranks = tuple[tuple[str, ...], ...]  # by data rank, the workers that have its rows
 Share = tuple[tuple[str, ...], tuple[int, ...]]  # workers, and the rows they all have
 
 
 @dataclass(frozen=True)
 class Members:
-    """The workers of a plan; nodes that are not among `nodes` have one host."""
+    """The workers of a plan; nodes that are not among `nodes` have one host.
+
+    If there is an `only` worker, it has all of them.
+    """
 
     plan: Plan
     nodes: tuple[Node, ...] = ()
+    only: str | None = None
 
     @cached_property
     def workers(self) -> tuple[str, ...]:
         """All hosts of the plan's nodes, in the order of its stages."""
+        if self.only is not None:
+            return (self.only,)
         names = dict.fromkeys(stage.node for _, _, stage in self.plan.stages())
         return tuple(worker for name in names for worker in self.hosts(name))
 
@@ -52,10 +59,14 @@ class Members:
 
     def hosts(self, node: str) -> tuple[str, ...]:
         """The workers of a node."""
+        if self.only is not None:
+            return (self.only,)
         return self._several[node].workers if node in self._several else (node,)
 
     def worker_of(self, node: str, device: int) -> str:
         """Who has a device of the node."""
+        if self.only is not None:
+            return self.only
         if node not in self._several:
             return node
         return self.hosts(node)[device // self._several[node].devices_per_host]

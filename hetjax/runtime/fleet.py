@@ -48,7 +48,7 @@ from hetjax.runtime.messages import (
     Train,
     TransportName,
 )
-from hetjax.runtime.outcome import StepOutcome, total_loss
+from hetjax.runtime.outcome import StepCommit, total_loss
 from hetjax.schedule.action import parse_program
 from hetjax.schedule.trace import Span
 
@@ -154,7 +154,7 @@ class Fleet:
         """Fresh weights and optimizer state, a function of the seed alone."""
         self._all(Initialise(seed=seed))
 
-    def step(self, number: int, *, traced: bool = False) -> StepOutcome:
+    def step(self, number: int, *, traced: bool = False) -> StepCommit:
         """Train on the global batch of this step; returns once all know NORM.
 
         When the actions of a traced step ran is told by `spans`.
@@ -162,7 +162,7 @@ class Fleet:
         told = self._all(Train(step=number, turn=self.next_turn(), traced=traced))
         first, *others = told.values()
         assert all(other == first for other in others), f"they disagree on {number}"
-        return first.commit.outcome(first.num_tokens)
+        return first.commit
 
     def spans(self) -> list[Span]:
         """When the actions of all traced steps ran, by the controller's clock."""

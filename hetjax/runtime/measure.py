@@ -29,11 +29,11 @@ from hetjax.mesh.axes import replicated, stage_mesh
 from hetjax.mesh.reshard import reshard
 from hetjax.models.model import Layer, Model, ModuleSpec
 from hetjax.plans.plan import Plan, Remat, Replica, Stage, StageMesh
-from hetjax.runtime.embedded import Embedded
+from hetjax.runtime.executor import StageState
 from hetjax.runtime.programs import compiled
+from hetjax.runtime.stage_runtime import StageRuntime
 from hetjax.runtime.state import fresh_weights, place
 from hetjax.runtime.update import GradientGroup
-from hetjax.runtime.worker import StageState
 
 NUM_REPETITIONS = 7
 _NUM_UNITS = 2  # the shortest run that is scanned
@@ -89,7 +89,7 @@ class LayerBench:
         alone, that of a layer which they share: all else is as with one.
         """
         sample = _sample(case, model, seq_len, num_replicas)
-        runtime = Embedded(
+        runtime = StageRuntime(
             sample.plan, sample.model, {_NODE: devices}, optimizer, dtype=dtype
         )
         self._case, self._num_units = case, sample.num_units
@@ -244,7 +244,7 @@ def _new_name(layer: str, taken: set[str]) -> str:
     return new
 
 
-def _passes(runtime: Embedded, sample: _Sample, halves: bool) -> Mapping[str, Pass]:
+def _passes(runtime: StageRuntime, sample: _Sample, halves: bool) -> Mapping[str, Pass]:
     """What a worker does with such a stage, by name; the last is fused."""
     key = (0, sample.stage)
     state = runtime.stages[key]
@@ -292,13 +292,13 @@ def _passes(runtime: Embedded, sample: _Sample, halves: bool) -> Mapping[str, Pa
     return passes | {"update": lambda: _update(state)}
 
 
-def _shared_update(runtime: Embedded, sample: _Sample) -> Mapping[str, Pass]:
+def _shared_update(runtime: StageRuntime, sample: _Sample) -> Mapping[str, Pass]:
     key = (0, sample.stage)
     _install(runtime, sample.model, key)
     return {"update": lambda: _update(runtime.stages[key])}
 
 
-def _install(runtime: Embedded, model: Model, key: tuple[int, int]) -> None:
+def _install(runtime: StageRuntime, model: Model, key: tuple[int, int]) -> None:
     """Fresh weights and optimizer state for this stage alone; zero sums."""
     state, held = runtime.stages[key], runtime.partition.stages[key]
     abstract = state.updates.masters

@@ -62,7 +62,6 @@ class Address(Message):
 
 class Trained(Message):
     commit: StepCommit
-    num_tokens: int
 
 
 class Reached(Message):

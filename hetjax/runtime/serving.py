@@ -2,8 +2,8 @@
 """A worker process at its controller's service.
 
 Owns the loop from request to reply, and that the process ends with its controller. Does
-not own what a step is (`island.py`), nor where settings and data come from: `Work` is
-made by a room above.
+not own what a step is (`stage_runtime.py`), nor where settings and data come from:
+`Work` is made by a room above.
 """
 
 import json
@@ -28,7 +28,6 @@ from hetjax.errors import BadInput
 from hetjax.plans.members import file_name
 from hetjax.runtime.control import AnyRequest, Line
 from hetjax.runtime.feeding import Batch
-from hetjax.runtime.island import Island
 from hetjax.runtime.mates import Mates
 from hetjax.runtime.messages import (
     Address,
@@ -82,6 +81,7 @@ from hetjax.runtime.messages import (
 from hetjax.runtime.outcome import StepCommit
 from hetjax.runtime.salvage import Salvage, carry_out, from_leaves, leaf_bytes
 from hetjax.runtime.saving import Saving
+from hetjax.runtime.stage_runtime import StageRuntime
 from hetjax.runtime.timeline import Timeline
 from hetjax.runtime.warming import Warmer
 from hetjax.schedule.action import format_program
@@ -117,10 +117,10 @@ def read_post(text: str) -> Post:
 
 
 class Work(Protocol):
-    """What a worker works on: its island and its own copy of the data."""
+    """What a worker works on: its stages and its own copy of the data."""
 
     @property
-    def island(self) -> Island: ...
+    def runtime(self) -> StageRuntime: ...
 
     def batch(self, step: int) -> Batch:
         """The global batch of a training step."""
@@ -190,7 +190,7 @@ class _Server:
             self._line.send(self._number, replace(answer, epoch=request.epoch))
             self._mates.done(_lost_in(answer, self._post.worker), self._line.close)
         if self._work is not None:
-            self._work.island.leave()
+            self._work.runtime.leave()
         self._saving.close()
         self._mates.leave()
         self._line.send(self._number, Done(epoch=request.epoch))
@@ -237,11 +237,11 @@ class _Server:
         if request.world is not None:
             self._mates.enter(request.world)
         if self._work is not None:
-            self._work.island.leave()
+            self._work.runtime.leave()
         self._warmer.clear()
         self._work = self._at = None  # what it held may have been kept: `HoldState`
         self._work = self._make(request.settings)
-        self._timeline = Timeline(self._island.plan)
+        self._timeline = Timeline(self._runtime.plan)
 
     def _compile_ahead(self, request: CompileAhead) -> None:
         self._warmer.add(lambda: self._warm_up(request.settings))
@@ -258,41 +258,41 @@ class _Server:
             host = self._post.listen.rpartition(":")[0]
             self._server = PullServer(host, self._post.secret)
         server = self._server if request.transport == "transfer" else None
-        self._island.join(self._peers, request.epoch, server)
+        self._runtime.join(self._peers, request.epoch, server)
 
     def _compile(self, request: Compile) -> None:
         def tell(num_done: int, num_all: int) -> None:
             news = Compiling(num_done=num_done, num_all=num_all, epoch=request.epoch)
             self._line.send(self._number, news)
 
-        self._island.compile(tell)
+        self._runtime.compile(tell)
 
     def _initialise(self, request: Initialise) -> None:
         self._salvage.forget()
-        self._island.initialise(request.seed)
+        self._runtime.initialise(request.seed)
         self._at = 0
 
     def _train(self, request: Train) -> Trained:
         assert self._work is not None
         batch = self._work.batch(request.step)
         self._commit = None
-        self._commit = self._island.step(
+        self._commit = self._runtime.step(
             request.turn, batch, self._timeline if request.traced else None
         )
         self._at = request.step + 1
-        return Trained(commit=self._commit, num_tokens=batch[1].size)
+        return Trained(commit=self._commit)
 
     def _reached(self, request: TellReached) -> Reached:
         return Reached(at=self._at, commit=self._commit)
 
     def _finish(self, request: FinishStep) -> None:
         assert self._at is not None
-        self._commit = self._island.finish(request.commit)
+        self._commit = self._runtime.finish(request.commit)
         self._at += 1
 
     def _hold(self, request: HoldState) -> HeldState:
         if self._at is not None:
-            self._salvage.keep(self._at, self._island.held())
+            self._salvage.keep(self._at, self._runtime.held())
         return HeldState(at=self._salvage.memory_step, leaves=self._salvage.memory)
 
     def _find_saves(self, request: FindSaves) -> FoundSaves:
@@ -319,7 +319,7 @@ class _Server:
         if self._at != request.step:
             values = self._salvage.taken
             self._salvage.let_go()
-            self._island.restore(lambda entry: from_leaves(values, entry))
+            self._runtime.restore(lambda entry: from_leaves(values, entry))
             self._at, self._commit = request.step, None
         self._salvage.forget()
 
@@ -328,7 +328,9 @@ class _Server:
         if self._work is None:
             return {}
         return {
-            leaf: entry for entry in self._island.needed() for leaf in leaf_names(entry)
+            leaf: entry
+            for entry in self._runtime.needed()
+            for leaf in leaf_names(entry)
         }
 
     def _time(self, request: TellTime) -> ClockTime:
@@ -336,7 +338,7 @@ class _Server:
 
     def _spans(self, request: TellSpans) -> TracedActions:
         assert self._timeline is not None
-        members = self._island.members
+        members = self._runtime.members
         spans = [
             span
             for span in self._timeline.spans()
@@ -350,18 +352,18 @@ class _Server:
     def _evaluate(self, request: Evaluate) -> Evaluated:
         assert self._work is not None
         batch = self._work.validation(request.batch)
-        losses = self._island.evaluate(request.turn, batch)
+        losses = self._runtime.evaluate(request.turn, batch)
         return Evaluated(losses=losses, num_tokens=batch[1].size)
 
     def _predict(self, request: Predict) -> Predicted:
-        found_V = self._island.next_logits(request.turn, request.tokens)
+        found_V = self._runtime.next_logits(request.turn, request.tokens)
         return Predicted(logits=None if found_V is None else found_V.tolist())
 
     def _saving_state(self, request: TellSaving) -> SavingState:
-        return self._saving.state(self._island.saves)
+        return self._saving.state(self._runtime.saves)
 
     def _save(self, request: SaveState) -> None:
-        self._saving.save(request, [*self._island.entries()])
+        self._saving.save(request, [*self._runtime.entries()])
 
     def _open_copies(self) -> PeerReplication:
         post = self._post
@@ -371,9 +373,9 @@ class _Server:
         )
 
     @property
-    def _island(self) -> Island:
+    def _runtime(self) -> StageRuntime:
         assert self._work is not None, "build first"
-        return self._work.island
+        return self._work.runtime
 
 
 def _lost_in(answer: Message, own: str) -> str | None:

@@ -2,8 +2,8 @@
 """The stages that a process holds: their programs, and their state.
 
 Owns building the stages of a plan for the nodes whose devices are here, compiling, and
-state to and from plan-independent entries. Does not own steps: those are a controller's
-(`embedded.py`), or of one worker among others (`island.py`).
+state to and from plan-independent entries. Does not own steps
+(`stage_runtime.py`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +22,7 @@ from hetjax.mesh.axes import stage_mesh
 from hetjax.mesh.spanning import is_member, leads
 from hetjax.models.model import Model, ModuleSpec, apply, init_params
 from hetjax.plans.plan import Plan
+from hetjax.runtime.executor import StageState, check_runnable
 from hetjax.runtime.programs import StagePrograms
 from hetjax.runtime.state import (
     Read,
@@ -32,7 +33,6 @@ from hetjax.runtime.state import (
     stage_entries,
 )
 from hetjax.runtime.update import GradientGroup, UpdatePrograms
-from hetjax.runtime.worker import StageState, check_runnable
 from hetjax.schedule.action import COMPUTE, Op, Programs, StageKey
 from hetjax.schedule.check import check, check_evaluation
 from hetjax.schedule.lower import lower, lower_evaluation
@@ -151,12 +151,6 @@ class Stages:
         return any(
             stage in savers and leads(state.programs.mesh)
             for stage, state in self.stages.items()
-        )
-
-    def loss_sums(self) -> tuple[jax.Array, ...]:
-        """The summed loss of the last program that ran, by last stage."""
-        return tuple(
-            state.loss for state in self.stages.values() if state.programs.function.last
         )
 
     def _install(self, state: StageState, masters: object, opt_state: object) -> None:

@@ -13,19 +13,8 @@ import numpy as np
 
 from hetjax.elastic.recovered import Recovered
 from hetjax.plans.plan import Plan
+from hetjax.runtime.outcome import StepCommit
 from hetjax.schedule.trace import Span
-
-
-class Outcome(Protocol):
-    """A committed step; `loss` in nats per token may wait for it."""
-
-    @property
-    def grad_norm(self) -> float: ...
-
-    @property
-    def num_tokens(self) -> int: ...
-
-    def loss(self) -> float: ...
 
 
 class Driver(Protocol):
@@ -53,7 +42,7 @@ class Driver(Protocol):
         """How many batches an evaluation has."""
         ...
 
-    def step(self, number: int, *, traced: bool = False) -> Outcome:
+    def step(self, number: int, *, traced: bool = False) -> StepCommit:
         """Train on the batch of this step; its actions are kept if `traced`."""
         ...
 

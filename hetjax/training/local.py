@@ -18,12 +18,13 @@ from hetjax.data.batches import Batch
 from hetjax.elastic.following import Following
 from hetjax.elastic.recovered import Clock, Recovered, difference
 from hetjax.plans.plan import Plan
-from hetjax.runtime.embedded import Embedded, StepResult
+from hetjax.runtime.outcome import StepCommit, total_loss
+from hetjax.runtime.stage_runtime import StageRuntime
 from hetjax.runtime.timeline import Timeline
 from hetjax.schedule.trace import Span
 from hetjax.training.feed import Feed
 
-Build = Callable[[Plan], Embedded]
+Build = Callable[[Plan], StageRuntime]
 
 
 class LocalDriver:
@@ -35,7 +36,7 @@ class LocalDriver:
 
     def __init__(
         self,
-        runtime: Embedded,
+        runtime: StageRuntime,
         feed: Feed,
         validation: Sequence[Batch],
         saver: Saver,
@@ -57,7 +58,7 @@ class LocalDriver:
         self.heard: Callable[[Recovered], None] = lambda recovered: None
         self.hurried: Callable[[], bool] = lambda: False  # nothing here takes long
 
-    def step(self, number: int, *, traced: bool = False) -> StepResult:
+    def step(self, number: int, *, traced: bool = False) -> StepCommit:
         if self._following is not None:
             self._follow(self._following)
         observer = self._timelines[-1] if traced else None
@@ -69,10 +70,13 @@ class LocalDriver:
         return [span for timeline in self._timelines for span in timeline.spans()]
 
     def validate(self, number: int) -> float:
-        return self._runtime.evaluate([self._validation[number]])
+        batch = self._validation[number]
+        return total_loss(self._runtime.evaluate(0, batch)) / batch[1].size
 
     def next_logits(self, tokens: Sequence[int]) -> np.ndarray:
-        return self._runtime.next_logits(tokens)
+        logits_V = self._runtime.next_logits(0, tokens)
+        assert logits_V is not None
+        return logits_V
 
     @property
     def saved(self) -> int | None:

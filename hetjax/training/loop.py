@@ -22,9 +22,10 @@ from hetjax.elastic.recovered import GivenUp, Recovered, RolledBack
 from hetjax.elastic.stopping import StopRequest
 from hetjax.errors import Failed
 from hetjax.report.progress import Display, metrics_line
+from hetjax.runtime.outcome import StepCommit
 from hetjax.schedule.trace import perfetto
 from hetjax.training.config import RunConfig
-from hetjax.training.driving import Driver, Outcome
+from hetjax.training.driving import Driver
 from hetjax.training.goodput import Spent
 from hetjax.training.journal import Journal
 from hetjax.training.optimizer import LearningRates
@@ -46,7 +47,7 @@ class _NotFinite(Exception):
 class _Done:
     """A step whose loss is still on the devices."""
 
-    result: Outcome
+    result: StepCommit
     step: int
     step_time_s: float
     learning_rate: float

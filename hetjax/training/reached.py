@@ -20,12 +20,11 @@ from hetjax.checkpoint.reader import (
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.stored_steps import fetch_newest
 from hetjax.errors import BadInput
+from hetjax.plans.members import EMBEDDED
 from hetjax.report.progress import Display
 from hetjax.training import rundir
 from hetjax.training.config import RunConfig
 from hetjax.training.journal import read_journal
-
-EMBEDDED = "embedded"  # the launcher, and the name of its worker
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

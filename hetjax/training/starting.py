@@ -32,12 +32,12 @@ from hetjax.errors import BadInput
 from hetjax.launch.compiled import keep_compiled
 from hetjax.launch.launching import Launcher, OnThisMachine, started
 from hetjax.models.model import Model
-from hetjax.plans.members import node_of
+from hetjax.plans.members import EMBEDDED, node_of
 from hetjax.plans.plan import Plan
 from hetjax.report.progress import Display
-from hetjax.runtime.embedded import Embedded
 from hetjax.runtime.fleet import Fleet
 from hetjax.runtime.recovery import Restored, on_disk, restore
+from hetjax.runtime.stage_runtime import StageRuntime
 from hetjax.training.ahead import Planning
 from hetjax.training.config import RunConfig
 from hetjax.training.driving import Driver
@@ -48,7 +48,6 @@ from hetjax.training.on_ray import OnRay
 from hetjax.training.optimizer import optimizer
 from hetjax.training.placement import Choice, Hardware, next_plan
 from hetjax.training.reached import (
-    EMBEDDED,
     Progress,
     checkpoint_before,
     checkpoint_storage,
@@ -89,8 +88,8 @@ def _local(start: Start, shown: Display) -> LocalDriver:
     validation = held_out(config, start.dataset)
     rule, host = optimizer(config.optimizer, config.steps), _host(start)
 
-    def build(plan: Plan) -> Embedded:
-        return Embedded(
+    def build(plan: Plan) -> StageRuntime:
+        return StageRuntime(
             plan,
             start.model,
             start.hardware.devices,
@@ -122,7 +121,7 @@ def _local(start: Start, shown: Display) -> LocalDriver:
 
 def _restored_here(
     checkpoint: Checkpoint,
-    runtime: Embedded,
+    runtime: StageRuntime,
     host: Mapping[str, Any],
     config: RunConfig,
     shown: Display,
@@ -146,7 +145,7 @@ def _restored_here(
 
 
 def _check_fits(
-    checkpoint: Checkpoint, runtime: Embedded, host: Mapping[str, Any]
+    checkpoint: Checkpoint, runtime: StageRuntime, host: Mapping[str, Any]
 ) -> None:
     """Raise BadInput if the checkpoint is of another run or another model."""
     where = str(checkpoint.path.parent)

@@ -29,11 +29,11 @@ from hetjax.mesh.simulated import simulate_devices
 from hetjax.mesh.world import world_devices
 from hetjax.models.presets import model_preset
 from hetjax.plans.files import parse_plan, plan_json
-from hetjax.plans.members import node_of
+from hetjax.plans.members import Members, node_of
 from hetjax.plans.plan import Plan
-from hetjax.runtime.island import Island
 from hetjax.runtime.messages import Noticed
 from hetjax.runtime.serving import Post, read_post, serve
+from hetjax.runtime.stage_runtime import StageRuntime
 from hetjax.training.config import RunConfig
 from hetjax.training.config_files import config_values, read_config
 from hetjax.training.feed import Feed, held_out, training_feed
@@ -44,7 +44,7 @@ from hetjax.training.optimizer import optimizer
 class TrainingWork:
     """One worker's part of a run."""
 
-    island: Island
+    runtime: StageRuntime
     feed: Feed
     held_out: Sequence[Batch]
 
@@ -74,7 +74,7 @@ def training_work(worker: str, settings: Mapping[str, Any]) -> TrainingWork:
     keep_compiled(config.data.cache_dir.expanduser())
     dataset = _dataset(settings, config, model_preset(config.model).vocab_size)
     return TrainingWork(
-        island=_island(worker, settings, config),
+        runtime=_runtime(worker, settings, config),
         feed=training_feed(config, dataset),
         held_out=held_out(config, dataset),
     )
@@ -82,22 +82,25 @@ def training_work(worker: str, settings: Mapping[str, Any]) -> TrainingWork:
 
 def warm_up(worker: str, settings: Mapping[str, Any]) -> None:
     """Compile what a worker would have to for these settings."""
-    _island(worker, settings, read_config(settings["config"], "settings")).compile()
+    _runtime(worker, settings, read_config(settings["config"], "settings")).compile()
 
 
-def _island(worker: str, settings: Mapping[str, Any], config: RunConfig) -> Island:
+def _runtime(
+    worker: str, settings: Mapping[str, Any], config: RunConfig
+) -> StageRuntime:
     whole = parse_cluster(settings["cluster"])
     cluster = part_of(whole, [node_of(worker)])
-    return Island(
-        parse_plan(settings["plan"]),
+    plan = parse_plan(settings["plan"])
+    return StageRuntime(
+        plan,
         model_preset(config.model),
-        worker,
-        _devices(worker, cluster, config.simulate),
+        {node_of(worker): _devices(worker, cluster, config.simulate)},
         optimizer(config.optimizer, config.steps),
         dtype=config.dtype,
         clip_norm=config.optimizer.clip_norm,
         gradient_wire=config.gradient_wire,
-        nodes=whole.nodes,
+        worker=worker,
+        members=Members(plan, whole.nodes),
     )
 
 

@@ -13,8 +13,8 @@ import pytest
 from hetjax.costs.memory import stage_memory
 from hetjax.models.model import Model, abstract_params
 from hetjax.plans.plan import Plan, Remat, Replica, Stage, StageMesh
-from hetjax.runtime.embedded import Embedded
-from hetjax.runtime.worker import StageState
+from hetjax.runtime.executor import StageState
+from hetjax.runtime.stage_runtime import StageRuntime
 from tests.costs.small_models import SEQ_LEN, WIDTH, family, pipeline
 
 OPTIMIZER = optax.adamw(1e-3)
@@ -58,7 +58,7 @@ def test_buffers_equal_those_of_the_compiled_programs_to_the_byte(
 ):
     model = family(name)
     plan = pipeline(model, (0, 2), (2, 5), (5, 6), mesh=mesh, remat=remat)
-    run = Embedded(plan, model, {"n": jax.devices()}, OPTIMIZER, dtype=dtype)
+    run = StageRuntime(plan, model, {"n": jax.devices()}, OPTIMIZER, dtype=dtype)
     state = run.stages[0, stage]
     programs = state.programs
     memory = stage_memory(
@@ -77,7 +77,7 @@ def test_what_lives_between_the_halves_of_a_backward_is_known_to_the_byte(
 ):
     model = family("llama")
     plan = pipeline(model, (0, 2), (2, 4), (4, 6), mesh=ONE, remat=remat)
-    run = Embedded(plan, model, {"n": jax.devices()}, OPTIMIZER)
+    run = StageRuntime(plan, model, {"n": jax.devices()}, OPTIMIZER)
     half = run.stages[0, stage].programs.half
     memory = stage_memory(plan, model, (0, stage), dtype="float32")
     assert memory.half_saved_bytes == device_bytes(half)
@@ -96,7 +96,7 @@ def test_the_total_with_workspace_is_close_to_what_xla_reports(
 ):
     model = family(name)
     plan = pipeline(model, *cuts, mesh=mesh, remat=remat)
-    run = Embedded(plan, model, {"n": jax.devices()}, OPTIMIZER)
+    run = StageRuntime(plan, model, {"n": jax.devices()}, OPTIMIZER)
     programs = run.stages[0, stage].programs
     memory = stage_memory(
         plan, model, (0, stage), dtype="float32", optimizer=OPTIMIZER.init
@@ -114,7 +114,7 @@ def test_the_total_with_workspace_is_close_to_what_xla_reports(
 def test_with_the_backward_cut_in_two_the_total_is_close_to_what_xla_reports():
     model, stage = family("llama"), 2  # two blocks in a loop, and the head
     plan = pipeline(model, (0, 2), (2, 3), (3, 6), mesh=TWO, remat="selective")
-    run = Embedded(plan, model, {"n": jax.devices()}, OPTIMIZER)
+    run = StageRuntime(plan, model, {"n": jax.devices()}, OPTIMIZER)
     programs = run.stages[0, stage].programs
     key, init = (0, stage), OPTIMIZER.init
     whole = stage_memory(plan, model, key, dtype="float32", optimizer=init)

@@ -86,7 +86,7 @@ def test_a_message_that_arrives_is_the_one_that_was_sent(name: str):
 
 def test_the_norm_of_a_step_that_went_wrong_arrives_as_it_is():
     for squares in (float("nan"), float("inf")):
-        sent = FinishStep(commit=StepCommit(squares=squares, losses=()))
+        sent = FinishStep(commit=StepCommit(squares=squares, losses=(), num_tokens=1))
         found = decode(encode(sent), FinishStep).commit.squares
         assert str(found) == str(squares)
 

@@ -14,7 +14,7 @@ from hetjax.errors import BadInput
 from hetjax.models.counts import parameter_count
 from hetjax.models.model import Layer, Model, ModuleSpec
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
-from hetjax.runtime.embedded import Embedded
+from hetjax.runtime.stage_runtime import StageRuntime
 from tests.runtime.oracle import (
     assert_gradients_equal,
     keep_gradients,
@@ -142,7 +142,7 @@ def test_gradients_of_a_users_model_equal_those_written_by_hand(tied: bool):
     if tied:  # I and W on all stages, first, last and both
         every = {(r, s) for r, s, _ in chosen.stages()}
         chosen = with_split_backwards(chosen, own_model(tied), every)
-    runtime = Embedded(chosen, own_model(tied), nodes, keep_gradients())
+    runtime = StageRuntime(chosen, own_model(tied), nodes, keep_gradients())
     runtime.initialise(0)
     weights = {
         entry.name.removeprefix("params."): jnp.asarray(value)

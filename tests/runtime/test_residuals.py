@@ -13,8 +13,8 @@ from hetjax.models.llama import LlamaConfig, llama_model
 from hetjax.models.model import Model
 from hetjax.models.moe import Routing
 from hetjax.plans.plan import Plan, Remat, Replica, Stage, StageMesh
-from hetjax.runtime.embedded import Embedded
 from hetjax.runtime.programs import StagePrograms
+from hetjax.runtime.stage_runtime import StageRuntime
 
 pytestmark = pytest.mark.usefixtures("quick_compiling")
 
@@ -59,7 +59,9 @@ def middle_stage(
     )
     nodes = {"n": jax.devices()}
     return (
-        Embedded(plan, model, nodes, optax.sgd(0.1), dtype=dtype).stages[0, 1].programs
+        StageRuntime(plan, model, nodes, optax.sgd(0.1), dtype=dtype)
+        .stages[0, 1]
+        .programs
     )
 
 

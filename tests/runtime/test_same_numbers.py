@@ -15,10 +15,11 @@ from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.comm.tally import Tally
 from hetjax.comm.transport import InProcess
 from hetjax.costs.analytic import analytic_costs
-from hetjax.runtime.collectives import InProcessCollectives
-from hetjax.runtime.embedded import Embedded, StepResult
+from hetjax.runtime.executor import Observer, Step
 from hetjax.runtime.feeding import Batch
-from hetjax.runtime.worker import Observer, Step
+from hetjax.runtime.gradient_sync import LocalSync
+from hetjax.runtime.outcome import StepCommit
+from hetjax.runtime.stage_runtime import StageRuntime
 from hetjax.schedule.interleaved import rounds_of
 from tests.runtime.charged import link_bytes, messages, sums
 from tests.runtime.oracle import (
@@ -95,7 +96,7 @@ def test_the_same_plan_twice_is_bit_equal(seed: int):
         np.testing.assert_array_equal(gradients, second[1][path])
 
 
-class Watched(Embedded):
+class Watched(StageRuntime):
     """Keeps what its last step sent and summed with."""
 
     last: Step
@@ -107,14 +108,14 @@ class Watched(Embedded):
 
 def run_once(
     case: Case, params: dict[str, np.ndarray], seed: int
-) -> tuple[StepResult, dict[str, list[np.ndarray]]]:
+) -> tuple[StepCommit, dict[str, list[np.ndarray]]]:
     runtime, result = run_of(case, params, seed)
     return result, kept_gradients(runtime)
 
 
 def run_of(
     case: Case, params: dict[str, np.ndarray], seed: int
-) -> tuple[Watched, StepResult]:
+) -> tuple[Watched, StepCommit]:
     nodes: dict[str, list[jax.Device]] = dict.fromkeys(NODES, jax.devices())
     runtime = Watched(case.plan, case.model, nodes, keep_gradients())
     runtime.restore(
@@ -128,14 +129,14 @@ def run_of(
 
 def assert_charged(case: Case, runtime: Watched) -> None:
     """Costs charge what went from node to node, for messages and for sums."""
-    transport, collectives = runtime.last.transport, runtime.last.collectives
+    transport, sync = runtime.last.transport, runtime.last.sync
     assert isinstance(transport, InProcess)
-    assert isinstance(collectives, InProcessCollectives)
+    assert isinstance(sync, LocalSync)
     costs = analytic_costs(
         case.plan, case.model, LINKED, dtype="float32", transport="in-process"
     )
     assert between(case, transport.sent) == link_bytes(messages(case, costs))
-    assert between(case, collectives.sent) == link_bytes(sums(costs))
+    assert between(case, sync.sent) == link_bytes(sums(costs))
 
 
 def between(case: Case, sent: Tally) -> dict[str, float]:

@@ -12,7 +12,8 @@ import pytest
 
 from hetjax.models.llama import LlamaConfig, llama_model
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
-from hetjax.runtime.embedded import Embedded
+from hetjax.runtime.outcome import total_loss
+from hetjax.runtime.stage_runtime import StageRuntime
 from tests.runtime.oracle import oracle_gradients, random_batch
 from tests.runtime.test_same_numbers import random_params
 
@@ -63,10 +64,10 @@ OPTIMIZERS = {
 }
 
 
-def runtime_of(optimizer: optax.GradientTransformation, **options: Any) -> Embedded:
+def runtime_of(optimizer: optax.GradientTransformation, **options: Any) -> StageRuntime:
     devices = jax.devices()
     nodes = {"a": devices[:2], "b": devices[2:6]}
-    return Embedded(PLAN, MODEL, nodes, optimizer, **options)
+    return StageRuntime(PLAN, MODEL, nodes, optimizer, **options)
 
 
 @contextmanager
@@ -78,7 +79,7 @@ def fully_optimised() -> Iterator[None]:
         jax.config.update("jax_disable_most_optimizations", True)
 
 
-def weights(runtime: Embedded) -> dict[str, np.ndarray]:
+def weights(runtime: StageRuntime) -> dict[str, np.ndarray]:
     return {
         entry.name.removeprefix("params."): value
         for entry, value in runtime.entries()
@@ -168,7 +169,7 @@ def test_weights_of_step_0_depend_on_the_seed_and_not_on_the_plan():
             ),
         ),
     )
-    other = Embedded(whole, MODEL, {"a": jax.devices()}, optax.sgd(0.1))
+    other = StageRuntime(whole, MODEL, {"a": jax.devices()}, optax.sgd(0.1))
     other.initialise(3)
     expected = weights(other)
     for path, value in weights(plain).items():
@@ -215,9 +216,12 @@ def test_evaluation_and_logits_equal_the_model_called_directly():
     )
     batches = [random_batch(PLAN, MODEL.vocab_size, seed) for seed in (1, 2)]
     expected = [oracle_gradients(MODEL, random_params(MODEL, 5), b)[0] for b in batches]
-    assert runtime.evaluate(batches) == pytest.approx(np.mean(expected), rel=1e-5)
+    for batch, loss in zip(batches, expected, strict=True):
+        found = total_loss(runtime.evaluate(0, batch)) / batch[1].size
+        assert found == pytest.approx(loss, rel=1e-5)
     prompt = [5, 6, 7]
-    logits = runtime.next_logits(prompt)
+    logits = runtime.next_logits(0, prompt)
+    assert logits is not None
     log_sum = np.log(np.sum(np.exp(logits.astype(np.float64))))
     for target in (0, 9, 127):
         direct = loss_of_last_token(prompt, target)

@@ -15,11 +15,11 @@ import numpy as np
 from hetjax.comm.links import Key
 from hetjax.errors import BadInput
 from hetjax.mesh.world import world_devices
-from hetjax.plans.members import file_name
+from hetjax.plans.members import Members, file_name, node_of
 from hetjax.runtime.feeding import Batch
-from hetjax.runtime.island import Island
 from hetjax.runtime.outcome import StepCommit
 from hetjax.runtime.serving import read_post, serve
+from hetjax.runtime.stage_runtime import StageRuntime
 from tests.jax_settings import compile_quickly, strict_simulation
 from tests.runtime.oracle import keep_gradients, kept_gradients, random_batch
 from tests.runtime.random_plans import Case, random_case
@@ -31,7 +31,7 @@ NODES = ("east", "north", "south", "west")
 FAILING_STEP, REFUSED_STEP = 1013, 1014  # no seed of a random plan
 
 
-class KeepingIsland(Island):
+class KeepingRuntime(StageRuntime):
     """Writes the gradients of every step to `directory`, one file per step."""
 
     directory: Path
@@ -53,14 +53,14 @@ class KeepingIsland(Island):
 
     def _write_sent(self, path: Path) -> None:
         """All bytes sent over these links so far: [receiver, kind, bytes]."""
-        assert self._peers is not None
-        sent = self._peers.sent.by_link_and_kind()
+        assert self._joined is not None
+        sent = self._joined.peers.sent.by_link_and_kind()
         path.write_text(json.dumps([[*to, size] for to, size in sent.items()]))
 
     def _send_half(self) -> None:
         """Be lost after one host of a node has got its part, and the other not."""
-        peers = self._peers
-        assert peers is not None
+        assert self._joined is not None
+        peers = self._joined.peers
         send = peers.send
 
         def to_first(peer: str, key: Key, parts: Sequence[np.ndarray]) -> None:
@@ -74,12 +74,12 @@ class KeepingIsland(Island):
 @dataclass(frozen=True)
 class RandomWork:
     case: Case
-    island: Island
+    runtime: StageRuntime
 
     def batch(self, step: int) -> Batch:
-        if step == FAILING_STEP and self.island.node == NODES[0]:
+        if step == FAILING_STEP and self.runtime.worker == NODES[0]:
             raise ValueError("no such batch")
-        if step == REFUSED_STEP and self.island.node == NODES[0]:
+        if step == REFUSED_STEP and self.runtime.worker == NODES[0]:
             raise BadInput(got=f"step {step}", allowed="any other", fix="give another")
         return random_batch(self.case.plan, self.case.model.vocab_size, step)
 
@@ -98,18 +98,23 @@ def random_work(worker: str, settings: Mapping[str, Any]) -> RandomWork:
         if node.hosts > 1 and worker in node.workers:
             index = node.workers.index(worker)
             devices = world_devices(index, node.hosts, node.devices_per_host)
-    island = KeepingIsland(
-        case.plan, case.model, worker, devices, keep_gradients(), nodes=nodes
+    runtime = KeepingRuntime(
+        case.plan,
+        case.model,
+        {node_of(worker): devices},
+        keep_gradients(),
+        worker=worker,
+        members=Members(case.plan, tuple(nodes)),
     )
-    island.directory = Path(settings["directory"])
-    island.half_sent = settings.get("half_sent")
+    runtime.directory = Path(settings["directory"])
+    runtime.half_sent = settings.get("half_sent")
     params = random_params(case.model, seed)
-    island.restore(
+    runtime.restore(
         lambda entry: params.get(
             entry.name.removeprefix("params."), np.zeros(entry.shape, entry.dtype)
         )
     )
-    return RandomWork(case, island)
+    return RandomWork(case, runtime)
 
 
 def main() -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from hetjax.models.llama import LlamaConfig, llama_model
 from hetjax.plans.plan import Plan, Remat, Replica, Stage, StageMesh
-from hetjax.runtime.embedded import Embedded
 from hetjax.runtime.programs import StagePrograms
+from hetjax.runtime.stage_runtime import StageRuntime
 from hetjax.stage.backward_split import split_backward
 
 WIDTH, NUM_UNITS, LENGTH = 6, 3, 5
@@ -146,7 +146,7 @@ def stage_programs(number: int, remat: Remat, mesh: StageMesh) -> StagePrograms:
         global_batch=2,
         replicas=(Replica(num_microbatches=1, microbatch_size=2, stages=stages),),
     )
-    embedded = Embedded(plan, MODEL, {"n": jax.devices()}, optax.sgd(0.1))
+    embedded = StageRuntime(plan, MODEL, {"n": jax.devices()}, optax.sgd(0.1))
     return embedded.stages[0, number].programs
 
 

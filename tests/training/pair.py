@@ -12,7 +12,7 @@ import pytest
 from hetjax.elastic.driver import FleetDriver
 from hetjax.plans.files import read_plan, write_plan
 from hetjax.plans.plan import Plan, Replica, Stage
-from hetjax.runtime.outcome import StepOutcome
+from hetjax.runtime.outcome import StepCommit
 from hetjax.training.rundir import LOGS
 from tests.training.small import lines
 from tests.training.test_workers import command
@@ -83,7 +83,7 @@ def between_steps(patched: pytest.MonkeyPatch, *actions: Callable[[], object]) -
 
     def step_and_do(
         driver: FleetDriver, number: int, *, traced: bool = False
-    ) -> StepOutcome:
+    ) -> StepCommit:
         found = step(driver, number, traced=traced)
         if to_do and (number + 1) % EVERY == 0:
             to_do.pop(0)()

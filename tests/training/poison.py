@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hetjax.runtime.island import Island
+from hetjax.runtime.stage_runtime import StageRuntime
 from hetjax.runtime.stages import Stages
 from hetjax.training import worker
 
@@ -28,19 +28,19 @@ def poison(stages: Stages) -> None:
 
 def poisoned_worker(after_step: int, once: Path) -> None:
     """Work as a worker does, but for one weight after the update of a step, once."""
-    step = Island.step
+    step = StageRuntime.step
 
-    def step_and_poison(island: Island, *arguments: Any) -> Any:
-        told = step(island, *arguments)
-        num_steps[island] = num_steps.get(island, 0) + 1
-        if num_steps[island] == after_step:
+    def step_and_poison(runtime: StageRuntime, *arguments: Any) -> Any:
+        told = step(runtime, *arguments)
+        num_steps[runtime] = num_steps.get(runtime, 0) + 1
+        if num_steps[runtime] == after_step:
             with suppress(FileNotFoundError):  # another worker has been quicker
                 once.unlink()
-                poison(island)
+                poison(runtime)
         return told
 
-    num_steps: dict[Island, int] = {}
-    Island.step = step_and_poison  # pyright: ignore
+    num_steps: dict[StageRuntime, int] = {}
+    StageRuntime.step = step_and_poison  # pyright: ignore
     worker.main()
 
 

@@ -16,7 +16,7 @@ from hetjax.elastic.notices import Notice, Watch
 from hetjax.plans.files import read_plan
 from hetjax.plans.plan import Plan
 from hetjax.preempt import main as preempt
-from hetjax.runtime.embedded import Embedded
+from hetjax.runtime.stage_runtime import StageRuntime
 from hetjax.training.config import OptimizerConfig
 from hetjax.training.local import LocalDriver
 from hetjax.training.optimizer import optimizer
@@ -239,7 +239,9 @@ def test_state_that_is_taken_over_is_the_same_and_is_nowhere_twice():
     devices = jax.devices()
     nodes = {"a100-0": devices[:2], "v100-0": devices[2:3], "h20-0": devices[3:6]}
     rule = optimizer(OptimizerConfig(), 10)
-    old, new = (Embedded(p, MODEL, nodes, rule) for p in (TWO_REPLICAS, ONE_REPLICA))
+    old, new = (
+        StageRuntime(p, MODEL, nodes, rule) for p in (TWO_REPLICAS, ONE_REPLICA)
+    )
     old.initialise(0)
     old.step(0, random_batch(TWO_REPLICAS, MODEL.vocab_size, 0))
     expected = {entry.name: value for entry, value in old.entries()}

@@ -12,7 +12,7 @@ from hetjax.checkpoint.reader import Checkpoint, steps
 from hetjax.elastic.driver import FleetDriver
 from hetjax.errors import Failed
 from hetjax.launch.launching import OnThisMachine
-from hetjax.runtime.embedded import Embedded
+from hetjax.runtime.stage_runtime import StageRuntime
 from hetjax.train import main
 from hetjax.training.config import CheckpointConfig
 from hetjax.training.local import LocalDriver
@@ -25,16 +25,16 @@ from tests.training.small import MODEL, but, events, lines, losses, small_preset
 
 def poisoned(patched: pytest.MonkeyPatch, step: int, times: int) -> None:
     """Let a weight turn infinite after the update of this step, so many times."""
-    train, left = Embedded.step, [None] * times
+    train, left = StageRuntime.step, [None] * times
 
-    def step_and_poison(self: Embedded, number: int, *arguments: Any) -> Any:
+    def step_and_poison(self: StageRuntime, number: int, *arguments: Any) -> Any:
         result = train(self, number, *arguments)
         if number + 1 == step and left:
             left.pop()
             poison(self)
         return result
 
-    patched.setattr(Embedded, "step", step_and_poison)
+    patched.setattr(StageRuntime, "step", step_and_poison)
 
 
 def assert_finite(directory: Path) -> None:

@@ -10,7 +10,7 @@ from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.request import Request
 from hetjax.planner.search.find import find_plan
 from hetjax.plans.plan import Plan
-from hetjax.runtime.embedded import Embedded
+from hetjax.runtime.stage_runtime import StageRuntime
 from tests.planner.whole_space import random_request
 from tests.runtime.oracle import (
     assert_gradients_equal,
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("quick_compiling")
 def test_two_steps_of_a_plan_that_was_found_equal_those_of_one_jit(seed: int) -> None:
     request = random_request(seed)
     plan = found_plan(request)
-    runtime = Embedded(
+    runtime = StageRuntime(
         plan, request.model, devices_of(request.cluster), keep_gradients()
     )
     drawn = oracle_params(request.model, seed)

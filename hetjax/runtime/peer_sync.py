@@ -4,7 +4,7 @@
 Owns the meeting points of one step as one worker sees them: sums are made on the host,
 by threads, while the devices go on computing. Does not own the sum over processes
 (`hetjax/comm/exchange.py`) nor the meeting of stages in one process
-(`collectives.py`).
+(`gradient_sync.py`).
 """
 
 import struct
@@ -26,13 +26,13 @@ from hetjax.schedule.action import Group, StageKey
 _SHARE = struct.Struct("<IId?d")  # replica, stage, squares, whether last, its loss
 
 
-class Meeting:
+class PeerSync:
     """Meeting points of one training step, for the stages of one worker.
 
-    `holders` are the stages that hold each group, `members` the workers of each stage;
-    gradients travel between workers in dtype `wire`. `losses` gives those of the last
-    stages here, read at NORM: they are ready then.
-    What is there is told of by the mailbox of `peers`.
+    `holders` are the stages that hold each group, `members` the workers of each stage,
+    `at` (epoch, step) names this meeting to peers; gradients travel between workers in
+    dtype `wire`. `losses` gives those of the last stages here, read at NORM: they are
+    ready then. What is there is told of by the mailbox of `peers`.
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class Meeting:
         holders: Mapping[Group, Sequence[StageKey]],
         members: Members,
         *,
-        generation: int,
-        step: int,
+        at: tuple[int, int],
+        num_tokens: int,
         wire: np.dtype,
         losses: Callable[[], Mapping[StageKey, jax.Array]],
     ) -> None:
@@ -52,7 +52,7 @@ class Meeting:
         self._peers, self._ship = peers, ship
         self._holders, self._members = holders, members
         self._number = {group: at for at, group in enumerate(holders)}
-        self._at = generation, step
+        self._at, self._num_tokens = at, num_tokens
         self._posted: dict[Group, dict[StageKey, Rows]] = {}
         self._sums: dict[tuple[Group, StageKey], Rows] = {}
         self._squares: dict[StageKey, jax.Array] = {}
@@ -97,12 +97,8 @@ class Meeting:
         """Start to learn the norm: all stages here, if there are any, have posted."""
         self._ship.run(self._exchange_squares)
 
-    def squares(self) -> float | None:
-        """The sum over all stages of the plan, or None while one is missing."""
-        return None if self.commit is None else self.commit.squares
-
     def settle(self, commit: StepCommit) -> None:
-        """Take the norm from a worker that knows it."""
+        """Take what the step has come to from a worker that knows it."""
         self.commit = commit
 
     def _own(self, stages: Iterable[StageKey]) -> set[StageKey]:
@@ -186,6 +182,7 @@ class Meeting:
         self.commit = StepCommit(
             squares=float(np.sum([found[stage][0] for stage in ordered])),
             losses=tuple((s, found[s][2]) for s in ordered if found[s][1]),
+            num_tokens=self._num_tokens,
         )
         self._peers.mailbox.touch()
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker interprets the program of one node, action by action.
+"""An executor interprets the program of one node, action by action.
 
 Owns the meaning of every action on arrays: which compiled program runs, which buffers
 it reads, makes and frees. Does not own the order (that is the program's), nor how
-arrays travel (`hetjax/comm/transport.py`) nor where stages meet (`collectives.py`).
+arrays travel (`hetjax/comm/transport.py`) nor where stages meet (`gradient_sync.py`).
 
 Nothing here waits for a device except NORM, the commit point.
 """
@@ -21,7 +21,8 @@ from hetjax.comm.transport import Tag, Transport
 from hetjax.errors import BadInput
 from hetjax.mesh.axes import batch_sharding, replicated
 from hetjax.mesh.spanning import to_mesh
-from hetjax.runtime.collectives import Collectives
+from hetjax.runtime.gradient_sync import GradientSync
+from hetjax.runtime.outcome import StepCommit
 from hetjax.runtime.programs import StagePrograms
 from hetjax.runtime.update import UpdatePrograms
 from hetjax.schedule.action import Action, Group, Op, Program, Programs, StageKey
@@ -70,28 +71,28 @@ class Step:
     feed: Feed
     num_tokens: int
     transport: Transport
-    collectives: Collectives
+    sync: GradientSync
     clip_norm: float
     observer: Observer | None = None
-    generation: int = 0
+    epoch: int = 0
 
 
-class Worker:
+class Executor:
     """Drives the stages of one node; buffers live from their maker to their FREE."""
 
     def __init__(self, stages: Mapping[StageKey, StageState]) -> None:
         self.stages = stages
         self._buffers: dict[tuple[str, int, int, int], Any] = {}
 
-    def run(self, program: Program, step: Step) -> Iterator[None]:
-        """Enqueue the whole program; yield whenever the next action has to wait."""
+    def run(self, program: Program, step: Step) -> Iterator[int]:
+        """Enqueue the whole program; yield where an action is that has to wait."""
         self._buffers.clear()  # of a step that was broken off
         for state in self.stages.values():
             state.acc = state.loss = None
             state.gradients.clear()
-        for action in program:
+        for at, action in enumerate(program):
             while not self._ready(action, step):
-                yield
+                yield at
             start_s = time.perf_counter()
             made = _MEANING[action.op](self, action, step)
             if step.observer is not None:
@@ -105,7 +106,7 @@ class Worker:
         if action.op is Op.NORM:
             return self._reduced(action, step)
         if action.op is Op.UPDATE:
-            return step.collectives.squares() is not None
+            return step.sync.commit is not None
         return True
 
     def _forward(self, action: Action, step: Step) -> Any:
@@ -197,13 +198,13 @@ class Worker:
         if action.group not in {group.name for group in state.updates.groups}:
             return None  # all parameters of the segment are tied: they have a group
         rows = self._packed(state, action.group)
-        step.collectives.post(action.group, action.key, rows)
+        step.sync.post(action.group, action.key, rows)
         return rows
 
     def _norm(self, action: Action, step: Step) -> Any:
         state, stage = self._state(action), action.key
         for group in state.updates.groups:
-            summed = step.collectives.summed(group.name, stage)
+            summed = step.sync.summed(group.name, stage)
             if summed is None and group.rows:
                 summed = self._packed(state, group.name)
             elif summed is None:
@@ -211,12 +212,13 @@ class Worker:
             state.gradients[group.name] = summed
         state.acc = None
         squares = state.updates.square_sum(tuple(state.gradients.values()))
-        step.collectives.post_squares(stage, squares)
+        step.sync.post_squares(stage, squares)
         return squares
 
     def _update(self, action: Action, step: Step) -> Any:
         state = self._state(action)
-        scale = gradient_scale(step.collectives, step.num_tokens, step.clip_norm)
+        assert step.sync.commit is not None
+        scale = gradient_scale(step.sync.commit, step.clip_norm)
         whole = replicated(state.programs.mesh)
         state.masters, state.opt_state, copies = state.updates.update(
             state.masters,
@@ -238,7 +240,7 @@ class Worker:
         """Whether all groups that the stage shares with others have been summed."""
         stage = action.key
         return all(
-            step.collectives.summed(group.name, stage) is not None
+            step.sync.summed(group.name, stage) is not None
             for group in self.stages[stage].updates.groups
             if group.shared
         )
@@ -284,25 +286,15 @@ class Worker:
         self._buffers[key] = value
 
 
-def gradient_scale(
-    collectives: Collectives, num_tokens: int, clip_norm: float
-) -> float:
+def gradient_scale(commit: StepCommit, clip_norm: float) -> float:
     """Factor from summed gradients to clipped token means (clip by global norm)."""
-    norm = gradient_norm(collectives, num_tokens)
-    return min(1.0, clip_norm / max(norm, 1e-12)) / num_tokens
-
-
-def gradient_norm(collectives: Collectives, num_tokens: int) -> float:
-    """Global norm of the token-mean gradient, before clipping."""
-    squares = collectives.squares()
-    assert squares is not None
-    return squares**0.5 / num_tokens
+    return min(1.0, clip_norm / max(commit.grad_norm, 1e-12)) / commit.num_tokens
 
 
 def _tag(action: Action, step: Step, receiver: int) -> Tag:
     assert action.microbatch is not None
     return Tag(
-        generation=step.generation,
+        generation=step.epoch,
         step=step.number,
         kind="F" if action.buffer in ("x", "y") else "B",
         replica=action.replica,
@@ -312,18 +304,18 @@ def _tag(action: Action, step: Step, receiver: int) -> Tag:
 
 
 _MEANING = {
-    Op.F: Worker._forward,
-    Op.B: Worker._backward,
-    Op.FB: Worker._fused,
-    Op.I: Worker._input_gradient,
-    Op.W: Worker._weight_gradient,
-    Op.E: Worker._evaluate,
-    Op.SEND: Worker._send,
-    Op.RECV: Worker._receive,
-    Op.REDUCE: Worker._reduce,
-    Op.NORM: Worker._norm,
-    Op.UPDATE: Worker._update,
-    Op.FREE: Worker._free,
+    Op.F: Executor._forward,
+    Op.B: Executor._backward,
+    Op.FB: Executor._fused,
+    Op.I: Executor._input_gradient,
+    Op.W: Executor._weight_gradient,
+    Op.E: Executor._evaluate,
+    Op.SEND: Executor._send,
+    Op.RECV: Executor._receive,
+    Op.REDUCE: Executor._reduce,
+    Op.NORM: Executor._norm,
+    Op.UPDATE: Executor._update,
+    Op.FREE: Executor._free,
 }
 
 

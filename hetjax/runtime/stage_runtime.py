@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stages of one worker: it runs steps of them, alone or together with peers.
+
+Owns how far each node's program can be enqueued before it has to wait, for another one
+here or for a peer. Does not own the stages (`stages.py`), the meaning of actions
+(`executor.py`), connections (`hetjax/comm/peers.py`), nor when a step is run: a
+controller says so (`serving.py`).
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from hetjax.checkpoint.entry import Entry
+from hetjax.comm.peers import PeerLost, Peers
+from hetjax.comm.pull import Pull, PullServer
+from hetjax.comm.transport import InProcess, Routed, Tag, Transport
+from hetjax.comm.wire import Ship, Wire
+from hetjax.mesh.axes import batch_sharding
+from hetjax.mesh.spanning import leads, to_mesh, value_here
+from hetjax.models.model import Model
+from hetjax.plans.members import EMBEDDED, Members, node_of
+from hetjax.plans.plan import Plan
+from hetjax.runtime.executor import Executor, Observer, Step
+from hetjax.runtime.feeding import Batch, BatchFeed, window
+from hetjax.runtime.gradient_sync import GradientSync, LocalSync
+from hetjax.runtime.outcome import StageLoss, StepCommit
+from hetjax.runtime.peer_sync import PeerSync
+from hetjax.runtime.stages import Stages
+from hetjax.schedule.action import Programs, StageKey
+
+_NUM_SENDING = 4  # threads that wait for what is to be sent
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Joined:
+    """The peers of an epoch, and how what they are sent travels."""
+
+    epoch: int
+    peers: Peers
+    ship: Ship
+    transport: Transport
+    server: PullServer | None
+
+
+class StageRuntime(Stages):
+    """The stages of a worker of the plan, on local devices, with peers for the rest.
+
+    `devices` are those of its nodes, by node. One worker alone has all nodes of a plan:
+    `StageRuntime(plan, model, devices, optimizer)` runs it in this process. Else
+    `members` says what is whose. A node may have several hosts: `devices` are then
+    those of all of them, stages may span them, and each host's worker does its part of
+    every program. Gradients travel to peers in the dtype `gradient_wire`.
+
+    After a PeerLost the state is as it was before the step: if others have committed
+    it, `finish` does so here, too. The next step needs peers of another epoch (`join`).
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: Model,
+        devices: Mapping[str, Sequence[jax.Device]],
+        optimizer: optax.GradientTransformation,
+        *,
+        dtype: str = "float32",
+        clip_norm: float = float("inf"),
+        gradient_wire: str = "float32",
+        worker: str = EMBEDDED,
+        members: Members | None = None,
+    ) -> None:
+        super().__init__(plan, model, devices, optimizer, dtype=dtype)
+        self.worker, self.clip_norm = worker, clip_norm
+        self.members = members or Members(plan, only=worker)
+        here = {key for key, of in self.members.members.items() if worker in of}
+        assert here == self.stages.keys(), (worker, here, list(self.stages))
+        self._within = self.members.within(worker)
+        self._spans = bool(here - self._within)
+        self._wire = np.dtype(jnp.dtype(gradient_wire))
+        nodes = {(r, s): stage.node for r, s, stage in plan.stages()}
+        self._executors = {
+            node: Executor({k: v for k, v in self.stages.items() if nodes[k] == node})
+            for node in self.training
+            if node in devices
+        }
+        self._layouts = {
+            key: batch_sharding(state.programs.mesh)
+            for key, state in self.stages.items()
+        }
+        self._joined: _Joined | None = None
+        self._unfinished: tuple[list[Iterator[int]], Step] | None = None
+
+    def join(self, peers: Peers, epoch: int, server: PullServer | None = None) -> None:
+        """Go on with these peers; those of before are left.
+
+        Activations travel by the transfer server, if there is one, else by link.
+        """
+        self.leave()
+        # a sum keeps a thread until all its holders have come
+        ship = Ship(peers, len(self.partition.holders) + 1 + _NUM_SENDING)
+        self._joined = _Joined(
+            epoch=epoch,
+            peers=peers,
+            ship=ship,
+            transport=self._by(peers, ship, server),
+            server=server,
+        )
+
+    def leave(self) -> None:
+        """End the connections and what waits for them."""
+        joined, self._joined = self._joined, None
+        if joined is not None:
+            joined.peers.close()
+            if joined.server is not None:
+                joined.server.drop()
+            joined.ship.close()
+
+    def step(
+        self, number: int, batch: Batch, observer: Observer | None = None
+    ) -> StepCommit:
+        """Train on one global batch; returns once NORM is known and UPDATE enqueued.
+
+        Raises PeerLost.
+        """
+        step = self._step(number, batch, observer)
+        runs = self._runs(self.training, step)
+        self._unfinished = runs, step
+        if not self.stages:
+            step.sync.attend()
+        self._run(runs, step)
+        version = self._version
+        while step.sync.commit is None:
+            version = self._wait(version)
+        return self._committed(step)
+
+    def finish(self, commit: StepCommit) -> StepCommit:
+        """Commit the step that a PeerLost has broken off, as others have.
+
+        Who knows the commit has had our part of it: only UPDATE is left to do.
+        """
+        assert self._unfinished is not None, "no step was broken off"
+        runs, step = self._unfinished
+        step.sync.settle(commit)
+        left = [at for run in runs if (at := next(run, None)) is not None]
+        assert not left, "others have the commit without our part"
+        return self._committed(step)
+
+    def _committed(self, step: Step) -> StepCommit:
+        self._unfinished = None
+        assert step.sync.commit is not None
+        return step.sync.commit
+
+    def evaluate(self, number: int, batch: Batch) -> list[StageLoss]:
+        """Summed losses of last stages that are led from here, no update.
+
+        `number` tells this evaluation from others. Raises PeerLost.
+        """
+        step = self._step(number, batch, None)
+        self._run(self._runs(self.evaluation, step), step)
+        found = self._last_losses()
+        return [(stage, float(value_here(loss))) for stage, loss in found.items()]
+
+    def next_logits(self, number: int, tokens: Sequence[int]) -> np.ndarray | None:
+        """logits_V that follow the (last seq_len) tokens, by the first replica.
+
+        From the worker that leads its last stage. Raises PeerLost.
+        """
+        inputs_BL, position = window(self.plan, tokens)
+        step = self._step(number, (inputs_BL, inputs_BL), None)
+        found: list[np.ndarray] = []
+        self._run([self._sample(step, position, found)], step)
+        return found[0] if found else None
+
+    def take_over(self, other: "StageRuntime") -> int:
+        """Go on with the state of another plan's runtime, which has none afterwards.
+
+        By way of the host, which holds each value until the last stage that needs it
+        has it: no device ever has both. Returns the bytes that were placed.
+        """
+        values = {entry.name: value for entry, value in other.give_up()}
+        needed = Counter(entry.name for entry in self.needed())
+        num_bytes = 0
+
+        def read(entry: Entry) -> np.ndarray:
+            nonlocal num_bytes
+            num_bytes += values[entry.name].nbytes
+            needed[entry.name] -= 1
+            return values[entry.name] if needed[entry.name] else values.pop(entry.name)
+
+        self.restore(read)
+        jax.block_until_ready([state.params for state in self.stages.values()])
+        return num_bytes
+
+    def _sample(
+        self, step: Step, position: int, found: list[np.ndarray]
+    ) -> Iterator[int]:
+        """Yield whenever the next stage here has to wait for the one before."""
+        last = len(self.plan.replicas[0].stages) - 1
+        tag = partial(Tag, step.epoch, step.number, "F", 0, microbatch=0)
+        for s in range(last + 1):
+            state = self.stages.get((0, s))
+            if state is None:
+                continue
+            programs = state.programs
+            if s == 0:
+                x = to_mesh(step.feed.inputs(0, 0), programs.tokens.sharding)
+            else:
+                while not step.transport.arrived(tag(s)):
+                    yield s
+                x = step.transport.receive(tag(s), programs.outputs)
+            if s < last:
+                y = programs.evaluate(state.params, x)
+                step.transport.send(tag(s + 1), y)
+                continue
+            logits_V = programs.last_logits(state.params, x, position)
+            if leads(programs.mesh):
+                found.append(logits_V)
+
+    def _step(self, number: int, batch: Batch, observer: Observer | None) -> Step:
+        joined, num_tokens = self._joined, batch[1].size
+        transport: Transport = InProcess(self._layouts)
+        sync: GradientSync
+        if joined is None:
+            holders, stages = self.partition.holders, len(self.members.members)
+            assert len(self.stages) == stages, "join first"
+            sync = LocalSync(holders, stages, num_tokens, self._last_losses)
+        else:
+            # what a broken step left of messages within goes with its own
+            transport = Routed(self._within, transport, joined.transport)
+            sync = PeerSync(
+                joined.peers,
+                joined.ship,
+                self.partition.holders,
+                self.members,
+                at=(joined.epoch, number),
+                num_tokens=num_tokens,
+                wire=self._wire,
+                losses=self._last_losses,
+            )
+        return Step(
+            number=number,
+            feed=BatchFeed(self.plan, batch),
+            num_tokens=num_tokens,
+            transport=transport,
+            sync=sync,
+            clip_norm=self.clip_norm,
+            observer=observer,
+            epoch=0 if joined is None else joined.epoch,
+        )
+
+    def _by(self, peers: Peers, ship: Ship, server: PullServer | None) -> Transport:
+        if server is None:
+            return Wire(peers, ship, self.members.ranks)
+        nodes = {(r, s): stage.node for r, s, stage in self.plan.stages()}
+        degrees = {(r, s): stage.mesh.data for r, s, stage in self.plan.stages()}
+        return Pull(peers, ship, nodes, server, degrees)
+
+    def _runs(self, programs: Programs, step: Step) -> list[Iterator[int]]:
+        """The nodes' programs without stages that have no device here."""
+        return [
+            executor.run(tuple(a for a in programs[node] if a.key in self.stages), step)
+            for node, executor in self._executors.items()
+        ]
+
+    def _run(self, runs: Sequence[Iterator[int]], step: Step) -> None:
+        """Round robin: each enqueues until it has to wait for another, here or not."""
+        try:
+            before: list[tuple[Iterator[int], int]] = []
+            left = runs
+            while left:
+                version = self._version
+                waiting = [(r, at) for r in left if (at := next(r, None)) is not None]
+                if waiting and waiting == before:
+                    self._wait(version)
+                before, left = waiting, [run for run, _ in waiting]
+        except PeerLost as lost:
+            mates = {node_of(worker) for worker in (self.worker, lost.peer)}
+            if self._spans and len(mates) > 1:
+                self._run_out(runs, step)
+            raise
+
+    def _run_out(self, runs: Sequence[Iterator[int]], step: Step) -> None:
+        """Enqueue all up to UPDATE on what has no value, since other hosts may have.
+
+        A program that spans hosts waits for all of them: what only some were given to
+        do before they heard of the loss would meet the next step on the others.
+        """
+        assert self._joined is not None and isinstance(self._joined.transport, Wire)
+        assert isinstance(step.sync, PeerSync)
+        self._joined.transport.give_up()
+        step.sync.give_up()
+        for run in runs:
+            next(run, None)
+
+    @property
+    def _version(self) -> int:
+        return 0 if self._joined is None else self._joined.peers.mailbox.version
+
+    def _wait(self, version: int) -> int:
+        """Sleep until something has come since; without peers nothing ever will."""
+        assert self._joined is not None, "stalled: no stage here can go on"
+        return self._joined.peers.mailbox.wait(version)
+
+    def _last_losses(self) -> dict[StageKey, jax.Array]:
+        """Of last stages that this worker leads."""
+        return {
+            key: state.loss
+            for key, state in self.stages.items()
+            if state.programs.function.last and leads(state.programs.mesh)
+        }
