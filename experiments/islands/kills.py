@@ -35,7 +35,7 @@ from hetjax.runtime.control import Crew, WorkerLost
 from hetjax.runtime.fleet import Fleet
 from hetjax.runtime.messages import Lost
 from hetjax.runtime.processes import Processes
-from hetjax.runtime.serving import Post
+from hetjax.runtime.service import Post
 from hetjax.training.worker import worker_settings
 
 NODES = ("east", "north", "south", "west")

@@ -46,7 +46,7 @@ from hetjax.checkpoint.stored_steps import committed_steps
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.files import cluster_toml, load_cluster
 from hetjax.data.dataset import Dataset
-from hetjax.elastic.driver import FleetDriver, Terms
+from hetjax.elastic.driver import Driver, Terms
 from hetjax.elastic.foresight import Foresight
 from hetjax.elastic.membership import Membership
 from hetjax.elastic.recovered import Recovered, RolledBack
@@ -178,7 +178,7 @@ class Trial:
         fleet.connect()
         fleet.compile()
         fleet.initialise(0)
-        self.driver = FleetDriver(
+        self.driver = Driver(
             fleet,
             launcher,
             stack,

@@ -27,7 +27,8 @@ from hetjax.plans.files import parse_plan, plan_json
 from hetjax.plans.members import Members, file_name
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from hetjax.runtime.feeding import Batch
-from hetjax.runtime.serving import read_post, serve
+from hetjax.runtime.service import read_post
+from hetjax.runtime.serving import serve
 from hetjax.runtime.stage_runtime import StageRuntime
 from hetjax.runtime.state import Read
 
@@ -111,6 +112,9 @@ class WitnessRuntime(StageRuntime):
 @dataclass(frozen=True)
 class WitnessWork:
     runtime: StageRuntime
+
+    def close(self) -> None:
+        self.runtime.close()
 
     def batch(self, step: int) -> Batch:
         raise NotImplementedError("a witness does not train")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run on workers in other processes, which goes on when some of them vanish.
+"""A run on its workers, which goes on when nodes come and go or workers vanish.
 
 Owns what is done about a lost worker: a step that one survivor has committed is
 finished by all, the lost ones are started again or, if their node is gone, another plan
@@ -74,7 +74,7 @@ class Terms:
         return self.recovery != "none"
 
 
-class FleetDriver:
+class Driver:
     """The run on a fleet that has the state after `at` steps.
 
     `resumed` tells where that is from, `heard` is told of every recovery.

@@ -17,10 +17,10 @@ from typing import Protocol
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.mesh.simulated import keeping_environment
 from hetjax.plans.plan import Plan
-from hetjax.runtime.control import Crew
+from hetjax.runtime.control import Crew, WorkerConnections
 from hetjax.runtime.fleet import Fleet
 from hetjax.runtime.processes import Processes
-from hetjax.runtime.serving import Post
+from hetjax.runtime.service import Post
 
 LOOPBACK = "127.0.0.1"
 
@@ -36,7 +36,8 @@ class Place:
 class Launcher(Protocol):
     """Starts workers, also again; `stack` of whoever made it ends them."""
 
-    crew: Crew
+    @property
+    def crew(self) -> WorkerConnections: ...
 
     def start(self, workers: Sequence[str]) -> None:
         """Start these and wait until they have called; WorkerLost if one does not.

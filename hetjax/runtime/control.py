@@ -11,9 +11,9 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -54,6 +54,47 @@ class WorkerLost(ConnectionError):
     ) -> None:
         super().__init__(f"worker {worker!r} {reason}")
         self.worker, self.reason, self.reports = worker, reason, dict(reports or {})
+
+
+class WorkerConnections(Protocol):
+    """A controller's connections to its workers, by name: sockets, or in this process.
+
+    Requests are sent as of `epoch`, which whoever connects workers counts up. `noticed`
+    is called, from any thread, when a worker tells that its machine is about to go.
+    """
+
+    epoch: int
+    noticed: Callable[[str, Noticed], None]
+
+    @property
+    def only(self) -> str | None:
+        """The one worker that has all nodes, if it is in this process."""
+        ...
+
+    @property
+    def workers(self) -> Sequence[str]:
+        """Those who can be asked."""
+        ...
+
+    def ask(
+        self, requests: Mapping[str, Request[Answer]], progress: Progress | None = None
+    ) -> dict[str, Answer]:
+        """Ask several workers the same kind of thing and return their answers.
+
+        Raises WorkerLost once no other worker is busy with it, or the BadInput that a
+        worker found.
+        """
+        ...
+
+    def lose(self, worker: str, reason: str) -> None:
+        """Take a worker for lost, whatever its connection says."""
+        ...
+
+    def interrupted_by(
+        self, interrupt: Callable[[], None]
+    ) -> AbstractContextManager[None]:
+        """Let waits in here end with what this may raise."""
+        ...
 
 
 class Line:
@@ -107,11 +148,12 @@ class Crew:
         self._changed = threading.Condition()
         self._links: dict[str, Link] = {}
         self._lost: dict[str, str] = {}
+        self.only = None
         self.epoch = 0  # of what is asked: whoever connects workers counts it up
         self._number = 0  # of what was asked last
         self._asked: dict[str, AnyRequest] = {}
         self._replies: dict[str, Message] = {}
-        self._progress: Progress = _nobody_counts
+        self._progress: Progress = nobody_counts
         self.noticed: Callable[[str, Noticed], None] = _nobody_listens
         self._door = Door(CONTROLLER, address, secret, self._admit)
         self.address = self._door.address
@@ -162,7 +204,7 @@ class Crew:
         with self._changed:
             self._number += 1
             self._asked, self._replies = asked, {}
-            self._progress = progress or _nobody_counts
+            self._progress = progress or nobody_counts
         for worker, request in asked.items():
             self._send(worker, request)
         return self._answers(list(asked), what)
@@ -292,7 +334,7 @@ def _nobody_interrupts() -> None:
     pass
 
 
-def _nobody_counts(worker: str, compiling: Compiling) -> None:
+def nobody_counts(worker: str, compiling: Compiling) -> None:
     pass
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The controller of workers in other processes: says when, and hears how it went.
+"""The controller of a plan's workers: says when, and hears how it went.
 
 Owns epochs, turns, and the step as its caller sees it. Out of the data path:
 activations, gradients, batches and checkpoints never come here. Does not own how worker
@@ -22,7 +22,7 @@ from hetjax.errors import BadInput
 from hetjax.mesh.world import World
 from hetjax.plans.members import Members, file_name, node_of
 from hetjax.plans.plan import Plan
-from hetjax.runtime.control import Answer, Crew
+from hetjax.runtime.control import Answer, WorkerConnections
 from hetjax.runtime.messages import (
     AwaitSaved,
     Build,
@@ -54,14 +54,16 @@ from hetjax.schedule.trace import Span
 
 
 class Fleet:
-    """A plan on workers, one per host, that have called or will call the `crew`.
+    """A plan on workers, one per host, or one that has all, connected by `crew`.
 
     Of the plan's nodes those that are not among `nodes` have one host.
     Every method may raise WorkerLost; the survivors then keep their state and wait for
     `connect`.
     """
 
-    def __init__(self, plan: Plan, crew: Crew, nodes: Sequence[Node] = ()) -> None:
+    def __init__(
+        self, plan: Plan, crew: WorkerConnections, nodes: Sequence[Node] = ()
+    ) -> None:
         self.crew = crew
         self.attempts: dict[int, str] = {}  # at saving, by step
         self._new_attempts = AttemptNames()
@@ -75,7 +77,7 @@ class Fleet:
     def adopt(self, plan: Plan, nodes: Sequence[Node] = ()) -> None:
         """Go on with this plan, once its workers are built and connected."""
         self.plan = plan
-        self.members = Members(plan, tuple(nodes))
+        self.members = Members(plan, tuple(nodes), self.crew.only)
         self.workers = list(self.members.workers)
 
     def build(self, settings: Json, workers: Sequence[str] | None = None) -> None:
@@ -117,6 +119,9 @@ class Fleet:
         BadInput if the transport's tags cannot tell all messages of the plan apart, or
         if it cannot reach stages on several hosts.
         """
+        self.crew.epoch += 1
+        if self.crew.only is not None:
+            return  # there is nobody else
         if transport == "transfer":
             self._check_one_host_each()
             replicas = self.plan.replicas
@@ -125,7 +130,6 @@ class Fleet:
                 num_stages=max(len(r.stages) for r in replicas),
                 num_microbatches=max(r.num_microbatches for r in replicas),
             )
-        self.crew.epoch += 1
         workers = [*self.workers, *others]
         told = self.crew.ask(dict.fromkeys(workers, Listen()))
         addresses = {worker: told[worker].address for worker in workers}
@@ -175,8 +179,9 @@ class Fleet:
         clock_s = self.crew.ask({worker: TellTime()})[worker].now_s
         late_s = (asked_s + time.perf_counter()) / 2 - clock_s
         told = self.crew.ask({worker: TellSpans()})[worker]
-        actions, node = parse_program(told.actions), node_of(worker)
-        for action, (device, start_s, end_s) in zip(actions, told.spans, strict=True):
+        actions = parse_program(told.actions)
+        for action, (node, device, *times_s) in zip(actions, told.spans, strict=True):
+            start_s, end_s = times_s
             yield Span(node, device, action, start_s + late_s, end_s + late_s)
 
     def evaluate(self, batches: Sequence[int]) -> float:
@@ -216,7 +221,8 @@ class Fleet:
             host={**host, "attempt": self.attempts[step]},
             workers=[*map(file_name, saving)],
             safe=self.saved,
-            is_stored=not any(message.storing for message in told.values()),
+            is_stored=len(saving) == 1
+            or not any(message.storing for message in told.values()),
         )
         self._saving = step, saving
         self.crew.ask(dict.fromkeys([*saving, *helping], request))
@@ -225,7 +231,7 @@ class Fleet:
     def _see_to_copies(self, keeping: CheckpointStorage) -> None:
         """Tell workers who keeps copies for whom, once for each epoch."""
         now = self.crew.epoch, keeping.copies
-        if keeping.copies == 1 or self._copying == now:
+        if keeping.copies == 1 or self._copying == now or self.crew.only:
             return
         told = self._all(KeepCopies(keeping=keeping))
         found = copy_targets({w: node_of(w) for w in self.workers}, keeping.copies)

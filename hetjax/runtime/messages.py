@@ -111,10 +111,10 @@ class ClockTime(Message):
 
 
 class TracedActions(Message):
-    """Actions as text, a line each, and (device, start_s, end_s) of each."""
+    """Actions as text, a line each, and (node, device, start_s, end_s) of each."""
 
     actions: str
-    spans: Sequence[tuple[int, float, float]]
+    spans: Sequence[tuple[str, int, float, float]]
 
 
 class Evaluated(Message):

@@ -15,7 +15,7 @@ from typing import IO
 
 from hetjax.plans.members import file_name
 from hetjax.runtime.control import WorkerLost
-from hetjax.runtime.serving import Post
+from hetjax.runtime.service import Post
 
 _END_S = 5.0
 

@@ -26,7 +26,7 @@ from hetjax.checkpoint.recovery_plan import (
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.stored_steps import in_store
 from hetjax.errors import BadInput
-from hetjax.runtime.control import Crew
+from hetjax.runtime.control import WorkerConnections
 from hetjax.runtime.fleet import Fleet
 from hetjax.runtime.messages import (
     CollectLeaves,
@@ -51,7 +51,7 @@ class Restored:
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 
-def finish_step(crew: Crew, workers: Sequence[str]) -> StepCommit | None:
+def finish_step(crew: WorkerConnections, workers: Sequence[str]) -> StepCommit | None:
     """Let all survivors finish a step of which one has the commit, and return that.
 
     They have all done their part of it, or that one would not know it. None if nobody
@@ -83,7 +83,7 @@ def in_memory(fleet: Fleet, workers: Sequence[str]) -> list[PartialSnapshot]:
 
 
 def on_disk(
-    crew: Crew, workers: Sequence[str], keeping: CheckpointStorage
+    crew: WorkerConnections, workers: Sequence[str], keeping: CheckpointStorage
 ) -> list[PartialSnapshot]:
     """What the disks of these workers hold; they must be built.
 

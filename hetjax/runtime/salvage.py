@@ -118,15 +118,20 @@ class Salvage:
 
 
 def carry_out(
-    order: CollectLeaves, salvage: Salvage, peers: Peers, needed: Mapping[str, Entry]
+    order: CollectLeaves,
+    salvage: Salvage,
+    peers: Peers | None,
+    needed: Mapping[str, Entry],
 ) -> Collected:
     """Give and take; tell which leaves did not come, and by tier what came and when.
 
-    `needed` has the entry of each leaf. Raises PeerLost.
+    `needed` has the entry of each leaf. A worker without peers gives and takes nothing.
+    Raises PeerLost.
     """
     start_s = time.perf_counter()
     giving = threading.Thread(target=_give, args=(order, salvage, peers), daemon=True)
-    giving.start()
+    if peers is not None:
+        giving.start()
     missing: list[str] = []
     num_bytes: dict[str, int] = {}
     seconds: dict[str, float] = {}
@@ -137,9 +142,10 @@ def carry_out(
         salvage.taken[leaf] = value
         num_bytes[tier] = num_bytes.get(tier, 0) + value.nbytes
         seconds[tier] = max(seconds.get(tier, 0.0), at_s - start_s)
-    giving.join()
     salvage.tell_flaws()
-    peers.mailbox.check()
+    if peers is not None:
+        giving.join()
+        peers.mailbox.check()
     return Collected(missing=missing, num_bytes=num_bytes, seconds=seconds)
 
 
@@ -176,7 +182,10 @@ def _readable(
 
 
 def _taken(
-    order: CollectLeaves, salvage: Salvage, peers: Peers, needed: Mapping[str, Entry]
+    order: CollectLeaves,
+    salvage: Salvage,
+    peers: Peers | None,
+    needed: Mapping[str, Entry],
 ) -> Iterator[tuple[str, str, np.ndarray | None, float]]:
     """Tier, leaf, value and time of all that is asked for, from all places at once."""
     pool = ThreadPoolExecutor(_NUM_READERS)
@@ -188,6 +197,7 @@ def _taken(
     try:
         for worker, leaves in order.take:
             for leaf in leaves:
+                assert peers is not None, "nobody is there to take from"
                 message = peers.mailbox.take(worker, _key(order, leaf))
                 yield "peer", leaf, _value(message, needed[leaf]), time.perf_counter()
         for tier, leaf, reading in own:

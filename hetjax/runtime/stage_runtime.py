@@ -7,7 +7,6 @@ here or for a peer. Does not own the stages (`stages.py`), the meaning of action
 controller says so (`serving.py`).
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from hetjax.checkpoint.entry import Entry
 from hetjax.comm.peers import PeerLost, Peers
 from hetjax.comm.pull import Pull, PullServer
 from hetjax.comm.transport import InProcess, Routed, Tag, Transport
@@ -121,6 +119,12 @@ class StageRuntime(Stages):
                 joined.server.drop()
             joined.ship.close()
 
+    def close(self) -> None:
+        """Let go of the peers, and of all state that nobody else holds."""
+        self.leave()
+        for state in self.stages.values():
+            state.clear()
+
     def step(
         self, number: int, batch: Batch, observer: Observer | None = None
     ) -> StepCommit:
@@ -176,26 +180,6 @@ class StageRuntime(Stages):
         found: list[np.ndarray] = []
         self._run([self._sample(step, position, found)], step)
         return found[0] if found else None
-
-    def take_over(self, other: "StageRuntime") -> int:
-        """Go on with the state of another plan's runtime, which has none afterwards.
-
-        By way of the host, which holds each value until the last stage that needs it
-        has it: no device ever has both. Returns the bytes that were placed.
-        """
-        values = {entry.name: value for entry, value in other.give_up()}
-        needed = Counter(entry.name for entry in self.needed())
-        num_bytes = 0
-
-        def read(entry: Entry) -> np.ndarray:
-            nonlocal num_bytes
-            num_bytes += values[entry.name].nbytes
-            needed[entry.name] -= 1
-            return values[entry.name] if needed[entry.name] else values.pop(entry.name)
-
-        self.restore(read)
-        jax.block_until_ready([state.params for state in self.stages.values()])
-        return num_bytes
 
     def _sample(
         self, step: Step, position: int, found: list[np.ndarray]

@@ -116,12 +116,6 @@ class Stages:
         for stage in self.stages:
             yield from self._saved(stage)
 
-    def give_up(self) -> Iterator[tuple[Entry, np.ndarray]]:
-        """The same; a stage's devices are free of its state once it has been read."""
-        for stage, state in self.stages.items():
-            yield from self._saved(stage)
-            state.clear()
-
     def held(self) -> Iterator[tuple[Entry, Callable[[], np.ndarray]]]:
         """All state that is here, also of what others save, copied when it is asked."""
         for stage, state in self.stages.items():

@@ -18,6 +18,7 @@ import numpy as np
 
 from hetjax.cluster.record import write_whole
 from hetjax.data.dataset import Dataset
+from hetjax.elastic.driver import Driver
 from hetjax.elastic.recovered import GivenUp, Recovered, RolledBack
 from hetjax.elastic.stopping import StopRequest
 from hetjax.errors import Failed
@@ -25,7 +26,6 @@ from hetjax.report.progress import Display, metrics_line
 from hetjax.runtime.outcome import StepCommit
 from hetjax.schedule.trace import perfetto
 from hetjax.training.config import RunConfig
-from hetjax.training.driving import Driver
 from hetjax.training.goodput import Spent
 from hetjax.training.journal import Journal
 from hetjax.training.optimizer import LearningRates

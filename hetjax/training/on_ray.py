@@ -30,7 +30,7 @@ from hetjax.cluster.ray_nodes import (
 from hetjax.errors import BadInput
 from hetjax.launch.launching import Posts
 from hetjax.mesh.simulated import keeping_environment
-from hetjax.runtime.serving import read_post
+from hetjax.runtime.service import read_post
 
 _LOOK_S = 0.5
 _MACHINES_S = 5.0  # Ray is asked for its machines no more often while all goes well

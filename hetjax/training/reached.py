@@ -14,7 +14,6 @@ from typing import Any
 from hetjax.checkpoint.reader import (
     Checkpoint,
     DamagedCheckpoint,
-    newest,
     steps,
 )
 from hetjax.checkpoint.storage import CheckpointStorage
@@ -31,11 +30,10 @@ from hetjax.training.journal import read_journal
 class Progress:
     """What is known of earlier starts.
 
-    `checkpoint` is what the embedded launcher goes on from, `saved` the newest step
-    that a run on workers has written that it saved; each None if there is none.
+    `saved` is the newest step that the run has saved, None if there is none: of the
+    embedded launcher what is complete, of others what they have written.
     """
 
-    checkpoint: Checkpoint | None
     saved: int | None
     is_done: bool
 
@@ -57,15 +55,14 @@ def read_progress(config: RunConfig, shown: Display) -> Progress:
 
     Raises BadInput where more steps are done than the run is to have.
     """
-    saved, checkpoint = last_saved(read_journal(config.run_dir / rundir.EVENTS)), None
-    step = saved
     if config.launcher == EMBEDDED:
-        checkpoint = _newest_checkpoint(config, shown)
-        step = None if checkpoint is None else checkpoint.step
-    if step is not None:
-        check_reached(step, config)
-    done = step == config.steps and step in evaluated(config.run_dir)
-    return Progress(checkpoint=checkpoint, saved=saved, is_done=done)
+        saved = _newest_step(config, shown)
+    else:
+        saved = last_saved(read_journal(config.run_dir / rundir.EVENTS))
+    if saved is not None:
+        check_reached(saved, config)
+    done = saved == config.steps and saved in evaluated(config.run_dir)
+    return Progress(saved=saved, is_done=done)
 
 
 def check_reached(step: int, config: RunConfig) -> None:
@@ -100,23 +97,13 @@ def last_saved(events: Iterable[Mapping[str, Any]]) -> int | None:
     return found
 
 
-def checkpoint_before(
-    config: RunConfig, shown: Display, step: int
-) -> Checkpoint | None:
-    """What the embedded launcher goes on from where this step turns out damaged."""
-    directory = checkpoint_storage(config).at(EMBEDDED)
-    older = [other for other in steps(directory) if other < step]
-    _fetch(config, shown, after=max(older, default=0))
-    return newest(directory, before=step)
-
-
-def _newest_checkpoint(config: RunConfig, shown: Display) -> Checkpoint | None:
+def _newest_step(config: RunConfig, shown: Display) -> int | None:
     """The newest that is here or in the store, which mends what is damaged here."""
     directory = checkpoint_storage(config).at(EMBEDDED)
     _fetch(config, shown, after=max(steps(directory), default=0) - 1)
     try:
         with rundir.usable(config.run_dir):
-            return Checkpoint.open(directory)
+            return Checkpoint.open(directory).step
     except (DamagedCheckpoint, rundir.Unusable):
         raise  # starting anew would write over what may be mended
     except BadInput:

@@ -11,12 +11,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from hetjax.elastic.driver import Driver
 from hetjax.elastic.recovered import Recovered
 from hetjax.elastic.stopping import StopRequest
 from hetjax.models.counts import parameter_count
 from hetjax.report.progress import Display
 from hetjax.training import rundir
-from hetjax.training.driving import Driver
 from hetjax.training.goodput import Goodput, goodput_line, goodput_values
 from hetjax.training.journal import Journal, read_journal
 from hetjax.training.starting import Start

@@ -18,6 +18,7 @@ from typing import Any, Self, TypeVar
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.data.dataset import Dataset, load, prepare
+from hetjax.elastic.driver import Driver
 from hetjax.elastic.notices import Notice, Watch, of_workers
 from hetjax.elastic.recovered import Recovered, RolledBack
 from hetjax.elastic.stopping import StopRequest
@@ -26,7 +27,6 @@ from hetjax.plans.plan import Plan
 from hetjax.report.progress import Display, display
 from hetjax.training import rundir
 from hetjax.training.config import EvaluationConfig, RunConfig, check_config
-from hetjax.training.driving import Driver
 from hetjax.training.ending import clear_ends
 from hetjax.training.goodput import Spent
 from hetjax.training.journal import Journal, read_journal

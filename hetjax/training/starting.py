@@ -5,55 +5,47 @@ Owns which driver that is, and what workers are told. Does not own what is settl
 what a start writes (`run.py`).
 """
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
-from hetjax.checkpoint.format import AttemptNames
-from hetjax.checkpoint.reader import (
-    Checkpoint,
-    DamagedCheckpoint,
-    attempts,
-    damaged_after,
-)
+from hetjax.checkpoint.format import step_directory
+from hetjax.checkpoint.reader import damaged_after
 from hetjax.checkpoint.recovery_plan import PartialSnapshot
 from hetjax.checkpoint.stored_steps import in_store
 from hetjax.cluster.files import cluster_toml
 from hetjax.data.dataset import Dataset
-from hetjax.elastic.driver import FleetDriver, Terms
-from hetjax.elastic.following import Following
+from hetjax.elastic.driver import Driver, Terms
 from hetjax.elastic.foresight import Foresight, Replan
 from hetjax.elastic.membership import Membership
 from hetjax.elastic.notices import Notice
 from hetjax.errors import BadInput
 from hetjax.launch.compiled import keep_compiled
+from hetjax.launch.in_process import InThisProcess
 from hetjax.launch.launching import Launcher, OnThisMachine, started
 from hetjax.models.model import Model
+from hetjax.plans.files import parse_plan
 from hetjax.plans.members import EMBEDDED, node_of
-from hetjax.plans.plan import Plan
 from hetjax.report.progress import Display
 from hetjax.runtime.fleet import Fleet
+from hetjax.runtime.messages import Json
 from hetjax.runtime.recovery import Restored, on_disk, restore
 from hetjax.runtime.stage_runtime import StageRuntime
 from hetjax.training.ahead import Planning
 from hetjax.training.config import RunConfig
-from hetjax.training.driving import Driver
 from hetjax.training.feed import held_out, training_feed
 from hetjax.training.identity import check_identity, identity
-from hetjax.training.local import LocalDriver
 from hetjax.training.on_ray import OnRay
 from hetjax.training.optimizer import optimizer
 from hetjax.training.placement import Choice, Hardware, next_plan
 from hetjax.training.reached import (
     Progress,
-    checkpoint_before,
     checkpoint_storage,
 )
 from hetjax.training.rundir import LOGS, Previous
-from hetjax.training.worker import worker_settings
+from hetjax.training.worker import TrainingWork, worker_settings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,100 +68,6 @@ def driver_of(
 
     `noticed` is called, from other threads, with what workers hear of their machines.
     """
-    if start.config.launcher == EMBEDDED:
-        return _local(start, shown)
-    return _fleet(start, shown, noticed)
-
-
-def _local(start: Start, shown: Display) -> LocalDriver:
-    config, first = start.config, start.progress.checkpoint
-    keep_compiled(config.data.cache_dir.expanduser())
-    feed = training_feed(config, start.dataset)
-    validation = held_out(config, start.dataset)
-    rule, host = optimizer(config.optimizer, config.steps), _host(start)
-
-    def build(plan: Plan) -> StageRuntime:
-        return StageRuntime(
-            plan,
-            start.model,
-            start.hardware.devices,
-            rule,
-            dtype=config.dtype,
-            clip_norm=config.optimizer.clip_norm,
-        )
-
-    runtime = build(start.choice.plan)
-    if first is not None:
-        _check_fits(first, runtime, host)
-    runtime.compile(shown.compiled)
-    checkpoint = first and _restored_here(first, runtime, host, config, shown)
-    if checkpoint is None:
-        runtime.initialise(config.seed)
-    return LocalDriver(
-        runtime,
-        feed,
-        validation,
-        checkpoint_storage(config).saver(EMBEDDED),
-        host,
-        build,
-        _following(start),
-        attempts=AttemptNames(attempts(checkpoint_storage(config).at(EMBEDDED))),
-        at=0 if checkpoint is None else checkpoint.step,
-        resumed=checkpoint and _origin(checkpoint),
-    )
-
-
-def _restored_here(
-    checkpoint: Checkpoint,
-    runtime: StageRuntime,
-    host: Mapping[str, Any],
-    config: RunConfig,
-    shown: Display,
-) -> Checkpoint:
-    """Fill in the newest state that is as it was saved; return where it is from.
-
-    Raises DamagedCheckpoint where none is.
-    """
-    while True:
-        try:
-            runtime.restore(checkpoint.read)
-            return checkpoint
-        except DamagedCheckpoint as damage:
-            older = checkpoint_before(config, shown, checkpoint.step)
-            if older is None:
-                raise
-            _check_fits(older, runtime, host)
-            text = f"{damage.got}; going on from step {older.step} instead"
-            warnings.warn(text, stacklevel=2)
-            checkpoint = older
-
-
-def _check_fits(
-    checkpoint: Checkpoint, runtime: StageRuntime, host: Mapping[str, Any]
-) -> None:
-    """Raise BadInput if the checkpoint is of another run or another model."""
-    where = str(checkpoint.path.parent)
-    _check_same_run(checkpoint.host, host, checkpoint.step, where)
-    checkpoint.check_same_model(runtime.abstract_entries())
-
-
-def _origin(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What events say of a state that this process has read itself."""
-    damaged = damaged_after(checkpoint.path.parent, checkpoint.step)
-    told = {"passed_over": damaged} if damaged else {}
-    return {"checkpoint": str(checkpoint.path), **told}
-
-
-def _following(start: Start) -> Following | None:
-    config, cluster = start.config, start.hardware.cluster
-    if config.recovery == "none":
-        return None
-    return Following(cluster, Membership(cluster, config.cluster), _replan(start))
-
-
-def _fleet(
-    start: Start, shown: Display, noticed: Callable[[Notice], None]
-) -> FleetDriver:
     config, plan, cluster = start.config, start.choice.plan, start.hardware.cluster
     num_validation = len(held_out(config, start.dataset))
     with ExitStack() as stack:
@@ -180,22 +78,52 @@ def _fleet(
         terms = _terms(start, launcher)
         stack.callback(terms.foresight.close)
         fleet = started(launcher, plan, cluster.nodes)
-        shown.note(f"workers ({config.launcher}): {', '.join(fleet.workers)}")
+        if config.launcher != EMBEDDED:
+            shown.note(f"workers ({config.launcher}): {', '.join(fleet.workers)}")
         fleet.build(terms.settings(cluster, plan))
         fleet.connect(terms.transport)
         fleet.compile(shown.compiled)
         restored = _restored(fleet, terms, start)
-        return FleetDriver(
+        return Driver(
             fleet,
             launcher,
             stack.pop_all(),
             terms,
             cluster=cluster,
             at=0 if restored is None else restored.step,
-            resumed=restored
-            and {"bytes": restored.num_bytes, "seconds": restored.seconds},
+            resumed=restored and _origin(restored, config),
             num_validation=num_validation,
         )
+
+
+def _origin(restored: Restored, config: RunConfig) -> dict[str, Any]:
+    """What events say of the state to start from."""
+    told = {"bytes": restored.num_bytes, "seconds": restored.seconds}
+    if config.launcher != EMBEDDED:
+        return told
+    directory = checkpoint_storage(config).at(EMBEDDED)
+    told["checkpoint"] = str(step_directory(directory, restored.step))
+    damaged = damaged_after(directory, restored.step)
+    return told | ({"passed_over": damaged} if damaged else {})
+
+
+def _work_here(start: Start) -> Callable[[Json], TrainingWork]:
+    """What the worker in this process makes of its settings."""
+    config, validation = start.config, held_out(start.config, start.dataset)
+    keep_compiled(config.data.cache_dir.expanduser())
+    rule = optimizer(config.optimizer, config.steps)
+    return lambda settings: TrainingWork(
+        runtime=StageRuntime(
+            parse_plan(settings["plan"]),
+            start.model,
+            start.hardware.devices,
+            rule,
+            dtype=config.dtype,
+            clip_norm=config.optimizer.clip_norm,
+        ),
+        feed=training_feed(config, start.dataset),
+        held_out=validation,
+    )
 
 
 def _terms(start: Start, launcher: Launcher) -> Terms:
@@ -205,7 +133,10 @@ def _terms(start: Start, launcher: Launcher) -> Terms:
             config, cluster_toml(cluster), plan, start.dataset
         ),
         foresight=Foresight(
-            _replan(start), partial(Planning, config), config.foresee_after_s
+            _replan(start),
+            partial(Planning, config),
+            # no compiling ahead beside the step that trains in this very process
+            0.0 if config.launcher == EMBEDDED else config.foresee_after_s,
         ),
         membership=Membership(start.hardware.cluster, config.cluster, launcher.present),
         transport=config.transport,
@@ -261,6 +192,8 @@ def _check_begins(held: Sequence[PartialSnapshot], start: Start) -> None:
 
 def _launcher(start: Start, stack: ExitStack) -> Launcher:
     config, cluster = start.config, start.hardware.cluster
+    if config.launcher == EMBEDDED:
+        return InThisProcess(cluster, _work_here(start), stack)
     if config.launcher == "ray":
         discovered = start.hardware.discovered
         return OnRay(

@@ -32,7 +32,8 @@ from hetjax.plans.files import parse_plan, plan_json
 from hetjax.plans.members import Members, node_of
 from hetjax.plans.plan import Plan
 from hetjax.runtime.messages import Noticed
-from hetjax.runtime.serving import Post, read_post, serve
+from hetjax.runtime.service import Post, read_post
+from hetjax.runtime.serving import serve
 from hetjax.runtime.stage_runtime import StageRuntime
 from hetjax.training.config import RunConfig
 from hetjax.training.config_files import config_values, read_config
@@ -47,6 +48,10 @@ class TrainingWork:
     runtime: StageRuntime
     feed: Feed
     held_out: Sequence[Batch]
+
+    def close(self) -> None:
+        self.runtime.close()
+        self.feed.close()
 
     def batch(self, step: int) -> Batch:
         return self.feed.batch(step)

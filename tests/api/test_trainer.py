@@ -11,10 +11,10 @@ import pytest
 import hetjax
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.files import load_cluster
+from hetjax.elastic.driver import Driver
 from hetjax.errors import BadInput, Failed
 from hetjax.models.presets import MODEL_CONFIGS
 from hetjax.report.metrics import Metrics
-from hetjax.training.local import LocalDriver
 from hetjax.training.placement import has_room
 from hetjax.training.presets import PRESETS
 from hetjax.training.run import run
@@ -120,11 +120,11 @@ def test_after_an_error_it_goes_on_from_the_checkpoint(
     trainer = hetjax.Trainer("small")
     trainer.fit(2)
 
-    def full(self: LocalDriver, step: int) -> bool:
+    def full(self: Driver, step: int) -> bool:
         raise OSError(28, "No space left on device", "a file")
 
     with monkeypatch.context() as patched:
-        patched.setattr(LocalDriver, "save", full)
+        patched.setattr(Driver, "save", full)
         with pytest.raises(Failed, match="make room on that disk"):
             trainer.fit(2)
     trainer.fit(1)

@@ -31,7 +31,7 @@ from hetjax.runtime.fleet import Fleet
 from hetjax.runtime.messages import Listen, Lost, TransportName
 from hetjax.runtime.outcome import StepCommit
 from hetjax.runtime.processes import Processes
-from hetjax.runtime.serving import Post
+from hetjax.runtime.service import Post
 from tests.runtime.charged import link_bytes, messages, sums
 from tests.runtime.oracle import (
     assert_gradients_equal,

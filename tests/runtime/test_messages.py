@@ -12,14 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetjax.runtime import serving
+from hetjax.runtime import service
 from hetjax.runtime.encoding import VERSION, BadMessage, decode, encode, kinds
 from hetjax.runtime.messages import (
     BreakOff,
     Done,
     FinishStep,
     Json,
-    Leave,
     Message,
     Request,
     Train,
@@ -71,7 +70,7 @@ def test_every_class_is_known_and_every_request_has_an_answer_and_somebody_to_do
     assert len(kinds()) == 45
     requests = {k for k in kinds().values() if issubclass(k, Request)}
     assert all(issubclass(answer_of(kind), Message) for kind in requests)
-    assert requests == serving._HANDLERS.keys() | {BreakOff, Leave}
+    assert requests == service.HANDLERS.keys() | {BreakOff}
 
 
 @pytest.mark.parametrize("name", sorted(kinds()))

@@ -18,7 +18,8 @@ from hetjax.mesh.world import world_devices
 from hetjax.plans.members import Members, file_name, node_of
 from hetjax.runtime.feeding import Batch
 from hetjax.runtime.outcome import StepCommit
-from hetjax.runtime.serving import read_post, serve
+from hetjax.runtime.service import read_post
+from hetjax.runtime.serving import serve
 from hetjax.runtime.stage_runtime import StageRuntime
 from tests.jax_settings import compile_quickly, strict_simulation
 from tests.runtime.oracle import keep_gradients, kept_gradients, random_batch
@@ -75,6 +76,9 @@ class KeepingRuntime(StageRuntime):
 class RandomWork:
     case: Case
     runtime: StageRuntime
+
+    def close(self) -> None:
+        self.runtime.close()
 
     def batch(self, step: int) -> Batch:
         if step == FAILING_STEP and self.runtime.worker == NODES[0]:

@@ -17,7 +17,7 @@ from hetjax.runtime.messages import Message
 from hetjax.training import worker
 
 FOLDER = "HETJAX_TEST_HANGS"
-_answer = serving._Server._answer
+_answer = serving.WorkerServer._answer
 
 
 def hang(where: str) -> None:
@@ -26,12 +26,12 @@ def hang(where: str) -> None:
         time.sleep(600)
 
 
-def answer(server: serving._Server, request: AnyRequest) -> Message:
+def answer(server: serving.WorkerServer, request: AnyRequest) -> Message:
     hang(type(request).__name__)
     return _answer(server, request)
 
 
 if __name__ == "__main__":
     hang("start")
-    with patch.object(serving._Server, "_answer", answer):
+    with patch.object(serving.WorkerServer, "_answer", answer):
         worker.main()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hetjax.elastic.driver import FleetDriver
+from hetjax.elastic.driver import Driver
 from hetjax.plans.files import read_plan, write_plan
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.runtime.outcome import StepCommit
@@ -79,17 +79,15 @@ def training(
 
 def between_steps(patched: pytest.MonkeyPatch, *actions: Callable[[], object]) -> None:
     """Do these, one after so many steps, while all workers wait for a request."""
-    step, to_do = FleetDriver.step, list(actions)
+    step, to_do = Driver.step, list(actions)
 
-    def step_and_do(
-        driver: FleetDriver, number: int, *, traced: bool = False
-    ) -> StepCommit:
+    def step_and_do(driver: Driver, number: int, *, traced: bool = False) -> StepCommit:
         found = step(driver, number, traced=traced)
         if to_do and (number + 1) % EVERY == 0:
             to_do.pop(0)()
         return found
 
-    patched.setattr(FleetDriver, "step", step_and_do)
+    patched.setattr(Driver, "step", step_and_do)
 
 
 def wait_until(is_so: Callable[[], object]) -> None:

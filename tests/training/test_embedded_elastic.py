@@ -9,20 +9,29 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
+from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.cluster.files import load_cluster
+from hetjax.data.batches import samples
+from hetjax.elastic.driver import Driver
 from hetjax.elastic.notices import Notice, Watch
-from hetjax.plans.files import read_plan
+from hetjax.plans.files import parse_plan, plan_json, read_plan
+from hetjax.plans.members import EMBEDDED
 from hetjax.plans.plan import Plan
 from hetjax.preempt import main as preempt
+from hetjax.runtime import recovery
+from hetjax.runtime.fleet import Fleet
+from hetjax.runtime.in_process import InProcessConnections
 from hetjax.runtime.stage_runtime import StageRuntime
+from hetjax.runtime.state import Read
 from hetjax.training.config import OptimizerConfig
-from hetjax.training.local import LocalDriver
+from hetjax.training.feed import Feed
 from hetjax.training.optimizer import optimizer
 from hetjax.training.presets import Preset
 from hetjax.training.run import run
-from tests.runtime.oracle import random_batch
+from hetjax.training.worker import TrainingWork
 from tests.training.small import (
     MODEL,
     ONE_REPLICA,
@@ -73,14 +82,14 @@ def train(preset: Preset) -> int:
 
 def train_with(actions: Actions, preset: Preset, patch: pytest.MonkeyPatch) -> int:
     """Train; before the step of this index, do what is to be done then."""
-    step = LocalDriver.step
+    step = Driver.step
 
-    def acting(self: LocalDriver, number: int, *, traced: bool = False):
+    def acting(self: Driver, number: int, *, traced: bool = False):
         actions.get(number, lambda: None)()
         return step(self, number, traced=traced)
 
     with patch.context() as patched:
-        patched.setattr(LocalDriver, "step", acting)
+        patched.setattr(Driver, "step", acting)
         return train(preset)
 
 
@@ -235,19 +244,42 @@ def test_where_the_rest_has_no_plan_an_edit_is_refused_and_a_request_stops_the_r
     assert [*losses(preset.config.run_dir)] == [*range(1, 8)]
 
 
-def test_state_that_is_taken_over_is_the_same_and_is_nowhere_twice():
+def feed() -> Feed:
+    text_T = np.arange(4_000, dtype=np.uint16) % MODEL.vocab_size
+    return Feed(samples(text_T, TWO_REPLICAS.seq_len, 0), TWO_REPLICAS.global_batch)
+
+
+def test_state_that_is_taken_over_is_the_same_and_is_nowhere_twice(tmp_path: Path):
     devices = jax.devices()
     nodes = {"a100-0": devices[:2], "v100-0": devices[2:3], "h20-0": devices[3:6]}
-    rule = optimizer(OptimizerConfig(), 10)
-    old, new = (
-        StageRuntime(p, MODEL, nodes, rule) for p in (TWO_REPLICAS, ONE_REPLICA)
+    built: list[StageRuntime] = []
+
+    def make(settings: Mapping[str, Any]) -> TrainingWork:
+        rule, plan = optimizer(OptimizerConfig(), 10), parse_plan(settings["plan"])
+        built.append(StageRuntime(plan, MODEL, nodes, rule))
+        return TrainingWork(runtime=built[-1], feed=feed(), held_out=())
+
+    controller = Fleet(TWO_REPLICAS, InProcessConnections(EMBEDDED, make))
+    controller.build({"plan": plan_json(TWO_REPLICAS)})
+    controller.initialise(0)
+    controller.step(0)
+    expected = {entry.name: value for entry, value in built[0].entries()}
+    held = recovery.in_memory(controller, controller.workers)
+    controller.adopt(ONE_REPLICA)
+    controller.build({"plan": plan_json(ONE_REPLICA)})
+    old, new = built
+    place, had = new.restore, list[bool]()
+
+    def restore(read: Read) -> None:
+        had.extend(bool(s.masters or s.params) for s in old.stages.values())
+        place(read)
+
+    new.restore = restore
+    restored = recovery.restore(
+        controller, held, CheckpointStorage(directory=str(tmp_path))
     )
-    old.initialise(0)
-    old.step(0, random_batch(TWO_REPLICAS, MODEL.vocab_size, 0))
-    expected = {entry.name: value for entry, value in old.entries()}
-    num_bytes = new.take_over(old)
-    assert num_bytes == sum(value.nbytes for value in expected.values())
+    assert restored is not None and restored.step == 1
+    assert had == [False] * len(old.stages)
     found = {entry.name: value for entry, value in new.entries()}
     assert found.keys() == expected.keys()
     assert all((found[name] == expected[name]).all() for name in found)
-    assert all(not state.masters and not state.params for state in old.stages.values())

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from hetjax.checkpoint.reader import Checkpoint, steps
-from hetjax.elastic.driver import FleetDriver
+from hetjax.elastic.driver import Driver
 from hetjax.errors import Failed
 from hetjax.launch.launching import OnThisMachine
 from hetjax.runtime.stage_runtime import StageRuntime
 from hetjax.train import main
 from hetjax.training.config import CheckpointConfig
-from hetjax.training.local import LocalDriver
 from hetjax.training.run import run
+from hetjax.training.worker import TrainingWork
 from tests.training import test_workers
 from tests.training.pair import between_steps, training
 from tests.training.poison import poison
@@ -25,15 +25,21 @@ from tests.training.small import MODEL, but, events, lines, losses, small_preset
 
 def poisoned(patched: pytest.MonkeyPatch, step: int, times: int) -> None:
     """Let a weight turn infinite after the update of this step, so many times."""
-    train, left = StageRuntime.step, [None] * times
+    train, batch = StageRuntime.step, TrainingWork.batch
+    left, asked = [None] * times, list[int]()
 
-    def step_and_poison(self: StageRuntime, number: int, *arguments: Any) -> Any:
-        result = train(self, number, *arguments)
-        if number + 1 == step and left:
+    def noted_batch(self: TrainingWork, number: int) -> Any:
+        asked.append(number)
+        return batch(self, number)
+
+    def step_and_poison(self: StageRuntime, *arguments: Any) -> Any:
+        result = train(self, *arguments)
+        if asked[-1] + 1 == step and left:
             left.pop()
             poison(self)
         return result
 
+    patched.setattr(TrainingWork, "batch", noted_batch)
     patched.setattr(StageRuntime, "step", step_and_poison)
 
 
@@ -92,7 +98,7 @@ def test_what_comes_again_after_going_back_ends_the_run_with_advice(
 def test_a_validation_loss_that_is_no_number_ends_the_run_with_advice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(LocalDriver, "validate", lambda self, number: math.nan)
+    monkeypatch.setattr(Driver, "validate", lambda self, number: math.nan)
     preset = small_preset(tmp_path)
     with pytest.raises(Failed, match="got: validation loss nan after step 0\nallowed"):
         run(preset.config, preset, MODEL)
@@ -111,15 +117,15 @@ def test_workers_go_back_together_from_one_bad_weight(
     assert defaults is not None
     monkeypatch.setitem(defaults, "module", "tests.training.poison")
     between_steps(monkeypatch, once.touch)
-    save = FleetDriver.save
+    save = Driver.save
 
-    def save_whole(driver: FleetDriver, step: int) -> bool:
+    def save_whole(driver: Driver, step: int) -> bool:
         begun = save(driver, step)
         if step < 4:  # so that none is left out before the weights are bad
             driver.wait_saved()
         return begun
 
-    monkeypatch.setattr(FleetDriver, "save", save_whole)
+    monkeypatch.setattr(Driver, "save", save_whole)
     assert main(training(run_dir, cache, "--checkpoint.every", "1")) == 0
     assert test_workers.losses(run_dir) == whole
     (back,) = events(run_dir, "recovered")

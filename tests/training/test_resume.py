@@ -117,7 +117,8 @@ def test_a_flipped_bit_in_the_newest_step_costs_the_steps_since_the_one_before(
     going_on = but(preset, checkpoint=CheckpointConfig(every=0))
     assert run(going_on.config, going_on, MODEL) == 0
     told = capsys.readouterr().out
-    assert "warning: checkpoint" in told and "going on from step 3 instead" in told
+    assert "warning: not used from here: checkpoint" in told
+    assert "resumed at step 3 from" in told
     assert losses(run_dir) == losses(reference.config.run_dir)
     events = lines(run_dir / "events.jsonl")
     (restored,) = [line for line in events if line["event"] == "restored"]

@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a worker does about each request, in whichever process it is.
+
+Owns the worker's parts (its stages, its data, its connections to peers, what it saves
+and what it salvages) and one handler for each request. What goes wrong is raised. Does
+not own how requests come (`serving.py`, `in_process.py`), nor anything that is of the
+whole process. What a worker works on is made by a room above.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hetjax.checkpoint.format import Entry, leaf_names
+from hetjax.checkpoint.replication import PeerReplication
+from hetjax.checkpoint.storage import CheckpointStorage
+from hetjax.comm.links import SILENCE_S
+from hetjax.comm.peers import Peers
+from hetjax.comm.pull import PullServer
+from hetjax.plans.members import Members, file_name
+from hetjax.runtime.feeding import Batch
+from hetjax.runtime.mates import Mates
+from hetjax.runtime.messages import (
+    Address,
+    AwaitSaved,
+    Build,
+    ClockTime,
+    Collected,
+    CollectLeaves,
+    Compile,
+    CompileAhead,
+    Compiling,
+    Coordinate,
+    Done,
+    Evaluate,
+    Evaluated,
+    FindSaves,
+    FinishStep,
+    FoundSaves,
+    HeldState,
+    HoldState,
+    Initialise,
+    Join,
+    Json,
+    KeepCopies,
+    Leave,
+    Listen,
+    Message,
+    NeededState,
+    PlaceState,
+    Predict,
+    Predicted,
+    Reached,
+    Request,
+    SaveState,
+    SavingState,
+    SendCopies,
+    TellNeeds,
+    TellReached,
+    TellSaving,
+    TellSpans,
+    TellTime,
+    TracedActions,
+    Train,
+    Trained,
+)
+from hetjax.runtime.outcome import StepCommit
+from hetjax.runtime.salvage import Salvage, carry_out, from_leaves, leaf_bytes
+from hetjax.runtime.saving import Saving
+from hetjax.runtime.stage_runtime import StageRuntime
+from hetjax.runtime.timeline import Timeline
+from hetjax.runtime.warming import Warmer
+from hetjax.schedule.action import format_program
+
+_CONNECT_S = 120.0  # until all peers have called: they may be starved
+_ALONE = "a worker without a post has no peers"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Post:
+    """Where a worker stands: what it is told by whoever starts it.
+
+    `listen` is the address at which its peers reach it (port 0: any). One that
+    `watches` tells of notices that its machine is about to go.
+    """
+
+    worker: str
+    controller: str
+    listen: str
+    secret: bytes
+    silence_s: float = SILENCE_S
+    watches: bool = False
+
+    @property
+    def host(self) -> str:
+        return self.listen.rpartition(":")[0]
+
+    def text(self) -> str:
+        """One line, for a pipe that nobody else reads."""
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return json.dumps(fields | {"secret": self.secret.hex()})
+
+
+def read_post(text: str) -> Post:
+    """Inverse of `Post.text`."""
+    fields = json.loads(text)
+    return Post(**(fields | {"secret": bytes.fromhex(fields["secret"])}))
+
+
+class Work(Protocol):
+    """What a worker works on: its stages and its own copy of the data."""
+
+    @property
+    def runtime(self) -> StageRuntime: ...
+
+    def close(self) -> None:
+        """Let go of it: something else is built, or the worker ends."""
+        ...
+
+    def batch(self, step: int) -> Batch:
+        """The global batch of a training step."""
+        ...
+
+    def validation(self, number: int) -> Batch:
+        """One of the global batches of an evaluation."""
+        ...
+
+
+class WorkerService:
+    """A worker: `answer` does what it is asked.
+
+    `make` makes what it works on, `warm` compiles the same ahead. One that has no
+    `post` is alone. `tell` hears how far compiling is.
+    """
+
+    def __init__(
+        self,
+        worker: str,
+        make: Callable[[Json], Work],
+        *,
+        post: Post | None = None,
+        warm: Callable[[Json], None] = lambda settings: None,
+        tell: Callable[[Compiling], None] = lambda compiling: None,
+    ) -> None:
+        self._worker, self._post = worker, post
+        self._make, self._warm_up, self._tell = make, warm, tell
+        self._warmer = Warmer()
+        self.peers: Peers | None = None
+        self._work: Work | None = None
+        self._timelines: list[tuple[Timeline, Members]] = []  # one for each plan
+        self._at: int | None = None  # steps that the state has behind it
+        self._commit: StepCommit | None = None  # of the last one, if done here
+        self._salvage = Salvage()
+        self._saving = Saving(file_name(worker), self._open_copies)
+        self._server: PullServer | None = None  # once made, for as long as the process
+        silence_s = SILENCE_S if post is None else post.silence_s
+        self.mates = Mates(worker, "" if post is None else post.host, silence_s)
+
+    def answer(self, request: Request[Any]) -> Message:
+        """Do it; raises PeerLost, BadInput, or whatever went wrong."""
+        return HANDLERS[type(request)](self, request) or Done()
+
+    def close(self) -> None:
+        """Finish what is being written, and let go of everything."""
+        if self._work is not None:
+            self._work.close()
+        self._saving.close()
+
+    def _coordinate(self, request: Coordinate) -> Address:
+        return Address(address=self.mates.coordinate())
+
+    def _build(self, request: Build) -> None:
+        if request.world is not None:
+            self.mates.enter(request.world)
+        if self._work is not None:
+            self._work.close()
+        self._warmer.clear()
+        self._work = self._at = None  # what it held may have been kept: `HoldState`
+        self._work = self._make(request.settings)
+        self._timelines.append((Timeline(self._runtime.plan), self._runtime.members))
+
+    def _compile_ahead(self, request: CompileAhead) -> None:
+        self._warmer.add(lambda: self._warm_up(request.settings))
+
+    def _listen(self, request: Listen) -> Address:
+        assert self._post is not None, _ALONE
+        post = self._post
+        self.peers = Peers(post.worker, post.listen, post.secret, post.silence_s)
+        return Address(address=self.peers.address)
+
+    def _join(self, request: Join) -> None:
+        assert self._post is not None and self.peers is not None, _ALONE
+        self.peers.connect(request.addresses, _CONNECT_S)
+        if request.transport == "transfer" and self._server is None:
+            self._server = PullServer(self._post.host, self._post.secret)
+        server = self._server if request.transport == "transfer" else None
+        self._runtime.join(self.peers, request.epoch, server)
+
+    def _compile(self, request: Compile) -> None:
+        self._runtime.compile(
+            lambda done, of: self._tell(Compiling(num_done=done, num_all=of))
+        )
+
+    def _initialise(self, request: Initialise) -> None:
+        self._salvage.forget()
+        self._runtime.initialise(request.seed)
+        self._at = 0
+
+    def _train(self, request: Train) -> Trained:
+        assert self._work is not None
+        batch = self._work.batch(request.step)
+        self._commit = None
+        self._commit = self._runtime.step(
+            request.turn, batch, self._timelines[-1][0] if request.traced else None
+        )
+        self._at = request.step + 1
+        return Trained(commit=self._commit)
+
+    def _reached(self, request: TellReached) -> Reached:
+        return Reached(at=self._at, commit=self._commit)
+
+    def _finish(self, request: FinishStep) -> None:
+        assert self._at is not None
+        self._commit = self._runtime.finish(request.commit)
+        self._at += 1
+
+    def _hold(self, request: HoldState) -> HeldState:
+        if self._at is not None:
+            self._salvage.keep(self._at, self._runtime.held())
+        return HeldState(at=self._salvage.memory_step, leaves=self._salvage.memory)
+
+    def _find_saves(self, request: FindSaves) -> FoundSaves:
+        directory = request.keeping.at(file_name(self._worker))
+        return FoundSaves(saves=[*self._salvage.look(directory, self._needed())])
+
+    def _needs(self, request: TellNeeds) -> NeededState:
+        leaves = {leaf: leaf_bytes(entry) for leaf, entry in self._needed().items()}
+        return NeededState(at=self._at, leaves=leaves)
+
+    def _collect(self, request: CollectLeaves) -> Collected:
+        if request.own.get("cloud"):
+            self._open_store(request.keeping, request.save[0])
+        return carry_out(request, self._salvage, self.peers, self._needed())
+
+    def _open_store(self, keeping: CheckpointStorage, step: int) -> None:
+        store = keeping.store()
+        assert store is not None
+        directory = keeping.at(file_name(self._worker))
+        self._salvage.fetch_from(store, step, directory)
+
+    def _place(self, request: PlaceState) -> None:
+        if self._at != request.step:
+            values = self._salvage.taken
+            self._salvage.let_go()
+            self._runtime.restore(lambda entry: from_leaves(values, entry))
+            self._at, self._commit = request.step, None
+        self._salvage.forget()
+
+    def _needed(self) -> dict[str, Entry]:
+        """The entry of each leaf that the island's state is made of, once it is."""
+        if self._work is None:
+            return {}
+        return {
+            leaf: entry
+            for entry in self._runtime.needed()
+            for leaf in leaf_names(entry)
+        }
+
+    def _time(self, request: TellTime) -> ClockTime:
+        return ClockTime(now_s=time.perf_counter())
+
+    def _spans(self, request: TellSpans) -> TracedActions:
+        spans = [
+            span
+            for timeline, members in self._timelines
+            for span in timeline.spans()
+            if members.worker_of(span.node, span.device) == self._worker
+        ]
+        return TracedActions(
+            actions=format_program(tuple(span.action for span in spans)),
+            spans=[(s.node, s.device, s.start_s, s.end_s) for s in spans],
+        )
+
+    def _evaluate(self, request: Evaluate) -> Evaluated:
+        assert self._work is not None
+        batch = self._work.validation(request.batch)
+        losses = self._runtime.evaluate(request.turn, batch)
+        return Evaluated(losses=losses, num_tokens=batch[1].size)
+
+    def _predict(self, request: Predict) -> Predicted:
+        found_V = self._runtime.next_logits(request.turn, request.tokens)
+        return Predicted(logits=None if found_V is None else found_V.tolist())
+
+    def _saving_state(self, request: TellSaving) -> SavingState:
+        return self._saving.state(self._runtime.saves)
+
+    def _save(self, request: SaveState) -> None:
+        self._saving.save(request, [*self._runtime.entries()])
+
+    def _open_copies(self) -> PeerReplication:
+        assert self._post is not None, _ALONE
+        post = self._post
+        return PeerReplication(
+            file_name(post.worker), post.host, post.secret, post.silence_s
+        )
+
+    @property
+    def _runtime(self) -> StageRuntime:
+        assert self._work is not None, "build first"
+        return self._work.runtime
+
+
+HANDLERS: dict[type[Request[Any]], Callable[[WorkerService, Any], Message | None]] = {
+    Coordinate: WorkerService._coordinate,
+    Build: WorkerService._build,
+    CompileAhead: WorkerService._compile_ahead,
+    Listen: WorkerService._listen,
+    Join: WorkerService._join,
+    Compile: WorkerService._compile,
+    Initialise: WorkerService._initialise,
+    Train: WorkerService._train,
+    TellReached: WorkerService._reached,
+    FinishStep: WorkerService._finish,
+    HoldState: WorkerService._hold,
+    FindSaves: WorkerService._find_saves,
+    TellNeeds: WorkerService._needs,
+    CollectLeaves: WorkerService._collect,
+    PlaceState: WorkerService._place,
+    TellTime: WorkerService._time,
+    TellSpans: WorkerService._spans,
+    Evaluate: WorkerService._evaluate,
+    Predict: WorkerService._predict,
+    TellSaving: WorkerService._saving_state,
+    KeepCopies: lambda service, asked: service._saving.keep_copies(asked),
+    SendCopies: lambda service, asked: service._saving.send_copies(asked),
+    SaveState: WorkerService._save,
+    AwaitSaved: lambda service, asked: service._saving.wait(asked),
+    Leave: lambda service, asked: service.close(),
+}
