@@ -5,7 +5,8 @@
 
 Prints one JSON object. `ratio` is the median over pairs of steps (pipeline, one jit;
 alternating in one process) of pipeline time / one-jit time: same model, microbatches,
-fp32 accumulation, clipping and AdamW.
+fp32 accumulation, clipping and AdamW. The pipeline is driven as a run drives it: by a
+controller whose one worker is in this process.
 
 What the number can show: simulated devices share the machine's cores, so a pipeline
 cannot be faster than one device by working in parallel; whatever it takes above 1 is
@@ -20,6 +21,7 @@ import json
 import os
 import statistics
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -28,6 +30,10 @@ import optax
 from experiments.benchmarks.one_jit import even_pipeline, one_jit, random_batch
 from hetjax.mesh.simulated import simulate_devices
 from hetjax.models.llama import LlamaConfig, llama_model
+from hetjax.plans.members import EMBEDDED
+from hetjax.runtime.feeding import Batch
+from hetjax.runtime.fleet import Fleet
+from hetjax.runtime.in_process import InProcessConnections
 from hetjax.runtime.stage_runtime import StageRuntime
 from hetjax.schedule.action import Action
 
@@ -43,6 +49,23 @@ class EnqueueTimes:
     def enqueued(self, action: Action, start_s: float, end_s: float, made: Any) -> None:
         self.seconds += end_s - start_s
         self.actions += 1
+
+
+@dataclass(frozen=True)
+class OneBatch:
+    """The work of the one worker: always the same batch."""
+
+    runtime: StageRuntime
+    always: Batch
+
+    def close(self) -> None:
+        self.runtime.close()
+
+    def batch(self, step: int) -> Batch:
+        return self.always
+
+    def validation(self, number: int) -> Batch:
+        return self.always
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -62,28 +85,31 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     size, count = arguments.microbatch_size, arguments.microbatches
     devices = jax.devices()
     plan = even_pipeline(model, 4, count, size)
+    batch = random_batch(plan, model.vocab_size)
     pipeline = StageRuntime(
         plan, model, {"node": devices}, optimizer, clip_norm=CLIP_NORM
     )
-    pipeline.initialise(0)
+    connections = InProcessConnections(EMBEDDED, lambda _: OneBatch(pipeline, batch))
+    controller = Fleet(plan, connections)
+    controller.build({})
+    controller.initialise(0)
     whole = even_pipeline(model, 1, count, size)
     (params, state), train = one_jit(
         model, whole, devices[0], optimizer, clip_norm=CLIP_NORM
     )
-    batch = random_batch(plan, model.vocab_size)
-    times = EnqueueTimes()
     pairs, losses = [], []
     for step in range(arguments.steps + 2):
-        counted = times if step >= 2 else None
         start_s = time.perf_counter()
-        result = pipeline.step(step, batch, counted)
+        result = controller.step(step)
         jax.block_until_ready([s.params for s in pipeline.stages.values()])
         middle_s = time.perf_counter()
         params, state, loss = train(params, state, *batch)
         jax.block_until_ready(params)
         pairs.append((middle_s - start_s, time.perf_counter() - middle_s))
         losses.append((result.loss(), float(loss)))
-    pairs = pairs[2:]
+    pairs, times = pairs[2:], EnqueueTimes()
+    for step in range(arguments.steps):
+        pipeline.step(step, batch, times)
     return {
         "ratio": statistics.median(a / b for a, b in pairs),
         "pipeline_step_s": statistics.median(a for a, _ in pairs),

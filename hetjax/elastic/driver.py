@@ -10,7 +10,6 @@ which hears of `RolledBack`.
 """
 
 import warnings
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from hetjax.checkpoint.recovery_plan import PartialSnapshot
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.cluster.cluster import Cluster, Node, part_of
 from hetjax.elastic.foresight import Foresight, plan_or_warn
+from hetjax.elastic.losses import MOST_OF_A_NODE, Losses, verdict
 from hetjax.elastic.membership import Membership
 from hetjax.elastic.recovered import (
     Clock,
@@ -47,8 +47,6 @@ from hetjax.runtime.recovery import (
 )
 from hetjax.schedule.trace import Span
 
-# Losses without a committed step between them: in all, and of one node
-_MOST_STRIKES, _MOST_OF_A_NODE = 5, 3
 _Answer = TypeVar("_Answer")
 
 
@@ -93,7 +91,7 @@ class Driver:
         num_validation: int,
     ) -> None:
         self._fleet, self._launcher, self._stack = fleet, launcher, stack
-        self._terms, self._at, self._strikes = terms, at, Counter[str]()
+        self._terms, self._at, self._losses = terms, at, Losses()
         self.resumed = resumed
         self._commit: StepCommit | None = None
         self._cluster, self._unbuilt, self._gone = cluster, set[str](), set[str]()
@@ -119,7 +117,7 @@ class Driver:
             assert self._commit is not None
             found = self._commit
         self._at = number + 1
-        self._strikes.clear()
+        self._losses = Losses()
         return found
 
     def spans(self) -> Sequence[Span]:
@@ -259,22 +257,23 @@ class Driver:
         """Try until no other worker is lost meanwhile, or too many were."""
         while True:
             if lost is not None:
-                self._strike(lost)
+                self._count_loss(lost)
             try:
                 return self._restored(lost, clock)
             except WorkerLost as another:
                 lost = another
 
-    def _strike(self, lost: WorkerLost) -> None:
+    def _count_loss(self, lost: WorkerLost) -> None:
         """Count a loss; go on without a node that is lost again and again."""
         node = node_of(lost.worker)
-        self._strikes[node] += 1
-        if not self._terms.recovers or self._strikes.total() > _MOST_STRIKES:
+        self._losses = self._losses.with_one_of(node)
+        then = verdict(self._losses, node, self._terms.recovers)
+        if then == "give up":
             raise lost
-        if self._strikes[node] == _MOST_OF_A_NODE and self.leave(node):
-            del self._strikes[node]
+        if then == "leave the node" and self.leave(node):
+            self._losses = self._losses.without(node)
             warnings.warn(
-                f"node {node} was lost {_MOST_OF_A_NODE} times without a step between: "
+                f"node {node} was lost {MOST_OF_A_NODE} times without a step between: "
                 f"going on without it ({lost.reason})",
                 stacklevel=2,
             )

@@ -32,7 +32,7 @@ class Membership:
         self._file, self._cluster, self._present = file, cluster, present
         self._here = cluster
         self._read_ns = _changed_ns(file)
-        self._leaving: set[str] = set()
+        self._leaving: frozenset[str] = frozenset()
         self._lock = threading.Lock()
 
     def leave(self, node: str) -> bool:
@@ -41,7 +41,7 @@ class Membership:
             names = {found.name for found in self._here.nodes}
             if node not in names or names == self._leaving | {node}:
                 return False
-            self._leaving.add(node)
+            self._leaving |= {node}
             return True
 
     def now(self, *, again: bool = False) -> Cluster:
@@ -56,12 +56,8 @@ class Membership:
                 self._read_ns = changed_ns
                 self._read(self._file)
             self._here = self._present(self._cluster, again)
-            names = {node.name for node in self._here.nodes}
-            self._leaving &= names
-            staying = names - self._leaving
-            if not staying or staying == names:
-                return self._here
-            return part_of(self._here, staying)
+            found, self._leaving = staying(self._here, self._leaving)
+            return found
 
     def _read(self, file: Path) -> None:
         try:
@@ -70,6 +66,18 @@ class Membership:
             warnings.warn(f"cluster file {file} is not used: {bad}", stacklevel=2)
             return
         self._cluster = replace(found, name=self._cluster.name)
+
+
+def staying(here: Cluster, leaving: frozenset[str]) -> tuple[Cluster, frozenset[str]]:
+    """The nodes that are here without those that leave, and who of them is still here.
+
+    Where all leave, all stay: the run ends by other means.
+    """
+    names = {node.name for node in here.nodes}
+    left = leaving & names
+    if not left or left == names:
+        return here, left
+    return part_of(here, names - left), left
 
 
 def _changed_ns(file: Path | None) -> int | None:

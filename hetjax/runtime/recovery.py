@@ -3,14 +3,14 @@
 
 Owns finishing a step that one survivor has committed, asking who holds what, and the
 rounds in which every worker gets what it lacks. Out of the data path: slices go from
-worker to worker, or from the store to a worker. Does not own which save and which
-source (`checkpoint/recovery_plan.py`), nor who starts workers and chooses the plan
-(`hetjax/training/`).
+worker to worker, or from the store to a worker. Does not own what follows from what
+they say (`recovery_decisions.py`), which source (`checkpoint/recovery_plan.py`), nor
+who starts workers and chooses the plan (`hetjax/training/`).
 """
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hetjax.checkpoint.recovery_plan import (
     CLOUD,
@@ -21,7 +21,6 @@ from hetjax.checkpoint.recovery_plan import (
     Tier,
     assign,
     leaves_of,
-    newest,
 )
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.stored_steps import in_store
@@ -38,6 +37,14 @@ from hetjax.runtime.messages import (
     TellReached,
 )
 from hetjax.runtime.outcome import StepCommit
+from hetjax.runtime.recovery_decisions import (
+    ASK_STORE,
+    Leftovers,
+    Moved,
+    after_round,
+    committed_step,
+    next_save,
+)
 
 _NUM_NAMED = 3  # slices that an error spells out
 
@@ -58,13 +65,10 @@ def finish_step(crew: WorkerConnections, workers: Sequence[str]) -> StepCommit |
     knows any.
     """
     told = crew.ask(dict.fromkeys(workers, TellReached()))
-    newest_at = max((m.at for m in told.values() if m.at is not None), default=None)
-    known = [m.commit for m in told.values() if m.at == newest_at and m.commit]
-    if newest_at is None or not known:
-        return None
-    late = [worker for worker, m in told.items() if m.at == newest_at - 1]
-    crew.ask(dict.fromkeys(late, FinishStep(commit=known[0])))
-    return known[0]
+    commit, late = committed_step(told)
+    if commit is not None:
+        crew.ask(dict.fromkeys(late, FinishStep(commit=commit)))
+    return commit
 
 
 def in_memory(fleet: Fleet, workers: Sequence[str]) -> list[PartialSnapshot]:
@@ -122,27 +126,23 @@ def restore(
     told = fleet.crew.ask(dict.fromkeys(fleet.workers, TellNeeds()))
     leaves = {worker: needs.leaves for worker, needs in told.items()}
     size_bytes = {leaf: n for needed in leaves.values() for leaf, n in needed.items()}
-    save, asked = newest(held, size_bytes.keys()), False
-    if save is None or _is_behind(save, held, fleet):
-        held, asked = [*held, *_until(most, _in_store(fleet, keeping))], True
-        save = newest(held, size_bytes.keys())
-    while save is not None:
-        _check_same_model(held, save, size_bytes)
+    left = Leftovers(held=held, needed=frozenset(size_bytes), saved=fleet.saved or 0)
+    while (save := next_save(left)) is not None:
+        if save == ASK_STORE:
+            left = left.with_store(_until(most, _in_store(fleet, keeping)))
+            continue
+        _check_same_model(left.held, save, size_bytes)
         lacking = {
             worker: set(leaves[worker])
             for worker, needs in told.items()
             if needs.at != save[0]
         }
-        restored = _rounds(fleet, others, held, save, lacking, size_bytes, keeping)
+        restored = _rounds(fleet, others, left.held, save, lacking, size_bytes, keeping)
         if restored is not None:
             request = PlaceState(step=save[0])
             fleet.crew.ask(dict.fromkeys(fleet.workers, request))
             return restored
-        if asked:
-            save = newest(held, size_bytes.keys(), limit=save)
-        else:  # what was damaged is tried again, with the store to turn to
-            held, asked = [*held, *_until(most, _in_store(fleet, keeping))], True
-            save = newest(held, size_bytes.keys())
+        left = replace(left, failed=save)
     return None
 
 
@@ -159,12 +159,6 @@ def _in_store(fleet: Fleet, keeping: CheckpointStorage) -> list[PartialSnapshot]
         return []
     fleet.hear_saves(holding.save[1] for holding in found)
     return found
-
-
-def _is_behind(save: Save, held: Sequence[PartialSnapshot], fleet: Fleet) -> bool:
-    """Whether there has been a newer save, of which the workers lack something."""
-    saved = 0 if fleet.saved is None else fleet.saved
-    return save[0] < saved or save < max(holding.save for holding in held)
 
 
 def _check_same_model(
@@ -194,8 +188,7 @@ def _rounds(
 ) -> Restored | None:
     """Move until nobody lacks anything; None if something is nowhere to be had."""
     excluded: set[tuple[str, Source]] = set()
-    num_bytes: dict[str, int] = {}
-    seconds: dict[str, float] = {}
+    moved = Moved(num_bytes={}, seconds={})
     while any(lacking.values()):
         try:
             found = assign(held, save, lacking, size_bytes, excluded)
@@ -203,18 +196,12 @@ def _rounds(
             return None
         turn, workers = fleet.next_turn(), [*fleet.workers, *others]
         told = fleet.crew.ask(_orders(workers, found, save, turn, keeping))
-        for tier in {tier for message in told.values() for tier in message.num_bytes}:
-            some = [m for m in told.values() if tier in m.num_bytes]
-            took_s = max(m.seconds[tier] for m in some)
-            num_bytes[tier] = num_bytes.get(tier, 0) + sum(
-                m.num_bytes[tier] for m in some
-            )
-            seconds[tier] = seconds.get(tier, 0.0) + took_s
+        moved = after_round(moved, told.values())
         lacking = {w: set(m.missing) for w, m in told.items() if m.missing}
         excluded |= {
             (leaf, found[w][leaf]) for w, some in lacking.items() for leaf in some
         }
-    return Restored(step=save[0], num_bytes=num_bytes, seconds=seconds)
+    return Restored(step=save[0], num_bytes=moved.num_bytes, seconds=moved.seconds)
 
 
 def _orders(

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What follows from what workers tell after a loss: functions without I/O.
+
+Owns which step is committed and who lacks it, which save to go back to and when to ask
+the store, and what a round of a recovery has moved. Does not own asking and doing
+(`recovery.py`), nor who gives which slice to whom (`checkpoint/recovery_plan.py`).
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from hetjax.checkpoint.recovery_plan import PartialSnapshot, Save, newest
+from hetjax.runtime.messages import Collected, Reached
+from hetjax.runtime.outcome import StepCommit
+
+ASK_STORE: Literal["ask the store"] = "ask the store"
+
+
+def committed_step(
+    reached: Mapping[str, Reached],
+) -> tuple[StepCommit | None, list[str]]:
+    """The commit of the newest step that a survivor has, and who has to finish it.
+
+    These have done their part of it, or that one would not know it. None and nobody if
+    nobody knows any.
+    """
+    newest_at = max((r.at for r in reached.values() if r.at is not None), default=None)
+    known = [r.commit for r in reached.values() if r.at == newest_at and r.commit]
+    if newest_at is None or not known:
+        return None, []
+    return known[0], [w for w, r in reached.items() if r.at == newest_at - 1]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leftovers:
+    """What is left of a run's saves, and what has been tried to restore one.
+
+    `needed` are the leaves of a whole state. `saved` is the newest step that all
+    workers are known to have saved, `failed` the save that was tried last.
+    """
+
+    held: Sequence[PartialSnapshot]
+    needed: frozenset[str]
+    saved: int
+    has_asked_store: bool = False
+    failed: Save | None = None
+
+    def with_store(self, found: Iterable[PartialSnapshot]) -> "Leftovers":
+        """What was tried without the store is tried again: it may have what lacked."""
+        held = [*self.held, *found]
+        return replace(self, held=held, has_asked_store=True, failed=None)
+
+
+def next_save(left: Leftovers) -> Save | Literal["ask the store"] | None:
+    """The newest whole save that has not failed; None if there is no other.
+
+    The store is asked first where it may have a newer one than the workers have
+    together, or what is damaged there.
+    """
+    save = newest(left.held, left.needed, left.failed)
+    if left.has_asked_store:
+        return save
+    if save is None or left.failed is not None or _is_behind(save, left):
+        return ASK_STORE
+    return save
+
+
+def _is_behind(save: Save, left: Leftovers) -> bool:
+    """Whether there has been a newer save, of which the workers lack something."""
+    return save[0] < left.saved or save < max(holding.save for holding in left.held)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moved:
+    """Bytes that have come, and seconds until the last had, by tier."""
+
+    num_bytes: Mapping[str, int]
+    seconds: Mapping[str, float]
+
+
+def after_round(before: Moved, told: Collection[Collected]) -> Moved:
+    """Add a round: its bytes of all workers, and the time of the slowest."""
+    num_bytes, seconds = dict(before.num_bytes), dict(before.seconds)
+    for tier in sorted({tier for collected in told for tier in collected.num_bytes}):
+        some = [collected for collected in told if tier in collected.num_bytes]
+        num_bytes[tier] = num_bytes.get(tier, 0) + sum(c.num_bytes[tier] for c in some)
+        took_s = max(collected.seconds[tier] for collected in some)
+        seconds[tier] = seconds.get(tier, 0.0) + took_s
+    return Moved(num_bytes=num_bytes, seconds=seconds)
