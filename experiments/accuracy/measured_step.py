@@ -44,18 +44,18 @@ from experiments.benchmarks.one_jit import random_batch
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.files import cluster_toml
 from hetjax.costs.costs import Costs, Route
+from hetjax.costs.measured.profile import Profile
+from hetjax.costs.measured.profile_files import read_profile
 from hetjax.costs.plan_costs import costs_of
-from hetjax.costs.profile import Profile
-from hetjax.costs.profile_files import read_profile
 from hetjax.mesh.simulated import simulate_devices
 from hetjax.models.llama import LlamaConfig, llama_model
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.plans.schedules import default_launch_ahead
 from hetjax.runtime.stage_runtime import StageRuntime
-from hetjax.schedule.action import Action
-from hetjax.schedule.lower import lower
-from hetjax.schedule.simulator import simulate
+from hetjax.schedule.programs.action import Action
+from hetjax.schedule.programs.lower import lower
+from hetjax.schedule.simulation.simulator import simulate
 from hetjax.training.config import RunConfig
 from hetjax.training.optimizer import optimizer
 from hetjax.training.presets import Preset

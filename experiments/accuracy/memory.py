@@ -33,7 +33,7 @@ import jax
 import optax
 
 from hetjax.costs.costs import StageMemory
-from hetjax.costs.memory import stage_memory
+from hetjax.costs.stage_memory import stage_memory
 from hetjax.mesh.simulated import simulate_devices
 from hetjax.models.gpt import GPTConfig, gpt_model
 from hetjax.models.llama import LlamaConfig, llama_model

@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from hetjax.cluster.cluster import Cluster, Node
+from hetjax.costs.measured.profile import Profile
+from hetjax.costs.measured.sailor import sailor_profile
 from hetjax.costs.plan_costs import costs_of
-from hetjax.costs.profile import Profile
-from hetjax.costs.sailor import sailor_profile
 from hetjax.models.gpt import GPTConfig, gpt_model
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from hetjax.plans.schedules import default_launch_ahead
-from hetjax.schedule.lower import lower
-from hetjax.schedule.memory import memory_uses
-from hetjax.schedule.simulator import simulate
+from hetjax.schedule.programs.lower import lower
+from hetjax.schedule.simulation.memory import memory_uses
+from hetjax.schedule.simulation.simulator import simulate
 from hetjax.stage.partition import tied_holders
 
 MODEL, GPU, SEQ_LEN, TENSOR = "OPT-350", "GH-96", 2048, 4

@@ -35,7 +35,7 @@ from hetjax.runtime.feeding import Batch
 from hetjax.runtime.fleet import Fleet
 from hetjax.runtime.in_process import InProcessConnections
 from hetjax.runtime.stage_runtime import StageRuntime
-from hetjax.schedule.action import Action
+from hetjax.schedule.programs.action import Action
 
 CLIP_NORM = 1.0
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from hetjax.costs.costs import Costs, Route, StageTimes
 from hetjax.plans.plan import Plan, Replica, Stage
-from hetjax.schedule.lower import lower
-from hetjax.schedule.simulator import simulate
+from hetjax.schedule.programs.lower import lower
+from hetjax.schedule.simulation.simulator import simulate
 
 
 def plan_of(num_stages: int, num_microbatches: int) -> Plan:

@@ -34,7 +34,7 @@ from jax.experimental import transfer
 from jax.sharding import SingleDeviceSharding
 
 from experiments.benchmarks.one_jit import even_pipeline, one_jit, random_batch
-from hetjax.costs.flops import forward_flops
+from hetjax.costs.graph.flops import forward_flops
 from hetjax.models.presets import model_preset
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.runtime.feeding import Batch

@@ -37,8 +37,8 @@ from experiments.testbed.__main__ import host_of
 from experiments.testbed.hosts import Host, Testbed
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.files import cluster_toml
-from hetjax.costs.profile import Profile, check_values
-from hetjax.costs.profile_files import read_profile
+from hetjax.costs.measured.profile import Profile, check_values
+from hetjax.costs.measured.profile_files import read_profile
 from hetjax.data.dataset import Dataset
 from hetjax.errors import NoFeasiblePlan
 from hetjax.launch.launching import OnThisMachine, Place, started
@@ -50,7 +50,7 @@ from hetjax.planner.model.request import Request
 from hetjax.planner.search.find import find_plan
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
-from hetjax.schedule.trace import perfetto
+from hetjax.schedule.simulation.trace import perfetto
 from hetjax.training.config import RunConfig
 from hetjax.training.optimizer import optimizer
 from hetjax.training.worker import worker_settings

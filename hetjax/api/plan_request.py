@@ -16,8 +16,8 @@ from hetjax.api.plan_config import PlanConfig
 from hetjax.cluster.catalogue import device_price_per_hour
 from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.record import did_you_mean, placed
-from hetjax.costs.profile import check_profile
-from hetjax.costs.profile_files import read_profile
+from hetjax.costs.measured.profile import check_profile
+from hetjax.costs.measured.profile_files import read_profile
 from hetjax.costs.static import adam_state
 from hetjax.errors import BadInput
 from hetjax.models.model import Model

@@ -8,7 +8,7 @@ Does not own what is in them, nor what must hold between them.
 from pathlib import Path
 
 from hetjax.cluster.files import load_cluster
-from hetjax.costs.profile_files import read_profile
+from hetjax.costs.measured.profile_files import read_profile
 from hetjax.data.corpus import text_files
 from hetjax.plans.files import read_plan
 

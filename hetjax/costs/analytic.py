@@ -19,13 +19,13 @@ from hetjax.costs.costs import (
     StageMemory,
     StageTimes,
 )
-from hetjax.costs.memory import hidden_size, stage_memory
-from hetjax.costs.messages import Transport, lane_share
-from hetjax.costs.network import Place, route, trunks
-from hetjax.costs.profile import DTYPES, Profile
+from hetjax.costs.measured.profile import DTYPES, Profile
+from hetjax.costs.network.messages import Transport, lane_share
+from hetjax.costs.network.routes import Place, route, trunks
+from hetjax.costs.network.sums import gradient_sum
+from hetjax.costs.stage_memory import hidden_size, stage_memory
 from hetjax.costs.stage_times import stage_times
 from hetjax.costs.static import adam_state
-from hetjax.costs.sums import gradient_sum
 from hetjax.models.model import Model
 from hetjax.plans.members import Members
 from hetjax.plans.plan import Plan, Stage, segments

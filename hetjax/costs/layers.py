@@ -9,8 +9,8 @@ nor seconds (`roofline.py`).
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from hetjax.costs.memory import WORKSPACE_MARGIN, compute_bytes, residual_bytes
-from hetjax.costs.passes import Shares, passes
+from hetjax.costs.graph.passes import Shares, passes
+from hetjax.costs.stage_memory import WORKSPACE_MARGIN, compute_bytes, residual_bytes
 from hetjax.costs.static import static_bytes
 from hetjax.models.model import Model
 from hetjax.plans.plan import Remat, StageMesh

@@ -13,8 +13,8 @@ from hetjax.cluster.catalogue import canonical_name, device_price_per_hour
 from hetjax.cluster.cluster import Cluster, Link
 from hetjax.costs.analytic import analytic_costs
 from hetjax.costs.costs import Costs
-from hetjax.costs.messages import Transport
-from hetjax.costs.profile import Profile, check_profile
+from hetjax.costs.measured.profile import Profile, check_profile
+from hetjax.costs.network.messages import Transport
 from hetjax.costs.static import adam_state
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan

@@ -13,12 +13,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hetjax.cluster.catalogue import DeviceSpec
-from hetjax.costs.collectives import all_reduces
-from hetjax.costs.graph import Cuts, Graph, Step
-from hetjax.costs.network import NETWORK_LATENCY_S
-from hetjax.costs.passes import Passes, SplitPasses
+from hetjax.costs.graph.collectives import all_reduces
+from hetjax.costs.graph.fusion import moved
+from hetjax.costs.graph.passes import Passes, SplitPasses
+from hetjax.costs.graph.values import Cuts, Graph, Step
+from hetjax.costs.network.routes import NETWORK_LATENCY_S
 from hetjax.costs.static import StaticBytes
-from hetjax.costs.traffic import moved
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

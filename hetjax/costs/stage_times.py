@@ -13,12 +13,11 @@ from functools import lru_cache
 from hetjax.cluster.catalogue import DeviceSpec, canonical_name, device_spec
 from hetjax.cluster.cluster import Node
 from hetjax.costs.costs import StageKey, StageTimes
+from hetjax.costs.graph.passes import Shares, passes, split_passes
 from hetjax.costs.layers import layer_stacks
-from hetjax.costs.memory import stage_shares
-from hetjax.costs.network import ring_card_bytes_per_s
-from hetjax.costs.passes import Shares, passes, split_passes
-from hetjax.costs.profile import Profile, measured
-from hetjax.costs.profiled import profiled_times
+from hetjax.costs.measured.profile import Profile, measured
+from hetjax.costs.measured.profiled import profiled_times
+from hetjax.costs.network.routes import ring_card_bytes_per_s
 from hetjax.costs.roofline import (
     HalfTimes,
     Hop,
@@ -29,6 +28,7 @@ from hetjax.costs.roofline import (
     ring_hop,
     update_s,
 )
+from hetjax.costs.stage_memory import stage_shares
 from hetjax.costs.static import static_bytes, weight_bytes
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan, Remat, Stage, segments, segments_of

@@ -45,7 +45,7 @@ from hetjax.runtime.recovery import (
     on_disk,
     restore,
 )
-from hetjax.schedule.trace import Span
+from hetjax.schedule.simulation.trace import Span
 
 _Answer = TypeVar("_Answer")
 

@@ -9,7 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from hetjax.schedule.predicted import Predicted
-from hetjax.schedule.simulation import Lane
+from hetjax.schedule.simulation.result import Lane
 
 _TIGHT = 0.95  # of a device's memory: more than this is hardly by chance
 _BINDS = 0.7  # of the step: below that, nothing but the pipeline's ends is in the way

@@ -7,8 +7,8 @@ Owns the columns. Does not own the profile (`costs/profile.py`) nor the measurin
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetjax.costs.profile import Profile
-from hetjax.costs.profile_files import profile_json
+from hetjax.costs.measured.profile import Profile
+from hetjax.costs.measured.profile_files import profile_json
 from hetjax.plans.table import html_table
 
 TIMES = ("forward", "backward", "update")

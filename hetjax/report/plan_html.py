@@ -31,7 +31,7 @@ from hetjax.report.plan_rows import (
 )
 from hetjax.report.prediction import ms
 from hetjax.report.timeline import timeline_picture
-from hetjax.schedule.spans import simulated_spans
+from hetjax.schedule.simulation.spans import simulated_spans
 
 _MOST_ROWS = 48  # devices of the timeline
 _COLOURS = {

@@ -18,9 +18,9 @@ from hetjax.report.alike import alike_replicas, spelled
 from hetjax.report.binding import binding, binding_line, lane_name
 from hetjax.report.certified import bound_line
 from hetjax.report.prediction import ms
-from hetjax.schedule.memory import MemoryUse
 from hetjax.schedule.predicted import Predicted
-from hetjax.schedule.simulation import Lane, lane_of
+from hetjax.schedule.simulation.memory import MemoryUse
+from hetjax.schedule.simulation.result import Lane, lane_of
 
 _GIB = 2**30
 _MOST_STAGES = 64  # that are told one by one

@@ -14,7 +14,7 @@ from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan, Prediction
 from hetjax.plans.table import aligned
 from hetjax.schedule.predicted import Predicted
-from hetjax.schedule.simulation import Lane, lane_of
+from hetjax.schedule.simulation.result import Lane, lane_of
 
 _GIB = 2**30
 

@@ -16,8 +16,8 @@ from hetjax.report.picture import Picture
 from hetjax.report.prediction import headline, tables, values, with_prediction
 from hetjax.report.timeline import timeline_picture
 from hetjax.schedule.predicted import Predicted
-from hetjax.schedule.spans import simulated_spans
-from hetjax.schedule.trace import Span, perfetto
+from hetjax.schedule.simulation.spans import simulated_spans
+from hetjax.schedule.simulation.trace import Span, perfetto
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from typing import Any
 from hetjax.costs.costs import Costs
 from hetjax.plans.plan import Plan
 from hetjax.report.picture import STYLE, Picture, matplotlib_module
-from hetjax.schedule.action import Action, Op, StageKey
-from hetjax.schedule.simulation import Lane, lane_of
-from hetjax.schedule.trace import Span
+from hetjax.schedule.programs.action import Action, Op, StageKey
+from hetjax.schedule.simulation.result import Lane, lane_of
+from hetjax.schedule.simulation.trace import Span
 
 _COLOURS = {
     "forward": "#56b4e9",

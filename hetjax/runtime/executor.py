@@ -25,7 +25,14 @@ from hetjax.runtime.gradient_sync import GradientSync
 from hetjax.runtime.outcome import StepCommit
 from hetjax.runtime.programs import StagePrograms
 from hetjax.runtime.update import UpdatePrograms
-from hetjax.schedule.action import Action, Group, Op, Program, Programs, StageKey
+from hetjax.schedule.programs.action import (
+    Action,
+    Group,
+    Op,
+    Program,
+    Programs,
+    StageKey,
+)
 
 
 class Feed(Protocol):

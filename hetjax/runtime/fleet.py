@@ -49,8 +49,8 @@ from hetjax.runtime.messages import (
     TransportName,
 )
 from hetjax.runtime.outcome import StepCommit, total_loss
-from hetjax.schedule.action import parse_program
-from hetjax.schedule.trace import Span
+from hetjax.schedule.programs.action import parse_program
+from hetjax.schedule.simulation.trace import Span
 
 
 class Fleet:

@@ -16,7 +16,7 @@ from hetjax.comm.reduction import Rows, exchange
 from hetjax.comm.tally import Tally
 from hetjax.comm.wire import SUMS
 from hetjax.runtime.outcome import StepCommit
-from hetjax.schedule.action import Group, StageKey
+from hetjax.schedule.programs.action import Group, StageKey
 
 
 class GradientSync(Protocol):

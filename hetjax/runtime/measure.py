@@ -24,7 +24,7 @@ import numpy as np
 import optax
 from jax.sharding import SingleDeviceSharding
 
-from hetjax.costs.profile import LinkMeasurement, Measurement
+from hetjax.costs.measured.profile import LinkMeasurement, Measurement
 from hetjax.mesh.axes import replicated, stage_mesh
 from hetjax.mesh.reshard import reshard
 from hetjax.models.model import Layer, Model, ModuleSpec

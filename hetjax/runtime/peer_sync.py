@@ -21,7 +21,7 @@ from hetjax.comm.wire import SQUARES, SUMS, Ship
 from hetjax.mesh.spanning import to_mesh, value_here
 from hetjax.plans.members import Members
 from hetjax.runtime.outcome import StepCommit
-from hetjax.schedule.action import Group, StageKey
+from hetjax.schedule.programs.action import Group, StageKey
 
 _SHARE = struct.Struct("<IId?d")  # replica, stage, squares, whether last, its loss
 

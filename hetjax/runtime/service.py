@@ -72,7 +72,7 @@ from hetjax.runtime.saving import Saving
 from hetjax.runtime.stage_runtime import StageRuntime
 from hetjax.runtime.timeline import Timeline
 from hetjax.runtime.warming import Warmer
-from hetjax.schedule.action import format_program
+from hetjax.schedule.programs.action import format_program
 
 _CONNECT_S = 120.0  # until all peers have called: they may be starved
 _ALONE = "a worker without a post has no peers"

@@ -31,7 +31,7 @@ from hetjax.runtime.gradient_sync import GradientSync, LocalSync
 from hetjax.runtime.outcome import StageLoss, StepCommit
 from hetjax.runtime.peer_sync import PeerSync
 from hetjax.runtime.stages import Stages
-from hetjax.schedule.action import Programs, StageKey
+from hetjax.schedule.programs.action import Programs, StageKey
 
 _NUM_SENDING = 4  # threads that wait for what is to be sent
 

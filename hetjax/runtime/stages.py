@@ -33,9 +33,9 @@ from hetjax.runtime.state import (
     stage_entries,
 )
 from hetjax.runtime.update import GradientGroup, UpdatePrograms
-from hetjax.schedule.action import COMPUTE, Op, Programs, StageKey
-from hetjax.schedule.check import check, check_evaluation
-from hetjax.schedule.lower import lower, lower_evaluation
+from hetjax.schedule.programs.action import COMPUTE, Op, Programs, StageKey
+from hetjax.schedule.programs.check import check, check_evaluation
+from hetjax.schedule.programs.lower import lower, lower_evaluation
 from hetjax.stage.function import StageFunction
 from hetjax.stage.partition import NamedStack, PlanPartition
 

@@ -15,8 +15,8 @@ from typing import Any
 import jax
 
 from hetjax.plans.plan import Plan
-from hetjax.schedule.action import Action, Op, StageKey
-from hetjax.schedule.trace import Span
+from hetjax.schedule.programs.action import Action, Op, StageKey
+from hetjax.schedule.simulation.trace import Span
 
 SHOWN = {Op.F, Op.B, Op.FB, Op.I, Op.W, Op.E, Op.REDUCE, Op.NORM, Op.UPDATE}
 

@@ -21,10 +21,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from hetjax.costs.costs import Costs, StageMemory
 from hetjax.plans.plan import Plan
-from hetjax.schedule.action import UNTIED, StageKey, Tied
-from hetjax.schedule.lower import lower
-from hetjax.schedule.simulation import Lane, lane_of
-from hetjax.schedule.simulator import simulate
+from hetjax.schedule.programs.action import UNTIED, StageKey, Tied
+from hetjax.schedule.programs.lower import lower
+from hetjax.schedule.simulation.result import Lane, lane_of
+from hetjax.schedule.simulation.simulator import simulate
 
 # (hop seconds, slowest stage's seconds, whether it leaves the node) -> delta
 Rule = Callable[[float, float, bool], int]

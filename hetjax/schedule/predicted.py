@@ -13,12 +13,17 @@ from functools import cached_property
 from hetjax.costs.costs import Costs
 from hetjax.plans.plan import Plan
 from hetjax.plans.schedules import SCHEDULES
-from hetjax.schedule.action import UNTIED, Tied
 from hetjax.schedule.bound import LowerBound, prefix_bound_s
-from hetjax.schedule.lower import lower
-from hetjax.schedule.memory import MemoryUse, capacity_bytes, check_memory, memory_uses
-from hetjax.schedule.simulation import Simulation
-from hetjax.schedule.simulator import simulate
+from hetjax.schedule.programs.action import UNTIED, Tied
+from hetjax.schedule.programs.lower import lower
+from hetjax.schedule.simulation.memory import (
+    MemoryUse,
+    capacity_bytes,
+    check_memory,
+    memory_uses,
+)
+from hetjax.schedule.simulation.result import Simulation
+from hetjax.schedule.simulation.simulator import simulate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,14 @@ from math import ceil
 from hetjax.costs.costs import Costs
 from hetjax.plans.plan import Plan
 from hetjax.plans.schedules import SCHEDULES
-from hetjax.schedule.action import (
+from hetjax.schedule.launch_ahead import (
+    RULES,
+    exact_delta,
+    hop_s,
+    with_launch_ahead,
+    with_rule,
+)
+from hetjax.schedule.programs.action import (
     UNTIED,
     Action,
     Op,
@@ -27,19 +34,12 @@ from hetjax.schedule.action import (
     Tied,
     format_program,
 )
-from hetjax.schedule.generate import lane_orders
-from hetjax.schedule.launch_ahead import (
-    RULES,
-    exact_delta,
-    hop_s,
-    with_launch_ahead,
-    with_rule,
-)
-from hetjax.schedule.list_schedule import Pipeline, list_schedule
-from hetjax.schedule.lower import lower_lanes
-from hetjax.schedule.memory import capacity_bytes, memory_uses
-from hetjax.schedule.simulation import lane_of
-from hetjax.schedule.simulator import duration_s, simulate
+from hetjax.schedule.programs.generate import lane_orders
+from hetjax.schedule.programs.list_schedule import Pipeline, list_schedule
+from hetjax.schedule.programs.lower import lower_lanes
+from hetjax.schedule.simulation.memory import capacity_bytes, memory_uses
+from hetjax.schedule.simulation.result import lane_of
+from hetjax.schedule.simulation.simulator import duration_s, simulate
 
 Limits = Mapping[StageKey, int]
 Cuts = Mapping[StageKey, int]  # backwards in two halves, by stage

@@ -5,7 +5,7 @@ Owns the policies of `jax.checkpoint` for each choice. With "full" a block is ma
 but for its last product and that one's all-reduce, which no gradient needs: it costs
 less than in Megatron-LM, which runs the whole forward again (1.15 of "selective" on its
 22B and 175B, not the published 1.3; tested). Does not own costs, which are read off the
-programs traced with the policies (`hetjax/costs/passes.py`).
+programs traced with the policies (`hetjax/costs/graph/passes.py`).
 """
 
 from collections.abc import Callable, Mapping

@@ -24,7 +24,7 @@ from hetjax.elastic.stopping import StopRequest
 from hetjax.errors import Failed
 from hetjax.report.progress import Display, metrics_line
 from hetjax.runtime.outcome import StepCommit
-from hetjax.schedule.trace import perfetto
+from hetjax.schedule.simulation.trace import perfetto
 from hetjax.training.config import RunConfig
 from hetjax.training.goodput import Spent
 from hetjax.training.journal import Journal

@@ -18,8 +18,8 @@ from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.discovery import assign_devices, discover
 from hetjax.cluster.files import load_cluster
 from hetjax.cluster.record import placed
-from hetjax.costs.profile import Profile, check_profile
-from hetjax.costs.profile_files import read_profile
+from hetjax.costs.measured.profile import Profile, check_profile
+from hetjax.costs.measured.profile_files import read_profile
 from hetjax.errors import BadInput
 from hetjax.mesh.simulated import simulate_devices
 from hetjax.models.counts import tensor_sizes

@@ -20,8 +20,8 @@ import jax
 from hetjax.cluster.catalogue import canonical_name
 from hetjax.cluster.cluster import Node
 from hetjax.cluster.discovery import device_name
-from hetjax.costs.profile import LinkMeasurement, Measurement, Profile
-from hetjax.costs.profile_files import read_profile, write_profile
+from hetjax.costs.measured.profile import LinkMeasurement, Measurement, Profile
+from hetjax.costs.measured.profile_files import read_profile, write_profile
 from hetjax.errors import BadInput
 from hetjax.models.counts import tensor_sizes
 from hetjax.models.model import Model

@@ -8,7 +8,7 @@ not count, nor do devices that the plan leaves idle. Does not own data sheet fig
 
 from hetjax.cluster.catalogue import canonical_name, catalogue
 from hetjax.cluster.cluster import Cluster, Node
-from hetjax.costs.flops import forward_flops
+from hetjax.costs.graph.flops import forward_flops
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan
 

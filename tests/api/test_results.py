@@ -18,8 +18,8 @@ from hetjax.api.plan_config import PlanConfig
 from hetjax.api.planning import find_plan
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.cluster.files import cluster_toml
-from hetjax.costs.profile import LinkMeasurement, Measurement, Profile
-from hetjax.costs.profile_files import write_profile
+from hetjax.costs.measured.profile import LinkMeasurement, Measurement, Profile
+from hetjax.costs.measured.profile_files import write_profile
 from hetjax.errors import BadInput
 from hetjax.planner.model.request import REMATS
 from hetjax.planner.search.comparison import MOST_COMPARED, Questions

@@ -10,9 +10,9 @@ import pytest
 
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.cluster.files import cluster_toml
+from hetjax.costs.measured.profile import LinkMeasurement, Measurement, Profile
+from hetjax.costs.measured.profile_files import write_profile
 from hetjax.costs.plan_costs import with_measured_links
-from hetjax.costs.profile import LinkMeasurement, Measurement, Profile
-from hetjax.costs.profile_files import write_profile
 from hetjax.models.presets import MODEL_CONFIGS
 from hetjax.plans.files import read_plan, write_plan
 from hetjax.plans.plan import Plan, Replica

@@ -8,8 +8,8 @@ import pytest
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.costs.analytic import analytic_costs
 from hetjax.costs.costs import Costs
-from hetjax.costs.messages import Transport
-from hetjax.costs.profile import Measurement, Profile
+from hetjax.costs.measured.profile import Measurement, Profile
+from hetjax.costs.network.messages import Transport
 from hetjax.models.counts import parameter_count
 from hetjax.models.model import Model
 from hetjax.models.presets import model_preset

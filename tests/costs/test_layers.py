@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from hetjax.costs.collectives import all_reduces
-from hetjax.costs.flops import forward_flops
-from hetjax.costs.graph import Cuts, Graph
+from hetjax.costs.graph.collectives import all_reduces
+from hetjax.costs.graph.flops import forward_flops
+from hetjax.costs.graph.passes import Shares, passes
+from hetjax.costs.graph.values import Cuts, Graph
 from hetjax.costs.layers import layer_facts, layer_stacks
-from hetjax.costs.memory import stage_memory
-from hetjax.costs.passes import Shares, passes
+from hetjax.costs.stage_memory import stage_memory
 from hetjax.costs.static import adam_state
 from hetjax.plans.plan import Remat, StageMesh
 from tests.costs.small_models import SEQ_LEN, WIDTH, family, pipeline

@@ -10,7 +10,7 @@ import jax
 import optax
 import pytest
 
-from hetjax.costs.memory import stage_memory
+from hetjax.costs.stage_memory import stage_memory
 from hetjax.models.model import Model, abstract_params
 from hetjax.plans.plan import Plan, Remat, Replica, Stage, StageMesh
 from hetjax.runtime.executor import StageState

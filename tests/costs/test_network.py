@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetjax.cluster.cluster import Cluster, Link, Node
-from hetjax.costs.network import (
+from hetjax.costs.network.routes import (
     INTRA_NODE_LATENCY_S,
     NETWORK_LATENCY_S,
     Place,

@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetjax.costs.profile import (
+from hetjax.costs.measured.profile import (
     LinkMeasurement,
     Measurement,
     Profile,
     check_profile,
     measured,
 )
-from hetjax.costs.profile_files import (
+from hetjax.costs.measured.profile_files import (
     parse_profile,
     profile_json,
     read_profile,
     write_profile,
 )
-from hetjax.costs.profiled import profiled_times
+from hetjax.costs.measured.profiled import profiled_times
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Remat, Stage, StageMesh
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from hetjax.costs.flops import forward_flops
+from hetjax.costs.graph.flops import forward_flops
 from hetjax.models.counts import parameter_count, tensor_sizes
 from hetjax.models.model import AuxLoss, Layer, Model, ModuleSpec, apply, init_params
 from hetjax.models.moe import Routing

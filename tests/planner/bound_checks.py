@@ -22,9 +22,9 @@ from hetjax.planner.model.templates import Template, TemplateStage, column
 from hetjax.plans.plan import Plan
 from hetjax.plans.validation import validate_plan
 from hetjax.schedule.bound import ROUNDING
-from hetjax.schedule.lower import lower
 from hetjax.schedule.predicted import Predicted
-from hetjax.schedule.simulator import simulate
+from hetjax.schedule.programs.lower import lower
+from hetjax.schedule.simulation.simulator import simulate
 from tests.planner.near_plans import Proof, without_memory
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetjax.cluster.cluster import Cluster, Link, Node
-from hetjax.costs.profile import Measurement, Profile
+from hetjax.costs.measured.profile import Measurement, Profile
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.objectives import Objective
@@ -31,8 +31,8 @@ from hetjax.report.plan_rows import (
 from hetjax.report.plan_tables import bar_letters, plan_values, tables
 from hetjax.report.prediction import ms
 from hetjax.schedule.bound import LowerBound
-from hetjax.schedule.memory import MemoryUse
 from hetjax.schedule.predicted import Predicted
+from hetjax.schedule.simulation.memory import MemoryUse
 from tests.training.small import MODEL, stage
 
 EAST, WEST = "east-0", "west-0"

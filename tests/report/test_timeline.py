@@ -12,10 +12,10 @@ from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.report.picture import check_picture
 from hetjax.report.timeline import timeline_picture
-from hetjax.schedule.lower import lower
-from hetjax.schedule.simulator import simulate
-from hetjax.schedule.spans import simulated_spans
-from hetjax.schedule.trace import Span
+from hetjax.schedule.programs.lower import lower
+from hetjax.schedule.simulation.simulator import simulate
+from hetjax.schedule.simulation.spans import simulated_spans
+from hetjax.schedule.simulation.trace import Span
 
 
 def stage(node: str, devices: tuple[int, ...], layers: tuple[int, int], ahead: int):

@@ -15,11 +15,11 @@ from hetjax.models.model import Model
 from hetjax.models.moe import Routing
 from hetjax.plans.plan import LayerRange, Plan, Replica, Stage, StageMesh
 from hetjax.plans.schedules import SCHEDULES
-from hetjax.schedule.action import Action, Op, StageKey, format_program
-from hetjax.schedule.generate import by_stage, lane_orders
-from hetjax.schedule.groups import reduce_groups
-from hetjax.schedule.lower import communicate, finish, free, reduce
-from hetjax.schedule.merge import merge
+from hetjax.schedule.programs.action import Action, Op, StageKey, format_program
+from hetjax.schedule.programs.generate import by_stage, lane_orders
+from hetjax.schedule.programs.groups import reduce_groups
+from hetjax.schedule.programs.lower import communicate, finish, free, reduce
+from hetjax.schedule.programs.merge import merge
 from hetjax.schedule.search import searched
 from hetjax.stage.partition import PlanPartition
 

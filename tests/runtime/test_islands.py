@@ -24,7 +24,7 @@ from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.comm.wire import SUMS
 from hetjax.costs.analytic import analytic_costs
 from hetjax.costs.costs import Costs
-from hetjax.costs.messages import Transport
+from hetjax.costs.network.messages import Transport
 from hetjax.errors import BadInput
 from hetjax.runtime.control import Crew, WorkerLost
 from hetjax.runtime.fleet import Fleet

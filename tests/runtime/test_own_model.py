@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from hetjax.costs.flops import forward_flops
+from hetjax.costs.graph.flops import forward_flops
 from hetjax.errors import BadInput
 from hetjax.models.counts import parameter_count
 from hetjax.models.model import Layer, Model, ModuleSpec

@@ -20,7 +20,7 @@ from hetjax.runtime.feeding import Batch
 from hetjax.runtime.gradient_sync import LocalSync
 from hetjax.runtime.outcome import StepCommit
 from hetjax.runtime.stage_runtime import StageRuntime
-from hetjax.schedule.interleaved import rounds_of
+from hetjax.schedule.programs.interleaved import rounds_of
 from tests.runtime.charged import link_bytes, messages, sums
 from tests.runtime.oracle import (
     assert_gradients_equal,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetjax.errors import BadInput
-from hetjax.schedule.action import (
+from hetjax.schedule.programs.action import (
     BUFFERS,
     Action,
     Op,

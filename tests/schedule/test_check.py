@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan, Replica, Stage
-from hetjax.schedule.action import Action, Op, parse_program
-from hetjax.schedule.check import check, check_evaluation
-from hetjax.schedule.lower import lower, lower_evaluation
+from hetjax.schedule.programs.action import Action, Op, parse_program
+from hetjax.schedule.programs.check import check, check_evaluation
+from hetjax.schedule.programs.lower import lower, lower_evaluation
 
 FAST = settings(deadline=None, max_examples=150)
 

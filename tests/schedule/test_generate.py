@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan, Replica, Stage
-from hetjax.schedule.generate import (
+from hetjax.schedule.programs.generate import (
     by_stage,
     evaluation_actions,
     gpipe,

@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from hetjax.costs.costs import Costs, Route, StageMemory, StageTimes
 from hetjax.plans.plan import Plan
-from hetjax.schedule.action import Op
 from hetjax.schedule.bound import prefix_bound_s
-from hetjax.schedule.check import check
 from hetjax.schedule.launch_ahead import (
     RULES,
     exact_delta,
@@ -25,11 +23,13 @@ from hetjax.schedule.launch_ahead import (
     launch_limits,
     with_rule,
 )
-from hetjax.schedule.lower import lower
-from hetjax.schedule.memory import capacity_bytes, memory_uses
 from hetjax.schedule.named import NAMES, with_schedule
+from hetjax.schedule.programs.action import Op
+from hetjax.schedule.programs.check import check
+from hetjax.schedule.programs.lower import lower
 from hetjax.schedule.search import searched
-from hetjax.schedule.simulator import simulate
+from hetjax.schedule.simulation.memory import capacity_bytes, memory_uses
+from hetjax.schedule.simulation.simulator import simulate
 from tests.schedule.pipelines import pipeline_costs, pipeline_plan
 
 

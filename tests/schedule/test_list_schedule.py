@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetjax.schedule.action import Op
-from hetjax.schedule.check import check
-from hetjax.schedule.generate import lane_orders
-from hetjax.schedule.list_schedule import Pipeline, Slot, list_schedule
-from hetjax.schedule.lower import lower
+from hetjax.schedule.programs.action import Op
+from hetjax.schedule.programs.check import check
+from hetjax.schedule.programs.generate import lane_orders
+from hetjax.schedule.programs.list_schedule import Pipeline, Slot, list_schedule
+from hetjax.schedule.programs.lower import lower
 from tests.schedule.pipelines import pipeline_plan
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan, Replica, Stage
-from hetjax.schedule.action import Action, Op, format_program, parse_program
-from hetjax.schedule.check import check
-from hetjax.schedule.lower import communicate, lower, lower_evaluation, reduce
+from hetjax.schedule.programs.action import Action, Op, format_program, parse_program
+from hetjax.schedule.programs.check import check
+from hetjax.schedule.programs.lower import communicate, lower, lower_evaluation, reduce
 
 GOLDEN = Path(__file__).parent / "golden"
 

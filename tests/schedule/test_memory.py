@@ -15,10 +15,16 @@ from hypothesis import strategies as st
 from hetjax.costs.costs import Costs, StageMemory
 from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
-from hetjax.schedule.action import Action, Op, Programs, StageKey, parse_program
-from hetjax.schedule.check import check
-from hetjax.schedule.lower import lower
-from hetjax.schedule.memory import check_memory, memory_uses
+from hetjax.schedule.programs.action import (
+    Action,
+    Op,
+    Programs,
+    StageKey,
+    parse_program,
+)
+from hetjax.schedule.programs.check import check
+from hetjax.schedule.programs.lower import lower
+from hetjax.schedule.simulation.memory import check_memory, memory_uses
 
 GIB = 2**30
 FLOWS = {"input_bytes": 3, "output_bytes": 7}

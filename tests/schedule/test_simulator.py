@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from hetjax.costs.costs import Costs, Reduction, Route, StageTimes
 from hetjax.plans.plan import Plan, Replica, Stage
-from hetjax.schedule.action import Op
-from hetjax.schedule.lower import lower
-from hetjax.schedule.simulation import Simulation
-from hetjax.schedule.simulator import simulate
+from hetjax.schedule.programs.action import Op
+from hetjax.schedule.programs.lower import lower
+from hetjax.schedule.simulation.result import Simulation
+from hetjax.schedule.simulation.simulator import simulate
 from tests.schedule.pipelines import pipeline_costs, pipeline_plan
 
 # Four equal stages of unit time, 64 microbatches, a middle link that takes c: totals

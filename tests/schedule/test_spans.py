@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from hetjax.costs.costs import Costs, Reduction, Route, StageTimes
 from hetjax.plans.plan import Plan, Replica, Stage
-from hetjax.schedule.action import Op
-from hetjax.schedule.lower import lower
-from hetjax.schedule.simulator import simulate
-from hetjax.schedule.spans import simulated_spans
-from hetjax.schedule.trace import perfetto
+from hetjax.schedule.programs.action import Op
+from hetjax.schedule.programs.lower import lower
+from hetjax.schedule.simulation.simulator import simulate
+from hetjax.schedule.simulation.spans import simulated_spans
+from hetjax.schedule.simulation.trace import perfetto
 
 
 def plan_of(depths: list[int], num_microbatches: int) -> Plan:

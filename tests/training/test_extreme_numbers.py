@@ -14,9 +14,9 @@ import pytest
 from hetjax.cluster import limits
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.cluster.files import cluster_toml, parse_cluster
+from hetjax.costs.measured.profile import LinkMeasurement, Measurement, Profile
+from hetjax.costs.measured.profile_files import parse_profile, profile_json
 from hetjax.costs.plan_costs import costs_of
-from hetjax.costs.profile import LinkMeasurement, Measurement, Profile
-from hetjax.costs.profile_files import parse_profile, profile_json
 from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.models.counts import tensor_sizes
 from hetjax.planner.model.costing import check_times

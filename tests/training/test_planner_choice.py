@@ -9,8 +9,8 @@ import pytest
 
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.cluster.files import cluster_toml, load_cluster
-from hetjax.costs.profile import Measurement, Profile
-from hetjax.costs.profile_files import write_profile
+from hetjax.costs.measured.profile import Measurement, Profile
+from hetjax.costs.measured.profile_files import write_profile
 from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.models.presets import MODEL_CONFIGS
 from hetjax.planner.model.memory_check import known_memory_bytes

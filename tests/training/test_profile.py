@@ -13,8 +13,12 @@ import pytest
 from hetjax.cli.profile import parse
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.files import cluster_toml
-from hetjax.costs.profile import LinkMeasurement, Measurement, Profile
-from hetjax.costs.profile_files import parse_profile, read_profile, write_profile
+from hetjax.costs.measured.profile import LinkMeasurement, Measurement, Profile
+from hetjax.costs.measured.profile_files import (
+    parse_profile,
+    read_profile,
+    write_profile,
+)
 from hetjax.models.llama import llama_model
 from hetjax.models.model import Model
 from hetjax.plans.plan import StageMesh

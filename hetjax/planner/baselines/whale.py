@@ -20,7 +20,7 @@ from itertools import product
 
 import numpy as np
 
-from hetjax.costs.flops import forward_flops
+from hetjax.costs.graph.flops import forward_flops
 from hetjax.planner.baselines.ranking import Candidate, best_first
 from hetjax.planner.baselines.ranks import (
     Seating,

@@ -9,14 +9,14 @@ from pathlib import Path
 from hetjax.cluster.catalogue import canonical_name
 from hetjax.cluster.cluster import Cluster
 from hetjax.costs.costs import Costs
+from hetjax.costs.measured.profile import Profile
+from hetjax.costs.measured.profiled import has_halves
 from hetjax.costs.plan_costs import device_kinds
-from hetjax.costs.profile import Profile
-from hetjax.costs.profiled import has_halves
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan
-from hetjax.schedule.action import Op, Programs, Tied
 from hetjax.schedule.launch_ahead import hop_s
-from hetjax.schedule.lower import lower
+from hetjax.schedule.programs.action import Op, Programs, Tied
+from hetjax.schedule.programs.lower import lower
 
 LEAST_S, MOST_S = 1e-12, 1e12  # outside, sums would be 0 or infinite
 

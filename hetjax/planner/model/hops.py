@@ -17,10 +17,10 @@ import numpy as np
 
 from hetjax.cluster.catalogue import device_spec
 from hetjax.cluster.cluster import Cluster, Link, Node, part_of
-from hetjax.costs.memory import hidden_size
-from hetjax.costs.nearest import End, nearest
-from hetjax.costs.network import trunks
-from hetjax.costs.profile import DTYPES
+from hetjax.costs.measured.profile import DTYPES
+from hetjax.costs.network.nearest import End, nearest
+from hetjax.costs.network.routes import trunks
+from hetjax.costs.stage_memory import hidden_size
 from hetjax.planner.model.problem import Floats, Option
 from hetjax.planner.model.request import NodeClass, Request
 

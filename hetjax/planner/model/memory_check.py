@@ -10,11 +10,11 @@ import math
 from hetjax.cluster.catalogue import canonical_name, catalogue
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.costs.costs import Costs
-from hetjax.costs.memory import stage_memory
+from hetjax.costs.stage_memory import stage_memory
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan
-from hetjax.schedule.lower import lower
-from hetjax.schedule.memory import check_memory, memory_uses
+from hetjax.schedule.programs.lower import lower
+from hetjax.schedule.simulation.memory import check_memory, memory_uses
 from hetjax.stage.arrays import OptimizerInit
 from hetjax.stage.partition import tied_holders
 

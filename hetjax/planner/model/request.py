@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hetjax.cluster.cluster import Cluster, Link, Node
+from hetjax.costs.measured.profile import Profile
 from hetjax.costs.plan_costs import with_measured_links
-from hetjax.costs.profile import Profile
 from hetjax.costs.static import adam_state
 from hetjax.errors import BadInput
 from hetjax.models.counts import tensor_sizes

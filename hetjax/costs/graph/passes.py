@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hetjax.costs.graph import Cuts, Dims, Graph, Origin, Value, graph_of
+from hetjax.costs.graph.values import Cuts, Dims, Graph, Origin, Value, graph_of
 from hetjax.plans.plan import Remat
 from hetjax.stage.backward_split import split_backward
 from hetjax.stage.function import (

@@ -17,7 +17,7 @@ from functools import partial
 
 from hetjax.costs.costs import Costs, Route, StageTimes
 from hetjax.plans.plan import Plan
-from hetjax.schedule.action import (
+from hetjax.schedule.programs.action import (
     COMPUTE,
     Action,
     Group,
@@ -27,9 +27,16 @@ from hetjax.schedule.action import (
     StageKey,
     dataflow,
 )
-from hetjax.schedule.meetings import NORM, Meetings
-from hetjax.schedule.simulation import Edge, Lane, Shares, Simulation, Timed, lane_of
-from hetjax.schedule.traffic import Traffic
+from hetjax.schedule.programs.meetings import NORM, Meetings
+from hetjax.schedule.simulation.result import (
+    Edge,
+    Lane,
+    Shares,
+    Simulation,
+    Timed,
+    lane_of,
+)
+from hetjax.schedule.simulation.traffic import Traffic
 
 _NEVER = float("inf")
 

@@ -9,7 +9,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Literal
 
-from hetjax.schedule.action import COLLECTIVE, Action, Group, Op, Programs, StageKey
+from hetjax.schedule.programs.action import (
+    COLLECTIVE,
+    Action,
+    Group,
+    Op,
+    Programs,
+    StageKey,
+)
 
 NORM = None  # the name of the one collective that is no group's
 

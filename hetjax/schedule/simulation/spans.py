@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from hetjax.costs.costs import Costs, Route
 from hetjax.plans.plan import Plan, Stage
-from hetjax.schedule.action import UNTIED, Action, Op, StageKey, Tied
-from hetjax.schedule.groups import reduce_groups
-from hetjax.schedule.simulation import Simulation
-from hetjax.schedule.trace import Span
+from hetjax.schedule.programs.action import UNTIED, Action, Op, StageKey, Tied
+from hetjax.schedule.programs.groups import reduce_groups
+from hetjax.schedule.simulation.result import Simulation
+from hetjax.schedule.simulation.trace import Span
 
 
 def simulated_spans(

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan
 from hetjax.plans.schedules import SCHEDULES
-from hetjax.schedule.action import Action, Op, StageKey
-from hetjax.schedule.interleaved import in_rounds, lanes_of, rounds_of
-from hetjax.schedule.list_schedule import Pipeline, list_schedule
+from hetjax.schedule.programs.action import Action, Op, StageKey
+from hetjax.schedule.programs.interleaved import in_rounds, lanes_of, rounds_of
+from hetjax.schedule.programs.list_schedule import Pipeline, list_schedule
 
 ComputeOrder = tuple[tuple[Op, int], ...]  # (op, microbatch)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan
-from hetjax.schedule.action import (
+from hetjax.schedule.programs.action import (
     COMPUTE,
     NO_ACCESS,
     UNTIED,
@@ -28,9 +28,9 @@ from hetjax.schedule.action import (
     Tied,
     dataflow,
 )
-from hetjax.schedule.deadlock import check_deadlock, check_total_order
-from hetjax.schedule.generate import in_flight_limit
-from hetjax.schedule.groups import reduce_groups
+from hetjax.schedule.programs.deadlock import check_deadlock, check_total_order
+from hetjax.schedule.programs.generate import in_flight_limit
+from hetjax.schedule.programs.groups import reduce_groups
 
 _TRAINING = frozenset(Op) - {Op.E}
 _EVALUATION = frozenset({Op.E, Op.SEND, Op.RECV, Op.FREE})

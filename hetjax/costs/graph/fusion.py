@@ -10,7 +10,7 @@ array that one of them reads. Does not own what a compiler for CPUs stores
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hetjax.costs.graph import Graph, Origin, Step, Value
+from hetjax.costs.graph.values import Graph, Origin, Step, Value
 
 _WHOLE = frozenset(
     {

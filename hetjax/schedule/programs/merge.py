@@ -15,7 +15,7 @@ from heapq import heapify, heappop, heappush
 
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan
-from hetjax.schedule.action import (
+from hetjax.schedule.programs.action import (
     COLLECTIVE,
     Action,
     Group,

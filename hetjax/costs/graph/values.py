@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from hetjax.costs.joins import joined_dims
+from hetjax.costs.graph.joins import joined_dims
 from hetjax.stage.jaxprs import (
     ClosedJaxpr,
     Jaxpr,

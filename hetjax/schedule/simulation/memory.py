@@ -25,7 +25,7 @@ from hetjax.costs.costs import Costs, StageMemory
 from hetjax.errors import NoFeasiblePlan
 from hetjax.plans.plan import Plan
 from hetjax.plans.schedules import SCHEDULES
-from hetjax.schedule.action import (
+from hetjax.schedule.programs.action import (
     BUFFERS,
     NO_ACCESS,
     Action,
@@ -37,7 +37,7 @@ from hetjax.schedule.action import (
     StageKey,
     dataflow,
 )
-from hetjax.schedule.receipts import Receipts, known_receipts
+from hetjax.schedule.programs.receipts import Receipts, known_receipts
 
 _RESIDUALS: tuple[Buffer, ...] = ("saved", "half")
 _PEERS: Mapping[Buffer, int] = {"y": 1, "dx": -1}  # to which stage it is sent

@@ -30,7 +30,7 @@ from itertools import pairwise
 
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan
-from hetjax.schedule.action import (
+from hetjax.schedule.programs.action import (
     COLLECTIVE,
     Action,
     Group,

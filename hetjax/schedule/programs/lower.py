@@ -10,7 +10,7 @@ proof that the result is right (`check.py`).
 from collections.abc import Mapping, Sequence
 
 from hetjax.plans.plan import Plan
-from hetjax.schedule.action import (
+from hetjax.schedule.programs.action import (
     BUFFERS,
     NO_ACCESS,
     UNTIED,
@@ -25,10 +25,10 @@ from hetjax.schedule.action import (
     dataflow,
     parse_program,
 )
-from hetjax.schedule.check import check
-from hetjax.schedule.generate import by_stage, evaluation_actions, lane_orders
-from hetjax.schedule.groups import reduce_groups
-from hetjax.schedule.merge import merge
+from hetjax.schedule.programs.check import check
+from hetjax.schedule.programs.generate import by_stage, evaluation_actions, lane_orders
+from hetjax.schedule.programs.groups import reduce_groups
+from hetjax.schedule.programs.merge import merge
 
 Orders = Mapping[StageKey, list[Action]]  # the actions of each stage, in order
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from hetjax.cluster.catalogue import device_spec
 from hetjax.cluster.cluster import Cluster, Node
-from hetjax.costs.messages import least_copies
-from hetjax.costs.network import num_lanes, route
+from hetjax.costs.network.messages import least_copies
+from hetjax.costs.network.routes import num_lanes, route
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

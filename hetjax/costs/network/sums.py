@@ -15,8 +15,8 @@ from itertools import permutations
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.costs.costs import Reduction, StageKey
-from hetjax.costs.messages import Transport
-from hetjax.costs.network import Place, num_lanes, ports, route
+from hetjax.costs.network.messages import Transport
+from hetjax.costs.network.routes import Place, num_lanes, ports, route
 from hetjax.plans.members import Members, node_of
 
 GRADIENT_BYTES = 4  # of an element: gradients are summed in fp32

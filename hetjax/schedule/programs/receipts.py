@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from hetjax.schedule.action import Action, Message, Op, Programs
+from hetjax.schedule.programs.action import Action, Message, Op, Programs
 
 Receipts = Mapping[int, list[Message]]  # by index into a worker's program
 _Place = tuple[int, int]  # number of a worker, index into its program

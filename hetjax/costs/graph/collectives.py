@@ -9,7 +9,7 @@ walk. Does not own what an all-reduce takes (`roofline.py`).
 import math
 from collections.abc import Iterator
 
-from hetjax.costs.graph import Cuts, Graph, Step, Value
+from hetjax.costs.graph.values import Cuts, Graph, Step, Value
 
 _LINEAR = frozenset({"add", "add_any", "sub"})
 

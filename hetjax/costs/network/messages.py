@@ -12,7 +12,7 @@ import math
 from typing import Literal
 
 from hetjax.cluster.cluster import Cluster, Node
-from hetjax.costs.network import Place, num_lanes
+from hetjax.costs.network.routes import Place, num_lanes
 
 # how workers talk to each other; "in-process" is when all nodes are in one worker
 Transport = Literal["sockets", "transfer", "in-process"]

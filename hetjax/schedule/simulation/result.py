@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from hetjax.plans.plan import Plan
-from hetjax.schedule.action import Action, Op, StageKey
+from hetjax.schedule.programs.action import Action, Op, StageKey
 
 Lane = tuple[str, tuple[int, ...]]  # (node, devices)
 Edge = tuple[StageKey, StageKey]  # (from, to)

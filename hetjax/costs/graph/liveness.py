@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from hetjax.costs.graph import Cuts, Graph, Origin, Step, Value
+from hetjax.costs.graph.values import Cuts, Graph, Origin, Step, Value
 
 _WHOLE = frozenset(  # read and write whole arrays
     {

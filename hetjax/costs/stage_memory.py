@@ -15,9 +15,15 @@ import jax
 import jax.numpy as jnp
 
 from hetjax.costs.costs import StageKey, StageMemory
-from hetjax.costs.graph import Graph, Origin, Step, Value
-from hetjax.costs.liveness import Surroundings, identities, peak_bytes
-from hetjax.costs.passes import Passes, Shares, SplitPasses, passes, split_passes
+from hetjax.costs.graph.liveness import Surroundings, identities, peak_bytes
+from hetjax.costs.graph.passes import (
+    Passes,
+    Shares,
+    SplitPasses,
+    passes,
+    split_passes,
+)
+from hetjax.costs.graph.values import Graph, Origin, Step, Value
 from hetjax.costs.static import adam_state, static_bytes, weight_bytes
 from hetjax.models.model import Model, abstract_params, apply
 from hetjax.plans.plan import Plan, Remat, Replica, Stage, segments, segments_of

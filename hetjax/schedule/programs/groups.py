@@ -7,7 +7,7 @@ that hold it. Does not own when a REDUCE is issued (`lower.py`) nor how it is co
 """
 
 from hetjax.plans.plan import Plan, segments
-from hetjax.schedule.action import Group, StageKey, Tied
+from hetjax.schedule.programs.action import Group, StageKey, Tied
 
 
 def reduce_groups(plan: Plan, tied: Tied) -> dict[Group, tuple[StageKey, ...]]:

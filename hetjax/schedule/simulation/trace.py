@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from hetjax.schedule.action import Action
+from hetjax.schedule.programs.action import Action
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from hetjax.cluster.record import as_kind, parsed, read_text
-from hetjax.costs.profile import Measurement, Profile, check_values
+from hetjax.costs.measured.profile import Measurement, Profile, check_values
 from hetjax.errors import BadInput
 
 _TIMES = "three numbers: forward, backward and update seconds"

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from math import fsum
 
 from hetjax.costs.costs import StageTimes
-from hetjax.costs.profile import Measurement, Profile, measured
+from hetjax.costs.measured.profile import Measurement, Profile, measured
 from hetjax.plans.plan import Stage
 
 

@@ -21,7 +21,7 @@ from hetjax.cluster.record import (
     read_record,
     write_whole,
 )
-from hetjax.costs.profile import (
+from hetjax.costs.measured.profile import (
     VERSION,
     LinkMeasurement,
     Measurement,

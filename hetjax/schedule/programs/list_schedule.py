@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from hetjax.schedule.action import Op
-from hetjax.schedule.interleaved import Rounds
+from hetjax.schedule.programs.action import Op
+from hetjax.schedule.programs.interleaved import Rounds
 
 Slot = tuple[int, Op, int]  # (stage, op, microbatch)
 
