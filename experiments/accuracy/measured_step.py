@@ -41,6 +41,7 @@ from typing import Any
 import jax
 
 from experiments.benchmarks.one_jit import random_batch
+from hetjax.api.profiling import measure_model
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.files import cluster_toml
 from hetjax.costs.costs import Costs, Route
@@ -52,6 +53,7 @@ from hetjax.models.llama import LlamaConfig, llama_model
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.plans.schedules import default_launch_ahead
+from hetjax.profiling.config import ProfileConfig
 from hetjax.runtime.stage_runtime import StageRuntime
 from hetjax.schedule.programs.action import Action
 from hetjax.schedule.programs.lower import lower
@@ -59,8 +61,6 @@ from hetjax.schedule.simulation.simulator import simulate
 from hetjax.training.config import RunConfig
 from hetjax.training.optimizer import optimizer
 from hetjax.training.presets import Preset
-from hetjax.training.profile_config import ProfileConfig
-from hetjax.training.profiling import measure_profile
 
 NODES = ("cpu-0", "cpu-1", "cpu-2", "cpu-3")
 CLUSTER = Cluster(
@@ -221,7 +221,7 @@ def profiled(model: Model, preset: Preset, folder: Path) -> Profile:
         output=output,
     )
     with redirect_stdout(sys.stderr):
-        measure_profile(config, preset, model)
+        measure_model(config, preset, model)
     return read_profile(output)
 
 

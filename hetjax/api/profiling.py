@@ -2,18 +2,25 @@
 """Measuring a model's layers: `measure_profile`.
 
 Owns the public function. Does not own the choices (`training/profile_config.py`) nor
-the measuring (`training/profiling.py`).
+the measuring (`hetjax/profiling/`).
 """
 
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hetjax.costs.measured.profile import Profile
+from hetjax.models.model import Model
 from hetjax.models.presets import model_preset
+from hetjax.profiling.config import ProfileConfig
+from hetjax.profiling.measuring import check_choices
+from hetjax.profiling.measuring import measure_profile as measured
 from hetjax.report.measured import MeasuredProfile
+from hetjax.training.optimizer import optimizer
+from hetjax.training.placement import choose_hardware
+from hetjax.training.presets import Preset
 from hetjax.training.presets import preset as preset_of
 from hetjax.training.profile_config import profile_config
-from hetjax.training.profiling import measure_profile as measured
 
 
 def measure_profile(
@@ -40,5 +47,15 @@ def measure_profile(
     chosen = preset_of(preset)
     config = replace(profile_config(chosen), output=Path(output), **choices)
     model = model_preset(chosen.config.model)
-    profile = measured(config, chosen, model, quiet=quiet)
+    profile = measure_model(config, chosen, model, quiet=quiet)
     return MeasuredProfile(profile=profile, path=config.output)
+
+
+def measure_model(
+    config: ProfileConfig, preset: Preset, model: Model, *, quiet: bool = False
+) -> Profile:
+    """The same of a model on the preset's hardware, updated by its optimizer."""
+    check_choices(config, model)
+    run = replace(preset.config, cluster=config.cluster, simulate=config.simulate)
+    there, rule = choose_hardware(run, preset), optimizer(run.optimizer, run.steps)
+    return measured(config, model, there.cluster, there.devices, rule, quiet=quiet)

@@ -2,7 +2,7 @@
 """The command `profile`: a preset's name, then what to measure of it.
 
 Owns its options, its help and its errors. Does not own what is measured
-(`training/profile_config.py`) nor the measuring (`training/profiling.py`).
+(`training/profile_config.py`) nor the measuring (`hetjax/profiling/`).
 """
 
 from collections.abc import Sequence
@@ -14,13 +14,10 @@ from hetjax.cli.command import main_of
 from hetjax.cli.inputs import check_inputs
 from hetjax.cli.options import parse_options, preset_first, preset_lines
 from hetjax.errors import BadInput
+from hetjax.profiling.config import ProfileConfig, check_output
 from hetjax.report.progress import working
 from hetjax.training.presets import PRESETS
-from hetjax.training.profile_config import (
-    ProfileConfig,
-    check_output,
-    profile_config,
-)
+from hetjax.training.profile_config import profile_config
 
 _PROGRAM = "python -m hetjax.profile"
 

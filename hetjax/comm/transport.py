@@ -45,7 +45,8 @@ class Transport(Protocol):
 
     A message takes memory where it is sent until it is received, and where it is
     received only from then on: a fast sender cannot fill the devices of a slow
-    receiver, whose memory is as its own program has it (`schedule/memory.py`).
+    receiver, whose memory is as its own program has it
+    (`schedule/simulation/memory.py`).
     """
 
     def send(self, tag: Tag, x: jax.Array) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """All costs of a plan on a cluster: measured where somebody measured, else estimated.
 
-Owns how stages, memory and the network come together. Does not own the times of a
-stage (`stage_times.py`), its memory (`memory.py`) nor routes (`network.py`).
+Owns how stages, memory and the network come together. Does not own the times of a stage
+(`stage_times.py`), its memory (`stage_memory.py`) nor routes (`network/routes.py`).
 """
 
 from collections.abc import Sequence

@@ -2,8 +2,8 @@
 """Bytes of one layer on one device, traced once a kind.
 
 Owns what adds up over the layers of a stage, so that any cut can be priced from the
-distinct layers alone. Does not own whole stages, which `memory.py` prices to the byte,
-nor seconds (`roofline.py`).
+distinct layers alone. Does not own whole stages, which `stage_memory.py` prices to the
+byte, nor seconds (`roofline.py`).
 """
 
 from dataclasses import dataclass, replace

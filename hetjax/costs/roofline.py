@@ -4,7 +4,7 @@
 Every kernel takes the longer of its arithmetic and its memory traffic, plus the time
 to launch it; all-reduces over the tensor axis are rings whose time adds up, as do the
 collectives over the data axis that come with an update. Owns this model and its
-constants. Does not own what the kernels are (`traffic.py`), the figures
+constants. Does not own what the kernels are (`graph/fusion.py`), the figures
 of a device (the catalogue) nor measured times (`profile.py`).
 """
 

@@ -4,7 +4,7 @@
 Owns that a stage's seconds are the sum over its layers, and that a profile goes before
 the estimates for a device that it knows. What the data axis exchanges in a step counts
 as part of the update: nothing hides it. Does not own the estimates (`roofline.py`) nor
-how measured times add up (`profiled.py`).
+how measured times add up (`measured/profiled.py`).
 """
 
 from dataclasses import dataclass, replace
@@ -61,7 +61,7 @@ def layer_times(
 ) -> LayerTimes:
     """Give what a layer adds to a stage that runs as `stage` does, on a node.
 
-    Its tensor groups get so much of a network card each (`network.py`).
+    Its tensor groups get so much of a network card each (`network/routes.py`).
     What a program takes whatever it holds is left out (`Profile.program_s`). A measured
     update is that of a layer which several replicas hold, where that was measured.
     """

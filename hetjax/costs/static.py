@@ -2,7 +2,8 @@
 """Bytes that live on a device through the whole step: weights, state, accumulators.
 
 Owns their sum, unit by unit: equal units are counted once. Does not own how arrays lie
-on the stage's mesh (`hetjax/stage/arrays.py`) nor what lives shorter (`memory.py`).
+on the stage's mesh (`hetjax/stage/arrays.py`) nor what lives shorter
+(`stage_memory.py`).
 """
 
 from collections.abc import Sequence

@@ -3,8 +3,8 @@
 
 Owns which clusters are likely (this one without one of its nodes), when it is time to
 plan for them, and the plans that have been found. Does not own planning itself
-(`placement.py`), where it is done ahead (`ahead.py`), nor who compiles
-(`hetjax/runtime/serving.py`).
+(`training/placement.py`), where it is done ahead (`training/ahead.py`), nor who
+compiles (`hetjax/runtime/serving.py`).
 """
 
 import time

@@ -2,7 +2,7 @@
 """What keeps a planned step from being shorter: computing, a link, or memory.
 
 Owns the figures and the one line that they make. Does not own the step
-(`schedule/simulation.py`).
+(`schedule/simulation/result.py`).
 """
 
 from collections import defaultdict

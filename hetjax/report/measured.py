@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A measured profile, for people as a table, for machines as one JSON object.
 
-Owns the columns. Does not own the profile (`costs/profile.py`) nor the measuring.
+Owns the columns. Does not own the profile (`costs/measured/profile.py`) nor the
+measuring.
 """
 
 from dataclasses import dataclass

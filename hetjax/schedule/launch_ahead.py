@@ -2,12 +2,13 @@
 """H-1F1B: launch-aheads that suit the links and the stages of a plan.
 
 Owns the rules, from the last stage (launch-ahead 1) to the first: each hop adds a
-delta. Little's law asks for K_s t >= t_s + 2 c_s + K_(s+1) t with t the slowest
-stage's time for a microbatch and c_s the hop's, hence delta = 1 + ceil(2 c / t) (our
+delta. Little's law asks for K_s t >= t_s + 2 c_s + K_(s+1) t with t the slowest stage's
+time for a microbatch and c_s the hop's, hence delta = 1 + ceil(2 c / t) (our
 derivation). HARP (arXiv 2509.24859) looks at hops between sub-clusters only and rounds
 by thresholds; plain 1F1B has delta 1. Memory caps what a rule asks for.
 
-Does not own the order of actions (`generate.py`) nor times and bytes (`costs/`).
+Does not own the order of actions (`programs/generate.py`) nor times and bytes
+(`costs/`).
 """
 
 import math
@@ -126,7 +127,7 @@ def launch_limits(
     `split` counts what a backward in two halves may keep longer. Stages on the same
     devices may all have as many, or at least what 1F1B asks for where that fits. At
     least 1, whether it fits or not: what programs need in the end, and whether it is
-    there, is `memory.py`'s to say.
+    there, is `simulation/memory.py`'s to say.
     """
     lanes: dict[Lane, list[StageKey]] = defaultdict(list)
     for key, lane in lane_of(plan).items():

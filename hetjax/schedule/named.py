@@ -3,7 +3,7 @@
 
 Owns the names, and the launch-aheads that come with each: defaults, or fitted to the
 plan's costs within memory. Does not own how they are fitted (`launch_ahead.py`,
-`search.py`) nor any order of actions (`generate.py`).
+`search.py`) nor any order of actions (`programs/generate.py`).
 """
 
 from dataclasses import replace

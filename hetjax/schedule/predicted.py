@@ -2,8 +2,8 @@
 """A plan and one simulated step of it: the judge of all plans.
 
 Owns what follows from both, such as tokens per second, the gap to the bound and what
-tokens cost. Does not own the simulation (`simulator.py`), nor how a prediction is shown
-or written.
+tokens cost. Does not own the simulation (`simulation/simulator.py`), nor how a
+prediction is shown or written.
 """
 
 from collections.abc import Mapping

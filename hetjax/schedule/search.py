@@ -2,11 +2,12 @@
 """Searching the fastest programs of a plan by simulation, under memory limits.
 
 Owns the candidates and the hill climb. First all named schedules that the plan's
-devices allow, and greedy lists (`list_schedule.py`) with the real times; then, from
-the best of them, launch-aheads and numbers of backwards in two halves one up or down,
-stage by stage, as long as it helps. There are two climbs, one of them without halves.
-So the result is never slower than any named schedule that fits, in the simulator. Does
-not own times, limits, memory (`memory.py`) or the judge (`simulator.py`).
+devices allow, and greedy lists (`programs/list_schedule.py`) with the real times; then,
+from the best of them, launch-aheads and numbers of backwards in two halves one up or
+down, stage by stage, as long as it helps. There are two climbs, one of them without
+halves. So the result is never slower than any named schedule that fits, in the
+simulator. Does not own times, limits, memory (`simulation/memory.py`) or the judge
+(`simulation/simulator.py`).
 """
 
 from collections import Counter

@@ -1,44 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a model is measured: one frozen set of choices, and those of a preset.
+"""What is measured of a preset's model unless somebody asks for something else.
 
-Owns the choices and their help texts. Does not own the measuring (`profiling.py`).
+Does not own the choices that there are (`hetjax/profiling/config.py`).
 """
 
-import os
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
-
-from hetjax.errors import BadInput
 from hetjax.plans.files import read_plan
 from hetjax.plans.plan import Plan, Remat
+from hetjax.profiling.config import ProfileConfig
 from hetjax.training.presets import Preset
-
-_MOST_LETTERS = 200  # of a file's name, its draft's being longer
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProfileConfig:
-    """What to measure; every combination of the lists is measured."""
-
-    cluster: Path | None = None
-    """Cluster file, or lab or tiny; None: the preset's, or the devices here."""
-    simulate: bool = False
-    """Let CPU devices stand in for those of the cluster."""
-    seq_len: int
-    """Tokens per sequence."""
-    microbatch_sizes: tuple[int, ...]
-    """Sequences per data rank; times between two sizes are interpolated."""
-    tensor: tuple[int, ...]
-    """Tensor-parallel degrees; those that a node is too small for are left out."""
-    remat: tuple[Remat, ...]
-    """What the backward pass computes again."""
-    halves: bool = False
-    """Measure the halves of backward passes too, for zero-bubble schedules."""
-    dtype: Literal["float32", "bfloat16"]
-    """What is computed in; weights are kept in float32 in any case."""
-    output: Path = Path("profile.json")
-    """The profile; what is in the file already is kept and not measured again."""
 
 
 def profile_config(preset: Preset) -> ProfileConfig:
@@ -57,17 +26,6 @@ def profile_config(preset: Preset) -> ProfileConfig:
         remat=_remats(plan),
         dtype=preset.config.dtype,
     )
-
-
-def check_output(config: ProfileConfig) -> None:
-    """Raise BadInput if the profile cannot be written where it is to be."""
-    folder = config.output.resolve().parent
-    if not os.access(folder, os.W_OK) or len(config.output.name) > _MOST_LETTERS:
-        raise BadInput(
-            got=f"output file {str(config.output)!r}: cannot write in {str(folder)!r}",
-            allowed="a file in a folder that is there and can be written",
-            fix="give another --output, or make the folder",
-        )
 
 
 def _sizes(preset: Preset, plan: Plan | None) -> tuple[int, ...]:

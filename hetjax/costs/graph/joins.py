@@ -3,7 +3,7 @@
 
 Owns one rule per family of JAX primitives. A primitive without a rule joins dims of
 equal size at equal places, where ranks agree: right for everything element by element.
-Does not own what follows from the joins (`graph.py`).
+Does not own what follows from the joins (`values.py`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which values of a graph a compiler stores, in which order, and what lives at once.
 
-Owns a small model of XLA, read off its CPU backend. Operations element by element
-are fused into what reads them; matrix products, reductions and loops store what they
-make and what they read. A product's operand in another layout than (batch, free,
-contracted) and (batch, contracted, free) is copied. Kernels run breadth first: as
-soon as what they read is there. A loop's body slices the stacks that it reads when it
-starts, and has its space for as long as the loop runs.
+Owns a small model of XLA, read off its CPU backend. Operations element by element are
+fused into what reads them; matrix products, reductions and loops store what they make
+and what they read. A product's operand in another layout than (batch, free, contracted)
+and (batch, contracted, free) is copied. Kernels run breadth first: as soon as what they
+read is there. A loop's body slices the stacks that it reads when it starts, and has its
+space for as long as the loop runs.
 
-Does not own the graph (`graph.py`) nor the buffers around a program (`memory.py`).
+Does not own the graph (`values.py`) nor the buffers around a program
+(`costs/stage_memory.py`).
 """
 
 import math

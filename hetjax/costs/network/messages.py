@@ -3,9 +3,9 @@
 
 Owns what the transports do, in numbers; the one definition that simulations and the
 planner charge by, and that tests hold against what was counted. Between workers
-(`hetjax/comm/wire.py`, `pull.py`) every row goes once to each worker that needs it,
-which copies it to its tensor ranks; inside one (`hetjax/mesh/reshard.py`) every tensor
-rank gets a copy of its own. Does not own ways (`network.py`).
+(`hetjax/comm/wire.py`, `comm/pull.py`) every row goes once to each worker that needs
+it, which copies it to its tensor ranks; inside one (`hetjax/mesh/reshard.py`) every
+tensor rank gets a copy of its own. Does not own ways (`routes.py`).
 """
 
 import math

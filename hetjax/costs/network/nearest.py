@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the network takes at least, wherever on their nodes stages lie.
 
-Owns lower bounds to what `network.py` and `messages.py` tell of places that are known:
+Owns lower bounds to what `routes.py` and `messages.py` tell of places that are known:
 of a message between two stages, and of the rings inside one. Devices of a stage may be
 any of its node, in any order, so what is best for each term is taken for itself. Does
 not own which nodes come into question (`planner/model/hops.py`).
@@ -53,7 +53,7 @@ def nearest(
 def least_shared_card_bytes_per_s(
     node: Node, *, num_rings: int, devices_per_ring: int
 ) -> float:
-    """Return the most of a network card that each ring can get (`network.py`).
+    """Return the most of a network card that each ring can get (`routes.py`).
 
     Infinity if all rings can lie inside hosts. Every other one leaves at least two
     hosts, and as many as it needs; the fullest card is no emptier than the mean.

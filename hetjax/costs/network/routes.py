@@ -14,7 +14,7 @@ A stage's devices send side by side, in lanes (`num_lanes`): its messages' bytes
 be divided by the lanes, and the port of one device stands for all of them, since a
 stage uses its devices alike. Rings inside a stage share the cards of its hosts
 (`ring_card_bytes_per_s`). Does not own how many bytes there are (`costs/analytic`),
-nor how messages share a trunk (`schedule/traffic.py`).
+nor how messages share a trunk (`schedule/simulation/traffic.py`).
 """
 
 import math

@@ -5,7 +5,7 @@ Owns what the runtime does, in numbers; the one definition that simulations char
 and that tests hold against what was counted. Between workers rows are exchanged by the
 host (`hetjax/comm/exchange.py`); holders inside a worker only give it their rows and
 get the sums. Where all holders are in one process, each gets the rows of all others
-from device to device (`hetjax/comm/reduction.py`). Does not own ways (`network.py`).
+from device to device (`hetjax/comm/reduction.py`). Does not own ways (`routes.py`).
 """
 
 import math
@@ -20,7 +20,7 @@ from hetjax.costs.network.routes import Place, num_lanes, ports, route
 from hetjax.plans.members import Members, node_of
 
 GRADIENT_BYTES = 4  # of an element: gradients are summed in fp32
-DIRECT_BYTES = 256 << 10  # up to here all send all they have to all (`exchange.py`)
+DIRECT_BYTES = 256 << 10  # up to here all send all to all (`comm/exchange.py`)
 
 
 def exchanged(num_workers: int, num_elements: int) -> Iterator[tuple[int, int, int]]:

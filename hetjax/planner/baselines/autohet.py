@@ -12,7 +12,7 @@ Owns the reconstruction; the paper's own equations are not public:
 All groups do as many microbatches; tensor degree (one for all layers, the paper's first
 observation), microbatch size, remat and D are tried from outside, the most promising
 by the powers. A unit's power is the sequences per second that it would do alone. Does
-not own the grouping problem (`grouping.py`), cuts (`cuts.py`) nor costs.
+not own the grouping problem (`grouping.py`), cuts (`model/cuts.py`) nor costs.
 
 Letters of array names: N mixes of units, C device classes, S stages, A microbatches
 in flight from 0, I and J first layer and end of a range.

@@ -2,7 +2,7 @@
 """All baselines by name, and how good they are: the simulator's word on each.
 
 Owns the names, the schedule that each is judged under, and the comparison. Does not own
-how a baseline plans (its own file) nor the evaluation (`evaluator.py`).
+how a baseline plans (its own file) nor the evaluation (`model/evaluator.py`).
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -7,7 +7,7 @@ launch-ahead is part of the state (the released code carries that of the cheapes
 may miss pipelines that fit). The cost is the released code's: sum of all stages and
 hops, each hop once, plus m - 1 times the slowest of both, within which limit the
 program is solved again and again. Does not own the rules (`hapt_task.py`) nor the
-search over limits (`slowest.py`).
+search over limits (`model/slowest.py`).
 
 Letters of array names: C clusters, K launch-aheads from 0, I and J first layer and end
 of a range, U groups of devices in use.

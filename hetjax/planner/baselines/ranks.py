@@ -3,7 +3,8 @@
 
 Owns the seats that equal stages can have, the layouts in which all stages have one mesh
 and all replicas as many stages, and plans that say who sits where. Does not own which
-layout a baseline takes, nor placement where order is not the point (`seating.py`).
+layout a baseline takes, nor placement where order is not the point
+(`model/seating.py`).
 
 Letters of array names: R replicas, S stages, C device classes.
 """

@@ -3,9 +3,9 @@
 
 Owns the look-up of options and the usual closed form for many pipelines at once, sum
 of all stages and hops there and back plus m - 1 times the slowest. Does not own the
-costs (`terms.py`), nor the forms that two of the papers have of their own.
+costs (`model/terms.py`), nor the forms that two of the papers have of their own.
 
-Letters of array names: as in `problem.py`, and Q pipelines, S stages, J the S + 1
+Letters of array names: as in `model/problem.py`, and Q pipelines, S stages, J the S + 1
 bounds of their layer ranges, R remats.
 """
 

@@ -25,7 +25,7 @@ def certified_bound(request: Request, simulated: Iterable[Predicted]) -> LowerBo
     """Return what no plan of the space simulates faster than, as far as is known.
 
     Whatever the tensor degrees of its stages: see `Found`. What is proven of it so far
-    where the time is up (`deadline.py`).
+    where the time is up (`model/deadline.py`).
     """
     least_s = _least_s(request, simulated)
     try:

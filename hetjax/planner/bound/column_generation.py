@@ -120,8 +120,8 @@ def lower_bound(
     is to be `quick`; or further below where that cannot be decided with a fair amount
     of work. `known` templates, or what was `seen` before, make the search shorter.
     NoFeasiblePlan if not even fractions of pipelines do the global batch, in the time
-    of any sensible plan or in `longest_s`. Where the time is up (`deadline.py`) what is
-    proven of it by then, in the prefix form.
+    of any sensible plan or in `longest_s`. Where the time is up (`model/deadline.py`)
+    what is proven of it by then, in the prefix form.
     """
     found = seen
     if found is None:

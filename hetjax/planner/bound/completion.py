@@ -5,8 +5,8 @@ Owns the slack, the time that a stage can have in a step whatever stands before 
 after it, and from it the least cost of the layers before a stage. All are optimistic:
 no column is pruned. Does not own the exact search (`partial_pipelines.py`).
 
-Letters of array names as in `problem.py`; V different places of a stage, S options by
-rank, X queries.
+Letters of array names as in `model/problem.py`; V different places of a stage, S
+options by rank, X queries.
 """
 
 from dataclasses import dataclass, fields

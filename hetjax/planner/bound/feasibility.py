@@ -3,10 +3,11 @@
 
 Owns the count of devices that holding all layers takes. Stages are added from the last
 one on: with so many devices and stages, the more layers they hold the better, since
-layers take more memory together than some of them. Does not own how long pipelines
-take (`pricing.py`) nor what would help (`infeasible.py`).
+layers take more memory together than some of them. Does not own how long pipelines take
+(`pricing.py`) nor what would help (`search/infeasible.py`).
 
-Letters of array names as in `problem.py`; T different things that a stage can take.
+Letters of array names as in `model/problem.py`; T different things that a stage can
+take.
 """
 
 from collections.abc import Iterator

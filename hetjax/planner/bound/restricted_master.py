@@ -2,7 +2,7 @@
 """The restricted master problem: fractions of copies of the columns found so far.
 
 Owns its linear programs at a fixed step time, which all share these letters (as in
-`problem.py`; N columns):
+`model/problem.py`; N columns):
 
     x_N         copies of each column                             (variable, >= 0)
     sequences_N what a copy does within the step time, at most the global batch G

@@ -2,7 +2,7 @@
 """The space of plans that a request's lower bound is about.
 
 Owns who is in it. Does not own the bound (`certificate.py`), nor whether a plan is
-valid (`plans/validation.py`) and fits into memory (`evaluator.py`).
+valid (`plans/validation.py`) and fits into memory (`model/evaluator.py`).
 """
 
 from hetjax.planner.model.request import Request

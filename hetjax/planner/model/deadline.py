@@ -3,7 +3,7 @@
 
 Owns the deadline of what runs inside `deadline`, and the check that long loops make. A
 deadline inside another ends with that one at the latest. Does not own what becomes of
-what was found by then (`find.py`).
+what was found by then (`search/find.py`).
 """
 
 import math

@@ -2,8 +2,8 @@
 """Ways between stages that have no place yet: hops of a pipeline, gradient sums.
 
 Owns which nodes two neighbouring stages might be on: nodes of a class are alike, but
-the links between them need not be, so every kind of way between any two of them
-counts. Does not own what a message between two nodes takes (`costs/nearest.py`).
+the links between them need not be, so every kind of way between any two of them counts.
+Does not own what a message between two nodes takes (`costs/network/nearest.py`).
 
 Letters of array names: see `problem.py`.
 """

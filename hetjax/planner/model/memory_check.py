@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a plan that somebody else made fits into memory, before it is trained with.
 
-Owns whose memory is known. Does not own what a plan needs (`costs/memory.py`,
-`schedule/memory.py`).
+Owns whose memory is known. Does not own what a plan needs (`costs/stage_memory.py`,
+`schedule/simulation/memory.py`).
 """
 
 import math

@@ -2,7 +2,7 @@
 """What is wished of a plan: a short step, cheap tokens, or progress despite losses.
 
 Owns the wishes, their limits and how plans compare by them. Does not own how plans are
-found (`find.py`).
+found (`search/find.py`).
 """
 
 import math

@@ -5,8 +5,8 @@ Owns who sits where. Two orders are worth trying: `together` keeps a replica's s
 as few nodes as can be, so that activations stay inside; `across` puts the same stage of
 many replicas on a node, so that gradients do. Stages of one size come after those of a
 larger one: where each size divides the next, all that fits in number fits in place.
-Does not own which pipelines there are (`price_and_branch.py`, `baselines/`) nor which
-order is faster (`evaluator.py`).
+Does not own which pipelines there are (`search/price_and_branch.py`, `baselines/`) nor
+which order is faster (`evaluator.py`).
 """
 
 from collections.abc import Sequence

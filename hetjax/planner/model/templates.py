@@ -7,8 +7,8 @@ over pieces of (offset_s + m * slope_s). Two forms:
 * `prefix`, which no 1F1B-like program undercuts (`schedule/bound.py`);
 * `closed`, the usual estimate: sum of all t_s + 2 c_s, plus m - 1 times the slowest.
 
-Does not own how templates are found (`pricing.py`) nor how many of each are taken
-(`price_and_branch.py`).
+Does not own how templates are found (`bound/pricing.py`) nor how many of each are taken
+(`search/price_and_branch.py`).
 """
 
 from collections.abc import Sequence

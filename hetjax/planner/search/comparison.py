@@ -79,7 +79,7 @@ def planned(
     progress: TellProgress,
     local_search_s: float = LOCAL_SEARCH_S,
 ) -> Planned:
-    """Search as asked, as far as the time goes (`deadline.py`).
+    """Search as asked, as far as the time goes (`model/deadline.py`).
 
     NoFeasiblePlan where nothing fits, TimeUp where nothing is found in time.
     """

@@ -3,8 +3,8 @@
 
 Owns the order of the search, what is told of it, and what there is when it is ended
 early. Does not own templates, copies and bounds (`price_and_branch.py`), places
-(`seating.py`), moves (`local_search.py`), their evaluation (`evaluator.py`) nor the
-deadline (`deadline.py`).
+(`model/seating.py`), moves (`local_search.py`), their evaluation (`model/evaluator.py`)
+nor the deadline (`model/deadline.py`).
 """
 
 import time
@@ -52,8 +52,8 @@ class Found:
 
     `model_time_s` is the least by the planner's own estimate, `model_bound_s` the bound
     by the same estimate: both before anything is placed and simulated. `bound` is
-    certified, where one is known: no plan of the request's space (`space.py`) simulates
-    faster under the modelled costs, and none that this search simulated did.
+    certified, where one is known: no plan of the request's space (`bound/space.py`)
+    simulates faster under the modelled costs, and none that this search simulated did.
     """
 
     request: Request

@@ -2,7 +2,7 @@
 """Why devices stay idle: the best plan that has to use more of their kind.
 
 Owns that such plans are looked for and held against the best. Does not own the search
-(`find.py`) nor which devices are idle (`seating.py`).
+(`find.py`) nor which devices are idle (`model/seating.py`).
 """
 
 from collections import Counter

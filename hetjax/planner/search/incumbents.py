@@ -2,8 +2,8 @@
 """What a search has simulated so far, and the best of it by every objective.
 
 Owns that a search can end at any time with something in hand: once there is a plan, the
-limit (`deadline.py`) is looked at before the next. Does not own which plans there are
-to simulate (`find.py`) nor what is better (`objectives.py`).
+limit (`model/deadline.py`) is looked at before the next. Does not own which plans there
+are to simulate (`find.py`) nor what is better (`model/objectives.py`).
 """
 
 from collections.abc import Callable, Iterator, Sequence

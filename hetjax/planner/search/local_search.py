@@ -3,7 +3,7 @@
 
 Owns that the first move that helps is taken, and their order: small ones on what is
 slowest come first. Does not own the moves (`moves.py`), what is better
-(`objectives.py`) nor what a plan takes (`evaluator.py`).
+(`model/objectives.py`) nor what a plan takes (`model/evaluator.py`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ def local_search(
 ) -> Predicted:
     """Return the best plan that moves lead to, no worse than the start.
 
-    As far as the time goes (`deadline.py`).
+    As far as the time goes (`model/deadline.py`).
     """
     best, best_score = start, score(start)
     better = True

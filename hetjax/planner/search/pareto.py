@@ -35,7 +35,7 @@ def what_if(request: Request, progress: TellProgress) -> Iterator[WhatIf]:
     """Yield the best step as things are, and with a node of each class more or fewer.
 
     Local search is left out: read the figures against the first one. Fewer of them
-    where the time is up (`deadline.py`).
+    where the time is up (`model/deadline.py`).
     """
     cases = list(_clusters(request))
     for n, (name, cluster) in enumerate(cases):

@@ -2,10 +2,10 @@
 """What is left of a plan on a changed cluster, cut anew: quick, and seldom the best.
 
 Owns which stages stay where they are, and their shares of the batch. Does not own how
-layers are cut over them (`baselines/cuts.py`), which plan is gone on with
+layers are cut over them (`model/cuts.py`), which plan is gone on with
 (`replan.py`), nor the search for others (`find.py`).
 
-Letters of array names as in `problem.py`; S stages of one pipeline.
+Letters of array names as in `model/problem.py`; S stages of one pipeline.
 """
 
 from collections.abc import Callable, Sequence

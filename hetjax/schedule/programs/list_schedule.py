@@ -7,12 +7,13 @@ backward before a weight gradient; but a forward only while its stage has fewer 
 the end of B (or W). Of several stages on one lane (interleaving), what is ready of an
 earlier group of microbatches, as large as the pipeline has lanes, goes before a later
 one; where `rounds` are given (`interleaved.py`), forwards keep to that order also when
-they have to wait, and the lane has a limit for all its stages. With backwards
-cut in two this is zero-bubble scheduling for stages however unlike; for equal stages
-and F = I = W it reaches the floor (S - 1) F + M (F + I + W) with launch-ahead S - s
-and S kept (tested; our derivation).
+they have to wait, and the lane has a limit for all its stages. With backwards cut in
+two this is zero-bubble scheduling for stages however unlike; for equal stages and F = I
+= W it reaches the floor (S - 1) F + M (F + I + W) with launch-ahead S - s and S kept
+(tested; our derivation).
 
-The run knows neither shared links nor memory in bytes: `simulator.py` is the judge.
+The run knows neither shared links nor memory in bytes: `simulation/simulator.py` is the
+judge.
 """
 
 from collections.abc import Sequence

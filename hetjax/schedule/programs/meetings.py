@@ -2,7 +2,7 @@
 """Who has come to which collective of a simulated step.
 
 Owns the counting of REDUCE and NORM over their holders. Does not own the clock, nor
-how long a collective takes (`simulator.py`).
+how long a collective takes (`simulation/simulator.py`).
 """
 
 from collections import Counter, defaultdict

@@ -5,7 +5,7 @@ Owns what the workers know of each other: a worker that receives a message knows
 its sender has done all before that SEND, and what the sender then knew of others (a
 vector clock, by worker). Nothing else is sure before NORM: another worker may be as
 late as its messages let it be. Does not own what waits meanwhile, nor its bytes
-(`memory.py`).
+(`simulation/memory.py`).
 """
 
 from collections import defaultdict

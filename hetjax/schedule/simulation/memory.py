@@ -6,14 +6,15 @@ Owns which buffers live at once, on top of what lives through the step:
 * each buffer from the action that makes it (a RECV for what is received) to its FREE,
   in program order;
 * what is sent waits in the sender's memory, also after its FREE, until the sender can
-  be sure that it was received (`receipts.py`): y at the latest when its dy comes back,
-  dx when an activation comes that was made after it had been used;
+  be sure that it was received (`programs/receipts.py`): y at the latest when its dy
+  comes back, dx when an activation comes that was made after it had been used;
 * beside y or dx the boxes that are cut out of it for a receiver that splits the batch
   over more devices, and beside x or dy what it is joined from.
 
 So the peak holds in whatever order the workers run, and some order reaches it. Owns the
 refusal of plans that need more than there is. Does not own the sizes
-(`costs/memory.py`) nor whether programs free what they make (`check.py`).
+(`costs/stage_memory.py`) nor whether programs free what they make
+(`programs/check.py`).
 """
 
 import math

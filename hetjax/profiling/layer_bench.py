@@ -7,8 +7,8 @@ longer than a lone layer (a third, measured on CPU, where a scan reads its weigh
 writes its residuals slice by slice). The cost of a program itself is timed apart, with
 a program that has nothing to do: as the intercept of two runs it drowns in noise.
 
-B sequences, L positions. Does not own the profile (`costs/profile.py`) nor which cases
-are measured (`training/profiling.py`).
+B sequences, L positions. Does not own the profile (`costs/measured/profile.py`) nor
+which cases are measured (`measuring.py`).
 """
 
 import re

@@ -2,32 +2,32 @@
 """Measure a model's layers on the machine's devices, case by case, into one file.
 
 Owns which cases there are, what a profile that is there already saves, and what people
-see. Does not own how a layer is timed (`runtime/measure.py`), the file
-(`costs/profile_files.py`), the choices (`profile_config.py`) nor the table
+see. Does not own how a layer is timed (`layer_bench.py`), the file
+(`costs/measured/profile_files.py`), the choices (`config.py`) nor the table
 (`report/measured.py`).
 """
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from itertools import permutations, product
 from statistics import median
 
 import jax
+import optax
 
 from hetjax.cluster.catalogue import canonical_name
-from hetjax.cluster.cluster import Node
+from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.discovery import device_name
 from hetjax.costs.measured.profile import LinkMeasurement, Measurement, Profile
 from hetjax.costs.measured.profile_files import read_profile, write_profile
 from hetjax.errors import BadInput
 from hetjax.models.counts import tensor_sizes
 from hetjax.models.model import Model
-from hetjax.report.measured import TIMES, profile_table
-from hetjax.report.progress import Display, display
-from hetjax.runtime.measure import (
+from hetjax.profiling.config import ProfileConfig, check_output
+from hetjax.profiling.layer_bench import (
     NUM_REPETITIONS,
     Case,
     LayerBench,
@@ -35,11 +35,10 @@ from hetjax.runtime.measure import (
     measure_link,
     program_seconds,
 )
-from hetjax.training.optimizer import optimizer
-from hetjax.training.placement import Hardware, choose_hardware
-from hetjax.training.presets import Preset
-from hetjax.training.profile_config import ProfileConfig, check_output
+from hetjax.report.measured import TIMES, profile_table
+from hetjax.report.progress import Display, display
 
+Devices = Mapping[str, Sequence[jax.Device]]  # by node
 _Pair = tuple[str, str]  # node names: from, to
 _MOST_SEQUENCES = 2**16  # more than any device holds
 
@@ -49,23 +48,30 @@ class _Job:
     """All that measuring needs; `cases` and `pairs` are not in the file yet."""
 
     config: ProfileConfig
-    preset: Preset
     model: Model
-    hardware: Hardware
+    optimizer: optax.GradientTransformation
+    devices: Devices
     cases: tuple[Case, ...]
     pairs: tuple[_Pair, ...]
 
 
 def measure_profile(
-    config: ProfileConfig, preset: Preset, model: Model, *, quiet: bool = False
+    config: ProfileConfig,
+    model: Model,
+    cluster: Cluster,
+    devices: Devices,
+    optimizer: optax.GradientTransformation,
+    *,
+    quiet: bool = False,
 ) -> Profile:
     """Measure what the output file lacks, writing it after every case.
+
+    `devices` are those here, by node of the cluster; `optimizer` is what updates do.
 
     People see how it goes on standard output; on standard error if `quiet`.
 
     BadInput if something cannot be measured, before anything is.
     """
-    _check(config, model)
     kinds = layer_kinds(model)
     wanted = Profile(
         model=model.name,
@@ -75,9 +81,7 @@ def measure_profile(
         measurements=(),
     )
     kept = _kept(config, wanted)
-    chosen = replace(preset.config, cluster=config.cluster, simulate=config.simulate)
-    hardware = choose_hardware(chosen, preset)
-    nodes = _node_of_kind(hardware)
+    nodes = _node_of_kind(cluster)
     _check_tensor(config, nodes)
     cases = list(_cases(config, kinds, nodes))
     there = {_case(m) for m in kept.measurements if m.input_gradient_s is not None}
@@ -86,11 +90,11 @@ def measure_profile(
     linked = {link.between for link in kept.links}
     job = _Job(
         config=config,
-        preset=preset,
         model=model,
-        hardware=hardware,
+        optimizer=optimizer,
+        devices=devices,
         cases=tuple(case for case in cases if case not in there),
-        pairs=tuple(p for p in _pairs(hardware) if p not in linked),
+        pairs=tuple(p for p in _pairs(cluster) if p not in linked),
     )
     num = len(job.cases) + len(job.pairs)
     to_people = sys.stderr if quiet else sys.stdout
@@ -109,13 +113,13 @@ def _measured(
     """Measure case by case, writing the file after each."""
     output, done = job.config.output, 0
     if not profile.measurements and job.cases:
-        firsts = [job.hardware.devices[node.name][0] for node in nodes.values()]
+        firsts = [job.devices[node.name][0] for node in nodes.values()]
         program_s = median(map(program_seconds, firsts))
         profile = replace(profile, program_s=program_s)
     same: dict[tuple[str, Case], Measurement | None] = {}
     shared: dict[tuple[str, str, int], float | None] = {}
     for case in job.cases:
-        devices = job.hardware.devices[nodes[case.device].name]
+        devices = job.devices[nodes[case.device].name]
         # kinds that one kind of device stands in for are measured once
         here = device_name(devices[0]), replace(case, device="")
         if here not in same:
@@ -181,12 +185,11 @@ def _shared_update_s(
 def _bench(
     case: Case, job: _Job, devices: Sequence[jax.Device], num_replicas: int = 1
 ) -> LayerBench:
-    config = job.preset.config
     return LayerBench(
         case,
         job.model,
         devices,
-        optimizer(config.optimizer, config.steps),
+        job.optimizer,
         seq_len=job.config.seq_len,
         dtype=job.config.dtype,
         halves=job.config.halves,
@@ -201,8 +204,8 @@ def _check_out_of_memory(error: Exception) -> None:
 
 def _link(pair: _Pair, job: _Job, shown: Display) -> LinkMeasurement:
     source, target = pair
-    sender = job.hardware.devices[source][0]
-    receiver = job.hardware.devices[target][0]
+    sender = job.devices[source][0]
+    receiver = job.devices[target][0]
     link = measure_link(sender, receiver, pair)
     shown.note(
         f"link from {source} to {target}: {link.bandwidth_gbit_per_s:.3g} Gbit/s"
@@ -210,10 +213,10 @@ def _link(pair: _Pair, job: _Job, shown: Display) -> LinkMeasurement:
     return link
 
 
-def _node_of_kind(hardware: Hardware) -> dict[str, Node]:
+def _node_of_kind(cluster: Cluster) -> dict[str, Node]:
     """The largest node of each device kind."""
     nodes: dict[str, Node] = {}
-    for node in hardware.cluster.nodes:
+    for node in cluster.nodes:
         kind = canonical_name(node.device)
         if kind not in nodes or node.count > nodes[kind].count:
             nodes[kind] = node
@@ -247,9 +250,9 @@ def _case(m: Measurement) -> Case:
     )
 
 
-def _pairs(hardware: Hardware) -> Iterator[_Pair]:
+def _pairs(cluster: Cluster) -> Iterator[_Pair]:
     """Both directions between device groups."""
-    for source, target in permutations(hardware.cluster.nodes, 2):
+    for source, target in permutations(cluster.nodes, 2):
         yield source.name, target.name
 
 
@@ -271,7 +274,8 @@ def _kept(config: ProfileConfig, wanted: Profile) -> Profile:
     return found
 
 
-def _check(config: ProfileConfig, model: Model) -> None:
+def check_choices(config: ProfileConfig, model: Model) -> None:
+    """Raise BadInput for what no device could measure, or write down."""
     if not 1 <= config.seq_len <= model.max_seq_len:
         raise BadInput(
             got=f"seq_len = {config.seq_len}",
@@ -313,7 +317,7 @@ def _announce(job: _Job, kept: Profile, nodes: dict[str, Node], shown: Display) 
             f"{job.config.output}: {len(kept.measurements)} measurements are kept, "
             f"{len(job.cases)} are missing"
         )
-    here = job.hardware.devices
+    here = job.devices
     for device, node in nodes.items():
         if device != "cpu" and here[node.name][0].platform == "cpu":
             shown.note(f"{device} is simulated: its times are those of this CPU")

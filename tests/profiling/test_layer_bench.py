@@ -12,8 +12,8 @@ from hetjax.models.gpt import GPTConfig, gpt_model
 from hetjax.models.llama import LlamaConfig, llama_model
 from hetjax.models.model import Layer, Model
 from hetjax.models.moe import Routing
-from hetjax.runtime import measure
-from hetjax.runtime.measure import (
+from hetjax.profiling import layer_bench
+from hetjax.profiling.layer_bench import (
     Case,
     LayerBench,
     layer_kinds,
@@ -138,7 +138,7 @@ def test_noise_never_makes_a_time_negative():
 def test_a_link_is_what_more_bytes_cost_and_what_none_would(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(measure, "_message_s", lambda a, b, size: 1e-4 + size / 1e9)
+    monkeypatch.setattr(layer_bench, "_message_s", lambda a, b, size: 1e-4 + size / 1e9)
     one, two = jax.devices()[:2]
     link = measure_link(one, two, ("a", "b"))
     assert link.between == ("a", "b")

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import pytest
 
+from hetjax.api.profiling import measure_model
 from hetjax.cli.profile import parse
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.files import cluster_toml
@@ -23,13 +24,12 @@ from hetjax.models.llama import llama_model
 from hetjax.models.model import Model
 from hetjax.plans.plan import StageMesh
 from hetjax.profile import main
+from hetjax.profiling import measuring
+from hetjax.profiling.config import ProfileConfig
+from hetjax.profiling.layer_bench import Case
 from hetjax.report.measured import profile_table
-from hetjax.runtime.measure import Case
 from hetjax.simulate import main as simulate
-from hetjax.training import profiling
 from hetjax.training.presets import PRESETS
-from hetjax.training.profile_config import ProfileConfig
-from hetjax.training.profiling import measure_profile
 from tests.training.small import (
     MODEL,
     MODEL_CONFIG,
@@ -87,8 +87,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeBench]:
             between=between, bandwidth_gbit_per_s=8.0, latency_ms=0.5
         )
 
-    monkeypatch.setattr(profiling, "LayerBench", FakeBench)
-    monkeypatch.setattr(profiling, "measure_link", fake_link)
+    monkeypatch.setattr(measuring, "LayerBench", FakeBench)
+    monkeypatch.setattr(measuring, "measure_link", fake_link)
     FakeBench.asked, FakeBench.fails = [], {}
     return FakeBench
 
@@ -108,7 +108,7 @@ def config(path: Path, **changes: Any) -> ProfileConfig:
 
 
 def measured(path: Path, model: Model = MODEL, **changes: Any) -> Profile:
-    return measure_profile(config(path, **changes), small_preset(path), model)
+    return measure_model(config(path, **changes), small_preset(path), model)
 
 
 @pytest.mark.usefixtures("quick_compiling")
