@@ -61,7 +61,7 @@ def next_save(left: Leftovers) -> Save | Literal["ask the store"] | None:
     save = newest(left.held, left.needed, left.failed)
     if left.has_asked_store:
         return save
-    if save is None or left.failed is not None or _is_behind(save, left):
+    if save is None or _is_behind(save, left):
         return ASK_STORE
     return save
 

@@ -80,6 +80,7 @@ def test_with_the_store_what_has_failed_is_tried_once_more_and_then_an_older_one
     tried: list[object] = []
     while (save := next_save(found)) is not None:
         tried.append(save)
+        assert len(tried) < 9
         if save == ASK_STORE:
             found = found.with_store([held((4, "a"), "x", CLOUD)])
         else:
@@ -106,6 +107,7 @@ def test_every_whole_save_is_tried_newest_first_and_the_store_is_asked_once(
             found = found.with_store(stored)
         else:
             tried.append(save)
+            assert len(tried) < 9
             found = replace(found, failed=save)
     every = {h.save for h in [*here, *stored]}
     whole = {
