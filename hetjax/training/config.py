@@ -68,7 +68,7 @@ class OptimizerConfig:
     beta1: float = 0.9
     """Decay of the mean of gradients (of sgd: momentum)."""
     beta2: float = 0.95
-    """Decay of the mean of squared gradients (adamw, lion)."""
+    """Decay of the mean of squared gradients; of lion: of its mean of gradients."""
     clip_norm: float = 1.0
     """Limit of the global gradient norm; inf for none."""
 

@@ -5,7 +5,7 @@ Owns which parameters decay and the course of the learning rate. Does not own
 clipping, which needs the norm over all stages (NORM, `hetjax/runtime/`), nor state.
 """
 
-from typing import Any
+from typing import Any, assert_never
 
 import jax
 import numpy as np
@@ -24,8 +24,10 @@ def optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTransfor
         return optax.adamw(rate, beta1, beta2, weight_decay=decay, mask=matrices)
     if config.name == "lion":
         return optax.lion(rate, beta1, beta2, weight_decay=decay, mask=matrices)
-    momentum = optax.sgd(rate, momentum=beta1 or None)
-    return optax.chain(optax.add_decayed_weights(decay, matrices), momentum)
+    if config.name == "sgd":
+        momentum = optax.sgd(rate, momentum=beta1 or None)
+        return optax.chain(optax.add_decayed_weights(decay, matrices), momentum)
+    assert_never(config.name)
 
 
 def schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:

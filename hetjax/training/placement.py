@@ -142,7 +142,7 @@ def choose_plan(
     )
     if choice is None and config.planner == "hetjax":
         progress(f"planning for {cluster.num_devices} devices")
-        return _searched(config, model, cluster)
+        choice = _searched(config, model, cluster)
     choice = choice or _even(config, model, cluster)
     check_plan(choice.plan, model, cluster, f"plan ({choice.source})")
     check_plan_fits(

@@ -4,6 +4,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 from hypothesis import given
@@ -39,7 +40,7 @@ PATHS = st.text("abc/.", min_size=1).map(Path)
         evaluation=st.builds(EvaluationConfig, prompt=st.text()),
         optimizer=st.builds(
             OptimizerConfig,
-            name=st.sampled_from(["adamw", "lion", "sgd"]),
+            name=st.sampled_from(get_args(get_type_hints(OptimizerConfig)["name"])),
             learning_rate=st.floats(1e-9, 1e6),
             clip_norm=st.just(float("inf")) | st.floats(1e-3, 1e3),
         ),

@@ -13,6 +13,7 @@ import pytest
 from hetjax.training.config import OptimizerConfig
 from hetjax.training.optimizer import LearningRates, matrices, optimizer
 
+NAMES = get_args(get_type_hints(OptimizerConfig)["name"])
 PARAMS = {
     "attention.q": jnp.full((2, 3, 2), 2.0),
     "attention.q_bias": jnp.full((3, 2), 2.0),
@@ -72,7 +73,7 @@ def test_only_matrices_decay():
     assert matrices(PARAMS) == marked
 
 
-@pytest.mark.parametrize("name", get_args(get_type_hints(OptimizerConfig)["name"]))
+@pytest.mark.parametrize("name", NAMES)
 def test_without_gradients_a_rule_only_decays_by_rate_times_decay(name):
     config = OptimizerConfig(
         name=name,
@@ -90,6 +91,56 @@ def test_without_gradients_a_rule_only_decays_by_rate_times_decay(name):
     np.testing.assert_allclose(after["attention.q"], 2.0 * (1 - 0.5 * 0.1), rtol=1e-6)
     np.testing.assert_array_equal(after["attention.q_bias"], PARAMS["attention.q_bias"])
     np.testing.assert_array_equal(after["norm.scale"], PARAMS["norm.scale"])
+
+
+def adamw(gradients: list[float]) -> float:
+    """Loshchilov and Hutter 2019, algorithm 2, from 0 and without decay."""
+    m = v = weight = 0.0
+    for t, g in enumerate(gradients, start=1):
+        m, v = 0.8 * m + 0.2 * g, 0.9 * v + 0.1 * g * g
+        weight -= 0.1 * (m / (1 - 0.8**t)) / math.sqrt(v / (1 - 0.9**t))
+    return weight
+
+
+def lion(gradients: list[float]) -> float:
+    """Chen et al. 2023, algorithm 2, from 0 and without decay."""
+    m = weight = 0.0
+    for g in gradients:
+        weight -= 0.1 * math.copysign(1, 0.8 * m + 0.2 * g)
+        m = 0.9 * m + 0.1 * g
+    return weight
+
+
+def sgd(gradients: list[float]) -> float:
+    velocity = weight = 0.0
+    for g in gradients:
+        velocity = 0.8 * velocity + g
+        weight -= 0.1 * velocity
+    return weight
+
+
+RULES = {"adamw": adamw, "lion": lion, "sgd": sgd}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_steps_are_those_of_the_published_rule(name: Any):
+    config = OptimizerConfig(
+        name=name,
+        learning_rate=0.1,
+        schedule="constant",
+        warmup_steps=0,
+        weight_decay=0.0,
+        beta1=0.8,
+        beta2=0.9,
+    )
+    gradients = [1.0, -0.5, 2.0, -3.0]
+    rule, weights = optimizer(config, 10), {"w": jnp.zeros(2)}
+    state: Any = rule.init(weights)
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        for g in gradients:
+            updates, state = rule.update({"w": jnp.full(2, g)}, state, weights)
+            weights: Any = optax.apply_updates(weights, updates)
+    np.testing.assert_allclose(weights["w"], RULES[name](gradients), rtol=1e-4)
 
 
 def test_sgd_takes_momentum_from_beta1():
