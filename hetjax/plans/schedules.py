@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """`shares`: several stages of a replica may run on the same devices, which the
-    bounds on step times leave out. `splits`: backwards are split in I and W."""
+    """`shares`: several stages of a replica may run on the same devices; plans of such
+    a schedule have no lower bound, all others do. `splits`: backwards are split in I
+    and W."""
 
     shares: bool = False
     splits: bool = False
@@ -30,7 +31,11 @@ SCHEDULES: Mapping[str, Schedule] = {
 def default_launch_ahead(
     schedule: str, *, num_stages: int, stage: int, num_microbatches: int
 ) -> int:
-    """Return the forwards in flight: all for GPipe, else 1F1B's distance to the end."""
+    """Return how many microbatches a stage may have between F and the end of B.
+
+    For plans that say nothing: all of them under GPipe, else the distance to the end.
+    It means nothing on a last stage that fuses F and B.
+    """
     if schedule == "gpipe":
         return num_microbatches
     return min(num_stages - stage, num_microbatches)
