@@ -225,7 +225,8 @@ def test_a_peer_lost_during_pulls_is_told_and_the_survivor_goes_on_with_another(
         peer, told_s, failed_s = east.do("loss")
         assert peer == "west"
         assert told_s - begin_s < 2.0
-        assert failed_s - told_s < 1.0  # who waits for a device is let go too
+        # who waits for a device is let go too, long before silence alone would do it
+        assert failed_s - told_s < SILENCE_S / 2
         east.do("leave")
         join(east, spare, generation=1)
         case = dict(degrees=(1, 2), dtype="float32", rounds=2, step=0)
