@@ -131,8 +131,9 @@ def stage_times(
     hop = ring_hop(device, ring_card_bytes_per_s(node, _tensor_rings(stage)))
     layers = [layer_stacks(model, layer) for layer in range(*stage.layers)]
     ways = [(layer, shares, stage.remat, device, hop) for layer in layers]
-    forward_s = sum(_layer_times(*layer).forward_s for layer in ways)
-    backward_s = sum(_layer_times(*layer).backward_s for layer in ways)
+    passes_s = [_layer_times(*way) for way in ways]
+    forward_s = sum(layer.forward_s for layer in passes_s)
+    backward_s = sum(layer.backward_s for layer in passes_s)
     times = StageTimes(
         forward_s=forward_s,
         backward_s=backward_s,
@@ -141,10 +142,11 @@ def stage_times(
     )
     if not halves:
         return times
+    halves_s = [_layer_halves(*way) for way in ways]
     return replace(
         times,
-        input_gradient_s=sum(_layer_halves(*way).input_gradient_s for way in ways),
-        weight_gradient_s=sum(_layer_halves(*way).weight_gradient_s for way in ways),
+        input_gradient_s=sum(layer.input_gradient_s for layer in halves_s),
+        weight_gradient_s=sum(layer.weight_gradient_s for layer in halves_s),
     )
 
 

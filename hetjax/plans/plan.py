@@ -19,7 +19,7 @@ StageKey = tuple[int, int]  # (replica, stage)
 LayerRange = tuple[int, int]  # half-open
 Group = LayerRange | str  # of gradients: a segment, or the path of a tied parameter
 
-_HEADER = (
+STAGE_COLUMNS = (
     "replica",
     "stage",
     "node",
@@ -121,10 +121,10 @@ class Plan:
 
     def __str__(self) -> str:
         """The title, then an aligned row per stage."""
-        return "\n".join([self.title, *aligned(_HEADER, self._rows())]) + "\n"
+        return "\n".join([self.title, *aligned(STAGE_COLUMNS, self._rows())]) + "\n"
 
     def _repr_html_(self) -> str:
-        table = html_table(_HEADER, self._rows())
+        table = html_table(STAGE_COLUMNS, self._rows())
         return "\n".join([f"<p>{escape(self.title)}</p>", *table])
 
     def _rows(self) -> list[tuple[str, ...]]:

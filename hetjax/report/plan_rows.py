@@ -13,7 +13,7 @@ from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.objectives import Objective, expected_goodput
 from hetjax.planner.search.comparison import Planned
 from hetjax.planner.search.idle import Idle
-from hetjax.plans.plan import Plan
+from hetjax.plans.plan import STAGE_COLUMNS, Plan
 from hetjax.report.alike import alike_replicas, spelled
 from hetjax.report.binding import binding, binding_line, lane_name
 from hetjax.report.certified import bound_line
@@ -26,18 +26,7 @@ _GIB = 2**30
 _MOST_STAGES = 64  # that are told one by one
 
 Row = tuple[str, ...]
-STAGES: Row = (
-    "replica",
-    "stage",
-    "node",
-    "devices",
-    "data x tensor",
-    "layers",
-    "remat",
-    "launch-ahead",
-    "microbatches",
-    "busy",
-)
+STAGES: Row = (*STAGE_COLUMNS, "busy")
 BASELINES: Row = ("planner", "step ms", "speed-up", "devices", "fullest memory", "")
 WISHES: Row = (
     "best by",

@@ -135,10 +135,10 @@ def _params(
     stacks: Sequence[BlockStack], mesh: AnyMesh, dtype: Any, spec: _Specs
 ) -> tuple[dict[str, jax.ShapeDtypeStruct], ...]:
     def of(stack: BlockStack, param: AbstractParam) -> jax.ShapeDtypeStruct:
-        shape, layout = param.shape, spec(param)
+        layout = spec(param)
         if stack.stacked:  # the dim of units is never cut
-            shape, layout = (stack.num_units, *shape), PartitionSpec(None, *layout)
-        return _abstract(shape, dtype, NamedSharding(mesh, layout))
+            layout = PartitionSpec(None, *layout)
+        return _abstract(stack.shape(param), dtype, NamedSharding(mesh, layout))
 
     return tuple(
         {leaf: of(stack, param) for leaf, param in stack.leaves().items()}

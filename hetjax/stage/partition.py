@@ -54,6 +54,10 @@ class BlockStack:
         }
         return named if self.only is None else {self.only: named[self.only]}
 
+    def shape(self, param: AbstractParam) -> tuple[int, ...]:
+        """Shape of a parameter of all units: units first, if there are several."""
+        return (self.num_units, *param.shape) if self.stacked else param.shape
+
     @property
     def unit_size(self) -> int:
         """Number of parameters of a unit."""

@@ -196,10 +196,7 @@ def _abstract_params(stage: StageStacks, shares: Shares) -> tuple[dict[str, Any]
     """Compute weights, one dict per stack, whatever cuts them."""
     return tuple(
         {
-            leaf: jax.ShapeDtypeStruct(
-                (*(stack.num_units,) * stack.stacked, *param.shape),
-                jnp.dtype(shares.dtype),
-            )
+            leaf: jax.ShapeDtypeStruct(stack.shape(param), jnp.dtype(shares.dtype))
             for leaf, param in stack.leaves().items()
         }
         for stack in stage.stacks
@@ -210,7 +207,7 @@ def _weights(stage: StageStacks, dims: Dims, shares: Shares) -> tuple[Value, ...
     """The same as values, in the order in which JAX flattens the dicts."""
     return tuple(
         dims.value(
-            (*(stack.num_units,) * stack.stacked, *param.shape),
+            stack.shape(param),
             jnp.dtype(shares.dtype),
             Origin.WEIGHTS,
             (*(None,) * stack.stacked, *param.logical),

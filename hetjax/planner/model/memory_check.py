@@ -13,6 +13,7 @@ from hetjax.costs.costs import Costs
 from hetjax.costs.stage_memory import stage_memory
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan
+from hetjax.schedule.programs.action import Op
 from hetjax.schedule.programs.lower import lower
 from hetjax.schedule.simulation.memory import check_memory, memory_uses
 from hetjax.stage.arrays import OptimizerInit
@@ -29,12 +30,15 @@ def check_plan_fits(
     }
     if not any(map(math.isfinite, has_bytes.values())):
         return
+    programs = lower(plan, tied_holders(plan, model))
+    splits = any(a.op is Op.I for program in programs.values() for a in program)
     needs = {
-        (r, s): stage_memory(plan, model, (r, s), dtype=dtype, optimizer=optimizer)
+        (r, s): stage_memory(
+            plan, model, (r, s), dtype=dtype, optimizer=optimizer, halves=splits
+        )
         for r, s, _ in plan.stages()
     }
     costs = Costs(times={}, memory=needs, memory_bytes=has_bytes)
-    programs = lower(plan, tied_holders(plan, model))
     check_memory(memory_uses(programs, plan, costs), plan, costs)
 
 
