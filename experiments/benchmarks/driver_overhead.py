@@ -30,9 +30,9 @@ import optax
 from experiments.benchmarks.one_jit import even_pipeline, one_jit, random_batch
 from hetjax.mesh.simulated import simulate_devices
 from hetjax.models.llama import LlamaConfig, llama_model
-from hetjax.plans.members import EMBEDDED
+from hetjax.plans.worker_map import EMBEDDED
+from hetjax.runtime.controller import Controller
 from hetjax.runtime.feeding import Batch
-from hetjax.runtime.fleet import Fleet
 from hetjax.runtime.in_process import InProcessConnections
 from hetjax.runtime.stage_runtime import StageRuntime
 from hetjax.schedule.programs.action import Action
@@ -90,7 +90,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         plan, model, {"node": devices}, optimizer, clip_norm=CLIP_NORM
     )
     connections = InProcessConnections(EMBEDDED, lambda _: OneBatch(pipeline, batch))
-    controller = Fleet(plan, connections)
+    controller = Controller(plan, connections)
     controller.build({})
     controller.initialise(0)
     whole = even_pipeline(model, 1, count, size)

@@ -24,7 +24,7 @@ from statistics import median
 import jax
 import numpy as np
 
-from hetjax.comm.links import listen
+from hetjax.comm.connections import listen
 from hetjax.comm.peers import Peers
 from hetjax.comm.wire import laid_out
 from hetjax.mesh.simulated import simulate_devices

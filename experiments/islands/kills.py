@@ -31,11 +31,11 @@ from hetjax.cluster.files import cluster_toml
 from hetjax.models.model import Model
 from hetjax.models.presets import model_preset
 from hetjax.plans.plan import Plan
-from hetjax.runtime.control import Crew, WorkerLost
-from hetjax.runtime.fleet import Fleet
+from hetjax.runtime.controller import Controller
 from hetjax.runtime.messages import Lost
 from hetjax.runtime.processes import Processes
-from hetjax.runtime.service import Post
+from hetjax.runtime.service import WorkerBootstrap
+from hetjax.runtime.worker_connections import SocketConnections, WorkerLost
 from hetjax.training.worker import worker_settings
 
 NODES = ("east", "north", "south", "west")
@@ -55,21 +55,21 @@ class Lab:
 
     def __init__(self, folder: Path, silence_s: float) -> None:
         self._silence_s, self._secret = silence_s, secrets.token_bytes(32)
-        self.crew = Crew("127.0.0.1:0", self._secret, silence_s)
+        self.connections = SocketConnections("127.0.0.1:0", self._secret, silence_s)
         self.processes = Processes(logs=folder / "logs")
         for node in NODES:
             self.start(node)
 
     def start(self, node: str) -> None:
-        post = Post(
+        bootstrap = WorkerBootstrap(
             worker=node,
-            controller=self.crew.address,
+            controller=self.connections.address,
             listen="127.0.0.1:0",
             secret=self._secret,
             silence_s=self._silence_s,
         )
         command = [sys.executable, "-m", "experiments.islands.worker"]
-        self.processes.start(post, command, os.environ)
+        self.processes.start(bootstrap, command, os.environ)
 
     def replace(self, node: str) -> None:
         """End what is left of the worker for good, and start another."""
@@ -79,24 +79,26 @@ class Lab:
         self.start(node)
 
 
-def ready(lab: Lab, plan: Plan, settings: dict[str, Any], rng: random.Random) -> Fleet:
+def ready(
+    lab: Lab, plan: Plan, settings: dict[str, Any], rng: random.Random
+) -> Controller:
     """All workers, also those that are new, joined as a new generation."""
-    lab.crew.wait_for(NODES)
-    fleet = Fleet(plan, lab.crew)
-    fleet.build(settings)
-    fleet.connect(rng.choice(["sockets", "transfer"]))
-    fleet.compile()
-    fleet.initialise(0)
-    return fleet
+    lab.connections.wait_for(NODES)
+    controller = Controller(plan, lab.connections)
+    controller.build(settings)
+    controller.connect(rng.choice(["sockets", "transfer"]))
+    controller.compile()
+    controller.initialise(0)
+    return controller
 
 
 def one(
     lab: Lab, plan: Plan, settings: dict[str, Any], rng: random.Random
 ) -> dict[str, Any]:
     """Lose a random worker at a random moment of training; who says what, and when."""
-    fleet = ready(lab, plan, settings, rng)
+    controller = ready(lab, plan, settings, rng)
     begin_s = time.monotonic()
-    fleet.step(0)
+    controller.step(0)
     step_s = time.monotonic() - begin_s
     victim = rng.choice(NODES)
     how = rng.choice([signal.SIGKILL, signal.SIGSTOP])
@@ -110,7 +112,7 @@ def one(
     number = 1
     try:
         while True:
-            fleet.step(number)
+            controller.step(number)
             number += 1
     except WorkerLost as lost:
         told_s = time.monotonic() - struck[0]
@@ -148,12 +150,12 @@ def measured(times: int, silence_s: float, seed: int) -> dict[str, Any]:
                     own["config"]["global_batch"] = plan.global_batch
                     rows.append(one(lab, plan, own, rng))
                     print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-                fleet = ready(lab, plan, own, rng)
-                fleet.step(0)
+                controller = ready(lab, plan, own, rng)
+                controller.step(0)
                 children = [c.pid for c in lab.processes.children.values()]
-                fleet.end()
+                controller.end()
             finally:
-                lab.crew.close()
+                lab.connections.close()
     left = [pid for pid in children if Path(f"/proc/{pid}").exists()]
     limits = {"SIGKILL": _KILLED_LIMIT_S, "SIGSTOP": silence_s}
     return {

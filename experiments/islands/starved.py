@@ -33,8 +33,8 @@ from hetjax.cluster.cluster import part_of
 from hetjax.cluster.files import cluster_toml
 from hetjax.launch.launching import OnThisMachine, Place, started
 from hetjax.models.presets import model_preset
-from hetjax.runtime.control import WorkerLost
-from hetjax.runtime.fleet import Fleet
+from hetjax.runtime.controller import Controller
+from hetjax.runtime.worker_connections import WorkerLost
 from hetjax.training.worker import worker_settings
 
 MODEL = "gpt-2x64"
@@ -51,22 +51,22 @@ def one(number: int, slot: int, testbed: Testbed, folder: Path) -> dict[str, Any
     row: dict[str, Any] = {"number": number, "false_loss": None}
     with ExitStack() as stack:
         try:
-            fleet = compiled(nodes, testbed, folder, stack)
+            controller = compiled(nodes, testbed, folder, stack)
             row["compiled_s"] = round(time.monotonic() - begin_s, 1)
             for step in range(_STEPS):
-                fleet.step(step)
+                controller.step(step)
             row["trained_s"] = round(time.monotonic() - begin_s, 1)
         except WorkerLost as lost:
             return row | {"false_loss": str(lost)}
         how = [signal.SIGSTOP, signal.SIGKILL][number % 2]
         victim = random.Random(number).choice(nodes)
-        row |= {"how": how.name, "told_s": told_s(fleet, testbed, victim, how)}
+        row |= {"how": how.name, "told_s": told_s(controller, testbed, victim, how)}
     return row
 
 
 def compiled(
     nodes: Sequence[str], testbed: Testbed, folder: Path, stack: ExitStack
-) -> Fleet:
+) -> Controller:
     """A worker on each node, half of the model compiled there, nothing cached."""
     launcher = OnThisMachine(
         folder / "logs",
@@ -89,20 +89,22 @@ def compiled(
         data=replace(config.data, cache_dir=folder / "cache"),
     )
     cluster = cluster_toml(part_of(cluster_of(testbed.hosts), nodes))
-    fleet = started(launcher, plan)
-    fleet.build(worker_settings(own, cluster, plan, dataset))
-    fleet.connect()
-    fleet.compile()
-    fleet.initialise(0)
-    return fleet
+    controller = started(launcher, plan)
+    controller.build(worker_settings(own, cluster, plan, dataset))
+    controller.connect()
+    controller.compile()
+    controller.initialise(0)
+    return controller
 
 
-def told_s(fleet: Fleet, testbed: Testbed, victim: str, how: signal.Signals) -> float:
+def told_s(
+    controller: Controller, testbed: Testbed, victim: str, how: signal.Signals
+) -> float:
     """Seconds from a signal to a worker until its controller knows of the loss."""
     (pid,) = filter(is_worker, testbed.members(victim))
     begin_s = time.monotonic()
     os.kill(pid, how)
-    while victim in fleet.crew.workers:
+    while victim in controller.connections.workers:
         if time.monotonic() - begin_s > _LONGEST_S:
             raise RuntimeError(f"nobody knows of the end of {victim}")
         time.sleep(0.005)

@@ -5,8 +5,8 @@
 
 Four worker processes, each with a folder of its own for a disk and all with one store,
 save two steps with other bits. Then, per case: files of one kind are flipped, truncated
-or removed on some of the disks, in the newest step or in both, and the fleet, whose
-state is another one by then, restores. Beside the disks there is the store (`store`,
+or removed on some of the disks, in the newest step or in both, and the workers, whose
+state is another one by then, restore it. Beside the disks there is the store (`store`,
 known to whoever asks for the restore, or only to be asked for), a copy of each saver's
 part on another worker's disk (`copy`), the newest state in the memory of a worker that
 has all of it (`memory`), or nothing. What every worker's devices have afterwards is
@@ -37,7 +37,7 @@ from hetjax.checkpoint.recovery_plan import PartialSnapshot
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.stored_steps import in_store
 from hetjax.launch.launching import OnThisMachine, started
-from hetjax.runtime.fleet import Fleet
+from hetjax.runtime.controller import Controller
 from hetjax.runtime.messages import Initialise, TellNeeds
 from hetjax.runtime.recovery import Restored, in_memory, on_disk, restore
 
@@ -83,9 +83,9 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lab:
-    """A fleet that has saved; `saved` is what it had then, by step."""
+    """Workers that have saved; `saved` is what they had then, by step."""
 
-    fleet: Fleet
+    controller: Controller
     keeping: CheckpointStorage
     disks: Disks
     witnessed: Path
@@ -98,49 +98,53 @@ class Lab:
         return sorted({part.worker for part in self.disks.own_parts()})
 
 
-def state(fleet: Fleet, witnessed: Path) -> State:
-    return {worker: witness.told(witnessed, worker) for worker in fleet.workers}
+def state(controller: Controller, witnessed: Path) -> State:
+    return {worker: witness.told(witnessed, worker) for worker in controller.workers}
 
 
 @contextmanager
 def lab(folder: Path) -> Iterator[Lab]:
-    """Start the fleet and let it save."""
+    """Start workers and let them save."""
     keeping = CheckpointStorage(
         directory=str(folder / "disks/{worker}"), cloud=(folder / "store").as_uri()
     )
     with ExitStack() as stack:
         module = "experiments.recovery.witness"
         launcher = OnThisMachine(folder / "logs", stack, module=module)
-        fleet = started(launcher, witness.witness_plan())
+        controller = started(launcher, witness.witness_plan())
         witnessed = folder / "witnessed"
         witnessed.mkdir()
-        fleet.build(witness.witness_settings(witnessed))
-        fleet.connect()
-        saved = {step: save(fleet, keeping, step, witnessed) for step in STEPS}
-        fleet.initialise(_NEITHER)
-        told = fleet.crew.ask(dict.fromkeys(fleet.workers, TellNeeds()))
+        controller.build(witness.witness_settings(witnessed))
+        controller.connect()
+        saved = {step: save(controller, keeping, step, witnessed) for step in STEPS}
+        controller.initialise(_NEITHER)
+        told = controller.connections.ask(
+            dict.fromkeys(controller.workers, TellNeeds())
+        )
         yield Lab(
-            fleet=fleet,
+            controller=controller,
             keeping=keeping,
             disks=Disks.copied(folder / "disks", folder / "pristine"),
             witnessed=witnessed,
-            saved={**saved, None: state(fleet, witnessed)},
+            saved={**saved, None: state(controller, witnessed)},
             needs={worker: dict(message.leaves) for worker, message in told.items()},
         )
-        fleet.end()
+        controller.end()
 
 
-def save(fleet: Fleet, keeping: CheckpointStorage, step: int, witnessed: Path) -> State:
+def save(
+    controller: Controller, keeping: CheckpointStorage, step: int, witnessed: Path
+) -> State:
     """Save another state as this step; returns when the store has it, too."""
-    fleet.initialise(step)
-    assert fleet.save(keeping, step, {"step": step})
-    fleet.wait_saved()
-    assert fleet.saved == step
+    controller.initialise(step)
+    assert controller.save(keeping, step, {"step": step})
+    controller.wait_saved()
+    assert controller.saved == step
     store, end_s = keeping.store(), time.monotonic() + _UPLOAD_S
     while step not in {holding.save[0] for holding in in_store(store)}:
         assert time.monotonic() < end_s, f"step {step} is not uploaded"
         time.sleep(_LOOK_S)
-    return state(fleet, witnessed)
+    return state(controller, witnessed)
 
 
 def random_case(number: int, savers: Sequence[str], random_: random.Random) -> Case:
@@ -188,26 +192,26 @@ def _copies(lab: Lab, parts: Sequence[Part]) -> Iterator[Part]:
 def _forget(lab: Lab, case: Case) -> None:
     """Give all workers another state, but for one that may keep the newest."""
     if case.beside != "memory":
-        return lab.fleet.initialise(_NEITHER)
-    found = restore(lab.fleet, _on_disks(lab), lab.keeping)
+        return lab.controller.initialise(_NEITHER)
+    found = restore(lab.controller, _on_disks(lab), lab.keeping)
     assert found is not None and found.step == NEWEST, found
     request = Initialise(seed=_NEITHER)
-    lab.fleet.crew.ask(dict.fromkeys(witness.STAGES, request))
+    lab.controller.connections.ask(dict.fromkeys(witness.STAGES, request))
 
 
 def _on_disks(lab: Lab) -> list[PartialSnapshot]:
-    return on_disk(lab.fleet.crew, lab.fleet.workers, lab.keeping)
+    return on_disk(lab.controller.connections, lab.controller.workers, lab.keeping)
 
 
 def _restored(lab: Lab, case: Case) -> Restored | None:
     keeping, held = lab.keeping, _on_disks(lab)
     if case.beside == "memory":
-        held += in_memory(lab.fleet, [witness.WHOLE])
+        held += in_memory(lab.controller, [witness.WHOLE])
     if case.beside != "store":
         keeping = replace(keeping, cloud=None)
     elif case.listed:
         held += in_store(keeping.store())
-    return restore(lab.fleet, held, keeping)
+    return restore(lab.controller, held, keeping)
 
 
 def _expected(lab: Lab, case: Case, parts: Sequence[Part]) -> Outcome:
@@ -249,7 +253,7 @@ def _wrong(lab: Lab, expected: Outcome, found: Restored | None) -> Iterator[str]
         yield f"restored step {step}, not {expected.step}"
     elif num_bytes != dict(expected.num_bytes):
         yield f"bytes {num_bytes}, not {dict(expected.num_bytes)}"
-    for worker, leaves in state(lab.fleet, lab.witnessed).items():
+    for worker, leaves in state(lab.controller, lab.witnessed).items():
         saved = lab.saved[step][worker]
         if other := [leaf for leaf in saved if leaves.get(leaf) != saved[leaf]]:
             yield f"{worker} has other bits in {len(other)} leaves, as {other[0]}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The disks of a fleet's workers, what is done to their files, and what is left then.
+"""The disks of workers, what is done to their files, and what is left then.
 
     DISKS/<worker>/step_00000001/<saver>/{manifest.json, state/...}
 

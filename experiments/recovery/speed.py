@@ -47,9 +47,9 @@ from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.files import cluster_toml, load_cluster
 from hetjax.data.dataset import Dataset
 from hetjax.elastic.driver import Driver, Terms
-from hetjax.elastic.foresight import Foresight
 from hetjax.elastic.membership import Membership
 from hetjax.elastic.recovered import Recovered, RolledBack
+from hetjax.elastic.standby_plans import StandbyPlans
 from hetjax.errors import NoFeasiblePlan
 from hetjax.launch.launching import OnThisMachine, Place, started
 from hetjax.models.counts import parameter_count
@@ -161,7 +161,7 @@ class Trial:
             settings=lambda cluster, plan: worker_settings(
                 site.config, cluster_toml(cluster), plan, site.dataset
             ),
-            foresight=Foresight(
+            standby_plans=StandbyPlans(
                 lambda cluster, current: _after(scenario, cluster),
                 lambda clusters, current: _Foreseen(scenario, clusters),
                 _SOON_S if scenario.is_foreseen else 0.0,
@@ -173,13 +173,13 @@ class Trial:
             host={},
             recovery=recovery,
         )
-        fleet = started(launcher, scenario.before, cluster.nodes)
-        fleet.build(terms.settings(cluster, scenario.before))
-        fleet.connect()
-        fleet.compile()
-        fleet.initialise(0)
+        controller = started(launcher, scenario.before, cluster.nodes)
+        controller.build(terms.settings(cluster, scenario.before))
+        controller.connect()
+        controller.compile()
+        controller.initialise(0)
         self.driver = Driver(
-            fleet,
+            controller,
             launcher,
             stack,
             terms,

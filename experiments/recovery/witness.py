@@ -24,10 +24,10 @@ from hetjax.mesh import axes
 from hetjax.mesh.simulated import simulate_devices
 from hetjax.models.llama import LlamaConfig, llama_model
 from hetjax.plans.files import parse_plan, plan_json
-from hetjax.plans.members import Members, file_name
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
+from hetjax.plans.worker_map import WorkerMap, file_name
 from hetjax.runtime.feeding import Batch
-from hetjax.runtime.service import read_post
+from hetjax.runtime.service import read_bootstrap
 from hetjax.runtime.serving import serve
 from hetjax.runtime.stage_runtime import StageRuntime
 from hetjax.runtime.state import Read
@@ -133,15 +133,15 @@ def witness_work(worker: str, settings: Mapping[str, Any]) -> WitnessWork:
         {worker: jax.local_devices()},
         optax.lion(1e-3),
         worker=worker,
-        members=Members(plan),
+        members=WorkerMap(plan),
     )
     runtime.directory = Path(settings["directory"])
     return WitnessWork(runtime)
 
 
 def main() -> None:
-    post = read_post(sys.stdin.readline())
-    serve(post, lambda settings: witness_work(post.worker, settings))
+    bootstrap = read_bootstrap(sys.stdin.readline())
+    serve(bootstrap, lambda settings: witness_work(bootstrap.worker, settings))
 
 
 if __name__ == "__main__":

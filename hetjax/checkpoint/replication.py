@@ -5,7 +5,7 @@
 
 Owns which peers store whose copies, sending them, and storing those of peers. A copy is
 acknowledged once it is as durable as the original. Does not own the connections
-(`hetjax/comm/links.py`) nor when there is something to copy (`writer.py`).
+(`hetjax/comm/connections.py`) nor when there is something to copy (`writer.py`).
 """
 
 import threading
@@ -31,7 +31,7 @@ from hetjax.checkpoint.format import (
     step_numbers,
 )
 from hetjax.checkpoint.stores.store import StoreError
-from hetjax.comm.links import SILENCE_S, Door, Ends, Key, Link, dial
+from hetjax.comm.connections import SILENCE_S, Connection, Ends, Key, Listener, dial
 from hetjax.names import inside
 
 _LONGEST_S = 3600.0  # until a copy is given up, though its peer is alive
@@ -79,14 +79,14 @@ class PeerReplication:
         self._name, self._secret, self._silence_s = name, secret, silence_s
         self._directory, self._keep = Path(), 1
         self._changed = threading.Condition()
-        self._to: dict[str, Link] = {}
-        self._from: dict[str, Link] = {}
+        self._to: dict[str, Connection] = {}
+        self._from: dict[str, Connection] = {}
         self._answers: dict[tuple[str, int], bool] = {}
         self._lost: dict[str, str] = {}
         self._incoming: dict[str, _IncomingPart] = {}
         self._closed = False
-        self._door = Door(name, f"{host}:0", secret, self._accept)
-        self.address = self._door.address
+        self._listener = Listener(name, f"{host}:0", secret, self._accept)
+        self.address = self._listener.address
 
     def store_in(self, directory: Path, keep: int) -> None:
         """Store the parts of peers here; the newest `keep` steps of each stay."""
@@ -99,7 +99,7 @@ class PeerReplication:
         self._to, self._lost = {}, {}
         for name, address in addresses.items():
             found = dial(address, self._name, name, self._secret)
-            self._to[name] = Link(
+            self._to[name] = Connection(
                 found, name, self._on_answer, self._on_lost, self._silence_s
             )
 
@@ -121,7 +121,7 @@ class PeerReplication:
             self._wait(name, step)
 
     def close(self) -> None:
-        self._door.close()
+        self._listener.close()
         with self._changed:
             self._closed = True
             links = [*self._to.values(), *self._from.values()]
@@ -152,7 +152,7 @@ class PeerReplication:
             if self._closed:
                 return found.close()
             earlier = self._from.get(name)
-            self._from[name] = Link(
+            self._from[name] = Connection(
                 found, name, self._receive, lambda *_: None, self._silence_s
             )
         if earlier is not None:

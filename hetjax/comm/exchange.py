@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hetjax.comm.links import Key
+from hetjax.comm.connections import Key
 from hetjax.comm.peers import Peers
 
 _FULL = np.dtype(np.float32)

@@ -4,8 +4,8 @@
 Owns this process's heart: a child that beats for it on connections which it is handed,
 and tells of those that fall silent. A thread would not do: it waits for the
 interpreter's lock, and where a CPU quota starves the process that is longer than the
-others wait. Does not own the connections' proof of identity (`links.py`), nor how a
-heart beats (`heart_process.py`).
+others wait. Does not own the connections' proof of identity (`connections.py`), nor how
+a heart beats (`heart_process.py`).
 """
 
 import os

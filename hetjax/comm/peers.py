@@ -3,7 +3,7 @@
 
 Owns the connections of one process to its peers and the mailbox where their messages
 wait to be taken. Whoever waits is told of a lost peer instead of waiting for ever. Does
-not own one connection (`links.py`) nor what messages mean.
+not own one connection (`connections.py`) nor what messages mean.
 """
 
 import threading
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hetjax.comm.links import SILENCE_S, Door, Ends, Key, Link, dial
+from hetjax.comm.connections import SILENCE_S, Connection, Ends, Key, Listener, dial
 from hetjax.comm.tally import Tally
 
 
@@ -102,11 +102,11 @@ class Peers:
         self, own: str, address: str, secret: bytes, silence_s: float = SILENCE_S
     ) -> None:
         self.own, self.mailbox, self.sent = own, Mailbox(), Tally()
-        self.links: dict[str, Link] = {}
+        self.links: dict[str, Connection] = {}
         self._secret, self._silence_s = secret, silence_s
         self._joined = threading.Condition()
-        self._door = Door(own, address, secret, self._add)
-        self.address = self._door.address
+        self._listener = Listener(own, address, secret, self._add)
+        self.address = self._listener.address
 
     def connect(self, addresses: Mapping[str, str], timeout_s: float) -> None:
         """Connect to all peers by name; of two workers the first in order calls.
@@ -129,7 +129,7 @@ class Peers:
 
     def close(self) -> None:
         """Send what is waiting, then end all connections."""
-        self._door.close()
+        self._listener.close()
         for link in self.links.values():
             link.close()
 
@@ -142,5 +142,7 @@ class Peers:
     def _add(self, found: Ends, peer: str) -> None:
         box = self.mailbox
         with self._joined:
-            self.links[peer] = Link(found, peer, box.put, box.lose, self._silence_s)
+            self.links[peer] = Connection(
+                found, peer, box.put, box.lose, self._silence_s
+            )
             self._joined.notify_all()

@@ -4,8 +4,8 @@
 Owns the ids of offers, the transfer server of a process, and the transport over it: a
 sender offers pieces of rows and says so by link once they are computed; only then does
 the receiver pull them, and says by link when it has them. Bounded memory: what is not
-received stays where it was made. Does not own links and lost peers (`links.py`,
-`peers.py`), nor transfers by link alone (`wire.py`).
+received stays where it was made. Does not own connections and lost peers
+(`connections.py`, `peers.py`), nor transfers by link alone (`wire.py`).
 
 The wire checks neither who pulls nor what: offers have ids that cannot be guessed, and
 both sides derive the pieces from the same degrees. It is not encrypted.
@@ -25,10 +25,10 @@ from jax.errors import JaxRuntimeError
 from jax.experimental import transfer
 from jax.sharding import SingleDeviceSharding
 
-from hetjax.comm.links import Key
+from hetjax.comm.connections import Key
 from hetjax.comm.peers import Mailbox, PeerLost, Peers
 from hetjax.comm.transport import Tag
-from hetjax.comm.wire import Ship, key_of
+from hetjax.comm.wire import HostWorkPool, key_of
 from hetjax.errors import BadInput
 from hetjax.mesh.reshard import shard_boxes
 
@@ -197,7 +197,7 @@ class PullServer:
             connection._poison_connection()  # pyright: ignore
 
 
-class Pull:
+class TransferTransport:
     """The transport of one worker to stages of others, by pull; for one generation.
 
     `nodes` says which worker has a stage, `degrees` its data degree, both by (replica,
@@ -207,12 +207,12 @@ class Pull:
     def __init__(
         self,
         peers: Peers,
-        ship: Ship,
+        pool: HostWorkPool,
         nodes: Mapping[tuple[int, int], str],
         server: PullServer,
         degrees: Mapping[tuple[int, int], int],
     ) -> None:
-        self._peers, self._ship = peers, ship
+        self._peers, self._pool = peers, pool
         self._nodes, self._server, self._degrees = nodes, server, degrees
         self._pulled: dict[Tag, Sequence[jax.Array]] = {}
         server.join(peers.mailbox)
@@ -224,7 +224,7 @@ class Pull:
         pieces = _cut(x, self._degrees[tag.sender], self._ranges(tag, x.shape[0]))
         self._server.hold(node, _key(tag, _ACKNOWLEDGED), pieces)
         about = f"{self._server.address} {_form(x)}".encode()
-        self._ship.run(lambda: self._offer(node, tag, pieces, about))
+        self._pool.run(lambda: self._offer(node, tag, pieces, about))
 
     def arrived(self, tag: Tag) -> bool:
         self._server.release()
@@ -241,7 +241,7 @@ class Pull:
         wanted = [_piece(expected, r, holders[_rank(holders, r)][0]) for r in ranges]
         pieces = self._server.pull(address, tag, wanted)
         self._pulled[tag] = pieces
-        self._ship.run(lambda: self._acknowledge(sender, tag))
+        self._pool.run(lambda: self._acknowledge(sender, tag))
         return _assembled(expected, holders, dict(zip(ranges, pieces, strict=True)))
 
     def _ranges(self, tag: Tag, num_rows: int) -> tuple[Rows, ...]:

@@ -4,7 +4,7 @@
 Owns how an array becomes bytes and an array again. What crosses is the whole array
 once, cut where the sender's data ranks cut it: copies for tensor ranks are made on
 arrival. Where stages span workers, each receiver gets the rows that its own devices
-hold, and no others. Does not own connections (`links.py`, `peers.py`).
+hold, and no others. Does not own connections (`connections.py`, `peers.py`).
 """
 
 import math
@@ -16,7 +16,7 @@ from functools import cache, partial
 import jax
 import numpy as np
 
-from hetjax.comm.links import Key
+from hetjax.comm.connections import Key
 from hetjax.comm.peers import Peers
 from hetjax.comm.transport import KINDS, Tag
 from hetjax.mesh.spanning import to_mesh
@@ -79,12 +79,12 @@ def parts_of(
     return parts
 
 
-class Ship:
+class HostWorkPool:
     """Threads that wait for devices, so that links only ever send what is there."""
 
     def __init__(self, peers: Peers, num_threads: int) -> None:
         self._peers = peers
-        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="ship")
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="pool")
 
     def run(self, work: Callable[[], None]) -> None:
         """Do it soon; what goes wrong is told to all who wait."""
@@ -102,16 +102,16 @@ class Ship:
         self._pool.shutdown(cancel_futures=True)
 
 
-class Wire:
+class SocketTransport:
     """The transport of one worker to stages of others, by link.
 
     `ranks` says which workers have a stage, by (replica, stage).
     """
 
     def __init__(
-        self, peers: Peers, ship: Ship, ranks: Mapping[tuple[int, int], Ranks]
+        self, peers: Peers, pool: HostWorkPool, ranks: Mapping[tuple[int, int], Ranks]
     ) -> None:
-        self._peers, self._ship, self._ranks = peers, ship, ranks
+        self._peers, self._pool, self._ranks = peers, pool, ranks
         self._given_up = False
 
     def give_up(self) -> None:
@@ -127,7 +127,7 @@ class Wire:
             if giving == self._peers.own:
                 rows = [(start * unit, stop * unit) for start, stop in units]
                 x.copy_to_host_async()
-                self._ship.run(partial(self._send, needing, tag, x, rows))
+                self._pool.run(partial(self._send, needing, tag, x, rows))
 
     def arrived(self, tag: Tag) -> bool:
         mailbox, key = self._peers.mailbox, key_of(tag)

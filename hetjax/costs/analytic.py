@@ -27,8 +27,8 @@ from hetjax.costs.stage_memory import hidden_size, stage_memory
 from hetjax.costs.stage_times import stage_times
 from hetjax.costs.static import adam_state
 from hetjax.models.model import Model
-from hetjax.plans.members import Members
 from hetjax.plans.plan import Plan, Stage, segments
+from hetjax.plans.worker_map import WorkerMap
 from hetjax.stage.arrays import OptimizerInit
 from hetjax.stage.partition import gradient_sizes, tied_holders, tied_params
 
@@ -139,7 +139,7 @@ def _reductions(
     for path, param in tied_params(model).items():
         sizes[path] = [prod(param.shape)]
     holders |= tied_holders(plan, model)
-    members = Members(plan, cluster.nodes)
+    members = WorkerMap(plan, cluster.nodes)
     return {
         group: gradient_sum(keys, sizes[group], members, cluster, transport)
         for group, keys in holders.items()

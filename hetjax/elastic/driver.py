@@ -21,7 +21,6 @@ import numpy as np
 from hetjax.checkpoint.recovery_plan import PartialSnapshot
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.cluster.cluster import Cluster, Node, part_of
-from hetjax.elastic.foresight import Foresight, plan_or_warn
 from hetjax.elastic.losses import MOST_OF_A_NODE, Losses, verdict
 from hetjax.elastic.membership import Membership
 from hetjax.elastic.recovered import (
@@ -31,11 +30,11 @@ from hetjax.elastic.recovered import (
     RolledBack,
     difference,
 )
+from hetjax.elastic.standby_plans import StandbyPlans, plan_or_warn
 from hetjax.launch.launching import Launcher
-from hetjax.plans.members import node_of
 from hetjax.plans.plan import Plan
-from hetjax.runtime.control import WorkerLost
-from hetjax.runtime.fleet import Fleet
+from hetjax.plans.worker_map import node_of
+from hetjax.runtime.controller import Controller
 from hetjax.runtime.messages import Leave, TransportName
 from hetjax.runtime.outcome import StepCommit
 from hetjax.runtime.recovery import (
@@ -45,6 +44,7 @@ from hetjax.runtime.recovery import (
     on_disk,
     restore,
 )
+from hetjax.runtime.worker_connections import WorkerLost
 from hetjax.schedule.simulation.trace import Span
 
 _Answer = TypeVar("_Answer")
@@ -54,12 +54,12 @@ _Answer = TypeVar("_Answer")
 class Terms:
     """What workers are built with, and where their checkpoints are.
 
-    `settings` are for a cluster and a plan, `foresight` gives a plan for a
+    `settings` are for a cluster and a plan, `standby_plans` gives a plan for a
     cluster in place of another plan.
     """
 
     settings: Callable[[Cluster, Plan], Mapping[str, Any]]
-    foresight: Foresight
+    standby_plans: StandbyPlans
     membership: Membership
     transport: TransportName
     seed: int
@@ -73,14 +73,14 @@ class Terms:
 
 
 class Driver:
-    """The run on a fleet that has the state after `at` steps.
+    """The run of a controller whose workers have the state after `at` steps.
 
     `resumed` tells where that is from, `heard` is told of every recovery.
     """
 
     def __init__(
         self,
-        fleet: Fleet,
+        controller: Controller,
         launcher: Launcher,
         stack: ExitStack,
         terms: Terms,
@@ -90,13 +90,13 @@ class Driver:
         resumed: Mapping[str, Any] | None,
         num_validation: int,
     ) -> None:
-        self._fleet, self._launcher, self._stack = fleet, launcher, stack
+        self._controller, self._launcher, self._stack = controller, launcher, stack
         self._terms, self._at, self._losses = terms, at, Losses()
         self.resumed = resumed
         self._commit: StepCommit | None = None
         self._cluster, self._unbuilt, self._gone = cluster, set[str](), set[str]()
         self._refused: Cluster | None = None  # as there is no plan for it
-        self.plan, self.num_validation = fleet.plan, num_validation
+        self.plan, self.num_validation = controller.plan, num_validation
         self.heard: Callable[[Recovered], None] = lambda recovered: None
         self.hurried: Callable[[], bool] = lambda: False
         self._has_given_up = False
@@ -107,7 +107,7 @@ class Driver:
             self._recover_in_place(None)
         try:
             self._look_ahead()
-            found = self._fleet.step(number, traced=traced)
+            found = self._controller.step(number, traced=traced)
         except WorkerLost as lost:
             self._recover(lost)
             if self._at == number:
@@ -121,13 +121,13 @@ class Driver:
         return found
 
     def spans(self) -> Sequence[Span]:
-        return self._surely(self._fleet.spans)
+        return self._surely(self._controller.spans)
 
     def validate(self, number: int) -> float:
-        return self._surely(lambda: self._fleet.evaluate([number]))
+        return self._surely(lambda: self._controller.evaluate([number]))
 
     def next_logits(self, tokens: Sequence[int]) -> np.ndarray:
-        return self._surely(lambda: self._fleet.next_logits(tokens))
+        return self._surely(lambda: self._controller.next_logits(tokens))
 
     @property
     def at(self) -> int:
@@ -135,18 +135,18 @@ class Driver:
 
     @property
     def saved(self) -> int | None:
-        return self._fleet.saved
+        return self._controller.saved
 
     @property
     def is_spoilt(self) -> bool:
-        return self._fleet.is_spoilt
+        return self._controller.is_spoilt
 
     def go_back(self, reason: str) -> int:
-        clock, at, fleet = Clock(), self._at, self._fleet
+        clock, at, controller = Clock(), self._at, self._controller
         restored = self._surely(self._from_checkpoint)
         if restored is None:
-            raise WorkerLost(fleet.workers[0], "finds no checkpoint to go back to")
-        fleet.forget_saving()
+            raise WorkerLost(controller.workers[0], "finds no checkpoint to go back to")
+        controller.forget_saving()
         self._at, self._commit = restored.step, None
         clock.lap("move")
         self.heard(
@@ -165,15 +165,20 @@ class Driver:
         return restored.step
 
     def _from_checkpoint(self) -> Restored | None:
-        fleet, keeping = self._fleet, self._terms.keeping
-        return restore(fleet, self._on_disk(fleet.workers), keeping, most=fleet.saved)
+        controller, keeping = self._controller, self._terms.keeping
+        return restore(
+            controller,
+            self._on_disk(controller.workers),
+            keeping,
+            most=controller.saved,
+        )
 
     def save(self, step: int) -> bool:
         host, terms = {**self._terms.host, "step": step}, self._terms
-        return self._surely(lambda: self._fleet.save(terms.keeping, step, host))
+        return self._surely(lambda: self._controller.save(terms.keeping, step, host))
 
     def wait_saved(self) -> None:
-        self._surely(self._fleet.wait_saved)
+        self._surely(self._controller.wait_saved)
 
     def leave(self, node: str) -> bool:
         membership = self._terms.membership
@@ -200,7 +205,7 @@ class Driver:
         """
         try:
             if kind is None and not self._has_given_up:
-                self._fleet.end()
+                self._controller.end()
         except WorkerLost as lost:
             warnings.warn(
                 f"{lost} as the run ended, with its state saved", stacklevel=2
@@ -231,7 +236,7 @@ class Driver:
         clock, at, before = Clock(), self._at, self.plan
         self._gone.clear()
         reason, cluster = lost and str(lost), self._cluster
-        with self._fleet.crew.interrupted_by(self._check_time):
+        with self._controller.connections.interrupted_by(self._check_time):
             restored = self._restored_at_last(lost, clock)
         self._at = restored.step
         self.heard(
@@ -280,44 +285,44 @@ class Driver:
 
     def _restored(self, lost: WorkerLost | None, clock: Clock) -> Restored:
         """One try: the state that is left, laid out for the nodes that are there."""
-        fleet, crew = self._fleet, self._fleet.crew
-        if lost is not None and lost.worker in crew.workers:
-            crew.lose(lost.worker, lost.reason)
-        left = crew.workers
-        self._commit = finish_step(crew, left) or self._commit
+        controller, connections = self._controller, self._controller.connections
+        if lost is not None and lost.worker in connections.workers:
+            connections.lose(lost.worker, lost.reason)
+        left = connections.workers
+        self._commit = finish_step(connections, left) or self._commit
         held = self._held(left)
         clock.lap("finish")
         self._replan(lost)
         clock.lap("replan")
-        gone = [worker for worker in fleet.workers if worker not in left]
-        leaving = [worker for worker in left if worker not in fleet.workers]
+        gone = [worker for worker in controller.workers if worker not in left]
+        leaving = [worker for worker in left if worker not in controller.workers]
         self._start(gone, clock)
         held += self._on_disk(gone)
-        fleet.connect(self._terms.transport, leaving)
-        fleet.compile()
+        controller.connect(self._terms.transport, leaving)
+        controller.compile()
         clock.lap("compile")
         in_memory_ = [h.save[0] for h in held if h.tier == "memory"]
         most = max([self._at, *in_memory_])  # what is later was given up once
-        restored = restore(fleet, held, self._terms.keeping, leaving, most)
+        restored = restore(controller, held, self._terms.keeping, leaving, most)
         if restored is None:
             restored = self._from_nothing(lost)
-        elif fleet.saved is not None:
-            fleet.saved = min(fleet.saved, restored.step)
+        elif controller.saved is not None:
+            controller.saved = min(controller.saved, restored.step)
         if leaving:
-            crew.ask(dict.fromkeys(leaving, Leave()))
-            fleet.connect(self._terms.transport)  # or they would be missed
+            connections.ask(dict.fromkeys(leaving, Leave()))
+            controller.connect(self._terms.transport)  # or they would be missed
         clock.lap("move")
         return restored
 
     def _held(self, workers: Sequence[str]) -> list[PartialSnapshot]:
         if self._terms.recovery == "cloud-only":
             return []
-        return in_memory(self._fleet, workers) + self._on_disk(workers)
+        return in_memory(self._controller, workers) + self._on_disk(workers)
 
     def _on_disk(self, workers: Sequence[str]) -> list[PartialSnapshot]:
         if self._terms.recovery == "cloud-only":
             return []
-        return on_disk(self._fleet.crew, workers, self._terms.keeping)
+        return on_disk(self._controller.connections, workers, self._terms.keeping)
 
     def _start(self, gone: Sequence[str], clock: Clock) -> None:
         """Start the lost workers; build them, and all others that have another plan."""
@@ -325,30 +330,34 @@ class Driver:
         clock.lap("start")
         self._unbuilt.update(gone)
         self._gone.update(gone)
-        building = [w for w in self._fleet.workers if w in self._unbuilt]
-        settings = self._terms.settings(self._cluster, self._fleet.plan)
-        self._fleet.build(settings, building)
+        building = [w for w in self._controller.workers if w in self._unbuilt]
+        settings = self._terms.settings(self._cluster, self._controller.plan)
+        self._controller.build(settings, building)
         self._unbuilt.clear()
         clock.lap("build")
 
     def _from_nothing(self, lost: WorkerLost | None) -> Restored:
         """Begin again, as nothing was ever saved; else what was saved must be found."""
-        if self._fleet.saved is not None:
-            raise lost or WorkerLost(self._fleet.workers[0], "finds no checkpoint")
-        self._fleet.initialise(self._terms.seed)
+        if self._controller.saved is not None:
+            raise lost or WorkerLost(self._controller.workers[0], "finds no checkpoint")
+        self._controller.initialise(self._terms.seed)
         return Restored(step=0)
 
     def _look_ahead(self) -> None:
         """Let workers compile what a lost node would ask of them."""
         if self._terms.recovers:
-            for cluster, plan in self._terms.foresight.found(self._cluster, self.plan):
-                self._fleet.compile_ahead(self._terms.settings(cluster, plan), plan)
+            for cluster, plan in self._terms.standby_plans.found(
+                self._cluster, self.plan
+            ):
+                self._controller.compile_ahead(
+                    self._terms.settings(cluster, plan), plan
+                )
 
     def _is_other(self, cluster: Cluster) -> bool:
         return cluster not in (self._cluster, self._refused)
 
     def _plan_or_warn(self, cluster: Cluster) -> Plan | None:
-        return plan_or_warn(self._terms.foresight.plan, cluster, self.plan)
+        return plan_or_warn(self._terms.standby_plans.plan, cluster, self.plan)
 
     def _replan(self, lost: WorkerLost | None) -> None:
         """Make another plan if there are other nodes than before.
@@ -359,14 +368,14 @@ class Driver:
         if not self._is_other(cluster):
             return
         if lost is not None:
-            plan = self._terms.foresight.plan(cluster, self.plan)
+            plan = self._terms.standby_plans.plan(cluster, self.plan)
         elif (plan := self._plan_or_warn(cluster)) is None:
             self._refused = cluster  # the run keeps the plan that it has
             return
         if plan != self.plan or _used(cluster, plan) != _used(self._cluster, plan):
             self.plan = plan
-            self._fleet.adopt(plan, cluster.nodes)
-            self._unbuilt.update(self._fleet.workers)
+            self._controller.adopt(plan, cluster.nodes)
+            self._unbuilt.update(self._controller.workers)
         self._cluster = cluster
 
 

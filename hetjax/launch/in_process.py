@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from hetjax.cluster.cluster import Cluster, Node, part_of
-from hetjax.plans.members import EMBEDDED
+from hetjax.plans.worker_map import EMBEDDED
 from hetjax.runtime.in_process import InProcessConnections
 from hetjax.runtime.messages import Json
 from hetjax.runtime.service import Work
@@ -28,8 +28,8 @@ class InThisProcess:
     def __init__(
         self, cluster: Cluster, make: Callable[[Json], Work], stack: ExitStack
     ) -> None:
-        self.crew = InProcessConnections(EMBEDDED, make)
-        stack.callback(self.crew.close)
+        self.connections = InProcessConnections(EMBEDDED, make)
+        stack.callback(self.connections.close)
         self._had = {node.name: node for node in cluster.nodes}
         self._seen = self._present = cluster
         self._refused = set[Node]()

@@ -17,10 +17,10 @@ from typing import Protocol
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.mesh.simulated import keeping_environment
 from hetjax.plans.plan import Plan
-from hetjax.runtime.control import Crew, WorkerConnections
-from hetjax.runtime.fleet import Fleet
+from hetjax.runtime.controller import Controller
 from hetjax.runtime.processes import Processes
-from hetjax.runtime.service import Post
+from hetjax.runtime.service import WorkerBootstrap
+from hetjax.runtime.worker_connections import SocketConnections, WorkerConnections
 
 LOOPBACK = "127.0.0.1"
 
@@ -37,7 +37,7 @@ class Launcher(Protocol):
     """Starts workers, also again; `stack` of whoever made it ends them."""
 
     @property
-    def crew(self) -> WorkerConnections: ...
+    def connections(self) -> WorkerConnections: ...
 
     def start(self, workers: Sequence[str]) -> None:
         """Start these and wait until they have called; WorkerLost if one does not.
@@ -54,8 +54,8 @@ class Launcher(Protocol):
         ...
 
 
-class Posts:
-    """What workers are told when they are started; they call the controller `crew`.
+class Bootstraps:
+    """What workers are told when they are started; they call its `connections`.
 
     Those that are not at the controller's `address` watch their machines; it watches
     its own.
@@ -63,13 +63,15 @@ class Posts:
 
     def __init__(self, address: str, stack: ExitStack, patience: float) -> None:
         self._secret, self._own = secrets.token_bytes(32), address
-        self.crew = Crew(f"{address}:0", self._secret, patience=patience)
-        stack.callback(self.crew.close)
+        self.connections = SocketConnections(
+            f"{address}:0", self._secret, patience=patience
+        )
+        stack.callback(self.connections.close)
 
-    def of(self, worker: str, address: str) -> Post:
-        return Post(
+    def of(self, worker: str, address: str) -> WorkerBootstrap:
+        return WorkerBootstrap(
             worker=worker,
-            controller=self.crew.address,
+            controller=self.connections.address,
             listen=f"{address}:0",
             secret=self._secret,
             watches=address != self._own,
@@ -94,28 +96,28 @@ class OnThisMachine:
     ) -> None:
         self._processes = stack.enter_context(Processes(logs=logs))
         self._places, self._module = dict(places or {}), module
-        self._posts = Posts(address, stack, patience)
-        self.crew = self._posts.crew
+        self._bootstraps = Bootstraps(address, stack, patience)
+        self.connections = self._bootstraps.connections
 
     def start(self, workers: Sequence[str]) -> None:
         environment = os.environ | keeping_environment()
         for worker in workers:
             place = self._places.get(worker, Place())
             command = [*place.prefix, sys.executable, "-m", self._module]
-            post = self._posts.of(worker, place.address)
-            self._processes.start(post, command, environment)
+            bootstrap = self._bootstraps.of(worker, place.address)
+            self._processes.start(bootstrap, command, environment)
         check = lambda: self._processes.check(workers)  # noqa: E731
-        self.crew.wait_for(workers, check)
+        self.connections.wait_for(workers, check)
 
     def present(self, cluster: Cluster, again: bool) -> Cluster:
         return cluster
 
 
-def started(launcher: Launcher, plan: Plan, nodes: Sequence[Node] = ()) -> Fleet:
+def started(launcher: Launcher, plan: Plan, nodes: Sequence[Node] = ()) -> Controller:
     """Start a worker for each host of the plan's nodes.
 
     Those that are not among `nodes` have one host.
     """
-    fleet = Fleet(plan, launcher.crew, nodes)
-    launcher.start(fleet.workers)
-    return fleet
+    controller = Controller(plan, launcher.connections, nodes)
+    launcher.start(controller.workers)
+    return controller

@@ -4,7 +4,7 @@
 Owns the table: for each request the longest time and what it is waited for. The limits
 are generous, as they only have to end what would never end: a worker that is gone, or
 stopped, is told of by other means (`hetjax/comm/heart.py`). `--patience` multiplies all
-of them. Does not own the waiting (`control.py`).
+of them. Does not own the waiting (`worker_connections.py`).
 """
 
 from dataclasses import dataclass

@@ -2,8 +2,8 @@
 """The messages between a controller and its workers.
 
 Owns a class for each request, for what answers it, and for what a worker tells unasked.
-Does not own how they travel (`encoding.py`), who sends which when (`control.py`,
-`fleet.py`), nor what a worker does about them (`serving.py`).
+Does not own how they travel (`encoding.py`, `worker_connections.py`), who sends which
+when (`controller.py`, `recovery.py`), nor what a worker does about them (`service.py`).
 
 `epoch` counts how often the controller has connected its workers to each other. A
 request is of the epoch in which it is asked, an answer of that of its request.

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import jax
 import numpy as np
 
+from hetjax.comm.connections import Key
 from hetjax.comm.exchange import total
-from hetjax.comm.links import Key
 from hetjax.comm.peers import Peers
 from hetjax.comm.reduction import Rows, from_host, to_host
-from hetjax.comm.wire import SQUARES, SUMS, Ship
+from hetjax.comm.wire import SQUARES, SUMS, HostWorkPool
 from hetjax.mesh.spanning import to_mesh, value_here
-from hetjax.plans.members import Members
+from hetjax.plans.worker_map import WorkerMap
 from hetjax.runtime.outcome import StepCommit
 from hetjax.schedule.programs.action import Group, StageKey
 
@@ -38,9 +38,9 @@ class PeerSync:
     def __init__(
         self,
         peers: Peers,
-        ship: Ship,
+        pool: HostWorkPool,
         holders: Mapping[Group, Sequence[StageKey]],
-        members: Members,
+        members: WorkerMap,
         *,
         at: tuple[int, int],
         num_tokens: int,
@@ -49,7 +49,7 @@ class PeerSync:
     ) -> None:
         self._losses = losses
         self._wire = wire
-        self._peers, self._ship = peers, ship
+        self._peers, self._pool = peers, pool
         self._holders, self._members = holders, members
         self._number = {group: at for at, group in enumerate(holders)}
         self._at, self._num_tokens = at, num_tokens
@@ -75,7 +75,7 @@ class PeerSync:
             for array in rows:
                 array.copy_to_host_async()
             del self._posted[group]
-            self._ship.run(lambda: self._sum(group, posted))
+            self._pool.run(lambda: self._sum(group, posted))
 
     def summed(self, group: Group, stage: StageKey) -> Rows | None:
         """The group's sum for this holder, or None while a holder is missing."""
@@ -95,7 +95,7 @@ class PeerSync:
 
     def attend(self) -> None:
         """Start to learn the norm: all stages here, if there are any, have posted."""
-        self._ship.run(self._exchange_squares)
+        self._pool.run(self._exchange_squares)
 
     def settle(self, commit: StepCommit) -> None:
         """Take what the step has come to from a worker that knows it."""

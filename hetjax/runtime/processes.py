@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from hetjax.plans.members import file_name
-from hetjax.runtime.control import WorkerLost
-from hetjax.runtime.service import Post
+from hetjax.plans.worker_map import file_name
+from hetjax.runtime.service import WorkerBootstrap
+from hetjax.runtime.worker_connections import WorkerLost
 
 _END_S = 5.0
 
@@ -34,19 +34,19 @@ class Processes:
 
     def start(
         self,
-        post: Post,
+        bootstrap: WorkerBootstrap,
         command: Sequence[str],
         environment: Mapping[str, str],
     ) -> None:
-        """Start a worker; the post is written to its standard input, one line.
+        """Start a worker; its bootstrap is written to its standard input, one line.
 
         What is left of an earlier one of that name is killed.
         """
-        if earlier := self.children.pop(post.worker, None):
+        if earlier := self.children.pop(bootstrap.worker, None):
             earlier.kill()
             earlier.wait()
         self.logs.mkdir(parents=True, exist_ok=True)
-        log = self._log(post.worker).open("a")
+        log = self._log(bootstrap.worker).open("a")
         child = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -57,10 +57,10 @@ class Processes:
             start_new_session=True,
         )
         self._files.append(log)
-        self.children[post.worker] = child
+        self.children[bootstrap.worker] = child
         assert child.stdin is not None
         with suppress(BrokenPipeError):  # `check` tells
-            child.stdin.write(post.text() + "\n")
+            child.stdin.write(bootstrap.text() + "\n")
             child.stdin.close()
 
     def check(self, workers: Sequence[str]) -> None:

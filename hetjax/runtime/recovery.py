@@ -25,8 +25,7 @@ from hetjax.checkpoint.recovery_plan import (
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.stored_steps import in_store
 from hetjax.errors import BadInput
-from hetjax.runtime.control import WorkerConnections
-from hetjax.runtime.fleet import Fleet
+from hetjax.runtime.controller import Controller
 from hetjax.runtime.messages import (
     CollectLeaves,
     FindSaves,
@@ -45,6 +44,7 @@ from hetjax.runtime.recovery_decisions import (
     committed_step,
     next_save,
 )
+from hetjax.runtime.worker_connections import WorkerConnections
 
 _NUM_NAMED = 3  # slices that an error spells out
 
@@ -58,27 +58,29 @@ class Restored:
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 
-def finish_step(crew: WorkerConnections, workers: Sequence[str]) -> StepCommit | None:
+def finish_step(
+    connections: WorkerConnections, workers: Sequence[str]
+) -> StepCommit | None:
     """Let all survivors finish a step of which one has the commit, and return that.
 
     They have all done their part of it, or that one would not know it. None if nobody
     knows any.
     """
-    told = crew.ask(dict.fromkeys(workers, TellReached()))
+    told = connections.ask(dict.fromkeys(workers, TellReached()))
     commit, late = committed_step(told)
     if commit is not None:
-        crew.ask(dict.fromkeys(late, FinishStep(commit=commit)))
+        connections.ask(dict.fromkeys(late, FinishStep(commit=commit)))
     return commit
 
 
-def in_memory(fleet: Fleet, workers: Sequence[str]) -> list[PartialSnapshot]:
+def in_memory(controller: Controller, workers: Sequence[str]) -> list[PartialSnapshot]:
     """The state that these workers have, kept from now on until `restore` is done."""
-    told = fleet.crew.ask(dict.fromkeys(workers, HoldState()))
+    told = controller.connections.ask(dict.fromkeys(workers, HoldState()))
     return [
         PartialSnapshot(
             worker=worker,
             tier="memory",
-            save=(held.at, fleet.attempts.get(held.at, "")),
+            save=(held.at, controller.attempts.get(held.at, "")),
             leaves=frozenset(held.leaves),
         )
         for worker, held in told.items()
@@ -87,13 +89,13 @@ def in_memory(fleet: Fleet, workers: Sequence[str]) -> list[PartialSnapshot]:
 
 
 def on_disk(
-    crew: WorkerConnections, workers: Sequence[str], keeping: CheckpointStorage
+    connections: WorkerConnections, workers: Sequence[str], keeping: CheckpointStorage
 ) -> list[PartialSnapshot]:
     """What the disks of these workers hold; they must be built.
 
     Raises BadInput where that is of another model.
     """
-    told = crew.ask(dict.fromkeys(workers, FindSaves(keeping=keeping)))
+    told = connections.ask(dict.fromkeys(workers, FindSaves(keeping=keeping)))
     return [
         PartialSnapshot(
             worker=worker,
@@ -108,28 +110,30 @@ def on_disk(
 
 
 def restore(
-    fleet: Fleet,
+    controller: Controller,
     held: Sequence[PartialSnapshot],
     keeping: CheckpointStorage,
     others: Sequence[str] = (),
     most: int | None = None,
 ) -> Restored | None:
-    """Bring all workers of the fleet to the newest save that is left of the run.
+    """Bring all workers to the newest save that is left of the run.
 
     Saves of steps after `most` are of a past that was given up. The store is asked if
     it may have a newer one than the workers have together, or what is damaged there.
     None if none is whole. Workers must be built and connected, and so must `others`
     that hold something. Raises BadInput where what is left is of another model.
     """
-    fleet.hear_saves(holding.save[1] for holding in held)
+    controller.hear_saves(holding.save[1] for holding in held)
     held = _until(most, held)
-    told = fleet.crew.ask(dict.fromkeys(fleet.workers, TellNeeds()))
+    told = controller.connections.ask(dict.fromkeys(controller.workers, TellNeeds()))
     leaves = {worker: needs.leaves for worker, needs in told.items()}
     size_bytes = {leaf: n for needed in leaves.values() for leaf, n in needed.items()}
-    left = Leftovers(held=held, needed=frozenset(size_bytes), saved=fleet.saved or 0)
+    left = Leftovers(
+        held=held, needed=frozenset(size_bytes), saved=controller.saved or 0
+    )
     while (save := next_save(left)) is not None:
         if save == ASK_STORE:
-            left = left.with_store(_until(most, _in_store(fleet, keeping)))
+            left = left.with_store(_until(most, _in_store(controller, keeping)))
             continue
         _check_same_model(left.held, save, size_bytes)
         lacking = {
@@ -137,10 +141,12 @@ def restore(
             for worker, needs in told.items()
             if needs.at != save[0]
         }
-        restored = _rounds(fleet, others, left.held, save, lacking, size_bytes, keeping)
+        restored = _rounds(
+            controller, others, left.held, save, lacking, size_bytes, keeping
+        )
         if restored is not None:
             request = PlaceState(step=save[0])
-            fleet.crew.ask(dict.fromkeys(fleet.workers, request))
+            controller.connections.ask(dict.fromkeys(controller.workers, request))
             return restored
         left = replace(left, failed=save)
     return None
@@ -150,14 +156,16 @@ def _until(most: int | None, held: Sequence[PartialSnapshot]) -> list[PartialSna
     return [h for h in held if most is None or h.save[0] <= most]
 
 
-def _in_store(fleet: Fleet, keeping: CheckpointStorage) -> list[PartialSnapshot]:
+def _in_store(
+    controller: Controller, keeping: CheckpointStorage
+) -> list[PartialSnapshot]:
     """What the store has; nothing, with a warning, if it cannot be read."""
     try:
         found = in_store(keeping.store())
     except OSError as error:
         warnings.warn(f"the store is not used: {error}", stacklevel=2)
         return []
-    fleet.hear_saves(holding.save[1] for holding in found)
+    controller.hear_saves(holding.save[1] for holding in found)
     return found
 
 
@@ -178,7 +186,7 @@ def _check_same_model(
 
 
 def _rounds(
-    fleet: Fleet,
+    controller: Controller,
     others: Sequence[str],
     held: Sequence[PartialSnapshot],
     save: Save,
@@ -194,8 +202,8 @@ def _rounds(
             found = assign(held, save, lacking, size_bytes, excluded)
         except KeyError:
             return None
-        turn, workers = fleet.next_turn(), [*fleet.workers, *others]
-        told = fleet.crew.ask(_orders(workers, found, save, turn, keeping))
+        turn, workers = controller.next_turn(), [*controller.workers, *others]
+        told = controller.connections.ask(_orders(workers, found, save, turn, keeping))
         moved = after_round(moved, told.values())
         lacking = {w: set(m.missing) for w, m in told.items() if m.missing}
         excluded |= {

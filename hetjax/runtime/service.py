@@ -16,12 +16,12 @@ from typing import Any, Protocol
 from hetjax.checkpoint.format import Entry, leaf_names
 from hetjax.checkpoint.replication import PeerReplication
 from hetjax.checkpoint.storage import CheckpointStorage
-from hetjax.comm.links import SILENCE_S
+from hetjax.comm.connections import SILENCE_S
 from hetjax.comm.peers import Peers
 from hetjax.comm.pull import PullServer
-from hetjax.plans.members import Members, file_name
+from hetjax.plans.worker_map import WorkerMap, file_name
 from hetjax.runtime.feeding import Batch
-from hetjax.runtime.mates import Mates
+from hetjax.runtime.host_group import HostGroup
 from hetjax.runtime.messages import (
     Address,
     AwaitSaved,
@@ -67,19 +67,24 @@ from hetjax.runtime.messages import (
     Trained,
 )
 from hetjax.runtime.outcome import StepCommit
-from hetjax.runtime.salvage import Salvage, carry_out, from_leaves, leaf_bytes
 from hetjax.runtime.saving import Saving
 from hetjax.runtime.stage_runtime import StageRuntime
+from hetjax.runtime.state_inventory import (
+    StateInventory,
+    collect_leaves,
+    from_leaves,
+    leaf_bytes,
+)
 from hetjax.runtime.timeline import Timeline
 from hetjax.runtime.warming import Warmer
 from hetjax.schedule.programs.action import format_program
 
 _CONNECT_S = 120.0  # until all peers have called: they may be starved
-_ALONE = "a worker without a post has no peers"
+_ALONE = "a worker without a bootstrap has no peers"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Post:
+class WorkerBootstrap:
     """Where a worker stands: what it is told by whoever starts it.
 
     `listen` is the address at which its peers reach it (port 0: any). One that
@@ -103,10 +108,10 @@ class Post:
         return json.dumps(fields | {"secret": self.secret.hex()})
 
 
-def read_post(text: str) -> Post:
-    """Inverse of `Post.text`."""
+def read_bootstrap(text: str) -> WorkerBootstrap:
+    """Inverse of `WorkerBootstrap.text`."""
     fields = json.loads(text)
-    return Post(**(fields | {"secret": bytes.fromhex(fields["secret"])}))
+    return WorkerBootstrap(**(fields | {"secret": bytes.fromhex(fields["secret"])}))
 
 
 class Work(Protocol):
@@ -132,7 +137,7 @@ class WorkerService:
     """A worker: `answer` does what it is asked.
 
     `make` makes what it works on, `warm` compiles the same ahead. One that has no
-    `post` is alone. `tell` hears how far compiling is.
+    `bootstrap` is alone. `tell` hears how far compiling is.
     """
 
     def __init__(
@@ -140,23 +145,25 @@ class WorkerService:
         worker: str,
         make: Callable[[Json], Work],
         *,
-        post: Post | None = None,
+        bootstrap: WorkerBootstrap | None = None,
         warm: Callable[[Json], None] = lambda settings: None,
         tell: Callable[[Compiling], None] = lambda compiling: None,
     ) -> None:
-        self._worker, self._post = worker, post
+        self._worker, self._bootstrap = worker, bootstrap
         self._make, self._warm_up, self._tell = make, warm, tell
         self._warmer = Warmer()
         self.peers: Peers | None = None
         self._work: Work | None = None
-        self._timelines: list[tuple[Timeline, Members]] = []  # one for each plan
+        self._timelines: list[tuple[Timeline, WorkerMap]] = []  # one for each plan
         self._at: int | None = None  # steps that the state has behind it
         self._commit: StepCommit | None = None  # of the last one, if done here
-        self._salvage = Salvage()
+        self._inventory = StateInventory()
         self._saving = Saving(file_name(worker), self._open_copies)
         self._server: PullServer | None = None  # once made, for as long as the process
-        silence_s = SILENCE_S if post is None else post.silence_s
-        self.mates = Mates(worker, "" if post is None else post.host, silence_s)
+        silence_s = SILENCE_S if bootstrap is None else bootstrap.silence_s
+        self.host_group = HostGroup(
+            worker, "" if bootstrap is None else bootstrap.host, silence_s
+        )
 
     def answer(self, request: Request[Any]) -> Message:
         """Do it; raises PeerLost, BadInput, or whatever went wrong."""
@@ -169,11 +176,11 @@ class WorkerService:
         self._saving.close()
 
     def _coordinate(self, request: Coordinate) -> Address:
-        return Address(address=self.mates.coordinate())
+        return Address(address=self.host_group.coordinate())
 
     def _build(self, request: Build) -> None:
         if request.world is not None:
-            self.mates.enter(request.world)
+            self.host_group.enter(request.world)
         if self._work is not None:
             self._work.close()
         self._warmer.clear()
@@ -185,16 +192,18 @@ class WorkerService:
         self._warmer.add(lambda: self._warm_up(request.settings))
 
     def _listen(self, request: Listen) -> Address:
-        assert self._post is not None, _ALONE
-        post = self._post
-        self.peers = Peers(post.worker, post.listen, post.secret, post.silence_s)
+        assert self._bootstrap is not None, _ALONE
+        bootstrap = self._bootstrap
+        self.peers = Peers(
+            bootstrap.worker, bootstrap.listen, bootstrap.secret, bootstrap.silence_s
+        )
         return Address(address=self.peers.address)
 
     def _join(self, request: Join) -> None:
-        assert self._post is not None and self.peers is not None, _ALONE
+        assert self._bootstrap is not None and self.peers is not None, _ALONE
         self.peers.connect(request.addresses, _CONNECT_S)
         if request.transport == "transfer" and self._server is None:
-            self._server = PullServer(self._post.host, self._post.secret)
+            self._server = PullServer(self._bootstrap.host, self._bootstrap.secret)
         server = self._server if request.transport == "transfer" else None
         self._runtime.join(self.peers, request.epoch, server)
 
@@ -204,7 +213,7 @@ class WorkerService:
         )
 
     def _initialise(self, request: Initialise) -> None:
-        self._salvage.forget()
+        self._inventory.forget()
         self._runtime.initialise(request.seed)
         self._at = 0
 
@@ -228,12 +237,12 @@ class WorkerService:
 
     def _hold(self, request: HoldState) -> HeldState:
         if self._at is not None:
-            self._salvage.keep(self._at, self._runtime.held())
-        return HeldState(at=self._salvage.memory_step, leaves=self._salvage.memory)
+            self._inventory.keep(self._at, self._runtime.held())
+        return HeldState(at=self._inventory.memory_step, leaves=self._inventory.memory)
 
     def _find_saves(self, request: FindSaves) -> FoundSaves:
         directory = request.keeping.at(file_name(self._worker))
-        return FoundSaves(saves=[*self._salvage.look(directory, self._needed())])
+        return FoundSaves(saves=[*self._inventory.look(directory, self._needed())])
 
     def _needs(self, request: TellNeeds) -> NeededState:
         leaves = {leaf: leaf_bytes(entry) for leaf, entry in self._needed().items()}
@@ -242,24 +251,24 @@ class WorkerService:
     def _collect(self, request: CollectLeaves) -> Collected:
         if request.own.get("cloud"):
             self._open_store(request.keeping, request.save[0])
-        return carry_out(request, self._salvage, self.peers, self._needed())
+        return collect_leaves(request, self._inventory, self.peers, self._needed())
 
     def _open_store(self, keeping: CheckpointStorage, step: int) -> None:
         store = keeping.store()
         assert store is not None
         directory = keeping.at(file_name(self._worker))
-        self._salvage.fetch_from(store, step, directory)
+        self._inventory.fetch_from(store, step, directory)
 
     def _place(self, request: PlaceState) -> None:
         if self._at != request.step:
-            values = self._salvage.taken
-            self._salvage.let_go()
+            values = self._inventory.taken
+            self._inventory.let_go()
             self._runtime.restore(lambda entry: from_leaves(values, entry))
             self._at, self._commit = request.step, None
-        self._salvage.forget()
+        self._inventory.forget()
 
     def _needed(self) -> dict[str, Entry]:
-        """The entry of each leaf that the island's state is made of, once it is."""
+        """The entry of each leaf that the stages' state is made of, once built."""
         if self._work is None:
             return {}
         return {
@@ -300,10 +309,13 @@ class WorkerService:
         self._saving.save(request, [*self._runtime.entries()])
 
     def _open_copies(self) -> PeerReplication:
-        assert self._post is not None, _ALONE
-        post = self._post
+        assert self._bootstrap is not None, _ALONE
+        bootstrap = self._bootstrap
         return PeerReplication(
-            file_name(post.worker), post.host, post.secret, post.silence_s
+            file_name(bootstrap.worker),
+            bootstrap.host,
+            bootstrap.secret,
+            bootstrap.silence_s,
         )
 
     @property

@@ -18,7 +18,6 @@ from typing import Any
 
 from hetjax.comm.peers import PeerLost
 from hetjax.errors import BadInput
-from hetjax.runtime.control import AnyRequest, Line
 from hetjax.runtime.messages import (
     BreakOff,
     Compiling,
@@ -31,24 +30,25 @@ from hetjax.runtime.messages import (
     Refused,
     Warned,
 )
-from hetjax.runtime.service import Post, Work, WorkerService
+from hetjax.runtime.service import Work, WorkerBootstrap, WorkerService
+from hetjax.runtime.worker_connections import AnyRequest, ControllerConnection
 
 # Calls what it is given for each notice, within `with`
 Watching = Callable[[Callable[[Noticed], None]], AbstractContextManager[object]]
 
 
 def serve(
-    post: Post,
+    bootstrap: WorkerBootstrap,
     make: Callable[[Json], Work],
     warm: Callable[[Json], None] = lambda settings: None,
     watching: Watching = lambda tell: nullcontext(),
 ) -> None:
-    """Do as the controller says until it ends the line.
+    """Do as the controller says until it ends the connection.
 
     `make` makes what the worker works on; `warm` compiles its programs, as may be asked
     ahead of it. What `watching` hears is passed on at once, whatever goes on meanwhile.
     """
-    server = WorkerServer(post, make, warm)
+    server = WorkerServer(bootstrap, make, warm)
     with watching(server.tell_notice):
         server.run()
 
@@ -56,62 +56,70 @@ def serve(
 class WorkerServer:
     def __init__(
         self,
-        post: Post,
+        bootstrap: WorkerBootstrap,
         make: Callable[[Json], Work],
         warm: Callable[[Json], None],
     ) -> None:
-        self._post = post
+        self._bootstrap = bootstrap
         self._requests: queue.SimpleQueue[tuple[int, AnyRequest]] = queue.SimpleQueue()
         self._number, self._epoch = 0, 0  # of what is being answered
         self._service = WorkerService(
-            post.worker, make, post=post, warm=warm, tell=self._tell_compiling
+            bootstrap.worker,
+            make,
+            bootstrap=bootstrap,
+            warm=warm,
+            tell=self._tell_compiling,
         )
         warnings.showwarning = self._tell_warning
-        self._line = Line(
-            post.controller,
-            post.worker,
-            post.secret,
+        self._connection = ControllerConnection(
+            bootstrap.controller,
+            bootstrap.worker,
+            bootstrap.secret,
             self._hear,
             self._end,
-            post.silence_s,
+            bootstrap.silence_s,
         )
 
     def run(self) -> None:
-        mates, is_over = self._service.mates, False
+        host_group, is_over = self._service.host_group, False
         while not is_over:
             self._number, request = self._requests.get()
             self._epoch, is_over = request.epoch, isinstance(request, Leave)
             answer = self._answer(request)
             if is_over:
-                mates.leave()
-            self._line.send(self._number, replace(answer, epoch=self._epoch))
-            mates.done(_lost_in(answer, self._post.worker), self._line.close)
-        self._line.close()
+                host_group.leave()
+            self._connection.send(self._number, replace(answer, epoch=self._epoch))
+            host_group.done(
+                _lost_in(answer, self._bootstrap.worker), self._connection.close
+            )
+        self._connection.close()
 
     def tell_notice(self, notice: Noticed) -> None:
-        self._line.send(0, notice)
+        self._connection.send(0, notice)
 
     def _tell_compiling(self, compiling: Compiling) -> None:
-        self._line.send(self._number, replace(compiling, epoch=self._epoch))
+        self._connection.send(self._number, replace(compiling, epoch=self._epoch))
 
     def _tell_warning(self, message: Any, *_: object) -> None:
         """Warnings are the controller's to show."""
-        self._line.send(0, Warned(text=str(message)))
+        self._connection.send(0, Warned(text=str(message)))
 
     def _hear(self, number: int, request: AnyRequest) -> None:
-        """Called by the line's thread: breaking off cannot wait for the step's end."""
+        """Called by another thread: breaking off cannot wait for the step's end."""
         service = self._service
         if not isinstance(request, BreakOff):
-            service.mates.begin(number, type(request))
+            service.host_group.begin(number, type(request))
             self._requests.put((number, request))
             return
         if service.peers is not None:
             service.peers.mailbox.lose(request.worker, request.reason)
-        service.mates.break_off()
+        service.host_group.break_off()
 
     def _end(self, reason: str) -> None:
         with suppress(OSError):  # a full disk under the log must not keep us here
-            print(f"worker {self._post.worker}: controller {reason}", file=sys.stderr)
+            print(
+                f"worker {self._bootstrap.worker}: controller {reason}", file=sys.stderr
+            )
         os._exit(1)  # nobody is left to work for; threads may be anywhere
 
     def _answer(self, request: AnyRequest) -> Message:

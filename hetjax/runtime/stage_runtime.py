@@ -17,14 +17,14 @@ import numpy as np
 import optax
 
 from hetjax.comm.peers import PeerLost, Peers
-from hetjax.comm.pull import Pull, PullServer
+from hetjax.comm.pull import PullServer, TransferTransport
 from hetjax.comm.transport import InProcess, Routed, Tag, Transport
-from hetjax.comm.wire import Ship, Wire
+from hetjax.comm.wire import HostWorkPool, SocketTransport
 from hetjax.mesh.axes import batch_sharding
 from hetjax.mesh.spanning import leads, to_mesh, value_here
 from hetjax.models.model import Model
-from hetjax.plans.members import EMBEDDED, Members, node_of
 from hetjax.plans.plan import Plan
+from hetjax.plans.worker_map import EMBEDDED, WorkerMap, node_of
 from hetjax.runtime.executor import Executor, Observer, Step
 from hetjax.runtime.feeding import Batch, BatchFeed, window
 from hetjax.runtime.gradient_sync import GradientSync, LocalSync
@@ -42,7 +42,7 @@ class _Joined:
 
     epoch: int
     peers: Peers
-    ship: Ship
+    pool: HostWorkPool
     transport: Transport
     server: PullServer | None
 
@@ -71,11 +71,11 @@ class StageRuntime(Stages):
         clip_norm: float = float("inf"),
         gradient_wire: str = "float32",
         worker: str = EMBEDDED,
-        members: Members | None = None,
+        members: WorkerMap | None = None,
     ) -> None:
         super().__init__(plan, model, devices, optimizer, dtype=dtype)
         self.worker, self.clip_norm = worker, clip_norm
-        self.members = members or Members(plan, only=worker)
+        self.members = members or WorkerMap(plan, only=worker)
         here = {key for key, of in self.members.members.items() if worker in of}
         assert here == self.stages.keys(), (worker, here, list(self.stages))
         self._within = self.members.within(worker)
@@ -101,12 +101,12 @@ class StageRuntime(Stages):
         """
         self.leave()
         # a sum keeps a thread until all its holders have come
-        ship = Ship(peers, len(self.partition.holders) + 1 + _NUM_SENDING)
+        pool = HostWorkPool(peers, len(self.partition.holders) + 1 + _NUM_SENDING)
         self._joined = _Joined(
             epoch=epoch,
             peers=peers,
-            ship=ship,
-            transport=self._by(peers, ship, server),
+            pool=pool,
+            transport=self._by(peers, pool, server),
             server=server,
         )
 
@@ -117,7 +117,7 @@ class StageRuntime(Stages):
             joined.peers.close()
             if joined.server is not None:
                 joined.server.drop()
-            joined.ship.close()
+            joined.pool.close()
 
     def close(self) -> None:
         """Let go of the peers, and of all state that nobody else holds."""
@@ -219,7 +219,7 @@ class StageRuntime(Stages):
             transport = Routed(self._within, transport, joined.transport)
             sync = PeerSync(
                 joined.peers,
-                joined.ship,
+                joined.pool,
                 self.partition.holders,
                 self.members,
                 at=(joined.epoch, number),
@@ -238,12 +238,14 @@ class StageRuntime(Stages):
             epoch=0 if joined is None else joined.epoch,
         )
 
-    def _by(self, peers: Peers, ship: Ship, server: PullServer | None) -> Transport:
+    def _by(
+        self, peers: Peers, pool: HostWorkPool, server: PullServer | None
+    ) -> Transport:
         if server is None:
-            return Wire(peers, ship, self.members.ranks)
+            return SocketTransport(peers, pool, self.members.ranks)
         nodes = {(r, s): stage.node for r, s, stage in self.plan.stages()}
         degrees = {(r, s): stage.mesh.data for r, s, stage in self.plan.stages()}
-        return Pull(peers, ship, nodes, server, degrees)
+        return TransferTransport(peers, pool, nodes, server, degrees)
 
     def _runs(self, programs: Programs, step: Step) -> list[Iterator[int]]:
         """The nodes' programs without stages that have no device here."""
@@ -275,7 +277,9 @@ class StageRuntime(Stages):
         A program that spans hosts waits for all of them: what only some were given to
         do before they heard of the loss would meet the next step on the others.
         """
-        assert self._joined is not None and isinstance(self._joined.transport, Wire)
+        assert self._joined is not None and isinstance(
+            self._joined.transport, SocketTransport
+        )
         assert isinstance(step.sync, PeerSync)
         self._joined.transport.give_up()
         step.sync.give_up()

@@ -4,7 +4,7 @@
 Owns the process that makes them, both its sides. It is none of the run's threads: those
 would train more slowly meanwhile, and one that is inside a solver or a compiler when
 the interpreter ends takes the whole process down with an abort. Does not own which
-clusters those are (`elastic/foresight.py`) nor how plans are made (`placement.py`).
+clusters those are (`elastic/standby_plans.py`) nor how plans are made (`placement.py`).
 Started by a controller; not meant to be typed.
 """
 

@@ -28,9 +28,9 @@ from hetjax.cluster.ray_nodes import (
     ray_nodes,
 )
 from hetjax.errors import BadInput
-from hetjax.launch.launching import Posts
+from hetjax.launch.launching import Bootstraps
 from hetjax.mesh.simulated import keeping_environment
-from hetjax.runtime.service import read_post
+from hetjax.runtime.service import read_bootstrap
 
 _LOOK_S = 0.5
 _MACHINES_S = 5.0  # Ray is asked for its machines no more often while all goes well
@@ -64,8 +64,10 @@ class OnRay:
         self._discovered = discovered
         self._machines = on_ray_nodes(cluster, _machines(), simulate)
         self._looked_s = time.monotonic()
-        self._posts = Posts(_ray().util.get_node_ip_address(), stack, patience)
-        self.crew = self._posts.crew
+        self._bootstraps = Bootstraps(
+            _ray().util.get_node_ip_address(), stack, patience
+        )
+        self.connections = self._bootstraps.connections
         self._actors: dict[str, Any] = {}
         self._running: dict[str, Any] = {}
         self._ended = threading.Event()
@@ -81,11 +83,11 @@ class OnRay:
             actor = _actor(worker, self._cluster, machine, self._simulate)
             self._stack.callback(ray.kill, actor)
             self._actors[worker] = actor
-            post = self._posts.of(worker, machine.address).text()
-            self._running[worker] = actor.work.remote(post)
+            bootstrap = self._bootstraps.of(worker, machine.address).text()
+            self._running[worker] = actor.work.remote(bootstrap)
         running = {self._running[worker]: worker for worker in workers}
         threading.Thread(target=self._watch, args=(running,), daemon=True).start()
-        self.crew.wait_for(workers)
+        self.connections.wait_for(workers)
 
     def present(self, cluster: Cluster, again: bool) -> Cluster:
         """The nodes that have machines now; if none has, they stay who they were."""
@@ -108,23 +110,23 @@ class OnRay:
         self._machines = found or self._machines
 
     def _watch(self, running: dict[Any, str]) -> None:
-        """Tell the crew of actors that Ray lost, or that never started."""
+        """Take actors that Ray lost, or that never started, for lost."""
         ray = _ray()
         while running and not self._ended.is_set():
             done, _ = ray.wait(list(running), timeout=_LOOK_S)
             for ref in done:
                 worker = running.pop(ref)
                 if self._running.get(worker) is ref:  # else another has its place
-                    self.crew.lose(worker, _last_words(ray, ref))
+                    self.connections.lose(worker, _last_words(ray, ref))
 
 
 class _Worker:
     """A worker process; its one method ends when its controller has gone."""
 
-    def work(self, post: str) -> None:
+    def work(self, bootstrap: str) -> None:
         from hetjax.training.worker import serve_run  # JAX starts there
 
-        serve_run(read_post(post))
+        serve_run(read_bootstrap(bootstrap))
 
 
 def _actor(worker: str, cluster: Cluster, machine: RayNode, simulate: bool) -> Any:

@@ -39,7 +39,7 @@ from hetjax.training.placement import (
     choose_plan,
 )
 from hetjax.training.presets import Preset
-from hetjax.training.reached import (
+from hetjax.training.progress_state import (
     Progress,
     check_reached,
     evaluated,

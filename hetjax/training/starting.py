@@ -18,18 +18,18 @@ from hetjax.checkpoint.stored_steps import in_store
 from hetjax.cluster.files import cluster_toml
 from hetjax.data.dataset import Dataset
 from hetjax.elastic.driver import Driver, Terms
-from hetjax.elastic.foresight import Foresight, Replan
 from hetjax.elastic.membership import Membership
 from hetjax.elastic.notices import Notice
+from hetjax.elastic.standby_plans import Replan, StandbyPlans
 from hetjax.errors import BadInput
 from hetjax.launch.compiled import keep_compiled
 from hetjax.launch.in_process import InThisProcess
 from hetjax.launch.launching import Launcher, OnThisMachine, started
 from hetjax.models.model import Model
 from hetjax.plans.files import parse_plan
-from hetjax.plans.members import EMBEDDED, node_of
+from hetjax.plans.worker_map import EMBEDDED, node_of
 from hetjax.report.progress import Display
-from hetjax.runtime.fleet import Fleet
+from hetjax.runtime.controller import Controller
 from hetjax.runtime.messages import Json
 from hetjax.runtime.recovery import Restored, on_disk, restore
 from hetjax.runtime.stage_runtime import StageRuntime
@@ -40,7 +40,7 @@ from hetjax.training.identity import check_identity, identity
 from hetjax.training.on_ray import OnRay
 from hetjax.training.optimizer import optimizer
 from hetjax.training.placement import Choice, Hardware, next_plan
-from hetjax.training.reached import (
+from hetjax.training.progress_state import (
     Progress,
     checkpoint_storage,
 )
@@ -72,20 +72,20 @@ def driver_of(
     num_validation = len(held_out(config, start.dataset))
     with ExitStack() as stack:
         launcher = _launcher(start, stack)
-        launcher.crew.noticed = lambda worker, told: noticed(
+        launcher.connections.noticed = lambda worker, told: noticed(
             Notice(source=told.source, grace_s=told.grace_s, node=node_of(worker))
         )
         terms = _terms(start, launcher)
-        stack.callback(terms.foresight.close)
-        fleet = started(launcher, plan, cluster.nodes)
+        stack.callback(terms.standby_plans.close)
+        controller = started(launcher, plan, cluster.nodes)
         if config.launcher != EMBEDDED:
-            shown.note(f"workers ({config.launcher}): {', '.join(fleet.workers)}")
-        fleet.build(terms.settings(cluster, plan))
-        fleet.connect(terms.transport)
-        fleet.compile(shown.compiled)
-        restored = _restored(fleet, terms, start)
+            shown.note(f"workers ({config.launcher}): {', '.join(controller.workers)}")
+        controller.build(terms.settings(cluster, plan))
+        controller.connect(terms.transport)
+        controller.compile(shown.compiled)
+        restored = _restored(controller, terms, start)
         return Driver(
-            fleet,
+            controller,
             launcher,
             stack.pop_all(),
             terms,
@@ -132,7 +132,7 @@ def _terms(start: Start, launcher: Launcher) -> Terms:
         settings=lambda cluster, plan: worker_settings(
             config, cluster_toml(cluster), plan, start.dataset
         ),
-        foresight=Foresight(
+        standby_plans=StandbyPlans(
             _replan(start),
             partial(Planning, config),
             # no compiling ahead beside the step that trains in this very process
@@ -155,21 +155,21 @@ def _replan(start: Start) -> Replan:
     )
 
 
-def _restored(fleet: Fleet, terms: Terms, start: Start) -> Restored | None:
-    """Bring the fleet to the newest save there is; None if it begins anew."""
+def _restored(controller: Controller, terms: Terms, start: Start) -> Restored | None:
+    """Bring all workers to the newest save there is; None if they begin anew."""
     storage, held = terms.keeping, list[PartialSnapshot]()
     if terms.recovery != "cloud-only":
-        held = on_disk(fleet.crew, fleet.workers, storage)
+        held = on_disk(controller.connections, controller.workers, storage)
     stored = in_store(storage.store())
     for snapshot in [*held, *stored]:
         where = storage.directory if snapshot.worker else str(storage.cloud)
         _check_same_run(snapshot.host, terms.host, snapshot.save[0], where)
-    restored = restore(fleet, [*held, *stored], storage)
+    restored = restore(controller, [*held, *stored], storage)
     if restored is None:
         _check_begins(held, start)
-        fleet.initialise(terms.seed)
+        controller.initialise(terms.seed)
         return None
-    fleet.saved = restored.step
+    controller.saved = restored.step
     return restored
 
 

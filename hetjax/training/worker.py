@@ -29,10 +29,10 @@ from hetjax.mesh.simulated import simulate_devices
 from hetjax.mesh.world import world_devices
 from hetjax.models.presets import model_preset
 from hetjax.plans.files import parse_plan, plan_json
-from hetjax.plans.members import Members, node_of
 from hetjax.plans.plan import Plan
+from hetjax.plans.worker_map import WorkerMap, node_of
 from hetjax.runtime.messages import Noticed
-from hetjax.runtime.service import Post, read_post
+from hetjax.runtime.service import WorkerBootstrap, read_bootstrap
 from hetjax.runtime.serving import serve
 from hetjax.runtime.stage_runtime import StageRuntime
 from hetjax.training.config import RunConfig
@@ -105,7 +105,7 @@ def _runtime(
         clip_norm=config.optimizer.clip_norm,
         gradient_wire=config.gradient_wire,
         worker=worker,
-        members=Members(plan, whole.nodes),
+        members=WorkerMap(plan, whole.nodes),
     )
 
 
@@ -140,24 +140,24 @@ def _dataset(
     return dataset
 
 
-def serve_run(post: Post) -> None:
-    """Work for the run whose controller has made this post, until it ends."""
+def serve_run(bootstrap: WorkerBootstrap) -> None:
+    """Work for the run whose controller wrote this bootstrap, until it ends."""
 
     def watching(tell: Callable[[Noticed], None]) -> AbstractContextManager[object]:
-        if not post.watches:
+        if not bootstrap.watches:
             return nullcontext()
         return Watch(
             lambda heard: tell(Noticed(source=heard.source, grace_s=heard.grace_s)),
             None,
         )
 
-    worker = post.worker
-    serve(post, partial(training_work, worker), partial(warm_up, worker), watching)
+    worker = bootstrap.worker
+    serve(bootstrap, partial(training_work, worker), partial(warm_up, worker), watching)
 
 
 def main() -> None:
     """Serve the controller that has written where it is."""
-    serve_run(read_post(sys.stdin.readline()))
+    serve_run(read_bootstrap(sys.stdin.readline()))
     sys.stdout.flush()
     sys.stderr.flush()
     # what still compiles ahead would abort where the interpreter ends under it

@@ -23,7 +23,7 @@ from hetjax.checkpoint.reader import Checkpoint, partial_checkpoints
 from hetjax.checkpoint.replication import PeerReplication
 from hetjax.checkpoint.stored_steps import StoredStep, fetch, in_store, manifests
 from hetjax.checkpoint.stores.local import FileStore
-from hetjax.comm.links import Link, dial
+from hetjax.comm.connections import Connection, dial
 from hetjax.errors import BadInput
 
 SECRET = b"secret"
@@ -165,7 +165,7 @@ def test_a_manifest_of_a_peer_leads_nowhere_else(
     answers: list[int] = []
     with closing(PeerReplication("keeper", "127.0.0.1", SECRET, 2.0)) as keeper:
         keeper.store_in(folder, keep=1)
-        link = Link(
+        link = Connection(
             dial(keeper.address, "a", "keeper", SECRET),
             "keeper",
             lambda peer, key, data: answers.append(key[0]),

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from hetjax.comm.peers import PeerLost, Peers
-from hetjax.comm.pull import Pull, PullServer
+from hetjax.comm.pull import PullServer, TransferTransport
 from hetjax.comm.transport import Tag
-from hetjax.comm.wire import Ship
+from hetjax.comm.wire import HostWorkPool
 from hetjax.mesh.axes import batch_sharding, stage_mesh
 from tests.jax_settings import strict_simulation
 
@@ -42,7 +42,7 @@ class Side:
 
     def connect(self, address: str) -> str:
         self.peers.connect({self.other: address}, 20.0)
-        self.ship = Ship(self.peers, THREADS)
+        self.ship = HostWorkPool(self.peers, THREADS)
         return self.server.address
 
     def leave(self) -> None:
@@ -59,7 +59,9 @@ class Side:
         self.sharding = batch_sharding(mesh)
         nodes = {(0, stage): node for node, stage in STAGES.items()}
         cuts = {(0, stage): degree for stage, degree in enumerate(degrees)}
-        self.transport = Pull(self.peers, self.ship, nodes, self.server, cuts)
+        self.transport = TransferTransport(
+            self.peers, self.ship, nodes, self.server, cuts
+        )
 
     def exchange(
         self, degrees: Sequence[int], dtype: str, rounds: int, step: int

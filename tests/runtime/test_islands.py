@@ -26,12 +26,12 @@ from hetjax.costs.analytic import analytic_costs
 from hetjax.costs.costs import Costs
 from hetjax.costs.network.messages import Transport
 from hetjax.errors import BadInput
-from hetjax.runtime.control import Crew, WorkerLost
-from hetjax.runtime.fleet import Fleet
+from hetjax.runtime.controller import Controller
 from hetjax.runtime.messages import Listen, Lost, TransportName
 from hetjax.runtime.outcome import StepCommit
 from hetjax.runtime.processes import Processes
-from hetjax.runtime.service import Post
+from hetjax.runtime.service import WorkerBootstrap
+from hetjax.runtime.worker_connections import SocketConnections, WorkerLost
 from tests.runtime.charged import link_bytes, messages, sums
 from tests.runtime.oracle import (
     assert_gradients_equal,
@@ -63,49 +63,57 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @contextmanager
 def started(
     nodes: Sequence[str], logs: Path, address: str = "127.0.0.1:0"
-) -> Iterator[tuple[Crew, Processes]]:
+) -> Iterator[tuple[SocketConnections, Processes]]:
     """Worker processes of these names that have called their controller."""
     secret = secrets.token_bytes(32)
-    crew = Crew(address, secret, SILENCE_S)
+    connections = SocketConnections(address, secret, SILENCE_S)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with Processes(logs=logs) as processes:
         try:
             for node in nodes:
-                post = Post(
+                bootstrap = WorkerBootstrap(
                     worker=node,
-                    controller=crew.address,
+                    controller=connections.address,
                     listen="127.0.0.1:0",
                     secret=secret,
                     silence_s=SILENCE_S,
                 )
                 command = [sys.executable, "-m", "tests.runtime.worker_process"]
-                processes.start(post, command, environment)
-            crew.wait_for(nodes, lambda: processes.check(nodes))
-            yield crew, processes
+                processes.start(bootstrap, command, environment)
+            connections.wait_for(nodes, lambda: processes.check(nodes))
+            yield connections, processes
         finally:
-            crew.close()
+            connections.close()
 
 
 @pytest.fixture(scope="module")
-def crew(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
-    with started(NODES, tmp_path_factory.mktemp("logs")) as (crew, _):
-        yield crew
-        assert sorted(crew.workers) == sorted(NODES)
+def connections(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[SocketConnections]:
+    with started(NODES, tmp_path_factory.mktemp("logs")) as (connections, _):
+        yield connections
+        assert sorted(connections.workers) == sorted(NODES)
 
 
 def joined(
-    crew: Crew, seed: int, directory: Path, transport: TransportName = "sockets"
-) -> Fleet:
-    fleet = Fleet(random_case(seed, NODES).plan, crew)
-    fleet.build({"seed": seed, "nodes": NODES, "directory": str(directory)})
-    fleet.connect(transport)
-    return fleet
+    connections: SocketConnections,
+    seed: int,
+    directory: Path,
+    transport: TransportName = "sockets",
+) -> Controller:
+    controller = Controller(random_case(seed, NODES).plan, connections)
+    controller.build({"seed": seed, "nodes": NODES, "directory": str(directory)})
+    controller.connect(transport)
+    return controller
 
 
 def run_once(
-    crew: Crew, seed: int, directory: Path, transport: TransportName = "sockets"
+    connections: SocketConnections,
+    seed: int,
+    directory: Path,
+    transport: TransportName = "sockets",
 ) -> StepCommit:
-    return joined(crew, seed, directory, transport).step(seed)
+    return joined(connections, seed, directory, transport).step(seed)
 
 
 def gradients(directory: Path) -> dict[str, list[np.ndarray]]:
@@ -136,10 +144,13 @@ def linked_costs(case: Case, transport: Transport) -> Costs:
 
 @pytest.mark.parametrize("transport", ["sockets", "transfer"])
 def test_random_plans_over_processes_give_the_gradients_of_one_jit(
-    crew: Crew, tmp_path: Path, island_seed: int, transport: TransportName
+    connections: SocketConnections,
+    tmp_path: Path,
+    island_seed: int,
+    transport: TransportName,
 ):
     seed, case = island_seed, random_case(island_seed, NODES)
-    result = run_once(crew, seed, tmp_path, transport)
+    result = run_once(connections, seed, tmp_path, transport)
     batch = random_batch(case.plan, case.model.vocab_size, seed)
     loss, expected = oracle_gradients(
         case.model, random_params(case.model, seed), batch
@@ -151,49 +162,53 @@ def test_random_plans_over_processes_give_the_gradients_of_one_jit(
     assert sent(tmp_path, [SUMS]) == link_bytes(sums(links))
 
 
-def test_the_same_plan_twice_is_bit_equal(crew: Crew, tmp_path: Path):
-    first, second = (run_once(crew, 4, tmp_path) for _ in range(2))
+def test_the_same_plan_twice_is_bit_equal(
+    connections: SocketConnections, tmp_path: Path
+):
+    first, second = (run_once(connections, 4, tmp_path) for _ in range(2))
     held = gradients(tmp_path)
     assert first == second
-    assert run_once(crew, 4, tmp_path).grad_norm == first.grad_norm
+    assert run_once(connections, 4, tmp_path).grad_norm == first.grad_norm
     for path, values in gradients(tmp_path).items():
         np.testing.assert_array_equal(values, held[path])
 
 
-def test_an_evaluation_gives_the_loss_and_changes_nothing(crew: Crew, tmp_path: Path):
-    fleet, case = joined(crew, 3, tmp_path), random_case(3, NODES)
+def test_an_evaluation_gives_the_loss_and_changes_nothing(
+    connections: SocketConnections, tmp_path: Path
+):
+    controller, case = joined(connections, 3, tmp_path), random_case(3, NODES)
     batch = random_batch(case.plan, case.model.vocab_size, 3)
     loss, _ = oracle_gradients(case.model, random_params(case.model, 3), batch)
-    assert fleet.evaluate([3]) == pytest.approx(loss, rel=1e-5)
-    assert fleet.evaluate([3, 3]) == pytest.approx(loss, rel=1e-5)
-    assert fleet.step(3).loss() == pytest.approx(loss, rel=1e-5)
+    assert controller.evaluate([3]) == pytest.approx(loss, rel=1e-5)
+    assert controller.evaluate([3, 3]) == pytest.approx(loss, rel=1e-5)
+    assert controller.step(3).loss() == pytest.approx(loss, rel=1e-5)
 
 
 def test_a_worker_that_fails_is_named_and_all_go_on_afterwards(
-    crew: Crew, tmp_path: Path
+    connections: SocketConnections, tmp_path: Path
 ):
-    fleet = joined(crew, SPREAD, tmp_path)
-    before = fleet.step(0)
+    controller = joined(connections, SPREAD, tmp_path)
+    before = controller.step(0)
     with pytest.raises(WorkerLost, match=r"'east' failed: ValueError: no such batch"):
-        fleet.step(FAILING_STEP)
-    fleet.connect()
-    assert fleet.step(0) == before
+        controller.step(FAILING_STEP)
+    controller.connect()
+    assert controller.step(0) == before
     with pytest.raises(BadInput, match=f"got: step {REFUSED_STEP}\nallowed: any other"):
-        fleet.step(REFUSED_STEP)
-    fleet.connect()
-    assert fleet.step(0) == before
+        controller.step(REFUSED_STEP)
+    controller.connect()
+    assert controller.step(0) == before
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_survivors_of_a_lost_worker_report_it_and_wait(tmp_path: Path, how: int):
-    with started(NODES, tmp_path / "logs") as (crew, processes):
-        fleet = joined(crew, SPREAD, tmp_path)
-        fleet.step(0)
+    with started(NODES, tmp_path / "logs") as (connections, processes):
+        controller = joined(connections, SPREAD, tmp_path)
+        controller.step(0)
         lost = processes.children["south"]
         lost.send_signal(how)
         begin_s = time.monotonic()
         with pytest.raises(WorkerLost) as told:
-            fleet.step(1)
+            controller.step(1)
         limit_s = 2 if how == signal.SIGKILL else SILENCE_S + 2
         assert time.monotonic() - begin_s < limit_s
         assert told.value.worker == "south"
@@ -201,9 +216,9 @@ def test_survivors_of_a_lost_worker_report_it_and_wait(tmp_path: Path, how: int)
         assert sorted(told.value.reports) == survivors
         for report in told.value.reports.values():
             assert isinstance(report, Lost) and report.worker == "south"
-        assert sorted(crew.workers) == survivors
+        assert sorted(connections.workers) == survivors
         # they are there and take a next epoch's word
-        assert sorted(crew.ask({n: Listen() for n in survivors})) == survivors
+        assert sorted(connections.ask({n: Listen() for n in survivors})) == survivors
         lost.send_signal(signal.SIGCONT)
         lost.wait(10)  # a worker that was given up ends when it wakes
 
@@ -212,7 +227,7 @@ def test_no_worker_outlives_its_controller(tmp_path: Path):
     script = (
         "import sys, time; from pathlib import Path; "
         "from tests.runtime.test_islands import started\n"
-        "with started(['east', 'west'], Path(sys.argv[1])) as (crew, processes):\n"
+        "with started(['east', 'west'], Path(sys.argv[1])) as (_, processes):\n"
         "    print(*(c.pid for c in processes.children.values()), flush=True)\n"
         "    time.sleep(60)"
     )

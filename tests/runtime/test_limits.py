@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from hetjax.runtime import limits
-from hetjax.runtime.control import AnyRequest, Crew, Line, WorkerLost
 from hetjax.runtime.encoding import kinds
 from hetjax.runtime.limits import LIMITS, START, Limit
 from hetjax.runtime.messages import (
@@ -29,10 +28,16 @@ from hetjax.runtime.messages import (
     Request,
     Train,
 )
+from hetjax.runtime.worker_connections import (
+    AnyRequest,
+    ControllerConnection,
+    SocketConnections,
+    WorkerLost,
+)
 
 SECRET = secrets.token_bytes(32)
 LIMIT_S = 0.4
-Hear = Callable[[Line, int, AnyRequest], None]
+Hear = Callable[[ControllerConnection, int, AnyRequest], None]
 TRAIN = Train(step=0, turn=0, traced=False)
 
 
@@ -43,35 +48,39 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def crew_of(workers: Mapping[str, Hear], patience: float = 1.0) -> Iterator[Crew]:
+def connections_of(
+    workers: Mapping[str, Hear], patience: float = 1.0
+) -> Iterator[SocketConnections]:
     """A controller whose workers, here, do this with each request."""
-    crew = Crew("127.0.0.1:0", SECRET, patience=patience)
-    lines: dict[str, Line] = {}
+    connections = SocketConnections("127.0.0.1:0", SECRET, patience=patience)
+    workers_: dict[str, ControllerConnection] = {}
     try:
         for name, hear in workers.items():
-            heard = lambda n, message, w=name, h=hear: h(lines[w], n, message)  # noqa: E731
-            lines[name] = Line(crew.address, name, SECRET, heard, lambda reason: None)
-        crew.wait_for(list(workers))
-        yield crew
+            heard = lambda n, message, w=name, h=hear: h(workers_[w], n, message)  # noqa: E731
+            workers_[name] = ControllerConnection(
+                connections.address, name, SECRET, heard, lambda reason: None
+            )
+        connections.wait_for(list(workers))
+        yield connections
     finally:
-        for line in lines.values():
+        for connection in workers_.values():
             with suppress(OSError):
-                line.close()
-        crew.close()
+                connection.close()
+        connections.close()
 
 
-def waits(line: Line, number: int, message: AnyRequest) -> None:
+def waits(connection: ControllerConnection, number: int, message: AnyRequest) -> None:
     """Wait for a peer, as in a step: answer once that is broken off."""
     if isinstance(message, BreakOff):
         lost = Lost(worker=message.worker, reason=message.reason, epoch=message.epoch)
-        line.send(number, lost)
+        connection.send(number, lost)
 
 
-def answers(line: Line, number: int, message: AnyRequest) -> None:
-    line.send(number, Done(epoch=message.epoch))
+def answers(connection: ControllerConnection, number: int, message: AnyRequest) -> None:
+    connection.send(number, Done(epoch=message.epoch))
 
 
-def hangs(line: Line, number: int, message: AnyRequest) -> None:
+def hangs(connection: ControllerConnection, number: int, message: AnyRequest) -> None:
     """Beat, and do nothing else."""
 
 
@@ -88,56 +97,60 @@ TABLE = dict(limits.LIMITS)  # before it is changed
 def test_who_does_not_answer_is_lost_and_those_that_wait_for_it_are_not(
     request_: AnyRequest,
 ):
-    with crew_of({"a": waits, "b": hangs, "c": waits}) as crew:
+    with connections_of({"a": waits, "b": hangs, "c": waits}) as connections:
         begin_s = time.monotonic()
         with pytest.raises(WorkerLost) as told:
-            crew.ask(dict.fromkeys("abc", request_))
+            connections.ask(dict.fromkeys("abc", request_))
         assert time.monotonic() - begin_s < 2 * LIMIT_S + 1.5
         assert told.value.worker == "b"
         reason = f"took more than {LIMIT_S:g} s to {LIMITS[type(request_)].what}"
         assert told.value.reason.startswith(reason)
-        assert sorted(told.value.reports) == ["a", "c"] == sorted(crew.workers)
+        assert sorted(told.value.reports) == ["a", "c"] == sorted(connections.workers)
 
 
 def test_where_all_wait_for_each_other_one_is_named_and_none_is_cut_off():
-    with crew_of({"a": waits, "b": waits}) as crew:
+    with connections_of({"a": waits, "b": waits}) as connections:
         with pytest.raises(WorkerLost, match="'a' took more than 0.4 s to train a"):
-            crew.ask(dict.fromkeys("ab", TRAIN))
-        assert sorted(crew.workers) == ["a", "b"]
+            connections.ask(dict.fromkeys("ab", TRAIN))
+        assert sorted(connections.workers) == ["a", "b"]
 
 
 def test_patience_multiplies_the_limits():
-    with crew_of({"a": answers, "b": hangs}, patience=4.0) as crew:
+    with connections_of({"a": answers, "b": hangs}, patience=4.0) as connections:
         begin_s = time.monotonic()
         with pytest.raises(WorkerLost, match="took more than 1.6 s .*--patience"):
-            crew.ask(dict.fromkeys("ab", Compile()))
+            connections.ask(dict.fromkeys("ab", Compile()))
         assert time.monotonic() - begin_s > 4 * LIMIT_S
 
 
 def test_who_never_calls_is_named_with_the_time():
-    with crew_of({"a": answers}) as crew:
+    with connections_of({"a": answers}) as connections:
         with pytest.raises(WorkerLost, match="'b' took more than 0.4 s to start and"):
-            crew.wait_for(["a", "b"])
+            connections.wait_for(["a", "b"])
 
 
 def test_a_wait_ends_with_what_an_interruption_raises():
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    with crew_of({"a": hangs}) as crew:
-        with pytest.raises(KeyboardInterrupt), crew.interrupted_by(interrupt):
-            crew.ask({"a": TRAIN})
+    with connections_of({"a": hangs}) as connections:
+        with pytest.raises(KeyboardInterrupt), connections.interrupted_by(interrupt):
+            connections.ask({"a": TRAIN})
         with pytest.raises(WorkerLost):
-            crew.ask({"a": TRAIN})
+            connections.ask({"a": TRAIN})
 
 
 def test_a_reply_that_is_no_json_loses_the_worker():
-    def babbles(line: Line, number: int, message: AnyRequest) -> None:
-        line._link.send((0, number, 0, 0, 0, 0), [np.frombuffer(b"{no", np.uint8)])
+    def babbles(
+        connection: ControllerConnection, number: int, message: AnyRequest
+    ) -> None:
+        connection._socket.send(
+            (0, number, 0, 0, 0, 0), [np.frombuffer(b"{no", np.uint8)]
+        )
 
-    with crew_of({"a": babbles}) as crew:
+    with connections_of({"a": babbles}) as connections:
         with pytest.raises(WorkerLost, match="'a' sent what cannot be read .*no JSON"):
-            crew.ask({"a": TRAIN})
+            connections.ask({"a": TRAIN})
 
 
 @pytest.mark.parametrize(
@@ -153,64 +166,74 @@ def test_a_reply_that_is_no_json_loses_the_worker():
 def test_an_answer_that_does_not_follow_from_what_was_asked_loses_the_worker(
     request_: AnyRequest, answer: Message, why: str
 ):
-    def answers_so(line: Line, number: int, message: AnyRequest) -> None:
-        line.send(number, answer)
+    def answers_so(
+        connection: ControllerConnection, number: int, message: AnyRequest
+    ) -> None:
+        connection.send(number, answer)
 
-    def answers_well(line: Line, number: int, message: AnyRequest) -> None:
+    def answers_well(
+        connection: ControllerConnection, number: int, message: AnyRequest
+    ) -> None:
         told = Address(address="b:1") if isinstance(message, Listen) else Done()
         if not isinstance(message, BreakOff):
-            line.send(number, replace(told, epoch=message.epoch))
+            connection.send(number, replace(told, epoch=message.epoch))
 
-    with crew_of({"a": answers_so, "b": answers_well}) as crew:
-        crew.epoch = 1
+    with connections_of({"a": answers_so, "b": answers_well}) as connections:
+        connections.epoch = 1
         with pytest.raises(WorkerLost, match=f"'a' sent what cannot be read .*{why}"):
-            crew.ask(dict.fromkeys("ab", request_))
-        assert crew.workers == ["b"]
-        crew.ask({"b": request_})
+            connections.ask(dict.fromkeys("ab", request_))
+        assert connections.workers == ["b"]
+        connections.ask({"b": request_})
 
 
 @pytest.mark.parametrize("later", [0, 1])
 def test_an_answer_that_nobody_asked_for_loses_the_worker(later: int):
-    def answers_twice(line: Line, number: int, message: AnyRequest) -> None:
-        line.send(number, Done())
-        line.send(number + later, Done())
+    def answers_twice(
+        connection: ControllerConnection, number: int, message: AnyRequest
+    ) -> None:
+        connection.send(number, Done())
+        connection.send(number + later, Done())
 
-    with crew_of({"a": answers_twice}) as crew:
-        crew.ask({"a": Compile()})
+    with connections_of({"a": answers_twice}) as connections:
+        connections.ask({"a": Compile()})
         with pytest.raises(WorkerLost, match="Done answers what was not asked"):
             while True:
-                crew.ask({"a": Leave()})
+                connections.ask({"a": Leave()})
 
 
 def test_an_answer_to_what_was_given_up_is_passed_over():
     first: list[int] = []
 
-    def answers_late(line: Line, number: int, message: AnyRequest) -> None:
+    def answers_late(
+        connection: ControllerConnection, number: int, message: AnyRequest
+    ) -> None:
         if not first:
             return first.append(number)
-        line.send(first[0], Address(address="late:1"))
-        line.send(number, Address(address="now:1"))
+        connection.send(first[0], Address(address="late:1"))
+        connection.send(number, Address(address="now:1"))
 
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    with crew_of({"a": answers_late}) as crew:
-        with pytest.raises(KeyboardInterrupt), crew.interrupted_by(interrupt):
-            crew.ask({"a": Listen()})
-        assert crew.ask({"a": Listen()})["a"].address == "now:1"
+    with connections_of({"a": answers_late}) as connections:
+        with pytest.raises(KeyboardInterrupt), connections.interrupted_by(interrupt):
+            connections.ask({"a": Listen()})
+        assert connections.ask({"a": Listen()})["a"].address == "now:1"
 
 
 def test_a_worker_hears_no_request_of_an_epoch_that_is_over():
     heard = list[int]()
 
-    def hears(line: Line, number: int, message: AnyRequest) -> None:
+    def hears(
+        connection: ControllerConnection, number: int, message: AnyRequest
+    ) -> None:
         heard.append(message.epoch)
-        line.send(number, Done(epoch=message.epoch))
+        connection.send(number, Done(epoch=message.epoch))
 
-    with crew_of({"a": hears}) as crew:
-        for crew.epoch in (1, 2, 2):
-            crew.ask({"a": Compile()})
-        crew.epoch = 1
+    with connections_of({"a": hears}) as connections:
+        for connections.epoch in (1, 2, 2):
+            connections.ask({"a": Compile()})
+        connections.epoch = 1
         with pytest.raises(WorkerLost, match="'a' closed the connection|'a' left"):
-            crew.ask({"a": Compile()})
+            connections.ask({"a": Compile()})
         assert heard == [1, 2, 2]

@@ -17,10 +17,10 @@ from hetjax.cluster.cluster import Cluster
 from hetjax.comm.wire import SUMS
 from hetjax.costs.analytic import analytic_costs
 from hetjax.errors import BadInput
-from hetjax.runtime.control import Crew, WorkerLost
-from hetjax.runtime.fleet import Fleet
+from hetjax.runtime.controller import Controller
 from hetjax.runtime.messages import Listen
 from hetjax.runtime.stage_runtime import StageRuntime
+from hetjax.runtime.worker_connections import SocketConnections, WorkerLost
 from tests.runtime.charged import messages, sums
 from tests.runtime.oracle import (
     assert_gradients_equal,
@@ -44,41 +44,45 @@ SEED = 5
 
 
 @pytest.fixture(scope="module")
-def crew(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
-    with started(WORKERS, tmp_path_factory.mktemp("logs")) as (crew, processes):
-        yield crew
-        assert sorted(crew.workers) == sorted(WORKERS)
-        fleet = Fleet(spanning_case("data").plan, crew, NODES)
-        fleet.end()
+def connections(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[SocketConnections]:
+    with started(WORKERS, tmp_path_factory.mktemp("logs")) as (connections, processes):
+        yield connections
+        assert sorted(connections.workers) == sorted(WORKERS)
+        controller = Controller(spanning_case("data").plan, connections, NODES)
+        controller.end()
         codes = {w: child.wait(10) for w, child in processes.children.items()}
         assert codes == dict.fromkeys(WORKERS, 0)
 
 
-def joined(crew: Crew, case: str, directory: Path, **settings: int) -> Fleet:
-    fleet = Fleet(spanning_case(case).plan, crew, NODES)
+def joined(
+    connections: SocketConnections, case: str, directory: Path, **settings: int
+) -> Controller:
+    controller = Controller(spanning_case(case).plan, connections, NODES)
     own = {"case": case, "seed": SEED, "directory": str(directory)}
-    fleet.build(own | settings)
-    fleet.connect()
-    return fleet
+    controller.build(own | settings)
+    controller.connect()
+    return controller
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_stages_over_two_hosts_give_the_gradients_of_one_jit(
-    crew: Crew, tmp_path: Path, name: str
+    connections: SocketConnections, tmp_path: Path, name: str
 ):
     case = spanning_case(name)
-    fleet = joined(crew, name, tmp_path)
+    controller = joined(connections, name, tmp_path)
     batch = random_batch(case.plan, case.model.vocab_size, SEED)
     params = random_params(case.model, SEED)
     loss, expected = oracle_gradients(case.model, params, batch)
-    first = fleet.step(SEED)
+    first = controller.step(SEED)
     held = gradients(tmp_path)
     assert first.loss() == pytest.approx(loss, rel=1e-5)
     assert_gradients_equal(held, expected)
     assert_charged(case, tmp_path)
-    assert fleet.evaluate([SEED]) == pytest.approx(loss, rel=1e-5)
+    assert controller.evaluate([SEED]) == pytest.approx(loss, rel=1e-5)
     # and once more the same bits
-    assert fleet.step(SEED) == first
+    assert controller.step(SEED) == first
     for path, values in gradients(tmp_path).items():
         np.testing.assert_array_equal(values, held[path])
 
@@ -124,10 +128,10 @@ def of_cards(charged: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 def test_samples_over_two_hosts_are_those_of_one_process(
-    crew: Crew, tmp_path: Path, quick_compiling: None
+    connections: SocketConnections, tmp_path: Path, quick_compiling: None
 ):
     case = spanning_case("replicas")
-    fleet = joined(crew, "replicas", tmp_path)
+    controller = joined(connections, "replicas", tmp_path)
     devices = {"slice": jax.devices()[:4], "single": jax.devices()[4:6]}
     whole = StageRuntime(case.plan, case.model, devices, keep_gradients())
     params = random_params(case.model, SEED)
@@ -140,14 +144,16 @@ def test_samples_over_two_hosts_are_those_of_one_process(
     expected = whole.next_logits(0, tokens)
     assert expected is not None
     np.testing.assert_allclose(
-        fleet.next_logits(tokens), expected, rtol=1e-4, atol=1e-5
+        controller.next_logits(tokens), expected, rtol=1e-4, atol=1e-5
     )
 
 
-def test_pulls_do_not_reach_stages_on_several_hosts(crew: Crew, tmp_path: Path):
-    fleet = joined(crew, "data", tmp_path)
+def test_pulls_do_not_reach_stages_on_several_hosts(
+    connections: SocketConnections, tmp_path: Path
+):
+    controller = joined(connections, "data", tmp_path)
     with pytest.raises(BadInput, match="'slice' with hosts = 2"):
-        fleet.connect("transfer")
+        controller.connect("transfer")
 
 
 @pytest.mark.parametrize(
@@ -161,14 +167,14 @@ def test_pulls_do_not_reach_stages_on_several_hosts(crew: Crew, tmp_path: Path):
 def test_a_lost_host_is_told_of_and_its_node_goes_with_it(
     tmp_path: Path, lost: str, how: int
 ):
-    with started(WORKERS, tmp_path / "logs") as (crew, processes):
-        fleet = joined(crew, "data", tmp_path)
-        fleet.step(0)
+    with started(WORKERS, tmp_path / "logs") as (connections, processes):
+        controller = joined(connections, "data", tmp_path)
+        controller.step(0)
         children = processes.children
         children[lost].send_signal(how)
         begin_s = time.monotonic()
         with pytest.raises(WorkerLost) as told:
-            fleet.step(1)
+            controller.step(1)
         limit_s = 2 if how == signal.SIGKILL else SILENCE_S + 2
         assert time.monotonic() - begin_s < limit_s
         assert told.value.worker == lost
@@ -176,8 +182,8 @@ def test_a_lost_host_is_told_of_and_its_node_goes_with_it(
         for mate in SLICE.workers:
             if mate != lost:
                 assert ended(children[mate])
-        assert crew.workers == [SINGLE.name]
-        assert crew.ask({SINGLE.name: Listen()})
+        assert connections.workers == [SINGLE.name]
+        assert connections.ask({SINGLE.name: Listen()})
         children[lost].send_signal(signal.SIGCONT)
         assert ended(children[lost])
 
@@ -186,12 +192,14 @@ def ended(child: subprocess.Popen[str]) -> bool:
     return child.wait(10) != 0
 
 
-def test_hosts_are_in_step_after_one_alone_was_broken_off(crew: Crew, tmp_path: Path):
+def test_hosts_are_in_step_after_one_alone_was_broken_off(
+    connections: SocketConnections, tmp_path: Path
+):
     """What one was given to do before it was broken off, the other has to do, too."""
-    before = joined(crew, "tensor", tmp_path).step(SEED)
-    fleet = joined(crew, "tensor", tmp_path, half_sent=1)
+    before = joined(connections, "tensor", tmp_path).step(SEED)
+    controller = joined(connections, "tensor", tmp_path, half_sent=1)
     with pytest.raises(WorkerLost, match="'single' is gone"):
-        fleet.step(SEED)
-    fleet.connect()
-    assert fleet.step(SEED) == before
-    assert fleet.evaluate([SEED]) == pytest.approx(before.loss(), rel=1e-6)
+        controller.step(SEED)
+    controller.connect()
+    assert controller.step(SEED) == before
+    assert controller.evaluate([SEED]) == pytest.approx(before.loss(), rel=1e-6)

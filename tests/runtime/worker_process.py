@@ -12,13 +12,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from hetjax.comm.links import Key
+from hetjax.comm.connections import Key
 from hetjax.errors import BadInput
 from hetjax.mesh.world import world_devices
-from hetjax.plans.members import Members, file_name, node_of
+from hetjax.plans.worker_map import WorkerMap, file_name, node_of
 from hetjax.runtime.feeding import Batch
 from hetjax.runtime.outcome import StepCommit
-from hetjax.runtime.service import read_post
+from hetjax.runtime.service import read_bootstrap
 from hetjax.runtime.serving import serve
 from hetjax.runtime.stage_runtime import StageRuntime
 from tests.jax_settings import compile_quickly, strict_simulation
@@ -108,7 +108,7 @@ def random_work(worker: str, settings: Mapping[str, Any]) -> RandomWork:
         {node_of(worker): devices},
         keep_gradients(),
         worker=worker,
-        members=Members(case.plan, tuple(nodes)),
+        members=WorkerMap(case.plan, tuple(nodes)),
     )
     runtime.directory = Path(settings["directory"])
     runtime.half_sent = settings.get("half_sent")
@@ -122,10 +122,10 @@ def random_work(worker: str, settings: Mapping[str, Any]) -> RandomWork:
 
 
 def main() -> None:
-    post = read_post(sys.stdin.readline())
+    bootstrap = read_bootstrap(sys.stdin.readline())
     strict_simulation()
     compile_quickly()
-    serve(post, lambda settings: random_work(post.worker, settings))
+    serve(bootstrap, lambda settings: random_work(bootstrap.worker, settings))
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 from hetjax.runtime import serving
-from hetjax.runtime.control import AnyRequest
 from hetjax.runtime.messages import Message
+from hetjax.runtime.worker_connections import AnyRequest
 from hetjax.training import worker
 
 FOLDER = "HETJAX_TEST_HANGS"

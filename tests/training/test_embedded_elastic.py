@@ -18,11 +18,11 @@ from hetjax.data.batches import samples
 from hetjax.elastic.driver import Driver
 from hetjax.elastic.notices import Notice, Watch
 from hetjax.plans.files import parse_plan, plan_json, read_plan
-from hetjax.plans.members import EMBEDDED
 from hetjax.plans.plan import Plan
+from hetjax.plans.worker_map import EMBEDDED
 from hetjax.preempt import main as preempt
 from hetjax.runtime import recovery
-from hetjax.runtime.fleet import Fleet
+from hetjax.runtime.controller import Controller
 from hetjax.runtime.in_process import InProcessConnections
 from hetjax.runtime.stage_runtime import StageRuntime
 from hetjax.runtime.state import Read
@@ -259,7 +259,7 @@ def test_state_that_is_taken_over_is_the_same_and_is_nowhere_twice(tmp_path: Pat
         built.append(StageRuntime(plan, MODEL, nodes, rule))
         return TrainingWork(runtime=built[-1], feed=feed(), held_out=())
 
-    controller = Fleet(TWO_REPLICAS, InProcessConnections(EMBEDDED, make))
+    controller = Controller(TWO_REPLICAS, InProcessConnections(EMBEDDED, make))
     controller.build({"plan": plan_json(TWO_REPLICAS)})
     controller.initialise(0)
     controller.step(0)

@@ -17,7 +17,7 @@ from hetjax.cluster.cluster import Cluster
 from hetjax.costs.costs import Reduction, StageKey
 from hetjax.costs.network.messages import Transport
 from hetjax.costs.network.routes import Place, num_lanes, ports, route
-from hetjax.plans.members import Members, node_of
+from hetjax.plans.worker_map import WorkerMap, node_of
 
 GRADIENT_BYTES = 4  # of an element: gradients are summed in fp32
 DIRECT_BYTES = 256 << 10  # up to here all send all to all (`comm/exchange.py`)
@@ -36,7 +36,7 @@ def exchanged(num_workers: int, num_elements: int) -> Iterator[tuple[int, int, i
 def gradient_sum(
     holders: Sequence[StageKey],
     sizes: Sequence[int],
-    members: Members,
+    members: WorkerMap,
     cluster: Cluster,
     transport: Transport,
 ) -> Reduction:

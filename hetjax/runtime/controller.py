@@ -20,9 +20,8 @@ from hetjax.cluster.cluster import Node
 from hetjax.comm.pull import check_fits
 from hetjax.errors import BadInput
 from hetjax.mesh.world import World
-from hetjax.plans.members import Members, file_name, node_of
 from hetjax.plans.plan import Plan
-from hetjax.runtime.control import Answer, WorkerConnections
+from hetjax.plans.worker_map import WorkerMap, file_name, node_of
 from hetjax.runtime.messages import (
     AwaitSaved,
     Build,
@@ -49,12 +48,13 @@ from hetjax.runtime.messages import (
     TransportName,
 )
 from hetjax.runtime.outcome import StepCommit, total_loss
+from hetjax.runtime.worker_connections import Answer, WorkerConnections
 from hetjax.schedule.programs.action import parse_program
 from hetjax.schedule.simulation.trace import Span
 
 
-class Fleet:
-    """A plan on workers, one per host, or one that has all, connected by `crew`.
+class Controller:
+    """A plan on workers, one per host, or one that has all, reached by `connections`.
 
     Of the plan's nodes those that are not among `nodes` have one host.
     Every method may raise WorkerLost; the survivors then keep their state and wait for
@@ -62,9 +62,9 @@ class Fleet:
     """
 
     def __init__(
-        self, plan: Plan, crew: WorkerConnections, nodes: Sequence[Node] = ()
+        self, plan: Plan, connections: WorkerConnections, nodes: Sequence[Node] = ()
     ) -> None:
-        self.crew = crew
+        self.connections = connections
         self.attempts: dict[int, str] = {}  # at saving, by step
         self._new_attempts = AttemptNames()
         self.saved: int | None = None  # newest step that all workers have saved
@@ -77,7 +77,7 @@ class Fleet:
     def adopt(self, plan: Plan, nodes: Sequence[Node] = ()) -> None:
         """Go on with this plan, once its workers are built and connected."""
         self.plan = plan
-        self.members = Members(plan, tuple(nodes), self.crew.only)
+        self.members = WorkerMap(plan, tuple(nodes), self.connections.only)
         self.workers = list(self.members.workers)
 
     def build(self, settings: Json, workers: Sequence[str] | None = None) -> None:
@@ -87,18 +87,20 @@ class Fleet:
         """
         asked = self.workers if workers is None else workers
         worlds = self._worlds(asked)
-        self.crew.ask({w: Build(settings=settings, world=worlds.get(w)) for w in asked})
+        self.connections.ask(
+            {w: Build(settings=settings, world=worlds.get(w)) for w in asked}
+        )
 
     def compile_ahead(self, settings: Json, plan: Plan) -> None:
         """Let workers compile in the background what this plan will ask of them."""
         used = {stage.node for _, _, stage in plan.stages()}
         there = [worker for worker in self.workers if node_of(worker) in used]
-        self.crew.ask(dict.fromkeys(there, CompileAhead(settings=settings)))
+        self.connections.ask(dict.fromkeys(there, CompileAhead(settings=settings)))
 
     def _worlds(self, asked: Sequence[str]) -> dict[str, World]:
         """The place of each host of a node with several in their world."""
         several = [h for h in self._hosts() if len(h) > 1 and {*h} & {*asked}]
-        told = self.crew.ask({hosts[0]: Coordinate() for hosts in several})
+        told = self.connections.ask({hosts[0]: Coordinate() for hosts in several})
         return {
             worker: World(address=told[hosts[0]].address, count=len(hosts), index=index)
             for hosts in several
@@ -119,8 +121,8 @@ class Fleet:
         BadInput if the transport's tags cannot tell all messages of the plan apart, or
         if it cannot reach stages on several hosts.
         """
-        self.crew.epoch += 1
-        if self.crew.only is not None:
+        self.connections.epoch += 1
+        if self.connections.only is not None:
             return  # there is nobody else
         if transport == "transfer":
             self._check_one_host_each()
@@ -131,9 +133,9 @@ class Fleet:
                 num_microbatches=max(r.num_microbatches for r in replicas),
             )
         workers = [*self.workers, *others]
-        told = self.crew.ask(dict.fromkeys(workers, Listen()))
+        told = self.connections.ask(dict.fromkeys(workers, Listen()))
         addresses = {worker: told[worker].address for worker in workers}
-        self.crew.ask(
+        self.connections.ask(
             {
                 worker: Join(
                     addresses={w: a for w, a in addresses.items() if w != worker},
@@ -152,7 +154,7 @@ class Fleet:
             if progress is not None and len(counts) == len(self.workers):
                 progress(*map(sum, zip(*counts.values(), strict=True)))
 
-        self.crew.ask(dict.fromkeys(self.workers, Compile()), told)
+        self.connections.ask(dict.fromkeys(self.workers, Compile()), told)
 
     def initialise(self, seed: int) -> None:
         """Fresh weights and optimizer state, a function of the seed alone."""
@@ -174,11 +176,11 @@ class Fleet:
 
     def _spans(self, worker: str) -> Iterator[Span]:
         """Spans of one worker, whose clock is read half-way between ask and answer."""
-        self.crew.ask({worker: TellTime()})  # what it still does, it does now
+        self.connections.ask({worker: TellTime()})  # what it still does, it does now
         asked_s = time.perf_counter()
-        clock_s = self.crew.ask({worker: TellTime()})[worker].now_s
+        clock_s = self.connections.ask({worker: TellTime()})[worker].now_s
         late_s = (asked_s + time.perf_counter()) / 2 - clock_s
-        told = self.crew.ask({worker: TellSpans()})[worker]
+        told = self.connections.ask({worker: TellSpans()})[worker]
         actions = parse_program(told.actions)
         for action, (node, device, *times_s) in zip(actions, told.spans, strict=True):
             start_s, end_s = times_s
@@ -225,13 +227,13 @@ class Fleet:
             or not any(message.storing for message in told.values()),
         )
         self._saving = step, saving
-        self.crew.ask(dict.fromkeys([*saving, *helping], request))
+        self.connections.ask(dict.fromkeys([*saving, *helping], request))
         return True
 
     def _see_to_copies(self, keeping: CheckpointStorage) -> None:
         """Tell workers who keeps copies for whom, once for each epoch."""
-        now = self.crew.epoch, keeping.copies
-        if keeping.copies == 1 or self._copying == now or self.crew.only:
+        now = self.connections.epoch, keeping.copies
+        if keeping.copies == 1 or self._copying == now or self.connections.only:
             return
         told = self._all(KeepCopies(keeping=keeping))
         found = copy_targets({w: node_of(w) for w in self.workers}, keeping.copies)
@@ -240,7 +242,7 @@ class Fleet:
                 f"{keeping.copies} copies of checkpoints are asked for, on fewer nodes"
             )
             warnings.warn(text, stacklevel=2)
-        self.crew.ask(
+        self.connections.ask(
             {
                 worker: SendCopies(to={file_name(w): told[w].address for w in others})
                 for worker, others in found.items()
@@ -280,7 +282,7 @@ class Fleet:
         self.wait_saved()
         others = [worker for worker in self.workers if worker not in first]
         for leaving in filter(None, (others, first)):
-            self.crew.ask(dict.fromkeys(leaving, Leave()))
+            self.connections.ask(dict.fromkeys(leaving, Leave()))
 
     def _check_one_host_each(self) -> None:
         for hosts in self._hosts():
@@ -298,4 +300,4 @@ class Fleet:
         return self._turn
 
     def _all(self, request: Request[Answer]) -> dict[str, Answer]:
-        return self.crew.ask(dict.fromkeys(self.workers, request))
+        return self.connections.ask(dict.fromkeys(self.workers, request))

@@ -27,7 +27,7 @@ from hetjax.checkpoint.reader import Checkpoint, DamagedCheckpoint, partial_chec
 from hetjax.checkpoint.recovery_plan import Save, Tier
 from hetjax.checkpoint.stored_steps import StoredStep
 from hetjax.checkpoint.stores.store import Store
-from hetjax.comm.links import Key
+from hetjax.comm.connections import Key
 from hetjax.comm.peers import Peers
 from hetjax.comm.wire import LEAVES
 from hetjax.runtime.messages import Collected, CollectLeaves, FoundSave
@@ -39,7 +39,7 @@ _NUM_READERS = 8  # threads: an object of a store is mostly waited for
 
 
 @dataclass(slots=True)
-class Salvage:
+class StateInventory:
     """Leaves of this worker by place; `taken` are those that it will go on with."""
 
     taken: dict[str, np.ndarray] = field(default_factory=dict)
@@ -117,9 +117,9 @@ class Salvage:
         return self._stored.read(leaf)
 
 
-def carry_out(
+def collect_leaves(
     order: CollectLeaves,
-    salvage: Salvage,
+    inventory: StateInventory,
     peers: Peers | None,
     needed: Mapping[str, Entry],
 ) -> Collected:
@@ -129,20 +129,20 @@ def carry_out(
     Raises PeerLost.
     """
     start_s = time.perf_counter()
-    giving = threading.Thread(target=_give, args=(order, salvage, peers), daemon=True)
+    giving = threading.Thread(target=_give, args=(order, inventory, peers), daemon=True)
     if peers is not None:
         giving.start()
     missing: list[str] = []
     num_bytes: dict[str, int] = {}
     seconds: dict[str, float] = {}
-    for tier, leaf, value, at_s in _taken(order, salvage, peers, needed):
+    for tier, leaf, value, at_s in _taken(order, inventory, peers, needed):
         if value is None:
             missing.append(leaf)
             continue
-        salvage.taken[leaf] = value
+        inventory.taken[leaf] = value
         num_bytes[tier] = num_bytes.get(tier, 0) + value.nbytes
         seconds[tier] = max(seconds.get(tier, 0.0), at_s - start_s)
-    salvage.tell_flaws()
+    inventory.tell_flaws()
     if peers is not None:
         giving.join()
         peers.mailbox.check()
@@ -154,26 +154,26 @@ def from_leaves(values: Mapping[str, np.ndarray], entry: Entry) -> np.ndarray:
     return join_leaves(entry, [values[name] for name in leaf_names(entry)])
 
 
-def _give(order: CollectLeaves, salvage: Salvage, peers: Peers) -> None:
+def _give(order: CollectLeaves, inventory: StateInventory, peers: Peers) -> None:
     """Send all that is asked for; what goes wrong is told to who waits here."""
     try:
-        _send(order, salvage, peers)
+        _send(order, inventory, peers)
     except Exception as error:
         peers.mailbox.lose(peers.own, f"failed: {error}")
 
 
-def _send(order: CollectLeaves, salvage: Salvage, peers: Peers) -> None:
+def _send(order: CollectLeaves, inventory: StateInventory, peers: Peers) -> None:
     for worker, tier, leaves in order.give:
         for leaf in leaves:
-            parts_ = _readable(order, salvage, tier, leaf)
+            parts_ = _readable(order, inventory, tier, leaf)
             with suppress(KeyError):  # one that has gone since
                 peers.send(worker, _key(order, leaf), parts_)
 
 
 def _readable(
-    order: CollectLeaves, salvage: Salvage, tier: Tier, leaf: str
+    order: CollectLeaves, inventory: StateInventory, tier: Tier, leaf: str
 ) -> Sequence[np.ndarray]:
-    value = _read(order, salvage, tier, leaf)
+    value = _read(order, inventory, tier, leaf)
     if value is None:
         return [_NOTHING]
     data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
@@ -183,14 +183,14 @@ def _readable(
 
 def _taken(
     order: CollectLeaves,
-    salvage: Salvage,
+    inventory: StateInventory,
     peers: Peers | None,
     needed: Mapping[str, Entry],
 ) -> Iterator[tuple[str, str, np.ndarray | None, float]]:
     """Tier, leaf, value and time of all that is asked for, from all places at once."""
     pool = ThreadPoolExecutor(_NUM_READERS)
     own: list[tuple[str, str, Future[_Read]]] = [
-        (tier, leaf, pool.submit(_timed, order, salvage, tier, leaf))
+        (tier, leaf, pool.submit(_timed, order, inventory, tier, leaf))
         for tier, leaves in order.own.items()
         for leaf in leaves
     ]
@@ -206,17 +206,19 @@ def _taken(
         pool.shutdown(cancel_futures=True)
 
 
-def _timed(order: CollectLeaves, salvage: Salvage, tier: Tier, leaf: str) -> _Read:
-    return _read(order, salvage, tier, leaf), time.perf_counter()
+def _timed(
+    order: CollectLeaves, inventory: StateInventory, tier: Tier, leaf: str
+) -> _Read:
+    return _read(order, inventory, tier, leaf), time.perf_counter()
 
 
 def _read(
-    order: CollectLeaves, salvage: Salvage, tier: Tier, leaf: str
+    order: CollectLeaves, inventory: StateInventory, tier: Tier, leaf: str
 ) -> np.ndarray | None:
     try:
-        return salvage.read(tier, order.save, leaf)
+        return inventory.read(tier, order.save, leaf)
     except (DamagedCheckpoint, OSError, ValueError) as error:
-        salvage.flaws.append(str(error).splitlines()[0].removeprefix("got: "))
+        inventory.flaws.append(str(error).splitlines()[0].removeprefix("got: "))
         return None
 
 

@@ -19,7 +19,7 @@ from hetjax.checkpoint.reader import (
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.stored_steps import fetch_newest
 from hetjax.errors import BadInput
-from hetjax.plans.members import EMBEDDED
+from hetjax.plans.worker_map import EMBEDDED
 from hetjax.report.progress import Display
 from hetjax.training import rundir
 from hetjax.training.config import RunConfig

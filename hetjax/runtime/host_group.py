@@ -4,7 +4,7 @@
 Owns entering and leaving their world, and that the process ends where it can be of no
 use any more: a host of the node is lost, or a program waits for one for ever. Does not
 own the settings of a world (`hetjax/mesh/world.py`) nor who is told to enter which
-(`fleet.py`).
+(`controller.py`).
 """
 
 import os
@@ -13,16 +13,16 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from hetjax.comm.links import listen
+from hetjax.comm.connections import listen
 from hetjax.errors import BadInput
 from hetjax.mesh.world import World, join_world, leave_world
-from hetjax.plans.members import node_of
+from hetjax.plans.worker_map import node_of
 from hetjax.runtime.messages import Build, Compile, Leave, Message
 
 _WITHOUT_OTHERS = (Build, Compile, Leave)  # may take long, and end by themselves
 
 
-class Mates:
+class HostGroup:
     """The world of `worker`, if there is one; it serves it on `host` if it is first.
 
     `limit_s` is how long a request may take that others have broken off.

@@ -15,7 +15,7 @@ import pytest
 
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.files import load_cluster
-from hetjax.elastic.foresight import Foresight, likely
+from hetjax.elastic.standby_plans import StandbyPlans, likely
 from hetjax.models.presets import model_preset
 from hetjax.plans.files import read_plan
 from hetjax.plans.plan import Plan, Replica, Stage
@@ -90,7 +90,7 @@ def test_what_was_foreseen_is_told_once_and_is_the_plan_when_it_happens():
         asked.append(cluster)
         return replan(cluster, current)
 
-    foresight = Foresight(counting, Looks(), 0.05)
+    foresight = StandbyPlans(counting, Looks(), 0.05)
     assert not foresight.found(*PAIR)  # too early
     time.sleep(0.05)
     told = [foresight.found(*PAIR) for _ in range(3)]
@@ -107,7 +107,7 @@ def test_what_was_foreseen_is_told_once_and_is_the_plan_when_it_happens():
 
 def test_a_change_ends_the_look_and_what_it_found():
     looks = Looks()
-    foresight = Foresight(replan, looks, 1e-9)
+    foresight = StandbyPlans(replan, looks, 1e-9)
     foresight.found(*PAIR)
     assert foresight.found(*PAIR)
     other = cluster_of("a", "b", "c"), plan_of("a", "b", "c")
@@ -121,7 +121,7 @@ def test_a_change_ends_the_look_and_what_it_found():
 def test_zero_or_a_single_node_never_looks_ahead():
     for after_s, now in ((0.0, PAIR), (1e-9, (cluster_of("a"), plan_of("a")))):
         looks = Looks()
-        foresight = Foresight(replan, looks, after_s)
+        foresight = StandbyPlans(replan, looks, after_s)
         for _ in range(3):
             time.sleep(0.001)
             assert not foresight.found(*now)
@@ -172,7 +172,7 @@ def test_a_process_that_fails_says_why_once(
 def test_a_run_that_ends_leaves_nothing_that_plans():
     before = {*threading.enumerate()}
     config, cluster, plan = tiny()
-    foresight = Foresight(replan, partial(Planning, config), 1e-9)
+    foresight = StandbyPlans(replan, partial(Planning, config), 1e-9)
     foresight.found(cluster, plan)
     time.sleep(0.001)
     foresight.found(cluster, plan)

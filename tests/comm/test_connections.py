@@ -17,14 +17,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from hetjax.comm.links import (
+from hetjax.comm.connections import (
     _GREETING,
     _HANDSHAKE_S,
     _MOST_WAITING,
     _NAME_BYTES,
+    Connection,
     Ends,
     Key,
-    Link,
     Refused,
     dial,
 )
@@ -109,7 +109,7 @@ def test_a_peer_that_never_beats_is_lost_in_the_end():
     here, there = socket.socketpair()
     ours, theirs = socket.socketpair()
     told: queue.Queue[str] = queue.Queue()
-    link = Link(
+    link = Connection(
         Ends(here, ours),
         "mute",
         lambda peer, key, data: None,
@@ -135,7 +135,9 @@ def test_what_cannot_be_taken_in_loses_who_sends_it(size: int):
     def deliver(peer: str, key: Key, data: np.ndarray) -> None:
         raise ValueError("no JSON")
 
-    link = Link(Ends(here, ours), "raw", deliver, lambda _, reason: told.put(reason))
+    link = Connection(
+        Ends(here, ours), "raw", deliver, lambda _, reason: told.put(reason)
+    )
     there.sendall(struct.pack("<6IQ", *KEY, size))
     there.shutdown(socket.SHUT_WR)
     assert told.get(timeout=5)
@@ -150,7 +152,7 @@ def test_what_has_arrived_is_delivered_whatever_comes_of_the_next(rest: int):
     here, there = socket.socketpair()
     ours, theirs = socket.socketpair()
     came: queue.Queue[tuple[str, bytes]] = queue.Queue()
-    link = Link(
+    link = Connection(
         Ends(here, ours),
         "raw",
         lambda peer, key, data: came.put(("message", data.tobytes())),
@@ -223,7 +225,7 @@ def test_a_caller_with_a_name_that_no_worker_has_is_refused(
     with pytest.raises(Refused, match="no worker's name"):
         dial(one.address, name, "one", SECRET)
     sent = lambda name: name.encode()[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0")  # noqa: E731
-    monkeypatch.setattr("hetjax.comm.links._name_bytes", sent)
+    monkeypatch.setattr("hetjax.comm.connections._name_bytes", sent)
     found = dial(one.address, name, "one", SECRET)
     found.messages.settimeout(5.0)
     assert found.messages.recv(1) == b""  # the door is shut
@@ -264,7 +266,7 @@ def test_a_door_without_descriptors_opens_again_once_there_are_some():
 def test_a_handshake_has_one_limit_however_slowly_it_comes(
     pause_s: float, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("hetjax.comm.links._HANDSHAKE_S", 0.5)
+    monkeypatch.setattr("hetjax.comm.connections._HANDSHAKE_S", 0.5)
     one = Peers("one", "127.0.0.1:0", SECRET)
     host, _, port = one.address.rpartition(":")
     slow = socket.create_connection((host, int(port)))

@@ -20,7 +20,7 @@ Share = tuple[tuple[str, ...], tuple[int, ...]]  # workers, and the rows they al
 
 
 @dataclass(frozen=True)
-class Members:
+class WorkerMap:
     """The workers of a plan; nodes that are not among `nodes` have one host.
 
     If there is an `only` worker, it has all of them.

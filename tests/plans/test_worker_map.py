@@ -8,19 +8,19 @@ import pytest
 from hetjax.comm.reduction import num_rows, row_sharding
 from hetjax.mesh.axes import stage_mesh
 from hetjax.mesh.reshard import shard_boxes
-from hetjax.plans.members import Members
+from hetjax.plans.worker_map import WorkerMap
 from tests.runtime.spanning_plans import CASES, NODES, SLICE, WORKERS, spanning_case
 
 
-def members(case: str) -> Members:
-    return Members(spanning_case(case).plan, NODES)
+def members(case: str) -> WorkerMap:
+    return WorkerMap(spanning_case(case).plan, NODES)
 
 
 def test_a_node_has_a_worker_per_host_and_one_host_has_its_name():
     assert SLICE.workers == ("slice/0", "slice/1")
     assert WORKERS[-1] == "single"
     plan = spanning_case("data").plan
-    assert Members(plan).workers == ("slice", "single")  # nobody said otherwise
+    assert WorkerMap(plan).workers == ("slice", "single")  # nobody said otherwise
     for case in CASES:
         nodes = {stage.node for _, _, stage in spanning_case(case).plan.stages()}
         expected = {w for w in WORKERS if w.partition("/")[0] in nodes}

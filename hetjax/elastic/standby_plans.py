@@ -33,7 +33,7 @@ class Look(Protocol):
         ...
 
 
-class Foresight:
+class StandbyPlans:
     """Looks ahead `after_s` seconds after each change; never if that is 0.
 
     `look` begins to plan for clusters in place of a plan.

@@ -127,7 +127,7 @@ def listen(address: str) -> tuple[socket.socket, str]:
     return found, f"{host}:{port}"
 
 
-class Door:
+class Listener:
     """Lets in callers that know the secret; strangers are turned away without a word.
 
     Listens at `address` as soon as it is made, which then has the port. `admit` is
@@ -220,7 +220,7 @@ class Door:
         return Ends(earlier[1], caller)
 
 
-class Link:
+class Connection:
     """A connection to one peer, which has proven who it is.
 
     `deliver` and `lost` are called from the link's own threads; `lost` at most once,

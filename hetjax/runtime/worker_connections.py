@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a controller and its workers talk: requests and their answers over links.
+"""How a controller and its workers talk: requests and their answers.
 
 Owns matching answers with requests, refusing what does not follow from a request, and
 noticing at once that one side is gone. A side that sends what is no message, or none
 that it may send now, is lost like one that has ended. Does not own the messages
-(`messages.py`), nor what they mean (`serving.py`, `fleet.py`).
+(`messages.py`), nor what they mean (`serving.py`, `controller.py`).
 """
 
 import threading
@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from hetjax.comm.links import SILENCE_S, Door, Ends, Key, Link, dial
+from hetjax.comm.connections import SILENCE_S, Connection, Ends, Key, Listener, dial
 from hetjax.errors import BadInput
 from hetjax.runtime.encoding import BadMessage, decode, encode
 from hetjax.runtime.limits import LIMITS, START
@@ -97,8 +97,8 @@ class WorkerConnections(Protocol):
         ...
 
 
-class Line:
-    """A worker's line to its controller: `heard` is called with every request."""
+class ControllerConnection:
+    """A worker's connection to its controller, which is `heard` with every request."""
 
     def __init__(
         self,
@@ -119,20 +119,20 @@ class Line:
         self._epoch = 0
         found = dial(address, own, CONTROLLER, secret)
         lost = lambda peer, reason: gone(reason)  # noqa: E731
-        self._link = Link(found, CONTROLLER, deliver, lost, silence_s)
+        self._socket = Connection(found, CONTROLLER, deliver, lost, silence_s)
 
     def send(self, number: int, message: Message) -> None:
         """Answer the request of this number, or say how far it is; 0: unasked."""
-        self._link.send(_key(number), [encode(message)])
+        self._socket.send(_key(number), [encode(message)])
 
     def close(self) -> None:
-        self._link.close()
+        self._socket.close()
 
 
-class Crew:
-    """A controller's lines to its workers, by name.
+class SocketConnections:
+    """A controller's sockets to its workers, by name.
 
-    `noticed` is called at once, from a line's thread, when a worker tells that its
+    `noticed` is called at once, from a thread of its own, when a worker tells that its
     machine is about to go. Every wait has its limit (`limits.py`) times `patience`.
     """
 
@@ -146,7 +146,7 @@ class Crew:
         self._silence_s, self._patience = silence_s, patience
         self._interrupt: Callable[[], None] = _nobody_interrupts
         self._changed = threading.Condition()
-        self._links: dict[str, Link] = {}
+        self._sockets: dict[str, Connection] = {}
         self._lost: dict[str, str] = {}
         self.only = None
         self.epoch = 0  # of what is asked: whoever connects workers counts it up
@@ -155,14 +155,14 @@ class Crew:
         self._replies: dict[str, Message] = {}
         self._progress: Progress = nobody_counts
         self.noticed: Callable[[str, Noticed], None] = _nobody_listens
-        self._door = Door(CONTROLLER, address, secret, self._admit)
-        self.address = self._door.address
+        self._listener = Listener(CONTROLLER, address, secret, self._admit)
+        self.address = self._listener.address
 
     @property
     def workers(self) -> list[str]:
         """Those who can be asked."""
         with self._changed:
-            return [name for name in self._links if self._is_there(name)]
+            return [name for name in self._sockets if self._is_there(name)]
 
     def wait_for(
         self,
@@ -210,20 +210,20 @@ class Crew:
         return self._answers(list(asked), what)
 
     def lose(self, worker: str, reason: str) -> None:
-        """Take a worker for lost, whatever its line says."""
+        """Take a worker for lost, whatever its connection says."""
         self._gone(worker, reason)
-        link = self._links.get(worker)
-        if link is not None:
-            threading.Thread(target=link.close, daemon=True).start()
+        found = self._sockets.get(worker)
+        if found is not None:
+            threading.Thread(target=found.close, daemon=True).start()
 
     def close(self) -> None:
-        """End all lines; workers end themselves then."""
-        self._door.close()
-        for link in self._links.values():
-            link.close()
+        """End all connections; workers end themselves then."""
+        self._listener.close()
+        for found in self._sockets.values():
+            found.close()
 
     def _is_there(self, worker: str) -> bool:
-        return worker in self._links and worker not in self._lost
+        return worker in self._sockets and worker not in self._lost
 
     def _answers(
         self, workers: Sequence[str], what: type[Request[Answer]]
@@ -282,12 +282,12 @@ class Crew:
         }
 
     def _send(self, worker: str, request: AnyRequest) -> None:
-        link = self._links.get(worker)
-        if link is not None:
-            link.send(_key(self._number), [encode(request)])
+        found = self._sockets.get(worker)
+        if found is not None:
+            found.send(_key(self._number), [encode(request)])
 
     def _deliver(self, worker: str, key: Key, data: np.ndarray) -> None:
-        """Called by the link's thread; what this raises loses the worker."""
+        """Called by the connection's thread; what this raises loses the worker."""
         message, number = decode(data, Message), key[1]
         if isinstance(message, Warned):
             return warnings.warn(f"worker {worker}: {message.text}", stacklevel=1)
@@ -311,7 +311,7 @@ class Crew:
     def _admit(self, found: Ends, worker: str) -> None:
         with self._changed:
             self._lost.pop(worker, None)
-            self._links[worker] = Link(
+            self._sockets[worker] = Connection(
                 found, worker, self._deliver, self._gone, self._silence_s
             )
             self._changed.notify_all()
