@@ -87,6 +87,9 @@ class StageRuntime(Stages):
             for node in self.training
             if node in devices
         }
+        self._training, self._evaluation = map(
+            self._own, (self.training, self.evaluation)
+        )
         self._layouts = {
             key: batch_sharding(state.programs.mesh)
             for key, state in self.stages.items()
@@ -133,7 +136,7 @@ class StageRuntime(Stages):
         Raises PeerLost.
         """
         step = self._step(number, batch, observer)
-        runs = self._runs(self.training, step)
+        runs = self._runs(self._training, step)
         self._unfinished = runs, step
         if not self.stages:
             step.sync.attend()
@@ -166,7 +169,7 @@ class StageRuntime(Stages):
         `number` tells this evaluation from others. Raises PeerLost.
         """
         step = self._step(number, batch, None)
-        self._run(self._runs(self.evaluation, step), step)
+        self._run(self._runs(self._evaluation, step), step)
         found = self._last_losses()
         return [(stage, float(value_here(loss))) for stage, loss in found.items()]
 
@@ -247,12 +250,15 @@ class StageRuntime(Stages):
         degrees = {(r, s): stage.mesh.data for r, s, stage in self.plan.stages()}
         return TransferTransport(peers, pool, nodes, server, degrees)
 
-    def _runs(self, programs: Programs, step: Step) -> list[Iterator[int]]:
+    def _own(self, programs: Programs) -> Programs:
         """The nodes' programs without stages that have no device here."""
-        return [
-            executor.run(tuple(a for a in programs[node] if a.key in self.stages), step)
-            for node, executor in self._executors.items()
-        ]
+        return {
+            node: tuple(a for a in programs[node] if a.key in self.stages)
+            for node in self._executors
+        }
+
+    def _runs(self, programs: Programs, step: Step) -> list[Iterator[int]]:
+        return [self._executors[node].run(p, step) for node, p in programs.items()]
 
     def _run(self, runs: Sequence[Iterator[int]], step: Step) -> None:
         """Round robin: each enqueues until it has to wait for another, here or not."""
