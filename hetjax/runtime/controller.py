@@ -22,31 +22,8 @@ from hetjax.errors import BadInput
 from hetjax.mesh.world import World
 from hetjax.plans.plan import Plan
 from hetjax.plans.worker_map import WorkerMap, file_name, node_of
-from hetjax.runtime.messages import (
-    AwaitSaved,
-    Build,
-    Compile,
-    CompileAhead,
-    Compiling,
-    Coordinate,
-    Evaluate,
-    Initialise,
-    Join,
-    Json,
-    KeepCopies,
-    Leave,
-    Listen,
-    Predict,
-    Request,
-    SaveState,
-    SavingState,
-    SendCopies,
-    TellSaving,
-    TellSpans,
-    TellTime,
-    Train,
-    TransportName,
-)
+from hetjax.runtime import messages
+from hetjax.runtime.messages import Json, Request, TransportName
 from hetjax.runtime.outcome import StepCommit, total_loss
 from hetjax.runtime.worker_connections import Answer, WorkerConnections
 from hetjax.schedule.programs.action import parse_program
@@ -88,19 +65,23 @@ class Controller:
         asked = self.workers if workers is None else workers
         worlds = self._worlds(asked)
         self.connections.ask(
-            {w: Build(settings=settings, world=worlds.get(w)) for w in asked}
+            {w: messages.Build(settings=settings, world=worlds.get(w)) for w in asked}
         )
 
     def compile_ahead(self, settings: Json, plan: Plan) -> None:
         """Let workers compile in the background what this plan will ask of them."""
         used = {stage.node for _, _, stage in plan.stages()}
         there = [worker for worker in self.workers if node_of(worker) in used]
-        self.connections.ask(dict.fromkeys(there, CompileAhead(settings=settings)))
+        self.connections.ask(
+            dict.fromkeys(there, messages.CompileAhead(settings=settings))
+        )
 
     def _worlds(self, asked: Sequence[str]) -> dict[str, World]:
         """The place of each host of a node with several in their world."""
         several = [h for h in self._hosts() if len(h) > 1 and {*h} & {*asked}]
-        told = self.connections.ask({hosts[0]: Coordinate() for hosts in several})
+        told = self.connections.ask(
+            {hosts[0]: messages.Coordinate() for hosts in several}
+        )
         return {
             worker: World(address=told[hosts[0]].address, count=len(hosts), index=index)
             for hosts in several
@@ -133,11 +114,11 @@ class Controller:
                 num_microbatches=max(r.num_microbatches for r in replicas),
             )
         workers = [*self.workers, *others]
-        told = self.connections.ask(dict.fromkeys(workers, Listen()))
+        told = self.connections.ask(dict.fromkeys(workers, messages.Listen()))
         addresses = {worker: told[worker].address for worker in workers}
         self.connections.ask(
             {
-                worker: Join(
+                worker: messages.Join(
                     addresses={w: a for w, a in addresses.items() if w != worker},
                     transport=transport,
                 )
@@ -149,23 +130,25 @@ class Controller:
         """Compile the programs of all stages."""
         counts: dict[str, tuple[int, int]] = {}
 
-        def told(worker: str, compiling: Compiling) -> None:
+        def told(worker: str, compiling: messages.Compiling) -> None:
             counts[worker] = compiling.num_done, compiling.num_all
             if progress is not None and len(counts) == len(self.workers):
                 progress(*map(sum, zip(*counts.values(), strict=True)))
 
-        self.connections.ask(dict.fromkeys(self.workers, Compile()), told)
+        self.connections.ask(dict.fromkeys(self.workers, messages.Compile()), told)
 
     def initialise(self, seed: int) -> None:
         """Fresh weights and optimizer state, a function of the seed alone."""
-        self._all(Initialise(seed=seed))
+        self._all(messages.Initialise(seed=seed))
 
     def step(self, number: int, *, traced: bool = False) -> StepCommit:
         """Train on the global batch of this step; returns once all know NORM.
 
         When the actions of a traced step ran is told by `spans`.
         """
-        told = self._all(Train(step=number, turn=self.next_turn(), traced=traced))
+        told = self._all(
+            messages.Train(step=number, turn=self.next_turn(), traced=traced)
+        )
         first, *others = told.values()
         assert all(other == first for other in others), f"they disagree on {number}"
         return first.commit
@@ -176,11 +159,12 @@ class Controller:
 
     def _spans(self, worker: str) -> Iterator[Span]:
         """Spans of one worker, whose clock is read half-way between ask and answer."""
-        self.connections.ask({worker: TellTime()})  # what it still does, it does now
+        # what it still does, it does now
+        self.connections.ask({worker: messages.TellTime()})
         asked_s = time.perf_counter()
-        clock_s = self.connections.ask({worker: TellTime()})[worker].now_s
+        clock_s = self.connections.ask({worker: messages.TellTime()})[worker].now_s
         late_s = (asked_s + time.perf_counter()) / 2 - clock_s
-        told = self.connections.ask({worker: TellSpans()})[worker]
+        told = self.connections.ask({worker: messages.TellSpans()})[worker]
         actions = parse_program(told.actions)
         for action, (node, device, *times_s) in zip(actions, told.spans, strict=True):
             start_s, end_s = times_s
@@ -190,14 +174,14 @@ class Controller:
         """Mean cross-entropy in nats per token over batches of these numbers."""
         sums, num_tokens = 0.0, 0
         for number in batches:
-            told = self._all(Evaluate(batch=number, turn=self.next_turn()))
+            told = self._all(messages.Evaluate(batch=number, turn=self.next_turn()))
             sums += total_loss(loss for m in told.values() for loss in m.losses)
             num_tokens += next(iter(told.values())).num_tokens
         return sums / num_tokens
 
     def next_logits(self, tokens: Sequence[int]) -> np.ndarray:
         """logits_V that follow the (last seq_len) tokens, by the first replica."""
-        told = self._all(Predict(tokens=tokens, turn=self.next_turn()))
+        told = self._all(messages.Predict(tokens=tokens, turn=self.next_turn()))
         (logits_V,) = [m.logits for m in told.values() if m.logits is not None]
         return np.array(logits_V, np.float32)
 
@@ -217,7 +201,7 @@ class Controller:
         helping = [w for hosts in self._hosts() if len(hosts) > 1 for w in hosts]
         self._see_to_copies(keeping)
         self.attempts[step] = self._new_attempts.new()
-        request = SaveState(
+        request = messages.SaveState(
             keeping=keeping,
             step=step,
             host={**host, "attempt": self.attempts[step]},
@@ -235,7 +219,7 @@ class Controller:
         now = self.connections.epoch, keeping.copies
         if keeping.copies == 1 or self._copying == now or self.connections.only:
             return
-        told = self._all(KeepCopies(keeping=keeping))
+        told = self._all(messages.KeepCopies(keeping=keeping))
         found = copy_targets({w: node_of(w) for w in self.workers}, keeping.copies)
         if len(next(iter(found.values()))) < keeping.copies - 1:
             text = (
@@ -244,7 +228,9 @@ class Controller:
             warnings.warn(text, stacklevel=2)
         self.connections.ask(
             {
-                worker: SendCopies(to={file_name(w): told[w].address for w in others})
+                worker: messages.SendCopies(
+                    to={file_name(w): told[w].address for w in others}
+                )
                 for worker, others in found.items()
             }
         )
@@ -256,12 +242,12 @@ class Controller:
 
     def wait_saved(self) -> None:
         """Return once no checkpoint is being written."""
-        self._all(AwaitSaved())
+        self._all(messages.AwaitSaved())
         self._savers()
 
-    def _savers(self) -> dict[str, SavingState]:
+    def _savers(self) -> dict[str, messages.SavingState]:
         """Ask how saving goes; learn which step all have saved."""
-        told = self._all(TellSaving())
+        told = self._all(messages.TellSaving())
         step, workers = self._saving
         save = step, self.attempts.get(step)
         if workers and all(w in told and told[w].newest == save for w in workers):
@@ -282,7 +268,7 @@ class Controller:
         self.wait_saved()
         others = [worker for worker in self.workers if worker not in first]
         for leaving in filter(None, (others, first)):
-            self.connections.ask(dict.fromkeys(leaving, Leave()))
+            self.connections.ask(dict.fromkeys(leaving, messages.Leave()))
 
     def _check_one_host_each(self) -> None:
         for hosts in self._hosts():

@@ -20,52 +20,10 @@ from hetjax.comm.connections import SILENCE_S
 from hetjax.comm.peers import Peers
 from hetjax.comm.pull import PullServer
 from hetjax.plans.worker_map import WorkerMap, file_name
+from hetjax.runtime import messages
 from hetjax.runtime.feeding import Batch
 from hetjax.runtime.host_group import HostGroup
-from hetjax.runtime.messages import (
-    Address,
-    AwaitSaved,
-    Build,
-    ClockTime,
-    Collected,
-    CollectLeaves,
-    Compile,
-    CompileAhead,
-    Compiling,
-    Coordinate,
-    Done,
-    Evaluate,
-    Evaluated,
-    FindSaves,
-    FinishStep,
-    FoundSaves,
-    HeldState,
-    HoldState,
-    Initialise,
-    Join,
-    Json,
-    KeepCopies,
-    Leave,
-    Listen,
-    Message,
-    NeededState,
-    PlaceState,
-    Predict,
-    Predicted,
-    Reached,
-    Request,
-    SaveState,
-    SavingState,
-    SendCopies,
-    TellNeeds,
-    TellReached,
-    TellSaving,
-    TellSpans,
-    TellTime,
-    TracedActions,
-    Train,
-    Trained,
-)
+from hetjax.runtime.messages import Json, Message, Request
 from hetjax.runtime.outcome import StepCommit
 from hetjax.runtime.saving import Saving
 from hetjax.runtime.stage_runtime import StageRuntime
@@ -147,7 +105,7 @@ class WorkerService:
         *,
         bootstrap: WorkerBootstrap | None = None,
         warm: Callable[[Json], None] = lambda settings: None,
-        tell: Callable[[Compiling], None] = lambda compiling: None,
+        tell: Callable[[messages.Compiling], None] = lambda compiling: None,
     ) -> None:
         self._worker, self._bootstrap = worker, bootstrap
         self._make, self._warm_up, self._tell = make, warm, tell
@@ -167,7 +125,7 @@ class WorkerService:
 
     def answer(self, request: Request[Any]) -> Message:
         """Do it; raises PeerLost, BadInput, or whatever went wrong."""
-        return HANDLERS[type(request)](self, request) or Done()
+        return HANDLERS[type(request)](self, request) or messages.Done()
 
     def close(self) -> None:
         """Finish what is being written, and let go of everything."""
@@ -175,10 +133,10 @@ class WorkerService:
             self._work.close()
         self._saving.close()
 
-    def _coordinate(self, request: Coordinate) -> Address:
-        return Address(address=self.host_group.coordinate())
+    def _coordinate(self, request: messages.Coordinate) -> messages.Address:
+        return messages.Address(address=self.host_group.coordinate())
 
-    def _build(self, request: Build) -> None:
+    def _build(self, request: messages.Build) -> None:
         if request.world is not None:
             self.host_group.enter(request.world)
         if self._work is not None:
@@ -188,18 +146,18 @@ class WorkerService:
         self._work = self._make(request.settings)
         self._timelines.append((Timeline(self._runtime.plan), self._runtime.members))
 
-    def _compile_ahead(self, request: CompileAhead) -> None:
+    def _compile_ahead(self, request: messages.CompileAhead) -> None:
         self._warmer.add(lambda: self._warm_up(request.settings))
 
-    def _listen(self, request: Listen) -> Address:
+    def _listen(self, request: messages.Listen) -> messages.Address:
         assert self._bootstrap is not None, _ALONE
         bootstrap = self._bootstrap
         self.peers = Peers(
             bootstrap.worker, bootstrap.listen, bootstrap.secret, bootstrap.silence_s
         )
-        return Address(address=self.peers.address)
+        return messages.Address(address=self.peers.address)
 
-    def _join(self, request: Join) -> None:
+    def _join(self, request: messages.Join) -> None:
         assert self._bootstrap is not None and self.peers is not None, _ALONE
         self.peers.connect(request.addresses, _CONNECT_S)
         if request.transport == "transfer" and self._server is None:
@@ -207,17 +165,17 @@ class WorkerService:
         server = self._server if request.transport == "transfer" else None
         self._runtime.join(self.peers, request.epoch, server)
 
-    def _compile(self, request: Compile) -> None:
+    def _compile(self, request: messages.Compile) -> None:
         self._runtime.compile(
-            lambda done, of: self._tell(Compiling(num_done=done, num_all=of))
+            lambda done, of: self._tell(messages.Compiling(num_done=done, num_all=of))
         )
 
-    def _initialise(self, request: Initialise) -> None:
+    def _initialise(self, request: messages.Initialise) -> None:
         self._inventory.forget()
         self._runtime.initialise(request.seed)
         self._at = 0
 
-    def _train(self, request: Train) -> Trained:
+    def _train(self, request: messages.Train) -> messages.Trained:
         assert self._work is not None
         batch = self._work.batch(request.step)
         self._commit = None
@@ -225,30 +183,34 @@ class WorkerService:
             request.turn, batch, self._timelines[-1][0] if request.traced else None
         )
         self._at = request.step + 1
-        return Trained(commit=self._commit)
+        return messages.Trained(commit=self._commit)
 
-    def _reached(self, request: TellReached) -> Reached:
-        return Reached(at=self._at, commit=self._commit)
+    def _reached(self, request: messages.TellReached) -> messages.Reached:
+        return messages.Reached(at=self._at, commit=self._commit)
 
-    def _finish(self, request: FinishStep) -> None:
+    def _finish(self, request: messages.FinishStep) -> None:
         assert self._at is not None
         self._commit = self._runtime.finish(request.commit)
         self._at += 1
 
-    def _hold(self, request: HoldState) -> HeldState:
+    def _hold(self, request: messages.HoldState) -> messages.HeldState:
         if self._at is not None:
             self._inventory.keep(self._at, self._runtime.held())
-        return HeldState(at=self._inventory.memory_step, leaves=self._inventory.memory)
+        return messages.HeldState(
+            at=self._inventory.memory_step, leaves=self._inventory.memory
+        )
 
-    def _find_saves(self, request: FindSaves) -> FoundSaves:
+    def _find_saves(self, request: messages.FindSaves) -> messages.FoundSaves:
         directory = request.keeping.at(file_name(self._worker))
-        return FoundSaves(saves=[*self._inventory.look(directory, self._needed())])
+        return messages.FoundSaves(
+            saves=[*self._inventory.look(directory, self._needed())]
+        )
 
-    def _needs(self, request: TellNeeds) -> NeededState:
+    def _needs(self, request: messages.TellNeeds) -> messages.NeededState:
         leaves = {leaf: leaf_bytes(entry) for leaf, entry in self._needed().items()}
-        return NeededState(at=self._at, leaves=leaves)
+        return messages.NeededState(at=self._at, leaves=leaves)
 
-    def _collect(self, request: CollectLeaves) -> Collected:
+    def _collect(self, request: messages.CollectLeaves) -> messages.Collected:
         if request.own.get("cloud"):
             self._open_store(request.keeping, request.save[0])
         return collect_leaves(request, self._inventory, self.peers, self._needed())
@@ -259,7 +221,7 @@ class WorkerService:
         directory = keeping.at(file_name(self._worker))
         self._inventory.fetch_from(store, step, directory)
 
-    def _place(self, request: PlaceState) -> None:
+    def _place(self, request: messages.PlaceState) -> None:
         if self._at != request.step:
             values = self._inventory.taken
             self._inventory.let_go()
@@ -277,35 +239,35 @@ class WorkerService:
             for leaf in leaf_names(entry)
         }
 
-    def _time(self, request: TellTime) -> ClockTime:
-        return ClockTime(now_s=time.perf_counter())
+    def _time(self, request: messages.TellTime) -> messages.ClockTime:
+        return messages.ClockTime(now_s=time.perf_counter())
 
-    def _spans(self, request: TellSpans) -> TracedActions:
+    def _spans(self, request: messages.TellSpans) -> messages.TracedActions:
         spans = [
             span
             for timeline, members in self._timelines
             for span in timeline.spans()
             if members.worker_of(span.node, span.device) == self._worker
         ]
-        return TracedActions(
+        return messages.TracedActions(
             actions=format_program(tuple(span.action for span in spans)),
             spans=[(s.node, s.device, s.start_s, s.end_s) for s in spans],
         )
 
-    def _evaluate(self, request: Evaluate) -> Evaluated:
+    def _evaluate(self, request: messages.Evaluate) -> messages.Evaluated:
         assert self._work is not None
         batch = self._work.validation(request.batch)
         losses = self._runtime.evaluate(request.turn, batch)
-        return Evaluated(losses=losses, num_tokens=batch[1].size)
+        return messages.Evaluated(losses=losses, num_tokens=batch[1].size)
 
-    def _predict(self, request: Predict) -> Predicted:
+    def _predict(self, request: messages.Predict) -> messages.Predicted:
         found_V = self._runtime.next_logits(request.turn, request.tokens)
-        return Predicted(logits=None if found_V is None else found_V.tolist())
+        return messages.Predicted(logits=None if found_V is None else found_V.tolist())
 
-    def _saving_state(self, request: TellSaving) -> SavingState:
+    def _saving_state(self, request: messages.TellSaving) -> messages.SavingState:
         return self._saving.state(self._runtime.saves)
 
-    def _save(self, request: SaveState) -> None:
+    def _save(self, request: messages.SaveState) -> None:
         self._saving.save(request, [*self._runtime.entries()])
 
     def _open_copies(self) -> PeerReplication:
@@ -325,29 +287,29 @@ class WorkerService:
 
 
 HANDLERS: dict[type[Request[Any]], Callable[[WorkerService, Any], Message | None]] = {
-    Coordinate: WorkerService._coordinate,
-    Build: WorkerService._build,
-    CompileAhead: WorkerService._compile_ahead,
-    Listen: WorkerService._listen,
-    Join: WorkerService._join,
-    Compile: WorkerService._compile,
-    Initialise: WorkerService._initialise,
-    Train: WorkerService._train,
-    TellReached: WorkerService._reached,
-    FinishStep: WorkerService._finish,
-    HoldState: WorkerService._hold,
-    FindSaves: WorkerService._find_saves,
-    TellNeeds: WorkerService._needs,
-    CollectLeaves: WorkerService._collect,
-    PlaceState: WorkerService._place,
-    TellTime: WorkerService._time,
-    TellSpans: WorkerService._spans,
-    Evaluate: WorkerService._evaluate,
-    Predict: WorkerService._predict,
-    TellSaving: WorkerService._saving_state,
-    KeepCopies: lambda service, asked: service._saving.keep_copies(asked),
-    SendCopies: lambda service, asked: service._saving.send_copies(asked),
-    SaveState: WorkerService._save,
-    AwaitSaved: lambda service, asked: service._saving.wait(asked),
-    Leave: lambda service, asked: service.close(),
+    messages.Coordinate: WorkerService._coordinate,
+    messages.Build: WorkerService._build,
+    messages.CompileAhead: WorkerService._compile_ahead,
+    messages.Listen: WorkerService._listen,
+    messages.Join: WorkerService._join,
+    messages.Compile: WorkerService._compile,
+    messages.Initialise: WorkerService._initialise,
+    messages.Train: WorkerService._train,
+    messages.TellReached: WorkerService._reached,
+    messages.FinishStep: WorkerService._finish,
+    messages.HoldState: WorkerService._hold,
+    messages.FindSaves: WorkerService._find_saves,
+    messages.TellNeeds: WorkerService._needs,
+    messages.CollectLeaves: WorkerService._collect,
+    messages.PlaceState: WorkerService._place,
+    messages.TellTime: WorkerService._time,
+    messages.TellSpans: WorkerService._spans,
+    messages.Evaluate: WorkerService._evaluate,
+    messages.Predict: WorkerService._predict,
+    messages.TellSaving: WorkerService._saving_state,
+    messages.KeepCopies: lambda service, asked: service._saving.keep_copies(asked),
+    messages.SendCopies: lambda service, asked: service._saving.send_copies(asked),
+    messages.SaveState: WorkerService._save,
+    messages.AwaitSaved: lambda service, asked: service._saving.wait(asked),
+    messages.Leave: lambda service, asked: service.close(),
 }
