@@ -54,7 +54,7 @@ from hetjax.models.model import Model
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.plans.schedules import default_launch_ahead
 from hetjax.profiling.config import ProfileConfig
-from hetjax.runtime.stage_runtime import StageRuntime
+from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.schedule.programs.action import Action
 from hetjax.schedule.programs.lower import lower
 from hetjax.schedule.simulation.simulator import simulate

@@ -40,8 +40,8 @@ from hetjax.models.llama import LlamaConfig, llama_model
 from hetjax.models.model import Model
 from hetjax.models.moe import Routing
 from hetjax.plans.plan import LayerRange, Plan, Remat, Replica, Stage, StageMesh
-from hetjax.runtime.executor import StageState
-from hetjax.runtime.stage_runtime import StageRuntime
+from hetjax.runtime.execution.executor import StageState
+from hetjax.runtime.execution.stage_runtime import StageRuntime
 
 NUM_BLOCKS = 6
 LEAST, MOST = -0.02, 0.10

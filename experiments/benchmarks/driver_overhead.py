@@ -31,10 +31,10 @@ from experiments.benchmarks.one_jit import even_pipeline, one_jit, random_batch
 from hetjax.mesh.simulated import simulate_devices
 from hetjax.models.llama import LlamaConfig, llama_model
 from hetjax.plans.worker_map import EMBEDDED
-from hetjax.runtime.controller import Controller
-from hetjax.runtime.feeding import Batch
-from hetjax.runtime.in_process import InProcessConnections
-from hetjax.runtime.stage_runtime import StageRuntime
+from hetjax.runtime.control.controller import Controller
+from hetjax.runtime.execution.feeding import Batch
+from hetjax.runtime.execution.stage_runtime import StageRuntime
+from hetjax.runtime.worker.in_process import InProcessConnections
 from hetjax.schedule.programs.action import Action
 
 CLIP_NORM = 1.0

@@ -14,8 +14,8 @@ import optax
 
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan, Remat, Replica, Stage
-from hetjax.runtime.feeding import Batch
-from hetjax.runtime.stage_runtime import StageRuntime
+from hetjax.runtime.execution.feeding import Batch
+from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.stage import function as mathematics
 
 

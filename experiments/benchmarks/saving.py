@@ -39,7 +39,7 @@ from hetjax.checkpoint.writer import Saver
 from hetjax.mesh.simulated import simulate_devices
 from hetjax.models.llama import LlamaConfig, llama_model
 from hetjax.models.model import Model
-from hetjax.runtime.stage_runtime import StageRuntime
+from hetjax.runtime.execution.stage_runtime import StageRuntime
 
 NUM_THREADS = 4
 WINDOW_STEPS = 20

@@ -37,8 +37,8 @@ from experiments.benchmarks.one_jit import even_pipeline, one_jit, random_batch
 from hetjax.costs.graph.flops import forward_flops
 from hetjax.models.presets import model_preset
 from hetjax.plans.plan import Plan, Replica, Stage
-from hetjax.runtime.feeding import Batch
-from hetjax.runtime.stage_runtime import StageRuntime
+from hetjax.runtime.execution.feeding import Batch
+from hetjax.runtime.execution.stage_runtime import StageRuntime
 
 CLIP_NORM = 1.0
 TRANSFER_BYTES = (1 << 20, 16 << 20, 64 << 20)

@@ -28,14 +28,14 @@ from typing import Any
 from experiments.islands import models
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.files import cluster_toml
+from hetjax.launch.processes import Processes
 from hetjax.models.model import Model
 from hetjax.models.presets import model_preset
 from hetjax.plans.plan import Plan
-from hetjax.runtime.controller import Controller
-from hetjax.runtime.messages import Lost
-from hetjax.runtime.processes import Processes
-from hetjax.runtime.service import WorkerBootstrap
-from hetjax.runtime.worker_connections import SocketConnections, WorkerLost
+from hetjax.runtime.control.controller import Controller
+from hetjax.runtime.rpc.schema import Lost
+from hetjax.runtime.rpc.worker_connections import SocketConnections, WorkerLost
+from hetjax.runtime.worker.service import WorkerBootstrap
 from hetjax.training.worker import worker_settings
 
 NODES = ("east", "north", "south", "west")

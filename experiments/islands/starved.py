@@ -33,8 +33,8 @@ from hetjax.cluster.cluster import part_of
 from hetjax.cluster.files import cluster_toml
 from hetjax.launch.launching import OnThisMachine, Place, started
 from hetjax.models.presets import model_preset
-from hetjax.runtime.controller import Controller
-from hetjax.runtime.worker_connections import WorkerLost
+from hetjax.runtime.control.controller import Controller
+from hetjax.runtime.rpc.worker_connections import WorkerLost
 from hetjax.training.worker import worker_settings
 
 MODEL = "gpt-2x64"

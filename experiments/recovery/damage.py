@@ -37,9 +37,9 @@ from hetjax.checkpoint.recovery_plan import PartialSnapshot
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.stored_steps import in_store
 from hetjax.launch.launching import OnThisMachine, started
-from hetjax.runtime.controller import Controller
-from hetjax.runtime.messages import Initialise, TellNeeds
-from hetjax.runtime.recovery import Restored, in_memory, on_disk, restore
+from hetjax.runtime.control.controller import Controller
+from hetjax.runtime.control.recovery import Restored, in_memory, on_disk, restore
+from hetjax.runtime.rpc.schema import Initialise, TellNeeds
 
 STEPS = OLDER, NEWEST = 1, 2
 _NEITHER = 0  # the seed of a state that nobody saved

@@ -26,11 +26,11 @@ from hetjax.models.llama import LlamaConfig, llama_model
 from hetjax.plans.files import parse_plan, plan_json
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from hetjax.plans.worker_map import WorkerMap, file_name
-from hetjax.runtime.feeding import Batch
-from hetjax.runtime.service import read_bootstrap
-from hetjax.runtime.serving import serve
-from hetjax.runtime.stage_runtime import StageRuntime
-from hetjax.runtime.state import Read
+from hetjax.runtime.execution.feeding import Batch
+from hetjax.runtime.execution.stage_runtime import StageRuntime
+from hetjax.runtime.execution.state import Read
+from hetjax.runtime.worker.service import read_bootstrap
+from hetjax.runtime.worker.serving import serve
 
 MODEL = llama_model(
     LlamaConfig(

@@ -3,7 +3,8 @@
 
 Owns the decision: pure functions of what each place has and each worker needs. A place
 is a worker's memory or disk, or the cloud, which belongs to no worker. Slices are named
-by their leaves (`format.py`). Does not own how they travel (`runtime/recovery.py`).
+by their leaves (`format.py`). Does not own how they travel
+(`runtime/control/recovery.py`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence

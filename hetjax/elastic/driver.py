@@ -5,8 +5,8 @@ Owns what is done about a lost worker: a step that one survivor has committed is
 finished by all, the lost ones are started again or, if their node is gone, another plan
 is made, and everybody gets what it lacks from the nearest place that has it. The same
 where nodes come or leave in good order. Does not own who starts workers
-(`launch/launching.py`), who holds what (`hetjax/runtime/recovery.py`), nor the loop,
-which hears of `RolledBack`.
+(`launch/launching.py`), who holds what (`hetjax/runtime/control/recovery.py`), nor the
+loop, which hears of `RolledBack`.
 """
 
 import warnings
@@ -34,17 +34,17 @@ from hetjax.elastic.standby_plans import StandbyPlans, plan_or_warn
 from hetjax.launch.launching import Launcher
 from hetjax.plans.plan import Plan
 from hetjax.plans.worker_map import node_of
-from hetjax.runtime.controller import Controller
-from hetjax.runtime.messages import Leave, TransportName
-from hetjax.runtime.outcome import StepCommit
-from hetjax.runtime.recovery import (
+from hetjax.runtime.control.controller import Controller
+from hetjax.runtime.control.recovery import (
     Restored,
     finish_step,
     in_memory,
     on_disk,
     restore,
 )
-from hetjax.runtime.worker_connections import WorkerLost
+from hetjax.runtime.execution.outcome import StepCommit
+from hetjax.runtime.rpc.schema import Leave, TransportName
+from hetjax.runtime.rpc.worker_connections import WorkerLost
 from hetjax.schedule.simulation.trace import Span
 
 _Answer = TypeVar("_Answer")

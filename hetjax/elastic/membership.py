@@ -2,7 +2,7 @@
 """Which nodes a run has now: those of its cluster file that are there and stay.
 
 Owns noticing that the file has changed while the run goes on, and who is about to
-leave. Does not own which machines are there (`training/on_ray.py`), notices that a node
+leave. Does not own which machines are there (`launch/on_ray.py`), notices that a node
 is about to leave (`notices.py`), nor what follows from a change (`driver.py`).
 """
 

@@ -4,7 +4,7 @@
 Owns which clusters are likely (this one without one of its nodes), when it is time to
 plan for them, and the plans that have been found. Does not own planning itself
 (`training/placement.py`), where it is done ahead (`training/ahead.py`), nor who
-compiles (`hetjax/runtime/serving.py`).
+compiles (`hetjax/runtime/worker/serving.py`).
 """
 
 import time

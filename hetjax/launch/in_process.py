@@ -13,9 +13,9 @@ from dataclasses import replace
 
 from hetjax.cluster.cluster import Cluster, Node, part_of
 from hetjax.plans.worker_map import EMBEDDED
-from hetjax.runtime.in_process import InProcessConnections
-from hetjax.runtime.messages import Json
-from hetjax.runtime.service import Work
+from hetjax.runtime.rpc.schema import Json
+from hetjax.runtime.worker.in_process import InProcessConnections
+from hetjax.runtime.worker.service import Work
 
 
 class InThisProcess:

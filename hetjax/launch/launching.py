@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Protocol
 
 from hetjax.cluster.cluster import Cluster, Node
+from hetjax.launch.processes import Processes
 from hetjax.mesh.simulated import keeping_environment
 from hetjax.plans.plan import Plan
-from hetjax.runtime.controller import Controller
-from hetjax.runtime.processes import Processes
-from hetjax.runtime.service import WorkerBootstrap
-from hetjax.runtime.worker_connections import SocketConnections, WorkerConnections
+from hetjax.runtime.control.controller import Controller
+from hetjax.runtime.rpc.worker_connections import SocketConnections, WorkerConnections
+from hetjax.runtime.worker.service import WorkerBootstrap
 
 LOOPBACK = "127.0.0.1"
 

@@ -29,11 +29,11 @@ from hetjax.mesh.axes import replicated, stage_mesh
 from hetjax.mesh.reshard import reshard
 from hetjax.models.model import Layer, Model, ModuleSpec
 from hetjax.plans.plan import Plan, Remat, Replica, Stage, StageMesh
-from hetjax.runtime.executor import StageState
-from hetjax.runtime.programs import compiled
-from hetjax.runtime.stage_runtime import StageRuntime
-from hetjax.runtime.state import fresh_weights, place
-from hetjax.runtime.update import GradientGroup
+from hetjax.runtime.execution.executor import StageState
+from hetjax.runtime.execution.programs import compiled
+from hetjax.runtime.execution.stage_runtime import StageRuntime
+from hetjax.runtime.execution.state import fresh_weights, place
+from hetjax.runtime.execution.update import GradientGroup
 
 NUM_REPETITIONS = 7
 _NUM_UNITS = 2  # the shortest run that is scanned

@@ -5,7 +5,7 @@ Owns how a stage calls its stacks (scan, remat, tied parameters, loss) and how i
 vector-Jacobian product is cut into a forward and a backward function whose residuals
 hold neither weights nor the stage input. The functions of one data rank are what costs
 trace; those of a microbatch, which the runtime compiles, map them over the data ranks.
-Does not own meshes or compiled programs (`hetjax/runtime/programs.py`).
+Does not own meshes or compiled programs (`hetjax/runtime/execution/programs.py`).
 
 The batch dim of a microbatch is split over the data axis by an explicit vmap, so that
 gradients stay apart per data rank and are summed once per step, not per microbatch.

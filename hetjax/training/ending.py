@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from hetjax.checkpoint.stores.store import StoreError
 from hetjax.errors import Failed
-from hetjax.runtime.worker_connections import WorkerLost
+from hetjax.runtime.rpc.worker_connections import WorkerLost
 from hetjax.training.config import RunConfig, option
 from hetjax.training.rundir import LOGS
 

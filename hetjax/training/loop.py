@@ -23,7 +23,7 @@ from hetjax.elastic.recovered import GivenUp, Recovered, RolledBack
 from hetjax.elastic.stopping import StopRequest
 from hetjax.errors import Failed
 from hetjax.report.progress import Display, metrics_line
-from hetjax.runtime.outcome import StepCommit
+from hetjax.runtime.execution.outcome import StepCommit
 from hetjax.schedule.simulation.trace import perfetto
 from hetjax.training.config import RunConfig
 from hetjax.training.goodput import Spent

@@ -21,6 +21,7 @@ from hetjax.cluster.record import placed
 from hetjax.costs.measured.profile import Profile, check_profile
 from hetjax.costs.measured.profile_files import read_profile
 from hetjax.errors import BadInput
+from hetjax.launch.on_ray import ray_cluster
 from hetjax.mesh.simulated import simulate_devices
 from hetjax.models.counts import tensor_sizes
 from hetjax.models.model import Model
@@ -34,7 +35,6 @@ from hetjax.plans.validation import validate_plan
 from hetjax.report.certified import certificate, found_plan
 from hetjax.stage.arrays import OptimizerInit
 from hetjax.training.config import RunConfig, option
-from hetjax.training.on_ray import ray_cluster
 from hetjax.training.optimizer import optimizer
 from hetjax.training.presets import Preset
 from hetjax.training.rundir import PROFILE, Previous

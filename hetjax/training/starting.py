@@ -25,19 +25,19 @@ from hetjax.errors import BadInput
 from hetjax.launch.compiled import keep_compiled
 from hetjax.launch.in_process import InThisProcess
 from hetjax.launch.launching import Launcher, OnThisMachine, started
+from hetjax.launch.on_ray import OnRay
 from hetjax.models.model import Model
 from hetjax.plans.files import parse_plan
 from hetjax.plans.worker_map import EMBEDDED, node_of
 from hetjax.report.progress import Display
-from hetjax.runtime.controller import Controller
-from hetjax.runtime.messages import Json
-from hetjax.runtime.recovery import Restored, on_disk, restore
-from hetjax.runtime.stage_runtime import StageRuntime
+from hetjax.runtime.control.controller import Controller
+from hetjax.runtime.control.recovery import Restored, on_disk, restore
+from hetjax.runtime.execution.stage_runtime import StageRuntime
+from hetjax.runtime.rpc.schema import Json
 from hetjax.training.ahead import Planning
 from hetjax.training.config import RunConfig
 from hetjax.training.feed import held_out, training_feed
 from hetjax.training.identity import check_identity, identity
-from hetjax.training.on_ray import OnRay
 from hetjax.training.optimizer import optimizer
 from hetjax.training.placement import Choice, Hardware, next_plan
 from hetjax.training.progress_state import (

@@ -31,10 +31,10 @@ from hetjax.models.presets import model_preset
 from hetjax.plans.files import parse_plan, plan_json
 from hetjax.plans.plan import Plan
 from hetjax.plans.worker_map import WorkerMap, node_of
-from hetjax.runtime.messages import Noticed
-from hetjax.runtime.service import WorkerBootstrap, read_bootstrap
-from hetjax.runtime.serving import serve
-from hetjax.runtime.stage_runtime import StageRuntime
+from hetjax.runtime.execution.stage_runtime import StageRuntime
+from hetjax.runtime.rpc.schema import Noticed
+from hetjax.runtime.worker.service import WorkerBootstrap, read_bootstrap
+from hetjax.runtime.worker.serving import serve
 from hetjax.training.config import RunConfig
 from hetjax.training.config_files import config_values, read_config
 from hetjax.training.feed import Feed, held_out, training_feed

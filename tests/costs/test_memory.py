@@ -13,8 +13,8 @@ import pytest
 from hetjax.costs.stage_memory import stage_memory
 from hetjax.models.model import Model, abstract_params
 from hetjax.plans.plan import Plan, Remat, Replica, Stage, StageMesh
-from hetjax.runtime.executor import StageState
-from hetjax.runtime.stage_runtime import StageRuntime
+from hetjax.runtime.execution.executor import StageState
+from hetjax.runtime.execution.stage_runtime import StageRuntime
 from tests.costs.small_models import SEQ_LEN, WIDTH, family, pipeline
 
 OPTIMIZER = optax.adamw(1e-3)

@@ -12,9 +12,9 @@ import optax
 from hetjax.mesh.spanning import value_here, whole_value
 from hetjax.models.model import Model, abstract_params, apply, init_params
 from hetjax.plans.plan import Plan
-from hetjax.runtime.feeding import Batch
-from hetjax.runtime.stages import Stages
-from hetjax.runtime.state import stage_entries
+from hetjax.runtime.execution.feeding import Batch
+from hetjax.runtime.execution.stages import Stages
+from hetjax.runtime.execution.state import stage_entries
 
 
 def oracle_params(model: Model, seed: int) -> dict[str, jax.Array]:

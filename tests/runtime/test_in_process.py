@@ -9,11 +9,11 @@ import pytest
 
 from hetjax.errors import BadInput
 from hetjax.plans.worker_map import EMBEDDED
-from hetjax.runtime.controller import Controller
-from hetjax.runtime.feeding import Batch
-from hetjax.runtime.in_process import InProcessConnections
-from hetjax.runtime.messages import Json, Listen, TellReached
-from hetjax.runtime.stage_runtime import StageRuntime
+from hetjax.runtime.control.controller import Controller
+from hetjax.runtime.execution.feeding import Batch
+from hetjax.runtime.execution.stage_runtime import StageRuntime
+from hetjax.runtime.rpc.schema import Json, Listen, TellReached
+from hetjax.runtime.worker.in_process import InProcessConnections
 from tests.runtime.oracle import keep_gradients, oracle_gradients, random_batch
 from tests.runtime.random_plans import Case, random_case
 from tests.runtime.random_weights import random_params

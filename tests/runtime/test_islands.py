@@ -26,12 +26,12 @@ from hetjax.costs.analytic import analytic_costs
 from hetjax.costs.costs import Costs
 from hetjax.costs.network.messages import Transport
 from hetjax.errors import BadInput
-from hetjax.runtime.controller import Controller
-from hetjax.runtime.messages import Listen, Lost, TransportName
-from hetjax.runtime.outcome import StepCommit
-from hetjax.runtime.processes import Processes
-from hetjax.runtime.service import WorkerBootstrap
-from hetjax.runtime.worker_connections import SocketConnections, WorkerLost
+from hetjax.launch.processes import Processes
+from hetjax.runtime.control.controller import Controller
+from hetjax.runtime.execution.outcome import StepCommit
+from hetjax.runtime.rpc.schema import Listen, Lost, TransportName
+from hetjax.runtime.rpc.worker_connections import SocketConnections, WorkerLost
+from hetjax.runtime.worker.service import WorkerBootstrap
 from tests.runtime.charged import link_bytes, messages, sums
 from tests.runtime.oracle import (
     assert_gradients_equal,

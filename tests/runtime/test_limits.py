@@ -10,10 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hetjax.runtime import limits
-from hetjax.runtime.encoding import kinds
-from hetjax.runtime.limits import LIMITS, START, Limit
-from hetjax.runtime.messages import (
+from hetjax.runtime.rpc import limits
+from hetjax.runtime.rpc.encoding import kinds
+from hetjax.runtime.rpc.limits import LIMITS, START, Limit
+from hetjax.runtime.rpc.schema import (
     Address,
     AwaitSaved,
     BreakOff,
@@ -28,7 +28,7 @@ from hetjax.runtime.messages import (
     Request,
     Train,
 )
-from hetjax.runtime.worker_connections import (
+from hetjax.runtime.rpc.worker_connections import (
     AnyRequest,
     ControllerConnection,
     SocketConnections,

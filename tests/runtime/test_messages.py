@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetjax.runtime import service
-from hetjax.runtime.encoding import VERSION, BadMessage, decode, encode, kinds
-from hetjax.runtime.messages import (
+from hetjax.runtime.execution.outcome import StepCommit
+from hetjax.runtime.rpc.encoding import VERSION, BadMessage, decode, encode, kinds
+from hetjax.runtime.rpc.schema import (
     BreakOff,
     Done,
     FinishStep,
@@ -24,7 +24,7 @@ from hetjax.runtime.messages import (
     Train,
     answer_of,
 )
-from hetjax.runtime.outcome import StepCommit
+from hetjax.runtime.worker import service
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

@@ -14,7 +14,7 @@ from hetjax.errors import BadInput
 from hetjax.models.counts import parameter_count
 from hetjax.models.model import Layer, Model, ModuleSpec
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
-from hetjax.runtime.stage_runtime import StageRuntime
+from hetjax.runtime.execution.stage_runtime import StageRuntime
 from tests.runtime.oracle import (
     assert_gradients_equal,
     keep_gradients,

@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetjax.checkpoint.recovery_plan import CLOUD, PartialSnapshot, Save
-from hetjax.runtime.messages import Collected, Reached
-from hetjax.runtime.outcome import StepCommit
-from hetjax.runtime.recovery_decisions import (
+from hetjax.runtime.control.recovery_decisions import (
     ASK_STORE,
     Leftovers,
     Moved,
@@ -18,6 +16,8 @@ from hetjax.runtime.recovery_decisions import (
     committed_step,
     next_save,
 )
+from hetjax.runtime.execution.outcome import StepCommit
+from hetjax.runtime.rpc.schema import Collected, Reached
 
 NEEDED = frozenset("xy")
 

@@ -13,8 +13,8 @@ from hetjax.models.llama import LlamaConfig, llama_model
 from hetjax.models.model import Model
 from hetjax.models.moe import Routing
 from hetjax.plans.plan import Plan, Remat, Replica, Stage, StageMesh
-from hetjax.runtime.programs import StagePrograms
-from hetjax.runtime.stage_runtime import StageRuntime
+from hetjax.runtime.execution.programs import StagePrograms
+from hetjax.runtime.execution.stage_runtime import StageRuntime
 
 pytestmark = pytest.mark.usefixtures("quick_compiling")
 

@@ -15,11 +15,11 @@ from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.comm.tally import Tally
 from hetjax.comm.transport import InProcess
 from hetjax.costs.analytic import analytic_costs
-from hetjax.runtime.executor import Observer, Step
-from hetjax.runtime.feeding import Batch
-from hetjax.runtime.gradient_sync import LocalSync
-from hetjax.runtime.outcome import StepCommit
-from hetjax.runtime.stage_runtime import StageRuntime
+from hetjax.runtime.execution.executor import Observer, Step
+from hetjax.runtime.execution.feeding import Batch
+from hetjax.runtime.execution.gradient_sync import LocalSync
+from hetjax.runtime.execution.outcome import StepCommit
+from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.schedule.programs.interleaved import rounds_of
 from tests.runtime.charged import link_bytes, messages, sums
 from tests.runtime.oracle import (

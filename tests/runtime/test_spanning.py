@@ -17,10 +17,10 @@ from hetjax.cluster.cluster import Cluster
 from hetjax.comm.wire import SUMS
 from hetjax.costs.analytic import analytic_costs
 from hetjax.errors import BadInput
-from hetjax.runtime.controller import Controller
-from hetjax.runtime.messages import Listen
-from hetjax.runtime.stage_runtime import StageRuntime
-from hetjax.runtime.worker_connections import SocketConnections, WorkerLost
+from hetjax.runtime.control.controller import Controller
+from hetjax.runtime.execution.stage_runtime import StageRuntime
+from hetjax.runtime.rpc.schema import Listen
+from hetjax.runtime.rpc.worker_connections import SocketConnections, WorkerLost
 from tests.runtime.charged import messages, sums
 from tests.runtime.oracle import (
     assert_gradients_equal,

@@ -12,8 +12,8 @@ import pytest
 
 from hetjax.models.llama import LlamaConfig, llama_model
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
-from hetjax.runtime.outcome import total_loss
-from hetjax.runtime.stage_runtime import StageRuntime
+from hetjax.runtime.execution.outcome import total_loss
+from hetjax.runtime.execution.stage_runtime import StageRuntime
 from tests.runtime.oracle import oracle_gradients, random_batch
 from tests.runtime.test_same_numbers import random_params
 

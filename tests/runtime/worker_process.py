@@ -16,11 +16,11 @@ from hetjax.comm.connections import Key
 from hetjax.errors import BadInput
 from hetjax.mesh.world import world_devices
 from hetjax.plans.worker_map import WorkerMap, file_name, node_of
-from hetjax.runtime.feeding import Batch
-from hetjax.runtime.outcome import StepCommit
-from hetjax.runtime.service import read_bootstrap
-from hetjax.runtime.serving import serve
-from hetjax.runtime.stage_runtime import StageRuntime
+from hetjax.runtime.execution.feeding import Batch
+from hetjax.runtime.execution.outcome import StepCommit
+from hetjax.runtime.execution.stage_runtime import StageRuntime
+from hetjax.runtime.worker.service import read_bootstrap
+from hetjax.runtime.worker.serving import serve
 from tests.jax_settings import compile_quickly, strict_simulation
 from tests.runtime.oracle import keep_gradients, kept_gradients, random_batch
 from tests.runtime.random_plans import Case, random_case

@@ -11,8 +11,8 @@ import pytest
 
 from hetjax.models.llama import LlamaConfig, llama_model
 from hetjax.plans.plan import Plan, Remat, Replica, Stage, StageMesh
-from hetjax.runtime.programs import StagePrograms
-from hetjax.runtime.stage_runtime import StageRuntime
+from hetjax.runtime.execution.programs import StagePrograms
+from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.stage.backward_split import split_backward
 
 WIDTH, NUM_UNITS, LENGTH = 6, 3, 5

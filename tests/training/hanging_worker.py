@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from unittest.mock import patch
 
-from hetjax.runtime import serving
-from hetjax.runtime.messages import Message
-from hetjax.runtime.worker_connections import AnyRequest
+from hetjax.runtime.rpc.schema import Message
+from hetjax.runtime.rpc.worker_connections import AnyRequest
+from hetjax.runtime.worker import serving
 from hetjax.training import worker
 
 FOLDER = "HETJAX_TEST_HANGS"

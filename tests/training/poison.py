@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hetjax.runtime.stage_runtime import StageRuntime
-from hetjax.runtime.stages import Stages
+from hetjax.runtime.execution.stage_runtime import StageRuntime
+from hetjax.runtime.execution.stages import Stages
 from hetjax.training import worker
 
 

@@ -21,11 +21,11 @@ from hetjax.plans.files import parse_plan, plan_json, read_plan
 from hetjax.plans.plan import Plan
 from hetjax.plans.worker_map import EMBEDDED
 from hetjax.preempt import main as preempt
-from hetjax.runtime import recovery
-from hetjax.runtime.controller import Controller
-from hetjax.runtime.in_process import InProcessConnections
-from hetjax.runtime.stage_runtime import StageRuntime
-from hetjax.runtime.state import Read
+from hetjax.runtime.control import recovery
+from hetjax.runtime.control.controller import Controller
+from hetjax.runtime.execution.stage_runtime import StageRuntime
+from hetjax.runtime.execution.state import Read
+from hetjax.runtime.worker.in_process import InProcessConnections
 from hetjax.training.config import OptimizerConfig
 from hetjax.training.feed import Feed
 from hetjax.training.optimizer import optimizer

@@ -152,7 +152,7 @@ def test_a_run_that_has_no_room_to_begin_says_so(small_disk: Path, tmp_path: Pat
 
 def test_a_worker_ends_though_it_cannot_say_why():
     """Its controller is gone, and the disk of its log is full."""
-    code = "from hetjax.runtime.host_group import _stop\n_stop('stuck')\n"
+    code = "from hetjax.runtime.worker.host_group import _stop\n_stop('stuck')\n"
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-c", code], stderr=full, timeout=120)
     assert done.returncode == 1

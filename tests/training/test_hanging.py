@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from hetjax.launch.launching import OnThisMachine
-from hetjax.runtime.limits import LIMITS, START, Limit
-from hetjax.runtime.messages import BreakOff, Request, SaveState, Train
-from hetjax.runtime.worker_connections import WorkerLost
+from hetjax.runtime.rpc.limits import LIMITS, START, Limit
+from hetjax.runtime.rpc.schema import BreakOff, Request, SaveState, Train
+from hetjax.runtime.rpc.worker_connections import WorkerLost
 from hetjax.train import main
 from tests.training.hanging_worker import FOLDER
 from tests.training.pair import between_steps, kill, training

@@ -12,7 +12,7 @@ from hetjax.checkpoint.reader import Checkpoint, steps
 from hetjax.elastic.driver import Driver
 from hetjax.errors import Failed
 from hetjax.launch.launching import OnThisMachine
-from hetjax.runtime.stage_runtime import StageRuntime
+from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.train import main
 from hetjax.training.config import CheckpointConfig
 from hetjax.training.run import run

@@ -10,7 +10,7 @@ from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.request import Request
 from hetjax.planner.search.find import find_plan
 from hetjax.plans.plan import Plan
-from hetjax.runtime.stage_runtime import StageRuntime
+from hetjax.runtime.execution.stage_runtime import StageRuntime
 from tests.planner.whole_space import random_request
 from tests.runtime.oracle import (
     assert_gradients_equal,

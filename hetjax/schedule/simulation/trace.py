@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Timelines as Perfetto / Chrome trace JSON: one process per node, one lane per device.
 
-Owns the file format: under each device come the lanes of what travels from it. Does
-not own where the times come from: the runtime measures them (`runtime/timeline.py`),
-the simulator predicts them (`spans.py`).
+Owns the file format: under each device come the lanes of what travels from it. Does not
+own where the times come from: the runtime measures them
+(`hetjax/runtime/execution/tracer.py`), the simulator predicts them (`spans.py`).
 """
 
 from collections.abc import Iterable

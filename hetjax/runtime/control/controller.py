@@ -3,7 +3,7 @@
 
 Owns epochs, turns, and the step as its caller sees it. Out of the data path:
 activations, gradients, batches and checkpoints never come here. Does not own how worker
-processes are started (`processes.py`), nor what they do (`serving.py`).
+processes are started (`launch/`), nor what they do (`runtime/worker/`).
 """
 
 import time
@@ -22,10 +22,10 @@ from hetjax.errors import BadInput
 from hetjax.mesh.world import World
 from hetjax.plans.plan import Plan
 from hetjax.plans.worker_map import WorkerMap, file_name, node_of
-from hetjax.runtime import messages
-from hetjax.runtime.messages import Json, Request, TransportName
-from hetjax.runtime.outcome import StepCommit, total_loss
-from hetjax.runtime.worker_connections import Answer, WorkerConnections
+from hetjax.runtime.execution.outcome import StepCommit, total_loss
+from hetjax.runtime.rpc import schema
+from hetjax.runtime.rpc.schema import Json, Request, TransportName
+from hetjax.runtime.rpc.worker_connections import Answer, WorkerConnections
 from hetjax.schedule.programs.action import parse_program
 from hetjax.schedule.simulation.trace import Span
 
@@ -65,7 +65,7 @@ class Controller:
         asked = self.workers if workers is None else workers
         worlds = self._worlds(asked)
         self.connections.ask(
-            {w: messages.Build(settings=settings, world=worlds.get(w)) for w in asked}
+            {w: schema.Build(settings=settings, world=worlds.get(w)) for w in asked}
         )
 
     def compile_ahead(self, settings: Json, plan: Plan) -> None:
@@ -73,14 +73,14 @@ class Controller:
         used = {stage.node for _, _, stage in plan.stages()}
         there = [worker for worker in self.workers if node_of(worker) in used]
         self.connections.ask(
-            dict.fromkeys(there, messages.CompileAhead(settings=settings))
+            dict.fromkeys(there, schema.CompileAhead(settings=settings))
         )
 
     def _worlds(self, asked: Sequence[str]) -> dict[str, World]:
         """The place of each host of a node with several in their world."""
         several = [h for h in self._hosts() if len(h) > 1 and {*h} & {*asked}]
         told = self.connections.ask(
-            {hosts[0]: messages.Coordinate() for hosts in several}
+            {hosts[0]: schema.Coordinate() for hosts in several}
         )
         return {
             worker: World(address=told[hosts[0]].address, count=len(hosts), index=index)
@@ -114,11 +114,11 @@ class Controller:
                 num_microbatches=max(r.num_microbatches for r in replicas),
             )
         workers = [*self.workers, *others]
-        told = self.connections.ask(dict.fromkeys(workers, messages.Listen()))
+        told = self.connections.ask(dict.fromkeys(workers, schema.Listen()))
         addresses = {worker: told[worker].address for worker in workers}
         self.connections.ask(
             {
-                worker: messages.Join(
+                worker: schema.Join(
                     addresses={w: a for w, a in addresses.items() if w != worker},
                     transport=transport,
                 )
@@ -130,16 +130,16 @@ class Controller:
         """Compile the programs of all stages."""
         counts: dict[str, tuple[int, int]] = {}
 
-        def told(worker: str, compiling: messages.Compiling) -> None:
+        def told(worker: str, compiling: schema.Compiling) -> None:
             counts[worker] = compiling.num_done, compiling.num_all
             if progress is not None and len(counts) == len(self.workers):
                 progress(*map(sum, zip(*counts.values(), strict=True)))
 
-        self.connections.ask(dict.fromkeys(self.workers, messages.Compile()), told)
+        self.connections.ask(dict.fromkeys(self.workers, schema.Compile()), told)
 
     def initialise(self, seed: int) -> None:
         """Fresh weights and optimizer state, a function of the seed alone."""
-        self._all(messages.Initialise(seed=seed))
+        self._all(schema.Initialise(seed=seed))
 
     def step(self, number: int, *, traced: bool = False) -> StepCommit:
         """Train on the global batch of this step; returns once all know NORM.
@@ -147,7 +147,7 @@ class Controller:
         When the actions of a traced step ran is told by `spans`.
         """
         told = self._all(
-            messages.Train(step=number, turn=self.next_turn(), traced=traced)
+            schema.Train(step=number, turn=self.next_turn(), traced=traced)
         )
         first, *others = told.values()
         assert all(other == first for other in others), f"they disagree on {number}"
@@ -160,11 +160,11 @@ class Controller:
     def _spans(self, worker: str) -> Iterator[Span]:
         """Spans of one worker, whose clock is read half-way between ask and answer."""
         # what it still does, it does now
-        self.connections.ask({worker: messages.TellTime()})
+        self.connections.ask({worker: schema.TellTime()})
         asked_s = time.perf_counter()
-        clock_s = self.connections.ask({worker: messages.TellTime()})[worker].now_s
+        clock_s = self.connections.ask({worker: schema.TellTime()})[worker].now_s
         late_s = (asked_s + time.perf_counter()) / 2 - clock_s
-        told = self.connections.ask({worker: messages.TellSpans()})[worker]
+        told = self.connections.ask({worker: schema.TellSpans()})[worker]
         actions = parse_program(told.actions)
         for action, (node, device, *times_s) in zip(actions, told.spans, strict=True):
             start_s, end_s = times_s
@@ -174,14 +174,14 @@ class Controller:
         """Mean cross-entropy in nats per token over batches of these numbers."""
         sums, num_tokens = 0.0, 0
         for number in batches:
-            told = self._all(messages.Evaluate(batch=number, turn=self.next_turn()))
+            told = self._all(schema.Evaluate(batch=number, turn=self.next_turn()))
             sums += total_loss(loss for m in told.values() for loss in m.losses)
             num_tokens += next(iter(told.values())).num_tokens
         return sums / num_tokens
 
     def next_logits(self, tokens: Sequence[int]) -> np.ndarray:
         """logits_V that follow the (last seq_len) tokens, by the first replica."""
-        told = self._all(messages.Predict(tokens=tokens, turn=self.next_turn()))
+        told = self._all(schema.Predict(tokens=tokens, turn=self.next_turn()))
         (logits_V,) = [m.logits for m in told.values() if m.logits is not None]
         return np.array(logits_V, np.float32)
 
@@ -201,7 +201,7 @@ class Controller:
         helping = [w for hosts in self._hosts() if len(hosts) > 1 for w in hosts]
         self._see_to_copies(keeping)
         self.attempts[step] = self._new_attempts.new()
-        request = messages.SaveState(
+        request = schema.SaveState(
             keeping=keeping,
             step=step,
             host={**host, "attempt": self.attempts[step]},
@@ -219,7 +219,7 @@ class Controller:
         now = self.connections.epoch, keeping.copies
         if keeping.copies == 1 or self._copying == now or self.connections.only:
             return
-        told = self._all(messages.KeepCopies(keeping=keeping))
+        told = self._all(schema.KeepCopies(keeping=keeping))
         found = copy_targets({w: node_of(w) for w in self.workers}, keeping.copies)
         if len(next(iter(found.values()))) < keeping.copies - 1:
             text = (
@@ -228,7 +228,7 @@ class Controller:
             warnings.warn(text, stacklevel=2)
         self.connections.ask(
             {
-                worker: messages.SendCopies(
+                worker: schema.SendCopies(
                     to={file_name(w): told[w].address for w in others}
                 )
                 for worker, others in found.items()
@@ -242,12 +242,12 @@ class Controller:
 
     def wait_saved(self) -> None:
         """Return once no checkpoint is being written."""
-        self._all(messages.AwaitSaved())
+        self._all(schema.AwaitSaved())
         self._savers()
 
-    def _savers(self) -> dict[str, messages.SavingState]:
+    def _savers(self) -> dict[str, schema.SavingState]:
         """Ask how saving goes; learn which step all have saved."""
-        told = self._all(messages.TellSaving())
+        told = self._all(schema.TellSaving())
         step, workers = self._saving
         save = step, self.attempts.get(step)
         if workers and all(w in told and told[w].newest == save for w in workers):
@@ -268,7 +268,7 @@ class Controller:
         self.wait_saved()
         others = [worker for worker in self.workers if worker not in first]
         for leaving in filter(None, (others, first)):
-            self.connections.ask(dict.fromkeys(leaving, messages.Leave()))
+            self.connections.ask(dict.fromkeys(leaving, schema.Leave()))
 
     def _check_one_host_each(self) -> None:
         for hosts in self._hosts():

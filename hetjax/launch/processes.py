@@ -2,7 +2,7 @@
 """Worker processes on this machine, each a child that cannot outlive its controller.
 
 Owns starting them, what they say on their output, and their end. Does not own what they
-do (`serving.py`), nor workers on other machines.
+do (`runtime/worker/serving.py`), nor workers on other machines.
 """
 
 import subprocess
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import IO
 
 from hetjax.plans.worker_map import file_name
-from hetjax.runtime.service import WorkerBootstrap
-from hetjax.runtime.worker_connections import WorkerLost
+from hetjax.runtime.rpc.worker_connections import WorkerLost
+from hetjax.runtime.worker.service import WorkerBootstrap
 
 _END_S = 5.0
 

@@ -4,7 +4,7 @@
 Owns entering and leaving their world, and that the process ends where it can be of no
 use any more: a host of the node is lost, or a program waits for one for ever. Does not
 own the settings of a world (`hetjax/mesh/world.py`) nor who is told to enter which
-(`controller.py`).
+(`runtime/control/`).
 """
 
 import os
@@ -17,7 +17,7 @@ from hetjax.comm.connections import listen
 from hetjax.errors import BadInput
 from hetjax.mesh.world import World, join_world, leave_world
 from hetjax.plans.worker_map import node_of
-from hetjax.runtime.messages import Build, Compile, Leave, Message
+from hetjax.runtime.rpc.schema import Build, Compile, Leave, Message
 
 _WITHOUT_OTHERS = (Build, Compile, Leave)  # may take long, and end by themselves
 

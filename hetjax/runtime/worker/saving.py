@@ -13,7 +13,7 @@ import numpy as np
 from hetjax.checkpoint.format import Entry
 from hetjax.checkpoint.replication import PeerReplication
 from hetjax.checkpoint.writer import Saver
-from hetjax.runtime.messages import (
+from hetjax.runtime.rpc.schema import (
     Address,
     AwaitSaved,
     KeepCopies,

@@ -4,7 +4,7 @@
 Owns how far each node's program can be enqueued before it has to wait, for another one
 here or for a peer. Does not own the stages (`stages.py`), the meaning of actions
 (`executor.py`), connections (`hetjax/comm/peers.py`), nor when a step is run: a
-controller says so (`serving.py`).
+controller says so (`runtime/worker/serving.py`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,12 +25,12 @@ from hetjax.mesh.spanning import leads, to_mesh, value_here
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan
 from hetjax.plans.worker_map import EMBEDDED, WorkerMap, node_of
-from hetjax.runtime.executor import Executor, Observer, Step
-from hetjax.runtime.feeding import Batch, BatchFeed, window
-from hetjax.runtime.gradient_sync import GradientSync, LocalSync
-from hetjax.runtime.outcome import StageLoss, StepCommit
-from hetjax.runtime.peer_sync import PeerSync
-from hetjax.runtime.stages import Stages
+from hetjax.runtime.execution.executor import Executor, Observer, Step
+from hetjax.runtime.execution.feeding import Batch, BatchFeed, window
+from hetjax.runtime.execution.gradient_sync import GradientSync, LocalSync
+from hetjax.runtime.execution.outcome import StageLoss, StepCommit
+from hetjax.runtime.execution.peer_sync import PeerSync
+from hetjax.runtime.execution.stages import Stages
 from hetjax.schedule.programs.action import Programs, StageKey
 
 _NUM_SENDING = 4  # threads that wait for what is to be sent

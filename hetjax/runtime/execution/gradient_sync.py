@@ -15,7 +15,7 @@ import numpy as np
 from hetjax.comm.reduction import Rows, exchange
 from hetjax.comm.tally import Tally
 from hetjax.comm.wire import SUMS
-from hetjax.runtime.outcome import StepCommit
+from hetjax.runtime.execution.outcome import StepCommit
 from hetjax.schedule.programs.action import Group, StageKey
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from hetjax.comm.peers import PeerLost
 from hetjax.errors import BadInput
-from hetjax.runtime.messages import (
+from hetjax.runtime.rpc.schema import (
     BreakOff,
     Compiling,
     Failed,
@@ -30,8 +30,8 @@ from hetjax.runtime.messages import (
     Refused,
     Warned,
 )
-from hetjax.runtime.service import Work, WorkerBootstrap, WorkerService
-from hetjax.runtime.worker_connections import AnyRequest, ControllerConnection
+from hetjax.runtime.rpc.worker_connections import AnyRequest, ControllerConnection
+from hetjax.runtime.worker.service import Work, WorkerBootstrap, WorkerService
 
 # Calls what it is given for each notice, within `with`
 Watching = Callable[[Callable[[Noticed], None]], AbstractContextManager[object]]

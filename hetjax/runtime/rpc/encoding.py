@@ -3,7 +3,7 @@
 
 Owns the form, {"version": .., "message": CLASS, "fields": {..}}, and the check of what
 arrives against the class's type hints: what no `encode` of this version can have
-written raises BadMessage, and nothing else. Does not own the classes (`messages.py`).
+written raises BadMessage, and nothing else. Does not own the classes (`schema.py`).
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 import numpy as np
 
-from hetjax.runtime.messages import Message
+from hetjax.runtime.rpc.schema import Message
 
 VERSION = 1  # of the protocol: both sides must have the same
 _WHOLE = 1 << 53  # below this each integer is a float

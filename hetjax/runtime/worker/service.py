@@ -20,21 +20,21 @@ from hetjax.comm.connections import SILENCE_S
 from hetjax.comm.peers import Peers
 from hetjax.comm.pull import PullServer
 from hetjax.plans.worker_map import WorkerMap, file_name
-from hetjax.runtime import messages
-from hetjax.runtime.feeding import Batch
-from hetjax.runtime.host_group import HostGroup
-from hetjax.runtime.messages import Json, Message, Request
-from hetjax.runtime.outcome import StepCommit
-from hetjax.runtime.saving import Saving
-from hetjax.runtime.stage_runtime import StageRuntime
-from hetjax.runtime.state_inventory import (
+from hetjax.runtime.execution.feeding import Batch
+from hetjax.runtime.execution.outcome import StepCommit
+from hetjax.runtime.execution.stage_runtime import StageRuntime
+from hetjax.runtime.execution.tracer import Timeline
+from hetjax.runtime.rpc import schema
+from hetjax.runtime.rpc.schema import Json, Message, Request
+from hetjax.runtime.worker.host_group import HostGroup
+from hetjax.runtime.worker.saving import Saving
+from hetjax.runtime.worker.state_inventory import (
     StateInventory,
     collect_leaves,
     from_leaves,
     leaf_bytes,
 )
-from hetjax.runtime.timeline import Timeline
-from hetjax.runtime.warming import Warmer
+from hetjax.runtime.worker.warming import Warmer
 from hetjax.schedule.programs.action import format_program
 
 _CONNECT_S = 120.0  # until all peers have called: they may be starved
@@ -105,7 +105,7 @@ class WorkerService:
         *,
         bootstrap: WorkerBootstrap | None = None,
         warm: Callable[[Json], None] = lambda settings: None,
-        tell: Callable[[messages.Compiling], None] = lambda compiling: None,
+        tell: Callable[[schema.Compiling], None] = lambda compiling: None,
     ) -> None:
         self._worker, self._bootstrap = worker, bootstrap
         self._make, self._warm_up, self._tell = make, warm, tell
@@ -125,7 +125,7 @@ class WorkerService:
 
     def answer(self, request: Request[Any]) -> Message:
         """Do it; raises PeerLost, BadInput, or whatever went wrong."""
-        return HANDLERS[type(request)](self, request) or messages.Done()
+        return HANDLERS[type(request)](self, request) or schema.Done()
 
     def close(self) -> None:
         """Finish what is being written, and let go of everything."""
@@ -133,10 +133,10 @@ class WorkerService:
             self._work.close()
         self._saving.close()
 
-    def _coordinate(self, request: messages.Coordinate) -> messages.Address:
-        return messages.Address(address=self.host_group.coordinate())
+    def _coordinate(self, request: schema.Coordinate) -> schema.Address:
+        return schema.Address(address=self.host_group.coordinate())
 
-    def _build(self, request: messages.Build) -> None:
+    def _build(self, request: schema.Build) -> None:
         if request.world is not None:
             self.host_group.enter(request.world)
         if self._work is not None:
@@ -146,18 +146,18 @@ class WorkerService:
         self._work = self._make(request.settings)
         self._timelines.append((Timeline(self._runtime.plan), self._runtime.members))
 
-    def _compile_ahead(self, request: messages.CompileAhead) -> None:
+    def _compile_ahead(self, request: schema.CompileAhead) -> None:
         self._warmer.add(lambda: self._warm_up(request.settings))
 
-    def _listen(self, request: messages.Listen) -> messages.Address:
+    def _listen(self, request: schema.Listen) -> schema.Address:
         assert self._bootstrap is not None, _ALONE
         bootstrap = self._bootstrap
         self.peers = Peers(
             bootstrap.worker, bootstrap.listen, bootstrap.secret, bootstrap.silence_s
         )
-        return messages.Address(address=self.peers.address)
+        return schema.Address(address=self.peers.address)
 
-    def _join(self, request: messages.Join) -> None:
+    def _join(self, request: schema.Join) -> None:
         assert self._bootstrap is not None and self.peers is not None, _ALONE
         self.peers.connect(request.addresses, _CONNECT_S)
         if request.transport == "transfer" and self._server is None:
@@ -165,17 +165,17 @@ class WorkerService:
         server = self._server if request.transport == "transfer" else None
         self._runtime.join(self.peers, request.epoch, server)
 
-    def _compile(self, request: messages.Compile) -> None:
+    def _compile(self, request: schema.Compile) -> None:
         self._runtime.compile(
-            lambda done, of: self._tell(messages.Compiling(num_done=done, num_all=of))
+            lambda done, of: self._tell(schema.Compiling(num_done=done, num_all=of))
         )
 
-    def _initialise(self, request: messages.Initialise) -> None:
+    def _initialise(self, request: schema.Initialise) -> None:
         self._inventory.forget()
         self._runtime.initialise(request.seed)
         self._at = 0
 
-    def _train(self, request: messages.Train) -> messages.Trained:
+    def _train(self, request: schema.Train) -> schema.Trained:
         assert self._work is not None
         batch = self._work.batch(request.step)
         self._commit = None
@@ -183,34 +183,34 @@ class WorkerService:
             request.turn, batch, self._timelines[-1][0] if request.traced else None
         )
         self._at = request.step + 1
-        return messages.Trained(commit=self._commit)
+        return schema.Trained(commit=self._commit)
 
-    def _reached(self, request: messages.TellReached) -> messages.Reached:
-        return messages.Reached(at=self._at, commit=self._commit)
+    def _reached(self, request: schema.TellReached) -> schema.Reached:
+        return schema.Reached(at=self._at, commit=self._commit)
 
-    def _finish(self, request: messages.FinishStep) -> None:
+    def _finish(self, request: schema.FinishStep) -> None:
         assert self._at is not None
         self._commit = self._runtime.finish(request.commit)
         self._at += 1
 
-    def _hold(self, request: messages.HoldState) -> messages.HeldState:
+    def _hold(self, request: schema.HoldState) -> schema.HeldState:
         if self._at is not None:
             self._inventory.keep(self._at, self._runtime.held())
-        return messages.HeldState(
+        return schema.HeldState(
             at=self._inventory.memory_step, leaves=self._inventory.memory
         )
 
-    def _find_saves(self, request: messages.FindSaves) -> messages.FoundSaves:
+    def _find_saves(self, request: schema.FindSaves) -> schema.FoundSaves:
         directory = request.keeping.at(file_name(self._worker))
-        return messages.FoundSaves(
+        return schema.FoundSaves(
             saves=[*self._inventory.look(directory, self._needed())]
         )
 
-    def _needs(self, request: messages.TellNeeds) -> messages.NeededState:
+    def _needs(self, request: schema.TellNeeds) -> schema.NeededState:
         leaves = {leaf: leaf_bytes(entry) for leaf, entry in self._needed().items()}
-        return messages.NeededState(at=self._at, leaves=leaves)
+        return schema.NeededState(at=self._at, leaves=leaves)
 
-    def _collect(self, request: messages.CollectLeaves) -> messages.Collected:
+    def _collect(self, request: schema.CollectLeaves) -> schema.Collected:
         if request.own.get("cloud"):
             self._open_store(request.keeping, request.save[0])
         return collect_leaves(request, self._inventory, self.peers, self._needed())
@@ -221,7 +221,7 @@ class WorkerService:
         directory = keeping.at(file_name(self._worker))
         self._inventory.fetch_from(store, step, directory)
 
-    def _place(self, request: messages.PlaceState) -> None:
+    def _place(self, request: schema.PlaceState) -> None:
         if self._at != request.step:
             values = self._inventory.taken
             self._inventory.let_go()
@@ -239,35 +239,35 @@ class WorkerService:
             for leaf in leaf_names(entry)
         }
 
-    def _time(self, request: messages.TellTime) -> messages.ClockTime:
-        return messages.ClockTime(now_s=time.perf_counter())
+    def _time(self, request: schema.TellTime) -> schema.ClockTime:
+        return schema.ClockTime(now_s=time.perf_counter())
 
-    def _spans(self, request: messages.TellSpans) -> messages.TracedActions:
+    def _spans(self, request: schema.TellSpans) -> schema.TracedActions:
         spans = [
             span
             for timeline, members in self._timelines
             for span in timeline.spans()
             if members.worker_of(span.node, span.device) == self._worker
         ]
-        return messages.TracedActions(
+        return schema.TracedActions(
             actions=format_program(tuple(span.action for span in spans)),
             spans=[(s.node, s.device, s.start_s, s.end_s) for s in spans],
         )
 
-    def _evaluate(self, request: messages.Evaluate) -> messages.Evaluated:
+    def _evaluate(self, request: schema.Evaluate) -> schema.Evaluated:
         assert self._work is not None
         batch = self._work.validation(request.batch)
         losses = self._runtime.evaluate(request.turn, batch)
-        return messages.Evaluated(losses=losses, num_tokens=batch[1].size)
+        return schema.Evaluated(losses=losses, num_tokens=batch[1].size)
 
-    def _predict(self, request: messages.Predict) -> messages.Predicted:
+    def _predict(self, request: schema.Predict) -> schema.Predicted:
         found_V = self._runtime.next_logits(request.turn, request.tokens)
-        return messages.Predicted(logits=None if found_V is None else found_V.tolist())
+        return schema.Predicted(logits=None if found_V is None else found_V.tolist())
 
-    def _saving_state(self, request: messages.TellSaving) -> messages.SavingState:
+    def _saving_state(self, request: schema.TellSaving) -> schema.SavingState:
         return self._saving.state(self._runtime.saves)
 
-    def _save(self, request: messages.SaveState) -> None:
+    def _save(self, request: schema.SaveState) -> None:
         self._saving.save(request, [*self._runtime.entries()])
 
     def _open_copies(self) -> PeerReplication:
@@ -287,29 +287,29 @@ class WorkerService:
 
 
 HANDLERS: dict[type[Request[Any]], Callable[[WorkerService, Any], Message | None]] = {
-    messages.Coordinate: WorkerService._coordinate,
-    messages.Build: WorkerService._build,
-    messages.CompileAhead: WorkerService._compile_ahead,
-    messages.Listen: WorkerService._listen,
-    messages.Join: WorkerService._join,
-    messages.Compile: WorkerService._compile,
-    messages.Initialise: WorkerService._initialise,
-    messages.Train: WorkerService._train,
-    messages.TellReached: WorkerService._reached,
-    messages.FinishStep: WorkerService._finish,
-    messages.HoldState: WorkerService._hold,
-    messages.FindSaves: WorkerService._find_saves,
-    messages.TellNeeds: WorkerService._needs,
-    messages.CollectLeaves: WorkerService._collect,
-    messages.PlaceState: WorkerService._place,
-    messages.TellTime: WorkerService._time,
-    messages.TellSpans: WorkerService._spans,
-    messages.Evaluate: WorkerService._evaluate,
-    messages.Predict: WorkerService._predict,
-    messages.TellSaving: WorkerService._saving_state,
-    messages.KeepCopies: lambda service, asked: service._saving.keep_copies(asked),
-    messages.SendCopies: lambda service, asked: service._saving.send_copies(asked),
-    messages.SaveState: WorkerService._save,
-    messages.AwaitSaved: lambda service, asked: service._saving.wait(asked),
-    messages.Leave: lambda service, asked: service.close(),
+    schema.Coordinate: WorkerService._coordinate,
+    schema.Build: WorkerService._build,
+    schema.CompileAhead: WorkerService._compile_ahead,
+    schema.Listen: WorkerService._listen,
+    schema.Join: WorkerService._join,
+    schema.Compile: WorkerService._compile,
+    schema.Initialise: WorkerService._initialise,
+    schema.Train: WorkerService._train,
+    schema.TellReached: WorkerService._reached,
+    schema.FinishStep: WorkerService._finish,
+    schema.HoldState: WorkerService._hold,
+    schema.FindSaves: WorkerService._find_saves,
+    schema.TellNeeds: WorkerService._needs,
+    schema.CollectLeaves: WorkerService._collect,
+    schema.PlaceState: WorkerService._place,
+    schema.TellTime: WorkerService._time,
+    schema.TellSpans: WorkerService._spans,
+    schema.Evaluate: WorkerService._evaluate,
+    schema.Predict: WorkerService._predict,
+    schema.TellSaving: WorkerService._saving_state,
+    schema.KeepCopies: lambda service, asked: service._saving.keep_copies(asked),
+    schema.SendCopies: lambda service, asked: service._saving.send_copies(asked),
+    schema.SaveState: WorkerService._save,
+    schema.AwaitSaved: lambda service, asked: service._saving.wait(asked),
+    schema.Leave: lambda service, asked: service.close(),
 }

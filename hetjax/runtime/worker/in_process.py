@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
-from hetjax.runtime.messages import Compiling, Json, Noticed, Request, answer_of
-from hetjax.runtime.service import Work, WorkerService
-from hetjax.runtime.worker_connections import Answer, Progress, nobody_counts
+from hetjax.runtime.rpc.schema import Compiling, Json, Noticed, Request, answer_of
+from hetjax.runtime.rpc.worker_connections import Answer, Progress, nobody_counts
+from hetjax.runtime.worker.service import Work, WorkerService
 
 
 class InProcessConnections:

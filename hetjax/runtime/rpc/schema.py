@@ -3,7 +3,7 @@
 
 Owns a class for each request, for what answers it, and for what a worker tells unasked.
 Does not own how they travel (`encoding.py`, `worker_connections.py`), who sends which
-when (`controller.py`, `recovery.py`), nor what a worker does about them (`service.py`).
+when (`runtime/control/`), nor what a worker does about them (`runtime/worker/`).
 
 `epoch` counts how often the controller has connected its workers to each other. A
 request is of the epoch in which it is asked, an answer of that of its request.
@@ -16,7 +16,7 @@ from typing import Any, Generic, Literal, TypeVar, dataclass_transform, get_args
 from hetjax.checkpoint.recovery_plan import Save, Tier
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.mesh.world import World
-from hetjax.runtime.outcome import StageLoss, StepCommit
+from hetjax.runtime.execution.outcome import StageLoss, StepCommit
 
 Json = Mapping[str, Any]
 TransportName = Literal["sockets", "transfer"]

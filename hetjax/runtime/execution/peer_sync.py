@@ -20,7 +20,7 @@ from hetjax.comm.reduction import Rows, from_host, to_host
 from hetjax.comm.wire import SQUARES, SUMS, HostWorkPool
 from hetjax.mesh.spanning import to_mesh, value_here
 from hetjax.plans.worker_map import WorkerMap
-from hetjax.runtime.outcome import StepCommit
+from hetjax.runtime.execution.outcome import StepCommit
 from hetjax.schedule.programs.action import Group, StageKey
 
 _SHARE = struct.Struct("<IId?d")  # replica, stage, squares, whether last, its loss

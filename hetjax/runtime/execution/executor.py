@@ -21,10 +21,10 @@ from hetjax.comm.transport import Tag, Transport
 from hetjax.errors import BadInput
 from hetjax.mesh.axes import batch_sharding, replicated
 from hetjax.mesh.spanning import to_mesh
-from hetjax.runtime.gradient_sync import GradientSync
-from hetjax.runtime.outcome import StepCommit
-from hetjax.runtime.programs import StagePrograms
-from hetjax.runtime.update import UpdatePrograms
+from hetjax.runtime.execution.gradient_sync import GradientSync
+from hetjax.runtime.execution.outcome import StepCommit
+from hetjax.runtime.execution.programs import StagePrograms
+from hetjax.runtime.execution.update import UpdatePrograms
 from hetjax.schedule.programs.action import (
     Action,
     Group,

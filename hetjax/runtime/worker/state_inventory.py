@@ -4,7 +4,8 @@
 Owns copies of its last state by leaf, what its disk holds and what it fetches from the
 store, and the exchange of leaves between workers: each is read where it lies, checked,
 sent by link and checked again. Does not own who gives what to whom
-(`hetjax/checkpoint/recovery_plan.py`), nor what becomes of the leaves (`stages.py`).
+(`hetjax/checkpoint/recovery_plan.py`), nor what becomes of the leaves
+(`runtime/execution/`).
 """
 
 import math
@@ -30,7 +31,7 @@ from hetjax.checkpoint.stores.store import Store
 from hetjax.comm.connections import Key
 from hetjax.comm.peers import Peers
 from hetjax.comm.wire import LEAVES
-from hetjax.runtime.messages import Collected, CollectLeaves, FoundSave
+from hetjax.runtime.rpc.schema import Collected, CollectLeaves, FoundSave
 
 _Read = tuple[np.ndarray | None, float]  # value, and when it was there
 _CHECKSUM = struct.Struct("<I")

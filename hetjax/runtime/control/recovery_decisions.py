@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hetjax.checkpoint.recovery_plan import PartialSnapshot, Save, newest
-from hetjax.runtime.messages import Collected, Reached
-from hetjax.runtime.outcome import StepCommit
+from hetjax.runtime.execution.outcome import StepCommit
+from hetjax.runtime.rpc.schema import Collected, Reached
 
 ASK_STORE: Literal["ask the store"] = "ask the store"
 

@@ -4,7 +4,7 @@
 import optax
 import pytest
 
-from hetjax.runtime.timeline import Timeline
+from hetjax.runtime.execution.tracer import Timeline
 from hetjax.schedule.simulation.trace import perfetto
 from tests.runtime.oracle import random_batch
 from tests.runtime.test_update import MODEL, PLAN, runtime_of

@@ -25,8 +25,17 @@ from hetjax.checkpoint.recovery_plan import (
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.stored_steps import in_store
 from hetjax.errors import BadInput
-from hetjax.runtime.controller import Controller
-from hetjax.runtime.messages import (
+from hetjax.runtime.control.controller import Controller
+from hetjax.runtime.control.recovery_decisions import (
+    ASK_STORE,
+    Leftovers,
+    Moved,
+    after_round,
+    committed_step,
+    next_save,
+)
+from hetjax.runtime.execution.outcome import StepCommit
+from hetjax.runtime.rpc.schema import (
     CollectLeaves,
     FindSaves,
     FinishStep,
@@ -35,16 +44,7 @@ from hetjax.runtime.messages import (
     TellNeeds,
     TellReached,
 )
-from hetjax.runtime.outcome import StepCommit
-from hetjax.runtime.recovery_decisions import (
-    ASK_STORE,
-    Leftovers,
-    Moved,
-    after_round,
-    committed_step,
-    next_save,
-)
-from hetjax.runtime.worker_connections import WorkerConnections
+from hetjax.runtime.rpc.worker_connections import WorkerConnections
 
 _NUM_NAMED = 3  # slices that an error spells out
 

@@ -4,7 +4,7 @@
 Owns matching answers with requests, refusing what does not follow from a request, and
 noticing at once that one side is gone. A side that sends what is no message, or none
 that it may send now, is lost like one that has ended. Does not own the messages
-(`messages.py`), nor what they mean (`serving.py`, `controller.py`).
+(`schema.py`), nor what they mean (`runtime/worker/`, `runtime/control/`).
 """
 
 import threading
@@ -19,9 +19,9 @@ import numpy as np
 
 from hetjax.comm.connections import SILENCE_S, Connection, Ends, Key, Listener, dial
 from hetjax.errors import BadInput
-from hetjax.runtime.encoding import BadMessage, decode, encode
-from hetjax.runtime.limits import LIMITS, START
-from hetjax.runtime.messages import (
+from hetjax.runtime.rpc.encoding import BadMessage, decode, encode
+from hetjax.runtime.rpc.limits import LIMITS, START
+from hetjax.runtime.rpc.schema import (
     BreakOff,
     Compile,
     Compiling,

@@ -5,10 +5,11 @@ Owns placing, starting and watching them, and which machines are there; Ray gath
 they print. Nothing of a step passes through Ray: controller and workers talk over links
 of their own, and no object of ours is pickled but a few words of text. Does not own
 which machine is which node (`hetjax/cluster/ray_nodes.py`), nor what a worker does
-(`worker.py`).
+(`hetjax/training/worker.py`).
 """
 
 import os
+import pkgutil
 import socket
 import threading
 import time
@@ -30,8 +31,9 @@ from hetjax.cluster.ray_nodes import (
 from hetjax.errors import BadInput
 from hetjax.launch.launching import Bootstraps
 from hetjax.mesh.simulated import keeping_environment
-from hetjax.runtime.service import read_bootstrap
+from hetjax.runtime.worker.service import read_bootstrap
 
+_ENTRY = "hetjax.training.worker:serve_run"  # of a room above: by name
 _LOOK_S = 0.5
 _MACHINES_S = 5.0  # Ray is asked for its machines no more often while all goes well
 _ANSWER_S = 1.0  # of a machine that is there; Ray itself takes far longer to give it up
@@ -124,9 +126,8 @@ class _Worker:
     """A worker process; its one method ends when its controller has gone."""
 
     def work(self, bootstrap: str) -> None:
-        from hetjax.training.worker import serve_run  # JAX starts there
-
-        serve_run(read_bootstrap(bootstrap))
+        serve = pkgutil.resolve_name(_ENTRY)  # JAX starts there
+        serve(read_bootstrap(bootstrap))
 
 
 def _actor(worker: str, cluster: Cluster, machine: RayNode, simulate: bool) -> Any:

@@ -22,9 +22,9 @@ from hetjax.mesh.axes import stage_mesh
 from hetjax.mesh.spanning import is_member, leads
 from hetjax.models.model import Model, ModuleSpec, apply, init_params
 from hetjax.plans.plan import Plan
-from hetjax.runtime.executor import StageState, check_runnable
-from hetjax.runtime.programs import StagePrograms
-from hetjax.runtime.state import (
+from hetjax.runtime.execution.executor import StageState, check_runnable
+from hetjax.runtime.execution.programs import StagePrograms
+from hetjax.runtime.execution.state import (
     Read,
     fresh_weights,
     held_values,
@@ -32,7 +32,7 @@ from hetjax.runtime.state import (
     place,
     stage_entries,
 )
-from hetjax.runtime.update import GradientGroup, UpdatePrograms
+from hetjax.runtime.execution.update import GradientGroup, UpdatePrograms
 from hetjax.schedule.programs.action import COMPUTE, Op, Programs, StageKey
 from hetjax.schedule.programs.check import check, check_evaluation
 from hetjax.schedule.programs.lower import lower, lower_evaluation

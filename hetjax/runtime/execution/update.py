@@ -18,7 +18,7 @@ import optax
 from hetjax.comm.reduction import row_sharding, unpack
 from hetjax.mesh.axes import replicated
 from hetjax.plans.plan import Group
-from hetjax.runtime.programs import Compiled, StagePrograms, compiled
+from hetjax.runtime.execution.programs import Compiled, StagePrograms, compiled
 from hetjax.stage.arrays import (
     by_module,
     copied_weights,
