@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from hetjax.cluster.files import load_cluster, preset_path
-from hetjax.models.counts import tensor_sizes
+from hetjax.models.model import tensor_sizes
 from hetjax.models.presets import model_preset
 from hetjax.plans.files import parse_plan
 from hetjax.plans.validation import validate_plan

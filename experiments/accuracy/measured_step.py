@@ -49,7 +49,7 @@ from hetjax.costs.measured.profile import Profile
 from hetjax.costs.measured.profile_files import read_profile
 from hetjax.costs.plan_costs import costs_of
 from hetjax.mesh.simulated import simulate_devices
-from hetjax.models.llama import LlamaConfig, llama_model
+from hetjax.models.decoders import LlamaConfig, llama_model
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.plans.schedules import default_launch_ahead

@@ -35,8 +35,7 @@ import optax
 from hetjax.costs.costs import StageMemory
 from hetjax.costs.stage_memory import stage_memory
 from hetjax.mesh.simulated import simulate_devices
-from hetjax.models.gpt import GPTConfig, gpt_model
-from hetjax.models.llama import LlamaConfig, llama_model
+from hetjax.models.decoders import GPTConfig, LlamaConfig, gpt_model, llama_model
 from hetjax.models.model import Model
 from hetjax.models.moe import Routing
 from hetjax.plans.plan import LayerRange, Plan, Remat, Replica, Stage, StageMesh

@@ -18,7 +18,7 @@ from hetjax.cluster.cluster import Cluster, Node
 from hetjax.costs.measured.profile import Profile
 from hetjax.costs.measured.sailor import sailor_profile
 from hetjax.costs.plan_costs import costs_of
-from hetjax.models.gpt import GPTConfig, gpt_model
+from hetjax.models.decoders import GPTConfig, gpt_model
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from hetjax.plans.schedules import default_launch_ahead

@@ -29,7 +29,7 @@ import optax
 
 from experiments.benchmarks.one_jit import even_pipeline, one_jit, random_batch
 from hetjax.mesh.simulated import simulate_devices
-from hetjax.models.llama import LlamaConfig, llama_model
+from hetjax.models.decoders import LlamaConfig, llama_model
 from hetjax.plans.worker_map import EMBEDDED
 from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.execution.feeding import Batch

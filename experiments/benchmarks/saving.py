@@ -37,7 +37,7 @@ from hetjax.checkpoint.format import Entry
 from hetjax.checkpoint.reader import steps
 from hetjax.checkpoint.writer import Saver
 from hetjax.mesh.simulated import simulate_devices
-from hetjax.models.llama import LlamaConfig, llama_model
+from hetjax.models.decoders import LlamaConfig, llama_model
 from hetjax.models.model import Model
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 

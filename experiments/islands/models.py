@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from hetjax.data.dataset import Dataset, prepare
-from hetjax.models.gpt import GPTConfig
+from hetjax.models.decoders import GPTConfig
 from hetjax.models.model import Model
 from hetjax.models.presets import MODEL_CONFIGS
 from hetjax.plans.plan import Plan, Replica, Stage

@@ -52,7 +52,7 @@ from hetjax.elastic.recovered import Recovered, RolledBack
 from hetjax.elastic.standby_plans import StandbyPlans
 from hetjax.errors import NoFeasiblePlan
 from hetjax.launch.launching import OnThisMachine, Place, started
-from hetjax.models.counts import parameter_count
+from hetjax.models.model import parameter_count
 from hetjax.models.presets import model_preset
 from hetjax.plans.plan import Plan
 from hetjax.training.config import RunConfig

@@ -22,7 +22,7 @@ from hetjax.checkpoint.format import Entry, split_leaves
 from hetjax.cluster.record import write_whole
 from hetjax.mesh import axes
 from hetjax.mesh.simulated import simulate_devices
-from hetjax.models.llama import LlamaConfig, llama_model
+from hetjax.models.decoders import LlamaConfig, llama_model
 from hetjax.plans.files import parse_plan, plan_json
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from hetjax.plans.worker_map import WorkerMap, file_name

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a model is to hetjax: an ordered list of layers, each a list of NNX modules.
 
-Owns the protocol and its pure-function view (`abstract_params`, `init_params`,
-`apply`). Does not own any architecture (`gpt.py`, `llama.py`) nor sharding (`mesh/`).
+Owns the protocol, its pure-function view (`abstract_params`, `init_params`, `apply`)
+and counts of parameters. Does not own any architecture (`decoders.py`), sharding
+(`mesh/`) nor FLOPs, times and memory (`costs/`).
 
 The protocol of a module class `C` used in a `ModuleSpec`:
 
@@ -18,8 +19,9 @@ The protocol of a module class `C` used in a `ModuleSpec`:
   summed over the microbatch's tokens, coefficient included.
 """
 
+import math
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -157,6 +159,26 @@ def apply(
     output = module(*inputs)  # pyright: ignore[reportCallIssue]
     losses = jax.tree.leaves(nnx.state(module, AuxLoss))
     return output, sum(losses, start=jnp.zeros((), jnp.float32))
+
+
+def parameter_count(layer: Layer) -> int:
+    """Count the parameters that the layer owns; a tied one is its owner's alone."""
+    return sum(
+        math.prod(param.shape)
+        for spec in layer.modules
+        for param in abstract_params(spec).values()
+    )
+
+
+def tensor_sizes(model: Model) -> dict[str, tuple[int, ...]]:
+    """Give the sizes that a tensor-parallel degree must divide, by logical axis."""
+    sizes: dict[str, set[int]] = {}
+    for spec in dict.fromkeys(replace(m, path="", tied=()) for m in model.modules):
+        for param in abstract_params(spec).values():
+            for size, name in zip(param.shape, param.logical, strict=True):
+                if name is not None:
+                    sizes.setdefault(name, set()).add(size)
+    return {name: tuple(sorted(found)) for name, found in sorted(sizes.items())}
 
 
 def _dotted(path: tuple[Any, ...]) -> str:

@@ -22,10 +22,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hetjax.errors import BadInput
+from hetjax.models.layers import MlpConfig, Norm, normal, require_positive
 from hetjax.models.model import AuxLoss
-from hetjax.models.norm import Norm, NormConfig
-from hetjax.models.parameters import STD, normal
-from hetjax.models.requirement import require_positive
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,12 +36,7 @@ class Routing:
     balance_coefficient: float = 0.01
 
     def __post_init__(self) -> None:
-        require_positive(
-            "routing",
-            num_experts=self.num_experts,
-            top_k=self.top_k,
-            capacity_factor=self.capacity_factor,
-        )
+        require_positive("routing", self, exempt=("balance_coefficient",))
         if self.top_k > self.num_experts:
             raise BadInput(
                 got=f"routing: top_k = {self.top_k} of {self.num_experts} experts",
@@ -64,22 +57,13 @@ class Routing:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MoeConfig:
+class MoeConfig(MlpConfig):
     """Widths of the experts and how tokens reach them."""
 
-    hidden_size: int
-    inner_size: int
     routing: Routing
-    norm: NormConfig
-    output_std: float = STD
 
     def __post_init__(self) -> None:
-        require_positive(
-            "moe",
-            hidden_size=self.hidden_size,
-            inner_size=self.inner_size,
-            output_std=self.output_std,
-        )
+        require_positive("moe", self)
 
 
 class Moe(nnx.Module):

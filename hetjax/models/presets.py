@@ -9,13 +9,9 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from hetjax.errors import BadInput
-from hetjax.models.gpt import GPTConfig, gpt_model
-from hetjax.models.llama import LlamaConfig, llama_model
+from hetjax.models.decoders import DecoderConfig, GPTConfig, LlamaConfig, model_of
 from hetjax.models.model import Model
 from hetjax.models.moe import Routing
-
-ModelConfig = GPTConfig | LlamaConfig
-
 
 HALVES = "-halves"
 
@@ -38,13 +34,6 @@ def model_preset(name: str) -> Model:
         allowed=f"{', '.join(names)}; each with {HALVES} to cut blocks in two",
         fix=f"did you mean {near}?",
     )
-
-
-def model_of(config: ModelConfig) -> Model:
-    """Lay out a config of either family as a model."""
-    if isinstance(config, GPTConfig):
-        return gpt_model(config)
-    return llama_model(config)
 
 
 def _gpt3(name: str, hidden_size: int, num_blocks: int, num_heads: int) -> GPTConfig:
@@ -92,30 +81,24 @@ LLAMA2_7B = LlamaConfig(
     num_kv_heads=32,
     max_seq_len=4_096,
 )
-LLAMA3_8B = LlamaConfig(
+LLAMA3_8B = replace(
+    LLAMA2_7B,
     name="llama3-8b",
     vocab_size=128_256,
-    hidden_size=4_096,
     inner_size=14_336,
-    num_blocks=32,
-    num_heads=32,
     num_kv_heads=8,
     max_seq_len=8_192,
     rope_theta=500_000.0,
 )
-MIXTRAL_8X7B = LlamaConfig(
+MIXTRAL_8X7B = replace(
+    LLAMA3_8B,
     name="mixtral-8x7b",
     vocab_size=32_000,
-    hidden_size=4_096,
-    inner_size=14_336,
-    num_blocks=32,
-    num_heads=32,
-    num_kv_heads=8,
     max_seq_len=4_096,
     rope_theta=1_000_000.0,
     routing=Routing(num_experts=8, top_k=2),
 )
-MODEL_CONFIGS: dict[str, ModelConfig] = {
+MODEL_CONFIGS: dict[str, DecoderConfig] = {
     config.name: config
     for config in (
         TINY,

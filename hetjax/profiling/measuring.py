@@ -24,8 +24,7 @@ from hetjax.cluster.discovery import device_name
 from hetjax.costs.measured.profile import LinkMeasurement, Measurement, Profile
 from hetjax.costs.measured.profile_files import read_profile, write_profile
 from hetjax.errors import BadInput
-from hetjax.models.counts import tensor_sizes
-from hetjax.models.model import Model
+from hetjax.models.model import Model, tensor_sizes
 from hetjax.profiling.config import ProfileConfig, check_output
 from hetjax.profiling.layer_bench import (
     NUM_REPETITIONS,

@@ -23,8 +23,7 @@ from hetjax.costs.measured.profile_files import read_profile
 from hetjax.errors import BadInput
 from hetjax.launch.on_ray import ray_cluster
 from hetjax.mesh.simulated import simulate_devices
-from hetjax.models.counts import tensor_sizes
-from hetjax.models.model import Model
+from hetjax.models.model import Model, tensor_sizes
 from hetjax.planner.model.costing import all_kinds, compute_dtype, known_degrees
 from hetjax.planner.model.memory_check import check_plan_fits
 from hetjax.planner.model.request import Request

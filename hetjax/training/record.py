@@ -14,7 +14,7 @@ from typing import Any
 from hetjax.elastic.driver import Driver
 from hetjax.elastic.recovered import Recovered
 from hetjax.elastic.stopping import StopRequest
-from hetjax.models.counts import parameter_count
+from hetjax.models.model import parameter_count
 from hetjax.report.progress import Display
 from hetjax.training import rundir
 from hetjax.training.goodput import Goodput, goodput_line, goodput_values

@@ -18,7 +18,7 @@ import pytest
 from hetjax import simulate
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.cluster.files import cluster_toml
-from hetjax.models.counts import tensor_sizes
+from hetjax.models.model import tensor_sizes
 from hetjax.models.presets import MODEL_CONFIGS, model_preset
 from hetjax.plan import main
 from hetjax.plans.files import read_plan

@@ -3,8 +3,7 @@
 
 from typing import Any
 
-from hetjax.models.gpt import GPTConfig, gpt_model
-from hetjax.models.llama import LlamaConfig, llama_model
+from hetjax.models.decoders import GPTConfig, LlamaConfig, gpt_model, llama_model
 from hetjax.models.model import Model
 from hetjax.models.moe import Routing
 from hetjax.plans.plan import LayerRange, Plan, Remat, Replica, Stage, StageMesh

@@ -10,8 +10,7 @@ from hetjax.costs.analytic import analytic_costs
 from hetjax.costs.costs import Costs
 from hetjax.costs.measured.profile import Measurement, Profile
 from hetjax.costs.network.messages import Transport
-from hetjax.models.counts import parameter_count
-from hetjax.models.model import Model
+from hetjax.models.model import Model, parameter_count
 from hetjax.models.presets import model_preset
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from tests.costs.small_models import SEQ_LEN, WIDTH, family

@@ -13,8 +13,8 @@ from hetjax.costs.costs import StageTimes
 from hetjax.costs.roofline import all_reduce_s, matmul_s, ring_hop
 from hetjax.costs.stage_times import stage_times
 from hetjax.costs.static import adam_state
-from hetjax.models.counts import parameter_count
-from hetjax.models.gpt import GPTConfig, gpt_model
+from hetjax.models.decoders import GPTConfig, gpt_model
+from hetjax.models.model import parameter_count
 from hetjax.plans.plan import Plan, Remat, Replica, Stage, StageMesh
 from tests.costs.small_models import family, pipeline
 

@@ -15,7 +15,7 @@ from experiments.accuracy.referee import (
     read_ground_truth,
     read_runs,
 )
-from hetjax.models.counts import parameter_count
+from hetjax.models.model import parameter_count
 
 # forward, backward, update seconds of a microbatch of one sequence
 LAYERS = {

@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 
 from hetjax.errors import BadInput
-from hetjax.models.attention import Attention, AttentionConfig
+from hetjax.models.layers import Attention, AttentionConfig, NormConfig, rotate
 from hetjax.models.model import ModuleSpec, Params, abstract_params, apply
-from hetjax.models.norm import NormConfig
-from hetjax.models.rope import rotate
 
 LLAMA = AttentionConfig(
     hidden_size=24,

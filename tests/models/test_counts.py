@@ -10,8 +10,17 @@ import pytest
 from flax import nnx
 
 from hetjax.costs.graph.flops import forward_flops
-from hetjax.models.counts import parameter_count, tensor_sizes
-from hetjax.models.model import AuxLoss, Layer, Model, ModuleSpec, apply, init_params
+from hetjax.models.decoders import model_of
+from hetjax.models.model import (
+    AuxLoss,
+    Layer,
+    Model,
+    ModuleSpec,
+    apply,
+    init_params,
+    parameter_count,
+    tensor_sizes,
+)
 from hetjax.models.moe import Routing
 from hetjax.models.presets import (
     GPT2_124M,
@@ -19,7 +28,6 @@ from hetjax.models.presets import (
     LLAMA3_8B,
     MIXTRAL_8X7B,
     TINY,
-    model_of,
     model_preset,
 )
 

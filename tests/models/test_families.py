@@ -10,12 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hetjax.models.embedding import Head
-from hetjax.models.gpt import GPTConfig
-from hetjax.models.llama import LlamaConfig
+from hetjax.models.decoders import GPTConfig, LlamaConfig, model_of
+from hetjax.models.layers import Head
 from hetjax.models.model import Model, Params, abstract_params, apply, bind, init_params
 from hetjax.models.moe import Routing
-from hetjax.models.presets import model_of
 
 GPT = GPTConfig(
     name="gpt",

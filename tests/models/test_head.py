@@ -7,9 +7,15 @@ import numpy as np
 import pytest
 
 from hetjax.errors import BadInput
-from hetjax.models.embedding import Embedding, EmbeddingConfig, Head, HeadConfig, padded
+from hetjax.models.layers import (
+    Embedding,
+    EmbeddingConfig,
+    Head,
+    HeadConfig,
+    NormConfig,
+    padded,
+)
 from hetjax.models.model import ModuleSpec, apply, bind, init_params
-from hetjax.models.norm import NormConfig
 
 CONFIG = HeadConfig(
     vocab_size=11,

@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hetjax.models.mlp import GeluMlp, MlpConfig, SwigluMlp
+from hetjax.models.layers import GeluMlp, MlpConfig, NormConfig, SwigluMlp
 from hetjax.models.model import ModuleSpec, abstract_params, apply
-from hetjax.models.norm import NormConfig
 
 RMS = NormConfig(kind="rms", eps=1e-6)
 LAYER = NormConfig(kind="layer", eps=1e-5)

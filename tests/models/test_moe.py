@@ -14,9 +14,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hetjax.errors import BadInput
+from hetjax.models.layers import NormConfig
 from hetjax.models.model import ModuleSpec, abstract_params, apply
 from hetjax.models.moe import Moe, MoeConfig, Routing
-from hetjax.models.norm import NormConfig
 
 CONFIG = MoeConfig(
     hidden_size=8,

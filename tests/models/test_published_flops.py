@@ -4,7 +4,7 @@
 import pytest
 
 from hetjax.costs.graph.flops import forward_flops
-from hetjax.models.gpt import GPTConfig, gpt_model
+from hetjax.models.decoders import GPTConfig, gpt_model
 
 GLOBAL_BATCH, SEQ_LEN, VOCAB = 1024, 1024, 51200
 

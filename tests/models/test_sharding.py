@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from hetjax.models.gpt import GPTConfig
+from hetjax.models.decoders import GPTConfig, model_of
 from hetjax.models.model import abstract_params, apply
 from hetjax.models.moe import Routing
-from hetjax.models.presets import TINY, model_of
+from hetjax.models.presets import TINY
 
 GPT = GPTConfig(name="gpt", vocab_size=1000, hidden_size=64, num_blocks=1, num_heads=4)
 MOE = replace(TINY, routing=Routing(num_experts=4, top_k=2))

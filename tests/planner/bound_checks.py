@@ -14,7 +14,7 @@ import numpy as np
 
 from hetjax.costs.costs import Costs
 from hetjax.errors import NoFeasiblePlan
-from hetjax.models.counts import tensor_sizes
+from hetjax.models.model import tensor_sizes
 from hetjax.planner.bound.restricted_master import most_sequences
 from hetjax.planner.bound.space import in_space
 from hetjax.planner.model.evaluator import evaluate_plan

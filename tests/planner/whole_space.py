@@ -15,7 +15,7 @@ from random import Random
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.costs.plan_costs import costs_of
 from hetjax.errors import NoFeasiblePlan
-from hetjax.models.llama import LlamaConfig, llama_model
+from hetjax.models.decoders import LlamaConfig, llama_model
 from hetjax.models.model import Model
 from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.request import Request

@@ -8,8 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from hetjax.models.gpt import GPTConfig, gpt_model
-from hetjax.models.llama import LlamaConfig, llama_model
+from hetjax.models.decoders import GPTConfig, LlamaConfig, gpt_model, llama_model
 from hetjax.models.model import Layer, Model
 from hetjax.models.moe import Routing
 from hetjax.profiling import layer_bench

@@ -20,7 +20,7 @@ from hetjax.costs.measured.profile_files import (
     read_profile,
     write_profile,
 )
-from hetjax.models.llama import llama_model
+from hetjax.models.decoders import llama_model
 from hetjax.models.model import Model
 from hetjax.plans.plan import StageMesh
 from hetjax.profile import main

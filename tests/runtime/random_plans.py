@@ -8,10 +8,8 @@ from itertools import accumulate
 from typing import Any, Literal
 
 from hetjax.costs.costs import Costs, Route, StageTimes
-from hetjax.models.counts import tensor_sizes
-from hetjax.models.gpt import GPTConfig, gpt_model
-from hetjax.models.llama import LlamaConfig, llama_model
-from hetjax.models.model import Model
+from hetjax.models.decoders import GPTConfig, LlamaConfig, gpt_model, llama_model
+from hetjax.models.model import Model, tensor_sizes
 from hetjax.models.moe import Routing
 from hetjax.plans.plan import LayerRange, Plan, Replica, Stage, StageMesh
 from hetjax.plans.schedules import SCHEDULES

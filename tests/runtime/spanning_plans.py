@@ -4,8 +4,7 @@
 from typing import Any
 
 from hetjax.cluster.cluster import Node
-from hetjax.models.gpt import GPTConfig, gpt_model
-from hetjax.models.llama import LlamaConfig, llama_model
+from hetjax.models.decoders import GPTConfig, LlamaConfig, gpt_model, llama_model
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from tests.runtime.random_plans import SEQ_LEN, Case

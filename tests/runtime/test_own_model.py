@@ -11,8 +11,7 @@ from flax import nnx
 
 from hetjax.costs.graph.flops import forward_flops
 from hetjax.errors import BadInput
-from hetjax.models.counts import parameter_count
-from hetjax.models.model import Layer, Model, ModuleSpec
+from hetjax.models.model import Layer, Model, ModuleSpec, parameter_count
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from tests.runtime.oracle import (

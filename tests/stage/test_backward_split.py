@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from hetjax.models.llama import LlamaConfig, llama_model
+from hetjax.models.decoders import LlamaConfig, llama_model
 from hetjax.plans.plan import Plan, Remat, Replica, Stage, StageMesh
 from hetjax.runtime.execution.programs import StagePrograms
 from hetjax.runtime.execution.stage_runtime import StageRuntime

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hetjax.models.llama import LlamaConfig, llama_model
+from hetjax.models.decoders import LlamaConfig, llama_model
 from hetjax.plans.files import write_plan
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from hetjax.training.config import (

@@ -18,7 +18,7 @@ from hetjax.costs.measured.profile import LinkMeasurement, Measurement, Profile
 from hetjax.costs.measured.profile_files import parse_profile, profile_json
 from hetjax.costs.plan_costs import costs_of
 from hetjax.errors import BadInput, NoFeasiblePlan
-from hetjax.models.counts import tensor_sizes
+from hetjax.models.model import tensor_sizes
 from hetjax.planner.model.costing import check_times
 from hetjax.plans.files import parse_plan, plan_json
 from hetjax.plans.plan import Plan, Prediction, Replica

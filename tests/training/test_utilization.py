@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from hetjax.cluster.cluster import Cluster, Node
-from hetjax.models.llama import LlamaConfig, llama_model
+from hetjax.models.decoders import LlamaConfig, llama_model
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from hetjax.training.utilization import seconds_at_peak
 

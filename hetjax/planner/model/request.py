@@ -14,8 +14,7 @@ from hetjax.costs.measured.profile import Profile
 from hetjax.costs.plan_costs import with_measured_links
 from hetjax.costs.static import adam_state
 from hetjax.errors import BadInput
-from hetjax.models.counts import tensor_sizes
-from hetjax.models.model import Model
+from hetjax.models.model import Model, tensor_sizes
 from hetjax.plans.plan import Remat
 from hetjax.stage.arrays import OptimizerInit
 

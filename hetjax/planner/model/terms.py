@@ -28,7 +28,7 @@ from hetjax.costs.stage_memory import hidden_size
 from hetjax.costs.stage_times import LayerTimes, layer_times
 from hetjax.costs.static import static_bytes
 from hetjax.errors import BadInput
-from hetjax.models.counts import parameter_count
+from hetjax.models.model import parameter_count
 from hetjax.planner.model.hops import hop_tables, sync_bytes_per_s
 from hetjax.planner.model.problem import (
     UNLIMITED,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import chain, product
 
 from hetjax.errors import BadInput
-from hetjax.models.counts import tensor_sizes
+from hetjax.models.model import tensor_sizes
 from hetjax.planner.baselines.equal_shares import equal_share_plans
 from hetjax.planner.bound.certificate import certified_bound, held
 from hetjax.planner.bound.space import in_space

@@ -11,8 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from hetjax.cluster.catalogue import device_spec
-from hetjax.models.counts import parameter_count
-from hetjax.models.model import Model
+from hetjax.models.model import Model, parameter_count
 from hetjax.planner.model.deadline import TimeUp, check_deadline
 from hetjax.planner.model.evaluator import PlanEvaluator
 from hetjax.planner.model.objectives import Objective, score, within

@@ -9,7 +9,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from hetjax.cluster.cluster import Cluster, Node
-from hetjax.models.counts import tensor_sizes
+from hetjax.models.model import tensor_sizes
 from hetjax.models.presets import model_preset
 from hetjax.planner.model.problem import Problem
 from hetjax.planner.model.request import Request

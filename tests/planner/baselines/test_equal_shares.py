@@ -9,7 +9,7 @@ import pytest
 
 from hetjax.cluster.catalogue import catalogue
 from hetjax.cluster.cluster import Cluster, Node
-from hetjax.models.counts import tensor_sizes
+from hetjax.models.model import tensor_sizes
 from hetjax.planner.baselines.equal_shares import equal_share_plans
 from hetjax.planner.model.request import Request
 from hetjax.planner.search.find import find_plan

@@ -8,7 +8,7 @@ import pytest
 
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.errors import NoFeasiblePlan
-from hetjax.models.counts import tensor_sizes
+from hetjax.models.model import tensor_sizes
 from hetjax.planner.model.objectives import Objective
 from hetjax.planner.model.request import Request
 from hetjax.planner.search.find import find_plan

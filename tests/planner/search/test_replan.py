@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 
 from hetjax.cluster.cluster import part_of
-from hetjax.models.counts import parameter_count
+from hetjax.models.model import parameter_count
 from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.problem import Option
 from hetjax.planner.model.request import Request

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decoder families: GPT, Llama and, with routed experts, Mixtral.
+
+Owns how a config becomes a list of layers: their order, their paths, and whether a
+layer is a block or half of one. Does not own the modules it lists (`layers.py`,
+`moe.py`) nor sizes that have a name (`presets.py`).
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hetjax.models import layers
+from hetjax.models.model import Layer, Model, ModuleSpec
+from hetjax.models.moe import Moe, MoeConfig, Routing
+
+_Half = tuple[str, type, layers.MlpConfig]  # name within the block, class, config
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecoderConfig:
+    """What all families have; with the grain `half` plans may cut within blocks."""
+
+    name: str
+    vocab_size: int
+    hidden_size: int
+    num_blocks: int
+    num_heads: int
+    max_seq_len: int
+    vocab_multiple: int = 128
+    grain: Literal["block", "half"] = "block"
+
+    def __post_init__(self) -> None:
+        layers.require_positive(self.name, self)
+        layers.require_divides(self.name, self, "num_heads", "hidden_size")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GPTConfig(DecoderConfig):
+    """A GPT-2 or GPT-3 shaped decoder; its MLP is 4 x hidden_size wide."""
+
+    max_seq_len: int = 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LlamaConfig(DecoderConfig):
+    """A Llama or (with `routing`) Mixtral shaped decoder."""
+
+    inner_size: int
+    num_kv_heads: int
+    rope_theta: float = 10_000.0
+    norm: layers.NormConfig = layers.NormConfig(kind="rms", eps=1e-5)
+    routing: Routing | None = None  # None: one dense MLP per block
+
+    def __post_init__(self) -> None:
+        DecoderConfig.__post_init__(self)
+        layers.require_divides(self.name, self, "num_kv_heads", "num_heads")
+
+
+def model_of(config: DecoderConfig) -> Model:
+    """Lay out a config of either family as a model."""
+    if isinstance(config, GPTConfig):
+        return gpt_model(config)
+    assert isinstance(config, LlamaConfig), config
+    return llama_model(config)
+
+
+def gpt_model(config: GPTConfig) -> Model:
+    """Learned positions, LayerNorm, GELU, biases, tied embedding."""
+    common = _common(config, layers.NormConfig(kind="layer", eps=1e-5))
+    attention = layers.AttentionConfig(
+        **common,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_heads,
+        head_size=config.hidden_size // config.num_heads,
+        biases="all",
+    )
+    mlp = layers.MlpConfig(**common, inner_size=4 * config.hidden_size)
+    return _decoder(
+        config,
+        attention,
+        ("mlp", layers.GeluMlp, mlp),
+        num_positions=config.max_seq_len,
+        tied=(("table", "embedding.table"),),
+    )
+
+
+def llama_model(config: LlamaConfig) -> Model:
+    """RoPE, RMSNorm, SwiGLU or experts, grouped queries, a head of its own."""
+    common = _common(config, config.norm)
+    attention = layers.AttentionConfig(
+        **common,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_size=config.hidden_size // config.num_heads,
+        rope_theta=config.rope_theta,
+    )
+    if config.routing is None:
+        mlp = layers.MlpConfig(**common, inner_size=config.inner_size)
+        return _decoder(config, attention, ("mlp", layers.SwigluMlp, mlp))
+    experts = MoeConfig(**common, inner_size=config.inner_size, routing=config.routing)
+    return _decoder(config, attention, ("moe", Moe, experts))
+
+
+def _common(config: DecoderConfig, norm: layers.NormConfig) -> dict[str, Any]:
+    """What attention and MLP have in common."""
+    output_std = layers.residual_std(config.num_blocks)
+    return {"hidden_size": config.hidden_size, "norm": norm, "output_std": output_std}
+
+
+def _decoder(
+    config: DecoderConfig,
+    attention: layers.AttentionConfig,
+    feed_forward: _Half,
+    num_positions: int = 0,
+    tied: tuple[tuple[str, str], ...] = (),
+) -> Model:
+    """Lay out embedding, equal blocks and head; module paths do not depend on grain."""
+    padded = layers.padded(config.vocab_size, config.vocab_multiple)
+    embedding = layers.EmbeddingConfig(
+        padded_vocab_size=padded,
+        hidden_size=config.hidden_size,
+        num_positions=num_positions,
+    )
+    head = layers.HeadConfig(
+        vocab_size=config.vocab_size,
+        padded_vocab_size=padded,
+        hidden_size=config.hidden_size,
+        norm=attention.norm,
+    )
+    halves = ("attention", layers.Attention, attention), feed_forward
+    found = [
+        Layer("embedding", (ModuleSpec("embedding", layers.Embedding, embedding),))
+    ]
+    for block in (f"block_{index:03d}" for index in range(config.num_blocks)):
+        specs = tuple(ModuleSpec(f"{block}.{half[0]}", *half[1:]) for half in halves)
+        if config.grain == "half":
+            found += [Layer(spec.path, (spec,)) for spec in specs]
+        else:
+            found.append(Layer(block, specs))
+    found.append(Layer("head", (ModuleSpec("head", layers.Head, head, tied),)))
+    return Model(config.name, tuple(found), config.vocab_size, config.max_seq_len)
