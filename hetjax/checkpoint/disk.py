@@ -9,10 +9,18 @@ cleanup that never leaves half a step. Does not own what is written (`writer.py`
 import os
 import shutil
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from hetjax.checkpoint.format import MANIFEST, Manifest, from_text, size_mismatch
+from hetjax.checkpoint.format import (
+    MANIFEST,
+    Manifest,
+    from_text,
+    part_directory,
+    size_mismatch,
+    step_numbers,
+)
 
 _NUM_REMOVALS, _LATE_WRITE_S = 20, 0.1
 
@@ -85,6 +93,20 @@ def remove_part(part: Path) -> None:
     shutil.rmtree(part)
     with suppress(OSError):  # not empty: the parts of other workers stay
         part.parent.rmdir()
+
+
+def retain(
+    directory: Path, worker: str, last: int, keep: int, also: Collection[int | None]
+) -> None:
+    """Keep a worker's newest `keep` complete parts up to step `last`, and `also`.
+
+    Later ones were left by a run that was resumed from before them.
+    """
+    numbers = step_numbers(directory)
+    parts = {step: part_directory(directory, step, worker) for step in numbers}
+    complete = [s for s, part in parts.items() if s <= last and is_complete(part)]
+    for step in sorted(parts.keys() - {*complete[-keep:], *also}):
+        remove_part(parts[step])
 
 
 def make_directory(part: Path) -> None:

@@ -16,7 +16,7 @@ import json
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -76,14 +76,13 @@ def step_of(name: str) -> int | None:
 
 
 class AttemptNames:
-    """Names of attempts to save a step: each sorts after all that are known here.
+    """Names of attempts to save a step: each sorts after all that were noted here.
 
     The clock, which may have been set back, only keeps them apart from unknown ones.
     """
 
-    def __init__(self, known: Iterable[str] = ()) -> None:
+    def __init__(self) -> None:
         self._last = 0
-        self.note(known)
 
     def note(self, names: Iterable[str]) -> None:
         """Take note of names that exist already; what is not such a name is ignored."""
@@ -147,18 +146,18 @@ class FileRecord:
 class Manifest:
     """One worker's part of a step.
 
-    `workers` are all that took part in the step, `state` is the directory of the
-    leaves, `files` is keyed by path relative to the worker's directory, `host` is the
-    training loop's own JSON.
+    `workers` are all that took part in the step, `host` is the training loop's own
+    JSON, `state` is the directory of the leaves, `files` is keyed by path relative to
+    the worker's directory. The last two are known once the leaves are written.
     """
 
     step: int
     worker: str
     workers: tuple[str, ...]
-    state: str
     entries: tuple[Entry, ...]
-    files: Mapping[str, FileRecord]
     host: Mapping[str, Any]
+    state: str = ""
+    files: Mapping[str, FileRecord] = field(default_factory=dict)
 
 
 def to_text(manifest: Manifest) -> str:

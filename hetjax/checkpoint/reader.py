@@ -15,6 +15,7 @@ has no file.
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
-from hetjax.checkpoint.disk import read_manifest
 from hetjax.checkpoint.format import (
     MANIFEST,
     Entry,
@@ -116,22 +116,6 @@ class Checkpoint:
         reads = [array.result().read() for array in opened]
         return [value.result() for value in reads]
 
-    def check_same_model(self, expected: Iterable[Entry]) -> None:
-        """Raise BadInput unless these are the checkpoint's entries, all of them.
-
-        Slices may differ: they are read as they were saved.
-        """
-        asked = {entry.name: entry for entry in expected}
-        differences = [
-            _difference(self.entries.get(name), entry)
-            for name, entry in asked.items()
-            if name not in self.entries or _kind(self.entries[name]) != _kind(entry)
-        ]
-        unknown = [name for name in self.entries if name not in asked]
-        differences += [f"{name} is not in this run's model" for name in unknown]
-        if differences:
-            raise _other_model(self, differences)
-
     def check_same_kind(self, expected: Iterable[Entry]) -> None:
         """Raise BadInput if one of these has another shape or dtype here."""
         differences = [
@@ -150,16 +134,13 @@ class Checkpoint:
         return self.leaves[name]
 
 
-def newest(directory: Path, before: int | None = None) -> Checkpoint | None:
+def newest(directory: Path) -> Checkpoint | None:
     """The newest complete checkpoint; None if no save was ever committed.
 
-    Only steps `before` one count, where that is given. Warns of each newer one that is
-    damaged; raises DamagedCheckpoint if all are.
+    Warns of each newer one that is damaged; raises DamagedCheckpoint if all are.
     """
     damages: list[DamagedCheckpoint] = []
     for step in reversed(step_numbers(directory)):
-        if before is not None and step >= before:
-            continue
         path = step_directory(directory, step)
         try:
             manifests = _manifests(path)
@@ -179,13 +160,6 @@ def damaged_after(directory: Path, step: int) -> list[int]:
     """Steps after this one that were committed here, ascending: they are damaged."""
     after = (s for s in step_numbers(directory) if s > step)
     return [s for s in after if any(step_directory(directory, s).glob(f"*/{MANIFEST}"))]
-
-
-def attempts(directory: Path) -> list[str]:
-    """The names of all saves of which something was committed here."""
-    files = directory.glob(f"step_*/*/{MANIFEST}")
-    found = filter(None, (read_manifest(file.parent) for file in files))
-    return [attempt(manifest.host) for manifest in found]
 
 
 def partial_checkpoints(directory: Path) -> list[Checkpoint]:
@@ -234,18 +208,12 @@ def _of_right_size(leaves: Mapping[str, Leaf]) -> dict[str, Leaf]:
 
 def steps(directory: Path) -> list[int]:
     """Complete steps, ascending: all manifests in place, all files of their size."""
-    return [
-        step
-        for step in step_numbers(directory)
-        if _is_complete(step_directory(directory, step))
-    ]
-
-
-def _is_complete(path: Path) -> bool:
-    try:
-        return bool(_manifests(path))
-    except DamagedCheckpoint:
-        return False
+    found = []
+    for step in step_numbers(directory):
+        with suppress(DamagedCheckpoint):
+            if _manifests(step_directory(directory, step)):
+                found.append(step)
+    return found
 
 
 def _manifests(path: Path) -> list[Manifest]:
@@ -275,14 +243,10 @@ def _manifest(path: Path, file: Path) -> Manifest:
         manifest = from_text(file.read_text())
     except (OSError, ValueError) as error:
         raise _damaged(path, f"{file} cannot be used: {error}") from error
-    if file != step_directory(path.parent, manifest.step) / _place(manifest):
+    if file != step_directory(path.parent, manifest.step) / manifest.worker / MANIFEST:
         what = f"{file} is of step {manifest.step}, worker {manifest.worker}"
         raise _damaged(path, what)
     return manifest
-
-
-def _place(manifest: Manifest) -> Path:
-    return Path(manifest.worker, MANIFEST)
 
 
 def merge(path: Path, manifests: Sequence[Manifest]) -> Checkpoint:

@@ -17,10 +17,10 @@ import numpy as np
 
 from hetjax.checkpoint.disk import (
     fsync,
-    is_complete,
     make_directory,
     remove_part,
     replace_text,
+    retain,
 )
 from hetjax.checkpoint.format import (
     MANIFEST,
@@ -28,7 +28,6 @@ from hetjax.checkpoint.format import (
     from_text,
     part_directory,
     record_of_bytes,
-    step_numbers,
 )
 from hetjax.checkpoint.stores.store import StoreError
 from hetjax.comm.connections import SILENCE_S, Connection, Ends, Key, Listener, dial
@@ -177,15 +176,13 @@ class PeerReplication:
 
     def _begin_part(self, name: str, text: str, safe: int) -> None:
         manifest = from_text(text)
-        names = sorted(manifest.files)
         if manifest.worker != name:
             raise ValueError(f"{name} sends a part of {manifest.worker}")
-        incoming = _IncomingPart(text=text, manifest=manifest, names=names, safe=safe)
-        if (
-            _manifest_text(self._part(manifest)) != text
-        ):  # else both workers share a disk
-            remove_part(self._part(manifest))
-            incoming.missing = set(range(len(names)))
+        incoming = _IncomingPart(text, manifest, sorted(manifest.files), safe)
+        part = self._part(manifest)
+        if _manifest_text(part) != text:  # else both workers share a disk
+            remove_part(part)
+            incoming.missing = set(range(len(incoming.names)))
         self._incoming[name] = incoming
 
     def _write_file(self, name: str, number: int, data: np.ndarray) -> None:
@@ -210,18 +207,8 @@ class PeerReplication:
             replace_text(part / MANIFEST, incoming.text)
             for path in (part, part.parent, self._directory):
                 fsync(path)
-        self._retain(incoming)
-
-    def _retain(self, incoming: _IncomingPart) -> None:
-        """Keep the newest complete parts of the same worker up to this one."""
-        top, worker = self._directory, incoming.manifest.worker
-        steps = step_numbers(top)
-        parts = {s: part_directory(top, s, worker) for s in steps}
-        past = [step for step in steps if step <= incoming.manifest.step]
-        complete = [step for step in past if is_complete(parts[step])]
-        kept = {*complete[-self._keep :], incoming.safe}
-        for step in set(steps) - kept:
-            remove_part(parts[step])
+        worker, last = incoming.manifest.worker, incoming.manifest.step
+        retain(self._directory, worker, last, self._keep, {incoming.safe})
 
     def _part(self, manifest: Manifest) -> Path:
         return part_directory(self._directory, manifest.step, manifest.worker)

@@ -6,6 +6,7 @@ store a URL means. Does not own writing (`writer.py`), uploading (`uploader.py`)
 stores themselves (`stores/`).
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
@@ -43,7 +44,7 @@ class CheckpointStorage:
         if self.cloud is None:
             return None
         limit = self.upload_mbit_per_s
-        return open_store(self.cloud, None if limit is None else limit * 1e6 / 8)
+        return open_store(self.cloud, math.inf if limit is None else limit * 1e6 / 8)
 
     def saver(self, worker: str, copies: PeerReplication | None = None) -> Saver:
         """The saver of this worker; `copies` replicates what it saves to peers."""
@@ -53,26 +54,26 @@ class CheckpointStorage:
         return Saver(directory, worker, self.keep, uploader, copies)
 
 
-def open_store(url: str, bytes_per_s: float | None = None) -> Store:
+def open_store(url: str, bytes_per_s: float = math.inf) -> Store:
     """The store at `gs://bucket/prefix`, `file:///path` or a plain path, tried out.
 
     `bytes_per_s` limits uploads. Raises BadInput where the URL is not one of these, or
     nothing can be written there.
     """
-    if bytes_per_s is not None and bytes_per_s <= 0:
+    if bytes_per_s <= 0:
         raise BadInput(
             got=f"an upload limit of {bytes_per_s} bytes per second",
             allowed="more than 0, or no limit",
             fix="give a positive number, or leave the limit out",
         )
-    limit = None if bytes_per_s is None else BandwidthLimit(bytes_per_s)
+    limit = BandwidthLimit(bytes_per_s)
     scheme, found, rest = url.partition("://")
     if found and scheme == "gs":
         # imported only here, as it takes a second
         from hetjax.checkpoint.stores.gcs import open_bucket
 
         bucket, _, prefix = rest.partition("/")
-        return open_bucket(bucket, prefix.strip("/"), limit, bytes_per_s)
+        return open_bucket(bucket, prefix.strip("/"), limit)
     path = unquote(rest) if found else url
     if not path or (found and (scheme != "file" or not path.startswith("/"))):
         raise BadInput(
@@ -80,4 +81,4 @@ def open_store(url: str, bytes_per_s: float | None = None) -> Store:
             allowed="gs://BUCKET/PREFIX, file:///PATH or the path of a folder",
             fix="write it like gs://my-bucket/my-run or /mnt/shared/my-run",
         )
-    return open_directory(Path(path).absolute(), limit, bytes_per_s)
+    return open_directory(Path(path).absolute(), limit)

@@ -13,7 +13,7 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +24,20 @@ import tensorstore as ts
 
 from hetjax.checkpoint.disk import (
     fsync,
-    is_complete,
     make_directory,
     read_manifest,
     remove_failed,
     remove_part,
     remove_uncommitted,
     replace_text,
+    retain,
 )
 from hetjax.checkpoint.format import (
     MANIFEST,
     STATES,
     WEIGHTS,
     Entry,
+    FileRecord,
     Manifest,
     attempt,
     leaf_tree,
@@ -54,17 +55,7 @@ from hetjax.errors import BadInput
 
 _MAX_CAUSE_CHARS = 400
 _NUM_WRITERS = 16  # they mostly wait for the disk
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Snapshot:
-    step: int
-    entries: tuple[Entry, ...]
-    leaves: tuple[tuple[str, np.ndarray], ...]
-    host: Any
-    workers: tuple[str, ...]
-    safe: int | None
-    is_stored: bool
+_Leaves = Sequence[tuple[str, np.ndarray]]
 
 
 class Saver:
@@ -123,16 +114,16 @@ class Saver:
         self.wait()
         self.spoilt = None
         found = tuple(entries)
-        snapshot = _Snapshot(
+        leaves = [leaf for item in found for leaf in split_leaves(*item)]
+        manifest = Manifest(
             step=step,
-            entries=tuple(entry for entry, _ in found),
-            leaves=tuple(leaf for item in found for leaf in split_leaves(*item)),
-            host=json.loads(json.dumps(host)),
+            worker=self._worker,
             workers=tuple(workers) or (self._worker,),
-            safe=safe,
-            is_stored=is_stored,
+            entries=tuple(entry for entry, _ in found),
+            host=json.loads(json.dumps(host)),
         )
-        self._pending = self._thread.submit(self._write, snapshot)
+        write = self._thread.submit(self._write, manifest, leaves, safe, is_stored)
+        self._pending = write
         return True
 
     @property
@@ -167,83 +158,62 @@ class Saver:
                 self._uploader.wait(LAST_UPLOAD_S)
                 self._uploader.close()
 
-    def _write(self, snapshot: _Snapshot) -> None:
-        part = self._part(snapshot.step)
-        if _is_spoilt(snapshot):
-            self.spoilt = snapshot.step, attempt(snapshot.host)
+    def _write(
+        self, manifest: Manifest, leaves: _Leaves, safe: int | None, is_stored: bool
+    ) -> None:
+        step = manifest.step
+        if not _is_finite(leaves):
+            self.spoilt = step, attempt(manifest.host)
             return
+        part = self._part(step)
         try:
-            self._commit(part, snapshot)
+            self._commit(part, manifest, leaves)
         except Exception as error:
             remove_failed(part)
             warnings.warn(
-                f"checkpoint of step {snapshot.step} was not saved "
-                f"({_cause(error, part)}); training goes on, earlier ones are intact",
+                f"checkpoint of step {step} was not saved ({_cause(error, part)}); "
+                "training goes on, earlier ones are intact",
                 stacklevel=1,
             )
             return
-        self._not_stored = None if snapshot.is_stored else snapshot.step
-        if self._uploader is not None and snapshot.is_stored:
-            self._uploader.enqueue(snapshot.step)
-        self._replicate(part, snapshot)
-        self._retain(snapshot)
+        self._not_stored = None if is_stored else step
+        if self._uploader is not None and is_stored:
+            self._uploader.enqueue(step)
+        self._replicate(part, manifest, safe)
+        in_flight = () if self._uploader is None else self._uploader.in_flight
+        try:
+            retain(self.directory, self._worker, step, self._keep, {safe, *in_flight})
+        except OSError as error:
+            warnings.warn(f"old checkpoint not removed: {error}", stacklevel=1)
 
-    def _commit(self, part: Path, snapshot: _Snapshot) -> None:
+    def _commit(self, part: Path, manifest: Manifest, leaves: _Leaves) -> None:
         self._remove_unfinished()
         if read_manifest(part) is None:
             remove_part(part)
         make_directory(part)
         state = next(name for name in STATES if not (part / name).exists())
         with _checkpointer(self._worker) as checkpointer:
-            checkpointer.save(part / state, args=_SaveTree(leaf_tree(snapshot.leaves)))
+            checkpointer.save(part / state, args=_SaveTree(leaf_tree(leaves)))
         _flush(part / state)
-        for name, _ in snapshot.leaves:
+        for name, _ in leaves:
             assert (part / state / name / "zarr.json").exists(), f"{name} not written"
-        manifest = Manifest(
-            step=snapshot.step,
-            worker=self._worker,
-            workers=snapshot.workers,
-            state=state,
-            entries=snapshot.entries,
-            files={
-                str(p.relative_to(part)): record_of_file(p)
-                for p in _files(part / state)
-            },
-            host=snapshot.host,
-        )
-        replace_text(part / MANIFEST, to_text(manifest))
+        whole = replace(manifest, state=state, files=_records(part, state))
+        replace_text(part / MANIFEST, to_text(whole))
         for path in (part, part.parent, self.directory):
             fsync(path)
         remove_uncommitted(part)
 
-    def _replicate(self, part: Path, snapshot: _Snapshot) -> None:
+    def _replicate(self, part: Path, manifest: Manifest, safe: int | None) -> None:
         try:
             if self._copies is not None:
-                self._copies.replicate(part, snapshot.step, snapshot.safe)
-            self.newest = snapshot.step, attempt(snapshot.host)
+                self._copies.replicate(part, manifest.step, safe)
+            self.newest = manifest.step, attempt(manifest.host)
         except OSError as error:
             warnings.warn(
-                f"checkpoint of step {snapshot.step} is not on as many nodes as it "
+                f"checkpoint of step {manifest.step} is not on as many nodes as it "
                 f"should be ({error}); training goes on, earlier ones stay",
                 stacklevel=1,
             )
-
-    def _retain(self, snapshot: _Snapshot) -> None:
-        """Keep the newest complete steps up to this one.
-
-        Later ones are remains of a run that was resumed from before them.
-        """
-        past = [s for s in step_numbers(self.directory) if s <= snapshot.step]
-        complete = [s for s in past if is_complete(self._part(s))]
-        kept = {*complete[-self._keep :], snapshot.safe}
-        if self._uploader is not None:
-            kept |= self._uploader.in_flight
-        try:
-            for other in step_numbers(self.directory):
-                if other not in kept:
-                    remove_part(self._part(other))
-        except OSError as error:
-            warnings.warn(f"old checkpoint not removed: {error}", stacklevel=1)
 
     def _remove_unfinished(self) -> None:
         for step in step_numbers(self.directory):
@@ -255,7 +225,7 @@ class Saver:
         return part_directory(self.directory, step, self._worker)
 
 
-class _Leaves(ocp.type_handlers.NumpyHandler):
+class _LeafHandler(ocp.type_handlers.NumpyHandler):
     """Writes each leaf as one chunk in one file, in whichever process this is.
 
     Orbax itself cannot: its NumpyHandler writes only in process 0 of a JAX world, and
@@ -340,7 +310,7 @@ def _checkpointer(worker: str) -> ocp.Checkpointer:
         use_compression=False,  # zstd is several times slower than the disk
         multiprocessing_options=alone,
         type_handler_registry=ocp.type_handlers.create_type_handler_registry(
-            (np.ndarray, _Leaves()),
+            (np.ndarray, _LeafHandler()),
             (jax.Array, ocp.type_handlers.ArrayHandler()),  # or Orbax warns; unused
         ),
     )
@@ -361,17 +331,20 @@ def _open(directory: Path) -> None:
         ) from error
 
 
-def _is_spoilt(snapshot: _Snapshot) -> bool:
-    """Whether a weight is not finite: then their sum in double precision is not."""
-    return any(
-        not np.isfinite(np.sum(value, dtype=np.float64))
-        for name, value in snapshot.leaves
+def _is_finite(leaves: _Leaves) -> bool:
+    """Whether all weights are finite: then their sum in double precision is."""
+    return all(
+        np.isfinite(np.sum(value, dtype=np.float64))
+        for name, value in leaves
         if name.startswith(WEIGHTS)
     )
 
 
-def _files(root: Path) -> list[Path]:
-    return sorted(Path(at, name) for at, _, names in os.walk(root) for name in names)
+def _records(part: Path, state: str) -> dict[str, FileRecord]:
+    """Size and checksum of each file of the state, by its path within the part."""
+    walk = os.walk(part / state)
+    files = sorted(Path(at, name) for at, _, names in walk for name in names)
+    return {str(path.relative_to(part)): record_of_file(path) for path in files}
 
 
 def _flush(state: Path) -> None:

@@ -3,7 +3,7 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetjax.checkpoint.format import AttemptNames
-from hetjax.checkpoint.reader import Checkpoint, attempts
+from hetjax.checkpoint.reader import Checkpoint, partial_checkpoints
 from hetjax.checkpoint.storage import open_store
 from hetjax.checkpoint.writer import Saver
 from tests.checkpoint.values import state_of
 
 YEAR_NS = 365 * 24 * 3600 * 10**9
+
+
+def named_after(known: Iterable[str]) -> AttemptNames:
+    names = AttemptNames()
+    names.note(known)
+    return names
 
 
 @given(
@@ -34,10 +40,10 @@ def test_each_name_comes_after_all_before_it_whatever_the_clock_says(
     with pytest.MonkeyPatch.context() as patched:
         told: Iterator[int] = iter(clock_ns)
         patched.setattr("hetjax.checkpoint.format.time.time_ns", lambda: next(told))
-        found = AttemptNames(names)
+        found = named_after(names)
         for number in range(len(clock_ns)):
             if number == restart:
-                found = AttemptNames(names)
+                found = named_after(names)
             names.append(found.new())
             assert all(name < names[-1] for name in names[:-1]), names
             assert len(names[-1]) == 16
@@ -52,7 +58,7 @@ def test_a_step_saved_again_after_the_clock_was_set_back_is_the_one_that_counts(
         monkeypatch.setattr(
             "hetjax.checkpoint.format.time.time_ns", lambda at=at_ns: at
         )
-        name = AttemptNames(attempts(tmp_path)).new()
+        name = named_after(c.attempt for c in partial_checkpoints(tmp_path)).new()
         with Saver(tmp_path, worker) as saver:
             saver.save(10, state_of(values), {"attempt": name})
     found = Checkpoint.open(tmp_path)

@@ -159,15 +159,17 @@ def test_a_checkpoint_of_another_model_says_what_differs(directory: Path) -> Non
     asked = [
         Entry("params.block_000.mlp.up", (4, 16), float32, (1, 8)),
         Entry("params.block_001.mlp.up", (4, 8), np.dtype(np.float16), (1, 8)),
-        Entry("params.block_007.mlp.up", (4, 8), float32, (1, 8)),
+        Entry("params.block_002.mlp.up", (4,), float32, (0, 1)),
+        Entry("params.block_002.mlp.up", (8,), float32, (0, 1)),
+        Entry("params.block_007.mlp.up", (4, 8), float32, (1, 8)),  # not saved here
     ]
     with pytest.raises(BadInput) as error:
-        Checkpoint.open(directory).check_same_model(asked)
+        Checkpoint.open(directory).check_same_kind(asked)
     assert str(error.value) == (
         f"got: checkpoint {path} is of another model or optimizer: "
         "params.block_000.mlp.up is float32[4, 8], this run's is float32[4, 16]; "
         "params.block_001.mlp.up is float32[4, 8], this run's is float16[4, 8]; "
-        "params.block_007.mlp.up is missing, this run's is float32[4, 8]; "
+        "params.block_002.mlp.up is float32[4, 8], this run's is float32[4]; "
         "and 1 more\n"
         "allowed: a checkpoint with the arrays of this run's model and optimizer: "
         "the same names, shapes and dtypes\n"

@@ -38,7 +38,6 @@ def test_what_is_saved_is_read_back_to_the_bit(state: State, step: int) -> None:
         checkpoint = Checkpoint.open(Path(path))
         assert checkpoint.step == step and checkpoint.host == {"step": step}
         assert dict(checkpoint.entries) == {entry.name: entry for entry, _ in state}
-        checkpoint.check_same_model(entry for entry, _ in state)
         assert_same(checkpoint, state)
 
 

@@ -9,7 +9,7 @@ errors may pass. Does not own the protocol that it follows, attempts and checks
 import http.client
 import io
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
@@ -40,8 +40,8 @@ from hetjax.checkpoint.stores.store import (
     StoreError,
     TimeLimitedStore,
     TransientError,
+    check_same,
     check_source,
-    conflict,
     receive,
     retry,
 )
@@ -59,6 +59,13 @@ _NETWORK_ERRORS = (
     TransportError,
     RetryError,
     ValueError,  # the server kept less of a chunk than it was sent
+)
+_CLIENT_ERRORS = (
+    DataCorruption,
+    InvalidResponse,
+    GoogleAPIError,
+    GoogleAuthError,
+    *_NETWORK_ERRORS,
 )
 _T = TypeVar("_T")
 
@@ -81,7 +88,8 @@ class GcsStore:
         self._client = storage.Client(project=None)
         self._bucket = self._client.bucket(bucket)
         self._prefix = f"{prefix}/" if prefix else ""
-        self._limit, self._pause_s, self._timeout_s = limit, pause_s, timeout_s
+        self._limit = limit or BandwidthLimit()
+        self._pause_s, self._timeout_s = pause_s, timeout_s
         by_chunk = DEFAULT_RETRY.with_delay(pause_s, 8 * pause_s)
         self._retry_chunk = by_chunk.with_timeout(timeout_s)
 
@@ -98,82 +106,28 @@ class GcsStore:
         self._retry(name, lambda: self._create(name, io.BytesIO(data), record))
 
     def get(self, name: str, path: Path, record: FileRecord) -> None:
-        download = partial(self._download, name, record.size_bytes)
-        self._retry(name, lambda: receive(path, record, download))
-
-    def get_text(self, name: str) -> str | None:
-        data = io.BytesIO()
-        try:
-            self._retry(name, lambda: self._fetch(name, _emptied(data), 0))
-        except FileNotFoundError:
-            return None
-        return data.getvalue().decode()
-
-    def names(self, prefix: str) -> list[str]:
-        return self._retry(prefix, lambda: self._list(prefix))
-
-    def remove(self, names: Iterable[str]) -> None:
-        for name in names:
-            try:
-                self._retry(name, partial(self._delete, name))
-            except FileNotFoundError:
-                continue
-
-    def lift_limit(self) -> None:
-        if self._limit is not None:
-            self._limit.lift()
-
-    def _retry(self, name: str, attempt: Callable[[], _T]) -> _T:
-        return retry(self._url(name), attempt, self._pause_s)
-
-    def _create(self, name: str, data: IO[bytes], record: FileRecord) -> None:
-        blob = self._blob(name)
-        blob.chunk_size = _RESUMABLE_BYTES
-        blob.crc32c = record.crc32c  # the server refuses other bytes
-        with data, _errors_translated(self._url(name)):
-            try:
-                return blob.upload_from_file(
-                    cast(IO[bytes], _Limited(data, self._limit)),
-                    size=record.size_bytes,
-                    content_type="application/octet-stream",
-                    if_generation_match=0,
+        def download(part: Path) -> None:
+            with part.open("wb") as file:
+                self._blob(name).download_to_file(
+                    file,
+                    raw_download=True,
                     checksum="crc32c",
                     **self._transfer_options(record.size_bytes),
                 )
-            except PreconditionFailed:
-                pass
-        self._compare(name, record)
 
-    def _compare(self, name: str, expected: FileRecord) -> None:
-        """Pass if the object is the one we want: a peer's, or our own from before.
+        self._retry(name, lambda: receive(path, record, download))
 
-        An upload whose reply was lost ends up here, too.
-        """
-        blob = self._blob(name)
-        with _errors_translated(self._url(name)):
-            try:
-                blob.reload(**self._transfer_options())
-            except NotFound as error:
-                raise TransientError("it was there, and is gone now") from error
-        if (blob.size, blob.crc32c) != (expected.size_bytes, expected.crc32c):
-            found = f"with crc32c {blob.crc32c} and {blob.size} bytes"
-            raise conflict(self._url(name), found, expected)
-
-    def _download(self, name: str, size_bytes: int, part: Path) -> None:
-        with part.open("wb") as file:
-            self._fetch(name, file, size_bytes)
-
-    def _fetch(self, name: str, file: IO[bytes], size_bytes: int) -> None:
-        with _errors_translated(self._url(name)):
-            self._blob(name).download_to_file(
-                file,
-                raw_download=True,
-                checksum="crc32c",
-                **self._transfer_options(size_bytes),
+    def get_text(self, name: str) -> str | None:
+        def download() -> bytes:
+            return self._blob(name).download_as_bytes(
+                raw_download=True, checksum="crc32c", **self._transfer_options()
             )
 
-    def _list(self, prefix: str) -> list[str]:
-        with _errors_translated(self._url(prefix)):
+        with suppress(FileNotFoundError):
+            return self._retry(name, download).decode()
+
+    def names(self, prefix: str) -> list[str]:
+        def attempt() -> list[str]:
             blobs = self._client.list_blobs(
                 self._bucket,
                 prefix=self._prefix + prefix,
@@ -182,9 +136,48 @@ class GcsStore:
             )
             return [blob.name.removeprefix(self._prefix) for blob in blobs]
 
-    def _delete(self, name: str) -> None:
-        with _errors_translated(self._url(name)):
-            self._blob(name).delete(**self._transfer_options())
+        return self._retry(prefix, attempt)
+
+    def remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            blob = self._blob(name)
+            with suppress(FileNotFoundError):
+                self._retry(name, partial(blob.delete, **self._transfer_options()))
+
+    def lift_limit(self) -> None:
+        self._limit.lift()
+
+    def _retry(self, name: str, attempt: Callable[[], _T]) -> _T:
+        url = self._url(name)
+        return retry(url, _errors_translated(url)(attempt), self._pause_s)
+
+    def _create(self, name: str, data: IO[bytes], record: FileRecord) -> None:
+        blob = self._blob(name)
+        blob.chunk_size = _RESUMABLE_BYTES
+        blob.crc32c = record.crc32c  # the server refuses other bytes
+        with data, suppress(PreconditionFailed):
+            return blob.upload_from_file(
+                cast(IO[bytes], _Limited(data, self._limit)),
+                size=record.size_bytes,
+                content_type="application/octet-stream",
+                if_generation_match=0,
+                checksum="crc32c",
+                **self._transfer_options(record.size_bytes),
+            )
+        self._compare(name, record)
+
+    def _compare(self, name: str, expected: FileRecord) -> None:
+        """Pass if the object is the one we want: a peer's, or our own from before.
+
+        An upload whose reply was lost ends up here, too.
+        """
+        blob = self._blob(name)
+        try:
+            blob.reload(**self._transfer_options())
+        except NotFound as error:
+            raise TransientError("it was there, and is gone now") from error
+        found = FileRecord(size_bytes=blob.size or 0, crc32c=blob.crc32c or "")
+        check_same(self._url(name), found, expected)
 
     def _transfer_options(self, size_bytes: int = 0) -> dict[str, Any]:
         """Timeout and retry; the client retries only where it resumes a transfer."""
@@ -201,20 +194,17 @@ class GcsStore:
 class _Limited:
     """A file whose reader waits for bandwidth; what `upload_from_file` needs of one."""
 
-    def __init__(self, file: IO[bytes], limit: BandwidthLimit | None) -> None:
+    def __init__(self, file: IO[bytes], limit: BandwidthLimit) -> None:
         self._file, self._limit = file, limit
         self.tell, self.seek = file.tell, file.seek
 
     def read(self, num_bytes: int = -1) -> bytes:
         data = self._file.read(num_bytes)
-        if self._limit:
-            self._limit.take(len(data))
+        self._limit.take(len(data))
         return data
 
 
-def open_bucket(
-    bucket: str, prefix: str, limit: BandwidthLimit | None, bytes_per_s: float | None
-) -> TimeLimitedStore:
+def open_bucket(bucket: str, prefix: str, limit: BandwidthLimit) -> TimeLimitedStore:
     """The store, after listing and writing there; BadInput where that cannot be."""
     url = f"gs://{bucket}/{prefix}"
     if not bucket:
@@ -224,7 +214,7 @@ def open_bucket(
             fix="write it like gs://my-bucket/my-run",
         )
     try:
-        store = TimeLimitedStore(GcsStore(bucket, prefix, limit), bytes_per_s)
+        store = TimeLimitedStore(GcsStore(bucket, prefix, limit), limit.bytes_per_s)
         store.names(_WRITABLE)
         store.put_text(_WRITABLE, "")
     except DefaultCredentialsError as error:
@@ -255,26 +245,24 @@ def _errors_translated(url: str) -> Iterator[None]:
     """Raise our errors for the client's, by what follows from them."""
     try:
         yield
-    except PreconditionFailed:
+    except BadInput:  # ours, and a ValueError too
         raise
-    except (DataCorruption, InvalidResponse, GoogleAPIError, GoogleAuthError) as error:
+    except _CLIENT_ERRORS as error:
         raise _classify(url, error) from error
-    except _NETWORK_ERRORS as error:
-        raise TransientError(_describe(error)) from error
 
 
 def _classify(url: str, error: Exception) -> Exception:
-    status = _status(error)
+    status, text = _status(error), f"{type(error).__name__}: {error}".splitlines()[0]
     if isinstance(error, DataCorruption):
-        return CorruptData(_describe(error))
+        return CorruptData(text)
     if isinstance(error, NotFound):
         return FileNotFoundError(f"{url}: there is no such object, or no such bucket")
     if status in _DENIED_STATUS or _is_bad_login(error):
-        return AccessDenied(f"{url}: tried once: {_describe(error)}")
+        return AccessDenied(f"{url}: tried once: {text}")
     passing = isinstance(error, _NETWORK_ERRORS + (GoogleAuthError,))
     if passing or status in _TRANSIENT_STATUS or status >= 500:
-        return TransientError(_describe(error))
-    return StoreError(f"{url}: tried once: {_describe(error)}")
+        return TransientError(text)
+    return StoreError(f"{url}: tried once: {text}")
 
 
 def _status(error: Exception) -> int:
@@ -289,13 +277,3 @@ def _is_bad_login(error: Exception) -> bool:
     if isinstance(error, TransportError):  # the login server did not answer
         return False
     return isinstance(error, GoogleAuthError) and not error.retryable
-
-
-def _describe(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
-def _emptied(data: io.BytesIO) -> io.BytesIO:
-    data.seek(0)
-    data.truncate()
-    return data

@@ -7,8 +7,8 @@ own the protocol that it follows, attempts and checks (`store.py`).
 
 import os
 import uuid
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hetjax.checkpoint.disk import fsync
@@ -20,8 +20,8 @@ from hetjax.checkpoint.stores.store import (
     Store,
     StoreError,
     TimeLimitedStore,
+    check_same,
     check_source,
-    conflict,
     receive,
     retry,
     within,
@@ -41,7 +41,8 @@ class FileStore:
     def __init__(
         self, directory: Path, limit: BandwidthLimit | None = None, pause_s: float = 0.1
     ) -> None:
-        self._directory, self._limit, self._pause_s = directory, limit, pause_s
+        self._directory, self._pause_s = directory, pause_s
+        self._limit = limit or BandwidthLimit()
 
     def __str__(self) -> str:
         return str(self._directory)
@@ -50,28 +51,23 @@ class FileStore:
         check_source(path, record)
         target = inside(self._directory, name)
         if target.exists():
-            return _compare(target, record)
-        part = self._part()
-        try:
+            return check_same(str(target), record_of_file(target), record)
+        with self._part() as part:
             _copy(path, part, self._limit)
             self._link(part, target, record)
-        finally:
-            part.unlink(missing_ok=True)
 
     def put_text(self, name: str, text: str) -> None:
-        part, data = self._part(), text.encode()
-        try:
+        data = text.encode()
+        with self._part() as part:
             part.write_bytes(data)
             fsync(part)
             self._link(part, inside(self._directory, name), record_of_bytes(data))
-        finally:
-            part.unlink(missing_ok=True)
 
     def get(self, name: str, path: Path, record: FileRecord) -> None:
         source = inside(self._directory, name)
 
         def attempt() -> None:
-            receive(path, record, lambda part: _copy(source, part, None))
+            receive(path, record, lambda part: _copy(source, part, BandwidthLimit()))
 
         retry(str(source), attempt, self._pause_s)
 
@@ -99,27 +95,31 @@ class FileStore:
                     path.rmdir()
 
     def lift_limit(self) -> None:
-        if self._limit is not None:
-            self._limit.lift()
+        self._limit.lift()
 
     def remove_old_parts(self) -> None:
         """Remove files of uploads that were killed long ago; others may be running.
 
         What is long ago is told by the store's clock: ours may be wrong.
         """
-        probe = self._part()
-        probe.touch()
-        now_s = probe.stat().st_mtime
-        probe.unlink()
+        with self._part() as probe:
+            probe.touch()
+            now_s = probe.stat().st_mtime
         for part in (self._directory / _BUILDING).glob("*"):
             with suppress(FileNotFoundError):
                 if part.stat().st_mtime < now_s - _OLD_S:
                     part.unlink()
 
-    def _part(self) -> Path:
+    @contextmanager
+    def _part(self) -> Iterator[Path]:
+        """Where an object is written before it is put in place."""
         building = self._directory / _BUILDING
         building.mkdir(parents=True, exist_ok=True)
-        return building / uuid.uuid4().hex
+        part = building / uuid.uuid4().hex
+        try:
+            yield part
+        finally:
+            part.unlink(missing_ok=True)
 
     def _link(self, part: Path, target: Path, expected: FileRecord) -> None:
         """Put a complete file in place unless there is one, which no rename can do."""
@@ -131,18 +131,16 @@ class FileStore:
                 os.link(part, target)
                 return fsync(target.parent)
             except FileExistsError:
-                return _compare(target, expected)
+                return check_same(str(target), record_of_file(target), expected)
             except FileNotFoundError:  # another worker removed the empty folder
                 continue
         raise StoreError(f"{target}: tried {_NUM_LINKS} times, its folder vanishes")
 
 
-def open_directory(
-    directory: Path, limit: BandwidthLimit | None, bytes_per_s: float | None
-) -> Store:
+def open_directory(directory: Path, limit: BandwidthLimit) -> Store:
     """The store, after writing there; raises BadInput where that cannot be."""
     files = FileStore(directory, limit)
-    store, probe = TimeLimitedStore(files, bytes_per_s), uuid.uuid4().hex
+    store, probe = TimeLimitedStore(files, limit.bytes_per_s), uuid.uuid4().hex
     try:
         store.put_text(probe, "")
         store.remove([probe])
@@ -159,18 +157,10 @@ def open_directory(
     return store
 
 
-def _compare(target: Path, expected: FileRecord) -> None:
-    found = record_of_file(target)
-    if found != expected:
-        text = f"with crc32c {found.crc32c} and {found.size_bytes} bytes"
-        raise conflict(str(target), text, expected)
-
-
-def _copy(source: Path, target: Path, limit: BandwidthLimit | None) -> None:
+def _copy(source: Path, target: Path, limit: BandwidthLimit) -> None:
     with source.open("rb") as reader, target.open("wb") as writer:
         while chunk := reader.read(_CHUNK_BYTES):
-            if limit:
-                limit.take(len(chunk))
+            limit.take(len(chunk))
             writer.write(chunk)
         writer.flush()
         os.fsync(writer.fileno())

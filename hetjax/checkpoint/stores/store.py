@@ -8,6 +8,7 @@ nobody waits for it: objects are created once and files are put in place whole, 
 can do no harm. Does not own where the bytes are kept (`local.py`, `gcs.py`).
 """
 
+import math
 import os
 import random
 import threading
@@ -41,22 +42,18 @@ class Store(Protocol):
         Raises Conflict where it is there with another content, Corrupt where the file
         is not what its record says.
         """
-        ...
 
     def put_text(self, name: str, text: str) -> None:
         """Create an object with this text, under the same rules."""
-        ...
 
     def get(self, name: str, path: Path, record: FileRecord) -> None:
         """Download an object; the file is in place only once it equals its record.
 
         Raises FileNotFoundError where there is none, Corrupt where it stays wrong.
         """
-        ...
 
     def get_text(self, name: str) -> str | None:
         """The text of an object; None where there is none."""
-        ...
 
     def names(self, prefix: str) -> list[str]:
         """Names that begin with the prefix, sorted."""
@@ -64,11 +61,9 @@ class Store(Protocol):
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove objects in this order; missing ones are skipped."""
-        ...
 
     def lift_limit(self) -> None:
         """Let uploads take all the bandwidth there is, from now on."""
-        ...
 
 
 class StoreError(OSError):
@@ -94,9 +89,9 @@ class TransientError(Exception):
 class BandwidthLimit:
     """A limit in bytes per second that threads share, first come, first served."""
 
-    def __init__(self, bytes_per_s: float) -> None:
+    def __init__(self, bytes_per_s: float = math.inf) -> None:
         assert bytes_per_s > 0, bytes_per_s
-        self._bytes_per_s = bytes_per_s
+        self.bytes_per_s = bytes_per_s
         self._lock, self._lifted = threading.Lock(), threading.Event()
         self._free_at_s = 0.0
 
@@ -104,7 +99,7 @@ class BandwidthLimit:
         """Seconds from now until these bytes and all reserved before have passed."""
         with self._lock:
             start_s = max(self._free_at_s, now_s)
-            self._free_at_s = start_s + num_bytes / self._bytes_per_s
+            self._free_at_s = start_s + num_bytes / self.bytes_per_s
             return self._free_at_s - now_s
 
     def take(self, num_bytes: int) -> None:
@@ -158,15 +153,17 @@ def check_source(path: Path, record: FileRecord) -> None:
         raise CorruptData(f"not uploaded: {wrong}")
 
 
-def conflict(url: str, found: str, expected: FileRecord) -> Conflict:
-    """The error for an object that is there with another content."""
-    return Conflict(
-        got=f"{url} is there already, {found}",
-        allowed=f"no such object, or one with crc32c {expected.crc32c} and "
-        f"{expected.size_bytes} bytes: objects are never overwritten",
-        fix="give every run its own folder in the store, or remove what an earlier "
-        "run left there",
-    )
+def check_same(url: str, found: FileRecord, expected: FileRecord) -> None:
+    """Raise Conflict unless the object that is there already is the one we want."""
+    if found != expected:
+        raise Conflict(
+            got=f"{url} is there already, with crc32c {found.crc32c} and "
+            f"{found.size_bytes} bytes",
+            allowed=f"no such object, or one with crc32c {expected.crc32c} and "
+            f"{expected.size_bytes} bytes: objects are never overwritten",
+            fix="give every run its own folder in the store, or remove what an "
+            "earlier run left there",
+        )
 
 
 class TimeLimitedStore:
@@ -176,10 +173,9 @@ class TimeLimitedStore:
     `bytes_per_s` is the bandwidth that uploads share.
     """
 
-    def __init__(self, store: Store, bytes_per_s: float | None = None) -> None:
-        self._store, self._slowest = store, _SLOWEST_BYTES_PER_S
-        if bytes_per_s is not None:
-            self._slowest = min(self._slowest, bytes_per_s / _NUM_SHARES)
+    def __init__(self, store: Store, bytes_per_s: float = math.inf) -> None:
+        self._store = store
+        self._slowest = min(_SLOWEST_BYTES_PER_S, bytes_per_s / _NUM_SHARES)
 
     def __str__(self) -> str:
         return str(self._store)
