@@ -4,8 +4,8 @@
 Owns windows, their shuffled order over epochs and the fixed validation windows. Does
 not own tokens (`dataset.py`) nor which worker takes which samples (`plans/`).
 
-Shape legend: T tokens of a split, L sequence length, G global batch, R sample range,
-W = L + 1 (a window: the inputs and the target that follows the last one).
+Shape legend: T tokens of a split, L sequence length, G global batch, W = L + 1 (a
+window: the inputs and the target that follows the last one).
 """
 
 import warnings
@@ -31,7 +31,8 @@ class Windows:
     seq_len: int
 
     def __len__(self) -> int:
-        return _num_windows(self.tokens_T, self.seq_len)
+        assert self.seq_len >= 1, self.seq_len
+        return max(0, (len(self.tokens_T) - 1) // self.seq_len)
 
     def __getitem__(self, index: int) -> np.ndarray:
         start = index * self.seq_len
@@ -49,14 +50,10 @@ class Samples:
     elements: grain.MapDataset
 
     def batch(self, step: int, global_batch: int) -> Batch:
-        """Give the whole global batch of a step."""
-        return self.rows(step, global_batch, 0, global_batch)
-
-    def rows(self, step: int, global_batch: int, lo: int, hi: int) -> Batch:
-        """Give samples lo to hi (half-open) of a step's batch; read no others."""
-        assert step >= 0 and 0 <= lo < hi <= global_batch, (step, lo, hi, global_batch)
+        """Give the global batch of a step."""
+        assert step >= 0 and global_batch >= 1, (step, global_batch)
         first = step * global_batch
-        return _batch(self.elements[first + i] for i in range(lo, hi))
+        return _batch(self.elements[first + i] for i in range(global_batch))
 
 
 def samples(tokens_T: np.ndarray, seq_len: int, seed: int) -> Samples:
@@ -70,10 +67,11 @@ def samples(tokens_T: np.ndarray, seq_len: int, seed: int) -> Samples:
             allowed=f"0 to {_NUM_SEEDS - 1}",
             fix="choose a smaller seed that is not negative",
         )
-    if _num_windows(tokens_T, seq_len) < 1:
+    windows = Windows(tokens_T, seq_len)
+    if not len(windows):
         raise _too_short("training", len(tokens_T), seq_len)
-    windows = grain.MapDataset.source(Windows(tokens_T, seq_len))
-    return Samples(windows.shuffle(seed=seed).repeat())
+    shuffled = grain.MapDataset.source(windows).shuffle(seed=seed)
+    return Samples(shuffled.repeat())
 
 
 def validation_batches(
@@ -90,7 +88,12 @@ def validation_batches(
     if not len(windows):
         raise _too_short("validation", len(tokens_T), seq_len)
     if len(windows) < global_batch:
-        _warn_of_repeats(len(windows), seq_len, global_batch)
+        warnings.warn(
+            f"the validation split holds {len(windows)} windows of seq_len {seq_len}, "
+            f"and one batch takes {global_batch}: windows are repeated to fill it, so "
+            "val_loss is an average over fewer texts than usual",
+            stacklevel=2,
+        )
         return [_batch(windows[i % len(windows)] for i in range(global_batch))]
     num_batches = min(num_batches, len(windows) // global_batch)
     num_used = num_batches * global_batch
@@ -101,23 +104,9 @@ def validation_batches(
     ]
 
 
-def _num_windows(tokens_T: np.ndarray, seq_len: int) -> int:
-    assert seq_len >= 1, seq_len
-    return max(0, (len(tokens_T) - 1) // seq_len)
-
-
 def _batch(windows: Iterable[Any]) -> Batch:
-    windows_RW = np.stack(list(windows))
-    return windows_RW[:, :-1].copy(), windows_RW[:, 1:].copy()
-
-
-def _warn_of_repeats(num_windows: int, seq_len: int, global_batch: int) -> None:
-    warnings.warn(
-        f"the validation split holds {num_windows} windows of seq_len {seq_len}, and "
-        f"one batch takes {global_batch}: windows are repeated to fill it, so val_loss "
-        "is an average over fewer texts than usual",
-        stacklevel=3,
-    )
+    windows_GW = np.stack(list(windows))
+    return windows_GW[:, :-1].copy(), windows_GW[:, 1:].copy()
 
 
 def _too_short(split: str, num_tokens: int, seq_len: int) -> BadInput:

@@ -18,6 +18,7 @@ import sysconfig
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -88,7 +89,7 @@ def files(path: Path) -> Source:
         members = text_files(path)
         root = path if path.is_dir() else path.parent
         listing = [
-            {"name": m.relative_to(root).as_posix(), "sha256": _content_hash(m)}
+            {"name": m.relative_to(root).as_posix(), "sha256": content_hash(m)}
             for m in members
         ]
     except OSError as error:
@@ -100,7 +101,7 @@ def files(path: Path) -> Source:
     return Source(
         name=str(path),
         identity={"kind": "files", "files": listing},
-        documents=lambda: (text for member in members for text in _documents(member)),
+        documents=lambda: chain.from_iterable(map(_documents, members)),
     )
 
 
@@ -149,6 +150,12 @@ def split(documents: Sequence[str]) -> Split:
         train=tuple(text for text in kept.values() if text),
         validation=tuple(aside[index] for index in sorted(aside)),
     )
+
+
+def content_hash(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def by_hash(documents: Iterable[str]) -> list[str]:
@@ -218,16 +225,10 @@ def _folder_members(folder: Path) -> list[Path]:
 
 
 def _documents(path: Path) -> Iterator[str]:
-    return _lines(path) if path.suffix.lower() == ".jsonl" else _pieces(path)
-
-
-def _pieces(path: Path) -> Iterator[str]:
-    text = _decode(path.read_bytes(), str(path)).replace("\r\n", "\n")
-    for piece in _DOCUMENT_BREAK.split(text):
-        yield piece.strip("\n")
-
-
-def _lines(path: Path) -> Iterator[str]:
+    if path.suffix.lower() != ".jsonl":
+        text = _decode(path.read_bytes(), str(path)).replace("\r\n", "\n")
+        yield from (piece.strip("\n") for piece in _DOCUMENT_BREAK.split(text))
+        return
     with path.open("rb") as file:  # bytes part at \n only, str at U+2028 too
         for number, line in enumerate(file, 1):
             if line.strip():
@@ -276,11 +277,6 @@ def _decode(raw: bytes, where: str) -> str:
             allowed="text encoded as UTF-8",
             fix="convert the file, e.g. iconv -f LATIN1 -t UTF-8 OLD > NEW",
         ) from error
-
-
-def _content_hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _validation_bytes(total_bytes: int) -> int:

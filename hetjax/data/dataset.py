@@ -28,10 +28,6 @@ from hetjax.errors import BadInput
 
 Progress = Callable[[str], None]  # receives a line for each phase of a build
 
-
-def _quietly(line: str) -> None: ...
-
-
 _FORMAT = 1
 _MANIFEST = "manifest.json"
 _ARTEFACTS = ("tokenizer.json", "train.npy", "validation.npy")
@@ -64,8 +60,8 @@ def prepare(
     cache_dir: Path,
     path: Path | None,
     vocab_size: int,
-    progress: Progress = _quietly,
-    doing: Progress = _quietly,
+    progress: Progress = lambda line: None,
+    doing: Progress = lambda line: None,
 ) -> Dataset:
     """Open the cached dataset of a user's path (None: offline corpus), or build it.
 
@@ -98,7 +94,8 @@ def load(directory: Path) -> Dataset:
     try:
         manifest = json.loads((directory / _MANIFEST).read_bytes())
         hashes = {name: manifest["sha256"][name] for name in _ARTEFACTS}
-        bytes_per_token = _bytes_per_token(manifest)
+        sizes, counts = manifest["bytes"], manifest["tokens"]
+        bytes_per_token = sizes["validation"] / counts["validation"]
         found_format = manifest["format"]
     except (OSError, ValueError, KeyError, TypeError, ArithmeticError) as error:
         what = f"{_MANIFEST}: {type(error).__name__}: {error}"
@@ -117,14 +114,9 @@ def load(directory: Path) -> Dataset:
     )
 
 
-def _bytes_per_token(manifest: Mapping[str, Any]) -> float:
-    return manifest["bytes"]["validation"] / manifest["tokens"]["validation"]
-
-
 def _check_hash(directory: Path, name: str, expected: str) -> None:
     try:
-        with (directory / name).open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+        found = corpus.content_hash(directory / name)
     except OSError as error:
         raise _damaged(directory, f"{name}: {error.strerror}") from error
     if found != expected:
@@ -180,7 +172,8 @@ def _build(
     total_mb = sum(num_bytes.values()) / 1e6
     report(f"data: {len(documents)} documents, {total_mb:.2f} MB of {source.name}")
     doing("training the tokenizer")
-    trained = _train_tokenizer(split.train, recipe["vocab_size"])
+    sample = tokenizer.sample(corpus.by_hash(split.train), _TOKENIZER_SAMPLE_CHARS)
+    trained = tokenizer.train(sample, recipe["vocab_size"])
     report(f"data: tokenizer with {trained.vocab_size} tokens")
     tokenizer.save(trained, directory / "tokenizer.json")
     doing("turning the text into tokens")
@@ -209,22 +202,12 @@ def _save(path: Path, tokens_T: np.ndarray) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
 
 
-def _train_tokenizer(documents: Sequence[str], vocab_size: int) -> tokenizer.Tokenizer:
-    ordered = corpus.by_hash(documents)
-    return tokenizer.train(
-        tokenizer.sample(ordered, _TOKENIZER_SAMPLE_CHARS), vocab_size
-    )
-
-
 def _utf8(documents: Sequence[str]) -> int:
     return sum(len(text.encode()) for text in documents)
 
 
 def _write_manifest(directory: Path, facts: Mapping[str, Any]) -> None:
-    hashes = {}
-    for name in _ARTEFACTS:
-        with (directory / name).open("rb") as file:
-            hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    hashes = {name: corpus.content_hash(directory / name) for name in _ARTEFACTS}
     built_with = {
         "python": platform.python_version(),
         "tokenizers": importlib.metadata.version("tokenizers"),

@@ -59,28 +59,6 @@ def test_epochs_have_different_orders():
     assert first != sorted(first)
 
 
-@settings(max_examples=40, deadline=None)
-@given(data=st.data())
-def test_any_range_of_rows_equals_the_same_rows_of_the_batch(data):
-    global_batch = data.draw(st.integers(1, 12))
-    lo = data.draw(st.integers(0, global_batch - 1))
-    hi = data.draw(st.integers(lo + 1, global_batch))
-    step = data.draw(st.integers(0, 10**12))
-    whole = samples(_tokens(300), 7, seed=11).batch(step, global_batch)
-    part = samples(_tokens(300), 7, seed=11).rows(step, global_batch, lo, hi)
-    for part_RL, whole_GL in zip(part, whole, strict=True):
-        np.testing.assert_array_equal(part_RL, whole_GL[lo:hi])
-
-
-def test_rows_of_all_workers_concatenate_to_the_batch():
-    made = samples(_tokens(500), 6, seed=5)
-    whole = made.batch(17, 11)
-    parts = [made.rows(17, 11, lo, hi) for lo, hi in [(0, 4), (4, 5), (5, 11)]]
-    for which in range(2):
-        joined_GL = np.concatenate([part[which] for part in parts])
-        np.testing.assert_array_equal(joined_GL, whole[which])
-
-
 def test_a_sample_depends_on_its_element_number_only():
     made = samples(_tokens(500), 6, seed=5)
     large_GL, _ = made.batch(1, 12)
@@ -100,19 +78,6 @@ def test_targets_are_the_inputs_moved_by_one_and_both_are_int32():
     assert inputs_GL.shape == targets_GL.shape == (5, 8)
     assert inputs_GL.dtype == targets_GL.dtype == np.int32
     np.testing.assert_array_equal(targets_GL, inputs_GL + 1)
-
-
-def test_only_the_tokens_of_the_asked_rows_are_read():
-    class Recorder(np.ndarray):
-        read: list[slice] = []
-
-        def __getitem__(self, index):
-            self.read.append(index)
-            return super().__getitem__(index)
-
-    tokens_T = _tokens(1000).view(Recorder)
-    samples(tokens_T, 10, seed=1).rows(3, 64, 5, 8)
-    assert len(Recorder.read) == 3
 
 
 @settings(max_examples=50, deadline=None)
