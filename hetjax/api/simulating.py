@@ -25,9 +25,8 @@ from hetjax.planner.model.costing import (
 )
 from hetjax.plans.files import read_plan
 from hetjax.plans.plan import Plan
-from hetjax.report.prediction import check_finite
+from hetjax.report.prediction import SimulatedStep, check_finite
 from hetjax.report.progress import working
-from hetjax.report.simulated import SimulatedStep
 from hetjax.schedule.named import with_schedule
 from hetjax.schedule.predicted import predict
 from hetjax.stage.arrays import OptimizerInit

@@ -15,8 +15,7 @@ from weakref import finalize
 from hetjax.cluster.cluster import Cluster
 from hetjax.models.presets import model_preset
 from hetjax.plans.plan import Plan
-from hetjax.report.metrics import Metrics
-from hetjax.report.progress import Display, display
+from hetjax.report.progress import Display, Metrics, display
 from hetjax.training import rundir
 from hetjax.training.config import RunConfig, check_config
 from hetjax.training.config_files import changed_config

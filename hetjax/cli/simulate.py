@@ -24,7 +24,7 @@ from hetjax.report.progress import working
 from hetjax.training.presets import PRESETS, check_plan_or_preset
 
 if TYPE_CHECKING:
-    from hetjax.report.simulated import SimulatedStep
+    from hetjax.report.prediction import SimulatedStep
 
 _PROGRAM = "python -m hetjax.simulate"
 _HELP = """Predict one training step of a plan before it runs: time, bubble, memory.

@@ -121,13 +121,14 @@ class Plan:
 
     def __str__(self) -> str:
         """The title, then an aligned row per stage."""
-        return "\n".join([self.title, *aligned(STAGE_COLUMNS, self._rows())]) + "\n"
+        return "\n".join([self.title, *aligned(STAGE_COLUMNS, self.rows())]) + "\n"
 
     def _repr_html_(self) -> str:
-        table = html_table(STAGE_COLUMNS, self._rows())
+        table = html_table(STAGE_COLUMNS, self.rows())
         return "\n".join([f"<p>{escape(self.title)}</p>", *table])
 
-    def _rows(self) -> list[tuple[str, ...]]:
+    def rows(self) -> list[tuple[str, ...]]:
+        """Return a row of text per stage, below `STAGE_COLUMNS`."""
         return [_row(r, s, self.replicas[r], stage) for r, s, stage in self.stages()]
 
     def stages(self) -> list[tuple[int, int, Stage]]:

@@ -34,7 +34,7 @@ from hetjax.profiling.layer_bench import (
     measure_link,
     program_seconds,
 )
-from hetjax.report.measured import TIMES, profile_table
+from hetjax.report.measured import TIMES, MeasuredProfile
 from hetjax.report.progress import Display, display
 
 Devices = Mapping[str, Sequence[jax.Device]]  # by node
@@ -101,7 +101,7 @@ def measure_profile(
         _announce(job, kept, nodes, shown)
         shown.doing("the first measurement")
         profile = _measured(job, kept, nodes, shown)
-        shown.note(profile_table(profile))
+        shown.note(str(MeasuredProfile(profile=profile, path=config.output)))
         shown.note(f"profile written to {config.output}")
     return profile
 

@@ -1,29 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
 """A search as a result: the plan that was found, and how others would have planned.
 
-Owns what results say, show, draw and write. Does not own the words and figures
-(`plan_tables.py`, `plan_html.py`), the drawing (`layout.py`) nor the search
-(`planner/`).
+Owns what results say, show, draw and write: the order of the tables, the bars of text
+and the keys of JSON. Does not own the words and figures (`plan_rows.py`), the page
+(`plan_html.py`), the drawing (`layout.py`) nor the search (`planner/`).
 """
 
-from collections.abc import Mapping
+import json
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
+from hetjax.cluster.record import write_whole
 from hetjax.errors import BadInput, NoFeasiblePlan
+from hetjax.planner.model.objectives import expected_goodput
+from hetjax.planner.model.seating import idle_devices
 from hetjax.planner.search.comparison import Planned
+from hetjax.planner.search.find import Found
+from hetjax.planner.search.idle import Idle
+from hetjax.plans.files import plan_json
 from hetjax.plans.plan import Plan
 from hetjax.plans.table import aligned, html_table
 from hetjax.report.layout import layout_picture
 from hetjax.report.picture import Picture
-from hetjax.report.plan_html import page, pictures, write_report
-from hetjax.report.plan_rows import BASELINES, baseline_rows, planners, step_line
-from hetjax.report.plan_tables import plan_of, plan_values, tables
-from hetjax.report.simulated import SimulatedStep
+from hetjax.report.plan_html import page, pictures
+from hetjax.report.plan_rows import (
+    BASELINES,
+    CHANGES,
+    STAGES,
+    WISHES,
+    MemoryBar,
+    baseline_rows,
+    binding,
+    change_rows,
+    memory_bars,
+    num_devices,
+    planners,
+    sentences,
+    stage_rows,
+    step_line,
+    wish_rows,
+)
+from hetjax.report.prediction import SimulatedStep, found_plan
+from hetjax.schedule.predicted import Predicted
 
 Ended = Literal["interrupted", "search_s"]
+_BAR = 40  # letters
+_LETTERS = {"static": "#", "residuals": "=", "activations": "+", "workspace": "-"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +65,7 @@ class FoundPlan:
     @property
     def plan(self) -> Plan:
         """The plan, with the prediction and the certified bound in it."""
-        return plan_of(self.planned)
+        return found_plan(self.planned.found)
 
     @property
     def step(self) -> SimulatedStep:
@@ -66,7 +92,43 @@ class FoundPlan:
 
     def values(self) -> dict[str, Any]:
         """Return all numbers under the names that `plan --json` gives them."""
-        return plan_values(self.planned) | {"ended": self.ended}
+        planned, best = self.planned, self.planned.best
+        cluster, found, bound = planned.request.cluster, planned.found, binding(best)
+        alone = planned.alone
+        told = self.step.values() | {
+            "cluster": cluster.name,
+            "objective": planned.objective.wish,
+            "goodput": expected_goodput(best, cluster, planned.objective),
+            "usd_per_hour": best.usd_per_hour,
+            "lower_bound_s": found.lower_bound_s,
+            "gap": found.gap,
+            "why_no_bound": found.bound.why or None,
+            "model_time_s": found.model_time_s,
+            "model_bound_s": found.model_bound_s,
+            "model_gap": found.model_gap,
+            "source": found.source,
+            "step_time_alone_s": None
+            if isinstance(alone, NoFeasiblePlan)
+            else alone.best.simulation.step_time_s,
+            "search_s": found.search_s,
+            "left_out": list(planned.left_out),
+            "binds": {
+                "what": bound.what,
+                "busiest": bound.busiest,
+                "busy_share": bound.busy_share,
+                "waiting_share": bound.waiting_share,
+                "link": bound.link,
+                "link_share": bound.link_share,
+                "tight_devices": list(bound.tight_devices),
+            },
+            "idle_devices": {
+                name: list(devices)
+                for name, devices in idle_devices(best.plan, cluster).items()
+            },
+            "idle": [_idle_values(idle) for idle in planned.idle],
+            "plan": json.loads(plan_json(self.plan)),
+        }
+        return told | _answers(planned) | {"ended": self.ended}
 
     def draw(self) -> Picture:
         """Draw which node holds which layers; BadInput without matplotlib."""
@@ -76,10 +138,24 @@ class FoundPlan:
 
     def write_report(self, path: str | Path, command: str = "") -> None:
         """Write one page of HTML; `command` is what made it."""
-        write_report(Path(path), self.planned, command)
+        content = page(self.planned, command, *pictures(self.planned))
+        write_whole(Path(path), content)
 
     def __str__(self) -> str:
-        return tables(self.planned)
+        planned = self.planned
+        lines = [planned.best.plan.title, f"times: {planned.best.times_from}", ""]
+        lines += [*aligned(STAGES, stage_rows(planned)), ""]
+        lines += [*_memory(planned), ""]
+        lines += [step_line(planned.best), *sentences(planned)]
+        rest = (
+            (BASELINES, baseline_rows(planned)),
+            (WISHES, wish_rows(planned)),
+            (CHANGES, change_rows(planned)),
+        )
+        for header, rows in rest:
+            if rows:
+                lines += ["", *aligned(header, rows)]
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         """The page of the report, in a frame of its own for the sake of its style."""
@@ -116,3 +192,79 @@ class ComparedPlanners:
 
     def _repr_html_(self) -> str:
         return "\n".join(html_table(BASELINES, baseline_rows(self.planned)))
+
+
+def _answers(planned: Planned) -> dict[str, Any]:
+    """What was asked besides the plan."""
+    told: dict[str, Any] = {}
+    if planned.moved is not None:
+        told["moved_bytes"] = planned.moved.moved_bytes
+        told["move_s"] = planned.moved.move_s
+    if planned.baselines is not None:
+        told["baselines"] = {
+            name: _judged_values(judged) for name, judged in planned.baselines.items()
+        }
+    if planned.pareto:
+        told["pareto"] = {
+            found.objective.wish: _wish_values(found) for found in planned.pareto
+        }
+    if planned.what_if:
+        told["what_if"] = {
+            case.name: {
+                "step_time_s": case.step_time_s,
+                "tokens_per_s": case.tokens_per_s,
+            }
+            for case in planned.what_if
+        }
+    return told
+
+
+def _idle_values(idle: Idle) -> dict[str, Any]:
+    """What is idle, and the best plan with more of it."""
+    instead = idle.instead
+    return {
+        "kind": idle.kind,
+        "devices": {name: list(devices) for name, devices in idle.devices.items()},
+        "worse": idle.worse,
+        "instead": None if instead is None else _judged_values(instead),
+    }
+
+
+def _judged_values(judged: Predicted | NoFeasiblePlan) -> dict[str, Any]:
+    if isinstance(judged, NoFeasiblePlan):
+        return {"step_time_s": None, "why": judged.got}
+    return {
+        "step_time_s": judged.simulation.step_time_s,
+        "tokens_per_s": judged.tokens_per_s,
+        "usd_per_million_tokens": judged.usd_per_million_tokens,
+        "num_devices": num_devices(judged.plan),
+        "plan": json.loads(plan_json(SimulatedStep(judged).plan)),
+    }
+
+
+def _wish_values(found: Found) -> dict[str, Any]:
+    best = found.best
+    return _judged_values(best) | {
+        "usd_per_hour": best.usd_per_hour,
+        "goodput": expected_goodput(best, found.request.cluster, found.objective),
+        "gap": found.gap,
+        "plan": json.loads(plan_json(found_plan(found))),
+    }
+
+
+def _memory(planned: Planned) -> Iterator[str]:
+    """The legend of the bars, then the bars."""
+    legend = ", ".join(f"{letter} {part}" for part, letter in _LETTERS.items())
+    bars = memory_bars(planned)
+    rows = [(bar.name, f"|{bar_letters(bar)}|", bar.told) for bar in bars]
+    yield from aligned(("memory", legend, ""), rows)
+
+
+def bar_letters(bar: MemoryBar, width: int = _BAR) -> str:
+    """Return a bar of text; parts end where their sum rounds to."""
+    letters, held = "", 0
+    for part, size in bar.parts.items():
+        held += size
+        end = math.floor(width * held / bar.scale_bytes + 0.5)
+        letters += _LETTERS[part] * (min(end, width) - len(letters))
+    return letters.ljust(width, ".")

@@ -13,10 +13,60 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from hetjax.cluster.catalogue import canonical_name
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.plans.plan import Plan, Replica, Stage
-from hetjax.report.alike import alike_replicas, spelled
-from hetjax.report.picture import STYLE, Picture, matplotlib_module
+from hetjax.report.picture import (
+    EDGE,
+    GREY,
+    IDLE,
+    STYLE,
+    WIDTH_INCHES,
+    Picture,
+    draw_legend,
+    lighter,
+    matplotlib_module,
+    patch,
+    titled_axes,
+)
+
+
+def alike_replicas(plan: Plan, cluster: Cluster) -> tuple[tuple[int, ...], ...]:
+    """Return the replicas' indices in groups that are alike, by their first ones.
+
+    Alike are equal microbatches, and stage for stage the same kind of device, mesh,
+    layers, remat and launch-ahead.
+    """
+    kinds = {node.name: canonical_name(node.device) for node in cluster.nodes}
+    groups: dict[object, list[int]] = {}
+    for r, replica in enumerate(plan.replicas):
+        stages = tuple(
+            (kinds[s.node], s.mesh, s.layers, s.remat, s.launch_ahead)
+            for s in replica.stages
+        )
+        shape = replica.num_microbatches, replica.microbatch_size, stages
+        groups.setdefault(shape, []).append(r)
+    return tuple(map(tuple, groups.values()))
+
+
+def spelled(numbers: tuple[int, ...]) -> str:
+    """Return ascending integers as text, runs of three and more as a range.
+
+    >>> spelled((0, 1, 2, 3, 6, 8, 9))
+    '0..3,6,8,9'
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = [
+        f"{run[0]}..{run[-1]}" if len(run) > 2 else ",".join(map(str, run))
+        for run in runs
+    ]
+    return ",".join(parts)
+
 
 MOST_DEVICES = 64  # of a cluster that is drawn node by node
 _MOST_ROWS = 40
@@ -33,8 +83,7 @@ _COLOURS = (
     "#999999",
 )
 _LIGHTER = 0.35  # than these, so that dark letters can be read on them
-_EDGE, _GREY, _IDLE, _BAND = "#333333", "#666666", "#c8c8c8", "#f3f3f3"
-_WIDTH_INCHES, _NAMES_INCHES, _ROW_INCHES, _MARGINS_INCHES = 10.0, 1.9, 0.5, 1.0
+_NAMES_INCHES, _ROW_INCHES, _MARGINS_INCHES = 1.9, 0.5, 1.0
 _GAP = 0.14  # between rows, of a row
 _NOTCH = 0.12  # between devices of a box, of a row
 _POINTS, _POINT_WIDTH = 7.0, 0.56  # of text; mean width of a letter in heights
@@ -77,7 +126,7 @@ class _Names:
 
     def colour(self, replica: int) -> tuple[float, ...]:
         number = self.group(replica) if self.shared_colours else replica
-        return _lighter(_COLOURS[number % len(_COLOURS)])
+        return lighter(_COLOURS[number % len(_COLOURS)], _LIGHTER)
 
 
 def layout_picture(plan: Plan, cluster: Cluster, title: str) -> Picture:
@@ -97,11 +146,7 @@ def _figure(plan: Plan, cluster: Cluster, title: str) -> Any:
     rows = _rows(plan, cluster, names) if large else _one_row_each(plan, cluster)
     left_out, rows = rows[_MOST_ROWS:], rows[:_MOST_ROWS]
     height = _ROW_INCHES * (1 + _GAP) * len(rows) + _MARGINS_INCHES
-    figure = matplotlib_module().figure.Figure(
-        (_WIDTH_INCHES, height), layout="constrained"
-    )
-    axes = figure.subplots()
-    axes.set_title(title, loc="left", fontsize=9)
+    figure, axes = titled_axes(height, title)
     _prepare(axes, rows)
     for at, row in enumerate(rows):
         _draw_row(axes, row, at * (1 + _GAP), plan, names)
@@ -156,7 +201,7 @@ def _prepare(axes: Any, rows: list[_Row]) -> None:
     ticks = range(0, most, step)
     names = [f"device {i}" if i == 0 and most <= 8 else str(i) for i in ticks]
     axes.set_xticks([i + 0.5 for i in ticks], names)
-    axes.tick_params(length=0, labelsize=_POINTS, labelcolor=_GREY)
+    axes.tick_params(length=0, labelsize=_POINTS, labelcolor=GREY)
     axes.set_yticks([])
     for at, row in enumerate(rows):
         _name_row(axes, row, at * (1 + _GAP))
@@ -177,21 +222,20 @@ def _name_row(axes: Any, row: _Row, top: float) -> None:
     at = (0.0, top + 0.5)
     axes.annotate(name, at, (-6, 1), va="bottom", fontsize=8, **place)
     axes.annotate(
-        lines[0], at, (-6, -1), va="top", fontsize=_POINTS, color=_GREY, **place
+        lines[0], at, (-6, -1), va="top", fontsize=_POINTS, color=GREY, **place
     )
 
 
 def _draw_row(axes: Any, row: _Row, top: float, plan: Plan, names: _Names) -> None:
-    patch = matplotlib_module().patches.Rectangle
+    rectangle = matplotlib_module().patches.Rectangle
     most = axes.get_xlim()[1]
-    points = (_WIDTH_INCHES - _NAMES_INCHES) * 72 / most  # of a device's width, about
+    points = (WIDTH_INCHES - _NAMES_INCHES) * 72 / most  # of a device's width, about
     for box in row.boxes:
-        colour = "white" if box.key is None else names.colour(box.key[0])
-        look: dict[str, Any] = {"facecolor": colour, "edgecolor": _EDGE}
-        if box.key is None:
-            look |= {"edgecolor": _IDLE, "hatch": "/////"}
+        look = IDLE
+        if box.key is not None:
+            look = {"facecolor": names.colour(box.key[0]), "edgecolor": EDGE}
         at = (box.first, top)
-        axes.add_patch(patch(at, box.num_devices, 1, linewidth=0.8, **look))
+        axes.add_patch(rectangle(at, box.num_devices, 1, linewidth=0.8, **look))
         inner = [box.first + i for i in range(1, box.num_devices)]
         line = {"color": look["edgecolor"], "linewidth": 0.6}
         axes.vlines(inner, top, top + _NOTCH, **line)
@@ -206,7 +250,7 @@ def _write(
     look: dict[str, Any] = {"ha": "center", "va": "center", "linespacing": 1.15}
     if box.key is None:
         texts = ["idle"]
-        look |= {"color": _GREY, "bbox": {"color": "white", "pad": 1}}
+        look |= {"color": GREY, "bbox": {"color": "white", "pad": 1}}
     else:
         r, s = box.key
         texts = _texts(names.name(r), s, plan.replicas[r], plan.replicas[r].stages[s])
@@ -240,33 +284,22 @@ def _texts(name: str, s: int, replica: Replica, stage: Stage) -> list[str]:
 def _draw_legend(
     figure: Any, plan: Plan, names: _Names, rows: list[_Row], num_left_out: int
 ) -> None:
-    patch = matplotlib_module().patches.Patch
     groups: list[tuple[int, ...]] = list(names.groups)
     if not names.shared_colours:
         groups = [(r,) for r in range(len(plan.replicas))]
     handles = [
         patch(
+            _told(plan, names, group),
             facecolor=names.colour(group[0]),
-            edgecolor=_EDGE,
-            linewidth=0.4,
-            label=_told(plan, names, group),
+            edgecolor=EDGE,
         )
         for group in groups[: 2 * len(_COLOURS)]
     ]
     if any(box.key is None for row in rows for box in row.boxes):
-        idle = {"facecolor": "white", "edgecolor": _IDLE, "hatch": "/////"}
-        handles.append(patch(label="idle", linewidth=0.4, **idle))
+        handles.append(patch("idle", **IDLE))
     if num_left_out:
-        handles.append(patch(alpha=0, label=f"and {num_left_out} more nodes"))
-    figure.legend(
-        handles=handles,
-        loc="outside lower center",
-        ncols=min(len(handles), 4),
-        fontsize=_POINTS,
-        frameon=False,
-        handlelength=1.4,
-        columnspacing=1.4,
-    )
+        handles.append(patch(f"and {num_left_out} more nodes", alpha=0))
+    draw_legend(figure, handles, min(len(handles), 4), _POINTS)
 
 
 def _told(plan: Plan, names: _Names, group: tuple[int, ...]) -> str:
@@ -279,11 +312,6 @@ def _told(plan: Plan, names: _Names, group: tuple[int, ...]) -> str:
     if not others:
         return f"replica r{first}: {batches}"
     return f"replicas {spelled(group)}: {batches} each"
-
-
-def _lighter(colour: str) -> tuple[float, ...]:
-    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    return tuple(channel + (1 - channel) * _LIGHTER for channel in channels)
 
 
 def _letter(number: int) -> str:

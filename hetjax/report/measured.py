@@ -34,41 +34,32 @@ class MeasuredProfile:
     @property
     def title(self) -> str:
         """What was measured, in a line."""
-        return profile_title(self.profile)
+        profile = self.profile
+        return (
+            f"{profile.model}: {profile.seq_len} tokens, {profile.dtype}, per program "
+            f"{1e3 * profile.program_s:.3f} ms"
+        )
 
     def json(self) -> str:
         """Return the text of the file."""
         return profile_json(self.profile)
 
     def __str__(self) -> str:
-        return profile_table(self.profile)
+        rows = [_HEADER, *_rows(self.profile)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join(
+                cell.rjust(width) if i >= len(_KEYS) else cell.ljust(width)
+                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            )
+            for row in rows
+        ]
+        return "\n".join([self.title, *lines, *_links(self.profile)])
 
     def _repr_html_(self) -> str:
         table = html_table(_HEADER, _rows(self.profile))
         links = (f"<p>{line}</p>" for line in _links(self.profile))
         return "\n".join([f"<p>{self.title}</p>", *table, *links])
-
-
-def profile_table(profile: Profile) -> str:
-    """Return what was measured for people: a row per case, then the links."""
-    rows = [_HEADER, *_rows(profile)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(
-            cell.rjust(width) if i >= len(_KEYS) else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
-    return "\n".join([profile_title(profile), *lines, *_links(profile)])
-
-
-def profile_title(profile: Profile) -> str:
-    """Return in a line what was measured, and what starting a program takes."""
-    return (
-        f"{profile.model}: {profile.seq_len} tokens, {profile.dtype}, per program "
-        f"{1e3 * profile.program_s:.3f} ms"
-    )
 
 
 def _rows(profile: Profile) -> list[tuple[str, ...]]:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A picture that was drawn: to be saved, or to show itself in a notebook.
 
-Owns its kinds of files, its fonts, and what is said where matplotlib is missing. Does
-not own what is drawn (`layout.py`, `timeline.py`).
+Owns its kinds of files, the looks that pictures share, and what is said where
+matplotlib is missing. Does not own what is drawn (`layout.py`, `timeline.py`).
 """
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from hetjax.errors import BadInput
 
 SUFFIXES = (".pdf", ".png", ".svg")
 STYLE = {"svg.fonttype": "none", "pdf.fonttype": 42, "hatch.linewidth": 0.5}
+EDGE, GREY, PALE = "#333333", "#666666", "#c8c8c8"  # of boxes, words, what is idle
+IDLE: dict[str, Any] = {"facecolor": "white", "edgecolor": PALE, "hatch": "/////"}
+WIDTH_INCHES = 10.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,3 +75,38 @@ def matplotlib_module() -> Any:
             fix="pip install 'hetjax[plot]'",
         ) from missing
     return matplotlib
+
+
+def titled_axes(height_inches: float, title: str) -> tuple[Any, Any]:
+    """Return a new figure as wide as a page of print, and its axes."""
+    size = WIDTH_INCHES, height_inches
+    figure = matplotlib_module().figure.Figure(size, layout="constrained")
+    axes = figure.subplots()
+    axes.set_title(title, loc="left", fontsize=9)
+    return figure, axes
+
+
+def patch(label: str, **look: Any) -> Any:
+    """Return a box of the legend."""
+    return matplotlib_module().patches.Patch(label=label, linewidth=0.4, **look)
+
+
+def draw_legend(
+    figure: Any, handles: Sequence[Any], num_columns: int, font_points: float
+) -> None:
+    """Draw the boxes and their labels below the axes."""
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=num_columns,
+        fontsize=font_points,
+        frameon=False,
+        handlelength=1.4,
+        columnspacing=1.4,
+    )
+
+
+def lighter(colour: str, shade: float) -> tuple[float, ...]:
+    """Return "#rrggbb" mixed with white: 0 is the colour itself, 1 white."""
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    return tuple(channel + (1 - channel) * shade for channel in channels)

@@ -8,14 +8,11 @@ the words and figures (`plan_rows.py`) nor the pictures (`layout.py`, `timeline.
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from html import escape
-from pathlib import Path
 
-from hetjax.cluster.record import write_whole
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.search.comparison import Planned
 from hetjax.plans.table import html_table
-from hetjax.report.alike import alike_replicas
-from hetjax.report.layout import layout_picture
+from hetjax.report.layout import alike_replicas, layout_picture
 from hetjax.report.plan_rows import (
     BASELINES,
     CHANGES,
@@ -29,9 +26,8 @@ from hetjax.report.plan_rows import (
     stage_rows,
     wish_rows,
 )
-from hetjax.report.prediction import ms
+from hetjax.report.prediction import ms, predicted_spans
 from hetjax.report.timeline import timeline_picture
-from hetjax.schedule.simulation.spans import simulated_spans
 
 _MOST_ROWS = 48  # devices of the timeline
 _COLOURS = {
@@ -72,21 +68,13 @@ code { background: #f5f5f5; padding: 0.15rem 0.3rem; overflow-wrap: anywhere; }
 """
 
 
-def write_report(path: Path, planned: Planned, command: str) -> None:
-    """Write the page; `command` is what made it, if one did.
-
-    BadInput where matplotlib is not installed.
-    """
-    write_whole(path, page(planned, command, *pictures(planned)))
-
-
 def pictures(planned: Planned) -> tuple[bytes, bytes]:
     """Draw the layout as SVG and a step of it as PNG.
 
     BadInput where matplotlib is not installed.
     """
     best = planned.best
-    spans = simulated_spans(best.simulation, best.plan, best.costs, best.tied)
+    spans = predicted_spans(best)
     shown = shown_replicas(planned)
     layout = layout_picture(best.plan, planned.request.cluster, "")
     timeline = timeline_picture(spans, best.plan, best.costs, "", shown)

@@ -2,10 +2,11 @@
 """What there is to say about a plan that was found, as rows of cells and sentences.
 
 Owns the words, figures and columns that the terminal and the report share. Does not
-own how they are laid out (`plan_tables.py`, `plan_html.py`).
+own how they are laid out (`found.py`, `plan_html.py`).
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,15 +15,20 @@ from hetjax.planner.model.objectives import Objective, expected_goodput
 from hetjax.planner.search.comparison import Planned
 from hetjax.planner.search.idle import Idle
 from hetjax.plans.plan import STAGE_COLUMNS, Plan
-from hetjax.report.alike import alike_replicas, spelled
-from hetjax.report.binding import binding, binding_line, lane_name
-from hetjax.report.certified import bound_line
-from hetjax.report.prediction import ms
+from hetjax.report.layout import alike_replicas, spelled
+from hetjax.report.prediction import (
+    GIB,
+    bound_line,
+    first_device,
+    headline,
+    lane_name,
+    memory_told,
+    ms,
+)
 from hetjax.schedule.predicted import Predicted
 from hetjax.schedule.simulation.memory import MemoryUse
 from hetjax.schedule.simulation.result import Lane, lane_of
 
-_GIB = 2**30
 _MOST_STAGES = 64  # that are told one by one
 
 Row = tuple[str, ...]
@@ -72,11 +78,7 @@ class MemoryBar:
 
     @property
     def told(self) -> str:
-        used = self.use.total_bytes
-        if not math.isfinite(self.capacity_bytes):
-            return f"{used / _GIB:.2f} GiB"
-        has = self.capacity_bytes
-        return f"{used / _GIB:.2f} of {has / _GIB:.2f} GiB ({used / has:.1%})"
+        return memory_told(self.use.total_bytes, self.capacity_bytes)
 
 
 def stage_rows(planned: Planned) -> list[Row]:
@@ -88,26 +90,13 @@ def stage_rows(planned: Planned) -> list[Row]:
     }
     large = len(plan.stages()) > _MOST_STAGES
     rows = []
-    for r, s, stage in plan.stages():
+    for (r, s, stage), row in zip(plan.stages(), plan.rows(), strict=True):
         if large and r not in alike:
             continue
-        replica, busy = plan.replicas[r], best.simulation.shares
-        name = f"{r} and {alike[r]} like it" if large and alike[r] else str(r)
-        share = busy[stage.node, stage.devices].busy_s / best.simulation.step_time_s
-        first, end = stage.layers
-        row = (
-            name if s == 0 else "",
-            str(s),
-            stage.node,
-            ",".join(map(str, stage.devices)),
-            f"{stage.mesh.data} x {stage.mesh.tensor}",
-            f"{first}..{end - 1}",
-            stage.remat,
-            str(stage.launch_ahead),
-            f"{replica.num_microbatches} x {replica.microbatch_size}" if s == 0 else "",
-            f"{share:.1%}",
-        )
-        rows.append(row)
+        if large and alike[r]:
+            row = (f"{r} and {alike[r]} like it" if s == 0 else "", *row[1:])
+        busy_s = best.simulation.shares[stage.node, stage.devices].busy_s
+        rows.append((*row, f"{busy_s / best.simulation.step_time_s:.1%}"))
     return rows
 
 
@@ -118,14 +107,14 @@ def memory_bars(planned: Planned) -> list[MemoryBar]:
     large = len(lanes) > _MOST_STAGES
     found: dict[object, list[Lane]] = {}
     for lane in lanes:
-        device = _device(lane)
+        device = first_device(lane)
         same = best.memory[device], best.capacity_bytes[device]
         found.setdefault(same if large else lane, []).append(lane)
     return [
         MemoryBar(
             lanes=tuple(group),
-            use=best.memory[_device(group[0])],
-            capacity_bytes=best.capacity_bytes[_device(group[0])],
+            use=best.memory[first_device(group[0])],
+            capacity_bytes=best.capacity_bytes[first_device(group[0])],
         )
         for group in found.values()
     ]
@@ -144,7 +133,7 @@ def sentences(planned: Planned) -> Iterator[str]:
         yield f"no time was left for: {', '.join(planned.left_out)}"
     if planned.moved is not None:
         yield (
-            f"to get there, nodes fetch {planned.moved.moved_bytes / _GIB:.2f} GiB in "
+            f"to get there, nodes fetch {planned.moved.moved_bytes / GIB:.2f} GiB in "
             f"{planned.moved.move_s:.1f} s"
         )
     yield binding_line(binding(best))
@@ -153,14 +142,9 @@ def sentences(planned: Planned) -> Iterator[str]:
 
 def step_line(best: Predicted) -> str:
     """Return the step in one line, with what it costs where that is known."""
-    parts = [
-        f"step time {ms(best.simulation.step_time_s)} ms",
-        f"{best.tokens_per_s:,.0f} tokens/s",
-        f"bubble {best.simulation.bubble:.1%}",
-    ]
-    if best.usd_per_million_tokens is not None:
-        parts.append(f"{best.usd_per_million_tokens:.3g} USD per million tokens")
-    return ", ".join(parts)
+    usd = best.usd_per_million_tokens
+    cost = "" if usd is None else f", {usd:.3g} USD per million tokens"
+    return headline(best) + cost
 
 
 def idle_lines(planned: Planned) -> Iterator[str]:
@@ -285,5 +269,92 @@ def _figure(value: float | None, form: str) -> str:
     return "" if value is None else f"{value:{form}}"
 
 
-def _device(lane: Lane) -> str:
-    return f"{lane[0]}/{lane[1][0]}"
+_TIGHT = 0.95  # of a device's memory: more than this is hardly by chance
+_BINDS = 0.7  # of the step: below that, nothing but the pipeline's ends is in the way
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Binding:
+    """The busiest devices, the fullest link, and who is short of memory.
+
+    `busy_share` and `waiting_share` (for messages) are of the step, and of the busiest
+    devices. `link_share` is what goes over the link in a step as a share of what could.
+    """
+
+    busiest: str
+    busy_share: float
+    waiting_share: float
+    link: str | None
+    link_share: float
+    tight_devices: tuple[str, ...]
+    num_devices: int
+
+    @property
+    def what(self) -> str:
+        """Return what binds in a word: compute, link, or fill (of the pipeline)."""
+        if self.busy_share >= max(_BINDS, self.link_share):
+            return "compute"
+        waiting = self.waiting_share > 1 - self.busy_share - self.waiting_share
+        return "link" if waiting or self.link_share >= _BINDS else "fill"
+
+
+def binding(predicted: Predicted) -> Binding:
+    """Return what binds in the simulated step."""
+    simulation = predicted.simulation
+    lanes, step_s = simulation.shares, simulation.step_time_s
+    busiest = max(lanes, key=lambda lane: lanes[lane].busy_s)
+    shares = _link_shares(predicted)
+    link = max(shares, key=lambda trunk: shares[trunk], default=None)
+    tight = tuple(
+        device
+        for device, use in predicted.memory.items()
+        if use.total_bytes > _TIGHT * predicted.capacity_bytes[device]
+    )
+    return Binding(
+        busiest=lane_name(busiest),
+        busy_share=lanes[busiest].busy_s / step_s,
+        waiting_share=lanes[busiest].waiting_s / step_s,
+        link=link,
+        link_share=shares[link] if link else 0.0,
+        tight_devices=tight,
+        num_devices=len(predicted.memory),
+    )
+
+
+def binding_line(found: Binding) -> str:
+    """Return the same in a line."""
+    busy = (
+        f"{found.busiest} is busy {found.busy_share:.1%} of the step and waits for "
+        f"messages {found.waiting_share:.1%}"
+    )
+    link = f"link {found.link} carries {found.link_share:.1%} of what it can"
+    tight = (
+        f"{len(found.tight_devices)} of {found.num_devices} devices are within 5 % of "
+        "their memory"
+    )
+    parts = [busy, link] if found.link else [busy]
+    if found.what == "link":
+        parts.reverse()
+    first = {
+        "compute": "compute binds",
+        "link": "a link binds",
+        "fill": "filling and draining pipelines binds (more microbatches would help)",
+    }[found.what]
+    return f"{first}: {', '.join(parts)}; {tight}"
+
+
+def _link_shares(predicted: Predicted) -> dict[str, float]:
+    """Bytes of a step over every trunk, as a share of what fits through it."""
+    costs, simulation = predicted.costs, predicted.simulation
+    sent: defaultdict[str, float] = defaultdict(float)
+    for edge, (sent_s, _) in simulation.messages.items():
+        route = costs.routes.get(edge)
+        for trunk in route.trunks if route else ():
+            sent[trunk] += costs.message_bytes.get(edge, 0.0) * len(sent_s)
+    for reduction in costs.reductions.values():
+        for trunk, size in reduction.trunk_bytes.items():
+            sent[trunk] += size
+    return {
+        trunk: size / costs.trunks[trunk] / simulation.step_time_s
+        for trunk, size in sent.items()
+    }

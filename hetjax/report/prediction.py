@@ -1,22 +1,134 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a simulated step tells: for people as tables, for machines as one JSON object.
+"""A predicted step as a result: what it says, shows, draws and writes.
 
-Owns the columns, the keys, and which numbers are no prediction. Does not own the
-simulation (`schedule/`), nor where plans, clusters and times come from
-(`cli/simulate.py`, `planner/model/costing.py`).
+Owns the columns, the keys, which numbers are no prediction, and the words of the
+certified bound. Does not own the drawing (`timeline.py`), the simulation (`schedule/`)
+nor the search (`planner/`).
 """
 
+import json
 import math
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hetjax.errors import BadInput
-from hetjax.plans.plan import Plan, Prediction
+from hetjax.plans.plan import STAGE_COLUMNS, Plan, Prediction
 from hetjax.plans.table import aligned
+from hetjax.report.picture import Picture
+from hetjax.report.timeline import timeline_picture
 from hetjax.schedule.predicted import Predicted
 from hetjax.schedule.simulation.result import Lane, lane_of
+from hetjax.schedule.simulation.spans import simulated_spans
+from hetjax.schedule.simulation.trace import Span, perfetto
 
-_GIB = 2**30
+if TYPE_CHECKING:  # a run that has its plan does not import the planner
+    from hetjax.planner.search.find import Found
+
+GIB = 2**30
+SPACE = (  # what the bound is about, to be said wherever it is
+    "1F1B family, fused backward, no interleaving, the modelled costs"
+)
+_STAGE_HEADER = (  # a plan's, without meshes and microbatches
+    *STAGE_COLUMNS[:4],
+    *STAGE_COLUMNS[5:8],
+    "forward ms",
+    "backward ms",
+    "memory of capacity",
+)
+_DEVICE_HEADER = ("devices", "stages", "busy", "waiting", "idle")
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedStep:
+    """One predicted step of a plan: `print(step)`, `step.draw()`.
+
+    Times are seconds; `gap` and `lower_bound_s` are None where no bound is known.
+    """
+
+    predicted: Predicted
+
+    @property
+    def plan(self) -> Plan:
+        """The plan as simulated, with the prediction in it."""
+        found = self.predicted
+        peaks = {device: use.total_bytes for device, use in found.memory.items()}
+        prediction = Prediction(
+            step_time_s=self.step_time_s,
+            lower_bound_s=self.lower_bound_s,
+            gap=self.gap,
+            tokens_per_s=self.tokens_per_s,
+            usd_per_million_tokens=found.usd_per_million_tokens,
+            peak_memory_bytes=peaks,
+        )
+        return replace(found.plan, predicted=prediction)
+
+    @property
+    def step_time_s(self) -> float:
+        return self.predicted.simulation.step_time_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.predicted.tokens_per_s
+
+    @property
+    def lower_bound_s(self) -> float | None:
+        return self.predicted.lower_bound_s
+
+    @property
+    def gap(self) -> float | None:
+        return self.predicted.gap
+
+    def values(self) -> dict[str, Any]:
+        """Return all numbers under the names that `simulate --json` gives them."""
+        predicted, plan = self.predicted, self.predicted.plan
+        return {
+            "model": plan.model,
+            "seq_len": plan.seq_len,
+            "global_batch": plan.global_batch,
+            "schedule": plan.schedule,
+            "times_from": predicted.times_from,
+            "step_time_s": self.step_time_s,
+            "tokens_per_s": self.tokens_per_s,
+            "bubble_share": predicted.simulation.bubble,
+            "lower_bound_s": self.lower_bound_s,
+            "gap": self.gap,
+            "usd_per_million_tokens": predicted.usd_per_million_tokens,
+            "stages": _stage_values(predicted),
+            "devices": _device_values(predicted),
+        }
+
+    def draw(self) -> Picture:
+        """Draw what every device does when; BadInput without matplotlib."""
+        plan = self.predicted.plan
+        title = f"{plan.model}, {plan.schedule}: {headline(self.predicted)}"
+        return timeline_picture(
+            predicted_spans(self.predicted), plan, self.predicted.costs, title
+        )
+
+    def write_trace(self, path: str | Path) -> None:
+        """Write the timeline to open in ui.perfetto.dev."""
+        Path(path).write_text(json.dumps(perfetto(predicted_spans(self.predicted))))
+
+    def __str__(self) -> str:
+        predicted = self.predicted
+        return "\n".join(
+            [
+                predicted.plan.title,
+                f"times: {predicted.times_from}",
+                "",
+                *aligned(_STAGE_HEADER, _stage_rows(predicted)),
+                "",
+                *aligned(_DEVICE_HEADER, _device_rows(predicted)),
+                "",
+                headline(predicted),
+                *_second_line(predicted),
+            ]
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
 
 def check_finite(predicted: Predicted) -> None:
@@ -35,22 +147,6 @@ def check_finite(predicted: Predicted) -> None:
             )
 
 
-def with_prediction(predicted: Predicted) -> Plan:
-    """Return the plan with what was predicted of it written into it."""
-    peaks = {device: use.total_bytes for device, use in predicted.memory.items()}
-    return replace(
-        predicted.plan,
-        predicted=Prediction(
-            step_time_s=predicted.simulation.step_time_s,
-            lower_bound_s=predicted.lower_bound_s,
-            gap=predicted.gap,
-            tokens_per_s=predicted.tokens_per_s,
-            usd_per_million_tokens=predicted.usd_per_million_tokens,
-            peak_memory_bytes=peaks,
-        ),
-    )
-
-
 def headline(predicted: Predicted) -> str:
     """Return the step in one line."""
     simulation = predicted.simulation
@@ -60,22 +156,70 @@ def headline(predicted: Predicted) -> str:
     )
 
 
-def tables(predicted: Predicted) -> str:
-    """Return the stages, the devices and the step as aligned text."""
-    title = predicted.plan.title
-    return "\n".join(
-        [
-            title,
-            f"times: {predicted.times_from}",
-            "",
-            *aligned(_STAGE_HEADER, _stage_rows(predicted)),
-            "",
-            *aligned(_DEVICE_HEADER, _device_rows(predicted)),
-            "",
-            headline(predicted),
-            *_second_line(predicted),
-        ]
+def predicted_spans(predicted: Predicted) -> list[Span]:
+    """Return what every device does when, in the predicted step."""
+    return simulated_spans(
+        predicted.simulation, predicted.plan, predicted.costs, predicted.tied
     )
+
+
+def found_plan(found: "Found") -> Plan:
+    """Return the plan with what was predicted of it and the certified bound."""
+    plan = SimulatedStep(found.best).plan
+    assert plan.predicted is not None
+    predicted = replace(
+        plan.predicted, lower_bound_s=found.lower_bound_s, gap=found.gap
+    )
+    return replace(plan, predicted=predicted)
+
+
+def certificate(found: "Found") -> str:
+    """Return the predicted step and the bound in a few words."""
+    told = f"step time {ms(found.best.simulation.step_time_s)} ms predicted"
+    gap = found.gap
+    if gap is not None:
+        return f"{told}, at most {gap:.1%} above the best there is"
+    return f"{told}; {found.bound.why}" if found.bound.is_false else told
+
+
+def bound_line(found: "Found") -> str:
+    """Return the bound in a line; that there is none, and why."""
+    least_s, gap = found.lower_bound_s, found.gap
+    if least_s is None:
+        return f"lower bound: none is known ({found.bound.why})"
+    if gap is None:
+        return (
+            f"lower bound {ms(least_s)} ms of plans of these choices ({SPACE}); this "
+            "plan, which was given, is none of them"
+        )
+    return (
+        f"lower bound {ms(least_s)} ms (gap {gap:.1%}): no plan of these choices is "
+        f"faster ({SPACE})"
+    )
+
+
+def ms(seconds: float) -> str:
+    """Return seconds as milliseconds, three digits after the point below 100."""
+    milliseconds = seconds * 1e3
+    return f"{milliseconds:,.{1 if milliseconds >= 100 else 3}f}"
+
+
+def memory_told(used_bytes: float, has_bytes: float) -> str:
+    """Return what is used of the memory that there is, if that is known."""
+    if not math.isfinite(has_bytes):
+        return f"{used_bytes / GIB:.2f} GiB"
+    share = used_bytes / has_bytes
+    return f"{used_bytes / GIB:.2f} of {has_bytes / GIB:.2f} GiB ({share:.1%})"
+
+
+def lane_name(lane: Lane) -> str:
+    """Return the devices of a lane, as in "a100-0/0,1"."""
+    return f"{lane[0]}/{','.join(map(str, lane[1]))}"
+
+
+def first_device(lane: Lane) -> str:
+    """Return the device that stands for a lane: all of a lane hold and do the same."""
+    return f"{lane[0]}/{lane[1][0]}"
 
 
 def _second_line(predicted: Predicted) -> list[str]:
@@ -91,45 +235,23 @@ def _second_line(predicted: Predicted) -> list[str]:
     return [", ".join(parts)] if parts else []
 
 
-def values(predicted: Predicted) -> dict[str, Any]:
-    """Return the same as the tables, and more digits, for JSON."""
-    plan, simulation = predicted.plan, predicted.simulation
-    return {
-        "model": plan.model,
-        "seq_len": plan.seq_len,
-        "global_batch": plan.global_batch,
-        "schedule": plan.schedule,
-        "times_from": predicted.times_from,
-        "step_time_s": simulation.step_time_s,
-        "tokens_per_s": predicted.tokens_per_s,
-        "bubble_share": simulation.bubble,
-        "lower_bound_s": predicted.lower_bound_s,
-        "gap": predicted.gap,
-        "usd_per_million_tokens": predicted.usd_per_million_tokens,
-        "stages": _stage_values(predicted),
-        "devices": _device_values(predicted),
-    }
-
-
 def _stage_values(predicted: Predicted) -> list[dict[str, Any]]:
-    found = []
-    for r, s, stage in predicted.plan.stages():
-        times = predicted.costs.times[r, s]
-        found.append(
-            {
-                "replica": r,
-                "stage": s,
-                "node": stage.node,
-                "devices": list(stage.devices),
-                "layers": list(stage.layers),
-                "remat": stage.remat,
-                "launch_ahead": stage.launch_ahead,
-                "forward_s": times.forward_s,
-                "backward_s": times.backward_s,
-                "update_s": times.update_s,
-            }
-        )
-    return found
+    times = predicted.costs.times
+    return [
+        {
+            "replica": r,
+            "stage": s,
+            "node": stage.node,
+            "devices": list(stage.devices),
+            "layers": list(stage.layers),
+            "remat": stage.remat,
+            "launch_ahead": stage.launch_ahead,
+            "forward_s": times[r, s].forward_s,
+            "backward_s": times[r, s].backward_s,
+            "update_s": times[r, s].update_s,
+        }
+        for r, s, stage in predicted.plan.stages()
+    ]
 
 
 def _device_values(predicted: Predicted) -> dict[str, dict[str, Any]]:
@@ -147,42 +269,18 @@ def _device_values(predicted: Predicted) -> dict[str, dict[str, Any]]:
     return found
 
 
-_STAGE_HEADER = (
-    "replica",
-    "stage",
-    "node",
-    "devices",
-    "layers",
-    "remat",
-    "launch-ahead",
-    "forward ms",
-    "backward ms",
-    "memory of capacity",
-)
-_DEVICE_HEADER = ("devices", "stages", "busy", "waiting", "idle")
-
-
 def _stage_rows(predicted: Predicted) -> list[tuple[str, ...]]:
-    rows = []
-    told: set[Lane] = set()
-    for r, s, stage in predicted.plan.stages():
-        lane = stage.node, stage.devices
-        times = predicted.costs.times[r, s]
-        rows.append(
-            (
-                str(r) if s == 0 else "",
-                str(s),
-                stage.node,
-                ",".join(map(str, stage.devices)),
-                f"{stage.layers[0]}..{stage.layers[1] - 1}",
-                stage.remat,
-                str(stage.launch_ahead),
-                ms(times.forward_s),
-                ms(times.backward_s),
-                "" if lane in told else _memory(predicted, lane),  # interleaved: once
-            )
-        )
+    rows, told = [], set[Lane]()
+    plan = predicted.plan
+    for row, (key, lane) in zip(plan.rows(), lane_of(plan).items(), strict=True):
+        times, device = predicted.costs.times[key], first_device(lane)
+        used_bytes = predicted.memory[device].total_bytes
+        memory = memory_told(used_bytes, predicted.capacity_bytes[device])
+        if lane in told:  # interleaved: once
+            memory = ""
         told.add(lane)
+        passes = ms(times.forward_s), ms(times.backward_s)
+        rows.append((*row[:4], *row[5:8], *passes, memory))
     return rows
 
 
@@ -194,27 +292,7 @@ def _device_rows(predicted: Predicted) -> list[tuple[str, ...]]:
     step_time_s = predicted.simulation.step_time_s
     rows = []
     for lane, shares in predicted.simulation.shares.items():
-        node, devices = lane
         parts = (shares.busy_s, shares.waiting_s, shares.idle_s)
-        rows.append(
-            (
-                f"{node}/{','.join(map(str, devices))}",
-                " ".join(stages[lane]),
-                *(f"{part / step_time_s:.1%}" for part in parts),
-            )
-        )
+        told = (f"{part / step_time_s:.1%}" for part in parts)
+        rows.append((lane_name(lane), " ".join(stages[lane]), *told))
     return rows
-
-
-def _memory(predicted: Predicted, lane: Lane) -> str:
-    device = f"{lane[0]}/{lane[1][0]}"
-    used, has = predicted.memory[device].total_bytes, predicted.capacity_bytes[device]
-    if not math.isfinite(has):
-        return f"{used / _GIB:.2f} GiB"
-    return f"{used / _GIB:.2f} of {has / _GIB:.2f} GiB ({used / has:.1%})"
-
-
-def ms(seconds: float) -> str:
-    """Return seconds as milliseconds, three digits after the point below 100."""
-    milliseconds = seconds * 1e3
-    return f"{milliseconds:,.{1 if milliseconds >= 100 else 3}f}"

@@ -12,7 +12,18 @@ from typing import Any
 
 from hetjax.costs.costs import Costs
 from hetjax.plans.plan import Plan
-from hetjax.report.picture import STYLE, Picture, matplotlib_module
+from hetjax.report.picture import (
+    EDGE,
+    GREY,
+    IDLE,
+    STYLE,
+    Picture,
+    draw_legend,
+    lighter,
+    matplotlib_module,
+    patch,
+    titled_axes,
+)
 from hetjax.schedule.programs.action import Action, Op, StageKey
 from hetjax.schedule.simulation.result import Lane, lane_of
 from hetjax.schedule.simulation.trace import Span
@@ -37,8 +48,8 @@ _KINDS = {
     Op.REDUCE: "reduction",
 }
 _STRIPS = ("y", "dx", "REDUCE")  # under each row, in this order, where there are any
-_EDGE, _IDLE, _GREY, _BAND = "#333333", "#c8c8c8", "#666666", "#f0f0f0"
-_WIDTH_INCHES, _MOST_INCHES = 10.0, 12.0
+_BAND = "#f0f0f0"
+_MOST_INCHES = 12.0
 _WIDTH_POINTS = 8.2 * 72  # of the axes, about
 _ROW_INCHES = 0.34
 _STRIP, _GAP, _HEADING = 0.22, 0.3, 0.6  # heights in rows
@@ -97,11 +108,7 @@ def _figure(
     rows = _rows(spans, plan, shown)
     step_ms = 1e3 * max((span.end_s for span in spans), default=0.0) or 1.0
     height = min(_ROW_INCHES * rows[-1].end + 1.2, _MOST_INCHES)
-    figure = matplotlib_module().figure.Figure(
-        (_WIDTH_INCHES, height), layout="constrained"
-    )
-    axes = figure.subplots()
-    axes.set_title(title, loc="left", fontsize=9)
+    figure, axes = titled_axes(height, title)
     axes.set_xlim(0, step_ms)
     axes.set_ylim(rows[-1].end + _GAP, -_HEADING if len(plan.replicas) > 1 else 0)
     axes.set_xlabel("time (ms)", fontsize=9)
@@ -175,14 +182,13 @@ def _bars_of(span: Span, row: _Row, costs: Costs) -> Iterator[_Bar]:
 
 
 def _draw_idle(axes: Any, row: _Row, step_ms: float) -> None:
-    idle = {"facecolor": "white", "edgecolor": _IDLE, "hatch": "/////", "linewidth": 0}
     height = row.bottom - row.top
-    patch = matplotlib_module().patches.Rectangle
-    axes.add_patch(patch((0, row.top), step_ms, height, **idle))
+    rectangle = matplotlib_module().patches.Rectangle
+    axes.add_patch(rectangle((0, row.top), step_ms, height, linewidth=0, **IDLE))
     for strip in range(len(row.strips)):
         y = row.bottom + (strip + 0.08) * _STRIP
         band = {"facecolor": _BAND, "linewidth": 0, "zorder": 0}
-        axes.add_patch(patch((0, y), step_ms, 0.84 * _STRIP, **band))
+        axes.add_patch(rectangle((0, y), step_ms, 0.84 * _STRIP, **band))
 
 
 def _draw_bars(axes: Any, bars: list[_Bar]) -> None:
@@ -194,8 +200,8 @@ def _draw_bars(axes: Any, bars: list[_Bar]) -> None:
         narrowest_ms = min(bar.end_ms - bar.start_ms for bar in alike)
         boxes = matplotlib_module().collections.PolyCollection(
             [_corners(bar) for bar in alike],
-            facecolor=_lighter(_COLOURS[kind], shade),
-            edgecolor=_EDGE if narrowest_ms > thinnest_ms else "face",
+            facecolor=lighter(_COLOURS[kind], shade),
+            edgecolor=EDGE if narrowest_ms > thinnest_ms else "face",
             linewidth=0.4,  # shows bars of no width, too
             zorder=2,
         )
@@ -205,11 +211,6 @@ def _draw_bars(axes: Any, bars: list[_Bar]) -> None:
 def _corners(bar: _Bar) -> list[tuple[float, float]]:
     left, right, top, bottom = bar.start_ms, bar.end_ms, bar.top, bar.top + bar.height
     return [(left, top), (right, top), (right, bottom), (left, bottom)]
-
-
-def _lighter(colour: str, shade: float) -> tuple[float, ...]:
-    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    return tuple(channel + (1 - channel) * shade for channel in channels)
 
 
 def _draw_numbers(axes: Any, bars: list[_Bar], points_per_ms: float) -> None:
@@ -241,35 +242,25 @@ def _draw_names(axes: Any, rows: list[_Row], plan: Plan, step_ms: float) -> None
             f"{lo}..{hi - 1}" if hi - lo > 1 else str(lo) for lo, hi in layers
         )
         at = step_ms * 1.006, (row.top + row.bottom) / 2
-        axes.text(*at, f"layers {shown}", fontsize=7, color=_GREY, va="center")
+        axes.text(*at, f"layers {shown}", fontsize=7, color=GREY, va="center")
     axes.set_yticks(ticks, names)
     named = dict.fromkeys(row.keys[0][0] for row in rows)
     for r in named if len(plan.replicas) > 1 else ():
         replica = plan.replicas[r]
         top = next(row.top for row in rows if row.keys[0][0] == r)
         shown = f"replica {r}: {replica.num_microbatches} x {replica.microbatch_size}"
-        place = {"va": "bottom", "color": _GREY}
+        place = {"va": "bottom", "color": GREY}
         axes.text(0, top - 0.12, f"{shown} sequences", fontsize=7, **place)
 
 
 def _draw_legend(figure: Any, bars: list[_Bar]) -> None:
     kinds, shades = {bar.kind for bar in bars}, {bar.shade for bar in bars}
-    patch = matplotlib_module().patches.Patch
     handles = [
-        patch(facecolor=colour, edgecolor=_EDGE, linewidth=0.4, label=kind)
+        patch(kind, facecolor=colour, edgecolor=EDGE)
         for kind, colour in _COLOURS.items()
         if kind in kinds
     ]
-    idle = {"facecolor": "white", "edgecolor": _IDLE, "hatch": "/////"}
-    handles.append(patch(label="idle", linewidth=0.4, **idle))
+    handles.append(patch("idle", **IDLE))
     if len(shades) > 1:
-        handles.append(patch(alpha=0, label="lighter: later layers"))
-    figure.legend(
-        handles=handles,
-        loc="outside lower center",
-        ncols=len(handles),
-        fontsize=8,
-        frameon=False,
-        handlelength=1.4,
-        columnspacing=1.4,
-    )
+        handles.append(patch("lighter: later layers", alpha=0))
+    draw_legend(figure, handles, len(handles), 8)

@@ -31,7 +31,7 @@ from hetjax.plans.even import even_plan
 from hetjax.plans.files import read_plan
 from hetjax.plans.plan import Plan
 from hetjax.plans.validation import validate_plan
-from hetjax.report.certified import certificate, found_plan
+from hetjax.report.prediction import certificate, found_plan
 from hetjax.stage.arrays import OptimizerInit
 from hetjax.training.config import RunConfig, option
 from hetjax.training.optimizer import optimizer

@@ -14,7 +14,7 @@ from hetjax.cluster.files import load_cluster
 from hetjax.elastic.driver import Driver
 from hetjax.errors import BadInput, Failed
 from hetjax.models.presets import MODEL_CONFIGS
-from hetjax.report.metrics import Metrics
+from hetjax.report.progress import Metrics
 from hetjax.training.placement import has_room
 from hetjax.training.presets import PRESETS
 from hetjax.training.run import run

@@ -27,7 +27,7 @@ from hetjax.profile import main
 from hetjax.profiling import measuring
 from hetjax.profiling.config import ProfileConfig
 from hetjax.profiling.layer_bench import Case
-from hetjax.report.measured import profile_table
+from hetjax.report.measured import MeasuredProfile
 from hetjax.simulate import main as simulate
 from hetjax.training.presets import PRESETS
 from tests.training.small import (
@@ -232,7 +232,8 @@ def test_a_layer_that_does_not_fit_is_left_out_and_told(
 
 
 def test_the_table_shows_milliseconds_and_links(tmp_path: Path, fake: type[FakeBench]):
-    lines = profile_table(measured(tmp_path)).splitlines()
+    table = MeasuredProfile(profile=measured(tmp_path), path=tmp_path)
+    lines = str(table).splitlines()
     assert lines[0].startswith("small: 16 tokens, float32, per program ")
     head = "device layer tensor sequences remat forward ms backward ms update ms"
     assert lines[1].split() == head.split()

@@ -18,17 +18,18 @@ from hetjax.planner.search.comparison import Planned
 from hetjax.planner.search.find import Found
 from hetjax.planner.search.idle import Idle
 from hetjax.plans.plan import Plan, Replica, Stage
-from hetjax.report.binding import binding, binding_line
+from hetjax.report.found import FoundPlan, bar_letters
 from hetjax.report.plan_html import shown_replicas
 from hetjax.report.plan_rows import (
     MemoryBar,
     baseline_rows,
+    binding,
+    binding_line,
     idle_lines,
     memory_bars,
     sentences,
     stage_rows,
 )
-from hetjax.report.plan_tables import bar_letters, plan_values, tables
 from hetjax.report.prediction import ms
 from hetjax.schedule.bound import LowerBound
 from hetjax.schedule.predicted import Predicted
@@ -167,7 +168,7 @@ def test_what_is_idle_and_where_a_plan_is_from_is_said():
     assert line.endswith("no plan with more of H20 was found that fits")
     assert list(idle_lines(told)) == ["all 3 devices are used"]
     assert "from a test in 0.5 s" in list(sentences(told))
-    assert plan_values(told)["lower_bound_s"] is None
+    assert FoundPlan(told).values()["lower_bound_s"] is None
 
 
 def test_baselines_without_a_plan_say_why_not():
@@ -178,7 +179,7 @@ def test_baselines_without_a_plan_say_why_not():
     ours, slow, none = baseline_rows(told)
     assert ours[0] == "hetjax" and slow[2] == "2.00x"
     assert none == ("none", "no plan", "", "", "", "device 'x' is full")
-    assert plan_values(told)["baselines"]["none"]["why"].endswith("of sand")
+    assert FoundPlan(told).values()["baselines"]["none"]["why"].endswith("of sand")
 
 
 PARTS = st.tuples(*(st.integers(0, 10**12) for _ in range(4)))
@@ -236,7 +237,7 @@ def test_large_plans_are_told_by_what_repeats():
     assert sum(len(bar.lanes) for bar in memory_bars(told)) == 70
     assert len(memory_bars(told)) <= 2
     assert shown_replicas(told) == [0, 1]
-    assert len(tables(told).splitlines()) < 20
+    assert len(str(FoundPlan(told)).splitlines()) < 20
 
 
 def test_what_was_found_without_the_plans_of_others_is_told_beside_what_came_of_them():

@@ -19,8 +19,7 @@ from hetjax.planner.model.objectives import Objective
 from hetjax.planner.model.request import Request
 from hetjax.planner.search.find import Found, Search
 from hetjax.plans.plan import LayerRange, Plan, Replica, Stage, StageMesh
-from hetjax.report import certified
-from hetjax.report.certified import bound_line
+from hetjax.report.prediction import bound_line, certificate, found_plan
 from hetjax.schedule.bound import ROUNDING, LowerBound
 from tests.planner.bound_mutants import FAULTS
 from tests.planner.whole_space import fastest_s, random_request, small_model
@@ -297,8 +296,8 @@ def test_a_search_that_finds_a_plan_below_its_bound_says_so(
     assert found.bound.is_false
     assert found.lower_bound_s is found.gap is None
     assert "internal error" in bound_line(found)
-    assert "internal error" in certified.certificate(found)
-    predicted = certified.found_plan(found).predicted
+    assert "internal error" in certificate(found)
+    predicted = found_plan(found).predicted
     assert predicted is not None and predicted.lower_bound_s is predicted.gap is None
 
 
