@@ -2,7 +2,7 @@
 """How a run ends that cannot go on, in words for people.
 
 Owns what is said of full disks, stores that fail and lost workers. Does not own
-`Failed` (`hetjax/errors.py`) nor runs that end as they should (`record.py`).
+`Failed` (`hetjax/errors.py`) nor runs that end as they should (`events.py`).
 """
 
 import errno

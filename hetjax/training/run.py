@@ -3,7 +3,7 @@
 
 Owns the order of set-up (all that the user may have got wrong comes before anything
 is written), resuming, and what stays open between two calls to train. Does not own the
-loop (`loop.py`), what is said and written (`record.py`), the command line
+loop (`loop.py`), what is said and written (`events.py`), the command line
 (`hetjax/cli/train.py`) nor the class for notebooks (`hetjax/api/trainer.py`).
 """
 
@@ -45,7 +45,7 @@ from hetjax.training.progress_state import (
     evaluated,
     read_progress,
 )
-from hetjax.training.record import (
+from hetjax.training.events import (
     DONE,
     begin,
     describe,
