@@ -24,8 +24,12 @@ from hetjax.errors import BadInput
 from hetjax.launch.on_ray import ray_cluster
 from hetjax.mesh.simulated import simulate_devices
 from hetjax.models.model import Model, tensor_sizes
-from hetjax.planner.model.costing import all_kinds, compute_dtype, known_degrees
-from hetjax.planner.model.memory_check import check_plan_fits
+from hetjax.planner.model.costing import (
+    all_kinds,
+    check_plan_fits,
+    compute_dtype,
+    known_degrees,
+)
 from hetjax.planner.model.request import Request
 from hetjax.plans.even import even_plan
 from hetjax.plans.files import read_plan

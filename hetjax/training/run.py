@@ -28,6 +28,15 @@ from hetjax.report.progress import Display, display
 from hetjax.training import rundir
 from hetjax.training.config import EvaluationConfig, RunConfig, check_config
 from hetjax.training.ending import clear_ends
+from hetjax.training.events import (
+    DONE,
+    begin,
+    describe,
+    event,
+    finish,
+    record_goodput,
+    record_recovery,
+)
 from hetjax.training.goodput import Spent
 from hetjax.training.journal import Journal, read_journal
 from hetjax.training.loop import Loop
@@ -44,15 +53,6 @@ from hetjax.training.progress_state import (
     check_reached,
     evaluated,
     read_progress,
-)
-from hetjax.training.events import (
-    DONE,
-    begin,
-    describe,
-    event,
-    finish,
-    record_goodput,
-    record_recovery,
 )
 from hetjax.training.rundir import Previous
 from hetjax.training.sampling import sample_text

@@ -15,8 +15,8 @@ import numpy as np
 from hetjax.costs.costs import Costs
 from hetjax.errors import NoFeasiblePlan
 from hetjax.models.model import tensor_sizes
+from hetjax.planner.bound.certificate import in_space
 from hetjax.planner.bound.restricted_master import most_sequences
-from hetjax.planner.bound.space import in_space
 from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.templates import Template, TemplateStage, column
 from hetjax.plans.plan import Plan

@@ -13,7 +13,7 @@ from hetjax.costs.measured.profile import Measurement, Profile
 from hetjax.costs.measured.profile_files import write_profile
 from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.models.presets import MODEL_CONFIGS
-from hetjax.planner.model.memory_check import known_memory_bytes
+from hetjax.planner.model.costing import known_memory_bytes
 from hetjax.plans.files import read_plan, write_plan
 from hetjax.train import main
 from hetjax.training.config import check_config

@@ -14,7 +14,7 @@ from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.planner.baselines.autohet import autohet
 from hetjax.planner.baselines.hapt import hapt
 from hetjax.planner.baselines.megatron import megatron
-from hetjax.planner.baselines.ranking import no_plan
+from hetjax.planner.baselines.stage_costs import no_plan
 from hetjax.planner.baselines.uniform_search import uniform_search
 from hetjax.planner.baselines.varuna import varuna
 from hetjax.planner.baselines.whale import whale

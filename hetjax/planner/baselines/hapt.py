@@ -21,12 +21,18 @@ import numpy as np
 
 from hetjax.planner.baselines.hapt_program import (
     Cheapest,
+    SubCluster,
+    Submesh,
+    Task,
     cheapest_pipeline,
     least_slowest_s,
 )
-from hetjax.planner.baselines.hapt_task import SubCluster, Submesh, Task
-from hetjax.planner.baselines.ranking import Candidate, best_first
-from hetjax.planner.baselines.stage_costs import StageCosts, stage_costs
+from hetjax.planner.baselines.stage_costs import (
+    Candidate,
+    StageCosts,
+    best_first,
+    stage_costs,
+)
 from hetjax.planner.model.problem import Floats, Ints
 from hetjax.planner.model.request import Request
 from hetjax.planner.model.seating import UnplacedReplica, place

@@ -19,7 +19,6 @@ from itertools import product
 
 import numpy as np
 
-from hetjax.planner.baselines.ranking import Candidate, best_first
 from hetjax.planner.baselines.ranks import (
     Seating,
     StageSlot,
@@ -32,7 +31,9 @@ from hetjax.planner.baselines.ranks import (
     seats,
 )
 from hetjax.planner.baselines.stage_costs import (
+    Candidate,
     StageCosts,
+    best_first,
     closed_s,
     in_memory,
     stage_costs,

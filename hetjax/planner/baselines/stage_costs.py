@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stages and pipelines cost the baselines: the costs that our planner searches by.
+"""What the baselines share: costs of stages and pipelines, and the best plans by them.
 
-Owns the look-up of options and the usual closed form for many pipelines at once, sum
-of all stages and hops there and back plus m - 1 times the slowest. Does not own the
-costs (`model/terms.py`), nor the forms that two of the papers have of their own.
+Owns the look-up of options, the usual closed form for many pipelines at once (sum of
+all stages and hops there and back plus m - 1 times the slowest), how many plans a
+baseline gives and what is said where it has none. Does not own the costs
+(`model/terms.py`), nor the forms that two of the papers have of their own.
 
 Letters of array names: as in `model/problem.py`, and Q pipelines, S stages, J the S + 1
 bounds of their layer ranges, R remats.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -17,11 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetjax.cluster.catalogue import DeviceSpec, device_spec
+from hetjax.errors import NoFeasiblePlan
+from hetjax.planner.model.deadline import check_deadline
 from hetjax.planner.model.problem import Floats, Ints, Option, Problem
 from hetjax.planner.model.request import Request
 from hetjax.planner.model.templates import shown_s
 from hetjax.planner.model.terms import search_problem
-from hetjax.plans.plan import Remat
+from hetjax.plans.plan import Plan, Remat
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -158,3 +162,56 @@ def shared_out(total: int, weights: Sequence[float]) -> list[int]:
         else:
             counts[np.where(counts > 1, owed, np.inf).argmin()] -= 1
     return counts.tolist()
+
+
+MOST_PLANS = 16  # enough to try a few that turn out to be within memory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """A plan that is made when it is wanted, None if it has no place after all."""
+
+    step_s: float
+    plan: Callable[[], Plan | None]
+
+
+def best_first(
+    name: str, request: Request, candidates: Iterable[Candidate]
+) -> list[Plan]:
+    """Return the best distinct plans. NoFeasiblePlan if there is none."""
+    found: list[Plan] = []
+    possible = filter(_is_possible, candidates)
+    for candidate in sorted(possible, key=lambda c: c.step_s):
+        check_deadline()
+        plan = candidate.plan()
+        if plan is not None and plan not in found:
+            found.append(plan)
+        if len(found) == MOST_PLANS:
+            break
+    if not found:
+        raise no_plan(name, request)
+    return found
+
+
+def _is_possible(candidate: Candidate) -> bool:
+    check_deadline()
+    return math.isfinite(candidate.step_s)
+
+
+def no_plan(name: str, request: Request) -> NoFeasiblePlan:
+    """Return the error that says what binds."""
+    batch, sizes = request.global_batch, request.microbatch_sizes
+    if all(batch % size for size in sizes):
+        return NoFeasiblePlan(
+            got=f"{name}: no microbatch size of {', '.join(map(str, sizes))} divides "
+            f"global_batch = {batch}",
+            allowed="a microbatch size that divides the global batch",
+            fix="give --microbatch-sizes 1, or another --global-batch",
+        )
+    return NoFeasiblePlan(
+        got=f"{name}: no layout of {request.model.name!r} on the cluster's "
+        f"{request.cluster.num_devices} devices keeps within memory",
+        allowed="weights, optimizer state and microbatches in flight within the memory "
+        "of every device",
+        fix="allow remat full, microbatch size 1 and all tensor degrees, or add nodes",
+    )

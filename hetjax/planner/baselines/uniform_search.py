@@ -20,10 +20,11 @@ from itertools import pairwise, permutations
 
 import numpy as np
 
-from hetjax.planner.baselines.ranking import Candidate, best_first
 from hetjax.planner.baselines.stage_costs import (
+    Candidate,
     StageCosts,
     after_s,
+    best_first,
     closed_s,
     stage_costs,
 )

@@ -16,7 +16,6 @@ from functools import partial
 import numpy as np
 
 from hetjax.errors import NoFeasiblePlan
-from hetjax.planner.baselines.ranking import Candidate, best_first
 from hetjax.planner.baselines.ranks import (
     Seating,
     StageSlot,
@@ -28,7 +27,9 @@ from hetjax.planner.baselines.ranks import (
     seats,
 )
 from hetjax.planner.baselines.stage_costs import (
+    Candidate,
     StageCosts,
+    best_first,
     closed_s,
     in_memory,
     stage_costs,

@@ -21,7 +21,6 @@ from itertools import product
 import numpy as np
 
 from hetjax.costs.graph.flops import forward_flops
-from hetjax.planner.baselines.ranking import Candidate, best_first
 from hetjax.planner.baselines.ranks import (
     Seating,
     StageSlot,
@@ -35,7 +34,9 @@ from hetjax.planner.baselines.ranks import (
     seats,
 )
 from hetjax.planner.baselines.stage_costs import (
+    Candidate,
     StageCosts,
+    best_first,
     closed_s,
     in_memory,
     shared_out,

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The certificate of a search: no plan of the request's space simulates faster.
 
-Owns that a bound is held against every plan that the search simulated, and that one
-which some plan contradicts is told as an error. Does not own how bounds are proved
-(`column_generation.py`) nor the space (`space.py`).
+Owns who is in the space, that a bound is held against every plan that the search
+simulated, and that one which some plan contradicts is told as an error. Does not own
+how bounds are proved (`column_generation.py`), nor whether a plan is valid
+(`plans/validation.py`) and fits into memory (`model/evaluator.py`).
 """
 
 import math
@@ -11,11 +12,43 @@ from collections.abc import Iterable
 
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.bound.column_generation import lower_bound
-from hetjax.planner.bound.space import in_space
 from hetjax.planner.model.request import Request
 from hetjax.planner.model.terms import bound_problem
+from hetjax.plans.plan import Plan, Replica, Stage
+from hetjax.plans.schedules import SCHEDULES
 from hetjax.schedule.bound import LowerBound
 from hetjax.schedule.predicted import Predicted
+
+
+def in_space(request: Request, plan: Plan) -> bool:
+    """Say whether a valid plan is one of those that the bound is about.
+
+    It does the request's batch, under any of the schedules, with what the request
+    leaves open: tensor and data degrees, remat choices and microbatch sizes. Stages and
+    replicas may differ in all of them, and lie on any devices of a node in any order.
+    """
+    return (
+        not SCHEDULES[plan.schedule].shares
+        and not plan.programs
+        and plan.seq_len == request.seq_len
+        and plan.global_batch == request.global_batch
+        and all(_is_open(request, replica) for replica in plan.replicas)
+    )
+
+
+def _is_open(request: Request, replica: Replica) -> bool:
+    return replica.microbatch_size in request.microbatch_sizes and all(
+        _is_option(request, stage) for stage in replica.stages
+    )
+
+
+def _is_option(request: Request, stage: Stage) -> bool:
+    return (
+        stage.remat in request.remats
+        and stage.mesh.tensor in request.degrees
+        and stage.mesh.data in request.data_degrees
+    )
+
 
 _WHAT = "a plan of the search"
 _LARGE = 128  # devices: bounds of larger clusters are not brought so close

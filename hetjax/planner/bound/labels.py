@@ -1,16 +1,115 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DP labels: partial pipelines, and which of them others dominate.
+"""What the dynamic program tells apart: microbatch intervals, and DP labels in them.
 
-Owns what is known of a partial pipeline, and dominance. Does not own how they grow
-(`partial_pipelines.py`).
+Owns how pipelines are divided to be priced together, as if all of an interval were as
+good as the best: by microbatch size and count, and in the closed form, whose time is a
+fill and then the slowest stage's time for every microbatch, by the latter. Owns what is
+known of a partial pipeline, and dominance. Does not own what an interval's pipelines
+cost at least (`completion.py`) nor how labels grow (`partial_pipelines.py`).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from math import inf
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hetjax.planner.model.problem import Floats, Ints
+from hetjax.planner.model.problem import Floats, Ints, Problem
+from hetjax.planner.model.templates import Form
+
+_PARTS = 4
+_NARROWEST = 1e-6  # relative: as far as times of slowest stages are told apart
+
+
+class Interval(NamedTuple):
+    """Microbatch counts `lo` to `hi` at one microbatch size (by index).
+
+    The slowest stage or link takes `least_s` to `most_s` for each microbatch.
+    """
+
+    b: int
+    lo: int
+    hi: int
+    least_s: float = 0.0
+    most_s: float = inf
+
+
+def initial_intervals(
+    p: Problem, form: Form, most_B: Ints, left_s_B: Floats, work_s_B: Floats
+) -> Iterator[Interval]:
+    """Yield intervals that hold all pipelines of at most so many microbatches.
+
+    In the closed form every count has its own, as long as memory may not hold as many
+    in flight as the pipeline is deep. Microbatches after the first have `left_s_B`, at
+    most; count times the slowest stage's time is `work_s_B`, at least.
+    """
+    slowest_s_B = p.layer_s_BOL.min(axis=1).max(axis=1)
+    if p.one_replica:
+        yield from _of_all(p, form, most_B, left_s_B, slowest_s_B)
+        return
+    for b, most in enumerate(most_B):
+        if form == "prefix" and most:
+            yield Interval(b, 1, int(most))
+        if form == "closed" and most:
+            yield Interval(b, 1, 1)
+            many = max(p.max_launch_ahead, 2)
+            for lo in range(2, min(many, int(most)) + 1):
+                hi = int(most) if lo == many else lo
+                least_s = max(float(slowest_s_B[b]), float(work_s_B[b]) / hi)
+                most_s = float(left_s_B[b]) / (lo - 1)
+                if least_s <= most_s:
+                    yield Interval(b, lo, hi, least_s, most_s)
+
+
+def _of_all(
+    p: Problem, form: Form, most_B: Ints, left_s_B: Floats, slowest_s_B: Floats
+) -> Iterator[Interval]:
+    """Yield intervals of pipelines that do the whole global batch."""
+    for b, size in enumerate(p.microbatch_sizes):
+        count, rest = divmod(p.global_batch, size)
+        if rest or count > most_B[b]:
+            continue
+        if form == "prefix" or count == 1:
+            yield Interval(b, count, count)
+            continue
+        least_s, most_s = float(slowest_s_B[b]), float(left_s_B[b]) / (count - 1)
+        if least_s <= most_s:
+            yield Interval(b, count, count, least_s, most_s)
+
+
+def refined(interval: Interval, form: Form, ratio: float) -> Iterator[Interval]:
+    """Cut an interval into some that are about `ratio` wide."""
+    if form == "prefix":
+        lo = interval.lo
+        while lo <= interval.hi:
+            hi = min(max(lo, int(lo * (1 + ratio))), interval.hi)
+            yield interval._replace(lo=lo, hi=hi)
+            lo = hi + 1
+    elif interval.most_s == inf:
+        yield interval
+    else:
+        least_s = interval.least_s
+        while least_s * (1 + ratio) < interval.most_s:
+            most_s = least_s * (1 + ratio)
+            yield interval._replace(least_s=least_s, most_s=most_s)
+            least_s = most_s
+        yield interval._replace(least_s=least_s)
+
+
+def halved(interval: Interval, form: Form) -> list[Interval]:
+    """Cut an interval in parts; none if there is nothing more to tell."""
+    if form == "prefix":
+        middle = (interval.lo + interval.hi) // 2
+        parts = [interval._replace(hi=middle), interval._replace(lo=middle + 1)]
+        return parts if interval.lo < interval.hi else []
+    if interval.most_s <= interval.least_s * (1 + _NARROWEST) or interval.most_s == inf:
+        return []
+    return list(
+        refined(interval, form, (interval.most_s / interval.least_s - 1) / _PARTS)
+    )
+
 
 _NEIGHBOURS = (4, 16)  # that a label is held against: first few, then more of the rest
 

@@ -6,7 +6,7 @@ its memory, follows from the stages after it. A label is a partial pipeline, the
 stages of one, with the kind of stage before them already chosen; dominated labels are
 dropped. Time is counted for the lowest microbatch count of a label's interval,
 sequences for the highest: no pipeline that reaches the threshold is dropped, unless
-only some labels may be kept. Does not own intervals (`intervals.py`), completion bounds
+only some labels may be kept. Does not own intervals (`labels.py`), completion bounds
 (`completion.py`), dominance (`labels.py`), nor what is made of what is found
 (`pricing.py`).
 """
@@ -23,8 +23,7 @@ from hetjax.planner.bound.completion import (
     least_cost,
     longest_stages,
 )
-from hetjax.planner.bound.intervals import Interval
-from hetjax.planner.bound.labels import Labels, joined, undominated
+from hetjax.planner.bound.labels import Interval, Labels, joined, undominated
 from hetjax.planner.model.deadline import check_deadline
 from hetjax.planner.model.problem import Floats, Ints, Problem
 from hetjax.planner.model.templates import (

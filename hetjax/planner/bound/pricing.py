@@ -18,8 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetjax.planner.bound.completion import least_work, slack_at
-from hetjax.planner.bound.intervals import halved, initial_intervals, refined
-from hetjax.planner.bound.labels import Labels
+from hetjax.planner.bound.labels import Labels, halved, initial_intervals, refined
 from hetjax.planner.bound.partial_pipelines import (
     PricingProgram,
     bound_ratios,

@@ -1,22 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a plan's times come from, and which cannot be simulated.
+"""What is known of a plan's costs before it is simulated: times, data type, memory.
 
-Owns what is said of both, and what is computed in. Does not own the costs (`costs/`).
+Owns what is said of where times come from, which of them cannot be simulated, and
+whether a plan that somebody else made fits into memory that is known. Does not own the
+costs (`costs/`) nor what a plan needs (`schedule/simulation/memory.py`).
 """
 
+import math
 from pathlib import Path
 
-from hetjax.cluster.catalogue import canonical_name
-from hetjax.cluster.cluster import Cluster
+from hetjax.cluster.catalogue import canonical_name, catalogue
+from hetjax.cluster.cluster import Cluster, Node
 from hetjax.costs.costs import Costs
 from hetjax.costs.measured.profile import Profile
 from hetjax.costs.measured.profiled import has_halves
 from hetjax.costs.plan_costs import device_kinds
+from hetjax.costs.stage_memory import stage_memory
 from hetjax.errors import BadInput
+from hetjax.models.model import Model
 from hetjax.plans.plan import Plan
 from hetjax.schedule.launch_ahead import hop_s
 from hetjax.schedule.programs.action import Op, Programs, Tied
 from hetjax.schedule.programs.lower import lower
+from hetjax.schedule.simulation.memory import check_memory, memory_uses
+from hetjax.stage.arrays import OptimizerInit
+from hetjax.stage.partition import tied_holders
 
 LEAST_S, MOST_S = 1e-12, 1e12  # outside, sums would be 0 or infinite
 
@@ -126,3 +134,36 @@ def _check_s(seconds: float, what: str, least_s: float = 0.0) -> None:
             allowed=f"{least_s:g} to {MOST_S:g} s",
             fix="correct the times in the profile, or the figures in the cluster file",
         )
+
+
+def check_plan_fits(
+    plan: Plan, model: Model, cluster: Cluster, *, dtype: str, optimizer: OptimizerInit
+) -> None:
+    """Raise NoFeasiblePlan if a device of known memory has less than the plan needs."""
+    nodes = {node.name: node for node in cluster.nodes}
+    has_bytes = {
+        (r, s): known_memory_bytes(nodes[stage.node]) for r, s, stage in plan.stages()
+    }
+    if not any(map(math.isfinite, has_bytes.values())):
+        return
+    programs = lower(plan, tied_holders(plan, model))
+    splits = any(a.op is Op.I for program in programs.values() for a in program)
+    needs = {
+        (r, s): stage_memory(
+            plan, model, (r, s), dtype=dtype, optimizer=optimizer, halves=splits
+        )
+        for r, s, _ in plan.stages()
+    }
+    costs = Costs(times={}, memory=needs, memory_bytes=has_bytes)
+    check_memory(memory_uses(programs, plan, costs), plan, costs)
+
+
+def known_memory_bytes(node: Node) -> float:
+    """Return what each device of the node has, infinity if nobody tells.
+
+    The catalogue's figure for "cpu" is for comparing plans, not a limit.
+    """
+    if node.memory_gib is not None:
+        return node.memory_gib * 2**30
+    spec = catalogue().get(canonical_name(node.device))
+    return spec.memory_gib * 2**30 if spec and spec.name != "cpu" else math.inf

@@ -2,16 +2,60 @@
 """Where to cut the layers of one pipeline into its stages.
 
 Owns three ways, all exact: the same number of blocks in every stage; the least load of
-the most loaded stage; the least closed form. Does not own what a stage's load is, nor
-which stages there are.
+the most loaded stage; the least closed form, by a search over limits on the slowest
+stage as in Alpa's and HARP's t_max (arXiv 2509.24859). Does not own what a stage's load
+is, nor which stages there are.
 
 Letters of array names: S stages, I and J first layer and end of a range.
 """
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
 import numpy as np
 
 from hetjax.planner.model.problem import Floats
-from hetjax.planner.model.slowest import best_limit
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limited(Generic[T]):
+    """The best solution, and its fill plus weight times its limit, in seconds."""
+
+    total_s: float
+    solution: T
+
+
+def best_limit(
+    limits: Sequence[float], fill: Callable[[float], tuple[float, T]], weight: float
+) -> Limited[T]:
+    """Return the exact best over ascending limits, few of which are tried.
+
+    `fill` gives (seconds, solution) within a limit, and there must be one within each;
+    the seconds must not rise with the limit.
+    """
+    last = len(limits) - 1
+    tried = {n: fill(limits[n]) for n in {0, last}}
+    spans = [(0, last)]
+
+    def total_s(n: int) -> float:
+        return tried[n][0] + weight * limits[n]
+
+    best = min(tried, key=total_s)
+    while spans:
+        before, after = spans.pop()
+        # between them, none fills faster than the higher or repeats as the lower
+        least_s = tried[after][0] + weight * limits[min(before + 1, last)]
+        if after - before < 2 or least_s >= total_s(best):
+            continue
+        middle = (before + after) // 2
+        tried[middle] = fill(limits[middle])
+        best = min(best, middle, key=total_s)
+        spans += [(middle, after), (before, middle)]
+    return Limited(total_s=total_s(best), solution=tried[best][1])
+
 
 StageCuts = tuple[int, ...]  # bounds of the stages' ranges: 0, ..., number of layers
 

@@ -9,8 +9,8 @@ whole pipeline costs (`templates.py`).
 Letters of array names: B microbatch sizes, O options, K kinds of layers, L layers,
 I and J first layer and end of a range (0 to L), U different ranges, A what comes after
 the pipeline, C device classes, R limits on devices: of each class, then of fragments.
-M meshes, F microbatches held (`meshes.py`), G groups of meshes. In OO the option of the
-earlier stage comes first.
+M meshes, F microbatches held (`options.py`), G groups of meshes. In OO the option of
+the earlier stage comes first.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,8 +21,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hetjax.planner.model.fragments import fragment_limits
-from hetjax.planner.model.meshes import Meshes, merged
+from hetjax.planner.model.options import Meshes, fragment_limits, merged
 from hetjax.plans.plan import Remat
 
 Floats = NDArray[np.float64]

@@ -1,26 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """All that one planning command finds out: the plan, and what it is held against.
 
-Owns which searches a command makes and what it remembers of them. Does not own the
-searches (`find.py` and others), options (`cli/`) nor what is shown (`report/`).
+Owns which searches a command makes and what it remembers of them: by other planners, by
+other wishes, with a node more or fewer. Does not own the searches (`find.py` and
+others), options (`cli/`) nor what is shown (`report/`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args
 
+from hetjax.cluster.cluster import Cluster, part_of
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.baselines.by_name import BASELINES, compared
 from hetjax.planner.bound.certificate import held
 from hetjax.planner.model.costing import times_from
-from hetjax.planner.model.deadline import TimeUp, deadline, left_s
-from hetjax.planner.model.objectives import Objective
-from hetjax.planner.model.request import Request, check_request
-from hetjax.planner.search.find import LOCAL_SEARCH_S, Found, Search
+from hetjax.planner.model.deadline import TimeUp, check_deadline, deadline, left_s
+from hetjax.planner.model.objectives import Objective, Wish
+from hetjax.planner.model.request import NodeClass, Request, check_request
+from hetjax.planner.search.find import LOCAL_SEARCH_S, Found, Search, TellProgress
 from hetjax.planner.search.idle import Idle, try_idle, why_idle
-from hetjax.planner.search.incumbents import TellProgress
-from hetjax.planner.search.pareto import WhatIf, every_wish, what_if, what_if_names
 from hetjax.planner.search.replan import Replanned, replan
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
@@ -28,6 +29,15 @@ from hetjax.schedule.predicted import Predicted
 MOST_COMPARED = 64  # devices of a cluster that baselines are compared on unasked
 
 Evaluated = Mapping[str, Predicted | NoFeasiblePlan]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WhatIf:
+    """Another cluster and the best step on it; None where nothing fits."""
+
+    name: str
+    step_time_s: float | None
+    tokens_per_s: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,24 +95,30 @@ def planned(
     """
     check_request(request)
     names = _baselines(request, questions)
+    clusters = list(_clusters(request)) if questions.what_if else []
     wished = every_wish(objective) if questions.pareto else (objective,)
     search = Search(request, wished, progress)
     with deadline(left_s() / (1 + bool(names) + questions.what_if)):
         alone = _alone(search, objective, local_search_s)
     with deadline(left_s() / (bool(names) + questions.what_if or 1)):
         others = _compared(request, names, progress)
-        search.start_from(_plans_of(others), local_search_s)
+        better = {n: p.plan for n, p in others.items() if isinstance(p, Predicted)}
+        search.start_from(better, local_search_s)
         if isinstance(alone, NoFeasiblePlan):
             if not search.incumbents.best:
                 raise alone
             search.prove()
     try_idle(search, objective)
     found = _wished(search, objective)
-    moved = _moved(request, objective, questions, found)
-    if moved is not None:
+    moved = None
+    if questions.current is not None:
+        current, ours = questions.current, {found.source: found.best.plan}
+        moved = replan(request, current, questions.horizon_s, objective, others=ours)
         bound = held(found.bound, request, [moved.best])
         found = replace(found, best=moved.best, source=moved.source, bound=bound)
-    cases = tuple(what_if(request, progress)) if questions.what_if else ()
+    cases = tuple(_what_if(request, clusters, progress))
+    answered = {*others, *(case.name for case in cases)}
+    asked = (*names, *(name for name, _ in clusters))
     return Planned(
         request=request,
         objective=objective,
@@ -113,7 +129,7 @@ def planned(
         baselines=others if names else None,
         pareto=search.found() if questions.pareto else (),
         what_if=cases,
-        left_out=_left_out(request, names, others, questions, cases),
+        left_out=tuple(name for name in asked if name not in answered),
     )
 
 
@@ -144,30 +160,6 @@ def _compared(
     return others
 
 
-def _plans_of(others: Evaluated) -> dict[str, Plan]:
-    """What other planners found, for the search to go on from."""
-    return {
-        name: judged.plan
-        for name, judged in others.items()
-        if not isinstance(judged, NoFeasiblePlan)
-    }
-
-
-def _moved(
-    request: Request, objective: Objective, questions: Questions, found: Found
-) -> Replanned | None:
-    """What to move to from the plan that runs now, if there is one."""
-    if questions.current is None:
-        return None
-    return replan(
-        request,
-        questions.current,
-        questions.horizon_s,
-        objective,
-        others={found.source: found.best.plan},
-    )
-
-
 def _with_times_from(found: Found, profile_path: Path | None) -> Found:
     request, best = found.request, found.best
     told = times_from(
@@ -181,20 +173,63 @@ def _with_times_from(found: Found, profile_path: Path | None) -> Found:
     return replace(found, best=replace(best, times_from=told))
 
 
-def _left_out(
-    request: Request,
-    names: Sequence[str],
-    others: Evaluated,
-    questions: Questions,
-    cases: Sequence[WhatIf],
-) -> tuple[str, ...]:
-    """The names of what was asked and not answered."""
-    asked = what_if_names(request) if questions.what_if else []
-    answered = {*others, *(case.name for case in cases)}
-    return tuple(name for name in (*names, *asked) if name not in answered)
-
-
 def _baselines(request: Request, questions: Questions) -> Sequence[str]:
     if questions.baselines is not None:
         return questions.baselines
     return tuple(BASELINES) if request.cluster.num_devices <= MOST_COMPARED else ()
+
+
+def every_wish(objective: Objective) -> tuple[Objective, ...]:
+    """Return an objective for every wish, within the same limits."""
+    return tuple(replace(objective, wish=wish) for wish in get_args(Wish))
+
+
+def _what_if(
+    request: Request, clusters: Sequence[tuple[str, Cluster]], progress: TellProgress
+) -> Iterator[WhatIf]:
+    """The best step on each cluster, without local search: read the figures against the
+    first one. Fewer of them where the time is up (`model/deadline.py`)."""
+    for n, (name, cluster) in enumerate(clusters):
+
+        def told(line: str, name: str = name) -> None:
+            progress(f"{name}: {line}")
+
+        try:
+            with deadline(left_s() / (len(clusters) - n)):
+                check_deadline()
+                search = Search(replace(request, cluster=cluster), [Objective()], told)
+                search.propose()
+                best = search.found()[0].best
+                step_s, tokens_per_s = best.simulation.step_time_s, best.tokens_per_s
+        except NoFeasiblePlan:
+            step_s, tokens_per_s = None, None
+        except TimeUp:
+            return
+        yield WhatIf(name=name, step_time_s=step_s, tokens_per_s=tokens_per_s)
+
+
+def _clusters(request: Request) -> Iterator[tuple[str, Cluster]]:
+    yield "as it is", request.cluster
+    for nodes in request.classes:
+        yield f"one more {nodes.name} node", _one_more(request.cluster, nodes)
+    for nodes in request.classes:
+        gone = nodes.nodes[-1].name
+        left = [n.name for n in request.cluster.nodes if n.name != gone]
+        if left:
+            yield f"one {nodes.name} node fewer", part_of(request.cluster, left)
+
+
+def _one_more(cluster: Cluster, nodes: NodeClass) -> Cluster:
+    """The cluster with a node that has the links of the last one of its class."""
+    twin = nodes.nodes[-1]
+    node = replace(twin, name=f"{twin.name}-more")
+    names = {twin.name: node.name}
+    links = [
+        replace(link, between=(names.get(a, a), names.get(b, b)))
+        for link in cluster.links
+        for a, b in [link.between]
+        if twin.name in (a, b)
+    ]
+    return replace(
+        cluster, nodes=(*cluster.nodes, node), links=(*cluster.links, *links)
+    )

@@ -1,28 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finding the best plan: templates and copies, places, then the simulator's word.
 
-Owns the order of the search, what is told of it, and what there is when it is ended
-early. Does not own templates, copies and bounds (`price_and_branch.py`), places
-(`model/seating.py`), moves (`local_search.py`), their evaluation (`model/evaluator.py`)
-nor the deadline (`model/deadline.py`).
+Owns the order of the search, what is told of it, and that it can end at any time with
+something in hand: once there is a plan, the limit (`model/deadline.py`) is looked at
+before the next. Does not own templates, copies and bounds (`price_and_branch.py`),
+places (`model/seating.py`), moves (`local_search.py`), their evaluation
+(`model/evaluator.py`) nor what is better (`model/objectives.py`).
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, product
 
 from hetjax.errors import BadInput
 from hetjax.models.model import tensor_sizes
 from hetjax.planner.baselines.equal_shares import equal_share_plans
-from hetjax.planner.bound.certificate import certified_bound, held
-from hetjax.planner.bound.space import in_space
-from hetjax.planner.model.deadline import TimeUp, deadline, left_s
+from hetjax.planner.bound.certificate import certified_bound, held, in_space
+from hetjax.planner.model.deadline import TimeUp, check_deadline, deadline, left_s
 from hetjax.planner.model.evaluator import PlanEvaluator
-from hetjax.planner.model.objectives import Objective, wants_fewer
+from hetjax.planner.model.objectives import Objective, score, wants_fewer, within
 from hetjax.planner.model.request import Request, check_request
-from hetjax.planner.search.incumbents import Incumbents, TellProgress
 from hetjax.planner.search.infeasible import adds_up, why_infeasible
 from hetjax.planner.search.local_search import Choices, local_search
 from hetjax.planner.search.proposals import (
@@ -36,6 +35,69 @@ from hetjax.plans.even import even_plan
 from hetjax.plans.plan import Plan
 from hetjax.schedule.bound import LowerBound
 from hetjax.schedule.predicted import Predicted
+
+TellProgress = Callable[[str], None]  # told what is being done, a line at a time
+_WORTH_TELLING = 0.99  # of the step that was told last
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Incumbent:
+    """A plan as simulated, and which part of the search gave it."""
+
+    predicted: Predicted
+    source: str
+
+
+@dataclass(kw_only=True, eq=False)
+class Incumbents:
+    """The best plan so far by each objective; all of them keep to the same limits."""
+
+    evaluate: PlanEvaluator
+    objectives: Sequence[Objective]
+    progress: TellProgress
+    best: dict[Objective, Incumbent] = field(default_factory=dict)
+    told_s: float = float("inf")
+
+    def offer(self, plan: Plan, source: str) -> Predicted | None:
+        """Simulate the plan, and keep it if it is the best by some objective.
+
+        None if it is over memory or a limit of the objectives. TimeUp before it is
+        simulated, unless there is none to keep in its place.
+        """
+        if self.best:
+            check_deadline()
+        return self.take(plan, source)
+
+    def take(self, plan: Plan, source: str) -> Predicted | None:
+        """Do the same however late it is."""
+        found = self.evaluate(plan)
+        if found is None or not within(found, self.objectives[0]):
+            return None
+        for objective in self.objectives:
+            best = self.best.get(objective)
+            if best is None or self.score(found, objective) < self.score(
+                best.predicted, objective
+            ):
+                self.best[objective] = Incumbent(predicted=found, source=source)
+        self._tell()
+        return found
+
+    def score(self, found: Predicted, objective: Objective) -> float:
+        return score(found, self.evaluate.request.cluster, objective)
+
+    def simulated(self) -> Iterator[Predicted]:
+        """Yield all plans that were simulated."""
+        return (found for found in self.evaluate.seen.values() if found is not None)
+
+    def _tell(self) -> None:
+        """Say how far things are, where there is something new to say."""
+        step_s = self.best[self.objectives[0]].predicted.simulation.step_time_s
+        if step_s < self.told_s * _WORTH_TELLING or step_s > self.told_s:
+            self.told_s = step_s
+            self.progress(
+                f"best so far {step_s * 1e3:.4g} ms, of {len(self.evaluate.seen)} plans"
+            )
+
 
 LOCAL_SEARCH_S = 5.0
 _MOST_WORK = 30_000  # of all plans that are simulated before local search
@@ -52,8 +114,8 @@ class Found:
 
     `model_time_s` is the least by the planner's own estimate, `model_bound_s` the bound
     by the same estimate: both before anything is placed and simulated. `bound` is
-    certified, where one is known: no plan of the request's space (`bound/space.py`)
-    simulates faster under the modelled costs, and none that this search simulated did.
+    certified, where one is known: no plan of the request's space simulates faster under
+    the modelled costs (`bound/certificate.py`), and none that was simulated did.
     """
 
     request: Request

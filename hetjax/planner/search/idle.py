@@ -15,8 +15,7 @@ from hetjax.planner.model.objectives import Objective, score, within
 from hetjax.planner.model.request import Request
 from hetjax.planner.model.seating import idle_devices
 from hetjax.planner.search.find import Found, Search
-from hetjax.planner.search.local_search import local_search
-from hetjax.planner.search.moves import alike, onto_idle
+from hetjax.planner.search.local_search import alike, local_search, onto_idle
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
 

@@ -1,27 +1,247 @@
 # SPDX-License-Identifier: Apache-2.0
 """Local search from a plan on real nodes, by what the simulator says.
 
-Owns that the first move that helps is taken, and their order: small ones on what is
-slowest come first. Does not own the moves (`moves.py`), what is better
-(`model/objectives.py`) nor what a plan takes (`model/evaluator.py`).
+Owns the moves one by one, replicas that are cut alike moving together, so that segments
+stay long; and that the first move that helps is taken, in an order with small ones on
+what is slowest first. Does not own what is better (`model/objectives.py`) nor what a
+plan takes (`model/evaluator.py`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import combinations
 
 from hetjax.planner.model.deadline import is_over
-from hetjax.planner.search.moves import (
-    alike,
-    merged,
-    more_evenly,
-    onto_idle,
-    shifted,
-    swapped,
-    with_other_remat,
-    with_other_size,
-)
-from hetjax.plans.plan import Plan, Remat
+from hetjax.planner.model.seating import Seat
+from hetjax.plans.plan import LayerRange, Plan, Remat, Replica, Stage
+from hetjax.schedule.launch_ahead import microbatch_s
 from hetjax.schedule.predicted import Predicted
+
+_SHARES = (0.5, 0.25, 0.75)  # of a stage's layers, for the stage that is cut off
+
+
+def alike(plan: Plan, class_of: Mapping[str, str]) -> list[list[int]]:
+    """Replicas by how they are cut and meshed, over devices of which classes."""
+    found: dict[tuple[object, ...], list[int]] = {}
+    for r, replica in enumerate(plan.replicas):
+        cut = tuple(
+            (s.layers, s.mesh, s.remat, class_of[s.node]) for s in replica.stages
+        )
+        found.setdefault((replica.microbatch_size, cut), []).append(r)
+    return list(found.values())
+
+
+def more_evenly(
+    predicted: Predicted, plan: Plan, groups: Sequence[Sequence[int]]
+) -> Iterator[Plan]:
+    """One microbatch less for the replica that ends last, one more for another."""
+    ends_s = _ends_s(predicted)
+    lasts = [max(group, key=ends_s.__getitem__) for group in groups]
+    firsts = [min(group, key=ends_s.__getitem__) for group in groups]
+    for source in sorted(lasts, key=ends_s.__getitem__, reverse=True):
+        for target in sorted(firsts, key=ends_s.__getitem__):
+            moved = _one_moved(plan.replicas[source], plan.replicas[target])
+            if source != target and moved:
+                yield _with(plan, {source: moved[0], target: moved[1]})
+
+
+def _ends_s(predicted: Predicted) -> list[float]:
+    """What the slowest stage of each replica computes in a step."""
+    plan, costs = predicted.plan, predicted.costs
+    return [
+        replica.num_microbatches
+        * max(microbatch_s(plan, costs, (r, s)) for s in range(len(replica.stages)))
+        for r, replica in enumerate(plan.replicas)
+    ]
+
+
+def _one_moved(source: Replica, target: Replica) -> tuple[Replica, Replica] | None:
+    """As few sequences moved as both microbatch sizes allow."""
+    least = max(source.microbatch_size, target.microbatch_size)
+    if least % source.microbatch_size or least % target.microbatch_size:
+        return None
+    fewer, more = least // source.microbatch_size, least // target.microbatch_size
+    if source.num_microbatches <= fewer:
+        return None
+    return (
+        replace(source, num_microbatches=source.num_microbatches - fewer),
+        replace(target, num_microbatches=target.num_microbatches + more),
+    )
+
+
+def shifted(predicted: Predicted, plan: Plan, group: Sequence[int]) -> Iterator[Plan]:
+    """A layer over a boundary, away from slow stages first."""
+    stages = plan.replicas[group[0]].stages
+    seconds = [
+        microbatch_s(predicted.plan, predicted.costs, (group[0], s))
+        for s in range(len(stages))
+    ]
+    pairs = [(s, s + step) for s in range(len(stages)) for step in (1, -1)]
+    inside = [(s, t) for s, t in pairs if 0 <= t < len(stages)]
+    for source, target in sorted(inside, key=lambda p: seconds[p[1]] - seconds[p[0]]):
+        lo, hi = stages[source].layers
+        for num in (1, 2):
+            if hi - lo > num:
+                move = partial(_moved, source=source, target=target, num=num)
+                yield _of_group(plan, group, move)
+
+
+def _moved(
+    stages: Sequence[Stage], source: int, target: int, num: int
+) -> tuple[Stage, ...]:
+    (lo, hi), (first, last) = stages[source].layers, stages[target].layers
+    changed = list(stages)
+    if target > source:
+        changed[source] = replace(stages[source], layers=(lo, hi - num))
+        changed[target] = replace(stages[target], layers=(first - num, last))
+    else:
+        changed[source] = replace(stages[source], layers=(lo + num, hi))
+        changed[target] = replace(stages[target], layers=(first, last + num))
+    return tuple(changed)
+
+
+def with_other_remat(
+    plan: Plan, group: Sequence[int], remats: Sequence[Remat]
+) -> Iterator[Plan]:
+    for s, stage in enumerate(plan.replicas[group[0]].stages):
+        for remat in remats:
+            if remat != stage.remat:
+                yield _of_group(plan, group, partial(_kept, s=s, remat=remat))
+
+
+def _kept(stages: Sequence[Stage], s: int, remat: Remat) -> tuple[Stage, ...]:
+    return (*stages[:s], replace(stages[s], remat=remat), *stages[s + 1 :])
+
+
+def with_other_size(
+    plan: Plan, group: Sequence[int], sizes: Sequence[int]
+) -> Iterator[Plan]:
+    """Larger or smaller microbatches, for all replicas of the group."""
+    of_group = [plan.replicas[r] for r in group]
+    old = of_group[0].microbatch_size
+    data = max(stage.mesh.data for stage in of_group[0].stages)
+    for new in sizes:
+        sequences = [replica.num_microbatches * old for replica in of_group]
+        if new != old and new % data == 0 and not any(n % new for n in sequences):
+            yield _with(plan, {r: _resized(plan.replicas[r], new) for r in group})
+
+
+def _resized(replica: Replica, size: int) -> Replica:
+    num_sequences = replica.num_microbatches * replica.microbatch_size
+    return replace(
+        replica, microbatch_size=size, num_microbatches=num_sequences // size
+    )
+
+
+def swapped(
+    plan: Plan, group: Sequence[int], class_of: Mapping[str, str]
+) -> Iterator[Plan]:
+    """Two stages of unlike nodes in each other's place: devices go, layers stay."""
+    stages = plan.replicas[group[0]].stages
+    for a, b in combinations(range(len(stages)), 2):
+        if class_of[stages[a].node] != class_of[stages[b].node]:
+            yield _of_group(plan, group, partial(_exchanged, a=a, b=b))
+
+
+def onto_idle(
+    plan: Plan,
+    group: Sequence[int],
+    counts: Mapping[str, int],
+    class_of: Mapping[str, str],
+) -> Iterator[Plan]:
+    """A stage cut in two, one part on idle devices: for all replicas, or for one.
+
+    `counts` gives the devices of every node; those of a replica are of one class.
+    """
+    for replicas in (group, group[:1]) if len(group) > 1 else (group,):
+        for s, stage in enumerate(plan.replicas[group[0]].stages):
+            for seats in _idle_seats(plan, len(stage.devices), counts, class_of):
+                if len(seats) < len(replicas):
+                    continue
+                given = dict(zip(replicas, seats, strict=False))
+                for before in (True, False):
+                    for cut in _cuts(stage.layers):
+                        yield _with(
+                            plan,
+                            {
+                                r: _cut_up(plan.replicas[r], s, seat, cut, before)
+                                for r, seat in given.items()
+                            },
+                        )
+
+
+def merged(plan: Plan, group: Sequence[int]) -> Iterator[Plan]:
+    """Two neighbouring stages as one, on the devices of either."""
+    for s in range(len(plan.replicas[group[0]].stages) - 1):
+        for kept in (s, s + 1):
+            yield _of_group(plan, group, partial(_joined, s=s, kept=kept))
+
+
+def _joined(stages: Sequence[Stage], s: int, kept: int) -> tuple[Stage, ...]:
+    layers = stages[s].layers[0], stages[s + 1].layers[1]
+    return (*stages[:s], replace(stages[kept], layers=layers), *stages[s + 2 :])
+
+
+def _idle_seats(
+    plan: Plan, num: int, counts: Mapping[str, int], class_of: Mapping[str, str]
+) -> list[list[Seat]]:
+    """Idle devices by class, so many of one node at a time."""
+    used = {(stage.node, d) for _, _, stage in plan.stages() for d in stage.devices}
+    seats: dict[str, list[Seat]] = {}
+    for node, count in counts.items():
+        idle = [d for d in range(count) if (node, d) not in used]
+        for first in range(0, len(idle) - num + 1, num):
+            seat = node, tuple(idle[first : first + num])
+            seats.setdefault(class_of[node], []).append(seat)
+    return list(seats.values())
+
+
+def _cuts(layers: LayerRange) -> list[int]:
+    lo, hi = layers
+    cuts = [lo + round((hi - lo) * share) for share in _SHARES]
+    return list(dict.fromkeys(cut for cut in cuts if lo < cut < hi))
+
+
+def _cut_up(replica: Replica, s: int, seat: Seat, cut: int, before: bool) -> Replica:
+    """The stage's layers up to the cut, and from it on, the seat before or after."""
+    stage = replica.stages[s]
+    other = replace(stage, node=seat[0], devices=seat[1])
+    first, second = (other, stage) if before else (stage, other)
+    lo, hi = stage.layers
+    halves = replace(first, layers=(lo, cut)), replace(second, layers=(cut, hi))
+    stages = (*replica.stages[:s], *halves, *replica.stages[s + 1 :])
+    return replace(replica, stages=stages)
+
+
+def _exchanged(stages: Sequence[Stage], a: int, b: int) -> tuple[Stage, ...]:
+    changed = list(stages)
+    changed[a] = replace(stages[b], layers=stages[a].layers)
+    changed[b] = replace(stages[a], layers=stages[b].layers)
+    return tuple(changed)
+
+
+def _of_group(
+    plan: Plan,
+    group: Sequence[int],
+    change: Callable[[tuple[Stage, ...]], tuple[Stage, ...]],
+) -> Plan:
+    """The plan with the stages of some replicas changed alike."""
+    return _with(
+        plan,
+        {
+            r: replace(plan.replicas[r], stages=change(plan.replicas[r].stages))
+            for r in group
+        },
+    )
+
+
+def _with(plan: Plan, replicas: dict[int, Replica]) -> Plan:
+    return replace(
+        plan,
+        replicas=tuple(replicas.get(r, old) for r, old in enumerate(plan.replicas)),
+    )
+
 
 _LEAST_GAIN = 1e-4  # relative: less is not worth another round
 

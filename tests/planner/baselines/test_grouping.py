@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetjax.planner.baselines.grouping import (
+from hetjax.planner.baselines.autohet import (
     Mixes,
     balanced_groups,
     effective_power,

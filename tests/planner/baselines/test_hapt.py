@@ -8,8 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetjax.planner.baselines.hapt_program import cheapest_pipeline, least_slowest_s
-from hetjax.planner.baselines.hapt_task import SubCluster, Submesh, Task
+from hetjax.planner.baselines.hapt_program import (
+    SubCluster,
+    Submesh,
+    Task,
+    cheapest_pipeline,
+    least_slowest_s,
+)
 
 Choice = tuple[int, int, int, int]  # cluster, submesh, first layer, end
 

@@ -11,9 +11,8 @@ from hetjax.cluster.cluster import Cluster, Node
 from hetjax.costs.measured.profile import LinkMeasurement, Measurement, Profile
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.bound import pricing
-from hetjax.planner.bound.certificate import proved
+from hetjax.planner.bound.certificate import in_space, proved
 from hetjax.planner.bound.pricing import PricingResult
-from hetjax.planner.bound.space import in_space
 from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.objectives import Objective
 from hetjax.planner.model.request import Request

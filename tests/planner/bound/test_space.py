@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from hetjax.planner.bound.space import in_space
+from hetjax.planner.bound.certificate import in_space
 from hetjax.plans.plan import Plan, StageMesh
 from tests.planner.wide_space import random_plan, wide_request
 

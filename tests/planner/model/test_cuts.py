@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetjax.planner.baselines.stage_costs import shared_out
-from hetjax.planner.model.cuts import balanced_cuts, even_cuts, fastest_cuts
-from hetjax.planner.model.slowest import best_limit
+from hetjax.planner.model.cuts import balanced_cuts, best_limit, even_cuts, fastest_cuts
 
 
 def all_cuts(num_layers: int, num_stages: int) -> list[tuple[int, ...]]:

@@ -1,18 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options that differ in nothing but what they keep, merged into one mesh.
+"""Options of stages: the devices that many of them can have, and those alike in mesh.
 
-Owns the choice among them: where so many microbatches are in flight, the fastest that
-holds them all. Does not own what options cost (`problem.py`).
+Owns two things that follow from options alone. Stages lie inside one node, which limits
+the devices that stages of a size and above can have (fragments of nodes): where sizes
+divide each other, stages within these limits fit into the nodes. And options that
+differ in nothing but what they keep are one mesh: where so many microbatches are in
+flight, the fastest that holds them all is taken. Does not own what options cost
+(`problem.py`) nor on which nodes stages lie (`seating.py`).
 
 Letters of array names: M meshes, F microbatches held, from 1; others as in
 `problem.py`.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+
+def fragment_limits(
+    num_devices: int, devices_per_node: int, sizes: Sequence[int]
+) -> Iterator[tuple[int, int]]:
+    """Yield (size, devices that stages of that size and above can have).
+
+    Only limits below the number of devices, the last node being a smaller one if
+    nodes do not tile them. None if `devices_per_node` is 0: stages lie anywhere.
+    """
+    if not devices_per_node:
+        return
+    num_nodes, rest = divmod(num_devices, devices_per_node)
+    for size in sorted(set(sizes)):
+        large = [n for n in sizes if n >= size]
+        room = num_nodes * _filled(devices_per_node, large) + _filled(rest, large)
+        if room < num_devices:
+            yield size, room
+
+
+def _filled(num_devices: int, sizes: Sequence[int]) -> int:
+    """The most devices of one node that stages of these sizes can fill."""
+    sums = {0}
+    for filled in range(1, num_devices + 1):
+        if any(filled - size in sums for size in sizes):
+            sums.add(filled)
+    return max(sums)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
