@@ -23,7 +23,7 @@ in flight from 0, I and J first layer and end of a range.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import combinations, pairwise, product
+from itertools import combinations, product
 from math import comb
 
 import cvxpy as cp
@@ -34,16 +34,17 @@ from hetjax.planner.baselines.stage_costs import (
     Candidate,
     StageCosts,
     best_first,
-    closed_s,
+    priced,
     stage_costs,
 )
 from hetjax.planner.model.cuts import StageCuts, fastest_cuts
 from hetjax.planner.model.deadline import check_deadline
 from hetjax.planner.model.problem import Floats, Ints
 from hetjax.planner.model.request import Request
-from hetjax.planner.model.seating import ORDERS, UnplacedReplica, place
+from hetjax.planner.model.seating import placed
 from hetjax.plans.plan import Plan
 
+_MOST_TRIED = 8  # groupings that are solved for
 _MOST_MIXES = 1500
 _MOST_DEEP = 16  # units of a group
 
@@ -182,9 +183,6 @@ def _whole(counts_N: cp.Variable) -> Ints:
     return np.rint(counts_N.value).astype(np.int64)
 
 
-_MOST_TRIED = 8  # groupings that are solved for
-
-
 def autohet(request: Request) -> list[Plan]:
     """Return the best plans of grouping, then balance. NoFeasiblePlan if none fits."""
     costs = stage_costs(request)
@@ -215,23 +213,13 @@ class _Task:
 
 
 def _tasks(costs: StageCosts) -> Iterator[_Task]:
-    least_data = min((data for _, data in costs.meshes), default=1)
-    for tensor, data in costs.meshes:
-        if data != least_data:
-            continue  # devices that share a stage's batch are groups of their own
-        units_C = _units(costs, tensor * data)
+    for tensor, data in costs.tensor_meshes:
+        units_C = costs.num_seats_C(tensor * data)
         units_NC = mixes(units_C, costs.num_inner_layers)
         for b, size in costs.sizes:
             if size % data == 0:
                 for _, options_C in costs.remats_C(tensor, data):
                     yield from _tasks_at(costs, b, options_C, units_C, units_NC)
-
-
-def _units(costs: StageCosts, num_devices: int) -> tuple[int, ...]:
-    return tuple(
-        sum(node.count // num_devices for node in nodes.nodes)
-        for nodes in costs.request.classes
-    )
 
 
 def _tasks_at(
@@ -318,33 +306,24 @@ def _reach(costs: StageCosts, b: int, options_C: Ints, deepest: int) -> Ints:
 
 
 def _candidate(costs: StageCosts, task: _Task, grouping: Grouping) -> Candidate:
-    p, step_s = costs.problem, 0.0
-    pipelines: list[UnplacedReplica] = []
+    step_s, pipelines = 0.0, []
     for units, num in grouping.groups:
         classes_S = _stages_S(costs, np.array(units))
         cuts = _cuts(costs, task, classes_S)
         if cuts is None:
             return Candidate(step_s=np.inf, plan=lambda: None)
-        options_S = task.options_C[classes_S]
-        seconds = closed_s(
-            p,
+        pipeline, seconds = priced(
+            costs,
             task.b,
-            options_S[None],
-            np.array([cuts]),
-            np.array([task.num_microbatches]),
+            task.options_C[classes_S].tolist(),
+            cuts,
+            task.num_microbatches,
             task.num_groups,
         )
-        step_s = max(step_s, float(seconds[0]))
-        pipeline = UnplacedReplica(
-            num_microbatches=task.num_microbatches,
-            microbatch_size=p.microbatch_sizes[task.b],
-            stages=tuple(
-                (p.options[o], layers)
-                for o, layers in zip(options_S, pairwise(cuts), strict=True)
-            ),
-        )
+        step_s = max(step_s, seconds)
         pipelines += [pipeline] * num
-    return Candidate(step_s=step_s, plan=partial(_plan, costs.request, pipelines))
+    # stages of a group are beside each other where that can be
+    return Candidate(step_s=step_s, plan=partial(placed, costs.request, pipelines))
 
 
 def _cuts(costs: StageCosts, task: _Task, classes_S: Ints) -> StageCuts | None:
@@ -356,9 +335,3 @@ def _cuts(costs: StageCosts, task: _Task, classes_S: Ints) -> StageCuts | None:
     )
     stage_s_SIJ = np.where(p.range_IJ >= 0, stage_s_SU[:, p.range_IJ], np.inf)
     return fastest_cuts(stage_s_SIJ, task.num_microbatches)
-
-
-def _plan(request: Request, pipelines: Sequence[UnplacedReplica]) -> Plan | None:
-    """Stages of a group beside each other where that can be."""
-    plans = (place(request, pipelines, order) for order in ORDERS)
-    return next((plan for plan in plans if plan is not None), None)

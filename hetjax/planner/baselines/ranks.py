@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks: devices in the order of the cluster file, and symmetric plans on them.
 
-Owns the seats that equal stages can have, the layouts in which all stages have one mesh
-and all replicas as many stages, and plans that say who sits where. Does not own which
-layout a baseline takes, nor placement where order is not the point
-(`model/seating.py`).
+Owns the shapes in which all stages have one mesh and all replicas as many stages, the
+seats that such stages can have, and plans that say who sits where. Does not own which
+shape a baseline takes, nor placement where order is not the point (`model/seating.py`).
 
-Letters of array names: R replicas, S stages, C device classes.
+Letters of array names: R replicas, S stages, N seats, C device classes.
 """
 
 from collections.abc import Container, Iterator, Sequence
@@ -19,91 +18,72 @@ from hetjax.planner.baselines.stage_costs import StageCosts
 from hetjax.planner.model.cuts import StageCuts
 from hetjax.planner.model.problem import Ints, Option
 from hetjax.planner.model.request import Request
-from hetjax.planner.model.seating import UnplacedReplica, plan_of, seated
-from hetjax.plans.plan import Plan, Remat, Replica
+from hetjax.planner.model.seating import Seat, UnplacedReplica, plan_of, seated
+from hetjax.plans.plan import Plan, Remat
 
 _MOST_KINDS = 4  # with more of them, all or the fastest 1, 2, 3
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StageSlot:
-    """Devices of one node that a stage can have."""
-
-    device_class: int
-    node: str
-    devices: tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class SymmetricShape:
-    """What all stages of a symmetric plan have in common; `b` is the index of `size`.
+    """What all stages of a symmetric plan have in common, and the seats they can have,
+    with the class of each; `b` is the index of `size`.
 
-    `options_C` gives the option by class, -1 where there is none.
+    A step has `num_microbatches` in all. `options_C` gives the option by class, -1
+    where there is none.
     """
 
+    seats: Sequence[Seat]
+    class_N: Ints
     tensor: int
     data: int
     remat: Remat
     num_stages: int
     b: int
     size: int
+    num_microbatches: int
     options_C: Ints
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Seating:
-    """Who sits where: indices into `seats`, and what each replica does there."""
-
-    layout: SymmetricShape
-    seats: Sequence[StageSlot]
-    seats_RS: Ints
-    cuts_R: Sequence[StageCuts]
-    num_microbatches_R: Sequence[int]
 
 
 def kinds_in_use(costs: StageCosts) -> list[frozenset[int]]:
     """Return classes to use, as an engineer would try: all, or the fastest few only."""
-    rates = costs.rates_C
+    rates = costs.problem.rates_C
     order = sorted(range(len(rates)), key=lambda c: -rates[c])
     nums = {*range(1, min(len(order), _MOST_KINDS)), len(order)}
     return [frozenset(order[:n]) for n in sorted(nums)]
 
 
-def seats(
-    request: Request, num_devices: int, classes: Container[int]
-) -> list[StageSlot]:
-    """Return all places for stages of so many devices, in the order of the file."""
-    class_of = {
-        node.name: c for c, nodes in enumerate(request.classes) for node in nodes.nodes
-    }
-    return [
-        StageSlot(
-            device_class=class_of[node.name],
-            node=node.name,
-            devices=tuple(range(first, first + num_devices)),
-        )
-        for node in request.cluster.nodes
-        if class_of[node.name] in classes
-        for first in range(0, node.count - num_devices + 1, num_devices)
-    ]
-
-
-def layouts(
-    costs: StageCosts, tensor: int, data: int, num_seats: int
+def shapes(
+    costs: StageCosts, tensor: int, data: int, classes: Container[int]
 ) -> Iterator[SymmetricShape]:
-    """Yield every layout with these degrees that there are seats and layers for."""
-    for num_stages in range(1, min(num_seats, costs.num_inner_layers) + 1):
+    """Yield every shape with these degrees that there are seats and layers for, the
+    seats in the order of the file."""
+    class_of = {
+        node.name: c for c, k in enumerate(costs.request.classes) for node in k.nodes
+    }
+    num = tensor * data
+    seats = [
+        (node.name, tuple(range(first, first + num)))
+        for node in costs.request.cluster.nodes
+        if class_of[node.name] in classes
+        for first in range(0, node.count - num + 1, num)
+    ]
+    class_N = np.array([class_of[node] for node, _ in seats], dtype=np.int64)
+    for num_stages in range(1, min(len(seats), costs.num_inner_layers) + 1):
         for b, size in costs.sizes:
             if size % data:
                 continue
             for remat, options_C in costs.remats_C(tensor, data):
                 yield SymmetricShape(
+                    seats=seats,
+                    class_N=class_N,
                     tensor=tensor,
                     data=data,
                     remat=remat,
                     num_stages=num_stages,
                     b=b,
                     size=size,
+                    num_microbatches=costs.request.global_batch // size,
                     options_C=options_C,
                 )
 
@@ -129,22 +109,24 @@ def alike(rows_RS: Ints) -> tuple[Ints, Ints]:
     return rows_RS[firsts], np.array([number[row] for row in rows])
 
 
-def seated_plan(request: Request, seating: Seating) -> Plan:
-    """Return the 1F1B plan of these replicas."""
-    num_replicas = len(seating.seats_RS)
-    return plan_of(request, [_replica(seating, r) for r in range(num_replicas)])
-
-
-def _replica(seating: Seating, r: int) -> Replica:
-    layout = seating.layout
-    held = [seating.seats[int(seat)] for seat in seating.seats_RS[r]]
+def seated_plan(
+    request: Request,
+    shape: SymmetricShape,
+    seats_RS: Ints,
+    cuts_R: Sequence[StageCuts],
+    num_microbatches_R: Sequence[int],
+) -> Plan:
+    """Return the 1F1B plan of these replicas, `seats_RS` being indices of seats."""
     # a seat's class is known by its node
-    way = Option(
-        device_class=0, tensor=layout.tensor, data=layout.data, remat=layout.remat
+    option = Option(
+        device_class=0, tensor=shape.tensor, data=shape.data, remat=shape.remat
     )
-    pipeline = UnplacedReplica(
-        num_microbatches=seating.num_microbatches_R[r],
-        microbatch_size=layout.size,
-        stages=tuple((way, layers) for layers in pairwise(seating.cuts_R[r])),
-    )
-    return seated(pipeline, [(seat.node, seat.devices) for seat in held])
+    replicas = []
+    for row, cuts, count in zip(seats_RS, cuts_R, num_microbatches_R, strict=True):
+        pipeline = UnplacedReplica(
+            num_microbatches=count,
+            microbatch_size=shape.size,
+            stages=tuple((option, layers) for layers in pairwise(cuts)),
+        )
+        replicas.append(seated(pipeline, [shape.seats[n] for n in row]))
+    return plan_of(request, replicas)

@@ -14,15 +14,18 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetjax.cluster.catalogue import DeviceSpec, device_spec
 from hetjax.errors import NoFeasiblePlan
+from hetjax.planner.model.cuts import StageCuts
 from hetjax.planner.model.deadline import check_deadline
-from hetjax.planner.model.problem import Floats, Ints, Option, Problem
+from hetjax.planner.model.problem import Floats, Ints, Problem
 from hetjax.planner.model.request import Request
+from hetjax.planner.model.seating import UnplacedReplica
 from hetjax.planner.model.templates import shown_s
 from hetjax.planner.model.terms import search_problem
 from hetjax.plans.plan import Plan, Remat
@@ -52,35 +55,31 @@ class StageCosts:
         return [(b, n) for b, n in found if self.request.global_batch % n == 0]
 
     @cached_property
-    def rates_C(self) -> Floats:
-        """Most sequences per second that one device of each class could compute."""
-        p, rates_C = self.problem, np.zeros(len(self.problem.classes))
-        sizes_B = np.array(p.microbatch_sizes, dtype=np.float64)
-        for o, option in enumerate(p.options):
-            rates_B = sizes_B / p.busy_s_BOU[:, o, p.range_IJ[0, -1]]
-            rate = np.nan_to_num(rates_B).max() / option.num_devices
-            rates_C[option.device_class] = max(rates_C[option.device_class], rate)
-        return rates_C
-
-    @cached_property
     def num_inner_layers(self) -> int:
         """Layers between embedding and head: no more stages than these, and one."""
         return max(self.problem.num_layers - 2, 1)
 
-    def options_C(self, tensor: int, data: int, remat: Remat) -> Ints:
-        """Return the option of each class; -1 where its nodes have no room for it."""
-        return np.array(
-            [
-                self._index.get((c, tensor, data, remat), -1)
-                for c in range(len(self.problem.classes))
-            ]
+    @cached_property
+    def tensor_meshes(self) -> list[tuple[int, int]]:
+        """Every tensor degree, with the least data degree: devices that share a stage's
+        batch are replicas of their own."""
+        least = min((data for _, data in self.meshes), default=1)
+        return [(tensor, data) for tensor, data in self.meshes if data == least]
+
+    def num_seats_C(self, num_devices: int) -> tuple[int, ...]:
+        """Return how many stages of so many devices fit on the nodes of each class."""
+        return tuple(
+            sum(node.count // num_devices for node in nodes.nodes)
+            for nodes in self.request.classes
         )
 
     def remats_C(self, tensor: int, data: int) -> list[tuple[Remat, Ints]]:
-        """Return every remat with its options by class."""
+        """Return every remat with the option of each class; -1 where its nodes have no
+        room for it."""
+        classes, index = range(len(self.problem.classes)), self._index
         return [
-            (remat, self.options_C(tensor, data, remat))
-            for remat in dict.fromkeys(self.request.remats)
+            (r, np.array([index.get((c, tensor, data, r), -1) for c in classes]))
+            for r in dict.fromkeys(self.request.remats)
         ]
 
     @cached_property
@@ -96,10 +95,6 @@ def stage_costs(request: Request) -> StageCosts:
     """Return the costs of the request's options, of all its tensor degrees."""
     problem = search_problem(request, request.degrees, packing=False)
     return StageCosts(request=request, problem=problem)
-
-
-def option(costs: StageCosts, index: int | np.integer) -> Option:
-    return costs.problem.options[int(index)]
 
 
 def in_memory(
@@ -134,6 +129,28 @@ def closed_s(
     total_s_Q = fill_s_Q + (num_microbatches - 1) * slowest_s_Q
     total_s_Q += after_s(p, b, options_QS, rows_QS, num_replicas)
     return np.where(np.isnan(total_s_Q), np.inf, total_s_Q)
+
+
+def priced(
+    costs: StageCosts,
+    b: int,
+    options_S: Sequence[int],
+    cuts: StageCuts,
+    num_microbatches: int,
+    num_replicas: int,
+) -> tuple[UnplacedReplica, float]:
+    """Return a pipeline without a place, and its step by the closed form."""
+    p, counts_Q = costs.problem, np.array([num_microbatches])
+    rows = np.array([options_S]), np.array([cuts])
+    pipeline = UnplacedReplica(
+        num_microbatches=num_microbatches,
+        microbatch_size=p.microbatch_sizes[b],
+        stages=tuple(
+            (p.options[o], layers)
+            for o, layers in zip(options_S, pairwise(cuts), strict=True)
+        ),
+    )
+    return pipeline, float(closed_s(p, b, *rows, counts_Q, num_replicas)[0])
 
 
 def after_s(

@@ -16,7 +16,7 @@ and end of a range of stages, U ranges of layers.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise, permutations
+from itertools import permutations
 
 import numpy as np
 
@@ -25,14 +25,14 @@ from hetjax.planner.baselines.stage_costs import (
     StageCosts,
     after_s,
     best_first,
-    closed_s,
+    priced,
     stage_costs,
 )
 from hetjax.planner.model.cuts import even_cuts
 from hetjax.planner.model.deadline import check_deadline
 from hetjax.planner.model.problem import Floats, Ints
 from hetjax.planner.model.request import Request
-from hetjax.planner.model.seating import ORDERS, UnplacedReplica, place
+from hetjax.planner.model.seating import ORDERS, placed
 from hetjax.plans.plan import Plan
 
 _MOST_CLASSES = 8
@@ -92,14 +92,17 @@ class _Labels:
 def _found(costs: StageCosts) -> Iterator[_Found]:
     best_s = np.inf
     sequences = _sequences(costs)
-    tries = [(shape, _all_parts(costs, shape)) for shape in _shapes(costs)]
+    classes = range(len(costs.request.classes))
+    tries = [
+        (shape, [_parts(costs, shape, c) for c in classes]) for shape in _shapes(costs)
+    ]
     bounded = [(_least_s(shape, parts), shape, parts) for shape, parts in tries]
     for least_s, shape, parts in sorted(bounded, key=lambda t: t[0]):
         check_deadline()
         if least_s > _HOPELESS * best_s or not np.isfinite(least_s):
             continue
-        for classes in sequences:
-            found = _best_of(costs, shape, [parts[c] for c in classes])
+        for order in sequences:
+            found = _best_of(costs, shape, [parts[c] for c in order])
             if found is not None:
                 best_s = min(best_s, found.step_s)
                 yield found
@@ -116,19 +119,9 @@ def _sequences(costs: StageCosts) -> list[tuple[int, ...]]:
     return [seq for n in range(1, longest + 1) for seq in permutations(order, n)]
 
 
-def _meshes(costs: StageCosts) -> list[tuple[int, int]]:
-    """Every tensor degree, with the least data degree."""
-    least = min(data for _, data in costs.meshes)
-    return [(tensor, data) for tensor, data in costs.meshes if data == least]
-
-
-def _num_seats(costs: StageCosts, c: int, num_devices: int) -> int:
-    return sum(n.count // num_devices for n in costs.request.classes[c].nodes)
-
-
 def _shapes(costs: StageCosts) -> Iterator[_Shape]:
-    fewest = min(tensor * data for tensor, data in _meshes(costs))
-    room = sum(_num_seats(costs, c, fewest) for c in range(len(costs.request.classes)))
+    fewest = min(tensor * data for tensor, data in costs.tensor_meshes)
+    room = sum(costs.num_seats_C(fewest))
     for b, size in costs.sizes:
         total = costs.request.global_batch // size
         for num_stages in range(1, min(costs.num_inner_layers, _MOST_STAGES) + 1):
@@ -142,14 +135,10 @@ def _shapes(costs: StageCosts) -> Iterator[_Shape]:
                     )
 
 
-def _all_parts(costs: StageCosts, shape: _Shape) -> list[_Parts]:
-    return [_parts(costs, shape, c) for c in range(len(costs.request.classes))]
-
-
 def _parts(costs: StageCosts, shape: _Shape, c: int) -> _Parts:
     check_deadline()
     num_stages = shape.num_stages
-    meshes = _meshes(costs)
+    meshes = costs.tensor_meshes
     chosen = [_fastest(costs, shape, c, tensor, data) for tensor, data in meshes]
     stage_s_TS = np.array([seconds_S for _, seconds_S in chosen])
     dims = len(meshes), num_stages + 1, num_stages + 1
@@ -158,7 +147,7 @@ def _parts(costs: StageCosts, shape: _Shape, c: int) -> _Parts:
         fill_s_TXY[:, x, x + 1 :] = stage_s_TS[:, x:].cumsum(axis=1)
         most_s_TXY[:, x, x + 1 :] = np.maximum.accumulate(stage_s_TS[:, x:], axis=1)
     for t, (tensor, data) in enumerate(meshes):
-        most = _num_seats(costs, c, tensor * data) // shape.num_replicas
+        most = costs.num_seats_C(tensor * data)[c] // shape.num_replicas
         x, y = np.indices(dims[1:])
         fill_s_TXY[t, y - x > most] = np.inf
     return _Parts(
@@ -252,30 +241,17 @@ def _hops_s(
 
 
 def _candidate(costs: StageCosts, found: _Found) -> Candidate:
-    p, shape = costs.problem, found.shape
-    cuts = even_cuts(p.num_layers, shape.num_stages)
-    seconds = closed_s(
-        p,
+    shape = found.shape
+    cuts = even_cuts(costs.problem.num_layers, shape.num_stages)
+    pipeline, step_s = priced(
+        costs,
         shape.b,
-        np.array([found.options]),
-        np.array([cuts]),
-        np.array([shape.num_microbatches]),
+        found.options,
+        cuts,
+        shape.num_microbatches,
         shape.num_replicas,
     )
-    pipeline = UnplacedReplica(
-        num_microbatches=shape.num_microbatches,
-        microbatch_size=p.microbatch_sizes[shape.b],
-        stages=tuple(
-            (p.options[o], layers)
-            for o, layers in zip(found.options, pairwise(cuts), strict=True)
-        ),
-    )
     pipelines = [pipeline] * shape.num_replicas
-    plan = partial(_plan, costs.request, pipelines)
-    return Candidate(step_s=float(seconds[0]), plan=plan)
-
-
-def _plan(request: Request, pipelines: Sequence[UnplacedReplica]) -> Plan | None:
-    """A stage's replicas beside each other where that can be."""
-    plans = (place(request, pipelines, order) for order in reversed(ORDERS))
-    return next((plan for plan in plans if plan is not None), None)
+    # a stage's replicas are beside each other where that can be
+    plan = partial(placed, costs.request, pipelines, ORDERS[::-1])
+    return Candidate(step_s=step_s, plan=plan)

@@ -13,7 +13,7 @@ Letters of array names: R replicas, S stages, Q distinct rows of R, I and J firs
 and end of a range, C device classes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -22,16 +22,13 @@ import numpy as np
 
 from hetjax.costs.graph.flops import forward_flops
 from hetjax.planner.baselines.ranks import (
-    Seating,
-    StageSlot,
     SymmetricShape,
     alike,
     in_rank_order,
     kinds_in_use,
-    layouts,
     one_by_one,
     seated_plan,
-    seats,
+    shapes,
 )
 from hetjax.planner.baselines.stage_costs import (
     Candidate,
@@ -75,81 +72,62 @@ def _speeds(costs: StageCosts) -> _Speeds:
 
 
 def _candidates(speeds: _Speeds) -> Iterator[Candidate]:
-    best_s = np.inf
-    for ideal_s, layout, there in sorted(_layouts(speeds.costs), key=lambda t: t[0]):
+    costs, best_s = speeds.costs, np.inf
+    every = [
+        (_ideal_s(costs, shape), shape)
+        for classes, mesh in product(kinds_in_use(costs), costs.meshes)
+        for shape in shapes(costs, *mesh, classes)
+    ]
+    for ideal_s, shape in sorted(every, key=lambda t: t[0]):
         if ideal_s > best_s:
             break
-        total = speeds.costs.request.global_batch // layout.size
-        num_replicas = min(len(there) // layout.num_stages, total)
-        distinct = num_replicas > 1 < layout.num_stages
+        most = len(shape.seats) // shape.num_stages
+        num_replicas = min(most, shape.num_microbatches)
+        distinct = num_replicas > 1 < shape.num_stages
         for order in (in_rank_order, one_by_one)[: 1 + distinct]:
-            seats_RS = order(num_replicas, layout.num_stages)
+            seats_RS = order(num_replicas, shape.num_stages)
             for proportional in (False, True):
-                found = _candidate(speeds, layout, there, seats_RS, proportional)
+                found = _candidate(speeds, shape, seats_RS, proportional)
                 best_s = min(best_s, found.step_s)
                 yield found
 
 
-def _layouts(
-    costs: StageCosts,
-) -> Iterator[tuple[float, SymmetricShape, list[StageSlot]]]:
-    """All layouts, with their seats and the least time that these allow."""
-    for classes, (tensor, data) in product(kinds_in_use(costs), costs.meshes):
-        there = seats(costs.request, tensor * data, classes)
-        num_C = np.bincount(
-            [seat.device_class for seat in there], minlength=len(costs.rates_C)
-        )
-        for layout in layouts(costs, tensor, data, len(there)):
-            yield _ideal_s(costs, layout, num_C), layout, there
-
-
-def _ideal_s(costs: StageCosts, layout: SymmetricShape, num_C: Ints) -> float:
+def _ideal_s(costs: StageCosts, shape: SymmetricShape) -> float:
     """Seconds of a step in which every seat computes all the time."""
-    p = costs.problem
-    used = num_C > 0
-    busy_s_C = p.busy_s_BOU[layout.b, layout.options_C[used], p.range_IJ[0, -1]]
-    rate = float((num_C[used] * layout.size / busy_s_C).sum())
+    p, num_C = costs.problem, np.bincount(shape.class_N)
+    used = np.flatnonzero(num_C)
+    busy_s_C = p.busy_s_BOU[shape.b, shape.options_C[used], p.range_IJ[0, -1]]
+    rate = float((num_C[used] * shape.size / busy_s_C).sum())
     return costs.request.global_batch / rate if rate > 0 else np.inf
 
 
 def _candidate(
-    speeds: _Speeds,
-    layout: SymmetricShape,
-    there: Sequence[StageSlot],
-    seats_RS: Ints,
-    proportional: bool,
+    speeds: _Speeds, shape: SymmetricShape, seats_RS: Ints, proportional: bool
 ) -> Candidate:
-    class_of = np.array([seat.device_class for seat in there])
+    p, request = speeds.costs.problem, speeds.costs.request
+    classes_RS = shape.class_N[seats_RS]
     if proportional:
-        by_memory_RS = (-speeds.memory_C[class_of[seats_RS]]).argsort(
-            axis=1, kind="stable"
-        )
-        seats_RS = np.take_along_axis(seats_RS, by_memory_RS, axis=1)
-    classes_QS, which_R = alike(class_of[seats_RS])
-    cuts_Q = [_cuts(speeds, layout, row, proportional) for row in classes_QS]
+        order_RS = (-speeds.memory_C[classes_RS]).argsort(axis=1, kind="stable")
+        seats_RS = np.take_along_axis(seats_RS, order_RS, axis=1)
+    classes_QS, which_R = alike(shape.class_N[seats_RS])
+    cuts_Q = [_cuts(speeds, shape, row, proportional) for row in classes_QS]
     if any(cuts is None for cuts in cuts_Q):
         return Candidate(step_s=np.inf, plan=lambda: None)
     cuts_QJ = np.array(cuts_Q)
     rate_Q = _usable_flops_per_s(speeds, classes_QS, cuts_QJ)
-    total = speeds.costs.request.global_batch // layout.size
-    microbatches_R = shared_out(total, rate_Q[which_R].tolist())
+    microbatches_R = shared_out(shape.num_microbatches, rate_Q[which_R].tolist())
     most_Q = np.zeros(len(rate_Q), dtype=np.int64)
     np.maximum.at(most_Q, which_R, microbatches_R)
-    seating = Seating(
-        layout=layout,
-        seats=there,
-        seats_RS=seats_RS,
-        cuts_R=[tuple(cuts_QJ[q].tolist()) for q in which_R],
-        num_microbatches_R=microbatches_R,
-    )
-    return Candidate(
-        step_s=_step_s(speeds.costs, layout, classes_QS, cuts_QJ, most_Q, len(which_R)),
-        plan=partial(seated_plan, speeds.costs.request, seating),
-    )
+    rows, step_s = (shape.b, shape.options_C[classes_QS], cuts_QJ, most_Q), np.inf
+    if in_memory(p, *rows).all():
+        step_s = float(closed_s(p, *rows, len(which_R)).max())
+    cuts_R = [tuple(cuts_QJ[q].tolist()) for q in which_R]
+    plan = partial(seated_plan, request, shape, seats_RS, cuts_R, microbatches_R)
+    return Candidate(step_s=step_s, plan=plan)
 
 
 def _cuts(
-    speeds: _Speeds, layout: SymmetricShape, classes_S: Ints, proportional: bool
+    speeds: _Speeds, shape: SymmetricShape, classes_S: Ints, proportional: bool
 ) -> StageCuts | None:
     """Even cuts, or those with loads nearest to the speeds that memory allows."""
     p, num_stages = speeds.costs.problem, len(classes_S)
@@ -158,10 +136,9 @@ def _cuts(
     flops_IJ = speeds.flops_J[None, :] - speeds.flops_J[:, None]
     load_SIJ = flops_IJ / speeds.flops_per_s_C[classes_S][:, None, None]
     in_flight_SIJ = p.most_in_flight_BOU[
-        layout.b, layout.options_C[classes_S][:, None, None], p.range_IJ
+        shape.b, shape.options_C[classes_S][:, None, None], p.range_IJ
     ]
-    total = speeds.costs.request.global_batch // layout.size
-    ahead_S = np.minimum(np.arange(num_stages, 0, -1), total)
+    ahead_S = np.minimum(np.arange(num_stages, 0, -1), shape.num_microbatches)
     fits_SIJ = (p.range_IJ >= 0) & (in_flight_SIJ >= ahead_S[:, None, None])
     return balanced_cuts(np.where(fits_SIJ, load_SIJ, np.inf))
 
@@ -171,18 +148,3 @@ def _usable_flops_per_s(speeds: _Speeds, classes_QS: Ints, cuts_QJ: Ints) -> Flo
     flops_QS = np.diff(speeds.flops_J[cuts_QJ], axis=1)
     slowest_s_Q = (flops_QS / speeds.flops_per_s_C[classes_QS]).max(axis=1)
     return speeds.flops_J[-1] / slowest_s_Q
-
-
-def _step_s(
-    costs: StageCosts,
-    layout: SymmetricShape,
-    classes_QS: Ints,
-    cuts_QJ: Ints,
-    most_Q: Ints,
-    num_replicas: int,
-) -> float:
-    p, options_QS = costs.problem, layout.options_C[classes_QS]
-    if not in_memory(p, layout.b, options_QS, cuts_QJ, most_Q).all():
-        return np.inf
-    seconds_Q = closed_s(p, layout.b, options_QS, cuts_QJ, most_Q, num_replicas)
-    return float(seconds_Q.max())

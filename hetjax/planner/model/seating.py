@@ -52,6 +52,16 @@ def place(
     return plan_of(request, replicas)
 
 
+def placed(
+    request: Request,
+    pipelines: Sequence[UnplacedReplica],
+    orders: Sequence[SeatOrder] = ORDERS,
+) -> Plan | None:
+    """Return the plan of the first of these orders that fits."""
+    plans = (place(request, pipelines, order) for order in orders)
+    return next((plan for plan in plans if plan is not None), None)
+
+
 def plan_of(request: Request, replicas: Sequence[Replica]) -> Plan:
     """Return the request's 1F1B plan of these replicas."""
     return Plan(

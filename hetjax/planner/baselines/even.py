@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Even plans: Megatron-LM's symmetric 3D parallelism, and Varuna's pipelines.
+
+Owns both searches, which try everything. All replicas are equal, with the same number
+of blocks in every stage and as many microbatches each.
+
+* Megatron-LM (arXiv 2104.04473) has tensor, data and pipeline degrees, microbatch sizes
+  and remats, on all devices, or the most that the batch divides by; or without the
+  slowest kinds of devices, as a good engineer would try. Ranks go over the nodes as the
+  file has them, tensor fastest, then data, then pipeline. Devices of a data degree
+  above 1 share the optimizer state, as its distributed optimizer does. It ranks by the
+  closed form, the slowest replica counting.
+* Varuna (arXiv 2111.04007) has no tensor parallelism and any pipeline depth and number
+  of replicas, and takes every device to be as slow as the slowest; a pipeline's devices
+  are neighbours in the file. Memory is that of the real devices.
+
+Does not own costs (`stage_costs.py`) nor what varuna does when machines vanish.
+
+Letters of array names: R replicas, S stages, Q distinct rows of R.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import product
+
+import numpy as np
+
+from hetjax.errors import NoFeasiblePlan
+from hetjax.planner.baselines.ranks import (
+    SymmetricShape,
+    alike,
+    in_rank_order,
+    kinds_in_use,
+    one_by_one,
+    seated_plan,
+    shapes,
+)
+from hetjax.planner.baselines.stage_costs import (
+    Candidate,
+    StageCosts,
+    best_first,
+    closed_s,
+    in_memory,
+    stage_costs,
+)
+from hetjax.planner.model.cuts import even_cuts
+from hetjax.planner.model.problem import Ints
+from hetjax.planner.model.request import Request
+from hetjax.plans.plan import Plan
+
+
+def megatron(request: Request) -> list[Plan]:
+    """Return the best symmetric plans. NoFeasiblePlan if none is in memory."""
+    return best_first("megatron", request, _megatron(stage_costs(request)))
+
+
+def varuna(request: Request) -> list[Plan]:
+    """Return the best plans of stages of one device. NoFeasiblePlan if none is in
+    memory."""
+    costs = stage_costs(request)
+    if (1, 1) not in costs.meshes:
+        raise NoFeasiblePlan(
+            got="varuna: tensor or data degrees without 1",
+            allowed="stages of one device, the only ones that varuna has",
+            fix="add 1 to --tensor-degrees and --data-degrees",
+        )
+    return best_first("varuna", request, _varuna(costs))
+
+
+def _megatron(costs: StageCosts) -> Iterator[Candidate]:
+    for classes, mesh in product(kinds_in_use(costs), costs.meshes):
+        for shape in shapes(costs, *mesh, classes):
+            most, total = len(shape.seats) // shape.num_stages, shape.num_microbatches
+            num_replicas = next(d for d in range(most, 0, -1) if total % d == 0)
+            seats_RS = in_rank_order(num_replicas, shape.num_stages)
+            yield _candidate(costs, shape, seats_RS)
+
+
+def _varuna(costs: StageCosts) -> Iterator[Candidate]:
+    for shape in shapes(costs, 1, 1, range(len(costs.request.classes))):
+        for num_replicas in range(1, len(shape.seats) // shape.num_stages + 1):
+            if shape.num_microbatches % num_replicas == 0:
+                seats_RS = one_by_one(num_replicas, shape.num_stages)
+                yield _candidate(costs, shape, seats_RS, blind=True)
+
+
+def _candidate(
+    costs: StageCosts, shape: SymmetricShape, seats_RS: Ints, *, blind: bool = False
+) -> Candidate:
+    """Even cuts and shares; if `blind`, every device is as slow as the slowest."""
+    p, (num_replicas, num_stages) = costs.problem, seats_RS.shape
+    cuts = even_cuts(p.num_layers, num_stages)
+    count = shape.num_microbatches // num_replicas
+    options_QS, _ = alike(shape.options_C[shape.class_N[seats_RS]])
+    cuts_1J, counts_1, step_s = np.array([cuts]), np.array([count]), np.inf
+    if in_memory(p, shape.b, options_QS, cuts_1J, counts_1).all():
+        if blind:
+            in_use = np.unique(options_QS)
+            options_QS = np.repeat(in_use[:, None], num_stages, axis=1)
+        seconds_Q = closed_s(p, shape.b, options_QS, cuts_1J, counts_1, num_replicas)
+        step_s = float(seconds_Q.max())
+    rows = [cuts] * num_replicas, [count] * num_replicas
+    plan = partial(seated_plan, costs.request, shape, seats_RS, *rows)
+    return Candidate(step_s=step_s, plan=plan)
