@@ -18,11 +18,11 @@ medians of three). Does not own which columns there are (`column_generation.py`)
 whole copies (`search/integer_master.py`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from threading import Lock
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import cvxpy as cp
 import numpy as np
@@ -50,12 +50,6 @@ def most_sequences(p: Problem, columns: Sequence[Column], step_s: float) -> Ints
     return sequences_N
 
 
-def taken_by(columns: Sequence[Column], num_limits: int) -> Floats:
-    """Return what a copy of each takes of each limit; shape (N, R)."""
-    taken_NR = np.array([c.taken for c in columns], dtype=np.float64)
-    return taken_NR.reshape(len(columns), num_limits)
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MasterSolution:
     """The most sequences that fractions of copies do, whether these are the global
@@ -76,18 +70,17 @@ def solve_restricted_master(
     """
     if not columns:
         return MasterSolution(sequences=0.0, is_enough=False, duals_R=0 * p.room_R)
-    sequences_N = most_sequences(p, columns, step_s)
-    program = _master(_size(columns), len(p.room_R))
-    found = program.solve(
-        sequences_N=_filled(sequences_N, program.num_columns),
-        taken_NR=_filled(taken_by(columns, len(p.room_R)), program.num_columns),
+    found = _solved(
+        _master(*_size(p, columns)),
+        sequences_N=most_sequences(p, columns, step_s),
+        taken_NR=_taken_NR(p, columns),
         room_R=p.room_R,
     )
     assert found is not None
     return MasterSolution(
         sequences=found.value,
         is_enough=found.value >= p.global_batch * (1 - 2 * STRICT),
-        duals_R=found.duals["room"],
+        duals_R=found.duals[0],
     )
 
 
@@ -114,20 +107,18 @@ def min_cost_master(
     subject to  taken_NR.T @ x_N <= room_R      (what others would save)
                 sequences_N @ x_N >= G          (what a sequence costs)
     """
-    program = _min_cost(_size(columns), len(p.room_R))
-    taken_NR = taken_by(columns, len(p.room_R))
-    sequences_N = most_sequences(p, columns, step_s)
-    found = program.solve(
-        cost_N=_filled(taken_NR @ cost_R, program.num_columns),
-        sequences_N=_filled(sequences_N, program.num_columns),
-        taken_NR=_filled(taken_NR, program.num_columns),
+    taken_NR = _taken_NR(p, columns)
+    found = _solved(
+        _min_cost(*_size(p, columns)),
+        cost_N=taken_NR @ cost_R,
+        sequences_N=most_sequences(p, columns, step_s),
+        taken_NR=taken_NR,
         room_R=p.room_R,
         batch=p.global_batch * (1 - 2 * STRICT),
     )
     assert found is not None
-    return MinCost(
-        duals_R=cost_R + found.duals["room"], threshold=1 / float(found.duals["batch"])
-    )
+    room_R, batch = found.duals
+    return MinCost(duals_R=cost_R + room_R, threshold=1 / float(batch))
 
 
 def stabilised_duals(
@@ -145,17 +136,16 @@ def stabilised_duals(
                     duals_R >= a small part of centre_R, if there is room for it
     """
     centre_R = centre_R / float(centre_R @ p.room_R)
-    program = _duals(_size(columns), len(centre_R))
     needed_N = most_sequences(p, columns, step_s) / p.global_batch * (1 + STRICT)
+    shares_R = np.divide(1, centre_R, out=np.zeros_like(centre_R), where=centre_R > 0)
     least_R = _LEAST_PRICE * centre_R
     for floor_R in (least_R, 0 * least_R):
-        found = program.solve(
-            taken_NR=_filled(taken_by(columns, len(centre_R)), program.num_columns),
-            needed_N=_filled(needed_N, program.num_columns),
+        found = _solved(
+            _duals(*_size(p, columns)),
+            taken_NR=_taken_NR(p, columns),
+            needed_N=needed_N,
             room_R=p.room_R,
-            per_centre_R=np.divide(
-                1, centre_R, out=np.zeros_like(centre_R), where=centre_R > 0
-            ),
+            per_centre_R=shares_R,
             floor_R=floor_R,
         )
         if found is not None:
@@ -163,113 +153,80 @@ def stabilised_duals(
     raise AssertionError("columns that reach the step time contradict all duals")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Solved:
+class _Solved(NamedTuple):
     value: float
     variable: Floats
-    duals: Mapping[str, Any]
+    duals: list[Any]  # of the constraints, in order
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Program:
-    """A parametrised program for any numbers of one size."""
+def _solved(program: cp.Problem, **values: Floats | Ints | float) -> _Solved | None:
+    """Solve it for these values of all parameters; None if there is no solution.
 
-    num_columns: int
-    variable: cp.Variable
-    parameters: Mapping[str, cp.Parameter]
-    constraints: Mapping[str, cp.Constraint]
-    problem: cp.Problem
-
-    def solve(self, **values: Floats | float) -> _Solved | None:
-        """Solve it for these values of all parameters; None if there is no solution."""
-        with _SOLVING:
-            for name, parameter in self.parameters.items():
-                parameter.value = values[name]
-            self.problem.solve(solver=cp.HIGHS)
-            if self.problem.status != cp.OPTIMAL:
-                return None
-            return _Solved(
-                value=float(cast(float, self.problem.value)),
-                variable=np.asarray(self.variable.value, dtype=np.float64),
-                duals={name: c.dual_value for name, c in self.constraints.items()},
-            )
+    Values of fewer columns than the program has are filled up with zeros.
+    """
+    with _SOLVING:
+        for parameter in program.parameters():
+            value = np.asarray(values[parameter.name()], dtype=np.float64)
+            filled = np.zeros(parameter.shape)
+            filled[tuple(map(slice, value.shape))] = value
+            parameter.value = filled
+        program.solve(solver=cp.HIGHS)
+        if program.status != cp.OPTIMAL:
+            return None
+        return _Solved(
+            value=float(cast(float, program.value)),
+            variable=np.asarray(program.variables()[0].value, dtype=np.float64),
+            duals=[constraint.dual_value for constraint in program.constraints],
+        )
 
 
 @cache
-def _master(num_columns: int, num_limits: int) -> _Program:
+def _master(num_columns: int, num_limits: int) -> cp.Problem:
     x_N = cp.Variable(num_columns, nonneg=True)
-    sequences_N = cp.Parameter(num_columns, nonneg=True)
-    taken_NR = cp.Parameter((num_columns, num_limits), nonneg=True)
-    room_R = cp.Parameter(num_limits, nonneg=True)
-    within = taken_NR.T @ x_N <= room_R
-    return _Program(
-        num_columns=num_columns,
-        variable=x_N,
-        parameters={"sequences_N": sequences_N, "taken_NR": taken_NR, "room_R": room_R},
-        constraints={"room": within},
-        problem=cp.Problem(cp.Maximize(sequences_N @ x_N), [within]),
-    )
+    sequences_N = _parameter("sequences_N", num_columns)
+    within = _within(x_N, num_limits)
+    return cp.Problem(cp.Maximize(sequences_N @ x_N), [within])
 
 
 @cache
-def _min_cost(num_columns: int, num_limits: int) -> _Program:
+def _min_cost(num_columns: int, num_limits: int) -> cp.Problem:
     x_N = cp.Variable(num_columns, nonneg=True)
-    cost_N = cp.Parameter(num_columns, nonneg=True)
-    sequences_N = cp.Parameter(num_columns, nonneg=True)
-    taken_NR = cp.Parameter((num_columns, num_limits), nonneg=True)
-    room_R, batch = cp.Parameter(num_limits, nonneg=True), cp.Parameter(nonneg=True)
-    within, enough = taken_NR.T @ x_N <= room_R, sequences_N @ x_N >= batch
-    return _Program(
-        num_columns=num_columns,
-        variable=x_N,
-        parameters={
-            "cost_N": cost_N,
-            "sequences_N": sequences_N,
-            "taken_NR": taken_NR,
-            "room_R": room_R,
-            "batch": batch,
-        },
-        constraints={"room": within, "batch": enough},
-        problem=cp.Problem(cp.Minimize(cost_N @ x_N), [within, enough]),
-    )
+    cost_N = _parameter("cost_N", num_columns)
+    enough = _parameter("sequences_N", num_columns) @ x_N >= _parameter("batch")
+    within = _within(x_N, num_limits)
+    return cp.Problem(cp.Minimize(cost_N @ x_N), [within, enough])
 
 
 @cache
-def _duals(num_columns: int, num_limits: int) -> _Program:
+def _duals(num_columns: int, num_limits: int) -> cp.Problem:
     duals_R = cp.Variable(num_limits)
-    taken_NR = cp.Parameter((num_columns, num_limits), nonneg=True)
-    needed_N = cp.Parameter(num_columns, nonneg=True)
-    room_R = cp.Parameter(num_limits, nonneg=True)
-    per_centre_R = cp.Parameter(num_limits, nonneg=True)
-    floor_R = cp.Parameter(num_limits, nonneg=True)
-    share_R = cp.multiply(per_centre_R, duals_R)
+    share_R = cp.multiply(_parameter("per_centre_R", num_limits), duals_R)
     utility_R = cp.minimum(*(slope * share_R + offset for slope, offset in _UTILITY))
     limits = [
-        taken_NR @ duals_R >= needed_N,
-        room_R @ duals_R == 1,
-        duals_R >= floor_R,
+        _parameter("taken_NR", num_columns, num_limits) @ duals_R
+        >= _parameter("needed_N", num_columns),
+        _parameter("room_R", num_limits) @ duals_R == 1,
+        duals_R >= _parameter("floor_R", num_limits),
     ]
-    return _Program(
-        num_columns=num_columns,
-        variable=duals_R,
-        parameters={
-            "taken_NR": taken_NR,
-            "needed_N": needed_N,
-            "room_R": room_R,
-            "per_centre_R": per_centre_R,
-            "floor_R": floor_R,
-        },
-        constraints={},
-        problem=cp.Problem(cp.Maximize(cp.sum(utility_R)), limits),
-    )
+    return cp.Problem(cp.Maximize(cp.sum(utility_R)), limits)
 
 
-def _size(columns: Sequence[Column]) -> int:
-    """The next power of two, so that few sizes are compiled."""
-    return max(1 << (len(columns) - 1).bit_length() if columns else 0, _LEAST_COLUMNS)
+def _within(x_N: cp.Variable, num_limits: int) -> cp.Constraint:
+    taken_NR = _parameter("taken_NR", x_N.size, num_limits)
+    return taken_NR.T @ x_N <= _parameter("room_R", num_limits)
 
 
-def _filled(values: Floats | Ints, num_columns: int) -> Floats:
-    """The values, by column, with zeros up to so many columns."""
-    rest = np.zeros((num_columns - len(values), *values.shape[1:]))
-    return np.concatenate([values.astype(np.float64), rest])
+def _parameter(name: str, *shape: int) -> cp.Parameter:
+    return cp.Parameter(shape, name=name, nonneg=True)
+
+
+def _size(p: Problem, columns: Sequence[Column]) -> tuple[int, int]:
+    """Columns, a power of two so that few sizes are compiled, and limits."""
+    num = max(1 << (len(columns) - 1).bit_length() if columns else 0, _LEAST_COLUMNS)
+    return num, len(p.room_R)
+
+
+def _taken_NR(p: Problem, columns: Sequence[Column]) -> Floats:
+    """What a copy of each takes of each limit."""
+    taken_NR = np.array([c.taken for c in columns], dtype=np.float64)
+    return taken_NR.reshape(len(columns), len(p.room_R))
