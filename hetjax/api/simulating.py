@@ -27,7 +27,7 @@ from hetjax.plans.files import read_plan
 from hetjax.plans.plan import Plan
 from hetjax.report.prediction import SimulatedStep, check_finite
 from hetjax.report.progress import working
-from hetjax.schedule.named import with_schedule
+from hetjax.schedule.named import may_split, with_schedule
 from hetjax.schedule.predicted import predict
 from hetjax.stage.arrays import OptimizerInit
 from hetjax.stage.partition import tied_holders
@@ -96,7 +96,16 @@ def _simulated(subject: _Subject, asked: _Asked, schedule: str | None) -> Simula
     if profile is not None:
         check_profile(profile, model.name, plan.seq_len, len(model.layers))
         check_measured(profile, device_kinds(plan, cluster), "plan")
-    costs = costs_of(plan, model, cluster, profile, dtype=dtype, optimizer=subject.init)
+    costs = costs_of(
+        plan,
+        model,
+        cluster,
+        profile,
+        dtype=dtype,
+        optimizer=subject.init,
+        # programs written by hand may split backwards under any schedule
+        halves=may_split(schedule or plan.schedule) or bool(plan.programs),
+    )
     check_times(costs)
     tied = tied_holders(plan, model)
     if schedule is not None:

@@ -19,6 +19,7 @@ from hetjax.cli.options import parse_options
 from hetjax.cli.outputs import check_folders, writing
 from hetjax.errors import BadInput
 from hetjax.plans.files import write_plan
+from hetjax.plans.schedules import FITTED, SCHEDULES
 from hetjax.report.picture import check_picture
 from hetjax.report.progress import working
 from hetjax.training.presets import PRESETS, check_plan_or_preset
@@ -45,6 +46,12 @@ Launch-aheads that suit slow links, kept as a plan to train with:
 Exit codes: 0 done, 2 bad input, 3 the plan needs more memory than there is."""
 
 
+_SCHEDULES = {name: row.summary for name, row in SCHEDULES.items()} | FITTED
+_SCHEDULE_HELP = "Another schedule than the plan's. " + ". ".join(
+    f"{name}: {summary}" for name, summary in _SCHEDULES.items()
+)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulateOptions:
     """The options of `simulate`."""
@@ -59,10 +66,7 @@ class SimulateOptions:
     """Measured times, from python -m hetjax.profile; else times are estimated."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """What is computed in; else the profile's, the preset's, or bfloat16."""
-    schedule: str | None = None
-    """Another schedule than the plan's: gpipe, 1f1b, h1f1b (launch-aheads that suit
-    stages and links), harp (those of HARP's thresholds), interleaved, zero-bubble, or
-    searched (the fastest that is found)."""
+    schedule: Annotated[str | None, tyro.conf.arg(help=_SCHEDULE_HELP)] = None
     trace: Path | None = None
     """Write the timeline here, to open in ui.perfetto.dev."""
     plot: Path | None = None

@@ -12,12 +12,12 @@ from hetjax.cluster.record import did_you_mean
 from hetjax.costs.costs import Costs
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan, Replica
-from hetjax.plans.schedules import SCHEDULES, default_launch_ahead
+from hetjax.plans.schedules import FITTED, SCHEDULES, default_launch_ahead
 from hetjax.schedule.launch_ahead import fitted, harp_delta, launch_limits, with_rule
 from hetjax.schedule.programs.action import Tied
 from hetjax.schedule.search import searched
 
-NAMES = (*SCHEDULES, "harp", "searched")
+NAMES = (*SCHEDULES, *FITTED)
 
 
 def may_split(name: str) -> bool:

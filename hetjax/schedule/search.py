@@ -18,7 +18,7 @@ from math import ceil
 
 from hetjax.costs.costs import Costs
 from hetjax.plans.plan import Plan
-from hetjax.plans.schedules import SCHEDULES
+from hetjax.plans.schedules import SCHEDULES, default_launch_ahead
 from hetjax.schedule.launch_ahead import (
     RULES,
     exact_delta,
@@ -35,7 +35,7 @@ from hetjax.schedule.programs.action import (
     Tied,
     format_program,
 )
-from hetjax.schedule.programs.generate import lane_orders
+from hetjax.schedule.programs.generate import lane_orders, lanes_of
 from hetjax.schedule.programs.list_schedule import Pipeline, list_schedule
 from hetjax.schedule.programs.lower import lower_lanes
 from hetjax.schedule.simulation.memory import capacity_bytes, memory_uses
@@ -144,16 +144,27 @@ def _whole(plan: Plan, costs: Costs, limits: Limits) -> Iterator[_Candidate]:
     if not _shares_devices(plan):
         for rule in RULES.values():
             yield _generated(with_rule(plan, costs, rule, limits))
-        yield _generated(replace(plan, schedule="gpipe", programs={}))
-    yield _generated(_by_default(plan, limits, "interleaved"))
+    yield from _named(plan, limits, splits=False)
     yield from _lists(plan, costs, limits, _cut(plan, lambda _: 0))
 
 
 def _halved(plan: Plan, costs: Costs, limits: Limits) -> Iterator[_Candidate]:
     """First candidates with some backwards, or all, in two halves."""
-    yield _generated(_by_default(plan, limits, "zero-bubble"))
+    yield from _named(plan, limits, splits=True)
     for num_cut in _cuts(plan, costs):
         yield from _lists(plan, costs, limits, num_cut)
+
+
+def _named(plan: Plan, limits: Limits, *, splits: bool) -> Iterator[_Candidate]:
+    """The schedules that no rule of launch-aheads stands for."""
+    shares = _shares_devices(plan)
+    for name, schedule in SCHEDULES.items():
+        if (
+            name not in RULES
+            and schedule.splits == splits
+            and (schedule.shares or not shares)
+        ):
+            yield _generated(_by_default(plan, limits, name))
 
 
 def _generated(plan: Plan) -> _Candidate:
@@ -161,11 +172,22 @@ def _generated(plan: Plan) -> _Candidate:
 
 
 def _by_default(plan: Plan, limits: Limits, schedule: str) -> Plan:
-    """1F1B's launch-aheads, as far as memory lets them.
+    """The schedule's launch-aheads, as far as memory lets them.
 
-    Zero-bubble lets every stage keep as much as the first, so the least limit counts.
+    GPipe asks for none. Zero-bubble lets every stage keep as much as the first, so the
+    least limit counts.
     """
-    plain = {(r, s): len(plan.replicas[r].stages) - s for r, s, _ in plan.stages()}
+    if SCHEDULES[schedule].order == "gpipe":
+        return replace(plan, schedule=schedule, programs={})
+    plain = {
+        (r, s): default_launch_ahead(
+            schedule,
+            num_stages=len(plan.replicas[r].stages),
+            stage=s,
+            num_microbatches=plan.replicas[r].num_microbatches,
+        )
+        for r, s, _ in plan.stages()
+    }
     if SCHEDULES[schedule].splits:
         least = {r: min(v for k, v in limits.items() if k[0] == r) for r, _ in limits}
         limits = {key: least[key[0]] for key in limits}
@@ -226,7 +248,6 @@ def _listed(plan: Plan, costs: Costs, limits: Limits, num_cut: Cuts) -> _Candida
     for r, replica in enumerate(plan.replicas):
         keys = [(r, s) for s in range(len(replica.stages))]
         times = [costs.times[key] for key in keys]
-        devices = list(dict.fromkeys((x.node, x.devices) for x in replica.stages))
         pipeline = Pipeline(
             forward_s=[t.forward_s for t in times],
             backward_s=[
@@ -236,7 +257,7 @@ def _listed(plan: Plan, costs: Costs, limits: Limits, num_cut: Cuts) -> _Candida
             input_gradient_s=[duration_s(t, Op.I) for t in times],
             weight_gradient_s=[duration_s(t, Op.W) for t in times],
             hop_s=[hop_s(costs, (r, s), (r, s + 1)) for _, s in keys],
-            lanes=[devices.index((x.node, x.devices)) for x in replica.stages],
+            lanes=lanes_of(replica),
             num_microbatches=replica.num_microbatches,
             num_cut=[num_cut[key] for key in keys],
         )
@@ -255,7 +276,7 @@ def _neighbours(
 ) -> Iterator[_Candidate]:
     """The same kind of schedule with one launch-ahead, or the cuts, changed by one."""
     plan = candidate.plan
-    if plan.schedule == "gpipe":
+    if SCHEDULES[plan.schedule].order == "gpipe":
         return
     num_cut = candidate.num_cut
     aheads = {(r, s): stage.launch_ahead for r, s, stage in plan.stages()}

@@ -9,6 +9,7 @@ import pytest
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
+from hetjax.plans.schedules import SCHEDULES
 from hetjax.plans.validation import validate_plan
 from tests.plans.strategies import Case, validate, with_replica, with_stage
 
@@ -64,9 +65,8 @@ def stage(**changes: Any) -> Plan:
 
 
 ONCE = "stages that hold layers 0 to 5 once each, in order"
-ONE_STAGE = (
-    "a device in one stage only (schedules interleaved and zero-bubble allow more)"
-)
+_SHARING = " and ".join(name for name, row in SCHEDULES.items() if row.shares)
+ONE_STAGE = f"a device in one stage only (schedules {_SHARING} allow more)"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ ONE_STAGE = (
         (
             replace(CASE.plan, schedule="1fb1"),
             "schedule = '1fb1'",
-            "one of gpipe, 1f1b, h1f1b, interleaved, zero-bubble",
+            f"one of {', '.join(SCHEDULES)}",
             "did you mean '1f1b'?",
         ),
         (

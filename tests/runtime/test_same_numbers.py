@@ -20,7 +20,7 @@ from hetjax.runtime.execution.feeding import Batch
 from hetjax.runtime.execution.gradient_sync import LocalSync
 from hetjax.runtime.execution.outcome import StepCommit
 from hetjax.runtime.execution.stage_runtime import StageRuntime
-from hetjax.schedule.programs.interleaved import rounds_of
+from hetjax.schedule.programs.generate import rounds_of
 from tests.runtime.charged import link_bytes, messages, sums
 from tests.runtime.oracle import (
     assert_gradients_equal,

@@ -2,6 +2,7 @@
 """Compute orders, against lists written by hand and closed forms of the bubble."""
 
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,10 +10,11 @@ from hypothesis import strategies as st
 
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan, Replica, Stage
+from hetjax.plans.schedules import Schedule
+from hetjax.schedule.programs import generate
 from hetjax.schedule.programs.generate import (
     by_stage,
     evaluation_actions,
-    gpipe,
     lane_orders,
     one_f_one_b,
 )
@@ -64,11 +66,12 @@ def test_1f1b_warms_up_then_alternates_then_cools_down() -> None:
 
 
 def test_gpipe_does_all_forwards_first() -> None:
-    assert shown(gpipe(3, 1, 3)) == "F0 F1 F2 B0 B1 B2"
+    assert shown(one_f_one_b(3, 1, 3, 3)) == "F0 F1 F2 B0 B1 B2"
 
 
 def test_the_last_stage_is_fused_in_every_schedule() -> None:
-    assert shown(gpipe(3, 2, 3)) == shown(one_f_one_b(3, 2, 3, 1)) == "FB0 FB1 FB2"
+    for launch_ahead in (3, 1):
+        assert shown(one_f_one_b(3, 2, 3, launch_ahead)) == "FB0 FB1 FB2"
     assert shown(one_f_one_b(1, 0, 2, 1)) == "FB0 FB1"
 
 
@@ -109,7 +112,14 @@ def test_evaluation_runs_every_microbatch_forward_in_order() -> None:
     ]
 
 
-def test_a_schedule_without_a_generator_is_refused() -> None:
+def test_a_schedule_that_there_is_not_is_refused_and_an_order_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     plan = one_replica(schedule="zigzag", launch_ahead=[1], microbatches=1)
     with pytest.raises(BadInput, match="zigzag.*\n.*gpipe, 1f1b"):
+        lane_orders(plan)
+    unknown: Any = "to and fro"
+    row = Schedule(summary="", order=unknown)
+    monkeypatch.setattr(generate, "SCHEDULES", {"zigzag": row})
+    with pytest.raises(AssertionError, match="to and fro"):
         lane_orders(plan)

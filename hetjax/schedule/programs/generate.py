@@ -1,28 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedules: the order in which one stage computes its microbatches.
+"""The order in which stages compute their microbatches, under each order rule.
 
-Owns the generators and the in-flight limit that goes with each schedule: GPipe, 1F1B
-(H-1F1B is the same order with other launch-aheads), interleaved 1F1B, zero-bubble and
-evaluation. Does not own launch-aheads that suit given times (`launch_ahead.py`),
-communication, reduction or buffers (`lower.py`).
+Owns the generators and the in-flight limit that goes with each rule: GPipe, 1F1B,
+interleaved 1F1B, zero-bubble and evaluation. Does not own launch-aheads that suit given
+times (`launch_ahead.py`), communication, reduction or buffers (`lower.py`).
+
+Interleaved 1F1B follows Megatron-LM (arXiv 2104.04473). Stage i is on lane i mod P, so
+that each of P lanes has V chunks. Microbatches go through in rounds of P, first one
+round through all chunks of a lane, then the next; and lane p computes
+2 (P - p - 1) + (V - 1) P forwards before its first backward, which are in flight with
+the one that follows.
+
+In launch-aheads, whose default on the last chunk is P - p: rounds of G microbatches,
+and (V - 1) G + 2 K - 1 in flight with K the last chunk's. That cannot block for any K
+that does not rise: a round at a time, its earlier chunks whole and its last chunk one
+by one, stays within. Other ways to share devices have no such rule.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import assert_never
 
 from hetjax.errors import BadInput
-from hetjax.plans.plan import Plan
+from hetjax.plans.plan import Plan, Replica
 from hetjax.plans.schedules import SCHEDULES
 from hetjax.schedule.programs.action import Action, Op, StageKey
-from hetjax.schedule.programs.interleaved import in_rounds, lanes_of, rounds_of
-from hetjax.schedule.programs.list_schedule import Pipeline, list_schedule
+from hetjax.schedule.programs.list_schedule import Pipeline, Rounds, list_schedule
 
 ComputeOrder = tuple[tuple[Op, int], ...]  # (op, microbatch)
-
-
-def gpipe(num_stages: int, stage: int, num_microbatches: int) -> ComputeOrder:
-    """Return all forwards, then all backwards; the last stage fuses them."""
-    return one_f_one_b(num_stages, stage, num_microbatches, num_microbatches)
 
 
 def one_f_one_b(
@@ -30,7 +35,8 @@ def one_f_one_b(
 ) -> ComputeOrder:
     """Return launch_ahead - 1 forwards, then F and B in turn, then what is left of B.
 
-    The last stage has nothing to wait for between F and B, so it fuses them.
+    With as many launch-aheads as microbatches that is GPipe. The last stage has nothing
+    to wait for between F and B, so it fuses them.
     """
     assert 0 <= stage < num_stages and launch_ahead >= 1
     if stage == num_stages - 1:
@@ -51,17 +57,18 @@ def in_flight_limit(plan: Plan, replica: int, stage: int) -> int:
     first one; rounds of interleaving need up to twice what 1F1B does.
     """
     held = plan.replicas[replica]
-    if plan.schedule == "gpipe":
+    order = SCHEDULES[plan.schedule].order
+    if order == "gpipe":
         return held.num_microbatches
-    if plan.schedule == "interleaved" and rounds_of(held):
-        return in_rounds(held.stages[stage].launch_ahead)
-    return held.stages[0 if SCHEDULES[plan.schedule].splits else stage].launch_ahead
+    if order == "interleaved" and rounds_of(held):
+        return _in_rounds(held.stages[stage].launch_ahead)
+    return held.stages[0 if order == "zero-bubble" else stage].launch_ahead
 
 
 def lane_orders(plan: Plan) -> list[list[Action]]:
     """Return the compute order of every lane, that is, of stages on the same devices.
 
-    Raises BadInput for a schedule without a generator.
+    Raises BadInput for a schedule that there is not.
     """
     if plan.schedule not in SCHEDULES:
         raise BadInput(
@@ -69,20 +76,19 @@ def lane_orders(plan: Plan) -> list[list[Action]]:
             allowed=f"one of {', '.join(SCHEDULES)}",
             fix='write "schedule": "1f1b" in the plan',
         )
-    orders: list[list[Action]] = []
-    for r, replica in enumerate(plan.replicas):
-        if SCHEDULES[plan.schedule].shares:
-            orders += _listed(plan, r)
-            continue
-        for s, stage in enumerate(replica.stages):
-            shape = len(replica.stages), s, replica.num_microbatches
-            order = (
-                gpipe(*shape)
-                if plan.schedule == "gpipe"
-                else one_f_one_b(*shape, stage.launch_ahead)
-            )
-            orders.append([Action(op, r, s, m) for op, m in order])
-    return orders
+    order = SCHEDULES[plan.schedule].order
+    if order == "interleaved" or order == "zero-bubble":
+        return [lane for r in range(len(plan.replicas)) for lane in _listed(plan, r)]
+    if order == "gpipe" or order == "1f1b":
+        return [_stage_order(plan, r, s) for r, s, _ in plan.stages()]
+    assert_never(order)
+
+
+def _stage_order(plan: Plan, r: int, s: int) -> list[Action]:
+    replica = plan.replicas[r]
+    shape = len(replica.stages), s, replica.num_microbatches
+    order = one_f_one_b(*shape, in_flight_limit(plan, r, s))
+    return [Action(op, r, s, m) for op, m in order]
 
 
 def by_stage(orders: Iterable[Sequence[Action]]) -> dict[StageKey, list[Action]]:
@@ -98,7 +104,8 @@ def _listed(plan: Plan, r: int) -> list[list[Action]]:
     """List-schedule a replica in unit time: F = I = W = 1, no time on links."""
     replica = plan.replicas[r]
     ones = [1.0] * len(replica.stages)
-    num_cut = replica.num_microbatches if SCHEDULES[plan.schedule].splits else 0
+    schedule = SCHEDULES[plan.schedule]
+    num_cut = replica.num_microbatches if schedule.splits else 0
     pipeline = Pipeline(
         forward_s=ones,
         backward_s=[2.0] * len(ones),
@@ -110,7 +117,7 @@ def _listed(plan: Plan, r: int) -> list[list[Action]]:
         num_cut=[num_cut] * len(ones),
     )
     kept = [in_flight_limit(plan, r, s) for s in range(len(ones))]
-    rounds = rounds_of(replica) if plan.schedule == "interleaved" else None
+    rounds = rounds_of(replica) if schedule.order == "interleaved" else None
     ahead = kept if rounds else [stage.launch_ahead for stage in replica.stages]
     lanes = list_schedule(pipeline, ahead, kept, rounds)
     return [[Action(op, r, s, m) for s, op, m in lane] for lane in lanes]
@@ -124,3 +131,31 @@ def evaluation_actions(plan: Plan) -> dict[StageKey, list[Action]]:
         ]
         for r, s, _ in plan.stages()
     }
+
+
+def lanes_of(replica: Replica) -> list[int]:
+    """Number the devices of the stages: equal numbers share them."""
+    places = [(stage.node, stage.devices) for stage in replica.stages]
+    devices = list(dict.fromkeys(places))
+    return [devices.index(place) for place in places]
+
+
+def rounds_of(replica: Replica) -> Rounds | None:
+    """Return the rounds of a replica, None if its stages do not go round and round."""
+    lanes = lanes_of(replica)
+    num_lanes, num_stages = max(lanes) + 1, len(lanes)
+    chunks = num_stages // num_lanes
+    if chunks == 1 or lanes != [*range(num_lanes)] * chunks:
+        return None
+    aheads = [stage.launch_ahead for stage in replica.stages]
+    earlier, last = aheads[:-num_lanes], aheads[-num_lanes:]
+    size = min(num_lanes, _in_rounds(min(earlier)))
+    return Rounds(
+        size=size,
+        most_in_flight=tuple((chunks - 1) * size + _in_rounds(ahead) for ahead in last),
+    )
+
+
+def _in_rounds(launch_ahead: int) -> int:
+    """Return how many forwards of one stage of such a replica may be in flight."""
+    return 2 * launch_ahead - 1

@@ -6,7 +6,7 @@ backward before a weight gradient; but a forward only while its stage has fewer 
 `launch_ahead` microbatches between F and B (or I), and fewer than `kept` between F and
 the end of B (or W). Of several stages on one lane (interleaving), what is ready of an
 earlier group of microbatches, as large as the pipeline has lanes, goes before a later
-one; where `rounds` are given (`interleaved.py`), forwards keep to that order also when
+one; where `rounds` are given (`generate.py`), forwards keep to that order also when
 they have to wait, and the lane has a limit for all its stages. With backwards cut in
 two this is zero-bubble scheduling for stages however unlike; for equal stages and F = I
 = W it reaches the floor (S - 1) F + M (F + I + W) with launch-ahead S - s and S kept
@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from hetjax.schedule.programs.action import Op
-from hetjax.schedule.programs.interleaved import Rounds
 
 Slot = tuple[int, Op, int]  # (stage, op, microbatch)
 
@@ -47,6 +46,14 @@ class Pipeline:
 
     def is_whole(self, stage: int, microbatch: int) -> bool:
         return microbatch < self.num_microbatches - self.num_cut[stage]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rounds:
+    """Microbatches by the round, and by lane the forwards that may be in flight."""
+
+    size: int
+    most_in_flight: tuple[int, ...]
 
 
 def list_schedule(

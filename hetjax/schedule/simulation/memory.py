@@ -287,9 +287,10 @@ def _remedy(use: MemoryUse, lack_bytes: float, where: str, plan: Plan) -> str:
     if largest != use.residual_bytes:
         return f"lower the microbatch_size, or give {where} a larger mesh.tensor"
     remat = f'give {where} "remat": "selective" or "full"'
-    if plan.schedule == "gpipe":
+    schedule = SCHEDULES[plan.schedule]
+    if schedule.order == "gpipe":
         return f'write "schedule": "1f1b", which keeps fewer in flight, or {remat}'
-    if SCHEDULES[plan.schedule].shares:
+    if schedule.shares:
         return (
             f'lower "launch_ahead" in the replica, from its first stage on, or {remat}'
         )
