@@ -84,6 +84,10 @@ class Cluster:
     def num_devices(self) -> int:
         return sum(node.count for node in self.nodes)
 
+    def node(self, name: str) -> Node:
+        """Return the node of that name, which is in the cluster."""
+        return next(node for node in self.nodes if node.name == name)
+
 
 def part_of(cluster: Cluster, names: Collection[str]) -> Cluster:
     """Return the cluster of these nodes alone, and the links with both ends in it."""

@@ -1,33 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan's costs on a cluster, in seconds, bytes and dollars.
+"""A plan's costs on a cluster: measured where somebody measured, else estimated.
 
-Owns how a profile's links and device kinds meet the cluster's, and what a plan's
-nodes cost. Does not own the costs themselves (`analytic.py`), nor which plan, cluster
-and profile it is about.
+Owns how stages, memory and the network come together, how a profile's links and device
+kinds meet the cluster's, and what a plan's nodes cost. Does not own the times of a
+stage (`stage_times.py`), its memory (`stage_memory.py`) nor routes
+(`network/routes.py`).
 """
 
 import math
 from dataclasses import replace
 
-from hetjax.cluster.catalogue import canonical_name, device_price_per_hour
+from hetjax.cluster.catalogue import (
+    canonical_name,
+    device_price_per_hour,
+    device_spec,
+)
 from hetjax.cluster.cluster import Cluster, Link
-from hetjax.costs.analytic import analytic_costs
-from hetjax.costs.costs import Costs
-from hetjax.costs.measured.profile import Profile, check_profile
-from hetjax.costs.network.messages import Transport
+from hetjax.costs.costs import (
+    Costs,
+    Group,
+    Reduction,
+    StageKey,
+    StageMemory,
+    StageTimes,
+)
+from hetjax.costs.measured.profile import DTYPES, Profile, check_profile
+from hetjax.costs.network.routes import Place, route, trunks
+from hetjax.costs.network.wire_bytes import Transport, gradient_sum, lane_share
+from hetjax.costs.stage_memory import hidden_size, stage_memory
+from hetjax.costs.stage_times import stage_times
 from hetjax.costs.static import adam_state
 from hetjax.models.model import Model
-from hetjax.plans.plan import Plan
+from hetjax.plans.plan import Plan, reduce_groups
+from hetjax.plans.worker_map import WorkerMap
 from hetjax.stage.arrays import OptimizerInit
+from hetjax.stage.partition import gradient_sizes, tied_holders
 
 
 def costs_of(
     plan: Plan,
     model: Model,
     cluster: Cluster,
-    profile: Profile | None,
+    profile: Profile | None = None,
     *,
-    dtype: str,
+    dtype: str = "bfloat16",
     optimizer: OptimizerInit = adam_state,
     transport: Transport = "sockets",
     halves: bool = True,
@@ -36,31 +52,69 @@ def costs_of(
 
     `dtype` is that of compute where there is no profile, `transport` how its workers
     talk. Without `halves` costs are known sooner, but a plan that cuts backwards in
-    two cannot be simulated. BadInput for an unknown device, an unreachable link or a
-    profile of another model.
+    two cannot be simulated. BadInput for an unknown device, an unreachable link, a
+    profile of another model, or one that lacks a layer on a device that it knows.
     """
-    if profile is None:
-        return analytic_costs(
-            plan,
-            model,
-            cluster,
-            dtype=dtype,
-            optimizer=optimizer,
-            transport=transport,
-            halves=halves,
-        )
-    check_profile(profile, model.name, plan.seq_len, len(model.layers))
-    cluster = with_measured_links(cluster, profile)
-    return analytic_costs(
-        plan,
-        model,
-        cluster,
-        dtype=profile.dtype,
-        optimizer=optimizer,
-        profile=profile,
-        transport=transport,
-        halves=halves,
+    if profile is not None:
+        check_profile(profile, model.name, plan.seq_len, len(model.layers))
+        cluster, dtype = with_measured_links(cluster, profile), profile.dtype
+    memory: dict[StageKey, StageMemory] = {}
+    times: dict[StageKey, StageTimes] = {}
+    traced = {"dtype": dtype, "optimizer": optimizer, "halves": halves}
+    for r, s, stage in plan.stages():
+        node = cluster.node(stage.node)
+        memory[r, s] = stage_memory(plan, model, (r, s), **traced)
+        times[r, s] = stage_times(plan, model, (r, s), node, profile=profile, **traced)
+    edges = _edges(plan)
+    routes = {edge: route(cluster, *places) for edge, places in edges.items()}
+    return Costs(
+        times=times,
+        trunks=trunks(cluster),
+        routes=routes,
+        message_bytes=_message_bytes(plan, model, cluster, dtype, transport),
+        reductions=_reductions(plan, model, cluster, transport),
+        memory=memory,
+        memory_bytes={
+            (r, s): device_spec(cluster.node(stage.node)).memory_gib * 2**30
+            for r, s, stage in plan.stages()
+        },
+        norm_s=2 * max((way.latency_s for way in routes.values()), default=0.0),
     )
+
+
+def _edges(plan: Plan) -> dict[tuple[StageKey, StageKey], tuple[Place, Place]]:
+    """Pairs of neighbouring stages with their devices, in both directions."""
+    places = {(r, s): (stage.node, stage.devices) for r, s, stage in plan.stages()}
+    forth = [((r, s), (r, s + 1)) for r, s in places if (r, s + 1) in places]
+    both = forth + [(after, before) for before, after in forth]
+    return {(a, b): (places[a], places[b]) for a, b in both}
+
+
+def _message_bytes(
+    plan: Plan, model: Model, cluster: Cluster, dtype: str, transport: Transport
+) -> dict[tuple[StageKey, StageKey], float]:
+    """Bytes per lane."""
+    width = hidden_size(model) * DTYPES[dtype]
+    found = {}
+    for (a, (r, s)), places in _edges(plan).items():
+        replica = plan.replicas[r]
+        activation = replica.microbatch_size * plan.seq_len * width
+        tensor = replica.stages[s].mesh.tensor
+        share = lane_share(cluster, *places, tensor, transport)
+        found[a, (r, s)] = activation * share
+    return found
+
+
+def _reductions(
+    plan: Plan, model: Model, cluster: Cluster, transport: Transport
+) -> dict[Group, Reduction]:
+    members = WorkerMap(plan, cluster.nodes)
+    return {
+        group: gradient_sum(
+            holders, gradient_sizes(model, group), members, cluster, transport
+        )
+        for group, holders in reduce_groups(plan, tied_holders(plan, model)).items()
+    }
 
 
 def with_measured_links(cluster: Cluster, profile: Profile) -> Cluster:

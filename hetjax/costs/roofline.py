@@ -4,7 +4,7 @@
 Every kernel takes the longer of its arithmetic and its memory traffic, plus the time
 to launch it; all-reduces over the tensor axis are rings whose time adds up, as do the
 collectives over the data axis that come with an update. Owns this model and its
-constants. Does not own what the kernels are (`graph/fusion.py`), the figures
+constants. Does not own what the kernels are (`graph/kernels.py`), the figures
 of a device (the catalogue) nor measured times (`profile.py`).
 """
 
@@ -13,8 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hetjax.cluster.catalogue import DeviceSpec
-from hetjax.costs.graph.collectives import all_reduces
-from hetjax.costs.graph.fusion import moved
+from hetjax.costs.graph.kernels import all_reduces, fused_kernels
 from hetjax.costs.graph.passes import Passes, SplitPasses
 from hetjax.costs.graph.values import Cuts, Graph, Step
 from hetjax.costs.network.routes import NETWORK_LATENCY_S
@@ -187,7 +186,7 @@ def matmul_s(
 
 def _kernels_s(graph: Graph, cuts: Cuts, device: DeviceSpec) -> float:
     total_s = 0.0
-    for kernel in moved(graph):
+    for kernel in fused_kernels(graph):
         if kernel.step.body is not None:
             steps_s = _kernels_s(kernel.step.body, cuts, device)
             total_s += kernel.step.length * steps_s
@@ -201,11 +200,8 @@ def _kernels_s(graph: Graph, cuts: Cuts, device: DeviceSpec) -> float:
 
 def _product_s(step: Step, cuts: Cuts, device: DeviceSpec) -> float:
     itemsize = max(v.dtype.itemsize for v in step.inputs)
-    launch_s = calibration(device).launch_s
-    if step.op != "dot_general":
-        size = sum(cuts.num_bytes(v) for v in (*step.inputs, *step.outputs))
-        return launch_s + size / _bytes_per_s(device)
-    return launch_s + matmul_s(_product_sizes(step, cuts), itemsize, device)
+    product_s = matmul_s(_product_sizes(step, cuts), itemsize, device)
+    return calibration(device).launch_s + product_s
 
 
 def _product_sizes(step: Step, cuts: Cuts) -> tuple[int, int, int, int]:

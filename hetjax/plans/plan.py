@@ -167,6 +167,28 @@ def segments_of(stage: Stage, of_plan: list[LayerRange]) -> list[LayerRange]:
     return [segment for segment in of_plan if lo <= segment[0] and segment[1] <= hi]
 
 
+def reduce_groups(
+    plan: Plan, tied: Mapping[str, tuple[StageKey, ...]]
+) -> dict[Group, tuple[StageKey, ...]]:
+    """The holders of every gradient group with several, in the order of REDUCE.
+
+    Highest layers come first, because their gradients are done first; a tied
+    parameter's gradients come from both ends of the pipeline, so it comes last. `tied`
+    gives the holders of each tied parameter by path.
+    """
+    stages = [(r, s, stage.layers) for r, s, stage in plan.stages()]
+    keys = {(r, s) for r, s, _ in stages}
+    groups: dict[Group, tuple[StageKey, ...]] = {}
+    for lo, hi in reversed(segments(plan)):
+        groups[lo, hi] = tuple(
+            (r, s) for r, s, layers in stages if layers[0] <= lo and hi <= layers[1]
+        )
+    for path in sorted(tied):
+        assert keys.issuperset(tied[path]), f"{path} is held outside the plan"
+        groups[path] = tuple(sorted(set(tied[path])))
+    return {group: holders for group, holders in groups.items() if len(holders) > 1}
+
+
 def first_sample(plan: Plan, replica: int) -> int:
     """Index of the replica's first sample in the global batch."""
     return sum(r.num_microbatches * r.microbatch_size for r in plan.replicas[:replica])

@@ -20,8 +20,7 @@ from hetjax.report.picture import Picture
 from hetjax.report.timeline import timeline_picture
 from hetjax.schedule.predicted import Predicted
 from hetjax.schedule.simulation.result import Lane, lane_of
-from hetjax.schedule.simulation.spans import simulated_spans
-from hetjax.schedule.simulation.trace import Span, perfetto
+from hetjax.schedule.simulation.trace import Span, perfetto, simulated_spans
 
 if TYPE_CHECKING:  # a run that has its plan does not import the planner
     from hetjax.planner.search.find import Found

@@ -3,7 +3,7 @@
 
 Owns the drawing, for print and screen: the colours (Okabe and Ito's, which colour-blind
 readers can tell apart), the strips under a row for what leaves it, the numbers of
-microbatches where they fit. Does not own the times (`schedule/simulation/spans.py`).
+microbatches where they fit. Does not own the times (`schedule/simulation/trace.py`).
 """
 
 from collections.abc import Collection, Iterable, Iterator

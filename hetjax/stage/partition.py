@@ -202,25 +202,19 @@ def stage_stacks(model: Model, ranges: Sequence[LayerRange]) -> StageStacks:
     return stage_parameters(model, ranges).kind
 
 
-def gradient_sizes(model: Model, segment: LayerRange) -> list[int]:
-    """Elements of each array that is summed as one for a segment.
+def gradient_sizes(model: Model, group: Group) -> list[int]:
+    """Elements of each array that is summed as one for a gradient group.
 
-    These are its stacked parameters without tied ones, which have sums of their own.
+    Of a segment these are its stacked parameters without tied ones, which have sums of
+    their own.
     """
+    segment = (0, len(model.layers)) if isinstance(group, str) else group
     held = stage_parameters(model, [segment])
     stacks = held.kind.stacks
     return [
         stacks[at].num_units * math.prod(stacks[at].leaves()[leaf].shape)
-        for at, leaf in held.groups.get(segment, ())
+        for at, leaf in held.groups.get(group, ())
     ]
-
-
-def tied_params(model: Model) -> dict[str, AbstractParam]:
-    """The model's tied parameters by full path, ascending."""
-    return {
-        path: abstract_params(owner)[path.removeprefix(owner.path + ".")]
-        for path, owner in _tied_in(model, (0, len(model.layers))).items()
-    }
 
 
 def tied_holders(plan: Plan, model: Model) -> dict[str, tuple[StageKey, ...]]:

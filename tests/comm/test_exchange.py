@@ -11,7 +11,7 @@ import pytest
 
 from hetjax.comm.exchange import total
 from hetjax.comm.peers import Peers
-from hetjax.costs.network.sums import exchanged
+from hetjax.costs.network.wire_bytes import exchanged
 
 NAMES = ("a", "b", "c", "d")
 

@@ -7,13 +7,13 @@ from itertools import combinations, permutations, product
 import pytest
 
 from hetjax.cluster.cluster import Cluster, Link, Node
-from hetjax.costs.network.messages import lane_share
 from hetjax.costs.network.nearest import (
     End,
     least_shared_card_bytes_per_s,
     nearest,
 )
 from hetjax.costs.network.routes import ring_card_bytes_per_s, route, trunks
+from hetjax.costs.network.wire_bytes import lane_share
 
 # (devices, hosts) of two nodes
 SHAPES = [

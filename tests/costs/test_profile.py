@@ -23,7 +23,7 @@ from hetjax.costs.measured.profile_files import (
     read_profile,
     write_profile,
 )
-from hetjax.costs.measured.profiled import profiled_times
+from hetjax.costs.stage_times import profiled_times
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Remat, Stage, StageMesh
 

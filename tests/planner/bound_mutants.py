@@ -11,9 +11,9 @@ from typing import Any
 from unittest.mock import patch
 
 from hetjax.cluster.cluster import Cluster, Node
-from hetjax.costs.network.messages import lane_share
 from hetjax.costs.network.nearest import End, Nearest
 from hetjax.costs.network.routes import ring_card_bytes_per_s, route
+from hetjax.costs.network.wire_bytes import lane_share
 from hetjax.planner.model import terms
 from hetjax.planner.model.problem import Problem
 from hetjax.planner.model.request import NodeClass

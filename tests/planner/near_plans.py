@@ -60,7 +60,7 @@ def proof_of(request: Request) -> Proof:
 def without_memory() -> AbstractContextManager[object]:
     """Leave out what memory plans take, which takes long to tell."""
     return patch(
-        "hetjax.costs.analytic.stage_memory", lambda *args, **kwargs: StageMemory()
+        "hetjax.costs.plan_costs.stage_memory", lambda *args, **kwargs: StageMemory()
     )
 
 

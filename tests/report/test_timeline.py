@@ -14,8 +14,7 @@ from hetjax.report.picture import check_picture
 from hetjax.report.timeline import timeline_picture
 from hetjax.schedule.programs.lower import lower
 from hetjax.schedule.simulation.simulator import simulate
-from hetjax.schedule.simulation.spans import simulated_spans
-from hetjax.schedule.simulation.trace import Span
+from hetjax.schedule.simulation.trace import Span, simulated_spans
 
 
 def stage(node: str, devices: tuple[int, ...], layers: tuple[int, int], ahead: int):

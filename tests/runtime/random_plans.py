@@ -11,11 +11,10 @@ from hetjax.costs.costs import Costs, Route, StageTimes
 from hetjax.models.decoders import GPTConfig, LlamaConfig, gpt_model, llama_model
 from hetjax.models.model import Model, tensor_sizes
 from hetjax.models.moe import Routing
-from hetjax.plans.plan import LayerRange, Plan, Replica, Stage, StageMesh
+from hetjax.plans.plan import LayerRange, Plan, Replica, Stage, StageMesh, reduce_groups
 from hetjax.plans.schedules import SCHEDULES
 from hetjax.schedule.programs.action import Action, Op, StageKey, format_program
 from hetjax.schedule.programs.generate import by_stage, lane_orders
-from hetjax.schedule.programs.groups import reduce_groups
 from hetjax.schedule.programs.lower import communicate, finish, free, reduce
 from hetjax.schedule.programs.merge import merge
 from hetjax.schedule.search import searched

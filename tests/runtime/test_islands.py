@@ -22,9 +22,9 @@ import pytest
 
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.comm.wire import SUMS
-from hetjax.costs.analytic import analytic_costs
 from hetjax.costs.costs import Costs
-from hetjax.costs.network.messages import Transport
+from hetjax.costs.network.wire_bytes import Transport
+from hetjax.costs.plan_costs import costs_of
 from hetjax.errors import BadInput
 from hetjax.launch.processes import Processes
 from hetjax.runtime.control.controller import Controller
@@ -137,7 +137,7 @@ def sent(directory: Path, kinds: Container[int]) -> dict[str, float]:
 
 
 def linked_costs(case: Case, transport: Transport) -> Costs:
-    return analytic_costs(
+    return costs_of(
         case.plan, case.model, ALL_LINKED, dtype="float32", transport=transport
     )
 

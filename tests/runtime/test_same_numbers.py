@@ -14,7 +14,7 @@ import pytest
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.comm.tally import Tally
 from hetjax.comm.transport import InProcess
-from hetjax.costs.analytic import analytic_costs
+from hetjax.costs.plan_costs import costs_of
 from hetjax.runtime.execution.executor import Observer, Step
 from hetjax.runtime.execution.feeding import Batch
 from hetjax.runtime.execution.gradient_sync import LocalSync
@@ -132,7 +132,7 @@ def assert_charged(case: Case, runtime: Watched) -> None:
     transport, sync = runtime.last.transport, runtime.last.sync
     assert isinstance(transport, InProcess)
     assert isinstance(sync, LocalSync)
-    costs = analytic_costs(
+    costs = costs_of(
         case.plan, case.model, LINKED, dtype="float32", transport="in-process"
     )
     assert between(case, transport.sent) == link_bytes(messages(case, costs))

@@ -15,7 +15,7 @@ import pytest
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.comm.wire import SUMS
-from hetjax.costs.analytic import analytic_costs
+from hetjax.costs.plan_costs import costs_of
 from hetjax.errors import BadInput
 from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.execution.stage_runtime import StageRuntime
@@ -93,7 +93,7 @@ def assert_charged(case: Case, directory: Path) -> None:
         name="cards",
         nodes=tuple(replace(node, device="H100-80GB-HBM3") for node in NODES),
     )
-    costs = analytic_costs(case.plan, case.model, cluster, dtype="float32")
+    costs = costs_of(case.plan, case.model, cluster, dtype="float32")
     assert on_cards(sent(directory, [SUMS])) == of_cards(sums(costs))
     found, charged = (
         on_cards(sent(directory, MESSAGES)),

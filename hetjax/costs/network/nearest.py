@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the network takes at least, wherever on their nodes stages lie.
 
-Owns lower bounds to what `routes.py` and `messages.py` tell of places that are known:
+Owns lower bounds to what `routes.py` and `wire_bytes.py` tell of places that are known:
 of a message between two stages, and of the rings inside one. Devices of a stage may be
 any of its node, in any order, so what is best for each term is taken for itself. Does
 not own which nodes come into question (`planner/model/hops.py`).
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from hetjax.cluster.catalogue import device_spec
 from hetjax.cluster.cluster import Cluster, Node
-from hetjax.costs.network.messages import least_copies
 from hetjax.costs.network.routes import num_lanes, route
+from hetjax.costs.network.wire_bytes import least_copies
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,7 +13,7 @@ network card with both directions, every link of the cluster file a trunk each w
 A stage's devices send side by side, in lanes (`num_lanes`): its messages' bytes are to
 be divided by the lanes, and the port of one device stands for all of them, since a
 stage uses its devices alike. Rings inside a stage share the cards of its hosts
-(`ring_card_bytes_per_s`). Does not own how many bytes there are (`costs/analytic`),
+(`ring_card_bytes_per_s`). Does not own how many bytes there are (`wire_bytes.py`),
 nor how messages share a trunk (`schedule/simulation/traffic.py`).
 """
 
@@ -74,7 +74,7 @@ def num_lanes(cluster: Cluster, source: Place, target: Place) -> int:
 
 def ports(cluster: Cluster, place: Place) -> tuple[str, str]:
     """Return the ports out and in that stand for those of all devices of a place."""
-    node, first = _node(cluster, place), place[1][0]
+    node, first = cluster.node(place[0]), place[1][0]
     return _port(node, first, "out"), _port(node, first, "in")
 
 
@@ -106,7 +106,7 @@ class _Way:
 def _way(cluster: Cluster, source: Place, target: Place) -> _Way:
     if source == target:
         return _Way(trunks=(), latency_s=0.0)
-    a, b = _node(cluster, source), _node(cluster, target)
+    a, b = cluster.node(source[0]), cluster.node(target[0])
     link = _link(cluster, a.name, b.name)
     if link:
         return _Way(trunks=(f"{a.name}>{b.name}",), latency_s=link.latency_ms / 1e3)
@@ -182,10 +182,6 @@ def _card(node: Node, host: int, way: str) -> str:
 def _host(node: Node, device: int) -> int:
     assert 0 <= device < node.count
     return device // (node.count // node.hosts)
-
-
-def _node(cluster: Cluster, place: Place) -> Node:
-    return next(node for node in cluster.nodes if node.name == place[0])
 
 
 def _link(cluster: Cluster, one: str, other: str) -> Link | None:

@@ -13,9 +13,9 @@ from hetjax.cluster.catalogue import canonical_name, catalogue
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.costs.costs import Costs
 from hetjax.costs.measured.profile import Profile
-from hetjax.costs.measured.profiled import has_halves
 from hetjax.costs.plan_costs import device_kinds
 from hetjax.costs.stage_memory import stage_memory
+from hetjax.costs.stage_times import has_halves
 from hetjax.errors import BadInput
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan

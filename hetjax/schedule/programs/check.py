@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from hetjax.errors import BadInput
-from hetjax.plans.plan import Plan
+from hetjax.plans.plan import Plan, reduce_groups
 from hetjax.schedule.programs.action import (
     COMPUTE,
     NO_ACCESS,
@@ -30,7 +30,6 @@ from hetjax.schedule.programs.action import (
 )
 from hetjax.schedule.programs.deadlock import check_deadlock, check_total_order
 from hetjax.schedule.programs.generate import in_flight_limit
-from hetjax.schedule.programs.groups import reduce_groups
 
 _TRAINING = frozenset(Op) - {Op.E}
 _EVALUATION = frozenset({Op.E, Op.SEND, Op.RECV, Op.FREE})

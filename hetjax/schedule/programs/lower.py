@@ -9,7 +9,7 @@ proof that the result is right (`check.py`).
 
 from collections.abc import Mapping, Sequence
 
-from hetjax.plans.plan import Plan
+from hetjax.plans.plan import Plan, reduce_groups
 from hetjax.schedule.programs.action import (
     BUFFERS,
     NO_ACCESS,
@@ -27,7 +27,6 @@ from hetjax.schedule.programs.action import (
 )
 from hetjax.schedule.programs.check import check
 from hetjax.schedule.programs.generate import by_stage, evaluation_actions, lane_orders
-from hetjax.schedule.programs.groups import reduce_groups
 from hetjax.schedule.programs.merge import merge
 
 Orders = Mapping[StageKey, list[Action]]  # the actions of each stage, in order

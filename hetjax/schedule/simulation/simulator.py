@@ -11,13 +11,16 @@ A worker that only enqueues costs nothing here.
 Does not own times and bytes (`costs/`), memory (`memory.py`) nor the programs.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Literal
 
 from hetjax.costs.costs import Costs, Route, StageTimes
 from hetjax.plans.plan import Plan
 from hetjax.schedule.programs.action import (
+    COLLECTIVE,
     COMPUTE,
     Action,
     Group,
@@ -27,7 +30,6 @@ from hetjax.schedule.programs.action import (
     StageKey,
     dataflow,
 )
-from hetjax.schedule.programs.meetings import NORM, Meetings
 from hetjax.schedule.simulation.result import (
     Edge,
     Lane,
@@ -39,6 +41,7 @@ from hetjax.schedule.simulation.result import (
 from hetjax.schedule.simulation.traffic import Traffic
 
 _NEVER = float("inf")
+NORM = None  # the name of the one collective that is no group's
 
 
 def simulate(programs: Programs, plan: Plan, costs: Costs) -> Simulation:
@@ -78,6 +81,43 @@ _Way = tuple[float, _Channel | None, _Channel | None]
 _Step = tuple[Action, float, _Channel | None, _Channel | None]
 
 
+class _Meetings:
+    """The collectives of one step; `waiting` are those to be told when one is done."""
+
+    def __init__(self, programs: Programs) -> None:
+        met = [a for program in programs.values() for a in program]
+        met = [action for action in met if action.op in COLLECTIVE]
+        self._missing = Counter(action.group for action in met)
+        self._groups_of: dict[StageKey, list[Group]] = defaultdict(list)
+        for action in met:
+            if action.group is not None:
+                self._groups_of[action.key].append(action.group)
+        self.last_s: dict[Group | None, float] = defaultdict(float)
+        self.done_s: dict[Group | None, float] = {}
+        self.waiting: dict[Group | None, list[Callable[[float], None]]]
+        self.waiting = defaultdict(list)
+
+    def come(self, group: Group | None, now: float) -> bool:
+        """Note one holder; True if it is the last to come."""
+        self._missing[group] -= 1
+        self.last_s[group] = max(self.last_s[group], now)
+        return not self._missing[group]
+
+    def waits_for(self, action: Action) -> Group | None | Literal[False]:
+        """Return what must be done before the action; False if nothing."""
+        if action.op is Op.UPDATE:
+            return False if NORM in self.done_s else NORM
+        if action.op is Op.NORM:
+            for group in self._groups_of[action.key]:
+                if group not in self.done_s:
+                    return group
+        return False
+
+    def reduced_s(self, stage: StageKey) -> float:
+        """Return when the last of the stage's groups was summed."""
+        return max((self.done_s[g] for g in self._groups_of[stage]), default=0.0)
+
+
 @dataclass(slots=True)
 class _LaneRun:
     """A lane on its way through its actions."""
@@ -108,7 +148,7 @@ class _Run:
             ]
         self.traffic = Traffic(costs.trunks, routes)
         self.lanes = self._lane_runs(programs)
-        self.meetings = Meetings(programs)
+        self.meetings = _Meetings(programs)
         self.reduced: list[Timed] = []
 
     def result(self) -> Simulation:

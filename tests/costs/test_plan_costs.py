@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from hetjax.cluster.cluster import Cluster, Link, Node
-from hetjax.costs.analytic import analytic_costs
 from hetjax.costs.costs import Costs
 from hetjax.costs.measured.profile import Measurement, Profile
-from hetjax.costs.network.messages import Transport
+from hetjax.costs.network.wire_bytes import Transport
+from hetjax.costs.plan_costs import costs_of
 from hetjax.models.model import Model, parameter_count
 from hetjax.models.presets import model_preset
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
@@ -52,7 +52,7 @@ def test_messages_cross_once_between_workers_and_within_one_to_every_tensor_rank
     transport: Transport,
 ):
     model = family("llama")
-    costs = analytic_costs(two_replicas(model), model, CLUSTER, transport=transport)
+    costs = costs_of(two_replicas(model), model, CLUSTER, transport=transport)
     activation = 2 * SEQ_LEN * WIDTH * 2
     copies = 2 if transport == "in-process" else 1
     assert costs.message_bytes[(0, 0), (0, 1)] == activation
@@ -71,7 +71,7 @@ def test_reductions_carry_every_gradient_once_between_workers(
     name: str, transport: Transport
 ):
     model = family(name)
-    costs = analytic_costs(two_replicas(model), model, CLUSTER, transport=transport)
+    costs = costs_of(two_replicas(model), model, CLUSTER, transport=transport)
     ranges = {group for group in costs.reductions if not isinstance(group, str)}
     assert ranges == {(0, 3), (3, 4), (4, 6)}
     assert {g for g in costs.reductions if isinstance(g, str)} == (
@@ -91,7 +91,7 @@ def test_reductions_carry_every_gradient_once_between_workers(
 
 def test_memory_is_that_of_the_device():
     model = family("llama")
-    costs = analytic_costs(two_replicas(model), model, CLUSTER)
+    costs = costs_of(two_replicas(model), model, CLUSTER)
     assert costs.memory_bytes[0, 0] == 80 * 2**30
     assert costs.memory_bytes[1, 1] == 32 * 2**30
     assert costs.memory[0, 0].static_bytes < costs.memory[1, 0].static_bytes
@@ -119,8 +119,8 @@ def test_measured_times_go_before_estimates_on_the_devices_that_were_measured():
             for kind in ("embedding", "block", "head")
         ),
     )
-    estimated = analytic_costs(plan, model, CLUSTER)
-    known = analytic_costs(plan, model, CLUSTER, profile=profile)
+    estimated = costs_of(plan, model, CLUSTER)
+    known = costs_of(plan, model, CLUSTER, profile=profile)
     assert known.times[0, 1].forward_s == 3.0
     assert known.times[0, 1].backward_s == 6.0
     assert known.times[0, 0] == estimated.times[0, 0]
@@ -150,12 +150,12 @@ def test_a_profile_serves_a_device_under_any_of_its_names(wanted: str, measured:
         measurements=(block,),
     )
     one = Cluster(name="one", nodes=(Node(name="n", device=wanted, count=2),))
-    times = analytic_costs(plan, model, one, profile=profile).times
+    times = costs_of(plan, model, one, profile=profile).times
     assert (times[0, 0].forward_s, times[0, 0].update_s) == (6.0, 3.0)
     stage = plan.replicas[0].stages[0]
     other = replace(plan.replicas[0], stages=(replace(stage, devices=(1,)),))
     two = replace(plan, global_batch=4, replicas=(*plan.replicas, other))
-    shared = analytic_costs(two, model, one, profile=profile).times
+    shared = costs_of(two, model, one, profile=profile).times
     assert shared[0, 0].update_s == shared[1, 0].update_s == 12.0
 
 
@@ -206,15 +206,15 @@ def test_data_ranks_pay_for_slow_hosts_what_replicas_pay():
         ),
     )
     ring_s = 7 / 4 * 4 * num_params / 1.25e9
-    replicas = analytic_costs(eight, model, hosts(8))
+    replicas = costs_of(eight, model, hosts(8))
     for card in (name for name in replicas.trunks if "host" in name):
         summed_s = sum(
             reduction.trunk_bytes[card] / 1.25e9
             for reduction in replicas.reductions.values()
         )
         assert summed_s == pytest.approx(ring_s, rel=0.05)  # 7.3 s
-    inside = analytic_costs(one, model, hosts(1)).times[0, 0]
-    over = analytic_costs(one, model, hosts(8)).times[0, 0]
+    inside = costs_of(one, model, hosts(1)).times[0, 0]
+    over = costs_of(one, model, hosts(8)).times[0, 0]
     assert inside.update_s < 0.2 < 7 < over.update_s
     # replicas update all weights themselves; ranks also gather bf16 copies
     gather_s = 7 / 8 * 2 * num_params / 1.25e9
@@ -231,7 +231,7 @@ def test_a_tensor_group_over_hosts_is_as_slow_as_their_cards():
     spread = replace(plan, replicas=(replace(plan.replicas[0], stages=(across,)),))
 
     def times(plan: Plan) -> Costs:
-        return analytic_costs(plan, model, hosts(2, count=4))
+        return costs_of(plan, model, hosts(2, count=4))
 
     inside, over = times(plan).times[0, 0], times(spread).times[0, 0]
     # every block sums two activations of 1 sequence forwards, on half a card
@@ -264,7 +264,7 @@ def test_a_measured_update_pays_for_its_data_axis_too():
 
     def update_s(num_hosts: int, profile: Profile | None) -> float:
         cluster = hosts(num_hosts, count=2)
-        times = analytic_costs(plan, model, cluster, profile=profile).times
+        times = costs_of(plan, model, cluster, profile=profile).times
         return times[0, 0].update_s
 
     over_network = update_s(2, None) - update_s(1, None)

@@ -1,26 +1,80 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many bytes a gradient sum puts on every trunk.
+"""How many bytes messages and gradient sums put on their way.
 
-Owns what the runtime does, in numbers; the one definition that simulations charge by,
-and that tests hold against what was counted. Between workers rows are exchanged by the
-host (`hetjax/comm/exchange.py`); holders inside a worker only give it their rows and
-get the sums. Where all holders are in one process, each gets the rows of all others
-from device to device (`hetjax/comm/reduction.py`). Does not own ways (`routes.py`).
+Owns what the runtime does, in numbers; the one definition that simulations and the
+planner charge by, and that tests hold against what was counted.
+
+* A message between workers (`hetjax/comm/wire.py`, `comm/pull.py`) takes every row once
+  to each worker that needs it, which copies it to its tensor ranks; inside one
+  (`hetjax/mesh/reshard.py`) every tensor rank gets a copy of its own.
+* For a sum, workers exchange rows by the host (`hetjax/comm/exchange.py`); holders
+  inside a worker only give it their rows and get the sums. Where all holders are in one
+  process, each gets the rows of all others from device to device
+  (`hetjax/comm/reduction.py`).
+
+Does not own ways (`routes.py`).
 """
 
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import permutations
+from typing import Literal
 
-from hetjax.cluster.cluster import Cluster
+from hetjax.cluster.cluster import Cluster, Node
 from hetjax.costs.costs import Reduction, StageKey
-from hetjax.costs.network.messages import Transport
 from hetjax.costs.network.routes import Place, num_lanes, ports, route
 from hetjax.plans.worker_map import WorkerMap, node_of
 
+# how workers talk to each other; "in-process" is when all nodes are in one worker
+Transport = Literal["sockets", "transfer", "in-process"]
 GRADIENT_BYTES = 4  # of an element: gradients are summed in fp32
 DIRECT_BYTES = 256 << 10  # up to here all send all to all (`comm/exchange.py`)
+
+
+def lane_share(
+    cluster: Cluster,
+    source: Place,
+    target: Place,
+    tensor: int,
+    transport: Transport = "sockets",
+) -> float:
+    """Bytes on each lane of a message's route, per byte of the activation.
+
+    `tensor` is the tensor degree of the receiver.
+    """
+    copies = _copies(cluster, source, target, tensor, transport)
+    return copies / num_lanes(cluster, source, target)
+
+
+def least_copies(source: Node, target: Node, tensor: int) -> int:
+    """How often the activation travels at least, wherever on the nodes stages lie.
+
+    Every tensor group has some worker, and as many as it needs hosts.
+    """
+    if source.name == target.name and target.hosts == 1:
+        return tensor
+    return math.ceil(tensor / target.devices_per_host)
+
+
+def _copies(
+    cluster: Cluster, source: Place, target: Place, tensor: int, transport: Transport
+) -> float:
+    """How often the activation travels; its data ranks need a part of it each."""
+    workers = _workers(cluster, target)
+    if transport == "in-process" or {*_workers(cluster, source), *workers} == {
+        workers[0]
+    }:
+        return tensor
+    ranks = [workers[at : at + tensor] for at in range(0, len(workers), tensor)]
+    return sum(len(set(rank)) for rank in ranks) / len(ranks)
+
+
+def _workers(cluster: Cluster, place: Place) -> list[str]:
+    """By device of the place, who has it: one worker for each host."""
+    name, devices = place
+    node = cluster.node(name)
+    return [node.workers[device // node.devices_per_host] for device in devices]
 
 
 def exchanged(num_workers: int, num_elements: int) -> Iterator[tuple[int, int, int]]:
@@ -80,5 +134,5 @@ def _on_ports(cluster: Cluster, places: Sequence[Place], size: int) -> Reduction
 
 def _place_of(cluster: Cluster, worker: str) -> Place:
     """A device of the worker: its host's card is the same from all of them."""
-    node = next(node for node in cluster.nodes if node.name == node_of(worker))
+    node = cluster.node(node_of(worker))
     return node.name, (node.workers.index(worker) * node.devices_per_host,)

@@ -12,8 +12,7 @@ from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.schedule.programs.action import Op
 from hetjax.schedule.programs.lower import lower
 from hetjax.schedule.simulation.simulator import simulate
-from hetjax.schedule.simulation.spans import simulated_spans
-from hetjax.schedule.simulation.trace import perfetto
+from hetjax.schedule.simulation.trace import perfetto, simulated_spans
 
 
 def plan_of(depths: list[int], num_microbatches: int) -> Plan:

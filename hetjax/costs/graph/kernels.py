@@ -1,17 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The all-reduces over the tensor axis that a pass needs.
+"""What an accelerator runs of a pass: fused kernels, and all-reduces between them.
 
-A product or sum over a cut dim leaves every device with a part of the sum. Sums of
-such parts stay parts; whatever else reads one needs it whole: an all-reduce. Owns this
-walk. Does not own what an all-reduce takes (`roofline.py`).
+Matrix products, loops, sorts and scatters read and store whole arrays; everything
+between them, sums included, is one fused kernel per array that one of them reads. A
+product or sum over a cut dim leaves every device with a part of the sum. Sums of such
+parts stay parts; whatever else reads one needs it whole: an all-reduce over the tensor
+axis. Does not own what a compiler for CPUs stores (`liveness.py`) nor seconds
+(`roofline.py`).
 """
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from hetjax.costs.graph.values import Cuts, Graph, Step, Value
+from hetjax.costs.graph.values import Cuts, Graph, Origin, Step, Value
 
+_WHOLE = frozenset(
+    "cumsum dot_general gather scan scatter scatter-add sort top_k while".split()
+)
 _LINEAR = frozenset({"add", "add_any", "sub"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FusedKernel:
+    """One kernel, the stored values that it reads and those that it writes."""
+
+    step: Step
+    reads: tuple[Value, ...]
+    writes: tuple[Value, ...]
+
+
+def fused_kernels(graph: Graph) -> Iterator[FusedKernel]:
+    """Fuse a graph between its products; bodies of loops are left to the caller."""
+    stored = {id(v) for v in graph.outputs}
+    for step in graph.steps:
+        if step.op in _WHOLE:
+            stored |= {id(v) for v in (*step.inputs, *step.outputs)}
+    roots: dict[int, tuple[Value, ...]] = {}
+    for step in graph.steps:
+        reads = {id(r): r for v in step.inputs for r in roots.get(id(v), _leaf(v))}
+        writes = tuple(
+            v for v in step.outputs if id(v) in stored and v.origin > Origin.CONSTANT
+        )
+        for value in step.outputs:
+            roots[id(value)] = (value,) if value in writes else tuple(reads.values())
+        if writes or step.op in _WHOLE:
+            yield FusedKernel(step=step, reads=tuple(reads.values()), writes=writes)
+
+
+def _leaf(value: Value) -> tuple[Value, ...]:
+    return () if value.origin is Origin.CONSTANT else (value,)
 
 
 def all_reduces(graph: Graph, cuts: Cuts) -> list[tuple[int, int]]:
