@@ -2,7 +2,7 @@
 """Predicting a step of a plan before it runs: `simulate_plan`.
 
 Owns where plan, model, cluster and times come from, and that they fit together. Does
-not own the costs (`planner/model/costing.py`), what is shown (`report/simulated.py`)
+not own the costs (`planner/model/costing.py`), what is shown (`report/prediction.py`)
 nor the simulation (`schedule/`).
 """
 
