@@ -85,7 +85,7 @@ class Uploader:
 
     def lift_limit(self) -> None:
         """Let uploads take all the bandwidth: training is over."""
-        self._store.lift_limit()
+        self._store.limit.lift()
 
     def close(self) -> None:
         """Stop without finishing what is in flight: `wait` first."""

@@ -448,6 +448,6 @@ def test_a_limit_that_is_lifted_holds_up_nobody(tmp_path: Path) -> None:
         upload = pool.submit(store.put, "a/b", source, record_of_file(source))
         with pytest.raises(TimeoutError):
             upload.result(0.2)
-        store.lift_limit()
+        store.limit.lift()
         upload.result(30.0)
     assert (tmp_path / "store/a/b").read_bytes() == bytes(5000)

@@ -105,7 +105,7 @@ def test_every_call_ends_and_says_what_it_waited_for(call: str, tmp_path: Path):
         CALLS[call](TimeLimitedStore(Hung()), tmp_path)
     assert time.monotonic() - begin_s < MOST_S
     public = {name for name in vars(Store) if not name.startswith("_")}
-    assert public == CALLED | {"lift_limit"}  # which only sets a flag
+    assert public == CALLED
 
 
 def test_a_file_that_cannot_be_opened_is_given_up(tmp_path: Path):

@@ -12,7 +12,11 @@ from hetjax.checkpoint.format import FileRecord, Manifest, record_of_file, to_te
 from hetjax.checkpoint.stored_steps import commit, committed_steps, manifests
 from hetjax.checkpoint.stores.gcs import GcsStore
 from hetjax.checkpoint.stores.local import FileStore
-from hetjax.checkpoint.stores.store import CorruptData, Store, StoreError
+from hetjax.checkpoint.stores.store import (
+    CorruptData,
+    Store,
+    StoreError,
+)
 from hetjax.checkpoint.uploader import Uploader
 from tests.checkpoint.fake_gcs import FakeGcs, Fault
 
@@ -59,8 +63,8 @@ class Watched:
     def remove(self, names: Iterable[str]) -> None:
         self.store.remove(names)
 
-    def lift_limit(self) -> None:
-        self.store.lift_limit()
+    def __post_init__(self) -> None:
+        self.limit = self.store.limit
 
 
 def save(

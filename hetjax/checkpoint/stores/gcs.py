@@ -88,7 +88,7 @@ class GcsStore:
         self._client = storage.Client(project=None)
         self._bucket = self._client.bucket(bucket)
         self._prefix = f"{prefix}/" if prefix else ""
-        self._limit = limit or BandwidthLimit()
+        self.limit = limit or BandwidthLimit()
         self._pause_s, self._timeout_s = pause_s, timeout_s
         by_chunk = DEFAULT_RETRY.with_delay(pause_s, 8 * pause_s)
         self._retry_chunk = by_chunk.with_timeout(timeout_s)
@@ -144,9 +144,6 @@ class GcsStore:
             with suppress(FileNotFoundError):
                 self._retry(name, partial(blob.delete, **self._transfer_options()))
 
-    def lift_limit(self) -> None:
-        self._limit.lift()
-
     def _retry(self, name: str, attempt: Callable[[], _T]) -> _T:
         url = self._url(name)
         return retry(url, _errors_translated(url)(attempt), self._pause_s)
@@ -157,7 +154,7 @@ class GcsStore:
         blob.crc32c = record.crc32c  # the server refuses other bytes
         with data, suppress(PreconditionFailed):
             return blob.upload_from_file(
-                cast(IO[bytes], _Limited(data, self._limit)),
+                cast(IO[bytes], _Limited(data, self.limit)),
                 size=record.size_bytes,
                 content_type="application/octet-stream",
                 if_generation_match=0,
@@ -214,7 +211,7 @@ def open_bucket(bucket: str, prefix: str, limit: BandwidthLimit) -> TimeLimitedS
             fix="write it like gs://my-bucket/my-run",
         )
     try:
-        store = TimeLimitedStore(GcsStore(bucket, prefix, limit), limit.bytes_per_s)
+        store = TimeLimitedStore(GcsStore(bucket, prefix, limit))
         store.names(_WRITABLE)
         store.put_text(_WRITABLE, "")
     except DefaultCredentialsError as error:

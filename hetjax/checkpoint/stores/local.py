@@ -42,7 +42,7 @@ class FileStore:
         self, directory: Path, limit: BandwidthLimit | None = None, pause_s: float = 0.1
     ) -> None:
         self._directory, self._pause_s = directory, pause_s
-        self._limit = limit or BandwidthLimit()
+        self.limit = limit or BandwidthLimit()
 
     def __str__(self) -> str:
         return str(self._directory)
@@ -53,7 +53,7 @@ class FileStore:
         if target.exists():
             return check_same(str(target), record_of_file(target), record)
         with self._part() as part:
-            _copy(path, part, self._limit)
+            _copy(path, part, self.limit)
             self._link(part, target, record)
 
     def put_text(self, name: str, text: str) -> None:
@@ -93,9 +93,6 @@ class FileStore:
             with suppress(OSError):  # up to the first folder that holds something
                 while (path := path.parent) != self._directory:
                     path.rmdir()
-
-    def lift_limit(self) -> None:
-        self._limit.lift()
 
     def remove_old_parts(self) -> None:
         """Remove files of uploads that were killed long ago; others may be running.
@@ -140,7 +137,7 @@ class FileStore:
 def open_directory(directory: Path, limit: BandwidthLimit) -> Store:
     """The store, after writing there; raises BadInput where that cannot be."""
     files = FileStore(directory, limit)
-    store, probe = TimeLimitedStore(files, limit.bytes_per_s), uuid.uuid4().hex
+    store, probe = TimeLimitedStore(files), uuid.uuid4().hex
     try:
         store.put_text(probe, "")
         store.remove([probe])

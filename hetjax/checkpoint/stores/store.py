@@ -34,7 +34,10 @@ class Store(Protocol):
     """Named objects that are created once; safe to use from several threads.
 
     What fails for good raises StoreError: which object, how often it was tried, why.
+    Uploads share the bandwidth of `limit`.
     """
+
+    limit: "BandwidthLimit"
 
     def put(self, name: str, path: Path, record: FileRecord) -> None:
         """Create an object; the same one being there already is success.
@@ -61,9 +64,6 @@ class Store(Protocol):
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove objects in this order; missing ones are skipped."""
-
-    def lift_limit(self) -> None:
-        """Let uploads take all the bandwidth there is, from now on."""
 
 
 class StoreError(OSError):
@@ -170,18 +170,17 @@ class TimeLimitedStore:
     """A store whose every call ends: with its result, or with StoreError at its limit.
 
     The limit is CALL_S, and for a file also the time that it takes at the slowest rate.
-    `bytes_per_s` is the bandwidth that uploads share.
     """
 
-    def __init__(self, store: Store, bytes_per_s: float = math.inf) -> None:
-        self._store = store
-        self._slowest = min(_SLOWEST_BYTES_PER_S, bytes_per_s / _NUM_SHARES)
+    def __init__(self, store: Store) -> None:
+        self._store, self.limit = store, store.limit
 
     def __str__(self) -> str:
         return str(self._store)
 
     def put(self, name: str, path: Path, record: FileRecord) -> None:
-        limit_s = CALL_S + record.size_bytes / self._slowest
+        share = self.limit.bytes_per_s / _NUM_SHARES
+        limit_s = CALL_S + record.size_bytes / min(_SLOWEST_BYTES_PER_S, share)
         what = f"writing {name} to {self}"
         within(limit_s, what, lambda: self._store.put(name, path, record))
 
@@ -206,9 +205,6 @@ class TimeLimitedStore:
         for name in names:
             what = f"removing {name} of {self}"
             within(CALL_S, what, lambda name=name: self._store.remove([name]))
-
-    def lift_limit(self) -> None:
-        self._store.lift_limit()
 
 
 def within(limit_s: float, what: str, act: Callable[[], _T]) -> _T:
