@@ -3,12 +3,12 @@
 
     python -m experiments.benchmarks.saving [--only throughput] [--directory DISK]
 
-`throughput`: `Saver` writes the state of a model, about 1 GiB of float32, and commits
+`throughput`: a writer saves the state of a model, about 1 GiB of float32, and commits
 it (checksums, fsync, manifest). `plain`: the very bytes of the files that it left, in
 as many files of one folder, by four threads, each file fsynced. Both alternate on one
 file system, each into a new folder, with nothing else left to be written back. Nothing
 is removed before the end (2 GiB per round): ext4 makes files slowly for a minute after
-thousands were removed. `share` is the median over rounds of plain / Saver's time.
+thousands were removed. `share` is the median over rounds of plain / the writer's time.
 
 `overhead`: mean time of 20 steps after a checkpoint was started over that of 20 steps
 without, alternating in one process; the state is on its disk before a window ends.
@@ -35,7 +35,7 @@ import optax
 from experiments.benchmarks.one_jit import even_pipeline, random_batch
 from hetjax.checkpoint.format import Entry
 from hetjax.checkpoint.reader import steps
-from hetjax.checkpoint.writer import Saver
+from hetjax.checkpoint.writer import CheckpointWriter
 from hetjax.mesh.simulated import simulate_devices
 from hetjax.models.decoders import LlamaConfig, llama_model
 from hetjax.models.model import Model
@@ -123,10 +123,10 @@ def saved_files(directory: Path, state: State) -> list[bytes]:
 
 
 def save(directory: Path, state: State) -> float:
-    with Saver(directory, "embedded") as saver:
+    with CheckpointWriter(directory, "embedded") as writer:
         start_s = time.perf_counter()
-        saver.save(1, state, {"step": 1})
-        saver.wait()
+        writer.save(1, state, {"step": 1})
+        writer.wait()
         took_s = time.perf_counter() - start_s
     assert steps(directory) == [1]
     return took_s
@@ -151,10 +151,10 @@ def overhead(
     run = runtime(small(), microbatches)
     run.initialise(0)
     state_bytes = sum(value.nbytes for _, value in run.entries())
-    with Saver(directory / "run", "embedded", keep) as saver:
-        window(run, saver, 0)
+    with CheckpointWriter(directory / "run", "embedded", keep) as writer:
+        window(run, writer, 0)
         times = [
-            (window(run, saver, 2 * pair + 1), window(run, None, 2 * pair + 2))
+            (window(run, writer, 2 * pair + 1), window(run, None, 2 * pair + 2))
             for pair in range(pairs)
         ]
     return {
@@ -174,21 +174,21 @@ def _ratio_of_means(times: Sequence[tuple[float, float]]) -> float:
     return sum(w for w, _ in times) / sum(n for _, n in times)
 
 
-def window(run: StageRuntime, saver: Saver | None, number: int) -> float:
-    """Mean seconds per step; with a saver a checkpoint comes first, as in the loop."""
+def window(run: StageRuntime, writer: CheckpointWriter | None, number: int) -> float:
+    """Mean seconds per step; with a writer a checkpoint comes first, as in the loop."""
     batch = random_batch(run.plan, run.model.vocab_size)
     first = number * WINDOW_STEPS
     last = None
     start_s = time.perf_counter()
-    if saver is not None:
-        assert saver.save(first, run.entries(), {"step": first})
+    if writer is not None:
+        assert writer.save(first, run.entries(), {"step": first})
     for step in range(first, first + WINDOW_STEPS):
         result = run.step(step, batch)
         assert last is None or np.isfinite(last.loss())
         last = result
     jax.block_until_ready([state.masters for state in run.stages.values()])
     took_s = time.perf_counter() - start_s
-    assert saver is None or not saver.busy, "a window is too short for a checkpoint"
+    assert writer is None or not writer.busy, "a window is too short for a checkpoint"
     return took_s / WINDOW_STEPS
 
 

@@ -15,7 +15,7 @@ from hetjax.checkpoint.replication import PeerReplication
 from hetjax.checkpoint.stores.local import open_directory
 from hetjax.checkpoint.stores.store import BandwidthLimit, Store
 from hetjax.checkpoint.uploader import Uploader
-from hetjax.checkpoint.writer import Saver
+from hetjax.checkpoint.writer import CheckpointWriter
 from hetjax.errors import BadInput
 
 
@@ -46,12 +46,14 @@ class CheckpointStorage:
         limit = self.upload_mbit_per_s
         return open_store(self.cloud, math.inf if limit is None else limit * 1e6 / 8)
 
-    def saver(self, worker: str, copies: PeerReplication | None = None) -> Saver:
-        """The saver of this worker; `copies` replicates what it saves to peers."""
+    def writer(
+        self, worker: str, copies: PeerReplication | None = None
+    ) -> CheckpointWriter:
+        """The writer of this worker; `copies` replicates what it saves to peers."""
         directory, store, uploader = self.at(worker), self.store(), None
         if store is not None:
             uploader = Uploader(store, directory, worker, keep=self.keep)
-        return Saver(directory, worker, self.keep, uploader, copies)
+        return CheckpointWriter(directory, worker, self.keep, uploader, copies)
 
 
 def open_store(url: str, bytes_per_s: float = math.inf) -> Store:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hetjax.checkpoint.format import AttemptNames
 from hetjax.checkpoint.reader import Checkpoint, partial_checkpoints
 from hetjax.checkpoint.storage import open_store
-from hetjax.checkpoint.writer import Saver
+from hetjax.checkpoint.writer import CheckpointWriter
 from tests.checkpoint.values import state_of
 
 YEAR_NS = 365 * 24 * 3600 * 10**9
@@ -59,8 +59,8 @@ def test_a_step_saved_again_after_the_clock_was_set_back_is_the_one_that_counts(
             "hetjax.checkpoint.format.time.time_ns", lambda at=at_ns: at
         )
         name = named_after(c.attempt for c in partial_checkpoints(tmp_path)).new()
-        with Saver(tmp_path, worker) as saver:
-            saver.save(10, state_of(values), {"attempt": name})
+        with CheckpointWriter(tmp_path, worker) as writer:
+            writer.save(10, state_of(values), {"attempt": name})
     found = Checkpoint.open(tmp_path)
     for entry, value in state_of(2):
         np.testing.assert_array_equal(found.read(entry), value)

@@ -9,7 +9,7 @@ import pytest
 
 from hetjax.checkpoint.format import Entry
 from hetjax.checkpoint.reader import Checkpoint, DamagedCheckpoint, newest, steps
-from hetjax.checkpoint.writer import Saver
+from hetjax.checkpoint.writer import CheckpointWriter
 from hetjax.errors import BadInput
 from tests.checkpoint.values import state_of
 
@@ -20,10 +20,10 @@ CHUNK = f"{LEAF}/c.0.0"
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("saved")
-    with Saver(directory, "embedded") as saver:
+    with CheckpointWriter(directory, "embedded") as writer:
         for step in (10, 20):
-            saver.save(step, state_of(step), {"step": step})
-            saver.wait()
+            writer.save(step, state_of(step), {"step": step})
+            writer.wait()
     return directory
 
 
@@ -136,19 +136,19 @@ def test_a_damaged_step_stays_for_the_user_until_a_newer_save_commits(
     directory: Path,
 ) -> None:
     flip(part_20(directory) / "manifest.json", 50)
-    with Saver(directory, "embedded", keep=2) as saver:
+    with CheckpointWriter(directory, "embedded", keep=2) as writer:
         assert part_20(directory).exists()
-        saver.save(30, state_of(30), {})
+        writer.save(30, state_of(30), {})
     assert steps(directory) == [10, 30] and not part_20(directory).exists()
 
 
 def test_a_damaged_step_can_be_saved_again(directory: Path) -> None:
     truncate(part_20(directory) / "manifest.json")
     truncate(directory / "step_00000010/embedded" / CHUNK)
-    with Saver(directory, "embedded") as saver:
+    with CheckpointWriter(directory, "embedded") as writer:
         for step in (10, 20):
-            saver.save(step, state_of(step), {})
-            saver.wait()
+            writer.save(step, state_of(step), {})
+            writer.wait()
     assert steps(directory) == [10, 20]
     read_all(Checkpoint.open(directory, 10))
     read_all(Checkpoint.open(directory, 20))

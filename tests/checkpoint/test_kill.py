@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hetjax.checkpoint.reader import Checkpoint, steps
-from hetjax.checkpoint.writer import Saver
+from hetjax.checkpoint.writer import CheckpointWriter
 from tests.checkpoint.values import state_of
 
 NUM_ENTRIES, SIZE = 12, 4096
@@ -22,17 +22,17 @@ _TRAINERS = f"""
 import os, sys
 from pathlib import Path
 import jax
-from hetjax.checkpoint.writer import Saver
+from hetjax.checkpoint.writer import CheckpointWriter
 from tests.checkpoint.values import state_of
 jax.config.update("jax_platforms", "cpu")
 for line in sys.stdin:
     pid = os.fork()
     if pid == 0:
-        with Saver(Path(line.strip()), "embedded", keep=2) as saver:
+        with CheckpointWriter(Path(line.strip()), "embedded", keep=2) as writer:
             for step in range(1, 1000):
                 state = state_of(step, num_entries={NUM_ENTRIES}, size={SIZE})
-                saver.save(step, state, {{"step": step}})
-                saver.wait()
+                writer.save(step, state, {{"step": step}})
+                writer.wait()
                 print("committed", step, flush=True)
     print("pid", pid, flush=True)
     os.waitpid(pid, 0)
@@ -86,9 +86,9 @@ def test_a_kill_at_any_moment_of_a_save_costs_at_most_that_save(
         np.testing.assert_array_equal(checkpoint.read(entry), value)
 
     before = steps(tmp_path)
-    with Saver(tmp_path, "embedded", keep=2) as saver:
+    with CheckpointWriter(tmp_path, "embedded", keep=2) as writer:
         left = {path.name for path in tmp_path.iterdir()}
         assert left == {f"step_{step:08d}" for step in before}
         assert len(list(tmp_path.glob("*/*/*"))) == 2 * len(before)
-        saver.save(newest + 1, state_of(newest + 1), {})
+        writer.save(newest + 1, state_of(newest + 1), {})
     assert steps(tmp_path)[-1] == newest + 1

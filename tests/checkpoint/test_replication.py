@@ -15,7 +15,7 @@ from hetjax.checkpoint.format import Entry, step_numbers
 from hetjax.checkpoint.reader import Checkpoint
 from hetjax.checkpoint.replication import PeerReplication, copy_targets
 from hetjax.checkpoint.stores.store import StoreError
-from hetjax.checkpoint.writer import Saver
+from hetjax.checkpoint.writer import CheckpointWriter
 
 ENTRIES = [Entry(f"params.w{n}", (4, 8), np.dtype(np.float32), (1, 4)) for n in (1, 2)]
 Pair = tuple[PeerReplication, PeerReplication]
@@ -38,12 +38,12 @@ def state(step: int) -> list[tuple[Entry, np.ndarray]]:
 
 def save(
     folder: Path, copies: PeerReplication, *steps: int, safe: int | None = None
-) -> Saver:
-    with Saver(folder, "a", copies=copies) as saver:
+) -> CheckpointWriter:
+    with CheckpointWriter(folder, "a", copies=copies) as writer:
         for step in steps:
-            saver.save(step, state(step), {"step": step}, safe=safe)
-            saver.wait()
-    return saver
+            writer.save(step, state(step), {"step": step}, safe=safe)
+            writer.wait()
+    return writer
 
 
 def same_files(one: Path, other: Path) -> bool:
@@ -57,8 +57,8 @@ def same_files(one: Path, other: Path) -> bool:
 def test_a_copy_is_the_original_file_by_file_and_can_be_read(
     pair: Pair, tmp_path: Path
 ):
-    saver = save(tmp_path / "a", pair[0], 1)
-    assert saver.newest == (1, "")
+    writer = save(tmp_path / "a", pair[0], 1)
+    assert writer.newest == (1, "")
     assert same_files(tmp_path / "a/step_00000001/a", tmp_path / "b/step_00000001/a")
     found = Checkpoint.open(tmp_path / "b")
     for entry, value in state(1):
@@ -76,8 +76,8 @@ def test_without_its_keeper_a_step_does_not_count_and_training_goes_on(
     a, b = pair
     b.close()
     with pytest.warns(UserWarning, match="not on as many nodes"):
-        saver = save(tmp_path / "a", a, 5)
-    assert saver.newest is None
+        writer = save(tmp_path / "a", a, 5)
+    assert writer.newest is None
     assert Checkpoint.open(tmp_path / "a").step == 5
 
 

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from hetjax.checkpoint.format import Entry, Manifest, from_text, to_text
 from hetjax.checkpoint.reader import Checkpoint, DamagedCheckpoint, steps
-from hetjax.checkpoint.writer import Saver
+from hetjax.checkpoint.writer import CheckpointWriter
 from tests.checkpoint.values import State, state_of, states
 
 
 def save(directory: Path, step: int, state: State, worker: str = "embedded") -> None:
-    with Saver(directory, worker) as saver:
-        assert saver.save(step, state, {"step": step})
+    with CheckpointWriter(directory, worker) as writer:
+        assert writer.save(step, state, {"step": step})
 
 
 def assert_same(checkpoint: Checkpoint, state: State) -> None:
@@ -109,11 +109,11 @@ def test_an_element_of_a_stacked_array_is_an_array_of_no_dims(tmp_path: Path) ->
 
 def test_parts_of_several_workers_merge_and_count_only_together(tmp_path: Path) -> None:
     state, workers = state_of(5, num_entries=4), ("east-0", "west-0")
-    with Saver(tmp_path, "east-0") as saver:
-        saver.save(5, state[:2], {"step": 5}, workers)
+    with CheckpointWriter(tmp_path, "east-0") as writer:
+        writer.save(5, state[:2], {"step": 5}, workers)
     assert steps(tmp_path) == []
-    with Saver(tmp_path, "west-0") as saver:
-        saver.save(5, state[2:], {"step": 5}, workers)
+    with CheckpointWriter(tmp_path, "west-0") as writer:
+        writer.save(5, state[2:], {"step": 5}, workers)
     assert steps(tmp_path) == [5]
     assert_same(Checkpoint.open(tmp_path), state)
 
@@ -122,8 +122,8 @@ def test_workers_that_saved_different_values_of_one_entry_are_refused(
     tmp_path: Path,
 ) -> None:
     for seed, worker in ((1, "a"), (2, "b")):
-        with Saver(tmp_path, worker) as saver:
-            saver.save(5, state_of(seed), {}, ("a", "b"))
+        with CheckpointWriter(tmp_path, worker) as writer:
+            writer.save(5, state_of(seed), {}, ("a", "b"))
     with pytest.raises(DamagedCheckpoint, match="differ"):
         Checkpoint.open(tmp_path)
 

@@ -16,7 +16,7 @@ from hetjax.checkpoint.storage import open_store
 from hetjax.checkpoint.stores.local import FileStore
 from hetjax.checkpoint.stores.store import Store, StoreError, TimeLimitedStore
 from hetjax.checkpoint.uploader import Uploader
-from hetjax.checkpoint.writer import Saver
+from hetjax.checkpoint.writer import CheckpointWriter
 from tests.checkpoint.values import state_of
 
 LIMIT_S = 0.5
@@ -129,8 +129,8 @@ def test_the_end_of_a_run_does_not_wait_for_ever_for_the_last_upload(
 ):
     uploader = Uploader(Hung(), tmp_path / "local", "a")
     begin_s = time.monotonic()
-    with Saver(tmp_path / "local", "a", uploader=uploader) as saver:
-        saver.save(7, state_of(7), {})
+    with CheckpointWriter(tmp_path / "local", "a", uploader=uploader) as writer:
+        writer.save(7, state_of(7), {})
     assert time.monotonic() - begin_s < MOST_S
     told = [str(warning.message) for warning in recwarn]
     assert any("step 7 was not uploaded to /mnt/gone" in text for text in told), told

@@ -11,7 +11,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from hetjax.checkpoint.reader import Checkpoint, steps
-from hetjax.checkpoint.writer import Saver
+from hetjax.checkpoint.writer import CheckpointWriter
 from hetjax.errors import BadInput
 from tests.checkpoint.values import State, state_of
 
@@ -43,13 +43,13 @@ def test_a_save_during_another_is_refused_and_asks_for_no_state(
         raise AssertionError("state was copied for a save that is skipped")
         yield
 
-    with Saver(tmp_path, "embedded") as saver:
-        assert saver.save(1, state_of(1), {})
-        assert not saver.save(2, never_asked(), {})
+    with CheckpointWriter(tmp_path, "embedded") as writer:
+        assert writer.save(1, state_of(1), {})
+        assert not writer.save(2, never_asked(), {})
         assert steps(tmp_path) == []
         disk.set()
-        saver.wait()
-        assert saver.save(3, state_of(3), {})
+        writer.wait()
+        assert writer.save(3, state_of(3), {})
     assert steps(tmp_path) == [1, 3]
 
 
@@ -57,9 +57,9 @@ def test_save_returns_before_anything_is_on_disk_and_keeps_the_host_of_then(
     tmp_path: Path, disk: threading.Event
 ) -> None:
     host = {"tokens": 1}
-    with Saver(tmp_path, "embedded") as saver:
+    with CheckpointWriter(tmp_path, "embedded") as writer:
         started_s = time.monotonic()
-        saver.save(1, state_of(1), host)
+        writer.save(1, state_of(1), host)
         assert time.monotonic() - started_s < 1
         assert list(tmp_path.rglob("zarr.json")) == []
         host["tokens"] = 2
@@ -71,16 +71,16 @@ def test_a_process_that_is_not_the_first_of_its_world_saves_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jax.process_index", lambda *_: 1)
-    with Saver(tmp_path, "slice@1") as saver:
-        saver.save(1, state_of(1), {})
+    with CheckpointWriter(tmp_path, "slice@1") as writer:
+        writer.save(1, state_of(1), {})
     assert_holds(tmp_path, 1, state_of(1))
 
 
 def test_only_the_newest_steps_stay(tmp_path: Path) -> None:
-    with Saver(tmp_path, "embedded", keep=2) as saver:
+    with CheckpointWriter(tmp_path, "embedded", keep=2) as writer:
         for step in (2, 4, 6, 8):
-            saver.save(step, state_of(step), {})
-            saver.wait()
+            writer.save(step, state_of(step), {})
+            writer.wait()
             assert steps(tmp_path) == [s for s in (step - 2, step) if s]
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "step_00000006",
@@ -91,19 +91,19 @@ def test_only_the_newest_steps_stay(tmp_path: Path) -> None:
 def test_resuming_earlier_gives_up_the_later_steps_once_a_save_is_committed(
     tmp_path: Path,
 ) -> None:
-    with Saver(tmp_path, "embedded", keep=3) as saver:
+    with CheckpointWriter(tmp_path, "embedded", keep=3) as writer:
         for step in (10, 20, 30):
-            saver.save(step, state_of(step), {})
-            saver.wait()
-        saver.save(15, state_of(15), {})
+            writer.save(step, state_of(step), {})
+            writer.wait()
+        writer.save(15, state_of(15), {})
     assert steps(tmp_path) == [10, 15]
 
 
 def test_a_step_saved_again_replaces_the_first(tmp_path: Path) -> None:
-    with Saver(tmp_path, "embedded") as saver:
+    with CheckpointWriter(tmp_path, "embedded") as writer:
         for seed in (1, 2, 3):
-            saver.save(7, state_of(seed), {"seed": seed})
-            saver.wait()
+            writer.save(7, state_of(seed), {"seed": seed})
+            writer.wait()
             assert_holds(tmp_path, 7, state_of(seed))
     own = tmp_path / "step_00000007/embedded"
     assert len(list(own.iterdir())) == 2  # the manifest and one state
@@ -115,13 +115,13 @@ def test_a_failed_save_over_a_step_leaves_the_first(
     def fails(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    with Saver(tmp_path, "embedded") as saver:
-        saver.save(7, state_of(1), {})
-        saver.wait()
+    with CheckpointWriter(tmp_path, "embedded") as writer:
+        writer.save(7, state_of(1), {})
+        writer.wait()
         monkeypatch.setattr(ocp.Checkpointer, "save", fails)
         with pytest.warns(match="step 7 was not saved .*No space left"):
-            saver.save(7, state_of(2), {})
-            saver.wait()
+            writer.save(7, state_of(2), {})
+            writer.wait()
     assert_holds(tmp_path, 7, state_of(1))
 
 
@@ -131,15 +131,15 @@ def test_a_healthy_save_says_nothing(
     caplog: pytest.LogCaptureFixture,
     recwarn: pytest.WarningsRecorder,
 ) -> None:
-    with Saver(tmp_path, "embedded") as saver:
-        saver.save(1, state_of(1), {})
+    with CheckpointWriter(tmp_path, "embedded") as writer:
+        writer.save(1, state_of(1), {})
     assert list(recwarn) == [] and "".join(capfd.readouterr()) == ""
     assert [entry.getMessage() for entry in caplog.records] == []
 
 
 def test_opening_removes_unfinished_steps_and_nothing_else(tmp_path: Path) -> None:
-    with Saver(tmp_path, "embedded") as saver:
-        saver.save(1, state_of(1), {})
+    with CheckpointWriter(tmp_path, "embedded") as writer:
+        writer.save(1, state_of(1), {})
     unfinished = tmp_path / "step_00000002/embedded/state.orbax-checkpoint-tmp"
     unfinished.mkdir(parents=True)
     (unfinished / "zarr.json").write_text("{}")
@@ -148,7 +148,7 @@ def test_opening_removes_unfinished_steps_and_nothing_else(tmp_path: Path) -> No
     others = tmp_path / "step_00000003/another/state"
     others.mkdir(parents=True)
     (tmp_path / "notes.txt").write_text("mine")
-    Saver(tmp_path, "embedded").close()
+    CheckpointWriter(tmp_path, "embedded").close()
     assert not unfinished.parent.parent.exists() and not half_removed.exists()
     assert others.exists() and (tmp_path / "notes.txt").exists()
     assert steps(tmp_path) == [1]
@@ -157,7 +157,7 @@ def test_opening_removes_unfinished_steps_and_nothing_else(tmp_path: Path) -> No
 def test_a_directory_that_cannot_be_made_is_bad_input(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match="(?s)cannot be used.*--run-dir"):
-        Saver(tmp_path / "file/checkpoints", "embedded")
+        CheckpointWriter(tmp_path / "file/checkpoints", "embedded")
 
 
 _FULL_DISK = """
@@ -166,7 +166,7 @@ from pathlib import Path
 import numpy as np
 from hetjax.checkpoint.format import Entry
 from hetjax.checkpoint.reader import steps
-from hetjax.checkpoint.writer import Saver
+from hetjax.checkpoint.writer import CheckpointWriter
 
 def state(fill):
     value = np.full((64, 1024), fill, np.float32)
@@ -176,18 +176,18 @@ def limit_file_size(num_bytes):
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, resource.RLIM_INFINITY))
 
 directory = Path(sys.argv[1])
-with Saver(directory, "embedded") as saver:
-    saver.save(1, state(1), {})
-    saver.wait()
+with CheckpointWriter(directory, "embedded") as writer:
+    writer.save(1, state(1), {})
+    writer.wait()
     limit_file_size(32 * 1024)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        saver.save(2, state(2), {})
-        saver.wait()
+        writer.save(2, state(2), {})
+        writer.wait()
     print(len(caught), caught[0].message)
     print([p.name for p in directory.iterdir()], steps(directory))
     limit_file_size(resource.RLIM_INFINITY)
-    saver.save(3, state(3), {})
+    writer.save(3, state(3), {})
 print(steps(directory))
 """
 

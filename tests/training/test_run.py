@@ -132,7 +132,7 @@ def test_a_run_that_cannot_save_its_end_does_not_claim_success(
     def full(*_: object) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("hetjax.checkpoint.writer.Saver._commit", full)
+    monkeypatch.setattr("hetjax.checkpoint.writer.CheckpointWriter._commit", full)
     preset = but(small_preset(tmp_path), steps=1)
     with pytest.raises(Failed, match="no complete checkpoint of step 1"):
         run(preset.config, preset, MODEL)

@@ -12,7 +12,7 @@ import numpy as np
 
 from hetjax.checkpoint.format import Entry
 from hetjax.checkpoint.replication import PeerReplication
-from hetjax.checkpoint.writer import Saver
+from hetjax.checkpoint.writer import CheckpointWriter
 from hetjax.runtime.rpc.schema import (
     Address,
     AwaitSaved,
@@ -28,7 +28,7 @@ class Saving:
 
     def __init__(self, name: str, open_copies: Callable[[], PeerReplication]) -> None:
         self._name, self._open_copies = name, open_copies
-        self._saver: Saver | None = None
+        self._saver: CheckpointWriter | None = None
         self._copies: PeerReplication | None = None
 
     def state(self, saves: bool) -> SavingState:
@@ -40,7 +40,7 @@ class Saving:
             busy=self._saver.busy,
             storing=self._saver.is_storing,
             newest=self._saver.newest,
-            spoilt=self._saver.spoilt,
+            spoilt=self._saver.not_finite,
         )
 
     def keep_copies(self, request: KeepCopies) -> Address:
@@ -61,7 +61,7 @@ class Saving:
         if self._name not in request.workers:
             return
         if self._saver is None:
-            self._saver = request.keeping.saver(self._name, self._copies)
+            self._saver = request.keeping.writer(self._name, self._copies)
         started = self._saver.save(
             request.step,
             entries,
