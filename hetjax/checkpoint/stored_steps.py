@@ -73,8 +73,8 @@ def committed_steps(store: Store) -> list[int]:
 def manifests(store: Store, step: int) -> list[Manifest]:
     """The manifests that the COMMIT of a step vouches for, sorted by worker.
 
-    Raises FileNotFoundError where the step has no COMMIT, Corrupt where a manifest is
-    not the one that was committed.
+    Raises FileNotFoundError where the step has no COMMIT, CorruptData where a manifest
+    is not the one that was committed.
     """
     commit = store.get_text(object_name(step, COMMIT))
     if commit is None:
@@ -203,9 +203,10 @@ def in_store(store: Store | None) -> list[PartialSnapshot]:
 
     A step that cannot be used is left out with a warning.
     """
+    if store is None:
+        return []
     found = []
-    for step in [] if store is None else committed_steps(store):
-        assert store is not None
+    for step in committed_steps(store):
         try:
             merged = merge(Path(), manifests(store, step))
         except (CorruptData, DamagedCheckpoint, FileNotFoundError) as damage:
@@ -227,7 +228,7 @@ class StoredStep:
     """A committed step of a store whose slices are fetched one by one.
 
     Files are put into `directory`, which should hold nothing else. Raises
-    FileNotFoundError and Corrupt as `manifests` does.
+    FileNotFoundError and CorruptData as `manifests` does.
     """
 
     def __init__(self, store: Store, step: int, directory: Path) -> None:
@@ -240,7 +241,6 @@ class StoredStep:
         found = self.checkpoint.leaf(leaf)
         for path, record in found.files.items():
             name = str(path.relative_to(self.checkpoint.path))
-            path.parent.mkdir(parents=True, exist_ok=True)
             self._store.get(object_name(self.checkpoint.step, name), path, record)
         (value,) = self.checkpoint.read_leaves([leaf])
         shutil.rmtree(found.path)
@@ -255,6 +255,5 @@ def _complete(
     path = inside(part, name)
     if mismatch(path, record) is None:
         return True
-    path.parent.mkdir(parents=True, exist_ok=True)
     store.get(object_name(manifest.step, manifest.worker, name), path, record)
     return False

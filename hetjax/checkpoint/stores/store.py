@@ -42,8 +42,8 @@ class Store(Protocol):
     def put(self, name: str, path: Path, record: FileRecord) -> None:
         """Create an object; the same one being there already is success.
 
-        Raises Conflict where it is there with another content, Corrupt where the file
-        is not what its record says.
+        Raises Conflict where it is there with another content, CorruptData where the
+        file is not what its record says.
         """
 
     def put_text(self, name: str, text: str) -> None:
@@ -52,7 +52,7 @@ class Store(Protocol):
     def get(self, name: str, path: Path, record: FileRecord) -> None:
         """Download an object; the file is in place only once it equals its record.
 
-        Raises FileNotFoundError where there is none, Corrupt where it stays wrong.
+        Raises FileNotFoundError where there is none, CorruptData where it stays wrong.
         """
 
     def get_text(self, name: str) -> str | None:
