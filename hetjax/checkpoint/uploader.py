@@ -76,12 +76,13 @@ class Uploader:
     def in_flight(self) -> frozenset[int]:
         """Steps waiting or on their way: their local files must stay."""
         with self._changed:
-            return self._busy()
+            both = (self._waiting, self._uploading)
+            return frozenset(step for step in both if step is not None)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until nothing is in flight; False if something is after the timeout."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._busy(), timeout_s)
+            return self._changed.wait_for(lambda: not self.in_flight, timeout_s)
 
     def lift_limit(self) -> None:
         """Let uploads take all the bandwidth: training is over."""
@@ -98,10 +99,6 @@ class Uploader:
         self._thread.join(_GRACE_S)
         for step in self.in_flight:
             _warn_of_loss(step, self._store, "the run ended")
-
-    def _busy(self) -> frozenset[int]:
-        both = (self._waiting, self._uploading)
-        return frozenset(step for step in both if step is not None)
 
     def _run(self) -> None:
         while (step := self._next()) is not None:

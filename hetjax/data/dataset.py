@@ -16,6 +16,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -227,21 +228,12 @@ def _publish(building: Path, directory: Path) -> None:
         except OSError as error:
             if error.errno not in _OCCUPIED:
                 raise
-        if _is_sound(directory):
+        with suppress(DamagedDataset):
+            load(directory)
             break
-        try:
+        with suppress(FileNotFoundError):  # another process moved it away
             os.replace(directory, building.parent / f"damaged-{attempt}")
-        except FileNotFoundError:
-            pass  # another process moved the damaged one away
     _fsync(directory.parent)
-
-
-def _is_sound(directory: Path) -> bool:
-    try:
-        load(directory)
-    except DamagedDataset:
-        return False
-    return True
 
 
 def _fsync(path: Path) -> None:

@@ -13,8 +13,6 @@ from hetjax.models import layers
 from hetjax.models.model import Layer, Model, ModuleSpec
 from hetjax.models.moe import Moe, MoeConfig, Routing
 
-_Half = tuple[str, type, layers.MlpConfig]  # name within the block, class, config
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecoderConfig:
@@ -110,7 +108,7 @@ def _common(config: DecoderConfig, norm: layers.NormConfig) -> dict[str, Any]:
 def _decoder(
     config: DecoderConfig,
     attention: layers.AttentionConfig,
-    feed_forward: _Half,
+    feed_forward: tuple[str, type, layers.MlpConfig],  # name, class, config
     num_positions: int = 0,
     tied: tuple[tuple[str, str], ...] = (),
 ) -> Model:
@@ -132,7 +130,7 @@ def _decoder(
         Layer("embedding", (ModuleSpec("embedding", layers.Embedding, embedding),))
     ]
     for block in (f"block_{index:03d}" for index in range(config.num_blocks)):
-        specs = tuple(ModuleSpec(f"{block}.{half[0]}", *half[1:]) for half in halves)
+        specs = tuple(ModuleSpec(f"{block}.{n}", cls, half) for n, cls, half in halves)
         if config.grain == "half":
             found += [Layer(spec.path, (spec,)) for spec in specs]
         else:
