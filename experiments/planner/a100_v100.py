@@ -50,7 +50,7 @@ from hetjax.cluster.record import write_whole
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.problem import Problem
 from hetjax.planner.search.integer_master import ColumnCount
-from hetjax.planner.search.price_and_branch import UnplacedPlan, best_plan, lower_bound
+from hetjax.planner.search.price_and_branch import UnplacedPlan, candidates, lower_bound
 
 GPUS = ("A100-40", "V100-16")
 GAP_LIMIT = 0.01
@@ -138,7 +138,7 @@ def _row(case: Case, folder: Path) -> dict[str, Any]:
     num_gpus: dict[str, int] = dict(zip(GPUS, case.num_gpus, strict=True))
     start_s = time.process_time()
     p = published_problem(published, num_gpus, case.global_batch)
-    layout = best_plan(p, "closed")
+    layout = candidates(p, "closed")[0]
     search_s = time.process_time() - start_s
     rule = SailorRule(published=published, problem=p)
     own = _own_sums(case, published, rule, layout) | {"search_s": round(search_s, 2)}
@@ -206,7 +206,7 @@ def _symmetric(
     for degree in TENSOR_DEGREES:
         p = published_problem(published, num_gpus, global_batch, (degree,))
         try:
-            layouts.append(best_plan(p, "closed"))
+            layouts.append(candidates(p, "closed")[0])
         except NoFeasiblePlan:
             continue
     return min(layouts, key=lambda layout: layout.step_s)

@@ -25,7 +25,7 @@ from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.problem import Problem
 from hetjax.planner.model.templates import Column, Template, TemplateStage, exists
 from hetjax.planner.search.integer_master import ColumnCount
-from hetjax.planner.search.price_and_branch import best_plan
+from hetjax.planner.search.price_and_branch import candidates
 
 _LEAST_SHARE = 1 / 40  # of all weights, on one device
 _NEXT_LIMIT = 0.82  # of the limit before
@@ -96,9 +96,8 @@ def _fast_pipelines(
     least_bytes = _LEAST_SHARE * most_bytes
     while most_bytes > least_bytes:
         try:
-            copies = best_plan(
-                _within(some, rule.published, most_bytes), "closed"
-            ).copies
+            within = _within(some, rule.published, most_bytes)
+            copies = candidates(within, "closed")[0].copies
         except NoFeasiblePlan:
             return
         counts = _counts([_renumbered(c, numbers) for c in copies])

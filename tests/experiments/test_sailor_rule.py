@@ -22,7 +22,7 @@ from experiments.planner.sailor_rule import SailorRule
 from experiments.planner.sailor_search import best_by_rule, judged
 from hetjax.planner.model.templates import Template, TemplateStage, exists
 from hetjax.planner.search.integer_master import ColumnCount
-from hetjax.planner.search.price_and_branch import best_plan
+from hetjax.planner.search.price_and_branch import candidates
 
 FAST, SLOW = 0, 1  # GPU kinds, and columns of OPTIONS at tensor degree 1
 RATES = {("fast", "fast"): 2e9, ("slow", "slow"): 1e9}
@@ -204,7 +204,7 @@ def test_the_search_finds_what_trying_all_finds():
     assert found.step_s == pytest.approx(rule.step_s(found.copies), rel=1e-12)
     assert found.step_s <= best_s * 1.0001
     # planned for the other terms, the plan is slower by this rule
-    assert found.step_s < rule.step_s(best_plan(p, "closed").copies)
+    assert found.step_s < rule.step_s(candidates(p, "closed")[0].copies)
 
 
 def counts_of(all_copies: tuple[ColumnCount, ...]) -> Counter[Template]:

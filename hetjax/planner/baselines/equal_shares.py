@@ -16,7 +16,7 @@ from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.baselines.hapt import hapt
 from hetjax.planner.model.request import NodeClass, Request
 from hetjax.planner.model.seating import Seat
-from hetjax.plans.plan import Plan, Replica, Stage
+from hetjax.plans.plan import Plan, Stage
 
 _MOST_DEVICES = 256  # of a share: more take longer than a search may
 
@@ -88,18 +88,14 @@ def _plans(request: Request, num: int, shares: list[_Share]) -> Iterator[Plan]:
             global_batch=request.global_batch,
             schedule="1f1b",
             replicas=tuple(
-                _copy(replica, share_of, n)
+                replace(r, stages=tuple(_moved(s, share_of, n) for s in r.stages))
                 for n in range(num)
-                for replica in plan.replicas
+                for r in plan.replicas
             ),
         )
 
 
-def _copy(replica: Replica, share_of: dict[str, _Share], n: int) -> Replica:
-    stages = tuple(_moved(stage, share_of[stage.node], n) for stage in replica.stages)
-    return replace(replica, stages=stages)
-
-
-def _moved(stage: Stage, share: _Share, n: int) -> Stage:
-    node, devices = share.seat(stage.node, stage.devices, n)
+def _moved(stage: Stage, share_of: dict[str, _Share], n: int) -> Stage:
+    """The stage in the n-th share."""
+    node, devices = share_of[stage.node].seat(stage.node, stage.devices, n)
     return replace(stage, node=node, devices=devices)

@@ -26,15 +26,7 @@ from itertools import product
 import numpy as np
 
 from hetjax.errors import NoFeasiblePlan
-from hetjax.planner.baselines.ranks import (
-    SymmetricShape,
-    alike,
-    in_rank_order,
-    kinds_in_use,
-    one_by_one,
-    seated_plan,
-    shapes,
-)
+from hetjax.planner.baselines import ranks
 from hetjax.planner.baselines.stage_costs import (
     Candidate,
     StageCosts,
@@ -68,30 +60,34 @@ def varuna(request: Request) -> list[Plan]:
 
 
 def _megatron(costs: StageCosts) -> Iterator[Candidate]:
-    for classes, mesh in product(kinds_in_use(costs), costs.meshes):
-        for shape in shapes(costs, *mesh, classes):
+    for classes, mesh in product(ranks.kinds_in_use(costs), costs.meshes):
+        for shape in ranks.shapes(costs, *mesh, classes):
             most, total = len(shape.seats) // shape.num_stages, shape.num_microbatches
             num_replicas = next(d for d in range(most, 0, -1) if total % d == 0)
-            seats_RS = in_rank_order(num_replicas, shape.num_stages)
+            seats_RS = ranks.in_rank_order(num_replicas, shape.num_stages)
             yield _candidate(costs, shape, seats_RS)
 
 
 def _varuna(costs: StageCosts) -> Iterator[Candidate]:
-    for shape in shapes(costs, 1, 1, range(len(costs.request.classes))):
+    for shape in ranks.shapes(costs, 1, 1, range(len(costs.request.classes))):
         for num_replicas in range(1, len(shape.seats) // shape.num_stages + 1):
             if shape.num_microbatches % num_replicas == 0:
-                seats_RS = one_by_one(num_replicas, shape.num_stages)
+                seats_RS = ranks.one_by_one(num_replicas, shape.num_stages)
                 yield _candidate(costs, shape, seats_RS, blind=True)
 
 
 def _candidate(
-    costs: StageCosts, shape: SymmetricShape, seats_RS: Ints, *, blind: bool = False
+    costs: StageCosts,
+    shape: ranks.SymmetricShape,
+    seats_RS: Ints,
+    *,
+    blind: bool = False,
 ) -> Candidate:
     """Even cuts and shares; if `blind`, every device is as slow as the slowest."""
     p, (num_replicas, num_stages) = costs.problem, seats_RS.shape
     cuts = even_cuts(p.num_layers, num_stages)
     count = shape.num_microbatches // num_replicas
-    options_QS, _ = alike(shape.options_C[shape.class_N[seats_RS]])
+    options_QS, _ = ranks.alike(shape.options_C[shape.class_N[seats_RS]])
     cuts_1J, counts_1, step_s = np.array([cuts]), np.array([count]), np.inf
     if in_memory(p, shape.b, options_QS, cuts_1J, counts_1).all():
         if blind:
@@ -100,5 +96,5 @@ def _candidate(
         seconds_Q = closed_s(p, shape.b, options_QS, cuts_1J, counts_1, num_replicas)
         step_s = float(seconds_Q.max())
     rows = [cuts] * num_replicas, [count] * num_replicas
-    plan = partial(seated_plan, costs.request, shape, seats_RS, *rows)
+    plan = partial(ranks.seated_plan, costs.request, shape, seats_RS, *rows)
     return Candidate(step_s=step_s, plan=plan)

@@ -21,15 +21,7 @@ from itertools import product
 import numpy as np
 
 from hetjax.costs.graph.flops import forward_flops
-from hetjax.planner.baselines.ranks import (
-    SymmetricShape,
-    alike,
-    in_rank_order,
-    kinds_in_use,
-    one_by_one,
-    seated_plan,
-    shapes,
-)
+from hetjax.planner.baselines import ranks
 from hetjax.planner.baselines.stage_costs import (
     Candidate,
     StageCosts,
@@ -75,8 +67,8 @@ def _candidates(speeds: _Speeds) -> Iterator[Candidate]:
     costs, best_s = speeds.costs, np.inf
     every = [
         (_ideal_s(costs, shape), shape)
-        for classes, mesh in product(kinds_in_use(costs), costs.meshes)
-        for shape in shapes(costs, *mesh, classes)
+        for classes, mesh in product(ranks.kinds_in_use(costs), costs.meshes)
+        for shape in ranks.shapes(costs, *mesh, classes)
     ]
     for ideal_s, shape in sorted(every, key=lambda t: t[0]):
         if ideal_s > best_s:
@@ -84,7 +76,7 @@ def _candidates(speeds: _Speeds) -> Iterator[Candidate]:
         most = len(shape.seats) // shape.num_stages
         num_replicas = min(most, shape.num_microbatches)
         distinct = num_replicas > 1 < shape.num_stages
-        for order in (in_rank_order, one_by_one)[: 1 + distinct]:
+        for order in (ranks.in_rank_order, ranks.one_by_one)[: 1 + distinct]:
             seats_RS = order(num_replicas, shape.num_stages)
             for proportional in (False, True):
                 found = _candidate(speeds, shape, seats_RS, proportional)
@@ -92,7 +84,7 @@ def _candidates(speeds: _Speeds) -> Iterator[Candidate]:
                 yield found
 
 
-def _ideal_s(costs: StageCosts, shape: SymmetricShape) -> float:
+def _ideal_s(costs: StageCosts, shape: ranks.SymmetricShape) -> float:
     """Seconds of a step in which every seat computes all the time."""
     p, num_C = costs.problem, np.bincount(shape.class_N)
     used = np.flatnonzero(num_C)
@@ -102,14 +94,14 @@ def _ideal_s(costs: StageCosts, shape: SymmetricShape) -> float:
 
 
 def _candidate(
-    speeds: _Speeds, shape: SymmetricShape, seats_RS: Ints, proportional: bool
+    speeds: _Speeds, shape: ranks.SymmetricShape, seats_RS: Ints, proportional: bool
 ) -> Candidate:
     p, request = speeds.costs.problem, speeds.costs.request
     classes_RS = shape.class_N[seats_RS]
     if proportional:
         order_RS = (-speeds.memory_C[classes_RS]).argsort(axis=1, kind="stable")
         seats_RS = np.take_along_axis(seats_RS, order_RS, axis=1)
-    classes_QS, which_R = alike(shape.class_N[seats_RS])
+    classes_QS, which_R = ranks.alike(shape.class_N[seats_RS])
     cuts_Q = [_cuts(speeds, shape, row, proportional) for row in classes_QS]
     if any(cuts is None for cuts in cuts_Q):
         return Candidate(step_s=np.inf, plan=lambda: None)
@@ -122,12 +114,12 @@ def _candidate(
     if in_memory(p, *rows).all():
         step_s = float(closed_s(p, *rows, len(which_R)).max())
     cuts_R = [tuple(cuts_QJ[q].tolist()) for q in which_R]
-    plan = partial(seated_plan, request, shape, seats_RS, cuts_R, microbatches_R)
+    plan = partial(ranks.seated_plan, request, shape, seats_RS, cuts_R, microbatches_R)
     return Candidate(step_s=step_s, plan=plan)
 
 
 def _cuts(
-    speeds: _Speeds, shape: SymmetricShape, classes_S: Ints, proportional: bool
+    speeds: _Speeds, shape: ranks.SymmetricShape, classes_S: Ints, proportional: bool
 ) -> StageCuts | None:
     """Even cuts, or those with loads nearest to the speeds that memory allows."""
     p, num_stages = speeds.costs.problem, len(classes_S)

@@ -10,7 +10,7 @@ of positive reduced cost. Either it finds one, which becomes a column, or the st
 is proven too short. Does not own integer copies (`search/integer_master.py`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -21,20 +21,10 @@ from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.bound.completion import least_work
 from hetjax.planner.bound.feasibility import fits
 from hetjax.planner.bound.pricing import solve_pricing
-from hetjax.planner.bound.restricted_master import (
-    STRICT,
-    reaches,
-    stabilised_duals,
-)
+from hetjax.planner.bound.restricted_master import STRICT, reaches, stabilised_duals
 from hetjax.planner.model.deadline import TimeUp, check_deadline
 from hetjax.planner.model.problem import Floats, Problem
-from hetjax.planner.model.templates import (
-    Column,
-    Form,
-    Template,
-    column,
-    exists,
-)
+from hetjax.planner.model.templates import Column, Form
 
 _MAX_ROUNDS = 300
 _NUM_BISECTIONS = 3
@@ -77,30 +67,15 @@ class Bound:
     """A step time below which the global batch cannot be done, and how we know.
 
     At `duals_R`, of devices of each class and then of fragments of nodes, nothing does
-    as much as it costs. `columns` are the templates seen on the way: fractions of
-    copies of them reach `relaxed_s`.
+    as much in `step_s` as it costs. `columns` are the templates seen on the way:
+    fractions of copies of them reach `relaxed_s`. The heuristic pricing finds nothing
+    at `heuristic_bound_s`, which proves nothing.
     """
 
     step_s: float
-    relaxed_s: float
-    duals_R: Floats
-    columns: tuple[Column, ...]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RelaxationState:
-    """What is known on the way to a bound.
-
-    `duals_R` prove that `proven_s` is too short; fractions of columns reach
-    `relaxed_s`.
-
-    The heuristic pricing finds nothing at `heuristic_bound_s`, which proves nothing.
-    """
-
-    proven_s: float
     heuristic_bound_s: float
     duals_R: Floats
-    columns: tuple[Column, ...]
+    columns: tuple[Column, ...] = ()
     relaxed_s: float = np.inf
     num_labels: int = 0
 
@@ -108,9 +83,8 @@ class RelaxationState:
 def lower_bound(
     p: Problem,
     form: Form,
-    known: Sequence[Template] = (),
     *,
-    seen: RelaxationState | None = None,
+    seen: Bound | None = None,
     quick: bool = False,
     longest_s: float = 0.0,
 ) -> Bound:
@@ -118,45 +92,37 @@ def lower_bound(
 
     Within 0.05 % of it where that is little work, else within 0.4 %, or 1 to 2 % if it
     is to be `quick`; or further below where that cannot be decided with a fair amount
-    of work. `known` templates, or what was `seen` before, make the search shorter.
-    NoFeasiblePlan if not even fractions of pipelines do the global batch, in the time
-    of any sensible plan or in `longest_s`. Where the time is up (`model/deadline.py`)
-    what is proven of it by then, in the prefix form.
+    of work. What was `seen` before makes the search shorter. NoFeasiblePlan if not even
+    fractions of pipelines do the global batch, in the time of any sensible plan or in
+    `longest_s`. Where the time is up (`model/deadline.py`) what is proven of it by
+    then, in the prefix form.
     """
     found = seen
     if found is None:
         if not fits(p):
-            raise _nothing_fits()
-        found = _initial(p, form, known)
+            raise NoFeasiblePlan(
+                got="no pipeline that fits into memory",
+                allowed="a model of which some pipeline of these devices can hold all "
+                "layers",
+                fix="allow remat or a smaller microbatch, or add devices",
+            )
+        found = _initial(p)
         with _proven_so_far(form):
             found = _first_feasible(p, form, found, longest_s)
-    if quick and form == "closed" and found.relaxed_s < np.inf:
+    if found.relaxed_s == np.inf:
+        return found
+    if quick and form == "closed":
         # the exact pricing is asked only once
         effort = _QUICK[form]
         close_s = found.relaxed_s * (1 - effort.tolerance)
         found, _ = _price_at(p, form, found, close_s, effort.most_labels)
-        open_s = min(close_s, found.relaxed_s)
-        return _bound(_bisected(p, form, found, effort, open_s))
+        return _bisected(p, form, found, effort, min(close_s, found.relaxed_s))
     efforts = (_QUICK[form],) if quick else _EFFORTS
-    for effort in efforts if found.relaxed_s < np.inf else ():
-        if found.num_labels < effort.only_below:
-            found = _close_gap(p, form, found, effort)
-            break
-    return _bound(found)
+    effort = next(e for e in efforts if found.num_labels < e.only_below)
+    return _close_gap(p, form, found, effort)
 
 
-def _bound(found: RelaxationState) -> Bound:
-    return Bound(
-        step_s=found.proven_s,
-        relaxed_s=found.relaxed_s,
-        duals_R=found.duals_R,
-        columns=found.columns,
-    )
-
-
-def heuristic_bound(
-    p: Problem, form: Form, below_s: float = np.inf
-) -> RelaxationState | None:
+def heuristic_bound(p: Problem, form: Form, below_s: float = np.inf) -> Bound | None:
     """Return about the least step time of fractions of heuristically priced columns.
 
     A first look, that proves nothing. None if no templates were found that reach
@@ -164,26 +130,23 @@ def heuristic_bound(
     """
     if not fits(p):
         return None
-    found = _initial(p, form, ())
     if below_s < np.inf:
         columns = columns_within(p, form, below_s)
         if not columns:
             return None
         relaxed_s = _least_step_s(p, columns, below_s)
-        found = replace(found, columns=columns, relaxed_s=relaxed_s)
+        found = replace(_initial(p), columns=columns, relaxed_s=relaxed_s)
     else:
         try:
-            found = _first_feasible(p, form, found, 0.0)
+            found = _first_feasible(p, form, _initial(p), 0.0)
         except NoFeasiblePlan:
             return None
     return _close_heuristically(p, form, found, _OUTLOOK_TOLERANCE)
 
 
-def columns_within(
-    p: Problem, form: Form, step_s: float, known: Sequence[Template] = ()
-) -> tuple[Column, ...]:
+def columns_within(p: Problem, form: Form, step_s: float) -> tuple[Column, ...]:
     """Return columns of which fractions reach the step time; none if none are found."""
-    found = _initial(p, form, known)
+    found = _initial(p)
     while not reaches(p, found.columns, step_s):
         found, outcome = _price_at(p, form, found, step_s, 0)
         if outcome != "columns":
@@ -208,21 +171,13 @@ def _rates(p: Problem) -> Floats:
     return np.concatenate([p.rates_C, np.zeros(len(p.fragments))])
 
 
-def _initial(p: Problem, form: Form, known: Sequence[Template]) -> RelaxationState:
-    """What is known without a search: the compute bound, and given templates."""
-    columns = [column(p, t, form) for t in known if exists(p, t)]
+def _initial(p: Problem) -> Bound:
+    """What is known without a search."""
     proven_s = compute_bound_s(p) * (1 - STRICT)
-    return RelaxationState(
-        proven_s=proven_s,
-        heuristic_bound_s=proven_s,
-        duals_R=_rates(p),
-        columns=_distinct(columns),
-    )
+    return Bound(step_s=proven_s, heuristic_bound_s=proven_s, duals_R=_rates(p))
 
 
-def _first_feasible(
-    p: Problem, form: Form, found: RelaxationState, longest_s: float
-) -> RelaxationState:
+def _first_feasible(p: Problem, form: Form, found: Bound, longest_s: float) -> Bound:
     """Add columns until they reach some step time.
 
     NoFeasiblePlan if none do, or in the closed form, which bounds nothing, if none are
@@ -230,25 +185,20 @@ def _first_feasible(
     """
     step_s = compute_bound_s(p)
     longest_s = max(_LONGEST * step_s, longest_s)
-    enough = reaches(p, found.columns, longest_s)
     while not reaches(p, found.columns, step_s):
-        outcome: PricingOutcome = "open"
-        if not enough:
-            decisive = step_s > longest_s
-            most = _DECISIVE_LABELS if decisive else 0
-            found, outcome = _price_at(p, form, found, step_s, most)
-            if decisive and outcome == "open" and form == "prefix":
-                return found  # with so much work neither a plan nor that there is none
-            if decisive and outcome != "columns":
-                raise no_pipelines_do(p)
+        decisive = step_s > longest_s
+        most = _DECISIVE_LABELS if decisive else 0
+        found, outcome = _price_at(p, form, found, step_s, most)
+        if decisive and outcome == "open" and form == "prefix":
+            return found  # with so much work neither a plan nor that there is none
+        if decisive and outcome != "columns":
+            raise no_pipelines_do(p)
         if outcome != "columns":
             step_s *= _GROWTH if found.columns else _LEAP
     return replace(found, relaxed_s=_least_step_s(p, found.columns, step_s))
 
 
-def _close_gap(
-    p: Problem, form: Form, found: RelaxationState, effort: _Effort
-) -> RelaxationState:
+def _close_gap(p: Problem, form: Form, found: Bound, effort: _Effort) -> Bound:
     """Bring the columns' step time and a proof as close together as the effort says.
 
     In the prefix form, what is proven so far where the time is up.
@@ -257,7 +207,7 @@ def _close_gap(
         for _ in range(_MAX_ROUNDS):
             found = _close_heuristically(p, form, found, effort.tolerance)
             close_s = found.relaxed_s * (1 - effort.tolerance)
-            if found.proven_s >= close_s:
+            if found.step_s >= close_s:
                 break
             found, outcome = _price_at(p, form, found, close_s, effort.most_labels)
             if outcome == "open":
@@ -271,12 +221,12 @@ def _proven_so_far(form: Form) -> AbstractContextManager[None]:
 
 
 def _close_heuristically(
-    p: Problem, form: Form, found: RelaxationState, tolerance: float
-) -> RelaxationState:
+    p: Problem, form: Form, found: Bound, tolerance: float
+) -> Bound:
     """Go on as long as the heuristic pricing finds columns."""
     for _ in range(_MAX_ROUNDS):
         close_s = found.relaxed_s * (1 - tolerance)
-        if max(found.heuristic_bound_s, found.proven_s) >= close_s:
+        if max(found.heuristic_bound_s, found.step_s) >= close_s:
             break
         step_s = (found.heuristic_bound_s + close_s) / 2
         if found.heuristic_bound_s > close_s * (1 - _NEAR):
@@ -286,14 +236,14 @@ def _close_heuristically(
 
 
 def _bisected(
-    p: Problem, form: Form, found: RelaxationState, effort: _Effort, open_s: float
-) -> RelaxationState:
+    p: Problem, form: Form, found: Bound, effort: _Effort, open_s: float
+) -> Bound:
     """Prove what can be proven below a step time that was left open."""
     with _proven_so_far(form):
         for _ in range(_NUM_BISECTIONS):
-            if open_s * (1 - effort.tolerance) <= found.proven_s:
+            if open_s * (1 - effort.tolerance) <= found.step_s:
                 break
-            step_s = (found.proven_s + open_s) / 2
+            step_s = (found.step_s + open_s) / 2
             found, outcome = _price_at(p, form, found, step_s, effort.most_labels)
             if outcome == "open":
                 open_s = step_s
@@ -304,35 +254,28 @@ def _bisected(
 def _price_at(
     p: Problem,
     form: Form,
-    found: RelaxationState,
+    found: Bound,
     step_s: float,
     most_labels: int | None,
-) -> tuple[RelaxationState, PricingOutcome]:
+) -> tuple[Bound, PricingOutcome]:
     """Price at duals that the known columns do not contradict."""
     check_deadline()
     duals_R = stabilised_duals(p, found.columns, step_s, found.duals_R)
     threshold = p.global_batch / float(duals_R @ p.room_R)
     priced = solve_pricing(p, form, step_s, duals_R, threshold, most_labels=most_labels)
     found = replace(found, num_labels=found.num_labels + priced.num_labels)
-    columns = _distinct([*found.columns, *priced.columns])
+    columns = tuple({c.template: c for c in (*found.columns, *priced.columns)}.values())
     if len(columns) > len(found.columns):
         relaxed_s = found.relaxed_s
         if relaxed_s < np.inf:
             relaxed_s = _least_step_s(p, columns, relaxed_s)
         return replace(found, columns=columns, relaxed_s=relaxed_s), "columns"
     heuristic_bound_s = max(found.heuristic_bound_s, step_s)
-    if (
-        not priced.is_complete or priced.columns
-    ):  # known ones contradict these duals, too
-        return replace(found, heuristic_bound_s=heuristic_bound_s), "open"
-    proven = replace(
-        found, proven_s=step_s, duals_R=duals_R, heuristic_bound_s=heuristic_bound_s
-    )
-    return proven, "proven"
-
-
-def _distinct(columns: Iterable[Column]) -> tuple[Column, ...]:
-    return tuple({c.template: c for c in columns}.values())
+    found = replace(found, heuristic_bound_s=heuristic_bound_s)
+    # known columns contradict these duals, too
+    if not priced.is_complete or priced.columns:
+        return found, "open"
+    return replace(found, step_s=step_s, duals_R=duals_R), "proven"
 
 
 def _least_step_s(p: Problem, columns: Sequence[Column], high_s: float) -> float:
@@ -348,14 +291,6 @@ def _least_step_s(p: Problem, columns: Sequence[Column], high_s: float) -> float
         else:
             low_s = middle_s
     return high_s
-
-
-def _nothing_fits() -> NoFeasiblePlan:
-    return NoFeasiblePlan(
-        got="no pipeline that fits into memory",
-        allowed="a model of which some pipeline of these devices can hold all layers",
-        fix="allow remat or a smaller microbatch, or add devices",
-    )
 
 
 def no_pipelines_do(p: Problem) -> NoFeasiblePlan:

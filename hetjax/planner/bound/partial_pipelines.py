@@ -13,6 +13,7 @@ only some labels may be kept. Does not own intervals (`labels.py`), completion b
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,107 +41,90 @@ _NEVER_S = 1e30  # too long for any step
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PricingProgram:
-    """What one pass of the dynamic program is given.
+    """What one pass of the dynamic program is given, and what pipelines that reach the
+    threshold could cost in every interval N, for every trade Q of seconds against cost,
+    relative to what is usual.
 
-    Each microbatch may cost `each_N`. A pipeline in interval N reaches the threshold
-    only if it takes `left_s_N` at most, besides what its slowest stage takes for all
-    microbatches but the first, and for every trade Q of seconds against cost has less
-    than `budget_NQ` of cost + time * `per_s_NQ`. `rest_NQJF` is what layers 0 to J have
-    of that at least (`least_cost`).
+    Each microbatch may cost `each_N`. A pipeline reaches the threshold only if it takes
+    `left_s_N` at most, besides what its slowest stage takes for all microbatches but
+    the first, and has less than `budget_NQ` of cost + time * `per_s_NQ`.
     """
 
     p: Problem
     form: Form
     slack: Slack
     duals_R: Floats
-    cost_M: Floats
-    intervals: tuple[Interval, ...]
-    b_N: Ints
-    lo_N: Ints
-    hi_N: Ints
-    least_s_N: Floats
-    most_s_N: Floats
-    each_N: Floats
-    left_s_N: Floats
-    per_s_NQ: Floats
-    budget_NQ: Floats
-    rest_NQJF: Floats
-    serves_hops: bool
+    threshold: float
+    intervals: Sequence[Interval]
+    trades: Sequence[float]
+    serves_hops: bool = False
 
+    @cached_property
+    def cost_M(self) -> Floats:
+        return self.p.taken_OR[self.p.meshes.first_M] @ self.duals_R
 
-def pricing_program(
-    p: Problem,
-    form: Form,
-    slack: Slack,
-    duals_R: Floats,
-    intervals: Sequence[Interval],
-    threshold: float,
-    trades: Sequence[float],
-    *,
-    serves_hops: bool = False,
-) -> PricingProgram:
-    """Bound what pipelines of that threshold could cost, for every interval.
+    @cached_property
+    def b_N(self) -> Ints:
+        return np.array([interval.b for interval in self.intervals])
 
-    `trades` are such of seconds against cost, relative to what is usual.
-    """
-    cost_M = p.taken_OR[p.meshes.first_M] @ duals_R
-    b_N, lo_N, hi_N = np.array([interval[:3] for interval in intervals]).T
-    least_s_N, most_s_N = np.array([interval[3:] for interval in intervals]).T
-    sizes_N = np.array(p.microbatch_sizes, dtype=np.float64)[b_N]
-    each_N = sizes_N / threshold * (1 + ROUNDING)  # that a microbatch may cost
-    left_s_N = slack.step_s * (1 + ROUNDING) - (lo_N - 1) * least_s_N
-    per_s_NQ, budget_NQ = _trades(intervals, trades, each_N, left_s_N, slack.step_s)
-    num_trades = per_s_NQ.shape[1]
-    asked = CompletionQueries(
-        b_X=np.repeat(b_N, num_trades),
-        lo_X=np.repeat(lo_N, num_trades),
-        most_s_X=np.repeat(most_s_N * (1 + ROUNDING), num_trades),
-        per_s_X=per_s_NQ.reshape(-1),
-    )
-    rest_XJF = least_cost(slack, p.taken_OR @ duals_R, asked)
-    return PricingProgram(
-        p=p,
-        form=form,
-        slack=slack,
-        duals_R=duals_R,
-        cost_M=cost_M,
-        intervals=tuple(intervals),
-        b_N=b_N,
-        lo_N=lo_N,
-        hi_N=hi_N,
-        least_s_N=least_s_N,
-        most_s_N=most_s_N * (1 + ROUNDING),
-        each_N=each_N,
-        left_s_N=left_s_N,
-        per_s_NQ=per_s_NQ,
-        budget_NQ=budget_NQ,
-        rest_NQJF=rest_XJF.reshape(len(intervals), num_trades, *rest_XJF.shape[1:]),
-        serves_hops=serves_hops,
-    )
+    @cached_property
+    def lo_N(self) -> Ints:
+        return np.array([interval.lo for interval in self.intervals])
 
+    @cached_property
+    def hi_N(self) -> Ints:
+        return np.array([interval.hi for interval in self.intervals])
 
-def _trades(
-    intervals: Sequence[Interval],
-    trades: Sequence[float],
-    each_N: Floats,
-    left_s_N: Floats,
-    step_s: float,
-) -> tuple[Floats, Floats]:
-    """Seconds against cost, and the budgets.
+    @cached_property
+    def least_s_N(self) -> Floats:
+        return np.array([interval.least_s for interval in self.intervals])
 
-    `hi` microbatches may cost so much in all, and their time is left. Or, where the
-    slowest stage's time is known: beyond `lo`, each takes as long of what is left.
-    """
-    _, lo_N, hi_N, least_s_N, _ = np.array(intervals).T
-    known_N = least_s_N > 0
-    usual_N = np.where(
-        known_N, each_N / np.where(known_N, least_s_N, 1.0), each_N * hi_N / step_s
-    )
-    per_s_NQ = usual_N[:, None] * np.array(trades)
-    many_N = known_N & (lo_N < hi_N)
-    per_s_NQ[many_N] = usual_N[many_N, None]
-    fixed_N = each_N * np.where(many_N, lo_N, hi_N)
-    return per_s_NQ, fixed_N[:, None] + per_s_NQ * left_s_N[:, None]
+    @cached_property
+    def most_s_N(self) -> Floats:
+        return np.array([i.most_s for i in self.intervals]) * (1 + ROUNDING)
+
+    @cached_property
+    def each_N(self) -> Floats:
+        sizes_N = np.array(self.p.microbatch_sizes, dtype=np.float64)[self.b_N]
+        return sizes_N / self.threshold * (1 + ROUNDING)
+
+    @cached_property
+    def left_s_N(self) -> Floats:
+        return self.slack.step_s * (1 + ROUNDING) - (self.lo_N - 1) * self.least_s_N
+
+    @cached_property
+    def _many_N(self) -> NDArray[np.bool_]:
+        """Where microbatches beyond `lo` each take as long as the slowest stage."""
+        return (self.least_s_N > 0) & (self.lo_N < self.hi_N)
+
+    @cached_property
+    def per_s_NQ(self) -> Floats:
+        """Usually `hi` microbatches may cost so much in all in the step, or each in the
+        slowest stage's time, where that is known."""
+        usual_N = self.each_N * self.hi_N / self.slack.step_s
+        known = self.least_s_N > 0
+        usual_N[known] = self.each_N[known] / self.least_s_N[known]
+        per_s_NQ = usual_N[:, None] * np.array(self.trades)
+        per_s_NQ[self._many_N] = usual_N[self._many_N, None]
+        return per_s_NQ
+
+    @cached_property
+    def budget_NQ(self) -> Floats:
+        fixed_N = self.each_N * np.where(self._many_N, self.lo_N, self.hi_N)
+        return fixed_N[:, None] + self.per_s_NQ * self.left_s_N[:, None]
+
+    @cached_property
+    def rest_NQJF(self) -> Floats:
+        """What layers 0 to J have of the budget at least (`least_cost`)."""
+        num_trades = len(self.trades)
+        asked = CompletionQueries(
+            b_X=np.repeat(self.b_N, num_trades),
+            lo_X=np.repeat(self.lo_N, num_trades),
+            most_s_X=np.repeat(self.most_s_N, num_trades),
+            per_s_X=self.per_s_NQ.reshape(-1),
+        )
+        rest_XJF = least_cost(self.slack, self.p.taken_OR @ self.duals_R, asked)
+        return rest_XJF.reshape(len(self.intervals), num_trades, *rest_XJF.shape[1:])
 
 
 def interval_bound_ratios(s: PricingProgram) -> Floats:

@@ -12,8 +12,7 @@ exact pass keeps all of them, so that no column is missed.
 Does not own the duals (`column_generation.py`).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,7 +23,6 @@ from hetjax.planner.bound.partial_pipelines import (
     bound_ratios,
     grown_labels,
     interval_bound_ratios,
-    pricing_program,
     template_of,
 )
 from hetjax.planner.model.problem import Floats, Ints, Problem
@@ -79,16 +77,16 @@ def solve_pricing(
     after `most_labels` labels, that is it (0: after the heuristic pass).
     """
     few = _MOST_INTERVALS[form] if most_labels == 0 else None
-    program = _program(p, form, step_s, duals_R, threshold, _PASSES, most_intervals=few)
+    program = _program(p, form, step_s, duals_R, threshold, most_intervals=few)
     if program is None:
         return PricingResult()
-    found = _heuristic(program, threshold)
+    found = _heuristic(program)
     if found.columns or most_labels == 0:
         return found
-    return _exact(program, threshold, most_labels)
+    return _exact(program, most_labels)
 
 
-def _heuristic(program: PricingProgram, threshold: float) -> PricingResult:
+def _heuristic(program: PricingProgram) -> PricingResult:
     """Keep only the labels of least bound ratio."""
     found = grown_labels(
         program,
@@ -97,15 +95,11 @@ def _heuristic(program: PricingProgram, threshold: float) -> PricingResult:
     )
     assert found is not None
     pool, complete = found
-    columns = _better(
-        _columns(program, pool, complete, _MOST_COLUMNS), program, threshold
-    )
+    columns = _better(program, pool, complete)
     return PricingResult(columns=columns, is_complete=False, num_labels=len(pool))
 
 
-def _exact(
-    program: PricingProgram, threshold: float, most_labels: int | None
-) -> PricingResult:
+def _exact(program: PricingProgram, most_labels: int | None) -> PricingResult:
     """Keep all labels, and split the intervals that only optimism keeps."""
     num_labels = 0
     while True:
@@ -116,9 +110,7 @@ def _exact(
             )
         pool, complete = found
         num_labels += len(pool)
-        better = _better(
-            _columns(program, pool, complete, _MOST_COLUMNS), program, threshold
-        )
+        better = _better(program, pool, complete)
         kept = [program.intervals[n] for n in np.unique(complete.interval)]
         parts = [part for interval in kept for part in halved(interval, program.form)]
         if better or not kept or not parts:
@@ -127,15 +119,7 @@ def _exact(
                 is_complete=not kept or bool(better),
                 num_labels=num_labels,
             )
-        program = pricing_program(
-            program.p,
-            program.form,
-            program.slack,
-            program.duals_R,
-            parts,
-            threshold,
-            _PASSES[-1][1],
-        )
+        program = replace(program, intervals=parts, trades=_PASSES[-1][1])
 
 
 def enumerate_columns(
@@ -155,7 +139,6 @@ def enumerate_columns(
             step_s,
             duals_R,
             rung,
-            _PASSES,
             most_intervals=_MOST_INTERVALS[form],
             serves_hops=form == "closed",
         )
@@ -177,7 +160,6 @@ def _program(
     step_s: float,
     duals_R: Floats,
     threshold: float,
-    passes: Sequence[tuple[float, Sequence[float]]],
     *,
     most_intervals: int | None = None,
     serves_hops: bool = False,
@@ -193,18 +175,18 @@ def _program(
     work_s_B = least_work(p, duals_R) * threshold / sizes_B
     alive = list(initial_intervals(p, form, most_B, left_s_B, work_s_B))
     program, num_dropped = None, 0
-    for ratio, trades in passes:
+    for ratio, trades in _PASSES:
         intervals = [part for wide in alive for part in refined(wide, form, ratio)]
         if not intervals:
             return program if num_dropped else None
-        program = pricing_program(
-            p,
-            form,
-            slack,
-            duals_R,
-            intervals,
-            threshold,
-            trades,
+        program = PricingProgram(
+            p=p,
+            form=form,
+            slack=slack,
+            duals_R=duals_R,
+            threshold=threshold,
+            intervals=intervals,
+            trades=trades,
             serves_hops=serves_hops,
         )
         num_alive = len(_alive(program))
@@ -237,10 +219,9 @@ def _columns(s: PricingProgram, pool: Labels, found: Labels, most: int) -> list[
     return [column(s.p, template, s.form) for template in templates]
 
 
-def _better(
-    columns: list[Column], s: PricingProgram, threshold: float
-) -> tuple[Column, ...]:
-    """Return the columns that do reach the threshold, the best first."""
+def _better(s: PricingProgram, pool: Labels, found: Labels) -> tuple[Column, ...]:
+    """Return the best columns that do reach the threshold, the best first."""
+    columns = _columns(s, pool, found, _MOST_COLUMNS)
     if not columns:
         return ()
     sizes = np.array([c.template.microbatch_size for c in columns])
@@ -248,4 +229,4 @@ def _better(
     num_sequences = np.minimum(num_sequences, s.p.global_batch // sizes * sizes)
     ratio = num_sequences / (np.array([c.taken for c in columns]) @ s.duals_R)
     order = np.argsort(-ratio, kind="stable")
-    return tuple(columns[n] for n in order if ratio[n] >= threshold * (1 - ROUNDING))
+    return tuple(columns[n] for n in order if ratio[n] >= s.threshold * (1 - ROUNDING))

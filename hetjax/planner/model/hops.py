@@ -35,11 +35,12 @@ def hop_tables(
     """Return hop_s_BKOO and link_s_BKOO: a message's time, and its hold on links."""
     ways = _Ways.of(request)
     of_one = request.seq_len * hidden_size(request.model) * DTYPES[request.dtype]
-    same = _one_of_each(options)
+    shapes = [(o.device_class, o.tensor, o.data) for o in options]
+    index = list(map(shapes.index, shapes))
     alone = {
-        (a, b): _hop(ways, options[a], options[b]) for a, b in product(same, repeat=2)
+        (a, b): _hop(ways, options[a], options[b])
+        for a, b in product(dict.fromkeys(index), repeat=2)
     }
-    index = [next(n for n in same if _shape(options[n]) == _shape(o)) for o in options]
     sizes_B = np.array(request.microbatch_sizes, dtype=np.float64) * of_one
     hop_s_BOO, link_s_BOO = np.zeros((2, len(sizes_B), len(options), len(options)))
     for a, b in product(range(len(options)), repeat=2):
@@ -74,17 +75,6 @@ def sync_bytes_per_s(request: Request, options: Sequence[Option]) -> Floats:
 
 def _lone(node: Node) -> End:
     return End(node=node, num_devices=1, tensor=1)
-
-
-def _shape(option: Option) -> tuple[int, int, int]:
-    return option.device_class, option.tensor, option.data
-
-
-def _one_of_each(options: Sequence[Option]) -> list[int]:
-    seen: dict[tuple[int, int, int], int] = {}
-    for n, option in enumerate(options):
-        seen.setdefault(_shape(option), n)
-    return list(seen.values())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -92,7 +92,8 @@ def _seats(
         node = _node(there, option.num_devices, beside and beside[0], order)
         if node is None:
             return None
-        taken, there[node] = _split(there[node], option.num_devices)
+        num = option.num_devices
+        taken, there[node] = there[node][:num], there[node][num:]
         seats[r, s] = node, tuple(taken)
     return seats
 
@@ -108,10 +109,6 @@ def _node(
     if order == "together" and beside in fits:
         return beside
     return min(fits, key=lambda name: len(free[name]), default=None)
-
-
-def _split(devices: list[int], num: int) -> tuple[list[int], list[int]]:
-    return devices[:num], devices[num:]
 
 
 def seated(pipeline: UnplacedReplica, seats: Sequence[Seat]) -> Replica:

@@ -69,13 +69,17 @@ class Column:
 
 def column(p: Problem, template: Template, form: Form) -> Column:
     """Return the template with its costs by a form."""
-    stage_s, hops = _stage_s(p, template)
-    pieces = _closed(stage_s, hops) if form == "closed" else _prefix(stage_s, hops)
+    stage_s, hop_s, link_s = _stage_s(p, template)
+    if form == "prefix":
+        pieces = prefix_pieces(stage_s, [2 * s for s in hop_s], link_s)
+    else:
+        fill_s, most_s = sum(stage_s) + sum(2 * s for s in hop_s), max(stage_s + link_s)
+        pieces = ((fill_s - most_s, most_s),)
     taken = p.taken_OR[[s.option for s in template.stages]].sum(axis=0)
     shown_s_A = _shown_s_A(p, template)
     slowest_s = max(slope for _, slope in pieces)
     least, served = (
-        from_deltas([delta(hop.hop_s, slowest_s, False) for hop in hops])
+        from_deltas([delta(s, slowest_s, False) for s in hop_s])
         for delta in (plain_delta, exact_delta)
     )
     return Column(
@@ -118,28 +122,24 @@ def counted(left_s: Floats, each_s: Floats) -> Ints:
     return np.maximum(np.floor(left_s / each_s * (1 + ROUNDING)), 0).astype(np.int64)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Hop:
-    hop_s: float
-    link_s: float
-
-
-def _stage_s(p: Problem, template: Template) -> tuple[list[float], list[_Hop]]:
-    """Seconds that each stage is busy with a microbatch, and the hops after them."""
+def _stage_s(
+    p: Problem, template: Template
+) -> tuple[list[float], list[float], list[float]]:
+    """Seconds that each stage is busy with a microbatch; of each message after it, one
+    way, and of its hold on the link."""
     b = p.microbatch_sizes.index(template.microbatch_size)
     stages = template.stages
     seconds = [float(p.busy_s_BOU[b, s.option, p.range_IJ[s.layers]]) for s in stages]
-    hops = []
+    hop_s, link_s = [], []
     for s in range(len(stages) - 1):
         at = b, p.kind_J[stages[s].layers[1]], stages[s].option, stages[s + 1].option
         long = s == 0 and len(stages) >= p.long_from
         seconds[s] += p.send_s_BKOO[at] * (p.long_first_factor if long else 1.0)
         last = s == len(stages) - 2
         seconds[s + 1] += p.return_s_BKOO[at] * (p.last_factor if last else 1.0)
-        hops.append(
-            _Hop(hop_s=float(p.hop_s_BKOO[at]), link_s=float(p.link_s_BKOO[at]))
-        )
-    return seconds, hops
+        hop_s.append(float(p.hop_s_BKOO[at]))
+        link_s.append(float(p.link_s_BKOO[at]))
+    return seconds, hop_s, link_s
 
 
 def _shown_s_A(p: Problem, template: Template) -> Floats:
@@ -153,28 +153,14 @@ def _shown_s_A(p: Problem, template: Template) -> Floats:
 def shown_s(p: Problem, after_s_AXS: Floats, drain_s_XS: Floats) -> Floats:
     """Return what comes after pipelines of such stages, (A, X); X may be any dims."""
     before_s_XS = np.cumsum(drain_s_XS, axis=-1) - drain_s_XS
-    worst_s_A = {
-        "first": lambda after_s_XS: after_s_XS[..., 0],
-        "largest": lambda after_s_XS: after_s_XS.max(axis=-1),
-        "drained": lambda after_s_XS: (after_s_XS - before_s_XS).max(axis=-1),
-    }
-    return np.stack(
-        [
-            worst_s_A[exposed](after_s_XS)
-            for exposed, after_s_XS in zip(p.exposed, after_s_AXS, strict=True)
-        ]
-    )
-
-
-def _prefix(stage_s: list[float], hops: list[_Hop]) -> tuple[tuple[float, float], ...]:
-    round_trip_s = [2 * hop.hop_s for hop in hops]
-    return prefix_pieces(stage_s, round_trip_s, [hop.link_s for hop in hops])
-
-
-def _closed(stage_s: list[float], hops: list[_Hop]) -> tuple[tuple[float, float], ...]:
-    fill_s = sum(stage_s) + sum(2 * hop.hop_s for hop in hops)
-    slowest_s = max([*stage_s, *(hop.link_s for hop in hops)])
-    return ((fill_s - slowest_s, slowest_s),)
+    shown_s_AX = []
+    for exposed, after_s_XS in zip(p.exposed, after_s_AXS, strict=True):
+        if exposed == "first":
+            shown_s_AX.append(after_s_XS[..., 0])
+        else:
+            hidden_s_XS = before_s_XS if exposed == "drained" else 0.0
+            shown_s_AX.append((after_s_XS - hidden_s_XS).max(axis=-1))
+    return np.stack(shown_s_AX)
 
 
 def _memory_microbatches(p: Problem, template: Template, aheads: Sequence[int]) -> int:

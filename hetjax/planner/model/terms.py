@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
+from typing import Any
 
 import numpy as np
 
@@ -77,12 +78,12 @@ def search_problem(
     """
     options = options_of(request, degrees)
     facts, num_sizes = _facts(request, options), len(request.microbatch_sizes)
-    hop_s_BKOO, link_s_BKOO = hop_tables(request, options, len(facts.sync_bytes_K))
     packing = packing and num_replicas > 1 and not tight
     rates_O, times = sync_bytes_per_s(request, options), 2 * (1 - 1 / num_replicas)
-    terms = LayerCosts(
-        kinds=facts.kinds,
-        busy_s_BOK=facts.busy_s_BOK,
+    terms = _costs(
+        request,
+        options,
+        facts,
         update_s_BOK=facts.update_s_BOK,
         static_bytes_BOK=facts.static_bytes_OK
         + (facts.extra_of_one_bytes_BOK if tight else facts.extra_bytes_BOK),
@@ -91,7 +92,6 @@ def search_problem(
         memory_bytes_BO=facts.memory_bytes_O
         - (facts.shared_of_one_bytes_BO if tight else facts.shared_bytes_BO),
         message_bytes_BO=facts.activation_bytes_BO,
-        sync_bytes_OK=np.tile(facts.sync_bytes_K, (len(options), 1)),
         # around a ring of R replicas go 2 (R - 1) / R of the bytes
         sync_s=lambda o, size_bytes: times * size_bytes / rates_O[o],
         sync_exposed="drained",
@@ -99,8 +99,6 @@ def search_problem(
         packed_bytes_OK=_packed_bytes(options, facts) if packing else None,
         device_bytes_O=facts.memory_bytes_O,
         stage_s_BO=np.tile(2 * facts.program_s_O, (num_sizes, 1)),
-        hop_s_BKOO=hop_s_BKOO,
-        link_s_BKOO=link_s_BKOO,
     )
     return _problem(request, options, terms, one_replica=num_replicas == 1)
 
@@ -112,26 +110,38 @@ def bound_problem(request: Request, degrees: Sequence[int]) -> Problem:
     """
     options = options_of(request, degrees)
     facts, num_sizes = _facts(request, options), len(request.microbatch_sizes)
-    hop_s_BKOO, link_s_BKOO = hop_tables(request, options, len(facts.sync_bytes_K))
-    terms = LayerCosts(
-        kinds=facts.kinds,
-        busy_s_BOK=facts.busy_s_BOK,
+    terms = _costs(
+        request,
+        options,
+        facts,
         update_s_BOK=0 * facts.update_s_BOK,
         # every layer counts a loss, of which a stage has one
         static_bytes_BOK=np.tile(facts.own_bytes_OK - _LOSS_BYTES, (num_sizes, 1, 1)),
         saved_bytes_BOK=facts.least_saved_bytes_BOK,
         memory_bytes_BO=np.tile(facts.memory_bytes_O, (num_sizes, 1)),
-        sync_bytes_OK=np.tile(facts.sync_bytes_K, (len(options), 1)),
         sync_s=lambda o, size_bytes: 0 * size_bytes,
         stage_s_BO=np.tile(facts.program_s_O, (num_sizes, 1)),
-        hop_s_BKOO=hop_s_BKOO,
-        link_s_BKOO=link_s_BKOO,
     )
     found = _problem(
         request, options, terms, max_launch_ahead=len(request.model.layers)
     )
     fits_BOU = found.most_in_flight_BOU > 0
     return replace(found, most_in_flight_BOU=np.where(fits_BOU, UNLIMITED, 0))
+
+
+def _costs(
+    request: Request, options: Sequence[Option], facts: "_Facts", **own: Any
+) -> LayerCosts:
+    """What both views share, and what is one's own."""
+    hop_s_BKOO, link_s_BKOO = hop_tables(request, options, len(facts.sync_bytes_K))
+    return LayerCosts(
+        kinds=facts.kinds,
+        busy_s_BOK=facts.busy_s_BOK,
+        sync_bytes_OK=np.tile(facts.sync_bytes_K, (len(options), 1)),
+        hop_s_BKOO=hop_s_BKOO,
+        link_s_BKOO=link_s_BKOO,
+        **own,
+    )
 
 
 def _problem(
@@ -194,8 +204,7 @@ def _facts(request: Request, options: Sequence[Option]) -> _Facts:
     saved, least, once, each, workspace, spared = np.zeros((6, *dims))
     problems: list[BadInput] = []
     kept: dict[tuple[object, ...], tuple[float, ...]] = {}
-    for at in _cases(request, options):
-        b, o, shares = at
+    for b, o, shares in _cases(request, options):
         for k, layer in enumerate(firsts):
             try:
                 times = _times(request, options[o], layer, shares)
@@ -238,12 +247,8 @@ def _facts(request: Request, options: Sequence[Option]) -> _Facts:
         memory_bytes_O=np.array(
             [device_spec(_node_of(request, o)).memory_gib * 2**30 for o in options]
         ),
-        sync_bytes_K=np.array(
-            [
-                float(_GRADIENT_BYTES * parameter_count(request.model.layers[at]))
-                for at in firsts
-            ]
-        ),
+        sync_bytes_K=_GRADIENT_BYTES
+        * np.array([float(parameter_count(request.model.layers[k])) for k in firsts]),
     )
 
 
@@ -278,17 +283,14 @@ def _cases(
         enumerate(request.microbatch_sizes), enumerate(options)
     ):
         if size % option.data == 0 and size <= request.global_batch:
-            yield b, o, _shares(request, option, size // option.data)
-
-
-def _shares(request: Request, option: Option, num_sequences: int) -> Shares:
-    return Shares(
-        num_sequences=num_sequences,
-        seq_len=request.seq_len,
-        hidden_size=hidden_size(request.model),
-        dtype=request.dtype,
-        tensor=option.tensor,
-    )
+            shares = Shares(
+                num_sequences=size // option.data,
+                seq_len=request.seq_len,
+                hidden_size=hidden_size(request.model),
+                dtype=request.dtype,
+                tensor=option.tensor,
+            )
+            yield b, o, shares
 
 
 def _times(request: Request, option: Option, layer: int, shares: Shares) -> LayerTimes:
@@ -336,12 +338,9 @@ def _saved(
     )
     more = shares.num_sequences - 1
     held = layer_stacks(request.model, layer)
-    each = one.saved_bytes + more * (two.saved_bytes - one.saved_bytes)
-    once = one.stack_saved_bytes + more * (
-        two.stack_saved_bytes - one.stack_saved_bytes
-    )
-    alone = one.alone_saved_bytes + more * (
-        two.alone_saved_bytes - one.alone_saved_bytes
+    each, once, alone = (
+        getattr(one, name) + more * (getattr(two, name) - getattr(one, name))
+        for name in ("saved_bytes", "stack_saved_bytes", "alone_saved_bytes")
     )
     return (
         each,
@@ -354,26 +353,16 @@ def _saved(
 def _static(
     request: Request, options: Sequence[Option], firsts: Sequence[int], borrowed: bool
 ) -> Floats:
-    held = [
-        [
-            s
-            for s in layer_stacks(request.model, at).stacks
-            if borrowed or s.only is None
-        ]
-        for at in firsts
-    ]
-    meshes = {(o.data, o.tensor) for o in options}
+    stacks_K = [layer_stacks(request.model, at).stacks for at in firsts]
+    held = [[s for s in own if borrowed or s.only is None] for own in stacks_K]
     by_mesh = {
-        (data, tensor): [
+        (d, t): [
             static_bytes(
-                stacks,
-                StageMesh(data=data, tensor=tensor),
-                request.dtype,
-                request.optimizer,
+                stacks, StageMesh(data=d, tensor=t), request.dtype, request.optimizer
             ).total
             for stacks in held
         ]
-        for data, tensor in meshes
+        for d, t in {(o.data, o.tensor) for o in options}
     }
     return np.array([by_mesh[o.data, o.tensor] for o in options], dtype=np.float64)
 

@@ -23,7 +23,7 @@ from hetjax.planner.model.evaluator import PlanEvaluator
 from hetjax.planner.model.objectives import Objective, score, wants_fewer, within
 from hetjax.planner.model.request import Request, check_request
 from hetjax.planner.search.infeasible import adds_up, why_infeasible
-from hetjax.planner.search.local_search import Choices, local_search
+from hetjax.planner.search.local_search import local_search
 from hetjax.planner.search.proposals import (
     LARGE,
     Proposal,
@@ -241,7 +241,7 @@ class Search:
                         plan, source
                     ),
                     lambda found, by=objective: self.incumbents.score(found, by),
-                    self.choices(),
+                    self.request,
                 )
 
     def found(self) -> tuple[Found, ...]:
@@ -289,15 +289,6 @@ class Search:
                 self.incumbents.take(plan, "even split")
         if not self.incumbents.best:
             raise TimeUp
-
-    def choices(self) -> Choices:
-        """Return what moves of the local search may choose from."""
-        return Choices(
-            remats=self.request.remats,
-            microbatch_sizes=self.request.microbatch_sizes,
-            class_of=self.request.class_of,
-            counts={node.name: node.count for node in self.request.cluster.nodes},
-        )
 
 
 def _plans(

@@ -49,8 +49,9 @@ def try_idle(search: Search, objective: Objective) -> None:
             return incumbents.offer(plan, best.source) if more else None
 
         with deadline(min(_LOCAL_S, left_s() / (len(idle) - n))), suppress(TimeUp):
-            for plan in _with_idle(search, best.predicted.plan):
-                using(plan)
+            for group in alike(best.predicted.plan, request):
+                for plan in onto_idle(best.predicted.plan, group, request):
+                    using(plan)
             start = _best_using(
                 request, objective, incumbents.simulated(), best.predicted.plan, kind
             )
@@ -59,7 +60,7 @@ def try_idle(search: Search, objective: Objective) -> None:
                     start,
                     using,
                     lambda found: incumbents.score(found, objective),
-                    search.choices(),
+                    request,
                 )
 
 
@@ -75,13 +76,6 @@ def why_idle(found: Found, simulated: Iterable[Predicted]) -> tuple[Idle, ...]:
             worse = score(instead, request.cluster, objective) / ours - 1
         result.append(Idle(kind=kind, devices=devices, instead=instead, worse=worse))
     return tuple(result)
-
-
-def _with_idle(search: Search, plan: Plan) -> Iterable[Plan]:
-    """Plans with a stage of this one cut in two, one part on idle devices."""
-    choices = search.choices()
-    for group in alike(plan, choices.class_of):
-        yield from onto_idle(plan, group, choices.counts, choices.class_of)
 
 
 def _best_using(

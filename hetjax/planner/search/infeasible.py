@@ -33,10 +33,11 @@ def why_infeasible(request: Request, objective: Objective) -> NoFeasiblePlan:
             allowed="a limit that some plan of these devices keeps to",
             fix="raise the limit; without it, plan prints what there is",
         )
+    there = ", ".join(f"{c.num_devices} {c.name}" for c in request.classes)
     fixes = (told for told, changed in _changes(request) if feasible(changed))
     return NoFeasiblePlan(
         got=f"no plan of {request.model.name!r}, {request.global_batch} sequences of "
-        f"{request.seq_len} tokens, on {_devices(request)}: {_binding(request)}",
+        f"{request.seq_len} tokens, on {there}: {_binding(request)}",
         allowed="a plan whose every device holds what it works with",
         fix=next(fixes, "give a cluster with more memory, or another model"),
     )
@@ -124,10 +125,6 @@ def _more_nodes(request: Request) -> Iterator[tuple[str, Request]]:
                 f"{node.count} device{'s' if node.count > 1 else ''} to the cluster",
                 replace(request, cluster=cluster),
             )
-
-
-def _devices(request: Request) -> str:
-    return ", ".join(f"{c.num_devices} {c.name}" for c in request.classes)
 
 
 def _binding(request: Request) -> str:

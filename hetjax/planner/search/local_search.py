@@ -7,13 +7,15 @@ what is slowest first. Does not own what is better (`model/objectives.py`) nor w
 plan takes (`model/evaluator.py`).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from itertools import combinations
+from itertools import combinations, pairwise
+from typing import Any
 
 from hetjax.planner.model.deadline import is_over
-from hetjax.planner.model.seating import Seat
+from hetjax.planner.model.request import Request
+from hetjax.planner.model.seating import Seat, idle_devices
 from hetjax.plans.plan import LayerRange, Plan, Remat, Replica, Stage
 from hetjax.schedule.launch_ahead import microbatch_s
 from hetjax.schedule.predicted import Predicted
@@ -21,12 +23,13 @@ from hetjax.schedule.predicted import Predicted
 _SHARES = (0.5, 0.25, 0.75)  # of a stage's layers, for the stage that is cut off
 
 
-def alike(plan: Plan, class_of: Mapping[str, str]) -> list[list[int]]:
+def alike(plan: Plan, request: Request) -> list[list[int]]:
     """Replicas by how they are cut and meshed, over devices of which classes."""
     found: dict[tuple[object, ...], list[int]] = {}
     for r, replica in enumerate(plan.replicas):
         cut = tuple(
-            (s.layers, s.mesh, s.remat, class_of[s.node]) for s in replica.stages
+            (s.layers, s.mesh, s.remat, request.class_of[s.node])
+            for s in replica.stages
         )
         found.setdefault((replica.microbatch_size, cut), []).append(r)
     return list(found.values())
@@ -90,14 +93,11 @@ def shifted(predicted: Predicted, plan: Plan, group: Sequence[int]) -> Iterator[
 def _moved(
     stages: Sequence[Stage], source: int, target: int, num: int
 ) -> tuple[Stage, ...]:
-    (lo, hi), (first, last) = stages[source].layers, stages[target].layers
+    lower, upper = sorted((source, target))
+    cut = stages[lower].layers[1] + (num if source == upper else -num)
     changed = list(stages)
-    if target > source:
-        changed[source] = replace(stages[source], layers=(lo, hi - num))
-        changed[target] = replace(stages[target], layers=(first - num, last))
-    else:
-        changed[source] = replace(stages[source], layers=(lo + num, hi))
-        changed[target] = replace(stages[target], layers=(first, last + num))
+    changed[lower] = replace(stages[lower], layers=(stages[lower].layers[0], cut))
+    changed[upper] = replace(stages[upper], layers=(cut, stages[upper].layers[1]))
     return tuple(changed)
 
 
@@ -107,11 +107,16 @@ def with_other_remat(
     for s, stage in enumerate(plan.replicas[group[0]].stages):
         for remat in remats:
             if remat != stage.remat:
-                yield _of_group(plan, group, partial(_kept, s=s, remat=remat))
+                change = partial(_replaced, s=s, end=s + 1, remat=remat)
+                yield _of_group(plan, group, change)
 
 
-def _kept(stages: Sequence[Stage], s: int, remat: Remat) -> tuple[Stage, ...]:
-    return (*stages[:s], replace(stages[s], remat=remat), *stages[s + 1 :])
+def _replaced(
+    stages: Sequence[Stage], s: int, end: int, kept: int | None = None, **changes: Any
+) -> tuple[Stage, ...]:
+    """Stages s to `end` give way to one of them, changed."""
+    stage = replace(stages[s if kept is None else kept], **changes)
+    return (*stages[:s], stage, *stages[end:])
 
 
 def with_other_size(
@@ -134,29 +139,20 @@ def _resized(replica: Replica, size: int) -> Replica:
     )
 
 
-def swapped(
-    plan: Plan, group: Sequence[int], class_of: Mapping[str, str]
-) -> Iterator[Plan]:
+def swapped(plan: Plan, group: Sequence[int], request: Request) -> Iterator[Plan]:
     """Two stages of unlike nodes in each other's place: devices go, layers stay."""
     stages = plan.replicas[group[0]].stages
     for a, b in combinations(range(len(stages)), 2):
-        if class_of[stages[a].node] != class_of[stages[b].node]:
+        if request.class_of[stages[a].node] != request.class_of[stages[b].node]:
             yield _of_group(plan, group, partial(_exchanged, a=a, b=b))
 
 
-def onto_idle(
-    plan: Plan,
-    group: Sequence[int],
-    counts: Mapping[str, int],
-    class_of: Mapping[str, str],
-) -> Iterator[Plan]:
-    """A stage cut in two, one part on idle devices: for all replicas, or for one.
-
-    `counts` gives the devices of every node; those of a replica are of one class.
-    """
+def onto_idle(plan: Plan, group: Sequence[int], request: Request) -> Iterator[Plan]:
+    """A stage cut in two, one part on idle devices of one class: for all replicas, or
+    for one."""
     for replicas in (group, group[:1]) if len(group) > 1 else (group,):
         for s, stage in enumerate(plan.replicas[group[0]].stages):
-            for seats in _idle_seats(plan, len(stage.devices), counts, class_of):
+            for seats in _idle_seats(plan, len(stage.devices), request):
                 if len(seats) < len(replicas):
                     continue
                 given = dict(zip(replicas, seats, strict=False))
@@ -173,27 +169,20 @@ def onto_idle(
 
 def merged(plan: Plan, group: Sequence[int]) -> Iterator[Plan]:
     """Two neighbouring stages as one, on the devices of either."""
-    for s in range(len(plan.replicas[group[0]].stages) - 1):
+    for s, (stage, after) in enumerate(pairwise(plan.replicas[group[0]].stages)):
+        layers = stage.layers[0], after.layers[1]
         for kept in (s, s + 1):
-            yield _of_group(plan, group, partial(_joined, s=s, kept=kept))
+            change = partial(_replaced, s=s, end=s + 2, kept=kept, layers=layers)
+            yield _of_group(plan, group, change)
 
 
-def _joined(stages: Sequence[Stage], s: int, kept: int) -> tuple[Stage, ...]:
-    layers = stages[s].layers[0], stages[s + 1].layers[1]
-    return (*stages[:s], replace(stages[kept], layers=layers), *stages[s + 2 :])
-
-
-def _idle_seats(
-    plan: Plan, num: int, counts: Mapping[str, int], class_of: Mapping[str, str]
-) -> list[list[Seat]]:
+def _idle_seats(plan: Plan, num: int, request: Request) -> list[list[Seat]]:
     """Idle devices by class, so many of one node at a time."""
-    used = {(stage.node, d) for _, _, stage in plan.stages() for d in stage.devices}
     seats: dict[str, list[Seat]] = {}
-    for node, count in counts.items():
-        idle = [d for d in range(count) if (node, d) not in used]
+    for node, idle in idle_devices(plan, request.cluster).items():
         for first in range(0, len(idle) - num + 1, num):
-            seat = node, tuple(idle[first : first + num])
-            seats.setdefault(class_of[node], []).append(seat)
+            seat = node, idle[first : first + num]
+            seats.setdefault(request.class_of[node], []).append(seat)
     return list(seats.values())
 
 
@@ -249,18 +238,8 @@ Evaluate = Callable[[Plan], Predicted | None]
 Score = Callable[[Predicted], float]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Choices:
-    """What moves may choose from, and what every node is and has."""
-
-    remats: Sequence[Remat]
-    microbatch_sizes: Sequence[int]
-    class_of: Mapping[str, str]
-    counts: Mapping[str, int]
-
-
 def local_search(
-    start: Predicted, evaluate: Evaluate, score: Score, choices: Choices
+    start: Predicted, evaluate: Evaluate, score: Score, request: Request
 ) -> Predicted:
     """Return the best plan that moves lead to, no worse than the start.
 
@@ -270,7 +249,7 @@ def local_search(
     better = True
     while better and not is_over():
         better = False
-        for plan in _moves(best, choices):
+        for plan in _moves(best, request):
             if is_over():
                 break
             found = evaluate(plan)
@@ -280,19 +259,19 @@ def local_search(
     return best
 
 
-def _moves(predicted: Predicted, choices: Choices) -> Iterator[Plan]:
+def _moves(predicted: Predicted, request: Request) -> Iterator[Plan]:
     """Plans a move away, those first that take from what is slowest."""
     plan = replace(predicted.plan, schedule="1f1b", programs={})
-    groups = alike(plan, choices.class_of)
+    groups = alike(plan, request)
     yield from more_evenly(predicted, plan, groups)
     for group in groups:
         yield from shifted(predicted, plan, group)
     for group in groups:
-        yield from with_other_remat(plan, group, choices.remats)
-        yield from with_other_size(plan, group, choices.microbatch_sizes)
-        yield from swapped(plan, group, choices.class_of)
+        yield from with_other_remat(plan, group, request.remats)
+        yield from with_other_size(plan, group, request.microbatch_sizes)
+        yield from swapped(plan, group, request)
     for group in groups:
-        yield from onto_idle(plan, group, choices.counts, choices.class_of)
+        yield from onto_idle(plan, group, request)
         yield from merged(plan, group)
     for group in groups:
         if len(group) > 1:

@@ -15,7 +15,6 @@ import numpy as np
 
 from hetjax.planner.bound.column_generation import (
     Bound,
-    RelaxationState,
     columns_within,
     compute_bound_s,
     lower_bound,
@@ -23,7 +22,6 @@ from hetjax.planner.bound.column_generation import (
 )
 from hetjax.planner.bound.pricing import enumerate_columns, solve_pricing
 from hetjax.planner.bound.restricted_master import (
-    MasterSolution,
     min_cost_master,
     solve_restricted_master,
 )
@@ -68,28 +66,21 @@ class UnplacedPlan:
         return tuple(dict.fromkeys(c.template for c in self.copies))
 
 
-def best_plan(p: Problem, form: Form, known: Sequence[Template] = ()) -> UnplacedPlan:
-    """Return a plan in whole copies and microbatches, and the bound by the same form.
-
-    `known` templates, say of a plan for other devices, make the search shorter.
-    NoFeasiblePlan if no pipelines that fit into memory do the global batch.
-    """
-    return _PriceAndBranch(p, form, lower_bound(p, form, known), _CLOSE).best()
-
-
 def candidates(
     p: Problem,
     form: Form,
-    num: int,
+    num: int = 1,
     *,
-    seen: RelaxationState | None = None,
+    seen: Bound | None = None,
     quick: bool = False,
 ) -> list[UnplacedPlan]:
-    """Return the best plan, then at most `num` - 1 that are nearly as good.
+    """Return the best plan, in whole copies and microbatches, with the bound by the
+    same form; then at most `num` - 1 that are nearly as good.
 
     No plan has a pipeline of the kind of one in a plan before it: for the simulator may
     rank them otherwise than the form does. What was `seen` before is gone on with. If
-    it is to be `quick`, bound and plan are not so close. Errors as of `best_plan`.
+    it is to be `quick`, bound and plan are not so close. NoFeasiblePlan if no pipelines
+    that fit into memory do the global batch.
     """
     bound = lower_bound(p, form, seen=seen, quick=quick)
     search = _PriceAndBranch(p, form, bound, _CLOSE_QUICK if quick else _CLOSE)
@@ -103,11 +94,7 @@ def candidates(
 
 
 def cheapest(
-    p: Problem,
-    form: Form,
-    step_s: float,
-    usd_per_hour_C: Floats,
-    known: Sequence[Template] = (),
+    p: Problem, form: Form, step_s: float, usd_per_hour_C: Floats
 ) -> UnplacedPlan | None:
     """Return the plan within the step time whose devices cost least, or nearly so.
 
@@ -115,7 +102,7 @@ def cheapest(
     that of computing alone: of any plan, not of one for this money.
     """
     cost_R = _costs(p, usd_per_hour_C)
-    columns = columns_within(p, form, step_s, known)
+    columns = columns_within(p, form, step_s)
     if not columns:
         return None
     for _ in range(_MAX_ROUNDS):
@@ -201,14 +188,6 @@ def _unplaced(
     return UnplacedPlan(copies=tuple(copies), step_s=float(step_s), bound_s=bound_s)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Waiting:
-    """Columns that wait for the same longest sum, and the best use of them."""
-
-    columns: list[Column]
-    used: MasterSolution
-
-
 class _PriceAndBranch:
     """Looks for plans within a step time; what it has seen it keeps."""
 
@@ -270,9 +249,8 @@ class _PriceAndBranch:
         self.columns |= {c.template: c for c in found}
 
     def _of(self, columns: Iterable[Column], step_s: float) -> UnplacedPlan | None:
-        for waiting in self._waiting(list(columns), step_s)[:_MOST_TRIED]:
-            duals_R = self._prices(waiting.used)
-            copies = solve_integer_master(self.p, waiting.columns, step_s, duals_R)
+        for waiting, duals_R in self._waiting(columns, step_s)[:_MOST_TRIED]:
+            copies = solve_integer_master(self.p, waiting, step_s, duals_R)
             if copies:
                 return self._unplaced(copies)
         return None
@@ -283,25 +261,25 @@ class _PriceAndBranch:
         if len(unplaced.templates) == 1:
             return unplaced
         copies: list[ColumnCount] = []
-        for waiting in self._waiting(list(self.columns.values()), step_s)[:1]:
-            duals_R = self._prices(waiting.used)
-            copies = fewest_columns(self.p, waiting.columns, step_s, duals_R)
+        for waiting, duals_R in self._waiting(self.columns.values(), step_s)[:1]:
+            copies = fewest_columns(self.p, waiting, step_s, duals_R)
         other = self._unplaced(copies) if copies else unplaced
         return other if len(other.templates) < len(unplaced.templates) else unplaced
 
-    def _waiting(self, columns: list[Column], step_s: float) -> list[_Waiting]:
-        """Columns that do the batch beside each other, those that do most first."""
-        choices = []
+    def _waiting(
+        self, columns: Iterable[Column], step_s: float
+    ) -> list[tuple[list[Column], Floats]]:
+        """Columns that do the batch beside each other, and what devices would bring in
+        this time; those that do most first."""
+        columns, choices = list(columns), []
+        least_R = _LEAST_GAIN * self.threshold * self.bound.duals_R
         for longest_s in _longest_sums(columns):
             waiting = _beside(columns, longest_s)
             used = solve_restricted_master(self.p, waiting, step_s)
             if used.is_enough:
-                choices.append(_Waiting(columns=waiting, used=used))
-        return sorted(choices, key=lambda choice: -choice.used.sequences)
-
-    def _prices(self, used: MasterSolution) -> Floats:
-        """What devices would bring in this time."""
-        return used.duals_R + _LEAST_GAIN * self.threshold * self.bound.duals_R
+                choices.append((used.sequences, waiting, used.duals_R + least_R))
+        choices.sort(key=lambda choice: -choice[0])
+        return [(waiting, duals_R) for _, waiting, duals_R in choices]
 
     def _unplaced(self, copies: Sequence[ColumnCount]) -> UnplacedPlan:
         return _unplaced(self.p, self.form, copies, self.bound.step_s)

@@ -21,7 +21,7 @@ from hetjax.cluster.catalogue import device_price_per_hour
 from hetjax.cluster.cluster import part_of
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.bound.column_generation import (
-    RelaxationState,
+    Bound,
     compute_bound_s,
     heuristic_bound,
 )
@@ -48,19 +48,32 @@ _SLACKS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)  # of step times that may be chea
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Look:
+    """A problem, of a part of the cluster at some tensor degrees, and what a first look
+    at it promises. Gradient sums are counted for so many replicas."""
+
+    request: Request
+    degrees: tuple[int, ...]
+    num_replicas: float
+    problem: Problem
+    heuristic_bound: Bound
+
+    @property
+    def relaxed_s(self) -> float:
+        return self.heuristic_bound.relaxed_s
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Proposal:
-    """Layouts on a part of the cluster at some tensor degrees, best first.
+    """Layouts for a problem, best first.
 
     By the model none takes less than `bound_s`: infinity where the fastest was not what
     was looked for.
     """
 
-    request: Request
-    degrees: tuple[int, ...]
-    problem: Problem
-    unplaced: tuple[UnplacedPlan, ...]
-    num_replicas: float  # that gradient sums were counted for
-    bound_s: float
+    look: Look
+    unplaced: Sequence[UnplacedPlan]
+    bound_s: float = math.inf
 
     @property
     def step_s(self) -> float:
@@ -69,9 +82,10 @@ class Proposal:
 
     def told(self) -> str:
         """Say for people what the model makes of it."""
-        degrees = " or ".join(map(str, self.degrees))
-        sums = ", one replica" if self.num_replicas == 1 else ""
-        there = " + ".join(f"{c.num_devices} {c.name}" for c in self.request.classes)
+        look = self.look
+        degrees = " or ".join(map(str, look.degrees))
+        sums = ", one replica" if look.num_replicas == 1 else ""
+        there = " + ".join(f"{c.num_devices} {c.name}" for c in look.request.classes)
         return f"{there}, tensor {degrees}{sums}: {self.step_s:.4g} s by the model"
 
 
@@ -84,38 +98,27 @@ def proposals(
     parts if only the `whole` is asked for. `fewer`: slower ones on fewer devices count
     too. The first comes early: the most promising of the whole.
     """
-    looks: list[_Look] = []
-    first: _Look | None = None
+    looks: list[Look] = []
+    first: Look | None = None
     for look in _looks(request, fewer, whole):
         # parts come after the whole
         if first is None and looks and not _is_whole(look, request):
-            first = min(looks, key=lambda look: look.heuristic_bound.relaxed_s)
+            first = min(looks, key=lambda look: look.relaxed_s)
             yield from _proposed(first)
         looks.append(look)
-    least_s = min((look.heuristic_bound.relaxed_s for look in looks), default=math.inf)
-    for look in sorted(looks, key=lambda look: look.heuristic_bound.relaxed_s):
+    least_s = min((look.relaxed_s for look in looks), default=math.inf)
+    looks.sort(key=lambda look: look.relaxed_s)
+    for look in looks:
         near_s = least_s * _doubt(look.num_replicas, fewer)
-        if look is not first and look.heuristic_bound.relaxed_s <= near_s:
+        if look is not first and look.relaxed_s <= near_s:
             yield from _proposed(look)
     # of a part, devices that it can do without are another part's
     wholes = [look for look in looks if _is_whole(look, request)]
-    wholes.sort(key=lambda look: look.heuristic_bound.relaxed_s)
     for look in wholes[:_NUM_CHEAPER] if fewer else ():
         yield from _cheaper(look)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Look:
-    """A problem and what a first look at it promises."""
-
-    request: Request
-    degrees: tuple[int, ...]
-    num_replicas: float
-    problem: Problem
-    heuristic_bound: RelaxationState
-
-
-def _looks(request: Request, fewer: bool, whole: bool) -> Iterator[_Look]:
+def _looks(request: Request, fewer: bool, whole: bool) -> Iterator[Look]:
     """Look at all problems, but for those of too few devices to come near."""
     least_s = math.inf
     for part, degrees, num_replicas in _problems(request, whole):
@@ -124,16 +127,14 @@ def _looks(request: Request, fewer: bool, whole: bool) -> Iterator[_Look]:
             check_deadline()
             p = search_problem(part, degrees, num_replicas=num_replicas, tight=tight)
             near_s = least_s * _doubt(num_replicas, fewer)
-            seen = (
-                None
-                if compute_bound_s(p) > near_s
-                else heuristic_bound(p, "closed", near_s)
-            )
+            if compute_bound_s(p) > near_s:
+                continue
+            seen = heuristic_bound(p, "closed", near_s)
             # what memory hardly limits need not be searched twice
             if seen is not None and seen.relaxed_s < relaxed_s * _TIGHT_GAIN:
                 relaxed_s = seen.relaxed_s
                 least_s = min(least_s, relaxed_s)
-                yield _Look(
+                yield Look(
                     request=part,
                     degrees=degrees,
                     num_replicas=num_replicas,
@@ -202,9 +203,9 @@ def degree_sets(request: Request) -> list[tuple[int, ...]]:
 def plans_of(proposal: Proposal, rank: int) -> Iterator[Plan]:
     """Place the proposal's layout of that rank on nodes, in every order that fits."""
     for unplaced in proposal.unplaced[rank : rank + 1]:
-        pipelines = pipelines_of(proposal.problem, unplaced.copies)
+        pipelines = pipelines_of(proposal.look.problem, unplaced.copies)
         for order in ORDERS:
-            plan = place(proposal.request, pipelines, order)
+            plan = place(proposal.look.request, pipelines, order)
             if plan is not None:
                 yield plan
 
@@ -233,41 +234,28 @@ def pipelines_of(p: Problem, copies: Sequence[ColumnCount]) -> list[UnplacedRepl
     ]
 
 
-def _is_whole(look: _Look, request: Request) -> bool:
+def _is_whole(look: Look, request: Request) -> bool:
     return len(look.request.cluster.nodes) == len(request.cluster.nodes)
 
 
-def _proposed(look: _Look) -> Iterator[Proposal]:
+def _proposed(look: Look) -> Iterator[Proposal]:
     """Solve the problem in integer copies; nothing if nothing fits."""
     large = _is_large(look.request)
     num, seen = 1 if large else _NUM_UNPLACED, look.heuristic_bound
     with suppress(NoFeasiblePlan):
         unplaced = candidates(look.problem, "closed", num, seen=seen, quick=large)
-        yield _proposal(look, unplaced, unplaced[0].bound_s)
+        yield Proposal(look=look, unplaced=unplaced, bound_s=unplaced[0].bound_s)
 
 
-def _cheaper(look: _Look) -> Iterator[Proposal]:
+def _cheaper(look: Look) -> Iterator[Proposal]:
     """Layouts that take longer for less money, or with fewer lost nodes."""
     for wish in (_usd_per_hour, _losses_per_hour):
         prices_C = np.array([wish(nodes) for nodes in look.request.classes])
         for slack in _SLACKS if prices_C.any() else ():
-            step_s = slack * look.heuristic_bound.relaxed_s
+            step_s = slack * look.relaxed_s
             unplaced = cheapest(look.problem, "closed", step_s, prices_C)
             if unplaced is not None:
-                yield _proposal(look, [unplaced])
-
-
-def _proposal(
-    look: _Look, unplaced: Sequence[UnplacedPlan], bound_s: float = math.inf
-) -> Proposal:
-    return Proposal(
-        request=look.request,
-        degrees=look.degrees,
-        problem=look.problem,
-        unplaced=tuple(unplaced),
-        num_replicas=look.num_replicas,
-        bound_s=bound_s,
-    )
+                yield Proposal(look=look, unplaced=[unplaced])
 
 
 def _usd_per_hour(nodes: NodeClass) -> float:

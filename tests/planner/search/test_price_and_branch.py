@@ -18,7 +18,6 @@ from hetjax.planner.model.problem import (
 from hetjax.planner.model.templates import Form
 from hetjax.planner.search.price_and_branch import (
     UnplacedPlan,
-    best_plan,
     candidates,
     kind_of,
 )
@@ -55,7 +54,7 @@ def check_layout(instance: Instance, layout: UnplacedPlan, form: Form) -> None:
 
 def planned(p: Problem, form: Form) -> UnplacedPlan | None:
     try:
-        return best_plan(p, form)
+        return candidates(p, form)[0]
     except NoFeasiblePlan:
         return None
 
@@ -115,7 +114,7 @@ def two_speeds(*, memory_bytes: float, global_batch: int) -> Problem:
 
 
 def test_replicas_get_microbatches_in_proportion_to_their_speed() -> None:
-    layout = best_plan(two_speeds(memory_bytes=100.0, global_batch=12), "prefix")
+    layout = candidates(two_speeds(memory_bytes=100.0, global_batch=12), "prefix")[0]
     assert layout.step_s == pytest.approx(8.0)
     shares = {
         (c.template.stages[0].option, c.num_microbatches): c.num_copies
@@ -126,14 +125,14 @@ def test_replicas_get_microbatches_in_proportion_to_their_speed() -> None:
 
 def test_devices_that_do_not_help_stay_idle() -> None:
     # with one layer on a slow device a microbatch takes 5 s in place of 4 s
-    layout = best_plan(two_speeds(memory_bytes=100.0, global_batch=4), "prefix")
+    layout = candidates(two_speeds(memory_bytes=100.0, global_batch=4), "prefix")[0]
     assert {s.option for c in layout.copies for s in c.template.stages} == {0}
     assert layout.step_s == pytest.approx(4.0)
 
 
 def test_what_no_memory_holds_is_no_plan() -> None:
     with pytest.raises(NoFeasiblePlan, match="no pipeline that fits into memory"):
-        best_plan(two_speeds(memory_bytes=10.0, global_batch=4), "prefix")
+        candidates(two_speeds(memory_bytes=10.0, global_batch=4), "prefix")[0]
 
 
 def test_three_unlike_classes_have_a_bound_and_plans_of_unlike_kinds() -> None:
@@ -160,7 +159,7 @@ def test_a_first_look_promises_nothing_below_the_bound_and_shortens_no_plan() ->
     for seed in range(1, 7):
         instance = unlike_speeds(seed)
         p, optimum_s = instance.problem, best_step_s(instance, "prefix")
-        best = best_plan(p, "prefix")
+        best = candidates(p, "prefix")[0]
         assert heuristic_bound(p, "prefix", best.bound_s * 0.9) is None
         seen = heuristic_bound(p, "prefix", optimum_s * 1.02)
         assert seen is not None
