@@ -30,6 +30,8 @@ from hetjax.planner.model.templates import shown_s
 from hetjax.planner.model.terms import search_problem
 from hetjax.plans.plan import Plan, Remat
 
+MOST_PLANS = 16  # enough to try a few that turn out to be within memory
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StageCosts:
@@ -179,9 +181,6 @@ def shared_out(total: int, weights: Sequence[float]) -> list[int]:
         else:
             counts[np.where(counts > 1, owed, np.inf).argmin()] -= 1
     return counts.tolist()
-
-
-MOST_PLANS = 16  # enough to try a few that turn out to be within memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,10 +14,13 @@ from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.bound.column_generation import lower_bound
 from hetjax.planner.model.request import Request
 from hetjax.planner.model.terms import bound_problem
-from hetjax.plans.plan import Plan, Replica, Stage
+from hetjax.plans.plan import Plan
 from hetjax.plans.schedules import SCHEDULES
 from hetjax.schedule.bound import LowerBound
 from hetjax.schedule.predicted import Predicted
+
+_WHAT = "a plan of the search"
+_LARGE = 128  # devices: bounds of larger clusters are not brought so close
 
 
 def in_space(request: Request, plan: Plan) -> bool:
@@ -32,26 +35,14 @@ def in_space(request: Request, plan: Plan) -> bool:
         and not plan.programs
         and plan.seq_len == request.seq_len
         and plan.global_batch == request.global_batch
-        and all(_is_open(request, replica) for replica in plan.replicas)
+        and all(r.microbatch_size in request.microbatch_sizes for r in plan.replicas)
+        and all(
+            stage.remat in request.remats
+            and stage.mesh.tensor in request.degrees
+            and stage.mesh.data in request.data_degrees
+            for _, _, stage in plan.stages()
+        )
     )
-
-
-def _is_open(request: Request, replica: Replica) -> bool:
-    return replica.microbatch_size in request.microbatch_sizes and all(
-        _is_option(request, stage) for stage in replica.stages
-    )
-
-
-def _is_option(request: Request, stage: Stage) -> bool:
-    return (
-        stage.remat in request.remats
-        and stage.mesh.tensor in request.degrees
-        and stage.mesh.data in request.data_degrees
-    )
-
-
-_WHAT = "a plan of the search"
-_LARGE = 128  # devices: bounds of larger clusters are not brought so close
 
 
 def certified_bound(request: Request, simulated: Iterable[Predicted]) -> LowerBound:

@@ -21,6 +21,7 @@ from hetjax.planner.model.templates import Form
 
 _PARTS = 4
 _NARROWEST = 1e-6  # relative: as far as times of slowest stages are told apart
+_NEIGHBOURS = (4, 16)  # that a label is held against: first few, then more of the rest
 
 
 class Interval(NamedTuple):
@@ -109,9 +110,6 @@ def halved(interval: Interval, form: Form) -> list[Interval]:
     return list(
         refined(interval, form, (interval.most_s / interval.least_s - 1) / _PARTS)
     )
-
-
-_NEIGHBOURS = (4, 16)  # that a label is held against: first few, then more of the rest
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -18,6 +18,7 @@ import numpy as np
 from hetjax.planner.model.problem import Floats
 
 T = TypeVar("T")
+StageCuts = tuple[int, ...]  # bounds of the stages' ranges: 0, ..., number of layers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,9 +56,6 @@ def best_limit(
         best = min(best, middle, key=total_s)
         spans += [(middle, after), (before, middle)]
     return Limited(total_s=total_s(best), solution=tried[best][1])
-
-
-StageCuts = tuple[int, ...]  # bounds of the stages' ranges: 0, ..., number of layers
 
 
 def even_cuts(num_layers: int, num_stages: int) -> StageCuts:

@@ -207,29 +207,20 @@ class Problem:
 
     @cached_property
     def meshes(self) -> Meshes:
-        return merged(
-            [
-                (
-                    *self.taken_OR[o],
-                    self.hop_key_O[o],
-                    self.after_s_ABOU[:, :, o].tobytes(),
-                )
-                for o in range(len(self.options))
-            ],
-            self.busy_s_BOU,
-            self.most_in_flight_BOU,
-            1 if self.holds_all else self.max_launch_ahead,
-        )
+        keys = [
+            (*taken_R, self.hop_key_O[o], self.after_s_ABOU[:, :, o].tobytes())
+            for o, taken_R in enumerate(self.taken_OR)
+        ]
+        most_held = 1 if self.holds_all else self.max_launch_ahead
+        return merged(keys, self.busy_s_BOU, self.most_in_flight_BOU, most_held)
 
     @cached_property
     def members_GM(self) -> list[Ints]:
         """Meshes by what hops to and from them cost."""
-        keys = [self.hop_key_O[o] for o in self.meshes.first_M]
-        groups = [
-            [m for m, other in enumerate(keys) if other == key]
-            for key in dict.fromkeys(keys)
-        ]
-        return [np.array(group) for group in groups]
+        groups: dict[bytes, list[int]] = {}
+        for m, o in enumerate(self.meshes.first_M):
+            groups.setdefault(self.hop_key_O[o], []).append(m)
+        return [np.array(group) for group in groups.values()]
 
     @cached_property
     def has_sends(self) -> bool:

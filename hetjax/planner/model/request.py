@@ -107,9 +107,8 @@ def node_classes(cluster: Cluster) -> tuple[NodeClass, ...]:
     """
     found: dict[tuple[Node, frozenset[Link]], list[Node]] = {}
     for node in cluster.nodes:
-        found.setdefault((replace(node, name=""), _links(cluster, node)), []).append(
-            node
-        )
+        key = replace(node, name=""), _links(cluster, node)
+        found.setdefault(key, []).append(node)
     names = _class_names([nodes[0] for nodes in found.values()])
     return tuple(
         NodeClass(name=names[nodes[0].name], nodes=tuple(nodes))
@@ -120,14 +119,10 @@ def node_classes(cluster: Cluster) -> tuple[NodeClass, ...]:
 def check_request(request: Request) -> None:
     """Raise BadInput for the first number that cannot be."""
     model, most = request.model, 2**24
-    limits: Mapping[str, tuple[int, int]] = {
-        "seq_len": (request.seq_len, model.max_seq_len),
-        "global_batch": (request.global_batch, most),
-    }
-    for name, (value, highest) in limits.items():
-        if not 1 <= value <= highest:
+    for name, highest in {"seq_len": model.max_seq_len, "global_batch": most}.items():
+        if not 1 <= getattr(request, name) <= highest:
             raise BadInput(
-                got=f"{name} = {value}",
+                got=f"{name} = {getattr(request, name)}",
                 allowed=f"1 <= {name} <= {highest}",
                 fix=f"give --{name.replace('_', '-')} from 1 to {highest}",
             )

@@ -38,6 +38,10 @@ from hetjax.schedule.predicted import Predicted
 
 TellProgress = Callable[[str], None]  # told what is being done, a line at a time
 _WORTH_TELLING = 0.99  # of the step that was told last
+LOCAL_SEARCH_S = 5.0
+_MOST_WORK = 30_000  # of all plans that are simulated before local search
+_LITTLE_WORK = 4_000  # of a plan that is simulated as soon as it is proposed
+_PROPOSED_SHARE, _PROVED_SHARE = 0.6, 0.5  # of what is left of a limited time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,12 +101,6 @@ class Incumbents:
             self.progress(
                 f"best so far {step_s * 1e3:.4g} ms, of {len(self.evaluate.seen)} plans"
             )
-
-
-LOCAL_SEARCH_S = 5.0
-_MOST_WORK = 30_000  # of all plans that are simulated before local search
-_LITTLE_WORK = 4_000  # of a plan that is simulated as soon as it is proposed
-_PROPOSED_SHARE, _PROVED_SHARE = 0.6, 0.5  # of what is left of a limited time
 
 
 def _quietly(line: str) -> None: ...

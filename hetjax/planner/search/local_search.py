@@ -21,6 +21,9 @@ from hetjax.schedule.launch_ahead import microbatch_s
 from hetjax.schedule.predicted import Predicted
 
 _SHARES = (0.5, 0.25, 0.75)  # of a stage's layers, for the stage that is cut off
+_LEAST_GAIN = 1e-4  # relative: less is not worth another round
+Evaluate = Callable[[Plan], Predicted | None]
+Score = Callable[[Predicted], float]
 
 
 def alike(plan: Plan, request: Request) -> list[list[int]]:
@@ -230,12 +233,6 @@ def _with(plan: Plan, replicas: dict[int, Replica]) -> Plan:
         plan,
         replicas=tuple(replicas.get(r, old) for r, old in enumerate(plan.replicas)),
     )
-
-
-_LEAST_GAIN = 1e-4  # relative: less is not worth another round
-
-Evaluate = Callable[[Plan], Predicted | None]
-Score = Callable[[Predicted], float]
 
 
 def local_search(

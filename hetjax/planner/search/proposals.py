@@ -179,18 +179,12 @@ def parts_of(request: Request) -> Iterator[Request]:
     All classes but one, and one class alone; one node of each class.
     """
     classes = request.classes
-    chosen: dict[tuple[str, ...], None] = {}
-    for kept in (
-        classes,
-        *combinations(classes, len(classes) - 1),
-        *((nodes,) for nodes in classes),
-    ):
-        chosen[tuple(node.name for nodes in kept for node in nodes.nodes)] = None
-    for nodes in classes:
-        chosen[(nodes.nodes[0].name,)] = None
-    for names in chosen:
-        if names:
-            yield replace(request, cluster=part_of(request.cluster, names))
+    alone = [(nodes,) for nodes in classes]
+    kept = [classes, *combinations(classes, len(classes) - 1), *alone]
+    chosen = [tuple(n.name for nodes in some for n in nodes.nodes) for some in kept]
+    chosen += [(nodes.nodes[0].name,) for nodes in classes]
+    for names in filter(None, dict.fromkeys(chosen)):
+        yield replace(request, cluster=part_of(request.cluster, names))
 
 
 def degree_sets(request: Request) -> list[tuple[int, ...]]:
@@ -202,12 +196,11 @@ def degree_sets(request: Request) -> list[tuple[int, ...]]:
 
 def plans_of(proposal: Proposal, rank: int) -> Iterator[Plan]:
     """Place the proposal's layout of that rank on nodes, in every order that fits."""
+    look = proposal.look
     for unplaced in proposal.unplaced[rank : rank + 1]:
-        pipelines = pipelines_of(proposal.look.problem, unplaced.copies)
-        for order in ORDERS:
-            plan = place(proposal.look.request, pipelines, order)
-            if plan is not None:
-                yield plan
+        pipelines = pipelines_of(look.problem, unplaced.copies)
+        plans = (place(look.request, pipelines, order) for order in ORDERS)
+        yield from (plan for plan in plans if plan is not None)
 
 
 def plans_by_rank(

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -252,22 +253,16 @@ def _cut(
     fits into memory."""
     class_of = {n.name: c for c, k in enumerate(request.classes) for n in k.nodes}
     b = p.microbatch_sizes.index(replica.microbatch_size)
+    shapes = [(o.device_class, o.tensor, o.data) for o in p.options]
+    own = [(class_of[s.node], s.mesh.tensor, s.mesh.data) for s in stages]
     options = [
-        np.array(
-            [
-                n
-                for n, o in enumerate(p.options)
-                if o.device_class == class_of[stage.node]
-                and (o.tensor, o.data) == (stage.mesh.tensor, stage.mesh.data)
-            ]
-        )
-        for stage in stages
+        np.array([n for n, shape in enumerate(shapes) if shape == mine]) for mine in own
     ]
     times = [_times(p, b, o, len(stages) - s) for s, o in enumerate(options)]
     cuts = balanced_cuts(np.stack([seconds_IJ for seconds_IJ, _ in times]))
     if cuts is None:
         return None
-    ranges = list(zip(cuts, cuts[1:], strict=False))
+    ranges = list(pairwise(cuts))
     seconds = [times[s][0][at] for s, at in enumerate(ranges)]
     chosen = [int(times[s][1][at]) for s, at in enumerate(ranges)]
     return _Cut(
