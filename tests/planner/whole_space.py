@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small random requests, and the fastest plan of each by trying every one.
+"""Small requests, random ones too, and the fastest plan of each by trying every one.
 
 Owns an oracle that shares no search with the planner: all sets of pipelines over real
 devices, all cuts, microbatches, remats; each is simulated, but for those that the
@@ -7,7 +7,7 @@ prefix bound of `schedule/bound.py` (tested against the simulator there) rules o
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, product
 from math import inf
 from random import Random
@@ -83,6 +83,41 @@ def _links(r: Random, nodes: tuple[Node, ...]) -> tuple[Link, ...]:
         for a, b in combinations(nodes, 2)
         if r.random() < 0.3
     )
+
+
+def two_kinds(memory_gib: float = 1.0, **changes: object) -> Request:
+    """A model of two blocks for a fast dear node and a slow cheap one of two devices
+    each, with so much memory."""
+    fast = Node(
+        name="fast",
+        device="made-up-fast",
+        count=2,
+        price_per_hour=20.0,
+        peak_tflops=0.1,
+        memory_gib=memory_gib,
+        memory_gb_per_s=100.0,
+        intra_node_gb_per_s=10.0,
+        network_gbit_per_s=10.0,
+    )
+    slow = replace(
+        fast,
+        name="slow",
+        device="made-up-slow",
+        price_per_hour=0.2,
+        peak_tflops=0.03,
+        memory_gb_per_s=40.0,
+    )
+    request = Request(
+        model=small_model(2),
+        cluster=Cluster(name="two", nodes=(fast, slow)),
+        seq_len=64,
+        global_batch=8,
+        dtype="float32",
+        microbatch_sizes=(1, 2),
+        tensor_degrees=(1,),
+        remats=("none",),
+    )
+    return replace(request, **changes)
 
 
 def fastest_s(request: Request) -> float:

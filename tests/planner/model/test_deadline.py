@@ -12,7 +12,7 @@ from hetjax.planner.bound.certificate import proved
 from hetjax.planner.model.deadline import TimeUp, check_deadline, deadline, left_s
 from hetjax.planner.model.objectives import Objective
 from hetjax.planner.search.find import Search
-from tests.planner.search.test_find import two_kinds
+from tests.planner.whole_space import two_kinds
 
 
 def test_a_limit_inside_another_ends_with_it() -> None:

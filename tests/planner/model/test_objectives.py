@@ -15,8 +15,8 @@ from hetjax.planner.model.request import Request
 from hetjax.planner.model.seating import UnplacedReplica, place
 from hetjax.planner.search.find import find_plan
 from hetjax.plans.plan import Plan
-from tests.planner.search.test_find import two_kinds
 from tests.planner.search.test_replan import two_replicas
+from tests.planner.whole_space import two_kinds
 
 
 def one_pipeline(request: Request) -> Plan:

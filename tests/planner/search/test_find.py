@@ -6,14 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from hetjax.cluster.cluster import Cluster, Node
 from hetjax.errors import NoFeasiblePlan
 from hetjax.models.model import tensor_sizes
 from hetjax.planner.model.objectives import Objective
-from hetjax.planner.model.request import Request
 from hetjax.planner.search.find import find_plan
 from hetjax.plans.validation import validate_plan
-from tests.planner.whole_space import fastest_s, random_request, small_model
+from tests.planner.whole_space import fastest_s, random_request, two_kinds
 
 
 @pytest.mark.parametrize("seed", [0, 5, 6, 9, 11, 16, 23, 44])
@@ -50,40 +48,6 @@ def test_plans_that_are_found_are_valid_and_fit(seed: int) -> None:
     for device, use in found.best.memory.items():
         memory_gib = nodes[device.partition("/")[0]].memory_gib
         assert memory_gib is not None and use.total_bytes <= memory_gib * 2**30
-
-
-def two_kinds(**changes: object) -> Request:
-    """A fast dear node and a slow cheap one of two devices each."""
-    fast = Node(
-        name="fast",
-        device="made-up-fast",
-        count=2,
-        price_per_hour=20.0,
-        peak_tflops=0.1,
-        memory_gib=1.0,
-        memory_gb_per_s=100.0,
-        intra_node_gb_per_s=10.0,
-        network_gbit_per_s=10.0,
-    )
-    slow = replace(
-        fast,
-        name="slow",
-        device="made-up-slow",
-        price_per_hour=0.2,
-        peak_tflops=0.03,
-        memory_gb_per_s=40.0,
-    )
-    request = Request(
-        model=small_model(2),
-        cluster=Cluster(name="two", nodes=(fast, slow)),
-        seq_len=64,
-        global_batch=8,
-        dtype="float32",
-        microbatch_sizes=(1, 2),
-        tensor_degrees=(1,),
-        remats=("none",),
-    )
-    return replace(request, **changes)
 
 
 def test_cheap_tokens_come_from_cheap_devices_and_fast_steps_from_all() -> None:

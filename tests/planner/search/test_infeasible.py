@@ -7,43 +7,16 @@ from functools import reduce
 
 import pytest
 
-from hetjax.cluster.cluster import Cluster, Node
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.request import REMATS, Request
 from hetjax.planner.search.find import find_plan
-from tests.planner.whole_space import small_model
+from tests.planner.whole_space import two_kinds
 
 OPTIONS = {
     "--remat": ("remats", str),
     "--microbatch-sizes": ("microbatch_sizes", int),
     "--tensor": ("tensor_degrees", int),
 }
-
-
-def two_nodes(memory_gib: float, **changes: object) -> Request:
-    """A model of two blocks for two nodes of two devices with so little memory."""
-    fast = Node(
-        name="fast",
-        device="made-up-fast",
-        count=2,
-        peak_tflops=0.1,
-        memory_gib=memory_gib,
-        memory_gb_per_s=100.0,
-        intra_node_gb_per_s=10.0,
-        network_gbit_per_s=10.0,
-    )
-    slow = replace(fast, name="slow", device="made-up-slow", peak_tflops=0.03)
-    request = Request(
-        model=small_model(2),
-        cluster=Cluster(name="two", nodes=(fast, slow)),
-        seq_len=64,
-        global_batch=8,
-        dtype="float32",
-        microbatch_sizes=(1, 2),
-        tensor_degrees=(1,),
-        remats=("none",),
-    )
-    return replace(request, **changes)
 
 
 def has_plan(request: Request) -> bool:
@@ -84,7 +57,7 @@ def told_for(request: Request) -> list[str]:
 def test_freedoms_that_are_told_make_a_plan_and_one_less_does_not(
     memory_gib: float, microbatch_sizes: tuple[int, ...], num_things: int
 ) -> None:
-    request = two_nodes(memory_gib, microbatch_sizes=microbatch_sizes)
+    request = two_kinds(memory_gib, microbatch_sizes=microbatch_sizes)
     things = told_for(request)
     assert len(things) == num_things
     assert has_plan(reduce(done, things, request))
@@ -93,7 +66,7 @@ def test_freedoms_that_are_told_make_a_plan_and_one_less_does_not(
 
 
 def test_nodes_that_are_told_make_a_plan_and_one_node_less_does_not() -> None:
-    request = two_nodes(0.001, remats=REMATS, tensor_degrees=(1, 2))
+    request = two_kinds(0.001, remats=REMATS, tensor_degrees=(1, 2))
     (told,) = told_for(request)
     assert told.startswith("add 2 more ")
     assert has_plan(done(request, told))
@@ -101,7 +74,7 @@ def test_nodes_that_are_told_make_a_plan_and_one_node_less_does_not() -> None:
 
 
 def test_where_only_all_together_helps_all_is_told() -> None:
-    request = two_nodes(0.001, microbatch_sizes=(2,))
+    request = two_kinds(0.001, microbatch_sizes=(2,))
     things = told_for(request)
     assert [thing.split()[0] for thing in things] == ["allow", "allow", "allow", "add"]
     assert has_plan(reduce(done, things, request))

@@ -14,7 +14,7 @@ from hetjax.planner.model.request import Request
 from hetjax.planner.model.seating import UnplacedReplica, place
 from hetjax.planner.search.replan import fetched_bytes, replan, survivors
 from hetjax.plans.plan import Plan
-from tests.planner.search.test_find import two_kinds
+from tests.planner.whole_space import two_kinds
 
 
 def two_replicas(request: Request) -> Plan:
