@@ -42,7 +42,7 @@ from experiments.islands.unequal import (
 from experiments.testbed.hosts import Host, Testbed
 from hetjax.models.presets import model_preset
 from hetjax.planner.model.evaluator import evaluate_plan
-from hetjax.planner.model.request import Request
+from hetjax.planner.model.request import PlanRequest
 from hetjax.plans.plan import Plan
 
 MODEL = "gpt-8x512"
@@ -66,7 +66,7 @@ def torch_round(python: str, steps: int) -> dict[str, float]:
     }
 
 
-def plans_of(request: Request) -> dict[str, Plan]:
+def plans_of(request: PlanRequest) -> dict[str, Plan]:
     """One process, another; both under 1F1B, and under the schedule that is found."""
     model = request.model
     one, other, both = (

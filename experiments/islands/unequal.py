@@ -46,7 +46,7 @@ from hetjax.mesh.simulated import keeping_environment
 from hetjax.models.presets import model_preset
 from hetjax.planner.baselines.by_name import compared
 from hetjax.planner.model.evaluator import evaluate_plan
-from hetjax.planner.model.request import Request
+from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.find import find_plan
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
@@ -133,10 +133,10 @@ def request_of(
     profile: Profile,
     global_batch: int,
     sizes: Sequence[int],
-) -> Request:
+) -> PlanRequest:
     """Ask for a plan of the model as it was profiled."""
     config = models.preset(name).config
-    return Request(
+    return PlanRequest(
         model=model_preset(name),
         cluster=cluster,
         seq_len=config.seq_len,
@@ -151,7 +151,7 @@ def request_of(
 
 
 def layouts(
-    request: Request, names: Sequence[str], budget_s: float
+    request: PlanRequest, names: Sequence[str], budget_s: float
 ) -> dict[str, Predicted]:
     """Predicted layouts by name."""
     baselines = [name for name in names if name in ("megatron", "whale")]
@@ -253,7 +253,7 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     return _told(given, found, alone, steps_s, busy_s)
 
 
-def _alone(request: Request) -> dict[str, Predicted]:
+def _alone(request: PlanRequest) -> dict[str, Predicted]:
     """Each host by itself, the whole model in one stage."""
     found, size = {}, max(request.microbatch_sizes)
     for node in request.cluster.nodes:

@@ -22,7 +22,7 @@ from hetjax.cluster.cluster import Cluster, Node
 from hetjax.errors import NoFeasiblePlan
 from hetjax.models.presets import model_preset
 from hetjax.planner.baselines.by_name import compared
-from hetjax.planner.model.request import Request
+from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.find import find_plan
 from hetjax.schedule.predicted import Predicted
 
@@ -56,7 +56,7 @@ def cluster(mix: Sequence[tuple[str, int]], name: str) -> Cluster:
 
 def row(model: str, mix: str, seq_len: int, budget_s: float) -> dict[str, Any]:
     machines = cluster(MIXES[mix], mix)
-    request = Request(
+    request = PlanRequest(
         model=model_preset(model),
         cluster=machines,
         seq_len=seq_len,

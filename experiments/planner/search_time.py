@@ -19,7 +19,7 @@ from typing import Any
 
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.models.presets import model_preset
-from hetjax.planner.model.request import Request
+from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.find import find_plan
 from hetjax.planner.search.replan import replan
 
@@ -41,14 +41,14 @@ _SMALL = {"A100-SXM4-80GB": 2, "H800": 2, "H20": 2}
 _SMALL_BATCH = 256
 
 
-def request_of(nodes: dict[str, int], global_batch: int) -> Request:
+def request_of(nodes: dict[str, int], global_batch: int) -> PlanRequest:
     """Return the request for so many nodes of eight of each device."""
     there = tuple(
         Node(name=f"{device.lower()}-{n}", device=device, count=8)
         for device, count in nodes.items()
         for n in range(count)
     )
-    return Request(
+    return PlanRequest(
         model=model_preset(MODEL),
         cluster=Cluster(name="search-time", nodes=there),
         seq_len=SEQ_LEN,

@@ -21,7 +21,7 @@ from hetjax.errors import NoFeasiblePlan
 from hetjax.models.presets import model_preset
 from hetjax.planner.baselines.by_name import BASELINES, compared
 from hetjax.planner.model.evaluator import evaluate_plan
-from hetjax.planner.model.request import Request
+from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.find import find_plan
 
 EMULATED_V100 = Node(
@@ -55,7 +55,7 @@ def cluster(num_a100_nodes: int, gbit_per_s: float) -> Cluster:
 def row(
     model: str, num_a100_nodes: int, gbit_per_s: float, batch: int, budget_s: float
 ):
-    request = Request(
+    request = PlanRequest(
         model=model_preset(model),
         cluster=cluster(num_a100_nodes, gbit_per_s),
         seq_len=1024,

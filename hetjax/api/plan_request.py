@@ -30,7 +30,7 @@ from hetjax.planner.model.costing import (
     known_degrees,
 )
 from hetjax.planner.model.objectives import Objective, Wish
-from hetjax.planner.model.request import Request
+from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.comparison import Questions
 from hetjax.plans.files import read_plan
 from hetjax.plans.plan import Plan
@@ -65,7 +65,9 @@ class Subject:
         return read_plan(self.current)
 
 
-def request_of(config: PlanConfig, subject: Subject, preset: Preset | None) -> Request:
+def request_of(
+    config: PlanConfig, subject: Subject, preset: Preset | None
+) -> PlanRequest:
     """Return what is to be planned; what nobody says is as in the current plan.
 
     BadInput if something is missing, or does not go together.
@@ -86,7 +88,7 @@ def request_of(config: PlanConfig, subject: Subject, preset: Preset | None) -> R
     if profile is not None:
         check_measured(profile, all_kinds(cluster), "cluster")
     otherwise = preset.config.dtype if preset else "bfloat16"
-    return Request(
+    return PlanRequest(
         model=model,
         cluster=cluster,
         seq_len=seq_len,

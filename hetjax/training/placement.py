@@ -30,7 +30,7 @@ from hetjax.planner.model.costing import (
     compute_dtype,
     known_degrees,
 )
-from hetjax.planner.model.request import Request
+from hetjax.planner.model.request import PlanRequest
 from hetjax.plans.even import even_plan
 from hetjax.plans.files import read_plan
 from hetjax.plans.plan import Plan
@@ -310,7 +310,7 @@ def _searched(config: RunConfig, model: Model, cluster: Cluster) -> Choice:
     )
 
 
-def _request(config: RunConfig, model: Model, cluster: Cluster) -> Request:
+def _request(config: RunConfig, model: Model, cluster: Cluster) -> PlanRequest:
     profile = _profile(config, model)
     if profile is not None and not profile.devices & all_kinds(cluster):
         known = ", ".join(sorted(profile.devices)) or "no devices"
@@ -318,7 +318,7 @@ def _request(config: RunConfig, model: Model, cluster: Cluster) -> Request:
             f"the profile is of {known}: all times of this cluster are estimates",
             stacklevel=2,
         )
-    return Request(
+    return PlanRequest(
         model=model,
         cluster=cluster,
         seq_len=config.seq_len,

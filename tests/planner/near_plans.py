@@ -17,7 +17,7 @@ from hetjax.costs.plan_costs import costs_of
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.bound.column_generation import Bound, lower_bound
 from hetjax.planner.model.problem import Problem
-from hetjax.planner.model.request import Request
+from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.templates import Column
 from hetjax.planner.model.terms import bound_problem
 from hetjax.plans.plan import Plan, Replica, StageMesh
@@ -39,7 +39,7 @@ _MOST_REPLICAS, _FEW_COLUMNS = 8, 12
 class Proof:
     """A request with its bound; none if the planner says that there is no plan."""
 
-    request: Request
+    request: PlanRequest
     problem: Problem
     bound: Bound | None
 
@@ -49,7 +49,7 @@ class Proof:
         return any(n.memory_gib != AMPLE_GIB for n in self.request.cluster.nodes)
 
 
-def proof_of(request: Request) -> Proof:
+def proof_of(request: PlanRequest) -> Proof:
     p = bound_problem(request, request.degrees)
     try:
         return Proof(request=request, problem=p, bound=lower_bound(p, "prefix"))
@@ -81,7 +81,7 @@ def near_plan(r: Random, proof: Proof) -> Plan:
     return plan
 
 
-def _costs(request: Request, plan: Plan) -> Costs:
+def _costs(request: PlanRequest, plan: Plan) -> Costs:
     return costs_of(
         plan,
         request.model,
@@ -156,7 +156,7 @@ def _seats(
     return seats
 
 
-def _counts(request: Request, columns: list[Column]) -> list[int]:
+def _counts(request: PlanRequest, columns: list[Column]) -> list[int]:
     """Give each microbatch to who is done with it first; none if that is no sum."""
     sizes = [c.template.microbatch_size for c in columns]
     counts, left = [1] * len(sizes), request.global_batch - sum(sizes)

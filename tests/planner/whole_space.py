@@ -18,7 +18,7 @@ from hetjax.errors import NoFeasiblePlan
 from hetjax.models.decoders import LlamaConfig, llama_model
 from hetjax.models.model import Model
 from hetjax.planner.model.evaluator import evaluate_plan
-from hetjax.planner.model.request import Request
+from hetjax.planner.model.request import PlanRequest
 from hetjax.plans.plan import Plan, Remat, Replica, Stage, StageMesh
 from hetjax.plans.schedules import default_launch_ahead
 from hetjax.schedule.bound import prefix_bound_s
@@ -39,14 +39,14 @@ def small_model(blocks: int) -> Model:
     )
 
 
-def random_request(seed: int) -> Request:
+def random_request(seed: int) -> PlanRequest:
     """Draw two to four devices of unlike kinds, unlike links, tight or ample memory."""
     r = Random(seed)
     counts = r.choice([(1, 1), (2,), (2, 1), (1, 1, 1), (2, 1), (1, 2), (2, 2)])
     many = sum(counts) > 3
     nodes = tuple(_node(r, f"n{n}", count) for n, count in enumerate(counts))
     remats: tuple[Remat, ...] = r.choice([("none",), ("full",), ("none", "full")])
-    return Request(
+    return PlanRequest(
         model=small_model(r.choice([1, 2]) if many else r.choice([1, 2, 3])),
         cluster=Cluster(name="drawn", nodes=nodes, links=_links(r, nodes)),
         seq_len=64,
@@ -85,7 +85,7 @@ def _links(r: Random, nodes: tuple[Node, ...]) -> tuple[Link, ...]:
     )
 
 
-def two_kinds(memory_gib: float = 1.0, **changes: object) -> Request:
+def two_kinds(memory_gib: float = 1.0, **changes: object) -> PlanRequest:
     """A model of two blocks for a fast dear node and a slow cheap one of two devices
     each, with so much memory."""
     fast = Node(
@@ -107,7 +107,7 @@ def two_kinds(memory_gib: float = 1.0, **changes: object) -> Request:
         peak_tflops=0.03,
         memory_gb_per_s=40.0,
     )
-    request = Request(
+    request = PlanRequest(
         model=small_model(2),
         cluster=Cluster(name="two", nodes=(fast, slow)),
         seq_len=64,
@@ -120,7 +120,7 @@ def two_kinds(memory_gib: float = 1.0, **changes: object) -> Request:
     return replace(request, **changes)
 
 
-def fastest_s(request: Request) -> float:
+def fastest_s(request: PlanRequest) -> float:
     """Return the least simulated step time of all plans; inf if none fits."""
     best_s = inf
     for plan in all_plans(request):
@@ -151,7 +151,7 @@ class _Seat:
     data: int
 
 
-def all_plans(request: Request) -> Iterator[Plan]:
+def all_plans(request: PlanRequest) -> Iterator[Plan]:
     """List every plan of the request's space, devices of a node being alike."""
     free = {node.name: node.count for node in request.cluster.nodes}
     seats = [
@@ -203,7 +203,7 @@ def _pipelines(
             yield (seat, *rest), after
 
 
-def _filled(request: Request, pipelines: list[tuple[_Seat, ...]]) -> Iterator[Plan]:
+def _filled(request: PlanRequest, pipelines: list[tuple[_Seat, ...]]) -> Iterator[Plan]:
     num_layers = len(request.model.layers)
     ways = [
         [
@@ -231,7 +231,7 @@ def _counts(batch: int, sizes: list[int]) -> Iterator[tuple[int, ...]]:
             yield (m, *rest)
 
 
-def _plan(request: Request, pipelines, chosen, counts) -> Plan:
+def _plan(request: PlanRequest, pipelines, chosen, counts) -> Plan:
     taken = {node.name: 0 for node in request.cluster.nodes}
     replicas = []
     for pipeline, (cuts, remats, size), m in zip(

@@ -18,7 +18,7 @@ from random import Random
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.costs.measured.profile import LinkMeasurement, Measurement, Profile
 from hetjax.models.model import Model
-from hetjax.planner.model.request import REMATS, Request
+from hetjax.planner.model.request import REMATS, PlanRequest
 from hetjax.plans.plan import LayerRange, Plan, Remat, Replica, Stage, StageMesh
 from hetjax.plans.schedules import default_launch_ahead
 from tests.planner.whole_space import small_model
@@ -35,7 +35,7 @@ def model_of(num_layers: int) -> Model:
     return small_model(num_layers - 2)
 
 
-def wide_request(seed: int) -> Request:
+def wide_request(seed: int) -> PlanRequest:
     """Draw a cluster, a model of 3 to 24 layers, a batch and what is left open."""
     r = Random(f"wide {seed}")
     if r.random() < 0.05:
@@ -51,7 +51,7 @@ def wide_request(seed: int) -> Request:
     )
     remats: tuple[Remat, ...] = r.choice([REMATS, ("none",), ("none", "full")])
     profile = _profile(r, nodes, kinds, num_layers) if r.random() < 0.6 else None
-    return Request(
+    return PlanRequest(
         model=model_of(num_layers),
         cluster=Cluster(name=f"wide-{seed}", nodes=nodes, links=_links(r, nodes)),
         seq_len=SEQ_LEN,
@@ -66,7 +66,7 @@ def wide_request(seed: int) -> Request:
     )
 
 
-def _deep_request(r: Random, seed: int) -> Request:
+def _deep_request(r: Random, seed: int) -> PlanRequest:
     """Draw single devices each of which has room for one layer, or hardly more."""
     like = replace(
         _nodes(r, tight=True)[0],
@@ -76,7 +76,7 @@ def _deep_request(r: Random, seed: int) -> Request:
         memory_gib=r.uniform(0.00095, 0.0014),
     )
     nodes = tuple(replace(like, name=f"n{n}") for n in range(MOST_DEVICES))
-    return Request(
+    return PlanRequest(
         model=model_of(r.randint(17, MOST_LAYERS)),
         cluster=Cluster(name=f"deep-{seed}", nodes=nodes),
         seq_len=SEQ_LEN // 8,  # so that weights take most of it
@@ -200,7 +200,7 @@ class Seat:
     remat: Remat
 
 
-def random_plan(r: Random, request: Request) -> Plan:
+def random_plan(r: Random, request: PlanRequest) -> Plan:
     """Draw a valid plan of the request's space; its memory is not looked at."""
     while True:
         free = {node.name: list(range(node.count)) for node in request.cluster.nodes}
@@ -226,7 +226,7 @@ def random_plan(r: Random, request: Request) -> Plan:
 
 
 def _pipeline(
-    r: Random, request: Request, free: dict[str, list[int]], size: int
+    r: Random, request: PlanRequest, free: dict[str, list[int]], size: int
 ) -> list[Seat]:
     """Seats of a replica, at most one for each layer; none if there is no room."""
     num_layers = len(request.model.layers)
@@ -247,7 +247,11 @@ def _pipeline(
 
 
 def _seat(
-    r: Random, request: Request, free: dict[str, list[int]], node: str, mesh: StageMesh
+    r: Random,
+    request: PlanRequest,
+    free: dict[str, list[int]],
+    node: str,
+    mesh: StageMesh,
 ) -> Seat:
     """Take devices of the node: as they come, or in order."""
     num = mesh.data * mesh.tensor
@@ -259,7 +263,7 @@ def _seat(
     )
 
 
-def _cuts(r: Random, request: Request, depth: int) -> list[LayerRange]:
+def _cuts(r: Random, request: PlanRequest, depth: int) -> list[LayerRange]:
     num_layers = len(request.model.layers)
     cuts = sorted(r.sample(range(1, num_layers), depth - 1))
     return list(zip([0, *cuts], [*cuts, num_layers], strict=True))
@@ -300,7 +304,7 @@ def replica_of(
     )
 
 
-def plan_of(request: Request, replicas: Sequence[Replica]) -> Plan:
+def plan_of(request: PlanRequest, replicas: Sequence[Replica]) -> Plan:
     return Plan(
         model=request.model.name,
         seq_len=request.seq_len,
@@ -309,13 +313,13 @@ def plan_of(request: Request, replicas: Sequence[Replica]) -> Plan:
     )
 
 
-def changed(r: Random, request: Request, plan: Plan) -> Plan | None:
+def changed(r: Random, request: PlanRequest, plan: Plan) -> Plan | None:
     """A plan a small step away; None if the step leads nowhere."""
     change = r.choice([_recut, _recut, _reseated, _swapped, _merged, _kept, _evened])
     return change(r, request, plan)
 
 
-def _with(request: Request, plan: Plan, at: int, stages: Sequence[Stage]) -> Plan:
+def _with(request: PlanRequest, plan: Plan, at: int, stages: Sequence[Stage]) -> Plan:
     """The plan with other stages in one replica, launch-aheads as by default."""
     old = plan.replicas[at]
     seats = [
@@ -327,7 +331,7 @@ def _with(request: Request, plan: Plan, at: int, stages: Sequence[Stage]) -> Pla
     return plan_of(request, replicas)
 
 
-def _recut(r: Random, request: Request, plan: Plan) -> Plan | None:
+def _recut(r: Random, request: PlanRequest, plan: Plan) -> Plan | None:
     """A layer or more over a boundary."""
     at = r.randrange(len(plan.replicas))
     stages = list(plan.replicas[at].stages)
@@ -344,7 +348,7 @@ def _recut(r: Random, request: Request, plan: Plan) -> Plan | None:
     return _with(request, plan, at, stages)
 
 
-def _reseated(r: Random, request: Request, plan: Plan) -> Plan | None:
+def _reseated(r: Random, request: PlanRequest, plan: Plan) -> Plan | None:
     """A stage on other devices, that are free, or its own in another order."""
     at = r.randrange(len(plan.replicas))
     stages = list(plan.replicas[at].stages)
@@ -373,7 +377,7 @@ def _reseated(r: Random, request: Request, plan: Plan) -> Plan | None:
     return _with(request, plan, at, stages)
 
 
-def _swapped(r: Random, request: Request, plan: Plan) -> Plan | None:
+def _swapped(r: Random, request: PlanRequest, plan: Plan) -> Plan | None:
     """Two stages of a replica in each other's place."""
     at = r.randrange(len(plan.replicas))
     stages = list(plan.replicas[at].stages)
@@ -386,7 +390,7 @@ def _swapped(r: Random, request: Request, plan: Plan) -> Plan | None:
     return _with(request, plan, at, stages)
 
 
-def _merged(r: Random, request: Request, plan: Plan) -> Plan | None:
+def _merged(r: Random, request: PlanRequest, plan: Plan) -> Plan | None:
     """A stage less."""
     at = r.randrange(len(plan.replicas))
     stages = list(plan.replicas[at].stages)
@@ -398,7 +402,7 @@ def _merged(r: Random, request: Request, plan: Plan) -> Plan | None:
     return _with(request, plan, at, stages)
 
 
-def _kept(r: Random, request: Request, plan: Plan) -> Plan | None:
+def _kept(r: Random, request: PlanRequest, plan: Plan) -> Plan | None:
     """Another choice of remat."""
     at = r.randrange(len(plan.replicas))
     stages = list(plan.replicas[at].stages)
@@ -407,7 +411,7 @@ def _kept(r: Random, request: Request, plan: Plan) -> Plan | None:
     return _with(request, plan, at, stages)
 
 
-def _evened(r: Random, request: Request, plan: Plan) -> Plan | None:
+def _evened(r: Random, request: PlanRequest, plan: Plan) -> Plan | None:
     """Microbatches shared out anew; at times of another size."""
     sizes = [replica.microbatch_size for replica in plan.replicas]
     if r.random() < 0.5:

@@ -13,7 +13,7 @@ from hetjax.costs.measured.profile import Measurement, Profile
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.objectives import Objective
-from hetjax.planner.model.request import Request
+from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.comparison import Planned
 from hetjax.planner.search.find import Found
 from hetjax.planner.search.idle import Idle
@@ -89,8 +89,8 @@ def predicted(of: Cluster, plan: Plan, seconds: float = 1.0) -> Predicted:
     return evaluate_plan(request, plan, "1f1b")
 
 
-def request_of(of: Cluster, plan: Plan, seconds: float = 1.0) -> Request:
-    return Request(
+def request_of(of: Cluster, plan: Plan, seconds: float = 1.0) -> PlanRequest:
+    return PlanRequest(
         model=MODEL,
         cluster=of,
         seq_len=16,

@@ -12,7 +12,7 @@ from hetjax.cluster.cluster import DEVICE_FIGURES, part_of
 from hetjax.cluster.files import load_cluster
 from hetjax.models.presets import model_preset
 from hetjax.planner.model.evaluator import PlanEvaluator
-from hetjax.planner.model.request import Request
+from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.find import find_plan
 from hetjax.plans.files import read_plan
 from hetjax.training.optimizer import optimizer
@@ -21,7 +21,7 @@ from hetjax.training.presets import preset
 TINY = preset("tiny")
 CLUSTER = load_cluster("tiny")
 KINDS = [node.device for node in CLUSTER.nodes]
-REQUEST = Request(
+REQUEST = PlanRequest(
     model=model_preset(TINY.config.model),
     cluster=CLUSTER,
     seq_len=TINY.config.seq_len,

@@ -7,7 +7,7 @@ import pytest
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.errors import NoFeasiblePlan
-from hetjax.planner.model.request import Request
+from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.find import find_plan
 from hetjax.plans.plan import Plan
 from hetjax.runtime.execution.stage_runtime import StageRuntime
@@ -45,7 +45,7 @@ def test_two_steps_of_a_plan_that_was_found_equal_those_of_one_jit(seed: int) ->
         assert_gradients_equal(kept_gradients(runtime), expected)
 
 
-def found_plan(request: Request) -> Plan:
+def found_plan(request: PlanRequest) -> Plan:
     try:
         return find_plan(request, local_search_s=0.5).best.plan
     except NoFeasiblePlan as error:

@@ -40,7 +40,7 @@ from hetjax.planner.baselines.stage_costs import (
 from hetjax.planner.model.cuts import StageCuts, fastest_cuts
 from hetjax.planner.model.deadline import check_deadline
 from hetjax.planner.model.problem import Floats, Ints
-from hetjax.planner.model.request import Request
+from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.seating import placed
 from hetjax.plans.plan import Plan
 
@@ -183,7 +183,7 @@ def _whole(counts_N: cp.Variable) -> Ints:
     return np.rint(counts_N.value).astype(np.int64)
 
 
-def autohet(request: Request) -> list[Plan]:
+def autohet(request: PlanRequest) -> list[Plan]:
     """Return the best plans of grouping, then balance. NoFeasiblePlan if none fits."""
     costs = stage_costs(request)
     tasks = sorted(_tasks(costs), key=lambda task: task.promised_s)

@@ -18,7 +18,7 @@ from hetjax.planner.baselines.stage_costs import no_plan
 from hetjax.planner.baselines.uniform_search import uniform_search
 from hetjax.planner.baselines.whale import whale
 from hetjax.planner.model.evaluator import PlanEvaluator
-from hetjax.planner.model.request import Request
+from hetjax.planner.model.request import PlanRequest
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
 
@@ -29,7 +29,7 @@ _MOST_MEASURED = 6  # plans of a baseline that somebody would run before choosin
 class Baseline:
     """A planner, and the schedule (a name of `schedule/named.py`) of its plans."""
 
-    plans: Callable[[Request], list[Plan]]
+    plans: Callable[[PlanRequest], list[Plan]]
     schedule: str = "1f1b"
 
 
@@ -44,7 +44,7 @@ BASELINES: Mapping[str, Baseline] = {
 
 
 def compared(
-    request: Request, names: Iterable[str] = tuple(BASELINES)
+    request: PlanRequest, names: Iterable[str] = tuple(BASELINES)
 ) -> dict[str, Predicted | NoFeasiblePlan]:
     """Return the best plan of each baseline as simulated, or why it has none.
 
@@ -53,7 +53,7 @@ def compared(
     return {name: _best(request, name) for name in names}
 
 
-def _best(request: Request, name: str) -> Predicted | NoFeasiblePlan:
+def _best(request: PlanRequest, name: str) -> Predicted | NoFeasiblePlan:
     if name not in BASELINES:
         raise BadInput(
             got=f"baseline {name!r}",

@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.baselines.hapt import hapt
-from hetjax.planner.model.request import NodeClass, Request
+from hetjax.planner.model.request import NodeClass, PlanRequest
 from hetjax.planner.model.seating import Seat
 from hetjax.plans.plan import Plan, Stage
 
 _MOST_DEVICES = 256  # of a share: more take longer than a search may
 
 
-def equal_share_plans(request: Request) -> Iterator[Plan]:
+def equal_share_plans(request: PlanRequest) -> Iterator[Plan]:
     """Yield plans of 1, 2, 4, ... equal pipelines, as far as shares come out even."""
     num = 1
     while num <= request.global_batch:
@@ -65,7 +65,7 @@ def _part(node: Node, parts: int) -> Node | None:
     return None if left or not alike else replace(node, count=devices, hosts=hosts)
 
 
-def _plans(request: Request, num: int, shares: list[_Share]) -> Iterator[Plan]:
+def _plans(request: PlanRequest, num: int, shares: list[_Share]) -> Iterator[Plan]:
     nodes = tuple(node for share in shares for node in share.nodes)
     largest = max(node.count for node in nodes)
     if (

@@ -37,16 +37,16 @@ from hetjax.planner.baselines.stage_costs import (
 )
 from hetjax.planner.model.cuts import even_cuts
 from hetjax.planner.model.problem import Ints
-from hetjax.planner.model.request import Request
+from hetjax.planner.model.request import PlanRequest
 from hetjax.plans.plan import Plan
 
 
-def megatron(request: Request) -> list[Plan]:
+def megatron(request: PlanRequest) -> list[Plan]:
     """Return the best symmetric plans. NoFeasiblePlan if none is in memory."""
     return best_first("megatron", request, _megatron(stage_costs(request)))
 
 
-def varuna(request: Request) -> list[Plan]:
+def varuna(request: PlanRequest) -> list[Plan]:
     """Return the best plans of stages of one device. NoFeasiblePlan if none is in
     memory."""
     costs = stage_costs(request)

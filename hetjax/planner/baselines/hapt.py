@@ -34,7 +34,7 @@ from hetjax.planner.baselines.stage_costs import (
     stage_costs,
 )
 from hetjax.planner.model.problem import Floats, Ints
-from hetjax.planner.model.request import Request
+from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.seating import UnplacedReplica, place
 from hetjax.plans.plan import Plan
 
@@ -42,7 +42,7 @@ _MOST_GROUPS = 64  # of devices of a cluster: more are handed out two by two, an
 _HOPELESS = 1.1  # times the best: microbatch sizes that cannot come nearer are left
 
 
-def hapt(request: Request) -> list[Plan]:
+def hapt(request: PlanRequest) -> list[Plan]:
     """Return the best single pipelines. NoFeasiblePlan if none is in memory."""
     costs = stage_costs(request)
     tasks = [

@@ -17,7 +17,7 @@ import numpy as np
 from hetjax.planner.baselines.stage_costs import StageCosts
 from hetjax.planner.model.cuts import StageCuts
 from hetjax.planner.model.problem import Ints, Option
-from hetjax.planner.model.request import Request
+from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.seating import Seat, UnplacedReplica, plan_of, seated
 from hetjax.plans.plan import Plan, Remat
 
@@ -110,7 +110,7 @@ def alike(rows_RS: Ints) -> tuple[Ints, Ints]:
 
 
 def seated_plan(
-    request: Request,
+    request: PlanRequest,
     shape: SymmetricShape,
     seats_RS: Ints,
     cuts_R: Sequence[StageCuts],

@@ -24,7 +24,7 @@ from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.cuts import StageCuts
 from hetjax.planner.model.deadline import check_deadline
 from hetjax.planner.model.problem import Floats, Ints, Problem
-from hetjax.planner.model.request import Request
+from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.seating import UnplacedReplica
 from hetjax.planner.model.templates import shown_s
 from hetjax.planner.model.terms import search_problem
@@ -37,7 +37,7 @@ MOST_PLANS = 16  # enough to try a few that turn out to be within memory
 class StageCosts:
     """A request and what its stages cost under every option."""
 
-    request: Request
+    request: PlanRequest
     problem: Problem
 
     @cached_property
@@ -93,7 +93,7 @@ class StageCosts:
 
 
 @lru_cache(maxsize=2)  # all baselines of a comparison ask for the same
-def stage_costs(request: Request) -> StageCosts:
+def stage_costs(request: PlanRequest) -> StageCosts:
     """Return the costs of the request's options, of all its tensor degrees."""
     problem = search_problem(request, request.degrees, packing=False)
     return StageCosts(request=request, problem=problem)
@@ -192,7 +192,7 @@ class Candidate:
 
 
 def best_first(
-    name: str, request: Request, candidates: Iterable[Candidate]
+    name: str, request: PlanRequest, candidates: Iterable[Candidate]
 ) -> list[Plan]:
     """Return the best distinct plans. NoFeasiblePlan if there is none."""
     found: list[Plan] = []
@@ -214,7 +214,7 @@ def _is_possible(candidate: Candidate) -> bool:
     return math.isfinite(candidate.step_s)
 
 
-def no_plan(name: str, request: Request) -> NoFeasiblePlan:
+def no_plan(name: str, request: PlanRequest) -> NoFeasiblePlan:
     """Return the error that says what binds."""
     batch, sizes = request.global_batch, request.microbatch_sizes
     if all(batch % size for size in sizes):

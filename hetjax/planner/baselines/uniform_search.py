@@ -31,7 +31,7 @@ from hetjax.planner.baselines.stage_costs import (
 from hetjax.planner.model.cuts import even_cuts
 from hetjax.planner.model.deadline import check_deadline
 from hetjax.planner.model.problem import Floats, Ints
-from hetjax.planner.model.request import Request
+from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.seating import ORDERS, placed
 from hetjax.plans.plan import Plan
 
@@ -41,7 +41,7 @@ _MOST_PRICED = 64  # the best, that are priced again with links that are held
 _HOPELESS = 1.2  # times the best: what cannot come nearer is left out
 
 
-def uniform_search(request: Request) -> list[Plan]:
+def uniform_search(request: PlanRequest) -> list[Plan]:
     """Return the best uniform plans. NoFeasiblePlan if none is in memory."""
     costs = stage_costs(request)
     found = sorted(_found(costs), key=lambda f: f.step_s)[:_MOST_PRICED]

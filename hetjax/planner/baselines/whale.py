@@ -33,11 +33,11 @@ from hetjax.planner.baselines.stage_costs import (
 )
 from hetjax.planner.model.cuts import StageCuts, balanced_cuts, even_cuts
 from hetjax.planner.model.problem import Floats, Ints
-from hetjax.planner.model.request import Request
+from hetjax.planner.model.request import PlanRequest
 from hetjax.plans.plan import Plan
 
 
-def whale(request: Request) -> list[Plan]:
+def whale(request: PlanRequest) -> list[Plan]:
     """Return the best FLOP-proportional plans. NoFeasiblePlan if none is in memory."""
     return best_first("whale", request, _candidates(_speeds(stage_costs(request))))
 

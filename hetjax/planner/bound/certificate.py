@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.bound.column_generation import lower_bound
-from hetjax.planner.model.request import Request
+from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.terms import bound_problem
 from hetjax.plans.plan import Plan
 from hetjax.plans.schedules import SCHEDULES
@@ -23,7 +23,7 @@ _WHAT = "a plan of the search"
 _LARGE = 128  # devices: bounds of larger clusters are not brought so close
 
 
-def in_space(request: Request, plan: Plan) -> bool:
+def in_space(request: PlanRequest, plan: Plan) -> bool:
     """Say whether a valid plan is one of those that the bound is about.
 
     It does the request's batch, under any of the schedules, with what the request
@@ -45,7 +45,7 @@ def in_space(request: Request, plan: Plan) -> bool:
     )
 
 
-def certified_bound(request: Request, simulated: Iterable[Predicted]) -> LowerBound:
+def certified_bound(request: PlanRequest, simulated: Iterable[Predicted]) -> LowerBound:
     """Return what no plan of the space simulates faster than, as far as is known.
 
     Whatever the tensor degrees of its stages: see `Found`. What is proven of it so far
@@ -60,19 +60,19 @@ def certified_bound(request: Request, simulated: Iterable[Predicted]) -> LowerBo
 
 
 def held(
-    bound: LowerBound, request: Request, simulated: Iterable[Predicted]
+    bound: LowerBound, request: PlanRequest, simulated: Iterable[Predicted]
 ) -> LowerBound:
     """Return the bound, held against what was simulated since it was proved."""
     return bound.held_against(_least_s(request, simulated), _WHAT)
 
 
-def _least_s(request: Request, simulated: Iterable[Predicted]) -> float:
+def _least_s(request: PlanRequest, simulated: Iterable[Predicted]) -> float:
     """The least step of the space among them."""
     inside = (found for found in simulated if in_space(request, found.plan))
     return min((found.simulation.step_time_s for found in inside), default=math.inf)
 
 
-def proved(request: Request, longest_s: float = 0.0) -> LowerBound:
+def proved(request: PlanRequest, longest_s: float = 0.0) -> LowerBound:
     """Return the bound alone.
 
     NoFeasiblePlan if no plan fits into memory, or does the batch in `longest_s`.

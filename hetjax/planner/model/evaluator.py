@@ -9,14 +9,16 @@ from dataclasses import dataclass, field
 
 from hetjax.costs.plan_costs import costs_of, usd_per_hour
 from hetjax.errors import NoFeasiblePlan
-from hetjax.planner.model.request import Request
+from hetjax.planner.model.request import PlanRequest
 from hetjax.plans.plan import Plan
 from hetjax.schedule.named import may_split, with_schedule
 from hetjax.schedule.predicted import Predicted, predict
 from hetjax.stage.partition import tied_holders
 
 
-def evaluate_plan(request: Request, plan: Plan, schedule: str = "h1f1b") -> Predicted:
+def evaluate_plan(
+    request: PlanRequest, plan: Plan, schedule: str = "h1f1b"
+) -> Predicted:
     """Simulate the plan under a schedule (a name of `schedule/named.py`).
 
     NoFeasiblePlan if it needs more memory than there is.
@@ -40,7 +42,7 @@ def evaluate_plan(request: Request, plan: Plan, schedule: str = "h1f1b") -> Pred
 class PlanEvaluator:
     """Evaluates plans, each once."""
 
-    request: Request
+    request: PlanRequest
     schedule: str = "h1f1b"
     seen: dict[Plan, Predicted | None] = field(default_factory=dict)
 

@@ -22,7 +22,7 @@ from hetjax.costs.network.nearest import End, nearest
 from hetjax.costs.network.routes import trunks
 from hetjax.costs.stage_memory import hidden_size
 from hetjax.planner.model.problem import Floats, Option
-from hetjax.planner.model.request import NodeClass, Request
+from hetjax.planner.model.request import NodeClass, PlanRequest
 
 _NEVER_S = 1e6  # from a stage to another that has no place
 _NodePair = tuple[Node, Node]
@@ -30,7 +30,7 @@ _ClassPair = tuple[int, int]
 
 
 def hop_tables(
-    request: Request, options: Sequence[Option], num_kinds: int
+    request: PlanRequest, options: Sequence[Option], num_kinds: int
 ) -> tuple[Floats, Floats]:
     """Return hop_s_BKOO and link_s_BKOO: a message's time, and its hold on links."""
     ways = _Ways.of(request)
@@ -51,7 +51,7 @@ def hop_tables(
     return hop_s_BKOO, np.repeat(link_s_BOO[:, None], num_kinds, axis=1)
 
 
-def sync_bytes_per_s(request: Request, options: Sequence[Option]) -> Floats:
+def sync_bytes_per_s(request: PlanRequest, options: Sequence[Option]) -> Floats:
     """What a stage's gradient sums get of the slowest way between nodes.
 
     Its node is taken to be full of such stages, which share that way. In a cluster of
@@ -90,7 +90,7 @@ class _Ways:
     pairs: Mapping[_ClassPair, Sequence[_NodePair]]
 
     @staticmethod
-    def of(request: Request) -> "_Ways":
+    def of(request: PlanRequest) -> "_Ways":
         classes, network = request.classes, request.network
         linked = _linked(classes, network.links)
         pairs = {

@@ -38,7 +38,7 @@ class NodeClass:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Request:
+class PlanRequest:
     """What is to be planned.
 
     Replicas cut a layer alike, so that nothing need be re-cut to sum its gradients
@@ -116,7 +116,7 @@ def node_classes(cluster: Cluster) -> tuple[NodeClass, ...]:
     )
 
 
-def check_request(request: Request) -> None:
+def check_request(request: PlanRequest) -> None:
     """Raise BadInput for the first number that cannot be."""
     model, most = request.model, 2**24
     for name, highest in {"seq_len": model.max_seq_len, "global_batch": most}.items():

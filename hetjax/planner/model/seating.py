@@ -15,7 +15,7 @@ from typing import Literal
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.planner.model.problem import Option
-from hetjax.planner.model.request import NodeClass, Request
+from hetjax.planner.model.request import NodeClass, PlanRequest
 from hetjax.plans.plan import LayerRange, Plan, Replica, Stage, StageMesh
 from hetjax.plans.schedules import default_launch_ahead
 
@@ -34,7 +34,7 @@ class UnplacedReplica:
 
 
 def place(
-    request: Request,
+    request: PlanRequest,
     pipelines: Sequence[UnplacedReplica],
     order: SeatOrder = "together",
 ) -> Plan | None:
@@ -53,7 +53,7 @@ def place(
 
 
 def placed(
-    request: Request,
+    request: PlanRequest,
     pipelines: Sequence[UnplacedReplica],
     orders: Sequence[SeatOrder] = ORDERS,
 ) -> Plan | None:
@@ -62,7 +62,7 @@ def placed(
     return next((plan for plan in plans if plan is not None), None)
 
 
-def plan_of(request: Request, replicas: Sequence[Replica]) -> Plan:
+def plan_of(request: PlanRequest, replicas: Sequence[Replica]) -> Plan:
     """Return the request's 1F1B plan of these replicas."""
     return Plan(
         model=request.model.name,

@@ -40,14 +40,14 @@ from hetjax.planner.model.problem import (
     Problem,
     problem,
 )
-from hetjax.planner.model.request import Request
+from hetjax.planner.model.request import PlanRequest
 from hetjax.plans.plan import Stage, StageMesh
 
 _GRADIENT_BYTES = _LOSS_BYTES = 4  # gradients are summed in fp32, losses too
 _MOST_IN_FLIGHT = 16  # of pipelines that are searched
 
 
-def options_of(request: Request, degrees: Sequence[int]) -> tuple[Option, ...]:
+def options_of(request: PlanRequest, degrees: Sequence[int]) -> tuple[Option, ...]:
     """Return every way to run a stage with one of these tensor degrees."""
     return tuple(
         Option(device_class=c, tensor=tensor, data=data, remat=remat)
@@ -60,7 +60,7 @@ def options_of(request: Request, degrees: Sequence[int]) -> tuple[Option, ...]:
 
 
 def search_problem(
-    request: Request,
+    request: PlanRequest,
     degrees: Sequence[int],
     *,
     num_replicas: float = inf,
@@ -103,7 +103,7 @@ def search_problem(
     return _problem(request, options, terms, one_replica=num_replicas == 1)
 
 
-def bound_problem(request: Request, degrees: Sequence[int]) -> Problem:
+def bound_problem(request: PlanRequest, degrees: Sequence[int]) -> Problem:
     """Return the problem to bound by, with these tensor degrees.
 
     No plan of these options simulates faster than its bound in the prefix form.
@@ -130,7 +130,7 @@ def bound_problem(request: Request, degrees: Sequence[int]) -> Problem:
 
 
 def _costs(
-    request: Request, options: Sequence[Option], facts: "_Facts", **own: Any
+    request: PlanRequest, options: Sequence[Option], facts: "_Facts", **own: Any
 ) -> LayerCosts:
     """What both views share, and what is one's own."""
     hop_s_BKOO, link_s_BKOO = hop_tables(request, options, len(facts.sync_bytes_K))
@@ -145,7 +145,7 @@ def _costs(
 
 
 def _problem(
-    request: Request,
+    request: PlanRequest,
     options: Sequence[Option],
     terms: LayerCosts,
     *,
@@ -197,7 +197,7 @@ class _Facts:
     sync_bytes_K: Floats
 
 
-def _facts(request: Request, options: Sequence[Option]) -> _Facts:
+def _facts(request: PlanRequest, options: Sequence[Option]) -> _Facts:
     kinds, firsts = _kinds(request)
     dims = len(request.microbatch_sizes), len(options), len(firsts)
     busy, drain, update = np.full((3, *dims), np.nan)
@@ -261,7 +261,7 @@ def _packed_bytes(options: Sequence[Option], facts: _Facts) -> Floats:
     return facts.static_bytes_OK + ways_O1 * facts.sync_bytes_K
 
 
-def _kinds(request: Request) -> tuple[tuple[int, ...], list[int]]:
+def _kinds(request: PlanRequest) -> tuple[tuple[int, ...], list[int]]:
     """Number the layers by kind; the first layer of each.
 
     Equal layers of different kinds to the profile were measured apart.
@@ -276,7 +276,7 @@ def _kinds(request: Request) -> tuple[tuple[int, ...], list[int]]:
 
 
 def _cases(
-    request: Request, options: Sequence[Option]
+    request: PlanRequest, options: Sequence[Option]
 ) -> Iterator[tuple[int, int, Shares]]:
     """Microbatch size, option, and what a device then computes."""
     for (b, size), (o, option) in product(
@@ -293,7 +293,9 @@ def _cases(
             yield b, o, shares
 
 
-def _times(request: Request, option: Option, layer: int, shares: Shares) -> LayerTimes:
+def _times(
+    request: PlanRequest, option: Option, layer: int, shares: Shares
+) -> LayerTimes:
     node = _node_of(request, option)
     return layer_times(
         request.model,
@@ -309,7 +311,7 @@ def _times(request: Request, option: Option, layer: int, shares: Shares) -> Laye
     )
 
 
-def _program_s(request: Request, option: Option) -> float:
+def _program_s(request: PlanRequest, option: Option) -> float:
     """What a program takes whatever it holds, where that was measured."""
     profile, device = request.profile, _node_of(request, option).device
     if profile is None or canonical_name(device) not in profile.devices:
@@ -318,7 +320,7 @@ def _program_s(request: Request, option: Option) -> float:
 
 
 def _saved(
-    request: Request, option: Option, layer: int, shares: Shares
+    request: PlanRequest, option: Option, layer: int, shares: Shares
 ) -> tuple[float, ...]:
     """Bytes kept of a microbatch by the layer, at least by it into whatever runs layers
     are cut, and by its run; workspace, as of `layer_workspace_bytes`.
@@ -351,7 +353,10 @@ def _saved(
 
 
 def _static(
-    request: Request, options: Sequence[Option], firsts: Sequence[int], borrowed: bool
+    request: PlanRequest,
+    options: Sequence[Option],
+    firsts: Sequence[int],
+    borrowed: bool,
 ) -> Floats:
     stacks_K = [layer_stacks(request.model, at).stacks for at in firsts]
     held = [[s for s in own if borrowed or s.only is None] for own in stacks_K]
@@ -367,14 +372,14 @@ def _static(
     return np.array([by_mesh[o.data, o.tensor] for o in options], dtype=np.float64)
 
 
-def _activation_bytes(request: Request, options: Sequence[Option]) -> Floats:
+def _activation_bytes(request: PlanRequest, options: Sequence[Option]) -> Floats:
     of_one = request.seq_len * hidden_size(request.model) * DTYPES[request.dtype]
     return np.array(
         [[of_one * size / o.data for o in options] for size in request.microbatch_sizes]
     )
 
 
-def _stage_of(request: Request, option: Option) -> Stage:
+def _stage_of(request: PlanRequest, option: Option) -> Stage:
     return Stage(
         node=_node_of(request, option).name,
         devices=tuple(range(option.num_devices)),
@@ -385,5 +390,5 @@ def _stage_of(request: Request, option: Option) -> Stage:
     )
 
 
-def _node_of(request: Request, option: Option) -> Node:
+def _node_of(request: PlanRequest, option: Option) -> Node:
     return request.classes[option.device_class].nodes[0]

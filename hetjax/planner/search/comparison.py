@@ -19,7 +19,7 @@ from hetjax.planner.bound.certificate import held
 from hetjax.planner.model.costing import times_from
 from hetjax.planner.model.deadline import TimeUp, check_deadline, deadline, left_s
 from hetjax.planner.model.objectives import Objective, Wish
-from hetjax.planner.model.request import NodeClass, Request, check_request
+from hetjax.planner.model.request import NodeClass, PlanRequest, check_request
 from hetjax.planner.search.find import LOCAL_SEARCH_S, Found, Search, TellProgress
 from hetjax.planner.search.idle import Idle, try_idle, why_idle
 from hetjax.planner.search.replan import Replanned, replan
@@ -64,7 +64,7 @@ class Planned:
     was no time for.
     """
 
-    request: Request
+    request: PlanRequest
     objective: Objective
     found: Found
     alone: Found | NoFeasiblePlan
@@ -81,7 +81,7 @@ class Planned:
 
 
 def planned(
-    request: Request,
+    request: PlanRequest,
     objective: Objective,
     questions: Questions,
     *,
@@ -149,7 +149,7 @@ def _wished(search: Search, objective: Objective) -> Found:
 
 
 def _compared(
-    request: Request, names: Sequence[str], progress: TellProgress
+    request: PlanRequest, names: Sequence[str], progress: TellProgress
 ) -> Evaluated:
     """What other planners find, as many as there is time for."""
     others: dict[str, Predicted | NoFeasiblePlan] = {}
@@ -173,7 +173,7 @@ def _with_times_from(found: Found, profile_path: Path | None) -> Found:
     return replace(found, best=replace(best, times_from=told))
 
 
-def _baselines(request: Request, questions: Questions) -> Sequence[str]:
+def _baselines(request: PlanRequest, questions: Questions) -> Sequence[str]:
     if questions.baselines is not None:
         return questions.baselines
     return tuple(BASELINES) if request.cluster.num_devices <= MOST_COMPARED else ()
@@ -185,7 +185,9 @@ def every_wish(objective: Objective) -> tuple[Objective, ...]:
 
 
 def _what_if(
-    request: Request, clusters: Sequence[tuple[str, Cluster]], progress: TellProgress
+    request: PlanRequest,
+    clusters: Sequence[tuple[str, Cluster]],
+    progress: TellProgress,
 ) -> Iterator[WhatIf]:
     """The best step on each cluster, without local search: read the figures against the
     first one. Fewer of them where the time is up (`model/deadline.py`)."""
@@ -208,7 +210,7 @@ def _what_if(
         yield WhatIf(name=name, step_time_s=step_s, tokens_per_s=tokens_per_s)
 
 
-def _clusters(request: Request) -> Iterator[tuple[str, Cluster]]:
+def _clusters(request: PlanRequest) -> Iterator[tuple[str, Cluster]]:
     yield "as it is", request.cluster
     for nodes in request.classes:
         yield f"one more {nodes.name} node", _one_more(request.cluster, nodes)

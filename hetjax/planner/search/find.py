@@ -21,7 +21,7 @@ from hetjax.planner.bound.certificate import certified_bound, held, in_space
 from hetjax.planner.model.deadline import TimeUp, check_deadline, deadline, left_s
 from hetjax.planner.model.evaluator import PlanEvaluator
 from hetjax.planner.model.objectives import Objective, score, wants_fewer, within
-from hetjax.planner.model.request import Request, check_request
+from hetjax.planner.model.request import PlanRequest, check_request
 from hetjax.planner.search.infeasible import adds_up, why_infeasible
 from hetjax.planner.search.local_search import local_search
 from hetjax.planner.search.proposals import (
@@ -116,7 +116,7 @@ class Found:
     the modelled costs (`bound/certificate.py`), and none that was simulated did.
     """
 
-    request: Request
+    request: PlanRequest
     objective: Objective
     best: Predicted
     source: str  # which part of the search gave the plan
@@ -146,7 +146,7 @@ class Found:
 
 
 def find_plan(
-    request: Request,
+    request: PlanRequest,
     objective: Objective | None = None,
     *,
     local_search_s: float = LOCAL_SEARCH_S,
@@ -170,7 +170,7 @@ class Search:
 
     def __init__(
         self,
-        request: Request,
+        request: PlanRequest,
         objectives: Sequence[Objective],
         progress: TellProgress = _quietly,
     ) -> None:
@@ -290,7 +290,7 @@ class Search:
 
 
 def _plans(
-    request: Request, proposed: Sequence[Proposal]
+    request: PlanRequest, proposed: Sequence[Proposal]
 ) -> Iterator[tuple[str, Plan]]:
     """Plans to simulate and where they come from; of large ones not so many."""
     large = request.cluster.num_devices > LARGE
@@ -312,7 +312,7 @@ def _work(plan: Plan) -> int:
     return sum(r.num_microbatches * len(r.stages) for r in plan.replicas)
 
 
-def _even_plans(request: Request) -> Iterator[Plan]:
+def _even_plans(request: PlanRequest) -> Iterator[Plan]:
     """Even splits of the model, blind to devices: with what is fast first."""
     for remat, size, tensor in product(
         request.remats, request.microbatch_sizes, request.degrees

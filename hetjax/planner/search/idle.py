@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hetjax.planner.model.deadline import TimeUp, deadline, left_s
 from hetjax.planner.model.objectives import Objective, score, within
-from hetjax.planner.model.request import Request
+from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.seating import idle_devices
 from hetjax.planner.search.find import Found, Search
 from hetjax.planner.search.local_search import alike, local_search, onto_idle
@@ -79,7 +79,7 @@ def why_idle(found: Found, simulated: Iterable[Predicted]) -> tuple[Idle, ...]:
 
 
 def _best_using(
-    request: Request,
+    request: PlanRequest,
     objective: Objective,
     simulated: Iterable[Predicted],
     than: Plan,
@@ -96,18 +96,18 @@ def _best_using(
     )
 
 
-def _uses_more(request: Request, plan: Plan, than: Plan, kind: str) -> bool:
+def _uses_more(request: PlanRequest, plan: Plan, than: Plan, kind: str) -> bool:
     return _used_by_class(request, plan)[kind] > _used_by_class(request, than)[kind]
 
 
-def _used_by_class(request: Request, plan: Plan) -> Counter[str]:
+def _used_by_class(request: PlanRequest, plan: Plan) -> Counter[str]:
     class_of = request.class_of
     used = {(stage.node, d) for _, _, stage in plan.stages() for d in stage.devices}
     return Counter(class_of[node] for node, _ in used)
 
 
 def _idle_by_class(
-    request: Request, plan: Plan
+    request: PlanRequest, plan: Plan
 ) -> dict[str, dict[str, tuple[int, ...]]]:
     found: dict[str, dict[str, tuple[int, ...]]] = {}
     for node, devices in idle_devices(plan, request.cluster).items():

@@ -16,7 +16,7 @@ from hetjax.planner.bound.column_generation import lower_bound
 from hetjax.planner.bound.feasibility import one_fits_all
 from hetjax.planner.model.deadline import check_deadline
 from hetjax.planner.model.objectives import Objective
-from hetjax.planner.model.request import REMATS, Request
+from hetjax.planner.model.request import REMATS, PlanRequest
 from hetjax.planner.model.terms import search_problem
 from hetjax.plans.plan import StageMesh
 from hetjax.stage.partition import stage_stacks
@@ -24,7 +24,7 @@ from hetjax.stage.partition import stage_stacks
 _GIB = 2**30
 
 
-def why_infeasible(request: Request, objective: Objective) -> NoFeasiblePlan:
+def why_infeasible(request: PlanRequest, objective: Objective) -> NoFeasiblePlan:
     """Return the error for a request that no plan was found for."""
     limits = _limits(objective)
     if limits and feasible(request):
@@ -43,19 +43,19 @@ def why_infeasible(request: Request, objective: Objective) -> NoFeasiblePlan:
     )
 
 
-def adds_up(request: Request) -> bool:
+def adds_up(request: PlanRequest) -> bool:
     """Say whether microbatches of the request's sizes can make up its batch."""
     return request.global_batch % math.gcd(*request.microbatch_sizes) == 0
 
 
-def feasible(request: Request) -> bool:
+def feasible(request: PlanRequest) -> bool:
     """Say whether pipelines that fit into memory do the global batch."""
     if not adds_up(request):
         return False
     return any(_feasible(request, degree) for degree in request.degrees)
 
 
-def _feasible(request: Request, degree: int) -> bool:
+def _feasible(request: PlanRequest, degree: int) -> bool:
     """The same with one tensor degree. Searches only if one replica is not enough."""
     one = search_problem(request, (degree,), num_replicas=1)
     if one_fits_all(one):
@@ -79,7 +79,7 @@ def _limits(objective: Objective) -> list[str]:
     return found
 
 
-def _changes(request: Request) -> Iterator[tuple[str, Request]]:
+def _changes(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
     """What to type, and the request that it makes; small changes first."""
     freed = dict(_freedoms(request))
     for told, changed in freed.items():
@@ -94,7 +94,7 @@ def _changes(request: Request) -> Iterator[tuple[str, Request]]:
         yield "; ".join((*freed, told)), changed
 
 
-def _freedoms(request: Request) -> Iterator[tuple[str, dict[str, Any]]]:
+def _freedoms(request: PlanRequest) -> Iterator[tuple[str, dict[str, Any]]]:
     """What the request does not allow but could, and the numbers of one that does."""
     if set(request.remats) != set(REMATS):
         yield f"allow remat: --remat {' '.join(REMATS)}", {"remats": REMATS}
@@ -112,7 +112,7 @@ def _freedoms(request: Request) -> Iterator[tuple[str, dict[str, Any]]]:
         yield told, {"tensor_degrees": degrees}
 
 
-def _more_nodes(request: Request) -> Iterator[tuple[str, Request]]:
+def _more_nodes(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
     for num in (1, 2, 4, 8, 16):
         for nodes in request.classes:
             node = nodes.nodes[0]
@@ -127,7 +127,7 @@ def _more_nodes(request: Request) -> Iterator[tuple[str, Request]]:
             )
 
 
-def _binding(request: Request) -> str:
+def _binding(request: PlanRequest) -> str:
     """What is in the way: the batch's divisors, or memory."""
     if not adds_up(request):
         return (

@@ -14,7 +14,7 @@ from itertools import combinations, pairwise
 from typing import Any
 
 from hetjax.planner.model.deadline import is_over
-from hetjax.planner.model.request import Request
+from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.seating import Seat, idle_devices
 from hetjax.plans.plan import LayerRange, Plan, Remat, Replica, Stage
 from hetjax.schedule.launch_ahead import microbatch_s
@@ -26,7 +26,7 @@ Evaluate = Callable[[Plan], Predicted | None]
 Score = Callable[[Predicted], float]
 
 
-def alike(plan: Plan, request: Request) -> list[list[int]]:
+def alike(plan: Plan, request: PlanRequest) -> list[list[int]]:
     """Replicas by how they are cut and meshed, over devices of which classes."""
     found: dict[tuple[object, ...], list[int]] = {}
     for r, replica in enumerate(plan.replicas):
@@ -142,7 +142,7 @@ def _resized(replica: Replica, size: int) -> Replica:
     )
 
 
-def swapped(plan: Plan, group: Sequence[int], request: Request) -> Iterator[Plan]:
+def swapped(plan: Plan, group: Sequence[int], request: PlanRequest) -> Iterator[Plan]:
     """Two stages of unlike nodes in each other's place: devices go, layers stay."""
     stages = plan.replicas[group[0]].stages
     for a, b in combinations(range(len(stages)), 2):
@@ -150,7 +150,7 @@ def swapped(plan: Plan, group: Sequence[int], request: Request) -> Iterator[Plan
             yield _of_group(plan, group, partial(_exchanged, a=a, b=b))
 
 
-def onto_idle(plan: Plan, group: Sequence[int], request: Request) -> Iterator[Plan]:
+def onto_idle(plan: Plan, group: Sequence[int], request: PlanRequest) -> Iterator[Plan]:
     """A stage cut in two, one part on idle devices of one class: for all replicas, or
     for one."""
     for replicas in (group, group[:1]) if len(group) > 1 else (group,):
@@ -179,7 +179,7 @@ def merged(plan: Plan, group: Sequence[int]) -> Iterator[Plan]:
             yield _of_group(plan, group, change)
 
 
-def _idle_seats(plan: Plan, num: int, request: Request) -> list[list[Seat]]:
+def _idle_seats(plan: Plan, num: int, request: PlanRequest) -> list[list[Seat]]:
     """Idle devices by class, so many of one node at a time."""
     seats: dict[str, list[Seat]] = {}
     for node, idle in idle_devices(plan, request.cluster).items():
@@ -236,7 +236,7 @@ def _with(plan: Plan, replicas: dict[int, Replica]) -> Plan:
 
 
 def local_search(
-    start: Predicted, evaluate: Evaluate, score: Score, request: Request
+    start: Predicted, evaluate: Evaluate, score: Score, request: PlanRequest
 ) -> Predicted:
     """Return the best plan that moves lead to, no worse than the start.
 
@@ -256,7 +256,7 @@ def local_search(
     return best
 
 
-def _moves(predicted: Predicted, request: Request) -> Iterator[Plan]:
+def _moves(predicted: Predicted, request: PlanRequest) -> Iterator[Plan]:
     """Plans a move away, those first that take from what is slowest."""
     plan = replace(predicted.plan, schedule="1f1b", programs={})
     groups = alike(plan, request)

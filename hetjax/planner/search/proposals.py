@@ -27,7 +27,7 @@ from hetjax.planner.bound.column_generation import (
 )
 from hetjax.planner.model.deadline import check_deadline
 from hetjax.planner.model.problem import Problem
-from hetjax.planner.model.request import NodeClass, Request
+from hetjax.planner.model.request import NodeClass, PlanRequest
 from hetjax.planner.model.seating import ORDERS, UnplacedReplica, place
 from hetjax.planner.model.terms import search_problem
 from hetjax.planner.search.price_and_branch import (
@@ -52,7 +52,7 @@ class Look:
     """A problem, of a part of the cluster at some tensor degrees, and what a first look
     at it promises. Gradient sums are counted for so many replicas."""
 
-    request: Request
+    request: PlanRequest
     degrees: tuple[int, ...]
     num_replicas: float
     problem: Problem
@@ -90,7 +90,7 @@ class Proposal:
 
 
 def proposals(
-    request: Request, *, fewer: bool = False, whole: bool = False
+    request: PlanRequest, *, fewer: bool = False, whole: bool = False
 ) -> Iterator[Proposal]:
     """Yield what every set of tensor degrees comes to on every part of the cluster.
 
@@ -118,7 +118,7 @@ def proposals(
         yield from _cheaper(look)
 
 
-def _looks(request: Request, fewer: bool, whole: bool) -> Iterator[Look]:
+def _looks(request: PlanRequest, fewer: bool, whole: bool) -> Iterator[Look]:
     """Look at all problems, but for those of too few devices to come near."""
     least_s = math.inf
     for part, degrees, num_replicas in _problems(request, whole):
@@ -143,7 +143,7 @@ def _looks(request: Request, fewer: bool, whole: bool) -> Iterator[Look]:
                 )
 
 
-def _is_large(request: Request, most: int = LARGE) -> bool:
+def _is_large(request: PlanRequest, most: int = LARGE) -> bool:
     return request.cluster.num_devices > most
 
 
@@ -156,8 +156,8 @@ def _doubt(num_replicas: float, fewer: bool) -> float:
 
 
 def _problems(
-    request: Request, whole: bool
-) -> Iterator[tuple[Request, tuple[int, ...], float]]:
+    request: PlanRequest, whole: bool
+) -> Iterator[tuple[PlanRequest, tuple[int, ...], float]]:
     """Parts, tensor degrees, and numbers of replicas; one replica has the whole.
 
     Of large clusters a part is seldom faster than all, nor few replicas than many.
@@ -173,7 +173,7 @@ def _problems(
             yield part, degrees, 2
 
 
-def parts_of(request: Request) -> Iterator[Request]:
+def parts_of(request: PlanRequest) -> Iterator[PlanRequest]:
     """The whole cluster, then parts whose slowest ways may be faster.
 
     All classes but one, and one class alone; one node of each class.
@@ -187,7 +187,7 @@ def parts_of(request: Request) -> Iterator[Request]:
         yield replace(request, cluster=part_of(request.cluster, names))
 
 
-def degree_sets(request: Request) -> list[tuple[int, ...]]:
+def degree_sets(request: PlanRequest) -> list[tuple[int, ...]]:
     """Return the tensor degrees that one plan may mix."""
     if request.unequal_tensor:
         return [request.degrees]
@@ -227,7 +227,7 @@ def pipelines_of(p: Problem, copies: Sequence[ColumnCount]) -> list[UnplacedRepl
     ]
 
 
-def _is_whole(look: Look, request: Request) -> bool:
+def _is_whole(look: Look, request: PlanRequest) -> bool:
     return len(look.request.cluster.nodes) == len(request.cluster.nodes)
 
 

@@ -24,7 +24,7 @@ from hetjax.planner.model.deadline import TimeUp, check_deadline
 from hetjax.planner.model.evaluator import PlanEvaluator
 from hetjax.planner.model.objectives import Objective, score, within
 from hetjax.planner.model.problem import Floats, Ints, Problem
-from hetjax.planner.model.request import Request
+from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.seating import UnplacedReplica, plan_of, seated
 from hetjax.planner.model.terms import search_problem
 from hetjax.planner.search.find import find_plan
@@ -49,7 +49,7 @@ class Replanned:
 
 
 def replan(
-    request: Request,
+    request: PlanRequest,
     current: Plan,
     horizon_s: float = 3600.0,
     objective: Objective = _TIME,
@@ -98,7 +98,7 @@ def replan(
     )
 
 
-def _left(request: Request, current: Plan) -> Iterator[tuple[str, Plan]]:
+def _left(request: PlanRequest, current: Plan) -> Iterator[tuple[str, Plan]]:
     """What is left of the current plan."""
     kept = survivors(request, current)
     if kept is not None:
@@ -108,7 +108,7 @@ def _left(request: Request, current: Plan) -> Iterator[tuple[str, Plan]]:
         yield "the surviving stages", cut_anew
 
 
-def _templates(request: Request, current: Plan) -> Iterator[tuple[str, Plan]]:
+def _templates(request: PlanRequest, current: Plan) -> Iterator[tuple[str, Plan]]:
     """What the model proposes at the degrees that are in use."""
     in_use = {stage.mesh.tensor for _, _, stage in current.stages()}
     degrees = tuple(sorted(in_use & set(request.degrees))) or request.degrees
@@ -117,7 +117,7 @@ def _templates(request: Request, current: Plan) -> Iterator[tuple[str, Plan]]:
         yield "templates", plan
 
 
-def survivors(request: Request, current: Plan) -> Plan | None:
+def survivors(request: PlanRequest, current: Plan) -> Plan | None:
     """Return the plan of the replicas that lost no device; None if that does not do.
 
     They share the global batch out as they did: who did more does more.
@@ -176,7 +176,7 @@ def _held(plan: Plan) -> dict[str, set[int]]:
     return held
 
 
-def _move(request: Request, current: Plan, plan: Plan) -> tuple[float, float]:
+def _move(request: PlanRequest, current: Plan, plan: Plan) -> tuple[float, float]:
     """Bytes in all, and seconds until the node that lacks most has them."""
     by_node = fetched_bytes(request.model, current, plan)
     nodes = {node.name: node for node in request.cluster.nodes}
@@ -200,7 +200,7 @@ class _Cut:
         return self.fill_s + (num_microbatches - 1) * self.slowest_s
 
 
-def repaired(request: Request, current: Plan) -> Plan | None:
+def repaired(request: PlanRequest, current: Plan) -> Plan | None:
     """Return the plan of the stages that lost no device, with new cuts and shares.
 
     None if they do not hold the model, or cannot share the batch out exactly.
@@ -240,14 +240,14 @@ def repaired(request: Request, current: Plan) -> Plan | None:
     )
 
 
-def stages_there(request: Request, replica: Replica) -> tuple[Stage, ...]:
+def stages_there(request: PlanRequest, replica: Replica) -> tuple[Stage, ...]:
     """Return the replica's stages whose devices are all there."""
     counts = {node.name: node.count for node in request.cluster.nodes}
     return tuple(s for s in replica.stages if max(s.devices) < counts.get(s.node, 0))
 
 
 def _cut(
-    request: Request, p: Problem, replica: Replica, stages: tuple[Stage, ...]
+    request: PlanRequest, p: Problem, replica: Replica, stages: tuple[Stage, ...]
 ) -> _Cut | None:
     """Cut the layers so that the slowest stage is as fast as can be; None if no cut
     fits into memory."""

@@ -12,7 +12,7 @@ from hetjax.cluster.cluster import Cluster, Node
 from hetjax.models.model import tensor_sizes
 from hetjax.models.presets import model_preset
 from hetjax.planner.model.problem import Problem
-from hetjax.planner.model.request import Request
+from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.terms import search_problem
 from hetjax.plans.plan import Plan, Remat
 from hetjax.plans.validation import validate_plan
@@ -28,7 +28,7 @@ def small_request(
     tensor_degrees: tuple[int, ...] = (1, 2),
     data_degrees: tuple[int, ...] = (1,),
     remats: tuple[Remat, ...] = ("none", "full"),
-) -> Request:
+) -> PlanRequest:
     """Return a request for the tiny model (4 blocks) on devices made up here."""
     nodes = [
         Node(
@@ -44,7 +44,7 @@ def small_request(
         for k, (num, count, tflops, memory_gib) in enumerate(kinds)
         for n in range(num)
     ]
-    return Request(
+    return PlanRequest(
         model=model_preset("tiny"),
         cluster=Cluster(name="small", nodes=tuple(nodes)),
         seq_len=128,
@@ -56,7 +56,7 @@ def small_request(
     )
 
 
-def check_valid(request: Request, plan: Plan) -> None:
+def check_valid(request: PlanRequest, plan: Plan) -> None:
     """Hold a plan against the rules of all plans."""
     model = request.model
     validate_plan(
@@ -68,7 +68,7 @@ def check_valid(request: Request, plan: Plan) -> None:
     )
 
 
-def step_s(request: Request, plan: Plan) -> float:
+def step_s(request: PlanRequest, plan: Plan) -> float:
     """Add up the closed form of the slowest replica; infinity if it is over memory."""
     p = _costs(request)
     class_of = {
@@ -78,7 +78,7 @@ def step_s(request: Request, plan: Plan) -> float:
 
 
 @lru_cache(maxsize=1)
-def _costs(request: Request) -> Problem:
+def _costs(request: PlanRequest) -> Problem:
     return search_problem(request, request.degrees)
 
 

@@ -13,7 +13,7 @@ from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.planner.baselines.by_name import BASELINES, compared
 from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.problem import Option
-from hetjax.planner.model.request import Request
+from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.seating import UnplacedReplica, place
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
@@ -91,7 +91,7 @@ def test_megatron_takes_the_best_symmetric_plan_in_rank_order() -> None:
     assert order == sorted(order)
 
 
-def symmetric_plans(request: Request) -> Iterator[Plan]:
+def symmetric_plans(request: PlanRequest) -> Iterator[Plan]:
     """Every symmetric plan on both nodes, or on the faster alone."""
     whole = [(f"n{k}-0", k) for k in range(2)]
     for nodes, tensor in product((whole, whole[:1]), request.degrees):
@@ -184,7 +184,7 @@ def test_uniform_search_takes_the_best_of_its_space() -> None:
     assert step_s(request, plan) == pytest.approx(best, rel=0.01)
 
 
-def uniform_plans(request: Request) -> Iterator[Plan]:
+def uniform_plans(request: PlanRequest) -> Iterator[Plan]:
     """Every plan whose stages are of class 0 before 1 or the other way round."""
     cuts = {1: (0, 6), 2: (0, 3, 6), 3: (0, 2, 4, 6), 4: (0, 2, 3, 4, 6)}
     for num_stages, size, num in product(cuts, request.microbatch_sizes, range(1, 7)):

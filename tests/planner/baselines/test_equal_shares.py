@@ -11,7 +11,7 @@ from hetjax.cluster.catalogue import catalogue
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.models.model import tensor_sizes
 from hetjax.planner.baselines.equal_shares import equal_share_plans
-from hetjax.planner.model.request import Request
+from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.find import find_plan
 from hetjax.plans.plan import Plan
 from hetjax.plans.validation import validate_plan
@@ -25,12 +25,12 @@ SHAPES = [
 ]
 
 
-def one_kind(device: str, count: int, hosts: int, num_nodes: int = 1) -> Request:
+def one_kind(device: str, count: int, hosts: int, num_nodes: int = 1) -> PlanRequest:
     nodes = tuple(
         Node(name=f"n{n}", device=device, count=count, hosts=hosts)
         for n in range(num_nodes)
     )
-    return Request(
+    return PlanRequest(
         model=small_model(1),
         cluster=Cluster(name="alike", nodes=nodes),
         seq_len=32,
@@ -41,7 +41,7 @@ def one_kind(device: str, count: int, hosts: int, num_nodes: int = 1) -> Request
     )
 
 
-def check(request: Request, plan: Plan) -> None:
+def check(request: PlanRequest, plan: Plan) -> None:
     model = request.model
     sizes = tensor_sizes(model)
     validate_plan(plan, request.cluster, len(model.layers), sizes, model.max_seq_len)

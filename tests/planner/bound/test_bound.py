@@ -15,7 +15,7 @@ from hetjax.planner.bound.certificate import in_space, proved
 from hetjax.planner.bound.pricing import PricingResult
 from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.objectives import Objective
-from hetjax.planner.model.request import Request
+from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.find import Found, Search
 from hetjax.plans.plan import LayerRange, Plan, Replica, Stage, StageMesh
 from hetjax.report.prediction import bound_line, certificate, found_plan
@@ -23,7 +23,7 @@ from hetjax.schedule.bound import ROUNDING, LowerBound
 from tests.planner.bound_mutants import FAULTS
 from tests.planner.whole_space import fastest_s, random_request, small_model
 
-Case = tuple[Request, Plan]
+Case = tuple[PlanRequest, Plan]
 DEVICE = Node(
     name="n0",
     device="made-up",
@@ -36,8 +36,8 @@ DEVICE = Node(
 )
 
 
-def request_on(cluster: Cluster, blocks: int, batch: int, **changes) -> Request:
-    request = Request(
+def request_on(cluster: Cluster, blocks: int, batch: int, **changes) -> PlanRequest:
+    request = PlanRequest(
         model=small_model(blocks),
         cluster=cluster,
         seq_len=64,
@@ -52,7 +52,7 @@ def request_on(cluster: Cluster, blocks: int, batch: int, **changes) -> Request:
 
 
 def pipeline(
-    request: Request,
+    request: PlanRequest,
     size: int,
     *stages: tuple[str, tuple[int, ...], StageMesh, LayerRange],
 ) -> Plan:
@@ -109,7 +109,7 @@ def test_known_columns_that_come_again_prove_nothing(
     assert bound_s <= fastest_s(request) * (1 + ROUNDING)
 
 
-def searched(request: Request) -> Found:
+def searched(request: PlanRequest) -> Found:
     search = Search(request, [Objective()])
     search.run(local_search_s=0.0)
     return search.found()[0]

@@ -11,7 +11,7 @@ from hetjax.costs.plan_costs import usd_per_hour
 from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.objectives import Objective, expected_goodput, survives
 from hetjax.planner.model.problem import Option
-from hetjax.planner.model.request import Request
+from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.seating import UnplacedReplica, place
 from hetjax.planner.search.find import find_plan
 from hetjax.plans.plan import Plan
@@ -19,7 +19,7 @@ from tests.planner.search.test_replan import two_replicas
 from tests.planner.whole_space import two_kinds
 
 
-def one_pipeline(request: Request) -> Plan:
+def one_pipeline(request: PlanRequest) -> Plan:
     """Half of the layers on a device of each node."""
     fast, slow = Option(device_class=0), Option(device_class=1)
     stages = ((fast, (0, 2)), (slow, (2, 4)))
@@ -51,7 +51,7 @@ def test_the_second_device_of_a_rented_node_is_used() -> None:
     assert used == {("slow", 0), ("slow", 1)}
 
 
-def shaky(request: Request, per_hour: dict[str, float]) -> Cluster:
+def shaky(request: PlanRequest, per_hour: dict[str, float]) -> Cluster:
     nodes = tuple(
         replace(node, preemptions_per_hour=per_hour.get(node.name))
         for node in request.cluster.nodes

@@ -8,20 +8,20 @@ import pytest
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.objectives import Objective
-from hetjax.planner.model.request import Request
+from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.find import Search
 from hetjax.planner.search.idle import try_idle, why_idle
 from hetjax.plans.plan import Plan
 from tests.planner.whole_space import all_plans, random_request
 
 
-def num_used(request: Request, plan: Plan, kind: str) -> int:
+def num_used(request: PlanRequest, plan: Plan, kind: str) -> int:
     (names,) = [{n.name for n in c.nodes} for c in request.classes if c.name == kind]
     used = {(s.node, d) for _, _, s in plan.stages() for d in s.devices}
     return sum(node in names for node, _ in used)
 
 
-def fastest_with_more_s(request: Request, than: Plan, kind: str) -> float:
+def fastest_with_more_s(request: PlanRequest, than: Plan, kind: str) -> float:
     """The least step of all plans that use more devices of the kind."""
     least_s = math.inf
     for plan in all_plans(request):

@@ -8,7 +8,7 @@ from functools import reduce
 import pytest
 
 from hetjax.errors import NoFeasiblePlan
-from hetjax.planner.model.request import REMATS, Request
+from hetjax.planner.model.request import REMATS, PlanRequest
 from hetjax.planner.search.find import find_plan
 from tests.planner.whole_space import two_kinds
 
@@ -19,7 +19,7 @@ OPTIONS = {
 }
 
 
-def has_plan(request: Request) -> bool:
+def has_plan(request: PlanRequest) -> bool:
     try:
         find_plan(request, local_search_s=0.1)
     except NoFeasiblePlan:
@@ -27,7 +27,7 @@ def has_plan(request: Request) -> bool:
     return True
 
 
-def done(request: Request, told: str) -> Request:
+def done(request: PlanRequest, told: str) -> PlanRequest:
     """Do one thing that is told to do."""
     more = re.fullmatch(
         r"add (\d+) more (\S+) nodes? of 2 devices to the cluster", told
@@ -43,7 +43,7 @@ def done(request: Request, told: str) -> Request:
     return replace(request, **{field: tuple(map(kind, typed[2].split()))})
 
 
-def told_for(request: Request) -> list[str]:
+def told_for(request: PlanRequest) -> list[str]:
     with pytest.raises(NoFeasiblePlan) as caught:
         find_plan(request, local_search_s=0.1)
     assert "memory binds" in caught.value.got

@@ -10,14 +10,14 @@ from hetjax.cluster.cluster import part_of
 from hetjax.models.model import parameter_count
 from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.problem import Option
-from hetjax.planner.model.request import Request
+from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.seating import UnplacedReplica, place
 from hetjax.planner.search.replan import fetched_bytes, replan, survivors
 from hetjax.plans.plan import Plan
 from tests.planner.whole_space import two_kinds
 
 
-def two_replicas(request: Request) -> Plan:
+def two_replicas(request: PlanRequest) -> Plan:
     """Two stages on the fast node, one on a slow device."""
     fast, slow = Option(device_class=0), Option(device_class=1)
     plan = place(
