@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from hetjax.mesh.simulated import simulate_devices
+from hetjax.mesh.process_setup import simulate_devices
 
 NUM_DEVICES = 16
 # one LLVM module per program: the programs of the tests are too small to be split

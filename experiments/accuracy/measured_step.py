@@ -48,7 +48,7 @@ from hetjax.costs.costs import Costs, Route
 from hetjax.costs.measured.profile import Profile
 from hetjax.costs.measured.profile_files import read_profile
 from hetjax.costs.plan_costs import costs_of
-from hetjax.mesh.simulated import simulate_devices
+from hetjax.mesh.process_setup import simulate_devices
 from hetjax.models.decoders import LlamaConfig, llama_model
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan, Replica, Stage

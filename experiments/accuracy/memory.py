@@ -34,7 +34,7 @@ import optax
 
 from hetjax.costs.costs import StageMemory
 from hetjax.costs.stage_memory import stage_memory
-from hetjax.mesh.simulated import simulate_devices
+from hetjax.mesh.process_setup import simulate_devices
 from hetjax.models.decoders import GPTConfig, LlamaConfig, gpt_model, llama_model
 from hetjax.models.model import Model
 from hetjax.models.moe import Routing

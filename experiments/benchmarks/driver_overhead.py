@@ -28,13 +28,13 @@ import jax
 import optax
 
 from experiments.benchmarks.one_jit import even_pipeline, one_jit, random_batch
-from hetjax.mesh.simulated import simulate_devices
+from hetjax.data.batches import Batch
+from hetjax.launch.in_process import InProcessConnections
+from hetjax.mesh.process_setup import simulate_devices
 from hetjax.models.decoders import LlamaConfig, llama_model
 from hetjax.plans.worker_map import EMBEDDED
 from hetjax.runtime.control.controller import Controller
-from hetjax.runtime.execution.feeding import Batch
 from hetjax.runtime.execution.stage_runtime import StageRuntime
-from hetjax.runtime.worker.in_process import InProcessConnections
 from hetjax.schedule.programs.action import Action
 
 CLIP_NORM = 1.0

@@ -27,7 +27,7 @@ import numpy as np
 from hetjax.comm.connections import listen
 from hetjax.comm.peers import Peers
 from hetjax.comm.wire import laid_out
-from hetjax.mesh.simulated import simulate_devices
+from hetjax.mesh.process_setup import simulate_devices
 
 MIB = 1 << 20
 SIZES = tuple(n * MIB for n in (1, 4, 16, 64))

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from hetjax.data.batches import Batch
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan, Remat, Replica, Stage
-from hetjax.runtime.execution.feeding import Batch
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.stage import function as mathematics
 

@@ -36,7 +36,7 @@ from experiments.benchmarks.one_jit import even_pipeline, random_batch
 from hetjax.checkpoint.format import Entry
 from hetjax.checkpoint.reader import steps
 from hetjax.checkpoint.writer import CheckpointWriter
-from hetjax.mesh.simulated import simulate_devices
+from hetjax.mesh.process_setup import simulate_devices
 from hetjax.models.decoders import LlamaConfig, llama_model
 from hetjax.models.model import Model
 from hetjax.runtime.execution.stage_runtime import StageRuntime

@@ -35,9 +35,9 @@ from jax.sharding import SingleDeviceSharding
 
 from experiments.benchmarks.one_jit import even_pipeline, one_jit, random_batch
 from hetjax.costs.graph.flops import forward_flops
+from hetjax.data.batches import Batch
 from hetjax.models.presets import model_preset
 from hetjax.plans.plan import Plan, Replica, Stage
-from hetjax.runtime.execution.feeding import Batch
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 
 CLIP_NORM = 1.0

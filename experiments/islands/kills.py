@@ -28,7 +28,7 @@ from typing import Any
 from experiments.islands import models
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.files import cluster_toml
-from hetjax.launch.processes import Processes
+from hetjax.launch.launching import Processes
 from hetjax.models.model import Model
 from hetjax.models.presets import model_preset
 from hetjax.plans.plan import Plan

@@ -42,7 +42,7 @@ from hetjax.costs.measured.profile_files import read_profile
 from hetjax.data.dataset import Dataset
 from hetjax.errors import NoFeasiblePlan
 from hetjax.launch.launching import OnThisMachine, Place, started
-from hetjax.mesh.simulated import keeping_environment
+from hetjax.mesh.process_setup import malloc_environment
 from hetjax.models.presets import model_preset
 from hetjax.planner.baselines.by_name import compared
 from hetjax.planner.model.evaluator import evaluate_plan
@@ -122,7 +122,7 @@ def _profile(
         [*testbed.prefix(node.name), *words],
         check=True,
         stdout=sys.stderr,
-        env=os.environ | keeping_environment(),  # as workers
+        env=os.environ | malloc_environment(),  # as workers
     )
     return read_profile(output)
 

@@ -86,7 +86,7 @@ class Lab:
     """Workers that have saved; `saved` is what they had then, by step."""
 
     controller: Controller
-    keeping: CheckpointStorage
+    storage: CheckpointStorage
     disks: Disks
     witnessed: Path
     saved: Mapping[int | None, State]
@@ -105,7 +105,7 @@ def state(controller: Controller, witnessed: Path) -> State:
 @contextmanager
 def lab(folder: Path) -> Iterator[Lab]:
     """Start workers and let them save."""
-    keeping = CheckpointStorage(
+    storage = CheckpointStorage(
         directory=str(folder / "disks/{worker}"), cloud=(folder / "store").as_uri()
     )
     with ExitStack() as stack:
@@ -116,14 +116,14 @@ def lab(folder: Path) -> Iterator[Lab]:
         witnessed.mkdir()
         controller.build(witness.witness_settings(witnessed))
         controller.connect()
-        saved = {step: save(controller, keeping, step, witnessed) for step in STEPS}
+        saved = {step: save(controller, storage, step, witnessed) for step in STEPS}
         controller.initialise(_NEITHER)
         told = controller.connections.ask(
             dict.fromkeys(controller.workers, TellNeeds())
         )
         yield Lab(
             controller=controller,
-            keeping=keeping,
+            storage=storage,
             disks=Disks.copied(folder / "disks", folder / "pristine"),
             witnessed=witnessed,
             saved={**saved, None: state(controller, witnessed)},
@@ -133,14 +133,14 @@ def lab(folder: Path) -> Iterator[Lab]:
 
 
 def save(
-    controller: Controller, keeping: CheckpointStorage, step: int, witnessed: Path
+    controller: Controller, storage: CheckpointStorage, step: int, witnessed: Path
 ) -> State:
     """Save another state as this step; returns when the store has it, too."""
     controller.initialise(step)
-    assert controller.save(keeping, step, {"step": step})
+    assert controller.save(storage, step, {"step": step})
     controller.wait_saved()
     assert controller.saved == step
-    store, end_s = keeping.store(), time.monotonic() + _UPLOAD_S
+    store, end_s = storage.store(), time.monotonic() + _UPLOAD_S
     while step not in {holding.save[0] for holding in in_store(store)}:
         assert time.monotonic() < end_s, f"step {step} is not uploaded"
         time.sleep(_LOOK_S)
@@ -193,25 +193,25 @@ def _forget(lab: Lab, case: Case) -> None:
     """Give all workers another state, but for one that may keep the newest."""
     if case.beside != "memory":
         return lab.controller.initialise(_NEITHER)
-    found = restore(lab.controller, _on_disks(lab), lab.keeping)
+    found = restore(lab.controller, _on_disks(lab), lab.storage)
     assert found is not None and found.step == NEWEST, found
     request = Initialise(seed=_NEITHER)
     lab.controller.connections.ask(dict.fromkeys(witness.STAGES, request))
 
 
 def _on_disks(lab: Lab) -> list[PartialSnapshot]:
-    return on_disk(lab.controller.connections, lab.controller.workers, lab.keeping)
+    return on_disk(lab.controller.connections, lab.controller.workers, lab.storage)
 
 
 def _restored(lab: Lab, case: Case) -> Restored | None:
-    keeping, held = lab.keeping, _on_disks(lab)
+    storage, held = lab.storage, _on_disks(lab)
     if case.beside == "memory":
         held += in_memory(lab.controller, [witness.WHOLE])
     if case.beside != "store":
-        keeping = replace(keeping, cloud=None)
+        storage = replace(storage, cloud=None)
     elif case.listed:
-        held += in_store(keeping.store())
-    return restore(lab.controller, held, keeping)
+        held += in_store(storage.store())
+    return restore(lab.controller, held, storage)
 
 
 def _expected(lab: Lab, case: Case, parts: Sequence[Part]) -> Outcome:

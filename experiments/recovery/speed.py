@@ -136,11 +136,11 @@ class Trial:
         self._scenario = scenario
         self._folder = Path(tempfile.mkdtemp(dir=site.folder))
         stack.callback(rmtree, self._folder, ignore_errors=True)
-        keeping = CheckpointStorage(
+        storage = CheckpointStorage(
             directory=f"{self._folder}/disks/{{worker}}",
             cloud=f"gs://{BUCKET}/{self._folder.name}",
         )
-        self._store, self._keeping = keeping.store(), keeping
+        self._store, self._storage = storage.store(), storage
         self._file = self._folder / "cluster.toml"
         self._join(tuple({s.node: 0 for _, _, s in scenario.before.stages()}))
         launcher = OnThisMachine(
@@ -169,7 +169,7 @@ class Trial:
             membership=Membership(cluster, self._file),
             transport="sockets",
             seed=0,
-            keeping=keeping,
+            storage=storage,
             host={},
             recovery=recovery,
         )
@@ -235,7 +235,7 @@ class Trial:
         if set(scenario.there) != before:
             self._join(scenario.there)
         if scenario.wiped:
-            rmtree(self._keeping.at(str(scenario.killed)), ignore_errors=True)
+            rmtree(self._storage.at(str(scenario.killed)), ignore_errors=True)
         if scenario.killed is not None:
             os.kill(workers(self._folder)[scenario.killed], signal.SIGKILL)
         return at_s

@@ -20,13 +20,13 @@ import optax
 
 from hetjax.checkpoint.format import Entry, split_leaves
 from hetjax.cluster.record import write_whole
+from hetjax.data.batches import Batch
 from hetjax.mesh import axes
-from hetjax.mesh.simulated import simulate_devices
+from hetjax.mesh.process_setup import simulate_devices
 from hetjax.models.decoders import LlamaConfig, llama_model
 from hetjax.plans.files import parse_plan, plan_json
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from hetjax.plans.worker_map import WorkerMap, file_name
-from hetjax.runtime.execution.feeding import Batch
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.execution.state import Read
 from hetjax.runtime.worker.service import read_bootstrap

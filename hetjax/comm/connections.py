@@ -6,7 +6,7 @@ link is two connections: one for messages, and one on which a process beside eac
 gives signs of life, however busy both are (`heart.py`). A message is a key (six
 numbers) and bytes; it is sent by a thread of its own and delivered from another, in any
 order relative to other connections. Only lengths that the header says are read: nothing
-is unpickled. Does not own what messages mean (`wire.py`, `exchange.py`), nor who is
+is unpickled. Does not own what messages mean (`wire.py`, `reduction.py`), nor who is
 connected to whom (`peers.py`).
 """
 
@@ -46,7 +46,7 @@ _MESSAGES, _PULSES = b"m", b"p"  # what a connection is for
 _PAIR_BYTES = 16  # that both connections of a link have in common
 
 
-class Refused(ConnectionError):
+class HandshakeRefused(ConnectionError):
     """The other side could not show that it belongs to this run."""
 
 
@@ -87,7 +87,9 @@ def _dialled(address: str, own: str, peer: str, secret: bytes) -> socket.socket:
         answer = bytes(_read(found, _NONCE_BYTES + 32, end_s))
         nonce, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
         if not hmac.compare_digest(proof, _proof(secret, b"accept", greeting, nonce)):
-            raise Refused(f"{peer} at {address} does not know this run's secret")
+            raise HandshakeRefused(
+                f"{peer} at {address} does not know this run's secret"
+            )
         found.sendall(_proof(secret, b"dial", greeting, nonce))
         return found
     except BaseException:
@@ -104,12 +106,16 @@ def answer(found: socket.socket, own: str, secret: bytes) -> str:
     found.sendall(nonce + _proof(secret, b"accept", greeting, nonce))
     proof = bytes(_read(found, 32, end_s))
     if not hmac.compare_digest(proof, _proof(secret, b"dial", greeting, nonce)):
-        raise Refused("a caller does not know this run's secret")
+        raise HandshakeRefused("a caller does not know this run's secret")
     if called != _name_bytes(own):
-        raise Refused(f"a caller looks for {called.rstrip(bytes(1))!r}, not {own!r}")
+        raise HandshakeRefused(
+            f"a caller looks for {called.rstrip(bytes(1))!r}, not {own!r}"
+        )
     name = caller.rstrip(b"\0").decode(errors="replace")
     if not is_worker(name):
-        raise Refused(f"a caller says that it is {name!r}, which is no worker's name")
+        raise HandshakeRefused(
+            f"a caller says that it is {name!r}, which is no worker's name"
+        )
     return name
 
 
@@ -344,7 +350,7 @@ def _endpoint(address: str) -> str | tuple[str, int]:
 def _name_bytes(name: str) -> bytes:
     """The name as long as the greeting has room for; what reads it cuts nothing off."""
     if not is_worker(name):
-        raise Refused(f"{name!r} is no worker's name")
+        raise HandshakeRefused(f"{name!r} is no worker's name")
     return name.encode().ljust(_NAME_BYTES, b"\0")
 
 

@@ -1,25 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 """Signs of life between processes, sent and heard by a process beside each.
 
+    python -I -S heart.py CONTROL_FD PARENT_PID
+
 Owns this process's heart: a child that beats for it on connections which it is handed,
 and tells of those that fall silent. A thread would not do: it waits for the
 interpreter's lock, and where a CPU quota starves the process that is longer than the
-others wait. Does not own the connections' proof of identity (`connections.py`), nor how
-a heart beats (`heart_process.py`).
+others wait. The child runs this file as a script. It has one thread, imports nothing
+but the standard library and shares no lock with its parent, so that it beats whatever
+the parent computes: asleep most of the time, it is let run even where a quota starves
+all others. It is silent while the parent is stopped, and ends with it.
+
+Their control socket brings the child what to watch, each with its connection, and takes
+the numbers of those that were silent for too long. Does not own the connections' proof
+of identity (`connections.py`).
 """
 
 import os
+import select
 import socket
+import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from hetjax.comm import heart_process
-from hetjax.comm.heart_process import COMMAND, SILENT
-
 Silent = Callable[[str], None]  # why it is taken for lost
+
+_COMMAND = struct.Struct("<Id")  # number, time of silence; 0: watch it no more
+_SILENT = struct.Struct("<I")  # number
+_BEATS = 5  # in a time of silence
+_PATIENCE = 0.95  # share of that time: the rest is for telling others of the loss
+_FIRST = 12  # times of silence until the other side must have begun to beat
+_STOPPED = "Tt"  # states of a process, see proc(5)
 
 
 class Heart:
@@ -32,7 +47,7 @@ class Heart:
         self._parent = os.getpid()
         self._control, child = socket.socketpair()
         with child:
-            words = [heart_process.__file__, str(child.fileno()), str(self._parent)]
+            words = [__file__, str(child.fileno()), str(self._parent)]
             self._child = subprocess.Popen(
                 [sys.executable, "-I", "-S", *words],
                 stdin=subprocess.DEVNULL,
@@ -55,7 +70,7 @@ class Heart:
         with self._lock, found:
             self._number += 1
             self._silent[self._number] = silent
-            command = COMMAND.pack(self._number, silence_s)
+            command = _COMMAND.pack(self._number, silence_s)
             socket.send_fds(self._control, [command], [found.fileno()])
             return self._number
 
@@ -64,12 +79,12 @@ class Heart:
         with self._lock:
             if self._silent.pop(number, None) is not None:
                 with suppress(OSError):  # it has ended, and this with it
-                    self._control.sendall(COMMAND.pack(number, 0.0))
+                    self._control.sendall(_COMMAND.pack(number, 0.0))
 
     def _listen(self) -> None:
         with suppress(OSError):
-            while data := self._control.recv(SILENT.size, socket.MSG_WAITALL):
-                (number,) = SILENT.unpack(data)
+            while data := self._control.recv(_SILENT.size, socket.MSG_WAITALL):
+                (number,) = _SILENT.unpack(data)
                 self._tell(number, "gave no sign of life")
         for number in [*self._silent]:  # others will miss this process, too
             self._tell(number, "cannot be heard: what listens for it has ended")
@@ -91,3 +106,136 @@ def heart() -> Heart:
         if not (_hearts and _hearts[-1].beats):
             _hearts.append(Heart())
         return _hearts[-1]
+
+
+class Watched:
+    """A connection to another heart: when to beat next, and until when to hear it."""
+
+    def __init__(self, found: socket.socket, silence_s: float, now_s: float) -> None:
+        self.found, self.silence_s = found, silence_s
+        self.beat_s = now_s
+        self.patient_until_s = now_s + _FIRST * silence_s
+        self.is_told = False
+        found.setblocking(False)
+
+    @property
+    def due_s(self) -> float:
+        """When there is something to do, if nothing is heard."""
+        return self.beat_s if self.is_told else min(self.beat_s, self.patient_until_s)
+
+    def read(self, now_s: float) -> bool:
+        """Take what was heard; False if nothing will be heard any more."""
+        try:
+            heard = self.found.recv(4096)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        if heard:
+            self.patient_until_s = now_s + _PATIENCE * self.silence_s
+        return bool(heard)
+
+    def beat(self, now_s: float, runs: bool) -> None:
+        self.beat_s = now_s + self.silence_s / _BEATS
+        if runs:
+            try:
+                self.found.send(b"\1")
+            except OSError:
+                pass  # it does not listen, or is gone: silence tells
+
+
+class Hearing:
+    """All that is watched, by number; what is no longer heard is watched all the same.
+
+    A connection that ends says nothing of its process: that link's messages do.
+    """
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control, self._watched = control, dict[int, Watched]()
+        self._numbers, self._poll = dict[int, int](), select.poll()
+        self._poll.register(control, select.POLLIN)
+
+    def wait(self) -> tuple[bool, float]:
+        """Sleep until something is due or has come: is the parent there, how late."""
+        due_s = min((w.due_s for w in self._watched.values()), default=None)
+        left_s = None if due_s is None else max(0.0, due_s - time.monotonic())
+        found = self._poll.poll(None if left_s is None else left_s * 1000 + 1)
+        now_s = time.monotonic()
+        for fd, _ in found:
+            if fd == self._control.fileno():
+                if not self._obey(now_s):
+                    return False, 0.0
+            elif fd in self._numbers and not self._of(fd).read(now_s):
+                self._deafen(fd)
+        return True, 0.0 if due_s is None else now_s - due_s
+
+    def forgive(self, late_s: float) -> None:
+        """Not to have heard while this process was not let run is nobody's fault."""
+        for watched in self._watched.values():
+            if late_s > watched.silence_s / _BEATS:
+                watched.patient_until_s += late_s
+
+    def beat(self, runs: bool) -> None:
+        now_s = time.monotonic()
+        for watched in self._watched.values():
+            if watched.beat_s <= now_s:
+                watched.beat(now_s, runs)
+
+    def tell(self) -> None:
+        now_s = time.monotonic()
+        for number, watched in self._watched.items():
+            if not watched.is_told and watched.patient_until_s <= now_s:
+                watched.is_told = True
+                self._control.sendall(_SILENT.pack(number))
+
+    def _of(self, fd: int) -> Watched:
+        return self._watched[self._numbers[fd]]
+
+    def _obey(self, now_s: float) -> bool:
+        data, fds, _, _ = socket.recv_fds(self._control, _COMMAND.size, 1)
+        while len(data) < _COMMAND.size:
+            more = self._control.recv(_COMMAND.size - len(data)) if data else b""
+            if not more:
+                return False
+            data += more
+        number, silence_s = _COMMAND.unpack(data)
+        if fds:
+            found = socket.socket(fileno=fds[0])
+            watched = self._watched[number] = Watched(found, silence_s, now_s)
+            watched.beat(now_s, runs=True)  # whatever the parent does: it begins
+            self._numbers[fds[0]] = number
+            self._poll.register(found, select.POLLIN)
+        elif number in self._watched:
+            self._deafen(self._watched[number].found.fileno())
+            self._watched.pop(number).found.close()
+        return True
+
+    def _deafen(self, fd: int) -> None:
+        if self._numbers.pop(fd, None) is not None:
+            self._poll.unregister(fd)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether the process cannot run; False where the system does not tell."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            state = file.read().rpartition(b")")[2].split()[0]
+    except OSError:
+        return False
+    return state.decode() in _STOPPED
+
+
+def main(control_fd: int, parent: int) -> None:
+    hearing = Hearing(socket.socket(fileno=control_fd))
+    with suppress(ConnectionError):  # of the control socket: the parent is gone
+        while True:
+            is_there, late_s = hearing.wait()
+            if not is_there or os.getppid() != parent:
+                return
+            hearing.forgive(late_s)
+            hearing.beat(runs=not is_stopped(parent))
+            hearing.tell()
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

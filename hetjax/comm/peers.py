@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from hetjax.comm.connections import SILENCE_S, Connection, Ends, Key, Listener, dial
-from hetjax.comm.tally import Tally
+from hetjax.comm.transport import Tally
 
 
 class PeerLost(ConnectionError):

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tagged point-to-point transfers between stages.
 
-Owns the tag and the in-process transport (device to device between meshes). Does not
-own transports between processes (`wire.py`, `pull.py`).
+Owns the tag, the in-process transport (device to device between meshes), and the count
+of what is sent. Does not own transports between processes (`wire.py`, `pull.py`).
 """
 
-from collections.abc import Container, Mapping
+import threading
+from collections import Counter
+from collections.abc import Container, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import jax
 from jax.sharding import Sharding
 
-from hetjax.comm.tally import Tally
 from hetjax.mesh.reshard import Parcel, delivered, moved_bytes, parcel
 
 KINDS = {"F": 0, "B": 1}  # of messages, in the words of tags
@@ -115,3 +116,25 @@ class Routed:
     def _by(self, tag: Tag) -> Transport:
         here = tag.sender in self._here and tag.receiver in self._here
         return self._within if here else self._across
+
+
+class Tally:
+    """Bytes that were sent, by link and kind, the third number of a message's key.
+
+    Counted from any thread, without headers and signs of life: what costs charge is
+    held against this. A link is what tells the ends: among workers the receiver, in one
+    process both.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bytes: Counter[tuple[Hashable, int]] = Counter()
+
+    def add(self, link: Hashable, kind: int, num_bytes: int) -> None:
+        with self._lock:
+            self._bytes[link, kind] += num_bytes
+
+    def by_link_and_kind(self) -> dict[tuple[Hashable, int], int]:
+        """All that was counted so far."""
+        with self._lock:
+            return dict(self._bytes)

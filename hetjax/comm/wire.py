@@ -19,7 +19,7 @@ import numpy as np
 from hetjax.comm.connections import Key
 from hetjax.comm.peers import Peers
 from hetjax.comm.transport import KINDS, Tag
-from hetjax.mesh.spanning import to_mesh
+from hetjax.mesh.multihost import to_mesh
 
 Ranks = tuple[tuple[str, ...], ...]  # by data rank, the workers that have its rows
 Rows = tuple[int, int]  # of dim 0: start, stop

@@ -21,14 +21,16 @@ import numpy as np
 from hetjax.checkpoint.recovery_plan import PartialSnapshot
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.cluster.cluster import Cluster, Node, part_of
-from hetjax.elastic.losses import MOST_OF_A_NODE, Losses, verdict
 from hetjax.elastic.membership import Membership
 from hetjax.elastic.recovered import (
+    MOST_OF_A_NODE,
     Clock,
     GivenUp,
+    Losses,
     Recovered,
     RolledBack,
     difference,
+    verdict,
 )
 from hetjax.elastic.standby_plans import StandbyPlans, plan_or_warn
 from hetjax.launch.launching import Launcher
@@ -42,7 +44,7 @@ from hetjax.runtime.control.recovery import (
     on_disk,
     restore,
 )
-from hetjax.runtime.execution.outcome import StepCommit
+from hetjax.runtime.execution.gradient_sync import StepCommit
 from hetjax.runtime.rpc.schema import Leave, TransportName
 from hetjax.runtime.rpc.worker_connections import WorkerLost
 from hetjax.schedule.simulation.trace import Span
@@ -63,7 +65,7 @@ class Terms:
     membership: Membership
     transport: TransportName
     seed: int
-    keeping: CheckpointStorage
+    storage: CheckpointStorage
     host: Mapping[str, Any]
     recovery: Literal["local-first", "cloud-only", "none"]
 
@@ -165,17 +167,17 @@ class Driver:
         return restored.step
 
     def _from_checkpoint(self) -> Restored | None:
-        controller, keeping = self._controller, self._terms.keeping
+        controller, storage = self._controller, self._terms.storage
         return restore(
             controller,
             self._on_disk(controller.workers),
-            keeping,
+            storage,
             most=controller.saved,
         )
 
     def save(self, step: int) -> bool:
         host, terms = {**self._terms.host, "step": step}, self._terms
-        return self._surely(lambda: self._controller.save(terms.keeping, step, host))
+        return self._surely(lambda: self._controller.save(terms.storage, step, host))
 
     def wait_saved(self) -> None:
         self._surely(self._controller.wait_saved)
@@ -303,7 +305,7 @@ class Driver:
         clock.lap("compile")
         in_memory_ = [h.save[0] for h in held if h.tier == "memory"]
         most = max([self._at, *in_memory_])  # what is later was given up once
-        restored = restore(controller, held, self._terms.keeping, leaving, most)
+        restored = restore(controller, held, self._terms.storage, leaving, most)
         if restored is None:
             restored = self._from_nothing(lost)
         elif controller.saved is not None:
@@ -322,7 +324,7 @@ class Driver:
     def _on_disk(self, workers: Sequence[str]) -> list[PartialSnapshot]:
         if self._terms.recovery == "cloud-only":
             return []
-        return on_disk(self._controller.connections, workers, self._terms.keeping)
+        return on_disk(self._controller.connections, workers, self._terms.storage)
 
     def _start(self, gone: Sequence[str], clock: Clock) -> None:
         """Start the lost workers; build them, and all others that have another plan."""

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notices that a machine is about to be taken away.
+"""What asks a run to stop, or to do without a machine that is about to be taken away.
 
-Owns where they come from (the metadata servers of Google Compute Engine and AWS, the
-file by which an operator asks, workers on other machines) and the thread that listens.
-Does not own signals (`stopping.py`) nor what is done about a notice
-(`training/run.py`).
+Owns where notices come from (the metadata servers of Google Compute Engine and AWS, the
+file by which an operator asks, workers on other machines), the thread that listens, and
+the handlers of SIGINT and SIGTERM while training goes on. Does not own what is done
+about them (`training/run.py`, `training/loop.py`).
 """
 
 import json
 import os
+import signal
 import threading
 import time
 import warnings
@@ -20,6 +21,7 @@ from email.utils import parsedate_to_datetime
 from http.client import HTTPException
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from types import FrameType
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
@@ -240,3 +242,54 @@ def _say_absent(address: str, usual: str) -> None:
     """Say so only of an address that somebody has named."""
     if address != usual:
         warnings.warn(f"no metadata server at {address}: no notices", stacklevel=1)
+
+
+_RECOVERING = 1 / 3  # share of the grace that a recovery may still take
+
+
+class StopRequest:
+    """Within `with`, the first SIGINT or SIGTERM sets `reason`.
+
+    A second SIGINT interrupts as usual. `grace_s` is how long the machine stays after
+    the notice that came first, None if nobody said.
+    """
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self.grace_s: float | None = None
+        self._noticed_s = 0.0
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "StopRequest":
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @property
+    def leaves_no_time(self) -> bool:
+        """Whether what goes on now must be given up, so that the end comes in time."""
+        if self.reason is None or self.grace_s is None:
+            return False
+        return time.monotonic() - self._noticed_s > _RECOVERING * self.grace_s
+
+    def hear(self, notice: Notice) -> None:
+        """Called by another thread: this machine is about to be taken away."""
+        if self.reason is None:
+            self._noticed_s, self.grace_s = time.monotonic(), notice.grace_s
+            self.reason = notice.source
+            os.write(2, f"\n{notice.source}: saving after this step\n".encode())
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._noticed_s = time.monotonic()
+        self.grace_s = GRACE_S if number == signal.SIGTERM else None
+        self.reason = signal.Signals(number).name
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        again = (
+            "; Ctrl-C again: stop at once, unsaved" if number == signal.SIGINT else ""
+        )
+        # not print: it may be what the signal has interrupted
+        os.write(2, f"\n{self.reason}: saving after this step{again}\n".encode())

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is told of a recovery: what it cost, or how it ended otherwise.
+"""What is told of a recovery, what it cost, and when there is to be none.
 
-Owns the values alone. Does not own recovering (`driver.py`) nor who is told of it.
+Owns these values, and the rule what to do about a lost worker, a function of the losses
+so far. Does not own recovering (`driver.py`) nor who is told of it.
 """
 
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.plans.plan import Plan
@@ -63,3 +65,31 @@ def difference(before: Cluster, now: Cluster) -> str:
     gone, new = ", ".join(sorted(were - are)), ", ".join(sorted(are - were))
     words = [f"without {gone}"] * bool(gone) + [f"with {new}"] * bool(new)
     return "going on " + " and ".join(words) if words else "other links or devices"
+
+
+# Losses without a committed step between them: in all, and of one node
+MOST_LOSSES, MOST_OF_A_NODE = 5, 3
+Verdict = Literal["start again", "leave the node", "give up"]
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """Workers lost since the last committed step, by node."""
+
+    by_node: Mapping[str, int] = field(default_factory=dict)
+
+    def with_one_of(self, node: str) -> "Losses":
+        return Losses({**self.by_node, node: self.by_node.get(node, 0) + 1})
+
+    def without(self, node: str) -> "Losses":
+        """The node has left: what it lost counts no more."""
+        return Losses({name: n for name, n in self.by_node.items() if name != node})
+
+
+def verdict(losses: Losses, node: str, recovers: bool) -> Verdict:
+    """What follows from the last of these losses, which was of this node."""
+    if not recovers or sum(losses.by_node.values()) > MOST_LOSSES:
+        return "give up"
+    if losses.by_node[node] == MOST_OF_A_NODE:
+        return "leave the node"
+    return "start again"

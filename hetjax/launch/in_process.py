@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launcher of a run in one process: its worker is here, and so are its devices.
+"""A run in one process: its worker is here, and so are its devices.
 
-Owns which nodes of now this process has devices for, and what is said where it has
-none. Does not own who is there (`elastic/membership.py`), nor what the worker makes of
-its settings.
+Owns the connection to the worker (a request is the message itself, its handler is
+called on the caller's thread, and what that raises reaches the caller), which nodes of
+now this process has devices for, and what is said where it has none. Does not own who
+is there (`elastic/membership.py`), nor what a worker does (`runtime/worker/`).
 """
 
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from hetjax.cluster.cluster import Cluster, Node, part_of
 from hetjax.plans.worker_map import EMBEDDED
-from hetjax.runtime.rpc.schema import Json
-from hetjax.runtime.worker.in_process import InProcessConnections
-from hetjax.runtime.worker.service import Work
+from hetjax.runtime.rpc.schema import Compiling, Json, Noticed, WorkerRequest, answer_of
+from hetjax.runtime.rpc.worker_connections import Answer, Progress, nobody_counts
+from hetjax.runtime.worker.service import Work, WorkerService
 
 
 class InThisProcess:
@@ -69,3 +70,42 @@ class InThisProcess:
                 stacklevel=2,
             )
         return had
+
+
+class InProcessConnections:
+    """The only worker, which cannot be lost; `make` makes what it works on."""
+
+    def __init__(self, worker: str, make: Callable[[Json], Work]) -> None:
+        self.only, self.workers, self.epoch = worker, [worker], 0
+        self.noticed: Callable[[str, Noticed], None] = lambda worker, notice: None
+        self._progress: Progress = nobody_counts
+        self._service = WorkerService(worker, make, tell=self._tell)
+
+    def ask(
+        self,
+        requests: Mapping[str, WorkerRequest[Answer]],
+        progress: Progress | None = None,
+    ) -> dict[str, Answer]:
+        """The worker's answer; raises what its handler does."""
+        self._progress = progress or nobody_counts
+        return {worker: self._answer(request) for worker, request in requests.items()}
+
+    def lose(self, worker: str, reason: str) -> None:
+        raise RuntimeError(f"{worker!r} is this process: {reason}")
+
+    @contextmanager
+    def interrupted_by(self, interrupt: Callable[[], None]) -> Iterator[None]:
+        """Nothing in here waits for anybody."""
+        yield
+
+    def close(self) -> None:
+        """Finish what is being written."""
+        self._service.close()
+
+    def _answer(self, request: WorkerRequest[Answer]) -> Answer:
+        answer = self._service.answer(replace(request, epoch=self.epoch))
+        assert isinstance(answer, answer_of(type(request))), (request, answer)
+        return answer
+
+    def _tell(self, compiling: Compiling) -> None:
+        self._progress(self.only, compiling)

@@ -30,7 +30,7 @@ from hetjax.cluster.ray_nodes import (
 )
 from hetjax.errors import BadInput
 from hetjax.launch.launching import Bootstraps
-from hetjax.mesh.simulated import keeping_environment
+from hetjax.mesh.process_setup import malloc_environment
 from hetjax.runtime.worker.service import read_bootstrap
 
 _ENTRY = "hetjax.training.worker:serve_run"  # of a room above: by name
@@ -145,7 +145,7 @@ def _actor(worker: str, cluster: Cluster, machine: RayNode, simulate: bool) -> A
     else:
         options["num_gpus"] = accelerators
     passed = {name: os.environ[name] for name in _PASSED if name in os.environ}
-    passed |= keeping_environment()
+    passed |= malloc_environment()
     return (
         ray.remote(_Worker)
         .options(**options, runtime_env={"env_vars": passed})

@@ -3,7 +3,7 @@
 
 A stage's members are the workers that have devices of its mesh, in host order; the
 first one leads it. On nodes with one host that is one worker, named like the node. Does
-not own how a worker is started nor how members are joined (`hetjax/mesh/world.py`).
+not own how a worker is started nor how members are joined (`hetjax/mesh/multihost.py`).
 """
 
 from collections.abc import Sequence

@@ -12,8 +12,8 @@ from statistics import median
 from typing import Any
 
 from hetjax.elastic.driver import Driver
+from hetjax.elastic.notices import StopRequest
 from hetjax.elastic.recovered import Recovered
-from hetjax.elastic.stopping import StopRequest
 from hetjax.models.model import parameter_count
 from hetjax.report.progress import Display
 from hetjax.training import rundir

@@ -19,11 +19,11 @@ import numpy as np
 from hetjax.cluster.record import write_whole
 from hetjax.data.dataset import Dataset
 from hetjax.elastic.driver import Driver
+from hetjax.elastic.notices import StopRequest
 from hetjax.elastic.recovered import GivenUp, Recovered, RolledBack
-from hetjax.elastic.stopping import StopRequest
 from hetjax.errors import Failed
 from hetjax.report.progress import Display, metrics_line
-from hetjax.runtime.execution.outcome import StepCommit
+from hetjax.runtime.execution.gradient_sync import StepCommit
 from hetjax.schedule.simulation.trace import perfetto
 from hetjax.training.config import RunConfig
 from hetjax.training.goodput import Spent

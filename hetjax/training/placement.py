@@ -3,7 +3,7 @@
 
 Owns the order of preference among what the user gave, what the run directory holds,
 what the preset brings, and what is found or planned. Does not own plans themselves
-(`hetjax/plans/`) nor how devices are simulated (`hetjax/mesh/simulated.py`).
+(`hetjax/plans/`) nor how devices are simulated (`hetjax/mesh/process_setup.py`).
 """
 
 import warnings
@@ -22,7 +22,7 @@ from hetjax.costs.measured.profile import Profile, check_profile
 from hetjax.costs.measured.profile_files import read_profile
 from hetjax.errors import BadInput
 from hetjax.launch.on_ray import ray_cluster
-from hetjax.mesh.simulated import simulate_devices
+from hetjax.mesh.process_setup import simulate_devices
 from hetjax.models.model import Model, tensor_sizes
 from hetjax.planner.model.costing import (
     all_kinds,

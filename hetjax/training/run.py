@@ -19,9 +19,8 @@ from typing import Any, Self, TypeVar
 from hetjax.cluster.cluster import Cluster
 from hetjax.data.dataset import Dataset, load, prepare
 from hetjax.elastic.driver import Driver
-from hetjax.elastic.notices import Notice, Watch, of_workers
+from hetjax.elastic.notices import Notice, StopRequest, Watch, of_workers
 from hetjax.elastic.recovered import Recovered, RolledBack
-from hetjax.elastic.stopping import StopRequest
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan
 from hetjax.report.progress import Display, display

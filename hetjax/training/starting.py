@@ -22,10 +22,10 @@ from hetjax.elastic.membership import Membership
 from hetjax.elastic.notices import Notice
 from hetjax.elastic.standby_plans import Replan, StandbyPlans
 from hetjax.errors import BadInput
-from hetjax.launch.compiled import keep_compiled
 from hetjax.launch.in_process import InThisProcess
 from hetjax.launch.launching import Launcher, OnThisMachine, started
 from hetjax.launch.on_ray import OnRay
+from hetjax.mesh.process_setup import keep_compiled
 from hetjax.models.model import Model
 from hetjax.plans.files import parse_plan
 from hetjax.plans.worker_map import EMBEDDED, node_of
@@ -141,7 +141,7 @@ def _terms(start: Start, launcher: Launcher) -> Terms:
         membership=Membership(start.hardware.cluster, config.cluster, launcher.present),
         transport=config.transport,
         seed=config.seed,
-        keeping=checkpoint_storage(config),
+        storage=checkpoint_storage(config),
         host=_host(start),
         recovery=config.recovery,
     )
@@ -157,7 +157,7 @@ def _replan(start: Start) -> Replan:
 
 def _restored(controller: Controller, terms: Terms, start: Start) -> Restored | None:
     """Bring all workers to the newest save there is; None if they begin anew."""
-    storage, held = terms.keeping, list[PartialSnapshot]()
+    storage, held = terms.storage, list[PartialSnapshot]()
     if terms.recovery != "cloud-only":
         held = on_disk(controller.connections, controller.workers, storage)
     stored = in_store(storage.store())

@@ -24,9 +24,8 @@ from hetjax.data.batches import Batch
 from hetjax.data.dataset import DamagedDataset, Dataset, load, prepare
 from hetjax.elastic.notices import Watch
 from hetjax.errors import BadInput
-from hetjax.launch.compiled import keep_compiled
-from hetjax.mesh.simulated import simulate_devices
-from hetjax.mesh.world import world_devices
+from hetjax.mesh.multihost import world_devices
+from hetjax.mesh.process_setup import keep_compiled, simulate_devices
 from hetjax.models.presets import model_preset
 from hetjax.plans.files import parse_plan, plan_json
 from hetjax.plans.plan import Plan

@@ -24,8 +24,8 @@ from hetjax.comm.connections import (
     _NAME_BYTES,
     Connection,
     Ends,
+    HandshakeRefused,
     Key,
-    Refused,
     dial,
 )
 from hetjax.comm.peers import PeerLost, Peers
@@ -195,7 +195,7 @@ def test_a_stranger_gets_nothing_and_holds_nobody_up(
 
 def test_two_runs_with_other_secrets_do_not_talk():
     one = Peers("one", "127.0.0.1:0", SECRET)
-    with pytest.raises(Refused, match="does not know this run's secret"):
+    with pytest.raises(HandshakeRefused, match="does not know this run's secret"):
         dial(one.address, "two", "one", secrets.token_bytes(32))
     two = Peers("two", "127.0.0.1:0", secrets.token_bytes(32))
     with pytest.raises(PeerLost, match="'two' cannot be reached"):
@@ -222,7 +222,7 @@ def test_a_caller_with_a_name_that_no_worker_has_is_refused(
     name: str, monkeypatch: pytest.MonkeyPatch
 ):
     one = Peers("one", "127.0.0.1:0", SECRET)
-    with pytest.raises(Refused, match="no worker's name"):
+    with pytest.raises(HandshakeRefused, match="no worker's name"):
         dial(one.address, name, "one", SECRET)
     sent = lambda name: name.encode()[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0")  # noqa: E731
     monkeypatch.setattr("hetjax.comm.connections._name_bytes", sent)

@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from hetjax.comm.exchange import total
 from hetjax.comm.peers import Peers
+from hetjax.comm.reduction import total
 from hetjax.costs.network.wire_bytes import exchanged
 
 NAMES = ("a", "b", "c", "d")

@@ -4,8 +4,8 @@
 import pytest
 
 from hetjax.cluster.cluster import Cluster, Node
-from hetjax.elastic.losses import MOST_LOSSES, MOST_OF_A_NODE, Losses, verdict
 from hetjax.elastic.membership import staying
+from hetjax.elastic.recovered import MOST_LOSSES, MOST_OF_A_NODE, Losses, verdict
 
 CLUSTER = Cluster(
     name="three",

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from hetjax.mesh.spanning import value_here, whole_value
+from hetjax.data.batches import Batch
+from hetjax.mesh.multihost import value_here, whole_value
 from hetjax.models.model import Model, abstract_params, apply, init_params
 from hetjax.plans.plan import Plan
-from hetjax.runtime.execution.feeding import Batch
 from hetjax.runtime.execution.stages import Stages
 from hetjax.runtime.execution.state import stage_entries
 

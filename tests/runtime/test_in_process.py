@@ -7,13 +7,13 @@ import jax
 import numpy as np
 import pytest
 
+from hetjax.data.batches import Batch
 from hetjax.errors import BadInput
+from hetjax.launch.in_process import InProcessConnections
 from hetjax.plans.worker_map import EMBEDDED
 from hetjax.runtime.control.controller import Controller
-from hetjax.runtime.execution.feeding import Batch
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.rpc.schema import Json, Listen, TellReached
-from hetjax.runtime.worker.in_process import InProcessConnections
 from tests.runtime.oracle import keep_gradients, oracle_gradients, random_batch
 from tests.runtime.random_plans import Case, random_case
 from tests.runtime.random_weights import random_params

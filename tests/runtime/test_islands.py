@@ -26,9 +26,9 @@ from hetjax.costs.costs import Costs
 from hetjax.costs.network.wire_bytes import Transport
 from hetjax.costs.plan_costs import costs_of
 from hetjax.errors import BadInput
-from hetjax.launch.processes import Processes
+from hetjax.launch.launching import Processes
 from hetjax.runtime.control.controller import Controller
-from hetjax.runtime.execution.outcome import StepCommit
+from hetjax.runtime.execution.gradient_sync import StepCommit
 from hetjax.runtime.rpc.schema import Listen, Lost, TransportName
 from hetjax.runtime.rpc.worker_connections import SocketConnections, WorkerLost
 from hetjax.runtime.worker.service import WorkerBootstrap

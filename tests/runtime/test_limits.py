@@ -10,11 +10,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hetjax.runtime.rpc import limits
 from hetjax.runtime.rpc.encoding import kinds
-from hetjax.runtime.rpc.limits import LIMITS, START, Limit
 from hetjax.runtime.rpc.schema import (
+    LIMITS,
+    START,
     Address,
+    AnyRequest,
     AwaitSaved,
     BreakOff,
     ClockTime,
@@ -22,14 +23,14 @@ from hetjax.runtime.rpc.schema import (
     Compiling,
     Done,
     Leave,
+    Limit,
     Listen,
     Lost,
     Message,
-    Request,
     Train,
+    WorkerRequest,
 )
 from hetjax.runtime.rpc.worker_connections import (
-    AnyRequest,
     ControllerConnection,
     SocketConnections,
     WorkerLost,
@@ -85,12 +86,12 @@ def hangs(connection: ControllerConnection, number: int, message: AnyRequest) ->
 
 
 def test_there_is_a_limit_for_all_that_is_asked_and_for_nothing_else():
-    requests = {kind for kind in kinds().values() if issubclass(kind, Request)}
+    requests = {kind for kind in kinds().values() if issubclass(kind, WorkerRequest)}
     assert requests | {START} == LIMITS.keys()
     assert all(limit.seconds >= 60 for limit in TABLE.values())
 
 
-TABLE = dict(limits.LIMITS)  # before it is changed
+TABLE = dict(LIMITS)  # before it is changed
 
 
 @pytest.mark.parametrize("request_", [Compile(), TRAIN, AwaitSaved(), Leave()])

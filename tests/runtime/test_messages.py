@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetjax.runtime.execution.outcome import StepCommit
+from hetjax.runtime.execution.gradient_sync import StepCommit
 from hetjax.runtime.rpc.encoding import VERSION, BadMessage, decode, encode, kinds
 from hetjax.runtime.rpc.schema import (
     BreakOff,
@@ -20,8 +20,8 @@ from hetjax.runtime.rpc.schema import (
     FinishStep,
     Json,
     Message,
-    Request,
     Train,
+    WorkerRequest,
     answer_of,
 )
 from hetjax.runtime.worker import service
@@ -68,7 +68,7 @@ def read(found: Any) -> Message:
 
 def test_every_class_is_known_and_every_request_has_an_answer_and_somebody_to_do_it():
     assert len(kinds()) == 45
-    requests = {k for k in kinds().values() if issubclass(k, Request)}
+    requests = {k for k in kinds().values() if issubclass(k, WorkerRequest)}
     assert all(issubclass(answer_of(kind), Message) for kind in requests)
     assert requests == service.HANDLERS.keys() | {BreakOff}
 
@@ -146,7 +146,7 @@ def test_what_is_not_a_whole_number_is_no_step(wrong: object):
         {"version": None},
         {"message": "Destroy"},
         {"message": "Message"},
-        {"message": "Request"},
+        {"message": "WorkerRequest"},
         {"message": ["Done"]},
         {"fields": []},
         {"fields": None},
@@ -168,7 +168,7 @@ def test_what_is_no_frame_at_all_is_refused(text: bytes):
 
 def test_an_answer_is_no_request():
     with pytest.raises(BadMessage, match="'Done' is no request"):
-        decode(encode(Done()), Request)
+        decode(encode(Done()), WorkerRequest)
 
 
 @given(st.binary(max_size=64), st.data())

@@ -11,12 +11,12 @@ from hetjax.checkpoint.recovery_plan import CLOUD, PartialSnapshot, Save
 from hetjax.runtime.control.recovery_decisions import (
     ASK_STORE,
     Leftovers,
-    Moved,
+    Restored,
     after_round,
     committed_step,
     next_save,
 )
-from hetjax.runtime.execution.outcome import StepCommit
+from hetjax.runtime.execution.gradient_sync import StepCommit
 from hetjax.runtime.rpc.schema import Collected, Reached
 
 NEEDED = frozenset("xy")
@@ -127,7 +127,7 @@ def test_a_round_counts_all_bytes_and_the_slowest_worker():
         ),
         Collected(missing=("x",), num_bytes={"disk": 4}, seconds={"disk": 5.0}),
     ]
-    before = Moved(num_bytes={"disk": 1}, seconds={"disk": 0.5})
-    assert after_round(before, told) == Moved(
-        num_bytes={"disk": 8, "peer": 1}, seconds={"disk": 5.5, "peer": 1.0}
+    before = Restored(step=7, num_bytes={"disk": 1}, seconds={"disk": 0.5})
+    assert after_round(before, told) == Restored(
+        step=7, num_bytes={"disk": 8, "peer": 1}, seconds={"disk": 5.5, "peer": 1.0}
     )

@@ -12,13 +12,11 @@ import numpy as np
 import pytest
 
 from hetjax.cluster.cluster import Cluster, Link, Node
-from hetjax.comm.tally import Tally
-from hetjax.comm.transport import InProcess
+from hetjax.comm.transport import InProcess, Tally
 from hetjax.costs.plan_costs import costs_of
-from hetjax.runtime.execution.executor import Observer, Step
-from hetjax.runtime.execution.feeding import Batch
-from hetjax.runtime.execution.gradient_sync import LocalSync
-from hetjax.runtime.execution.outcome import StepCommit
+from hetjax.data.batches import Batch
+from hetjax.runtime.execution.executor import Observer, StepContext
+from hetjax.runtime.execution.gradient_sync import LocalSync, StepCommit
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.schedule.programs.generate import rounds_of
 from tests.runtime.charged import link_bytes, messages, sums
@@ -99,9 +97,11 @@ def test_the_same_plan_twice_is_bit_equal(seed: int):
 class Watched(StageRuntime):
     """Keeps what its last step sent and summed with."""
 
-    last: Step
+    last: StepContext
 
-    def _step(self, number: int, batch: Batch, observer: Observer | None) -> Step:
+    def _step(
+        self, number: int, batch: Batch, observer: Observer | None
+    ) -> StepContext:
         self.last = super()._step(number, batch, observer)
         return self.last
 

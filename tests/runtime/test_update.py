@@ -12,7 +12,7 @@ import pytest
 
 from hetjax.models.decoders import LlamaConfig, llama_model
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
-from hetjax.runtime.execution.outcome import total_loss
+from hetjax.runtime.execution.gradient_sync import total_loss
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from tests.runtime.oracle import oracle_gradients, random_batch
 from tests.runtime.test_same_numbers import random_params

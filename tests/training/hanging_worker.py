@@ -11,8 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from unittest.mock import patch
 
-from hetjax.runtime.rpc.schema import Message
-from hetjax.runtime.rpc.worker_connections import AnyRequest
+from hetjax.runtime.rpc.schema import AnyRequest, Message
 from hetjax.runtime.worker import serving
 from hetjax.training import worker
 

@@ -17,6 +17,7 @@ from hetjax.cluster.files import load_cluster
 from hetjax.data.batches import samples
 from hetjax.elastic.driver import Driver
 from hetjax.elastic.notices import Notice, Watch
+from hetjax.launch.in_process import InProcessConnections
 from hetjax.plans.files import parse_plan, plan_json, read_plan
 from hetjax.plans.plan import Plan
 from hetjax.plans.worker_map import EMBEDDED
@@ -25,7 +26,6 @@ from hetjax.runtime.control import recovery
 from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.execution.state import Read
-from hetjax.runtime.worker.in_process import InProcessConnections
 from hetjax.training.config import OptimizerConfig
 from hetjax.training.feed import Feed
 from hetjax.training.optimizer import optimizer

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetjax.cluster.cluster import Cluster, Node
+from hetjax.elastic.notices import StopRequest
 from hetjax.elastic.recovered import Recovered, RolledBack
-from hetjax.elastic.stopping import StopRequest
 from hetjax.report.progress import PlainDisplay
 from hetjax.training.config import CheckpointConfig, EvaluationConfig, RunConfig
 from hetjax.training.goodput import (

@@ -12,8 +12,15 @@ from typing import Any
 import pytest
 
 from hetjax.launch.launching import OnThisMachine
-from hetjax.runtime.rpc.limits import LIMITS, START, Limit
-from hetjax.runtime.rpc.schema import BreakOff, Request, SaveState, Train
+from hetjax.runtime.rpc.schema import (
+    LIMITS,
+    START,
+    BreakOff,
+    Limit,
+    SaveState,
+    Train,
+    WorkerRequest,
+)
 from hetjax.runtime.rpc.worker_connections import WorkerLost
 from hetjax.train import main
 from tests.training.hanging_worker import FOLDER
@@ -39,7 +46,7 @@ def hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def limit(
-    patched: pytest.MonkeyPatch, what: type[Request[Any]] | str, limit_s: float
+    patched: pytest.MonkeyPatch, what: type[WorkerRequest[Any]] | str, limit_s: float
 ) -> None:
     patched.setitem(LIMITS, what, Limit(limit_s, LIMITS[what].what))
 
@@ -84,7 +91,7 @@ def test_a_stop_during_a_recovery_ends_it_in_time_and_the_next_start_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ):
     run_dir, told_s = tmp_path / "run", list[float]()
-    monkeypatch.setattr("hetjax.elastic.stopping.GRACE_S", 6.0)
+    monkeypatch.setattr("hetjax.elastic.notices.GRACE_S", 6.0)
 
     def stop() -> None:
         told_s.append(time.monotonic())

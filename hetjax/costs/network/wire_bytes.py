@@ -7,10 +7,9 @@ planner charge by, and that tests hold against what was counted.
 * A message between workers (`hetjax/comm/wire.py`, `comm/pull.py`) takes every row once
   to each worker that needs it, which copies it to its tensor ranks; inside one
   (`hetjax/mesh/reshard.py`) every tensor rank gets a copy of its own.
-* For a sum, workers exchange rows by the host (`hetjax/comm/exchange.py`); holders
+* For a sum (`hetjax/comm/reduction.py`), workers exchange rows by the host; holders
   inside a worker only give it their rows and get the sums. Where all holders are in one
-  process, each gets the rows of all others from device to device
-  (`hetjax/comm/reduction.py`).
+  process, each gets the rows of all others from device to device.
 
 Does not own ways (`routes.py`).
 """
@@ -29,7 +28,7 @@ from hetjax.plans.worker_map import WorkerMap, node_of
 # how workers talk to each other; "in-process" is when all nodes are in one worker
 Transport = Literal["sockets", "transfer", "in-process"]
 GRADIENT_BYTES = 4  # of an element: gradients are summed in fp32
-DIRECT_BYTES = 256 << 10  # up to here all send all to all (`comm/exchange.py`)
+DIRECT_BYTES = 256 << 10  # up to here all send all to all (`comm/reduction.py`)
 
 
 def lane_share(

@@ -19,12 +19,12 @@ from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.cluster.cluster import Node
 from hetjax.comm.pull import check_fits
 from hetjax.errors import BadInput
-from hetjax.mesh.world import World
+from hetjax.mesh.multihost import World
 from hetjax.plans.plan import Plan
 from hetjax.plans.worker_map import WorkerMap, file_name, node_of
-from hetjax.runtime.execution.outcome import StepCommit, total_loss
+from hetjax.runtime.execution.gradient_sync import StepCommit, total_loss
 from hetjax.runtime.rpc import schema
-from hetjax.runtime.rpc.schema import Json, Request, TransportName
+from hetjax.runtime.rpc.schema import Json, TransportName, WorkerRequest
 from hetjax.runtime.rpc.worker_connections import Answer, WorkerConnections
 from hetjax.schedule.programs.action import parse_program
 from hetjax.schedule.simulation.trace import Span
@@ -186,7 +186,7 @@ class Controller:
         return np.array(logits_V, np.float32)
 
     def save(
-        self, keeping: CheckpointStorage, step: int, host: Mapping[str, Any]
+        self, storage: CheckpointStorage, step: int, host: Mapping[str, Any]
     ) -> bool:
         """Start a checkpoint; False if one is still being written somewhere.
 
@@ -199,10 +199,10 @@ class Controller:
             return False
         saving = [worker for worker, message in told.items() if message.saves]
         helping = [w for hosts in self._hosts() if len(hosts) > 1 for w in hosts]
-        self._see_to_copies(keeping)
+        self._see_to_copies(storage)
         self.attempts[step] = self._new_attempts.new()
         request = schema.SaveState(
-            keeping=keeping,
+            storage=storage,
             step=step,
             host={**host, "attempt": self.attempts[step]},
             workers=[*map(file_name, saving)],
@@ -214,16 +214,16 @@ class Controller:
         self.connections.ask(dict.fromkeys([*saving, *helping], request))
         return True
 
-    def _see_to_copies(self, keeping: CheckpointStorage) -> None:
+    def _see_to_copies(self, storage: CheckpointStorage) -> None:
         """Tell workers who keeps copies for whom, once for each epoch."""
-        now = self.connections.epoch, keeping.copies
-        if keeping.copies == 1 or self._copying == now or self.connections.only:
+        now = self.connections.epoch, storage.copies
+        if storage.copies == 1 or self._copying == now or self.connections.only:
             return
-        told = self._all(schema.KeepCopies(keeping=keeping))
-        found = copy_targets({w: node_of(w) for w in self.workers}, keeping.copies)
-        if len(next(iter(found.values()))) < keeping.copies - 1:
+        told = self._all(schema.KeepCopies(storage=storage))
+        found = copy_targets({w: node_of(w) for w in self.workers}, storage.copies)
+        if len(next(iter(found.values()))) < storage.copies - 1:
             text = (
-                f"{keeping.copies} copies of checkpoints are asked for, on fewer nodes"
+                f"{storage.copies} copies of checkpoints are asked for, on fewer nodes"
             )
             warnings.warn(text, stacklevel=2)
         self.connections.ask(
@@ -285,5 +285,5 @@ class Controller:
         self._turn += 1
         return self._turn
 
-    def _all(self, request: Request[Answer]) -> dict[str, Answer]:
+    def _all(self, request: WorkerRequest[Answer]) -> dict[str, Answer]:
         return self.connections.ask(dict.fromkeys(self.workers, request))

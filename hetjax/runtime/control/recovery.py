@@ -10,7 +10,7 @@ who starts workers and chooses the plan (`hetjax/training/`).
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from hetjax.checkpoint.recovery_plan import (
     CLOUD,
@@ -29,12 +29,12 @@ from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.control.recovery_decisions import (
     ASK_STORE,
     Leftovers,
-    Moved,
+    Restored,
     after_round,
     committed_step,
     next_save,
 )
-from hetjax.runtime.execution.outcome import StepCommit
+from hetjax.runtime.execution.gradient_sync import StepCommit
 from hetjax.runtime.rpc.schema import (
     CollectLeaves,
     FindSaves,
@@ -47,15 +47,6 @@ from hetjax.runtime.rpc.schema import (
 from hetjax.runtime.rpc.worker_connections import WorkerConnections
 
 _NUM_NAMED = 3  # slices that an error spells out
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Restored:
-    """All workers have the state after `step`; what moved, and until when, by tier."""
-
-    step: int
-    num_bytes: Mapping[str, int] = field(default_factory=dict)
-    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 def finish_step(
@@ -89,13 +80,13 @@ def in_memory(controller: Controller, workers: Sequence[str]) -> list[PartialSna
 
 
 def on_disk(
-    connections: WorkerConnections, workers: Sequence[str], keeping: CheckpointStorage
+    connections: WorkerConnections, workers: Sequence[str], storage: CheckpointStorage
 ) -> list[PartialSnapshot]:
     """What the disks of these workers hold; they must be built.
 
     Raises BadInput where that is of another model.
     """
-    told = connections.ask(dict.fromkeys(workers, FindSaves(keeping=keeping)))
+    told = connections.ask(dict.fromkeys(workers, FindSaves(storage=storage)))
     return [
         PartialSnapshot(
             worker=worker,
@@ -112,7 +103,7 @@ def on_disk(
 def restore(
     controller: Controller,
     held: Sequence[PartialSnapshot],
-    keeping: CheckpointStorage,
+    storage: CheckpointStorage,
     others: Sequence[str] = (),
     most: int | None = None,
 ) -> Restored | None:
@@ -133,7 +124,7 @@ def restore(
     )
     while (save := next_save(left)) is not None:
         if save == ASK_STORE:
-            left = left.with_store(_until(most, _in_store(controller, keeping)))
+            left = left.with_store(_until(most, _in_store(controller, storage)))
             continue
         _check_same_model(left.held, save, size_bytes)
         lacking = {
@@ -142,7 +133,7 @@ def restore(
             if needs.at != save[0]
         }
         restored = _rounds(
-            controller, others, left.held, save, lacking, size_bytes, keeping
+            controller, others, left.held, save, lacking, size_bytes, storage
         )
         if restored is not None:
             request = PlaceState(step=save[0])
@@ -157,11 +148,11 @@ def _until(most: int | None, held: Sequence[PartialSnapshot]) -> list[PartialSna
 
 
 def _in_store(
-    controller: Controller, keeping: CheckpointStorage
+    controller: Controller, storage: CheckpointStorage
 ) -> list[PartialSnapshot]:
     """What the store has; nothing, with a warning, if it cannot be read."""
     try:
-        found = in_store(keeping.store())
+        found = in_store(storage.store())
     except OSError as error:
         warnings.warn(f"the store is not used: {error}", stacklevel=2)
         return []
@@ -192,24 +183,24 @@ def _rounds(
     save: Save,
     lacking: Mapping[str, set[str]],
     size_bytes: Mapping[str, int],
-    keeping: CheckpointStorage,
+    storage: CheckpointStorage,
 ) -> Restored | None:
     """Move until nobody lacks anything; None if something is nowhere to be had."""
     excluded: set[tuple[str, Source]] = set()
-    moved = Moved(num_bytes={}, seconds={})
+    restored = Restored(step=save[0])
     while any(lacking.values()):
         try:
             found = assign(held, save, lacking, size_bytes, excluded)
         except KeyError:
             return None
         turn, workers = controller.next_turn(), [*controller.workers, *others]
-        told = controller.connections.ask(_orders(workers, found, save, turn, keeping))
-        moved = after_round(moved, told.values())
+        told = controller.connections.ask(_orders(workers, found, save, turn, storage))
+        restored = after_round(restored, told.values())
         lacking = {w: set(m.missing) for w, m in told.items() if m.missing}
         excluded |= {
             (leaf, found[w][leaf]) for w, some in lacking.items() for leaf in some
         }
-    return Restored(step=save[0], num_bytes=moved.num_bytes, seconds=moved.seconds)
+    return restored
 
 
 def _orders(
@@ -217,7 +208,7 @@ def _orders(
     found: Assignment,
     save: Save,
     turn: int,
-    keeping: CheckpointStorage,
+    storage: CheckpointStorage,
 ) -> dict[str, CollectLeaves]:
     """One order for each worker: what it has or fetches, gives and takes."""
     numbers = {leaf: n for n, leaf in enumerate(sorted(_leaves(found)))}
@@ -242,7 +233,7 @@ def _orders(
             give=give[worker],
             take=take[worker],
             numbers=numbers,
-            keeping=keeping,
+            storage=storage,
         )
         for worker in workers
     }

@@ -7,11 +7,11 @@ the store, and what a round of a recovery has moved. Does not own asking and doi
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from hetjax.checkpoint.recovery_plan import PartialSnapshot, Save, newest
-from hetjax.runtime.execution.outcome import StepCommit
+from hetjax.runtime.execution.gradient_sync import StepCommit
 from hetjax.runtime.rpc.schema import Collected, Reached
 
 ASK_STORE: Literal["ask the store"] = "ask the store"
@@ -72,14 +72,15 @@ def _is_behind(save: Save, left: Leftovers) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Moved:
-    """Bytes that have come, and seconds until the last had, by tier."""
+class Restored:
+    """All workers have the state after `step`; what moved, and until when, by tier."""
 
-    num_bytes: Mapping[str, int]
-    seconds: Mapping[str, float]
+    step: int
+    num_bytes: Mapping[str, int] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
-def after_round(before: Moved, told: Collection[Collected]) -> Moved:
+def after_round(before: Restored, told: Collection[Collected]) -> Restored:
     """Add a round: its bytes of all workers, and the time of the slowest."""
     num_bytes, seconds = dict(before.num_bytes), dict(before.seconds)
     for tier in sorted({tier for collected in told for tier in collected.num_bytes}):
@@ -87,4 +88,4 @@ def after_round(before: Moved, told: Collection[Collected]) -> Moved:
         num_bytes[tier] = num_bytes.get(tier, 0) + sum(c.num_bytes[tier] for c in some)
         took_s = max(collected.seconds[tier] for collected in some)
         seconds[tier] = seconds.get(tier, 0.0) + took_s
-    return Moved(num_bytes=num_bytes, seconds=seconds)
+    return replace(before, num_bytes=num_bytes, seconds=seconds)

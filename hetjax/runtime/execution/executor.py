@@ -18,11 +18,12 @@ import numpy as np
 
 from hetjax.comm.reduction import Rows
 from hetjax.comm.transport import Tag, Transport
+from hetjax.data.batches import Batch
 from hetjax.errors import BadInput
 from hetjax.mesh.axes import batch_sharding, replicated
-from hetjax.mesh.spanning import to_mesh
-from hetjax.runtime.execution.gradient_sync import GradientSync
-from hetjax.runtime.execution.outcome import StepCommit
+from hetjax.mesh.multihost import to_mesh
+from hetjax.plans.plan import Plan, first_sample
+from hetjax.runtime.execution.gradient_sync import GradientSync, StepCommit
 from hetjax.runtime.execution.programs import StagePrograms
 from hetjax.runtime.execution.update import UpdatePrograms
 from hetjax.schedule.programs.action import (
@@ -35,12 +36,23 @@ from hetjax.schedule.programs.action import (
 )
 
 
-class Feed(Protocol):
-    """The batch of one step, by microbatch; host arrays of int32 tokens."""
+@dataclass(frozen=True, slots=True)
+class BatchFeed:
+    """Hands each microbatch its consecutive samples of a global batch."""
 
-    def inputs(self, replica: int, microbatch: int) -> np.ndarray: ...
+    plan: Plan
+    batch: Batch
 
-    def targets(self, replica: int, microbatch: int) -> np.ndarray: ...
+    def inputs(self, replica: int, microbatch: int) -> np.ndarray:
+        return self.batch[0][self._rows(replica, microbatch)]
+
+    def targets(self, replica: int, microbatch: int) -> np.ndarray:
+        return self.batch[1][self._rows(replica, microbatch)]
+
+    def _rows(self, replica: int, microbatch: int) -> slice:
+        size = self.plan.replicas[replica].microbatch_size
+        start = first_sample(self.plan, replica) + microbatch * size
+        return slice(start, start + size)
 
 
 class Observer(Protocol):
@@ -71,11 +83,11 @@ class StageState:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepContext:
     """What one pass over the program works with."""
 
     number: int
-    feed: Feed
+    feed: BatchFeed
     num_tokens: int
     transport: Transport
     sync: GradientSync
@@ -91,7 +103,7 @@ class Executor:
         self.stages = stages
         self._buffers: dict[tuple[str, int, int, int], Any] = {}
 
-    def run(self, program: Program, step: Step) -> Iterator[int]:
+    def run(self, program: Program, step: StepContext) -> Iterator[int]:
         """Enqueue the whole program; yield where an action is that has to wait."""
         self._buffers.clear()  # of a step that was broken off
         for state in self.stages.values():
@@ -107,7 +119,7 @@ class Executor:
                 step.observer.enqueued(action, start_s, end_s, made)
         assert not self._buffers, f"never freed: {sorted(self._buffers)}"
 
-    def _ready(self, action: Action, step: Step) -> bool:
+    def _ready(self, action: Action, step: StepContext) -> bool:
         if action.op is Op.RECV:
             return step.transport.arrived(_tag(action, step, action.stage))
         if action.op is Op.NORM:
@@ -116,7 +128,7 @@ class Executor:
             return step.sync.commit is not None
         return True
 
-    def _forward(self, action: Action, step: Step) -> Any:
+    def _forward(self, action: Action, step: StepContext) -> Any:
         state = self._state(action)
         x = self._input(action, step)
         if state.programs.function.last:
@@ -132,7 +144,7 @@ class Executor:
         self._put("saved", action, (x, saved))
         return made
 
-    def _backward(self, action: Action, step: Step) -> Any:
+    def _backward(self, action: Action, step: StepContext) -> Any:
         state = self._state(action)
         x, saved = self._get("saved", action)
         state.acc, dx = state.programs.backward(
@@ -142,7 +154,7 @@ class Executor:
             self._put("dx", action, dx)
         return dx
 
-    def _input_gradient(self, action: Action, step: Step) -> Any:
+    def _input_gradient(self, action: Action, step: StepContext) -> Any:
         state = self._state(action)
         x, saved = self._get("saved", action)
         dy = None if state.programs.function.last else self._get("dy", action)
@@ -152,14 +164,14 @@ class Executor:
             self._put("dx", action, dx)
         return dx
 
-    def _weight_gradient(self, action: Action, step: Step) -> Any:
+    def _weight_gradient(self, action: Action, step: StepContext) -> Any:
         state, half = self._state(action), self._get("half", action)
         state.acc, done = state.programs.weight_gradient(
             state.params, half, self._acc(state)
         )
         return done
 
-    def _fused(self, action: Action, step: Step) -> Any:
+    def _fused(self, action: Action, step: StepContext) -> Any:
         state = self._state(action)
         acc = self._acc(state)
         state.acc, state.loss, dx = state.programs.fused(
@@ -173,7 +185,7 @@ class Executor:
             self._put("dx", action, dx)
         return dx
 
-    def _evaluate(self, action: Action, step: Step) -> Any:
+    def _evaluate(self, action: Action, step: StepContext) -> Any:
         state = self._state(action)
         x = self._input(action, step)
         if not state.programs.function.last:
@@ -186,13 +198,13 @@ class Executor:
         state.loss = state.programs.evaluate(state.params, x, targets, state.loss)
         return state.loss
 
-    def _send(self, action: Action, step: Step) -> Any:
+    def _send(self, action: Action, step: StepContext) -> Any:
         assert action.buffer is not None and action.peer is not None
         array = self._get(action.buffer, action)
         step.transport.send(_tag(action, step, action.peer), array)
         return None
 
-    def _receive(self, action: Action, step: Step) -> Any:
+    def _receive(self, action: Action, step: StepContext) -> Any:
         assert action.buffer is not None
         expected = self._state(action).programs.outputs
         tag = _tag(action, step, action.stage)
@@ -200,7 +212,7 @@ class Executor:
         self._put(action.buffer, action, array)
         return array
 
-    def _reduce(self, action: Action, step: Step) -> Any:
+    def _reduce(self, action: Action, step: StepContext) -> Any:
         state = self._state(action)
         if action.group not in {group.name for group in state.updates.groups}:
             return None  # all parameters of the segment are tied: they have a group
@@ -208,7 +220,7 @@ class Executor:
         step.sync.post(action.group, action.key, rows)
         return rows
 
-    def _norm(self, action: Action, step: Step) -> Any:
+    def _norm(self, action: Action, step: StepContext) -> Any:
         state, stage = self._state(action), action.key
         for group in state.updates.groups:
             summed = step.sync.summed(group.name, stage)
@@ -222,7 +234,7 @@ class Executor:
         step.sync.post_squares(stage, squares)
         return squares
 
-    def _update(self, action: Action, step: Step) -> Any:
+    def _update(self, action: Action, step: StepContext) -> Any:
         state = self._state(action)
         assert step.sync.commit is not None
         scale = gradient_scale(step.sync.commit, step.clip_norm)
@@ -237,13 +249,13 @@ class Executor:
         state.gradients.clear()
         return jax.tree.leaves(state.masters)[:1]
 
-    def _free(self, action: Action, step: Step) -> Any:
+    def _free(self, action: Action, step: StepContext) -> Any:
         assert action.buffer is not None and action.microbatch is not None
         key = (action.buffer, action.replica, action.stage, action.microbatch)
         del self._buffers[key]
         return None
 
-    def _reduced(self, action: Action, step: Step) -> bool:
+    def _reduced(self, action: Action, step: StepContext) -> bool:
         """Whether all groups that the stage shares with others have been summed."""
         stage = action.key
         return all(
@@ -262,7 +274,7 @@ class Executor:
             state.acc, state.loss = state.programs.zeros()
         return state.acc
 
-    def _input(self, action: Action, step: Step) -> jax.Array:
+    def _input(self, action: Action, step: StepContext) -> jax.Array:
         if action.stage > 0:
             return self._get("x", action)
         assert action.microbatch is not None
@@ -270,7 +282,7 @@ class Executor:
             action, step.feed.inputs(action.replica, action.microbatch)
         )
 
-    def _targets(self, action: Action, step: Step) -> jax.Array:
+    def _targets(self, action: Action, step: StepContext) -> jax.Array:
         assert action.microbatch is not None
         rows = step.feed.targets(action.replica, action.microbatch)
         return self._on_mesh(action, rows)
@@ -298,7 +310,7 @@ def gradient_scale(commit: StepCommit, clip_norm: float) -> float:
     return min(1.0, clip_norm / max(commit.grad_norm, 1e-12)) / commit.num_tokens
 
 
-def _tag(action: Action, step: Step, receiver: int) -> Tag:
+def _tag(action: Action, step: StepContext, receiver: int) -> Tag:
     assert action.microbatch is not None
     return Tag(
         generation=step.epoch,

@@ -1,90 +1,86 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What REDUCE and NORM mean: the meeting points of one step.
+"""What REDUCE and NORM mean: where stages meet in one step, and what it comes to.
 
-Owns what an executor asks of them, and the meeting in one process. A stage posts and
-goes on; results are there once every holder has posted. Does not own the arithmetic of
-a group's sum (`hetjax/comm/reduction.py`) nor meetings of processes (`peer_sync.py`).
+Owns the commit of a step, and the meeting of stages in one process, where devices add,
+or in several, where hosts do while the devices go on. A stage posts and goes on;
+results are there once every holder has posted. Does not own the arithmetic of a group's
+sum (`hetjax/comm/reduction.py`).
 """
 
-from collections.abc import Callable, Mapping
-from typing import Protocol
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import reduce
 
 import jax
 import numpy as np
 
-from hetjax.comm.reduction import Rows, exchange
-from hetjax.comm.tally import Tally
-from hetjax.comm.wire import SUMS
-from hetjax.runtime.execution.outcome import StepCommit
-from hetjax.schedule.programs.action import Group, StageKey
+from hetjax.comm.connections import Key
+from hetjax.comm.peers import Peers
+from hetjax.comm.reduction import Rows, exchange, from_host, to_host, total
+from hetjax.comm.transport import Tally
+from hetjax.comm.wire import SQUARES, SUMS, HostWorkPool
+from hetjax.mesh.multihost import to_mesh, value_here
+from hetjax.plans.plan import Group, StageKey
+from hetjax.plans.worker_map import WorkerMap
+
+StageLoss = tuple[StageKey, float]  # summed over the microbatches of a last stage
+_SHARE = struct.Struct("<IId?d")  # replica, stage, squares, whether last, its loss
 
 
-class GradientSync(Protocol):
-    """Meeting points of one training step; all calls return at once but `commit`,
-    which may wait for the devices of stages that have posted."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepCommit:
+    """What all workers know once a step is committed, the same bits for each.
 
-    def post(self, group: Group, stage: StageKey, rows: Rows) -> None:
-        """Contribute a stage's gradients of a group, packed."""
-        ...
+    `squares` is the squared norm of the summed gradients; `losses` has all last stages.
+    """
 
-    def summed(self, group: Group, stage: StageKey) -> Rows | None:
-        """The group's sum for this holder, or None while a holder is missing."""
-        ...
-
-    def post_squares(self, stage: StageKey, squares: jax.Array) -> None:
-        """Contribute the squared norm of the groups that the stage owns."""
-        ...
+    squares: float
+    losses: Sequence[StageLoss]
+    num_tokens: int
 
     @property
-    def commit(self) -> StepCommit | None:
-        """What the step has come to, or None while a stage of the plan is missing."""
-        ...
+    def grad_norm(self) -> float:
+        """Global norm of the token-mean gradient, before clipping."""
+        return self.squares**0.5 / self.num_tokens
 
-    def attend(self) -> None:
-        """Take part with no stage at all."""
-        ...
-
-    def settle(self, commit: StepCommit) -> None:
-        """Take what the step has come to from who knows it."""
-        ...
+    def loss(self) -> float:
+        """Mean cross-entropy in nats per token."""
+        return total_loss(self.losses) / self.num_tokens
 
 
-class LocalSync:
-    """Meeting points of one training step in one process; a new one for each step.
+def total_loss(losses: Iterable[StageLoss]) -> float:
+    """The sum over last stages, in double precision, in the order of the stages."""
+    return float(np.sum([loss for _, loss in sorted(losses)]))
 
-    `losses` gives those of the last stages, read at NORM: they are ready then. `sent`
-    counts what devices send each other, by (from stage, to stage).
+
+class GradientSync(ABC):
+    """Meeting points of one training step, for the stages of one worker.
+
+    `holders` are the stages that hold each group. `losses` gives those of the last
+    stages here, read at NORM: they are ready then. All calls return at once but
+    `commit`, which may wait for the devices of stages that have posted.
     """
 
     def __init__(
         self,
-        holders: Mapping[Group, tuple[StageKey, ...]],
-        num_stages: int,
+        holders: Mapping[Group, Sequence[StageKey]],
         num_tokens: int,
         losses: Callable[[], Mapping[StageKey, jax.Array]],
     ) -> None:
-        self._holders, self._num_stages = holders, num_stages
-        self._num_tokens, self._losses = num_tokens, losses
+        self._holders, self._num_tokens, self._losses = holders, num_tokens, losses
         self._posted: dict[Group, dict[StageKey, Rows]] = {}
         self._sums: dict[tuple[Group, StageKey], Rows] = {}
         self._squares: dict[StageKey, jax.Array] = {}
         self._commit: StepCommit | None = None
-        self.sent = Tally()
 
     def post(self, group: Group, stage: StageKey, rows: Rows) -> None:
-        """Contribute; the last holder to post starts the exchange."""
+        """Contribute packed gradients; the last holder here to post starts the sum."""
         posted = self._posted.setdefault(group, {})
         posted[stage] = rows
-        if len(posted) == len(self._holders[group]):
-            holders = self._holders[group]
-
-            def moved(a: int, b: int, num_bytes: int) -> None:
-                self.sent.add((holders[a], holders[b]), SUMS, num_bytes)
-
-            totals = exchange([posted[holder] for holder in holders], moved)
-            for holder, total in zip(holders, totals, strict=True):
-                self._sums[group, holder] = total
-            del self._posted[group]
+        if posted.keys() == self._here(self._holders[group]):
+            self._start_sum(group, self._posted.pop(group))
 
     def summed(self, group: Group, stage: StageKey) -> Rows | None:
         """The group's sum for this holder, or None while a holder is missing."""
@@ -96,19 +92,215 @@ class LocalSync:
 
     @property
     def commit(self) -> StepCommit | None:
+        """What the step has come to, or None while a stage of the plan is missing."""
+        return self._commit
+
+    def settle(self, commit: StepCommit) -> None:
+        """Take what the step has come to from who knows it."""
+        self._commit = commit
+
+    def _come_to(
+        self, squares: Mapping[StageKey, float], losses: Mapping[StageKey, float]
+    ) -> StepCommit:
+        """The commit of all stages, which are added in their order."""
+        ordered = [squares[stage] for stage in sorted(squares)]
+        return StepCommit(
+            squares=float(np.sum(ordered, dtype=np.float64)),
+            losses=tuple((stage, float(losses[stage])) for stage in sorted(losses)),
+            num_tokens=self._num_tokens,
+        )
+
+    @abstractmethod
+    def attend(self) -> None:
+        """Take part with no stage at all."""
+
+    @abstractmethod
+    def _here(self, stages: Sequence[StageKey]) -> Set[StageKey]:
+        """Those of the stages that this worker has."""
+
+    @abstractmethod
+    def _start_sum(self, group: Group, posted: Mapping[StageKey, Rows]) -> None: ...
+
+
+class LocalSync(GradientSync):
+    """The meeting where one process has all `num_stages` stages of the plan.
+
+    `sent` counts what devices send each other, by (from stage, to stage).
+    """
+
+    def __init__(
+        self,
+        holders: Mapping[Group, Sequence[StageKey]],
+        num_stages: int,
+        num_tokens: int,
+        losses: Callable[[], Mapping[StageKey, jax.Array]],
+    ) -> None:
+        super().__init__(holders, num_tokens, losses)
+        self._num_stages, self.sent = num_stages, Tally()
+
+    @property
+    def commit(self) -> StepCommit | None:
         """Waits for the devices once all stages have posted."""
         if self._commit is None and len(self._squares) == self._num_stages:
-            found = {stage: self._squares[stage] for stage in sorted(self._squares)}
-            squares, losses = jax.device_get(([*found.values()], self._losses()))
-            self._commit = StepCommit(
-                squares=float(np.sum(squares, dtype=np.float64)),
-                losses=tuple((stage, float(losses[stage])) for stage in sorted(losses)),
-                num_tokens=self._num_tokens,
-            )
+            found = jax.device_get((self._squares, self._losses()))
+            self._commit = self._come_to(*found)
         return self._commit
 
     def attend(self) -> None:
         """Nobody is waited for."""
 
-    def settle(self, commit: StepCommit) -> None:
-        self._commit = commit
+    def _here(self, stages: Sequence[StageKey]) -> Set[StageKey]:
+        return set(stages)
+
+    def _start_sum(self, group: Group, posted: Mapping[StageKey, Rows]) -> None:
+        holders = self._holders[group]
+
+        def moved(a: int, b: int, num_bytes: int) -> None:
+            self.sent.add((holders[a], holders[b]), SUMS, num_bytes)
+
+        totals = exchange([posted[holder] for holder in holders], moved)
+        for holder, summed in zip(holders, totals, strict=True):
+            self._sums[group, holder] = summed
+
+
+class PeerSync(GradientSync):
+    """The meeting of workers that are connected.
+
+    `members` are the workers of each stage, `at` (epoch, step) names this meeting to
+    peers; gradients travel between workers in dtype `wire`. What is there is told of by
+    the mailbox of `peers`.
+    """
+
+    def __init__(
+        self,
+        peers: Peers,
+        pool: HostWorkPool,
+        holders: Mapping[Group, Sequence[StageKey]],
+        members: WorkerMap,
+        *,
+        at: tuple[int, int],
+        num_tokens: int,
+        wire: np.dtype,
+        losses: Callable[[], Mapping[StageKey, jax.Array]],
+    ) -> None:
+        super().__init__(holders, num_tokens, losses)
+        self._peers, self._pool, self._members = peers, pool, members
+        self._number = {group: at for at, group in enumerate(holders)}
+        self._at, self._wire = at, wire
+        self._like: dict[tuple[Group, StageKey], tuple[jax.ShapeDtypeStruct, ...]] = {}
+        self._given_up = False
+
+    def give_up(self) -> None:
+        """Sum nothing any more; all sums are there at once and have no value (NaN)."""
+        self._given_up = True
+
+    def post(self, group: Group, stage: StageKey, rows: Rows) -> None:
+        self._like[group, stage] = tuple(map(_abstract, rows))
+        if not self._given_up:
+            super().post(group, stage, rows)
+
+    def summed(self, group: Group, stage: StageKey) -> Rows | None:
+        if not self._given_up:
+            return super().summed(group, stage)
+        like = self._like.get((group, stage))
+        return None if like is None else tuple(map(_no_value, like))
+
+    def post_squares(self, stage: StageKey, squares: jax.Array) -> None:
+        super().post_squares(stage, squares)
+        if self._given_up:
+            return
+        if self._squares.keys() == self._here([*self._members.members]):
+            squares.copy_to_host_async()
+            self.attend()
+
+    def attend(self) -> None:
+        """Start to learn the norm: all stages here, if there are any, have posted."""
+        self._pool.run(self._exchange_squares)
+
+    def _here(self, stages: Sequence[StageKey]) -> Set[StageKey]:
+        own, members = self._peers.own, self._members.members
+        return {stage for stage in stages if own in members[stage]}
+
+    def _start_sum(self, group: Group, posted: Mapping[StageKey, Rows]) -> None:
+        for rows in posted.values():
+            for array in rows:
+                array.copy_to_host_async()
+        self._pool.run(lambda: self._sum(group, posted))
+
+    def _sum(self, group: Group, posted: Mapping[StageKey, Rows]) -> None:
+        """Sum the rows that are here, those that the same workers have at a time."""
+        own, holders = self._peers.own, self._holders[group]
+        some = next(iter(posted.values()))
+        num_rows = len(some) * some[0].shape[0]
+        shares = self._members.shares(holders, num_rows)
+        found: np.ndarray | None = None
+        for number, (workers, rows) in enumerate(shares):
+            if own not in workers:
+                continue
+            ours = [h for h, w in zip(holders, workers, strict=True) if w == own]
+            added = reduce(np.add, (to_host(posted[holder], rows) for holder in ours))
+            key: Key = (*self._at, SUMS, self._number[group], number, 0)
+            summed = self._over(tuple(dict.fromkeys(workers)), key, added)
+            if len(shares) == 1:
+                found = summed
+                break
+            if found is None:
+                found = np.empty((num_rows, *summed.shape[1:]), summed.dtype)
+            found[list(rows)] = summed
+        assert found is not None, "a group's sum was posted where nobody holds it"
+        for stage, rows in posted.items():
+            self._sums[group, stage] = from_host(found, rows)
+        self._peers.mailbox.touch()
+
+    def _over(self, workers: Sequence[str], key: Key, rows: np.ndarray) -> np.ndarray:
+        """The sum over workers, the same bits for each."""
+        if len(workers) == 1:
+            return rows
+        flat = total(self._peers, workers, key, rows.reshape(-1), self._wire)
+        return flat.reshape(rows.shape)
+
+    def _exchange_squares(self) -> None:
+        """Tell all workers our stages' squares; all add them in the same order.
+
+        Their losses, too: a worker that is lost after NORM takes none along.
+        """
+        key: Key = (*self._at, SQUARES, 0, 0, 0)
+        peers, leader = self._peers, self._members.leader
+        losses = {s: float(value_here(loss)) for s, loss in self._losses().items()}
+        own = b"".join(
+            _SHARE.pack(
+                *stage,
+                float(value_here(squares)),
+                stage in losses,
+                losses.get(stage, 0.0),
+            )
+            for stage, squares in self._squares.items()
+            if leader(stage) == peers.own
+        )
+        for worker in self._members.workers if own else ():
+            if worker != peers.own:
+                peers.send(worker, key, [np.frombuffer(own, np.uint8)])
+        told = {
+            worker: own
+            if worker == peers.own
+            else peers.mailbox.take(worker, key).tobytes()
+            for worker in dict.fromkeys(map(leader, self._members.members))
+        }
+        shares = [share for data in told.values() for share in _SHARE.iter_unpack(data)]
+        self._commit = self._come_to(
+            {(replica, stage): squares for replica, stage, squares, *_ in shares},
+            {
+                (replica, stage): loss
+                for replica, stage, _, is_last, loss in shares
+                if is_last
+            },
+        )
+        peers.mailbox.touch()
+
+
+def _abstract(array: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
+
+
+def _no_value(like: jax.ShapeDtypeStruct) -> jax.Array:
+    return to_mesh(np.full(like.shape, np.nan, like.dtype), like.sharding)

@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from hetjax.comm.reduction import Rows, pack, row_sharding
 from hetjax.mesh.axes import batch_sharding, replicated
-from hetjax.mesh.spanning import to_mesh, value_here
+from hetjax.mesh.multihost import to_mesh, value_here
 from hetjax.schedule.programs.action import Op
 from hetjax.stage import function as stage
 from hetjax.stage.arrays import accumulators, compute_weights, pack_dim, shardings

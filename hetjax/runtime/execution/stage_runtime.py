@@ -20,16 +20,20 @@ from hetjax.comm.peers import PeerLost, Peers
 from hetjax.comm.pull import PullServer, TransferTransport
 from hetjax.comm.transport import InProcess, Routed, Tag, Transport
 from hetjax.comm.wire import HostWorkPool, SocketTransport
+from hetjax.data.batches import Batch
 from hetjax.mesh.axes import batch_sharding
-from hetjax.mesh.spanning import leads, to_mesh, value_here
+from hetjax.mesh.multihost import leads, to_mesh, value_here
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan
 from hetjax.plans.worker_map import EMBEDDED, WorkerMap, node_of
-from hetjax.runtime.execution.executor import Executor, Observer, Step
-from hetjax.runtime.execution.feeding import Batch, BatchFeed, window
-from hetjax.runtime.execution.gradient_sync import GradientSync, LocalSync
-from hetjax.runtime.execution.outcome import StageLoss, StepCommit
-from hetjax.runtime.execution.peer_sync import PeerSync
+from hetjax.runtime.execution.executor import BatchFeed, Executor, Observer, StepContext
+from hetjax.runtime.execution.gradient_sync import (
+    GradientSync,
+    LocalSync,
+    PeerSync,
+    StageLoss,
+    StepCommit,
+)
 from hetjax.runtime.execution.stages import Stages
 from hetjax.schedule.programs.action import Programs, StageKey
 
@@ -95,7 +99,7 @@ class StageRuntime(Stages):
             for key, state in self.stages.items()
         }
         self._joined: _Joined | None = None
-        self._unfinished: tuple[list[Iterator[int]], Step] | None = None
+        self._unfinished: tuple[list[Iterator[int]], StepContext] | None = None
 
     def join(self, peers: Peers, epoch: int, server: PullServer | None = None) -> None:
         """Go on with these peers; those of before are left.
@@ -158,7 +162,7 @@ class StageRuntime(Stages):
         assert not left, "others have the commit without our part"
         return self._committed(step)
 
-    def _committed(self, step: Step) -> StepCommit:
+    def _committed(self, step: StepContext) -> StepCommit:
         self._unfinished = None
         assert step.sync.commit is not None
         return step.sync.commit
@@ -178,14 +182,14 @@ class StageRuntime(Stages):
 
         From the worker that leads its last stage. Raises PeerLost.
         """
-        inputs_BL, position = window(self.plan, tokens)
+        inputs_BL, position = _window(self.plan, tokens)
         step = self._step(number, (inputs_BL, inputs_BL), None)
         found: list[np.ndarray] = []
         self._run([self._sample(step, position, found)], step)
         return found[0] if found else None
 
     def _sample(
-        self, step: Step, position: int, found: list[np.ndarray]
+        self, step: StepContext, position: int, found: list[np.ndarray]
     ) -> Iterator[int]:
         """Yield whenever the next stage here has to wait for the one before."""
         last = len(self.plan.replicas[0].stages) - 1
@@ -209,7 +213,9 @@ class StageRuntime(Stages):
             if leads(programs.mesh):
                 found.append(logits_V)
 
-    def _step(self, number: int, batch: Batch, observer: Observer | None) -> Step:
+    def _step(
+        self, number: int, batch: Batch, observer: Observer | None
+    ) -> StepContext:
         joined, num_tokens = self._joined, batch[1].size
         transport: Transport = InProcess(self._layouts)
         sync: GradientSync
@@ -230,7 +236,7 @@ class StageRuntime(Stages):
                 wire=self._wire,
                 losses=self._last_losses,
             )
-        return Step(
+        return StepContext(
             number=number,
             feed=BatchFeed(self.plan, batch),
             num_tokens=num_tokens,
@@ -257,10 +263,10 @@ class StageRuntime(Stages):
             for node in self._executors
         }
 
-    def _runs(self, programs: Programs, step: Step) -> list[Iterator[int]]:
+    def _runs(self, programs: Programs, step: StepContext) -> list[Iterator[int]]:
         return [self._executors[node].run(p, step) for node, p in programs.items()]
 
-    def _run(self, runs: Sequence[Iterator[int]], step: Step) -> None:
+    def _run(self, runs: Sequence[Iterator[int]], step: StepContext) -> None:
         """Round robin: each enqueues until it has to wait for another, here or not."""
         try:
             before: list[tuple[Iterator[int], int]] = []
@@ -277,7 +283,7 @@ class StageRuntime(Stages):
                 self._run_out(runs, step)
             raise
 
-    def _run_out(self, runs: Sequence[Iterator[int]], step: Step) -> None:
+    def _run_out(self, runs: Sequence[Iterator[int]], step: StepContext) -> None:
         """Enqueue all up to UPDATE on what has no value, since other hosts may have.
 
         A program that spans hosts waits for all of them: what only some were given to
@@ -308,3 +314,12 @@ class StageRuntime(Stages):
             for key, state in self.stages.items()
             if state.programs.function.last and leads(state.programs.mesh)
         }
+
+
+def _window(plan: Plan, tokens: Sequence[int]) -> tuple[np.ndarray, int]:
+    """(inputs_BL, position): the last tokens as the first sequence of a microbatch of
+    the first replica, and where in it the last one is."""
+    last = list(tokens)[-plan.seq_len :]
+    inputs_BL = np.zeros((plan.replicas[0].microbatch_size, plan.seq_len), np.int32)
+    inputs_BL[0, : len(last)] = last
+    return inputs_BL, len(last) - 1

@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from hetjax.checkpoint.format import Entry
 from hetjax.comm.reduction import num_rows
 from hetjax.mesh.axes import stage_mesh
-from hetjax.mesh.spanning import is_member, leads
+from hetjax.mesh.multihost import is_member, leads
 from hetjax.models.model import Model, ModuleSpec, apply, init_params
 from hetjax.plans.plan import Plan
 from hetjax.runtime.execution.executor import StageState, check_runnable

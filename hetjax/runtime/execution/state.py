@@ -16,7 +16,7 @@ import numpy as np
 
 from hetjax.checkpoint.format import Entry
 from hetjax.mesh.axes import slices
-from hetjax.mesh.spanning import to_mesh, whole_value
+from hetjax.mesh.multihost import to_mesh, whole_value
 from hetjax.models.model import Model, ModuleSpec, init_params
 from hetjax.stage.partition import NamedStack, StageParameters
 

@@ -49,7 +49,7 @@ def decode(data: np.ndarray, expected: type[_M]) -> _M:
         raise BadMessage(f"{quoted(frame)} has not the form of a message")
     found = kinds().get(str(frame["message"]))
     if found is None or not issubclass(found, expected):
-        what = expected.__name__.lower()
+        what = "message" if expected is Message else "request"
         raise BadMessage(f"{quoted(frame['message'])} is no {what} that is known")
     return _typed(found, frame["fields"], found.__name__)
 

@@ -15,11 +15,36 @@ from typing import Any, Generic, Literal, TypeVar, dataclass_transform, get_args
 
 from hetjax.checkpoint.recovery_plan import Save, Tier
 from hetjax.checkpoint.storage import CheckpointStorage
-from hetjax.mesh.world import World
-from hetjax.runtime.execution.outcome import StageLoss, StepCommit
+from hetjax.mesh.multihost import World
+from hetjax.runtime.execution.gradient_sync import StageLoss, StepCommit
 
 Json = Mapping[str, Any]
 TransportName = Literal["sockets", "transfer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How long a controller waits for a worker to do `what`.
+
+    Generous, as it only has to end what would never end: a worker that is gone, or
+    stopped, is told of by other means (`hetjax/comm/heart.py`).
+    """
+
+    seconds: float
+    what: str
+
+    def passed(self, patience: float) -> str:
+        """Why a worker that took longer counts as lost."""
+        return (
+            f"took more than {patience * self.seconds:g} s to {self.what} "
+            "(--patience multiplies all such limits)"
+        )
+
+
+START = "start"  # of a worker, which nobody can ask for it
+LIMITS: dict[type["WorkerRequest[Any]"] | str, Limit] = {
+    START: Limit(600.0, "start and call its controller")
+}
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -37,11 +62,21 @@ class Message:
 A = TypeVar("A", bound=Message)
 
 
-class Request(Message, Generic[A]):
-    """What a worker is asked; it answers with an `A`, or tells of trouble."""
+class WorkerRequest(Message, Generic[A]):
+    """What a worker is asked; it answers with an `A`, or tells of trouble.
+
+    It may take so many `minutes` to do `what`, before it counts as lost.
+    """
+
+    def __init_subclass__(cls, *, minutes: float, what: str) -> None:
+        super().__init_subclass__()
+        LIMITS[cls] = Limit(60 * minutes, what)
 
 
-def answer_of(request: type[Request[A]]) -> type[A]:
+AnyRequest = WorkerRequest[Any]
+
+
+def answer_of(request: type[WorkerRequest[A]]) -> type[A]:
     """The class of what answers a request of this class."""
     (base,) = request.__orig_bases__  # pyright: ignore[reportAttributeAccessIssue]
     return get_args(base)[0]
@@ -124,7 +159,7 @@ class Evaluated(Message):
     num_tokens: int
 
 
-class Predicted(Message):
+class NextLogits(Message):
     """logits_V, of the one worker that has them."""
 
     logits: Sequence[float] | None
@@ -150,7 +185,7 @@ class Lost(Message):
     reason: str
 
 
-class Refused(Message):
+class RequestRefused(Message):
     """The request asks for what the user has to put right: a BadInput."""
 
     got: str
@@ -158,7 +193,7 @@ class Refused(Message):
     fix: str
 
 
-class Failed(Message):
+class RequestFailed(Message):
     error: str
 
 
@@ -186,45 +221,49 @@ class Noticed(Message):
 # --- requests
 
 
-class Coordinate(Request[Address]):
+class Coordinate(
+    WorkerRequest[Address], minutes=5, what="choose a port for the hosts of its node"
+):
     """Choose where to serve the world of a node with several hosts."""
 
 
-class Build(Request[Done]):
+class Build(WorkerRequest[Done], minutes=60, what="make its stages and open the data"):
     """Make stages and data from settings; `world` is entered first."""
 
     settings: Json
     world: World | None = None
 
 
-class CompileAhead(Request[Done]):
+class CompileAhead(
+    WorkerRequest[Done], minutes=5, what="begin to compile in the background"
+):
     """Compile in the background what other settings would ask for."""
 
     settings: Json
 
 
-class Listen(Request[Address]):
+class Listen(WorkerRequest[Address], minutes=5, what="listen for its peers"):
     """Listen for peers of another epoch."""
 
 
-class Join(Request[Done]):
+class Join(WorkerRequest[Done], minutes=10, what="connect to its peers"):
     """Connect to the peers at these addresses, as this epoch's."""
 
     addresses: Mapping[str, str]
     transport: TransportName
 
 
-class Compile(Request[Done]):
+class Compile(WorkerRequest[Done], minutes=120, what="compile its stages"):
     """Compile the programs of all stages; `Compiling` tells how far that is."""
 
 
-class Initialise(Request[Done]):
+class Initialise(WorkerRequest[Done], minutes=60, what="make its first weights"):
     """Make fresh weights and optimizer state."""
 
     seed: int
 
 
-class Train(Request[Trained]):
+class Train(WorkerRequest[Trained], minutes=30, what="train a step"):
     """Train on the batch of a step; no two turns share their messages to peers."""
 
     step: int
@@ -232,31 +271,37 @@ class Train(Request[Trained]):
     traced: bool
 
 
-class TellReached(Request[Reached]):
+class TellReached(
+    WorkerRequest[Reached], minutes=10, what="tell which step it has reached"
+):
     """Tell how far the state is."""
 
 
-class FinishStep(Request[Done]):
+class FinishStep(WorkerRequest[Done], minutes=30, what="finish a step"):
     """Commit the step that was broken off, as others have."""
 
     commit: StepCommit
 
 
-class HoldState(Request[HeldState]):
+class HoldState(
+    WorkerRequest[HeldState], minutes=30, what="tell what it has in memory"
+):
     """Keep the state where it is until `PlaceState`."""
 
 
-class FindSaves(Request[FoundSaves]):
+class FindSaves(WorkerRequest[FoundSaves], minutes=60, what="tell what it has on disk"):
     """Look what the disk has."""
 
-    keeping: CheckpointStorage
+    storage: CheckpointStorage
 
 
-class TellNeeds(Request[NeededState]):
+class TellNeeds(WorkerRequest[NeededState], minutes=10, what="tell what it needs"):
     """Tell what the state is made of."""
 
 
-class CollectLeaves(Request[Collected]):
+class CollectLeaves(
+    WorkerRequest[Collected], minutes=120, what="get the state that it lacks"
+):
     """Give and take leaves of one save, as one round of a recovery.
 
     `own` are leaves by tier that the worker has itself, `give` are (to whom, tier,
@@ -269,61 +314,65 @@ class CollectLeaves(Request[Collected]):
     give: Sequence[tuple[str, Tier, Sequence[str]]]
     take: Sequence[tuple[str, Sequence[str]]]
     numbers: Mapping[str, int]
-    keeping: CheckpointStorage
+    storage: CheckpointStorage
 
 
-class PlaceState(Request[Done]):
+class PlaceState(WorkerRequest[Done], minutes=60, what="put the state on its devices"):
     """Put what was collected on the devices: the state after `step`."""
 
     step: int
 
 
-class TellTime(Request[ClockTime]):
+class TellTime(WorkerRequest[ClockTime], minutes=30, what="tell the time of its clock"):
     """Read the clock of `TellSpans`."""
 
 
-class TellSpans(Request[TracedActions]):
+class TellSpans(
+    WorkerRequest[TracedActions], minutes=10, what="tell when its actions ran"
+):
     """Tell when the actions of all traced steps ran."""
 
 
-class Evaluate(Request[Evaluated]):
+class Evaluate(WorkerRequest[Evaluated], minutes=30, what="evaluate a batch"):
     """Run a validation batch, no update."""
 
     batch: int
     turn: int
 
 
-class Predict(Request[Predicted]):
+class Predict(WorkerRequest[NextLogits], minutes=30, what="predict a token"):
     """Tell the logits of what follows the tokens."""
 
     tokens: Sequence[int]
     turn: int
 
 
-class TellSaving(Request[SavingState]):
+class TellSaving(WorkerRequest[SavingState], minutes=10, what="tell what it has saved"):
     """Tell how saving goes."""
 
 
-class KeepCopies(Request[Address]):
+class KeepCopies(WorkerRequest[Address], minutes=10, what="be ready to keep copies"):
     """Be ready to keep copies of what others save."""
 
-    keeping: CheckpointStorage
+    storage: CheckpointStorage
 
 
-class SendCopies(Request[Done]):
+class SendCopies(
+    WorkerRequest[Done], minutes=10, what="connect to those that keep its copies"
+):
     """Send copies of what is saved to those at these addresses, by file name."""
 
     to: Mapping[str, str]
 
 
-class SaveState(Request[Done]):
+class SaveState(WorkerRequest[Done], minutes=30, what="begin a checkpoint"):
     """Start a checkpoint of `step`, if this worker is among `workers` (file names).
 
     `host` goes into its manifest. Step `safe` stays; what is not `is_stored` is not
     copied to the store for now.
     """
 
-    keeping: CheckpointStorage
+    storage: CheckpointStorage
     step: int
     host: Json
     workers: Sequence[str]
@@ -331,15 +380,17 @@ class SaveState(Request[Done]):
     is_stored: bool
 
 
-class AwaitSaved(Request[Done]):
+class AwaitSaved(WorkerRequest[Done], minutes=120, what="finish a checkpoint"):
     """Answer once no save is being written."""
 
 
-class Leave(Request[Done]):
+class Leave(WorkerRequest[Done], minutes=120, what="finish what it writes, and leave"):
     """Finish what is being written, and end."""
 
 
-class BreakOff(Request[Done]):
+class BreakOff(
+    WorkerRequest[Done], minutes=2, what="leave a step that another worker has broken"
+):
     """Wait no longer for this worker, which is lost; nobody answers this."""
 
     worker: str

@@ -13,31 +13,32 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from hetjax.comm.connections import SILENCE_S, Connection, Ends, Key, Listener, dial
 from hetjax.errors import BadInput
 from hetjax.runtime.rpc.encoding import BadMessage, decode, encode
-from hetjax.runtime.rpc.limits import LIMITS, START
 from hetjax.runtime.rpc.schema import (
+    LIMITS,
+    START,
+    AnyRequest,
     BreakOff,
     Compile,
     Compiling,
-    Failed,
     Lost,
     Message,
     Noticed,
-    Refused,
-    Request,
+    RequestFailed,
+    RequestRefused,
     Warned,
+    WorkerRequest,
     answer_of,
 )
 
 CONTROLLER = "controller"
 Answer = TypeVar("Answer", bound=Message)
-AnyRequest = Request[Any]
 Progress = Callable[[str, Compiling], None]  # from whom, and how far it is
 
 _LOOK_S = 0.5  # whether a limit has passed, or somebody interrupts
@@ -77,7 +78,9 @@ class WorkerConnections(Protocol):
         ...
 
     def ask(
-        self, requests: Mapping[str, Request[Answer]], progress: Progress | None = None
+        self,
+        requests: Mapping[str, WorkerRequest[Answer]],
+        progress: Progress | None = None,
     ) -> dict[str, Answer]:
         """Ask several workers the same kind of thing and return their answers.
 
@@ -110,7 +113,7 @@ class ControllerConnection:
         silence_s: float = SILENCE_S,
     ) -> None:
         def deliver(peer: str, key: Key, data: np.ndarray) -> None:
-            request = decode(data, Request)
+            request = decode(data, WorkerRequest)
             if request.epoch < self._epoch:
                 raise BadMessage(f"epoch {request.epoch} after epoch {self._epoch}")
             self._epoch = request.epoch
@@ -133,7 +136,7 @@ class SocketConnections:
     """A controller's sockets to its workers, by name.
 
     `noticed` is called at once, from a thread of its own, when a worker tells that its
-    machine is about to go. Every wait has its limit (`limits.py`) times `patience`.
+    machine is about to go. Every wait has its limit (`schema.py`) times `patience`.
     """
 
     def __init__(
@@ -190,7 +193,9 @@ class SocketConnections:
             self._interrupt = _nobody_interrupts
 
     def ask(
-        self, requests: Mapping[str, Request[Answer]], progress: Progress | None = None
+        self,
+        requests: Mapping[str, WorkerRequest[Answer]],
+        progress: Progress | None = None,
     ) -> dict[str, Answer]:
         """Ask several workers the same kind of thing and return their answers.
 
@@ -226,7 +231,7 @@ class SocketConnections:
         return worker in self._sockets and worker not in self._lost
 
     def _answers(
-        self, workers: Sequence[str], what: type[Request[Answer]]
+        self, workers: Sequence[str], what: type[WorkerRequest[Answer]]
     ) -> dict[str, Answer]:
         there, trouble = self._waited(workers, what)
         kind = answer_of(what)
@@ -234,7 +239,7 @@ class SocketConnections:
         if trouble is None:
             return answers
         for message in there.values():
-            if isinstance(message, Refused):
+            if isinstance(message, RequestRefused):
                 raise BadInput(
                     got=message.got, allowed=message.allowed, fix=message.fix
                 )
@@ -324,7 +329,7 @@ def _check_answers(message: Message, is_now: bool, asked: AnyRequest | None) -> 
         raise BadMessage(f"{told} answers what was not asked")
     if message.epoch != asked.epoch:
         raise BadMessage(f"{told} is of epoch {message.epoch}, not {asked.epoch}")
-    kinds = answer_of(type(asked)), Lost, Refused, Failed
+    kinds = answer_of(type(asked)), Lost, RequestRefused, RequestFailed
     if not isinstance(message, kinds):
         if not isinstance(message, Compiling) or not isinstance(asked, Compile):
             raise BadMessage(f"{told} does not answer {type(asked).__name__}")
@@ -353,9 +358,9 @@ def _trouble(
         if message is None:
             return worker, lost[worker]
     for worker, message in there.items():
-        if isinstance(message, Failed):
+        if isinstance(message, RequestFailed):
             return worker, f"failed: {message.error}"
-        if isinstance(message, Refused):
+        if isinstance(message, RequestRefused):
             return worker, "failed: bad input"
     for message in there.values():
         if isinstance(message, Lost):

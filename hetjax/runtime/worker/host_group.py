@@ -3,7 +3,7 @@
 
 Owns entering and leaving their world, and that the process ends where it can be of no
 use any more: a host of the node is lost, or a program waits for one for ever. Does not
-own the settings of a world (`hetjax/mesh/world.py`) nor who is told to enter which
+own the settings of a world (`hetjax/mesh/multihost.py`) nor who is told to enter which
 (`runtime/control/`).
 """
 
@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from hetjax.comm.connections import listen
 from hetjax.errors import BadInput
-from hetjax.mesh.world import World, join_world, leave_world
+from hetjax.mesh.multihost import World, join_world, leave_world
 from hetjax.plans.worker_map import node_of
 from hetjax.runtime.rpc.schema import Build, Compile, Leave, Message
 

@@ -47,7 +47,7 @@ class Saving:
         """Be ready to keep copies for others, where this one's own parts go."""
         if self._copies is None:
             self._copies = self._open_copies()
-        self._copies.store_in(request.keeping.at(self._name), request.keeping.keep)
+        self._copies.store_in(request.storage.at(self._name), request.storage.keep)
         return Address(address=self._copies.address)
 
     def send_copies(self, request: SendCopies) -> None:
@@ -61,7 +61,7 @@ class Saving:
         if self._name not in request.workers:
             return
         if self._saver is None:
-            self._saver = request.keeping.writer(self._name, self._copies)
+            self._saver = request.storage.writer(self._name, self._copies)
         started = self._saver.save(
             request.step,
             entries,

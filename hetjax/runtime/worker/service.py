@@ -3,8 +3,8 @@
 
 Owns the worker's parts (its stages, its data, its connections to peers, what it saves
 and what it salvages) and one handler for each request. What goes wrong is raised. Does
-not own how requests come (`serving.py`, `in_process.py`), nor anything that is of the
-whole process. What a worker works on is made by a room above.
+not own how requests come (`serving.py`, `launch/in_process.py`), nor anything that is
+of the whole process. What a worker works on is made by a room above.
 """
 
 import json
@@ -19,13 +19,13 @@ from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.comm.connections import SILENCE_S
 from hetjax.comm.peers import Peers
 from hetjax.comm.pull import PullServer
+from hetjax.data.batches import Batch
 from hetjax.plans.worker_map import WorkerMap, file_name
-from hetjax.runtime.execution.feeding import Batch
-from hetjax.runtime.execution.outcome import StepCommit
+from hetjax.runtime.execution.gradient_sync import StepCommit
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.execution.tracer import Timeline
 from hetjax.runtime.rpc import schema
-from hetjax.runtime.rpc.schema import Json, Message, Request
+from hetjax.runtime.rpc.schema import AnyRequest, Json, Message
 from hetjax.runtime.worker.host_group import HostGroup
 from hetjax.runtime.worker.saving import Saving
 from hetjax.runtime.worker.state_inventory import (
@@ -123,7 +123,7 @@ class WorkerService:
             worker, "" if bootstrap is None else bootstrap.host, silence_s
         )
 
-    def answer(self, request: Request[Any]) -> Message:
+    def answer(self, request: AnyRequest) -> Message:
         """Do it; raises PeerLost, BadInput, or whatever went wrong."""
         return HANDLERS[type(request)](self, request) or schema.Done()
 
@@ -201,7 +201,7 @@ class WorkerService:
         )
 
     def _find_saves(self, request: schema.FindSaves) -> schema.FoundSaves:
-        directory = request.keeping.at(file_name(self._worker))
+        directory = request.storage.at(file_name(self._worker))
         return schema.FoundSaves(
             saves=[*self._inventory.look(directory, self._needed())]
         )
@@ -212,13 +212,13 @@ class WorkerService:
 
     def _collect(self, request: schema.CollectLeaves) -> schema.Collected:
         if request.own.get("cloud"):
-            self._open_store(request.keeping, request.save[0])
+            self._open_store(request.storage, request.save[0])
         return collect_leaves(request, self._inventory, self.peers, self._needed())
 
-    def _open_store(self, keeping: CheckpointStorage, step: int) -> None:
-        store = keeping.store()
+    def _open_store(self, storage: CheckpointStorage, step: int) -> None:
+        store = storage.store()
         assert store is not None
-        directory = keeping.at(file_name(self._worker))
+        directory = storage.at(file_name(self._worker))
         self._inventory.fetch_from(store, step, directory)
 
     def _place(self, request: schema.PlaceState) -> None:
@@ -260,9 +260,9 @@ class WorkerService:
         losses = self._runtime.evaluate(request.turn, batch)
         return schema.Evaluated(losses=losses, num_tokens=batch[1].size)
 
-    def _predict(self, request: schema.Predict) -> schema.Predicted:
+    def _predict(self, request: schema.Predict) -> schema.NextLogits:
         found_V = self._runtime.next_logits(request.turn, request.tokens)
-        return schema.Predicted(logits=None if found_V is None else found_V.tolist())
+        return schema.NextLogits(logits=None if found_V is None else found_V.tolist())
 
     def _saving_state(self, request: schema.TellSaving) -> schema.SavingState:
         return self._saving.state(self._runtime.saves)
@@ -286,7 +286,7 @@ class WorkerService:
         return self._work.runtime
 
 
-HANDLERS: dict[type[Request[Any]], Callable[[WorkerService, Any], Message | None]] = {
+HANDLERS: dict[type[AnyRequest], Callable[[WorkerService, Any], Message | None]] = {
     schema.Coordinate: WorkerService._coordinate,
     schema.Build: WorkerService._build,
     schema.CompileAhead: WorkerService._compile_ahead,

@@ -21,13 +21,13 @@ from hetjax.errors import BadInput
 from hetjax.runtime.rpc.schema import (
     BreakOff,
     Compiling,
-    Failed,
     Json,
     Leave,
     Lost,
     Message,
     Noticed,
-    Refused,
+    RequestFailed,
+    RequestRefused,
     Warned,
 )
 from hetjax.runtime.rpc.worker_connections import AnyRequest, ControllerConnection
@@ -128,15 +128,15 @@ class WorkerServer:
         except PeerLost as lost:
             return Lost(worker=lost.peer, reason=lost.reason)
         except BadInput as bad:
-            return Refused(got=bad.got, allowed=bad.allowed, fix=bad.fix)
+            return RequestRefused(got=bad.got, allowed=bad.allowed, fix=bad.fix)
         except Exception as error:
             with suppress(OSError):
                 traceback.print_exc()
-            return Failed(error=f"{type(error).__name__}: {error}")
+            return RequestFailed(error=f"{type(error).__name__}: {error}")
 
 
 def _lost_in(answer: Message, own: str) -> str | None:
     """Whom the answer tells to be lost; one that has failed is of no more use."""
-    if isinstance(answer, Failed):
+    if isinstance(answer, RequestFailed):
         return own
     return answer.worker if isinstance(answer, Lost) else None

@@ -2,7 +2,7 @@
 """Programs compiled in the background, for plans that may come.
 
 Owns the thread and its low priority; what it compiles stays in JAX's cache on the disk
-(`hetjax/launch/compiled.py`) and, as long as this process lives, in memory.
+(`hetjax/mesh/process_setup.py`) and, as long as this process lives, in memory.
 """
 
 import os

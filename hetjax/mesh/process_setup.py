@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Simulated devices: several CPU devices in this process, set up before JAX starts.
+"""What is set in a process before JAX starts there.
 
-Owns the settings that make them work well. Does not own which device is which node's.
+Owns simulated devices (several CPU devices in this process), how the C library keeps
+memory, and where compiled programs are kept. Does not own which device is which node's.
 """
 
 import ctypes
 import os
 import sys
+from pathlib import Path
 
 import jax
 
@@ -52,7 +54,7 @@ def keep_freed_memory() -> None:
         mallopt(number, value)
 
 
-def keeping_environment() -> dict[str, str]:
+def malloc_environment() -> dict[str, str]:
     """Return variables that make a new process keep freed memory from its start.
 
     It keeps it in huge pages, too, which only a variable can ask for: 0.70 instead of
@@ -67,3 +69,20 @@ def keeping_environment() -> dict[str, str]:
         return found
     tunables = filter(None, [others, f"{_HUGE_PAGES}=1"])
     return found | {"GLIBC_TUNABLES": ":".join(tunables)}
+
+
+_FOLDER = "compiled"
+_MOST_BYTES = 8 << 30  # the least used go first
+
+
+def keep_compiled(cache_dir: Path) -> None:
+    """Let JAX keep all it compiles in this folder, unless its own variable says where.
+
+    To be called before anything is compiled.
+    """
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return
+    jax.config.update("jax_compilation_cache_dir", str(cache_dir / _FOLDER))
+    jax.config.update("jax_compilation_cache_max_size", _MOST_BYTES)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hetjax.mesh.simulated import keeping_environment
+from hetjax.mesh.process_setup import malloc_environment
 
 _MODES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 # the kernel's own account of the heap, after 64 MiB on it were freed
@@ -37,7 +37,7 @@ def heap(environment: dict[str, str]) -> tuple[int, set[str]]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="these are settings of glibc")
 def test_a_new_process_keeps_freed_memory_in_huge_pages():
-    size_kib, flags = heap(keeping_environment())
+    size_kib, flags = heap(malloc_environment())
     assert size_kib > 64 * 1024
     asks = _MODES.exists() and "[madvise]" in _MODES.read_text()
     assert ("hg" in flags) == asks
@@ -47,8 +47,8 @@ def test_other_settings_of_the_c_library_stay(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.tcache_count=5")
     own = "glibc.malloc.hugetlb=1"
     both = f"glibc.malloc.tcache_count=5:{own}"
-    assert keeping_environment()["GLIBC_TUNABLES"] == both
+    assert malloc_environment()["GLIBC_TUNABLES"] == both
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0")
-    assert "GLIBC_TUNABLES" not in keeping_environment()
+    assert "GLIBC_TUNABLES" not in malloc_environment()
     monkeypatch.delenv("GLIBC_TUNABLES")
-    assert keeping_environment()["GLIBC_TUNABLES"] == own
+    assert malloc_environment()["GLIBC_TUNABLES"] == own
