@@ -90,7 +90,7 @@ def random_state(model: Model) -> State:
     rng = np.random.default_rng(0)
     return [
         (entry, rng.standard_normal(entry.shape, np.float32).astype(entry.dtype))
-        for entry in runtime(model).abstract_entries()
+        for entry in {e.name: e for e in runtime(model).needed()}.values()
     ]
 
 

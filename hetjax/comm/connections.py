@@ -84,7 +84,7 @@ def _dialled(address: str, own: str, peer: str, secret: bytes) -> socket.socket:
         names = [_name_bytes(name) for name in (own, peer)]
         greeting = _GREETING.pack(*names, os.urandom(_NONCE_BYTES))
         found.sendall(greeting)
-        answer = bytes(_read(found, _NONCE_BYTES + 32, end_s))
+        answer = _read(found, _NONCE_BYTES + 32, end_s)
         nonce, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
         if not hmac.compare_digest(proof, _proof(secret, b"accept", greeting, nonce)):
             raise HandshakeRefused(
@@ -100,11 +100,11 @@ def _dialled(address: str, own: str, peer: str, secret: bytes) -> socket.socket:
 def answer(found: socket.socket, own: str, secret: bytes) -> str:
     """Let a caller prove who it is, and prove who we are; return its name."""
     end_s = time.monotonic() + _HANDSHAKE_S
-    greeting = bytes(_read(found, _GREETING.size, end_s))
+    greeting = _read(found, _GREETING.size, end_s)
     caller, called, _ = _GREETING.unpack(greeting)
     nonce = os.urandom(_NONCE_BYTES)
     found.sendall(nonce + _proof(secret, b"accept", greeting, nonce))
-    proof = bytes(_read(found, 32, end_s))
+    proof = _read(found, 32, end_s)
     if not hmac.compare_digest(proof, _proof(secret, b"dial", greeting, nonce)):
         raise HandshakeRefused("a caller does not know this run's secret")
     if called != _name_bytes(own):
@@ -202,7 +202,7 @@ class Listener:
         try:
             name = answer(caller, self._own, self._secret)
             end_s = time.monotonic() + _HANDSHAKE_S
-            words = bytes(_read(caller, len(_MESSAGES) + _PAIR_BYTES, end_s))
+            words = _read(caller, len(_MESSAGES) + _PAIR_BYTES, end_s)
         except OSError:
             name, words = None, b""
         if not self._take_out(caller) or name is None:
@@ -378,19 +378,18 @@ def _aligned(size: int) -> np.ndarray:
     return raw[start : start + size]
 
 
-def _read(found: socket.socket, size: int, end_s: float) -> bytearray:
+def _read(found: socket.socket, size: int, end_s: float) -> bytes:
     """Read all of it by then, however little of it comes at a time."""
-    data = bytearray(size)
-    view = memoryview(data)
-    while len(view):
+    data = b""
+    while len(data) < size:
         left_s = end_s - time.monotonic()
         if left_s <= 0:
             raise TimeoutError(f"no proof of who it is within {_HANDSHAKE_S:g} s")
         found.settimeout(left_s)
-        count = found.recv_into(view)
-        if count == 0:
+        more = found.recv(size - len(data))
+        if not more:
             raise ConnectionError("end of stream")
-        view = view[count:]
+        data += more
     return data
 
 

@@ -30,17 +30,12 @@ class Mailbox:
         self._changed = threading.Condition()
         self._messages: dict[tuple[str, Key], np.ndarray] = {}
         self._lost: PeerLost | None = None
-        self._version = 0
-
-    @property
-    def version(self) -> int:
-        """Changes with all that `wait` ends at."""
-        return self._version
+        self.version = 0  # changes with all that `wait` ends at
 
     def put(self, sender: str, key: Key, data: np.ndarray) -> None:
         with self._changed:
             self._messages[sender, key] = data
-            self._notify()
+            self.touch()
 
     def has(self, sender: str, key: Key) -> bool:
         return (sender, key) in self._messages
@@ -53,42 +48,35 @@ class Mailbox:
         """Wait for a message; raises PeerLost if a peer is."""
         with self._changed:
             while (sender, key) not in self._messages:
-                self._check()
+                self.check()
                 self._changed.wait()
             return self._messages.pop((sender, key))
 
     def wait(self, version: int) -> int:
         """Return the version once it is another; raises PeerLost if a peer is."""
         with self._changed:
-            while self._version == version:
-                self._check()
+            while self.version == version:
+                self.check()
                 self._changed.wait()
-            self._check()
-            return self._version
+            self.check()
+            return self.version
 
     def touch(self) -> None:
         """Let those who wait look again."""
         with self._changed:
-            self._notify()
+            self.version += 1
+            self._changed.notify_all()
 
     def lose(self, peer: str, reason: str) -> None:
         """Let all who wait, now or later, know that a peer is gone."""
         with self._changed:
             self._lost = self._lost or PeerLost(peer, reason)
-            self._notify()
+            self.touch()
 
     def check(self) -> None:
         """Raise PeerLost if a peer is gone."""
-        with self._changed:
-            self._check()
-
-    def _check(self) -> None:
-        if self._lost is not None:
-            raise PeerLost(self._lost.peer, self._lost.reason)
-
-    def _notify(self) -> None:
-        self._version += 1
-        self._changed.notify_all()
+        if (lost := self._lost) is not None:
+            raise PeerLost(lost.peer, lost.reason)
 
 
 class Peers:

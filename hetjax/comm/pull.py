@@ -28,11 +28,9 @@ from jax.sharding import SingleDeviceSharding
 from hetjax.comm.connections import Key
 from hetjax.comm.peers import Mailbox, PeerLost, Peers
 from hetjax.comm.transport import Tag
-from hetjax.comm.wire import HostWorkPool, key_of
+from hetjax.comm.wire import HostWorkPool, RowRange, key_of
 from hetjax.errors import BadInput
 from hetjax.mesh.reshard import shard_boxes
-
-Rows = tuple[int, int]  # of dim 0: start, stop
 
 _BITS = (8, 16, 1, 12, 11, 16)  # of each number of `key_of`
 _HALF_BITS, _NUM_ROUNDS = 32, 4
@@ -79,7 +77,7 @@ def check_fits(*, num_replicas: int, num_stages: int, num_microbatches: int) -> 
 
 
 @cache
-def row_ranges(num_rows: int, *degrees: int) -> tuple[Rows, ...]:
+def row_ranges(num_rows: int, *degrees: int) -> tuple[RowRange, ...]:
     """The pieces of rows that appear when all data degrees cut them, in order."""
     assert all(num_rows % degree == 0 for degree in degrees), (num_rows, degrees)
     ranks = (range(0, num_rows, num_rows // degree) for degree in degrees)
@@ -146,27 +144,20 @@ class PullServer:
         """Let whoever knows the secret pull the pieces once, in their order."""
         self._server.await_pull(offer_id(tag, self._secret), pieces)
 
-    def connect(self, address: str) -> transfer.TransferConnection:
-        """The connection to the server of a peer of this generation; raises PeerLost.
+    def pull(
+        self, address: str, tag: Tag, pieces: Sequence[jax.ShapeDtypeStruct]
+    ) -> list[jax.Array]:
+        """Start to fetch what a peer's server offers, each piece to its one device.
 
         Returns at once: where nobody answers, pulls stay pending until the peer is
-        lost, or until `drop`.
+        lost, or until `drop`. Raises PeerLost; a peer lost later makes the arrays fail.
         """
         with self._lock:
             assert self._mailbox is not None, "join first"
             self._mailbox.check()
             if address not in self._connections:
                 self._connections[address] = self._server.connect(address)
-            return self._connections[address]
-
-    def pull(
-        self, address: str, tag: Tag, pieces: Sequence[jax.ShapeDtypeStruct]
-    ) -> list[jax.Array]:
-        """Start to fetch what is offered there, each piece to its one device.
-
-        Raises PeerLost; a peer lost later makes the arrays fail.
-        """
-        connection = self.connect(address)
+            connection = self._connections[address]
         return connection.pull(offer_id(tag, self._secret), list(pieces))
 
     def release(self) -> None:
@@ -222,17 +213,17 @@ class TransferTransport:
         self._server.release()
         # cut in the device's own order, not behind what it will be given until then
         pieces = _cut(x, self._degrees[tag.sender], self._ranges(tag, x.shape[0]))
-        self._server.hold(node, _key(tag, _ACKNOWLEDGED), pieces)
+        self._server.hold(node, key_of(tag, _ACKNOWLEDGED), pieces)
         about = f"{self._server.address} {_form(x)}".encode()
         self._pool.run(lambda: self._offer(node, tag, pieces, about))
 
     def arrived(self, tag: Tag) -> bool:
         self._server.release()
-        return self._peers.mailbox.has(self._nodes[tag.sender], _key(tag, _OFFERED))
+        return self._peers.mailbox.has(self._nodes[tag.sender], key_of(tag, _OFFERED))
 
     def receive(self, tag: Tag, expected: jax.ShapeDtypeStruct) -> jax.Array:
         sender = self._nodes[tag.sender]
-        about = self._peers.mailbox.pop(sender, _key(tag, _OFFERED))
+        about = self._peers.mailbox.pop(sender, key_of(tag, _OFFERED))
         address, _, found = about.tobytes().decode().partition(" ")
         assert found == _form(expected), f"{tag}: {found}, not {_form(expected)}"
         holders = _holders(expected)
@@ -244,7 +235,7 @@ class TransferTransport:
         self._pool.run(lambda: self._acknowledge(sender, tag))
         return _assembled(expected, holders, dict(zip(ranges, pieces, strict=True)))
 
-    def _ranges(self, tag: Tag, num_rows: int) -> tuple[Rows, ...]:
+    def _ranges(self, tag: Tag, num_rows: int) -> tuple[RowRange, ...]:
         sides = tag.sender, tag.receiver
         return row_ranges(num_rows, *(self._degrees[side] for side in sides))
 
@@ -261,11 +252,11 @@ class TransferTransport:
         self._server.offer(tag, pieces)
         self._peers.sent.add(node, key_of(tag)[2], sum(x.nbytes for x in pieces))
         note = np.frombuffer(about, np.uint8)
-        self._peers.send(node, _key(tag, _OFFERED), [note])
+        self._peers.send(node, key_of(tag, _OFFERED), [note])
 
     def _acknowledge(self, sender: str, tag: Tag) -> None:
         if self._complete(sender, self._pulled[tag]):
-            self._peers.send(sender, _key(tag, _ACKNOWLEDGED), [_NOTHING])
+            self._peers.send(sender, key_of(tag, _ACKNOWLEDGED), [_NOTHING])
             del self._pulled[tag]
 
     def _complete(self, sender: str, pieces: Sequence[jax.Array]) -> bool:
@@ -297,30 +288,27 @@ def _mixed(half: int, turn: int, secret: bytes) -> int:
     return int.from_bytes(digest.digest(), "big")
 
 
-def _key(tag: Tag, kinds: Mapping[str, int]) -> Key:
-    generation, step, _, replica, stage, microbatch = key_of(tag)
-    return generation, step, kinds[tag.kind], replica, stage, microbatch
-
-
 def _form(x: jax.Array | jax.ShapeDtypeStruct) -> str:
     return f"{x.dtype}[{','.join(map(str, x.shape))}]"
 
 
-def _holders(x: jax.Array | jax.ShapeDtypeStruct) -> dict[Rows, list[jax.Device]]:
+def _holders(x: jax.Array | jax.ShapeDtypeStruct) -> dict[RowRange, list[jax.Device]]:
     """The devices of each data rank, by its rows; no other dim may be cut."""
-    found: dict[Rows, list[jax.Device]] = {}
+    found: dict[RowRange, list[jax.Device]] = {}
     for device, (rows, *rest) in shard_boxes(x.sharding, x.shape).items():
         assert rest == [(0, size) for size in x.shape[1:]], x.sharding
         found.setdefault(rows, []).append(device)
     return found
 
 
-def _rank(holders: Mapping[Rows, Sequence[jax.Device]], piece: Rows) -> Rows:
+def _rank(
+    holders: Mapping[RowRange, Sequence[jax.Device]], piece: RowRange
+) -> RowRange:
     """The rows of the data rank that the piece is cut from or joined into."""
     return next(rows for rows in holders if rows[0] <= piece[0] < rows[1])
 
 
-def _cut(x: jax.Array, degree: int, ranges: Sequence[Rows]) -> list[jax.Array]:
+def _cut(x: jax.Array, degree: int, ranges: Sequence[RowRange]) -> list[jax.Array]:
     """Pieces of rows on the devices that hold them; tensor ranks take turns."""
     holders = _holders(x)
     assert len(holders) == degree, (x.sharding, degree)
@@ -337,7 +325,7 @@ def _cut(x: jax.Array, degree: int, ranges: Sequence[Rows]) -> list[jax.Array]:
 
 
 def _piece(
-    expected: jax.ShapeDtypeStruct, rows: Rows, device: jax.Device
+    expected: jax.ShapeDtypeStruct, rows: RowRange, device: jax.Device
 ) -> jax.ShapeDtypeStruct:
     shape = (rows[1] - rows[0], *expected.shape[1:])
     target = SingleDeviceSharding(device)
@@ -346,8 +334,8 @@ def _piece(
 
 def _assembled(
     expected: jax.ShapeDtypeStruct,
-    holders: Mapping[Rows, Sequence[jax.Device]],
-    pieces: Mapping[Rows, jax.Array],
+    holders: Mapping[RowRange, Sequence[jax.Device]],
+    pieces: Mapping[RowRange, jax.Array],
 ) -> jax.Array:
     """Join the pieces of each data rank, and copy them to its other tensor devices."""
     shards: dict[jax.Device, jax.Array] = {}

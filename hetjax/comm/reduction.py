@@ -34,11 +34,6 @@ def row_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(("tensor", "data")))
 
 
-def num_rows(num_devices: Sequence[int]) -> int:
-    """Rows that every holder's device count divides."""
-    return math.lcm(*num_devices)
-
-
 Rows = tuple[jax.Array, ...]  # R/D arrays rows_DN
 
 
@@ -193,13 +188,6 @@ def total(
         for other in others:
             peers.send(other, key, [sent])
         return _added(peers, holders, key, sent)
-    return _in_parts(peers, holders, key, sent)
-
-
-def _in_parts(
-    peers: Peers, holders: Sequence[str], key: Key, sent: np.ndarray
-) -> np.ndarray:
-    others = [holder for holder in holders if holder != peers.own]
     parts = dict(zip(holders, np.array_split(sent, len(holders)), strict=True))
     for other in others:
         peers.send(other, key, [parts[other]])

@@ -22,20 +22,22 @@ from hetjax.comm.transport import KINDS, Tag
 from hetjax.mesh.multihost import to_mesh
 
 Ranks = tuple[tuple[str, ...], ...]  # by data rank, the workers that have its rows
-Rows = tuple[int, int]  # of dim 0: start, stop
+RowRange = tuple[int, int]  # of dim 0: start, stop
 
 _GRACE_S = 0.2
 SUMS, SQUARES, LEAVES = 2, 3, 4  # kinds of messages that are no transfers of stages
 
 
 @cache
-def who_sends(senders: Ranks, receivers: Ranks) -> dict[tuple[str, str], list[Rows]]:
+def who_sends(
+    senders: Ranks, receivers: Ranks
+) -> dict[tuple[str, str], list[RowRange]]:
     """The rows that go from worker to worker, ascending, in units of `unit_rows`.
 
     Workers that have what they need take it from themselves; of several that have it,
     those who need it take turns.
     """
-    found: dict[tuple[str, str], list[Rows]] = {}
+    found: dict[tuple[str, str], list[RowRange]] = {}
     size = math.lcm(len(senders), len(receivers))
     for unit in range(size):
         having = senders[unit * len(senders) // size]
@@ -54,7 +56,7 @@ def unit_rows(num_rows: int, senders: Ranks, receivers: Ranks) -> int:
     return num_rows // size
 
 
-def host_parts(x: jax.Array, rows: Rows) -> list[np.ndarray]:
+def host_parts(x: jax.Array, rows: RowRange) -> list[np.ndarray]:
     """Copy rows of an array to the host, cut along dim 0 as its devices are.
 
     Waits for the devices. Dim 0 may be cut and no other.
@@ -67,7 +69,7 @@ def host_parts(x: jax.Array, rows: Rows) -> list[np.ndarray]:
 
 
 def parts_of(
-    held: Mapping[Rows, jax.Array | np.ndarray], rows: Rows
+    held: Mapping[RowRange, jax.Array | np.ndarray], rows: RowRange
 ) -> list[np.ndarray]:
     """Rows out of what is held, in parts that follow each other; nothing is copied."""
     parts = []
@@ -136,10 +138,10 @@ class SocketTransport:
 
     def receive(self, tag: Tag, expected: jax.ShapeDtypeStruct) -> jax.Array:
         if self._given_up:
-            return to_mesh(_no_value(expected), expected.sharding)
+            return no_value(expected)
         num_rows, *others = expected.shape
         unit = unit_rows(num_rows, *self._ends(tag))
-        held: dict[Rows, np.ndarray] = {}
+        held: dict[RowRange, np.ndarray] = {}
         for giving, units in self._coming(tag).items():
             data = self._peers.mailbox.pop(giving, key_of(tag))
             rest = data.view(expected.dtype).reshape(-1, *others)
@@ -148,7 +150,9 @@ class SocketTransport:
                 held[start * unit, stop * unit], rest = rest[:size], rest[size:]
         return laid_out(held, expected)
 
-    def _send(self, needing: str, tag: Tag, x: jax.Array, rows: Sequence[Rows]) -> None:
+    def _send(
+        self, needing: str, tag: Tag, x: jax.Array, rows: Sequence[RowRange]
+    ) -> None:
         parts = [part for some in rows for part in host_parts(x, some)]
         if needing != self._peers.own:
             return self._peers.send(needing, key_of(tag), parts)
@@ -158,18 +162,19 @@ class SocketTransport:
     def _ends(self, tag: Tag) -> tuple[Ranks, Ranks]:
         return self._ranks[tag.sender], self._ranks[tag.receiver]
 
-    def _coming(self, tag: Tag) -> dict[str, list[Rows]]:
+    def _coming(self, tag: Tag) -> dict[str, list[RowRange]]:
         """Who sends which of our rows, in units."""
         pairs = who_sends(*self._ends(tag)).items()
         return {by: rows for (by, to), rows in pairs if to == self._peers.own}
 
 
-def _no_value(expected: jax.ShapeDtypeStruct) -> np.ndarray:
-    return np.full(expected.shape, np.nan, expected.dtype)
+def no_value(like: jax.ShapeDtypeStruct) -> jax.Array:
+    """An array of NaN, for who cannot wait for its value."""
+    return to_mesh(np.full(like.shape, np.nan, like.dtype), like.sharding)
 
 
 def laid_out(
-    held: Mapping[Rows, np.ndarray], expected: jax.ShapeDtypeStruct
+    held: Mapping[RowRange, np.ndarray], expected: jax.ShapeDtypeStruct
 ) -> jax.Array:
     """Rows of this process on its devices, of which each needs only some.
 
@@ -189,7 +194,7 @@ def laid_out(
     )
 
 
-def key_of(tag: Tag) -> Key:
-    """The tag in six numbers."""
-    kind = KINDS[tag.kind]
+def key_of(tag: Tag, kinds: Mapping[str, int] = KINDS) -> Key:
+    """The tag in six numbers, of which `kinds` says the third."""
+    kind = kinds[tag.kind]
     return tag.generation, tag.step, kind, tag.replica, tag.stage, tag.microbatch

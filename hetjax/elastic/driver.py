@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
@@ -36,14 +35,8 @@ from hetjax.elastic.standby_plans import StandbyPlans, plan_or_warn
 from hetjax.launch.launching import Launcher
 from hetjax.plans.plan import Plan
 from hetjax.plans.worker_map import node_of
+from hetjax.runtime.control import recovery
 from hetjax.runtime.control.controller import Controller
-from hetjax.runtime.control.recovery import (
-    Restored,
-    finish_step,
-    in_memory,
-    on_disk,
-    restore,
-)
 from hetjax.runtime.execution.gradient_sync import StepCommit
 from hetjax.runtime.rpc.schema import Leave, TransportName
 from hetjax.runtime.rpc.worker_connections import WorkerLost
@@ -145,35 +138,21 @@ class Driver:
 
     def go_back(self, reason: str) -> int:
         clock, at, controller = Clock(), self._at, self._controller
-        restored = self._surely(self._from_checkpoint)
+        restored = self._surely(
+            lambda: recovery.restore(
+                controller,
+                self._on_disk(controller.workers),
+                self._terms.storage,
+                most=controller.saved,
+            )
+        )
         if restored is None:
             raise WorkerLost(controller.workers[0], "finds no checkpoint to go back to")
         controller.forget_saving()
         self._at, self._commit = restored.step, None
         clock.lap("move")
-        self.heard(
-            Recovered(
-                reason=reason,
-                plan=None,
-                cluster=self._cluster,
-                gone=frozenset(),
-                from_step=at,
-                step=restored.step,
-                num_bytes=restored.num_bytes,
-                tier_s=restored.seconds,
-                seconds=clock.seconds,
-            )
-        )
+        self._tell(reason, at, restored, clock)
         return restored.step
-
-    def _from_checkpoint(self) -> Restored | None:
-        controller, storage = self._controller, self._terms.storage
-        return restore(
-            controller,
-            self._on_disk(controller.workers),
-            storage,
-            most=controller.saved,
-        )
 
     def save(self, step: int) -> bool:
         host, terms = {**self._terms.host, "step": step}, self._terms
@@ -195,12 +174,7 @@ class Driver:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Let workers finish what they write, unless something went wrong or is over.
 
         One that is lost now takes nothing along but what it was copying to the store.
@@ -209,9 +183,8 @@ class Driver:
             if kind is None and not self._has_given_up:
                 self._controller.end()
         except WorkerLost as lost:
-            warnings.warn(
-                f"{lost} as the run ended, with its state saved", stacklevel=2
-            )
+            text = f"{lost} as the run ended, with its state saved"
+            warnings.warn(text, stacklevel=2)
         finally:
             self._stack.close()
 
@@ -241,13 +214,26 @@ class Driver:
         with self._controller.connections.interrupted_by(self._check_time):
             restored = self._restored_at_last(lost, clock)
         self._at = restored.step
+        plan = None if self.plan == before else self.plan
+        reason = reason or difference(cluster, self._cluster)
+        self._tell(reason, at, restored, clock, plan, frozenset(self._gone))
+
+    def _tell(
+        self,
+        reason: str,
+        from_step: int,
+        restored: recovery.Restored,
+        clock: Clock,
+        plan: Plan | None = None,
+        gone: frozenset[str] = frozenset(),
+    ) -> None:
         self.heard(
             Recovered(
-                reason=reason or difference(cluster, self._cluster),
-                plan=None if self.plan == before else self.plan,
+                reason=reason,
+                plan=plan,
                 cluster=self._cluster,
-                gone=frozenset(self._gone),
-                from_step=at,
+                gone=gone,
+                from_step=from_step,
                 step=restored.step,
                 num_bytes=restored.num_bytes,
                 tier_s=restored.seconds,
@@ -260,7 +246,9 @@ class Driver:
             self._has_given_up = True
             raise GivenUp
 
-    def _restored_at_last(self, lost: WorkerLost | None, clock: Clock) -> Restored:
+    def _restored_at_last(
+        self, lost: WorkerLost | None, clock: Clock
+    ) -> recovery.Restored:
         """Try until no other worker is lost meanwhile, or too many were."""
         while True:
             if lost is not None:
@@ -285,13 +273,13 @@ class Driver:
                 stacklevel=2,
             )
 
-    def _restored(self, lost: WorkerLost | None, clock: Clock) -> Restored:
+    def _restored(self, lost: WorkerLost | None, clock: Clock) -> recovery.Restored:
         """One try: the state that is left, laid out for the nodes that are there."""
         controller, connections = self._controller, self._controller.connections
         if lost is not None and lost.worker in connections.workers:
             connections.lose(lost.worker, lost.reason)
         left = connections.workers
-        self._commit = finish_step(connections, left) or self._commit
+        self._commit = recovery.finish_step(connections, left) or self._commit
         held = self._held(left)
         clock.lap("finish")
         self._replan(lost)
@@ -305,7 +293,9 @@ class Driver:
         clock.lap("compile")
         in_memory_ = [h.save[0] for h in held if h.tier == "memory"]
         most = max([self._at, *in_memory_])  # what is later was given up once
-        restored = restore(controller, held, self._terms.storage, leaving, most)
+        restored = recovery.restore(
+            controller, held, self._terms.storage, leaving, most
+        )
         if restored is None:
             restored = self._from_nothing(lost)
         elif controller.saved is not None:
@@ -319,12 +309,14 @@ class Driver:
     def _held(self, workers: Sequence[str]) -> list[PartialSnapshot]:
         if self._terms.recovery == "cloud-only":
             return []
-        return in_memory(self._controller, workers) + self._on_disk(workers)
+        return recovery.in_memory(self._controller, workers) + self._on_disk(workers)
 
     def _on_disk(self, workers: Sequence[str]) -> list[PartialSnapshot]:
         if self._terms.recovery == "cloud-only":
             return []
-        return on_disk(self._controller.connections, workers, self._terms.storage)
+        return recovery.on_disk(
+            self._controller.connections, workers, self._terms.storage
+        )
 
     def _start(self, gone: Sequence[str], clock: Clock) -> None:
         """Start the lost workers; build them, and all others that have another plan."""
@@ -338,22 +330,19 @@ class Driver:
         self._unbuilt.clear()
         clock.lap("build")
 
-    def _from_nothing(self, lost: WorkerLost | None) -> Restored:
+    def _from_nothing(self, lost: WorkerLost | None) -> recovery.Restored:
         """Begin again, as nothing was ever saved; else what was saved must be found."""
         if self._controller.saved is not None:
             raise lost or WorkerLost(self._controller.workers[0], "finds no checkpoint")
         self._controller.initialise(self._terms.seed)
-        return Restored(step=0)
+        return recovery.Restored(step=0)
 
     def _look_ahead(self) -> None:
         """Let workers compile what a lost node would ask of them."""
-        if self._terms.recovers:
-            for cluster, plan in self._terms.standby_plans.found(
-                self._cluster, self.plan
-            ):
-                self._controller.compile_ahead(
-                    self._terms.settings(cluster, plan), plan
-                )
+        terms = self._terms
+        if terms.recovers:
+            for cluster, plan in terms.standby_plans.found(self._cluster, self.plan):
+                self._controller.compile_ahead(terms.settings(cluster, plan), plan)
 
     def _is_other(self, cluster: Cluster) -> bool:
         return cluster not in (self._cluster, self._refused)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from hetjax.cluster.cluster import Cluster, Node, part_of
 from hetjax.plans.worker_map import EMBEDDED
 from hetjax.runtime.rpc.schema import Compiling, Json, Noticed, WorkerRequest, answer_of
-from hetjax.runtime.rpc.worker_connections import Answer, Progress, nobody_counts
+from hetjax.runtime.rpc.worker_connections import Answer, Progress
 from hetjax.runtime.worker.service import Work, WorkerService
 
 
@@ -78,7 +78,7 @@ class InProcessConnections:
     def __init__(self, worker: str, make: Callable[[Json], Work]) -> None:
         self.only, self.workers, self.epoch = worker, [worker], 0
         self.noticed: Callable[[str, Noticed], None] = lambda worker, notice: None
-        self._progress: Progress = nobody_counts
+        self._progress: Progress | None = None
         self._service = WorkerService(worker, make, tell=self._tell)
 
     def ask(
@@ -87,7 +87,7 @@ class InProcessConnections:
         progress: Progress | None = None,
     ) -> dict[str, Answer]:
         """The worker's answer; raises what its handler does."""
-        self._progress = progress or nobody_counts
+        self._progress = progress
         return {worker: self._answer(request) for worker, request in requests.items()}
 
     def lose(self, worker: str, reason: str) -> None:
@@ -108,4 +108,5 @@ class InProcessConnections:
         return answer
 
     def _tell(self, compiling: Compiling) -> None:
-        self._progress(self.only, compiling)
+        if self._progress is not None:
+            self._progress(self.only, compiling)

@@ -19,7 +19,7 @@ from hetjax.elastic.standby_plans import StandbyPlans, likely
 from hetjax.models.presets import model_preset
 from hetjax.plans.files import read_plan
 from hetjax.plans.plan import Plan, Replica, Stage
-from hetjax.runtime.worker.warming import Warmer
+from hetjax.runtime.worker.service import Warmer
 from hetjax.training.ahead import Planning
 from hetjax.training.config import RunConfig
 from hetjax.training.placement import next_plan

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who has which part of a plan, on nodes with several hosts."""
 
+import math
+
 import jax
 import numpy as np
 import pytest
 
-from hetjax.comm.reduction import num_rows, row_sharding
+from hetjax.comm.reduction import row_sharding
 from hetjax.mesh.axes import stage_mesh
 from hetjax.mesh.reshard import shard_boxes
 from hetjax.plans.worker_map import WorkerMap
@@ -49,7 +51,7 @@ def test_rows_of_a_group_are_with_those_whose_devices_hold_them(case: str):
     """Against the layout that JAX gives the rows on the stage's mesh."""
     found, plan = members(case), spanning_case(case).plan
     stages = {(r, s): stage for r, s, stage in plan.stages()}
-    rows = num_rows([len(stage.devices) for stage in stages.values()])
+    rows = math.lcm(*(len(stage.devices) for stage in stages.values()))
     owners: dict[int, list[str]] = {row: [] for row in range(rows)}
     for stage in stages.values():
         devices = jax.devices()[: len(stage.devices)]

@@ -8,7 +8,7 @@ processes are started (`launch/`), nor what they do (`runtime/worker/`).
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,7 @@ class Controller:
     ) -> None:
         self.connections = connections
         self.attempts: dict[int, str] = {}  # at saving, by step
-        self._new_attempts = AttemptNames()
+        self.new_attempts = AttemptNames()  # they come after those it has noted
         self.saved: int | None = None  # newest step that all workers have saved
         self.is_spoilt = False  # what they began to save last: not finite, not saved
         self._saving = 0, list[str]()  # what they began to save last, and who
@@ -200,7 +200,7 @@ class Controller:
         saving = [worker for worker, message in told.items() if message.saves]
         helping = [w for hosts in self._hosts() if len(hosts) > 1 for w in hosts]
         self._see_to_copies(storage)
-        self.attempts[step] = self._new_attempts.new()
+        self.attempts[step] = self.new_attempts.new()
         request = schema.SaveState(
             storage=storage,
             step=step,
@@ -235,10 +235,6 @@ class Controller:
             }
         )
         self._copying = now
-
-    def hear_saves(self, attempts: Iterable[str]) -> None:
-        """What is there already: later saves are named after it."""
-        self._new_attempts.note(attempts)
 
     def wait_saved(self) -> None:
         """Return once no checkpoint is being written."""

@@ -35,15 +35,7 @@ from hetjax.runtime.control.recovery_decisions import (
     next_save,
 )
 from hetjax.runtime.execution.gradient_sync import StepCommit
-from hetjax.runtime.rpc.schema import (
-    CollectLeaves,
-    FindSaves,
-    FinishStep,
-    HoldState,
-    PlaceState,
-    TellNeeds,
-    TellReached,
-)
+from hetjax.runtime.rpc import schema
 from hetjax.runtime.rpc.worker_connections import WorkerConnections
 
 _NUM_NAMED = 3  # slices that an error spells out
@@ -57,16 +49,16 @@ def finish_step(
     They have all done their part of it, or that one would not know it. None if nobody
     knows any.
     """
-    told = connections.ask(dict.fromkeys(workers, TellReached()))
+    told = connections.ask(dict.fromkeys(workers, schema.TellReached()))
     commit, late = committed_step(told)
     if commit is not None:
-        connections.ask(dict.fromkeys(late, FinishStep(commit=commit)))
+        connections.ask(dict.fromkeys(late, schema.FinishStep(commit=commit)))
     return commit
 
 
 def in_memory(controller: Controller, workers: Sequence[str]) -> list[PartialSnapshot]:
     """The state that these workers have, kept from now on until `restore` is done."""
-    told = controller.connections.ask(dict.fromkeys(workers, HoldState()))
+    told = controller.connections.ask(dict.fromkeys(workers, schema.HoldState()))
     return [
         PartialSnapshot(
             worker=worker,
@@ -86,7 +78,7 @@ def on_disk(
 
     Raises BadInput where that is of another model.
     """
-    told = connections.ask(dict.fromkeys(workers, FindSaves(storage=storage)))
+    told = connections.ask(dict.fromkeys(workers, schema.FindSaves(storage=storage)))
     return [
         PartialSnapshot(
             worker=worker,
@@ -114,9 +106,11 @@ def restore(
     None if none is whole. Workers must be built and connected, and so must `others`
     that hold something. Raises BadInput where what is left is of another model.
     """
-    controller.hear_saves(holding.save[1] for holding in held)
+    controller.new_attempts.note(holding.save[1] for holding in held)
     held = _until(most, held)
-    told = controller.connections.ask(dict.fromkeys(controller.workers, TellNeeds()))
+    told = controller.connections.ask(
+        dict.fromkeys(controller.workers, schema.TellNeeds())
+    )
     leaves = {worker: needs.leaves for worker, needs in told.items()}
     size_bytes = {leaf: n for needed in leaves.values() for leaf, n in needed.items()}
     left = Leftovers(
@@ -136,7 +130,7 @@ def restore(
             controller, others, left.held, save, lacking, size_bytes, storage
         )
         if restored is not None:
-            request = PlaceState(step=save[0])
+            request = schema.PlaceState(step=save[0])
             controller.connections.ask(dict.fromkeys(controller.workers, request))
             return restored
         left = replace(left, failed=save)
@@ -156,7 +150,7 @@ def _in_store(
     except OSError as error:
         warnings.warn(f"the store is not used: {error}", stacklevel=2)
         return []
-    controller.hear_saves(holding.save[1] for holding in found)
+    controller.new_attempts.note(holding.save[1] for holding in found)
     return found
 
 
@@ -209,7 +203,7 @@ def _orders(
     save: Save,
     turn: int,
     storage: CheckpointStorage,
-) -> dict[str, CollectLeaves]:
+) -> dict[str, schema.CollectLeaves]:
     """One order for each worker: what it has or fetches, gives and takes."""
     numbers = {leaf: n for n, leaf in enumerate(sorted(_leaves(found)))}
     own: dict[str, dict[Tier, list[str]]] = {worker: {} for worker in workers}
@@ -226,7 +220,7 @@ def _orders(
             give[source.worker].append((worker, source.tier, leaves))
             take[worker].append((source.worker, leaves))
     return {
-        worker: CollectLeaves(
+        worker: schema.CollectLeaves(
             save=save,
             turn=turn,
             own=own[worker],

@@ -9,7 +9,7 @@ Nothing here waits for a device except NORM, the commit point.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,20 +20,13 @@ from hetjax.comm.reduction import Rows
 from hetjax.comm.transport import Tag, Transport
 from hetjax.data.batches import Batch
 from hetjax.errors import BadInput
-from hetjax.mesh.axes import batch_sharding, replicated
+from hetjax.mesh.axes import replicated
 from hetjax.mesh.multihost import to_mesh
-from hetjax.plans.plan import Plan, first_sample
+from hetjax.plans.plan import Group, Plan, StageKey, first_sample
 from hetjax.runtime.execution.gradient_sync import GradientSync, StepCommit
 from hetjax.runtime.execution.programs import StagePrograms
 from hetjax.runtime.execution.update import UpdatePrograms
-from hetjax.schedule.programs.action import (
-    Action,
-    Group,
-    Op,
-    Program,
-    Programs,
-    StageKey,
-)
+from hetjax.schedule.programs.action import Action, Op, Program, Programs
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +81,6 @@ class StepContext:
 
     number: int
     feed: BatchFeed
-    num_tokens: int
     transport: Transport
     sync: GradientSync
     clip_norm: float
@@ -122,8 +114,12 @@ class Executor:
     def _ready(self, action: Action, step: StepContext) -> bool:
         if action.op is Op.RECV:
             return step.transport.arrived(_tag(action, step, action.stage))
-        if action.op is Op.NORM:
-            return self._reduced(action, step)
+        if action.op is Op.NORM:  # once all groups that are shared have been summed
+            return all(
+                step.sync.summed(group.name, action.key) is not None
+                for group in self._state(action).updates.groups
+                if group.shared
+            )
         if action.op is Op.UPDATE:
             return step.sync.commit is not None
         return True
@@ -202,7 +198,6 @@ class Executor:
         assert action.buffer is not None and action.peer is not None
         array = self._get(action.buffer, action)
         step.transport.send(_tag(action, step, action.peer), array)
-        return None
 
     def _receive(self, action: Action, step: StepContext) -> Any:
         assert action.buffer is not None
@@ -250,19 +245,7 @@ class Executor:
         return jax.tree.leaves(state.masters)[:1]
 
     def _free(self, action: Action, step: StepContext) -> Any:
-        assert action.buffer is not None and action.microbatch is not None
-        key = (action.buffer, action.replica, action.stage, action.microbatch)
-        del self._buffers[key]
-        return None
-
-    def _reduced(self, action: Action, step: StepContext) -> bool:
-        """Whether all groups that the stage shares with others have been summed."""
-        stage = action.key
-        return all(
-            step.sync.summed(group.name, stage) is not None
-            for group in self.stages[stage].updates.groups
-            if group.shared
-        )
+        del self._buffers[_key(action.buffer, action)]
 
     def _packed(self, state: StageState, name: Group) -> Rows:
         group = next(g for g in state.updates.groups if g.name == name)
@@ -277,37 +260,34 @@ class Executor:
     def _input(self, action: Action, step: StepContext) -> jax.Array:
         if action.stage > 0:
             return self._get("x", action)
-        assert action.microbatch is not None
-        return self._on_mesh(
-            action, step.feed.inputs(action.replica, action.microbatch)
-        )
+        return self._fed(action, step.feed.inputs)
 
     def _targets(self, action: Action, step: StepContext) -> jax.Array:
-        assert action.microbatch is not None
-        rows = step.feed.targets(action.replica, action.microbatch)
-        return self._on_mesh(action, rows)
+        return self._fed(action, step.feed.targets)
 
-    def _on_mesh(self, action: Action, rows_BL: np.ndarray) -> jax.Array:
-        mesh = self._state(action).programs.mesh
-        return to_mesh(rows_BL, batch_sharding(mesh))
+    def _fed(self, action: Action, feed: Callable[[int, int], np.ndarray]) -> jax.Array:
+        assert action.microbatch is not None
+        rows_BL = feed(action.replica, action.microbatch)
+        return to_mesh(rows_BL, self._state(action).programs.outputs.sharding)
 
     def _state(self, action: Action) -> StageState:
         return self.stages[action.key]
 
     def _get(self, buffer: str, action: Action) -> Any:
-        assert action.microbatch is not None
-        key = (buffer, action.replica, action.stage, action.microbatch)
-        return self._buffers[key]
+        return self._buffers[_key(buffer, action)]
 
     def _put(self, buffer: str, action: Action, value: Any) -> None:
-        assert action.microbatch is not None
-        key = (buffer, action.replica, action.stage, action.microbatch)
-        self._buffers[key] = value
+        self._buffers[_key(buffer, action)] = value
 
 
 def gradient_scale(commit: StepCommit, clip_norm: float) -> float:
     """Factor from summed gradients to clipped token means (clip by global norm)."""
     return min(1.0, clip_norm / max(commit.grad_norm, 1e-12)) / commit.num_tokens
+
+
+def _key(buffer: str | None, action: Action) -> tuple[str, int, int, int]:
+    assert buffer is not None and action.microbatch is not None
+    return buffer, action.replica, action.stage, action.microbatch
 
 
 def _tag(action: Action, step: StepContext, receiver: int) -> Tag:

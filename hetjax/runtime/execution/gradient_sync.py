@@ -20,8 +20,8 @@ from hetjax.comm.connections import Key
 from hetjax.comm.peers import Peers
 from hetjax.comm.reduction import Rows, exchange, from_host, to_host, total
 from hetjax.comm.transport import Tally
-from hetjax.comm.wire import SQUARES, SUMS, HostWorkPool
-from hetjax.mesh.multihost import to_mesh, value_here
+from hetjax.comm.wire import SQUARES, SUMS, HostWorkPool, no_value
+from hetjax.mesh.multihost import value_here
 from hetjax.plans.plan import Group, StageKey
 from hetjax.plans.worker_map import WorkerMap
 
@@ -203,7 +203,7 @@ class PeerSync(GradientSync):
         if not self._given_up:
             return super().summed(group, stage)
         like = self._like.get((group, stage))
-        return None if like is None else tuple(map(_no_value, like))
+        return None if like is None else tuple(map(no_value, like))
 
     def post_squares(self, stage: StageKey, squares: jax.Array) -> None:
         super().post_squares(stage, squares)
@@ -300,7 +300,3 @@ class PeerSync(GradientSync):
 
 def _abstract(array: jax.Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
-
-
-def _no_value(like: jax.ShapeDtypeStruct) -> jax.Array:
-    return to_mesh(np.full(like.shape, np.nan, like.dtype), like.sharding)

@@ -21,7 +21,6 @@ from hetjax.comm.pull import PullServer, TransferTransport
 from hetjax.comm.transport import InProcess, Routed, Tag, Transport
 from hetjax.comm.wire import HostWorkPool, SocketTransport
 from hetjax.data.batches import Batch
-from hetjax.mesh.axes import batch_sharding
 from hetjax.mesh.multihost import leads, to_mesh, value_here
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan
@@ -40,7 +39,7 @@ from hetjax.schedule.programs.action import Programs, StageKey
 _NUM_SENDING = 4  # threads that wait for what is to be sent
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class _Joined:
     """The peers of an epoch, and how what they are sent travels."""
 
@@ -85,7 +84,7 @@ class StageRuntime(Stages):
         self._within = self.members.within(worker)
         self._spans = bool(here - self._within)
         self._wire = np.dtype(jnp.dtype(gradient_wire))
-        nodes = {(r, s): stage.node for r, s, stage in plan.stages()}
+        self._nodes = nodes = {(r, s): stage.node for r, s, stage in plan.stages()}
         self._executors = {
             node: Executor({k: v for k, v in self.stages.items() if nodes[k] == node})
             for node in self.training
@@ -95,8 +94,7 @@ class StageRuntime(Stages):
             self._own, (self.training, self.evaluation)
         )
         self._layouts = {
-            key: batch_sharding(state.programs.mesh)
-            for key, state in self.stages.items()
+            key: state.programs.outputs.sharding for key, state in self.stages.items()
         }
         self._joined: _Joined | None = None
         self._unfinished: tuple[list[Iterator[int]], StepContext] | None = None
@@ -109,13 +107,8 @@ class StageRuntime(Stages):
         self.leave()
         # a sum keeps a thread until all its holders have come
         pool = HostWorkPool(peers, len(self.partition.holders) + 1 + _NUM_SENDING)
-        self._joined = _Joined(
-            epoch=epoch,
-            peers=peers,
-            pool=pool,
-            transport=self._by(peers, pool, server),
-            server=server,
-        )
+        transport = self._by(peers, pool, server)
+        self._joined = _Joined(epoch, peers, pool, transport, server)
 
     def leave(self) -> None:
         """End the connections and what waits for them."""
@@ -146,9 +139,10 @@ class StageRuntime(Stages):
             step.sync.attend()
         self._run(runs, step)
         version = self._version
-        while step.sync.commit is None:
+        while (commit := step.sync.commit) is None:
             version = self._wait(version)
-        return self._committed(step)
+        self._unfinished = None
+        return commit
 
     def finish(self, commit: StepCommit) -> StepCommit:
         """Commit the step that a PeerLost has broken off, as others have.
@@ -160,12 +154,8 @@ class StageRuntime(Stages):
         step.sync.settle(commit)
         left = [at for run in runs if (at := next(run, None)) is not None]
         assert not left, "others have the commit without our part"
-        return self._committed(step)
-
-    def _committed(self, step: StepContext) -> StepCommit:
         self._unfinished = None
-        assert step.sync.commit is not None
-        return step.sync.commit
+        return commit
 
     def evaluate(self, number: int, batch: Batch) -> list[StageLoss]:
         """Summed losses of last stages that are led from here, no update.
@@ -239,7 +229,6 @@ class StageRuntime(Stages):
         return StepContext(
             number=number,
             feed=BatchFeed(self.plan, batch),
-            num_tokens=num_tokens,
             transport=transport,
             sync=sync,
             clip_norm=self.clip_norm,
@@ -252,9 +241,8 @@ class StageRuntime(Stages):
     ) -> Transport:
         if server is None:
             return SocketTransport(peers, pool, self.members.ranks)
-        nodes = {(r, s): stage.node for r, s, stage in self.plan.stages()}
         degrees = {(r, s): stage.mesh.data for r, s, stage in self.plan.stages()}
-        return TransferTransport(peers, pool, nodes, server, degrees)
+        return TransferTransport(peers, pool, self._nodes, server, degrees)
 
     def _own(self, programs: Programs) -> Programs:
         """The nodes' programs without stages that have no device here."""

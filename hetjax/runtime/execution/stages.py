@@ -6,6 +6,7 @@ state to and from plan-independent entries. Does not own steps
 (`stage_runtime.py`).
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
@@ -17,7 +18,6 @@ import optax
 from jax.sharding import Mesh
 
 from hetjax.checkpoint.format import Entry
-from hetjax.comm.reduction import num_rows
 from hetjax.mesh.axes import stage_mesh
 from hetjax.mesh.multihost import is_member, leads
 from hetjax.models.model import Model, ModuleSpec, apply, init_params
@@ -65,7 +65,9 @@ class Stages:
         check_evaluation(self.evaluation, plan)
         self.stages = _stages(self.partition, devices, optimizer, dtype)
 
-    def compile(self, progress: Callable[[int, int], None] | None = None) -> None:
+    def compile(
+        self, progress: Callable[[int, int], None] = lambda done, of: None
+    ) -> None:
         """Compile the programs of all stages, several at a time."""
         ops = _ops(self.training)
         jobs = [
@@ -76,12 +78,11 @@ class Stages:
         samples = self.stages.get((0, len(self.plan.replicas[0].stages) - 1))
         if samples is not None:
             jobs.append(lambda: samples.programs.logits)
-        if progress is not None and not jobs:
+        if not jobs:
             progress(0, 0)
         with ThreadPoolExecutor() as pool:
             for done, _ in enumerate(pool.map(lambda job: job(), jobs), start=1):
-                if progress is not None:
-                    progress(done, len(jobs))
+                progress(done, len(jobs))
 
     def initialise(self, seed: int) -> None:
         """Fresh weights and optimizer state, a function of the seed alone."""
@@ -98,23 +99,15 @@ class Stages:
             state.clear()  # or devices would have to hold it twice
             self._install(state, *place(self.partition.stages[stage], *abstract, read))
 
-    def abstract_entries(self) -> Iterator[Entry]:
-        """What `entries` and `restore` deal in, known before there is any state."""
-        for stage, state in self.stages.items():
-            abstract = state.updates.masters, state.updates.opt_state
-            for named, found, _ in stage_entries(
-                self.partition.stages[stage], *abstract
-            ):
-                yield from found if named.stack.only is None else ()
-
     def entries(self) -> Iterator[tuple[Entry, np.ndarray]]:
         """A host copy of the state that is saved from here, every entry once.
 
         All workers of a plan together give the whole state: what several stages hold
         they share out among them (`PlanPartition.savers`).
         """
-        for stage in self.stages:
-            yield from self._saved(stage)
+        for stage, state in self.stages.items():
+            held, wanted = self.partition.stages[stage], partial(self._saves, stage)
+            yield from host_values(held, state.masters, state.opt_state, wanted)
 
     def held(self) -> Iterator[tuple[Entry, Callable[[], np.ndarray]]]:
         """All state that is here, also of what others save, copied when it is asked."""
@@ -122,20 +115,15 @@ class Stages:
             held = self.partition.stages[stage]
             yield from held_values(held, state.masters, state.opt_state)
 
-    def _saved(self, stage: StageKey) -> Iterator[tuple[Entry, np.ndarray]]:
-        held, state = self.partition.stages[stage], self.stages[stage]
-        wanted = partial(self._saves, stage)
-        yield from host_values(held, state.masters, state.opt_state, wanted)
-
     def _saves(self, stage: StageKey, named: NamedStack, unit: int) -> bool:
         mine = named.stack.only is None
         return mine and self.partition.savers[named.name_of(unit)] == stage
 
     def needed(self) -> Iterator[Entry]:
-        """What `restore` reads."""
+        """What `restore` reads, known before there is any state."""
         for stage, state in self.stages.items():
-            abstract = state.updates.masters, state.updates.opt_state
-            for _, found, _ in stage_entries(self.partition.stages[stage], *abstract):
+            held, updates = self.partition.stages[stage], state.updates
+            for _, found, _ in stage_entries(held, updates.masters, updates.opt_state):
                 yield from found
 
     @property
@@ -212,7 +200,7 @@ def _groups(partition: PlanPartition, key: StageKey) -> tuple[GradientGroup, ...
             GradientGroup(
                 name,
                 leaf_ids,
-                num_rows(counts) if packed else 0,
+                math.lcm(*counts) if packed else 0,
                 owned=key == next(iter(holders)),
                 shared=len(holders) > 1,
             )

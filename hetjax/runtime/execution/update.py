@@ -19,16 +19,7 @@ from hetjax.comm.reduction import row_sharding, unpack
 from hetjax.mesh.axes import replicated
 from hetjax.plans.plan import Group
 from hetjax.runtime.execution.programs import Compiled, StagePrograms, compiled
-from hetjax.stage.arrays import (
-    by_module,
-    copied_weights,
-    fresh_optimizer_state,
-    master_weights,
-    optimizer_state,
-    pack_dim,
-    per_unit,
-    shardings,
-)
+from hetjax.stage import arrays
 from hetjax.stage.partition import BlockStack, LeafId
 
 
@@ -63,12 +54,12 @@ class UpdatePrograms:
     @cached_property
     def masters(self) -> Any:
         """fp32 master weights as abstract arrays, one dict per stack."""
-        return master_weights(self._stacks, self.programs.mesh)
+        return arrays.master_weights(self._stacks, self.programs.mesh)
 
     @cached_property
     def opt_state(self) -> Any:
         """Abstract optimizer state, per stack by module; laid out like the masters."""
-        return optimizer_state(self._stacks, self.masters, self.optimizer.init)
+        return arrays.optimizer_state(self._stacks, self.masters, self.optimizer.init)
 
     @property
     def _stacks(self) -> tuple[BlockStack, ...]:
@@ -79,30 +70,34 @@ class UpdatePrograms:
         """(masters) -> optimizer state of step 0."""
 
         def fresh(masters: Any) -> Any:
-            return fresh_optimizer_state(self._stacks, masters, self.optimizer.init)
+            return arrays.fresh_optimizer_state(
+                self._stacks, masters, self.optimizer.init
+            )
 
-        return compiled(fresh, (self.masters,), out=shardings(self.opt_state))
+        return compiled(fresh, (self.masters,), out=arrays.shardings(self.opt_state))
 
     @cached_property
     def copies(self) -> Compiled:
         """(masters) -> compute weights that are not the masters themselves."""
         if not jax.tree.leaves(self._copied):
             return self._copies
-        return compiled(self._copies, (self.masters,), out=shardings(self._copied))
+        return compiled(
+            self._copies, (self.masters,), out=arrays.shardings(self._copied)
+        )
 
     @cached_property
     def square_sum(self) -> Compiled:
         """(gradients) -> sum of squares of the groups this stage owns."""
 
         def sum_squares(gradients: Any) -> jax.Array:
-            arrays = [
+            owned = [
                 array
                 for group, value in zip(self.groups, gradients, strict=True)
                 if group.owned
                 for array in jax.tree.leaves(value)
             ]
             zero = jnp.zeros((), jnp.float32)
-            return sum((jnp.sum(jnp.square(a)) for a in arrays), start=zero)
+            return sum((jnp.sum(jnp.square(a)) for a in owned), start=zero)
 
         out = replicated(self.programs.mesh)
         return compiled(sum_squares, (self.gradients,), out=out)
@@ -153,7 +148,10 @@ class UpdatePrograms:
             self._of_stack(index, self.gradients),
             self.programs.scalar,
         )
-        out = (*map(shardings, inputs[:2]), shardings(self._copied[index]))
+        out = (
+            *map(arrays.shardings, inputs[:2]),
+            arrays.shardings(self._copied[index]),
+        )
         options = self._exact_arithmetic(index)
         return compiled(step, inputs, donate=(0, 1), out=out, options=options)
 
@@ -219,7 +217,7 @@ class UpdatePrograms:
             return [jnp.sum(leaf, axis=0) for leaf in value]
         stacks = self._stacks
         shapes = [self.masters[at][leaf].shape for at, leaf in group.leaf_ids]
-        dims = [pack_dim(stacks[at], leaf) for at, leaf in group.leaf_ids]
+        dims = [arrays.pack_dim(stacks[at], leaf) for at, leaf in group.leaf_ids]
         return unpack(value, shapes, dims)
 
     def _copies(self, masters: Any) -> Any:
@@ -233,7 +231,7 @@ class UpdatePrograms:
 
     @cached_property
     def _copied(self) -> Any:
-        return copied_weights(self.programs.params, self.masters)
+        return arrays.copied_weights(self.programs.params, self.masters)
 
 
 def _update_stack(
@@ -251,9 +249,9 @@ def _update_stack(
 
     new_masters: dict[str, jax.Array] = {}
     new_state: dict[str, Any] = {}
-    of_modules = by_module(grads)
-    for name, params in by_module(masters).items():
-        step = per_unit(stack, one)
+    of_modules = arrays.by_module(grads)
+    for name, params in arrays.by_module(masters).items():
+        step = arrays.per_unit(stack, one)
         params, new_state[name] = step(params, state[name], of_modules[name])
         new_masters |= params
     return new_masters, new_state

@@ -7,7 +7,7 @@ written raises BadMessage, and nothing else. Does not own the classes (`schema.p
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from functools import cache
 from reprlib import repr as quoted
@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 import numpy as np
 
-from hetjax.runtime.rpc.schema import Message
+from hetjax.runtime.rpc.schema import Message, WorkerRequest
 
 VERSION = 1  # of the protocol: both sides must have the same
 _WHOLE = 1 << 53  # below this each integer is a float
@@ -57,15 +57,8 @@ def decode(data: np.ndarray, expected: type[_M]) -> _M:
 @cache
 def kinds() -> Mapping[str, type[Message]]:
     """The classes of messages by name."""
-    return {found.__name__: found for found in _leaves(Message)}
-
-
-def _leaves(kind: type[Message]) -> Iterator[type[Message]]:
-    below = kind.__subclasses__()
-    for found in below:
-        yield from _leaves(found)
-    if not below:
-        yield kind
+    found = {*Message.__subclasses__(), *WorkerRequest.__subclasses__()}
+    return {kind.__name__: kind for kind in found - {WorkerRequest}}
 
 
 _hints = cache(get_type_hints)

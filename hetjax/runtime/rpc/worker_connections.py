@@ -19,27 +19,12 @@ import numpy as np
 
 from hetjax.comm.connections import SILENCE_S, Connection, Ends, Key, Listener, dial
 from hetjax.errors import BadInput
+from hetjax.runtime.rpc import schema
 from hetjax.runtime.rpc.encoding import BadMessage, decode, encode
-from hetjax.runtime.rpc.schema import (
-    LIMITS,
-    START,
-    AnyRequest,
-    BreakOff,
-    Compile,
-    Compiling,
-    Lost,
-    Message,
-    Noticed,
-    RequestFailed,
-    RequestRefused,
-    Warned,
-    WorkerRequest,
-    answer_of,
-)
 
 CONTROLLER = "controller"
-Answer = TypeVar("Answer", bound=Message)
-Progress = Callable[[str, Compiling], None]  # from whom, and how far it is
+Answer = TypeVar("Answer", bound=schema.Message)
+Progress = Callable[[str, schema.Compiling], None]  # from whom, and how far it is
 
 _LOOK_S = 0.5  # whether a limit has passed, or somebody interrupts
 
@@ -51,7 +36,10 @@ class WorkerLost(ConnectionError):
     """
 
     def __init__(
-        self, worker: str, reason: str, reports: Mapping[str, Message] | None = None
+        self,
+        worker: str,
+        reason: str,
+        reports: Mapping[str, schema.Message] | None = None,
     ) -> None:
         super().__init__(f"worker {worker!r} {reason}")
         self.worker, self.reason, self.reports = worker, reason, dict(reports or {})
@@ -65,7 +53,7 @@ class WorkerConnections(Protocol):
     """
 
     epoch: int
-    noticed: Callable[[str, Noticed], None]
+    noticed: Callable[[str, schema.Noticed], None]
 
     @property
     def only(self) -> str | None:
@@ -79,7 +67,7 @@ class WorkerConnections(Protocol):
 
     def ask(
         self,
-        requests: Mapping[str, WorkerRequest[Answer]],
+        requests: Mapping[str, schema.WorkerRequest[Answer]],
         progress: Progress | None = None,
     ) -> dict[str, Answer]:
         """Ask several workers the same kind of thing and return their answers.
@@ -108,12 +96,12 @@ class ControllerConnection:
         address: str,
         own: str,
         secret: bytes,
-        heard: Callable[[int, AnyRequest], None],
+        heard: Callable[[int, schema.AnyRequest], None],
         gone: Callable[[str], None],
         silence_s: float = SILENCE_S,
     ) -> None:
         def deliver(peer: str, key: Key, data: np.ndarray) -> None:
-            request = decode(data, WorkerRequest)
+            request = decode(data, schema.WorkerRequest)
             if request.epoch < self._epoch:
                 raise BadMessage(f"epoch {request.epoch} after epoch {self._epoch}")
             self._epoch = request.epoch
@@ -124,7 +112,7 @@ class ControllerConnection:
         lost = lambda peer, reason: gone(reason)  # noqa: E731
         self._socket = Connection(found, CONTROLLER, deliver, lost, silence_s)
 
-    def send(self, number: int, message: Message) -> None:
+    def send(self, number: int, message: schema.Message) -> None:
         """Answer the request of this number, or say how far it is; 0: unasked."""
         self._socket.send(_key(number), [encode(message)])
 
@@ -135,8 +123,7 @@ class ControllerConnection:
 class SocketConnections:
     """A controller's sockets to its workers, by name.
 
-    `noticed` is called at once, from a thread of its own, when a worker tells that its
-    machine is about to go. Every wait has its limit (`schema.py`) times `patience`.
+    Every wait has its limit (`schema.py`) times `patience`.
     """
 
     def __init__(
@@ -147,23 +134,21 @@ class SocketConnections:
         patience: float = 1.0,
     ) -> None:
         self._silence_s, self._patience = silence_s, patience
-        self._interrupt: Callable[[], None] = _nobody_interrupts
+        self._interrupt: Callable[[], None] = lambda: None
         self._changed = threading.Condition()
         self._sockets: dict[str, Connection] = {}
         self._lost: dict[str, str] = {}
-        self.only = None
-        self.epoch = 0  # of what is asked: whoever connects workers counts it up
+        self.only, self.epoch = None, 0
         self._number = 0  # of what was asked last
-        self._asked: dict[str, AnyRequest] = {}
-        self._replies: dict[str, Message] = {}
-        self._progress: Progress = nobody_counts
-        self.noticed: Callable[[str, Noticed], None] = _nobody_listens
+        self._asked: dict[str, schema.AnyRequest] = {}
+        self._replies: dict[str, schema.Message] = {}
+        self._progress: Progress | None = None
+        self.noticed: Callable[[str, schema.Noticed], None] = _nobody_listens
         self._listener = Listener(CONTROLLER, address, secret, self._admit)
         self.address = self._listener.address
 
     @property
     def workers(self) -> list[str]:
-        """Those who can be asked."""
         with self._changed:
             return [name for name in self._sockets if self._is_there(name)]
 
@@ -173,35 +158,30 @@ class SocketConnections:
         alive: Callable[[], None] = lambda: None,
     ) -> None:
         """Wait until they have called; `alive` may raise if they never will."""
-        end_s = self._end_s(START)
+        end_s = self._end_s(schema.START)
         with self._changed:
             while missing := [name for name in workers if not self._is_there(name)]:
                 alive()
                 self._interrupt()
                 if time.monotonic() > end_s:
-                    reason = LIMITS[START].passed(self._patience)
+                    reason = schema.LIMITS[schema.START].passed(self._patience)
                     raise WorkerLost(missing[0], reason)
                 self._changed.wait(0.1)
 
     @contextmanager
     def interrupted_by(self, interrupt: Callable[[], None]) -> Iterator[None]:
-        """Let waits in here end with what this may raise."""
-        self._interrupt = interrupt
+        before, self._interrupt = self._interrupt, interrupt
         try:
             yield
         finally:
-            self._interrupt = _nobody_interrupts
+            self._interrupt = before
 
     def ask(
         self,
-        requests: Mapping[str, WorkerRequest[Answer]],
+        requests: Mapping[str, schema.WorkerRequest[Answer]],
         progress: Progress | None = None,
     ) -> dict[str, Answer]:
-        """Ask several workers the same kind of thing and return their answers.
-
-        If one is lost or fails, the others are told to break off; once all have
-        answered, WorkerLost is raised, or the BadInput that a worker found.
-        """
+        """If one is lost or fails, the others are told to break off."""
         if not requests:
             return {}
         (what,) = {type(request) for request in requests.values()}
@@ -209,13 +189,12 @@ class SocketConnections:
         with self._changed:
             self._number += 1
             self._asked, self._replies = asked, {}
-            self._progress = progress or nobody_counts
+            self._progress = progress
         for worker, request in asked.items():
             self._send(worker, request)
         return self._answers(list(asked), what)
 
     def lose(self, worker: str, reason: str) -> None:
-        """Take a worker for lost, whatever its connection says."""
         self._gone(worker, reason)
         found = self._sockets.get(worker)
         if found is not None:
@@ -231,23 +210,23 @@ class SocketConnections:
         return worker in self._sockets and worker not in self._lost
 
     def _answers(
-        self, workers: Sequence[str], what: type[WorkerRequest[Answer]]
+        self, workers: Sequence[str], what: type[schema.WorkerRequest[Answer]]
     ) -> dict[str, Answer]:
         there, trouble = self._waited(workers, what)
-        kind = answer_of(what)
+        kind = schema.answer_of(what)
         answers = {w: m for w, m in there.items() if isinstance(m, kind)}
         if trouble is None:
             return answers
         for message in there.values():
-            if isinstance(message, RequestRefused):
+            if isinstance(message, schema.RequestRefused):
                 raise BadInput(
                     got=message.got, allowed=message.allowed, fix=message.fix
                 )
         raise WorkerLost(*trouble, {w: m for w, m in there.items() if m is not None})
 
     def _waited(
-        self, workers: Sequence[str], what: type[AnyRequest]
-    ) -> tuple[dict[str, Message | None], tuple[str, str] | None]:
+        self, workers: Sequence[str], what: type[schema.AnyRequest]
+    ) -> tuple[dict[str, schema.Message | None], tuple[str, str] | None]:
         """The answers of all, once they are there, and the trouble if there was any.
 
         Past the limit all that have not answered are told to break off. Those that do
@@ -260,25 +239,27 @@ class SocketConnections:
                 is_late = time.monotonic() > end_s
                 if is_late and told is not None:
                     for worker in late:
-                        self.lose(worker, LIMITS[what].passed(self._patience))
+                        self.lose(worker, schema.LIMITS[what].passed(self._patience))
                     continue
                 trouble = _trouble(there, self._lost)
                 if is_late and trouble is None:
-                    trouble = late[0], LIMITS[what].passed(self._patience)
+                    trouble = late[0], schema.LIMITS[what].passed(self._patience)
                 if trouble is not None and told is None:
-                    told, end_s = trouble, max(end_s, self._end_s(BreakOff))
+                    told, end_s = trouble, max(end_s, self._end_s(schema.BreakOff))
                     lost, reason = trouble
                     for worker in late:
-                        request = BreakOff(worker=lost, reason=reason, epoch=self.epoch)
+                        request = schema.BreakOff(
+                            worker=lost, reason=reason, epoch=self.epoch
+                        )
                         self._send(worker, request)
                 self._interrupt()
                 self._changed.wait(_LOOK_S)
         return there, _trouble(there, self._lost) or told
 
-    def _end_s(self, what: type[AnyRequest] | str) -> float:
-        return time.monotonic() + self._patience * LIMITS[what].seconds
+    def _end_s(self, what: type[schema.AnyRequest] | str) -> float:
+        return time.monotonic() + self._patience * schema.LIMITS[what].seconds
 
-    def _there(self, workers: Sequence[str]) -> dict[str, Message | None]:
+    def _there(self, workers: Sequence[str]) -> dict[str, schema.Message | None]:
         """Answers by worker; None of one that is lost."""
         return {
             worker: self._replies.get(worker)
@@ -286,24 +267,24 @@ class SocketConnections:
             if worker in self._lost or worker in self._replies
         }
 
-    def _send(self, worker: str, request: AnyRequest) -> None:
+    def _send(self, worker: str, request: schema.AnyRequest) -> None:
         found = self._sockets.get(worker)
         if found is not None:
             found.send(_key(self._number), [encode(request)])
 
     def _deliver(self, worker: str, key: Key, data: np.ndarray) -> None:
         """Called by the connection's thread; what this raises loses the worker."""
-        message, number = decode(data, Message), key[1]
-        if isinstance(message, Warned):
+        message, number = decode(data, schema.Message), key[1]
+        if isinstance(message, schema.Warned):
             return warnings.warn(f"worker {worker}: {message.text}", stacklevel=1)
-        if isinstance(message, Noticed):
+        if isinstance(message, schema.Noticed):
             return self.noticed(worker, message)
         with self._changed:
             if number < self._number:
                 return  # nobody waits for it any more
             _check_answers(message, number == self._number, self._asked.get(worker))
-            if isinstance(message, Compiling):
-                return self._progress(worker, message)
+            if isinstance(message, schema.Compiling):
+                return self._progress and self._progress(worker, message)
             self._replies[worker] = message
             del self._asked[worker]
             self._changed.notify_all()
@@ -322,33 +303,34 @@ class SocketConnections:
             self._changed.notify_all()
 
 
-def _check_answers(message: Message, is_now: bool, asked: AnyRequest | None) -> None:
+def _check_answers(
+    message: schema.Message, is_now: bool, asked: schema.AnyRequest | None
+) -> None:
     """Raise BadMessage unless it follows from what the worker was asked."""
     told = type(message).__name__
     if not is_now or asked is None:
         raise BadMessage(f"{told} answers what was not asked")
     if message.epoch != asked.epoch:
         raise BadMessage(f"{told} is of epoch {message.epoch}, not {asked.epoch}")
-    kinds = answer_of(type(asked)), Lost, RequestRefused, RequestFailed
+    kinds = (
+        schema.answer_of(type(asked)),
+        schema.Lost,
+        schema.RequestRefused,
+        schema.RequestFailed,
+    )
     if not isinstance(message, kinds):
-        if not isinstance(message, Compiling) or not isinstance(asked, Compile):
+        if not isinstance(message, schema.Compiling) or not isinstance(
+            asked, schema.Compile
+        ):
             raise BadMessage(f"{told} does not answer {type(asked).__name__}")
 
 
-def _nobody_interrupts() -> None:
-    pass
-
-
-def nobody_counts(worker: str, compiling: Compiling) -> None:
-    pass
-
-
-def _nobody_listens(worker: str, notice: Noticed) -> None:
+def _nobody_listens(worker: str, notice: schema.Noticed) -> None:
     warnings.warn(f"worker {worker}: {notice}, and nobody listens", stacklevel=1)
 
 
 def _trouble(
-    there: Mapping[str, Message | None], lost: Mapping[str, str]
+    there: Mapping[str, schema.Message | None], lost: Mapping[str, str]
 ) -> tuple[str, str] | None:
     """Who is lost or failed, and how: first-hand news before hearsay.
 
@@ -358,12 +340,12 @@ def _trouble(
         if message is None:
             return worker, lost[worker]
     for worker, message in there.items():
-        if isinstance(message, RequestFailed):
+        if isinstance(message, schema.RequestFailed):
             return worker, f"failed: {message.error}"
-        if isinstance(message, RequestRefused):
+        if isinstance(message, schema.RequestRefused):
             return worker, "failed: bad input"
     for message in there.values():
-        if isinstance(message, Lost):
+        if isinstance(message, schema.Lost):
             return message.worker, message.reason
     return None
 

@@ -1,21 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a worker does about each request, in whichever process it is.
 
-Owns the worker's parts (its stages, its data, its connections to peers, what it saves
-and what it salvages) and one handler for each request. What goes wrong is raised. Does
-not own how requests come (`serving.py`, `launch/in_process.py`), nor anything that is
-of the whole process. What a worker works on is made by a room above.
+Owns the worker's parts (its stages, its data, its connections to peers, what it saves,
+what it salvages, what it compiles ahead) and one handler for each request. What goes
+wrong is raised. Does not own how requests come (`serving.py`, `launch/in_process.py`),
+nor anything that is of the whole process. What a worker works on is made by a room
+above.
 """
 
 import json
+import os
+import threading
 import time
+import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from hetjax.checkpoint.format import Entry, leaf_names
 from hetjax.checkpoint.replication import PeerReplication
 from hetjax.checkpoint.storage import CheckpointStorage
+from hetjax.checkpoint.writer import CheckpointWriter
 from hetjax.comm.connections import SILENCE_S
 from hetjax.comm.peers import Peers
 from hetjax.comm.pull import PullServer
@@ -27,18 +35,16 @@ from hetjax.runtime.execution.tracer import Timeline
 from hetjax.runtime.rpc import schema
 from hetjax.runtime.rpc.schema import AnyRequest, Json, Message
 from hetjax.runtime.worker.host_group import HostGroup
-from hetjax.runtime.worker.saving import Saving
 from hetjax.runtime.worker.state_inventory import (
     StateInventory,
     collect_leaves,
     from_leaves,
     leaf_bytes,
 )
-from hetjax.runtime.worker.warming import Warmer
 from hetjax.schedule.programs.action import format_program
 
+_LOWEST = 19  # of the system's priorities: training comes first
 _CONNECT_S = 120.0  # until all peers have called: they may be starved
-_ALONE = "a worker without a bootstrap has no peers"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,6 +97,40 @@ class Work(Protocol):
         ...
 
 
+class Warmer:
+    """Compiles one after the other what it is given, in the background.
+
+    It stays in JAX's cache on the disk and, as long as this process lives, in memory.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def add(self, compile_: Callable[[], None]) -> None:
+        """Compile this when all before it are done; returns at once."""
+        self._waiting.put(compile_)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, daemon=True, name="warm")
+            self._thread.start()
+
+    def clear(self) -> None:
+        """Forget what waits: now something else has to be compiled."""
+        with suppress(Empty):
+            while True:
+                self._waiting.get_nowait()
+
+    def _run(self) -> None:
+        with suppress(AttributeError, OSError):  # of this thread alone, on Linux
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
+        while True:
+            compile_ = self._waiting.get()
+            try:
+                compile_()
+            except Exception as error:
+                warnings.warn(f"not compiled ahead: {error}", stacklevel=1)
+
+
 class WorkerService:
     """A worker: `answer` does what it is asked.
 
@@ -116,7 +156,8 @@ class WorkerService:
         self._at: int | None = None  # steps that the state has behind it
         self._commit: StepCommit | None = None  # of the last one, if done here
         self._inventory = StateInventory()
-        self._saving = Saving(file_name(worker), self._open_copies)
+        self._writer: CheckpointWriter | None = None
+        self._copies: PeerReplication | None = None  # of what others save
         self._server: PullServer | None = None  # once made, for as long as the process
         silence_s = SILENCE_S if bootstrap is None else bootstrap.silence_s
         self.host_group = HostGroup(
@@ -131,7 +172,10 @@ class WorkerService:
         """Finish what is being written, and let go of everything."""
         if self._work is not None:
             self._work.close()
-        self._saving.close()
+        if self._writer is not None:
+            self._writer.close()
+        if self._copies is not None:
+            self._copies.close()
 
     def _coordinate(self, request: schema.Coordinate) -> schema.Address:
         return schema.Address(address=self.host_group.coordinate())
@@ -150,18 +194,15 @@ class WorkerService:
         self._warmer.add(lambda: self._warm_up(request.settings))
 
     def _listen(self, request: schema.Listen) -> schema.Address:
-        assert self._bootstrap is not None, _ALONE
-        bootstrap = self._bootstrap
-        self.peers = Peers(
-            bootstrap.worker, bootstrap.listen, bootstrap.secret, bootstrap.silence_s
-        )
+        own = self._told
+        self.peers = Peers(own.worker, own.listen, own.secret, own.silence_s)
         return schema.Address(address=self.peers.address)
 
     def _join(self, request: schema.Join) -> None:
-        assert self._bootstrap is not None and self.peers is not None, _ALONE
+        assert self.peers is not None, "listen first"
         self.peers.connect(request.addresses, _CONNECT_S)
         if request.transport == "transfer" and self._server is None:
-            self._server = PullServer(self._bootstrap.host, self._bootstrap.secret)
+            self._server = PullServer(self._told.host, self._told.secret)
         server = self._server if request.transport == "transfer" else None
         self._runtime.join(self.peers, request.epoch, server)
 
@@ -201,10 +242,9 @@ class WorkerService:
         )
 
     def _find_saves(self, request: schema.FindSaves) -> schema.FoundSaves:
-        directory = request.storage.at(file_name(self._worker))
-        return schema.FoundSaves(
-            saves=[*self._inventory.look(directory, self._needed())]
-        )
+        directory = self._directory(request.storage)
+        found = self._inventory.look(directory, self._needed())
+        return schema.FoundSaves(saves=[*found])
 
     def _needs(self, request: schema.TellNeeds) -> schema.NeededState:
         leaves = {leaf: leaf_bytes(entry) for leaf, entry in self._needed().items()}
@@ -212,14 +252,14 @@ class WorkerService:
 
     def _collect(self, request: schema.CollectLeaves) -> schema.Collected:
         if request.own.get("cloud"):
-            self._open_store(request.storage, request.save[0])
+            store = request.storage.store()
+            assert store is not None
+            directory = self._directory(request.storage)
+            self._inventory.fetch_from(store, request.save[0], directory)
         return collect_leaves(request, self._inventory, self.peers, self._needed())
 
-    def _open_store(self, storage: CheckpointStorage, step: int) -> None:
-        store = storage.store()
-        assert store is not None
-        directory = storage.at(file_name(self._worker))
-        self._inventory.fetch_from(store, step, directory)
+    def _directory(self, storage: CheckpointStorage) -> Path:
+        return storage.at(file_name(self._worker))
 
     def _place(self, request: schema.PlaceState) -> None:
         if self._at != request.step:
@@ -265,20 +305,53 @@ class WorkerService:
         return schema.NextLogits(logits=None if found_V is None else found_V.tolist())
 
     def _saving_state(self, request: schema.TellSaving) -> schema.SavingState:
-        return self._saving.state(self._runtime.saves)
+        writer, saves = self._writer, self._runtime.saves
+        if writer is None:
+            return schema.SavingState(saves=saves)
+        return schema.SavingState(
+            saves=saves,
+            busy=writer.busy,
+            storing=writer.is_storing,
+            newest=writer.newest,
+            spoilt=writer.not_finite,
+        )
+
+    def _keep_copies(self, request: schema.KeepCopies) -> schema.Address:
+        if self._copies is None:
+            own, name = self._told, file_name(self._worker)
+            self._copies = PeerReplication(name, own.host, own.secret, own.silence_s)
+        storage = request.storage
+        self._copies.store_in(self._directory(storage), storage.keep)
+        return schema.Address(address=self._copies.address)
+
+    def _send_copies(self, request: schema.SendCopies) -> None:
+        assert self._copies is not None, "keep copies first"
+        self._copies.send_to(request.to)
 
     def _save(self, request: schema.SaveState) -> None:
-        self._saving.save(request, [*self._runtime.entries()])
-
-    def _open_copies(self) -> PeerReplication:
-        assert self._bootstrap is not None, _ALONE
-        bootstrap = self._bootstrap
-        return PeerReplication(
-            file_name(bootstrap.worker),
-            bootstrap.host,
-            bootstrap.secret,
-            bootstrap.silence_s,
+        name, entries = file_name(self._worker), [*self._runtime.entries()]
+        if name not in request.workers:
+            return
+        if self._writer is None:
+            self._writer = request.storage.writer(name, self._copies)
+        started = self._writer.save(
+            request.step,
+            entries,
+            request.host,
+            request.workers,
+            request.safe,
+            request.is_stored,
         )
+        assert started, "the controller asks who is busy first"
+
+    def _await_saved(self, request: schema.AwaitSaved) -> None:
+        if self._writer is not None:
+            self._writer.wait()
+
+    @property
+    def _told(self) -> WorkerBootstrap:
+        assert self._bootstrap is not None, "a worker without a bootstrap has no peers"
+        return self._bootstrap
 
     @property
     def _runtime(self) -> StageRuntime:
@@ -307,9 +380,9 @@ HANDLERS: dict[type[AnyRequest], Callable[[WorkerService, Any], Message | None]]
     schema.Evaluate: WorkerService._evaluate,
     schema.Predict: WorkerService._predict,
     schema.TellSaving: WorkerService._saving_state,
-    schema.KeepCopies: lambda service, asked: service._saving.keep_copies(asked),
-    schema.SendCopies: lambda service, asked: service._saving.send_copies(asked),
+    schema.KeepCopies: WorkerService._keep_copies,
+    schema.SendCopies: WorkerService._send_copies,
     schema.SaveState: WorkerService._save,
-    schema.AwaitSaved: lambda service, asked: service._saving.wait(asked),
+    schema.AwaitSaved: WorkerService._await_saved,
     schema.Leave: lambda service, asked: service.close(),
 }

@@ -18,29 +18,18 @@ from typing import Any
 
 from hetjax.comm.peers import PeerLost
 from hetjax.errors import BadInput
-from hetjax.runtime.rpc.schema import (
-    BreakOff,
-    Compiling,
-    Json,
-    Leave,
-    Lost,
-    Message,
-    Noticed,
-    RequestFailed,
-    RequestRefused,
-    Warned,
-)
-from hetjax.runtime.rpc.worker_connections import AnyRequest, ControllerConnection
+from hetjax.runtime.rpc import schema
+from hetjax.runtime.rpc.worker_connections import ControllerConnection
 from hetjax.runtime.worker.service import Work, WorkerBootstrap, WorkerService
 
 # Calls what it is given for each notice, within `with`
-Watching = Callable[[Callable[[Noticed], None]], AbstractContextManager[object]]
+Watching = Callable[[Callable[[schema.Noticed], None]], AbstractContextManager[object]]
 
 
 def serve(
     bootstrap: WorkerBootstrap,
-    make: Callable[[Json], Work],
-    warm: Callable[[Json], None] = lambda settings: None,
+    make: Callable[[schema.Json], Work],
+    warm: Callable[[schema.Json], None] = lambda settings: None,
     watching: Watching = lambda tell: nullcontext(),
 ) -> None:
     """Do as the controller says until it ends the connection.
@@ -54,14 +43,18 @@ def serve(
 
 
 class WorkerServer:
+    """Answers one request after the other; `run` returns after the last."""
+
     def __init__(
         self,
         bootstrap: WorkerBootstrap,
-        make: Callable[[Json], Work],
-        warm: Callable[[Json], None],
+        make: Callable[[schema.Json], Work],
+        warm: Callable[[schema.Json], None],
     ) -> None:
         self._bootstrap = bootstrap
-        self._requests: queue.SimpleQueue[tuple[int, AnyRequest]] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[tuple[int, schema.AnyRequest]] = (
+            queue.SimpleQueue()
+        )
         self._number, self._epoch = 0, 0  # of what is being answered
         self._service = WorkerService(
             bootstrap.worker,
@@ -81,33 +74,32 @@ class WorkerServer:
         )
 
     def run(self) -> None:
-        host_group, is_over = self._service.host_group, False
+        host_group, own = self._service.host_group, self._bootstrap.worker
+        is_over = False
         while not is_over:
             self._number, request = self._requests.get()
-            self._epoch, is_over = request.epoch, isinstance(request, Leave)
+            self._epoch, is_over = request.epoch, isinstance(request, schema.Leave)
             answer = self._answer(request)
             if is_over:
                 host_group.leave()
             self._connection.send(self._number, replace(answer, epoch=self._epoch))
-            host_group.done(
-                _lost_in(answer, self._bootstrap.worker), self._connection.close
-            )
+            host_group.done(_lost_in(answer, own), self._connection.close)
         self._connection.close()
 
-    def tell_notice(self, notice: Noticed) -> None:
+    def tell_notice(self, notice: schema.Noticed) -> None:
         self._connection.send(0, notice)
 
-    def _tell_compiling(self, compiling: Compiling) -> None:
+    def _tell_compiling(self, compiling: schema.Compiling) -> None:
         self._connection.send(self._number, replace(compiling, epoch=self._epoch))
 
     def _tell_warning(self, message: Any, *_: object) -> None:
         """Warnings are the controller's to show."""
-        self._connection.send(0, Warned(text=str(message)))
+        self._connection.send(0, schema.Warned(text=str(message)))
 
-    def _hear(self, number: int, request: AnyRequest) -> None:
+    def _hear(self, number: int, request: schema.AnyRequest) -> None:
         """Called by another thread: breaking off cannot wait for the step's end."""
         service = self._service
-        if not isinstance(request, BreakOff):
+        if not isinstance(request, schema.BreakOff):
             service.host_group.begin(number, type(request))
             self._requests.put((number, request))
             return
@@ -122,21 +114,21 @@ class WorkerServer:
             )
         os._exit(1)  # nobody is left to work for; threads may be anywhere
 
-    def _answer(self, request: AnyRequest) -> Message:
+    def _answer(self, request: schema.AnyRequest) -> schema.Message:
         try:
             return self._service.answer(request)
         except PeerLost as lost:
-            return Lost(worker=lost.peer, reason=lost.reason)
+            return schema.Lost(worker=lost.peer, reason=lost.reason)
         except BadInput as bad:
-            return RequestRefused(got=bad.got, allowed=bad.allowed, fix=bad.fix)
+            return schema.RequestRefused(got=bad.got, allowed=bad.allowed, fix=bad.fix)
         except Exception as error:
             with suppress(OSError):
                 traceback.print_exc()
-            return RequestFailed(error=f"{type(error).__name__}: {error}")
+            return schema.RequestFailed(error=f"{type(error).__name__}: {error}")
 
 
-def _lost_in(answer: Message, own: str) -> str | None:
+def _lost_in(answer: schema.Message, own: str) -> str | None:
     """Whom the answer tells to be lost; one that has failed is of no more use."""
-    if isinstance(answer, RequestFailed):
+    if isinstance(answer, schema.RequestFailed):
         return own
-    return answer.worker if isinstance(answer, Lost) else None
+    return answer.worker if isinstance(answer, schema.Lost) else None

@@ -15,7 +15,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +33,6 @@ from hetjax.comm.peers import Peers
 from hetjax.comm.wire import LEAVES
 from hetjax.runtime.rpc.schema import Collected, CollectLeaves, FoundSave
 
-_Read = tuple[np.ndarray | None, float]  # value, and when it was there
 _CHECKSUM = struct.Struct("<I")
 _NOTHING = np.zeros(0, np.uint8)  # sent for what cannot be read
 _NUM_READERS = 8  # threads: an object of a store is mostly waited for
@@ -104,18 +103,19 @@ class StateInventory:
             others = f", and {len(flaws) - 1} more" if len(flaws) > 1 else ""
             warnings.warn(f"not used from here: {flaws[0]}{others}", stacklevel=2)
 
-    def read(self, tier: Tier, save: Save, leaf: str) -> np.ndarray:
-        """One leaf; raises DamagedCheckpoint if the disk has it no more as written.
-
-        OSError where the store fails.
-        """
-        if tier == "memory":
-            entry, read = self._memory[leaf]
-            return dict(split_leaves(entry, read()))[leaf]
-        if tier == "disk":
-            return self._disk[save].read_leaves([leaf])[0]
-        assert self._stored is not None
-        return self._stored.read(leaf)
+    def read(self, tier: Tier, save: Save, leaf: str) -> np.ndarray | None:
+        """One leaf; None, and a flaw, if it cannot be read there as it was written."""
+        try:
+            if tier == "memory":
+                entry, read = self._memory[leaf]
+                return dict(split_leaves(entry, read()))[leaf]
+            if tier == "disk":
+                return self._disk[save].read_leaves([leaf])[0]
+            assert self._stored is not None
+            return self._stored.read(leaf)
+        except (DamagedCheckpoint, OSError, ValueError) as error:
+            self.flaws.append(str(error).splitlines()[0].removeprefix("got: "))
+            return None
 
 
 def collect_leaves(
@@ -158,23 +158,16 @@ def from_leaves(values: Mapping[str, np.ndarray], entry: Entry) -> np.ndarray:
 def _give(order: CollectLeaves, inventory: StateInventory, peers: Peers) -> None:
     """Send all that is asked for; what goes wrong is told to who waits here."""
     try:
-        _send(order, inventory, peers)
+        for worker, tier, leaves in order.give:
+            for leaf in leaves:
+                parts = _with_checksum(inventory.read(tier, order.save, leaf))
+                with suppress(KeyError):  # one that has gone since
+                    peers.send(worker, _key(order, leaf), parts)
     except Exception as error:
         peers.mailbox.lose(peers.own, f"failed: {error}")
 
 
-def _send(order: CollectLeaves, inventory: StateInventory, peers: Peers) -> None:
-    for worker, tier, leaves in order.give:
-        for leaf in leaves:
-            parts_ = _readable(order, inventory, tier, leaf)
-            with suppress(KeyError):  # one that has gone since
-                peers.send(worker, _key(order, leaf), parts_)
-
-
-def _readable(
-    order: CollectLeaves, inventory: StateInventory, tier: Tier, leaf: str
-) -> Sequence[np.ndarray]:
-    value = _read(order, inventory, tier, leaf)
+def _with_checksum(value: np.ndarray | None) -> Sequence[np.ndarray]:
     if value is None:
         return [_NOTHING]
     data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
@@ -189,9 +182,13 @@ def _taken(
     needed: Mapping[str, Entry],
 ) -> Iterator[tuple[str, str, np.ndarray | None, float]]:
     """Tier, leaf, value and time of all that is asked for, from all places at once."""
+
+    def timed(tier: Tier, leaf: str) -> tuple[np.ndarray | None, float]:
+        return inventory.read(tier, order.save, leaf), time.perf_counter()
+
     pool = ThreadPoolExecutor(_NUM_READERS)
-    own: list[tuple[str, str, Future[_Read]]] = [
-        (tier, leaf, pool.submit(_timed, order, inventory, tier, leaf))
+    own = [
+        (tier, leaf, pool.submit(timed, tier, leaf))
         for tier, leaves in order.own.items()
         for leaf in leaves
     ]
@@ -205,22 +202,6 @@ def _taken(
             yield tier, leaf, *reading.result()
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _timed(
-    order: CollectLeaves, inventory: StateInventory, tier: Tier, leaf: str
-) -> _Read:
-    return _read(order, inventory, tier, leaf), time.perf_counter()
-
-
-def _read(
-    order: CollectLeaves, inventory: StateInventory, tier: Tier, leaf: str
-) -> np.ndarray | None:
-    try:
-        return inventory.read(tier, order.save, leaf)
-    except (DamagedCheckpoint, OSError, ValueError) as error:
-        inventory.flaws.append(str(error).splitlines()[0].removeprefix("got: "))
-        return None
 
 
 def _value(message: np.ndarray, entry: Entry) -> np.ndarray | None:
