@@ -243,8 +243,7 @@ class Connection:
     ) -> None:
         self.peer = peer
         self._socket, self._deliver, self._lost = ends.messages, deliver, lost
-        self._outbox: queue.SimpleQueue[tuple[Key, Sequence[np.ndarray]] | None]
-        self._outbox = queue.SimpleQueue()
+        self._outbox = queue.SimpleQueue[tuple[Key, Sequence[np.ndarray]] | None]()
         self._closing = threading.Event()
         self._telling = threading.Lock()  # of a loss: taken once
         _prepare(self._socket)

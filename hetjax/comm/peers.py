@@ -38,6 +38,7 @@ class Mailbox:
             self.touch()
 
     def has(self, sender: str, key: Key) -> bool:
+        """Whether the message has arrived, and was not taken."""
         return (sender, key) in self._messages
 
     def pop(self, sender: str, key: Key) -> np.ndarray:

@@ -97,6 +97,7 @@ class Driver:
         self._has_given_up = False
 
     def step(self, number: int, *, traced: bool = False) -> StepCommit:
+        """Train the next step; raises RolledBack where state was lost meanwhile."""
         assert number == self._at, (number, self._at)
         if self._terms.recovers and self._is_other(self._terms.membership.now()):
             self._recover_in_place(None)
@@ -116,16 +117,20 @@ class Driver:
         return found
 
     def spans(self) -> Sequence[Span]:
+        """When the actions of all traced steps ran."""
         return self._surely(self._controller.spans)
 
     def validate(self, number: int) -> float:
+        """Mean cross-entropy in nats per token over the validation batch."""
         return self._surely(lambda: self._controller.evaluate([number]))
 
     def next_logits(self, tokens: Sequence[int]) -> np.ndarray:
+        """logits_V that follow the (last seq_len) tokens."""
         return self._surely(lambda: self._controller.next_logits(tokens))
 
     @property
     def at(self) -> int:
+        """How many steps the state has behind it."""
         return self._at
 
     @property
@@ -137,6 +142,7 @@ class Driver:
         return self._controller.is_spoilt
 
     def go_back(self, reason: str) -> int:
+        """Go on from the newest checkpoint; return its step."""
         clock, at, controller = Clock(), self._at, self._controller
         restored = self._surely(
             lambda: recovery.restore(
@@ -155,6 +161,7 @@ class Driver:
         return restored.step
 
     def save(self, step: int) -> bool:
+        """Start a checkpoint; False if one is still being written somewhere."""
         host, terms = {**self._terms.host, "step": step}, self._terms
         return self._surely(lambda: self._controller.save(terms.storage, step, host))
 
@@ -162,6 +169,7 @@ class Driver:
         self._surely(self._controller.wait_saved)
 
     def leave(self, node: str) -> bool:
+        """Go on without the node from the next step on; False if nothing can."""
         membership = self._terms.membership
         now = membership.now()
         rest = {found.name for found in now.nodes} - {node}

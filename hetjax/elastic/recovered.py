@@ -53,6 +53,7 @@ class Clock:
     _since_s: float = field(default_factory=time.perf_counter)
 
     def lap(self, phase: str) -> None:
+        """Count the time since the last call to this phase."""
         now_s = time.perf_counter()
         spent_s = now_s - self._since_s
         self.seconds[phase] = self.seconds.get(phase, 0.0) + spent_s

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from hetjax.cluster.cluster import Cluster, Node, part_of
 from hetjax.plans.worker_map import EMBEDDED
-from hetjax.runtime.rpc.schema import Compiling, Json, Noticed, WorkerRequest, answer_of
+from hetjax.runtime.rpc.schema import Compiling, Json, Noticed, Request, answer_of
 from hetjax.runtime.rpc.worker_connections import Answer, Progress
 from hetjax.runtime.worker.service import Work, WorkerService
 
@@ -83,7 +83,7 @@ class InProcessConnections:
 
     def ask(
         self,
-        requests: Mapping[str, WorkerRequest[Answer]],
+        requests: Mapping[str, Request[Answer]],
         progress: Progress | None = None,
     ) -> dict[str, Answer]:
         """The worker's answer; raises what its handler does."""
@@ -102,7 +102,7 @@ class InProcessConnections:
         """Finish what is being written."""
         self._service.close()
 
-    def _answer(self, request: WorkerRequest[Answer]) -> Answer:
+    def _answer(self, request: Request[Answer]) -> Answer:
         answer = self._service.answer(replace(request, epoch=self.epoch))
         assert isinstance(answer, answer_of(type(request))), (request, answer)
         return answer

@@ -76,6 +76,7 @@ class Bootstraps:
         stack.callback(self.connections.close)
 
     def of(self, worker: str, address: str) -> WorkerBootstrap:
+        """The bootstrap of a worker that others reach at this address."""
         return WorkerBootstrap(
             worker=worker,
             controller=self.connections.address,

@@ -27,8 +27,8 @@ from hetjax.runtime.rpc.schema import (
     Listen,
     Lost,
     Message,
+    Request,
     Train,
-    WorkerRequest,
 )
 from hetjax.runtime.rpc.worker_connections import (
     ControllerConnection,
@@ -86,7 +86,7 @@ def hangs(connection: ControllerConnection, number: int, message: AnyRequest) ->
 
 
 def test_there_is_a_limit_for_all_that_is_asked_and_for_nothing_else():
-    requests = {kind for kind in kinds().values() if issubclass(kind, WorkerRequest)}
+    requests = {kind for kind in kinds().values() if issubclass(kind, Request)}
     assert requests | {START} == LIMITS.keys()
     assert all(limit.seconds >= 60 for limit in TABLE.values())
 

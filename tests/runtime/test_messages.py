@@ -20,8 +20,8 @@ from hetjax.runtime.rpc.schema import (
     FinishStep,
     Json,
     Message,
+    Request,
     Train,
-    WorkerRequest,
     answer_of,
 )
 from hetjax.runtime.worker import service
@@ -68,7 +68,7 @@ def read(found: Any) -> Message:
 
 def test_every_class_is_known_and_every_request_has_an_answer_and_somebody_to_do_it():
     assert len(kinds()) == 45
-    requests = {k for k in kinds().values() if issubclass(k, WorkerRequest)}
+    requests = {k for k in kinds().values() if issubclass(k, Request)}
     assert all(issubclass(answer_of(kind), Message) for kind in requests)
     assert requests == service.HANDLERS.keys() | {BreakOff}
 
@@ -146,7 +146,7 @@ def test_what_is_not_a_whole_number_is_no_step(wrong: object):
         {"version": None},
         {"message": "Destroy"},
         {"message": "Message"},
-        {"message": "WorkerRequest"},
+        {"message": "Request"},
         {"message": ["Done"]},
         {"fields": []},
         {"fields": None},
@@ -168,7 +168,7 @@ def test_what_is_no_frame_at_all_is_refused(text: bytes):
 
 def test_an_answer_is_no_request():
     with pytest.raises(BadMessage, match="'Done' is no request"):
-        decode(encode(Done()), WorkerRequest)
+        decode(encode(Done()), Request)
 
 
 @given(st.binary(max_size=64), st.data())

@@ -17,9 +17,9 @@ from hetjax.runtime.rpc.schema import (
     START,
     BreakOff,
     Limit,
+    Request,
     SaveState,
     Train,
-    WorkerRequest,
 )
 from hetjax.runtime.rpc.worker_connections import WorkerLost
 from hetjax.train import main
@@ -46,7 +46,7 @@ def hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def limit(
-    patched: pytest.MonkeyPatch, what: type[WorkerRequest[Any]] | str, limit_s: float
+    patched: pytest.MonkeyPatch, what: type[Request[Any]] | str, limit_s: float
 ) -> None:
     patched.setitem(LIMITS, what, Limit(limit_s, LIMITS[what].what))
 

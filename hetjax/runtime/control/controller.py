@@ -24,7 +24,7 @@ from hetjax.plans.plan import Plan
 from hetjax.plans.worker_map import WorkerMap, file_name, node_of
 from hetjax.runtime.execution.gradient_sync import StepCommit, total_loss
 from hetjax.runtime.rpc import schema
-from hetjax.runtime.rpc.schema import Json, TransportName, WorkerRequest
+from hetjax.runtime.rpc.schema import Json, Request, TransportName
 from hetjax.runtime.rpc.worker_connections import Answer, WorkerConnections
 from hetjax.schedule.programs.action import parse_program
 from hetjax.schedule.simulation.trace import Span
@@ -115,16 +115,12 @@ class Controller:
             )
         workers = [*self.workers, *others]
         told = self.connections.ask(dict.fromkeys(workers, schema.Listen()))
-        addresses = {worker: told[worker].address for worker in workers}
-        self.connections.ask(
-            {
-                worker: schema.Join(
-                    addresses={w: a for w, a in addresses.items() if w != worker},
-                    transport=transport,
-                )
-                for worker in workers
-            }
-        )
+        at = {worker: told[worker].address for worker in workers}
+        joins = {}
+        for worker in workers:
+            peers = {w: address for w, address in at.items() if w != worker}
+            joins[worker] = schema.Join(addresses=peers, transport=transport)
+        self.connections.ask(joins)
 
     def compile(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Compile the programs of all stages."""
@@ -222,18 +218,13 @@ class Controller:
         told = self._all(schema.KeepCopies(storage=storage))
         found = copy_targets({w: node_of(w) for w in self.workers}, storage.copies)
         if len(next(iter(found.values()))) < storage.copies - 1:
-            text = (
-                f"{storage.copies} copies of checkpoints are asked for, on fewer nodes"
-            )
-            warnings.warn(text, stacklevel=2)
-        self.connections.ask(
-            {
-                worker: schema.SendCopies(
-                    to={file_name(w): told[w].address for w in others}
-                )
-                for worker, others in found.items()
-            }
-        )
+            asked = f"{storage.copies} copies of checkpoints are asked for"
+            warnings.warn(f"{asked}, on fewer nodes", stacklevel=2)
+        orders = {}
+        for worker, others in found.items():
+            to = {file_name(other): told[other].address for other in others}
+            orders[worker] = schema.SendCopies(to=to)
+        self.connections.ask(orders)
         self._copying = now
 
     def wait_saved(self) -> None:
@@ -281,5 +272,5 @@ class Controller:
         self._turn += 1
         return self._turn
 
-    def _all(self, request: WorkerRequest[Answer]) -> dict[str, Answer]:
+    def _all(self, request: Request[Answer]) -> dict[str, Answer]:
         return self.connections.ask(dict.fromkeys(self.workers, request))

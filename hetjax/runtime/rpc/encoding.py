@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 import numpy as np
 
-from hetjax.runtime.rpc.schema import Message, WorkerRequest
+from hetjax.runtime.rpc.schema import Message, Request
 
 VERSION = 1  # of the protocol: both sides must have the same
 _WHOLE = 1 << 53  # below this each integer is a float
@@ -49,7 +49,7 @@ def decode(data: np.ndarray, expected: type[_M]) -> _M:
         raise BadMessage(f"{quoted(frame)} has not the form of a message")
     found = kinds().get(str(frame["message"]))
     if found is None or not issubclass(found, expected):
-        what = "message" if expected is Message else "request"
+        what = expected.__name__.lower()
         raise BadMessage(f"{quoted(frame['message'])} is no {what} that is known")
     return _typed(found, frame["fields"], found.__name__)
 
@@ -57,8 +57,8 @@ def decode(data: np.ndarray, expected: type[_M]) -> _M:
 @cache
 def kinds() -> Mapping[str, type[Message]]:
     """The classes of messages by name."""
-    found = {*Message.__subclasses__(), *WorkerRequest.__subclasses__()}
-    return {kind.__name__: kind for kind in found - {WorkerRequest}}
+    found = {*Message.__subclasses__(), *Request.__subclasses__()}
+    return {kind.__name__: kind for kind in found - {Request}}
 
 
 _hints = cache(get_type_hints)

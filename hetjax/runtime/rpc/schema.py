@@ -42,7 +42,7 @@ class Limit:
 
 
 START = "start"  # of a worker, which nobody can ask for it
-LIMITS: dict[type["WorkerRequest[Any]"] | str, Limit] = {
+LIMITS: dict[type["Request[Any]"] | str, Limit] = {
     START: Limit(600.0, "start and call its controller")
 }
 
@@ -62,7 +62,7 @@ class Message:
 A = TypeVar("A", bound=Message)
 
 
-class WorkerRequest(Message, Generic[A]):
+class Request(Message, Generic[A]):
     """What a worker is asked; it answers with an `A`, or tells of trouble.
 
     It may take so many `minutes` to do `what`, before it counts as lost.
@@ -73,10 +73,10 @@ class WorkerRequest(Message, Generic[A]):
         LIMITS[cls] = Limit(60 * minutes, what)
 
 
-AnyRequest = WorkerRequest[Any]
+AnyRequest = Request[Any]
 
 
-def answer_of(request: type[WorkerRequest[A]]) -> type[A]:
+def answer_of(request: type[Request[A]]) -> type[A]:
     """The class of what answers a request of this class."""
     (base,) = request.__orig_bases__  # pyright: ignore[reportAttributeAccessIssue]
     return get_args(base)[0]
@@ -222,48 +222,46 @@ class Noticed(Message):
 
 
 class Coordinate(
-    WorkerRequest[Address], minutes=5, what="choose a port for the hosts of its node"
+    Request[Address], minutes=5, what="choose a port for the hosts of its node"
 ):
     """Choose where to serve the world of a node with several hosts."""
 
 
-class Build(WorkerRequest[Done], minutes=60, what="make its stages and open the data"):
+class Build(Request[Done], minutes=60, what="make its stages and open the data"):
     """Make stages and data from settings; `world` is entered first."""
 
     settings: Json
     world: World | None = None
 
 
-class CompileAhead(
-    WorkerRequest[Done], minutes=5, what="begin to compile in the background"
-):
+class CompileAhead(Request[Done], minutes=5, what="begin to compile in the background"):
     """Compile in the background what other settings would ask for."""
 
     settings: Json
 
 
-class Listen(WorkerRequest[Address], minutes=5, what="listen for its peers"):
+class Listen(Request[Address], minutes=5, what="listen for its peers"):
     """Listen for peers of another epoch."""
 
 
-class Join(WorkerRequest[Done], minutes=10, what="connect to its peers"):
+class Join(Request[Done], minutes=10, what="connect to its peers"):
     """Connect to the peers at these addresses, as this epoch's."""
 
     addresses: Mapping[str, str]
     transport: TransportName
 
 
-class Compile(WorkerRequest[Done], minutes=120, what="compile its stages"):
+class Compile(Request[Done], minutes=120, what="compile its stages"):
     """Compile the programs of all stages; `Compiling` tells how far that is."""
 
 
-class Initialise(WorkerRequest[Done], minutes=60, what="make its first weights"):
+class Initialise(Request[Done], minutes=60, what="make its first weights"):
     """Make fresh weights and optimizer state."""
 
     seed: int
 
 
-class Train(WorkerRequest[Trained], minutes=30, what="train a step"):
+class Train(Request[Trained], minutes=30, what="train a step"):
     """Train on the batch of a step; no two turns share their messages to peers."""
 
     step: int
@@ -271,36 +269,32 @@ class Train(WorkerRequest[Trained], minutes=30, what="train a step"):
     traced: bool
 
 
-class TellReached(
-    WorkerRequest[Reached], minutes=10, what="tell which step it has reached"
-):
+class TellReached(Request[Reached], minutes=10, what="tell which step it has reached"):
     """Tell how far the state is."""
 
 
-class FinishStep(WorkerRequest[Done], minutes=30, what="finish a step"):
+class FinishStep(Request[Done], minutes=30, what="finish a step"):
     """Commit the step that was broken off, as others have."""
 
     commit: StepCommit
 
 
-class HoldState(
-    WorkerRequest[HeldState], minutes=30, what="tell what it has in memory"
-):
+class HoldState(Request[HeldState], minutes=30, what="tell what it has in memory"):
     """Keep the state where it is until `PlaceState`."""
 
 
-class FindSaves(WorkerRequest[FoundSaves], minutes=60, what="tell what it has on disk"):
+class FindSaves(Request[FoundSaves], minutes=60, what="tell what it has on disk"):
     """Look what the disk has."""
 
     storage: CheckpointStorage
 
 
-class TellNeeds(WorkerRequest[NeededState], minutes=10, what="tell what it needs"):
+class TellNeeds(Request[NeededState], minutes=10, what="tell what it needs"):
     """Tell what the state is made of."""
 
 
 class CollectLeaves(
-    WorkerRequest[Collected], minutes=120, what="get the state that it lacks"
+    Request[Collected], minutes=120, what="get the state that it lacks"
 ):
     """Give and take leaves of one save, as one round of a recovery.
 
@@ -317,55 +311,53 @@ class CollectLeaves(
     storage: CheckpointStorage
 
 
-class PlaceState(WorkerRequest[Done], minutes=60, what="put the state on its devices"):
+class PlaceState(Request[Done], minutes=60, what="put the state on its devices"):
     """Put what was collected on the devices: the state after `step`."""
 
     step: int
 
 
-class TellTime(WorkerRequest[ClockTime], minutes=30, what="tell the time of its clock"):
+class TellTime(Request[ClockTime], minutes=30, what="tell the time of its clock"):
     """Read the clock of `TellSpans`."""
 
 
-class TellSpans(
-    WorkerRequest[TracedActions], minutes=10, what="tell when its actions ran"
-):
+class TellSpans(Request[TracedActions], minutes=10, what="tell when its actions ran"):
     """Tell when the actions of all traced steps ran."""
 
 
-class Evaluate(WorkerRequest[Evaluated], minutes=30, what="evaluate a batch"):
+class Evaluate(Request[Evaluated], minutes=30, what="evaluate a batch"):
     """Run a validation batch, no update."""
 
     batch: int
     turn: int
 
 
-class Predict(WorkerRequest[NextLogits], minutes=30, what="predict a token"):
+class Predict(Request[NextLogits], minutes=30, what="predict a token"):
     """Tell the logits of what follows the tokens."""
 
     tokens: Sequence[int]
     turn: int
 
 
-class TellSaving(WorkerRequest[SavingState], minutes=10, what="tell what it has saved"):
+class TellSaving(Request[SavingState], minutes=10, what="tell what it has saved"):
     """Tell how saving goes."""
 
 
-class KeepCopies(WorkerRequest[Address], minutes=10, what="be ready to keep copies"):
+class KeepCopies(Request[Address], minutes=10, what="be ready to keep copies"):
     """Be ready to keep copies of what others save."""
 
     storage: CheckpointStorage
 
 
 class SendCopies(
-    WorkerRequest[Done], minutes=10, what="connect to those that keep its copies"
+    Request[Done], minutes=10, what="connect to those that keep its copies"
 ):
     """Send copies of what is saved to those at these addresses, by file name."""
 
     to: Mapping[str, str]
 
 
-class SaveState(WorkerRequest[Done], minutes=30, what="begin a checkpoint"):
+class SaveState(Request[Done], minutes=30, what="begin a checkpoint"):
     """Start a checkpoint of `step`, if this worker is among `workers` (file names).
 
     `host` goes into its manifest. Step `safe` stays; what is not `is_stored` is not
@@ -380,16 +372,16 @@ class SaveState(WorkerRequest[Done], minutes=30, what="begin a checkpoint"):
     is_stored: bool
 
 
-class AwaitSaved(WorkerRequest[Done], minutes=120, what="finish a checkpoint"):
+class AwaitSaved(Request[Done], minutes=120, what="finish a checkpoint"):
     """Answer once no save is being written."""
 
 
-class Leave(WorkerRequest[Done], minutes=120, what="finish what it writes, and leave"):
+class Leave(Request[Done], minutes=120, what="finish what it writes, and leave"):
     """Finish what is being written, and end."""
 
 
 class BreakOff(
-    WorkerRequest[Done], minutes=2, what="leave a step that another worker has broken"
+    Request[Done], minutes=2, what="leave a step that another worker has broken"
 ):
     """Wait no longer for this worker, which is lost; nobody answers this."""
 

@@ -67,7 +67,7 @@ class WorkerConnections(Protocol):
 
     def ask(
         self,
-        requests: Mapping[str, schema.WorkerRequest[Answer]],
+        requests: Mapping[str, schema.Request[Answer]],
         progress: Progress | None = None,
     ) -> dict[str, Answer]:
         """Ask several workers the same kind of thing and return their answers.
@@ -101,7 +101,7 @@ class ControllerConnection:
         silence_s: float = SILENCE_S,
     ) -> None:
         def deliver(peer: str, key: Key, data: np.ndarray) -> None:
-            request = decode(data, schema.WorkerRequest)
+            request = decode(data, schema.Request)
             if request.epoch < self._epoch:
                 raise BadMessage(f"epoch {request.epoch} after epoch {self._epoch}")
             self._epoch = request.epoch
@@ -178,7 +178,7 @@ class SocketConnections:
 
     def ask(
         self,
-        requests: Mapping[str, schema.WorkerRequest[Answer]],
+        requests: Mapping[str, schema.Request[Answer]],
         progress: Progress | None = None,
     ) -> dict[str, Answer]:
         """If one is lost or fails, the others are told to break off."""
@@ -210,7 +210,7 @@ class SocketConnections:
         return worker in self._sockets and worker not in self._lost
 
     def _answers(
-        self, workers: Sequence[str], what: type[schema.WorkerRequest[Answer]]
+        self, workers: Sequence[str], what: type[schema.Request[Answer]]
     ) -> dict[str, Answer]:
         there, trouble = self._waited(workers, what)
         kind = schema.answer_of(what)
