@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device groups to meshes, axis rules, moves between meshes, meshes of several hosts."""
+"""Device groups to meshes, axis rules, moves of arrays, meshes of several hosts."""
