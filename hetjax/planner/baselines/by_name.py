@@ -12,9 +12,9 @@ from itertools import islice
 from hetjax.cluster.record import did_you_mean
 from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.planner.baselines.autohet import autohet
-from hetjax.planner.baselines.even import megatron, varuna
 from hetjax.planner.baselines.hapt import hapt
 from hetjax.planner.baselines.stage_costs import no_plan
+from hetjax.planner.baselines.symmetric import megatron, varuna
 from hetjax.planner.baselines.uniform_search import uniform_search
 from hetjax.planner.baselines.whale import whale
 from hetjax.planner.model.evaluator import PlanEvaluator

@@ -43,11 +43,8 @@ _NEVER_S = 1e30  # too long for any step
 class PricingProgram:
     """What one pass of the dynamic program is given, and what pipelines that reach the
     threshold could cost in every interval N, for every trade Q of seconds against cost,
-    relative to what is usual.
-
-    Each microbatch may cost `each_N`. A pipeline reaches the threshold only if it takes
-    `left_s_N` at most, besides what its slowest stage takes for all microbatches but
-    the first, and has less than `budget_NQ` of cost + time * `per_s_NQ`.
+    relative to what is usual: they take `left_s_N` at most, and have less than
+    `budget_NQ` of cost + time * `per_s_NQ`.
     """
 
     p: Problem
@@ -61,35 +58,43 @@ class PricingProgram:
 
     @cached_property
     def cost_M(self) -> Floats:
+        """What a stage on each mesh costs."""
         return self.p.taken_OR[self.p.meshes.first_M] @ self.duals_R
 
     @cached_property
     def b_N(self) -> Ints:
+        """The microbatch size, by index."""
         return np.array([interval.b for interval in self.intervals])
 
     @cached_property
     def lo_N(self) -> Ints:
+        """The fewest microbatches: time is counted for them."""
         return np.array([interval.lo for interval in self.intervals])
 
     @cached_property
     def hi_N(self) -> Ints:
+        """The most microbatches: sequences are counted for them."""
         return np.array([interval.hi for interval in self.intervals])
 
     @cached_property
     def least_s_N(self) -> Floats:
+        """Seconds of a microbatch in the slowest stage, at least."""
         return np.array([interval.least_s for interval in self.intervals])
 
     @cached_property
     def most_s_N(self) -> Floats:
+        """Seconds of a microbatch in the slowest stage, at most."""
         return np.array([i.most_s for i in self.intervals]) * (1 + ROUNDING)
 
     @cached_property
     def each_N(self) -> Floats:
+        """What a microbatch may cost."""
         sizes_N = np.array(self.p.microbatch_sizes, dtype=np.float64)[self.b_N]
         return sizes_N / self.threshold * (1 + ROUNDING)
 
     @cached_property
     def left_s_N(self) -> Floats:
+        """Seconds but for those of the slowest stage after the first microbatch."""
         return self.slack.step_s * (1 + ROUNDING) - (self.lo_N - 1) * self.least_s_N
 
     @cached_property
@@ -110,6 +115,7 @@ class PricingProgram:
 
     @cached_property
     def budget_NQ(self) -> Floats:
+        """What a pipeline may cost, its seconds priced."""
         fixed_N = self.each_N * np.where(self._many_N, self.lo_N, self.hi_N)
         return fixed_N[:, None] + self.per_s_NQ * self.left_s_N[:, None]
 

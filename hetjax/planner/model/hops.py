@@ -105,6 +105,7 @@ class _Ways:
         )
 
     def nearest(self, source: End, target: End):
+        """Return the least of a message; None if there is no place for both."""
         return nearest(self.network, self.rates, source, target)
 
 

@@ -9,7 +9,7 @@ whole pipeline costs (`templates.py`).
 Letters of array names: B microbatch sizes, O options, K kinds of layers, L layers,
 I and J first layer and end of a range (0 to L), U different ranges, A what comes after
 the pipeline, C device classes, R limits on devices: of each class, then of fragments.
-M meshes, F microbatches held (`options.py`), G groups of meshes. In OO the option of
+M meshes, F microbatches held (`meshes.py`), G groups of meshes. In OO the option of
 the earlier stage comes first.
 """
 
@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hetjax.planner.model.options import Meshes, fragment_limits, merged
+from hetjax.planner.model.meshes import Meshes, fragment_limits, merged
 from hetjax.plans.plan import Remat
 
 Floats = NDArray[np.float64]
@@ -150,6 +150,7 @@ class Problem:
 
     @cached_property
     def devices_C(self) -> Floats:
+        """Devices of each class."""
         return np.array([c.num_devices for c in self.classes], dtype=np.float64)
 
     @cached_property
@@ -175,6 +176,7 @@ class Problem:
 
     @cached_property
     def room_R(self) -> Floats:
+        """What there is of every limit."""
         return np.array([*self.devices_C, *(room for _, _, room in self.fragments)])
 
     @cached_property
@@ -207,6 +209,7 @@ class Problem:
 
     @cached_property
     def meshes(self) -> Meshes:
+        """The options by mesh."""
         keys = [
             (*taken_R, self.hop_key_O[o], self.after_s_ABOU[:, :, o].tobytes())
             for o, taken_R in enumerate(self.taken_OR)

@@ -64,6 +64,7 @@ class Column:
     serves_hops: bool
 
     def time_s(self, num_microbatches: int) -> float:
+        """Return the seconds of so many microbatches, by the form."""
         return self.after_s + max(o + num_microbatches * s for o, s in self.pieces)
 
 

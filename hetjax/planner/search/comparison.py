@@ -59,9 +59,8 @@ class Planned:
     """The best plan and the answers; what was not asked is empty or None.
 
     `alone` is what was found before there were plans of others to go on from: with them
-    the search may find more, or anything at all. `moved`
-    is what has to move where there is a plan to move from. `left_out` names what there
-    was no time for.
+    the search may find more, or anything at all. `moved` is what has to move where
+    there is a plan to move from. `left_out` names what there was no time for.
     """
 
     request: PlanRequest
@@ -97,19 +96,19 @@ def planned(
     names = _baselines(request, questions)
     clusters = list(_clusters(request)) if questions.what_if else []
     wished = every_wish(objective) if questions.pareto else (objective,)
-    search = Search(request, wished, progress)
+    search = Search(request, wished, progress, local_search_s)
     with deadline(left_s() / (1 + bool(names) + questions.what_if)):
-        alone = _alone(search, objective, local_search_s)
+        alone = _alone(search, objective)
     with deadline(left_s() / (bool(names) + questions.what_if or 1)):
         others = _compared(request, names, progress)
         better = {n: p.plan for n, p in others.items() if isinstance(p, Predicted)}
-        search.start_from(better, local_search_s)
+        search.start_from(better)
         if isinstance(alone, NoFeasiblePlan):
             if not search.incumbents.best:
                 raise alone
             search.prove()
     try_idle(search, objective)
-    found = _wished(search, objective)
+    found = search.found_by(objective)
     moved = None
     if questions.current is not None:
         current, ours = questions.current, {found.source: found.best.plan}
@@ -133,19 +132,13 @@ def planned(
     )
 
 
-def _alone(
-    search: Search, objective: Objective, local_search_s: float
-) -> Found | NoFeasiblePlan:
+def _alone(search: Search, objective: Objective) -> Found | NoFeasiblePlan:
     """What is found without plans of others."""
     try:
-        search.run(local_search_s)
+        search.run()
     except NoFeasiblePlan as error:
         return error
-    return _wished(search, objective)
-
-
-def _wished(search: Search, objective: Objective) -> Found:
-    return next(f for f in search.found() if f.objective == objective)
+    return search.found_by(objective)
 
 
 def _compared(

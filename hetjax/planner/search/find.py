@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, product
 
 from hetjax.errors import BadInput
@@ -77,17 +78,14 @@ class Incumbents:
         found = self.evaluate(plan)
         if found is None or not within(found, self.objectives[0]):
             return None
+        cluster = self.evaluate.request.cluster
         for objective in self.objectives:
             best = self.best.get(objective)
-            if best is None or self.score(found, objective) < self.score(
-                best.predicted, objective
-            ):
+            by = partial(score, cluster=cluster, objective=objective)
+            if best is None or by(found) < by(best.predicted):
                 self.best[objective] = Incumbent(predicted=found, source=source)
         self._tell()
         return found
-
-    def score(self, found: Predicted, objective: Objective) -> float:
-        return score(found, self.evaluate.request.cluster, objective)
 
     def simulated(self) -> Iterator[Predicted]:
         """Yield all plans that were simulated."""
@@ -157,8 +155,8 @@ def find_plan(
     NoFeasiblePlan names what binds, and the smallest change that would help. Inside
     `deadline`, the best plan by the end of that time; TimeUp if there is none.
     """
-    search = Search(request, [objective or Objective()], progress)
-    search.run(local_search_s)
+    search = Search(request, [objective or Objective()], progress, local_search_s)
+    search.run()
     return search.found()[0]
 
 
@@ -173,8 +171,10 @@ class Search:
         request: PlanRequest,
         objectives: Sequence[Objective],
         progress: TellProgress = _quietly,
+        local_search_s: float = LOCAL_SEARCH_S,
     ) -> None:
         self.request, self.objectives, self.progress = request, objectives, progress
+        self.local_search_s = local_search_s
         self.incumbents = Incumbents(
             evaluate=PlanEvaluator(request), objectives=objectives, progress=progress
         )
@@ -182,13 +182,13 @@ class Search:
         self.bound = LowerBound(why="none was looked for")
         self.begin_s = time.monotonic()
 
-    def run(self, local_search_s: float = LOCAL_SEARCH_S) -> None:
+    def run(self) -> None:
         """Do everything. Errors as of `propose`."""
         with deadline(left_s() * _PROPOSED_SHARE):
             self.propose()
         with deadline(left_s() * _PROVED_SHARE):
             self.prove()
-        self.improve(local_search_s)
+        self.improve(self.objectives)
 
     def propose(self) -> None:
         """Simulate what the model proposes.
@@ -208,9 +208,7 @@ class Search:
         self.progress("proving how much better any plan could be")
         self.bound = certified_bound(self.request, self.incumbents.simulated())
 
-    def start_from(
-        self, plans: Mapping[str, Plan], local_search_s: float = LOCAL_SEARCH_S
-    ) -> None:
+    def start_from(self, plans: Mapping[str, Plan]) -> None:
         """Look at plans of somebody else, by name, and go on from those that are better
         than what was found.
 
@@ -220,33 +218,24 @@ class Search:
         before = dict(best)
         for source, plan in plans.items():
             self.incumbents.take(plan, source)
-        better = [o for o in best if best[o] != before.get(o)]
-        self.improve(local_search_s, better)
+        self.improve([o for o in best if best[o] != before.get(o)])
 
-    def improve(
-        self, local_search_s: float, objectives: Sequence[Objective] | None = None
-    ) -> None:
-        """Search near the best plans by these objectives, all unless said."""
-        objectives = self.objectives if objectives is None else objectives
+    def improve(self, objectives: Sequence[Objective]) -> None:
+        """Search near the best plans by these objectives."""
         for n, objective in enumerate(objectives):
             self.progress(f"local search by {objective.wish}")
             share_s = left_s() / (len(objectives) - n)
-            with deadline(min(local_search_s, share_s)), suppress(TimeUp):
+            with deadline(min(self.local_search_s, share_s)), suppress(TimeUp):
                 best = self.incumbents.best[objective]
-                local_search(
-                    best.predicted,
-                    lambda plan, source=best.source: self.incumbents.offer(
-                        plan, source
-                    ),
-                    lambda found, by=objective: self.incumbents.score(found, by),
-                    self.request,
-                )
+                evaluate = partial(self.incumbents.offer, source=best.source)
+                local_search(best.predicted, evaluate, objective, self.request)
 
     def found(self) -> tuple[Found, ...]:
         """Return what is known by now, by each objective."""
-        return tuple(self._found(objective) for objective in self.objectives)
+        return tuple(map(self.found_by, self.objectives))
 
-    def _found(self, objective: Objective) -> Found:
+    def found_by(self, objective: Objective) -> Found:
+        """Return what is known by now, by one of them."""
         best, proposed = self.incumbents.best[objective], self.proposed
         return Found(
             request=self.request,

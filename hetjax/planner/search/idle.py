@@ -56,12 +56,7 @@ def try_idle(search: Search, objective: Objective) -> None:
                 request, objective, incumbents.simulated(), best.predicted.plan, kind
             )
             if start is not None:
-                local_search(
-                    start,
-                    using,
-                    lambda found: incumbents.score(found, objective),
-                    request,
-                )
+                local_search(start, using, objective, request)
 
 
 def why_idle(found: Found, simulated: Iterable[Predicted]) -> tuple[Idle, ...]:

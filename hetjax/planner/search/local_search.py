@@ -14,6 +14,7 @@ from itertools import combinations, pairwise
 from typing import Any
 
 from hetjax.planner.model.deadline import is_over
+from hetjax.planner.model.objectives import Objective, score
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.seating import Seat, idle_devices
 from hetjax.plans.plan import LayerRange, Plan, Remat, Replica, Stage
@@ -23,7 +24,6 @@ from hetjax.schedule.predicted import Predicted
 _SHARES = (0.5, 0.25, 0.75)  # of a stage's layers, for the stage that is cut off
 _LEAST_GAIN = 1e-4  # relative: less is not worth another round
 Evaluate = Callable[[Plan], Predicted | None]
-Score = Callable[[Predicted], float]
 
 
 def alike(plan: Plan, request: PlanRequest) -> list[list[int]]:
@@ -236,22 +236,25 @@ def _with(plan: Plan, replicas: dict[int, Replica]) -> Plan:
 
 
 def local_search(
-    start: Predicted, evaluate: Evaluate, score: Score, request: PlanRequest
+    start: Predicted, evaluate: Evaluate, objective: Objective, request: PlanRequest
 ) -> Predicted:
     """Return the best plan that moves lead to, no worse than the start.
 
     As far as the time goes (`model/deadline.py`).
     """
-    best, best_score = start, score(start)
-    better = True
+
+    def by(found: Predicted) -> float:
+        return score(found, request.cluster, objective)
+
+    best, better = start, True
     while better and not is_over():
         better = False
         for plan in _moves(best, request):
             if is_over():
                 break
             found = evaluate(plan)
-            if found and score(found) < best_score * (1 - _LEAST_GAIN):
-                best, best_score, better = found, score(found), True
+            if found and by(found) < by(best) * (1 - _LEAST_GAIN):
+                best, better = found, True
                 break
     return best
 

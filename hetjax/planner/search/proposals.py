@@ -48,7 +48,7 @@ _SLACKS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)  # of step times that may be chea
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Look:
+class ScreenedProblem:
     """A problem, of a part of the cluster at some tensor degrees, and what a first look
     at it promises. Gradient sums are counted for so many replicas."""
 
@@ -71,7 +71,7 @@ class Proposal:
     was looked for.
     """
 
-    look: Look
+    look: ScreenedProblem
     unplaced: Sequence[UnplacedPlan]
     bound_s: float = math.inf
 
@@ -98,8 +98,8 @@ def proposals(
     parts if only the `whole` is asked for. `fewer`: slower ones on fewer devices count
     too. The first comes early: the most promising of the whole.
     """
-    looks: list[Look] = []
-    first: Look | None = None
+    looks: list[ScreenedProblem] = []
+    first: ScreenedProblem | None = None
     for look in _looks(request, fewer, whole):
         # parts come after the whole
         if first is None and looks and not _is_whole(look, request):
@@ -118,7 +118,7 @@ def proposals(
         yield from _cheaper(look)
 
 
-def _looks(request: PlanRequest, fewer: bool, whole: bool) -> Iterator[Look]:
+def _looks(request: PlanRequest, fewer: bool, whole: bool) -> Iterator[ScreenedProblem]:
     """Look at all problems, but for those of too few devices to come near."""
     least_s = math.inf
     for part, degrees, num_replicas in _problems(request, whole):
@@ -134,7 +134,7 @@ def _looks(request: PlanRequest, fewer: bool, whole: bool) -> Iterator[Look]:
             if seen is not None and seen.relaxed_s < relaxed_s * _TIGHT_GAIN:
                 relaxed_s = seen.relaxed_s
                 least_s = min(least_s, relaxed_s)
-                yield Look(
+                yield ScreenedProblem(
                     request=part,
                     degrees=degrees,
                     num_replicas=num_replicas,
@@ -227,11 +227,11 @@ def pipelines_of(p: Problem, copies: Sequence[ColumnCount]) -> list[UnplacedRepl
     ]
 
 
-def _is_whole(look: Look, request: PlanRequest) -> bool:
+def _is_whole(look: ScreenedProblem, request: PlanRequest) -> bool:
     return len(look.request.cluster.nodes) == len(request.cluster.nodes)
 
 
-def _proposed(look: Look) -> Iterator[Proposal]:
+def _proposed(look: ScreenedProblem) -> Iterator[Proposal]:
     """Solve the problem in integer copies; nothing if nothing fits."""
     large = _is_large(look.request)
     num, seen = 1 if large else _NUM_UNPLACED, look.heuristic_bound
@@ -240,7 +240,7 @@ def _proposed(look: Look) -> Iterator[Proposal]:
         yield Proposal(look=look, unplaced=unplaced, bound_s=unplaced[0].bound_s)
 
 
-def _cheaper(look: Look) -> Iterator[Proposal]:
+def _cheaper(look: ScreenedProblem) -> Iterator[Proposal]:
     """Layouts that take longer for less money, or with fewer lost nodes."""
     for wish in (_usd_per_hour, _losses_per_hour):
         prices_C = np.array([wish(nodes) for nodes in look.request.classes])

@@ -110,8 +110,8 @@ def test_known_columns_that_come_again_prove_nothing(
 
 
 def searched(request: PlanRequest) -> Found:
-    search = Search(request, [Objective()])
-    search.run(local_search_s=0.0)
+    search = Search(request, [Objective()], local_search_s=0.0)
+    search.run()
     return search.found()[0]
 
 
@@ -270,9 +270,9 @@ def test_faults_that_bounds_once_had_would_be_found(name: str) -> None:
 
 def test_a_search_certifies_pipelines_that_are_as_deep_as_the_model() -> None:
     request, plan = as_deep_as_the_model()
-    search = Search(request, [Objective()])
+    search = Search(request, [Objective()], local_search_s=0.0)
     search.incumbents.offer(plan, "given")
-    search.run(local_search_s=0.0)
+    search.run()
     (found,) = search.found()
     assert found.lower_bound_s is not None and found.gap is not None
     assert len(found.best.plan.replicas[0].stages) > 16

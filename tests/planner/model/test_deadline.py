@@ -48,8 +48,8 @@ def test_wherever_a_search_ends_it_has_a_plan_and_a_true_bound(
     whole = proved(request).step_s
     assert whole is not None
     ends_after(monkeypatch, num_checks)
-    search = Search(request, [Objective()])
-    search.run(local_search_s=0.0)
+    search = Search(request, [Objective()], local_search_s=0.0)
+    search.run()
     (found,) = search.found()
     assert found.lower_bound_s is not None
     assert 0 < found.lower_bound_s <= whole * (1 + 1e-9)
@@ -68,18 +68,18 @@ def test_a_search_without_time_is_over_at_once() -> None:
 
 def test_plans_of_others_are_gone_on_from_where_they_are_better() -> None:
     request = two_kinds()
-    best = Search(request, [Objective()])
-    best.run(local_search_s=0.5)
+    best = Search(request, [Objective()], local_search_s=0.5)
+    best.run()
     (far,) = best.found()
     with deadline(0.0):
         search = Search(request, [Objective()])
         search.run()
     (near,) = search.found()
     assert near.best.simulation.step_time_s > far.best.simulation.step_time_s
-    best.start_from({"worse": near.best.plan}, local_search_s=0.0)
+    best.start_from({"worse": near.best.plan})
     assert best.found()[0].source == far.source
     with deadline(0.0):  # nobody else's plan is shown to be better, however late
-        search.start_from({"better": far.best.plan}, local_search_s=0.0)
+        search.start_from({"better": far.best.plan})
     (found,) = search.found()
     assert found.source == "better"
     assert found.best.plan.replicas == far.best.plan.replicas

@@ -8,7 +8,7 @@ from operator import mul
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetjax.planner.model.options import fragment_limits
+from hetjax.planner.model.meshes import fragment_limits
 
 Counts = tuple[int, ...]  # stages of each size
 

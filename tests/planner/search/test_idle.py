@@ -37,9 +37,9 @@ def fastest_with_more_s(request: PlanRequest, than: Plan, kind: str) -> float:
 @pytest.mark.parametrize("seed", [7, 10])
 def test_the_best_plan_that_has_to_use_them_is_slower(seed: int) -> None:
     request = random_request(seed)
-    search = Search(request, [Objective()])
+    search = Search(request, [Objective()], local_search_s=0.5)
     search.propose()
-    search.improve(0.5)
+    search.improve(search.objectives)
     try_idle(search, Objective())
     (found,) = search.found()
     ours_s = found.best.simulation.step_time_s
