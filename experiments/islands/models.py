@@ -113,7 +113,7 @@ def own_sources(folder: Path, vocab_size: int) -> Dataset:
 
 
 for _name in CONFIGS:
-    presets.PRESETS[_name] = lambda name=_name: preset(name)
+    presets.PRESETS[_name] = preset(_name)
 
 if __name__ == "__main__":
     sys.exit(profile(sys.argv[2:]) if sys.argv[1:2] == ["profile"] else 2)

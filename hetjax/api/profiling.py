@@ -18,9 +18,8 @@ from hetjax.profiling.measuring import measure_profile as measured
 from hetjax.report.measured import MeasuredProfile
 from hetjax.training.optimizer import optimizer
 from hetjax.training.placement import choose_hardware
-from hetjax.training.presets import Preset
+from hetjax.training.presets import Preset, profile_config
 from hetjax.training.presets import preset as preset_of
-from hetjax.training.profile_config import profile_config
 
 
 def measure_profile(

@@ -17,9 +17,8 @@ from hetjax.models.presets import model_preset
 from hetjax.plans.plan import Plan
 from hetjax.report.progress import Display, Metrics, display
 from hetjax.training import rundir
-from hetjax.training.config import RunConfig, check_config
-from hetjax.training.config_files import changed_config
-from hetjax.training.ending import clear_ends
+from hetjax.training.config import RunConfig, changed_config, check_config
+from hetjax.training.events import clear_ends
 from hetjax.training.journal import read_journal
 from hetjax.training.placement import has_room
 from hetjax.training.presets import Preset

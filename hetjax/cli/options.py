@@ -78,7 +78,7 @@ def preset_first(
 def preset_lines() -> list[str]:
     """Return a line for help on every preset."""
     width = max(map(len, PRESETS))
-    return [f"  {name:<{width}}  {make().summary}" for name, make in PRESETS.items()]
+    return [f"  {name:<{width}}  {p.summary}" for name, p in PRESETS.items()]
 
 
 def _names(default: Any) -> Iterator[str]:

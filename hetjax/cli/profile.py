@@ -16,8 +16,7 @@ from hetjax.cli.options import parse_options, preset_first, preset_lines
 from hetjax.errors import BadInput
 from hetjax.profiling.config import ProfileConfig, check_output
 from hetjax.report.progress import working
-from hetjax.training.presets import PRESETS
-from hetjax.training.profile_config import profile_config
+from hetjax.training.presets import PRESETS, profile_config
 
 _PROGRAM = "python -m hetjax.profile"
 

@@ -1,25 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a training run is told: one frozen tree of settings and their limits.
 
-Owns the settings, their help texts (shown by `--help`) and which values are allowed.
-Does not own named sets of them (`presets.py`) nor their file (`config_files.py`).
+Owns the settings, their help texts (shown by `--help`), which values are allowed, and
+how they are written as JSON values and read back, by the fields' types. Does not own
+named sets of them (`presets.py`) nor their file (`rundir.py`).
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from operator import attrgetter
 from pathlib import Path
-from typing import Literal
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from hetjax.cluster import limits
 from hetjax.cluster.limits import Range
+from hetjax.cluster.record import Kind, as_kind, did_you_mean, join, read_record
 from hetjax.errors import BadInput
 
 _MOST_STEPS = 10**9  # a schedule counts them in 32 bits
-_HIGHEST_RATE = 1e6
-_HIGHEST_BETA = 0.999999  # in 32 bits, more may be 1
-_LEAST_CLIP_NORM = 1e-9
 _UPLOAD = Range(1e-3, 1e9)
-_HEAT = Range(1e-6, 1e6)  # beside 0
 _RANGES = {
     "steps": Range(1, _MOST_STEPS),
     "seq_len": limits.TOKENS,
@@ -36,6 +37,27 @@ _RANGES = {
     "foresee_after_s": Range(0, 1e9),
     "patience": Range(0.01, 1e4),
     "stop_after": Range(1, _MOST_STEPS),
+}
+_BETA = lambda x: 0 <= x <= 0.999999, "0 <= {} <= 0.999999", "0.9"  # more: 1 in float32
+_LIMITS: dict[str, tuple[Callable[[float], bool], str, str]] = {  # in words, an example
+    "optimizer.learning_rate": (lambda x: 0 < x <= 1e6, "0 < {} <= 1e+06", "3e-4"),
+    "optimizer.clip_norm": (lambda x: x >= 1e-9, "{} >= 1e-09, inf too", "1.0"),
+    "optimizer.beta1": _BETA,
+    "optimizer.beta2": _BETA,
+    "evaluation.temperature": (
+        lambda x: not x or 1e-6 <= x <= 1e6,
+        "0, or 1e-06 <= {} <= 1e+06",
+        "0.8",
+    ),
+    "optimizer.final_fraction": (lambda x: 0 <= x <= 1, "0 <= {} <= 1", "0.1"),
+    "seed": (lambda x: 0 <= x < 2**32, "0 <= {} < 2**32", "0"),
+}
+_KINDS: dict[Any, Kind] = {
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    Path: "a string",
+    bool: "true or false",
 }
 
 
@@ -182,37 +204,16 @@ def option(name: str) -> str:
 
 
 def _problems(config: RunConfig) -> Iterator[BadInput]:
-    optimizer, evaluation = config.optimizer, config.evaluation
     for name, range_ in _RANGES.items():
-        room, _, key = name.rpartition(".")
-        value = getattr(getattr(config, room) if room else config, key)
+        value = attrgetter(name)(config)
         if value is not None and not range_.has(value):
-            yield _out_of_range(name, value, range_.of(name), f"{range_.least:g}")
-    rate, name = optimizer.learning_rate, "optimizer.learning_rate"
-    if not 0 < rate <= _HIGHEST_RATE:
-        yield _out_of_range(name, rate, f"0 < {name} <= {_HIGHEST_RATE:g}", "3e-4")
-    if not optimizer.clip_norm >= _LEAST_CLIP_NORM:
-        name = "optimizer.clip_norm"
-        allowed = f"{name} >= {_LEAST_CLIP_NORM:g}, inf too"
-        yield _out_of_range(name, optimizer.clip_norm, allowed, "1.0")
-    for name in ("beta1", "beta2"):
-        value = getattr(optimizer, name)
-        if not 0 <= value <= _HIGHEST_BETA:
-            name = f"optimizer.{name}"
-            allowed = f"0 <= {name} <= {_HIGHEST_BETA}"
-            yield _out_of_range(name, value, allowed, "0.9")
-    fraction = optimizer.final_fraction
-    heat, name = evaluation.temperature, "evaluation.temperature"
-    if heat and not _HEAT.has(heat):
-        yield _out_of_range(name, heat, f"0, or {_HEAT.of(name)}", "0.8")
-    if not 0 <= fraction <= 1:
-        name = "optimizer.final_fraction"
-        yield _out_of_range(name, fraction, f"0 <= {name} <= 1", "0.1")
-    if not 0 <= config.seed < 2**32:
-        yield _out_of_range("seed", config.seed, "0 <= seed < 2**32", "0")
-    yield from _prompt_problems(evaluation.prompt)
+            yield _out_of_range(config, name, range_.of(name), f"{range_.least:g}")
+    for name, (is_allowed, allowed, example) in _LIMITS.items():
+        if not is_allowed(attrgetter(name)(config)):
+            yield _out_of_range(config, name, allowed.format(name), example)
+    yield from _prompt_problems(config.evaluation.prompt)
     yield from _profile_problems(config)
-    yield from _upload_problems(config.checkpoint)
+    yield from _upload_problems(config)
     yield from _copies_problems(config)
     yield from _recovery_problems(config)
 
@@ -248,8 +249,9 @@ def _copies_problems(config: RunConfig) -> Iterator[BadInput]:
         )
 
 
-def _upload_problems(checkpoint: CheckpointConfig) -> Iterator[BadInput]:
-    limit, name = checkpoint.upload_mbit_per_s, "checkpoint.upload_mbit_per_s"
+def _upload_problems(config: RunConfig) -> Iterator[BadInput]:
+    checkpoint, name = config.checkpoint, "checkpoint.upload_mbit_per_s"
+    limit = checkpoint.upload_mbit_per_s
     if limit is None:
         return
     if checkpoint.cloud is None:
@@ -259,7 +261,7 @@ def _upload_problems(checkpoint: CheckpointConfig) -> Iterator[BadInput]:
             fix=f"leave it out, or add {option('checkpoint.cloud')} gs://BUCKET/PREFIX",
         )
     if not _UPLOAD.has(limit):
-        yield _out_of_range(name, limit, _UPLOAD.of(name), "100")
+        yield _out_of_range(config, name, _UPLOAD.of(name), "100")
 
 
 def _profile_problems(config: RunConfig) -> Iterator[BadInput]:
@@ -285,9 +287,104 @@ def _prompt_problems(prompt: str) -> Iterator[BadInput]:
         )
 
 
-def _out_of_range(name: str, value: float, allowed: str, example: str) -> BadInput:
+def _out_of_range(config: RunConfig, name: str, allowed: str, example: str) -> BadInput:
     return BadInput(
-        got=f"{name} = {value}",
+        got=f"{name} = {attrgetter(name)(config)}",
         allowed=allowed,
         fix=f"give {option(name)} {example}, say",
     )
+
+
+def config_values(config: RunConfig) -> dict[str, Any]:
+    """Return the settings as JSON values."""
+    return _plain(asdict(config))
+
+
+def read_config(raw: object, where: str) -> RunConfig:
+    """Read what `config_values` gave; BadInput names the place of what is wrong."""
+    return _record(RunConfig, raw, where)
+
+
+def changed_config(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
+    """Return the settings with others in their place; groups change by mappings.
+
+    BadInput for a name that there is not, and for a value of the wrong type.
+    """
+    values = config_values(config)
+    for name, value in changes.items():
+        before, now = values.get(name), _plain(value)
+        if isinstance(before, dict) and isinstance(now, dict):
+            now = before | now
+        values[name] = now
+    return read_config(values, "settings")
+
+
+def flat_values(config: RunConfig) -> dict[str, Any]:
+    """Return dotted name -> JSON value of every setting."""
+    found: dict[str, Any] = {}
+    for name, value in config_values(config).items():
+        if isinstance(value, dict):
+            found |= {join(name, key): entry for key, entry in value.items()}
+        else:
+            found[name] = value
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(entry) for key, entry in value.items()}
+    return str(value) if isinstance(value, Path) or value == math.inf else value
+
+
+def _record(cls: Any, raw: object, where: str) -> Any:
+    hints = get_type_hints(cls)
+    table = as_kind(raw, "a table", where=where)
+    kinds: dict[str, Kind | None] = {
+        name: _kind(hint, table.get(name)) for name, hint in hints.items()
+    }
+    # null is no kind: only where None is allowed, and then there is nothing to check
+    empty = {name for name in table if table[name] is None and kinds.get(name) is None}
+    known: dict[str, Kind] = {n: kind for n, kind in kinds.items() if kind}
+    # settings that came later have a default: files of before are without them
+    later = {f.name for f in fields(cls) if f.default is not MISSING}
+    present = {name: value for name, value in table.items() if name not in empty}
+    read_record(
+        present,
+        where=where,
+        required={n: kind for n, kind in known.items() if n not in later},
+        optional={n: kind for n, kind in known.items() if n in later},
+    )
+    return cls(
+        **{n: _value(hints[n], table[n], join(where, n)) for n in hints if n in table}
+    )
+
+
+def _kind(hint: Any, value: object) -> Kind | None:
+    """Return what the JSON value must be; None where it may be, and is, null."""
+    if is_dataclass(hint):
+        return "a table"
+    if get_origin(hint) is Literal:
+        return "a string"
+    if hint is float and value == "inf":  # JSON has no infinite number
+        return "a string"
+    options = [option for option in get_args(hint) if option is not NoneType]
+    if options and value is None:
+        return None
+    return _KINDS[options[0] if options else hint]
+
+
+def _value(hint: Any, raw: Any, where: str) -> Any:
+    if is_dataclass(hint):
+        return _record(hint, raw, where)
+    if get_origin(hint) is Literal:
+        if raw not in get_args(hint):
+            raise BadInput(
+                got=f"{where} = {raw!r}",
+                allowed=f"one of {', '.join(get_args(hint))}",
+                fix=did_you_mean(raw, get_args(hint)),
+            )
+        return raw
+    if raw is None:
+        return None
+    options = [option for option in get_args(hint) if option is not NoneType]
+    return (options[0] if options else hint)(raw)

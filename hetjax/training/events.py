@@ -1,27 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run writes and says besides its steps: its start, recoveries and its end.
 
-Owns the lines of `events.jsonl` and the words for people. Does not own the run
+Owns the lines of `events.jsonl` and the words for people, also for the end of a run
+that cannot go on: full disks, stores that fail, lost workers. Does not own the run
 (`run.py`) nor the lines of `metrics.jsonl` (`loop.py`).
 """
 
-from collections.abc import Mapping
+import errno
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from hetjax.checkpoint.stores.store import StoreError
 from hetjax.elastic.driver import Driver
 from hetjax.elastic.notices import StopRequest
 from hetjax.elastic.recovered import Recovered
+from hetjax.errors import Failed
 from hetjax.models.model import parameter_count
 from hetjax.report.progress import Display
+from hetjax.runtime.rpc.worker_connections import WorkerLost
 from hetjax.training import rundir
+from hetjax.training.config import RunConfig, option
 from hetjax.training.goodput import Goodput, goodput_line, goodput_values
 from hetjax.training.journal import Journal, read_journal
+from hetjax.training.rundir import LOGS
 from hetjax.training.starting import Start
 
 DONE, PREEMPTED = 0, 4  # exit codes
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Settings that may differ from start to start without a word
 _PASSING = ("run_dir", "cluster", "plan", "planner", "microbatch_size", "profile")
 _PASSING += ("launcher", "transport", "recovery", "simulate", "stop_after", "trace")
@@ -159,3 +168,46 @@ def event(events: Journal, name: str, step: int, **details: Any) -> None:
     """Append what happened to events.jsonl."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     events.append({"event": name, "step": step, "time": now, **details})
+
+
+@contextmanager
+def clear_ends(config: RunConfig) -> Iterator[None]:
+    """Turn a full disk, a store that fails and a lost worker into Failed."""
+    try:
+        yield
+    except StoreError as error:
+        raise Failed(
+            f"got: {error}\n"
+            f"allowed: a store that answers and has what was stored "
+            f"({option('checkpoint.cloud')} {config.checkpoint.cloud})\n"
+            "fix: see that it can be reached from here, then run the same command "
+            "again: it goes on from the last checkpoint"
+        ) from error
+    except WorkerLost as lost:
+        raise _without(lost, config) from lost
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise Failed(_full(error, config)) from error
+
+
+def _full(error: OSError, config: RunConfig) -> str:
+    where = error.filename or f"a file of the run in {config.run_dir}"
+    return (
+        f"got: {where}: {error.strerror}\n"
+        "allowed: room for the run's files; what was written before is as it was\n"
+        "fix: make room on that disk, then run the same command again: it goes on from "
+        "the last checkpoint"
+    )
+
+
+def _without(lost: WorkerLost, config: RunConfig) -> Failed:
+    """What to say when a worker is gone and could not be brought back."""
+    local = config.launcher == "processes"
+    logs = f"the logs in {config.run_dir / LOGS}" if local else "Ray's logs"
+    return Failed(
+        f"got: {lost}\n"
+        f"allowed: all workers of the plan; {len(lost.reports)} others were fine\n"
+        f"fix: see {logs}, then run the same command again: it goes on from the last "
+        "checkpoint"
+    )

@@ -1,26 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Complete settings for named runs, each a function.
+"""Complete settings for named runs.
 
-Owns what `python -m hetjax.train PRESET` starts from. Does not own the sizes of models
+Owns what `python -m hetjax.train PRESET` starts from, and what `profile` measures of it
+unless somebody asks for something else. Does not own the sizes of models
 (`hetjax/models/presets.py`).
 """
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from hetjax.cluster.files import preset_path
 from hetjax.cluster.record import did_you_mean
 from hetjax.errors import BadInput
+from hetjax.plans.files import read_plan
+from hetjax.plans.plan import Plan, Remat
+from hetjax.profiling.config import ProfileConfig
 from hetjax.training.config import (
     CheckpointConfig,
     EvaluationConfig,
     OptimizerConfig,
     RunConfig,
 )
-
-_PLANS = Path(__file__).parent / "plans"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +42,7 @@ def preset(name: str) -> Preset:
             allowed=f"one of {', '.join(PRESETS)}",
             fix=did_you_mean(name, list(PRESETS)),
         )
-    return PRESETS[name]()
+    return PRESETS[name]
 
 
 def check_plan_or_preset(given: str) -> None:
@@ -56,120 +57,147 @@ def check_plan_or_preset(given: str) -> None:
         )
 
 
-def tiny() -> Preset:
-    """Unlike replicas on five simulated devices; minutes on two CPU cores."""
-    return Preset(
-        summary="1M Llama on 5 simulated devices, unlike replicas; minutes on a CPU",
-        config=RunConfig(
-            model="tiny",
-            run_dir=Path("runs/tiny"),
-            steps=160,
-            seq_len=64,
-            global_batch=48,
-            dtype="float32",
-            simulate=True,
-            optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=20),
-            evaluation=EvaluationConfig(every=100, num_batches=4, prompt="Return the"),
-            checkpoint=CheckpointConfig(every=100),
-        ),
-        cluster=preset_path("tiny"),
-        plan=_PLANS / "tiny.json",
+_TINY = Preset(
+    summary="1M Llama on 5 simulated devices, unlike replicas; minutes on a CPU",
+    config=RunConfig(
+        model="tiny",
+        run_dir=Path("runs/tiny"),
+        steps=160,
+        seq_len=64,
+        global_batch=48,
+        dtype="float32",
+        simulate=True,
+        optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=20),
+        evaluation=EvaluationConfig(every=100, num_batches=4, prompt="Return the"),
+        checkpoint=CheckpointConfig(every=100),
+    ),
+    cluster=preset_path("tiny"),
+    plan=Path(__file__).parent / "plans" / "tiny.json",
+)
+
+
+def _on_gpus(
+    model: str,
+    summary: str,
+    *,
+    steps: int = 100_000,
+    seq_len: int,
+    global_batch: int = 1_024,
+    microbatch_size: int = 1,
+    learning_rate: float,
+    warmup_steps: int = 2_000,
+) -> Preset:
+    """A preset for whatever GPUs there are."""
+    rule = OptimizerConfig(learning_rate=learning_rate, warmup_steps=warmup_steps)
+    config = RunConfig(
+        model=model,
+        run_dir=Path(f"runs/{model}"),
+        steps=steps,
+        seq_len=seq_len,
+        global_batch=global_batch,
+        microbatch_size=microbatch_size,
+        optimizer=rule,
     )
-
-
-def gpt2_124m() -> Preset:
-    """GPT-2 small, the batch of half a million tokens of the paper's scale."""
-    return Preset(
-        summary="GPT-2 124M: one or a few GPUs",
-        config=RunConfig(
-            model="gpt2-124m",
-            run_dir=Path("runs/gpt2-124m"),
-            steps=20_000,
-            seq_len=1_024,
-            global_batch=480,
-            microbatch_size=8,
-            optimizer=OptimizerConfig(learning_rate=6e-4, warmup_steps=700),
-        ),
-    )
-
-
-def llama_1b() -> Preset:
-    """The largest that trains with AdamW on one 40 GB card."""
-    return Preset(
-        summary="Llama 1B: one large GPU or several small ones",
-        config=RunConfig(
-            model="llama-1b",
-            run_dir=Path("runs/llama-1b"),
-            steps=20_000,
-            seq_len=2_048,
-            global_batch=128,
-            microbatch_size=4,
-            optimizer=OptimizerConfig(warmup_steps=1_000),
-        ),
-    )
-
-
-def llama2_7b() -> Preset:
-    return _large("llama2-7b", "Llama-2 7B: a node of 8 large GPUs or more", 3e-4)
-
-
-def llama3_8b() -> Preset:
-    return _large("llama3-8b", "Llama-3 8B: a node of 8 large GPUs or more", 3e-4)
-
-
-def mixtral_8x7b() -> Preset:
-    return _large("mixtral-8x7b", "Mixtral 8x7B: several nodes of large GPUs", 2e-4)
-
-
-def gpt3_1_3b() -> Preset:
-    return _gpt3("1.3b", 2e-4)
-
-
-def gpt3_2_6b() -> Preset:
-    return _gpt3("2.6b", 1.6e-4)
-
-
-def gpt3_6_7b() -> Preset:
-    return _gpt3("6.7b", 1.2e-4)
+    return Preset(summary=summary, config=config)
 
 
 def _gpt3(size: str, learning_rate: float) -> Preset:
     """GPT-3 as in arXiv 2509.24859, with the rates of arXiv 2005.14165, table 2.1."""
-    return Preset(
-        summary=f"GPT-3 {size.upper()}: mixed nodes of GPUs",
-        config=RunConfig(
-            model=f"gpt3-{size}",
-            run_dir=Path(f"runs/gpt3-{size}"),
-            steps=100_000,
-            seq_len=1_024,
-            global_batch=1_024,
-            optimizer=OptimizerConfig(learning_rate=learning_rate, warmup_steps=2_000),
-        ),
+    summary = f"GPT-3 {size.upper()}: mixed nodes of GPUs"
+    model = f"gpt3-{size}"
+    return _on_gpus(model, summary, seq_len=1_024, learning_rate=learning_rate)
+
+
+_GPT2_124M = _on_gpus(  # the batch of half a million tokens of the paper's scale
+    "gpt2-124m",
+    "GPT-2 124M: one or a few GPUs",
+    steps=20_000,
+    seq_len=1_024,
+    global_batch=480,
+    microbatch_size=8,
+    learning_rate=6e-4,
+    warmup_steps=700,
+)
+_LLAMA_1B = _on_gpus(  # the largest that trains with AdamW on one 40 GB card
+    "llama-1b",
+    "Llama 1B: one large GPU or several small ones",
+    steps=20_000,
+    seq_len=2_048,
+    global_batch=128,
+    microbatch_size=4,
+    learning_rate=3e-4,
+    warmup_steps=1_000,
+)
+_LLAMA2_7B = _on_gpus(
+    "llama2-7b",
+    "Llama-2 7B: a node of 8 large GPUs or more",
+    seq_len=4_096,
+    learning_rate=3e-4,
+)
+_LLAMA3_8B = _on_gpus(
+    "llama3-8b",
+    "Llama-3 8B: a node of 8 large GPUs or more",
+    seq_len=4_096,
+    learning_rate=3e-4,
+)
+_MIXTRAL_8X7B = _on_gpus(
+    "mixtral-8x7b",
+    "Mixtral 8x7B: several nodes of large GPUs",
+    seq_len=4_096,
+    learning_rate=2e-4,
+)
+PRESETS = {
+    preset.config.model: preset
+    for preset in (
+        _TINY,
+        _GPT2_124M,
+        _gpt3("1.3b", 2e-4),
+        _gpt3("2.6b", 1.6e-4),
+        _gpt3("6.7b", 1.2e-4),
+        _LLAMA_1B,
+        _LLAMA2_7B,
+        _LLAMA3_8B,
+        _MIXTRAL_8X7B,
     )
-
-
-def _large(model: str, summary: str, learning_rate: float) -> Preset:
-    return Preset(
-        summary=summary,
-        config=RunConfig(
-            model=model,
-            run_dir=Path(f"runs/{model}"),
-            steps=100_000,
-            seq_len=4_096,
-            global_batch=1_024,
-            optimizer=OptimizerConfig(learning_rate=learning_rate, warmup_steps=2_000),
-        ),
-    )
-
-
-PRESETS: dict[str, Callable[[], Preset]] = {
-    "tiny": tiny,
-    "gpt2-124m": gpt2_124m,
-    "gpt3-1.3b": gpt3_1_3b,
-    "gpt3-2.6b": gpt3_2_6b,
-    "gpt3-6.7b": gpt3_6_7b,
-    "llama-1b": llama_1b,
-    "llama2-7b": llama2_7b,
-    "llama3-8b": llama3_8b,
-    "mixtral-8x7b": mixtral_8x7b,
 }
+
+
+def profile_config(preset: Preset) -> ProfileConfig:
+    """Return what is measured of a preset unless somebody asks for something else.
+
+    >>> from hetjax.training.presets import preset
+    >>> profile_config(preset("llama-1b")).microbatch_sizes
+    (1, 2, 4)
+    """
+    plan = None if preset.plan is None else read_plan(preset.plan)
+    return ProfileConfig(
+        simulate=preset.config.simulate,
+        seq_len=preset.config.seq_len,
+        microbatch_sizes=_sizes(preset, plan),
+        tensor=_degrees(plan),
+        remat=_remats(plan),
+        dtype=preset.config.dtype,
+    )
+
+
+def _sizes(preset: Preset, plan: Plan | None) -> tuple[int, ...]:
+    """1, 2, 4, and those of a data rank under the preset and the plan it brings."""
+    planned = {
+        replica.microbatch_size // stage.mesh.data
+        for replica in (plan.replicas if plan else ())
+        for stage in replica.stages
+    }
+    return tuple(sorted({1, 2, 4, preset.config.microbatch_size, *planned}))
+
+
+def _degrees(plan: Plan | None) -> tuple[int, ...]:
+    """1, and those of the plan."""
+    stages = plan.stages() if plan else []
+    return tuple(sorted({1, *(stage.mesh.tensor for _, _, stage in stages)}))
+
+
+def _remats(plan: Plan | None) -> tuple[Remat, ...]:
+    """None and full, and those of the plan."""
+    stages = plan.stages() if plan else []
+    usual: tuple[Remat, ...] = ("none", "full")
+    return tuple(dict.fromkeys((*usual, *(stage.remat for _, _, stage in stages))))

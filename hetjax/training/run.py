@@ -26,19 +26,19 @@ from hetjax.plans.plan import Plan
 from hetjax.report.progress import Display, display
 from hetjax.training import rundir
 from hetjax.training.config import EvaluationConfig, RunConfig, check_config
-from hetjax.training.ending import clear_ends
 from hetjax.training.events import (
     DONE,
     begin,
+    clear_ends,
     describe,
     event,
     finish,
     record_goodput,
     record_recovery,
 )
-from hetjax.training.goodput import Spent
+from hetjax.training.goodput import Spent, seconds_at_peak
 from hetjax.training.journal import Journal, read_journal
-from hetjax.training.loop import Loop
+from hetjax.training.loop import Loop, sample_text
 from hetjax.training.optimizer import LearningRates
 from hetjax.training.placement import (
     Choice,
@@ -47,16 +47,15 @@ from hetjax.training.placement import (
     choose_plan,
 )
 from hetjax.training.presets import Preset
-from hetjax.training.progress_state import (
+from hetjax.training.rundir import Previous
+from hetjax.training.starting import (
     Progress,
+    Start,
     check_reached,
+    driver_of,
     evaluated,
     read_progress,
 )
-from hetjax.training.rundir import Previous
-from hetjax.training.sampling import sample_text
-from hetjax.training.starting import Start, driver_of
-from hetjax.training.utilization import seconds_at_peak
 
 T = TypeVar("T")
 _TOLD_EVERY_S = 0.1

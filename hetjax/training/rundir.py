@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The directory of a run: its files, the lock on it, and what a resume may change.
 
-Owns `config.json`, `cluster.toml`, `plan.json`, the tokenizer's copy and the names of
-the rest. Does not own lines of metrics (`journal.py`) nor checkpoints
-(`hetjax/checkpoint/`).
+Owns `config.json`, `cluster.toml`, `plan.json`, the tokenizer's copy, the names of the
+rest, and which settings stay the same in a run, whoever goes on with it and wherever.
+Does not own lines of metrics (`journal.py`) nor checkpoints (`hetjax/checkpoint/`).
 """
 
 import json
@@ -32,14 +32,19 @@ from hetjax.data.dataset import Dataset
 from hetjax.errors import BadInput
 from hetjax.plans.files import read_plan, write_plan
 from hetjax.plans.plan import Plan
-from hetjax.training.config import RunConfig, option
-from hetjax.training.config_files import config_values, flat_values, read_config
-from hetjax.training.identity import KEPT
+from hetjax.training.config import (
+    RunConfig,
+    config_values,
+    flat_values,
+    option,
+    read_config,
+)
 
 CONFIG, CLUSTER, PLAN = "config.json", "cluster.toml", "plan.json"
 PROFILE = "profile.json"  # read, not written: from python -m hetjax.profile
 METRICS, EVENTS, TRACE = "metrics.jsonl", "events.jsonl", "trace.json"
 TOKENIZER, CHECKPOINTS, LOGS = "tokenizer.json", "checkpoints", "logs"
+KEPT = ("model", "seed", "seq_len", "global_batch", "optimizer.name")  # settings
 _LOCK = ".lock"
 # What may be there before config.json: a start writes some, and may have been killed
 _BEFORE_CONFIG = (_LOCK, CLUSTER, PLAN, TOKENIZER, METRICS, EVENTS, PROFILE, LOGS)
@@ -241,4 +246,27 @@ def _read_json(path: Path) -> Any:
         what=f"JSON in {path}",
         allowed="the file as hetjax wrote it",
         fix="restore the file, or give another --run-dir",
+    )
+
+
+def identity(config: RunConfig, dataset: Dataset) -> dict[str, Any]:
+    """The settings by name, and the hashes of text and tokenizer by file name."""
+    values = flat_values(config)
+    return {name: values[name] for name in KEPT} | dict(dataset.hashes)
+
+
+def check_identity(
+    found: Mapping[str, Any], own: Mapping[str, Any], step: int, where: str
+) -> None:
+    """Raise BadInput if what a checkpoint has of its run is not this run's own."""
+    unlike = [name for name in own if name in found and found[name] != own[name]]
+    if not unlike:
+        return
+    shown = ", ".join(f"{n} = {found[n]} (here {own[n]})" for n in unlike)
+    raise BadInput(
+        got=f"step {step} in {where} is of another run: {shown}",
+        allowed="checkpoints of one run: the same settings, text and tokenizer "
+        f"({', '.join(own)})",
+        fix="go on with that run's settings and data, or give folders and stores of "
+        "its own to this one (--run-dir, --checkpoint.local, --checkpoint.cloud)",
     )

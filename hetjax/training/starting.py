@@ -1,20 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """From what a start has settled to a run that has its state and can take steps.
 
-Owns which driver that is, and what workers are told. Does not own what is settled, nor
-what a start writes (`run.py`).
+Owns how far the run has come before, by its directory and its store, which driver it
+gets, and what workers are told. Does not own what else is settled, nor what a start
+writes (`run.py`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 from hetjax.checkpoint.format import step_directory
-from hetjax.checkpoint.reader import damaged_after
+from hetjax.checkpoint.reader import (
+    Checkpoint,
+    DamagedCheckpoint,
+    damaged_after,
+    steps,
+)
 from hetjax.checkpoint.recovery_plan import PartialSnapshot
-from hetjax.checkpoint.stored_steps import in_store
+from hetjax.checkpoint.storage import CheckpointStorage
+from hetjax.checkpoint.stored_steps import fetch_newest, in_store
 from hetjax.cluster.files import cluster_toml
 from hetjax.data.dataset import Dataset
 from hetjax.elastic.driver import Driver, Terms
@@ -34,18 +42,119 @@ from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.control.recovery import Restored, on_disk, restore
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.rpc.schema import Json
+from hetjax.training import rundir
 from hetjax.training.ahead import Planning
 from hetjax.training.config import RunConfig
-from hetjax.training.feed import held_out, training_feed
-from hetjax.training.identity import check_identity, identity
+from hetjax.training.journal import read_journal
 from hetjax.training.optimizer import optimizer
 from hetjax.training.placement import Choice, Hardware, next_plan
-from hetjax.training.progress_state import (
-    Progress,
-    checkpoint_storage,
+from hetjax.training.rundir import LOGS, Previous, check_identity, identity
+from hetjax.training.worker import (
+    TrainingWork,
+    held_out,
+    training_feed,
+    worker_settings,
 )
-from hetjax.training.rundir import LOGS, Previous
-from hetjax.training.worker import TrainingWork, worker_settings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """What is known of earlier starts.
+
+    `saved` is the newest step that the run has saved, None if there is none: of the
+    embedded launcher what is complete, of others what they have written: their workers
+    find it when they are there.
+    """
+
+    saved: int | None
+    is_done: bool
+
+
+def checkpoint_storage(config: RunConfig) -> CheckpointStorage:
+    """Where the run's checkpoints go."""
+    directory = config.checkpoint.local or config.run_dir / rundir.CHECKPOINTS
+    return CheckpointStorage(
+        directory=str(directory.absolute()),
+        keep=config.checkpoint.keep,
+        copies=config.checkpoint.copies,
+        cloud=config.checkpoint.cloud,
+        upload_mbit_per_s=config.checkpoint.upload_mbit_per_s,
+    )
+
+
+def read_progress(config: RunConfig, shown: Display) -> Progress:
+    """Read it; of the embedded launcher fetch what is newer or missing here.
+
+    Raises BadInput where more steps are done than the run is to have.
+    """
+    if config.launcher == EMBEDDED:
+        saved = _newest_step(config, shown)
+    else:
+        saved = last_saved(read_journal(config.run_dir / rundir.EVENTS))
+    if saved is not None:
+        check_reached(saved, config)
+    done = saved == config.steps and saved in evaluated(config.run_dir)
+    return Progress(saved=saved, is_done=done)
+
+
+def check_reached(step: int, config: RunConfig) -> None:
+    """Raise BadInput if the run has done more steps than it is to have."""
+    if step > config.steps:
+        raise BadInput(
+            got=f"--steps {config.steps}, and the run in {str(config.run_dir)!r} has "
+            f"done {step}",
+            allowed=f"steps >= {step}",
+            fix=f"give --steps {step} or more, or another --run-dir",
+        )
+
+
+def evaluated(run_dir: Path) -> set[int]:
+    """Steps after which the run was evaluated."""
+    lines = read_journal(run_dir / rundir.METRICS)
+    return {line["step"] for line in lines if "val_loss" in line}
+
+
+def last_saved(events: Iterable[Mapping[str, Any]]) -> int | None:
+    """The newest complete checkpoint by the lines of events.jsonl.
+
+    >>> last_saved([{"event": "saved", "step": 9}, {"event": "recovered", "step": 6}])
+    6
+    """
+    found: int | None = None
+    for line in events:
+        if line["event"] == "saved":
+            found = line["step"]
+        elif line["event"] in ("recovered", "restored") and found is not None:
+            found = min(found, line["step"])
+    return found
+
+
+def _newest_step(config: RunConfig, shown: Display) -> int | None:
+    """The newest that is here or in the store, which mends what is damaged here."""
+    directory = checkpoint_storage(config).at(EMBEDDED)
+    _fetch(config, shown, after=max(steps(directory), default=0) - 1)
+    try:
+        with rundir.usable(config.run_dir):
+            return Checkpoint.open(directory).step
+    except (DamagedCheckpoint, rundir.Unusable):
+        raise  # starting anew would write over what may be mended
+    except BadInput:
+        return None  # none is complete yet
+
+
+def _fetch(config: RunConfig, shown: Display, after: int) -> None:
+    """Complete the store's newest step on the disk, if it has one after this."""
+    kept = checkpoint_storage(config)
+    store = kept.store()
+    if store is None:
+        return
+    fetched = fetch_newest(store, kept.at(EMBEDDED), after)
+    if fetched is not None and fetched.cloud_bytes:
+        shown.note(
+            f"fetched step {fetched.step} from {config.checkpoint.cloud}: "
+            f"{fetched.cloud_bytes:,} bytes in {fetched.seconds:.1f} s, "
+            f"{fetched.disk_bytes:,} were here"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

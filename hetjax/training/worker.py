@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m hetjax.training.worker`: a worker process of a run.
 
-Owns what a worker makes of the settings that it is sent (devices, model, data), and
-that it hears the notices of its own machine. Started by a controller, which writes one
-line to its standard input; not meant to be typed.
+Owns what a worker makes of the settings that it is sent (devices, model, data), the
+thread that makes the next step's batch meanwhile, and that a worker hears the notices
+of its own machine. Started by a controller, which writes one line to its standard
+input; not meant to be typed. Does not own what is in a batch (`data/batches.py`).
 """
 
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +22,7 @@ import jax
 from hetjax.cluster.cluster import Cluster, part_of
 from hetjax.cluster.discovery import assign_devices
 from hetjax.cluster.files import parse_cluster
-from hetjax.data.batches import Batch
+from hetjax.data.batches import Batch, Samples, samples, validation_batches
 from hetjax.data.dataset import DamagedDataset, Dataset, load, prepare
 from hetjax.elastic.notices import Watch
 from hetjax.errors import BadInput
@@ -34,10 +36,45 @@ from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.rpc.schema import Noticed
 from hetjax.runtime.worker.service import WorkerBootstrap, read_bootstrap
 from hetjax.runtime.worker.serving import serve
-from hetjax.training.config import RunConfig
-from hetjax.training.config_files import config_values, read_config
-from hetjax.training.feed import Feed, held_out, training_feed
+from hetjax.training.config import RunConfig, config_values, read_config
 from hetjax.training.optimizer import optimizer
+
+
+class BatchPrefetcher:
+    """Gives global batches by step; steps asked for in order do not wait."""
+
+    def __init__(self, samples: Samples, global_batch: int) -> None:
+        self._samples, self._global_batch = samples, global_batch
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
+        self._ahead: dict[int, Future[Batch]] = {}
+
+    def batch(self, step: int) -> Batch:
+        """Give the batch of the step with this index and start on the next one."""
+        made = self._ahead.pop(step, None) or self._make(step)
+        self._ahead = {step + 1: self._make(step + 1)}
+        return made.result()
+
+    def close(self) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    def _make(self, step: int) -> Future[Batch]:
+        return self._thread.submit(self._samples.batch, step, self._global_batch)
+
+
+def training_feed(config: RunConfig, dataset: Dataset) -> BatchPrefetcher:
+    """Give the run's training batches; BadInput for a text that is too short."""
+    found = samples(dataset.train_T, config.seq_len, config.seed)
+    return BatchPrefetcher(found, config.global_batch)
+
+
+def held_out(config: RunConfig, dataset: Dataset) -> list[Batch]:
+    """Give the batches of every evaluation; BadInput for a text that is too short."""
+    return validation_batches(
+        dataset.validation_T,
+        config.seq_len,
+        config.global_batch,
+        config.evaluation.num_batches,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +82,7 @@ class TrainingWork:
     """One worker's part of a run."""
 
     runtime: StageRuntime
-    feed: Feed
+    feed: BatchPrefetcher
     held_out: Sequence[Batch]
 
     def close(self) -> None:

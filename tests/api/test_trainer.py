@@ -42,7 +42,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]
         folder = tmp_path / name
         folder.mkdir()
         preset = small_preset(folder)
-        monkeypatch.setitem(PRESETS, "small", lambda: preset)
+        monkeypatch.setitem(PRESETS, "small", preset)
         return preset.config.run_dir
 
     return made
@@ -59,7 +59,7 @@ def numbers(run_dir: Path) -> list[tuple[float, ...]]:
 
 def test_a_run_in_parts_has_the_numbers_of_the_command(make: Callable[..., Path]):
     whole = make("whole")
-    preset = PRESETS["small"]()
+    preset = PRESETS["small"]
     assert run(preset.config, preset, MODEL) == 0
     parts = make("parts")
     with hetjax.Trainer("small") as trainer:
@@ -179,7 +179,7 @@ def test_what_cannot_be_is_refused_in_three_parts(
 
 def test_settings_change_by_keyword_and_the_others_stay(make: Callable[..., Path]):
     make("a")
-    before = PRESETS["small"]().config
+    before = PRESETS["small"].config
     config = hetjax.Trainer("small", steps=7, optimizer={"beta1": 0.5}).config
     assert (config.steps, config.optimizer.beta1) == (7, 0.5)
     assert config.optimizer.learning_rate == before.optimizer.learning_rate
@@ -192,7 +192,7 @@ def test_a_process_in_which_jax_runs_simulates_what_it_has_devices_for(
     count: int, fits: bool, make: Callable[..., Path]
 ):
     make("a")
-    preset = PRESETS["small"]()
+    preset = PRESETS["small"]
     cluster = Cluster(name="c", nodes=(Node(name="a", device="H20", count=count),))
     assert has_room(preset.config, preset, cluster) == fits
     assert has_room(preset.config, preset)

@@ -77,7 +77,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with a plan, a cluster and a profile of preset `small`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(MODEL_CONFIGS, "small", MODEL_CONFIG)
-    monkeypatch.setitem(PRESETS, "small", lambda: small_preset(tmp_path / "preset"))
+    monkeypatch.setitem(PRESETS, "small", small_preset(tmp_path / "preset"))
     (tmp_path / "preset").mkdir()
     write_plan(tmp_path / "plan.json", PLAN)
     write_profile(tmp_path / "profile.json", PROFILE)
@@ -246,7 +246,7 @@ def test_memory_is_that_of_the_presets_optimizer(
     def peak(name: str) -> dict[str, int]:
         chosen = small_preset(folder / "preset")
         rule = replace(chosen.config.optimizer, name=name)
-        monkeypatch.setitem(PRESETS, "small", lambda: but(chosen, optimizer=rule))
+        monkeypatch.setitem(PRESETS, "small", but(chosen, optimizer=rule))
         devices = simulated(capsys, "small")["devices"]
         return {name: d["peak_memory_bytes"] for name, d in devices.items()}
 

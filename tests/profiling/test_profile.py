@@ -329,7 +329,7 @@ def test_the_defaults_cover_what_the_presets_plan_needs(
     replica = replace(ONE_REPLICA.replicas[0], microbatch_size=10, stages=stages)
     own = replace(ONE_REPLICA, global_batch=30, replicas=(replica,))
     chosen = small_preset(tmp_path, own)
-    monkeypatch.setitem(PRESETS, "small", lambda: but(chosen, microbatch_size=8))
+    monkeypatch.setitem(PRESETS, "small", but(chosen, microbatch_size=8))
     _, found = parse(["small"])
     assert found.microbatch_sizes == (1, 2, 4, 5, 8, 10)
     assert found.remat == ("none", "full", "selective")

@@ -39,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory where `small` is a preset, its run in ./run."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(MODEL_CONFIGS, "small", MODEL_CONFIG)
-    monkeypatch.setitem(PRESETS, "small", lambda: small_preset(Path(".")))
+    monkeypatch.setitem(PRESETS, "small", small_preset(Path(".")))
     small_preset(Path("."))
     return tmp_path
 
@@ -229,7 +229,7 @@ def test_simulating_without_a_cluster_is_refused(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     bare = replace(small_preset(Path(".")), cluster=None)
-    monkeypatch.setitem(PRESETS, "bare", lambda: bare)
+    monkeypatch.setitem(PRESETS, "bare", bare)
     assert "--cluster FILE" in refused(folder, capsys, "bare")
 
 

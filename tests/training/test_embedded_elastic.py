@@ -27,11 +27,10 @@ from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.execution.state import Read
 from hetjax.training.config import OptimizerConfig
-from hetjax.training.feed import Feed
 from hetjax.training.optimizer import optimizer
 from hetjax.training.presets import Preset
 from hetjax.training.run import run
-from hetjax.training.worker import TrainingWork
+from hetjax.training.worker import BatchPrefetcher, TrainingWork
 from tests.training.small import (
     MODEL,
     ONE_REPLICA,
@@ -244,9 +243,10 @@ def test_where_the_rest_has_no_plan_an_edit_is_refused_and_a_request_stops_the_r
     assert [*losses(preset.config.run_dir)] == [*range(1, 8)]
 
 
-def feed() -> Feed:
+def feed() -> BatchPrefetcher:
     text_T = np.arange(4_000, dtype=np.uint16) % MODEL.vocab_size
-    return Feed(samples(text_T, TWO_REPLICAS.seq_len, 0), TWO_REPLICAS.global_batch)
+    found = samples(text_T, TWO_REPLICAS.seq_len, 0)
+    return BatchPrefetcher(found, TWO_REPLICAS.global_batch)
 
 
 def test_state_that_is_taken_over_is_the_same_and_is_nowhere_twice(tmp_path: Path):

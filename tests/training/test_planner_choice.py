@@ -183,7 +183,7 @@ def test_the_command_says_that_nothing_fits_with_exit_code_3(
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(MODEL_CONFIGS, "small", MODEL_CONFIG)
-    monkeypatch.setitem(PRESETS, "small", lambda: small_preset(Path(".")))
+    monkeypatch.setitem(PRESETS, "small", small_preset(Path(".")))
     Path("short.toml").write_text(cluster_toml(_short(1e-5)))
     for planner in ("hetjax", "even"):
         arguments = ["small", "--cluster", "short.toml", "--planner", planner]

@@ -11,8 +11,7 @@ from hetjax.models.model import tensor_sizes
 from hetjax.models.presets import model_preset
 from hetjax.plans.files import read_plan
 from hetjax.plans.validation import validate_plan
-from hetjax.training.config import check_config
-from hetjax.training.config_files import config_values
+from hetjax.training.config import check_config, config_values
 from hetjax.training.presets import PRESETS, preset
 
 GOLDEN = Path(__file__).parent / "golden"

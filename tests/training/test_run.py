@@ -15,8 +15,7 @@ from hetjax.errors import BadInput, Failed
 from hetjax.plans.files import read_plan
 from hetjax.train import main
 from hetjax.training import run as run_module
-from hetjax.training.config import CheckpointConfig, OptimizerConfig
-from hetjax.training.config_files import config_values
+from hetjax.training.config import CheckpointConfig, OptimizerConfig, config_values
 from hetjax.training.loop import steps_to_trace
 from hetjax.training.optimizer import LearningRates
 from hetjax.training.presets import PRESETS
@@ -94,7 +93,7 @@ def test_the_last_steps_are_traced_where_few_are_left_and_lost_metrics_do_no_har
 def test_three_steps_are_traced_past_the_warm_up_or_else_the_last(
     num_steps: int, stop_after: int | None, first: int, steps_traced: list[int]
 ):
-    config = replace(PRESETS["tiny"]().config, steps=num_steps, stop_after=stop_after)
+    config = replace(PRESETS["tiny"].config, steps=num_steps, stop_after=stop_after)
     assert list(steps_to_trace(config, first)) == steps_traced
 
 

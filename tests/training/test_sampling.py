@@ -5,7 +5,7 @@ import numpy as np
 
 from hetjax.data.tokenizer import train
 from hetjax.training.config import EvaluationConfig
-from hetjax.training.sampling import choose, sample_text
+from hetjax.training.loop import choose, sample_text
 
 
 def test_tokens_come_with_the_probabilities_of_the_softmax():
