@@ -10,41 +10,20 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hetjax.api.loading import (
-        discover,
-        load_cluster,
-        load_model,
-        load_plan,
-        save_plan,
-    )
-    from hetjax.api.planning import compare_planners, find_plan
-    from hetjax.api.profiling import measure_profile
-    from hetjax.api.simulating import simulate_plan
-    from hetjax.api.trainer import Trainer
-    from hetjax.plans.plan import Plan
-    from hetjax.training.config import RunConfig
+    from hetjax.api.loading import discover as discover
+    from hetjax.api.loading import load_cluster as load_cluster
+    from hetjax.api.loading import load_model as load_model
+    from hetjax.api.loading import load_plan as load_plan
+    from hetjax.api.loading import save_plan as save_plan
+    from hetjax.api.planning import compare_planners as compare_planners
+    from hetjax.api.planning import find_plan as find_plan
+    from hetjax.api.profiling import measure_profile as measure_profile
+    from hetjax.api.simulating import simulate_plan as simulate_plan
+    from hetjax.api.trainer import Trainer as Trainer
+    from hetjax.plans.plan import Plan as Plan
+    from hetjax.training.config import RunConfig as RunConfig
 
     __version__: str
-
-__all__ = [
-    "Plan",
-    "RunConfig",
-    "Trainer",
-    "compare_planners",
-    "discover",
-    "find_plan",
-    "load_cluster",
-    "load_model",
-    "load_plan",
-    "measure_profile",
-    "save_plan",
-    "simulate_plan",
-]
-
-# Before JAX is imported, which reads it once: its compiler's errors come as exceptions,
-# too, and the rest of what it prints ("Very slow compile?", processor features of kept
-# programs) is nothing that a user can act on. 0 shows all of it.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 _MODULES = {
     "Plan": "plans.plan",
@@ -60,6 +39,12 @@ _MODULES = {
     "save_plan": "api.loading",
     "simulate_plan": "api.simulating",
 }
+__all__ = [*_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
+
+# Before JAX is imported, which reads it once: its compiler's errors come as exceptions,
+# too, and the rest of what it prints ("Very slow compile?", processor features of kept
+# programs) is nothing that a user can act on. 0 shows all of it.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 def __getattr__(name: str) -> Any:

@@ -2,31 +2,31 @@
 """The errors that users cause and can mend. Every room may import this file."""
 
 
-class BadInput(ValueError):
-    """Bad user input, told in three parts; command lines turn it into exit code 2.
+class _InThreeParts(ValueError):
+    """`got` says what was found (with numbers), `allowed` what would be accepted, `fix`
+    what to type or change."""
 
-    `got` says what was found (with numbers), `allowed` what would be accepted, `fix`
-    what to type or change. Broken invariants of our own are `assert`s, never this.
+    def __init__(self, *, got: str, allowed: str, fix: str) -> None:
+        super().__init__(f"got: {got}\nallowed: {allowed}\nfix: {fix}")
+        self.got, self.allowed, self.fix = got, allowed, fix
+
+
+class BadInput(_InThreeParts):
+    """Bad user input; command lines turn it into exit code 2.
+
+    Broken invariants of our own are `assert`s, never this.
     """
 
     exit_code = 2
 
-    def __init__(self, *, got: str, allowed: str, fix: str) -> None:
-        super().__init__(f"got: {got}\nallowed: {allowed}\nfix: {fix}")
-        self.got, self.allowed, self.fix = got, allowed, fix
 
-
-class NoFeasiblePlan(ValueError):
+class NoFeasiblePlan(_InThreeParts):
     """Good input that no plan can satisfy; command lines turn it into exit code 3.
 
-    The parts are those of `BadInput`; `got` names the limit that binds.
+    `got` names the limit that binds.
     """
 
     exit_code = 3
-
-    def __init__(self, *, got: str, allowed: str, fix: str) -> None:
-        super().__init__(f"got: {got}\nallowed: {allowed}\nfix: {fix}")
-        self.got, self.allowed, self.fix = got, allowed, fix
 
 
 class Failed(Exception):

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m hetjax.preempt RUN_DIR [--node NAME]`, which is `hetjax preempt`."""
 
-import sys
-
 from hetjax.cli.preempt import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m hetjax.profile PRESET [options]`, which is `hetjax profile`."""
 
-import sys
-
 from hetjax.cli.profile import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

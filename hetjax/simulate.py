@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m hetjax.simulate PLAN [options]`, which is `hetjax simulate`."""
 
-import sys
-
 from hetjax.cli.simulate import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

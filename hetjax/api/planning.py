@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finding plans: `find_plan` and `compare_planners`.
 
-Owns what a search is given, how it ends early, and that it shows how it goes. Does not
-own what is planned (`plan_request.py`), the searches (`planner/search/comparison.py`)
-nor what is shown (`report/found.py`).
+Owns what must hold between the choices of a search, where model, cluster and times come
+from, how a search ends early, and that it shows how it goes. Does not own the choices
+(`plan_config.py`), the searches (`planner/search/comparison.py`) nor what is shown
+(`report/found.py`).
 """
 
 import math
@@ -12,25 +13,70 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar, get_args
 
-from hetjax.api.plan_config import plan_config
-from hetjax.api.plan_request import Subject, objective_of, questions_of, request_of
+from hetjax.api.plan_config import PlanConfig, plan_config
+from hetjax.cluster.catalogue import device_price_per_hour
 from hetjax.cluster.cluster import Cluster
+from hetjax.cluster.record import did_you_mean, placed
+from hetjax.costs.measured.profile import check_profile
+from hetjax.costs.measured.profile_files import read_profile
+from hetjax.costs.static import adam_state
 from hetjax.errors import BadInput
 from hetjax.models.model import Model
-from hetjax.planner.model.costing import check_times
+from hetjax.models.presets import model_preset
+from hetjax.planner.baselines.by_name import BASELINES
+from hetjax.planner.model.costing import (
+    all_kinds,
+    check_measured,
+    check_times,
+    compute_dtype,
+    known_degrees,
+)
 from hetjax.planner.model.deadline import Deadline, TimeUp, deadline
-from hetjax.planner.search.comparison import planned
+from hetjax.planner.model.objectives import Objective, Wish
+from hetjax.planner.model.request import PlanRequest
+from hetjax.planner.search.comparison import Questions, planned
 from hetjax.planner.search.find import LOCAL_SEARCH_S
+from hetjax.plans.files import read_plan
 from hetjax.plans.plan import Plan
 from hetjax.report.found import ComparedPlanners, FoundPlan
 from hetjax.report.prediction import check_finite
 from hetjax.report.progress import working
+from hetjax.stage.arrays import OptimizerInit
+from hetjax.training.config import option
+from hetjax.training.optimizer import optimizer
+from hetjax.training.placement import cluster_of
+from hetjax.training.presets import Preset
 from hetjax.training.presets import preset as preset_of
+
+T = TypeVar("T")
+_NONE = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Subject:
+    """What a search is about, as values, files or names."""
+
+    model: Model | str | None = None
+    cluster: Cluster | str | Path | None = None
+    profile: str | Path | None = None
+    current: Plan | str | Path | None = None
+
+    @property
+    def profile_path(self) -> Path | None:
+        return None if self.profile is None else Path(self.profile)
+
+    @cached_property
+    def current_plan(self) -> Plan | None:
+        """The plan that runs now."""
+        if self.current is None or isinstance(self.current, Plan):
+            return self.current
+        return read_plan(self.current)
 
 
 def find_plan(
@@ -63,18 +109,12 @@ def find_plan(
     (8, True)
     """
     choices = {"compare": ("none",)} | choices
-    subject = Subject(model=model, cluster=cluster, profile=profile, current=current)
+    subject = _Subject(model=model, cluster=cluster, profile=profile, current=current)
     return _found(preset, subject, choices, quiet)
 
 
 def compare_planners(
-    preset: str | None = None,
-    *,
-    model: Model | str | None = None,
-    cluster: Cluster | str | Path | None = None,
-    profile: str | Path | None = None,
-    quiet: bool = False,
-    **choices: Any,
+    preset: str | None = None, *, compare: tuple[str, ...] | None = (), **given: Any
 ) -> ComparedPlanners:
     """Plan as other planners would, too, and judge all plans by the same simulator.
 
@@ -89,13 +129,11 @@ def compare_planners(
     >>> steps["hetjax"].step_time_s <= steps["megatron"].step_time_s
     True
     """
-    choices = {"compare": ()} | choices
-    subject = Subject(model=model, cluster=cluster, profile=profile)
-    return ComparedPlanners(_found(preset, subject, choices, quiet).planned)
+    return ComparedPlanners(find_plan(preset, compare=compare, **given).planned)
 
 
 def _found(
-    name: str | None, subject: Subject, choices: dict[str, Any], quiet: bool
+    name: str | None, subject: _Subject, choices: dict[str, Any], quiet: bool
 ) -> FoundPlan:
     """Search until there is nothing more to try, or the end; say what ended it.
 
@@ -103,9 +141,9 @@ def _found(
     """
     preset = None if name is None else preset_of(name)
     config = replace(plan_config(preset), **choices)
-    questions = questions_of(config, subject)
-    request = request_of(config, subject, preset)
-    objective = objective_of(config, request.cluster)
+    questions = _questions(config, subject)
+    request = _request(config, subject, preset)
+    objective = _objective(config, request.cluster)
     search_s = math.inf if config.search_s is None else config.search_s
     with deadline(search_s) as limit, _stopped_by_ctrl_c(limit):
         try:
@@ -153,3 +191,173 @@ def _stopped_by_ctrl_c(limit: Deadline) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _request(
+    config: PlanConfig, subject: _Subject, preset: Preset | None
+) -> PlanRequest:
+    """Return what is to be planned; what nobody says is as in the current plan.
+
+    BadInput if something is missing, or does not go together.
+    """
+    current = subject.current_plan
+    model = _model(subject, preset)
+    batch = current and current.global_batch
+    global_batch = _given("global_batch", config.global_batch, batch)
+    seq_len = _given("seq_len", config.seq_len, current and current.seq_len)
+    path = subject.profile_path
+    profile = None if path is None else read_profile(path)
+    if profile is not None:
+        with placed(f"profile file {str(path)!r}"):
+            check_profile(profile, model.name, seq_len, len(model.layers))
+    for name in ("microbatch_sizes", "tensor"):
+        _check_from_1(name, getattr(config, name))
+    cluster = cluster_of(subject.cluster or (preset.cluster if preset else None))
+    if profile is not None:
+        check_measured(profile, all_kinds(cluster), "cluster")
+    otherwise = preset.config.dtype if preset else "bfloat16"
+    return PlanRequest(
+        model=model,
+        cluster=cluster,
+        seq_len=seq_len,
+        global_batch=global_batch,
+        dtype=compute_dtype(config.dtype, profile, otherwise),
+        optimizer=_optimizer(preset),
+        profile=profile,
+        microbatch_sizes=config.microbatch_sizes,
+        tensor_degrees=known_degrees(config.tensor, cluster, profile),
+        remats=config.remat,
+        unequal_tensor=config.unequal_tensor,
+    )
+
+
+def _model(subject: _Subject, preset: Preset | None) -> Model:
+    if isinstance(subject.model, Model):
+        return subject.model
+    current = subject.current_plan
+    others = preset and preset.config.model, current and current.model
+    return model_preset(_given("model", subject.model, *others))
+
+
+def _given(name: str, *values: T | None) -> T:
+    for value in values:
+        if value is not None:
+            return value
+    example = {"model": "llama-1b", "global_batch": "128", "seq_len": "2048"}[name]
+    raise BadInput(
+        got=f"no {option(name)}",
+        allowed="a preset's name before the options, or all of --model, --global-batch "
+        "and --seq-len",
+        fix=f"add {option(name)} {example}, say",
+    )
+
+
+def _optimizer(preset: Preset | None) -> OptimizerInit:
+    if preset is None:
+        return adam_state
+    return optimizer(preset.config.optimizer, preset.config.steps).init
+
+
+def _check_from_1(name: str, values: tuple[int, ...]) -> None:
+    if min(values, default=0) < 1:
+        raise BadInput(
+            got=f"{option(name)} {','.join(map(str, values))}",
+            allowed="numbers from 1",
+            fix=f"give {option(name)} 1,2,4, say",
+        )
+
+
+def _objective(config: PlanConfig, cluster: Cluster) -> Objective:
+    """Return what is wished, and its limits."""
+    if config.objective not in get_args(Wish):
+        raise BadInput(
+            got=f"--objective {config.objective}",
+            allowed=f"one of {', '.join(get_args(Wish))}",
+            fix=did_you_mean(config.objective, get_args(Wish)),
+        )
+    for name in (
+        "max_usd_per_hour",
+        "deadline_hours",
+        "tokens",
+        "horizon_s",
+        "search_s",
+    ):
+        _check_positive(name, getattr(config, name))
+    for name in ("recovery_s", "checkpoint_every_s", "node_back_s"):
+        _check_positive(name, getattr(config, name), zero=True)
+    least, given = None, {"deadline_hours": "240", "tokens": "300e9"}
+    missing = [name for name in given if getattr(config, name) is None]
+    if len(missing) == 1:
+        (there,) = given.keys() - missing
+        raise BadInput(
+            got=f"{option(there)} without {option(missing[0])}",
+            allowed="both, or neither",
+            fix=f"add {option(missing[0])} {given[missing[0]]}, say",
+        )
+    if config.tokens is not None and config.deadline_hours is not None:
+        least = config.tokens / (config.deadline_hours * 3600)
+    found = Objective(
+        wish=config.objective,
+        max_usd_per_hour=config.max_usd_per_hour,
+        min_tokens_per_s=least,
+        recovery_s=config.recovery_s,
+        checkpoint_every_s=config.checkpoint_every_s,
+        node_back_s=config.node_back_s,
+    )
+    _check_prices(found, cluster)
+    return found
+
+
+def _check_positive(name: str, value: float | None, *, zero: bool = False) -> None:
+    least = 0.0 if zero else math.ulp(0.0)
+    if value is not None and not least <= value < math.inf:
+        raise BadInput(
+            got=f"{option(name)} {value:g}",
+            allowed=f"a number {'from' if zero else 'above'} 0",
+            fix=f"correct {option(name)}",
+        )
+
+
+def _check_prices(objective: Objective, cluster: Cluster) -> None:
+    """A wish about money needs a price of some device."""
+    asked = "--objective cost" if objective.wish == "cost" else None
+    if objective.max_usd_per_hour is not None:
+        asked = f"--max-usd-per-hour {objective.max_usd_per_hour:g}"
+    if asked and not any(
+        device_price_per_hour(node) is not None for node in cluster.nodes
+    ):
+        raise BadInput(
+            got=f"{asked}, and no node of cluster {cluster.name!r} has a known price",
+            allowed="devices whose price the catalogue or the cluster file tells",
+            fix="add price_per_hour = ... (USD, of the whole node) to the nodes",
+        )
+
+
+def _questions(config: PlanConfig, subject: _Subject) -> Questions:
+    """Return what is asked besides the best plan."""
+    names = config.compare
+    if names == ():
+        names = tuple(BASELINES)
+    elif names == (_NONE,):
+        names = ()
+    for name in names or ():
+        if name not in BASELINES:
+            raise BadInput(
+                got=f"--compare {','.join(config.compare or ())}",
+                allowed=f"planners of {', '.join(BASELINES)}, or {_NONE}",
+                fix=did_you_mean(name, list(BASELINES)),
+            )
+    current = subject.current_plan
+    if current is not None and config.pareto:
+        raise BadInput(
+            got=f"--from {subject.current} with --pareto",
+            allowed="--from with one --objective at a time",
+            fix="leave --from or --pareto out",
+        )
+    return Questions(
+        baselines=names,
+        pareto=config.pareto,
+        what_if=config.what_if,
+        current=current,
+        horizon_s=config.horizon_s,
+    )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measuring a model's layers: `measure_profile`.
 
-Owns the public function. Does not own the choices (`training/profile_config.py`) nor
+Owns the public function. Does not own the choices (`training/presets.py`) nor
 the measuring (`hetjax/profiling/`).
 """
 

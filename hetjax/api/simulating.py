@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hetjax.cluster.cluster import Cluster
-from hetjax.costs.measured.profile import check_profile
+from hetjax.costs.measured.profile import Profile, check_profile
 from hetjax.costs.measured.profile_files import read_profile
 from hetjax.costs.plan_costs import costs_of, device_kinds, usd_per_hour
 from hetjax.costs.static import adam_state
@@ -33,30 +33,19 @@ from hetjax.stage.arrays import OptimizerInit
 from hetjax.stage.partition import tied_holders
 from hetjax.training.optimizer import optimizer
 from hetjax.training.placement import check_plan, choose_plan, cluster_of
-from hetjax.training.presets import PRESETS, check_plan_or_preset, preset
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Asked:
-    """What is given besides the plan; None where it is to follow from the rest."""
-
-    model: Model | str | None
-    cluster: Cluster | str | Path | None
-    profile: Path | None
-    dtype: str | None
+from hetjax.training.presets import PRESETS, Preset, check_plan_or_preset, preset
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Subject:
     """What is simulated: a valid plan with its model, on a cluster.
 
-    `dtype` and the optimizer's `init` are those of training, where a preset tells.
+    The optimizer's `init` is that of training, where a preset tells.
     """
 
     plan: Plan
     model: Model
     cluster: Cluster
-    dtype: str = "bfloat16"
     init: OptimizerInit = adam_state
 
 
@@ -84,15 +73,27 @@ def simulate_plan(
     ('1f1b', True)
     """
     path = None if profile is None else Path(profile)
-    asked = _Asked(model=model, cluster=cluster, profile=path, dtype=dtype)
     with working("simulating", quiet=quiet) as told:
-        return _simulated(_subject(plan, asked, told), asked, schedule)
+        measured = None if path is None else read_profile(path)
+        if isinstance(plan, str) and plan in PRESETS:
+            chosen = preset(plan)
+            dtype = compute_dtype(dtype, measured, chosen.config.dtype)
+            config = replace(chosen.config, dtype=dtype, profile=path)
+            subject = _of_preset(replace(chosen, config=config), model, cluster, told)
+        else:
+            dtype = compute_dtype(dtype, measured, "bfloat16")
+            subject = _of_plan(plan, model, cluster)
+        return _simulated(subject, measured, path, dtype, schedule)
 
 
-def _simulated(subject: _Subject, asked: _Asked, schedule: str | None) -> SimulatedStep:
+def _simulated(
+    subject: _Subject,
+    profile: Profile | None,
+    path: Path | None,
+    dtype: str,
+    schedule: str | None,
+) -> SimulatedStep:
     plan, model, cluster = subject.plan, subject.model, subject.cluster
-    profile = None if asked.profile is None else read_profile(asked.profile)
-    dtype = compute_dtype(asked.dtype, profile, subject.dtype)
     if profile is not None:
         check_profile(profile, model.name, plan.seq_len, len(model.layers))
         check_measured(profile, device_kinds(plan, cluster), "plan")
@@ -115,51 +116,43 @@ def _simulated(subject: _Subject, asked: _Asked, schedule: str | None) -> Simula
         plan,
         costs,
         tied,
-        times_from=times_from(plan, cluster, dtype, profile, asked.profile, tied),
+        times_from=times_from(plan, cluster, dtype, profile, path, tied),
         usd_per_hour=usd_per_hour(plan, cluster),
     )
     check_finite(predicted)
     return SimulatedStep(predicted)
 
 
-def _subject(
-    given: Plan | str | Path, asked: _Asked, told: Callable[[str], None]
+def _of_plan(
+    given: Plan | str | Path,
+    model: Model | str | None,
+    cluster: Cluster | str | Path | None,
 ) -> _Subject:
     """Read what is given, and check that it fits together."""
-    if isinstance(given, str) and given in PRESETS:
-        return _of_preset(given, asked, told)
-    plan, where = _plan(given)
-    model = _model(asked.model or plan.model)
-    plan = replace(plan, model=model.name)
-    cluster = cluster_of(asked.cluster)
-    check_plan(plan, model, cluster, where)
-    return _Subject(plan=plan, model=model, cluster=cluster)
+    plan, where = given, "the plan"
+    if not isinstance(plan, Plan):
+        check_plan_or_preset(str(plan))
+        plan, where = read_plan(plan), f"plan file {str(plan)!r}"
+    found, there = _model(model or plan.model), cluster_of(cluster)
+    plan = replace(plan, model=found.name)
+    check_plan(plan, found, there, where)
+    return _Subject(plan=plan, model=found, cluster=there)
 
 
-def _plan(given: Plan | str | Path) -> tuple[Plan, str]:
-    """The plan, and what to call it in errors."""
-    if isinstance(given, Plan):
-        return given, "the plan"
-    check_plan_or_preset(str(given))
-    return read_plan(given), f"plan file {str(given)!r}"
+def _of_preset(
+    chosen: Preset,
+    model: Model | str | None,
+    cluster: Cluster | str | Path | None,
+    told: Callable[[str], None],
+) -> _Subject:
+    """Take the preset's plan, else plan with the times that are simulated with."""
+    config = chosen.config
+    found, there = _model(model or config.model), cluster_of(cluster or chosen.cluster)
+    config = replace(config, model=found.name)
+    plan = choose_plan(config, found, there, chosen, None, told).plan
+    init = optimizer(config.optimizer, config.steps).init
+    return _Subject(plan=plan, model=found, cluster=there, init=init)
 
 
 def _model(given: Model | str) -> Model:
     return given if isinstance(given, Model) else model_preset(given)
-
-
-def _of_preset(name: str, asked: _Asked, told: Callable[[str], None]) -> _Subject:
-    """Take the preset's plan, else plan with the times that are simulated with."""
-    chosen = preset(name)
-    model = _model(asked.model or chosen.config.model)
-    profile = None if asked.profile is None else read_profile(asked.profile)
-    dtype = compute_dtype(asked.dtype, profile, chosen.config.dtype)
-    config = replace(chosen.config, dtype=dtype, profile=asked.profile)
-    chosen = replace(chosen, config=config)
-    config = replace(config, model=model.name)
-    cluster = cluster_of(asked.cluster or chosen.cluster)
-    plan = choose_plan(config, model, cluster, chosen, None, told).plan
-    init = optimizer(config.optimizer, config.steps).init
-    return _Subject(
-        plan=plan, model=model, cluster=cluster, dtype=config.dtype, init=init
-    )

@@ -19,11 +19,11 @@ from hetjax.report.progress import Display, Metrics, display
 from hetjax.training import rundir
 from hetjax.training.config import RunConfig, changed_config, check_config
 from hetjax.training.events import clear_ends
-from hetjax.training.journal import read_journal
 from hetjax.training.placement import has_room
 from hetjax.training.presets import Preset
 from hetjax.training.presets import preset as preset_of
 from hetjax.training.run import Session
+from hetjax.training.rundir import read_journal
 
 T = TypeVar("T")
 

@@ -1,15 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all commands have in common: exit codes, and the last words of errors.
+"""What all commands have in common: exit codes, last words, files read and written.
 
-Owns the way from a command's function to the `main` of its module. Does not own any
-command, nor what errors say.
+Owns the way from a command's function to the `main` of its module, and the refusal of
+files that cannot be read or written before anything is imported that takes seconds.
+Does not own any command, what is in files, nor what must hold between them.
 """
 
+import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
+from hetjax.cluster.files import load_cluster
+from hetjax.costs.measured.profile_files import read_profile
+from hetjax.data.corpus import text_files
 from hetjax.errors import BadInput, Failed, NoFeasiblePlan
+from hetjax.plans.files import read_plan
+from hetjax.report.picture import check_picture
 
 
 class Main(Protocol):
@@ -44,3 +52,63 @@ def main_of(
             return 1
 
     return main
+
+
+def check_inputs(
+    *,
+    cluster: Path | None = None,
+    plan: Path | None = None,
+    profile: Path | None = None,
+    text: Path | None = None,
+) -> None:
+    """Raise BadInput for the first of these files that cannot be read."""
+    if cluster is not None:
+        load_cluster(cluster)
+    if profile is not None:
+        read_profile(profile)
+    if plan is not None:
+        read_plan(plan)
+    if text is not None and not text.is_dir():
+        text_files(text)
+
+
+def check_outputs(options: Any, *names: str) -> None:
+    """Raise BadInput for the first of these options whose file has no folder.
+
+    Also for a picture that could not be drawn; all before anything is computed.
+    """
+    for name in names:
+        path = getattr(options, name)
+        if path is not None and not os.path.isdir(path.parent):
+            raise BadInput(
+                got=f"--{name} {path}, in a folder that is not there",
+                allowed="a file in a folder that is there",
+                fix=f"mkdir -p {path.parent}",
+            )
+    if options.plot is not None:
+        check_picture(options.plot)
+
+
+def write_outputs(
+    options: Any, writers: Mapping[str, tuple[str, Callable[[Path], object]]]
+) -> None:
+    """Write the files that are asked for, and print a line on each unless `json`.
+
+    `writers` has, by option, the words of that line ("plan: {}") and what writes.
+    BadInput names the options where the system refuses.
+    """
+    for name, (words, write) in writers.items():
+        path = getattr(options, name)
+        if path is None:
+            continue
+        try:
+            write(path)
+        except OSError as error:
+            raise BadInput(
+                got=f"{error.filename}: {error.strerror}",
+                allowed="files that can be written for "
+                f"{', '.join(f'--{name}' for name in writers)}",
+                fix="give another path",
+            ) from error
+        if not options.json:
+            print(words.format(path))

@@ -31,9 +31,14 @@ _NUM_NEAREST = 3  # options that are named for one that there is not
 
 
 def parse_options(
-    default: T, arguments: Sequence[str], *, program: str, description: str
+    default: T,
+    arguments: Sequence[str],
+    *,
+    program: str,
+    description: str,
+    markers: tuple[Any, ...] = (),
 ) -> T:
-    """Return `default` with the options that were given.
+    """Return `default` with the options that were given; `markers` are Tyro's.
 
     BadInput for an unknown option and for a value of the wrong type. SystemExit after
     help, which is printed.
@@ -49,7 +54,7 @@ def parse_options(
                 default=default,
                 return_unknown_args=True,
                 registry=_LISTS,
-                config=(tyro.conf.AvoidSubcommands,),
+                config=(tyro.conf.AvoidSubcommands, *markers),
             )
     except SystemExit as ended:
         if not ended.code:
@@ -68,17 +73,28 @@ def preset_first(
     if name.startswith("-"):
         raise BadInput(
             got=f"{name!r} where the preset's name comes first",
-            allowed=f"{program} PRESET [options], with a preset of "
-            f"{', '.join(PRESETS)}",
+            allowed=preset_usage(program),
             fix=f"{program} tiny {' '.join(arguments)}",
         )
     return name, preset(name), rest
 
 
-def preset_lines() -> list[str]:
+def preset_usage(program: str) -> str:
+    """Return what may be typed, with the names of all presets."""
+    return f"{program} PRESET [options], with a preset of {', '.join(PRESETS)}"
+
+
+def nothing_given(program: str, *, got: str, allowed: str) -> BadInput:
+    """Return what to raise where no argument is given."""
+    fix = f"{program} tiny, say; {program} --help tells more"
+    return BadInput(got=got, allowed=allowed, fix=fix)
+
+
+def preset_lines() -> str:
     """Return a line for help on every preset."""
     width = max(map(len, PRESETS))
-    return [f"  {name:<{width}}  {p.summary}" for name, p in PRESETS.items()]
+    lines = (f"  {name:<{width}}  {p.summary}" for name, p in PRESETS.items())
+    return "\n".join(lines)
 
 
 def _names(default: Any) -> Iterator[str]:

@@ -7,7 +7,7 @@ Owns its options and its help, and the files that are written. Does not own the 
 
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,17 +15,14 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from hetjax.api.plan_config import PlanConfig, plan_config
-from hetjax.cli.command import main_of
-from hetjax.cli.inputs import check_inputs
-from hetjax.cli.options import parse_options, preset_first, preset_lines
-from hetjax.cli.outputs import check_folders, writing
-from hetjax.errors import BadInput
+from hetjax.cli.command import check_inputs, check_outputs, main_of, write_outputs
+from hetjax.cli.options import nothing_given, parse_options, preset_first, preset_lines
 from hetjax.plans.files import write_plan
-from hetjax.report.picture import check_picture, matplotlib_module
+from hetjax.report.picture import matplotlib_module
 from hetjax.report.progress import working
 
 if TYPE_CHECKING:
-    from hetjax.report.found import Ended, FoundPlan
+    from hetjax.report.found import Ended
 
 _PROGRAM = "python -m hetjax.plan"
 _ENDED: "dict[Ended, str]" = {
@@ -44,12 +41,6 @@ class PlanOptions(PlanConfig):
     """Cluster file, or lab or tiny; else the preset's, else the devices here."""
     profile: Path | None = None
     """Measured times, from python -m hetjax.profile; else times are estimated."""
-    unequal_tensor: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Let every stage have a tensor degree of its own."""
-    pareto: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Show the best plans by time, by cost and by goodput."""
-    what_if: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Show what a node more of each kind brings, and what one fewer costs."""
     from_: Annotated[Path | None, tyro.conf.arg(name="from")] = None
     """The plan that runs now: count what has to move to another."""
     output: Annotated[Path | None, tyro.conf.arg(aliases=("--out",))] = None
@@ -58,7 +49,7 @@ class PlanOptions(PlanConfig):
     """Write one page of HTML about the plan here."""
     plot: Path | None = None
     """Draw the layout here: .png, .pdf or .svg."""
-    json: tyro.conf.FlagCreatePairsOff[bool] = False
+    json: bool = False
     """Print one JSON object in place of tables."""
 
 
@@ -68,7 +59,9 @@ def plan(arguments: Sequence[str]) -> None:
     BadInput before anything is written, NoFeasiblePlan where nothing fits.
     """
     preset, options = parse(arguments)
-    _check_outputs(options)
+    check_outputs(options, "output", "plot", "report")
+    if options.report is not None:
+        matplotlib_module()
     check_inputs(cluster=options.cluster, profile=options.profile, plan=options.from_)
     with working("starting", quiet=options.json):  # JAX and solvers take seconds
         from hetjax.api.planning import find_plan
@@ -84,10 +77,15 @@ def plan(arguments: Sequence[str]) -> None:
     print(json.dumps(found.values(), allow_nan=False) if options.json else found)
     if found.ended is not None and not options.json:
         print(f"{_ENDED[found.ended]}: the best plan so far")
-    with writing("--output", "--plot", "--report"):
-        for line in _write(options, found, f"{_PROGRAM} {shlex.join(arguments)}"):
-            if not options.json:
-                print(line)
+    command = f"{_PROGRAM} {shlex.join(arguments)}"
+    write_outputs(
+        options,
+        {
+            "output": ("plan: {}", lambda path: write_plan(path, found.plan)),
+            "plot": ("picture: {}", lambda path: found.draw().save(path)),
+            "report": ("report: {}", lambda path: found.write_report(path, command)),
+        },
+    )
     bound = found.planned.found.bound
     if bound.is_false:
         raise SystemExit(bound.why)
@@ -100,52 +98,22 @@ def parse(arguments: Sequence[str]) -> tuple[str | None, PlanOptions]:
     SystemExit after help, which is printed.
     """
     if not arguments:
-        raise BadInput(
+        raise nothing_given(
+            _PROGRAM,
             got="nothing to plan",
             allowed=f"{_PROGRAM} PRESET [options], or {_PROGRAM} --cluster FILE "
             "--model NAME --global-batch N --seq-len S",
-            fix=f"{_PROGRAM} tiny, say; {_PROGRAM} --help tells more",
         )
-    if arguments[0].startswith("-"):
-        default = PlanOptions()
-        return None, parse_options(
-            default, arguments, program=_PROGRAM, description=_help()
-        )
-    name, preset, rest = preset_first(arguments, program=_PROGRAM)
-    default = PlanOptions(model=preset.config.model, **asdict(plan_config(preset)))
-    description = f"{preset.summary}\n\n{_help()}"
-    options = parse_options(
-        default, rest, program=f"{_PROGRAM} {name}", description=description
+    name, rest, program = None, list(arguments), _PROGRAM
+    default, description = PlanOptions(), _help()
+    if not arguments[0].startswith("-"):
+        name, preset, rest = preset_first(arguments, program=_PROGRAM)
+        default = PlanOptions(model=preset.config.model, **asdict(plan_config(preset)))
+        program, description = f"{_PROGRAM} {name}", f"{preset.summary}\n\n{_help()}"
+    flags = (tyro.conf.FlagCreatePairsOff,)
+    return name, parse_options(
+        default, rest, program=program, description=description, markers=flags
     )
-    return name, options
-
-
-def _check_outputs(options: PlanOptions) -> None:
-    """Refuse what could not be written before anything is computed."""
-    check_folders(
-        {
-            "--output": options.output,
-            "--plot": options.plot,
-            "--report": options.report,
-        }
-    )
-    if options.plot is not None:
-        check_picture(options.plot)
-    if options.report is not None:
-        matplotlib_module()
-
-
-def _write(options: PlanOptions, found: "FoundPlan", command: str) -> Iterator[str]:
-    """Write the files that were asked for; yield a line on each."""
-    if options.output is not None:
-        write_plan(options.output, found.plan)
-        yield f"plan: {options.output}"
-    if options.plot is not None:
-        found.draw().save(options.plot)
-        yield f"picture: {options.plot}"
-    if options.report is not None:
-        found.write_report(options.report, command)
-        yield f"report: {options.report}"
 
 
 def _help() -> str:
@@ -155,7 +123,7 @@ Plans are judged by simulating the programs that training would run. Times come 
 measured profile, or are estimated from what the devices can do.
 
 presets:
-{chr(10).join(preset_lines())}
+{preset_lines()}
 
 examples:
   {_PROGRAM} tiny

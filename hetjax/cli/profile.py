@@ -2,7 +2,7 @@
 """The command `profile`: a preset's name, then what to measure of it.
 
 Owns its options, its help and its errors. Does not own what is measured
-(`training/profile_config.py`) nor the measuring (`hetjax/profiling/`).
+(`training/presets.py`) nor the measuring (`hetjax/profiling/`).
 """
 
 from collections.abc import Sequence
@@ -10,13 +10,17 @@ from dataclasses import asdict, dataclass
 
 import tyro
 
-from hetjax.cli.command import main_of
-from hetjax.cli.inputs import check_inputs
-from hetjax.cli.options import parse_options, preset_first, preset_lines
-from hetjax.errors import BadInput
+from hetjax.cli.command import check_inputs, main_of
+from hetjax.cli.options import (
+    nothing_given,
+    parse_options,
+    preset_first,
+    preset_lines,
+    preset_usage,
+)
 from hetjax.profiling.config import ProfileConfig, check_output
 from hetjax.report.progress import working
-from hetjax.training.presets import PRESETS, profile_config
+from hetjax.training.presets import profile_config
 
 _PROGRAM = "python -m hetjax.profile"
 
@@ -52,14 +56,11 @@ def parse(arguments: Sequence[str]) -> tuple[str, ProfileOptions]:
     SystemExit after help, which is printed.
     """
     if not arguments:
-        raise BadInput(
-            got="no preset to profile",
-            allowed=f"{_PROGRAM} PRESET [options], with a preset of "
-            f"{', '.join(PRESETS)}",
-            fix=f"{_PROGRAM} tiny, say; {_PROGRAM} --help tells more",
+        raise nothing_given(
+            _PROGRAM, got="no preset to profile", allowed=preset_usage(_PROGRAM)
         )
     if arguments[0] in ("-h", "--help"):
-        print(profile_help())
+        print(_help())
         raise SystemExit(0)
     name, chosen, rest = preset_first(arguments, program=_PROGRAM)
     options = parse_options(
@@ -71,31 +72,27 @@ def parse(arguments: Sequence[str]) -> tuple[str, ProfileOptions]:
     return name, options
 
 
-def profile_help() -> str:
-    """Return the text of `--help`: what is measured and why, and the presets."""
-    return "\n".join(
-        [
-            f"usage: {_PROGRAM} PRESET [options]",
-            "",
-            "Time the layers of a preset's model on the devices that are here, and the",
-            "links between them, and write a profile for `plan` and `simulate`.",
-            "",
-            "Only layers that differ are timed (embedding, one block of each kind,",
-            "head), a layer at a time: a model that does not fit can be measured.",
-            "The same command again measures what the file does not have yet.",
-            "",
-            "presets:",
-            *preset_lines(),
-            "",
-            "examples:",
-            f"  {_PROGRAM} tiny",
-            f"  {_PROGRAM} llama-1b --microbatch-sizes 1,2,4 --tensor 1,2 \\",
-            "      --remat none,full --output llama-1b.json",
-            "",
-            f"{_PROGRAM} PRESET --help lists the options and their values.",
-            "Exit codes: 0 done, 1 failed, 2 bad input.",
-        ]
-    )
+def _help() -> str:
+    """What is measured and why, and the presets."""
+    return f"""usage: {_PROGRAM} PRESET [options]
+
+Time the layers of a preset's model on the devices that are here, and the
+links between them, and write a profile for `plan` and `simulate`.
+
+Only layers that differ are timed (embedding, one block of each kind,
+head), a layer at a time: a model that does not fit can be measured.
+The same command again measures what the file does not have yet.
+
+presets:
+{preset_lines()}
+
+examples:
+  {_PROGRAM} tiny
+  {_PROGRAM} llama-1b --microbatch-sizes 1,2,4 --tensor 1,2 \\
+      --remat none,full --output llama-1b.json
+
+{_PROGRAM} PRESET --help lists the options and their values.
+Exit codes: 0 done, 1 failed, 2 bad input."""
 
 
 main = main_of(profile, "measures what is missing")

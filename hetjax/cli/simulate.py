@@ -6,26 +6,19 @@ Owns its options and its help, and the files that it writes. Does not own the si
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import tyro
 
-from hetjax.cli.command import main_of
-from hetjax.cli.inputs import check_inputs
-from hetjax.cli.options import parse_options
-from hetjax.cli.outputs import check_folders, writing
-from hetjax.errors import BadInput
+from hetjax.cli.command import check_inputs, check_outputs, main_of, write_outputs
+from hetjax.cli.options import nothing_given, parse_options
 from hetjax.plans.files import write_plan
 from hetjax.plans.schedules import FITTED, SCHEDULES
-from hetjax.report.picture import check_picture
 from hetjax.report.progress import working
 from hetjax.training.presets import PRESETS, check_plan_or_preset
-
-if TYPE_CHECKING:
-    from hetjax.report.prediction import SimulatedStep
 
 _PROGRAM = "python -m hetjax.simulate"
 _HELP = """Predict one training step of a plan before it runs: time, bubble, memory.
@@ -73,7 +66,7 @@ class SimulateOptions:
     """Draw the timeline here: .png, .pdf or .svg."""
     output: Path | None = None
     """Write the plan as simulated here, the prediction in it."""
-    json: tyro.conf.FlagCreatePairsOff[bool] = False
+    json: bool = False
     """Print one JSON object in place of tables."""
 
 
@@ -83,8 +76,10 @@ def simulate(arguments: Sequence[str]) -> None:
     BadInput before anything is written, NoFeasiblePlan for a plan over memory.
     """
     options = parse(arguments)
-    _check_inputs(options)
-    _check_outputs(options)
+    check_plan_or_preset(options.plan)
+    file = None if options.plan in PRESETS else Path(options.plan)
+    check_inputs(cluster=options.cluster, plan=file, profile=options.profile)
+    check_outputs(options, "trace", "plot", "output")
     with working("starting", quiet=options.json):  # JAX takes seconds to import
         from hetjax.api.simulating import simulate_plan
     step = simulate_plan(
@@ -97,55 +92,32 @@ def simulate(arguments: Sequence[str]) -> None:
         quiet=options.json,
     )
     print(json.dumps(step.values(), allow_nan=False) if options.json else step)
-    with writing("--trace", "--plot", "--output"):
-        for line in _write(options, step):
-            if not options.json:
-                print(line)
+    trace = "trace: {} (open it at ui.perfetto.dev)"
+    write_outputs(
+        options,
+        {
+            "trace": (trace, step.write_trace),
+            "plot": ("picture: {}", lambda path: step.draw().save(path)),
+            "output": ("plan: {}", lambda path: write_plan(path, step.plan)),
+        },
+    )
 
 
 def parse(arguments: Sequence[str]) -> SimulateOptions:
     """Return the options; BadInput for what cannot be, SystemExit after help."""
     if not arguments:
-        raise BadInput(
+        raise nothing_given(
+            _PROGRAM,
             got="no plan to simulate",
             allowed=f"{_PROGRAM} PLAN [options], with a plan file or a preset",
-            fix=f"{_PROGRAM} tiny, say; {_PROGRAM} --help tells more",
         )
-    default = SimulateOptions(plan=tyro.MISSING)
-    return parse_options(default, arguments, program=_PROGRAM, description=_HELP)
-
-
-def _check_inputs(options: SimulateOptions) -> None:
-    """Refuse what cannot be read before anything is computed."""
-    check_plan_or_preset(options.plan)
-    file = None if options.plan in PRESETS else Path(options.plan)
-    check_inputs(cluster=options.cluster, plan=file, profile=options.profile)
-
-
-def _check_outputs(options: SimulateOptions) -> None:
-    """Refuse what could not be written before anything is computed."""
-    check_folders(
-        {
-            "--trace": options.trace,
-            "--plot": options.plot,
-            "--output": options.output,
-        }
+    return parse_options(
+        SimulateOptions(plan=tyro.MISSING),
+        arguments,
+        program=_PROGRAM,
+        description=_HELP,
+        markers=(tyro.conf.FlagCreatePairsOff,),
     )
-    if options.plot is not None:
-        check_picture(options.plot)
-
-
-def _write(options: SimulateOptions, step: "SimulatedStep") -> Iterator[str]:
-    """Write the files that were asked for; yield a line on each."""
-    if options.trace is not None:
-        step.write_trace(options.trace)
-        yield f"trace: {options.trace} (open it at ui.perfetto.dev)"
-    if options.plot is not None:
-        step.draw().save(options.plot)
-        yield f"picture: {options.plot}"
-    if options.output is not None:
-        write_plan(options.output, step.plan)
-        yield f"plan: {options.output}"
 
 
 main = main_of(simulate)

@@ -7,8 +7,7 @@ Owns its help and its errors. Does not own settings (`training/config.py`) nor p
 
 from collections.abc import Sequence
 
-from hetjax.cli.command import main_of
-from hetjax.cli.inputs import check_inputs
+from hetjax.cli.command import check_inputs, main_of
 from hetjax.cli.options import parse_options, preset_first, preset_lines
 from hetjax.report.progress import working
 from hetjax.training.config import RunConfig, check_config
@@ -42,7 +41,7 @@ def parse(arguments: Sequence[str]) -> tuple[RunConfig, Preset]:
     SystemExit after help, which is printed.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(presets_help())
+        print(_help())
         raise SystemExit(0 if arguments else 2)
     name, chosen, rest = preset_first(arguments, program=_PROGRAM)
     config = parse_options(
@@ -51,22 +50,18 @@ def parse(arguments: Sequence[str]) -> tuple[RunConfig, Preset]:
     return config, chosen
 
 
-def presets_help() -> str:
-    """Return the text of `--help`: what can be trained, a line each."""
-    return "\n".join(
-        [
-            f"usage: {_PROGRAM} PRESET [options]",
-            "",
-            "Train a model, or go on with the run that is in its --run-dir.",
-            "",
-            "presets:",
-            *preset_lines(),
-            "",
-            f"{_PROGRAM} PRESET --help lists the options and their values.",
-            "Exit codes: 0 done, 1 failed, 2 bad input, 3 no plan fits in memory,",
-            "4 stopped with state saved.",
-        ]
-    )
+def _help() -> str:
+    """What can be trained, a line each."""
+    return f"""usage: {_PROGRAM} PRESET [options]
+
+Train a model, or go on with the run that is in its --run-dir.
+
+presets:
+{preset_lines()}
+
+{_PROGRAM} PRESET --help lists the options and their values.
+Exit codes: 0 done, 1 failed, 2 bad input, 3 no plan fits in memory,
+4 stopped with state saved."""
 
 
 main = main_of(train, "goes on from the last checkpoint")

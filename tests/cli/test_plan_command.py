@@ -52,9 +52,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with a cluster, where `small` is a model and a preset."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(MODEL_CONFIGS, "small", MODEL_CONFIG)
-    monkeypatch.setitem(PRESETS, "small", small_preset(tmp_path / "preset"))
     (tmp_path / "preset").mkdir()
-    small_preset(tmp_path / "preset")
+    monkeypatch.setitem(PRESETS, "small", small_preset(tmp_path / "preset"))
     write_cluster(CLUSTER)
     return tmp_path
 

@@ -77,8 +77,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with a plan, a cluster and a profile of preset `small`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(MODEL_CONFIGS, "small", MODEL_CONFIG)
-    monkeypatch.setitem(PRESETS, "small", small_preset(tmp_path / "preset"))
     (tmp_path / "preset").mkdir()
+    monkeypatch.setitem(PRESETS, "small", small_preset(tmp_path / "preset"))
     write_plan(tmp_path / "plan.json", PLAN)
     write_profile(tmp_path / "profile.json", PROFILE)
     (tmp_path / "cluster.toml").write_text(cluster_toml(CLUSTER))

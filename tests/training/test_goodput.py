@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from hetjax.training.journal import Journal, read_journal
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,7 +26,6 @@ from hetjax.training.goodput import (
     goodput_values,
     steps_s,
 )
-from hetjax.training.journal import Journal, read_journal
 from hetjax.training.loop import Loop
 from hetjax.training.optimizer import LearningRates
 
