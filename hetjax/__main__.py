@@ -5,11 +5,11 @@ Owns the list of commands. Does not own any command: `hetjax train` is
 `python -m hetjax.train`.
 """
 
-import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
 
+from hetjax.cli.command import main_of
 from hetjax.cluster.record import did_you_mean
 from hetjax.errors import BadInput
 
@@ -22,9 +22,8 @@ COMMANDS = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def _run(given: Sequence[str]) -> int:
     """Run the command that comes first with the arguments after it; its exit code."""
-    given = sys.argv[1:] if arguments is None else arguments
     if not given or given[0] in ("-h", "--help"):
         print(_help())
         return 0 if given else 2
@@ -33,28 +32,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"hetjax {version('hetjax')}")
         return 0
     if name not in COMMANDS:
-        error = BadInput(
+        raise BadInput(
             got=f"command {name!r}",
             allowed=", ".join(COMMANDS),
             fix=did_you_mean(name, list(COMMANDS)),
         )
-        print(f"error\n{error}", file=sys.stderr)
-        return error.exit_code
     return import_module(f"hetjax.cli.{name}").main(rest)
 
 
 def _help() -> str:
-    lines = [f"  {name:<10}{what}" for name, what in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: hetjax COMMAND [arguments]  (or python -m hetjax.COMMAND)",
-            "",
-            *lines,
-            "",
-            "hetjax COMMAND --help tells more; hetjax --version tells the version.",
-        ]
-    )
+    commands = "\n".join(f"  {name:<10}{what}" for name, what in COMMANDS.items())
+    return f"""usage: hetjax COMMAND [arguments]  (or python -m hetjax.COMMAND)
+
+{commands}
+
+hetjax COMMAND --help tells more; hetjax --version tells the version."""
+
+
+main = main_of(_run)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

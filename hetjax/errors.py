@@ -2,7 +2,7 @@
 """The errors that users cause and can mend. Every room may import this file."""
 
 
-class _InThreeParts(ValueError):
+class _InThreeParts(Exception):
     """`got` says what was found (with numbers), `allowed` what would be accepted, `fix`
     what to type or change."""
 
@@ -11,7 +11,7 @@ class _InThreeParts(ValueError):
         self.got, self.allowed, self.fix = got, allowed, fix
 
 
-class BadInput(_InThreeParts):
+class BadInput(_InThreeParts, ValueError):
     """Bad user input; command lines turn it into exit code 2.
 
     Broken invariants of our own are `assert`s, never this.
@@ -20,7 +20,7 @@ class BadInput(_InThreeParts):
     exit_code = 2
 
 
-class NoFeasiblePlan(_InThreeParts):
+class NoFeasiblePlan(_InThreeParts, ValueError):
     """Good input that no plan can satisfy; command lines turn it into exit code 3.
 
     `got` names the limit that binds.
@@ -29,7 +29,7 @@ class NoFeasiblePlan(_InThreeParts):
     exit_code = 3
 
 
-class Failed(Exception):
-    """A run that cannot go on; the text says why, earlier checkpoints are intact."""
+class Failed(_InThreeParts):
+    """A run that cannot go on; earlier checkpoints are intact."""
 
     exit_code = 1

@@ -37,10 +37,9 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from hetjax.training.journal import read_journal
 
 from hetjax.cluster.record import write_whole
-from hetjax.training.rundir import CHECKPOINTS, EVENTS, LOGS, METRICS
+from hetjax.training.rundir import CHECKPOINTS, EVENTS, LOGS, METRICS, read_journal
 
 _PER_RUN, _PAUSE_S, _LOOK_S = 3, (0.2, 6.0), 0.1
 _LONGEST_RUN_S, _LAST_WORDS_S = 1200, 30

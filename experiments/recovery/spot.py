@@ -37,11 +37,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from hetjax.training.journal import read_journal
-
 from experiments.recovery.kills import recoveries, workers
 from hetjax.cluster.record import write_whole
 from hetjax.training.goodput import steps_s
+from hetjax.training.rundir import read_journal
 
 # (seconds, A100s) from sailor/Controller/trace_based/a100_trace.json of
 # github.com/eth-easl/sailor, MIT licence, Copyright (c) 2023 - present ETH Zurich

@@ -47,7 +47,6 @@ from hetjax.plans.plan import Plan
 from hetjax.report.found import ComparedPlanners, FoundPlan
 from hetjax.report.prediction import check_finite
 from hetjax.report.progress import working
-from hetjax.stage.arrays import OptimizerInit
 from hetjax.training.config import option
 from hetjax.training.optimizer import optimizer
 from hetjax.training.placement import cluster_of
@@ -215,14 +214,17 @@ def _request(
     cluster = cluster_of(subject.cluster or (preset.cluster if preset else None))
     if profile is not None:
         check_measured(profile, all_kinds(cluster), "cluster")
-    otherwise = preset.config.dtype if preset else "bfloat16"
+    otherwise, init = "bfloat16", adam_state
+    if preset is not None:
+        otherwise = preset.config.dtype
+        init = optimizer(preset.config.optimizer, preset.config.steps).init
     return PlanRequest(
         model=model,
         cluster=cluster,
         seq_len=seq_len,
         global_batch=global_batch,
         dtype=compute_dtype(config.dtype, profile, otherwise),
-        optimizer=_optimizer(preset),
+        optimizer=init,
         profile=profile,
         microbatch_sizes=config.microbatch_sizes,
         tensor_degrees=known_degrees(config.tensor, cluster, profile),
@@ -250,12 +252,6 @@ def _given(name: str, *values: T | None) -> T:
         "and --seq-len",
         fix=f"add {option(name)} {example}, say",
     )
-
-
-def _optimizer(preset: Preset | None) -> OptimizerInit:
-    if preset is None:
-        return adam_state
-    return optimizer(preset.config.optimizer, preset.config.steps).init
 
 
 def _check_from_1(name: str, values: tuple[int, ...]) -> None:

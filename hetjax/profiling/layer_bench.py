@@ -14,7 +14,7 @@ which cases are measured (`measuring.py`).
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -125,11 +125,7 @@ class LayerBench:
         else:
             backward_s = layer_s["backward"]
         return Measurement(
-            device=self._case.device,
-            kind=self._case.kind,
-            tensor=self._case.tensor,
-            microbatch_size=self._case.microbatch_size,
-            remat=self._case.remat,
+            **asdict(self._case),
             forward_s=forward_s,
             backward_s=backward_s,
             update_s=layer_s["update"],

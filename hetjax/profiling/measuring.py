@@ -30,6 +30,7 @@ from hetjax.profiling.layer_bench import (
     NUM_REPETITIONS,
     Case,
     LayerBench,
+    Times,
     layer_kinds,
     measure_link,
     program_seconds,
@@ -87,13 +88,14 @@ def measure_profile(
     if not config.halves:
         there |= {_case(m) for m in kept.measurements}
     linked = {link.between for link in kept.links}
+    names = [node.name for node in cluster.nodes]
     job = _Job(
         config=config,
         model=model,
         optimizer=optimizer,
         devices=devices,
         cases=tuple(case for case in cases if case not in there),
-        pairs=tuple(p for p in _pairs(cluster) if p not in linked),
+        pairs=tuple(p for p in permutations(names, 2) if p not in linked),  # both ways
     )
     num = len(job.cases) + len(job.pairs)
     to_people = sys.stderr if quiet else sys.stdout
@@ -155,13 +157,11 @@ def _measure(
         f"{case.kind} on {case.device}, tensor {case.tensor}, "
         f"{case.microbatch_size} sequences, remat {case.remat}"
     )
-    try:
-        bench = _bench(case, job, devices)
-        times = [bench.time_once() for _ in range(NUM_REPETITIONS)]
-    except (jax.errors.JaxRuntimeError, MemoryError) as error:
-        _check_out_of_memory(error)
+    timed = _timed(case, job, devices)
+    if timed is None:
         shown.note(f"{name}: left out, the device's memory is too small")
         return None
+    bench, times = timed
     m = bench.measurement(times, program_s)
     told = zip(TIMES, (m.forward_s, m.backward_s, m.update_s), strict=True)
     shown.note(f"{name}: " + ", ".join(f"{w} {1e3 * s:.3f} ms" for w, s in told))
@@ -172,40 +172,35 @@ def _shared_update_s(
     case: Case, job: _Job, devices: Sequence[jax.Device], program_s: float
 ) -> float | None:
     """Measure the update of a layer that two replicas hold; None without memory."""
-    try:
-        bench = _bench(case, job, devices, num_replicas=2)
-        times = [bench.time_once() for _ in range(NUM_REPETITIONS)]
-        return bench.update_s(times, program_s)
-    except (jax.errors.JaxRuntimeError, MemoryError) as error:
-        _check_out_of_memory(error)
-        return None
+    timed = _timed(case, job, devices, num_replicas=2)
+    return None if timed is None else timed[0].update_s(timed[1], program_s)
 
 
-def _bench(
+def _timed(
     case: Case, job: _Job, devices: Sequence[jax.Device], num_replicas: int = 1
-) -> LayerBench:
-    return LayerBench(
-        case,
-        job.model,
-        devices,
-        job.optimizer,
-        seq_len=job.config.seq_len,
-        dtype=job.config.dtype,
-        halves=job.config.halves,
-        num_replicas=num_replicas,
-    )
-
-
-def _check_out_of_memory(error: Exception) -> None:
-    if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
-        raise error
+) -> tuple[LayerBench, list[Times]] | None:
+    """Time the case again and again; None if it does not fit into memory."""
+    try:
+        bench = LayerBench(
+            case,
+            job.model,
+            devices,
+            job.optimizer,
+            seq_len=job.config.seq_len,
+            dtype=job.config.dtype,
+            halves=job.config.halves,
+            num_replicas=num_replicas,
+        )
+        return bench, [bench.time_once() for _ in range(NUM_REPETITIONS)]
+    except (jax.errors.JaxRuntimeError, MemoryError) as error:
+        if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+            return None
+        raise
 
 
 def _link(pair: _Pair, job: _Job, shown: Display) -> LinkMeasurement:
     source, target = pair
-    sender = job.devices[source][0]
-    receiver = job.devices[target][0]
-    link = measure_link(sender, receiver, pair)
+    link = measure_link(job.devices[source][0], job.devices[target][0], pair)
     shown.note(
         f"link from {source} to {target}: {link.bandwidth_gbit_per_s:.3g} Gbit/s"
     )
@@ -247,12 +242,6 @@ def _case(m: Measurement) -> Case:
         microbatch_size=m.microbatch_size,
         remat=m.remat,
     )
-
-
-def _pairs(cluster: Cluster) -> Iterator[_Pair]:
-    """Both directions between device groups."""
-    for source, target in permutations(cluster.nodes, 2):
-        yield source.name, target.name
 
 
 def _kept(config: ProfileConfig, wanted: Profile) -> Profile:

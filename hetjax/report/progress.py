@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -41,26 +41,6 @@ _FORMATS = {
 _TRAINING = "training"
 
 
-class Display(Protocol):
-    """Where progress is shown."""
-
-    def doing(self, what: str) -> None:
-        """Show what is being done until something else is shown to be."""
-        ...
-
-    def note(self, line: str) -> None:
-        """Show a line that stays."""
-        ...
-
-    def compiled(self, done: int, total: int) -> None:
-        """Show that so many of all programs are compiled."""
-        ...
-
-    def trained(self, metrics: Mapping[str, Any]) -> None:
-        """Show the metrics line of a step."""
-        ...
-
-
 def metrics_line(metrics: Mapping[str, Any], num_steps: int) -> str:
     """Return the line of a step or of an evaluation, in columns.
 
@@ -72,74 +52,44 @@ def metrics_line(metrics: Mapping[str, Any], num_steps: int) -> str:
     return "  ".join([f"step {metrics['step']:>{width}}/{num_steps}", *shown])
 
 
-@contextmanager
-def display(num_steps: int) -> Iterator[Display]:
-    """Open the display that suits standard output; warnings go to it as well."""
-    console = Console()
-    if _is_live(console):
-        bar = _bar(console)
-        with bar, _warnings_to(shown := LiveDisplay(bar, num_steps)):
-            try:
-                yield shown
-            finally:
-                shown.end()
-    else:
-        with _warnings_to(shown := PlainDisplay(num_steps)):
-            yield shown
+class Display:
+    """Where progress is shown: lines on standard output, as in a log.
 
-
-@contextmanager
-def working(what: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """Give a way to say how it goes; shown on standard error, unless quiet.
-
-    On a terminal the line is gone at the end, so that results stand alone.
+    Of fast steps only one in `interval_s` is.
     """
-    console = Console(stderr=True)
-    if quiet:
-        yield lambda line: None
-    elif _is_live(console):
-        line = SpinnerColumn(), _text(), TimeElapsedColumn()
-        with Progress(*line, console=console, transient=True) as bar:
-            task = bar.add_task(what, total=None)
-            yield lambda line: bar.update(task, description=line)
-    else:
-        yield lambda line: print(line, file=sys.stderr, flush=True)
-
-
-def _is_live(console: Console) -> bool:
-    return console.is_terminal and not console.is_dumb_terminal
-
-
-class PlainDisplay:
-    """Lines on standard output; of fast steps only one in `interval_s`."""
 
     def __init__(self, num_steps: int, interval_s: float = 2.0) -> None:
         self._num_steps, self._interval_s = num_steps, interval_s
         self._next_s = 0.0
 
     def note(self, line: str) -> None:
+        """Show a line that stays."""
         with naming("standard output"):
             print(line, file=sys.stdout, flush=True)
 
     def doing(self, what: str) -> None:
+        """Show what is being done until something else is shown to be."""
         self.note(what)
 
     def compiled(self, done: int, total: int) -> None:
+        """Show that so many of all programs are compiled."""
         if done == total or done * 4 // total > (done - 1) * 4 // total:
             self.note(f"compiled {done}/{total} programs")
 
     def trained(self, metrics: Mapping[str, Any]) -> None:
+        """Show the metrics line of a step."""
         now_s = time.monotonic()
         if now_s >= self._next_s or metrics["step"] == self._num_steps:
             self._next_s = now_s + self._interval_s
             self.note(metrics_line(metrics, self._num_steps))
 
 
-class LiveDisplay:
+class LiveDisplay(Display):
     """One moving line; what is noted scrolls by above it."""
 
     def __init__(self, bar: Progress, num_steps: int) -> None:
-        self._bar, self._num_steps = bar, num_steps
+        super().__init__(num_steps)
+        self._bar = bar
         self._phase, self._task = "", TaskID(0)
 
     def note(self, line: str) -> None:
@@ -174,15 +124,44 @@ class LiveDisplay:
             self._bar.remove_task(task)
 
 
-def _bar(console: Console) -> Progress:
-    return Progress(
-        SpinnerColumn(),
-        _text(),
-        BarColumn(bar_width=20),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-    )
+@contextmanager
+def display(num_steps: int) -> Iterator[Display]:
+    """Open the display that suits standard output; warnings go to it as well."""
+    console = Console()
+    if _is_live(console):
+        columns = SpinnerColumn(), _text(), BarColumn(bar_width=20)
+        clocks = TimeElapsedColumn(), TimeRemainingColumn()
+        bar = Progress(*columns, *clocks, console=console)
+        with bar, _warnings_to(shown := LiveDisplay(bar, num_steps)):
+            try:
+                yield shown
+            finally:
+                shown.end()
+    else:
+        with _warnings_to(shown := Display(num_steps)):
+            yield shown
+
+
+@contextmanager
+def working(what: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """Give a way to say how it goes; shown on standard error, unless quiet.
+
+    On a terminal the line is gone at the end, so that results stand alone.
+    """
+    console = Console(stderr=True)
+    if quiet:
+        yield lambda line: None
+    elif _is_live(console):
+        line = SpinnerColumn(), _text(), TimeElapsedColumn()
+        with Progress(*line, console=console, transient=True) as bar:
+            task = bar.add_task(what, total=None)
+            yield lambda line: bar.update(task, description=line)
+    else:
+        yield lambda line: print(line, file=sys.stderr, flush=True)
+
+
+def _is_live(console: Console) -> bool:
+    return console.is_terminal and not console.is_dumb_terminal
 
 
 def _text() -> TextColumn:

@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any
 
 from hetjax.checkpoint.stores.store import StoreError
+from hetjax.data.dataset import Dataset
 from hetjax.elastic.driver import Driver
 from hetjax.elastic.notices import StopRequest
 from hetjax.elastic.recovered import Recovered
@@ -24,9 +25,8 @@ from hetjax.report.progress import Display
 from hetjax.runtime.rpc.worker_connections import WorkerLost
 from hetjax.training import rundir
 from hetjax.training.config import RunConfig, option
-from hetjax.training.goodput import Goodput, goodput_line, goodput_values
-from hetjax.training.journal import Journal, read_journal
-from hetjax.training.rundir import LOGS
+from hetjax.training.goodput import Goodput
+from hetjax.training.rundir import LOGS, Journal, read_journal
 from hetjax.training.starting import Start
 
 DONE, PREEMPTED = 0, 4  # exit codes
@@ -37,14 +37,13 @@ _PASSING += ("launcher", "transport", "recovery", "simulate", "stop_after", "tra
 _PASSING += ("foresee_after_s", "patience", "data.path", "data.cache_dir")
 
 
-def describe(start: Start, shown: Display) -> None:
+def describe(start: Start, dataset: Dataset, shown: Display) -> None:
     """Say what a start has settled: model, text, cluster and plan."""
     model, cluster = start.model, start.hardware.cluster
     millions = sum(map(parameter_count, model.layers)) / 1e6
     nodes = ", ".join(f"{n.name} {n.count} x {n.device}" for n in cluster.nodes)
     held = start.hardware.devices.values()
     on = ", ".join({d.platform for devices in held for d in devices}) or "workers"
-    dataset = start.dataset
     shown.note(f"model: {model.name}, {millions:,.1f} M parameters")
     shown.note(
         f"data: {len(dataset.train_T):,} tokens, {dataset.bytes_per_token:.2f} bytes "
@@ -54,11 +53,13 @@ def describe(start: Start, shown: Display) -> None:
     shown.note(f"plan ({start.choice.source}):\n{start.choice.plan}")
 
 
-def begin(start: Start, driver: Driver, shown: Display) -> tuple[Journal, Journal]:
+def begin(
+    start: Start, dataset: Dataset, driver: Driver, shown: Display
+) -> tuple[Journal, Journal]:
     """Write what this start runs with; open metrics.jsonl and events.jsonl."""
     config, run_dir = start.config, start.config.run_dir
     rundir.write_start(
-        run_dir, config, start.dataset, start.hardware.cluster, start.choice.plan
+        run_dir, config, dataset, start.hardware.cluster, start.choice.plan
     )
     metrics = Journal(run_dir / rundir.METRICS, last_step=driver.at)
     events = Journal(run_dir / rundir.EVENTS, last_step=config.steps)
@@ -123,9 +124,9 @@ def _moved(num_bytes: Mapping[str, int], seconds: Mapping[str, float]) -> str:
 
 def record_goodput(found: Goodput, step: int, events: Journal, shown: Display) -> None:
     """Record what the time went into; show it if something was lost."""
-    event(events, "goodput", step, **goodput_values(found))
+    event(events, "goodput", step, **found.values())
     if found.is_disturbed:
-        shown.note(goodput_line(found))
+        shown.note(str(found))
 
 
 def finish(
@@ -176,38 +177,28 @@ def clear_ends(config: RunConfig) -> Iterator[None]:
     try:
         yield
     except StoreError as error:
-        raise Failed(
-            f"got: {error}\n"
-            f"allowed: a store that answers and has what was stored "
-            f"({option('checkpoint.cloud')} {config.checkpoint.cloud})\n"
-            "fix: see that it can be reached from here, then run the same command "
-            "again: it goes on from the last checkpoint"
+        raise _failed(
+            error,
+            "a store that answers and has what was stored "
+            f"({option('checkpoint.cloud')} {config.checkpoint.cloud})",
+            "see that it can be reached from here",
         ) from error
-    except WorkerLost as lost:
-        raise _without(lost, config) from lost
+    except WorkerLost as lost:  # it is gone, and could not be brought back
+        local = config.launcher == "processes"
+        logs = f"the logs in {config.run_dir / LOGS}" if local else "Ray's logs"
+        allowed = f"all workers of the plan; {len(lost.reports)} others were fine"
+        raise _failed(lost, allowed, f"see {logs}") from lost
     except OSError as error:
         if error.errno not in _FULL:
             raise
-        raise Failed(_full(error, config)) from error
+        raise _failed(
+            f"{error.filename or f'a file of the run in {config.run_dir}'}: "
+            f"{error.strerror}",
+            "room for the run's files; what was written before is as it was",
+            "make room on that disk",
+        ) from error
 
 
-def _full(error: OSError, config: RunConfig) -> str:
-    where = error.filename or f"a file of the run in {config.run_dir}"
-    return (
-        f"got: {where}: {error.strerror}\n"
-        "allowed: room for the run's files; what was written before is as it was\n"
-        "fix: make room on that disk, then run the same command again: it goes on from "
-        "the last checkpoint"
-    )
-
-
-def _without(lost: WorkerLost, config: RunConfig) -> Failed:
-    """What to say when a worker is gone and could not be brought back."""
-    local = config.launcher == "processes"
-    logs = f"the logs in {config.run_dir / LOGS}" if local else "Ray's logs"
-    return Failed(
-        f"got: {lost}\n"
-        f"allowed: all workers of the plan; {len(lost.reports)} others were fine\n"
-        f"fix: see {logs}, then run the same command again: it goes on from the last "
-        "checkpoint"
-    )
+def _failed(got: object, allowed: str, fix: str) -> Failed:
+    again = "then run the same command again: it goes on from the last checkpoint"
+    return Failed(got=str(got), allowed=allowed, fix=f"{fix}, {again}")

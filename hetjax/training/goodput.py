@@ -7,7 +7,7 @@ leaves idle. Does not own the clocks (`loop.py`, `elastic/driver.py`), data shee
 figures (`cluster/catalogue.py`) nor where the parts are shown (`run.py`).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -48,32 +48,17 @@ class Goodput:
     def is_disturbed(self) -> bool:
         return self.lost_s + self.recovering_s + self.replanning_s > 0
 
+    def values(self) -> dict[str, float]:
+        """Return what events.jsonl says."""
+        values = {"goodput": self.goodput, **asdict(self)}
+        return {name: round(value, 3) for name, value in values.items()}
 
-def goodput(
-    lines: Iterable[Mapping[str, Any]],
-    recoveries: Sequence[Mapping[str, float]],
-    *,
-    after: int,
-    lost_s: float,
-    total_s: float,
-) -> Goodput:
-    """Return the parts of `total_s`.
-
-    Args:
-        lines: Of metrics.jsonl; those of steps up to `after` are of an earlier start.
-        recoveries: Of each the seconds by phase.
-    """
-    productive_s = steps_s(lines, after)
-    replanning_s = sum(seconds.get(_REPLAN, 0.0) for seconds in recoveries)
-    recovering_s = sum(sum(seconds.values()) for seconds in recoveries) - replanning_s
-    known_s = productive_s + lost_s + recovering_s + replanning_s
-    return Goodput(
-        productive_s=productive_s,
-        lost_s=lost_s,
-        recovering_s=recovering_s,
-        replanning_s=replanning_s,
-        other_s=total_s - known_s,
-    )
+    def __str__(self) -> str:
+        return (
+            f"goodput {self.goodput:.2f}: {self.productive_s:.1f} s productive, "
+            f"{self.lost_s:.1f} s lost, {self.recovering_s:.1f} s recovering, "
+            f"{self.replanning_s:.1f} s re-planning, {self.other_s:.1f} s other"
+        )
 
 
 def steps_s(lines: Iterable[Mapping[str, Any]], after: int = 0) -> float:
@@ -89,7 +74,7 @@ def steps_s(lines: Iterable[Mapping[str, Any]], after: int = 0) -> float:
 class Spent:
     """What a start has spent on other than steps that count.
 
-    Its own steps are those after `after`.
+    Its own steps are those after `after`; `recoveries` are seconds by phase, of each.
     """
 
     after: int
@@ -103,28 +88,17 @@ class Spent:
 
     def goodput(self, lines: Iterable[Mapping[str, Any]], total_s: float) -> Goodput:
         """Return the parts of `total_s`, with the lines that metrics.jsonl has now."""
-        return goodput(
-            lines,
-            self.recoveries,
-            after=self.after,
+        productive_s = steps_s(lines, self.after)
+        recovered_s = sum(sum(seconds.values()) for seconds in self.recoveries)
+        replanning_s = sum(seconds.get(_REPLAN, 0.0) for seconds in self.recoveries)
+        known_s = productive_s + self.lost_s + recovered_s
+        return Goodput(
+            productive_s=productive_s,
             lost_s=self.lost_s,
-            total_s=total_s,
+            recovering_s=recovered_s - replanning_s,
+            replanning_s=replanning_s,
+            other_s=total_s - known_s,
         )
-
-
-def goodput_line(found: Goodput) -> str:
-    """Return the report for people."""
-    return (
-        f"goodput {found.goodput:.2f}: {found.productive_s:.1f} s productive, "
-        f"{found.lost_s:.1f} s lost, {found.recovering_s:.1f} s recovering, "
-        f"{found.replanning_s:.1f} s re-planning, {found.other_s:.1f} s other"
-    )
-
-
-def goodput_values(found: Goodput) -> dict[str, float]:
-    """Return what events.jsonl says."""
-    values = {"goodput": found.goodput, **asdict(found)}
-    return {name: round(value, 3) for name, value in values.items()}
 
 
 def seconds_at_peak(plan: Plan, model: Model, cluster: Cluster) -> float | None:

@@ -29,8 +29,8 @@ from hetjax.runtime.execution.gradient_sync import StepCommit
 from hetjax.schedule.simulation.trace import perfetto
 from hetjax.training.config import EvaluationConfig, RunConfig
 from hetjax.training.goodput import Spent
-from hetjax.training.journal import Journal
 from hetjax.training.optimizer import LearningRates
+from hetjax.training.rundir import Journal
 
 _NUM_TRACED, _WARM_UP = 3, 2  # steps
 _NUM_LAST_SAVES = 2  # a worker may be lost in one
@@ -219,12 +219,12 @@ class Loop:
             if kept is None
             else f"the last checkpoint is of step {kept}"
         )
+        then = "start again" if kept is None else "go on from there"
         return Failed(
-            f"got: {got}\n"
-            f"allowed: finite numbers; {state}\n"
-            f"fix: {'start again' if kept is None else 'go on from there'} with a "
-            "lower --optimizer.learning-rate, which is "
-            f"{self.config.optimizer.learning_rate} now"
+            got=got,
+            allowed=f"finite numbers; {state}",
+            fix=f"{then} with a lower --optimizer.learning-rate, which is "
+            f"{self.config.optimizer.learning_rate} now",
         )
 
     def evaluate(self, step: int) -> None:
@@ -245,19 +245,18 @@ class Loop:
         self.metrics.append(line)
         self.evaluated.add(step)
         self.display.note(metrics_line(line, self.config.steps))
-        self._sample(step)
+        if self.config.evaluation.sample_tokens:
+            self.display.note(f"sample: {self.sample(step, self.config.evaluation)!r}")
         self._since_s = time.perf_counter()
 
-    def _sample(self, step: int) -> None:
-        if not self.config.evaluation.sample_tokens:
-            return
-        text = sample_text(
+    def sample(self, step: int, evaluation: EvaluationConfig) -> str:
+        """Return a text that the model goes on with after this step."""
+        return sample_text(
             self.driver.next_logits,
             self.dataset.tokenizer,
-            self.config.evaluation,
+            evaluation,
             seed=(self.config.seed, step),
         )
-        self.display.note(f"sample: {text!r}")
 
     def _save(self, step: int) -> None:
         """Start a checkpoint, unless the one before is still being written."""
@@ -282,9 +281,9 @@ class Loop:
                 return
             self._save(step)
         raise Failed(
-            f"got: no complete checkpoint of step {step}\n"
-            "allowed: a run ends with its state saved\n"
-            "fix: make room on the disk and run the same command again"
+            got=f"no complete checkpoint of step {step}",
+            allowed="a run ends with its state saved",
+            fix="make room on the disk and run the same command again",
         )
 
     def _check_spoilt(self, step: int) -> None:

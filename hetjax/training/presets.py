@@ -14,7 +14,7 @@ from hetjax.cluster.files import preset_path
 from hetjax.cluster.record import did_you_mean
 from hetjax.errors import BadInput
 from hetjax.plans.files import read_plan
-from hetjax.plans.plan import Plan, Remat
+from hetjax.plans.plan import Remat
 from hetjax.profiling.config import ProfileConfig
 from hetjax.training.config import (
     CheckpointConfig,
@@ -165,39 +165,25 @@ PRESETS = {
 def profile_config(preset: Preset) -> ProfileConfig:
     """Return what is measured of a preset unless somebody asks for something else.
 
+    Besides what is usual, the sizes of a data rank, the tensor degrees and the remats
+    of the preset and of the plan that it brings.
+
     >>> from hetjax.training.presets import preset
     >>> profile_config(preset("llama-1b")).microbatch_sizes
     (1, 2, 4)
     """
     plan = None if preset.plan is None else read_plan(preset.plan)
+    stages = [] if plan is None else plan.stages()
+    planned = () if plan is None else plan.replicas
+    usual: tuple[Remat, ...] = ("none", "full")
+    of_ranks = {planned[r].microbatch_size // s.mesh.data for r, _, s in stages}
     return ProfileConfig(
         simulate=preset.config.simulate,
         seq_len=preset.config.seq_len,
-        microbatch_sizes=_sizes(preset, plan),
-        tensor=_degrees(plan),
-        remat=_remats(plan),
+        microbatch_sizes=tuple(
+            sorted({1, 2, 4, preset.config.microbatch_size, *of_ranks})
+        ),
+        tensor=tuple(sorted({1, *(s.mesh.tensor for _, _, s in stages)})),
+        remat=tuple(dict.fromkeys((*usual, *(s.remat for _, _, s in stages)))),
         dtype=preset.config.dtype,
     )
-
-
-def _sizes(preset: Preset, plan: Plan | None) -> tuple[int, ...]:
-    """1, 2, 4, and those of a data rank under the preset and the plan it brings."""
-    planned = {
-        replica.microbatch_size // stage.mesh.data
-        for replica in (plan.replicas if plan else ())
-        for stage in replica.stages
-    }
-    return tuple(sorted({1, 2, 4, preset.config.microbatch_size, *planned}))
-
-
-def _degrees(plan: Plan | None) -> tuple[int, ...]:
-    """1, and those of the plan."""
-    stages = plan.stages() if plan else []
-    return tuple(sorted({1, *(stage.mesh.tensor for _, _, stage in stages)}))
-
-
-def _remats(plan: Plan | None) -> tuple[Remat, ...]:
-    """None and full, and those of the plan."""
-    stages = plan.stages() if plan else []
-    usual: tuple[Remat, ...] = ("none", "full")
-    return tuple(dict.fromkeys((*usual, *(stage.remat for _, _, stage in stages))))

@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.data.dataset import Dataset, load, prepare
@@ -37,19 +36,15 @@ from hetjax.training.events import (
     record_recovery,
 )
 from hetjax.training.goodput import Spent, seconds_at_peak
-from hetjax.training.journal import Journal, read_journal
-from hetjax.training.loop import Loop, sample_text
+from hetjax.training.loop import Loop
 from hetjax.training.optimizer import LearningRates
 from hetjax.training.placement import (
-    Choice,
-    Hardware,
     choose_hardware,
     choose_plan,
 )
 from hetjax.training.presets import Preset
-from hetjax.training.rundir import Previous
+from hetjax.training.rundir import Journal, read_journal
 from hetjax.training.starting import (
-    Progress,
     Start,
     check_reached,
     driver_of,
@@ -78,27 +73,18 @@ def run(config: RunConfig, preset: Preset, model: Model) -> int:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Settled:
-    """What a start finds out before it opens the text."""
-
-    previous: Previous | None
-    progress: Progress
-    hardware: Hardware
-    choice: Choice
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class _Open:
     """What is there from the first use of the state to the end."""
 
     start: Start
+    dataset: Dataset
     driver: Driver
     metrics: Journal
     events: Journal
     told: SimpleQueue[Notice]  # by workers, from when they start
 
 
-class Session:
+class Session(ExitStack):
     """A run in a directory that is held; its state stays within `with`.
 
     `cluster` and `plan` come before those of files. `again` is what people are told to
@@ -115,23 +101,12 @@ class Session:
         plan: Plan | None = None,
         again: str = "the same command",
     ) -> None:
+        super().__init__()
         self._config, self._preset, self._model = config, preset, model
         self._cluster, self._plan, self._again = cluster, plan, again
         self._begin_s = time.perf_counter()
-        self._stack = ExitStack()
-        self._settled: _Settled | None = None
+        self._settled: Start | None = None
         self._opened: _Open | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
 
     def fit(self, shown: Display, num_steps: int | None = None) -> int:
         """Train to the last step, or for so many; return the exit code."""
@@ -157,16 +132,7 @@ class Session:
         """Return a text that the model goes on with."""
         check_config(replace(self._config, evaluation=evaluation))
         found, loop = self._looked_at(shown)
-        seed, tokenizer = self._config.seed, found.start.dataset.tokenizer
-        return self._undisturbed(
-            loop,
-            lambda: sample_text(
-                found.driver.next_logits,
-                tokenizer,
-                evaluation,
-                seed=(seed, found.driver.at),
-            ),
-        )
+        return self._undisturbed(loop, lambda: loop.sample(found.driver.at, evaluation))
 
     def plan(self, shown: Display) -> Plan:
         """Return the plan of now; another one may follow when nodes come and go."""
@@ -179,7 +145,7 @@ class Session:
             return self._settle(shown).progress.is_done
         return self._opened.driver.at == self._config.steps
 
-    def _settle(self, shown: Display) -> _Settled:
+    def _settle(self, shown: Display) -> Start:
         """Find out, once, what the run is to go on from, where, and by which plan."""
         if self._settled is not None:
             return self._settled
@@ -201,8 +167,13 @@ class Session:
             shown.doing,
             given=self._plan,
         )
-        self._settled = _Settled(
-            previous=previous, progress=progress, hardware=hardware, choice=choice
+        self._settled = Start(
+            config=config,
+            model=self._model,
+            hardware=hardware,
+            choice=choice,
+            previous=previous,
+            progress=progress,
         )
         return self._settled
 
@@ -210,26 +181,23 @@ class Session:
         """Make the state ready, once, and write what the run goes on with."""
         if self._opened is not None:
             return self._opened
-        settled = self._settle(shown)
-        start = Start(
-            config=self._config,
-            model=self._model,
-            hardware=settled.hardware,
-            choice=settled.choice,
-            dataset=_dataset(self._config, self._model, settled.previous, shown),
-            previous=settled.previous,
-            progress=settled.progress,
-        )
-        describe(start, shown)
+        start = self._settle(shown)
+        dataset = _dataset(start, shown)
+        describe(start, dataset, shown)
         shown.doing("preparing the programs")
         told = SimpleQueue[Notice]()
-        driver = self._stack.enter_context(driver_of(start, shown, told.put))
+        driver = self.enter_context(driver_of(start, dataset, shown, told.put))
         check_reached(driver.at, self._config)
-        metrics, events = begin(start, driver, shown)
-        self._stack.enter_context(closing(metrics))
-        self._stack.enter_context(closing(events))
+        metrics, events = begin(start, dataset, driver, shown)
+        self.enter_context(closing(metrics))
+        self.enter_context(closing(events))
         self._opened = _Open(
-            start=start, driver=driver, metrics=metrics, events=events, told=told
+            start=start,
+            dataset=dataset,
+            driver=driver,
+            metrics=metrics,
+            events=events,
+            told=told,
         )
         return self._opened
 
@@ -262,7 +230,7 @@ class Session:
         loop = Loop(
             config=config,
             driver=driver,
-            dataset=start.dataset,
+            dataset=found.dataset,
             learning_rates=LearningRates(config.optimizer, config.steps, driver.at),
             metrics=found.metrics,
             evaluated=evaluated(run_dir),
@@ -318,17 +286,17 @@ def _node_or_all(
     return heard
 
 
-def _dataset(
-    config: RunConfig, model: Model, previous: Previous | None, shown: Display
-) -> Dataset:
+def _dataset(start: Start, shown: Display) -> Dataset:
     """Open the run's own data, also if its source has changed since; else prepare."""
+    config, previous = start.config, start.previous
     shown.doing("opening the text")
     path, cache_dir = config.data.path, config.data.cache_dir.expanduser()
-    if previous is None:
-        return prepare(cache_dir, path, model.vocab_size, shown.note, shown.doing)
-    if path == previous.config.data.path and previous.dataset.exists():
+    is_same = previous is not None and path == previous.config.data.path
+    if previous is not None and is_same and previous.dataset.exists():
         dataset = load(previous.dataset)
     else:
-        dataset = prepare(cache_dir, path, model.vocab_size, shown.note, shown.doing)
-    rundir.check_same_data(previous, dataset, config.run_dir)
+        vocab_size = start.model.vocab_size
+        dataset = prepare(cache_dir, path, vocab_size, shown.note, shown.doing)
+    if previous is not None:
+        rundir.check_same_data(previous, dataset, config.run_dir)
     return dataset

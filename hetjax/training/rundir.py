@@ -2,16 +2,19 @@
 """The directory of a run: its files, the lock on it, and what a resume may change.
 
 Owns `config.json`, `cluster.toml`, `plan.json`, the tokenizer's copy, the names of the
-rest, and which settings stay the same in a run, whoever goes on with it and wherever.
-Does not own lines of metrics (`journal.py`) nor checkpoints (`hetjax/checkpoint/`).
+rest, which settings stay the same in a run, whoever goes on with it and wherever, and
+journals: files of JSON lines that survive being cut off at any byte. Does not own what
+their lines mean (`loop.py`, `events.py`) nor checkpoints (`hetjax/checkpoint/`).
 """
 
 import json
 import os
 import shutil
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -118,7 +121,13 @@ def read_previous(path: Path) -> Previous | None:
     """Return what the directory holds, None if it is new; BadInput if it is broken."""
     if not (path / CONFIG).exists():
         return None
-    raw = _read_json(path / CONFIG)
+    raw = parsed(
+        read_text(path / CONFIG, what="settings of the run"),
+        json.loads,
+        what=f"JSON in {path / CONFIG}",
+        allowed="the file as hetjax wrote it",
+        fix="restore the file, or give another --run-dir",
+    )
     where = f"{path / CONFIG}"
     values = read_record(
         raw, where=where, required={"config": "a table", "dataset": "a table"}
@@ -238,17 +247,6 @@ def _refuse_strangers(path: Path) -> None:
     )
 
 
-def _read_json(path: Path) -> Any:
-    text = read_text(path, what="settings of the run")
-    return parsed(
-        text,
-        json.loads,
-        what=f"JSON in {path}",
-        allowed="the file as hetjax wrote it",
-        fix="restore the file, or give another --run-dir",
-    )
-
-
 def identity(config: RunConfig, dataset: Dataset) -> dict[str, Any]:
     """The settings by name, and the hashes of text and tokenizer by file name."""
     values = flat_values(config)
@@ -258,7 +256,11 @@ def identity(config: RunConfig, dataset: Dataset) -> dict[str, Any]:
 def check_identity(
     found: Mapping[str, Any], own: Mapping[str, Any], step: int, where: str
 ) -> None:
-    """Raise BadInput if what a checkpoint has of its run is not this run's own."""
+    """Raise BadInput if a checkpoint is of another run.
+
+    `found` is what it says besides its state, `own` what those of this run do.
+    """
+    found, own = found.get("run", {}), own["run"]
     unlike = [name for name in own if name in found and found[name] != own[name]]
     if not unlike:
         return
@@ -270,3 +272,69 @@ def check_identity(
         fix="go on with that run's settings and data, or give folders and stores of "
         "its own to this one (--run-dir, --checkpoint.local, --checkpoint.cloud)",
     )
+
+
+class Journal:
+    """Appends objects to a file, one flushed line each; each line has a `step`."""
+
+    def __init__(self, path: Path, *, last_step: int) -> None:
+        """Open the file, without the lines of steps after `last_step`."""
+        self._path, self._lock = path, threading.Lock()
+        self._file, _ = self._without_later(last_step)
+
+    def rewind(self, last_step: int) -> list[dict[str, Any]]:
+        """Drop the lines of steps after `last_step`, and return them."""
+        self._file.close()
+        self._file, dropped = self._without_later(last_step)
+        return dropped
+
+    def _without_later(self, last_step: int) -> tuple[FileIO, list[dict[str, Any]]]:
+        lines = read_journal(self._path)
+        kept = [line for line in lines if line["step"] <= last_step]
+        write_whole(self._path, "".join(map(_text, kept)))
+        dropped = [line for line in lines if line["step"] > last_step]
+        return FileIO(self._path, "a"), dropped
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Write one line now, from any thread; numbers must be finite.
+
+        Where there is no room for all of it, nothing is written: an OSError says so.
+        """
+        data = _text(line).encode()
+        with self._lock, naming(self._path):
+            end = self._file.seek(0, os.SEEK_END)
+            try:
+                while data:
+                    data = data[self._file.write(data) :]
+            except OSError:
+                self._file.truncate(end)
+                raise
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_journal(path: Path) -> list[dict[str, Any]]:
+    """Return the whole lines of the file; a last one that was cut off is left out.
+
+    BadInput names the first line that is none of ours.
+    """
+    if not path.exists():
+        return []
+    lines = read_text(path, what="journal of the run").split("\n")[:-1]
+    numbered = enumerate(lines, start=1)
+    return [_line(line, f"{path}, line {n}") for n, line in numbered if line]
+
+
+def _line(text: str, where: str) -> dict[str, Any]:
+    allowed = "lines as hetjax wrote them: JSON objects with a 'step'"
+    fix = "remove or restore that line, or give another --run-dir"
+    line = parsed(text, json.loads, what=f"JSON in {where}", allowed=allowed, fix=fix)
+    if not (isinstance(line, dict) and type(line.get("step")) is int):
+        got = f"{where}: no JSON object with a 'step'"
+        raise BadInput(got=got, allowed=allowed, fix=fix)
+    return line
+
+
+def _text(line: dict[str, Any]) -> str:
+    return json.dumps(line, allow_nan=False) + "\n"

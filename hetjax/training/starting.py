@@ -24,6 +24,7 @@ from hetjax.checkpoint.recovery_plan import PartialSnapshot
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.stored_steps import fetch_newest, in_store
 from hetjax.cluster.files import cluster_toml
+from hetjax.data.batches import Batch
 from hetjax.data.dataset import Dataset
 from hetjax.elastic.driver import Driver, Terms
 from hetjax.elastic.membership import Membership
@@ -45,10 +46,15 @@ from hetjax.runtime.rpc.schema import Json
 from hetjax.training import rundir
 from hetjax.training.ahead import Planning
 from hetjax.training.config import RunConfig
-from hetjax.training.journal import read_journal
 from hetjax.training.optimizer import optimizer
 from hetjax.training.placement import Choice, Hardware, next_plan
-from hetjax.training.rundir import LOGS, Previous, check_identity, identity
+from hetjax.training.rundir import (
+    LOGS,
+    Previous,
+    check_identity,
+    identity,
+    read_journal,
+)
 from hetjax.training.worker import (
     TrainingWork,
     held_out,
@@ -159,32 +165,32 @@ def _fetch(config: RunConfig, shown: Display, after: int) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """What a start has settled before it writes anything."""
+    """What a start finds out before it opens the text, and writes anything."""
 
     config: RunConfig
     model: Model
     hardware: Hardware
     choice: Choice
-    dataset: Dataset
     previous: Previous | None
     progress: Progress
 
 
 def driver_of(
-    start: Start, shown: Display, noticed: Callable[[Notice], None]
+    start: Start, dataset: Dataset, shown: Display, noticed: Callable[[Notice], None]
 ) -> Driver:
     """Compile the plan's programs and fill in the state to start from.
 
     `noticed` is called, from other threads, with what workers hear of their machines.
     """
     config, plan, cluster = start.config, start.choice.plan, start.hardware.cluster
-    num_validation = len(held_out(config, start.dataset))
+    validation = held_out(config, dataset)
     with ExitStack() as stack:
-        launcher = _launcher(start, stack)
+        work = partial(_work_here, start, dataset, validation)
+        launcher = _launcher(start, work, stack)
         launcher.connections.noticed = lambda worker, told: noticed(
             Notice(source=told.source, grace_s=told.grace_s, node=node_of(worker))
         )
-        terms = _terms(start, launcher)
+        terms = _terms(start, dataset, launcher)
         stack.callback(terms.standby_plans.close)
         controller = started(launcher, plan, cluster.nodes)
         if config.launcher != EMBEDDED:
@@ -201,7 +207,7 @@ def driver_of(
             cluster=cluster,
             at=0 if restored is None else restored.step,
             resumed=restored and _origin(restored, config),
-            num_validation=num_validation,
+            num_validation=len(validation),
         )
 
 
@@ -216,30 +222,30 @@ def _origin(restored: Restored, config: RunConfig) -> dict[str, Any]:
     return told | ({"passed_over": damaged} if damaged else {})
 
 
-def _work_here(start: Start) -> Callable[[Json], TrainingWork]:
+def _work_here(
+    start: Start, dataset: Dataset, validation: Sequence[Batch], settings: Json
+) -> TrainingWork:
     """What the worker in this process makes of its settings."""
-    config, validation = start.config, held_out(start.config, start.dataset)
-    keep_compiled(config.data.cache_dir.expanduser())
-    rule = optimizer(config.optimizer, config.steps)
-    return lambda settings: TrainingWork(
+    config = start.config
+    return TrainingWork(
         runtime=StageRuntime(
             parse_plan(settings["plan"]),
             start.model,
             start.hardware.devices,
-            rule,
+            optimizer(config.optimizer, config.steps),
             dtype=config.dtype,
             clip_norm=config.optimizer.clip_norm,
         ),
-        feed=training_feed(config, start.dataset),
+        feed=training_feed(config, dataset),
         held_out=validation,
     )
 
 
-def _terms(start: Start, launcher: Launcher) -> Terms:
+def _terms(start: Start, dataset: Dataset, launcher: Launcher) -> Terms:
     config = start.config
     return Terms(
         settings=lambda cluster, plan: worker_settings(
-            config, cluster_toml(cluster), plan, start.dataset
+            config, cluster_toml(cluster), plan, dataset
         ),
         standby_plans=StandbyPlans(
             _replan(start),
@@ -251,7 +257,7 @@ def _terms(start: Start, launcher: Launcher) -> Terms:
         transport=config.transport,
         seed=config.seed,
         storage=checkpoint_storage(config),
-        host=_host(start),
+        host={"run": identity(config, dataset)},
         recovery=config.recovery,
     )
 
@@ -272,7 +278,7 @@ def _restored(controller: Controller, terms: Terms, start: Start) -> Restored | 
     stored = in_store(storage.store())
     for snapshot in [*held, *stored]:
         where = storage.directory if snapshot.worker else str(storage.cloud)
-        _check_same_run(snapshot.host, terms.host, snapshot.save[0], where)
+        check_identity(snapshot.host, terms.host, snapshot.save[0], where)
     restored = restore(controller, [*held, *stored], storage)
     if restored is None:
         _check_begins(held, start)
@@ -299,29 +305,19 @@ def _check_begins(held: Sequence[PartialSnapshot], start: Start) -> None:
     )
 
 
-def _launcher(start: Start, stack: ExitStack) -> Launcher:
+def _launcher(
+    start: Start, work: Callable[[Json], TrainingWork], stack: ExitStack
+) -> Launcher:
     config, cluster = start.config, start.hardware.cluster
     if config.launcher == EMBEDDED:
-        return InThisProcess(cluster, _work_here(start), stack)
+        keep_compiled(config.data.cache_dir.expanduser())
+        return InThisProcess(cluster, work, stack)
     if config.launcher == "ray":
-        discovered = start.hardware.discovered
         return OnRay(
             cluster,
             stack,
             simulate=config.simulate,
-            discovered=discovered,
+            discovered=start.hardware.discovered,
             patience=config.patience,
         )
     return OnThisMachine(config.run_dir / LOGS, stack, patience=config.patience)
-
-
-def _host(start: Start) -> dict[str, Any]:
-    """What a checkpoint says besides its state."""
-    return {"run": identity(start.config, start.dataset)}
-
-
-def _check_same_run(
-    found: Mapping[str, Any], own: Mapping[str, Any], step: int, where: str
-) -> None:
-    """Compare what a checkpoint and this run say besides their state (`_host`)."""
-    check_identity(found.get("run", {}), own["run"], step, where)

@@ -48,10 +48,13 @@ class FakeBench:
 
     asked: list[Case] = []
     fails: dict[int, BaseException] = {}  # by number of the case
+    is_small = False  # has no memory for two replicas
 
     def __init__(self, case: Case, *arguments: Any, **options: Any) -> None:
-        if options["num_replicas"] > 1:
-            return  # the update of what replicas share
+        if options["num_replicas"] > 1:  # the update of what replicas share
+            if FakeBench.is_small:
+                raise MemoryError
+            return
         FakeBench.asked.append(case)
         error = FakeBench.fails.get(len(FakeBench.asked))
         if error is not None:
@@ -187,13 +190,10 @@ def test_with_json_the_profile_is_all_of_standard_output(
 def test_without_memory_for_two_replicas_only_their_update_is_missing(
     tmp_path: Path, fake: type[FakeBench], monkeypatch: pytest.MonkeyPatch
 ):
-    def update_s(self: FakeBench, repetitions: Any, program_s: float) -> float:
-        raise MemoryError
-
     first = measured(tmp_path)
     assert all(m.shared_update_s == 4.0 for m in first.measurements)
     (tmp_path / "profile.json").unlink()
-    monkeypatch.setattr(fake, "update_s", update_s)
+    monkeypatch.setattr(fake, "is_small", True)
     second = measured(tmp_path)
     assert [m.update_s for m in second.measurements] == [1.0] * 9
     assert all(m.shared_update_s is None for m in second.measurements)

@@ -40,7 +40,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(MODEL_CONFIGS, "small", MODEL_CONFIG)
     monkeypatch.setitem(PRESETS, "small", small_preset(Path(".")))
-    small_preset(Path("."))
     return tmp_path
 
 

@@ -18,12 +18,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hetjax.training.journal import Journal, read_journal
 
 from hetjax.cluster.record import write_whole
 from hetjax.data.dataset import _save
 from hetjax.errors import BadInput, Failed
 from hetjax.training.run import run
+from hetjax.training.rundir import Journal, read_journal
 from tests.training.small import MODEL, ONE_STAGE, but, losses, small_preset
 
 NO_ROOM = "No space left|File too large"

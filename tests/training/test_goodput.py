@@ -9,25 +9,22 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from hetjax.training.journal import Journal, read_journal
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.elastic.notices import StopRequest
 from hetjax.elastic.recovered import Recovered, RolledBack
-from hetjax.report.progress import PlainDisplay
+from hetjax.report.progress import Display
 from hetjax.training.config import CheckpointConfig, EvaluationConfig, RunConfig
 from hetjax.training.goodput import (
     Goodput,
     Spent,
-    goodput,
-    goodput_line,
-    goodput_values,
     steps_s,
 )
 from hetjax.training.loop import Loop
 from hetjax.training.optimizer import LearningRates
+from hetjax.training.rundir import Journal, read_journal
 
 LINES = [
     {"step": 0, "val_loss": 5.0},
@@ -40,16 +37,16 @@ SECONDS = {"finish": 0.25, "replan": 0.5, "build": 1.0, "move": 0.25}
 
 
 def test_the_parts_of_a_start_that_was_disturbed_once():
-    found = goodput(LINES, [SECONDS], after=0, lost_s=1.0, total_s=18.0)
+    found = Spent(after=0, lost_s=1.0, recoveries=[SECONDS]).goodput(LINES, 18.0)
     assert found.productive_s == 9.0
     assert (found.recovering_s, found.replanning_s) == (1.5, 0.5)
     assert (found.lost_s, found.other_s, found.total_s) == (1.0, 6.0, 18.0)
     assert found.goodput == 0.5 and found.is_disturbed
-    assert goodput_line(found) == (
+    assert str(found) == (
         "goodput 0.50: 9.0 s productive, 1.0 s lost, 1.5 s recovering, "
         "0.5 s re-planning, 6.0 s other"
     )
-    assert goodput_values(found) == {
+    assert found.values() == {
         "goodput": 0.5,
         "productive_s": 9.0,
         "lost_s": 1.0,
@@ -60,13 +57,13 @@ def test_the_parts_of_a_start_that_was_disturbed_once():
 
 
 def test_steps_of_an_earlier_start_do_not_count():
-    found = goodput(LINES, [], after=2, lost_s=0.0, total_s=4.0)
+    found = Spent(after=2).goodput(LINES, 4.0)
     assert (found.productive_s, found.other_s) == (3.0, 1.0)
     assert not found.is_disturbed
 
 
 def test_a_start_of_no_time_has_no_goodput():
-    assert goodput([], [], after=0, lost_s=0.0, total_s=0.0).goodput == 0.0
+    assert Spent(after=0).goodput([], 0.0).goodput == 0.0
 
 
 def test_steps_that_are_undone_are_lost_and_count_once_when_they_come_again():
@@ -94,7 +91,8 @@ def test_the_parts_sum_to_the_total(
     lines = [{"step": n, "step_time_s": s} for n, s in enumerate(times_s, start=1)]
     took_s = sum(sum(seconds.values()) for seconds in recoveries)
     total_s = steps_s(lines, after) + took_s + lost_s + other_s
-    found = goodput(lines, recoveries, after=after, lost_s=lost_s, total_s=total_s)
+    spent = Spent(after=after, lost_s=lost_s, recoveries=[*recoveries])
+    found = spent.goodput(lines, total_s)
     assert found.total_s == pytest.approx(total_s)
     assert found.other_s == pytest.approx(other_s, abs=1e-9 * total_s)
     assert found.productive_s == sum(times_s[after:])
@@ -173,7 +171,7 @@ def _told(
         heard_saved=lambda step: None,
         seconds_at_peak=None,
         trace=None,
-        display=PlainDisplay(4),
+        display=Display(4),
         stop=StopRequest(),
         spent=Spent(after=0),
     )

@@ -4,7 +4,7 @@
 import json
 from pathlib import Path
 
-from hetjax.training.journal import Journal, read_journal
+from hetjax.training.rundir import Journal, read_journal
 
 
 def test_lines_are_on_disk_as_soon_as_they_are_appended(tmp_path: Path):

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from hetjax.report import progress
-from hetjax.report.progress import PlainDisplay, display, metrics_line
+from hetjax.report.progress import Display, display, metrics_line
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 120.0
@@ -48,7 +48,7 @@ def test_without_a_terminal_there_are_plain_lines_and_warnings_among_them(
     capsys: pytest.CaptureFixture[str],
 ):
     with display(8) as shown:
-        assert isinstance(shown, PlainDisplay)
+        assert type(shown) is Display
         shown.note("model: small")
         shown.doing("preparing the programs")
         shown.compiled(1, 2)
@@ -72,7 +72,7 @@ def test_of_fast_steps_few_lines_are_printed_but_the_last_one_always(
 ):
     clock = iter([100.0 + 0.75 * k for k in range(9)])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    shown = PlainDisplay(9, interval_s=2.0)
+    shown = Display(9, interval_s=2.0)
     for step in range(1, 10):
         shown.trained({"step": step})
     steps = [line.split()[1] for line in capsys.readouterr().out.splitlines()]
@@ -80,7 +80,7 @@ def test_of_fast_steps_few_lines_are_printed_but_the_last_one_always(
 
 
 def test_compiling_many_programs_prints_four_lines(capsys: pytest.CaptureFixture[str]):
-    shown = PlainDisplay(1)
+    shown = Display(1)
     for done in range(1, 41):
         shown.compiled(done, 40)
     lines = capsys.readouterr().out.splitlines()

@@ -118,7 +118,7 @@ def test_a_failed_run_has_exit_code_1_and_one_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     def fail(*_: object) -> int:
-        raise Failed("got: x\nallowed: y\nfix: z")
+        raise Failed(got="x", allowed="y", fix="z")
 
     monkeypatch.setattr("hetjax.training.run.run", fail)
     assert main(["tiny"]) == 1
