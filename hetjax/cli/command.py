@@ -16,6 +16,7 @@ from hetjax.cluster.files import load_cluster
 from hetjax.costs.measured.profile_files import read_profile
 from hetjax.data.corpus import text_files
 from hetjax.errors import BadInput, Failed, NoFeasiblePlan
+from hetjax.models.presets import model_config
 from hetjax.plans.files import read_plan
 from hetjax.report.picture import check_picture
 
@@ -60,8 +61,11 @@ def check_inputs(
     plan: Path | None = None,
     profile: Path | None = None,
     text: Path | None = None,
+    model: str | None = None,
 ) -> None:
-    """Raise BadInput for the first of these files that cannot be read."""
+    """Raise BadInput for the first of these that cannot be read, or is not there."""
+    if model is not None:
+        model_config(model)
     if cluster is not None:
         load_cluster(cluster)
     if profile is not None:

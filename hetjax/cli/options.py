@@ -166,7 +166,7 @@ def _list(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     if get_origin(kind) is Literal:
         words = {word: word for word in get_args(kind)}
         return _list_of(words.get, ",".join(words))
-    return _list_of(_name, "[NAME,NAME,...]", least=0)
+    return _list_of(lambda word: word or None, "[NAME,NAME,...]", least=0)
 
 
 def _list_of(
@@ -195,7 +195,3 @@ def _list_of(
 
 def _integer(word: str) -> int | None:
     return int(word) if word.isdecimal() and len(word) < 20 else None
-
-
-def _name(word: str) -> str | None:
-    return word or None

@@ -62,7 +62,12 @@ def plan(arguments: Sequence[str]) -> None:
     check_outputs(options, "output", "plot", "report")
     if options.report is not None:
         matplotlib_module()
-    check_inputs(cluster=options.cluster, profile=options.profile, plan=options.from_)
+    check_inputs(
+        cluster=options.cluster,
+        plan=options.from_,
+        profile=options.profile,
+        model=options.model,
+    )
     with working("starting", quiet=options.json):  # JAX and solvers take seconds
         from hetjax.api.planning import find_plan
     found = find_plan(

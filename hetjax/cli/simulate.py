@@ -78,7 +78,12 @@ def simulate(arguments: Sequence[str]) -> None:
     options = parse(arguments)
     check_plan_or_preset(options.plan)
     file = None if options.plan in PRESETS else Path(options.plan)
-    check_inputs(cluster=options.cluster, plan=file, profile=options.profile)
+    check_inputs(
+        cluster=options.cluster,
+        plan=file,
+        profile=options.profile,
+        model=options.model,
+    )
     check_outputs(options, "trace", "plot", "output")
     with working("starting", quiet=options.json):  # JAX takes seconds to import
         from hetjax.api.simulating import simulate_plan

@@ -26,6 +26,7 @@ def train(arguments: Sequence[str]) -> int:
         plan=config.plan,
         profile=config.profile,
         text=config.data.path,
+        model=config.model,
     )
     check_start(config)
     with working("starting"):  # JAX takes seconds to import

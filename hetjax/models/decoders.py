@@ -6,52 +6,12 @@ layer is a block or half of one. Does not own the modules it lists (`layers.py`,
 `moe.py`) nor sizes that have a name (`presets.py`).
 """
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from hetjax.models import layers
+from hetjax.models.configs import DecoderConfig, GPTConfig, LlamaConfig, NormConfig
 from hetjax.models.model import Layer, Model, ModuleSpec
-from hetjax.models.moe import Moe, MoeConfig, Routing
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DecoderConfig:
-    """What all families have; with the grain `half` plans may cut within blocks."""
-
-    name: str
-    vocab_size: int
-    hidden_size: int
-    num_blocks: int
-    num_heads: int
-    max_seq_len: int
-    vocab_multiple: int = 128
-    grain: Literal["block", "half"] = "block"
-
-    def __post_init__(self) -> None:
-        layers.require_positive(self.name, self)
-        layers.require_divides(self.name, self, "num_heads", "hidden_size")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GPTConfig(DecoderConfig):
-    """A GPT-2 or GPT-3 shaped decoder; its MLP is 4 x hidden_size wide."""
-
-    max_seq_len: int = 1024
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LlamaConfig(DecoderConfig):
-    """A Llama or (with `routing`) Mixtral shaped decoder."""
-
-    inner_size: int
-    num_kv_heads: int
-    rope_theta: float = 10_000.0
-    norm: layers.NormConfig = layers.NormConfig(kind="rms", eps=1e-5)
-    routing: Routing | None = None  # None: one dense MLP per block
-
-    def __post_init__(self) -> None:
-        DecoderConfig.__post_init__(self)
-        layers.require_divides(self.name, self, "num_kv_heads", "num_heads")
+from hetjax.models.moe import Moe, MoeConfig
 
 
 def model_of(config: DecoderConfig) -> Model:
@@ -64,7 +24,7 @@ def model_of(config: DecoderConfig) -> Model:
 
 def gpt_model(config: GPTConfig) -> Model:
     """Learned positions, LayerNorm, GELU, biases, tied embedding."""
-    common = _common(config, layers.NormConfig(kind="layer", eps=1e-5))
+    common = _common(config, NormConfig(kind="layer", eps=1e-5))
     attention = layers.AttentionConfig(
         **common,
         num_heads=config.num_heads,
@@ -99,7 +59,7 @@ def llama_model(config: LlamaConfig) -> Model:
     return _decoder(config, attention, ("moe", Moe, experts))
 
 
-def _common(config: DecoderConfig, norm: layers.NormConfig) -> dict[str, Any]:
+def _common(config: DecoderConfig, norm: NormConfig) -> dict[str, Any]:
     """What attention and MLP have in common."""
     output_std = layers.residual_std(config.num_blocks)
     return {"hidden_size": config.hidden_size, "norm": norm, "output_std": output_std}

@@ -4,21 +4,23 @@
 Legend: B sequences, L positions, D residual width, N query heads, K key/value heads
 (N / K queries share one), H head size, h = H / 2, F inner width, V padded vocabulary,
 S longest sequence.
-Owns these modules with their configs, their initial values (as GPT-2) and what configs
-refuse. Does not own experts (`moe.py`), which modules make up a model, nor what is
-tied to what (`decoders.py`: the `table` of a tied head is the embedding's).
+Owns these modules with their configs and their initial values (as GPT-2). Does not own
+experts (`moe.py`), configs of whole models and what configs refuse (`configs.py`),
+which modules make up a model, nor what is tied to what (`decoders.py`: the `table` of a
+tied head is the embedding's).
 """
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from hetjax.errors import BadInput
+from hetjax.models.configs import NormConfig, require_divides, require_positive
 
 Logical = tuple[str | None, ...]
 STD = 0.02
@@ -40,42 +42,6 @@ def zeros(shape: tuple[int, ...], logical: Logical) -> nnx.Param:
 def residual_std(num_blocks: int) -> float:
     """Scale projections into the residual stream by its 2 x num_blocks additions."""
     return STD / math.sqrt(2 * num_blocks)
-
-
-def require_positive(owner: str, config: Any, exempt: tuple[str, ...] = ()) -> None:
-    """Raise BadInput unless every number of the config, a dataclass, is above zero."""
-    for name in (field.name for field in fields(config) if field.name not in exempt):
-        value = getattr(config, name)
-        if isinstance(value, int | float) and value <= 0:
-            raise BadInput(
-                got=f"{owner}: {name} = {value}",
-                allowed=f"{name} above 0",
-                fix=f"set {name} to 1 or more",
-            )
-
-
-def require_divides(owner: str, config: Any, name: str, of: str) -> None:
-    """Raise BadInput unless the field `name` of the config divides its field `of`."""
-    value, total = getattr(config, name), getattr(config, of)
-    if total % value:
-        divisors = [d for d in range(1, total + 1) if total % d == 0]
-        near = sorted(divisors, key=lambda d: abs(d - value))[:3]
-        raise BadInput(
-            got=f"{owner}: {name} = {value} does not divide {of} = {total}",
-            allowed=f"a {name} that divides {total}, such as {sorted(near)}",
-            fix=f"set {name} to {near[0]}, or change {of}",
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NormConfig:
-    """`rms` has a scale; `layer` subtracts the mean and has a scale and a bias."""
-
-    kind: Literal["rms", "layer"]
-    eps: float = 1e-5
-
-    def __post_init__(self) -> None:
-        require_positive("norm", self)
 
 
 class Norm(nnx.Module):

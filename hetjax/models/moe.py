@@ -14,46 +14,15 @@ spread over devices: their leading dim is `experts`, and the one contraction ove
 is the combine einsum, an all-reduce when the dim is sharded.
 """
 
-import math
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hetjax.errors import BadInput
-from hetjax.models.layers import MlpConfig, Norm, normal, require_positive
+from hetjax.models.configs import Routing, require_positive
+from hetjax.models.layers import MlpConfig, Norm, normal
 from hetjax.models.model import AuxLoss
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Routing:
-    """Who takes a token, and how many one expert may take."""
-
-    num_experts: int
-    top_k: int
-    capacity_factor: float = 1.25
-    balance_coefficient: float = 0.01
-
-    def __post_init__(self) -> None:
-        require_positive("routing", self, exempt=("balance_coefficient",))
-        if self.top_k > self.num_experts:
-            raise BadInput(
-                got=f"routing: top_k = {self.top_k} of {self.num_experts} experts",
-                allowed=f"top_k from 1 to {self.num_experts}",
-                fix=f"set top_k to {self.num_experts} or less",
-            )
-        if self.balance_coefficient < 0:
-            raise BadInput(
-                got=f"routing: balance_coefficient = {self.balance_coefficient}",
-                allowed="0 (no balance loss) or more",
-                fix="set balance_coefficient to 0.01",
-            )
-
-    def capacity(self, seq_len: int) -> int:
-        """Tokens of one sequence that one expert takes; never more than there are."""
-        even_share = self.top_k * seq_len / self.num_experts
-        return min(seq_len, math.ceil(even_share * self.capacity_factor))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,26 +7,35 @@ model (data, plan, optimizer).
 
 from dataclasses import replace
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
 
 from hetjax.errors import BadInput
-from hetjax.models.decoders import DecoderConfig, GPTConfig, LlamaConfig, model_of
-from hetjax.models.model import Model
-from hetjax.models.moe import Routing
+from hetjax.models.configs import DecoderConfig, GPTConfig, LlamaConfig, Routing
+
+if TYPE_CHECKING:
+    from hetjax.models.model import Model
 
 HALVES = "-halves"
 
 
-def model_preset(name: str) -> Model:
-    """Give the model of that name; BadInput names the nearest where there is none.
+def model_preset(name: str) -> "Model":
+    """Give the model of that name; BadInput as of `model_config`."""
+    from hetjax.models.decoders import model_of  # JAX takes a second
+
+    return model_of(model_config(name))
+
+
+def model_config(name: str) -> DecoderConfig:
+    """Give the sizes of that name; BadInput names the nearest where there are none.
 
     With `-halves` after the name its layers are attention and MLP apart, so that plans
     may cut between them. The parameters are the same.
     """
     if name in MODEL_CONFIGS:
-        return model_of(MODEL_CONFIGS[name])
+        return MODEL_CONFIGS[name]
     whole = name.removesuffix(HALVES)
     if whole in MODEL_CONFIGS:
-        return model_of(replace(MODEL_CONFIGS[whole], name=name, grain="half"))
+        return replace(MODEL_CONFIGS[whole], name=name, grain="half")
     names = sorted(MODEL_CONFIGS)
     near = get_close_matches(name.lower(), names, n=1, cutoff=0.0)[0]
     raise BadInput(
