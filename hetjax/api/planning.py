@@ -13,8 +13,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar, get_args
@@ -57,27 +56,6 @@ T = TypeVar("T")
 _NONE = "none"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Subject:
-    """What a search is about, as values, files or names."""
-
-    model: Model | str | None = None
-    cluster: Cluster | str | Path | None = None
-    profile: str | Path | None = None
-    current: Plan | str | Path | None = None
-
-    @property
-    def profile_path(self) -> Path | None:
-        return None if self.profile is None else Path(self.profile)
-
-    @cached_property
-    def current_plan(self) -> Plan | None:
-        """The plan that runs now."""
-        if self.current is None or isinstance(self.current, Plan):
-            return self.current
-        return read_plan(self.current)
-
-
 def find_plan(
     preset: str | None = None,
     *,
@@ -107,9 +85,14 @@ def find_plan(
     >>> found.plan.global_batch, 0 < found.lower_bound_s <= found.step_time_s
     (8, True)
     """
-    choices = {"compare": ("none",)} | choices
-    subject = _Subject(model=model, cluster=cluster, profile=profile, current=current)
-    return _found(preset, subject, choices, quiet)
+    chosen = None if preset is None else preset_of(preset)
+    config = replace(plan_config(chosen), **{"compare": (_NONE,)} | choices)
+    path = None if profile is None else Path(profile)
+    now = read_plan(current) if isinstance(current, str | Path) else current
+    questions = _questions(config, now, f"--from {current}")
+    request = _request(config, chosen, model=model, cluster=cluster, path=path, now=now)
+    objective = _objective(config, request.cluster)
+    return _found(request, objective, questions, path, config.search_s, quiet)
 
 
 def compare_planners(
@@ -132,18 +115,18 @@ def compare_planners(
 
 
 def _found(
-    name: str | None, subject: _Subject, choices: dict[str, Any], quiet: bool
+    request: PlanRequest,
+    objective: Objective,
+    questions: Questions,
+    profile_path: Path | None,
+    limit_s: float | None,
+    quiet: bool,
 ) -> FoundPlan:
     """Search until there is nothing more to try, or the end; say what ended it.
 
-    BadInput if no plan was found in `search_s`, KeyboardInterrupt if by Ctrl-C.
+    BadInput if no plan was found in `limit_s`, KeyboardInterrupt if by Ctrl-C.
     """
-    preset = None if name is None else preset_of(name)
-    config = replace(plan_config(preset), **choices)
-    questions = _questions(config, subject)
-    request = _request(config, subject, preset)
-    objective = _objective(config, request.cluster)
-    search_s = math.inf if config.search_s is None else config.search_s
+    search_s = math.inf if limit_s is None else limit_s
     with deadline(search_s) as limit, _stopped_by_ctrl_c(limit):
         try:
             with working("planning", quiet=quiet) as progress:
@@ -151,11 +134,9 @@ def _found(
                     request,
                     objective,
                     questions,
-                    profile_path=subject.profile_path,
+                    profile_path=profile_path,
                     progress=progress,
-                    local_search_s=LOCAL_SEARCH_S
-                    if config.search_s is None
-                    else search_s,
+                    local_search_s=LOCAL_SEARCH_S if limit_s is None else limit_s,
                 )
         except TimeUp:
             if limit.is_stopped:
@@ -193,25 +174,37 @@ def _stopped_by_ctrl_c(limit: Deadline) -> Iterator[None]:
 
 
 def _request(
-    config: PlanConfig, subject: _Subject, preset: Preset | None
+    config: PlanConfig,
+    preset: Preset | None,
+    *,
+    model: Model | str | None,
+    cluster: Cluster | str | Path | None,
+    path: Path | None,
+    now: Plan | None,
 ) -> PlanRequest:
-    """Return what is to be planned; what nobody says is as in the current plan.
+    """Return what is to be planned; what nobody says is as in the plan of now.
 
     BadInput if something is missing, or does not go together.
     """
-    current = subject.current_plan
-    model = _model(subject, preset)
-    batch = current and current.global_batch
+    if not isinstance(model, Model):
+        others = preset and preset.config.model, now and now.model
+        model = model_preset(_given("model", model, *others))
+    batch = now and now.global_batch
     global_batch = _given("global_batch", config.global_batch, batch)
-    seq_len = _given("seq_len", config.seq_len, current and current.seq_len)
-    path = subject.profile_path
+    seq_len = _given("seq_len", config.seq_len, now and now.seq_len)
     profile = None if path is None else read_profile(path)
     if profile is not None:
         with placed(f"profile file {str(path)!r}"):
             check_profile(profile, model.name, seq_len, len(model.layers))
     for name in ("microbatch_sizes", "tensor"):
-        _check_from_1(name, getattr(config, name))
-    cluster = cluster_of(subject.cluster or (preset.cluster if preset else None))
+        values = getattr(config, name)
+        if min(values, default=0) < 1:
+            raise BadInput(
+                got=f"{option(name)} {','.join(map(str, values))}",
+                allowed="numbers from 1",
+                fix=f"give {option(name)} 1,2,4, say",
+            )
+    cluster = cluster_of(cluster or (preset.cluster if preset else None))
     if profile is not None:
         check_measured(profile, all_kinds(cluster), "cluster")
     otherwise, init = "bfloat16", adam_state
@@ -233,14 +226,6 @@ def _request(
     )
 
 
-def _model(subject: _Subject, preset: Preset | None) -> Model:
-    if isinstance(subject.model, Model):
-        return subject.model
-    current = subject.current_plan
-    others = preset and preset.config.model, current and current.model
-    return model_preset(_given("model", subject.model, *others))
-
-
 def _given(name: str, *values: T | None) -> T:
     for value in values:
         if value is not None:
@@ -252,15 +237,6 @@ def _given(name: str, *values: T | None) -> T:
         "and --seq-len",
         fix=f"add {option(name)} {example}, say",
     )
-
-
-def _check_from_1(name: str, values: tuple[int, ...]) -> None:
-    if min(values, default=0) < 1:
-        raise BadInput(
-            got=f"{option(name)} {','.join(map(str, values))}",
-            allowed="numbers from 1",
-            fix=f"give {option(name)} 1,2,4, say",
-        )
 
 
 def _objective(config: PlanConfig, cluster: Cluster) -> Objective:
@@ -329,8 +305,8 @@ def _check_prices(objective: Objective, cluster: Cluster) -> None:
         )
 
 
-def _questions(config: PlanConfig, subject: _Subject) -> Questions:
-    """Return what is asked besides the best plan."""
+def _questions(config: PlanConfig, now: Plan | None, given: str) -> Questions:
+    """Return what is asked besides the best plan; `given` is how `now` was."""
     names = config.compare
     if names == ():
         names = tuple(BASELINES)
@@ -343,10 +319,9 @@ def _questions(config: PlanConfig, subject: _Subject) -> Questions:
                 allowed=f"planners of {', '.join(BASELINES)}, or {_NONE}",
                 fix=did_you_mean(name, list(BASELINES)),
             )
-    current = subject.current_plan
-    if current is not None and config.pareto:
+    if now is not None and config.pareto:
         raise BadInput(
-            got=f"--from {subject.current} with --pareto",
+            got=f"{given} with --pareto",
             allowed="--from with one --objective at a time",
             fix="leave --from or --pareto out",
         )
@@ -354,6 +329,6 @@ def _questions(config: PlanConfig, subject: _Subject) -> Questions:
         baselines=names,
         pareto=config.pareto,
         what_if=config.what_if,
-        current=current,
+        current=now,
         horizon_s=config.horizon_s,
     )

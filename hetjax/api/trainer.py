@@ -6,7 +6,6 @@ own the run (`training/run.py`), which is that of `python -m hetjax.train`.
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -76,7 +75,6 @@ class Trainer:
         self._cluster, self._plan = cluster, plan
         self._model = model_preset(self.config.model)
         self._session: Session | None = None
-        self._stack = ExitStack()  # of the session, once there is one
 
     def fit(self, steps: int | None = None) -> Self:
         """Train for so many steps, or to the last of `config.steps`; save the state.
@@ -158,16 +156,14 @@ class Trainer:
         After an error it is not: what is in memory may be anything.
         """
         try:
-            if self._session is None:
-                self._open()
-            assert self._session is not None
+            session = self._session or self._open()
             with clear_ends(self.config), display(self.config.steps) as shown:
-                return act(self._session, shown)
+                return act(session, shown)
         except BaseException as error:
             self._close(error)
             raise
 
-    def _open(self) -> None:
+    def _open(self) -> Session:
         """Hold the run directory until `close`, or as long as there is a trainer."""
         config = self.config
         if config.launcher == "embedded" and not has_room(
@@ -182,18 +178,16 @@ class Trainer:
             plan=self._plan,
             again="fit()",
         )
-        with ExitStack() as stack:
-            with clear_ends(config):
-                stack.enter_context(rundir.locked(config.run_dir))
-            stack.enter_context(session)
-            self._stack = stack.pop_all()
+        with clear_ends(config):
+            session.enter_context(rundir.locked(config.run_dir))
+        finalize(self, session.close)  # at the end of the interpreter, too
         self._session = session
-        finalize(self, self._stack.close)  # at the end of the interpreter, too
+        return session
 
     def _close(self, error: BaseException | None) -> None:
-        if self._session is None:
+        session, self._session = self._session, None
+        if session is None:
             return
-        self._session = None
         with clear_ends(self.config), display(self.config.steps):
             kind, trace = type(error) if error else None, error and error.__traceback__
-            self._stack.__exit__(kind, error, trace)
+            session.__exit__(kind, error, trace)

@@ -67,10 +67,8 @@ def measure_profile(
     """Measure what the output file lacks, writing it after every case.
 
     `devices` are those here, by node of the cluster; `optimizer` is what updates do.
-
-    People see how it goes on standard output; on standard error if `quiet`.
-
-    BadInput if something cannot be measured, before anything is.
+    People see how it goes on standard output; on standard error if `quiet`. BadInput if
+    something cannot be measured, before anything is.
     """
     kinds = layer_kinds(model)
     wanted = Profile(
@@ -98,8 +96,7 @@ def measure_profile(
         pairs=tuple(p for p in permutations(names, 2) if p not in linked),  # both ways
     )
     num = len(job.cases) + len(job.pairs)
-    to_people = sys.stderr if quiet else sys.stdout
-    with redirect_stdout(to_people), display(num) as shown:
+    with redirect_stdout(sys.stderr if quiet else sys.stdout), display(num) as shown:
         _announce(job, kept, nodes, shown)
         shown.doing("the first measurement")
         profile = _measured(job, kept, nodes, shown)

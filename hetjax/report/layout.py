@@ -210,9 +210,8 @@ def _prepare(axes: Any, rows: list[_Row]) -> None:
 def _name_row(axes: Any, row: _Row, top: float) -> None:
     node, others = row.nodes[0], len(row.nodes) - 1
     name = f"{node.name} and {others} more" if others else node.name
-    lines = [f"{node.device}, {node.zone}" if node.zone else node.device]
-    if node.spot:
-        lines[0] += ", spot"
+    kind = f"{node.device}, {node.zone}" if node.zone else node.device
+    kind += ", spot" if node.spot else ""
     place: dict[str, Any] = {
         "xycoords": ("axes fraction", "data"),
         "textcoords": "offset points",
@@ -221,9 +220,7 @@ def _name_row(axes: Any, row: _Row, top: float) -> None:
     }
     at = (0.0, top + 0.5)
     axes.annotate(name, at, (-6, 1), va="bottom", fontsize=8, **place)
-    axes.annotate(
-        lines[0], at, (-6, -1), va="top", fontsize=_POINTS, color=GREY, **place
-    )
+    axes.annotate(kind, at, (-6, -1), va="top", fontsize=_POINTS, color=GREY, **place)
 
 
 def _draw_row(axes: Any, row: _Row, top: float, plan: Plan, names: _Names) -> None:

@@ -63,12 +63,13 @@ class MeasuredProfile:
 
 
 def _rows(profile: Profile) -> list[tuple[str, ...]]:
-    rows = []
-    for m in profile.measurements:
-        what = (m.device, m.kind, str(m.tensor), str(m.microbatch_size), m.remat)
-        times = (m.forward_s, m.backward_s, m.update_s)
-        rows.append((*what, *(f"{1e3 * seconds:.3f}" for seconds in times)))
-    return rows
+    return [
+        (
+            *(m.device, m.kind, str(m.tensor), str(m.microbatch_size), m.remat),
+            *(f"{1e3 * s:.3f}" for s in (m.forward_s, m.backward_s, m.update_s)),
+        )
+        for m in profile.measurements
+    ]
 
 
 def _links(profile: Profile) -> list[str]:

@@ -74,10 +74,10 @@ def pictures(planned: Planned) -> tuple[bytes, bytes]:
     BadInput where matplotlib is not installed.
     """
     best = planned.best
-    spans = predicted_spans(best)
-    shown = shown_replicas(planned)
     layout = layout_picture(best.plan, planned.request.cluster, "")
-    timeline = timeline_picture(spans, best.plan, best.costs, "", shown)
+    timeline = timeline_picture(
+        predicted_spans(best), best.plan, best.costs, "", shown_replicas(planned)
+    )
     return layout.image("svg"), timeline.image("png")
 
 

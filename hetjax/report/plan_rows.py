@@ -166,12 +166,10 @@ def _with_more(objective: Objective, idle: Idle) -> str:
     """The evidence: the best plan with more of this kind."""
     if idle.instead is None or idle.worse is None:
         return f"no plan with more of {idle.kind} was found that fits"
-    figure = {
-        "time": f"a step of {ms(idle.instead.simulation.step_time_s)} ms",
-        "cost": f"{_figure(idle.instead.usd_per_million_tokens, '.3g')} USD per "
-        "million tokens",
-        "goodput": f"a step of {ms(idle.instead.simulation.step_time_s)} ms",
-    }[objective.wish]
+    figure = f"a step of {ms(idle.instead.simulation.step_time_s)} ms"
+    if objective.wish == "cost":
+        usd = _figure(idle.instead.usd_per_million_tokens, ".3g")
+        figure = f"{usd} USD per million tokens"
     worse = {"time": "longer", "cost": "dearer", "goodput": "less for the time lost"}
     return (
         f"the best plan found with more of {idle.kind} has {figure}, "

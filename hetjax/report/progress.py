@@ -39,6 +39,7 @@ _FORMATS = {
     "mfu": ".1%",
 }
 _TRAINING = "training"
+_TEXT = TextColumn("{task.description}", markup=False)
 
 
 def metrics_line(metrics: Mapping[str, Any], num_steps: int) -> str:
@@ -129,7 +130,7 @@ def display(num_steps: int) -> Iterator[Display]:
     """Open the display that suits standard output; warnings go to it as well."""
     console = Console()
     if _is_live(console):
-        columns = SpinnerColumn(), _text(), BarColumn(bar_width=20)
+        columns = SpinnerColumn(), _TEXT, BarColumn(bar_width=20)
         clocks = TimeElapsedColumn(), TimeRemainingColumn()
         bar = Progress(*columns, *clocks, console=console)
         with bar, _warnings_to(shown := LiveDisplay(bar, num_steps)):
@@ -152,7 +153,7 @@ def working(what: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]
     if quiet:
         yield lambda line: None
     elif _is_live(console):
-        line = SpinnerColumn(), _text(), TimeElapsedColumn()
+        line = SpinnerColumn(), _TEXT, TimeElapsedColumn()
         with Progress(*line, console=console, transient=True) as bar:
             task = bar.add_task(what, total=None)
             yield lambda line: bar.update(task, description=line)
@@ -162,10 +163,6 @@ def working(what: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]
 
 def _is_live(console: Console) -> bool:
     return console.is_terminal and not console.is_dumb_terminal
-
-
-def _text() -> TextColumn:
-    return TextColumn("{task.description}", markup=False)
 
 
 @contextmanager

@@ -2,10 +2,9 @@
 """The training loop: steps, and between them evaluations, checkpoints and stops.
 
 Owns the order of these, the lines of `metrics.jsonl`, and the choice of the tokens of a
-sampled text. `step` counts steps that are
-done: metrics of step k tell of the k-th step, a checkpoint or an evaluation of step k
-of the state after it. Does not own the step (`hetjax/runtime/`) nor what comes before
-and after the loop (`run.py`).
+sampled text. `step` counts steps that are done: metrics of step k tell of the k-th
+step, a checkpoint or an evaluation of step k of the state after it. Does not own the
+step (`hetjax/runtime/`) nor what comes before and after the loop (`run.py`).
 """
 
 import json
@@ -214,12 +213,9 @@ class Loop:
 
     def _diverged(self, got: str) -> Failed:
         kept = self.driver.saved
-        state = (
-            "none is saved"
-            if kept is None
-            else f"the last checkpoint is of step {kept}"
-        )
-        then = "start again" if kept is None else "go on from there"
+        state, then = "none is saved", "start again"
+        if kept is not None:
+            state, then = f"the last checkpoint is of step {kept}", "go on from there"
         return Failed(
             got=got,
             allowed=f"finite numbers; {state}",

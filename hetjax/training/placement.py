@@ -82,7 +82,12 @@ def choose_hardware(
     if cluster is None:
         return _found(config)
     if simulate:
-        _check_simulated(cluster)
+        if cluster.num_devices > _MOST_SIMULATED:
+            raise BadInput(
+                got=f"--simulate of {cluster.num_devices} devices",
+                allowed=f"at most {_MOST_SIMULATED} simulated devices",
+                fix="give a smaller --cluster, or leave --simulate out",
+            )
         # a preset's cluster is for CPU-only machines: look for accelerators first
         with suppress(RuntimeError):  # JAX runs already: a notebook keeps its devices
             simulate_devices(cluster.num_devices, only_cpu=asked is not None)
@@ -204,15 +209,6 @@ def _found(config: RunConfig) -> Hardware:
     )
 
 
-def _check_simulated(cluster: Cluster) -> None:
-    if cluster.num_devices > _MOST_SIMULATED:
-        raise BadInput(
-            got=f"--simulate of {cluster.num_devices} devices",
-            allowed=f"at most {_MOST_SIMULATED} simulated devices",
-            fix="give a smaller --cluster, or leave --simulate out",
-        )
-
-
 def _local_devices(cluster: Cluster, simulate: bool) -> list[jax.Device]:
     if simulate:
         return jax.local_devices(backend="cpu")
@@ -255,10 +251,9 @@ def _of_run(
 def _of_preset(config: RunConfig, cluster: Cluster, preset: Preset) -> Choice | None:
     if preset.plan is None or preset.cluster is None:
         return None
-    if not _same_machines(load_cluster(preset.cluster), cluster):
+    is_otherwise = _how(config) != _how(preset.config)  # asked to plan so
+    if is_otherwise or not _same_machines(load_cluster(preset.cluster), cluster):
         return None
-    if _how(config) != _how(preset.config):
-        return None  # asked to plan otherwise
     plan = read_plan(preset.plan)
     if any(in_plan != in_config for _, in_plan, in_config in _shared(plan, config)):
         return None

@@ -9,6 +9,7 @@ unless somebody asks for something else. Does not own the sizes of models
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hetjax.cluster.files import preset_path
 from hetjax.cluster.record import did_you_mean
@@ -77,74 +78,52 @@ _TINY = Preset(
 
 
 def _on_gpus(
-    model: str,
-    summary: str,
-    *,
-    steps: int = 100_000,
-    seq_len: int,
-    global_batch: int = 1_024,
-    microbatch_size: int = 1,
-    learning_rate: float,
-    warmup_steps: int = 2_000,
+    model: str, summary: str, rate: float, warmup_steps: int = 2_000, **settings: Any
 ) -> Preset:
-    """A preset for whatever GPUs there are."""
-    rule = OptimizerConfig(learning_rate=learning_rate, warmup_steps=warmup_steps)
+    """A preset for whatever GPUs there are; `rate` is the peak learning rate."""
+    usual: dict[str, Any] = {"steps": 100_000, "global_batch": 1_024}
     config = RunConfig(
         model=model,
         run_dir=Path(f"runs/{model}"),
-        steps=steps,
-        seq_len=seq_len,
-        global_batch=global_batch,
-        microbatch_size=microbatch_size,
-        optimizer=rule,
+        optimizer=OptimizerConfig(learning_rate=rate, warmup_steps=warmup_steps),
+        **usual | settings,
     )
     return Preset(summary=summary, config=config)
 
 
-def _gpt3(size: str, learning_rate: float) -> Preset:
+def _gpt3(size: str, rate: float) -> Preset:
     """GPT-3 as in arXiv 2509.24859, with the rates of arXiv 2005.14165, table 2.1."""
     summary = f"GPT-3 {size.upper()}: mixed nodes of GPUs"
-    model = f"gpt3-{size}"
-    return _on_gpus(model, summary, seq_len=1_024, learning_rate=learning_rate)
+    return _on_gpus(f"gpt3-{size}", summary, rate, seq_len=1_024)
 
 
 _GPT2_124M = _on_gpus(  # the batch of half a million tokens of the paper's scale
     "gpt2-124m",
     "GPT-2 124M: one or a few GPUs",
+    6e-4,
+    warmup_steps=700,
     steps=20_000,
     seq_len=1_024,
     global_batch=480,
     microbatch_size=8,
-    learning_rate=6e-4,
-    warmup_steps=700,
 )
 _LLAMA_1B = _on_gpus(  # the largest that trains with AdamW on one 40 GB card
     "llama-1b",
     "Llama 1B: one large GPU or several small ones",
+    3e-4,
+    warmup_steps=1_000,
     steps=20_000,
     seq_len=2_048,
     global_batch=128,
     microbatch_size=4,
-    learning_rate=3e-4,
-    warmup_steps=1_000,
 )
-_LLAMA2_7B = _on_gpus(
-    "llama2-7b",
-    "Llama-2 7B: a node of 8 large GPUs or more",
-    seq_len=4_096,
-    learning_rate=3e-4,
-)
-_LLAMA3_8B = _on_gpus(
-    "llama3-8b",
-    "Llama-3 8B: a node of 8 large GPUs or more",
-    seq_len=4_096,
-    learning_rate=3e-4,
-)
-_MIXTRAL_8X7B = _on_gpus(
-    "mixtral-8x7b",
-    "Mixtral 8x7B: several nodes of large GPUs",
-    seq_len=4_096,
-    learning_rate=2e-4,
+_LLAMA2_7B, _LLAMA3_8B, _MIXTRAL_8X7B = (
+    _on_gpus(model, summary, rate, seq_len=4_096)
+    for model, summary, rate in (
+        ("llama2-7b", "Llama-2 7B: a node of 8 large GPUs or more", 3e-4),
+        ("llama3-8b", "Llama-3 8B: a node of 8 large GPUs or more", 3e-4),
+        ("mixtral-8x7b", "Mixtral 8x7B: several nodes of large GPUs", 2e-4),
+    )
 )
 PRESETS = {
     preset.config.model: preset

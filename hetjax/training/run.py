@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -123,16 +124,14 @@ class Session(ExitStack):
 
     def evaluate(self, shown: Display) -> Mapping[str, Any]:
         """Return the line of `metrics.jsonl` on the validation loss of the state."""
-        found, loop = self._looked_at(shown)
-        self._undisturbed(loop, lambda: loop.evaluate(found.driver.at))
+        self._look(shown, lambda loop: loop.evaluate(loop.driver.at))
         lines = read_journal(self._config.run_dir / rundir.METRICS)
         return next(line for line in reversed(lines) if "val_loss" in line)
 
     def sample(self, shown: Display, evaluation: EvaluationConfig) -> str:
         """Return a text that the model goes on with."""
         check_config(replace(self._config, evaluation=evaluation))
-        found, loop = self._looked_at(shown)
-        return self._undisturbed(loop, lambda: loop.sample(found.driver.at, evaluation))
+        return self._look(shown, lambda loop: loop.sample(loop.driver.at, evaluation))
 
     def plan(self, shown: Display) -> Plan:
         """Return the plan of now; another one may follow when nodes come and go."""
@@ -142,7 +141,7 @@ class Session(ExitStack):
 
     def _is_done(self, shown: Display) -> bool:
         if self._opened is None:
-            return self._settle(shown).progress.is_done
+            return self._settle(shown).is_done
         return self._opened.driver.at == self._config.steps
 
     def _settle(self, shown: Display) -> Start:
@@ -155,7 +154,7 @@ class Session(ExitStack):
             rundir.check_same_run(previous, config)
         for name in (rundir.METRICS, rundir.EVENTS):
             read_journal(config.run_dir / name)  # a damaged one is refused
-        progress = read_progress(config, shown)
+        saved, is_done = read_progress(config, shown)
         shown.doing("looking for devices")
         hardware = choose_hardware(config, self._preset, self._cluster)
         choice = choose_plan(
@@ -173,7 +172,8 @@ class Session(ExitStack):
             hardware=hardware,
             choice=choice,
             previous=previous,
-            progress=progress,
+            saved=saved,
+            is_done=is_done,
         )
         return self._settled
 
@@ -208,7 +208,7 @@ class Session(ExitStack):
         with ExitStack() as stack:
             if threading.current_thread() is threading.main_thread():
                 stack.enter_context(stop)  # others hear no signals
-            heard = _node_or_all(driver, stop, events, shown)
+            heard = partial(_hear, driver, stop, events, shown)
             stack.enter_context(Watch(heard, run_dir))
             # a thread of its own: a cloud's server may be slow to answer
             from_workers = {of_workers(found.told): _TOLD_EVERY_S}
@@ -253,37 +253,28 @@ class Session(ExitStack):
         driver.heard = recovered
         return loop
 
-    def _looked_at(self, shown: Display) -> tuple[_Open, Loop]:
-        """The state, to be looked at without training."""
-        found = self._open(shown)
-        return found, self._loop(found, self._config, shown, StopRequest())
-
-    def _undisturbed(self, loop: Loop, look: Callable[[], T]) -> T:
-        """Look at the state, again where a worker was lost meanwhile."""
+    def _look(self, shown: Display, look: Callable[[Loop], T]) -> T:
+        """Look at the state without training, again if a worker was lost meanwhile."""
+        loop = self._loop(self._open(shown), self._config, shown, StopRequest())
         while True:
             try:
-                return look()
+                return look(loop)
             except RolledBack as back:
                 loop.forget_after(back.step)
 
 
-def _node_or_all(
-    driver: Driver, stop: StopRequest, events: Journal, shown: Display
-) -> Callable[[Notice], None]:
-    """What a notice does: go on without its node, if it names one, else stop."""
-
-    def heard(notice: Notice) -> None:
-        node, source, grace_s = notice.node, notice.source, round(notice.grace_s, 1)
-        goes_on = node is not None and driver.leave(node)
-        if not goes_on:
-            stop.hear(notice)
-        told = {"node": node, "source": source, "grace_s": grace_s}
-        event(events, "noticed", driver.at, **told)
-        if node is not None:
-            then = "goes on without it after this step" if goes_on else "stops"
-            shown.note(f"{source}: node {node!r} goes in {grace_s:g} s; the run {then}")
-
-    return heard
+def _hear(
+    driver: Driver, stop: StopRequest, events: Journal, shown: Display, notice: Notice
+) -> None:
+    """Go on without the notice's node, if it names one, else stop."""
+    node, source, grace_s = notice.node, notice.source, round(notice.grace_s, 1)
+    goes_on = node is not None and driver.leave(node)
+    if not goes_on:
+        stop.hear(notice)
+    event(events, "noticed", driver.at, node=node, source=source, grace_s=grace_s)
+    if node is not None:
+        then = "goes on without it after this step" if goes_on else "stops"
+        shown.note(f"{source}: node {node!r} goes in {grace_s:g} s; the run {then}")
 
 
 def _dataset(start: Start, shown: Display) -> Dataset:

@@ -29,7 +29,7 @@ from hetjax.data.dataset import Dataset
 from hetjax.elastic.driver import Driver, Terms
 from hetjax.elastic.membership import Membership
 from hetjax.elastic.notices import Notice
-from hetjax.elastic.standby_plans import Replan, StandbyPlans
+from hetjax.elastic.standby_plans import StandbyPlans
 from hetjax.errors import BadInput
 from hetjax.launch.in_process import InThisProcess
 from hetjax.launch.launching import Launcher, OnThisMachine, started
@@ -63,19 +63,6 @@ from hetjax.training.worker import (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
-    """What is known of earlier starts.
-
-    `saved` is the newest step that the run has saved, None if there is none: of the
-    embedded launcher what is complete, of others what they have written: their workers
-    find it when they are there.
-    """
-
-    saved: int | None
-    is_done: bool
-
-
 def checkpoint_storage(config: RunConfig) -> CheckpointStorage:
     """Where the run's checkpoints go."""
     directory = config.checkpoint.local or config.run_dir / rundir.CHECKPOINTS
@@ -88,9 +75,11 @@ def checkpoint_storage(config: RunConfig) -> CheckpointStorage:
     )
 
 
-def read_progress(config: RunConfig, shown: Display) -> Progress:
-    """Read it; of the embedded launcher fetch what is newer or missing here.
+def read_progress(config: RunConfig, shown: Display) -> tuple[int | None, bool]:
+    """Return the newest step that the run has saved, if any, and whether it is done.
 
+    Of the embedded launcher it is what is complete, and what is newer or missing here
+    is fetched; of others what workers have written, who find it when they are there.
     Raises BadInput where more steps are done than the run is to have.
     """
     if config.launcher == EMBEDDED:
@@ -99,8 +88,7 @@ def read_progress(config: RunConfig, shown: Display) -> Progress:
         saved = last_saved(read_journal(config.run_dir / rundir.EVENTS))
     if saved is not None:
         check_reached(saved, config)
-    done = saved == config.steps and saved in evaluated(config.run_dir)
-    return Progress(saved=saved, is_done=done)
+    return saved, saved == config.steps and saved in evaluated(config.run_dir)
 
 
 def check_reached(step: int, config: RunConfig) -> None:
@@ -137,8 +125,18 @@ def last_saved(events: Iterable[Mapping[str, Any]]) -> int | None:
 
 def _newest_step(config: RunConfig, shown: Display) -> int | None:
     """The newest that is here or in the store, which mends what is damaged here."""
-    directory = checkpoint_storage(config).at(EMBEDDED)
-    _fetch(config, shown, after=max(steps(directory), default=0) - 1)
+    kept = checkpoint_storage(config)
+    directory, store = kept.at(EMBEDDED), kept.store()
+    newest = max(steps(directory), default=0)
+    fetched = None
+    if store is not None:
+        fetched = fetch_newest(store, directory, newest - 1)
+    if fetched is not None and fetched.cloud_bytes:
+        shown.note(
+            f"fetched step {fetched.step} from {config.checkpoint.cloud}: "
+            f"{fetched.cloud_bytes:,} bytes in {fetched.seconds:.1f} s, "
+            f"{fetched.disk_bytes:,} were here"
+        )
     try:
         with rundir.usable(config.run_dir):
             return Checkpoint.open(directory).step
@@ -146,21 +144,6 @@ def _newest_step(config: RunConfig, shown: Display) -> int | None:
         raise  # starting anew would write over what may be mended
     except BadInput:
         return None  # none is complete yet
-
-
-def _fetch(config: RunConfig, shown: Display, after: int) -> None:
-    """Complete the store's newest step on the disk, if it has one after this."""
-    kept = checkpoint_storage(config)
-    store = kept.store()
-    if store is None:
-        return
-    fetched = fetch_newest(store, kept.at(EMBEDDED), after)
-    if fetched is not None and fetched.cloud_bytes:
-        shown.note(
-            f"fetched step {fetched.step} from {config.checkpoint.cloud}: "
-            f"{fetched.cloud_bytes:,} bytes in {fetched.seconds:.1f} s, "
-            f"{fetched.disk_bytes:,} were here"
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,7 +155,8 @@ class Start:
     hardware: Hardware
     choice: Choice
     previous: Previous | None
-    progress: Progress
+    saved: int | None
+    is_done: bool
 
 
 def driver_of(
@@ -243,12 +227,14 @@ def _work_here(
 
 def _terms(start: Start, dataset: Dataset, launcher: Launcher) -> Terms:
     config = start.config
+    # who asks whether there is a plan asks for it next
+    replan = lru_cache(maxsize=4)(partial(next_plan, config, start.model))
     return Terms(
         settings=lambda cluster, plan: worker_settings(
             config, cluster_toml(cluster), plan, dataset
         ),
         standby_plans=StandbyPlans(
-            _replan(start),
+            replan,
             partial(Planning, config),
             # no compiling ahead beside the step that trains in this very process
             0.0 if config.launcher == EMBEDDED else config.foresee_after_s,
@@ -259,14 +245,6 @@ def _terms(start: Start, dataset: Dataset, launcher: Launcher) -> Terms:
         storage=checkpoint_storage(config),
         host={"run": identity(config, dataset)},
         recovery=config.recovery,
-    )
-
-
-def _replan(start: Start) -> Replan:
-    config, model = start.config, start.model
-    # who asks whether there is a plan asks for it next
-    return lru_cache(maxsize=4)(
-        lambda cluster, current: next_plan(config, model, cluster, current)
     )
 
 
@@ -290,7 +268,7 @@ def _restored(controller: Controller, terms: Terms, start: Start) -> Restored | 
 
 def _check_begins(held: Sequence[PartialSnapshot], start: Start) -> None:
     """Raise BadInput if the run has saved before, and some of that is missing."""
-    config, saved = start.config, start.progress.saved
+    config, saved = start.config, start.saved
     if saved is None or not (held or config.checkpoint.local):
         return
     where, cloud = checkpoint_storage(config).directory, config.checkpoint.cloud
