@@ -29,7 +29,7 @@ class NoFeasiblePlan(_InThreeParts, ValueError):
     exit_code = 3
 
 
-class Failed(_InThreeParts):
+class RunFailed(_InThreeParts):
     """A run that cannot go on; earlier checkpoints are intact."""
 
     exit_code = 1

@@ -41,7 +41,7 @@ class Trainer:
     workers in processes of their own (`launcher="processes"`).
 
     All methods raise BadInput for what cannot be, before anything is written,
-    NoFeasiblePlan where no plan fits, and Failed where training cannot go on; after
+    NoFeasiblePlan where no plan fits, and RunFailed where training cannot go on; after
     any of them, the next call goes on from the last checkpoint.
 
     >>> Trainer("tiny", stepz=20)

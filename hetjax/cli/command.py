@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from hetjax.cluster.files import load_cluster
 from hetjax.costs.measured.profile_files import read_profile
 from hetjax.data.corpus import text_files
-from hetjax.errors import BadInput, Failed, NoFeasiblePlan
+from hetjax.errors import BadInput, NoFeasiblePlan, RunFailed
 from hetjax.models.presets import model_config
 from hetjax.plans.files import read_plan
 from hetjax.report.picture import check_picture
@@ -42,7 +42,7 @@ def main_of(
     def main(arguments: Sequence[str] | None = None) -> int:
         try:
             return command(sys.argv[1:] if arguments is None else arguments) or 0
-        except (BadInput, NoFeasiblePlan, Failed) as error:
+        except (BadInput, NoFeasiblePlan, RunFailed) as error:
             print(f"error\n{error}", file=sys.stderr)
             return error.exit_code
         except KeyboardInterrupt:

@@ -19,7 +19,7 @@ from hetjax.data.dataset import Dataset
 from hetjax.elastic.driver import Driver
 from hetjax.elastic.notices import StopRequest
 from hetjax.elastic.recovered import Recovered
-from hetjax.errors import Failed
+from hetjax.errors import RunFailed
 from hetjax.models.model import parameter_count
 from hetjax.report.progress import Display
 from hetjax.runtime.rpc.worker_connections import WorkerLost
@@ -173,7 +173,7 @@ def event(events: Journal, name: str, step: int, **details: Any) -> None:
 
 @contextmanager
 def clear_ends(config: RunConfig) -> Iterator[None]:
-    """Turn a full disk, a store that fails and a lost worker into Failed."""
+    """Turn a full disk, a store that fails and a lost worker into RunFailed."""
     try:
         yield
     except StoreError as error:
@@ -199,6 +199,6 @@ def clear_ends(config: RunConfig) -> Iterator[None]:
         ) from error
 
 
-def _failed(got: object, allowed: str, fix: str) -> Failed:
+def _failed(got: object, allowed: str, fix: str) -> RunFailed:
     again = "then run the same command again: it goes on from the last checkpoint"
-    return Failed(got=str(got), allowed=allowed, fix=f"{fix}, {again}")
+    return RunFailed(got=str(got), allowed=allowed, fix=f"{fix}, {again}")

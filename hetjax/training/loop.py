@@ -22,7 +22,7 @@ from hetjax.data.tokenizer import Tokenizer
 from hetjax.elastic.driver import Driver
 from hetjax.elastic.notices import StopRequest
 from hetjax.elastic.recovered import GivenUp, Recovered, RolledBack
-from hetjax.errors import Failed
+from hetjax.errors import RunFailed
 from hetjax.report.progress import Display, metrics_line
 from hetjax.runtime.execution.gradient_sync import StepCommit
 from hetjax.schedule.simulation.trace import perfetto
@@ -83,7 +83,7 @@ class Loop:
     def run(self, step: int) -> int:
         """Train from this step on to the last, or until asked to stop.
 
-        Returns the step reached, with its state saved. Raises Failed.
+        Returns the step reached, with its state saved. Raises RunFailed.
         """
         self._traced = steps_to_trace(self.config, step)
         self._saved = self.driver.saved
@@ -211,12 +211,12 @@ class Loop:
         self.metrics.append(line)
         self.display.trained(line)
 
-    def _diverged(self, got: str) -> Failed:
+    def _diverged(self, got: str) -> RunFailed:
         kept = self.driver.saved
         state, then = "none is saved", "start again"
         if kept is not None:
             state, then = f"the last checkpoint is of step {kept}", "go on from there"
-        return Failed(
+        return RunFailed(
             got=got,
             allowed=f"finite numbers; {state}",
             fix=f"{then} with a lower --optimizer.learning-rate, which is "
@@ -276,7 +276,7 @@ class Loop:
             if self.driver.saved == step:
                 return
             self._save(step)
-        raise Failed(
+        raise RunFailed(
             got=f"no complete checkpoint of step {step}",
             allowed="a run ends with its state saved",
             fix="make room on the disk and run the same command again",

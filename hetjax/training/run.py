@@ -61,7 +61,7 @@ def run(config: RunConfig, preset: Preset, model: Model) -> int:
     """Train, or go on with the run in `run_dir`; return the exit code 0 or 4.
 
     `preset` gives the cluster and the plan to fall back on. Raises BadInput before
-    anything is written, Failed where training cannot go on.
+    anything is written, RunFailed where training cannot go on.
     """
     check_config(config)
     with (

@@ -12,7 +12,7 @@ import hetjax
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.files import load_cluster
 from hetjax.elastic.driver import Driver
-from hetjax.errors import BadInput, Failed
+from hetjax.errors import BadInput, RunFailed
 from hetjax.models.presets import MODEL_CONFIGS
 from hetjax.report.progress import Metrics
 from hetjax.training.placement import has_room
@@ -125,7 +125,7 @@ def test_after_an_error_it_goes_on_from_the_checkpoint(
 
     with monkeypatch.context() as patched:
         patched.setattr(Driver, "save", full)
-        with pytest.raises(Failed, match="make room on that disk"):
+        with pytest.raises(RunFailed, match="make room on that disk"):
             trainer.fit(2)
     trainer.fit(1)
     assert [x["step"] for x in trainer.metrics if "loss" in x] == [1, 2, 3]

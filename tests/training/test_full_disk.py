@@ -21,7 +21,7 @@ import pytest
 
 from hetjax.cluster.record import write_whole
 from hetjax.data.dataset import _save
-from hetjax.errors import BadInput, Failed
+from hetjax.errors import BadInput, RunFailed
 from hetjax.training.run import run
 from hetjax.training.rundir import Journal, read_journal
 from tests.training.small import MODEL, ONE_STAGE, but, losses, small_preset
@@ -127,7 +127,7 @@ def test_a_run_whose_metrics_do_not_fit_ends_clearly_and_goes_on_with_room(
     filling = threading.Thread(target=fill_up)
     filling.start()
     try:
-        with pytest.raises(Failed) as caught:
+        with pytest.raises(RunFailed) as caught:
             run(preset.config, preset, MODEL)
     finally:
         over.set()
@@ -146,7 +146,7 @@ def test_a_run_whose_metrics_do_not_fit_ends_clearly_and_goes_on_with_room(
 def test_a_run_that_has_no_room_to_begin_says_so(small_disk: Path, tmp_path: Path):
     preset = but(small_preset(tmp_path), run_dir=small_disk / "run" / "x")
     fill(small_disk)
-    with pytest.raises((BadInput, Failed), match="No space left.*(\\n.*)+make room"):
+    with pytest.raises((BadInput, RunFailed), match="No space left.*(\\n.*)+make room"):
         run(preset.config, preset, MODEL)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from hetjax.checkpoint.reader import Checkpoint, steps
 from hetjax.elastic.driver import Driver
-from hetjax.errors import Failed
+from hetjax.errors import RunFailed
 from hetjax.launch.launching import OnThisMachine
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.train import main
@@ -86,7 +86,7 @@ def test_what_comes_again_after_going_back_ends_the_run_with_advice(
     poisoned(monkeypatch, 4, times=100)
     preset = but(small_preset(tmp_path), checkpoint=CheckpointConfig(every=every))
     run_dir = preset.config.run_dir
-    with pytest.raises(Failed) as error:
+    with pytest.raises(RunFailed) as error:
         run(preset.config, preset, MODEL)
     assert "again after going back" in str(error.value)
     assert "lower --optimizer.learning-rate" in str(error.value)
@@ -100,7 +100,9 @@ def test_a_validation_loss_that_is_no_number_ends_the_run_with_advice(
 ):
     monkeypatch.setattr(Driver, "validate", lambda self, number: math.nan)
     preset = small_preset(tmp_path)
-    with pytest.raises(Failed, match="got: validation loss nan after step 0\nallowed"):
+    with pytest.raises(
+        RunFailed, match="got: validation loss nan after step 0\nallowed"
+    ):
         run(preset.config, preset, MODEL)
 
 

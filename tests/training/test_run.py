@@ -11,7 +11,7 @@ import pytest
 from hetjax.checkpoint.reader import steps
 from hetjax.cluster.files import load_cluster
 from hetjax.data.tokenizer import load
-from hetjax.errors import BadInput, Failed
+from hetjax.errors import BadInput, RunFailed
 from hetjax.plans.files import read_plan
 from hetjax.train import main
 from hetjax.training import run as run_module
@@ -104,7 +104,7 @@ def test_training_that_diverges_stops_and_keeps_the_last_checkpoint(tmp_path: Pa
     preset = but(
         small_preset(tmp_path), optimizer=wild, checkpoint=CheckpointConfig(every=1)
     )
-    with pytest.raises(Failed) as error:
+    with pytest.raises(RunFailed) as error:
         run(preset.config, preset, MODEL)
     run_dir = preset.config.run_dir
     saved = max(steps(run_dir / "checkpoints"))
@@ -118,7 +118,7 @@ def test_a_failed_run_has_exit_code_1_and_one_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     def fail(*_: object) -> int:
-        raise Failed(got="x", allowed="y", fix="z")
+        raise RunFailed(got="x", allowed="y", fix="z")
 
     monkeypatch.setattr("hetjax.training.run.run", fail)
     assert main(["tiny"]) == 1
@@ -133,7 +133,7 @@ def test_a_run_that_cannot_save_its_end_does_not_claim_success(
 
     monkeypatch.setattr("hetjax.checkpoint.writer.CheckpointWriter._commit", full)
     preset = but(small_preset(tmp_path), steps=1)
-    with pytest.raises(Failed, match="no complete checkpoint of step 1"):
+    with pytest.raises(RunFailed, match="no complete checkpoint of step 1"):
         run(preset.config, preset, MODEL)
 
 
