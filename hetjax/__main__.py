@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.metadata import version
 
 from hetjax.cli.command import main_of
-from hetjax.cluster.record import did_you_mean
+from hetjax.cluster.user_files import did_you_mean
 from hetjax.errors import BadInput
 
 COMMANDS = {

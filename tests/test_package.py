@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from hetjax.cluster.files import load_cluster, preset_path
+from hetjax.cluster.cluster_files import load_cluster, preset_path
 from hetjax.models.model import tensor_sizes
 from hetjax.models.presets import model_preset
-from hetjax.plans.files import parse_plan
+from hetjax.plans.plan_files import parse_plan
 from hetjax.plans.validation import validate_plan
 from hetjax.training.presets import preset
 

@@ -43,9 +43,9 @@ import jax
 from experiments.benchmarks.one_jit import random_batch
 from hetjax.api.profiling import measure_model
 from hetjax.cluster.cluster import Cluster, Node
-from hetjax.cluster.files import cluster_toml
+from hetjax.cluster.cluster_files import cluster_toml
 from hetjax.costs.costs import Costs, Route
-from hetjax.costs.measured.profile import Profile
+from hetjax.costs.measured.layer_profile import Profile
 from hetjax.costs.measured.profile_files import read_profile
 from hetjax.costs.plan_costs import costs_of
 from hetjax.mesh.process_setup import simulate_devices

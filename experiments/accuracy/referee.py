@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hetjax.cluster.cluster import Cluster, Node
-from hetjax.costs.measured.profile import Profile
+from hetjax.costs.measured.layer_profile import Profile
 from hetjax.costs.measured.sailor import sailor_profile
 from hetjax.costs.plan_costs import costs_of
 from hetjax.models.decoders import GPTConfig, gpt_model

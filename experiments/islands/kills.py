@@ -27,7 +27,7 @@ from typing import Any
 
 from experiments.islands import models
 from hetjax.cluster.cluster import Cluster, Node
-from hetjax.cluster.files import cluster_toml
+from hetjax.cluster.cluster_files import cluster_toml
 from hetjax.launch.launching import Processes
 from hetjax.models.model import Model
 from hetjax.models.presets import model_preset

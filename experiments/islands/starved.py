@@ -30,7 +30,7 @@ from experiments.islands import models
 from experiments.islands.unequal import cluster_of
 from experiments.testbed.hosts import Host, Testbed
 from hetjax.cluster.cluster import part_of
-from hetjax.cluster.files import cluster_toml
+from hetjax.cluster.cluster_files import cluster_toml
 from hetjax.launch.launching import OnThisMachine, Place, started
 from hetjax.models.presets import model_preset
 from hetjax.runtime.control.controller import Controller

@@ -44,7 +44,7 @@ from experiments.testbed.hosts import Host, Testbed
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.stored_steps import committed_steps
 from hetjax.cluster.cluster import Cluster, Node
-from hetjax.cluster.files import cluster_toml, load_cluster
+from hetjax.cluster.cluster_files import cluster_toml, load_cluster
 from hetjax.data.dataset import Dataset
 from hetjax.elastic.driver import Driver, Terms
 from hetjax.elastic.membership import Membership

@@ -19,13 +19,13 @@ import numpy as np
 import optax
 
 from hetjax.checkpoint.format import Entry, split_leaves
-from hetjax.cluster.record import write_whole
+from hetjax.cluster.user_files import write_whole
 from hetjax.data.batches import Batch
 from hetjax.mesh import axes
 from hetjax.mesh.process_setup import simulate_devices
 from hetjax.models.decoders import LlamaConfig, llama_model
-from hetjax.plans.files import parse_plan, plan_json
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
+from hetjax.plans.plan_files import parse_plan, plan_json
 from hetjax.plans.worker_map import WorkerMap, file_name
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.execution.state import Read

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What everything else starts from: clusters, models and plans, by name or from files.
 
-Owns the public names. Does not own the files (`cluster/files.py`, `plans/files.py`),
-nor the models (`models/presets.py`).
+Owns the public names. Does not own the files (`cluster/cluster_files.py`,
+`plans/plan_files.py`), nor the models (`models/presets.py`).
 """
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hetjax.cluster.cluster import Cluster
-from hetjax.cluster.files import load_cluster
-from hetjax.plans.files import read_plan, write_plan
+from hetjax.cluster.cluster_files import load_cluster
 from hetjax.plans.plan import Plan
+from hetjax.plans.plan_files import read_plan, write_plan
 
 if TYPE_CHECKING:
     from hetjax.models.model import Model

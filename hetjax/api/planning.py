@@ -21,8 +21,8 @@ from typing import Any, TypeVar, get_args
 from hetjax.api.plan_config import PlanConfig, plan_config
 from hetjax.cluster.catalogue import device_price_per_hour
 from hetjax.cluster.cluster import Cluster
-from hetjax.cluster.record import did_you_mean, placed
-from hetjax.costs.measured.profile import check_profile
+from hetjax.cluster.user_files import did_you_mean, placed
+from hetjax.costs.measured.layer_profile import check_profile
 from hetjax.costs.measured.profile_files import read_profile
 from hetjax.costs.static import adam_state
 from hetjax.errors import BadInput
@@ -41,8 +41,8 @@ from hetjax.planner.model.objectives import Objective, Wish
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.comparison import Questions, planned
 from hetjax.planner.search.find import LOCAL_SEARCH_S
-from hetjax.plans.files import read_plan
 from hetjax.plans.plan import Plan
+from hetjax.plans.plan_files import read_plan
 from hetjax.report.found import ComparedPlanners, FoundPlan
 from hetjax.report.prediction import check_finite
 from hetjax.report.progress import working

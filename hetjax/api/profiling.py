@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hetjax.costs.measured.profile import Profile
+from hetjax.costs.measured.layer_profile import Profile
 from hetjax.models.model import Model
 from hetjax.models.presets import model_preset
 from hetjax.profiling.config import ProfileConfig

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hetjax.cluster.cluster import Cluster
-from hetjax.costs.measured.profile import Profile, check_profile
+from hetjax.costs.measured.layer_profile import Profile, check_profile
 from hetjax.costs.measured.profile_files import read_profile
 from hetjax.costs.plan_costs import costs_of, device_kinds, usd_per_hour
 from hetjax.costs.static import adam_state
@@ -23,8 +23,8 @@ from hetjax.planner.model.costing import (
     compute_dtype,
     times_from,
 )
-from hetjax.plans.files import read_plan
 from hetjax.plans.plan import Plan
+from hetjax.plans.plan_files import read_plan
 from hetjax.report.prediction import SimulatedStep, check_finite
 from hetjax.report.progress import working
 from hetjax.schedule.named import may_split, with_schedule

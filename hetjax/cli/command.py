@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from hetjax.cluster.files import load_cluster
+from hetjax.cluster.cluster_files import load_cluster
 from hetjax.costs.measured.profile_files import read_profile
 from hetjax.data.corpus import text_files
 from hetjax.errors import BadInput, NoFeasiblePlan, RunFailed
 from hetjax.models.presets import model_config
-from hetjax.plans.files import read_plan
+from hetjax.plans.plan_files import read_plan
 from hetjax.report.picture import check_picture
 
 

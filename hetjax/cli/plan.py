@@ -17,7 +17,7 @@ import tyro
 from hetjax.api.plan_config import PlanConfig, plan_config
 from hetjax.cli.command import check_inputs, check_outputs, main_of, write_outputs
 from hetjax.cli.options import nothing_given, parse_options, preset_first, preset_lines
-from hetjax.plans.files import write_plan
+from hetjax.plans.plan_files import write_plan
 from hetjax.report.picture import matplotlib_module
 from hetjax.report.progress import working
 

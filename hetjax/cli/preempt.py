@@ -14,8 +14,8 @@ import tyro
 
 from hetjax.cli.command import main_of
 from hetjax.cli.options import parse_options
-from hetjax.cluster.files import load_cluster
-from hetjax.cluster.record import did_you_mean
+from hetjax.cluster.cluster_files import load_cluster
+from hetjax.cluster.user_files import did_you_mean
 from hetjax.elastic.notices import REQUEST, ask_to_leave
 from hetjax.errors import BadInput
 from hetjax.training.rundir import CLUSTER, CONFIG, usable

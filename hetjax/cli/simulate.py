@@ -15,7 +15,7 @@ import tyro
 
 from hetjax.cli.command import check_inputs, check_outputs, main_of, write_outputs
 from hetjax.cli.options import nothing_given, parse_options
-from hetjax.plans.files import write_plan
+from hetjax.plans.plan_files import write_plan
 from hetjax.plans.schedules import FITTED, SCHEDULES
 from hetjax.report.progress import working
 from hetjax.training.presets import PRESETS, check_plan_or_preset

@@ -2,7 +2,7 @@
 """The machines: nodes of one device kind each, and the links between them.
 
 Owns the `Cluster` tree and its consistency: a `Cluster` that exists is consistent.
-Does not own its TOML (`files.py`), what a device can do (the device catalogue), nor
+Does not own its TOML (`cluster_files.py`), what a device can do (the device catalogue), nor
 which devices are there (`discovery.py`).
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from hetjax.cluster import limits
+from hetjax.cluster import ranges
 from hetjax.errors import BadInput
 from hetjax.names import RULE, is_node
 
@@ -144,10 +144,10 @@ def _node_problems(node: Node) -> Iterator[BadInput]:
             allowed="the name of a device kind",
             fix='write a device such as "A100-SXM4-80GB" or "cpu"',
         )
-    if not limits.COUNT.has(node.count):
+    if not ranges.COUNT.has(node.count):
         yield BadInput(
             got=f"node {node.name!r}: count = {node.count}",
-            allowed=limits.COUNT.of("count"),
+            allowed=ranges.COUNT.of("count"),
             fix="write how many devices the node has, or remove the node",
         )
     if node.hosts < 1 or node.count % node.hosts:
@@ -156,7 +156,7 @@ def _node_problems(node: Node) -> Iterator[BadInput]:
             allowed=f"hosts in {_divisors(node.count)} (equal devices on each host)",
             fix="change hosts, or give the odd host a [[node]] of its own",
         )
-    for key, range_ in limits.NODE.items():
+    for key, range_ in ranges.NODE.items():
         value = getattr(node, key)
         if value is not None and not range_.has(value):
             yield _out_of_range(node, key, range_.of(key))
@@ -201,7 +201,7 @@ def _link_problems(cluster: Cluster) -> Iterator[BadInput]:
                 fix="remove one of them",
             )
         seen.add(frozenset(link.between))
-        for key, range_ in limits.LINK.items():
+        for key, range_ in ranges.LINK.items():
             value = getattr(link, key)
             if not range_.has(value):
                 yield BadInput(

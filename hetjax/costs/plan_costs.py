@@ -24,7 +24,7 @@ from hetjax.costs.costs import (
     StageMemory,
     StageTimes,
 )
-from hetjax.costs.measured.profile import DTYPES, Profile, check_profile
+from hetjax.costs.measured.layer_profile import DTYPES, Profile, check_profile
 from hetjax.costs.network.routes import Place, route, trunks
 from hetjax.costs.network.wire_bytes import Transport, gradient_sum, lane_share
 from hetjax.costs.stage_memory import hidden_size, stage_memory

@@ -4,7 +4,7 @@
 Owns that a stage's seconds are the sum over its layers, and that a profile goes before
 the estimates for a device that it knows. What the data axis exchanges in a step counts
 as part of the update: nothing hides it. Does not own the estimates (`roofline.py`) nor
-the profile (`measured/profile.py`).
+the profile (`measured/layer_profile.py`).
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from hetjax.cluster.cluster import Node
 from hetjax.costs.costs import StageKey, StageTimes
 from hetjax.costs.graph.passes import Shares, passes, split_passes
 from hetjax.costs.layers import layer_stacks
-from hetjax.costs.measured.profile import Measurement, Profile, measured
+from hetjax.costs.measured.layer_profile import Measurement, Profile, measured
 from hetjax.costs.network.routes import ring_card_bytes_per_s
 from hetjax.costs.roofline import (
     HalfTimes,

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hetjax.cluster.cluster import Cluster, part_of
-from hetjax.cluster.files import load_cluster
+from hetjax.cluster.cluster_files import load_cluster
 from hetjax.errors import BadInput
 
 # What is there of a cluster; True: look again, rather than tell what was seen lately

@@ -2,7 +2,7 @@
 """What must hold of a plan, given the cluster and the model that it is for.
 
 Owns one small check per rule, in the order in which they are made: a check may rely
-on those before it. Does not own the keys and types of the file (`files.py`), memory
+on those before it. Does not own the keys and types of the file (`plan_files.py`), memory
 or time (`costs/`), nor whether a schedule can deadlock (`schedule/`).
 """
 
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import get_args
 
-from hetjax.cluster import limits
+from hetjax.cluster import ranges
 from hetjax.cluster.cluster import Cluster, Node
-from hetjax.cluster.limits import Range
-from hetjax.cluster.record import did_you_mean
+from hetjax.cluster.ranges import Range
+from hetjax.cluster.user_files import did_you_mean
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan, Remat, Stage
 from hetjax.plans.schedules import SCHEDULES
@@ -78,20 +78,20 @@ def _counts(case: _Case) -> Iterator[BadInput]:
     plan = case.plan
     lists: dict[str, Sized] = {"replicas": plan.replicas}
     counts: dict[str, tuple[int, Range]] = {
-        "seq_len": (plan.seq_len, limits.TOKENS),
-        "global_batch": (plan.global_batch, limits.SEQUENCES),
+        "seq_len": (plan.seq_len, ranges.TOKENS),
+        "global_batch": (plan.global_batch, ranges.SEQUENCES),
     }
     for r, replica in enumerate(plan.replicas):
         where = f"replicas[{r}]"
         lists[f"{where}.stages"] = replica.stages
-        microbatches = replica.num_microbatches, limits.COUNT
+        microbatches = replica.num_microbatches, ranges.COUNT
         counts[f"{where}.num_microbatches"] = microbatches
-        counts[f"{where}.microbatch_size"] = replica.microbatch_size, limits.SEQUENCES
+        counts[f"{where}.microbatch_size"] = replica.microbatch_size, ranges.SEQUENCES
     for where, _, stage in case.stages():
         lists[f"{where}.devices"] = stage.devices
-        counts[f"{where}.mesh.data"] = stage.mesh.data, limits.COUNT
-        counts[f"{where}.mesh.tensor"] = stage.mesh.tensor, limits.COUNT
-        counts[f"{where}.launch_ahead"] = stage.launch_ahead, limits.COUNT
+        counts[f"{where}.mesh.data"] = stage.mesh.data, ranges.COUNT
+        counts[f"{where}.mesh.tensor"] = stage.mesh.tensor, ranges.COUNT
+        counts[f"{where}.launch_ahead"] = stage.launch_ahead, ranges.COUNT
     for where, entries in lists.items():
         if not entries:
             yield BadInput(
@@ -107,11 +107,11 @@ def _counts(case: _Case) -> Iterator[BadInput]:
                 fix=f"write {where} as {'1 or more' if count < 1 else 'less'}",
             )
     forwards = sum(r.num_microbatches * len(r.stages) for r in plan.replicas)
-    if forwards > limits.MOST_FORWARDS:
+    if forwards > ranges.MOST_FORWARDS:
         yield BadInput(
             got=f"{forwards} forwards in a step: num_microbatches x stages, over all "
             "replicas",
-            allowed=f"at most {limits.MOST_FORWARDS}",
+            allowed=f"at most {ranges.MOST_FORWARDS}",
             fix="write larger microbatches, and fewer",
         )
 

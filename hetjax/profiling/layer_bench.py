@@ -7,8 +7,8 @@ longer than a lone layer (a third, measured on CPU, where a scan reads its weigh
 writes its residuals slice by slice). The cost of a program itself is timed apart, with
 a program that has nothing to do: as the intercept of two runs it drowns in noise.
 
-B sequences, L positions. Does not own the profile (`costs/measured/profile.py`) nor
-which cases are measured (`measuring.py`).
+B sequences, L positions. Does not own the profile (`costs/measured/layer_profile.py`)
+nor which cases are measured (`measuring.py`).
 """
 
 import re
@@ -24,7 +24,7 @@ import numpy as np
 import optax
 from jax.sharding import SingleDeviceSharding
 
-from hetjax.costs.measured.profile import LinkMeasurement, Measurement
+from hetjax.costs.measured.layer_profile import LinkMeasurement, Measurement
 from hetjax.mesh.axes import replicated, stage_mesh
 from hetjax.mesh.reshard import reshard
 from hetjax.models.model import Layer, Model, ModuleSpec

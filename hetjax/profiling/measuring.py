@@ -21,7 +21,7 @@ import optax
 from hetjax.cluster.catalogue import canonical_name
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.discovery import device_name
-from hetjax.costs.measured.profile import LinkMeasurement, Measurement, Profile
+from hetjax.costs.measured.layer_profile import LinkMeasurement, Measurement, Profile
 from hetjax.costs.measured.profile_files import read_profile, write_profile
 from hetjax.errors import BadInput
 from hetjax.models.model import Model, tensor_sizes

@@ -14,15 +14,15 @@ from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
-from hetjax.cluster.record import write_whole
+from hetjax.cluster.user_files import write_whole
 from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.planner.model.objectives import expected_goodput
 from hetjax.planner.model.seating import idle_devices
 from hetjax.planner.search.comparison import Planned
 from hetjax.planner.search.find import Found
 from hetjax.planner.search.idle import Idle
-from hetjax.plans.files import plan_json
 from hetjax.plans.plan import Plan
+from hetjax.plans.plan_files import plan_json
 from hetjax.plans.table import aligned, html_table
 from hetjax.report.layout import layout_picture
 from hetjax.report.picture import Picture

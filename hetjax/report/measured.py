@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A measured profile, for people as a table, for machines as one JSON object.
 
-Owns the columns. Does not own the profile (`costs/measured/profile.py`) nor the
+Owns the columns. Does not own the profile (`costs/measured/layer_profile.py`) nor the
 measuring.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetjax.costs.measured.profile import Profile
+from hetjax.costs.measured.layer_profile import Profile
 from hetjax.costs.measured.profile_files import profile_json
 from hetjax.plans.table import html_table
 

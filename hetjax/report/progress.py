@@ -25,7 +25,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from hetjax.cluster.record import naming
+from hetjax.cluster.user_files import naming
 from hetjax.errors import BadInput
 from hetjax.plans.table import aligned, html_table
 

@@ -8,7 +8,7 @@ plan's costs within memory. Does not own how they are fitted (`launch_ahead.py`,
 
 from dataclasses import replace
 
-from hetjax.cluster.record import did_you_mean
+from hetjax.cluster.user_files import did_you_mean
 from hetjax.costs.costs import Costs
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan, Replica

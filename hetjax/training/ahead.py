@@ -19,11 +19,11 @@ from tempfile import TemporaryFile
 from typing import IO
 
 from hetjax.cluster.cluster import Cluster
-from hetjax.cluster.files import cluster_toml, parse_cluster
+from hetjax.cluster.cluster_files import cluster_toml, parse_cluster
 from hetjax.errors import NoFeasiblePlan
 from hetjax.models.presets import model_preset
-from hetjax.plans.files import parse_plan, plan_json
 from hetjax.plans.plan import Plan
+from hetjax.plans.plan_files import parse_plan, plan_json
 from hetjax.training.config import RunConfig, config_values, read_config
 from hetjax.training.placement import next_plan
 

@@ -14,18 +14,18 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from hetjax.cluster import limits
-from hetjax.cluster.limits import Range
-from hetjax.cluster.record import Kind, as_kind, did_you_mean, join, read_record
+from hetjax.cluster import ranges
+from hetjax.cluster.ranges import Range
+from hetjax.cluster.user_files import Kind, as_kind, did_you_mean, join, read_record
 from hetjax.errors import BadInput
 
 _MOST_STEPS = 10**9  # a schedule counts them in 32 bits
 _UPLOAD = Range(1e-3, 1e9)
 _RANGES = {
     "steps": Range(1, _MOST_STEPS),
-    "seq_len": limits.TOKENS,
-    "global_batch": limits.SEQUENCES,
-    "microbatch_size": limits.SEQUENCES,
+    "seq_len": ranges.TOKENS,
+    "global_batch": ranges.SEQUENCES,
+    "microbatch_size": ranges.SEQUENCES,
     "optimizer.warmup_steps": Range(0, _MOST_STEPS),
     "optimizer.weight_decay": Range(0, 1e6),
     "evaluation.every": Range(0, _MOST_STEPS),
@@ -33,7 +33,7 @@ _RANGES = {
     "evaluation.sample_tokens": Range(0, 10**6),
     "checkpoint.every": Range(0, _MOST_STEPS),
     "checkpoint.keep": Range(1, 10**6),
-    "checkpoint.copies": limits.COUNT,
+    "checkpoint.copies": ranges.COUNT,
     "foresee_after_s": Range(0, 1e9),
     "patience": Range(0.01, 1e4),
     "stop_after": Range(1, _MOST_STEPS),

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hetjax.cluster.record import write_whole
+from hetjax.cluster.user_files import write_whole
 from hetjax.data.dataset import Dataset
 from hetjax.data.tokenizer import Tokenizer
 from hetjax.elastic.driver import Driver

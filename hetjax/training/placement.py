@@ -15,10 +15,10 @@ from pathlib import Path
 import jax
 
 from hetjax.cluster.cluster import Cluster
+from hetjax.cluster.cluster_files import load_cluster
 from hetjax.cluster.discovery import assign_devices, discover
-from hetjax.cluster.files import load_cluster
-from hetjax.cluster.record import placed
-from hetjax.costs.measured.profile import Profile, check_profile
+from hetjax.cluster.user_files import placed
+from hetjax.costs.measured.layer_profile import Profile, check_profile
 from hetjax.costs.measured.profile_files import read_profile
 from hetjax.errors import BadInput
 from hetjax.launch.on_ray import ray_cluster
@@ -32,8 +32,8 @@ from hetjax.planner.model.costing import (
 )
 from hetjax.planner.model.request import PlanRequest
 from hetjax.plans.even import even_plan
-from hetjax.plans.files import read_plan
 from hetjax.plans.plan import Plan
+from hetjax.plans.plan_files import read_plan
 from hetjax.plans.validation import validate_plan
 from hetjax.report.prediction import certificate, found_plan
 from hetjax.stage.arrays import OptimizerInit

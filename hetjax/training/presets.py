@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hetjax.cluster.files import preset_path
-from hetjax.cluster.record import did_you_mean
+from hetjax.cluster.cluster_files import preset_path
+from hetjax.cluster.user_files import did_you_mean
 from hetjax.errors import BadInput
-from hetjax.plans.files import read_plan
 from hetjax.plans.plan import Remat
+from hetjax.plans.plan_files import read_plan
 from hetjax.profiling.config import ProfileConfig
 from hetjax.training.config import (
     CheckpointConfig,

@@ -22,8 +22,8 @@ from typing import Any
 from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from hetjax.cluster.cluster import Cluster
-from hetjax.cluster.files import cluster_toml, load_cluster
-from hetjax.cluster.record import (
+from hetjax.cluster.cluster_files import cluster_toml, load_cluster
+from hetjax.cluster.user_files import (
     as_kind,
     naming,
     parsed,
@@ -33,8 +33,8 @@ from hetjax.cluster.record import (
 )
 from hetjax.data.dataset import Dataset
 from hetjax.errors import BadInput
-from hetjax.plans.files import read_plan, write_plan
 from hetjax.plans.plan import Plan
+from hetjax.plans.plan_files import read_plan, write_plan
 from hetjax.training.config import (
     RunConfig,
     config_values,

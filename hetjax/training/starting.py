@@ -23,7 +23,7 @@ from hetjax.checkpoint.reader import (
 from hetjax.checkpoint.recovery_plan import PartialSnapshot
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.stored_steps import fetch_newest, in_store
-from hetjax.cluster.files import cluster_toml
+from hetjax.cluster.cluster_files import cluster_toml
 from hetjax.data.batches import Batch
 from hetjax.data.dataset import Dataset
 from hetjax.elastic.driver import Driver, Terms
@@ -36,7 +36,7 @@ from hetjax.launch.launching import Launcher, OnThisMachine, started
 from hetjax.launch.on_ray import OnRay
 from hetjax.mesh.process_setup import keep_compiled
 from hetjax.models.model import Model
-from hetjax.plans.files import parse_plan
+from hetjax.plans.plan_files import parse_plan
 from hetjax.plans.worker_map import EMBEDDED, node_of
 from hetjax.report.progress import Display
 from hetjax.runtime.control.controller import Controller

@@ -20,8 +20,8 @@ from typing import Any
 import jax
 
 from hetjax.cluster.cluster import Cluster, part_of
+from hetjax.cluster.cluster_files import parse_cluster
 from hetjax.cluster.discovery import assign_devices
-from hetjax.cluster.files import parse_cluster
 from hetjax.data.batches import Batch, Samples, samples, validation_batches
 from hetjax.data.dataset import DamagedDataset, Dataset, load, prepare
 from hetjax.elastic.notices import Watch
@@ -29,8 +29,8 @@ from hetjax.errors import BadInput
 from hetjax.mesh.multihost import world_devices
 from hetjax.mesh.process_setup import keep_compiled, simulate_devices
 from hetjax.models.presets import model_preset
-from hetjax.plans.files import parse_plan, plan_json
 from hetjax.plans.plan import Plan
+from hetjax.plans.plan_files import parse_plan, plan_json
 from hetjax.plans.worker_map import WorkerMap, node_of
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.rpc.schema import Noticed

@@ -17,14 +17,14 @@ from hetjax import plan, simulate
 from hetjax.api.plan_config import PlanConfig
 from hetjax.api.planning import find_plan
 from hetjax.cluster.cluster import Cluster, Link, Node
-from hetjax.cluster.files import cluster_toml
-from hetjax.costs.measured.profile import LinkMeasurement, Measurement, Profile
+from hetjax.cluster.cluster_files import cluster_toml
+from hetjax.costs.measured.layer_profile import LinkMeasurement, Measurement, Profile
 from hetjax.costs.measured.profile_files import write_profile
 from hetjax.errors import BadInput
 from hetjax.planner.model.request import REMATS
 from hetjax.planner.search.comparison import MOST_COMPARED, Questions
-from hetjax.plans.files import parse_plan, plan_json
 from hetjax.plans.plan import Remat
+from hetjax.plans.plan_files import parse_plan, plan_json
 from hetjax.report.found import FoundPlan
 from hetjax.report.measured import MeasuredProfile
 

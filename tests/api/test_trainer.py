@@ -10,7 +10,7 @@ import pytest
 
 import hetjax
 from hetjax.cluster.cluster import Cluster, Node
-from hetjax.cluster.files import load_cluster
+from hetjax.cluster.cluster_files import load_cluster
 from hetjax.elastic.driver import Driver
 from hetjax.errors import BadInput, RunFailed
 from hetjax.models.presets import MODEL_CONFIGS

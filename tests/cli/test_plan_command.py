@@ -17,11 +17,11 @@ import pytest
 
 from hetjax import simulate
 from hetjax.cluster.cluster import Cluster, Link, Node
-from hetjax.cluster.files import cluster_toml
+from hetjax.cluster.cluster_files import cluster_toml
 from hetjax.models.model import tensor_sizes
 from hetjax.models.presets import MODEL_CONFIGS, model_preset
 from hetjax.plan import main
-from hetjax.plans.files import read_plan
+from hetjax.plans.plan_files import read_plan
 from hetjax.plans.validation import validate_plan
 from hetjax.schedule.bound import LowerBound
 from hetjax.training.presets import PRESETS

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from hetjax.cluster.cluster import Cluster, Link, Node
-from hetjax.cluster.files import cluster_toml
-from hetjax.costs.measured.profile import LinkMeasurement, Measurement, Profile
+from hetjax.cluster.cluster_files import cluster_toml
+from hetjax.costs.measured.layer_profile import LinkMeasurement, Measurement, Profile
 from hetjax.costs.measured.profile_files import write_profile
 from hetjax.costs.plan_costs import with_measured_links
 from hetjax.models.presets import MODEL_CONFIGS
-from hetjax.plans.files import read_plan, write_plan
 from hetjax.plans.plan import Plan, Replica
+from hetjax.plans.plan_files import read_plan, write_plan
 from hetjax.simulate import main
 from hetjax.training.presets import PRESETS
 from tests.training.small import MODEL_CONFIG, TWO_REPLICAS, but, small_preset, stage

@@ -10,8 +10,13 @@ from hetjax.cluster.catalogue import (
     device_spec,
 )
 from hetjax.cluster.cluster import DEVICE_FIGURES, Node
+from hetjax.cluster.cluster_files import (
+    load_cluster,
+    parse_cluster,
+    preset_names,
+    preset_path,
+)
 from hetjax.cluster.discovery import assign_devices, device_name
-from hetjax.cluster.files import load_cluster, parse_cluster, preset_names, preset_path
 from hetjax.errors import BadInput
 
 

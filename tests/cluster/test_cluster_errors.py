@@ -6,7 +6,7 @@ import json
 import pytest
 
 from hetjax.cluster.cluster import Cluster, Node
-from hetjax.cluster.files import load_cluster, parse_cluster
+from hetjax.cluster.cluster_files import load_cluster, parse_cluster
 from hetjax.errors import BadInput
 from hetjax.names import RULE
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetjax.cluster.cluster import Cluster, Link, Node
-from hetjax.cluster.files import (
+from hetjax.cluster.cluster_files import (
     cluster_toml,
     load_cluster,
     parse_cluster,

@@ -7,7 +7,7 @@ import pytest
 
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.costs.costs import Costs
-from hetjax.costs.measured.profile import Measurement, Profile
+from hetjax.costs.measured.layer_profile import Measurement, Profile
 from hetjax.costs.network.wire_bytes import Transport
 from hetjax.costs.plan_costs import costs_of
 from hetjax.models.model import Model, parameter_count

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetjax.costs.measured.profile import (
+from hetjax.costs.measured.layer_profile import (
     LinkMeasurement,
     Measurement,
     Profile,

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from hetjax.cluster.cluster import Cluster, Node
-from hetjax.cluster.files import load_cluster
+from hetjax.cluster.cluster_files import load_cluster
 from hetjax.elastic.standby_plans import StandbyPlans, likely
 from hetjax.models.presets import model_preset
-from hetjax.plans.files import read_plan
 from hetjax.plans.plan import Plan, Replica, Stage
+from hetjax.plans.plan_files import read_plan
 from hetjax.runtime.worker.service import Warmer
 from hetjax.training.ahead import Planning
 from hetjax.training.config import RunConfig

@@ -16,7 +16,7 @@ from itertools import combinations
 from random import Random
 
 from hetjax.cluster.cluster import Cluster, Link, Node
-from hetjax.costs.measured.profile import LinkMeasurement, Measurement, Profile
+from hetjax.costs.measured.layer_profile import LinkMeasurement, Measurement, Profile
 from hetjax.models.model import Model
 from hetjax.planner.model.request import REMATS, PlanRequest
 from hetjax.plans.plan import LayerRange, Plan, Remat, Replica, Stage, StageMesh

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 
 from hetjax.errors import BadInput
-from hetjax.plans.files import parse_plan, plan_json, read_plan, write_plan
 from hetjax.plans.plan import Plan, Prediction, Replica, Stage, StageMesh
+from hetjax.plans.plan_files import parse_plan, plan_json, read_plan, write_plan
 from tests.plans.strategies import any_plans
 
 PLAN = Plan(

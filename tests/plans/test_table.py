@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table that people read."""
 
-from hetjax.plans.files import parse_plan
+from hetjax.plans.plan_files import parse_plan
 
 PLAN = """
 {"version": 1, "model": "tiny", "seq_len": 128, "global_batch": 16, "schedule": "1f1b",

@@ -13,8 +13,8 @@ import pytest
 from hetjax.api.profiling import measure_model
 from hetjax.cli.profile import parse
 from hetjax.cluster.cluster import Cluster, Node
-from hetjax.cluster.files import cluster_toml
-from hetjax.costs.measured.profile import LinkMeasurement, Measurement, Profile
+from hetjax.cluster.cluster_files import cluster_toml
+from hetjax.costs.measured.layer_profile import LinkMeasurement, Measurement, Profile
 from hetjax.costs.measured.profile_files import (
     parse_profile,
     read_profile,

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hetjax.models.decoders import LlamaConfig, llama_model
-from hetjax.plans.files import write_plan
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
+from hetjax.plans.plan_files import write_plan
 from hetjax.training.config import (
     CheckpointConfig,
     DataConfig,

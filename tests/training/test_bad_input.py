@@ -16,7 +16,7 @@ import pytest
 from hetjax.checkpoint.reader import Checkpoint
 from hetjax.errors import BadInput
 from hetjax.models.presets import MODEL_CONFIGS
-from hetjax.plans.files import plan_json
+from hetjax.plans.plan_files import plan_json
 from hetjax.train import main
 from hetjax.training import rundir
 from hetjax.training.presets import PRESETS

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 from hetjax.cluster.catalogue import catalogue
 from hetjax.cluster.cluster import DEVICE_FIGURES, part_of
-from hetjax.cluster.files import load_cluster
+from hetjax.cluster.cluster_files import load_cluster
 from hetjax.models.presets import model_preset
 from hetjax.planner.model.evaluator import PlanEvaluator
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.find import find_plan
-from hetjax.plans.files import read_plan
+from hetjax.plans.plan_files import read_plan
 from hetjax.training.optimizer import optimizer
 from hetjax.training.presets import preset
 

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from hetjax.checkpoint.storage import CheckpointStorage
-from hetjax.cluster.files import load_cluster
+from hetjax.cluster.cluster_files import load_cluster
 from hetjax.data.batches import samples
 from hetjax.elastic.driver import Driver
 from hetjax.elastic.notices import Notice, Watch
 from hetjax.launch.in_process import InProcessConnections
-from hetjax.plans.files import parse_plan, plan_json, read_plan
 from hetjax.plans.plan import Plan
+from hetjax.plans.plan_files import parse_plan, plan_json, read_plan
 from hetjax.plans.worker_map import EMBEDDED
 from hetjax.preempt import main as preempt
 from hetjax.runtime.control import recovery

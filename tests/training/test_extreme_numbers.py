@@ -11,17 +11,17 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from hetjax.cluster import limits
+from hetjax.cluster import ranges
 from hetjax.cluster.cluster import Cluster, Link, Node
-from hetjax.cluster.files import cluster_toml, parse_cluster
-from hetjax.costs.measured.profile import LinkMeasurement, Measurement, Profile
+from hetjax.cluster.cluster_files import cluster_toml, parse_cluster
+from hetjax.costs.measured.layer_profile import LinkMeasurement, Measurement, Profile
 from hetjax.costs.measured.profile_files import parse_profile, profile_json
 from hetjax.costs.plan_costs import costs_of
 from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.models.model import tensor_sizes
 from hetjax.planner.model.costing import check_times
-from hetjax.plans.files import parse_plan, plan_json
 from hetjax.plans.plan import Plan, Prediction, Replica
+from hetjax.plans.plan_files import parse_plan, plan_json
 from hetjax.plans.validation import validate_plan
 from hetjax.report.prediction import check_finite
 from hetjax.schedule.predicted import predict
@@ -39,7 +39,7 @@ from tests.training.small import MODEL, small_preset, stage
 REFUSED = (BadInput, NoFeasiblePlan)
 MOST_SIMULATED = 2000  # forwards: as many more take as much longer
 
-_BOUNDS = {b for r in (*limits.NODE.values(), limits.COUNT, limits.TOKENS) for b in r}
+_BOUNDS = {b for r in (*ranges.NODE.values(), ranges.COUNT, ranges.TOKENS) for b in r}
 WHOLE = {0, -1, 1, 10**12, 2**31, 2**53, 2**62, 2**63 - 1, -(2**63), 10**30}
 WHOLE |= {int(bound) + step for bound in _BOUNDS if bound >= 1 for step in (0, 1)}
 REAL = {-0.0, 5e-324, 1e-300, 1e-30, 1e-7, 1e-3, 1e10, 1e30, 1e300, 1.7e308, -1e-9}
@@ -109,7 +109,7 @@ def used(plan: Plan, cluster: Cluster, profile: Profile | None = None) -> None:
     validate_plan(plan, cluster, 4, tensor_sizes(MODEL), MODEL.max_seq_len)
     forwards = sum(r.num_microbatches * len(r.stages) for r in plan.replicas)
     if forwards > MOST_SIMULATED:
-        assert forwards <= limits.MOST_FORWARDS
+        assert forwards <= ranges.MOST_FORWARDS
         return
     costs = costs_of(plan, MODEL, cluster, profile, dtype="float32")
     check_times(costs)
@@ -139,7 +139,7 @@ def with_number(raw: Any, path: tuple, number: float) -> Any:
     return copy
 
 
-NODE_KEYS = ["count", "hosts", *limits.NODE, *limits.LINK]
+NODE_KEYS = ["count", "hosts", *ranges.NODE, *ranges.LINK]
 
 
 @pytest.mark.parametrize("key", NODE_KEYS)
@@ -160,8 +160,8 @@ def test_numbers_in_a_cluster_file(key: str):
         except REFUSED:
             assert key in ("count", "memory_gib"), (key, number)  # too few, too small
     assert accepted, "no number at all"
-    ranges = limits.NODE | limits.LINK | {"count": limits.COUNT, "hosts": limits.COUNT}
-    assert all(ranges[key].has(number) for number in accepted)
+    known = ranges.NODE | ranges.LINK | {"count": ranges.COUNT, "hosts": ranges.COUNT}
+    assert all(known[key].has(number) for number in accepted)
 
 
 def plan_raw() -> dict[str, Any]:

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hetjax.cluster.record import write_whole
+from hetjax.cluster.user_files import write_whole
 from hetjax.data.dataset import _save
 from hetjax.errors import BadInput, RunFailed
 from hetjax.training.run import run

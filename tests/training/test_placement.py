@@ -8,10 +8,10 @@ import jax
 import pytest
 
 from hetjax.cluster.cluster import Cluster, Node
-from hetjax.cluster.files import cluster_toml, load_cluster
+from hetjax.cluster.cluster_files import cluster_toml, load_cluster
 from hetjax.errors import BadInput
-from hetjax.plans.files import write_plan
 from hetjax.plans.plan import Plan
+from hetjax.plans.plan_files import write_plan
 from hetjax.training.placement import choose_hardware, choose_plan
 from hetjax.training.presets import Preset
 from hetjax.training.rundir import Previous

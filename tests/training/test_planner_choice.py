@@ -8,13 +8,13 @@ import jax
 import pytest
 
 from hetjax.cluster.cluster import Cluster, Link, Node
-from hetjax.cluster.files import cluster_toml, load_cluster
-from hetjax.costs.measured.profile import Measurement, Profile
+from hetjax.cluster.cluster_files import cluster_toml, load_cluster
+from hetjax.costs.measured.layer_profile import Measurement, Profile
 from hetjax.costs.measured.profile_files import write_profile
 from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.models.presets import MODEL_CONFIGS
 from hetjax.planner.model.costing import known_memory_bytes
-from hetjax.plans.files import read_plan, write_plan
+from hetjax.plans.plan_files import read_plan, write_plan
 from hetjax.train import main
 from hetjax.training.config import check_config
 from hetjax.training.placement import Choice, choose_plan

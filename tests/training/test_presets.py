@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from hetjax.cluster.files import load_cluster
+from hetjax.cluster.cluster_files import load_cluster
 from hetjax.models.model import tensor_sizes
 from hetjax.models.presets import model_preset
-from hetjax.plans.files import read_plan
+from hetjax.plans.plan_files import read_plan
 from hetjax.plans.validation import validate_plan
 from hetjax.training.config import check_config, config_values
 from hetjax.training.presets import PRESETS, preset

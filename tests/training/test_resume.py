@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hetjax.checkpoint.reader import steps
-from hetjax.plans.files import write_plan
+from hetjax.plans.plan_files import write_plan
 from hetjax.training.config import CheckpointConfig
 from hetjax.training.presets import Preset
 from hetjax.training.run import run

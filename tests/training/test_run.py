@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from hetjax.checkpoint.reader import steps
-from hetjax.cluster.files import load_cluster
+from hetjax.cluster.cluster_files import load_cluster
 from hetjax.data.tokenizer import load
 from hetjax.errors import BadInput, RunFailed
-from hetjax.plans.files import read_plan
+from hetjax.plans.plan_files import read_plan
 from hetjax.train import main
 from hetjax.training import run as run_module
 from hetjax.training.config import CheckpointConfig, OptimizerConfig, config_values

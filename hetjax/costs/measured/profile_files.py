@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
-from hetjax.cluster.record import (
+from hetjax.cluster.user_files import (
     Kind,
     as_kind,
     did_you_mean,
@@ -21,7 +21,7 @@ from hetjax.cluster.record import (
     read_record,
     write_whole,
 )
-from hetjax.costs.measured.profile import (
+from hetjax.costs.measured.layer_profile import (
     VERSION,
     LinkMeasurement,
     Measurement,

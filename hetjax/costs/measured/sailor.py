@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from hetjax.cluster.record import as_kind, parsed, read_text
-from hetjax.costs.measured.profile import Measurement, Profile, check_values
+from hetjax.cluster.user_files import as_kind, parsed, read_text
+from hetjax.costs.measured.layer_profile import Measurement, Profile, check_values
 from hetjax.errors import BadInput
 
 _TIMES = "three numbers: forward, backward and update seconds"

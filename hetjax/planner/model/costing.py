@@ -12,7 +12,7 @@ from pathlib import Path
 from hetjax.cluster.catalogue import canonical_name, catalogue
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.costs.costs import Costs
-from hetjax.costs.measured.profile import Profile
+from hetjax.costs.measured.layer_profile import Profile
 from hetjax.costs.plan_costs import device_kinds
 from hetjax.costs.stage_memory import stage_memory
 from hetjax.costs.stage_times import has_halves

@@ -17,7 +17,7 @@ import numpy as np
 
 from hetjax.cluster.catalogue import device_spec
 from hetjax.cluster.cluster import Cluster, Link, Node, part_of
-from hetjax.costs.measured.profile import DTYPES
+from hetjax.costs.measured.layer_profile import DTYPES
 from hetjax.costs.network.nearest import End, nearest
 from hetjax.costs.network.routes import trunks
 from hetjax.costs.stage_memory import hidden_size

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hetjax.cluster.cluster import Cluster, Link, Node
-from hetjax.costs.measured.profile import Profile
+from hetjax.costs.measured.layer_profile import Profile
 from hetjax.costs.plan_costs import with_measured_links
 from hetjax.costs.static import adam_state
 from hetjax.errors import BadInput

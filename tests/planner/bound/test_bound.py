@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hetjax.cluster.cluster import Cluster, Node
-from hetjax.costs.measured.profile import LinkMeasurement, Measurement, Profile
+from hetjax.costs.measured.layer_profile import LinkMeasurement, Measurement, Profile
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.bound import pricing
 from hetjax.planner.bound.certificate import in_space, proved

@@ -3,7 +3,7 @@
 
 Owns the checks that TOML and JSON files share (unknown keys, missing keys, wrong
 types) and the reading of the text itself. Does not own any file's meaning
-(`cluster/files.py`, `plans/files.py`).
+(`cluster/cluster_files.py`, `plans/plan_files.py`).
 """
 
 import difflib

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hetjax.cluster.record import (
+from hetjax.cluster.user_files import (
     Kind,
     as_kind,
     join,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hetjax.cluster.cluster import DEVICE_FIGURES, Cluster, Link, Node
-from hetjax.cluster.record import (
+from hetjax.cluster.user_files import (
     Kind,
     as_kind,
     did_you_mean,

@@ -10,9 +10,9 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hetjax.cluster import limits
+from hetjax.cluster import ranges
 from hetjax.cluster.catalogue import canonical_name
-from hetjax.cluster.record import did_you_mean, join
+from hetjax.cluster.user_files import did_you_mean, join
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Remat
 
@@ -27,11 +27,11 @@ _TIMES = (
     "shared_update_s",
 )
 _RANGES = {
-    "tensor": limits.COUNT,
-    "data": limits.COUNT,
-    "microbatch_size": limits.SEQUENCES,
-    "workspace_bytes": limits.BYTES,
-    **dict.fromkeys(_TIMES, limits.SECONDS),
+    "tensor": ranges.COUNT,
+    "data": ranges.COUNT,
+    "microbatch_size": ranges.SEQUENCES,
+    "workspace_bytes": ranges.BYTES,
+    **dict.fromkeys(_TIMES, ranges.SECONDS),
 }
 
 
@@ -215,10 +215,10 @@ def check_values(profile: Profile) -> None:
             f"one of {', '.join(DTYPES)}, the dtypes of a run's compute",
             did_you_mean(profile.dtype, list(DTYPES)),
         )
-    _check_number(profile.seq_len, "seq_len", limits.TOKENS)
-    _check_number(profile.program_s, "program_s", limits.SECONDS)
+    _check_number(profile.seq_len, "seq_len", ranges.TOKENS)
+    _check_number(profile.program_s, "program_s", ranges.SECONDS)
     for i, link in enumerate(profile.links):
-        for key, range_ in limits.LINK.items():
+        for key, range_ in ranges.LINK.items():
             _check_number(getattr(link, key), f"links[{i}].{key}", range_)
     for i, m in enumerate(profile.measurements):
         _check_measurement(m, f"measurements[{i}]", profile.layers)
@@ -256,7 +256,7 @@ def _check_repeats(profile: Profile) -> None:
             raise _bad(f"{times} measurements of {shown}", "one", "remove the others")
 
 
-def _check_number(value: float, where: str, range_: limits.Range) -> None:
+def _check_number(value: float, where: str, range_: ranges.Range) -> None:
     if not range_.has(value):
         raise _bad(f"{where} = {value:g}", range_.of(where), f"correct {where}")
 
