@@ -12,30 +12,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hetjax.cluster.cluster import DEVICE_FIGURES, Cluster, Link, Node
+from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.cluster.user_files import (
-    Kind,
     as_kind,
     did_you_mean,
     parsed,
+    read_fields,
     read_file,
     read_record,
 )
 from hetjax.errors import BadInput
 
-_NODE: dict[str, Kind] = {
-    "name": "a string",
-    "device": "a string",
-    "count": "an integer",
-}
-_NODE_OPTIONAL: dict[str, Kind] = {
-    "hosts": "an integer",
-    "zone": "a string",
-    "spot": "true or false",
-    "price_per_hour": "a number",
-    "preemptions_per_hour": "a number",
-    **dict.fromkeys(DEVICE_FIGURES, "a number"),
-}
 _PRESETS = Path(__file__).parent / "presets"
 
 
@@ -69,8 +56,13 @@ def parse_cluster(text: str) -> Cluster:
     )
     return Cluster(
         name=values["name"],
-        nodes=tuple(_node(r, i) for i, r in enumerate(values.get("node", []))),
-        links=tuple(_link(r, i) for i, r in enumerate(values.get("link", []))),
+        nodes=tuple(
+            Node(**read_fields(node, Node, where=f"node[{i}]"))
+            for i, node in enumerate(values.get("node", []))
+        ),
+        links=tuple(
+            _link(link, f"link[{i}]") for i, link in enumerate(values.get("link", []))
+        ),
     )
 
 
@@ -81,7 +73,7 @@ def cluster_toml(cluster: Cluster) -> str:
         given = {
             key: value
             for key, value in asdict(node).items()
-            if key in _NODE or value != Node.__dataclass_fields__[key].default
+            if value != Node.__dataclass_fields__[key].default
         }
         lines += ["", "[[node]]", *_assignments(given)]
     for link in cluster.links:
@@ -111,21 +103,8 @@ def _is_word(path: str) -> bool:
     return len(Path(path).parts) == 1 and "." not in path
 
 
-def _node(raw: object, index: int) -> Node:
-    where = f"node[{index}]"
-    return Node(
-        **read_record(raw, where=where, required=_NODE, optional=_NODE_OPTIONAL)
-    )
-
-
-def _link(raw: object, index: int) -> Link:
-    where = f"link[{index}]"
-    values = read_record(
-        raw,
-        where=where,
-        required={"between": "a list", "bandwidth_gbit_per_s": "a number"},
-        optional={"latency_ms": "a number"},
-    )
+def _link(raw: object, where: str) -> Link:
+    values = read_fields(raw, Link, where=where)
     ends = values.pop("between")
     if len(ends) != 2:
         raise BadInput(

@@ -9,10 +9,12 @@ types) and the reading of the text itself. Does not own any file's meaning
 import difflib
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import MISSING, Field, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from types import NoneType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from hetjax.errors import BadInput
 
@@ -32,6 +34,14 @@ _TYPES: dict[Kind, type | tuple[type, ...]] = {
 }
 
 
+_KINDS: dict[Any, Kind] = {
+    str: "a string",
+    Literal: "a string",
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    tuple: "a list",
+}
 _TOO_LARGE = 2**63
 
 
@@ -136,6 +146,43 @@ def read_record(
         key: as_kind(value, kinds[key], where=join(where, key))
         for key, value in table.items()
     }
+
+
+def read_fields(
+    raw: object, record: type, *, where: str, optional: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return the values of a table whose keys are the fields of a dataclass.
+
+    Those with a default may be left out, and those that are `optional` in the file.
+    """
+    hints = get_type_hints(record)
+    kinds: dict[str, Kind]
+    kinds = {field.name: _kind_of(hints[field.name]) for field in fields(record)}
+    free = {f.name for f in fields(record) if _has_default(f)} | {*optional}
+    return read_record(
+        raw,
+        where=where,
+        required={key: kind for key, kind in kinds.items() if key not in free},
+        optional={key: kind for key, kind in kinds.items() if key in free},
+    )
+
+
+def _has_default(field: Field[Any]) -> bool:
+    return field.default is not MISSING or field.default_factory is not MISSING
+
+
+def _kind_of(hint: Any) -> Kind:
+    """The kind that a file has for a field of this type, or of this and None."""
+    if NoneType in get_args(hint):
+        (hint,) = (arg for arg in get_args(hint) if arg is not NoneType)
+    return _KINDS.get(get_origin(hint) or hint, "a table")
+
+
+def read_list(values: Iterable[object], kind: Kind, *, where: str) -> tuple[Any, ...]:
+    """Return the entries of a list if all are of the kind."""
+    return tuple(
+        as_kind(value, kind, where=f"{where}[{i}]") for i, value in enumerate(values)
+    )
 
 
 def as_kind(value: Any, kind: Kind, *, where: str) -> Any:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from hetjax.cluster.catalogue import DeviceSpec
 from hetjax.costs.graph.kernels import all_reduces, fused_kernels
 from hetjax.costs.graph.passes import Passes, SplitPasses
-from hetjax.costs.graph.values import Cuts, Graph, Step
+from hetjax.costs.graph.values import Cuts, Graph, Operation
 from hetjax.costs.network.routes import NETWORK_LATENCY_S
 from hetjax.costs.static import StaticBytes
 
@@ -198,13 +198,13 @@ def _kernels_s(graph: Graph, cuts: Cuts, device: DeviceSpec) -> float:
     return total_s
 
 
-def _product_s(step: Step, cuts: Cuts, device: DeviceSpec) -> float:
+def _product_s(step: Operation, cuts: Cuts, device: DeviceSpec) -> float:
     itemsize = max(v.dtype.itemsize for v in step.inputs)
     product_s = matmul_s(_product_sizes(step, cuts), itemsize, device)
     return calibration(device).launch_s + product_s
 
 
-def _product_sizes(step: Step, cuts: Cuts) -> tuple[int, int, int, int]:
+def _product_sizes(step: Operation, cuts: Cuts) -> tuple[int, int, int, int]:
     (of_lhs, of_rhs), (batch, rhs_batch) = step.params["dimension_numbers"]
     lhs, rhs = (cuts.shape(v) for v in step.inputs)
 

@@ -23,7 +23,7 @@ from hetjax.costs.graph.passes import (
     passes,
     split_passes,
 )
-from hetjax.costs.graph.values import Graph, Origin, Step, Value
+from hetjax.costs.graph.values import Graph, Operation, Origin, Value
 from hetjax.costs.static import adam_state, static_bytes, weight_bytes
 from hetjax.models.model import Model, abstract_params, apply
 from hetjax.plans.plan import Plan, Remat, Replica, Stage, segments, segments_of
@@ -191,7 +191,7 @@ def _added(
     graph: Graph, gradients: tuple[Value, ...], outputs: tuple[Value, ...]
 ) -> Graph:
     additions = tuple(
-        Step(op="accumulate", params={}, inputs=(gradient,), outputs=())
+        Operation(op="accumulate", params={}, inputs=(gradient,), outputs=())
         for gradient in gradients
     )
     return Graph(inputs=graph.inputs, outputs=outputs, steps=graph.steps + additions)

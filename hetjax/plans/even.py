@@ -7,8 +7,6 @@ measured against. Does not own better plans (`planner/`).
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
-from itertools import pairwise
 from typing import NamedTuple
 
 from hetjax.cluster.cluster import Cluster
@@ -58,66 +56,41 @@ def even_plan(
         pipeline = _default_pipeline(len(groups), num_layers, microbatches)
     _check_pipeline(pipeline, len(groups), num_layers)
     num_replicas = _num_replicas(len(groups) // pipeline, microbatches)
-    replica = Replica(
-        num_microbatches=microbatches // num_replicas,
-        microbatch_size=microbatch_size,
-        stages=_even_stages(
-            num_layers,
-            pipeline,
-            tensor,
-            num_microbatches=microbatches // num_replicas,
-            schedule=schedule,
+    cuts = [num_layers * s // pipeline for s in range(pipeline + 1)]
+
+    def stage(s: int, group: _Group) -> Stage:
+        return Stage(
+            node=group.node,
+            devices=group.devices,
+            mesh=StageMesh(tensor=tensor),
+            layers=(cuts[s], cuts[s + 1]),
             remat=remat,
-        ),
-    )
+            launch_ahead=default_launch_ahead(
+                schedule,
+                num_stages=pipeline,
+                stage=s,
+                num_microbatches=microbatches // num_replicas,
+            ),
+        )
+
+    replicas = [
+        Replica(
+            num_microbatches=microbatches // num_replicas,
+            microbatch_size=microbatch_size,
+            # Megatron's rank order: tensor fastest, then data, then pipeline
+            stages=tuple(
+                stage(s, groups[s * num_replicas + r]) for s in range(pipeline)
+            ),
+        )
+        for r in range(num_replicas)
+    ]
     return Plan(
         model=model,
         seq_len=seq_len,
         global_batch=global_batch,
         schedule=schedule,
-        # Megatron's rank order: tensor fastest, then data, then pipeline
-        replicas=tuple(
-            _placed(replica, groups[r : num_replicas * pipeline : num_replicas])
-            for r in range(num_replicas)
-        ),
+        replicas=tuple(replicas),
     )
-
-
-def _even_stages(
-    num_layers: int,
-    num_stages: int,
-    tensor: int,
-    *,
-    num_microbatches: int,
-    schedule: str,
-    remat: Remat,
-) -> tuple[Stage, ...]:
-    """Return the stages of every replica, not placed yet."""
-    cuts = [num_layers * s // num_stages for s in range(num_stages + 1)]
-    return tuple(
-        Stage(
-            node="",
-            devices=(),
-            mesh=StageMesh(tensor=tensor),
-            layers=layers,
-            remat=remat,
-            launch_ahead=default_launch_ahead(
-                schedule,
-                num_stages=num_stages,
-                stage=s,
-                num_microbatches=num_microbatches,
-            ),
-        )
-        for s, layers in enumerate(pairwise(cuts))
-    )
-
-
-def _placed(replica: Replica, groups: list[_Group]) -> Replica:
-    stages = [
-        replace(stage, node=group.node, devices=group.devices)
-        for stage, group in zip(replica.stages, groups, strict=True)
-    ]
-    return replace(replica, stages=tuple(stages))
 
 
 def _tensor_groups(cluster: Cluster, tensor: int) -> list[_Group]:

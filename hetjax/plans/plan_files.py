@@ -17,7 +17,9 @@ from hetjax.cluster.user_files import (
     as_kind,
     join,
     parsed,
+    read_fields,
     read_file,
+    read_list,
     read_record,
     write_whole,
 )
@@ -36,25 +38,6 @@ _PLAN: dict[str, Kind] = {
     "global_batch": "an integer",
     "schedule": "a string",
     "replicas": "a list",
-}
-_REPLICA: dict[str, Kind] = {
-    "num_microbatches": "an integer",
-    "microbatch_size": "an integer",
-    "stages": "a list",
-}
-_STAGE: dict[str, Kind] = {"node": "a string", "devices": "a list", "layers": "a list"}
-_STAGE_OPTIONAL: dict[str, Kind] = {
-    "mesh": "a table",
-    "remat": "a string",
-    "launch_ahead": "an integer",
-}
-_PREDICTED: dict[str, Kind] = {
-    "step_time_s": "a number",
-    "lower_bound_s": "a number",
-    "gap": "a number",
-    "tokens_per_s": "a number",
-    "usd_per_million_tokens": "a number",
-    "peak_memory_bytes": "a table",
 }
 
 
@@ -143,7 +126,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _replica(raw: object, where: str, schedule: str) -> Replica:
-    values = read_record(raw, where=where, required=_REPLICA)
+    values = read_fields(raw, Replica, where=where)
     stages = values["stages"]
     return Replica(
         num_microbatches=values["num_microbatches"],
@@ -166,7 +149,7 @@ def _replica(raw: object, where: str, schedule: str) -> Replica:
 
 
 def _stage(raw: object, where: str, schedule: str, launch_ahead: int) -> Stage:
-    values = read_record(raw, where=where, required=_STAGE, optional=_STAGE_OPTIONAL)
+    values = read_fields(raw, Stage, where=where, optional=["launch_ahead"])
     if schedule == "h1f1b" and "launch_ahead" not in values:
         raise BadInput(
             got=f"{where} without launch_ahead, under schedule 'h1f1b'",
@@ -175,20 +158,19 @@ def _stage(raw: object, where: str, schedule: str, launch_ahead: int) -> Stage:
             "hetjax.simulate PLAN --schedule h1f1b --output FITTED.json",
         )
     _check_node(values["node"], join(where, "node"))
-    layers = _integers(values["layers"], join(where, "layers"))
+    layers = read_list(values["layers"], "an integer", where=join(where, "layers"))
     if len(layers) != 2:
         raise BadInput(
             got=f"{where}.layers = {list(layers)}",
             allowed="two integers: the first layer and the one after the last",
             fix=f"write {where}.layers as [0, 13]",
         )
-    mesh: dict[str, Kind] = {"data": "an integer", "tensor": "an integer"}
-    sizes = read_record(
-        values.get("mesh", {}), where=join(where, "mesh"), required={}, optional=mesh
-    )
+    sizes = read_fields(values.get("mesh", {}), StageMesh, where=join(where, "mesh"))
     return Stage(
         node=values["node"],
-        devices=_integers(values["devices"], join(where, "devices")),
+        devices=read_list(
+            values["devices"], "an integer", where=join(where, "devices")
+        ),
         mesh=StageMesh(**sizes),
         layers=(layers[0], layers[1]),
         remat=values.get("remat", "none"),
@@ -206,17 +188,10 @@ def _check_node(name: str, where: str) -> None:
 
 
 def _predicted(raw: object) -> Prediction:
-    values = read_record(raw, where="predicted", required={}, optional=_PREDICTED)
+    values = read_fields(raw, Prediction, where="predicted")
     peaks = values.pop("peak_memory_bytes", {})
     where = "predicted.peak_memory_bytes"
     return Prediction(**values, peak_memory_bytes=_table_of(peaks, "an integer", where))
-
-
-def _integers(values: list[object], where: str) -> tuple[int, ...]:
-    return tuple(
-        as_kind(value, "an integer", where=f"{where}[{i}]")
-        for i, value in enumerate(values)
-    )
 
 
 def _table_of(table: dict[str, object], kind: Kind, where: str) -> dict[str, Any]:

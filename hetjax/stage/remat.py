@@ -15,54 +15,15 @@ import jax
 
 from hetjax.plans.plan import Remat
 
-# One pass over memory each, which a compiler fuses into what reads them next.
+# One pass over memory each, which a compiler fuses into what reads them next; of tanh,
+# JAX 0.12 has one_minus_square; reshard it puts under a mesh, of constants alone.
 _ELEMENTWISE = frozenset(
-    {
-        "abs",
-        "add",
-        "add_any",
-        "and",
-        "broadcast_in_dim",
-        "clamp",
-        "convert_element_type",
-        "cos",
-        "div",
-        "eq",
-        "erf",
-        "exp",
-        "expm1",
-        "ge",
-        "gt",
-        "integer_pow",
-        "iota",
-        "le",
-        "log",
-        "log1p",
-        "logistic",
-        "lt",
-        "max",
-        "min",
-        "mul",
-        "ne",
-        "neg",
-        "not",
-        "one_minus_square",  # of tanh, as of JAX 0.12
-        "or",
-        "pow",
-        "reshape",
-        "reshard",  # of constants alone: JAX puts it there, under a mesh
-        "rsqrt",
-        "select_n",
-        "sign",
-        "sin",
-        "sqrt",
-        "square",
-        "squeeze",
-        "stop_gradient",
-        "sub",
-        "tanh",
-        "transpose",
-    }
+    """
+    abs add add_any and broadcast_in_dim clamp convert_element_type cos div eq erf
+    exp expm1 ge gt integer_pow iota le log log1p logistic lt max min mul ne neg not
+    one_minus_square or pow reshape reshard rsqrt select_n sign sin sqrt square
+    squeeze stop_gradient sub tanh transpose
+    """.split()
 )
 
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hetjax.costs.graph.values import Cuts, Graph, Origin, Step, Value
+from hetjax.costs.graph.values import Cuts, Graph, Operation, Origin, Value
 
 _WHOLE = frozenset(
     "cumsum dot_general gather scan scatter scatter-add sort top_k while".split()
@@ -25,7 +25,7 @@ _LINEAR = frozenset({"add", "add_any", "sub"})
 class FusedKernel:
     """One kernel, the stored values that it reads and those that it writes."""
 
-    step: Step
+    step: Operation
     reads: tuple[Value, ...]
     writes: tuple[Value, ...]
 
@@ -80,7 +80,7 @@ def _reduced(graph: Graph, cuts: Cuts, repeats: int) -> Iterator[tuple[Value, in
             yield value, repeats
 
 
-def _sums_over_cut(step: Step, cuts: Cuts) -> bool:
+def _sums_over_cut(step: Operation, cuts: Cuts) -> bool:
     if step.op == "dot_general":
         (of_lhs, _), _ = step.params["dimension_numbers"]
         return any(cuts.is_cut(step.inputs[0], dim) for dim in of_lhs)

@@ -19,24 +19,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from hetjax.costs.graph.values import Cuts, Graph, Origin, Step, Value
+from hetjax.costs.graph.values import Cuts, Graph, Operation, Origin, Value
 
 _WHOLE = frozenset(  # read and write whole arrays
-    {
-        "argmax",
-        "argmin",
-        "cumsum",
-        "scan",
-        "scatter",
-        "scatter-add",
-        "sort",
-        "top_k",
-        "while",
-    }
+    "argmax argmin cumsum scan scatter scatter-add sort top_k while".split()
 )
-_COSTLY = frozenset(
-    {"cos", "erf", "exp", "log", "logistic", "rsqrt", "sin", "sqrt", "tanh"}
-)
+_COSTLY = frozenset("cos erf exp log logistic rsqrt sin sqrt tanh".split())
 _FORMED = frozenset({"integer_pow", "mul", "square"})
 _SUMMED = frozenset({"scatter", "scatter-add"})  # into zeros
 
@@ -48,7 +36,7 @@ class Kernel:
     It does not begin before those `after` are there.
     """
 
-    step: Step
+    step: Operation
     reads: tuple[Value, ...]
     after: tuple[Value, ...] = ()
 
@@ -165,25 +153,25 @@ def _there_at_once(
     return {id(v): cuts.num_bytes(v) for v in zeros}
 
 
-def _filled(step: Step) -> tuple[Value, ...]:
+def _filled(step: Operation) -> tuple[Value, ...]:
     if step.body is not None:
         return step.outputs[step.num_carry :]
     return step.outputs if step.op in _SUMMED else ()
 
 
-def _gathers(step: Step) -> bool:
+def _gathers(step: Operation) -> bool:
     """Whether the kernel reads whole operands, and not element by element."""
     return step.op in _WHOLE or step.op == "dot_general" or _sums(step)
 
 
-def _sums(step: Step) -> bool:
+def _sums(step: Operation) -> bool:
     """Whether the kernel reduces a dim; one of size 1 is only dropped."""
     if not step.op.startswith("reduce_"):
         return False
     return math.prod(step.inputs[0].shape) > math.prod(step.outputs[0].shape)
 
 
-def _loop_bytes(step: Step, cuts: Cuts, around: Surroundings) -> int:
+def _loop_bytes(step: Operation, cuts: Cuts, around: Surroundings) -> int:
     """Bytes that live while a loop runs: its body's, its carry, relaid stacks."""
     if step.body is None:
         return 0
@@ -210,7 +198,7 @@ def _written_at_once(body: Graph, stacked: Collection[Value]) -> frozenset[int]:
     )
 
 
-def _terms(value: Value, makers: Mapping[int, Step]) -> list[Value]:
+def _terms(value: Value, makers: Mapping[int, Operation]) -> list[Value]:
     """What a reduction reads: a product or square is formed on the way."""
     maker = makers.get(id(value))
     if maker is None or maker.op not in _FORMED:
@@ -218,7 +206,7 @@ def _terms(value: Value, makers: Mapping[int, Step]) -> list[Value]:
     return [v for v in maker.inputs if v.shape == value.shape]
 
 
-def _operand_orders(step: Step) -> list[tuple[int, ...]]:
+def _operand_orders(step: Operation) -> list[tuple[int, ...]]:
     """Dims of both operands of a product in the order in which it reads them."""
     (contracted, batch), orders = step.params["dimension_numbers"], []
     for number, value in enumerate(step.inputs):
@@ -240,7 +228,7 @@ def _plain(value: Value, order: tuple[int, ...]) -> bool:
 
 
 def _layout_kernel(value: Value, reads: tuple[Value, ...]) -> Kernel:
-    step = Step(op="copy", params={}, inputs=(value,), outputs=(replace(value),))
+    step = Operation(op="copy", params={}, inputs=(value,), outputs=(replace(value),))
     return Kernel(step=step, reads=reads)
 
 

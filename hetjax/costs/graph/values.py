@@ -48,7 +48,7 @@ class Value:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Step:
+class Operation:
     """One operation; a scan has the graph of its body and repeats it `length` times.
 
     Of a scan's inputs the first are consts, then come carries, the others are xs. It
@@ -73,7 +73,7 @@ class Graph:
 
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[Operation, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class Cuts:
 
 def graph_of(closed: ClosedJaxpr, inputs: Sequence[Value], dims: Dims) -> Graph:
     """Inline a traced function over these inputs."""
-    steps: list[Step] = []
+    steps: list[Operation] = []
     outputs = _inlined(closed.jaxpr, closed.consts, inputs, dims, steps)
     return Graph(inputs=tuple(inputs), outputs=outputs, steps=tuple(steps))
 
@@ -168,7 +168,7 @@ def _inlined(
     consts: Sequence[Any],
     inputs: Sequence[Value],
     dims: Dims,
-    steps: list[Step],
+    steps: list[Operation],
 ) -> tuple[Value, ...]:
     known: dict[Any, Value] = dict(zip(jaxpr.invars, inputs, strict=True))
     for var, const in zip(jaxpr.constvars, consts, strict=True):
@@ -188,7 +188,7 @@ def _inlined(
 
 
 def _outputs(
-    equation: Any, arguments: tuple[Value, ...], dims: Dims, steps: list[Step]
+    equation: Any, arguments: tuple[Value, ...], dims: Dims, steps: list[Operation]
 ) -> tuple[Value, ...]:
     if equation.primitive.name == "scan":
         step = _scan(equation, arguments, dims)
@@ -205,7 +205,7 @@ def _outputs(
     return step.outputs
 
 
-def _operation(equation: Any, arguments: tuple[Value, ...], dims: Dims) -> Step:
+def _operation(equation: Any, arguments: tuple[Value, ...], dims: Dims) -> Operation:
     origin = max((a.origin for a in arguments), default=Origin.CONSTANT)
     outputs = tuple(
         # tokens, keys and the like have no dtype that numpy knows
@@ -221,7 +221,7 @@ def _operation(equation: Any, arguments: tuple[Value, ...], dims: Dims) -> Step:
                 dims.join(given.classes[dim], output.classes[out_dim])
     if name == "dot_general":
         _join_contracted(equation.params["dimension_numbers"], arguments, dims)
-    return Step(op=name, params=equation.params, inputs=arguments, outputs=outputs)
+    return Operation(op=name, params=equation.params, inputs=arguments, outputs=outputs)
 
 
 def _join_contracted(numbers: Any, arguments: tuple[Value, ...], dims: Dims) -> None:
@@ -233,7 +233,7 @@ def _join_contracted(numbers: Any, arguments: tuple[Value, ...], dims: Dims) -> 
             dims.join(lhs.classes[a], rhs.classes[b])
 
 
-def _scan(equation: Any, arguments: tuple[Value, ...], dims: Dims) -> Step:
+def _scan(equation: Any, arguments: tuple[Value, ...], dims: Dims) -> Operation:
     params = equation.params
     length, (num_consts, num_carry) = params["length"], scan_counts(params)
     consts, rest = arguments[:num_consts], arguments[num_consts:]
@@ -244,7 +244,7 @@ def _scan(equation: Any, arguments: tuple[Value, ...], dims: Dims) -> Step:
         if after.origin is not Origin.CONSTANT:
             dims.like(before, after)
     stacked = tuple(_stacked(value, length, dims) for value in body.outputs[num_carry:])
-    return Step(
+    return Operation(
         op="scan",
         params=params,
         inputs=arguments,
@@ -257,30 +257,16 @@ def _scan(equation: Any, arguments: tuple[Value, ...], dims: Dims) -> Step:
 
 
 def _of_batch(value: Value) -> Value:
-    return Value(
-        shape=value.shape,
-        dtype=value.dtype,
-        classes=value.classes,
-        origin=Origin.BATCH,
-    )
+    return replace(value, origin=Origin.BATCH)
 
 
 def _slice(value: Value) -> Value:
-    return Value(
-        shape=value.shape[1:],
-        dtype=value.dtype,
-        classes=value.classes[1:],
-        origin=value.origin,
-    )
+    return replace(value, shape=value.shape[1:], classes=value.classes[1:])
 
 
 def _stacked(value: Value, length: int, dims: Dims) -> Value:
-    return Value(
-        shape=(length, *value.shape),
-        dtype=value.dtype,
-        classes=(dims.fresh(), *value.classes),
-        origin=value.origin,
-    )
+    shape, classes = (length, *value.shape), (dims.fresh(), *value.classes)
+    return replace(value, shape=shape, classes=classes)
 
 
 def _numpy_dtype(dtype: Any) -> np.dtype:

@@ -6,18 +6,18 @@ Owns the keys of the file and their types. Does not own what must hold between t
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
 from hetjax.cluster.user_files import (
     Kind,
-    as_kind,
     did_you_mean,
     join,
     parsed,
+    read_fields,
     read_file,
+    read_list,
     read_record,
     write_whole,
 )
@@ -41,28 +41,6 @@ _PROFILE: dict[str, Kind] = {
     "measurements": "a list",
 }
 _PROFILE_OPTIONAL: dict[str, Kind] = {"program_s": "a number", "links": "a list"}
-_MEASUREMENT: dict[str, Kind] = {
-    "device": "a string",
-    "kind": "a string",
-    "tensor": "an integer",
-    "microbatch_size": "an integer",
-    "forward_s": "a number",
-    "backward_s": "a number",
-    "update_s": "a number",
-}
-_MEASUREMENT_OPTIONAL: dict[str, Kind] = {
-    "data": "an integer",
-    "remat": "a string",
-    "input_gradient_s": "a number",
-    "weight_gradient_s": "a number",
-    "workspace_bytes": "an integer",
-    "shared_update_s": "a number",
-}
-_LINK: dict[str, Kind] = {
-    "between": "a list",
-    "bandwidth_gbit_per_s": "a number",
-    "latency_ms": "a number",
-}
 
 
 def read_profile(path: str | Path) -> Profile:
@@ -86,7 +64,7 @@ def parse_profile(text: str) -> Profile:
         model=values["model"],
         seq_len=values["seq_len"],
         dtype=values["dtype"],
-        layers=_strings(values["layers"], "layers"),
+        layers=read_list(values["layers"], "a string", where="layers"),
         measurements=tuple(
             _measurement(raw, f"measurements[{i}]")
             for i, raw in enumerate(values["measurements"])
@@ -122,9 +100,7 @@ def write_profile(path: str | Path, profile: Profile) -> None:
 
 
 def _measurement(raw: object, where: str) -> Measurement:
-    values = read_record(
-        raw, where=where, required=_MEASUREMENT, optional=_MEASUREMENT_OPTIONAL
-    )
+    values = read_fields(raw, Measurement, where=where)
     remat = values.get("remat", "none")
     if remat not in get_args(Remat):
         raise BadInput(
@@ -136,8 +112,8 @@ def _measurement(raw: object, where: str) -> Measurement:
 
 
 def _link(raw: object, where: str) -> LinkMeasurement:
-    values = read_record(raw, where=where, required=_LINK)
-    ends = _strings(values.pop("between"), join(where, "between"))
+    values = read_fields(raw, LinkMeasurement, where=where)
+    ends = read_list(values.pop("between"), "a string", where=join(where, "between"))
     if len(ends) != 2:
         raise BadInput(
             got=f"{where}.between with {len(ends)} names",
@@ -145,13 +121,6 @@ def _link(raw: object, where: str) -> LinkMeasurement:
             fix='write "between": ["a100-0", "t4-0"]',
         )
     return LinkMeasurement(between=(ends[0], ends[1]), **values)
-
-
-def _strings(values: Sequence[object], where: str) -> tuple[str, ...]:
-    return tuple(
-        as_kind(value, "a string", where=f"{where}[{i}]")
-        for i, value in enumerate(values)
-    )
 
 
 def _without_none(entry: dict[str, Any]) -> dict[str, Any]:

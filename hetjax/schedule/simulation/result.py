@@ -25,7 +25,7 @@ class Timed(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shares:
+class TimeUse:
     """What one device does with the step; the three add up to it.
 
     `waiting_s` is idle time in which the next message was on its way, or gradients
@@ -46,7 +46,7 @@ class Simulation:
 
     step_time_s: float
     lanes: Mapping[Lane, tuple[Timed, ...]]
-    shares: Mapping[Lane, Shares]
+    shares: Mapping[Lane, TimeUse]
     reductions: tuple[Timed, ...]
     messages: Mapping[Edge, tuple[Mapping[int, float], Mapping[int, float]]]
 

@@ -33,9 +33,9 @@ from hetjax.schedule.programs.action import (
 from hetjax.schedule.simulation.result import (
     Edge,
     Lane,
-    Shares,
     Simulation,
     Timed,
+    TimeUse,
     lane_of,
 )
 from hetjax.schedule.simulation.traffic import Traffic
@@ -169,7 +169,7 @@ class _Run:
                 for edge, channel in self.channels.items()
             },
             shares={
-                key: Shares(
+                key: TimeUse(
                     busy_s=lane.busy_s,
                     waiting_s=lane.waiting_s,
                     idle_s=step_time_s - lane.busy_s - lane.waiting_s,
