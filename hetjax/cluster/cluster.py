@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The machines: nodes of one device kind each, and the links between them.
 
-Owns the `Cluster` tree and its consistency: a `Cluster` that exists is consistent.
-Does not own its TOML (`cluster_files.py`), what a device can do (the device catalogue), nor
+Owns the `Cluster` tree and its consistency: a `Cluster` that exists is consistent. Does
+not own its TOML (`cluster_files.py`), what a device can do (the device catalogue), nor
 which devices are there (`discovery.py`).
 """
 

@@ -2,8 +2,8 @@
 """The frozen description of a run's layout: replicas of stages on device groups.
 
 Owns the `Plan` tree, how it shows itself, and what follows from it alone (boundaries,
-segments, sample ranges). Does not own its JSON (`plan_files.py`) nor the checks against a
-cluster and a model (`validation.py`).
+segments, sample ranges). Does not own its JSON (`plan_files.py`) nor the checks against
+a cluster and a model (`validation.py`).
 """
 
 from collections.abc import Mapping

@@ -2,8 +2,8 @@
 """What must hold of a plan, given the cluster and the model that it is for.
 
 Owns one small check per rule, in the order in which they are made: a check may rely
-on those before it. Does not own the keys and types of the file (`plan_files.py`), memory
-or time (`costs/`), nor whether a schedule can deadlock (`schedule/`).
+on those before it. Does not own the keys and types of the file (`plan_files.py`),
+memory or time (`costs/`), nor whether a schedule can deadlock (`schedule/`).
 """
 
 import math
