@@ -27,8 +27,8 @@ from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import read_plan
 from hetjax.report.prediction import SimulatedStep, check_finite
 from hetjax.report.progress import working
-from hetjax.schedule.named import may_split, with_schedule
 from hetjax.schedule.predicted import predict
+from hetjax.schedule.search import may_split, with_schedule
 from hetjax.stage.arrays import OptimizerInit
 from hetjax.stage.partition import tied_holders
 from hetjax.training.optimizer import optimizer

@@ -42,8 +42,10 @@ class WorkerMap:
     def members(self) -> dict[StageKey, tuple[str, ...]]:
         """The members of each stage."""
         return {
-            key: tuple(w for w in self.hosts(self._node[key]) if w in devices)
-            for key, devices in self._by_device.items()
+            (r, s): tuple(
+                w for w in self.hosts(stage.node) if w in self._by_device[r, s]
+            )
+            for r, s, stage in self.plan.stages()
         }
 
     @cached_property
@@ -102,10 +104,6 @@ class WorkerMap:
             (r, s): [self.worker_of(stage.node, device) for device in stage.devices]
             for r, s, stage in self.plan.stages()
         }
-
-    @cached_property
-    def _node(self) -> dict[StageKey, str]:
-        return {(r, s): stage.node for r, s, stage in self.plan.stages()}
 
     @cached_property
     def _several(self) -> dict[str, Node]:

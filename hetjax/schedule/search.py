@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Searching the fastest programs of a plan by simulation, under memory limits.
+"""A plan under another schedule, by its name, up to the fastest that is found.
 
-Owns the candidates and the hill climb. First all named schedules that the plan's
+Owns the names, the launch-aheads that come with each, and the search under memory
+limits, by simulation. Its first candidates are all named schedules that the plan's
 devices allow, and greedy lists (`programs/list_schedule.py`) with the real times; then,
-from the best of them, launch-aheads and numbers of backwards in two halves one up or
+from the best of them, launch-aheads and numbers of backwards in two halves go one up or
 down, stage by stage, as long as it helps. There are two climbs, one of them without
 halves. So the result is never slower than any named schedule that fits, in the
-simulator. Does not own times, limits, memory (`simulation/memory.py`) or the judge
-(`simulation/simulator.py`).
+simulator. Does not own how launch-aheads are fitted (`launch_ahead.py`), memory
+(`simulation/memory.py`) nor the judge (`simulation/simulator.py`).
 """
 
 from collections import Counter
@@ -16,13 +17,18 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import ceil
 
+from hetjax.cluster.user_files import did_you_mean
 from hetjax.costs.costs import Costs
+from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan
-from hetjax.plans.schedules import SCHEDULES, default_launch_ahead
+from hetjax.plans.schedules import FITTED, SCHEDULES, default_launch_ahead
 from hetjax.schedule.launch_ahead import (
     RULES,
     exact_delta,
+    fitted,
+    harp_delta,
     hop_s,
+    launch_limits,
     with_launch_ahead,
     with_rule,
 )
@@ -44,10 +50,9 @@ from hetjax.schedule.simulation.simulator import duration_s, simulate
 
 Limits = Mapping[StageKey, int]
 Cuts = Mapping[StageKey, int]  # backwards in two halves, by stage
+NAMES = (*SCHEDULES, *FITTED)
 _MOST_SIMULATIONS, _MOST_ACTIONS = 200, 4_000_000
 _LEAST_S = 1e-9  # of a weight gradient
-
-
 _Score = tuple[float, int, bool, int]
 
 
@@ -74,6 +79,36 @@ class _Candidate:
 
 
 _Judge = Callable[[_Candidate], _Score]
+
+
+def may_split(name: str) -> bool:
+    """Say whether backwards may be split under the schedule of that name."""
+    return name == "searched" or (name in SCHEDULES and SCHEDULES[name].splits)
+
+
+def with_schedule(plan: Plan, name: str, costs: Costs, tied: Tied) -> Plan:
+    """Return the plan under the schedule of that name, its own programs left out.
+
+    Besides the schedules of plans: "harp" is h1f1b by HARP's thresholds, "searched" the
+    fastest that the search finds. BadInput for another name.
+    """
+    limits = launch_limits(plan, costs)
+    match name:
+        case "h1f1b":
+            return fitted(plan, costs, limits, tied)
+        case "harp":
+            return with_rule(plan, costs, harp_delta, limits)
+        case "searched":
+            split = launch_limits(plan, costs, split=True)
+            return searched(plan, costs, limits, split_limits=split, tied=tied)
+    if name not in SCHEDULES:
+        raise BadInput(
+            got=f"schedule {name!r}",
+            allowed=f"one of {', '.join(NAMES)}",
+            fix=did_you_mean(name, NAMES),
+        )
+    aheads = _default_aheads(plan, name)
+    return with_launch_ahead(plan, aheads, aheads, name)
 
 
 def searched(
@@ -164,22 +199,15 @@ def _named(plan: Plan, limits: Limits, *, splits: bool) -> Iterator[_Candidate]:
             and schedule.splits == splits
             and (schedule.shares or not shares)
         ):
-            yield _generated(_by_default(plan, limits, name))
+            yield _generated(_within(plan, limits, name))
 
 
 def _generated(plan: Plan) -> _Candidate:
     return _Candidate(plan, lane_orders(plan), True)
 
 
-def _by_default(plan: Plan, limits: Limits, schedule: str) -> Plan:
-    """The schedule's launch-aheads, as far as memory lets them.
-
-    GPipe asks for none. Zero-bubble lets every stage keep as much as the first, so the
-    least limit counts.
-    """
-    if SCHEDULES[schedule].order == "gpipe":
-        return replace(plan, schedule=schedule, programs={})
-    plain = {
+def _default_aheads(plan: Plan, schedule: str) -> dict[StageKey, int]:
+    return {
         (r, s): default_launch_ahead(
             schedule,
             num_stages=len(plan.replicas[r].stages),
@@ -188,10 +216,20 @@ def _by_default(plan: Plan, limits: Limits, schedule: str) -> Plan:
         )
         for r, s, _ in plan.stages()
     }
+
+
+def _within(plan: Plan, limits: Limits, schedule: str) -> Plan:
+    """The schedule's launch-aheads, as far as memory lets them.
+
+    GPipe asks for none. Zero-bubble lets every stage keep as much as the first, so the
+    least limit counts.
+    """
+    if SCHEDULES[schedule].order == "gpipe":
+        return replace(plan, schedule=schedule, programs={})
     if SCHEDULES[schedule].splits:
         least = {r: min(v for k, v in limits.items() if k[0] == r) for r, _ in limits}
         limits = {key: least[key[0]] for key in limits}
-    return with_launch_ahead(plan, plain, limits, schedule)
+    return with_launch_ahead(plan, _default_aheads(plan, schedule), limits, schedule)
 
 
 def _cuts(plan: Plan, costs: Costs) -> Iterator[Cuts]:
@@ -201,7 +239,8 @@ def _cuts(plan: Plan, costs: Costs) -> Iterator[Cuts]:
     before it, which need no halves then: the first none, the deeper the more.
     """
     deepest = max(len(replica.stages) for replica in plan.replicas)
-    for num_cut in (deepest, 2 * deepest, _most_microbatches(plan)):
+    most = max(replica.num_microbatches for replica in plan.replicas)
+    for num_cut in (deepest, 2 * deepest, most):
         yield _cut(plan, lambda _, num_cut=num_cut: num_cut)
     for more in range(2):
         yield _cut(plan, lambda key, more=more: _to_fill_the_end(costs, key) + more)
@@ -212,10 +251,6 @@ def _to_fill_the_end(costs: Costs, key: StageKey) -> int:
     r, s = key
     before_s = sum(costs.times[r, n].backward_s for n in range(s))
     return ceil(before_s / max(duration_s(costs.times[key], Op.W), _LEAST_S))
-
-
-def _most_microbatches(plan: Plan) -> int:
-    return max(replica.num_microbatches for replica in plan.replicas)
 
 
 def _cut(plan: Plan, num_cut: Callable[[StageKey], int]) -> Cuts:

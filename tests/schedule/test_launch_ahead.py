@@ -24,11 +24,10 @@ from hetjax.schedule.launch_ahead import (
     launch_limits,
     with_rule,
 )
-from hetjax.schedule.named import NAMES, may_split, with_schedule
 from hetjax.schedule.programs.action import Op
 from hetjax.schedule.programs.check import check
 from hetjax.schedule.programs.lower import lower
-from hetjax.schedule.search import searched
+from hetjax.schedule.search import NAMES, may_split, searched, with_schedule
 from hetjax.schedule.simulation.memory import capacity_bytes, memory_uses
 from hetjax.schedule.simulation.simulator import simulate
 from tests.schedule.pipelines import pipeline_costs, pipeline_plan

@@ -6,38 +6,34 @@ equal size at equal places, where ranks agree: right for everything element by e
 Does not own what follows from the joins (`values.py`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+Params = Mapping[str, Any]  # of the primitive
 Shape = Sequence[int]
+Shapes = Sequence[Shape]
 Join = tuple[int, int, int]  # (input, its dim, dim of the output)
+Joins = Iterable[Join]
 
 _UNRELATED = {"gather", "iota", "rng_bit_generator", "scatter", "scatter-add"}
 
 
 def joined_dims(
-    name: str,
-    params: Mapping[str, Any],
-    inputs: Sequence[Shape],
-    output: Shape,
-    index: int,
-) -> list[Join]:
-    """List the joins between a primitive's inputs and its output number `index`."""
+    name: str, params: Params, inputs: Shapes, output: Shape
+) -> Sequence[Join]:
+    """List the joins between a primitive's inputs and one of its outputs."""
     if name in _UNRELATED:
         return []
-    if name.startswith("reduce_") and "axes" in params:
-        kept = _others(len(inputs[0]), params["axes"])
-        return [(0, dim, at) for at, dim in enumerate(kept)]
-    if name in ("argmax", "argmin"):
+    if name in ("argmax", "argmin") or (
+        name.startswith("reduce_") and "axes" in params
+    ):
         kept = _others(len(inputs[0]), params["axes"])
         return [(0, dim, at) for at, dim in enumerate(kept)]
     rule = _RULES.get(name, _same_place)
     return list(rule(params, inputs, output))
 
 
-def _same_place(
-    params: Mapping[str, Any], inputs: Sequence[Shape], output: Shape
-) -> Iterator[Join]:
+def _same_place(params: Params, inputs: Shapes, output: Shape) -> Joins:
     for number, shape in enumerate(inputs):
         if len(shape) == len(output):
             for dim, (size, out_size) in enumerate(zip(shape, output, strict=True)):
@@ -45,38 +41,28 @@ def _same_place(
                     yield number, dim, dim
 
 
-def _broadcast(
-    params: Mapping[str, Any], inputs: Sequence[Shape], output: Shape
-) -> Iterator[Join]:
+def _broadcast(params: Params, inputs: Shapes, output: Shape) -> Joins:
     for dim, at in enumerate(params["broadcast_dimensions"]):
         if inputs[0][dim] == output[at]:
             yield 0, dim, at
 
 
-def _transpose(
-    params: Mapping[str, Any], inputs: Sequence[Shape], output: Shape
-) -> Iterator[Join]:
+def _transpose(params: Params, inputs: Shapes, output: Shape) -> Joins:
     return ((0, dim, at) for at, dim in enumerate(params["permutation"]))
 
 
-def _squeeze(
-    params: Mapping[str, Any], inputs: Sequence[Shape], output: Shape
-) -> Iterator[Join]:
+def _squeeze(params: Params, inputs: Shapes, output: Shape) -> Joins:
     kept = _others(len(inputs[0]), params["dimensions"])
     return ((0, dim, at) for at, dim in enumerate(kept))
 
 
-def _concatenate(
-    params: Mapping[str, Any], inputs: Sequence[Shape], output: Shape
-) -> Iterator[Join]:
+def _concatenate(params: Params, inputs: Shapes, output: Shape) -> Joins:
     for number, shape in enumerate(inputs):
         for dim in _others(len(shape), (params["dimension"],)):
             yield number, dim, dim
 
 
-def _dot(
-    params: Mapping[str, Any], inputs: Sequence[Shape], output: Shape
-) -> Iterator[Join]:
+def _dot(params: Params, inputs: Shapes, output: Shape) -> Joins:
     contracted, batch = params["dimension_numbers"]
     at = len(batch[0])
     for number in (0, 1):
@@ -88,9 +74,7 @@ def _dot(
             at += 1
 
 
-def _reshape(
-    params: Mapping[str, Any], inputs: Sequence[Shape], output: Shape
-) -> Iterator[Join]:
+def _reshape(params: Params, inputs: Shapes, output: Shape) -> Joins:
     """Join the major dims of the smallest groups of equal size on both sides."""
     (given,) = inputs[:1]
     i = j = 0

@@ -213,8 +213,8 @@ def _operation(equation: Any, arguments: tuple[Value, ...], dims: Dims) -> Opera
         for out in equation.outvars
     )
     name, shapes = equation.primitive.name, [a.shape for a in arguments]
-    for index, output in enumerate(outputs):
-        joins = joined_dims(name, equation.params, shapes, output.shape, index)
+    for output in outputs:
+        joins = joined_dims(name, equation.params, shapes, output.shape)
         for argument, dim, out_dim in joins:
             given = arguments[argument]
             if given.origin is not Origin.CONSTANT:

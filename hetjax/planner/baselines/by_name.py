@@ -27,7 +27,7 @@ _MOST_MEASURED = 6  # plans of a baseline that somebody would run before choosin
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Baseline:
-    """A planner, and the schedule (a name of `schedule/named.py`) of its plans."""
+    """A planner, and the schedule (a name of `schedule/search.py`) of its plans."""
 
     plans: Callable[[PlanRequest], list[Plan]]
     schedule: str = "1f1b"

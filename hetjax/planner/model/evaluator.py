@@ -11,15 +11,15 @@ from hetjax.costs.plan_costs import costs_of, usd_per_hour
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.request import PlanRequest
 from hetjax.plans.plan import Plan
-from hetjax.schedule.named import may_split, with_schedule
 from hetjax.schedule.predicted import Predicted, predict
+from hetjax.schedule.search import may_split, with_schedule
 from hetjax.stage.partition import tied_holders
 
 
 def evaluate_plan(
     request: PlanRequest, plan: Plan, schedule: str = "h1f1b"
 ) -> Predicted:
-    """Simulate the plan under a schedule (a name of `schedule/named.py`).
+    """Simulate the plan under a schedule (a name of `schedule/search.py`).
 
     NoFeasiblePlan if it needs more memory than there is.
     """

@@ -54,8 +54,12 @@ class Simulation:
     def transfers(self) -> tuple[Timed, ...]:
         """SENDs, from leaving their stage to their arrival, then the REDUCEs."""
         sends = [
-            Timed(_message(edge, m), start_s, arrival_s[m])
-            for edge, (sent_s, arrival_s) in self.messages.items()
+            Timed(
+                Action(Op.SEND, r, s, m, "y" if to > s else "dx", to),
+                start_s,
+                arrival_s[m],
+            )
+            for ((r, s), (_, to)), (sent_s, arrival_s) in self.messages.items()
             for m, start_s in sent_s.items()
         ]
         return (*sends, *self.reductions)
@@ -71,8 +75,3 @@ class Simulation:
 def lane_of(plan: Plan) -> dict[StageKey, Lane]:
     """Return the devices of every stage; interleaved stages share theirs."""
     return {(r, s): (stage.node, stage.devices) for r, s, stage in plan.stages()}
-
-
-def _message(edge: Edge, m: int) -> Action:
-    (r, s), (_, peer) = edge
-    return Action(Op.SEND, r, s, m, "y" if peer > s else "dx", peer)
