@@ -45,8 +45,7 @@ from hetjax.api.profiling import measure_model
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.cluster_files import cluster_toml
 from hetjax.costs.costs import Costs, Route
-from hetjax.costs.measured.layer_profile import Profile
-from hetjax.costs.measured.profile_files import read_profile
+from hetjax.costs.measured.layer_profile import Profile, read_profile
 from hetjax.costs.plan_costs import costs_of
 from hetjax.mesh.process_setup import simulate_devices
 from hetjax.models.decoders import LlamaConfig, llama_model

@@ -37,8 +37,7 @@ from experiments.testbed.__main__ import host_of
 from experiments.testbed.hosts import Host, Testbed
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.cluster_files import cluster_toml
-from hetjax.costs.measured.layer_profile import Profile, check_values
-from hetjax.costs.measured.profile_files import read_profile
+from hetjax.costs.measured.layer_profile import Profile, check_values, read_profile
 from hetjax.data.dataset import Dataset
 from hetjax.errors import NoFeasiblePlan
 from hetjax.launch.launching import OnThisMachine, Place, started

@@ -22,9 +22,8 @@ from hetjax.api.plan_config import PlanConfig, plan_config
 from hetjax.cluster.catalogue import device_price_per_hour
 from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.user_files import did_you_mean, placed
-from hetjax.costs.measured.layer_profile import check_profile
-from hetjax.costs.measured.profile_files import read_profile
-from hetjax.costs.static import adam_state
+from hetjax.costs.measured.layer_profile import check_profile, read_profile
+from hetjax.costs.stage_memory import adam_state
 from hetjax.errors import BadInput
 from hetjax.models.model import Model
 from hetjax.models.presets import model_preset

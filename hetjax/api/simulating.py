@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hetjax.cluster.cluster import Cluster
-from hetjax.costs.measured.layer_profile import Profile, check_profile
-from hetjax.costs.measured.profile_files import read_profile
+from hetjax.costs.measured.layer_profile import Profile, check_profile, read_profile
 from hetjax.costs.plan_costs import costs_of, device_kinds, usd_per_hour
-from hetjax.costs.static import adam_state
+from hetjax.costs.stage_memory import adam_state
 from hetjax.models.model import Model
 from hetjax.models.presets import model_preset
 from hetjax.planner.model.costing import (

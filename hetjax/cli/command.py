@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hetjax.cluster.cluster_files import load_cluster
-from hetjax.costs.measured.profile_files import read_profile
+from hetjax.costs.measured.layer_profile import read_profile
 from hetjax.data.corpus import text_files
 from hetjax.errors import BadInput, NoFeasiblePlan, RunFailed
 from hetjax.models.presets import model_config

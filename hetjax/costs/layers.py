@@ -10,8 +10,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from hetjax.costs.graph.passes import Shares, passes
-from hetjax.costs.stage_memory import WORKSPACE_MARGIN, compute_bytes, residual_bytes
-from hetjax.costs.static import static_bytes
+from hetjax.costs.stage_memory import (
+    WORKSPACE_MARGIN,
+    compute_bytes,
+    residual_bytes,
+    static_bytes,
+)
 from hetjax.models.model import Model
 from hetjax.plans.plan import Remat, StageMesh
 from hetjax.stage.arrays import OptimizerInit

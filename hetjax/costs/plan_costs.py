@@ -27,9 +27,8 @@ from hetjax.costs.costs import (
 from hetjax.costs.measured.layer_profile import DTYPES, Profile, check_profile
 from hetjax.costs.network.routes import Place, route, trunks
 from hetjax.costs.network.wire_bytes import Transport, gradient_sum, lane_share
-from hetjax.costs.stage_memory import hidden_size, stage_memory
+from hetjax.costs.stage_memory import adam_state, hidden_size, stage_memory
 from hetjax.costs.stage_times import stage_times
-from hetjax.costs.static import adam_state
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan, reduce_groups
 from hetjax.plans.worker_map import WorkerMap

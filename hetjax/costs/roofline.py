@@ -17,7 +17,7 @@ from hetjax.costs.graph.kernels import all_reduces, fused_kernels
 from hetjax.costs.graph.passes import Passes, SplitPasses
 from hetjax.costs.graph.values import Cuts, Graph, Operation
 from hetjax.costs.network.routes import NETWORK_LATENCY_S
-from hetjax.costs.static import StaticBytes
+from hetjax.costs.stage_memory import StaticBytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,22 +55,6 @@ CALIBRATIONS = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PassTimes:
-    """Seconds of one microbatch on one stage or layer."""
-
-    forward_s: float
-    backward_s: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HalfTimes:
-    """Seconds of I and W of one microbatch on one stage or layer."""
-
-    input_gradient_s: float
-    weight_gradient_s: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Hop:
     """The slowest step of a ring of devices from one to the next."""
 
@@ -98,25 +82,23 @@ def calibration(device: DeviceSpec) -> Calibration:
     return CALIBRATIONS[max(known, key=len)] if known else Calibration()
 
 
-def pass_times(passes: Passes, device: DeviceSpec, hop: Hop) -> PassTimes:
-    """Estimate the seconds of the passes; gradients are added to fp32 sums.
+def pass_times(passes: Passes, device: DeviceSpec, hop: Hop) -> tuple[float, float]:
+    """Estimate the seconds of F and B of one microbatch; gradients are added to sums.
 
     `hop` is of the rings over the tensor axis.
     """
     backward_s = graph_s(passes.backward, passes.cuts, device, hop)
-    return PassTimes(
-        forward_s=graph_s(passes.forward, passes.cuts, device, hop),
-        backward_s=backward_s + _accumulate_s(passes, device),
-    )
+    forward_s = graph_s(passes.forward, passes.cuts, device, hop)
+    return forward_s, backward_s + _accumulate_s(passes, device)
 
 
-def half_times(passes: SplitPasses, device: DeviceSpec, hop: Hop) -> HalfTimes:
+def half_times(
+    passes: SplitPasses, device: DeviceSpec, hop: Hop
+) -> tuple[float, float]:
     """Estimate the seconds of I and W, which adds gradients to fp32 sums."""
+    input_s = graph_s(passes.input_gradient, passes.cuts, device, hop)
     weight_s = graph_s(passes.weight_gradient, passes.cuts, device, hop)
-    return HalfTimes(
-        input_gradient_s=graph_s(passes.input_gradient, passes.cuts, device, hop),
-        weight_gradient_s=weight_s + _accumulate_s(passes, device),
-    )
+    return input_s, weight_s + _accumulate_s(passes, device)
 
 
 def _accumulate_s(passes: Passes | SplitPasses, device: DeviceSpec) -> float:

@@ -20,17 +20,14 @@ from hetjax.costs.layers import layer_stacks
 from hetjax.costs.measured.layer_profile import Measurement, Profile, measured
 from hetjax.costs.network.routes import ring_card_bytes_per_s
 from hetjax.costs.roofline import (
-    HalfTimes,
     Hop,
-    PassTimes,
     data_sync_s,
     half_times,
     pass_times,
     ring_hop,
     update_s,
 )
-from hetjax.costs.stage_memory import stage_shares
-from hetjax.costs.static import static_bytes, weight_bytes
+from hetjax.costs.stage_memory import stage_shares, static_bytes, weight_bytes
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan, Remat, Stage, segments, segments_of
 from hetjax.stage.arrays import OptimizerInit
@@ -69,28 +66,19 @@ def layer_times(
     held = layer_stacks(model, layer)
     sync_s = _data_sync_s(held.stacks, stage, node, (shares.dtype, optimizer))
     if profile is not None and canonical_name(node.device) in profile.devices:
-        m = measured(
-            profile,
-            device=node.device,
-            kind=profile.layers[layer],
-            tensor=stage.mesh.tensor,
-            data=stage.mesh.data,
-            microbatch_size=shares.num_sequences,
-            remat=stage.remat,
-        )
-        own_s = m.update_s if m.shared_update_s is None else m.shared_update_s
+        m = _measured(profile, stage, layer, node.device, shares.num_sequences)
         return LayerTimes(
             busy_s=m.forward_s + m.backward_s,
             backward_s=m.backward_s,
-            update_s=own_s + sync_s,
+            update_s=_update_s(m, shared=True) + sync_s,
         )
     device = device_spec(node)
     hop = ring_hop(device, tensor_card_bytes_per_s)
-    times = _layer_times(held, shares, stage.remat, device, hop)
+    forward_s, backward_s = _layer_times(held, shares, stage.remat, device, hop)
     static = static_bytes(held.stacks, stage.mesh, shares.dtype, optimizer)
     return LayerTimes(
-        busy_s=times.forward_s + times.backward_s,
-        backward_s=times.backward_s,
+        busy_s=forward_s + backward_s,
+        backward_s=backward_s,
         update_s=update_s(static, device) + sync_s,
     )
 
@@ -132,9 +120,8 @@ def stage_times(
     hop = ring_hop(device, ring_card_bytes_per_s(node, _tensor_rings(stage)))
     layers = [layer_stacks(model, layer) for layer in range(*stage.layers)]
     ways = [(layer, shares, stage.remat, device, hop) for layer in layers]
-    passes_s = [_layer_times(*way) for way in ways]
-    forward_s = sum(layer.forward_s for layer in passes_s)
-    backward_s = sum(layer.backward_s for layer in passes_s)
+    seconds = [_layer_times(*way) for way in ways]
+    forward_s, backward_s = (sum(column) for column in zip(*seconds, strict=True))
     times = StageTimes(
         forward_s=forward_s,
         backward_s=backward_s,
@@ -143,12 +130,9 @@ def stage_times(
     )
     if not halves:
         return times
-    halves_s = [_layer_halves(*way) for way in ways]
-    return replace(
-        times,
-        input_gradient_s=sum(layer.input_gradient_s for layer in halves_s),
-        weight_gradient_s=sum(layer.weight_gradient_s for layer in halves_s),
-    )
+    seconds = [_layer_halves(*way) for way in ways]
+    input_s, weight_s = (sum(column) for column in zip(*seconds, strict=True))
+    return replace(times, input_gradient_s=input_s, weight_gradient_s=weight_s)
 
 
 def profiled_times(
@@ -191,19 +175,22 @@ def has_halves(
 def _measured_layers(
     profile: Profile, stage: Stage, device: str, microbatch_size: int
 ) -> list[Measurement]:
-    lo, hi = stage.layers
-    return [
-        measured(
-            profile,
-            device=device,
-            kind=kind,
-            tensor=stage.mesh.tensor,
-            data=stage.mesh.data,
-            microbatch_size=microbatch_size // stage.mesh.data,
-            remat=stage.remat,
-        )
-        for kind in profile.layers[lo:hi]
-    ]
+    size = microbatch_size // stage.mesh.data
+    return [_measured(profile, stage, n, device, size) for n in range(*stage.layers)]
+
+
+def _measured(
+    profile: Profile, stage: Stage, layer: int, device: str, microbatch_size: int
+) -> Measurement:
+    return measured(
+        profile,
+        device=device,
+        kind=profile.layers[layer],
+        tensor=stage.mesh.tensor,
+        data=stage.mesh.data,
+        microbatch_size=microbatch_size,
+        remat=stage.remat,
+    )
 
 
 def _update_s(layer: Measurement, shared: bool) -> float:
@@ -219,14 +206,14 @@ def _half(layer: Measurement, seconds: float | None) -> float:
 @lru_cache(maxsize=4096)
 def _layer_times(
     held: StageStacks, shares: Shares, remat: Remat, device: DeviceSpec, hop: Hop
-) -> PassTimes:
+) -> tuple[float, float]:
     return pass_times(passes(held, shares, remat), device, hop)
 
 
 @lru_cache(maxsize=4096)
 def _layer_halves(
     held: StageStacks, shares: Shares, remat: Remat, device: DeviceSpec, hop: Hop
-) -> HalfTimes:
+) -> tuple[float, float]:
     return half_times(split_passes(held, shares, remat), device, hop)
 
 

@@ -64,19 +64,15 @@ def parse_plan(text: str) -> Plan:
     )
     for node in values.get("programs", {}):
         _check_node(node, "programs for node")
-    replicas = [
+    del values["version"]
+    values["replicas"] = tuple(
         _replica(raw, f"replicas[{r}]", values["schedule"])
         for r, raw in enumerate(values["replicas"])
-    ]
-    return Plan(
-        model=values["model"],
-        seq_len=values["seq_len"],
-        global_batch=values["global_batch"],
-        schedule=values["schedule"],
-        replicas=tuple(replicas),
-        programs=_table_of(values.get("programs", {}), "a string", "programs"),
-        predicted=_predicted(values["predicted"]) if "predicted" in values else None,
     )
+    values["programs"] = _table_of(values.get("programs", {}), "a string", "programs")
+    if "predicted" in values:
+        values["predicted"] = _predicted(values["predicted"])
+    return Plan(**values)
 
 
 def plan_json(plan: Plan) -> str:

@@ -3,7 +3,7 @@
 
 Owns which cases there are, what a profile that is there already saves, and what people
 see. Does not own how a layer is timed (`layer_bench.py`), the file
-(`costs/measured/profile_files.py`), the choices (`config.py`) nor the table
+(`costs/measured.layer_profile.py`), the choices (`config.py`) nor the table
 (`report/measured.py`).
 """
 
@@ -21,8 +21,13 @@ import optax
 from hetjax.cluster.catalogue import canonical_name
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.discovery import device_name
-from hetjax.costs.measured.layer_profile import LinkMeasurement, Measurement, Profile
-from hetjax.costs.measured.profile_files import read_profile, write_profile
+from hetjax.costs.measured.layer_profile import (
+    LinkMeasurement,
+    Measurement,
+    Profile,
+    read_profile,
+    write_profile,
+)
 from hetjax.errors import BadInput
 from hetjax.models.model import Model, tensor_sizes
 from hetjax.profiling.config import ProfileConfig, check_output

@@ -8,8 +8,7 @@ measuring.
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetjax.costs.measured.layer_profile import Profile
-from hetjax.costs.measured.profile_files import profile_json
+from hetjax.costs.measured.layer_profile import Profile, profile_json
 from hetjax.plans.table import html_table
 
 TIMES = ("forward", "backward", "update")

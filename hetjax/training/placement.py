@@ -18,8 +18,7 @@ from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.cluster_files import load_cluster
 from hetjax.cluster.discovery import assign_devices, discover
 from hetjax.cluster.user_files import placed
-from hetjax.costs.measured.layer_profile import Profile, check_profile
-from hetjax.costs.measured.profile_files import read_profile
+from hetjax.costs.measured.layer_profile import Profile, check_profile, read_profile
 from hetjax.errors import BadInput
 from hetjax.launch.on_ray import ray_cluster
 from hetjax.mesh.process_setup import simulate_devices

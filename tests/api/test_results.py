@@ -18,8 +18,12 @@ from hetjax.api.plan_config import PlanConfig
 from hetjax.api.planning import find_plan
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.cluster.cluster_files import cluster_toml
-from hetjax.costs.measured.layer_profile import LinkMeasurement, Measurement, Profile
-from hetjax.costs.measured.profile_files import write_profile
+from hetjax.costs.measured.layer_profile import (
+    LinkMeasurement,
+    Measurement,
+    Profile,
+    write_profile,
+)
 from hetjax.errors import BadInput
 from hetjax.planner.model.request import REMATS
 from hetjax.planner.search.comparison import MOST_COMPARED, Questions

@@ -10,8 +10,12 @@ import pytest
 
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.cluster.cluster_files import cluster_toml
-from hetjax.costs.measured.layer_profile import LinkMeasurement, Measurement, Profile
-from hetjax.costs.measured.profile_files import write_profile
+from hetjax.costs.measured.layer_profile import (
+    LinkMeasurement,
+    Measurement,
+    Profile,
+    write_profile,
+)
 from hetjax.costs.plan_costs import with_measured_links
 from hetjax.models.presets import MODEL_CONFIGS
 from hetjax.plans.plan import Plan, Replica

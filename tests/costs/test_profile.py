@@ -16,8 +16,6 @@ from hetjax.costs.measured.layer_profile import (
     Profile,
     check_profile,
     measured,
-)
-from hetjax.costs.measured.profile_files import (
     parse_profile,
     profile_json,
     read_profile,

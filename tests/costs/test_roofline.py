@@ -11,8 +11,8 @@ from hetjax.cluster.catalogue import catalogue
 from hetjax.cluster.cluster import Node
 from hetjax.costs.costs import StageTimes
 from hetjax.costs.roofline import all_reduce_s, matmul_s, ring_hop
+from hetjax.costs.stage_memory import adam_state
 from hetjax.costs.stage_times import stage_times
-from hetjax.costs.static import adam_state
 from hetjax.models.decoders import GPTConfig, gpt_model
 from hetjax.models.model import parameter_count
 from hetjax.plans.plan import Plan, Remat, Replica, Stage, StageMesh

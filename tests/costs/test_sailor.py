@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from hetjax.costs.measured.layer_profile import measured
-from hetjax.costs.measured.profile_files import parse_profile, profile_json
+from hetjax.costs.measured.layer_profile import measured, parse_profile, profile_json
 from hetjax.costs.measured.sailor import sailor_profile
 from hetjax.errors import BadInput
 

@@ -14,8 +14,10 @@ from hetjax.api.profiling import measure_model
 from hetjax.cli.profile import parse
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.cluster_files import cluster_toml
-from hetjax.costs.measured.layer_profile import LinkMeasurement, Measurement, Profile
-from hetjax.costs.measured.profile_files import (
+from hetjax.costs.measured.layer_profile import (
+    LinkMeasurement,
+    Measurement,
+    Profile,
     parse_profile,
     read_profile,
     write_profile,

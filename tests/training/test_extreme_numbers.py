@@ -14,8 +14,13 @@ import pytest
 from hetjax.cluster import ranges
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.cluster.cluster_files import cluster_toml, parse_cluster
-from hetjax.costs.measured.layer_profile import LinkMeasurement, Measurement, Profile
-from hetjax.costs.measured.profile_files import parse_profile, profile_json
+from hetjax.costs.measured.layer_profile import (
+    LinkMeasurement,
+    Measurement,
+    Profile,
+    parse_profile,
+    profile_json,
+)
 from hetjax.costs.plan_costs import costs_of
 from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.models.model import tensor_sizes

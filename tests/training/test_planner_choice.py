@@ -9,8 +9,7 @@ import pytest
 
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.cluster.cluster_files import cluster_toml, load_cluster
-from hetjax.costs.measured.layer_profile import Measurement, Profile
-from hetjax.costs.measured.profile_files import write_profile
+from hetjax.costs.measured.layer_profile import Measurement, Profile, write_profile
 from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.models.presets import MODEL_CONFIGS
 from hetjax.planner.model.costing import known_memory_bytes

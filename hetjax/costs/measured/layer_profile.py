@@ -2,17 +2,29 @@
 """Measured profiles: what each distinct layer of a model took on each device kind.
 
 Owns the `Profile` tree, what must hold in it, and the look-up between measured
-microbatch sizes. Does not own its JSON (`profile_files.py`), the measuring, nor what a
-stage makes of its layers' times.
+microbatch sizes, and the JSON of profile files. Does not own other programs' profiles
+(`sailor.py`), the measuring, nor what a stage makes of its layers' times.
 """
 
+import json
 from collections import Counter
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
 
 from hetjax.cluster import ranges
 from hetjax.cluster.catalogue import canonical_name
-from hetjax.cluster.user_files import did_you_mean, join
+from hetjax.cluster.user_files import (
+    Kind,
+    did_you_mean,
+    join,
+    parsed,
+    read_fields,
+    read_file,
+    read_list,
+    read_record,
+    write_whole,
+)
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Remat
 
@@ -33,6 +45,15 @@ _RANGES = {
     "workspace_bytes": ranges.BYTES,
     **dict.fromkeys(_TIMES, ranges.SECONDS),
 }
+_PROFILE: dict[str, Kind] = {
+    "version": "an integer",
+    "model": "a string",
+    "seq_len": "an integer",
+    "dtype": "a string",
+    "layers": "a list",
+    "measurements": "a list",
+}
+_PROFILE_OPTIONAL: dict[str, Kind] = {"program_s": "a number", "links": "a list"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -263,3 +284,77 @@ def _check_number(value: float, where: str, range_: ranges.Range) -> None:
 
 def _bad(got: str, allowed: str, fix: str) -> BadInput:
     return BadInput(got=got, allowed=allowed, fix=fix)
+
+
+def read_profile(path: str | Path) -> Profile:
+    """Read a profile file; BadInput starts with the path."""
+    return read_file(path, parse_profile, what="profile file")
+
+
+def parse_profile(text: str) -> Profile:
+    """Read the JSON text of a profile; BadInput says where and what."""
+    raw = parsed(
+        text,
+        json.loads,
+        what="JSON",
+        allowed="JSON: one object with version, model, layers, measurements, ...",
+        fix="correct the file there, or measure again: python -m hetjax.profile",
+    )
+    if isinstance(raw, dict):
+        check_version(raw.get("version", VERSION))
+    values = read_record(raw, where="", required=_PROFILE, optional=_PROFILE_OPTIONAL)
+    values["layers"] = read_list(values["layers"], "a string", where="layers")
+    for key, read in (("measurements", _measurement), ("links", _link)):
+        entries = enumerate(values.get(key, ()))
+        values[key] = tuple(read(entry, f"{key}[{i}]") for i, entry in entries)
+    profile = Profile(**values)
+    check_values(profile)
+    return profile
+
+
+def profile_json(profile: Profile) -> str:
+    """Write the JSON text that reads back as the same profile: a line per entry."""
+    check_values(profile)
+    values = {key: value for key, value in asdict(profile).items() if key in _PROFILE}
+    lists = {key: values.pop(key, []) for key in ("measurements", "links")}
+    lists["links"] = [asdict(link) for link in profile.links]
+    head = {"version": values.pop("version"), **values, "program_s": profile.program_s}
+    lines = [f"  {json.dumps(key)}: {json.dumps(head[key])}" for key in head]
+    for key, entries in lists.items():
+        rows = [json.dumps(_without_none(entry), allow_nan=False) for entry in entries]
+        body = ",\n".join(f"    {row}" for row in rows)
+        lines.append(f'  "{key}": [\n{body}\n  ]' if rows else f'  "{key}": []')
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def write_profile(path: str | Path, profile: Profile) -> None:
+    """Write the profile file whole or not at all."""
+    write_whole(path, profile_json(profile))
+
+
+def _measurement(raw: object, where: str) -> Measurement:
+    values = read_fields(raw, Measurement, where=where)
+    remat = values.get("remat", "none")
+    if remat not in get_args(Remat):
+        raise BadInput(
+            got=f"{where}.remat = {remat!r}",
+            allowed=f"remat is one of {', '.join(get_args(Remat))}",
+            fix=did_you_mean(remat, get_args(Remat)),
+        )
+    return Measurement(**values)
+
+
+def _link(raw: object, where: str) -> LinkMeasurement:
+    values = read_fields(raw, LinkMeasurement, where=where)
+    ends = read_list(values.pop("between"), "a string", where=join(where, "between"))
+    if len(ends) != 2:
+        raise BadInput(
+            got=f"{where}.between with {len(ends)} names",
+            allowed="two names: from, to",
+            fix='write "between": ["a100-0", "t4-0"]',
+        )
+    return LinkMeasurement(between=(ends[0], ends[1]), **values)
+
+
+def _without_none(entry: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in entry.items() if value is not None}

@@ -3,7 +3,7 @@
 
 Sailor (eth-easl/sailor) keeps `{microbatch: {tensor: {layer: [forward, backward,
 update]}}}` in seconds for one GPU kind. Layer 0 is the embedding, the last one the
-head. Owns the reading. Does not own hetjax's own profile file (`profile_files.py`).
+head. Owns the reading. Does not own hetjax's own profile file (`layer_profile.py`).
 """
 
 import json

@@ -20,7 +20,6 @@ nor how messages share a trunk (`schedule/simulation/traffic.py`).
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from hetjax.cluster.catalogue import device_spec
@@ -59,8 +58,7 @@ def route(cluster: Cluster, source: Place, target: Place) -> Route:
 
     BadInput if the places are on nodes of two zones that no link joins.
     """
-    way = _way(cluster, source, target)
-    return Route(trunks=way.trunks, latency_s=way.latency_s)
+    return _way(cluster, source, target)[0]
 
 
 def num_lanes(cluster: Cluster, source: Place, target: Place) -> int:
@@ -69,7 +67,7 @@ def num_lanes(cluster: Cluster, source: Place, target: Place) -> int:
     Between devices of a host, the smaller number of devices; between hosts, of network
     cards; 1 over a link of the cluster file, which all share.
     """
-    return _way(cluster, source, target).num_lanes
+    return _way(cluster, source, target)[1]
 
 
 def ports(cluster: Cluster, place: Place) -> tuple[str, str]:
@@ -96,41 +94,33 @@ def ring_card_bytes_per_s(node: Node, rings: Sequence[Sequence[int]]) -> float:
     return card / max(leaving.values()) if leaving else math.inf
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Way:
-    trunks: tuple[str, ...]
-    latency_s: float
-    num_lanes: int = 1
-
-
-def _way(cluster: Cluster, source: Place, target: Place) -> _Way:
+def _way(cluster: Cluster, source: Place, target: Place) -> tuple[Route, int]:
+    """The route, and its number of lanes."""
     if source == target:
-        return _Way(trunks=(), latency_s=0.0)
+        return Route(trunks=()), 1
     a, b = cluster.node(source[0]), cluster.node(target[0])
     link = _link(cluster, a.name, b.name)
     if link:
-        return _Way(trunks=(f"{a.name}>{b.name}",), latency_s=link.latency_ms / 1e3)
+        trunk = f"{a.name}>{b.name}"
+        return Route(trunks=(trunk,), latency_s=link.latency_ms / 1e3), 1
     crossing = _hosts_crossed(a, b, _lanes(source[1], target[1]))
     if not crossing:
         ports = (_port(a, source[1][0], "out"), _port(b, target[1][0], "in"))
         num = min(len(source[1]), len(target[1]))
-        return _Way(trunks=ports, latency_s=INTRA_NODE_LATENCY_S, num_lanes=num)
+        return Route(trunks=ports, latency_s=INTRA_NODE_LATENCY_S), num
     cards_out = [_card(a, host, "out") for host in sorted({h for h, _ in crossing})]
     cards_in = [_card(b, host, "in") for host in sorted({h for _, h in crossing})]
     if a.zone == b.zone:
-        return _Way(
-            trunks=(*cards_out, *cards_in),
-            latency_s=NETWORK_LATENCY_S,
-            num_lanes=min(len(cards_out), len(cards_in)),
-        )
+        cards = (*cards_out, *cards_in)
+        num = min(len(cards_out), len(cards_in))
+        return Route(trunks=cards, latency_s=NETWORK_LATENCY_S), num
     link = _link(cluster, a.zone, b.zone)
     if not link:
         raise _unreachable(a, b)
-    return _Way(
-        trunks=(*cards_out, f"{a.zone}>{b.zone}", *cards_in),
-        # the latency between zones is told from end to end
-        latency_s=max(NETWORK_LATENCY_S, link.latency_ms / 1e3),
-    )
+    # the latency between zones is told from end to end
+    latency_s = max(NETWORK_LATENCY_S, link.latency_ms / 1e3)
+    trunks = (*cards_out, f"{a.zone}>{b.zone}", *cards_in)
+    return Route(trunks=trunks, latency_s=latency_s), 1
 
 
 def _lanes(source: tuple[int, ...], target: tuple[int, ...]) -> list[tuple[int, int]]:

@@ -12,7 +12,7 @@ from functools import cached_property
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.costs.measured.layer_profile import Profile
 from hetjax.costs.plan_costs import with_measured_links
-from hetjax.costs.static import adam_state
+from hetjax.costs.stage_memory import adam_state
 from hetjax.errors import BadInput
 from hetjax.models.model import Model, tensor_sizes
 from hetjax.plans.plan import Remat

@@ -25,9 +25,8 @@ from hetjax.costs.graph.passes import Shares
 from hetjax.costs.layers import layer_facts, layer_stacks, layer_workspace_bytes
 from hetjax.costs.measured.layer_profile import DTYPES
 from hetjax.costs.network.nearest import least_shared_card_bytes_per_s
-from hetjax.costs.stage_memory import hidden_size
+from hetjax.costs.stage_memory import hidden_size, static_bytes
 from hetjax.costs.stage_times import LayerTimes, layer_times
-from hetjax.costs.static import static_bytes
 from hetjax.errors import BadInput
 from hetjax.models.model import parameter_count
 from hetjax.planner.model.hops import hop_tables, sync_bytes_per_s

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from hetjax.cluster.catalogue import device_spec
-from hetjax.costs.static import static_bytes
+from hetjax.costs.stage_memory import static_bytes
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.bound.column_generation import lower_bound
 from hetjax.planner.bound.feasibility import one_fits_all
