@@ -33,14 +33,14 @@ class PartialSnapshot:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
+class LeafSource:
     """Where a worker gets a leaf: its own or another's memory or disk, or the cloud."""
 
     worker: str
     tier: Tier
 
 
-Assignment = Mapping[str, Mapping[str, Source]]  # by worker that needs, by leaf
+Assignment = Mapping[str, Mapping[str, LeafSource]]  # by worker that needs, by leaf
 
 
 def leaves_of(snapshots: Iterable[PartialSnapshot], save: Save) -> set[str]:
@@ -67,7 +67,7 @@ def assign(
     save: Save,
     needs: Mapping[str, AbstractSet[str]],
     size_bytes: Mapping[str, int],
-    excluded: AbstractSet[tuple[str, Source]] = frozenset(),
+    excluded: AbstractSet[tuple[str, LeafSource]] = frozenset(),
 ) -> Assignment:
     """Assign each worker a source of each leaf that it needs of this save.
 
@@ -79,13 +79,13 @@ def assign(
         (h for h in snapshots if h.save == save),
         key=lambda h: (_NEAREST[h.tier], h.worker),
     )
-    by_leaf: dict[str, list[Source]] = {}
+    by_leaf: dict[str, list[LeafSource]] = {}
     for snapshot in places:
-        source = Source(worker=snapshot.worker, tier=snapshot.tier)
+        source = LeafSource(worker=snapshot.worker, tier=snapshot.tier)
         for leaf in snapshot.leaves:
             by_leaf.setdefault(leaf, []).append(source)
     load_bytes: dict[str, int] = {}
-    found: dict[str, dict[str, Source]] = {}
+    found: dict[str, dict[str, LeafSource]] = {}
     for worker in sorted(needs):
         found[worker] = {}
         for leaf in sorted(needs[worker]):
@@ -101,11 +101,11 @@ def assign(
 
 
 def _nearest(
-    sources: Sequence[Source], worker: str, load_bytes: Mapping[str, int]
-) -> Source | None:
+    sources: Sequence[LeafSource], worker: str, load_bytes: Mapping[str, int]
+) -> LeafSource | None:
     """The worker itself, else a peer, else the cloud."""
 
-    def distance(source: Source) -> tuple[int, int, int]:
+    def distance(source: LeafSource) -> tuple[int, int, int]:
         here = source.worker == worker
         far = 0 if here else 2 if source.tier == "cloud" else 1
         load = 0 if here else load_bytes.get(source.worker, 0)

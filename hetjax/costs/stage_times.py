@@ -16,7 +16,7 @@ from hetjax.cluster.catalogue import DeviceSpec, canonical_name, device_spec
 from hetjax.cluster.cluster import Node
 from hetjax.costs.costs import StageKey, StageTimes
 from hetjax.costs.graph.passes import Shares, passes, split_passes
-from hetjax.costs.layers import layer_stacks
+from hetjax.costs.layer_bytes import layer_stacks
 from hetjax.costs.measured.layer_profile import Measurement, Profile, measured
 from hetjax.costs.network.routes import ring_card_bytes_per_s
 from hetjax.costs.roofline import (

@@ -6,7 +6,7 @@ links and to memory on purpose: it is the `megatron` baseline that the planner i
 measured against. Does not own better plans (`planner/`).
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from hetjax.cluster.cluster import Cluster
@@ -56,33 +56,16 @@ def even_plan(
         pipeline = _default_pipeline(len(groups), num_layers, microbatches)
     _check_pipeline(pipeline, len(groups), num_layers)
     num_replicas = _num_replicas(len(groups) // pipeline, microbatches)
-    cuts = [num_layers * s // pipeline for s in range(pipeline + 1)]
-
-    def stage(s: int, group: _Group) -> Stage:
-        return Stage(
-            node=group.node,
-            devices=group.devices,
-            mesh=StageMesh(tensor=tensor),
-            layers=(cuts[s], cuts[s + 1]),
-            remat=remat,
-            launch_ahead=default_launch_ahead(
-                schedule,
-                num_stages=pipeline,
-                stage=s,
-                num_microbatches=microbatches // num_replicas,
-            ),
-        )
-
     replicas = [
-        Replica(
-            num_microbatches=microbatches // num_replicas,
-            microbatch_size=microbatch_size,
-            # Megatron's rank order: tensor fastest, then data, then pipeline
-            stages=tuple(
-                stage(s, groups[s * num_replicas + r]) for s in range(pipeline)
-            ),
+        _replica(
+            groups[r::num_replicas][:pipeline],
+            num_layers,
+            microbatches // num_replicas,
+            microbatch_size,
+            schedule,
+            remat,
         )
-        for r in range(num_replicas)
+        for r in range(num_replicas)  # Megatron's ranks: tensor, then data, then stages
     ]
     return Plan(
         model=model,
@@ -90,6 +73,38 @@ def even_plan(
         global_batch=global_batch,
         schedule=schedule,
         replicas=tuple(replicas),
+    )
+
+
+def _replica(
+    groups: Sequence[_Group],
+    num_layers: int,
+    num_microbatches: int,
+    microbatch_size: int,
+    schedule: str,
+    remat: Remat,
+) -> Replica:
+    """Even stages, one for each of the groups."""
+    stages = tuple(
+        Stage(
+            node=group.node,
+            devices=group.devices,
+            mesh=StageMesh(tensor=len(group.devices)),
+            layers=(num_layers * s // len(groups), num_layers * (s + 1) // len(groups)),
+            remat=remat,
+            launch_ahead=default_launch_ahead(
+                schedule,
+                num_stages=len(groups),
+                stage=s,
+                num_microbatches=num_microbatches,
+            ),
+        )
+        for s, group in enumerate(groups)
+    )
+    return Replica(
+        num_microbatches=num_microbatches,
+        microbatch_size=microbatch_size,
+        stages=stages,
     )
 
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from hetjax.checkpoint.recovery_plan import (
     CLOUD,
+    LeafSource,
     PartialSnapshot,
-    Source,
     assign,
     newest,
 )
@@ -77,7 +77,7 @@ def test_every_leaf_comes_from_the_nearest_place_that_holds_it(
             own = {tier for holder, tier in there if holder == worker}
             if own:
                 nearest = "memory" if "memory" in own else "disk"
-                assert source == Source(worker=worker, tier=nearest)
+                assert source == LeafSource(worker=worker, tier=nearest)
             elif source.tier == "cloud":
                 assert there == {(CLOUD, "cloud")}
 
@@ -94,7 +94,7 @@ def test_what_failed_once_is_fetched_from_elsewhere_until_nothing_is_left():
             worker=CLOUD, tier="cloud", save=(1, ""), leaves=frozenset(LEAVES)
         ),
     ]
-    excluded: set[tuple[str, Source]] = set()
+    excluded: set[tuple[str, LeafSource]] = set()
     tried = []
     for _ in range(3):
         found = assign(snapshots, (1, ""), {"a": {"leaf0"}}, SIZES, excluded)

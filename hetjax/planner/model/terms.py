@@ -22,7 +22,7 @@ import numpy as np
 from hetjax.cluster.catalogue import canonical_name, device_spec
 from hetjax.cluster.cluster import Node
 from hetjax.costs.graph.passes import Shares
-from hetjax.costs.layers import layer_facts, layer_stacks, layer_workspace_bytes
+from hetjax.costs.layer_bytes import layer_facts, layer_stacks, layer_workspace_bytes
 from hetjax.costs.measured.layer_profile import DTYPES
 from hetjax.costs.network.nearest import least_shared_card_bytes_per_s
 from hetjax.costs.stage_memory import hidden_size, static_bytes

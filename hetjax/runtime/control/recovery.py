@@ -15,9 +15,9 @@ from dataclasses import replace
 from hetjax.checkpoint.recovery_plan import (
     CLOUD,
     Assignment,
+    LeafSource,
     PartialSnapshot,
     Save,
-    Source,
     Tier,
     assign,
     leaves_of,
@@ -180,7 +180,7 @@ def _rounds(
     storage: CheckpointStorage,
 ) -> Restored | None:
     """Move until nobody lacks anything; None if something is nowhere to be had."""
-    excluded: set[tuple[str, Source]] = set()
+    excluded: set[tuple[str, LeafSource]] = set()
     restored = Restored(step=save[0])
     while any(lacking.values()):
         try:
@@ -210,7 +210,7 @@ def _orders(
     give: dict[str, list[tuple[str, Tier, list[str]]]] = {w: [] for w in workers}
     take: dict[str, list[tuple[str, list[str]]]] = {w: [] for w in workers}
     for worker, sources in found.items():
-        by_source: dict[Source, list[str]] = {}
+        by_source: dict[LeafSource, list[str]] = {}
         for leaf, source in sources.items():
             by_source.setdefault(source, []).append(leaf)
         for source, leaves in by_source.items():

@@ -18,7 +18,7 @@ import numpy as np
 
 from hetjax.runtime.rpc.schema import Message, Request
 
-VERSION = 1  # of the protocol: both sides must have the same
+VERSION = 2  # of the protocol: both sides must have the same
 _WHOLE = 1 << 53  # below this each integer is a float
 _M = TypeVar("_M", bound=Message)
 

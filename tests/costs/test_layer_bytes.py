@@ -11,7 +11,7 @@ from hetjax.costs.graph.flops import forward_flops
 from hetjax.costs.graph.kernels import all_reduces
 from hetjax.costs.graph.passes import Shares, passes
 from hetjax.costs.graph.values import Cuts, Graph
-from hetjax.costs.layers import layer_facts, layer_stacks
+from hetjax.costs.layer_bytes import layer_facts, layer_stacks
 from hetjax.costs.stage_memory import adam_state, stage_memory
 from hetjax.plans.plan import Remat, StageMesh
 from tests.costs.small_models import SEQ_LEN, WIDTH, family, pipeline
