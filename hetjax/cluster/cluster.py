@@ -9,6 +9,7 @@ which devices are there (`discovery.py`).
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 
 from hetjax.cluster import ranges
@@ -69,7 +70,7 @@ class Link:
     latency_ms: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Cluster:
     """Nodes in file order and the links that are not the catalogue's defaults."""
 
@@ -86,7 +87,11 @@ class Cluster:
 
     def node(self, name: str) -> Node:
         """Return the node of that name, which is in the cluster."""
-        return next(node for node in self.nodes if node.name == name)
+        return self._by_name[name]
+
+    @cached_property
+    def _by_name(self) -> dict[str, Node]:
+        return {node.name: node for node in self.nodes}
 
 
 def part_of(cluster: Cluster, names: Collection[str]) -> Cluster:

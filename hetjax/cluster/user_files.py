@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, fields
+from functools import cache
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -32,11 +33,10 @@ _TYPES: dict[Kind, type | tuple[type, ...]] = {
     "a table": dict,
     "a list": list,
 }
-
-
 _KINDS: dict[Any, Kind] = {
     str: "a string",
     Literal: "a string",
+    Path: "a string",
     int: "an integer",
     float: "a number",
     bool: "true or false",
@@ -155,10 +155,8 @@ def read_fields(
 
     Those with a default may be left out, and those that are `optional` in the file.
     """
-    hints = get_type_hints(record)
-    kinds: dict[str, Kind]
-    kinds = {field.name: _kind_of(hints[field.name]) for field in fields(record)}
-    free = {f.name for f in fields(record) if _has_default(f)} | {*optional}
+    kinds, with_default = _kinds_of(record)
+    free = with_default | {*optional}
     return read_record(
         raw,
         where=where,
@@ -167,12 +165,21 @@ def read_fields(
     )
 
 
+@cache
+def _kinds_of(record: type) -> tuple[dict[str, Kind], set[str]]:
+    """What a file has for each field, and which fields have a default."""
+    hints = get_type_hints(record)
+    kinds: dict[str, Kind]
+    kinds = {field.name: kind_of(hints[field.name]) for field in fields(record)}
+    return kinds, {field.name for field in fields(record) if _has_default(field)}
+
+
 def _has_default(field: Field[Any]) -> bool:
     return field.default is not MISSING or field.default_factory is not MISSING
 
 
-def _kind_of(hint: Any) -> Kind:
-    """The kind that a file has for a field of this type, or of this and None."""
+def kind_of(hint: Any) -> Kind:
+    """Return what a file has for a field of this type, or of this and None."""
     if NoneType in get_args(hint):
         (hint,) = (arg for arg in get_args(hint) if arg is not NoneType)
     return _KINDS.get(get_origin(hint) or hint, "a table")

@@ -138,8 +138,8 @@ class Driver:
         return self._controller.saved
 
     @property
-    def is_spoilt(self) -> bool:
-        return self._controller.is_spoilt
+    def is_not_finite(self) -> bool:
+        return self._controller.is_not_finite
 
     def go_back(self, reason: str) -> int:
         """Go on from the newest checkpoint; return its step."""

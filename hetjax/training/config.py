@@ -16,7 +16,14 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from hetjax.cluster import ranges
 from hetjax.cluster.ranges import Range
-from hetjax.cluster.user_files import Kind, as_kind, did_you_mean, join, read_record
+from hetjax.cluster.user_files import (
+    Kind,
+    as_kind,
+    did_you_mean,
+    join,
+    kind_of,
+    read_record,
+)
 from hetjax.errors import BadInput
 
 _MOST_STEPS = 10**9  # a schedule counts them in 32 bits
@@ -51,13 +58,6 @@ _LIMITS: dict[str, tuple[Callable[[float], bool], str, str]] = {  # in words, an
     ),
     "optimizer.final_fraction": (lambda x: 0 <= x <= 1, "0 <= {} <= 1", "0.1"),
     "seed": (lambda x: 0 <= x < 2**32, "0 <= {} < 2**32", "0"),
-}
-_KINDS: dict[Any, Kind] = {
-    int: "an integer",
-    float: "a number",
-    str: "a string",
-    Path: "a string",
-    bool: "true or false",
 }
 
 
@@ -361,16 +361,11 @@ def _record(cls: Any, raw: object, where: str) -> Any:
 
 def _kind(hint: Any, value: object) -> Kind | None:
     """Return what the JSON value must be; None where it may be, and is, null."""
-    if is_dataclass(hint):
-        return "a table"
-    if get_origin(hint) is Literal:
-        return "a string"
     if hint is float and value == "inf":  # JSON has no infinite number
         return "a string"
-    options = [option for option in get_args(hint) if option is not NoneType]
-    if options and value is None:
+    if value is None and NoneType in get_args(hint):
         return None
-    return _KINDS[options[0] if options else hint]
+    return kind_of(hint)
 
 
 def _value(hint: Any, raw: Any, where: str) -> Any:

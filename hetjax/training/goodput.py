@@ -107,9 +107,8 @@ def seconds_at_peak(plan: Plan, model: Model, cluster: Cluster) -> float | None:
     A step is three forward passes' FLOPs (the backward counts twice). None where a
     peak is not known: CPUs, and devices that neither catalogue nor cluster describe.
     """
-    nodes = {node.name: node for node in cluster.nodes}
     used = {(x.node, index) for _, _, x in plan.stages() for index in x.devices}
-    peaks = [_peak_tflops(nodes[name]) for name, _ in used]
+    peaks = [_peak_tflops(cluster.node(name)) for name, _ in used]
     if 0.0 in peaks:
         return None
     step_flops = 3 * sum(forward_flops(model, plan.seq_len)) * plan.global_batch

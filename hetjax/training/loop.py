@@ -257,10 +257,10 @@ class Loop:
     def _save(self, step: int) -> None:
         """Start a checkpoint, unless the one before is still being written."""
         self._record()  # a state that has no finite loss must not be saved
-        self._check_spoilt(step)
+        self._check_finite(step)
         started = self.driver.save(step)
         self._tell_saved()
-        self._check_spoilt(step)
+        self._check_finite(step)
         if not started:
             self.display.note(
                 f"checkpoint of step {step} left out: one is still being written "
@@ -272,7 +272,7 @@ class Loop:
         for _ in range(_NUM_LAST_SAVES + 1):
             self.driver.wait_saved()
             self._tell_saved()
-            self._check_spoilt(step)
+            self._check_finite(step)
             if self.driver.saved == step:
                 return
             self._save(step)
@@ -282,8 +282,8 @@ class Loop:
             fix="make room on the disk and run the same command again",
         )
 
-    def _check_spoilt(self, step: int) -> None:
-        if self.driver.is_spoilt:
+    def _check_finite(self, step: int) -> None:
+        if self.driver.is_not_finite:
             got = f"weights that are not finite, to be saved by step {step}"
             raise _NotFinite(step, got)
 
@@ -319,16 +319,16 @@ def steps_to_trace(config: RunConfig, first: int) -> range:
     return range(start, min(start + _NUM_TRACED, left))
 
 
-NextLogits = Callable[[Sequence[int]], np.ndarray]  # tokens -> logits_V
-
-
 def sample_text(
-    next_logits: NextLogits,
+    next_logits: Callable[[Sequence[int]], np.ndarray],
     tokenizer: Tokenizer,
     config: EvaluationConfig,
     seed: tuple[int, int],
 ) -> str:
-    """Return the prompt and what follows it; the same seed gives the same choice."""
+    """Return the prompt and what follows it; the same seed gives the same choice.
+
+    `next_logits` gives the logits_V of the token after those that it gets.
+    """
     rng = np.random.default_rng(seed)
     tokens = tokenizer.encode(config.prompt) or [tokenizer.end_of_document]
     num_given = len(tokens)

@@ -111,7 +111,7 @@ class _Outcome:
 class _Driver:
     """Steps of 1 s on a clock that only passes when told, with mishaps in between."""
 
-    is_spoilt = False
+    is_not_finite = False
 
     def __init__(self, mishaps: dict[int, Callable[["_Driver"], None]]) -> None:
         self.now_s, self._mishaps, self.num_validation = 100.0, mishaps, 1

@@ -54,7 +54,7 @@ def varuna(request: PlanRequest) -> list[Plan]:
         raise NoFeasiblePlan(
             got="varuna: tensor or data degrees without 1",
             allowed="stages of one device, the only ones that varuna has",
-            fix="add 1 to --tensor-degrees and --data-degrees",
+            fix="add 1 to the tensor degrees (--tensor) and the data degrees",
         )
     return best_first("varuna", request, _varuna(costs))
 

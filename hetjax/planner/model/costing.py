@@ -140,9 +140,9 @@ def check_plan_fits(
     plan: Plan, model: Model, cluster: Cluster, *, dtype: str, optimizer: OptimizerInit
 ) -> None:
     """Raise NoFeasiblePlan if a device of known memory has less than the plan needs."""
-    nodes = {node.name: node for node in cluster.nodes}
     has_bytes = {
-        (r, s): known_memory_bytes(nodes[stage.node]) for r, s, stage in plan.stages()
+        (r, s): known_memory_bytes(cluster.node(stage.node))
+        for r, s, stage in plan.stages()
     }
     if not any(map(math.isfinite, has_bytes.values())):
         return

@@ -6,12 +6,11 @@ found (`search/find.py`).
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from hetjax.cluster.catalogue import device_spec
-from hetjax.cluster.cluster import Cluster, Node
+from hetjax.cluster.cluster import Cluster
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
 
@@ -47,9 +46,8 @@ def expected_goodput(
     and lose no step. A moment counts if no loss makes it void: exp(-rate * seconds).
     """
     plan, speed, void = predicted.plan, 0.0, 0.0
-    nodes = {node.name: node for node in cluster.nodes}
-    for name, share in _compute_shares(plan, nodes).items():
-        per_s = (nodes[name].preemptions_per_hour or 0.0) / 3600
+    for name, share in _compute_shares(plan, cluster).items():
+        per_s = (cluster.node(name).preemptions_per_hour or 0.0) / 3600
         is_there = 1 / (1 + per_s * objective.node_back_s)
         undone_s = 0.0 if survives(plan, name) else objective.checkpoint_every_s / 2
         speed += share * is_there
@@ -57,12 +55,12 @@ def expected_goodput(
     return speed * math.exp(-void)
 
 
-def _compute_shares(plan: Plan, nodes: Mapping[str, Node]) -> dict[str, float]:
+def _compute_shares(plan: Plan, cluster: Cluster) -> dict[str, float]:
     """Of what the plan's devices can compute, what those of each node can."""
     used = {(stage.node, d) for _, _, stage in plan.stages() for d in stage.devices}
     tflops: dict[str, float] = {}
     for name, _ in sorted(used):
-        peak = device_spec(nodes[name]).peak_tflops
+        peak = device_spec(cluster.node(name)).peak_tflops
         tflops[name] = tflops.get(name, 0.0) + peak
     whole = math.fsum(tflops.values())
     return {name: own / whole for name, own in tflops.items()}

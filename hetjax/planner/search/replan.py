@@ -179,9 +179,8 @@ def _held(plan: Plan) -> dict[str, set[int]]:
 def _move(request: PlanRequest, current: Plan, plan: Plan) -> tuple[float, float]:
     """Bytes in all, and seconds until the node that lacks most has them."""
     by_node = fetched_bytes(request.model, current, plan)
-    nodes = {node.name: node for node in request.cluster.nodes}
     seconds = [
-        size / (device_spec(nodes[name]).network_gbit_per_s * 1e9 / 8)
+        size / (device_spec(request.cluster.node(name)).network_gbit_per_s * 1e9 / 8)
         for name, size in by_node.items()
     ]
     return sum(by_node.values()), max(seconds, default=0.0)

@@ -45,7 +45,7 @@ class Controller:
         self.attempts: dict[int, str] = {}  # at saving, by step
         self.new_attempts = AttemptNames()  # they come after those it has noted
         self.saved: int | None = None  # newest step that all workers have saved
-        self.is_spoilt = False  # what they began to save last: not finite, not saved
+        self.is_not_finite = False  # what was to be saved last: it is not
         self._saving = 0, list[str]()  # what they began to save last, and who
         self._copying: tuple[int, int] | None = None  # since when, how many
         self._turn = 0
@@ -239,12 +239,14 @@ class Controller:
         save = step, self.attempts.get(step)
         if workers and all(w in told and told[w].newest == save for w in workers):
             self.saved = step
-        self.is_spoilt = any(w in told and told[w].spoilt == save for w in workers)
+        self.is_not_finite = any(
+            w in told and told[w].not_finite == save for w in workers
+        )
         return told
 
     def forget_saving(self) -> None:
         """What was saved last is of a past that was given up."""
-        self.is_spoilt, self._saving = False, (0, [])
+        self.is_not_finite, self._saving = False, (0, [])
 
     def end(self) -> None:
         """Let the workers finish what they write, and leave.

@@ -3,8 +3,8 @@
 
 Owns the commit of a step, and the meeting of stages. A group whose holders are all here
 is added by devices; one that other processes hold, too, by hosts, while the devices go
-on. A stage posts and goes on; results are there once every holder has posted. Does not own the arithmetic of a group's
-sum (`hetjax/comm/reduction.py`).
+on. A stage posts and goes on; results are there once every holder has posted. Does not
+own the arithmetic of a group's sum (`hetjax/comm/reduction.py`).
 """
 
 import struct
@@ -219,7 +219,7 @@ class PeerSync(GradientSync):
         return {stage for stage in stages if own in members[stage]}
 
     def _start_sum(self, group: Group, posted: Mapping[StageKey, Rows]) -> None:
-        if self._members.within(self._peers.own).issuperset(self._holders[group]):
+        if self._members.in_one_worker(self._holders[group]):
             return super()._start_sum(group, posted)
         for rows in posted.values():
             for array in rows:

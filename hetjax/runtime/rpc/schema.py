@@ -168,14 +168,14 @@ class NextLogits(Message):
 class SavingState(Message):
     """Whether the worker saves anything, is about to, or copies a save to the store.
 
-    `newest` is done; `spoilt` was not written, as its weights are not finite.
+    `newest` is done; `not_finite` was not written, for its weights are not.
     """
 
     saves: bool
     busy: bool = False
     storing: bool = False
     newest: Save | None = None
-    spoilt: Save | None = None
+    not_finite: Save | None = None
 
 
 class Lost(Message):

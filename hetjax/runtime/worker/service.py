@@ -313,7 +313,7 @@ class WorkerService:
             busy=writer.busy,
             storing=writer.is_storing,
             newest=writer.newest,
-            spoilt=writer.not_finite,
+            not_finite=writer.not_finite,
         )
 
     def _keep_copies(self, request: schema.KeepCopies) -> schema.Address:
