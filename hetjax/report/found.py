@@ -24,6 +24,7 @@ from hetjax.planner.search.idle import Idle
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import plan_json
 from hetjax.plans.table import aligned, html_table
+from hetjax.report.binding import binding
 from hetjax.report.layout import layout_picture
 from hetjax.report.picture import Picture
 from hetjax.report.plan_html import page, pictures
@@ -34,7 +35,6 @@ from hetjax.report.plan_rows import (
     WISHES,
     MemoryBar,
     baseline_rows,
-    binding,
     change_rows,
     memory_bars,
     num_devices,

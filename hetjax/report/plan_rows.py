@@ -6,7 +6,6 @@ own how they are laid out (`found.py`, `plan_html.py`).
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ from hetjax.planner.model.objectives import Objective, expected_goodput
 from hetjax.planner.search.comparison import Planned
 from hetjax.planner.search.idle import Idle
 from hetjax.plans.plan import STAGE_COLUMNS, Plan
+from hetjax.report.binding import binding, binding_line
 from hetjax.report.layout import alike_replicas, spelled
 from hetjax.report.prediction import (
     GIB,
@@ -265,94 +265,3 @@ def _size(best: Predicted) -> tuple[str, str]:
 
 def _figure(value: float | None, form: str) -> str:
     return "" if value is None else f"{value:{form}}"
-
-
-_TIGHT = 0.95  # of a device's memory: more than this is hardly by chance
-_BINDS = 0.7  # of the step: below that, nothing but the pipeline's ends is in the way
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Binding:
-    """The busiest devices, the fullest link, and who is short of memory.
-
-    `busy_share` and `waiting_share` (for messages) are of the step, and of the busiest
-    devices. `link_share` is what goes over the link in a step as a share of what could.
-    """
-
-    busiest: str
-    busy_share: float
-    waiting_share: float
-    link: str | None
-    link_share: float
-    tight_devices: tuple[str, ...]
-    num_devices: int
-
-    @property
-    def what(self) -> str:
-        """Return what binds in a word: compute, link, or fill (of the pipeline)."""
-        if self.busy_share >= max(_BINDS, self.link_share):
-            return "compute"
-        waiting = self.waiting_share > 1 - self.busy_share - self.waiting_share
-        return "link" if waiting or self.link_share >= _BINDS else "fill"
-
-
-def binding(predicted: Predicted) -> Binding:
-    """Return what binds in the simulated step."""
-    simulation = predicted.simulation
-    lanes, step_s = simulation.shares, simulation.step_time_s
-    busiest = max(lanes, key=lambda lane: lanes[lane].busy_s)
-    shares = _link_shares(predicted)
-    link = max(shares, key=lambda trunk: shares[trunk], default=None)
-    tight = tuple(
-        device
-        for device, use in predicted.memory.items()
-        if use.total_bytes > _TIGHT * predicted.capacity_bytes[device]
-    )
-    return Binding(
-        busiest=lane_name(busiest),
-        busy_share=lanes[busiest].busy_s / step_s,
-        waiting_share=lanes[busiest].waiting_s / step_s,
-        link=link,
-        link_share=shares[link] if link else 0.0,
-        tight_devices=tight,
-        num_devices=len(predicted.memory),
-    )
-
-
-def binding_line(found: Binding) -> str:
-    """Return the same in a line."""
-    busy = (
-        f"{found.busiest} is busy {found.busy_share:.1%} of the step and waits for "
-        f"messages {found.waiting_share:.1%}"
-    )
-    link = f"link {found.link} carries {found.link_share:.1%} of what it can"
-    tight = (
-        f"{len(found.tight_devices)} of {found.num_devices} devices are within 5 % of "
-        "their memory"
-    )
-    parts = [busy, link] if found.link else [busy]
-    if found.what == "link":
-        parts.reverse()
-    first = {
-        "compute": "compute binds",
-        "link": "a link binds",
-        "fill": "filling and draining pipelines binds (more microbatches would help)",
-    }[found.what]
-    return f"{first}: {', '.join(parts)}; {tight}"
-
-
-def _link_shares(predicted: Predicted) -> dict[str, float]:
-    """Bytes of a step over every trunk, as a share of what fits through it."""
-    costs, simulation = predicted.costs, predicted.simulation
-    sent: defaultdict[str, float] = defaultdict(float)
-    for edge, (sent_s, _) in simulation.messages.items():
-        route = costs.routes.get(edge)
-        for trunk in route.trunks if route else ():
-            sent[trunk] += costs.message_bytes.get(edge, 0.0) * len(sent_s)
-    for reduction in costs.reductions.values():
-        for trunk, size in reduction.trunk_bytes.items():
-            sent[trunk] += size
-    return {
-        trunk: size / costs.trunks[trunk] / simulation.step_time_s
-        for trunk, size in sent.items()
-    }

@@ -18,13 +18,12 @@ from hetjax.planner.search.comparison import Planned
 from hetjax.planner.search.find import Found
 from hetjax.planner.search.idle import Idle
 from hetjax.plans.plan import Plan, Replica, Stage
+from hetjax.report.binding import binding, binding_line
 from hetjax.report.found import FoundPlan, bar_letters
 from hetjax.report.plan_html import shown_replicas
 from hetjax.report.plan_rows import (
     MemoryBar,
     baseline_rows,
-    binding,
-    binding_line,
     idle_lines,
     memory_bars,
     sentences,
