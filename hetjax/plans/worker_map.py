@@ -80,10 +80,6 @@ class WorkerMap:
         """The stages of which the worker has all devices."""
         return {key for key, found in self.members.items() if found == (worker,)}
 
-    def in_one_worker(self, stages: Sequence[StageKey]) -> bool:
-        """Whether one worker has all devices of these stages."""
-        return len({worker for key in stages for worker in self.members[key]}) == 1
-
     def shares(self, holders: Sequence[StageKey], num_rows: int) -> list[Share]:
         """Rows of a gradient group by who has them, a worker of each holder.
 

@@ -8,8 +8,8 @@ planner charge by, and that tests hold against what was counted.
   to each worker that needs it, which copies it to its tensor ranks; inside one
   (`hetjax/mesh/reshard.py`) every tensor rank gets a copy of its own.
 * For a sum (`hetjax/comm/reduction.py`), workers exchange rows by the host; holders
-  inside a worker only give it their rows and get the sums. Where one worker has all
-  holders, each gets the rows of all others from device to device.
+  inside a worker only give it their rows and get the sums. Where all holders are in one
+  process, each gets the rows of all others from device to device.
 
 Does not own ways (`routes.py`).
 """
@@ -98,7 +98,7 @@ def gradient_sum(
     places: list[Place] = [(stage.node, stage.devices) for stage in stages]
     num_rows = math.lcm(*(len(stage.devices) for stage in stages))
     row_size = sum(-(-size // num_rows) for size in sizes)
-    if transport == "in-process" or members.in_one_worker(holders):
+    if transport == "in-process":
         all_bytes = GRADIENT_BYTES * num_rows * row_size
         return _sum_of(cluster, [(a, b, all_bytes) for a, b in permutations(places, 2)])
     sent: list[tuple[Place, Place, int]] = []

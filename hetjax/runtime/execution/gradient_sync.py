@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What REDUCE and NORM mean: where stages meet in one step, and what it comes to.
 
-Owns the commit of a step, and the meeting of stages. A group whose holders are all here
-is added by devices; one that other processes hold, too, by hosts, while the devices go
-on. A stage posts and goes on; results are there once every holder has posted. Does not
-own the arithmetic of a group's sum (`hetjax/comm/reduction.py`).
+Owns the commit of a step, and the meeting of stages in one process, where devices add,
+or in several, where hosts do while the devices go on. A stage posts and goes on;
+results are there once every holder has posted. Does not own the arithmetic of a group's
+sum (`hetjax/comm/reduction.py`).
 """
 
 import struct
@@ -60,8 +60,7 @@ class GradientSync(ABC):
 
     `holders` are the stages that hold each group. `losses` gives those of the last
     stages here, read at NORM: they are ready then. All calls return at once but
-    `commit`, which may wait for the devices of stages that have posted. `sent` counts
-    what devices here send each other, by (from stage, to stage).
+    `commit`, which may wait for the devices of stages that have posted.
     """
 
     def __init__(
@@ -71,7 +70,6 @@ class GradientSync(ABC):
         losses: Callable[[], Mapping[StageKey, jax.Array]],
     ) -> None:
         self._holders, self._num_tokens, self._losses = holders, num_tokens, losses
-        self.sent = Tally()
         self._posted: dict[Group, dict[StageKey, Rows]] = {}
         self._sums: dict[tuple[Group, StageKey], Rows] = {}
         self._squares: dict[StageKey, jax.Array] = {}
@@ -120,20 +118,15 @@ class GradientSync(ABC):
     def _here(self, stages: Sequence[StageKey]) -> Set[StageKey]:
         """Those of the stages that this worker has."""
 
-    def _start_sum(self, group: Group, posted: Mapping[StageKey, Rows]) -> None:
-        """Add on devices; all holders are here."""
-        holders = self._holders[group]
-
-        def moved(a: int, b: int, num_bytes: int) -> None:
-            self.sent.add((holders[a], holders[b]), SUMS, num_bytes)
-
-        totals = exchange([posted[holder] for holder in holders], moved)
-        for holder, summed in zip(holders, totals, strict=True):
-            self._sums[group, holder] = summed
+    @abstractmethod
+    def _start_sum(self, group: Group, posted: Mapping[StageKey, Rows]) -> None: ...
 
 
 class LocalSync(GradientSync):
-    """The meeting where one process has all `num_stages` stages of the plan."""
+    """The meeting where one process has all `num_stages` stages of the plan.
+
+    `sent` counts what devices send each other, by (from stage, to stage).
+    """
 
     def __init__(
         self,
@@ -143,7 +136,7 @@ class LocalSync(GradientSync):
         losses: Callable[[], Mapping[StageKey, jax.Array]],
     ) -> None:
         super().__init__(holders, num_tokens, losses)
-        self._num_stages = num_stages
+        self._num_stages, self.sent = num_stages, Tally()
 
     @property
     def commit(self) -> StepCommit | None:
@@ -158,6 +151,16 @@ class LocalSync(GradientSync):
 
     def _here(self, stages: Sequence[StageKey]) -> Set[StageKey]:
         return set(stages)
+
+    def _start_sum(self, group: Group, posted: Mapping[StageKey, Rows]) -> None:
+        holders = self._holders[group]
+
+        def moved(a: int, b: int, num_bytes: int) -> None:
+            self.sent.add((holders[a], holders[b]), SUMS, num_bytes)
+
+        totals = exchange([posted[holder] for holder in holders], moved)
+        for holder, summed in zip(holders, totals, strict=True):
+            self._sums[group, holder] = summed
 
 
 class PeerSync(GradientSync):
@@ -219,8 +222,6 @@ class PeerSync(GradientSync):
         return {stage for stage in stages if own in members[stage]}
 
     def _start_sum(self, group: Group, posted: Mapping[StageKey, Rows]) -> None:
-        if self._members.in_one_worker(self._holders[group]):
-            return super()._start_sum(group, posted)
         for rows in posted.values():
             for array in rows:
                 array.copy_to_host_async()
