@@ -2,10 +2,12 @@
 """A worker that hangs: every wait of its controller has a limit that says for what."""
 
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -107,6 +109,27 @@ def test_who_does_not_answer_is_lost_and_those_that_wait_for_it_are_not(
         reason = f"took more than {LIMIT_S:g} s to {LIMITS[type(request_)].what}"
         assert told.value.reason.startswith(reason)
         assert sorted(told.value.reports) == ["a", "c"] == sorted(connections.workers)
+
+
+def test_who_answers_before_the_others_are_asked_has_answered(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    heard, asked = threading.Event(), SocketConnections._send
+
+    def slowly(connections: SocketConnections, worker: str, request: AnyRequest):
+        asked(connections, worker, request)
+        assert worker != "a" or heard.wait(10)
+
+    def deliver(connections: SocketConnections, worker: str, *message: Any):
+        delivered(connections, worker, *message)
+        heard.set()
+
+    delivered = SocketConnections._deliver
+    monkeypatch.setattr(SocketConnections, "_send", slowly)
+    monkeypatch.setattr(SocketConnections, "_deliver", deliver)
+    with connections_of(dict.fromkeys("abc", answers)) as connections:
+        told = connections.ask(dict.fromkeys("abc", Compile()))
+        assert told == dict.fromkeys("abc", Done(epoch=connections.epoch))
 
 
 def test_where_all_wait_for_each_other_one_is_named_and_none_is_cut_off():

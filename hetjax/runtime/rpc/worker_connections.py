@@ -188,7 +188,8 @@ class SocketConnections:
         asked = {w: replace(r, epoch=self.epoch) for w, r in requests.items()}
         with self._changed:
             self._number += 1
-            self._asked, self._replies = asked, {}
+            # a copy, from which answers are taken while the others are still asked
+            self._asked, self._replies = dict(asked), {}
             self._progress = progress
         for worker, request in asked.items():
             self._send(worker, request)
