@@ -62,6 +62,18 @@ def binding(predicted: Predicted) -> Binding:
     )
 
 
+def largest_term(found: Binding) -> str:
+    """Return what takes most of the step on its busiest devices."""
+    rest = 1 - found.busy_share - found.waiting_share
+    terms = {
+        "computing": found.busy_share,
+        "waiting for messages": found.waiting_share,
+        "filling and draining the pipeline": rest,
+    }
+    what = max(terms, key=lambda term: terms[term])
+    return f"largest term: {what}, {terms[what]:.1%} of the step on {found.busiest}"
+
+
 def binding_line(found: Binding) -> str:
     """Return the same in a line."""
     busy = (

@@ -28,6 +28,7 @@ from hetjax.training.config import RunConfig, option
 from hetjax.training.goodput import Goodput
 from hetjax.training.rundir import LOGS, Journal, read_journal
 from hetjax.training.starting import Start
+from hetjax.training.step_comparison import StepComparison
 
 DONE, PREEMPTED = 0, 4  # exit codes
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -120,6 +121,20 @@ def _moved(num_bytes: Mapping[str, int], seconds: Mapping[str, float]) -> str:
         f"{n:,} bytes from {tier} in {seconds[tier]:.1f} s"
         for tier, n in num_bytes.items()
     )
+
+
+def record_comparison(
+    comparison: StepComparison,
+    events: Journal,
+    shown: Display,
+    step: int,
+    step_time_s: float,
+) -> None:
+    """Say once for each plan how its measured step time compares to the predicted."""
+    found = comparison.add(step_time_s)
+    if found is not None:
+        event(events, "compared", step, **found.values())
+        shown.note(str(found))
 
 
 def record_goodput(found: Goodput, step: int, events: Journal, shown: Display) -> None:

@@ -72,6 +72,7 @@ class Loop:
     display: Display
     stop: StopRequest
     spent: Spent
+    compared: Callable[[int, float], None]
     _done: _Done | None = None
     _since_s: float = 0.0
     _is_in_step: bool = False
@@ -210,6 +211,13 @@ class Loop:
             line["mfu"] = self.seconds_at_peak / done.step_time_s
         self.metrics.append(line)
         self.display.trained(line)
+        self._compare(step, done.step_time_s)
+
+    def _compare(self, step: int, step_time_s: float) -> None:
+        """Hold a step's time against what was predicted; that is no step's time."""
+        start_s = time.perf_counter()
+        self.compared(step, step_time_s)
+        self._since_s += time.perf_counter() - start_s
 
     def _diverged(self, got: str) -> RunFailed:
         kept = self.driver.saved

@@ -153,7 +153,11 @@ def choose_plan(
     choice = choice or _even(config, model, cluster)
     check_plan(choice.plan, model, cluster, f"plan ({choice.source})")
     check_plan_fits(
-        choice.plan, model, cluster, dtype=config.dtype, optimizer=_state(config)
+        choice.plan,
+        model,
+        cluster,
+        dtype=config.dtype,
+        optimizer=optimizer_init(config),
     )
     return choice
 
@@ -280,7 +284,7 @@ def next_plan(config: RunConfig, model: Model, cluster: Cluster, current: Plan) 
     if config.planner == "even":
         plan = _even(config, model, cluster).plan
         check_plan_fits(
-            plan, model, cluster, dtype=config.dtype, optimizer=_state(config)
+            plan, model, cluster, dtype=config.dtype, optimizer=optimizer_init(config)
         )
         return plan
     from hetjax.planner.search.replan import replan  # as in `_searched`
@@ -305,7 +309,7 @@ def _searched(config: RunConfig, model: Model, cluster: Cluster) -> Choice:
 
 
 def _request(config: RunConfig, model: Model, cluster: Cluster) -> PlanRequest:
-    profile = _profile(config, model)
+    profile, _ = read_run_profile(config, model)
     if profile is not None and not profile.devices & all_kinds(cluster):
         known = ", ".join(sorted(profile.devices)) or "no devices"
         warnings.warn(
@@ -318,26 +322,29 @@ def _request(config: RunConfig, model: Model, cluster: Cluster) -> PlanRequest:
         seq_len=config.seq_len,
         global_batch=config.global_batch,
         dtype=config.dtype,
-        optimizer=_state(config),
+        optimizer=optimizer_init(config),
         profile=profile,
         microbatch_sizes=tuple(sorted({*_SIZES, config.microbatch_size})),
         tensor_degrees=known_degrees(_SIZES, cluster, profile),
     )
 
 
-def _profile(config: RunConfig, model: Model) -> Profile | None:
-    """Read --profile, else the run directory's, if there is one."""
+def read_run_profile(
+    config: RunConfig, model: Model
+) -> tuple[Profile, Path] | tuple[None, None]:
+    """Return --profile, else the run directory's, if there is one; and its path."""
     path = config.profile or config.run_dir / PROFILE
     if config.profile is None and not path.exists():
-        return None
+        return None, None
     profile = read_profile(path)
     with placed(f"profile file {str(path)!r}"):
         check_profile(profile, model.name, config.seq_len, len(model.layers))
         compute_dtype(config.dtype, profile, config.dtype)
-    return profile
+    return profile, path
 
 
-def _state(config: RunConfig) -> OptimizerInit:
+def optimizer_init(config: RunConfig) -> OptimizerInit:
+    """Return the function that makes the state of the run's optimizer."""
     return optimizer(config.optimizer, config.steps).init
 
 

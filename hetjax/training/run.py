@@ -33,6 +33,7 @@ from hetjax.training.events import (
     describe,
     event,
     finish,
+    record_comparison,
     record_goodput,
     record_recovery,
 )
@@ -52,6 +53,7 @@ from hetjax.training.starting import (
     evaluated,
     read_progress,
 )
+from hetjax.training.step_comparison import StepComparison, predict_step
 
 T = TypeVar("T")
 _TOLD_EVERY_S = 0.1
@@ -83,6 +85,7 @@ class _Open:
     metrics: Journal
     events: Journal
     told: SimpleQueue[Notice]  # by workers, from when they start
+    comparison: StepComparison
 
 
 class Session(ExitStack):
@@ -191,6 +194,11 @@ class Session(ExitStack):
         metrics, events = begin(start, dataset, driver, shown)
         self.enter_context(closing(metrics))
         self.enter_context(closing(events))
+        comparison = StepComparison(
+            predict=partial(predict_step, self._config, self._model),
+            is_simulated=self._config.simulate,
+        )
+        comparison.begin(driver.plan, start.hardware.cluster)
         self._opened = _Open(
             start=start,
             dataset=dataset,
@@ -198,6 +206,7 @@ class Session(ExitStack):
             metrics=metrics,
             events=events,
             told=told,
+            comparison=comparison,
         )
         return self._opened
 
@@ -244,11 +253,14 @@ class Session(ExitStack):
             display=shown,
             stop=stop,
             spent=Spent(after=driver.at),
+            compared=partial(record_comparison, found.comparison, found.events, shown),
         )
 
         def recovered(what: Recovered) -> None:
             loop.hear(what)
             record_recovery(what, run_dir, found.events, shown)
+            if what.plan is not None and what.cluster is not None:
+                found.comparison.begin(what.plan, what.cluster)
 
         driver.heard = recovered
         return loop

@@ -141,6 +141,10 @@ class _Driver:
             )
         )
 
+    def compare(self, step: int, step_time_s: float) -> None:
+        """Take 3 s to predict a step, once."""
+        self.now_s += 3.0 if step == 3 else 0.0
+
     def validate(self, number: int) -> float:
         return 2.0
 
@@ -174,6 +178,7 @@ def _told(
         display=Display(4),
         stop=StopRequest(),
         spent=Spent(after=0),
+        compared=driver.compare,
     )
     driver.heard = loop.hear
     assert loop.run(0) == 4

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The step time of a run, measured beside predicted.
+
+Owns which steps count, and the words. Does not own the prediction
+(`hetjax/schedule/predicted.py`) nor the costs that it is made of.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from hetjax.cluster.cluster import Cluster
+from hetjax.costs.plan_costs import costs_of
+from hetjax.errors import BadInput, NoFeasiblePlan
+from hetjax.models.model import Model
+from hetjax.planner.model.costing import check_times, times_from
+from hetjax.plans.plan import Plan
+from hetjax.plans.worker_map import EMBEDDED
+from hetjax.report.binding import Binding, binding, largest_term
+from hetjax.report.prediction import check_finite, ms
+from hetjax.schedule.predicted import Predicted, predict
+from hetjax.schedule.search import may_split
+from hetjax.stage.partition import tied_holders
+from hetjax.training.config import RunConfig
+from hetjax.training.placement import optimizer_init, read_run_profile
+
+_NUM_STEPS = 3  # of a plan, until it is compared; the first one also warms up
+_FAR_OFF = 1.25
+
+
+def predict_step(
+    config: RunConfig, model: Model, plan: Plan, cluster: Cluster
+) -> Predicted:
+    """Predict a step of the run with this plan.
+
+    BadInput for devices without figures, NoFeasiblePlan for a plan over memory.
+    """
+    profile, path = read_run_profile(config, model)
+    costs = costs_of(
+        plan,
+        model,
+        cluster,
+        profile,
+        dtype=config.dtype,
+        optimizer=optimizer_init(config),
+        halves=may_split(plan.schedule) or bool(plan.programs),
+        transport="in-process" if config.launcher == EMBEDDED else config.transport,
+    )
+    check_times(costs)
+    tied = tied_holders(plan, model)
+    source = times_from(plan, cluster, config.dtype, profile, path, tied)
+    predicted = predict(plan, costs, tied, times_from=source)
+    check_finite(predicted)
+    return predicted
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComparedStep:
+    """A measured step time, and the predicted one; `why` there is none."""
+
+    measured_s: float
+    predicted_s: float | None = None
+    binds: Binding | None = None
+    times_from: str = ""
+    why: str = ""
+    is_simulated: bool = False
+
+    def values(self) -> dict[str, Any]:
+        """Return the figures as they stand in `events.jsonl`."""
+        return {
+            "measured_s": self.measured_s,
+            "predicted_s": self.predicted_s,
+            "binds": None if self.binds is None else self.binds.what,
+            "times_from": self.times_from,
+        }
+
+    def __str__(self) -> str:
+        measured = f"step time {ms(self.measured_s)} ms measured"
+        if self.predicted_s is None or self.binds is None:
+            return f"{measured}; none is predicted: {self.why}"
+        predicted = f"{ms(self.predicted_s)} ms predicted"
+        if self.is_simulated:
+            return (
+                f"{measured} on the CPU here, {predicted} for the devices that it "
+                f"simulates; {largest_term(self.binds)}"
+            )
+        off = self.measured_s / self.predicted_s
+        line = (
+            f"{measured}, {predicted} ({off - 1:+.1%}; {self.times_from}); "
+            f"{largest_term(self.binds)}"
+        )
+        estimated = self.times_from.startswith("estimated")
+        if estimated and not 1 / _FAR_OFF < off < _FAR_OFF:
+            line += "; `hetjax profile` measures times to predict and plan with"
+        return line
+
+
+@dataclass(kw_only=True, slots=True)
+class StepComparison:
+    """Compares once for each plan, after its third step."""
+
+    predict: Callable[[Plan, Cluster], Predicted]
+    is_simulated: bool
+    _plan: tuple[Plan, Cluster] | None = None
+    _times_s: list[float] = field(default_factory=list)
+
+    def begin(self, plan: Plan, cluster: Cluster) -> None:
+        """Wait for the steps of this plan."""
+        self._plan, self._times_s = (plan, cluster), []
+
+    def add(self, step_time_s: float) -> ComparedStep | None:
+        """Take the time of a step; return the comparison if it is due."""
+        if self._plan is None:
+            return None
+        self._times_s.append(step_time_s)
+        if len(self._times_s) < _NUM_STEPS:
+            return None
+        measured_s = median(self._times_s[1:])
+        (plan, cluster), self._plan = self._plan, None
+        try:
+            found = self.predict(plan, cluster)
+        except (BadInput, NoFeasiblePlan) as bad:
+            return ComparedStep(measured_s=measured_s, why=bad.got)
+        return ComparedStep(
+            measured_s=measured_s,
+            predicted_s=found.simulation.step_time_s,
+            binds=binding(found),
+            times_from=found.times_from,
+            is_simulated=self.is_simulated,
+        )

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run holds its step time against the predicted one, once for each plan."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+import hetjax
+from hetjax.cluster.cluster import Cluster
+from hetjax.errors import BadInput
+from hetjax.plans.plan import Plan
+from hetjax.training.run import run
+from hetjax.training.step_comparison import ComparedStep, StepComparison, predict_step
+from tests.training.small import MODEL, SIX, TWO_REPLICAS, but, lines, small_preset
+
+
+def test_a_run_says_once_what_was_measured_and_what_simulate_predicts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    preset = but(small_preset(tmp_path), steps=5)
+    assert run(preset.config, preset, MODEL) == 0
+    run_dir = preset.config.run_dir
+    events = lines(run_dir / "events.jsonl")
+    [compared] = [event for event in events if event["event"] == "compared"]
+    times_s = {
+        x["step"]: x["step_time_s"]
+        for x in lines(run_dir / "metrics.jsonl")[1:]
+        if "loss" in x
+    }
+    assert compared["step"] == 3
+    assert compared["measured_s"] == pytest.approx((times_s[2] + times_s[3]) / 2)
+    told = [x for x in capsys.readouterr().out.splitlines() if "ms predicted" in x]
+    assert len(told) == 1 and "CPU here" in told[0] and "largest term: " in told[0]
+
+
+def test_workers_are_predicted_as_simulate_predicts_them(tmp_path: Path):
+    preset = small_preset(tmp_path)
+    config = replace(preset.config, launcher="processes")
+    cluster = hetjax.load_cluster(SIX)
+    found = predict_step(config, MODEL, TWO_REPLICAS, cluster)
+    wanted = hetjax.simulate_plan(
+        TWO_REPLICAS, model=MODEL, cluster=cluster, dtype=config.dtype, quiet=True
+    )
+    # but for the optimizer's counters, of which simulate knows nothing without a run
+    assert found.simulation.step_time_s == pytest.approx(wanted.step_time_s, rel=1e-6)
+
+
+def refuse(plan: Plan, cluster: Cluster) -> NoReturn:
+    raise BadInput(
+        got="device 'X9' is unknown", allowed="known ones", fix="describe it"
+    )
+
+
+def test_each_plan_is_compared_after_its_third_step_and_the_first_does_not_count():
+    cluster = hetjax.load_cluster(SIX)
+    comparison = StepComparison(predict=refuse, is_simulated=False)
+    assert comparison.add(1.0) is None  # no plan yet
+    for first_s in (9.0, 7.0):
+        comparison.begin(TWO_REPLICAS, cluster)
+        found = [comparison.add(s) for s in (first_s, 2.0, 4.0, 5.0, 6.0)]
+        assert [one is not None for one in found] == [False, False, True, False, False]
+        assert found[2] is not None and found[2].measured_s == 3.0
+        assert "none is predicted: device 'X9' is unknown" in str(found[2])
+        assert json.loads(json.dumps(found[2].values()))["predicted_s"] is None
+
+
+@pytest.mark.parametrize(("measured_s", "advised"), [(1.0, False), (2.0, True)])
+def test_estimates_that_are_far_off_come_with_advice(
+    measured_s: float, advised: bool, tmp_path: Path
+):
+    preset = small_preset(tmp_path)
+    cluster = hetjax.load_cluster(SIX)
+    found: Any = predict_step(preset.config, MODEL, TWO_REPLICAS, cluster)
+    comparison = StepComparison(predict=lambda *_: found, is_simulated=False)
+    comparison.begin(TWO_REPLICAS, cluster)
+    step_s = measured_s * found.simulation.step_time_s
+    told: list[ComparedStep | None] = [comparison.add(step_s) for _ in range(3)]
+    percent = f"{measured_s - 1:+.1%}"
+    assert percent in str(told[2])
+    assert ("hetjax profile" in str(told[2])) is advised
