@@ -117,6 +117,7 @@ class _Driver:
         self.now_s, self._mishaps, self.num_validation = 100.0, mishaps, 1
         self.heard: Callable[[Recovered], None] = lambda recovered: None
         self.saved: int | None = None
+        self.comparing_s = 0.0
 
     def step(self, number: int, *, traced: bool = False) -> _Outcome:
         self._mishaps.pop(number, lambda driver: None)(self)
@@ -142,8 +143,8 @@ class _Driver:
         )
 
     def compare(self, step: int, step_time_s: float) -> None:
-        """Take 3 s to predict a step, once."""
-        self.now_s += 3.0 if step == 3 else 0.0
+        """Pass the time that predicting a step takes."""
+        self.now_s += self.comparing_s if step == 3 else 0.0
 
     def validate(self, number: int) -> float:
         return 2.0
@@ -209,6 +210,16 @@ def test_a_step_that_the_others_have_finished_counts_as_a_whole(
     times_s, found = _told(finished, tmp_path, monkeypatch)
     assert times_s == [1.0, 1.0, 1.0, 1.0]
     assert (found.lost_s, found.productive_s, found.total_s) == (0.0, 4.0, 6.0)
+
+
+def test_the_comparison_with_the_prediction_is_no_part_of_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    driver = _Driver({})
+    driver.comparing_s = 3.0
+    times_s, found = _told(driver, tmp_path, monkeypatch)
+    assert times_s == [1.0, 1.0, 1.0, 1.0]
+    assert (found.productive_s, found.other_s) == (4.0, 3.0)
 
 
 def test_steps_that_are_rolled_back_are_lost(
