@@ -19,6 +19,7 @@ QUICK = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11)
 def strict_simulation() -> None:
     """Simulate 16 CPU devices, with the strictest JAX; before JAX is used."""
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
+    os.environ["JAX_PLATFORMS"] = "cpu"  # also where there is an accelerator
     simulate_devices(NUM_DEVICES)
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -55,6 +55,11 @@ def measure_model(
 ) -> Profile:
     """The same of a model on the preset's hardware, updated by its optimizer."""
     check_choices(config, model)
-    run = replace(preset.config, cluster=config.cluster, simulate=config.simulate)
+    run = replace(
+        preset.config,
+        cluster=config.cluster,
+        simulate=config.simulate,
+        platform=config.platform,
+    )
     there, rule = choose_hardware(run, preset), optimizer(run.optimizer, run.steps)
     return measured(config, model, there.cluster, there.devices, rule, quiet=quiet)

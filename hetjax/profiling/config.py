@@ -24,6 +24,9 @@ class ProfileConfig:
     """Cluster file, or lab or tiny; None: the preset's, or the devices here."""
     simulate: bool = False
     """Let CPU devices stand in for those of the cluster."""
+    platform: Literal["auto", "cpu"] = "auto"
+    """What to measure on: what JAX finds, and never the CPU of a machine that has a GPU
+    or TPU which JAX does not use; cpu: the CPU, whatever else there is."""
     seq_len: int
     """Tokens per sequence."""
     microbatch_sizes: tuple[int, ...]

@@ -182,6 +182,9 @@ class RunConfig:
     counts as lost."""
     simulate: bool = False
     """Let CPU devices stand in for those of the cluster."""
+    platform: Literal["auto", "cpu"] = "auto"
+    """What to run on: what JAX finds, and never the CPU of a machine that has a GPU or
+    TPU which JAX does not use; cpu: the CPU, whatever else there is."""
     stop_after: int | None = None
     """Stop with state saved after so many steps of this start, as if preempted."""
     trace: bool = False

@@ -21,6 +21,7 @@ from hetjax.cluster.user_files import placed
 from hetjax.costs.measured.layer_profile import Profile, check_profile, read_profile
 from hetjax.errors import BadInput
 from hetjax.launch.on_ray import ray_cluster
+from hetjax.mesh.accelerators import check_accelerator_usable, check_accelerator_used
 from hetjax.mesh.process_setup import simulate_devices
 from hetjax.models.model import Model, tensor_sizes
 from hetjax.planner.model.costing import (
@@ -72,10 +73,13 @@ def choose_hardware(
     """Take the one given, else --cluster, else the preset's where there are only CPUs,
     else what is here.
 
-    May start JAX. BadInput if devices are missing and may not be simulated.
+    May start JAX. BadInput if devices are missing and may not be simulated, also where
+    JAX does not use this machine's accelerator and --platform does not ask for the CPU.
     """
     if config.launcher != "embedded":
         return _of_workers(config, preset, given)
+    if config.platform == "cpu":
+        jax.config.update("jax_platforms", "cpu")
     asked = given or config.cluster
     cluster, simulate = _named(asked or preset.cluster), config.simulate
     if cluster is None:
@@ -90,11 +94,11 @@ def choose_hardware(
         # a preset's cluster is for CPU-only machines: look for accelerators first
         with suppress(RuntimeError):  # JAX runs already: a notebook keeps its devices
             simulate_devices(cluster.num_devices, only_cpu=asked is not None)
-    if asked is None and jax.default_backend() != "cpu":
+    if asked is None and not _on_cpu(config):
         return _found(config)
     return Hardware(
         cluster=cluster,
-        devices=assign_devices(cluster, _local_devices(cluster, simulate), simulate),
+        devices=assign_devices(cluster, _local_devices(config, cluster), simulate),
         source=_source(config, given),
     )
 
@@ -189,6 +193,12 @@ def _of_workers(config: RunConfig, preset: Preset, given: Cluster | None) -> Har
             allowed="a cluster file that says which node has a worker",
             fix="add --cluster FILE, or leave --launcher out",
         )
+    if (
+        cluster
+        and config.launcher == "processes"
+        and _wants_accelerators(config, cluster)
+    ):
+        check_accelerator_usable()  # workers look again, but only when they are there
     jax.config.update("jax_platforms", "cpu")  # accelerators are for the workers
     if cluster is None:
         found = ray_cluster()
@@ -197,13 +207,13 @@ def _of_workers(config: RunConfig, preset: Preset, given: Cluster | None) -> Har
 
 
 def _found(config: RunConfig) -> Hardware:
-    if config.simulate and jax.default_backend() == "cpu":
+    if config.simulate and _on_cpu(config):
         raise BadInput(
             got="--simulate without a cluster",
             allowed="--simulate with a cluster file that says what to simulate",
             fix="add --cluster FILE, or leave --simulate out",
         )
-    here = jax.local_devices()
+    here = _used_devices(config)
     cluster = discover(here)
     return Hardware(
         cluster=cluster,
@@ -212,14 +222,35 @@ def _found(config: RunConfig) -> Hardware:
     )
 
 
-def _local_devices(cluster: Cluster, simulate: bool) -> list[jax.Device]:
-    if simulate:
+def _on_cpu(config: RunConfig) -> bool:
+    """Whether the run has no more than the CPU; starts JAX."""
+    return config.platform == "cpu" or jax.default_backend() == "cpu"
+
+
+def _local_devices(config: RunConfig, cluster: Cluster) -> list[jax.Device]:
+    """What the nodes of a cluster that is not what was found can have."""
+    if not _wants_accelerators(config, cluster):
         return jax.local_devices(backend="cpu")
-    here = jax.local_devices()
+    here = _used_devices(config)
     if any(node.device == "cpu" for node in cluster.nodes):
         cpus = jax.local_devices(backend="cpu")
         here = [*(d for d in here if d.platform != "cpu"), *cpus]
     return here
+
+
+def _wants_accelerators(config: RunConfig, cluster: Cluster) -> bool:
+    """Whether some node is to have another device than a CPU."""
+    if config.simulate or config.platform == "cpu":
+        return False
+    return any(node.device != "cpu" for node in cluster.nodes)
+
+
+def _used_devices(config: RunConfig) -> list[jax.Device]:
+    """What JAX runs on by itself; BadInput if an accelerator is left out."""
+    if config.platform == "cpu":
+        return jax.local_devices(backend="cpu")
+    check_accelerator_used()
+    return jax.local_devices()
 
 
 def _given(config: RunConfig, given: Plan | None) -> Choice | None:

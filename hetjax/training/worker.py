@@ -26,6 +26,7 @@ from hetjax.data.batches import Batch, Samples, samples, validation_batches
 from hetjax.data.dataset import DamagedDataset, Dataset, load, prepare
 from hetjax.elastic.notices import Watch
 from hetjax.errors import BadInput
+from hetjax.mesh.accelerators import check_accelerator_used
 from hetjax.mesh.multihost import world_devices
 from hetjax.mesh.process_setup import keep_compiled, simulate_devices
 from hetjax.models.presets import model_preset
@@ -135,7 +136,7 @@ def _runtime(
     return StageRuntime(
         plan,
         model_preset(config.model),
-        {node_of(worker): _devices(worker, cluster, config.simulate)},
+        {node_of(worker): _devices(worker, cluster, config)},
         optimizer(config.optimizer, config.steps),
         dtype=config.dtype,
         clip_norm=config.optimizer.clip_norm,
@@ -145,17 +146,19 @@ def _runtime(
     )
 
 
-def _devices(worker: str, cluster: Cluster, simulate: bool) -> Sequence[jax.Device]:
+def _devices(worker: str, cluster: Cluster, config: RunConfig) -> Sequence[jax.Device]:
     """The devices of the worker's node, also those of its other hosts."""
     (node,) = cluster.nodes
-    if simulate or node.device == "cpu":
+    if config.simulate or config.platform == "cpu" or node.device == "cpu":
         simulate_devices(node.devices_per_host)
+    else:
+        check_accelerator_used()
     if node.hosts == 1:
         found = jax.local_devices()
     else:
         index = node.workers.index(worker)
         found = world_devices(index, node.hosts, node.devices_per_host)
-    return assign_devices(cluster, found, simulate)[node.name]
+    return assign_devices(cluster, found, config.simulate)[node.name]
 
 
 def _dataset(

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refuses the CPU of a machine that has an accelerator which JAX does not use.
+
+Owns by which files an accelerator shows itself, what JAX needs for it, and what is said
+where that is missing or does not fit. Does not own which runs are refused: those that
+are not simulated and where nobody asked for the CPU (`training/placement.py`,
+`training/worker.py`).
+"""
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import jax
+
+from hetjax.errors import BadInput
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Accelerator:
+    """A family of devices; `name` has its article, `platform` is JAX's word for it.
+
+    `extras` has, by the distribution that lets JAX use it, the extra of hetjax that
+    installs that; the first is what to take where there is none.
+    """
+
+    name: str
+    platform: str
+    extras: Mapping[str, str]
+
+
+NVIDIA = Accelerator(
+    name="an NVIDIA GPU",
+    platform="cuda",
+    # CUDA 12 first: its wheels run on every driver that those of CUDA 13 run on
+    extras={"jax-cuda12-plugin": "cuda12", "jax-cuda13-plugin": "cuda13"},
+)
+TPU = Accelerator(name="a TPU", platform="tpu", extras={"libtpu": "tpu"})
+
+_GOOGLE = "0x1ae0"  # a PCI vendor; its network cards have other device ids
+_TPU_IDS = {  # those that JAX 0.12 looks for
+    *("0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f"),
+    *("0x0076", "0x0083", "0x007c"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Visible:
+    """An accelerator that this process may use, and a file that shows it."""
+
+    accelerator: Accelerator
+    file: Path
+
+    def __str__(self) -> str:
+        return f"{self.accelerator.name} ({self.file})"
+
+
+def visible_accelerator(root: Path = Path("/")) -> Visible | None:
+    """Return the accelerator that this process may use, if there is one.
+
+    Device files are what counts: a container has those that it was given, while /proc
+    and /sys show what its host has. `root` is where the file system begins.
+    """
+    dev = root / "dev"
+    cards = [*sorted(dev.glob("nvidia[0-9]*")), *_cards_of_wsl(root)]
+    if cards:
+        return Visible(accelerator=NVIDIA, file=cards[0])
+    chips = [*sorted(dev.glob("accel[0-9]*")), *sorted(dev.glob("vfio/[0-9]*"))]
+    if chips and _has_tpu(root):  # others than TPUs have such files, too
+        return Visible(accelerator=TPU, file=chips[0])
+    return None
+
+
+def _cards_of_wsl(root: Path) -> list[Path]:
+    """Windows' device file stands for any GPU, its library for NVIDIA's driver."""
+    card, driver = root / "dev/dxg", root / "usr/lib/wsl/lib/libcuda.so.1"
+    return [card] if card.exists() and driver.exists() else []
+
+
+def _has_tpu(root: Path) -> bool:
+    return any(
+        vendor.read_text().strip() == _GOOGLE
+        and (vendor.parent / "device").read_text().strip() in _TPU_IDS
+        for vendor in root.glob("sys/bus/pci/devices/*/vendor")
+    )
+
+
+def installed_versions() -> dict[str, str]:
+    """Return the versions of jaxlib and of what lets it use accelerators."""
+    found: dict[str, str] = {}
+    for name in ("jaxlib", *NVIDIA.extras, *TPU.extras):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def unusable(there: Visible, versions: Mapping[str, str]) -> BadInput | None:
+    """Return what to raise if JAX cannot use `there`, as far as versions tell.
+
+    `versions` are those of what is installed, by distribution.
+    """
+    plugin = _plugin(there, versions)
+    if plugin not in versions:
+        return _cpu_instead(there, versions, f"JAX cannot use it without {plugin}")
+    if plugin in TPU.extras or versions[plugin] == versions["jaxlib"]:
+        return None
+    why = f"JAX ignores {plugin} {versions[plugin]}: jaxlib is {versions['jaxlib']}"
+    return _cpu_instead(there, versions, why)
+
+
+def not_started(there: Visible, versions: Mapping[str, str], told: str) -> BadInput:
+    """Return what to raise if JAX could use `there`, and does not.
+
+    `told` is what JAX says when it is asked for it.
+    """
+    plugin = _plugin(there, versions)
+    why = f"it did not start with {plugin} {versions[plugin]} ({told})"
+    first = "put right what JAX says of it, or "
+    return _cpu_instead(there, versions, why, first)
+
+
+def _plugin(there: Visible, versions: Mapping[str, str]) -> str:
+    """What is installed to use it, else what should be."""
+    known = list(there.accelerator.extras)
+    return next((name for name in known if name in versions), known[0])
+
+
+def _cpu_instead(
+    there: Visible, versions: Mapping[str, str], why: str, first: str = ""
+) -> BadInput:
+    extra = there.accelerator.extras[_plugin(there, versions)]
+    return BadInput(
+        got=f"a run on the CPU of a machine that has {there}; {why}",
+        allowed="a run on the accelerator, or one on the CPU that is asked for",
+        fix=f"{first}pip install 'hetjax[{extra}]', and start again (in a notebook: "
+        "restart the kernel); or add --platform cpu",
+    )
+
+
+def kept_from(there: Visible) -> BadInput:
+    """Return what to raise where JAX was set to the CPU alone before this run."""
+    return BadInput(
+        got=f"a run on {there} in a process where JAX was set to the CPU alone, as a "
+        "simulated run does",
+        allowed="one of the two in a process",
+        fix="start anew (in a notebook: restart the kernel), or add --platform cpu",
+    )
+
+
+def check_accelerator_used(root: Path = Path("/")) -> None:
+    """Raise BadInput if JAX has only the CPU of a machine that has an accelerator.
+
+    Starts JAX. JAX_PLATFORMS=cpu asks for the CPU as well: it is JAX's own setting.
+    `root` is where the file system begins.
+    """
+    if jax.default_backend() != "cpu" or _asked_for_cpu():
+        return
+    there = visible_accelerator(root)
+    if there is None:
+        return
+    if jax.config.values["jax_platforms"] == "cpu":
+        raise kept_from(there)
+    versions = installed_versions()
+    told = _told(there.accelerator.platform)
+    raise unusable(there, versions) or not_started(there, versions, told)
+
+
+def check_accelerator_usable(root: Path = Path("/")) -> None:
+    """Raise the same BadInput where it shows without JAX, which is not started."""
+    there = visible_accelerator(root)
+    problem = there and unusable(there, installed_versions())
+    if problem and not _asked_for_cpu():
+        raise problem
+
+
+def _asked_for_cpu() -> bool:
+    return os.environ.get("JAX_PLATFORMS") == "cpu"
+
+
+def _told(platform: str) -> str:
+    try:
+        return f"{len(jax.devices(platform))} devices"
+    except RuntimeError as error:
+        return str(error).splitlines()[0]

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No run on the CPU of a machine whose accelerator JAX does not use.
+
+Machines are folders with the files by which theirs show themselves.
+"""
+
+import configparser
+import re
+from importlib.metadata import requires
+from pathlib import Path
+
+import jax
+import pytest
+from packaging.requirements import Requirement
+
+from hetjax.errors import BadInput
+from hetjax.mesh.accelerators import (
+    NVIDIA,
+    TPU,
+    Accelerator,
+    Visible,
+    check_accelerator_used,
+    installed_versions,
+    not_started,
+    unusable,
+    visible_accelerator,
+)
+
+CARD = Visible(accelerator=NVIDIA, file=Path("/dev/nvidia0"))
+CHIP = Visible(accelerator=TPU, file=Path("/dev/vfio/0"))
+PCI = "sys/bus/pci/devices/0000:00:0"
+V5E = {f"{PCI}4.0/vendor": "0x1ae0\n", f"{PCI}4.0/device": "0x0063\n"}
+GOOGLE_NETWORK = {f"{PCI}5.0/vendor": "0x1ae0\n", f"{PCI}5.0/device": "0x0042\n"}
+INTEL = {f"{PCI}6.0/vendor": "0x8086\n", f"{PCI}6.0/device": "0x0063\n"}
+WSL_DRIVER = {"usr/lib/wsl/lib/libcuda.so.1": ""}
+
+
+def machine(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("files", "accelerator", "file"),
+    [
+        ({"dev/nvidia0": "", "dev/nvidiactl": ""}, NVIDIA, "dev/nvidia0"),
+        ({"dev/nvidia3": ""}, NVIDIA, "dev/nvidia3"),  # one of a host's, in a container
+        ({"dev/dxg": "", **WSL_DRIVER}, NVIDIA, "dev/dxg"),
+        ({"dev/accel0": "", "dev/accel1": "", **V5E}, TPU, "dev/accel0"),
+        ({"dev/vfio/0": "", "dev/vfio/vfio": "", **V5E}, TPU, "dev/vfio/0"),
+        ({"dev/vfio/0": "", **GOOGLE_NETWORK, **V5E}, TPU, "dev/vfio/0"),
+    ],
+)
+def test_an_accelerator_shows_itself_by_its_device_file(
+    files: dict[str, str], accelerator: Accelerator, file: str, tmp_path: Path
+):
+    there = visible_accelerator(machine(tmp_path, files))
+    assert there == Visible(accelerator=accelerator, file=tmp_path / file)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        {"dev/dxg": ""},  # Windows with another vendor's GPU
+        {"dev/nvidiactl": "", "dev/nvidia-uvm": ""},  # a driver without a card
+        {"proc/driver/nvidia/gpus/0000:01:00.0/information": ""},  # the host's
+        V5E,  # the host's
+        {"dev/vfio/0": "", **GOOGLE_NETWORK, **INTEL},
+        {"dev/accel/accel0": "", "dev/vfio/vfio": "", **V5E},
+    ],
+    ids=str,
+)
+def test_what_a_process_was_not_given_is_not_there(
+    files: dict[str, str], tmp_path: Path
+):
+    assert visible_accelerator(machine(tmp_path, files)) is None
+
+
+@pytest.mark.parametrize(
+    ("there", "versions", "said", "extra"),
+    [
+        (
+            CARD,
+            {},
+            "an NVIDIA GPU (/dev/nvidia0); JAX cannot use it without jax-cuda12-plugin",
+            "cuda12",
+        ),
+        (
+            CARD,
+            {"jax-cuda12-plugin": "0.7.2"},
+            "JAX ignores jax-cuda12-plugin 0.7.2: jaxlib is 0.12.0.1",
+            "cuda12",
+        ),
+        (
+            CARD,
+            {"jax-cuda13-plugin": "0.12.0"},
+            "JAX ignores jax-cuda13-plugin 0.12.0: jaxlib is 0.12.0.1",
+            "cuda13",
+        ),
+        (
+            CARD,
+            {"jax-cuda12-plugin": "0.12.0.1"},
+            "it did not start with jax-cuda12-plugin 0.12.0.1 (no such luck)",
+            "cuda12",
+        ),
+        (CARD, {"libtpu": "0.0.50"}, "without jax-cuda12-plugin", "cuda12"),
+        (
+            CHIP,
+            {"jax-cuda12-plugin": "0.7.2"},
+            "a TPU (/dev/vfio/0); JAX cannot use it without libtpu",
+            "tpu",
+        ),
+        (
+            CHIP,
+            {"libtpu": "0.0.50"},
+            "it did not start with libtpu 0.0.50 (no such luck)",
+            "tpu",
+        ),
+    ],
+)
+def test_it_says_what_is_missing_and_what_to_type(
+    there: Visible, versions: dict[str, str], said: str, extra: str
+):
+    found = {"jaxlib": "0.12.0.1", **versions}
+    error = unusable(there, found) or not_started(there, found, "no such luck")
+    assert said in error.got
+    assert error.got.startswith("a run on the CPU of a machine that has a")
+    assert "asked for" in error.allowed
+    assert re.findall(r"pip install '(.*?)'", error.fix) == [f"hetjax[{extra}]"]
+    assert "--platform cpu" in error.fix
+
+
+def test_jax_on_the_cpu_is_refused_where_there_is_an_accelerator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    check_accelerator_used(tmp_path)
+    root = machine(tmp_path, {"dev/nvidia0": ""})
+    check_accelerator_used(root)  # JAX_PLATFORMS=cpu, as all tests have it
+    monkeypatch.delenv("JAX_PLATFORMS")
+    with pytest.raises(BadInput, match="JAX was set to the CPU alone") as refused:
+        check_accelerator_used(root)
+    assert "restart the kernel" in refused.value.fix
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    check_accelerator_used(root)
+
+
+def test_each_extra_brings_what_fits_the_jax_that_it_comes_with():
+    """By what JAX itself asks for, so that no second list of versions can be wrong."""
+    setup = configparser.ConfigParser()
+    setup.read(Path(__file__).parents[2] / "setup.cfg", encoding="utf-8")
+    ours = setup["options.extras_require"]
+    jax_version, installed = jax.__version__, installed_versions()
+    assert installed["jaxlib"] == jax_version
+    for plugin, extra in {**NVIDIA.extras, **TPU.extras}.items():
+        assert ours[extra].split() == [f"jax[{extra}]"]
+        by_name = {asked.name: asked for asked in _asked(extra)}
+        pinned = by_name[plugin].specifier
+        if plugin == "libtpu":
+            assert {part.operator for part in pinned} == {"=="}
+            continue
+        for name in (plugin, "jaxlib"):
+            assert by_name[name].specifier.contains(jax_version)
+            assert not by_name[name].specifier.contains("0.7.2")
+            assert not by_name[name].specifier.contains(f"{jax_version}.1")
+        assert by_name[plugin].extras == {"with-cuda"}
+
+
+def _asked(extra: str) -> list[Requirement]:
+    """What JAX asks for with that extra, and not without."""
+    return [
+        asked
+        for asked in map(Requirement, requires("jax") or ())
+        if asked.marker
+        and asked.marker.evaluate({"extra": extra})
+        and not asked.marker.evaluate({"extra": ""})
+    ]
