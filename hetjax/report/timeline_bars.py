@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A step as rows and bars: who does what when, before anybody draws it.
+
+Owns the kinds of work with their colours (Okabe and Ito's, which colour-blind readers
+can tell apart), the rows of devices with the strips under them for what leaves them,
+and bars for steps of too many passes to draw one by one. Does not own the times
+(`schedule/simulation/trace.py`) nor the drawing (`timeline.py`, `pages.py`).
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from hetjax.costs.costs import Costs
+from hetjax.plans.plan import Plan
+from hetjax.schedule.programs.action import Action, Op, StageKey
+from hetjax.schedule.simulation.result import Lane, lane_of
+from hetjax.schedule.simulation.trace import Span
+
+COLOURS = {
+    "forward": "#56b4e9",
+    "backward": "#e69f00",
+    "input gradient": "#d55e00",
+    "weight gradient": "#f0e442",
+    "update": "#7f7f7f",
+    "transfer": "#cc79a7",
+    "reduction": "#009e73",
+}
+_KINDS = {
+    Op.F: "forward",
+    Op.E: "forward",
+    Op.FB: "forward",  # its first part
+    Op.B: "backward",
+    Op.I: "input gradient",
+    Op.W: "weight gradient",
+    Op.UPDATE: "update",
+    Op.SEND: "transfer",
+    Op.REDUCE: "reduction",
+}
+_STRIPS = ("y", "dx", "REDUCE")  # under each row, in this order, where there are any
+STRIP, GAP, HEADING = 0.22, 0.3, 0.6  # heights in rows
+_LIGHTEST = 0.6  # shade of the last of interleaved stages, were there many
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """A lane's place: its devices from `top` down to `bottom`, then its strips."""
+
+    lane: Lane
+    keys: tuple[StageKey, ...]
+    strips: tuple[str, ...]
+    top: float
+
+    @property
+    def bottom(self) -> float:
+        return self.top + len(self.lane[1])
+
+    @property
+    def end(self) -> float:
+        return self.bottom + STRIP * len(self.strips)
+
+    @property
+    def replica(self) -> int:
+        return self.keys[0][0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bar:
+    """What is drawn of a span, for all devices of its lane.
+
+    `span` is the whole of it: a forward and backward pass that run as one program are
+    drawn as two bars, of which `is_rest` is the second. `num_spans` of one kind may
+    share a bar.
+    """
+
+    kind: str
+    span: Span
+    number: int | None
+    shade: float  # 0: the colour itself; towards 1: lighter
+    start_ms: float
+    end_ms: float
+    top: float
+    height: float
+    is_rest: bool = False
+    num_spans: int = 1
+
+    @property
+    def width_ms(self) -> float:
+        return self.end_ms - self.start_ms
+
+
+def rows_of(spans: Sequence[Span], plan: Plan, shown: Collection[int]) -> list[Row]:
+    """Place the lanes of these replicas one under the other, replica by replica."""
+    strips: dict[tuple[str, int], set[str]] = {}
+    for span in spans:
+        if span.lane:
+            strips.setdefault((span.node, span.device), set()).add(_strip(span.action))
+    keys_of: dict[Lane, list[StageKey]] = {}
+    for key, lane in lane_of(plan).items():
+        if key[0] in shown:
+            keys_of.setdefault(lane, []).append(key)
+    rows: list[Row] = []
+    top = 0.0
+    for lane, keys in keys_of.items():
+        if rows:
+            same = rows[-1].replica == keys[0][0]
+            top = rows[-1].end + (GAP if same else GAP + HEADING)
+        found = strips.get((lane[0], lane[1][0]), set())
+        below = tuple(strip for strip in _STRIPS if strip in found)
+        rows.append(Row(lane=lane, keys=tuple(keys), strips=below, top=top))
+    return rows
+
+
+def bars_of(spans: Sequence[Span], rows: Sequence[Row], costs: Costs) -> list[Bar]:
+    """Turn spans into bars; devices of one lane act alike, so the first tells all."""
+    row_of = {(row.lane[0], row.lane[1][0]): row for row in rows}
+    bars = []
+    for span in spans:
+        row = row_of.get((span.node, span.device))
+        if row is not None:
+            bars += _bars_of(span, row, costs)
+    return bars
+
+
+def grouped(bars: Sequence[Bar], slice_ms: float) -> list[Bar]:
+    """Return fewer bars: those of one kind and place that begin in one slice share one.
+
+    Shared bars are as long as those they stand for together, one kind after the other,
+    so that a slice is as full as it was.
+    """
+    shared: dict[tuple[object, ...], list[Bar]] = {}
+    for bar in sorted(bars, key=lambda bar: bar.start_ms):
+        number = int(bar.start_ms / slice_ms)
+        place = bar.top, bar.height, number, bar.kind, bar.shade, bar.is_rest
+        shared.setdefault(place, []).append(bar)
+    free_ms: dict[tuple[float, float], float] = {}
+    result = []
+    for alike in shared.values():
+        first, place = alike[0], (alike[0].top, alike[0].height)
+        start_ms = max(first.start_ms, free_ms.get(place, 0.0))
+        if len(alike) > 1:
+            end_ms = start_ms + sum(bar.width_ms for bar in alike)
+            first = replace(
+                first,
+                number=None,
+                start_ms=start_ms,
+                end_ms=end_ms,
+                num_spans=sum(not bar.is_rest for bar in alike),
+            )
+        free_ms[place] = first.end_ms
+        result.append(first)
+    return result
+
+
+def layers_told(row: Row, plan: Plan) -> str:
+    """Return the layers of the row's stages, as in "0..2, 5"."""
+    ranges = [plan.replicas[r].stages[s].layers for r, s in row.keys]
+    return ", ".join(f"{lo}..{hi - 1}" if hi - lo > 1 else str(lo) for lo, hi in ranges)
+
+
+def _strip(action: Action) -> str:
+    return str(action.buffer or action.op)
+
+
+def _bars_of(span: Span, row: Row, costs: Costs) -> Iterator[Bar]:
+    action = span.action
+    start, end, m = span.start_s * 1e3, span.end_s * 1e3, action.microbatch
+    bar = Bar(
+        kind=_KINDS[action.op],
+        span=span,
+        number=m,
+        shade=0.0,
+        start_ms=start,
+        end_ms=end,
+        top=row.top,
+        height=row.bottom - row.top,
+    )
+    if span.lane:
+        top = row.bottom + STRIP * row.strips.index(_strip(action))
+        yield replace(bar, number=None, top=top, height=STRIP)
+        return
+    bar = replace(bar, shade=row.keys.index(action.key) / len(row.keys) * _LIGHTEST)
+    if action.op is not Op.FB:
+        yield bar
+        return
+    times = costs.times[action.key]  # one program, in truth; drawn as what it computes
+    turn = start + (end - start) * times.forward_s / (
+        times.forward_s + times.backward_s or 1.0
+    )
+    yield replace(bar, end_ms=turn)
+    yield replace(bar, kind="backward", start_ms=turn, is_rest=True)
