@@ -18,7 +18,6 @@ from hetjax.api.plan_config import PlanConfig, plan_config
 from hetjax.cli.command import check_inputs, check_outputs, main_of, write_outputs
 from hetjax.cli.options import nothing_given, parse_options, preset_first, preset_lines
 from hetjax.plans.plan_files import write_plan
-from hetjax.report.picture import matplotlib_module
 from hetjax.report.progress import working
 
 if TYPE_CHECKING:
@@ -60,8 +59,6 @@ def plan(arguments: Sequence[str]) -> None:
     """
     preset, options = parse(arguments)
     check_outputs(options, "output", "plot", "report")
-    if options.report is not None:
-        matplotlib_module()
     check_inputs(
         cluster=options.cluster,
         plan=options.from_,

@@ -3,19 +3,18 @@
 
 Owns what results say, show, draw and write: the order of the tables, the bars of text
 and the keys of JSON. Does not own the words and figures (`plan_rows.py`), the page
-(`plan_html.py`), the drawing (`layout.py`) nor the search (`planner/`).
+(`plan_page.py`), the drawing (`layout.py`) nor the search (`planner/`).
 """
 
 import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
 from hetjax.cluster.user_files import write_whole
-from hetjax.errors import BadInput, NoFeasiblePlan
+from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.objectives import expected_goodput
 from hetjax.planner.model.seating import idle_devices
 from hetjax.planner.search.comparison import Planned
@@ -26,25 +25,23 @@ from hetjax.plans.plan_files import plan_json
 from hetjax.plans.table import aligned, html_table
 from hetjax.report.binding import binding
 from hetjax.report.layout import layout_picture
+from hetjax.report.pages import framed
 from hetjax.report.picture import Picture
-from hetjax.report.plan_html import page, pictures
+from hetjax.report.plan_page import plan_page
 from hetjax.report.plan_rows import (
     BASELINES,
     CHANGES,
-    STAGES,
     WISHES,
-    MemoryBar,
     baseline_rows,
     change_rows,
-    memory_bars,
     num_devices,
     planners,
     sentences,
-    stage_rows,
     step_line,
     wish_rows,
 )
 from hetjax.report.prediction import SimulatedStep, found_plan
+from hetjax.report.step_rows import STAGES, MemoryBar, memory_bars, stage_rows
 from hetjax.schedule.predicted import Predicted
 
 Ended = Literal["interrupted", "search_s"]
@@ -138,13 +135,13 @@ class FoundPlan:
 
     def write_report(self, path: str | Path, command: str = "") -> None:
         """Write one page of HTML; `command` is what made it."""
-        content = page(self.planned, command, *pictures(self.planned))
-        write_whole(Path(path), content)
+        write_whole(Path(path), plan_page(self.planned, command))
 
     def __str__(self) -> str:
         planned = self.planned
         lines = [planned.best.plan.title, f"times: {planned.best.times_from}", ""]
-        lines += [*aligned(STAGES, stage_rows(planned)), ""]
+        rows = stage_rows(planned.best, planned.request.cluster)
+        lines += [*aligned(STAGES, rows), ""]
         lines += [*_memory(planned), ""]
         lines += [step_line(planned.best), *sentences(planned)]
         rest = (
@@ -158,13 +155,8 @@ class FoundPlan:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """The page of the report, in a frame of its own for the sake of its style."""
-        try:
-            drawn = pictures(self.planned)
-        except BadInput:  # matplotlib is missing
-            return f"<pre>{escape(str(self))}</pre>"
-        content = escape(page(self.planned, "", *drawn))
-        return f'<iframe srcdoc="{content}" width="100%" height="600"></iframe>'
+        """The page of the report."""
+        return framed(plan_page(self.planned))
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +247,7 @@ def _wish_values(found: Found) -> dict[str, Any]:
 def _memory(planned: Planned) -> Iterator[str]:
     """The legend of the bars, then the bars."""
     legend = ", ".join(f"{letter} {part}" for part, letter in _LETTERS.items())
-    bars = memory_bars(planned)
+    bars = memory_bars(planned.best)
     rows = [(bar.name, f"|{bar_letters(bar)}|", bar.told) for bar in bars]
     yield from aligned(("memory", legend, ""), rows)
 

@@ -2,37 +2,28 @@
 """What there is to say about a plan that was found, as rows of cells and sentences.
 
 Owns the words, figures and columns that the terminal and the report share. Does not
-own how they are laid out (`found.py`, `plan_html.py`).
+own how they are laid out (`found.py`, `plan_page.py`), nor what is true of any
+simulated plan (`step_rows.py`).
 """
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.objectives import Objective, expected_goodput
 from hetjax.planner.search.comparison import Planned
 from hetjax.planner.search.idle import Idle
-from hetjax.plans.plan import STAGE_COLUMNS, Plan
+from hetjax.plans.plan import Plan
 from hetjax.report.binding import binding, binding_line
-from hetjax.report.layout import alike_replicas, spelled
+from hetjax.report.layout_rows import spelled
 from hetjax.report.prediction import (
     GIB,
     bound_line,
-    first_device,
     headline,
-    lane_name,
-    memory_told,
     ms,
 )
+from hetjax.report.step_rows import Row
 from hetjax.schedule.predicted import Predicted
-from hetjax.schedule.simulation.memory import MemoryUse
-from hetjax.schedule.simulation.result import Lane, lane_of
 
-_MOST_STAGES = 64  # that are told one by one
-
-Row = tuple[str, ...]
-STAGES: Row = (*STAGE_COLUMNS, "busy")
 BASELINES: Row = ("planner", "step ms", "speed-up", "devices", "fullest memory", "")
 WISHES: Row = (
     "best by",
@@ -47,82 +38,16 @@ WISHES: Row = (
 CHANGES: Row = ("cluster", "step ms", "tokens/s", "change")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryBar:
-    """What the devices of some lanes hold at their peak, of what they have."""
-
-    lanes: tuple[Lane, ...]
-    use: MemoryUse
-    capacity_bytes: float
-
-    @property
-    def name(self) -> str:
-        more = len(self.lanes) - 1
-        return lane_name(self.lanes[0]) + (f" and {more} like it" if more else "")
-
-    @property
-    def parts(self) -> dict[str, int]:
-        """The bytes, in the order of the bar."""
-        return {
-            "static": self.use.static_bytes,
-            "residuals": self.use.residual_bytes,
-            "activations": self.use.activation_bytes,
-            "workspace": self.use.workspace_bytes,
-        }
-
-    @property
-    def scale_bytes(self) -> float:
-        """What the whole bar stands for."""
-        known = math.isfinite(self.capacity_bytes)
-        return self.capacity_bytes if known else float(self.use.total_bytes)
-
-    @property
-    def told(self) -> str:
-        return memory_told(self.use.total_bytes, self.capacity_bytes)
-
-
-def stage_rows(planned: Planned) -> list[Row]:
-    """Return a row per stage; of replicas that are alike the first, in large plans."""
-    best, plan = planned.best, planned.best.plan
-    alike = {
-        group[0]: len(group) - 1
-        for group in alike_replicas(plan, planned.request.cluster)
-    }
-    large = len(plan.stages()) > _MOST_STAGES
-    rows = []
-    for (r, s, stage), row in zip(plan.stages(), plan.rows(), strict=True):
-        if large and r not in alike:
-            continue
-        if large and alike[r]:
-            row = (f"{r} and {alike[r]} like it" if s == 0 else "", *row[1:])
-        busy_s = best.simulation.shares[stage.node, stage.devices].busy_s
-        rows.append((*row, f"{busy_s / best.simulation.step_time_s:.1%}"))
-    return rows
-
-
-def memory_bars(planned: Planned) -> list[MemoryBar]:
-    """Return a bar per lane; in large plans lanes of equal bars share one."""
-    best = planned.best
-    lanes = list(dict.fromkeys(lane_of(best.plan).values()))
-    large = len(lanes) > _MOST_STAGES
-    found: dict[object, list[Lane]] = {}
-    for lane in lanes:
-        device = first_device(lane)
-        same = best.memory[device], best.capacity_bytes[device]
-        found.setdefault(same if large else lane, []).append(lane)
-    return [
-        MemoryBar(
-            lanes=tuple(group),
-            use=best.memory[first_device(group[0])],
-            capacity_bytes=best.capacity_bytes[first_device(group[0])],
-        )
-        for group in found.values()
-    ]
-
-
 def sentences(planned: Planned) -> Iterator[str]:
     """Yield what is to be said of the step besides its time, a line each."""
-    best, found = planned.best, planned.found
+    yield from search_lines(planned)
+    yield binding_line(binding(planned.best))
+    yield from idle_lines(planned)
+
+
+def search_lines(planned: Planned) -> Iterator[str]:
+    """Yield what is known of better plans, and how this one was found."""
+    found = planned.found
     yield bound_line(found)
     model = ""
     if found.model_time_s is not None and found.model_gap is not None:
@@ -136,8 +61,6 @@ def sentences(planned: Planned) -> Iterator[str]:
             f"to get there, nodes fetch {planned.moved.moved_bytes / GIB:.2f} GiB in "
             f"{planned.moved.move_s:.1f} s"
         )
-    yield binding_line(binding(best))
-    yield from idle_lines(planned)
 
 
 def step_line(best: Predicted) -> str:

@@ -144,7 +144,7 @@ def grouped(bars: Sequence[Bar], slice_ms: float) -> list[Bar]:
                 number=None,
                 start_ms=start_ms,
                 end_ms=end_ms,
-                num_spans=sum(not bar.is_rest for bar in alike),
+                num_spans=len(alike),
             )
         free_ms[place] = first.end_ms
         result.append(first)

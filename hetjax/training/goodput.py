@@ -1,21 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the time of a start went into, how much of it counts, and of the peak.
+"""What the time of a start went into, and how much of it counts.
 
-Owns the parts and their names, and the FLOPs of a step beside the devices' peak (model
-FLOPs utilization): recomputation (remat) does not count, nor do devices that the plan
-leaves idle. Does not own the clocks (`loop.py`, `elastic/driver.py`), data sheet
-figures (`cluster/catalogue.py`) nor where the parts are shown (`run.py`).
+Owns the parts and their names. Does not own the clocks (`loop.py`,
+`elastic/driver.py`) nor where the parts are shown (`run.py`).
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
-
-from hetjax.cluster.catalogue import canonical_name, catalogue
-from hetjax.cluster.cluster import Cluster, Node
-from hetjax.costs.graph.flops import forward_flops
-from hetjax.models.model import Model
-from hetjax.plans.plan import Plan
 
 _REPLAN = "replan"  # the phase of a recovery that makes the next plan
 
@@ -99,25 +91,3 @@ class Spent:
             replanning_s=replanning_s,
             other_s=total_s - known_s,
         )
-
-
-def seconds_at_peak(plan: Plan, model: Model, cluster: Cluster) -> float | None:
-    """Return the time of a step at every used device's dense peak; mfu is this / time.
-
-    A step is three forward passes' FLOPs (the backward counts twice). None where a
-    peak is not known: CPUs, and devices that neither catalogue nor cluster describe.
-    """
-    used = {(x.node, index) for _, _, x in plan.stages() for index in x.devices}
-    peaks = [_peak_tflops(cluster.node(name)) for name, _ in used]
-    if 0.0 in peaks:
-        return None
-    step_flops = 3 * sum(forward_flops(model, plan.seq_len)) * plan.global_batch
-    return step_flops / (sum(peaks) * 1e12)
-
-
-def _peak_tflops(node: Node) -> float:
-    """Dense bf16 peak of one device of the node, 0 where it is not known."""
-    if node.peak_tflops is not None:
-        return node.peak_tflops
-    known = catalogue().get(canonical_name(node.device))
-    return known.peak_tflops if known and known.name != "cpu" else 0.0

@@ -17,6 +17,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from hetjax.cluster.cluster import Cluster
+from hetjax.costs.utilization import seconds_at_peak
 from hetjax.data.dataset import Dataset, load, prepare
 from hetjax.elastic.driver import Driver
 from hetjax.elastic.notices import Notice, StopRequest, Watch, of_workers
@@ -37,7 +38,7 @@ from hetjax.training.events import (
     record_goodput,
     record_recovery,
 )
-from hetjax.training.goodput import Spent, seconds_at_peak
+from hetjax.training.goodput import Spent
 from hetjax.training.loop import Loop
 from hetjax.training.optimizer import LearningRates
 from hetjax.training.placement import (

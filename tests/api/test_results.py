@@ -100,14 +100,14 @@ def test_a_found_plan_shows_itself_as_the_page_of_the_report(
     found.write_report(tmp_path / "plan.html", "what made it")
     words = Text((tmp_path / "plan.html").read_text()).words
     assert Text(page).words.strip() == words.partition("Made with")[0].strip()
-    assert page.count("data:image/") == 2
 
 
-def test_without_matplotlib_a_found_plan_shows_its_tables(
+def test_without_matplotlib_a_found_plan_shows_its_page_and_draws_no_picture(
     found: FoundPlan, monkeypatch: pytest.MonkeyPatch
 ):
+    shown = found._repr_html_()
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert Text(found._repr_html_()).words == str(found)
+    assert found._repr_html_() == shown
     with pytest.raises(BadInput, match="hetjax\\[plot\\]"):
         found.draw()
 

@@ -20,16 +20,14 @@ from hetjax.planner.search.idle import Idle
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.report.binding import binding, binding_line
 from hetjax.report.found import FoundPlan, bar_letters
-from hetjax.report.plan_html import shown_replicas
 from hetjax.report.plan_rows import (
-    MemoryBar,
     baseline_rows,
     idle_lines,
-    memory_bars,
     sentences,
-    stage_rows,
 )
 from hetjax.report.prediction import ms
+from hetjax.report.step_rows import MemoryBar, memory_bars, stage_rows
+from hetjax.report.timeline_view import shown_replicas
 from hetjax.schedule.bound import LowerBound
 from hetjax.schedule.predicted import Predicted
 from hetjax.schedule.simulation.memory import MemoryUse
@@ -231,11 +229,11 @@ def test_large_plans_are_told_by_what_repeats():
     ]
     plan = Plan(model="small", seq_len=16, global_batch=141, replicas=tuple(replicas))
     told = planned(Cluster(name="many", nodes=nodes), plan)
-    first, others = stage_rows(told)
+    first, others = stage_rows(told.best, told.request.cluster)
     assert (first[0], others[0]) == ("0", "1 and 68 like it")
-    assert sum(len(bar.lanes) for bar in memory_bars(told)) == 70
-    assert len(memory_bars(told)) <= 2
-    assert shown_replicas(told) == [0, 1]
+    assert sum(len(bar.lanes) for bar in memory_bars(told.best)) == 70
+    assert len(memory_bars(told.best)) <= 2
+    assert shown_replicas(plan, told.request.cluster) == [0, 1]
     assert len(str(FoundPlan(told)).splitlines()) < 20
 
 

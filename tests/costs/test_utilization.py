@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from hetjax.cluster.cluster import Cluster, Node
+from hetjax.costs.utilization import seconds_at_peak
 from hetjax.models.decoders import LlamaConfig, llama_model
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
-from hetjax.training.goodput import seconds_at_peak
 
 MODEL = llama_model(
     LlamaConfig(

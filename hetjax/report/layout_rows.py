@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A layout as rows and boxes: which node holds which layers of which replica.
+
+Owns what is drawn: a row per node, a box per stage as wide as its devices, a colour per
+replica (Okabe and Ito's, which colour-blind readers can tell apart). Clusters too large
+for that are told by what repeats: replicas that are alike share a letter, and nodes
+that hold the same a row. Does not own the drawing (`layout.py`, `pages.py`).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+from hetjax.cluster.catalogue import canonical_name
+from hetjax.cluster.cluster import Cluster, Node
+from hetjax.plans.plan import Plan, Replica, Stage
+
+MOST_DEVICES = 64  # of a cluster that is drawn node by node
+_MOST_ROWS = 40
+_MOST_REPLICAS = 8  # with a colour each
+
+COLOURS = (
+    "#56b4e9",
+    "#e69f00",
+    "#009e73",
+    "#f0e442",
+    "#cc79a7",
+    "#0072b2",
+    "#d55e00",
+    "#999999",
+)
+
+
+def alike_replicas(plan: Plan, cluster: Cluster) -> tuple[tuple[int, ...], ...]:
+    """Return the replicas' indices in groups that are alike, by their first ones.
+
+    Alike are equal microbatches, and stage for stage the same kind of device, mesh,
+    layers, remat and launch-ahead.
+    """
+    kinds = {node.name: canonical_name(node.device) for node in cluster.nodes}
+    groups: dict[object, list[int]] = {}
+    for r, replica in enumerate(plan.replicas):
+        stages = tuple(
+            (kinds[s.node], s.mesh, s.layers, s.remat, s.launch_ahead)
+            for s in replica.stages
+        )
+        shape = replica.num_microbatches, replica.microbatch_size, stages
+        groups.setdefault(shape, []).append(r)
+    return tuple(map(tuple, groups.values()))
+
+
+def spelled(numbers: tuple[int, ...]) -> str:
+    """Return ascending integers as text, runs of three and more as a range.
+
+    >>> spelled((0, 1, 2, 3, 6, 8, 9))
+    '0..3,6,8,9'
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = [
+        f"{run[0]}..{run[-1]}" if len(run) > 2 else ",".join(map(str, run))
+        for run in runs
+    ]
+    return ",".join(parts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Box:
+    """Neighbouring devices of a node that hold the same stage, or nothing.
+
+    `texts` are what it may say, from much to little.
+    """
+
+    first: int
+    num_devices: int
+    key: tuple[int, int] | None
+    texts: tuple[str, ...] = ("idle",)
+
+    @property
+    def middle(self) -> float:
+        return self.first + self.num_devices / 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeRow:
+    """Nodes that are drawn as one."""
+
+    nodes: tuple[Node, ...]
+    boxes: tuple[Box, ...]
+
+    @property
+    def name(self) -> str:
+        node, others = self.nodes[0], len(self.nodes) - 1
+        return f"{node.name} and {others} more" if others else node.name
+
+    @property
+    def kind(self) -> str:
+        node = self.nodes[0]
+        kind = f"{node.device}, {node.zone}" if node.zone else node.device
+        return kind + (", spot" if node.spot else "")
+
+    @property
+    def num_devices(self) -> int:
+        return self.nodes[0].count
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """Rows of nodes, and what replicas are called and coloured: alone, or as alike.
+
+    `num_left_out` nodes are in rows that are too many to be drawn.
+    """
+
+    plan: Plan
+    rows: tuple[NodeRow, ...]
+    groups: tuple[tuple[int, ...], ...]
+    by_group: bool  # letters for groups, in place of numbers
+    shared_colours: bool
+    num_left_out: int
+
+    @property
+    def legend(self) -> dict[str, str]:
+        """What each colour stands for, by its words."""
+        groups = self.groups
+        if not self.shared_colours:
+            groups = tuple((r,) for r in range(len(self.plan.replicas)))
+        shown = groups[: 2 * len(COLOURS)]
+        return {self._told(group): self.colour(group[0]) for group in shown}
+
+    @property
+    def has_idle(self) -> bool:
+        return any(box.key is None for row in self.rows for box in row.boxes)
+
+    @property
+    def most_devices(self) -> int:
+        """Devices of the widest row."""
+        return max(row.num_devices for row in self.rows)
+
+    def colour(self, replica: int) -> str:
+        number = replica
+        if self.shared_colours:
+            number = next(g for g, group in enumerate(self.groups) if replica in group)
+        return COLOURS[number % len(COLOURS)]
+
+    def _told(self, group: tuple[int, ...]) -> str:
+        first, *others = group
+        replica = self.plan.replicas[first]
+        batches = f"{replica.num_microbatches} x {replica.microbatch_size} sequences"
+        if self.by_group:
+            many = f"{len(group)} replicas of " if others else ""
+            return f"{_letter(self.groups.index(group))}: {many}{batches}"
+        if not others:
+            return f"replica r{first}: {batches}"
+        return f"replicas {spelled(group)}: {batches} each"
+
+
+def layout_of(plan: Plan, cluster: Cluster) -> Layout:
+    """Return what is drawn of the plan on its cluster."""
+    groups = alike_replicas(plan, cluster)
+    large = cluster.num_devices > MOST_DEVICES
+    group_of = {r: g for g, group in enumerate(groups) for r in group}
+    names = {r: _letter(g) if large else f"r{r}" for r, g in group_of.items()}
+    rows = [
+        NodeRow(nodes=(node,), boxes=tuple(_boxes(plan, node, names)))
+        for node in cluster.nodes
+    ]
+    if large:
+        rows = _shared(rows, group_of)
+    return Layout(
+        plan=plan,
+        rows=tuple(rows[:_MOST_ROWS]),
+        groups=groups,
+        by_group=large,
+        shared_colours=large or len(plan.replicas) > _MOST_REPLICAS,
+        num_left_out=sum(len(row.nodes) for row in rows[_MOST_ROWS:]),
+    )
+
+
+def _shared(rows: list[NodeRow], group_of: dict[int, int]) -> list[NodeRow]:
+    """One row for all nodes of a kind that hold the same stages of alike replicas."""
+    found: dict[object, list[NodeRow]] = {}
+    for row in rows:
+        node = row.nodes[0]
+        held = tuple(
+            (box.first, box.key and (group_of[box.key[0]], box.key[1]))
+            for box in row.boxes
+        )
+        what = node.device, node.count, node.zone, held
+        found.setdefault(what, []).append(row)
+    return [
+        NodeRow(nodes=tuple(row.nodes[0] for row in rows), boxes=rows[0].boxes)
+        for rows in found.values()
+    ]
+
+
+def _boxes(plan: Plan, node: Node, names: dict[int, str]) -> Iterator[Box]:
+    """The node's devices in order; of interleaved stages the first stands for all."""
+    held: dict[int, tuple[int, int]] = {}
+    for r, s, stage in plan.stages():
+        if stage.node == node.name:
+            for device in stage.devices:
+                held.setdefault(device, (r, s))
+    for key, devices in groupby(range(node.count), held.get):
+        found = list(devices)
+        box = Box(first=found[0], num_devices=len(found), key=None)
+        if key is not None:
+            replica = plan.replicas[key[0]]
+            texts = _texts(names[key[0]], key[1], replica, replica.stages[key[1]])
+            box = Box(
+                first=found[0], num_devices=len(found), key=key, texts=tuple(texts)
+            )
+        yield box
+
+
+def _texts(name: str, s: int, replica: Replica, stage: Stage) -> list[str]:
+    """What a box says, from much to little."""
+    first, last = stage.layers[0], stage.layers[1] - 1
+    layers = f"{first}..{last}" if last > first else str(first)
+    sizes = {"tensor": stage.mesh.tensor, "data": stage.mesh.data}
+    split = [f"{axis} {size}" for axis, size in sizes.items() if size > 1]
+    remat = [] if stage.remat == "none" else [f"remat {stage.remat}"]
+    batches = f"{replica.num_microbatches} x {replica.microbatch_size}"
+    split_line = [", ".join(split)] if split else []
+    how = [", ".join([*split, *remat])] if split or remat else []
+    lines = [
+        [f"{name}.s{s}: {batches} sequences", f"layers {layers}", *how],
+        [f"{name}.s{s}: {batches}", f"layers {layers}", *split_line],
+        [f"{name}.s{s}", f"layers {layers}", *split_line],
+        [f"{name}.s{s}", layers],
+        [f"{name}.s{s}"],
+    ]
+    return ["\n".join(found) for found in lines]
+
+
+def _letter(number: int) -> str:
+    """A, B, ..., Z, AA, AB, ..."""
+    more, last = divmod(number, 26)
+    return (_letter(more - 1) if more else "") + chr(ord("A") + last)

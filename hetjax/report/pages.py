@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages of HTML that need nothing else: no network, no files beside them.
+
+Owns how templates become a page, and a page a notebook's output. All text is escaped by
+the templates' engine. Does not own what is on a page (`plan_page.py`, `run_page.py`)
+nor how it looks (`templates/`).
+"""
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+def page(template: str, **values: Any) -> str:
+    """Return the page that a template makes of these values."""
+    return _environment().get_template(template).render(values)
+
+
+def framed(content: str) -> str:
+    """Return a page for a notebook: in a frame, as its style is for itself alone."""
+    return page("frame.html", content=content)
+
+
+@cache
+def _environment() -> "Environment":
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    return Environment(
+        loader=PackageLoader("hetjax.report"),
+        autoescape=True,
+        undefined=StrictUndefined,  # a value that is missing is our mistake: say so
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of a plan that was found.
+
+Owns its order and its headline numbers. Does not own the words and figures
+(`plan_rows.py`), what is shown of any plan (`plan_view.py`) nor how it looks
+(`templates/plan.html`).
+"""
+
+from collections.abc import Iterator
+
+from hetjax.costs.utilization import seconds_at_peak
+from hetjax.errors import NoFeasiblePlan
+from hetjax.planner.search.comparison import Planned
+from hetjax.report.binding import binding, binding_line
+from hetjax.report.pages import page
+from hetjax.report.plan_rows import (
+    BASELINES,
+    CHANGES,
+    WISHES,
+    baseline_rows,
+    change_rows,
+    idle_lines,
+    num_devices,
+    planners,
+    search_lines,
+    wish_rows,
+)
+from hetjax.report.plan_view import plan_view
+from hetjax.report.prediction import ms
+from hetjax.report.step_rows import Row
+
+
+def plan_page(planned: Planned, command: str = "") -> str:
+    """Return the page; `command` is what made the plan."""
+    best, cluster = planned.best, planned.request.cluster
+    return page(
+        "plan.html",
+        title=f"Plan for {best.plan.model} on {cluster.name}",
+        subtitle=[best.plan.title, f"times: {best.times_from}"],
+        command=command,
+        figures=list(_figures(planned)),
+        sentences=[*search_lines(planned), binding_line(binding(best))],
+        idle=list(idle_lines(planned)),
+        plan=plan_view(best.plan, cluster, best),
+        runners_up_header=BASELINES[:-1],
+        runners_up=list(_runners_up(planned)),
+        wishes_header=WISHES,
+        wishes=wish_rows(planned),
+        changes_header=CHANGES,
+        changes=change_rows(planned),
+    )
+
+
+def _figures(planned: Planned) -> Iterator[tuple[str, str | None]]:
+    """The headline numbers; None where one is not known."""
+    best, found = planned.best, planned.found
+    least_s, gap, usd = found.lower_bound_s, found.gap, best.usd_per_million_tokens
+    yield "step time", f"{ms(best.simulation.step_time_s)} ms"
+    yield "tokens/s", f"{best.tokens_per_s:,.0f}"
+    yield "USD per million tokens", None if usd is None else f"{usd:.3g}"
+    yield "MFU", _mfu(planned)
+    yield "lower bound", None if least_s is None else f"{ms(least_s)} ms"
+    yield "gap to the bound", None if gap is None else f"{gap:.1%}"
+    yield "bubble", f"{best.simulation.bubble:.1%}"
+    yield (
+        "devices",
+        f"{num_devices(best.plan)} of {planned.request.cluster.num_devices}",
+    )
+
+
+def _mfu(planned: Planned) -> str | None:
+    """Model FLOPs utilization of the devices in use, where their peak is known."""
+    best, request = planned.best, planned.request
+    at_peak_s = seconds_at_peak(best.plan, request.model, request.cluster)
+    if at_peak_s is None:
+        return None
+    return f"{at_peak_s / best.simulation.step_time_s:.1%}"
+
+
+def _runners_up(planned: Planned) -> Iterator[tuple[Row, float]]:
+    """Rows of planners, and how long each one's step is, as a share of the longest."""
+    times_s = [
+        0.0 if isinstance(judged, NoFeasiblePlan) else judged.simulation.step_time_s
+        for _, judged, _ in planners(planned)
+    ]
+    longest_s = max(times_s, default=0.0) or 1.0
+    for row, time_s in zip(baseline_rows(planned), times_s, strict=True):
+        yield row, time_s / longest_s

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The timeline of a page: rows and bars as a template draws them, as inline SVG.
+
+Owns which replicas are shown where there are many, how bars of a step of very many
+passes are shared, and the words of names and bars. Does not own rows and bars
+(`timeline_bars.py`) nor how they look (`templates/`).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from hetjax.cluster.cluster import Cluster
+from hetjax.plans.plan import Plan
+from hetjax.report.layout_rows import alike_replicas
+from hetjax.report.prediction import lane_name, ms, predicted_spans
+from hetjax.report.timeline_bars import (
+    COLOURS,
+    GAP,
+    STRIP,
+    Bar,
+    Row,
+    bars_of,
+    grouped,
+    layers_told,
+    rows_of,
+)
+from hetjax.schedule.predicted import Predicted
+from hetjax.schedule.programs.action import Action, Op
+from hetjax.schedule.simulation.trace import Span
+
+_MOST_ROWS = 48  # devices
+_MOST_BARS = 6000  # a page of them has half a megabyte
+_SLICES = (4000, 2000, 1000, 500, 250, 100)  # of a step, where there are more
+_ROW_PX = 22
+_TOP = 0.75  # rows, for the first heading
+_HEADING_PX = 15
+_DOES = {
+    Op.F: "forward",
+    Op.B: "backward",
+    Op.FB: "forward and backward",
+    Op.I: "input gradient",
+    Op.W: "weight gradient",
+    Op.UPDATE: "update of the weights",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Band:
+    """The ground of a row or of a strip, in rows."""
+
+    kind: str
+    top: float
+    height: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Label:
+    """Words at a height of the picture, and quieter ones beside them."""
+
+    words: str
+    top_px: int
+    quiet: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrawnBar:
+    """A bar, its numbers as text: milliseconds along, rows down.
+
+    `times` are start and length of what it is a part of, empty where that is all.
+    """
+
+    x: str
+    y: str
+    width: str
+    height: str
+    words: str
+    number: int | None
+    times: str
+    num_spans: int
+    is_rest: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageBars:
+    """Bars of one kind and one stage; `opacity` is less for later stages of a lane."""
+
+    where: str
+    colour: str
+    opacity: str
+    bars: tuple[DrawnBar, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimelineView:
+    """All that a template draws of a step; `num_spans` of the rows that are shown."""
+
+    end_ms: float
+    height: float
+    height_px: int
+    num_spans: int
+    words: str
+    legend: dict[str, str]
+    devices: tuple[Label, ...]
+    headings: tuple[Label, ...]
+    bands: tuple[Band, ...]
+    stages: tuple[StageBars, ...]
+    notes: tuple[str, ...]
+
+
+def timeline_view(predicted: Predicted, cluster: Cluster) -> TimelineView:
+    """Return the simulated step as it is drawn."""
+    plan = predicted.plan
+    spans = predicted_spans(predicted)
+    shown = shown_replicas(plan, cluster)
+    rows = rows_of(spans, plan, shown)
+    bars = bars_of(spans, rows, predicted.costs)
+    num_spans = sum(not bar.is_rest for bar in bars)
+    end_ms = 1e3 * max((span.end_s for span in spans), default=0.0) or 1.0
+    notes = list(_replicas_left_out(plan, shown))
+    if len(bars) > _MOST_BARS:
+        slice_ms, bars = _fewer(bars, end_ms)
+        notes.append(
+            f"{num_spans:,} passes and transfers are drawn as "
+            f"{sum(not bar.is_rest for bar in bars):,} bars: those of a kind that "
+            f"begin within the same {ms(slice_ms / 1e3)} ms share one"
+        )
+    top = _TOP if len(plan.replicas) > 1 else 0.0
+    height = rows[-1].end + GAP + top
+    return TimelineView(
+        end_ms=end_ms,
+        height=round(height, 3),
+        height_px=round(height * _ROW_PX),
+        num_spans=num_spans,
+        words=f"What every device does when, in a step of {ms(end_ms / 1e3)} ms",
+        legend={kind: c for kind, c in COLOURS.items() if _has(bars, kind)},
+        devices=tuple(_devices(rows, plan, top)),
+        headings=tuple(_headings(rows, plan, top)) if top else (),
+        bands=tuple(_bands(rows, top)),
+        stages=tuple(_stages(bars, rows, top)),
+        notes=tuple(notes),
+    )
+
+
+def shown_replicas(plan: Plan, cluster: Cluster) -> list[int]:
+    """Return the replicas of the timeline: all, or where those are many the first of
+    those that are alike, and of these as many as can be read, at least one."""
+    shown = list(range(len(plan.replicas)))
+    if _num_rows(plan, shown) > _MOST_ROWS:
+        shown = [group[0] for group in alike_replicas(plan, cluster)]
+    while len(shown) > 1 and _num_rows(plan, shown) > _MOST_ROWS:
+        shown.pop()
+    return shown
+
+
+def _num_rows(plan: Plan, replicas: Sequence[int]) -> int:
+    stages = plan.stages()
+    return sum(len(stage.devices) for r, _, stage in stages if r in replicas)
+
+
+def _replicas_left_out(plan: Plan, shown: Sequence[int]) -> Iterator[str]:
+    if len(shown) < len(plan.replicas):
+        yield (
+            f"{len(shown)} of {len(plan.replicas)} replicas, which stand for those "
+            "that are like them"
+        )
+
+
+def _fewer(bars: Sequence[Bar], end_ms: float) -> tuple[float, list[Bar]]:
+    """Share bars, as few as need be; return the length of a slice, too."""
+    slice_ms, shared = end_ms, list(bars)
+    for slices in _SLICES:
+        slice_ms = end_ms / slices
+        shared = grouped(bars, slice_ms)
+        if len(shared) <= _MOST_BARS:
+            break
+    return slice_ms, shared
+
+
+def _has(bars: Sequence[Bar], kind: str) -> bool:
+    return any(bar.kind == kind for bar in bars)
+
+
+def _px(rows: float) -> int:
+    return round(rows * _ROW_PX)
+
+
+def _devices(rows: Sequence[Row], plan: Plan, top: float) -> Iterator[Label]:
+    for row in rows:
+        node, devices = row.lane
+        for i, device in enumerate(devices):
+            layers = f"layers {layers_told(row, plan)}" if i == 0 else ""
+            place = _px(top + row.top + i)
+            yield Label(words=f"{node}/{device}", top_px=place, quiet=layers)
+
+
+def _headings(rows: Sequence[Row], plan: Plan, top: float) -> Iterator[Label]:
+    for r in dict.fromkeys(row.replica for row in rows):
+        replica = plan.replicas[r]
+        first = next(row.top for row in rows if row.replica == r)
+        size = f"{replica.num_microbatches} x {replica.microbatch_size} sequences"
+        place = _px(top + first) - _HEADING_PX
+        yield Label(words=f"replica {r}: {size}", top_px=place)
+
+
+def _bands(rows: Sequence[Row], top: float) -> Iterator[Band]:
+    for row in rows:
+        for i in range(len(row.lane[1])):
+            yield Band(kind="band", top=round(top + row.top + i, 3), height=0.96)
+        for i in range(len(row.strips)):
+            place = round(top + row.bottom + STRIP * i, 3)
+            yield Band(kind="strip", top=place, height=round(STRIP * 0.84, 3))
+
+
+def _stages(
+    bars: Sequence[Bar], rows: Sequence[Row], top: float
+) -> Iterator[StageBars]:
+    lanes = {key: row.lane for row in rows for key in row.keys}
+    found: dict[tuple[int, int, str, float], list[Bar]] = {}
+    for bar in bars:
+        action = bar.span.action
+        key = action.replica, action.stage, bar.kind, bar.shade
+        found.setdefault(key, []).append(bar)
+    for (r, s, kind, shade), alike in found.items():
+        yield StageBars(
+            where=f"replica {r}, stage {s} on {lane_name(lanes[r, s])}",
+            colour=COLOURS[kind],
+            opacity=f"{1 - shade:.2f}" if shade else "",
+            bars=tuple(_drawn(bar, top) for bar in alike),
+        )
+
+
+def _drawn(bar: Bar, top: float) -> DrawnBar:
+    span, is_shared = bar.span, bar.num_spans > 1
+    is_part = span.action.op is Op.FB and not is_shared
+    words = f"{bar.num_spans} x {bar.kind}" if is_shared else _words(span)
+    start_ms, length_ms = span.start_s * 1e3, (span.end_s - span.start_s) * 1e3
+    return DrawnBar(
+        x=f"{bar.start_ms:.7g}",
+        y=f"{bar.top + top:.4g}",
+        width=f"{bar.width_ms:.6g}",
+        height=f"{bar.height * (0.84 if span.lane else 0.96):.4g}",
+        words=words,
+        number=None if bar.is_rest else bar.number,
+        times=f"{start_ms:.7g} {length_ms:.6g}" if is_part else "",
+        num_spans=bar.num_spans,
+        is_rest=bar.is_rest,
+    )
+
+
+def _words(span: Span) -> str:
+    """What a bar stands for."""
+    action = span.action
+    does = _does(action)
+    m = action.microbatch
+    return does if m is None else f"{does}, microbatch {m}"
+
+
+def _does(action: Action) -> str:
+    if action.op is Op.SEND:
+        what = {"y": "activations", "dx": "gradients"}.get(str(action.buffer), "")
+        return f"transfer of {what or action.buffer} to stage {action.peer}"
+    if action.op is Op.REDUCE and action.group is not None:
+        return f"sum of gradients, {str(action).partition('[')[2].rstrip(']')}"
+    return _DOES.get(action.op, str(action.op))
