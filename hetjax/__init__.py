@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hetjax.api.trainer import Trainer as Trainer
     from hetjax.plans.plan import Plan as Plan
     from hetjax.training.config import RunConfig as RunConfig
+    from hetjax.training.run_reports import report_of as report_of
 
     __version__: str
 
@@ -36,6 +37,7 @@ _MODULES = {
     "load_model": "api.loading",
     "load_plan": "api.loading",
     "measure_profile": "api.profiling",
+    "report_of": "training.run_reports",
     "save_plan": "api.loading",
     "simulate_plan": "api.simulating",
 }

@@ -15,6 +15,7 @@ from hetjax.cluster.cluster import Cluster
 from hetjax.models.presets import model_preset
 from hetjax.plans.plan import Plan
 from hetjax.report.progress import Display, Metrics, display
+from hetjax.report.run_report import RunReport
 from hetjax.training import rundir
 from hetjax.training.config import RunConfig, changed_config, check_config
 from hetjax.training.events import clear_ends
@@ -22,6 +23,7 @@ from hetjax.training.placement import has_room
 from hetjax.training.presets import Preset
 from hetjax.training.presets import preset as preset_of
 from hetjax.training.run import Session
+from hetjax.training.run_reports import report_of
 from hetjax.training.rundir import read_journal
 
 T = TypeVar("T")
@@ -136,6 +138,20 @@ class Trainer:
     def plan(self) -> Plan:
         """The plan that is followed; it changes when nodes come and go."""
         return self._call(lambda session, shown: session.plan(shown))
+
+    def report(self) -> RunReport:
+        """Return what the run directory says so far, as a page that shows itself.
+
+        `trainer.report().save("report.html")` writes it; the same is in the run
+        directory after each `fit`. `hetjax.report_of` does this for any run directory.
+
+        >>> Trainer("tiny", run_dir="runs/never").report()
+        Traceback (most recent call last):
+        ...
+        hetjax.errors.BadInput: got: 'runs/never', in which there is no run
+        ...
+        """
+        return report_of(self.config.run_dir)
 
     def close(self) -> None:
         """End workers, finish what is being written, and let the run directory go."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -46,6 +46,7 @@ from hetjax.training.placement import (
     choose_plan,
 )
 from hetjax.training.presets import Preset
+from hetjax.training.run_reports import write_report
 from hetjax.training.rundir import Journal, read_journal
 from hetjax.training.starting import (
     Start,
@@ -109,6 +110,7 @@ class Session(ExitStack):
         super().__init__()
         self._config, self._preset, self._model = config, preset, model
         self._cluster, self._plan, self._again = cluster, plan, again
+        self._predict = lru_cache(maxsize=1)(partial(predict_step, config, model))
         self._begin_s = time.perf_counter()
         self._settled: Start | None = None
         self._opened: _Open | None = None
@@ -124,7 +126,12 @@ class Session(ExitStack):
             if config.trace:
                 shown.note("--trace: no step is left to trace; raise --steps")
             return DONE
-        return self._fit(self._open(shown), config, shown)
+        found = self._open(shown)
+        try:
+            return self._fit(found, config, shown)
+        except Exception:
+            write_report(config.run_dir, self._predict, shown)
+            raise
 
     def evaluate(self, shown: Display) -> Mapping[str, Any]:
         """Return the line of `metrics.jsonl` on the validation loss of the state."""
@@ -196,7 +203,7 @@ class Session(ExitStack):
         self.enter_context(closing(metrics))
         self.enter_context(closing(events))
         comparison = StepComparison(
-            predict=partial(predict_step, self._config, self._model),
+            predict=self._predict,
             is_simulated=self._config.simulate,
         )
         comparison.begin(driver.plan, start.hardware.cluster)
@@ -230,7 +237,10 @@ class Session(ExitStack):
             lines = read_journal(run_dir / rundir.METRICS)
             record_goodput(loop.spent.goodput(lines, total_s), step, events, shown)
             self._begin_s = time.perf_counter()
-            return finish(found.start, step, stop, events, shown, self._again)
+            code = finish(found.start, step, stop, events, shown, self._again)
+            if not stop.leaves_no_time:
+                write_report(run_dir, self._predict, shown)
+            return code
 
     def _loop(
         self, found: _Open, config: RunConfig, shown: Display, stop: StopRequest

@@ -46,6 +46,7 @@ from hetjax.training.config import (
 CONFIG, CLUSTER, PLAN = "config.json", "cluster.toml", "plan.json"
 PROFILE = "profile.json"  # read, not written: from python -m hetjax.profile
 METRICS, EVENTS, TRACE = "metrics.jsonl", "events.jsonl", "trace.json"
+REPORT = "report.html"
 TOKENIZER, CHECKPOINTS, LOGS = "tokenizer.json", "checkpoints", "logs"
 KEPT = ("model", "seed", "seq_len", "global_batch", "optimizer.name")  # settings
 _LOCK = ".lock"

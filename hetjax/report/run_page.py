@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of a run.
+
+Owns its order, its headline numbers, curves and tables. Does not own the numbers
+(`run_record.py`), what is shown of any plan (`plan_view.py`) nor how it looks
+(`templates/run.html`).
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hetjax.report.binding import binding, binding_line
+from hetjax.report.curves import Chart, Curve, chart
+from hetjax.report.pages import page
+from hetjax.report.plan_view import plan_view
+from hetjax.report.prediction import ms
+from hetjax.report.run_record import Line, RunRecord
+from hetjax.report.step_rows import Row
+
+_RECOVERIES = ("step", "when", "what happened", "took", "most of it", "undone", "moved")
+_EVENTS = ("step", "when", "event", "")
+_MIB = 2**20
+
+
+def run_page(run: RunRecord) -> str:
+    """Return the page."""
+    spent_s = run.spent_s
+    total_s = sum(spent_s.values()) if spent_s else 0.0
+    return page(
+        "run.html",
+        title=f"Run of {run.plan.model} on {run.cluster.name}",
+        subtitle=list(_subtitle(run)),
+        command="",
+        figures=list(_figures(run)),
+        charts=_charts(run),
+        step_time=list(_step_time(run)),
+        spent=[
+            (part, {part: seconds / total_s}, f"{seconds:,.1f} s")
+            for part, seconds in (spent_s or {}).items()
+            if total_s and seconds
+        ],
+        recoveries_header=_RECOVERIES,
+        recoveries=[_recovery(line) for line in run.recoveries],
+        plan=plan_view(run.plan, run.cluster, run.predicted),
+        events_header=_EVENTS,
+        events=[_event(line) for line in run.events],
+        settings_header=("setting", "value"),
+        settings=[(name, str(value)) for name, value in run.settings.items()],
+    )
+
+
+def _subtitle(run: RunRecord) -> Iterator[str]:
+    yield f"{run.run_dir}: step {run.step:,} of {run.settings['steps']:,}, {run.state}"
+    yield run.plan.title
+
+
+def _figures(run: RunRecord) -> Iterator[tuple[str, str | None]]:
+    """The headline numbers; None where one is not known."""
+    told = run.values()
+    names = {
+        "loss": ("loss", "{:.4f}"),
+        "val_loss": ("validation loss", "{:.4f}"),
+        "tokens_per_s": ("tokens/s, median", "{:,.0f}"),
+        "mfu": ("MFU, median", "{:.1%}"),
+        "goodput": ("goodput", "{:.1%}"),
+        "usd_per_million_tokens": ("USD per million tokens", "{:.3g}"),
+    }
+    for name, (words, form) in names.items():
+        value = told[name]
+        yield words, None if value is None else form.format(value)
+    whose = "predicted for the devices" if run.is_simulated else "predicted"
+    times = {"step_time_s": "step time, median", "predicted_step_time_s": whose}
+    for name, words in times.items():
+        yield words, None if told[name] is None else f"{ms(told[name])} ms"
+    yield "recoveries", str(told["recoveries"]) if told["recoveries"] else None
+
+
+def _charts(run: RunRecord) -> list[Chart]:
+    """Curves by step, as far as there are any."""
+    losses = [_curve("training", "first", run.steps, "loss")]
+    losses.append(_curve("validation", "second", run.evaluations, "val_loss"))
+    times = [_curve("measured", "first", run.steps, "step_time_s", 1e3)]
+    if run.predicted is not None and run.steps and not run.is_simulated:
+        predicted_ms = 1e3 * run.predicted.simulation.step_time_s
+        ends = [(run.steps[i]["step"], predicted_ms) for i in (0, -1)]
+        times.append(Curve(name="predicted", look="target", points=ends))
+    speeds = [_curve("tokens/s", "first", run.steps, "tokens_per_s")]
+    return [
+        chart(title, curves, from_zero=from_zero)
+        for title, curves, from_zero in (
+            ("Loss (nats per token)", losses, False),
+            ("Tokens per second", speeds, True),
+            ("Step time (ms)", times, True),
+        )
+        if any(curve.points for curve in curves)
+    ]
+
+
+def _curve(
+    name: str, look: str, lines: list[Line], key: str, factor: float = 1.0
+) -> Curve:
+    points = [(line["step"], line[key] * factor) for line in lines if key in line]
+    return Curve(name=name, look=look, points=points)
+
+
+def _step_time(run: RunRecord) -> Iterator[str]:
+    """Predicted beside measured, in sentences."""
+    measured_s, predicted = run.median("step_time_s"), run.predicted
+    if predicted is None:
+        yield f"no step time is predicted: {run.why_not_predicted}"
+        return
+    predicted_s = predicted.simulation.step_time_s
+    told = f"{ms(predicted_s)} ms predicted ({predicted.times_from})"
+    if measured_s is None:
+        yield told
+    elif run.is_simulated:
+        yield (
+            f"{ms(measured_s)} ms measured on the CPU here, which stands in for the "
+            f"cluster's devices; {told} for those"
+        )
+    else:
+        yield f"{ms(measured_s)} ms measured (median), {told}"
+        yield f"measured is {measured_s / predicted_s:.2f} times what was predicted"
+    yield f"by the prediction {binding_line(binding(predicted))}"
+
+
+def _recovery(line: Line) -> Row:
+    """What a change has cost, below `_RECOVERIES`."""
+    seconds: Mapping[str, float] = line.get("seconds", {})
+    longest = max(seconds, key=lambda phase: seconds[phase], default="")
+    most = f"{longest} {seconds[longest]:.1f} s" if longest else ""
+    moved = ", ".join(
+        f"{size / _MIB:,.1f} MiB from {tier}"
+        for tier, size in line.get("bytes", {}).items()
+    )
+    undone = line.get("lost_steps", 0)
+    return (
+        f"{line['step']:,}",
+        _clock(line),
+        str(line.get("reason", "")),
+        f"{sum(seconds.values()):.1f} s",
+        most,
+        f"{undone} steps" if undone else "nothing",
+        moved or "nothing",
+    )
+
+
+def _event(line: Line) -> Row:
+    shown = {k: v for k, v in line.items() if k not in ("step", "time", "event")}
+    told = ", ".join(f"{name} {_plain(value)}" for name, value in shown.items())
+    return f"{line['step']:,}", _clock(line), str(line["event"]), told
+
+
+def _plain(value: Any) -> str:
+    """A value without the marks of JSON."""
+    if isinstance(value, Mapping):
+        return " ".join(f"{name}={_plain(v)}" for name, v in value.items()) or "none"
+    if isinstance(value, list):
+        return " ".join(map(_plain, value)) or "none"
+    return str(value)
+
+
+def _clock(line: Line) -> str:
+    """Date and time of day, as in "2026-11-23 04:01:02"."""
+    return str(line.get("time", "")).replace("T", " ").partition("+")[0]

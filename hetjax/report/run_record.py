@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of a run, and what follows from it: medians, sums, its state.
+
+Owns the headline numbers. Does not own the files that it is read from
+(`training/run_reports.py`) nor how it is shown (`run_report.py`, `run_page.py`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from hetjax.cluster.cluster import Cluster
+from hetjax.plans.plan import Plan
+from hetjax.schedule.predicted import Predicted
+
+Line = Mapping[str, Any]
+_ENDS = ("finished", "preempted")
+_BEGINS = ("started", "restored")
+_PARTS = ("productive", "lost", "recovering", "replanning", "other")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """What the files of a run say, and a prediction of its step.
+
+    `settings` are those of `config.json` by dotted name, `metrics` and `events` the
+    lines of the journals. `predicted` is a step by the plan of now, None for the reason
+    in `why_not_predicted`. `is_simulated`: devices were simulated, so that measured
+    times are not theirs. `usd_per_hour` is the price of the nodes in use, if known.
+    """
+
+    run_dir: Path
+    settings: Mapping[str, Any]
+    cluster: Cluster
+    plan: Plan
+    metrics: Sequence[Line]
+    events: Sequence[Line]
+    predicted: Predicted | None
+    why_not_predicted: str
+    is_simulated: bool
+    usd_per_hour: float | None
+
+    @cached_property
+    def steps(self) -> list[Line]:
+        """The lines of `metrics` on steps."""
+        return [line for line in self.metrics if "loss" in line]
+
+    @cached_property
+    def evaluations(self) -> list[Line]:
+        """The lines of `metrics` on the validation loss."""
+        return [line for line in self.metrics if "val_loss" in line]
+
+    @property
+    def step(self) -> int:
+        """How many steps are done."""
+        return self.steps[-1]["step"] if self.steps else 0
+
+    @property
+    def state(self) -> str:
+        """How the last start ended, in words."""
+        kinds = {line["event"]: n for n, line in enumerate(self.events)}
+        begun = max((kinds.get(kind, -1) for kind in _BEGINS), default=-1)
+        ended = max((kinds.get(kind, -1) for kind in _ENDS), default=-1)
+        if ended < begun or ended < 0:
+            return "under way, or ended without a word"
+        last = self.events[ended]
+        if last["event"] == "finished":
+            return "finished"
+        return f"stopped by {last.get('reason', 'a notice')}"
+
+    def median(self, name: str) -> float | None:
+        """Return the median of a number over all steps that have it."""
+        values = [line[name] for line in self.steps if name in line]
+        return median(values) if values else None
+
+    @property
+    def recoveries(self) -> list[Line]:
+        return [line for line in self.events if line["event"] == "recovered"]
+
+    @property
+    def spent_s(self) -> dict[str, float] | None:
+        """Seconds by what they went into, of all starts that came to an end."""
+        lines = [line for line in self.events if line["event"] == "goodput"]
+        if not lines:
+            return None
+        return {
+            part: sum(line.get(f"{part}_s", 0.0) for line in lines) for part in _PARTS
+        }
+
+    @property
+    def goodput(self) -> float | None:
+        """The share of that time which went into steps that count."""
+        spent_s = self.spent_s
+        total_s = sum(spent_s.values()) if spent_s else 0.0
+        return spent_s["productive"] / total_s if spent_s and total_s else None
+
+    @property
+    def usd_per_million_tokens(self) -> float | None:
+        """The price at the measured speed, where devices are what they seem."""
+        speed = self.median("tokens_per_s")
+        if self.usd_per_hour is None or self.is_simulated or not speed:
+            return None
+        return self.usd_per_hour / 3600 / speed * 1e6
+
+    def values(self) -> dict[str, Any]:
+        """Return the headline numbers by name; None for those that are not known."""
+        predicted, evaluated = self.predicted, self.evaluations
+        return {
+            "state": self.state,
+            "step": self.step,
+            "steps": self.settings["steps"],
+            "loss": self.steps[-1]["loss"] if self.steps else None,
+            "val_loss": evaluated[-1]["val_loss"] if evaluated else None,
+            "tokens_per_s": self.median("tokens_per_s"),
+            "step_time_s": self.median("step_time_s"),
+            "predicted_step_time_s": predicted and predicted.simulation.step_time_s,
+            "mfu": self.median("mfu"),
+            "goodput": self.goodput,
+            "usd_per_million_tokens": self.usd_per_million_tokens,
+            "recoveries": len(self.recoveries),
+        }

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report of a run as a result: a page, a few lines, or numbers.
+
+Owns the lines. Does not own the numbers (`run_record.py`) nor the page (`run_page.py`).
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hetjax.cluster.user_files import write_whole
+from hetjax.report.pages import framed
+from hetjax.report.prediction import ms
+from hetjax.report.run_page import run_page
+from hetjax.report.run_record import RunRecord
+
+_FORMS = {
+    "loss": "{:.4f}",
+    "val_loss": "{:.4f}",
+    "tokens_per_s": "{:,.0f}",
+    "mfu": "{:.1%}",
+    "goodput": "{:.2f}",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """What a run directory says: `report.save("report.html")`, `print(report)`.
+
+    A notebook shows it as its page.
+    """
+
+    record: RunRecord
+
+    def values(self) -> dict[str, Any]:
+        """Return the headline numbers by name; None for those that are not known."""
+        return self.record.values()
+
+    def save(self, path: str | Path) -> None:
+        """Write the page, a file that needs nothing else."""
+        write_whole(Path(path), run_page(self.record))
+
+    def __str__(self) -> str:
+        told = self.values()
+        reached = f"step {told['step']} of {told['steps']}, {told['state']}"
+        lines = [f"{self.record.run_dir}: {reached}"]
+        shown = [
+            f"{name} {form.format(told[name])}"
+            for name, form in _FORMS.items()
+            if told[name] is not None
+        ]
+        lines += ["  ".join(shown)] if shown else ["no step is recorded yet"]
+        if told["step_time_s"] is not None:
+            predicted_s = told["predicted_step_time_s"]
+            beside = "" if predicted_s is None else f", {ms(predicted_s)} ms predicted"
+            lines.append(f"step time {ms(told['step_time_s'])} ms{beside}")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """The page."""
+        return framed(run_page(self.record))

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the directory of a run, also of one that is long over, to its report.
+
+Owns which files are read, and that a run does not fail for want of a report. Does not
+own the report (`hetjax/report/run_report.py`) nor the files (`rundir.py`).
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from hetjax.cluster.cluster import Cluster
+from hetjax.costs.plan_costs import usd_per_hour
+from hetjax.errors import BadInput, NoFeasiblePlan
+from hetjax.models.presets import model_preset
+from hetjax.plans.plan import Plan
+from hetjax.report.progress import Display
+from hetjax.report.run_record import RunRecord
+from hetjax.report.run_report import RunReport
+from hetjax.schedule.predicted import Predicted
+from hetjax.training import rundir
+from hetjax.training.config import flat_values
+from hetjax.training.rundir import Previous, read_journal
+from hetjax.training.step_comparison import predict_step
+
+Predict = Callable[[Plan, Cluster], Predicted]
+
+
+def report_of(run_dir: str | Path) -> RunReport:
+    """Return the report of the run in a directory, as it is now.
+
+    Where no step can be predicted, as of a model that is not known by name, the report
+    says why. BadInput where there is no run, or one of its files is broken.
+    """
+    path = Path(run_dir)
+    found = _previous(path)
+
+    def predict(plan: Plan, cluster: Cluster) -> Predicted:
+        model = model_preset(found.config.model)
+        return predict_step(found.config, model, plan, cluster)
+
+    return _report(path, found, predict)
+
+
+def write_report(run_dir: Path, predict: Predict, shown: Display) -> None:
+    """Write the report where a run ends; say why if that cannot be done."""
+    path = run_dir / rundir.REPORT
+    try:
+        _report(run_dir, _previous(run_dir), predict).save(path)
+    except Exception as error:  # whatever it is: the run has ended as it should
+        shown.note(f"no report was written: {error}")
+    else:
+        shown.note(f"report: {path}")
+
+
+def _previous(path: Path) -> Previous:
+    found = rundir.read_previous(path)
+    if found is None:
+        raise BadInput(
+            got=f"{str(path)!r}, in which there is no run",
+            allowed=f"the directory of a run, with its {rundir.CONFIG}",
+            fix="give the --run-dir of a run",
+        )
+    return found
+
+
+def _report(path: Path, found: Previous, predict: Predict) -> RunReport:
+    predicted, why, price = None, "", None
+    try:
+        predicted = predict(found.plan, found.cluster)
+    except (BadInput, NoFeasiblePlan) as bad:
+        why = bad.got
+    with suppress(BadInput):  # of a device that nobody describes
+        price = usd_per_hour(found.plan, found.cluster)
+    return RunReport(
+        RunRecord(
+            run_dir=path,
+            settings=flat_values(found.config),
+            cluster=found.cluster,
+            plan=found.plan,
+            metrics=read_journal(path / rundir.METRICS),
+            events=read_journal(path / rundir.EVENTS),
+            predicted=predicted,
+            why_not_predicted=why,
+            is_simulated=found.config.simulate,
+            usd_per_hour=price,
+        )
+    )
