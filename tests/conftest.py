@@ -58,6 +58,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=40,
         help="requests whose bound is held against plans that come near it",
     )
+    parser.addoption(
+        "--install",
+        action="store_true",
+        help="also install the wheel over what Colab has; downloads 700 MB",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)

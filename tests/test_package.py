@@ -5,7 +5,6 @@ import ast
 import configparser
 import importlib.metadata
 import re
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -20,11 +19,11 @@ from hetjax.models.presets import model_preset
 from hetjax.plans.plan_files import parse_plan
 from hetjax.plans.validation import validate_plan
 from hetjax.training.presets import preset
+from tests.wheel import LINKS, build_wheel, copy_source
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hetjax"
 SPDX = "# SPDX-License-Identifier: Apache-2.0"
-LINKS = {"models": "hetjax/models", "mesh": "hetjax/mesh"}
 MAX_LINES = 400
 DRAWERS = {"util", "utils", "helper", "helpers", "common", "misc", "manager"}
 
@@ -52,25 +51,15 @@ def readme() -> str:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a wheel is built from, copied so that nothing is written beside it."""
+    """What a wheel is built from."""
     copy = tmp_path_factory.mktemp("source")
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, copy)
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(PACKAGE, copy / "hetjax", ignore=ignored)
-    for name, target in LINKS.items():
-        (copy / name).symlink_to(target)
+    copy_source(copy)
     return copy
 
 
 @pytest.fixture(scope="module")
 def wheel(source: Path) -> zipfile.ZipFile:
-    build = "from setuptools import build_meta; print(build_meta.build_wheel('.'))"
-    done = subprocess.run(
-        [sys.executable, "-c", build], cwd=source, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return zipfile.ZipFile(source / done.stdout.splitlines()[-1])
+    return zipfile.ZipFile(build_wheel(source))
 
 
 def test_the_wheel_holds_every_file_of_the_package_and_no_other_code(

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the notebooks' install line makes of Colab's packages; with --install.
+
+The environment has Colab's Python 3.13 (else 3.12, with a warning) and, of what Colab
+has, jax 0.7.2, its CUDA plugin and flax 0.11.2, which is what the line has to replace.
+Unlike there, pip gets this checkout's wheel in place of its address, and empty packages
+in place of NVIDIA's libraries (3 GB); and no card is there, only the file of one, in a
+folder that is taken for the machine.
+"""
+
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from tests.wheel import build_wheel, copy_source
+
+COLAB = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda12-pjrt")
+RUN = """
+import sys
+from functools import partial
+from pathlib import Path
+
+from hetjax.mesh.accelerators import check_accelerator_used
+from hetjax.train import main
+from hetjax.training import placement
+
+placement.check_accelerator_used = partial(check_accelerator_used, Path("machine"))
+sys.exit(main(["gpt2-124m", "--run-dir", "run"]))
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def asked_for(request: pytest.FixtureRequest) -> None:
+    if not request.config.getoption("install"):
+        pytest.skip("downloads 700 MB: only with --install")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Has the environment (`venv`) after the install line, and a `machine`."""
+    folder = tmp_path_factory.mktemp("colab")
+    card = folder / "machine" / "dev" / "nvidia0"
+    card.parent.mkdir(parents=True)
+    card.touch()
+    make = [python(), "-m", "venv", "--without-pip", folder / "venv"]
+    subprocess.run(make, check=True)
+    before = [f"{name}==0.7.2" for name in COLAB]
+    pip(folder, "--no-deps", "flax==0.11.2", *before)
+    source = folder / "source"
+    source.mkdir()
+    copy_source(source)
+    wheel = build_wheel(source)
+    empty_libraries(folder)
+    empty = f"--find-links={folder / 'empty'}"
+    pip(folder, empty, f"hetjax[cuda12] @ {wheel.as_uri()}")
+    return folder
+
+
+def python() -> str:
+    """The Python nearest to Colab's that can make environments."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    for name in ("3.13", "3.12"):
+        for candidate in (f"python{name}", *pyenv.glob(f"{name}.*/bin/python{name}")):
+            words = [candidate, "-c", "import ensurepip, venv"]
+            # a name on PATH can be a shim that refuses, so each one is tried
+            if (
+                shutil.which(candidate)
+                and not subprocess.run(words, capture_output=True).returncode
+            ):
+                if name != "3.13":
+                    warnings.warn(f"no Python 3.13: took {candidate}", stacklevel=1)
+                return str(candidate)
+    pytest.skip("no Python 3.13 or 3.12")
+
+
+def pip(folder: Path, *words: str) -> None:
+    command = [sys.executable, "-m", "pip", "--python", str(folder / "venv")]
+    options = ["install", "--quiet", "--no-compile", "--progress-bar", "off"]
+    done = subprocess.run(
+        [*command, *options, *words], capture_output=True, text=True, cwd=folder
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def installed(folder: Path) -> dict[str, str]:
+    """Versions by name of what is in the environment."""
+    (packages,) = folder.glob("venv/lib/python*/site-packages")
+    found = importlib.metadata.distributions(path=[str(packages)])
+    return {one.metadata["Name"].lower(): one.version for one in found}
+
+
+def empty_libraries(folder: Path) -> None:
+    """Write empty wheels, newer than any, of what the plugin takes from NVIDIA."""
+    (packages,) = folder.glob("venv/lib/python*/site-packages")
+    (plugin,) = importlib.metadata.distributions(
+        path=[str(packages)], name="jax-cuda12-plugin"
+    )
+    (folder / "empty").mkdir()
+    for asked in map(Requirement, plugin.requires or ()):
+        if not asked.name.startswith("nvidia-"):
+            continue
+        version = next(v for v in ("9999", "9.9999") if asked.specifier.contains(v))
+        stem = f"{asked.name.replace('-', '_')}-{version}"
+        path = folder / "empty" / f"{stem}-py3-none-any.whl"
+        texts = {
+            "METADATA": "Metadata-Version: 2.1\n"
+            f"Name: {asked.name}\nVersion: {version}\n",
+            "WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\n"
+            "Tag: py3-none-any\n",
+            "RECORD": "",
+        }
+        with zipfile.ZipFile(path, "w") as wheel:
+            for name, text in texts.items():
+                wheel.writestr(f"{stem}.dist-info/{name}", text)
+
+
+def test_jax_and_its_plugin_are_of_one_version_that_hetjax_takes(folder: Path):
+    found = installed(folder)
+    versions = {found[name] for name in COLAB}
+    assert len(versions) == 1
+    assert versions != {"0.7.2"}
+    flax = tuple(map(int, found["flax"].split(".")))
+    assert flax >= (0, 12, 8)
+
+
+def test_a_run_on_the_cpu_beside_a_card_that_jax_ignores_says_so_and_stops(
+    folder: Path,
+):
+    """With the plugin that an installation without the extra would leave there."""
+    pip(folder, "--no-deps", "jax-cuda12-plugin==0.7.2")
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("JAX_", "PYTHON", "XLA_"))
+    }
+    done = subprocess.run(
+        [folder / "venv/bin/python", "-c", RUN],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2, done.stderr
+    _, got, allowed, fix = done.stderr.splitlines()[-4:]
+    assert got == (
+        "got: a run on the CPU of a machine that has an NVIDIA GPU "
+        "(machine/dev/nvidia0); JAX ignores jax-cuda12-plugin 0.7.2: jaxlib is "
+        f"{installed(folder)['jaxlib']}"
+    )
+    assert allowed.startswith("allowed: ")
+    assert fix.startswith("fix: pip install 'hetjax[cuda12]'")
+    assert not (folder / "run" / "config.json").exists()
