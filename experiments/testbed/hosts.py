@@ -13,7 +13,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -136,6 +136,16 @@ class Testbed:
         if place.cpu_group is not None:
             found |= cpu_quota.members(place.cpu_group)
         return found
+
+    def hold_quotas(self) -> None:
+        """Put what runs on the hosts under their quotas, if it was started outside."""
+        for host in self.hosts:
+            group = self.cpu_group(host.name)
+            if group is None:
+                continue
+            for pid in self.members(host.name):
+                with suppress(ProcessLookupError):  # it has ended meanwhile
+                    group.write_text(str(pid))
 
     def set_link(self, host: str, mbit_per_s: float | None) -> None:
         """Change the rate at which a host sends, also while it sends."""

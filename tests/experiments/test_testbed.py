@@ -96,6 +96,17 @@ def _leaves_nothing() -> Iterator[None]:
 
 
 @needs_root
+def test_what_was_started_outside_a_quota_can_be_put_under_it():
+    with _leaves_nothing(), Testbed([FAST, SLOW]) as testbed:
+        sleep = ["sh", "-c", "echo; exec sleep 60"]
+        process = _start([*testbed.network_prefix(SLOW.name), *sleep])
+        group = testbed.cpu_group(SLOW.name)
+        assert group is not None and group.read_text().split() == []
+        testbed.hold_quotas()
+        assert group.read_text().split() == [str(process.pid)]
+
+
+@needs_root
 @pytest.mark.parametrize("seen", [True, False])
 def test_all_is_gone_and_all_processes_are_ended_after_the_block(
     seen: bool, monkeypatch: pytest.MonkeyPatch
