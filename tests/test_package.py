@@ -108,7 +108,7 @@ def test_installing_the_package_installs_all_that_it_imports():
         for path in PACKAGE.rglob("*.py")
         for name in top_names(path) - sys.stdlib_module_names - {"hetjax"}
         if installed.isdisjoint(
-            found.replace("_", "-") for found in distributions.get(name, [name])
+            found.replace("_", "-").lower() for found in distributions.get(name, [name])
         )
     }
     assert unasked == {}

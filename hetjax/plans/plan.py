@@ -8,7 +8,6 @@ a cluster and a model (`validation.py`).
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from html import escape
 from itertools import pairwise
 from typing import Literal
 
@@ -124,8 +123,7 @@ class Plan:
         return "\n".join([self.title, *aligned(STAGE_COLUMNS, self.rows())]) + "\n"
 
     def _repr_html_(self) -> str:
-        table = html_table(STAGE_COLUMNS, self.rows())
-        return "\n".join([f"<p>{escape(self.title)}</p>", *table])
+        return html_table(STAGE_COLUMNS, self.rows(), title=self.title)
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return a row of text per stage, below `STAGE_COLUMNS`."""

@@ -4,8 +4,12 @@
 Owns the layout. Does not own any row (`plan.py`, `hetjax/report/`).
 """
 
-from collections.abc import Iterator, Sequence
-from html import escape
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 Rows = Sequence[Sequence[str]]
 
@@ -24,14 +28,41 @@ def aligned(header: Sequence[str], rows: Rows) -> list[str]:
     ]
 
 
-def html_table(header: Sequence[str], rows: Rows) -> Iterator[str]:
-    """Yield the lines of the same table in HTML, which may be scrolled if it is wide.
+def html_table(
+    header: Sequence[str], rows: Rows, *, title: str = "", notes: Sequence[str] = ()
+) -> str:
+    """Return the same table in HTML, which may be scrolled if it is wide.
 
-    >>> list(html_table(("node",), [("a<b",)]))[2]
-    '<tr><td>a&lt;b</td></tr>'
+    `title` and `notes` are lines before and after it.
+
+    >>> print(html_table(("node",), [("a<b",)]))
+    <div class="scroll"><table>
+    <tr><th>node</th></tr>
+    <tr><td>a&lt;b</td></tr>
+    </table></div>
     """
-    yield '<div class="scroll"><table>'
-    yield f"<tr>{''.join(f'<th>{escape(cell)}</th>' for cell in header)}</tr>"
-    for row in rows:
-        yield f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>"
-    yield "</table></div>"
+    return _template().render(title=title, header=header, rows=rows, notes=notes)
+
+
+_HTML = """\
+{% if title %}
+<p>{{ title }}</p>
+{% endif %}
+<div class="scroll"><table>
+<tr>{% for cell in header %}<th>{{ cell }}</th>{% endfor %}</tr>
+{% for row in rows %}
+<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
+{% endfor %}
+</table></div>
+{% for note in notes %}
+<p>{{ note }}</p>
+{% endfor %}
+"""
+
+
+@cache
+def _template() -> "Template":
+    from jinja2 import Environment  # which a terminal does not need
+
+    blocks = Environment(autoescape=True, trim_blocks=True)
+    return blocks.from_string(_HTML.rstrip())

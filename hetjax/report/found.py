@@ -183,7 +183,7 @@ class ComparedPlanners:
         return "\n".join(aligned(BASELINES, baseline_rows(self.planned)))
 
     def _repr_html_(self) -> str:
-        return "\n".join(html_table(BASELINES, baseline_rows(self.planned)))
+        return html_table(BASELINES, baseline_rows(self.planned))
 
 
 def _answers(planned: Planned) -> dict[str, Any]:

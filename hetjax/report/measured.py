@@ -56,9 +56,9 @@ class MeasuredProfile:
         return "\n".join([self.title, *lines, *_links(self.profile)])
 
     def _repr_html_(self) -> str:
-        table = html_table(_HEADER, _rows(self.profile))
-        links = (f"<p>{line}</p>" for line in _links(self.profile))
-        return "\n".join([f"<p>{self.title}</p>", *table, *links])
+        profile = self.profile
+        notes = _links(profile)
+        return html_table(_HEADER, _rows(profile), title=self.title, notes=notes)
 
 
 def _rows(profile: Profile) -> list[tuple[str, ...]]:

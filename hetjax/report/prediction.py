@@ -9,13 +9,12 @@ nor the search (`planner/`).
 import json
 import math
 from dataclasses import dataclass, replace
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetjax.errors import BadInput
 from hetjax.plans.plan import STAGE_COLUMNS, Plan, Prediction
-from hetjax.plans.table import aligned
+from hetjax.plans.table import aligned, html_table
 from hetjax.report.picture import Picture
 from hetjax.report.timeline import timeline_picture
 from hetjax.schedule.predicted import Predicted
@@ -127,7 +126,16 @@ class SimulatedStep:
         )
 
     def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
+        predicted = self.predicted
+        times = f"times: {predicted.times_from}"
+        said = headline(predicted), *_second_line(predicted)
+        stages = html_table(
+            _STAGE_HEADER,
+            _stage_rows(predicted),
+            title=predicted.plan.title,
+            notes=[times],
+        )
+        return stages + html_table(_DEVICE_HEADER, _device_rows(predicted), notes=said)
 
 
 def check_finite(predicted: Predicted) -> None:

@@ -207,7 +207,7 @@ class Metrics(list[dict[str, Any]]):
         return "\n".join(aligned(self._header(), self._rows()))
 
     def _repr_html_(self) -> str:
-        return "\n".join(html_table(self._header(), self._rows()))
+        return html_table(self._header(), self._rows())
 
     def _header(self) -> list[str]:
         return list(dict.fromkeys(name for line in self for name in line))
