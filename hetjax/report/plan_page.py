@@ -17,10 +17,10 @@ from hetjax.report.plan_rows import (
     BASELINES,
     CHANGES,
     WISHES,
-    baseline_rows,
     change_rows,
     idle_lines,
     num_devices,
+    planner_row,
     planners,
     search_lines,
     wish_rows,
@@ -78,11 +78,16 @@ def _mfu(planned: Planned) -> str | None:
 
 
 def _runners_up(planned: Planned) -> Iterator[tuple[Row, float]]:
-    """Rows of planners, and how long each one's step is, as a share of the longest."""
+    """Rows of plans, and how long each one's step is, as a share of the longest."""
+    found = planners(planned)
+    if planned.second is not None:
+        ours = [("hetjax", planned.best, f"from {planned.found.source}")]
+        second = ("hetjax, second", planned.second, "the best with another layout")
+        found = [*(found[:1] or ours), second, *found[1:]]
     times_s = [
         0.0 if isinstance(judged, NoFeasiblePlan) else judged.simulation.step_time_s
-        for _, judged, _ in planners(planned)
+        for _, judged, _ in found
     ]
     longest_s = max(times_s, default=0.0) or 1.0
-    for row, time_s in zip(baseline_rows(planned), times_s, strict=True):
-        yield row, time_s / longest_s
+    for row, time_s in zip(found, times_s, strict=True):
+        yield planner_row(planned, *row), time_s / longest_s

@@ -124,16 +124,19 @@ def planners(planned: Planned) -> list[tuple[str, Predicted | NoFeasiblePlan, st
 
 def baseline_rows(planned: Planned) -> list[Row]:
     """Return a row per planner: how much faster the plan is than its."""
-    ours_s = planned.best.simulation.step_time_s
-    rows = []
-    for name, judged, told in planners(planned):
-        if isinstance(judged, NoFeasiblePlan):
-            rows.append((name, "no plan", "", "", "", told))
-            continue
-        step_s = judged.simulation.step_time_s
-        change = "" if name == "hetjax" else f"{step_s / ours_s:.2f}x"
-        rows.append((name, ms(step_s), change, *_size(judged), told))
-    return rows
+    return [planner_row(planned, *found) for found in planners(planned)]
+
+
+def planner_row(
+    planned: Planned, name: str, judged: Predicted | NoFeasiblePlan, told: str
+) -> Row:
+    """Return the row of a plan beside ours, below `BASELINES`."""
+    if isinstance(judged, NoFeasiblePlan):
+        return name, "no plan", "", "", "", told
+    step_s = judged.simulation.step_time_s
+    change = f"{step_s / planned.best.simulation.step_time_s:.2f}x"
+    size = _size(judged)
+    return name, ms(step_s), "" if name == "hetjax" else change, *size, told
 
 
 def wish_rows(planned: Planned) -> list[Row]:

@@ -27,10 +27,12 @@ from hetjax.costs.measured.layer_profile import (
 from hetjax.errors import BadInput
 from hetjax.planner.model.request import REMATS
 from hetjax.planner.search.comparison import MOST_COMPARED, Questions
-from hetjax.plans.plan import Remat
+from hetjax.plans.plan import Plan, Remat
 from hetjax.plans.plan_files import parse_plan, plan_json
 from hetjax.report.found import FoundPlan
 from hetjax.report.measured import MeasuredProfile
+from hetjax.report.plan_page import plan_page
+from tests.report.html_page import Page
 
 KINDS = {"p.svg": b"<?xml", "p.png": b"\x89PNG", "p.PDF": b"%PDF"}
 CLUSTER = Cluster(
@@ -98,8 +100,8 @@ def test_a_found_plan_shows_itself_as_the_page_of_the_report(
 ):
     (page,) = Text(found._repr_html_()).frames
     found.write_report(tmp_path / "plan.html", "what made it")
-    words = Text((tmp_path / "plan.html").read_text()).words
-    assert Text(page).words.strip() == words.partition("Made with")[0].strip()
+    words = Page((tmp_path / "plan.html").read_text(encoding="utf-8")).words
+    assert words == [*Page(page).words, "Made with", "what made it"]
 
 
 def test_without_matplotlib_a_found_plan_shows_its_page_and_draws_no_picture(
@@ -126,7 +128,8 @@ def test_a_simulated_step_is_that_of_the_command(
     assert of_file.values() == step.values()
     assert simulate.main(words) == 0
     assert capsys.readouterr().out == f"{step}\n"
-    assert Text(step._repr_html_()).words == str(step)
+    said = str(step).split()
+    assert sorted(" ".join(Page(step._repr_html_()).words).split()) == sorted(said)
     predicted = step.plan.predicted
     assert predicted is not None and predicted.step_time_s == step.step_time_s
     step.write_trace(tmp_path / "trace.json")
@@ -142,6 +145,21 @@ def test_pictures_show_themselves_and_are_kept(found: FoundPlan, tmp_path: Path)
             assert (tmp_path / name).read_bytes().startswith(start)
         with pytest.raises(BadInput, match="ends in .pdf, .png, .svg"):
             picture.save(tmp_path / "p.jpg")
+
+
+def test_the_second_best_plan_is_slower_and_is_not_the_best_in_another_order(
+    found: FoundPlan,
+):
+    second = found.planned.second
+    assert second is not None
+    assert second.simulation.step_time_s >= found.step_time_s
+
+    def cuts(of: Plan) -> list[list[tuple[str, tuple[int, int]]]]:
+        stages = [[(s.node, s.layers) for s in r.stages] for r in of.replicas]
+        return sorted(stages)
+
+    assert cuts(second.plan) != cuts(found.plan)  # each kind has one node here
+    assert "hetjax, second" in Page(plan_page(found.planned)).words
 
 
 def test_planners_are_compared_by_name(found: FoundPlan):

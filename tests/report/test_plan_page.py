@@ -44,7 +44,8 @@ def test_the_page_has_the_figures_of_the_result_and_needs_nothing_else(
     told = planned(cluster(1e6), two_stages(4))
     none = NoFeasiblePlan(got="no room: none", allowed="room", fix="more of it")
     others = {"varuna": told.best, "hapt": none}
-    told = replace(told, baselines=others)
+    second = predicted(cluster(1e6), two_stages(8))
+    told = replace(told, baselines=others, second=second)
     found = FoundPlan(told)
     found.write_report(tmp_path / "p.html", "what made it")
     html = (tmp_path / "p.html").read_text(encoding="utf-8")
@@ -56,6 +57,12 @@ def test_the_page_has_the_figures_of_the_result_and_needs_nothing_else(
     assert figures["bubble"] == f"{values['bubble_share']:.1%}"
     assert figures["devices"] == "2 of 3"
     assert {"varuna", "hapt", "no plan", "no room", "what made it"} <= {*page.words}
+    at = page.words.index("hetjax, second")
+    slower = second.simulation.step_time_s / values["step_time_s"]
+    assert page.words[at + 1 : at + 3] == [
+        ms(second.simulation.step_time_s),
+        f"{slower:.2f}x",
+    ]
     assert any("not worth using" in word for word in page.words) == bool(told.idle)
 
 
@@ -83,7 +90,7 @@ def test_a_step_of_many_passes_shares_bars_and_says_how_many(
     told = planned(cluster(1e3), two_stages(60))
     num_spans = len(spans_of_lanes(told.best))
     monkeypatch.setattr(timeline_view, "_MOST_BARS", 150)
-    monkeypatch.setattr(timeline_view, "_SLICES", (50, 20))
+    monkeypatch.setattr(timeline_view, "_SLICES", (200, 50, 20))
     html = plan_page(told)
     page = Page(html)
     drawn = bars(page)

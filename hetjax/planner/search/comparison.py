@@ -6,19 +6,22 @@ other wishes, with a node more or fewer. Does not own the searches (`find.py` an
 others), options (`cli/`) nor what is shown (`report/`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
+from hetjax.cluster.catalogue import canonical_name
 from hetjax.cluster.cluster import Cluster, part_of
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.baselines.by_name import BASELINES, compared
 from hetjax.planner.bound.certificate import held
 from hetjax.planner.model.costing import times_from
 from hetjax.planner.model.deadline import TimeUp, check_deadline, deadline, left_s
-from hetjax.planner.model.objectives import Objective, Wish
+from hetjax.planner.model.objectives import Objective, Wish, score, within
 from hetjax.planner.model.request import NodeClass, PlanRequest, check_request
 from hetjax.planner.search.find import LOCAL_SEARCH_S, Found, Search, TellProgress
 from hetjax.planner.search.idle import Idle, try_idle, why_idle
@@ -69,6 +72,7 @@ class Planned:
     alone: Found | NoFeasiblePlan
     moved: Replanned | None = None
     idle: tuple[Idle, ...] = ()
+    second: Predicted | None = None
     baselines: Evaluated | None = None
     pareto: tuple[Found, ...] = ()
     what_if: tuple[WhatIf, ...] = ()
@@ -125,10 +129,33 @@ def planned(
         alone=alone,
         moved=moved,
         idle=why_idle(found, search.incumbents.simulated()),
+        second=_second(found, search.incumbents.simulated()),
         baselines=others if names else None,
         pareto=search.found() if questions.pareto else (),
         what_if=cases,
         left_out=tuple(name for name in asked if name not in answered),
+    )
+
+
+def _second(found: Found, simulated: Iterable[Predicted]) -> Predicted | None:
+    """The best by the same objective with other cuts, or on other kinds of devices."""
+    cluster, objective = found.request.cluster, found.objective
+    taken = _layout(found.best.plan, cluster)
+    others = (
+        other
+        for other in simulated
+        if within(other, objective) and _layout(other.plan, cluster) != taken
+    )
+    by = partial(score, cluster=cluster, objective=objective)
+    return min(others, key=by, default=None)
+
+
+def _layout(plan: Plan, cluster: Cluster) -> Counter[tuple[object, ...]]:
+    """What replicas are cut into, wherever among equal nodes they are."""
+    kinds = {node.name: canonical_name(node.device) for node in cluster.nodes}
+    return Counter(
+        tuple((kinds[x.node], x.mesh, x.layers) for x in replica.stages)
+        for replica in plan.replicas
     )
 
 
