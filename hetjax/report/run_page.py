@@ -16,6 +16,7 @@ from hetjax.report.plan_view import plan_view
 from hetjax.report.prediction import ms
 from hetjax.report.run_record import Line, RunRecord
 from hetjax.report.step_rows import Row
+from hetjax.report.timeline_view import traced_view
 
 _RECOVERIES = ("step", "when", "what happened", "took", "most of it", "undone", "moved")
 _EVENTS = ("step", "when", "event", "")
@@ -42,6 +43,7 @@ def run_page(run: RunRecord) -> str:
         recoveries_header=_RECOVERIES,
         recoveries=[_recovery(line) for line in run.recoveries],
         plan=plan_view(run.plan, run.cluster, run.predicted),
+        traced=traced_view(run.traced, run.plan, run.cluster, run.predicted),
         events_header=_EVENTS,
         events=[_event(line) for line in run.events],
         settings_header=("setting", "value"),

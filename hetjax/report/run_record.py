@@ -15,6 +15,7 @@ from typing import Any
 from hetjax.cluster.cluster import Cluster
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
+from hetjax.schedule.simulation.trace import Span
 
 Line = Mapping[str, Any]
 _ENDS = ("finished", "preempted")
@@ -29,7 +30,8 @@ class RunRecord:
     `settings` are those of `config.json` by dotted name, `metrics` and `events` the
     lines of the journals. `predicted` is a step by the plan of now, None for the reason
     in `why_not_predicted`. `is_simulated`: devices were simulated, so that measured
-    times are not theirs. `usd_per_hour` is the price of the nodes in use, if known.
+    times are not theirs. `usd_per_hour` is the price of the nodes in use, if known;
+    `traced` is what `trace.json` has.
     """
 
     run_dir: Path
@@ -42,6 +44,7 @@ class RunRecord:
     why_not_predicted: str
     is_simulated: bool
     usd_per_hour: float | None
+    traced: Sequence[Span] = ()
 
     @cached_property
     def steps(self) -> list[Line]:

@@ -35,6 +35,7 @@ _KINDS = {
     Op.UPDATE: "update",
     Op.SEND: "transfer",
     Op.REDUCE: "reduction",
+    Op.NORM: "reduction",
 }
 _STRIPS = ("y", "dx", "REDUCE")  # under each row, in this order, where there are any
 STRIP, GAP, HEADING = 0.22, 0.3, 0.6  # heights in rows
@@ -110,8 +111,14 @@ def rows_of(spans: Sequence[Span], plan: Plan, shown: Collection[int]) -> list[R
     return rows
 
 
-def bars_of(spans: Sequence[Span], rows: Sequence[Row], costs: Costs) -> list[Bar]:
-    """Turn spans into bars; devices of one lane act alike, so the first tells all."""
+def bars_of(
+    spans: Sequence[Span], rows: Sequence[Row], costs: Costs | None
+) -> list[Bar]:
+    """Turn spans into bars; devices of one lane act alike, so the first tells all.
+
+    `costs` tell how much of a pass that is forward and backward in one is forward;
+    without them it is a third.
+    """
     row_of = {(row.lane[0], row.lane[1][0]): row for row in rows}
     bars = []
     for span in spans:
@@ -129,9 +136,7 @@ def grouped(bars: Sequence[Bar], slice_ms: float) -> list[Bar]:
     """
     shared: dict[tuple[object, ...], list[Bar]] = {}
     for bar in sorted(bars, key=lambda bar: bar.start_ms):
-        number = int(bar.start_ms / slice_ms)
-        place = bar.top, bar.height, number, bar.kind, bar.shade, bar.is_rest
-        shared.setdefault(place, []).append(bar)
+        shared.setdefault(_slot(bar, slice_ms), []).append(bar)
     free_ms: dict[tuple[float, float], float] = {}
     result = []
     for alike in shared.values():
@@ -151,6 +156,17 @@ def grouped(bars: Sequence[Bar], slice_ms: float) -> list[Bar]:
     return result
 
 
+def num_grouped(bars: Sequence[Bar], slice_ms: float) -> int:
+    """Return how many they would be."""
+    return len({_slot(bar, slice_ms) for bar in bars})
+
+
+def _slot(bar: Bar, slice_ms: float) -> tuple[object, ...]:
+    """What bars that are to share one have in common."""
+    number = int(bar.start_ms / slice_ms)
+    return bar.top, bar.height, number, bar.kind, bar.shade, bar.is_rest
+
+
 def layers_told(row: Row, plan: Plan) -> str:
     """Return the layers of the row's stages, as in "0..2, 5"."""
     ranges = [plan.replicas[r].stages[s].layers for r, s in row.keys]
@@ -161,7 +177,7 @@ def _strip(action: Action) -> str:
     return str(action.buffer or action.op)
 
 
-def _bars_of(span: Span, row: Row, costs: Costs) -> Iterator[Bar]:
+def _bars_of(span: Span, row: Row, costs: Costs | None) -> Iterator[Bar]:
     action = span.action
     start, end, m = span.start_s * 1e3, span.end_s * 1e3, action.microbatch
     bar = Bar(
@@ -182,9 +198,14 @@ def _bars_of(span: Span, row: Row, costs: Costs) -> Iterator[Bar]:
     if action.op is not Op.FB:
         yield bar
         return
-    times = costs.times[action.key]  # one program, in truth; drawn as what it computes
-    turn = start + (end - start) * times.forward_s / (
-        times.forward_s + times.backward_s or 1.0
-    )
+    # one program, in truth; drawn as what it computes
+    turn = start + (end - start) * _forward_share(action.key, costs)
     yield replace(bar, end_ms=turn)
     yield replace(bar, kind="backward", start_ms=turn, is_rest=True)
+
+
+def _forward_share(key: StageKey, costs: Costs | None) -> float:
+    if costs is None:
+        return 1 / 3
+    times = costs.times[key]
+    return times.forward_s / (times.forward_s + times.backward_s or 1.0)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hetjax.cluster.cluster import Cluster
+from hetjax.costs.costs import Costs
 from hetjax.plans.plan import Plan
 from hetjax.report.layout_rows import alike_replicas
 from hetjax.report.prediction import lane_name, ms, predicted_spans
@@ -22,15 +23,17 @@ from hetjax.report.timeline_bars import (
     bars_of,
     grouped,
     layers_told,
+    num_grouped,
     rows_of,
 )
 from hetjax.schedule.predicted import Predicted
 from hetjax.schedule.programs.action import Action, Op
+from hetjax.schedule.simulation.result import lane_of
 from hetjax.schedule.simulation.trace import Span
 
 _MOST_ROWS = 48  # devices
 _MOST_BARS = 6000  # a page of them has half a megabyte
-_SLICES = (4000, 2000, 1000, 500, 250, 100)  # of a step, where there are more
+_SLICES = (2000, 1000, 500, 250, 100)  # of a step, where there are more
 _ROW_PX = 22
 _TOP = 0.75  # rows, for the first heading
 _HEADING_PX = 15
@@ -40,6 +43,7 @@ _DOES = {
     Op.FB: "forward and backward",
     Op.I: "input gradient",
     Op.W: "weight gradient",
+    Op.NORM: "norm of all gradients",
     Op.UPDATE: "update of the weights",
 }
 
@@ -109,16 +113,39 @@ class TimelineView:
 
 def timeline_view(predicted: Predicted, cluster: Cluster) -> TimelineView:
     """Return the simulated step as it is drawn."""
-    plan = predicted.plan
-    spans = predicted_spans(predicted)
+    spans, costs = predicted_spans(predicted), predicted.costs
+    return _view(spans, predicted.plan, cluster, costs)
+
+
+def traced_view(
+    spans: Sequence[Span], plan: Plan, cluster: Cluster, predicted: Predicted | None
+) -> TimelineView | None:
+    """Return what was measured of the plan's stages, None if nothing was."""
+    devices = {
+        (key, lane[0], d) for key, lane in lane_of(plan).items() for d in lane[1]
+    }
+    of_plan = [
+        span
+        for span in spans
+        if (span.action.key, span.node, span.device) in devices and not span.lane
+    ]
+    if not of_plan:
+        return None
+    return _view(of_plan, plan, cluster, predicted and predicted.costs)
+
+
+def _view(
+    spans: Sequence[Span], plan: Plan, cluster: Cluster, costs: Costs | None
+) -> TimelineView:
     shown = shown_replicas(plan, cluster)
     rows = rows_of(spans, plan, shown)
-    bars = bars_of(spans, rows, predicted.costs)
+    bars = bars_of(spans, rows, costs)
     num_spans = sum(not bar.is_rest for bar in bars)
     end_ms = 1e3 * max((span.end_s for span in spans), default=0.0) or 1.0
     notes = list(_replicas_left_out(plan, shown))
     if len(bars) > _MOST_BARS:
-        slice_ms, bars = _fewer(bars, end_ms)
+        slice_ms = _slice_ms(bars, end_ms)
+        bars = grouped(bars, slice_ms)
         notes.append(
             f"{num_spans:,} passes and transfers are drawn as "
             f"{sum(not bar.is_rest for bar in bars):,} bars: those of a kind that "
@@ -131,7 +158,7 @@ def timeline_view(predicted: Predicted, cluster: Cluster) -> TimelineView:
         height=round(height, 3),
         height_px=round(height * _ROW_PX),
         num_spans=num_spans,
-        words=f"What every device does when, in a step of {ms(end_ms / 1e3)} ms",
+        words=f"What every device does when, in {ms(end_ms / 1e3)} ms",
         legend={kind: c for kind, c in COLOURS.items() if _has(bars, kind)},
         devices=tuple(_devices(rows, plan, top)),
         headings=tuple(_headings(rows, plan, top)) if top else (),
@@ -165,15 +192,11 @@ def _replicas_left_out(plan: Plan, shown: Sequence[int]) -> Iterator[str]:
         )
 
 
-def _fewer(bars: Sequence[Bar], end_ms: float) -> tuple[float, list[Bar]]:
-    """Share bars, as few as need be; return the length of a slice, too."""
-    slice_ms, shared = end_ms, list(bars)
-    for slices in _SLICES:
-        slice_ms = end_ms / slices
-        shared = grouped(bars, slice_ms)
-        if len(shared) <= _MOST_BARS:
-            break
-    return slice_ms, shared
+def _slice_ms(bars: Sequence[Bar], end_ms: float) -> float:
+    """Return the shortest slice of the step that leaves few enough bars, if any."""
+    lengths = [end_ms / number for number in _SLICES]
+    few = (x for x in lengths if num_grouped(bars, x) <= _MOST_BARS)
+    return next(few, lengths[-1])
 
 
 def _has(bars: Sequence[Bar], kind: str) -> bool:

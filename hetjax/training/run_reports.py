@@ -5,11 +5,13 @@ Owns which files are read, and that a run does not fail for want of a report. Do
 own the report (`hetjax/report/run_report.py`) nor the files (`rundir.py`).
 """
 
+import json
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from hetjax.cluster.cluster import Cluster
+from hetjax.cluster.user_files import parsed, read_text
 from hetjax.costs.plan_costs import usd_per_hour
 from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.models.presets import model_preset
@@ -18,6 +20,7 @@ from hetjax.report.progress import Display
 from hetjax.report.run_record import RunRecord
 from hetjax.report.run_report import RunReport
 from hetjax.schedule.predicted import Predicted
+from hetjax.schedule.simulation.trace import Span, traced_spans
 from hetjax.training import rundir
 from hetjax.training.config import flat_values
 from hetjax.training.rundir import Previous, read_journal
@@ -84,5 +87,19 @@ def _report(path: Path, found: Previous, predict: Predict) -> RunReport:
             why_not_predicted=why,
             is_simulated=found.config.simulate,
             usd_per_hour=price,
+            traced=_traced(path / rundir.TRACE),
         )
+    )
+
+
+def _traced(path: Path) -> list[Span]:
+    """What was measured of some steps; nothing if none were."""
+    if not path.exists():
+        return []
+    return parsed(
+        read_text(path, what="trace of the run"),
+        lambda text: traced_spans(json.loads(text)),
+        what=f"trace {path}",
+        allowed="the file as hetjax wrote it",
+        fix="remove the file, which nothing else needs",
     )

@@ -2,6 +2,7 @@
 """The page of a run: whole, safe, and with the numbers of the run's files."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetjax.report.curves import Curve, chart, marks, thinned
-from hetjax.report.prediction import ms
+from hetjax.report.prediction import ms, predicted_spans
 from hetjax.report.run_page import run_page
 from hetjax.report.run_record import RunRecord
 from hetjax.report.run_report import RunReport
@@ -153,6 +154,19 @@ def test_times_of_simulated_devices_are_not_held_against_the_prediction(
     assert any("on the CPU here" in word for word in page.words)
     assert "USD per million tokens" not in page.figures()
     assert "target" not in {path.attributes["class"] for path in page.all("path")}
+
+
+def test_steps_that_were_traced_are_drawn_beside_the_prediction(step: Predicted):
+    spans = [span for span in predicted_spans(step) if not span.lane]
+    other = replace(spans[0], node="gone-0")  # of a plan before
+    html = run_page(replace(record(steps(3), EVENTS), traced=[*spans, other]))
+    page = Page(html)
+    assert "Steps as measured" in page.words
+    bars = [rect for rect in page.all("rect") if "g" in rect.parents]
+    drawn = [rect for rect in bars if rect.attributes.get("class") != "rest"]
+    assert len(drawn) == len(spans)
+    assert_needs_nothing_else(html)
+    assert "Steps as measured" not in run_page(record(steps(3), EVENTS))
 
 
 def test_what_users_wrote_is_text():

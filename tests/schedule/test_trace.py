@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A simulated step as spans: everything is there, and lanes never overlap."""
 
+import json
 from collections import Counter, defaultdict
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +14,7 @@ from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.schedule.programs.action import Op
 from hetjax.schedule.programs.lower import lower
 from hetjax.schedule.simulation.simulator import simulate
-from hetjax.schedule.simulation.trace import perfetto, simulated_spans
+from hetjax.schedule.simulation.trace import perfetto, simulated_spans, traced_spans
 
 
 def plan_of(depths: list[int], num_microbatches: int) -> Plan:
@@ -141,3 +143,23 @@ def test_the_trace_has_the_lanes_under_their_devices():
     ]
     spans_of_lane = Counter((e["pid"], e["tid"]) for e in events if e["ph"] == "X")
     assert spans_of_lane[names["n0/0 r0.s0 > s1"]] == 3
+
+
+def test_a_trace_that_is_read_back_has_the_spans_that_were_written():
+    plan = plan_of([2, 1], 3)
+    costs = costs_of(plan, hop_bytes=1.0, latency_s=0.1)
+    spans = simulated_spans(simulate(lower(plan), plan, costs), plan, costs)
+    found = traced_spans(json.loads(json.dumps(perfetto(spans))))
+    told = [(s.node, s.device, s.action, s.lane) for s in spans]
+    assert [(s.node, s.device, s.action, s.lane) for s in found] == told
+    for was, now in zip(spans, found, strict=True):
+        assert now.start_s == pytest.approx(was.start_s)
+        assert now.end_s == pytest.approx(was.end_s)
+
+
+@pytest.mark.parametrize(
+    "trace", [[], {}, {"traceEvents": [{"ph": "X"}]}, {"traceEvents": [3]}]
+)
+def test_what_is_no_trace_of_ours_is_refused(trace: object):
+    with pytest.raises(ValueError, match="no trace of a step"):
+        traced_spans(trace)

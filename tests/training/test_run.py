@@ -20,6 +20,7 @@ from hetjax.training.loop import steps_to_trace
 from hetjax.training.optimizer import LearningRates
 from hetjax.training.presets import PRESETS
 from hetjax.training.run import run
+from tests.report.html_page import Page
 from tests.training.small import MODEL, SIX, TWO_REPLICAS, but, lines, small_preset
 
 
@@ -38,6 +39,8 @@ def test_a_run_writes_what_its_directory_promises(
     assert steps(run_dir / "checkpoints") == [6]
     trace = json.loads((run_dir / "trace.json").read_text())
     assert trace
+    page = Page((run_dir / "report.html").read_text(encoding="utf-8"))
+    assert "Steps as measured" in page.words
 
     metrics = lines(run_dir / "metrics.jsonl")
     trained = [line for line in metrics if "loss" in line]

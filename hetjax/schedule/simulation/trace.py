@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hetjax.costs.costs import Costs, Route
+from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan, reduce_groups
-from hetjax.schedule.programs.action import UNTIED, Action, Op, Tied
+from hetjax.schedule.programs.action import UNTIED, Action, Op, Tied, parse_program
 from hetjax.schedule.simulation.result import Simulation
 
 
@@ -63,6 +64,32 @@ def perfetto(spans: Iterable[Span]) -> dict[str, Any]:
 
 def _name(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
     return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def traced_spans(trace: Any) -> list[Span]:
+    """Return the spans of such an object, to the microsecond; times from its begin.
+
+    ValueError if it is none that `perfetto` made.
+    """
+    try:
+        events = trace["traceEvents"]
+        names = {
+            (e["name"], e["pid"], e["tid"]): e["args"]["name"]
+            for e in events
+            if e["ph"] == "M"
+        }
+        return [_traced(event, names) for event in events if event["ph"] == "X"]
+    except (KeyError, TypeError, AttributeError, BadInput) as error:
+        raise ValueError(f"no trace of a step ({error})") from error
+
+
+def _traced(event: dict[str, Any], names: dict[Any, str]) -> Span:
+    node = names["process_name", event["pid"], 0]
+    thread = names["thread_name", event["pid"], event["tid"]]
+    device, _, lane = thread.removeprefix(f"{node}/").partition(" ")
+    (action,) = parse_program(event["name"])
+    start_s = event["ts"] / 1e6
+    return Span(node, int(device), action, start_s, start_s + event["dur"] / 1e6, lane)
 
 
 def simulated_spans(
