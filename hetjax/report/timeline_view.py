@@ -32,11 +32,12 @@ from hetjax.schedule.simulation.result import lane_of
 from hetjax.schedule.simulation.trace import Span
 
 _MOST_ROWS = 48  # devices
-_MOST_BARS = 6000  # a page of them has half a megabyte
+_MOST_BARS = 4000  # a page of them has half a megabyte, and is zoomed at once
 _SLICES = (2000, 1000, 500, 250, 100)  # of a step, where there are more
 _ROW_PX = 22
 _TOP = 0.75  # rows, for the first heading
 _HEADING_PX = 15
+_CUT = 0.05  # rows
 _DOES = {
     Op.F: "forward",
     Op.B: "backward",
@@ -107,6 +108,7 @@ class TimelineView:
     devices: tuple[Label, ...]
     headings: tuple[Label, ...]
     bands: tuple[Band, ...]
+    cuts: tuple[float, ...]  # between devices of one bar, in rows
     stages: tuple[StageBars, ...]
     notes: tuple[str, ...]
 
@@ -163,6 +165,7 @@ def _view(
         devices=tuple(_devices(rows, plan, top)),
         headings=tuple(_headings(rows, plan, top)) if top else (),
         bands=tuple(_bands(rows, top)),
+        cuts=tuple(_cuts(rows, top)),
         stages=tuple(_stages(bars, rows, top)),
         notes=tuple(notes),
     )
@@ -228,10 +231,17 @@ def _headings(rows: Sequence[Row], plan: Plan, top: float) -> Iterator[Label]:
 def _bands(rows: Sequence[Row], top: float) -> Iterator[Band]:
     for row in rows:
         for i in range(len(row.lane[1])):
-            yield Band(kind="band", top=round(top + row.top + i, 3), height=0.96)
+            place = round(top + row.top + i, 3)
+            yield Band(kind="band", top=place, height=1 - _CUT)
         for i in range(len(row.strips)):
             place = round(top + row.bottom + STRIP * i, 3)
             yield Band(kind="strip", top=place, height=round(STRIP * 0.84, 3))
+
+
+def _cuts(rows: Sequence[Row], top: float) -> Iterator[float]:
+    for row in rows:
+        for i in range(1, len(row.lane[1])):
+            yield round(top + row.top + i - _CUT, 3)
 
 
 def _stages(
@@ -261,7 +271,7 @@ def _drawn(bar: Bar, top: float) -> DrawnBar:
         x=f"{bar.start_ms:.7g}",
         y=f"{bar.top + top:.4g}",
         width=f"{bar.width_ms:.6g}",
-        height=f"{bar.height * (0.84 if span.lane else 0.96):.4g}",
+        height=f"{bar.height * (0.84 if span.lane else 1):.4g}",
         words=words,
         number=None if bar.is_rest else bar.number,
         times=f"{start_ms:.7g} {length_ms:.6g}" if is_part else "",

@@ -34,6 +34,15 @@ def report_of(run_dir: str | Path) -> RunReport:
 
     Where no step can be predicted, as of a model that is not known by name, the report
     says why. BadInput where there is no run, or one of its files is broken.
+
+    `report.save("report.html")` writes a page, which a notebook shows by itself;
+    `report.values()` are the headline numbers.
+
+    >>> report_of("runs/never")
+    Traceback (most recent call last):
+    ...
+    hetjax.errors.BadInput: got: 'runs/never', in which there is no run
+    ...
     """
     path = Path(run_dir)
     found = _previous(path)

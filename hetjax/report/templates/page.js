@@ -21,16 +21,16 @@ for (const figure of document.querySelectorAll(".timeline")) {
     Object.assign(span.style, place);
   }
 
-  function draw() {
+  function draw(paper) {
     waiting = 0;
     svg.setAttribute("viewBox", `${from} 0 ${to - from} ${height}`);
-    const perMs = plot.clientWidth / (to - from);
+    const perMs = (paper ? 500 : plot.clientWidth) / (to - from); // pixels
     svg.classList.toggle("edged", typical * perMs > 5);
     axis.replaceChildren();
     const rough = 90 / perMs, power = 10 ** Math.floor(Math.log10(rough));
     const step = [1, 2, 5, 10].map(n => n * power).find(n => n >= rough);
     const digits = Math.max(0, -Math.floor(Math.log10(step * unit[1]) + 1e-9));
-    for (let at = Math.ceil(from / step) * step; at < to; at += step)
+    for (let at = Math.ceil(from / step) * step; at < to - 60 / perMs; at += step)
       write(axis, told(at, digits), { left: left(at) });
     over.replaceChildren();
     const numbered = bars.filter(bar => bar.rect.dataset.m !== undefined &&
@@ -47,7 +47,7 @@ for (const figure of document.querySelectorAll(".timeline")) {
     width = Math.min(end, Math.max(width, end / 5000));
     from = Math.min(Math.max(start, 0), end - width);
     to = from + width;
-    waiting ||= requestAnimationFrame(draw);
+    waiting ||= requestAnimationFrame(() => draw());
   }
 
   function zoom(factor, share = 0.5) {
@@ -105,6 +105,8 @@ for (const figure of document.querySelectorAll(".timeline")) {
     tip.style.top = `${y + 16}px`;
   });
   plot.addEventListener("pointerleave", () => { tip.hidden = true; });
-  new ResizeObserver(() => { waiting ||= requestAnimationFrame(draw); }).observe(plot);
+  new ResizeObserver(() => show(from, to - from)).observe(plot);
+  addEventListener("beforeprint", () => draw(true));
+  addEventListener("afterprint", () => draw());
   draw();
 }
