@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import pytest
 
+from hetjax.api import profiling
 from hetjax.api.profiling import measure_model
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.cluster_files import cluster_toml
@@ -114,10 +115,20 @@ def test_workers_on_this_machine_are_not_started_where_they_would_refuse(real: P
     assert choose_hardware(simulated.config, real, CARD).cluster == CARD
 
 
-def test_nothing_is_measured_on_the_cpu_in_place_of_a_gpu(real: Preset, tmp_path: Path):
+def test_nothing_is_measured_on_the_cpu_in_place_of_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    clusters: list[Cluster] = []
+    monkeypatch.setattr(
+        profiling,
+        "measured",
+        lambda config, model, cluster, *_, **__: clusters.append(cluster),
+    )
     preset, model = replace(PRESETS["tiny"], cluster=None), model_preset("tiny")
     config = replace(
         profile_config(preset), simulate=False, output=tmp_path / "profile.json"
     )
     with REFUSED:
         measure_model(config, preset, model)
+    measure_model(replace(config, platform="cpu"), preset, model)
+    assert [node.device for cluster in clusters for node in cluster.nodes] == ["cpu"]
