@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from hetjax.api.profiling import measure_profile as measure_profile
     from hetjax.api.simulating import simulate_plan as simulate_plan
     from hetjax.api.trainer import Trainer as Trainer
+    from hetjax.cluster.cluster import Cluster as Cluster
+    from hetjax.cluster.cluster import Link as Link
+    from hetjax.cluster.cluster import Node as Node
     from hetjax.plans.plan import Plan as Plan
     from hetjax.training.config import RunConfig as RunConfig
     from hetjax.training.run_reports import report_of as report_of
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
     __version__: str
 
 _MODULES = {
+    "Cluster": "cluster.cluster",
+    "Link": "cluster.cluster",
+    "Node": "cluster.cluster",
     "Plan": "plans.plan",
     "RunConfig": "training.config",
     "Trainer": "api.trainer",

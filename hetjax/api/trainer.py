@@ -12,9 +12,11 @@ from typing import Any, Self, TypeVar
 from weakref import finalize
 
 from hetjax.cluster.cluster import Cluster
+from hetjax.data.batches import Batch
 from hetjax.models.presets import model_preset
 from hetjax.plans.plan import Plan
-from hetjax.report.progress import Display, Metrics, display
+from hetjax.report.journals import Events, Metrics
+from hetjax.report.progress import Display, display
 from hetjax.report.run_report import RunReport
 from hetjax.training import rundir
 from hetjax.training.config import RunConfig, changed_config, check_config
@@ -122,6 +124,10 @@ class Trainer:
         evaluation = replace(self.config.evaluation, **changes)
         return self._call(lambda session, shown: session.sample(shown, evaluation))
 
+    def batch(self, step: int) -> Batch:
+        """Return inputs and targets (sequences x tokens) of a step, counted from 1."""
+        return self._call(lambda session, shown: session.batch(shown, step))
+
     @property
     def metrics(self) -> Metrics:
         """The lines of `metrics.jsonl` so far: a list of dicts, by step.
@@ -133,6 +139,24 @@ class Trainer:
         []
         """
         return Metrics(read_journal(self.config.run_dir / rundir.METRICS))
+
+    @property
+    def events(self) -> Events:
+        """The lines of `events.jsonl` so far: saved, recovered, goodput and others.
+
+        >>> Trainer("tiny", run_dir="runs/never").events
+        []
+        """
+        return Events(read_journal(self.config.run_dir / rundir.EVENTS))
+
+    @property
+    def workers(self) -> Mapping[str, int]:
+        """Process ids by worker, of those on this machine; starts them if need be.
+
+        Where the launcher is "embedded" that is this process. Ray's workers are not in
+        it.
+        """
+        return self._call(lambda session, shown: session.workers(shown))
 
     @property
     def plan(self) -> Plan:

@@ -8,7 +8,7 @@ which devices are there (`discovery.py`).
 
 from collections import Counter
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import chain
 
@@ -33,6 +33,9 @@ class Node:
     order. `device` is a name of the device catalogue, or any name if the node gives the
     figures from `peak_tflops` (dense bf16) on; those are per device, one direction, but
     `network_gbit_per_s` per host. The price and the preemptions are the whole node's.
+
+    >>> Node(name="rented", device="L4", count=8, hosts=2, price_per_hour=6.0)
+    Node(name='rented', device='L4', count=8, hosts=2, price_per_hour=6.0)
     """
 
     name: str
@@ -49,8 +52,15 @@ class Node:
     intra_node_gb_per_s: float | None = None
     network_gbit_per_s: float | None = None
 
+    def __repr__(self) -> str:
+        """Only what was said of it: most nodes leave most to the catalogue."""
+        said = (f for f in fields(self) if getattr(self, f.name) != f.default)
+        told = (f"{f.name}={getattr(self, f.name)!r}" for f in said)
+        return f"Node({', '.join(told)})"
+
     @property
     def devices_per_host(self) -> int:
+        """Its devices are on its hosts in equal parts."""
         return self.count // self.hosts
 
     @property
@@ -63,7 +73,11 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
-    """What joins two nodes, or two zones by one shared trunk; figures are one way."""
+    """What joins two nodes, or two zones by one shared trunk; figures are one way.
+
+    >>> Link(between=("east", "west"), bandwidth_gbit_per_s=5.0, latency_ms=1.0).between
+    ('east', 'west')
+    """
 
     between: tuple[str, str]
     bandwidth_gbit_per_s: float
@@ -72,7 +86,16 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Nodes in file order and the links that are not the catalogue's defaults."""
+    """Nodes in file order and the links that are not the catalogue's defaults.
+
+    BadInput for the first thing in it that cannot be.
+
+    >>> old = Node(name="old", device="V100-SXM2-16GB", count=2)
+    >>> new = Node(name="new", device="A100-SXM4-80GB", count=1)
+    >>> cable = Link(between=("old", "new"), bandwidth_gbit_per_s=25.0)
+    >>> Cluster(name="mine", nodes=(old, new), links=(cable,)).num_devices
+    3
+    """
 
     name: str
     nodes: tuple[Node, ...]
@@ -83,6 +106,7 @@ class Cluster:
 
     @property
     def num_devices(self) -> int:
+        """Of all nodes."""
         return sum(node.count for node in self.nodes)
 
     def node(self, name: str) -> Node:

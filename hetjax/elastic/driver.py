@@ -129,6 +129,11 @@ class Driver:
         return self._surely(lambda: self._controller.next_logits(tokens))
 
     @property
+    def pids(self) -> Mapping[str, int]:
+        """Process ids by worker, of those on this machine."""
+        return self._launcher.pids
+
+    @property
     def at(self) -> int:
         """How many steps the state has behind it."""
         return self._at

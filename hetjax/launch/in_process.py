@@ -7,6 +7,7 @@ now this process has devices for, and what is said where it has none. Does not o
 is there (`elastic/membership.py`), nor what a worker does (`runtime/worker/`).
 """
 
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -37,6 +38,10 @@ class InThisProcess:
 
     def start(self, workers: Sequence[str]) -> None:
         """It is there."""
+
+    @property
+    def pids(self) -> Mapping[str, int]:
+        return {EMBEDDED: os.getpid()}
 
     def present(self, cluster: Cluster, again: bool) -> Cluster:
         """The nodes that have devices here; if none has, they stay who they were."""

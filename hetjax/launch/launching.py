@@ -53,6 +53,11 @@ class Launcher(Protocol):
         """
         ...
 
+    @property
+    def pids(self) -> Mapping[str, int]:
+        """Process ids of the workers on this machine; other machines' are not in it."""
+        ...
+
     def present(self, cluster: Cluster, again: bool) -> Cluster:
         """What is there of a cluster, and what else there is if it was discovered.
 
@@ -116,6 +121,11 @@ class OnThisMachine:
             self._processes.start(bootstrap, command, environment)
         check = lambda: self._processes.check(workers)  # noqa: E731
         self.connections.wait_for(workers, check)
+
+    @property
+    def pids(self) -> Mapping[str, int]:
+        children = self._processes.children
+        return {worker: child.pid for worker, child in children.items()}
 
     def present(self, cluster: Cluster, again: bool) -> Cluster:
         return cluster

@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import compress
@@ -90,6 +90,11 @@ class OnRay:
         running = {self._running[worker]: worker for worker in workers}
         threading.Thread(target=self._watch, args=(running,), daemon=True).start()
         self.connections.wait_for(workers)
+
+    @property
+    def pids(self) -> Mapping[str, int]:
+        """None: they are Ray's, and `ray list actors` tells them and where they are."""
+        return {}
 
     def present(self, cluster: Cluster, again: bool) -> Cluster:
         """The nodes that have machines now; if none has, they stay who they were."""

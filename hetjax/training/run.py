@@ -18,10 +18,12 @@ from typing import Any, TypeVar
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.costs.utilization import seconds_at_peak
+from hetjax.data.batches import Batch, samples
 from hetjax.data.dataset import Dataset, load, prepare
 from hetjax.elastic.driver import Driver
 from hetjax.elastic.notices import Notice, StopRequest, Watch, of_workers
 from hetjax.elastic.recovered import Recovered, RolledBack
+from hetjax.errors import BadInput
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan
 from hetjax.report.progress import Display, display
@@ -149,6 +151,22 @@ class Session(ExitStack):
         if self._opened is not None:
             return self._opened.driver.plan
         return self._settle(shown).choice.plan
+
+    def workers(self, shown: Display) -> Mapping[str, int]:
+        """Process ids by worker, of those on this machine."""
+        return self._open(shown).driver.pids
+
+    def batch(self, shown: Display, step: int) -> Batch:
+        """Return what a step trains on, counted from 1; BadInput for another number."""
+        config = self._config
+        if not 1 <= step <= config.steps:
+            raise BadInput(
+                got=f"the batch of step {step}",
+                allowed=f"1 to {config.steps}, the steps of the run",
+                fix="count steps from 1, as the metrics do",
+            )
+        feed = samples(self._open(shown).dataset.train_T, config.seq_len, config.seed)
+        return feed.batch(step - 1, config.global_batch)
 
     def _is_done(self, shown: Display) -> bool:
         if self._opened is None:

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Trainer`: the run of the command, in parts, with the same numbers."""
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import hetjax
@@ -14,7 +16,7 @@ from hetjax.cluster.cluster_files import load_cluster
 from hetjax.elastic.driver import Driver
 from hetjax.errors import BadInput, RunFailed
 from hetjax.models.presets import MODEL_CONFIGS
-from hetjax.report.progress import Metrics
+from hetjax.report.journals import Events, Metrics
 from hetjax.training.placement import has_room
 from hetjax.training.presets import PRESETS
 from hetjax.training.run import run
@@ -208,3 +210,31 @@ def test_metrics_are_a_list_with_pandas_and_without(monkeypatch: pytest.MonkeyPa
     assert isinstance(metrics, list)
     html = metrics._repr_html_()
     assert html.count("<tr>") == 3 and "<td>2.5</td>" in html
+
+
+def test_events_show_what_happened_and_can_be_taken_by_name():
+    when = {"time": "2026-08-01T09:30:15+00:00"}
+    saved = {"event": "saved", "step": 9} | when
+    gone = {"event": "recovered", "step": 9, "gone": ["a"], "lost_steps": 0} | when
+    events = Events([saved, gone | {"seconds": {"start": 1.5, "move": 0.25}}])
+    assert events.named("recovered") == events[1:]
+    said = "9     09:30:15  recovered  gone: a; seconds: start 1.5, move 0.25"
+    assert str(events).splitlines()[2] == said
+    html = events._repr_html_()
+    assert html.count("<tr>") == 3 and "<td>saved</td>" in html
+
+
+@quickly
+def test_batches_events_and_processes_can_be_looked_at(make: Callable[..., Path]):
+    run_dir = make("a")
+    with hetjax.Trainer("small") as trainer:
+        assert [*trainer.workers.values()] == [os.getpid()]
+        inputs, targets = trainer.batch(1)
+        assert inputs.shape == targets.shape == (6, 16)
+        assert np.array_equal(inputs[:, 1:], targets[:, :-1])
+        assert not np.array_equal(inputs, trainer.batch(2)[0])
+        with pytest.raises(BadInput, match="1 to 10"):
+            trainer.batch(0)
+        trainer.fit(1)
+    assert trainer.events == lines(run_dir / "events.jsonl")
+    assert [line["step"] for line in trainer.events.named("saved")] == [1]

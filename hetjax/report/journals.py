@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lines of a run's journals as lists that show themselves: steps and events.
+
+Owns how they look as text and in a notebook, and the way to pandas. Does not own what
+the lines say (`training/loop.py`, `training/events.py`) nor their files.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from hetjax.errors import BadInput
+from hetjax.plans.table import aligned, html_table
+
+_EVENTS = ("step", "time", "event", "details")
+
+
+class Metrics(list[dict[str, Any]]):
+    """The lines of `metrics.jsonl`, a dict each; always a list, in any installation.
+
+    `frame()` gives the same as a `pandas.DataFrame`, where pandas is installed.
+
+    >>> metrics = Metrics([{"step": 1, "loss": 6.9375}, {"step": 1, "val_loss": 6.5}])
+    >>> print(metrics)
+    step  loss    val_loss
+    1     6.9375
+    1             6.5
+    """
+
+    def frame(self) -> Any:
+        """Return a DataFrame with a row per line; BadInput without pandas."""
+        try:
+            import pandas  # pyright: ignore[reportMissingImports]
+        except ImportError as missing:
+            raise BadInput(
+                got="a DataFrame asked for, and pandas is not installed",
+                allowed="frames where the extra `notebook` is installed",
+                fix="pip install 'hetjax[notebook]', or take the list as it is",
+            ) from missing
+        return pandas.DataFrame(self)
+
+    def __str__(self) -> str:
+        return "\n".join(aligned(self._header(), self._rows()))
+
+    def _repr_html_(self) -> str:
+        return html_table(self._header(), self._rows())
+
+    def _header(self) -> list[str]:
+        return list(dict.fromkeys(name for line in self for name in line))
+
+    def _rows(self) -> list[list[str]]:
+        header = self._header()
+        return [[_cell(line.get(name)) for name in header] for line in self]
+
+
+class Events(list[dict[str, Any]]):
+    """The lines of `events.jsonl`, a dict each: what happened besides steps.
+
+    >>> line = {"event": "saved", "step": 9, "time": "2026-08-01T09:30:00+00:00"}
+    >>> print(Events([line | {"bytes": {"memory": 512}}]))
+    step  time      event  details
+    9     09:30:00  saved  bytes: memory 512
+    """
+
+    def named(self, event: str) -> "Events":
+        """Return those of that name, as in `named("recovered")`."""
+        return Events(line for line in self if line["event"] == event)
+
+    def __str__(self) -> str:
+        return "\n".join(aligned(_EVENTS, [*map(_event_row, self)]))
+
+    def _repr_html_(self) -> str:
+        return html_table(_EVENTS, [*map(_event_row, self)])
+
+
+def _event_row(line: Mapping[str, Any]) -> tuple[str, ...]:
+    details = {name: line[name] for name in line if name not in _EVENTS}
+    told = (f"{name}: {_detail(value)}" for name, value in details.items() if value)
+    clock = line["time"].partition("T")[2].partition("+")[0]  # of UTC
+    return str(line["step"]), clock, line["event"], "; ".join(told)
+
+
+def _detail(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_detail(part)}" for name, part in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_detail, value))
+    return _cell(value)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "" if value is None else str(value)
