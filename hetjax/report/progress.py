@@ -2,7 +2,8 @@
 """What a person sees while a command works: a live line, or plain lines in a log.
 
 The live line tells what is being done and for how long; a thread of its own keeps it
-moving, whatever the command waits for. Owns the lines, of which those of training show
+moving, whatever the command waits for. In a notebook it is a line of the cell's output
+that changes in place. Owns the lines, of which those of training show
 the numbers of `metrics.jsonl` under the same names, and the way of warnings to the
 screen. Does not own the numbers (`training/loop.py`).
 """
@@ -77,10 +78,16 @@ class Display:
 
     def trained(self, metrics: Mapping[str, Any]) -> None:
         """Show the metrics line of a step."""
-        now_s = time.monotonic()
-        if now_s >= self._next_s or metrics["step"] == self._num_steps:
-            self._next_s = now_s + self._interval_s
+        if self._is_due(metrics):
             self.note(metrics_line(metrics, self._num_steps))
+
+    def _is_due(self, metrics: Mapping[str, Any]) -> bool:
+        """Whether this step is shown: the last one is, and one in an interval."""
+        now_s = time.monotonic()
+        if now_s < self._next_s and metrics["step"] != self._num_steps:
+            return False
+        self._next_s = now_s + self._interval_s
+        return True
 
 
 class LiveDisplay(Display):
@@ -123,11 +130,64 @@ class LiveDisplay(Display):
             self._bar.remove_task(task)
 
 
+class NotebookLine:
+    """A line of a notebook cell's output, which changes in place."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def show(self, line: str) -> None:
+        from IPython.display import DisplayHandle  # which every notebook has
+
+        if self._handle is None:
+            self._handle = DisplayHandle()
+            self._handle.display({"text/plain": line}, raw=True)
+        else:
+            self._handle.update({"text/plain": line}, raw=True)
+
+    def clear(self) -> None:
+        if self._handle is not None:
+            self.show("")
+
+
+class NotebookDisplay(Display):
+    """A line of the cell's output that changes in place; what is noted stays."""
+
+    def __init__(self, num_steps: int) -> None:
+        super().__init__(num_steps, interval_s=0.5)
+        self._line, self._is_step = NotebookLine(), False
+
+    def doing(self, what: str) -> None:
+        self._move(what)
+
+    def compiled(self, done: int, total: int) -> None:
+        self._move(f"compiled {done}/{total} programs")
+
+    def trained(self, metrics: Mapping[str, Any]) -> None:
+        if self._is_due(metrics):
+            self._move(metrics_line(metrics, self._num_steps), is_step=True)
+
+    def end(self) -> None:
+        """Take the line away, unless it is a step's: the last one stays."""
+        if not self._is_step:
+            self._line.clear()
+
+    def _move(self, line: str, *, is_step: bool = False) -> None:
+        self._line.show(line)
+        self._is_step = is_step
+
+
 @contextmanager
 def display(num_steps: int) -> Iterator[Display]:
     """Open the display that suits standard output; warnings go to it as well."""
     console = Console()
-    if _is_live(console):
+    if console.is_jupyter:
+        with _warnings_to(shown := NotebookDisplay(num_steps)):
+            try:
+                yield shown
+            finally:
+                shown.end()
+    elif _is_live(console):
         columns = SpinnerColumn(), _TEXT, BarColumn(bar_width=20)
         clocks = TimeElapsedColumn(), TimeRemainingColumn()
         bar = Progress(*columns, *clocks, console=console)
@@ -145,11 +205,18 @@ def display(num_steps: int) -> Iterator[Display]:
 def working(what: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
     """Give a way to say how it goes; shown on standard error, unless quiet.
 
-    On a terminal the line is gone at the end, so that results stand alone.
+    On a terminal and in a notebook the line is gone at the end, so that results stand
+    alone.
     """
     console = Console(stderr=True)
     if quiet:
         yield lambda line: None
+    elif console.is_jupyter:
+        notebook_line = NotebookLine()
+        try:
+            yield notebook_line.show
+        finally:
+            notebook_line.clear()
     elif _is_live(console):
         line = SpinnerColumn(), _TEXT, TimeElapsedColumn()
         with Progress(*line, console=console, transient=True) as bar:
