@@ -9,7 +9,7 @@ import pytest
 from hetjax.plans.schedules import FITTED, SCHEDULES, default_launch_ahead
 from hetjax.simulate import main
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "report.md"
 
 
 def test_the_help_tells_of_every_schedule(capsys: pytest.CaptureFixture[str]):
@@ -22,8 +22,8 @@ def test_the_help_tells_of_every_schedule(capsys: pytest.CaptureFixture[str]):
         assert f"{name}: {schedule.summary}" in text
 
 
-def test_what_the_readme_tells_of_schedules_is_in_the_table():
-    text = README.read_text(encoding="utf-8")
+def test_what_the_docs_tell_of_schedules_is_in_the_table():
+    text = PAGE.read_text(encoding="utf-8")
     rows = text.split("| schedule | what it does |\n| --- | --- |\n")[1].split("\n\n")[
         0
     ]

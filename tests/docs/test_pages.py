@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The code blocks of the README and of docs/, from top to bottom of each page.
+
+A page has a folder of its own, in which its blocks run one after the other, as they
+would for somebody who reads it. A block with a title is a file of that name. Commands
+of hetjax run in this process, all others in bash. A block of `text` is what the command
+above it has printed. `<!-- skip: next "why" -->` before a block leaves it out.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import SkipTest
+
+import pytest
+from sybil import Document, Example, Region
+from sybil.evaluators.python import PythonEvaluator
+from sybil.parsers.markdown import SkipParser
+from sybil.parsers.markdown.lexers import RawFencedCodeBlockLexer
+
+from hetjax.__main__ import main as hetjax
+from hetjax.cli.train import parse
+from hetjax.cluster.cluster_files import load_cluster
+from hetjax.plans.plan_files import parse_plan
+from tests.training.test_workers import set_environment
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+REASONS = [
+    "installs packages",
+    "needs a Ray cluster",
+    "needs a bucket of your own",
+    "the page Survive does it, with a kill",
+    "minutes: run with fewer steps by tests/training/test_readme.py",
+    "run as cells of a notebook by tests/api/test_notebook.py",
+]
+_INFO = re.compile(r'(?P<language>\w*)(?: title="(?P<title>[^"\n]+)")?[ ]*$\n', re.M)
+_FIGURE = re.compile(r"-?\d[\d,.]*(e[-+]?\d+)?")
+
+
+@dataclass
+class Reader:
+    """Somebody who follows a page, in this folder."""
+
+    folder: Path
+    heard: pytest.CaptureFixture[str]
+    printed: str | None = ""  # None: nobody knows
+
+    def blocks(self, document: Document) -> Iterator[Region]:
+        for region in RawFencedCodeBlockLexer(_INFO)(document):
+            region.parsed = region.lexemes["source"]
+            region.evaluator = getattr(self, region.lexemes["language"])
+            yield region
+
+    def bash(self, example: Example) -> None:
+        code = example.parsed
+        commands = code.replace("\\\n", " ").splitlines()
+        if all(words_of_hetjax(line) for line in commands):
+            for line in commands:
+                assert hetjax(words_of_hetjax(line)) == 0, self.heard.readouterr()
+            heard = self.heard.readouterr()
+            self.printed = heard.out + heard.err
+            return
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", code],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.printed = done.stdout
+        assert done.returncode == 0, self.printed
+
+    def python(self, example: Example) -> None:
+        PythonEvaluator()(example)
+        self.printed = self.heard.readouterr().out
+
+    def toml(self, example: Example) -> None:
+        path = self._written(example, "cluster.toml")
+        assert load_cluster(path).nodes
+
+    def json(self, example: Example) -> None:
+        self._written(example, "some-plan.json")
+        assert parse_plan(example.parsed).replicas
+
+    def text(self, example: Example) -> None:
+        """Every line but `...` was printed, figures and where lines are cut apart."""
+        if self.printed is None:
+            return
+        printed = shape(self.printed)
+        for line in filter(str.strip, example.parsed.splitlines()):
+            if line != "...":
+                assert shape(line.removesuffix("...")) in printed, line
+
+    def _written(self, example: Example, otherwise: str) -> Path:
+        path = self.folder / (example.region.lexemes["title"] or otherwise)
+        path.write_text(example.parsed)
+        return path
+
+
+def words_of_hetjax(command: str) -> list[str]:
+    """The words after `hetjax`, or `python -m hetjax.`; nothing for other commands."""
+    found = re.fullmatch(r"(?:hetjax |python -m hetjax\.)(\w.*)", command.strip())
+    plain = found and not re.search(r"[&|<>$;]", command)
+    return shlex.split(found.group(1), comments=True) if found and plain else []
+
+
+def shape(text: str) -> str:
+    """Text without figures and line breaks, and with single spaces."""
+    return " ".join(_FIGURE.sub("0", text).split())
+
+
+def parsed(page: Path, reader: Reader) -> Document:
+    return Document.parse(str(page), reader.blocks, SkipParser())
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where all pages keep the offline corpus."""
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture
+def reader(
+    tmp_path: Path,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Reader:
+    set_environment(monkeypatch)
+    monkeypatch.setenv("HOME", str(home))
+    here = str(Path(sys.executable).parent)
+    monkeypatch.setenv("PATH", os.pathsep.join([here, os.environ["PATH"]]))
+    monkeypatch.chdir(tmp_path)
+    return Reader(tmp_path, capsys)
+
+
+@pytest.mark.usefixtures("quick_compiling")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_can_be_followed_from_top_to_bottom(page: Path, reader: Reader):
+    for example in parsed(page, reader):
+        try:
+            example.evaluate()
+        except SkipTest:
+            reader.printed = None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_is_not_run_says_why_and_can_be_parsed(page: Path, reader: Reader):
+    text = page.read_text(encoding="utf-8")
+    skipped = re.findall(
+        r'^<!-- skip: next "([^"]*)" -->\n+```\w*\n(.*?)^```$', text, re.M | re.S
+    )
+    assert len(skipped) == text.count("<!-- skip:")
+    for reason, block in skipped:
+        assert reason in REASONS
+        for line in block.replace("\\\n", " ").splitlines():
+            name, *arguments = words_of_hetjax(line) or [""]
+            if name == "train":
+                parse(arguments)
+            else:
+                assert name == "", f"{line} can be run"

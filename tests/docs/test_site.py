@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What README and pages refer to is there: names, files, headings and the picture.
+
+That the pages can be built, with links that lead somewhere, is the phase `docs` of
+`.ci/run`.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import hetjax
+from hetjax.simulate import main
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_api_page_has_every_public_name_and_no_other():
+    text = (DOCS / "api.md").read_text(encoding="utf-8")
+    named = re.findall(r"^::: hetjax\.(\w+)$", text, re.MULTILINE)
+    assert sorted(named) == sorted(hetjax.__all__)
+
+
+def test_every_page_is_in_the_navigation():
+    listed = re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
+    pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
+    assert set(listed) == pages and len(listed) == len(pages)
+
+
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\((.*?)\)", README))))
+def test_links_of_the_readme_lead_to_a_file_and_to_a_heading_of_it(target: str):
+    path, _, anchor = target.partition("#")
+    assert (ROOT / path).is_file()
+    if anchor:
+        headings = re.findall(r"^#+ (.*)$", (ROOT / path).read_text(), re.MULTILINE)
+        assert anchor in [
+            re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings
+        ]
+
+
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 150
+
+
+def test_nothing_on_a_page_comes_from_another_host():
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert "font: false" in settings
+    assert not re.search(r"^extra_(css|javascript)|https?://", settings, re.MULTILINE)
+    for page in [*DOCS.rglob("*.md"), ROOT / "README.md"]:
+        assert not re.search(r"!\[[^]]*\]\(http|<script|<iframe", page.read_text())
+
+
+def words_of(picture: Path) -> list[str]:
+    """What is written in an SVG of matplotlib, which draws letters as paths."""
+    return sorted(re.findall(r"<!-- (.*) -->", picture.read_text(encoding="utf-8")))
+
+
+def test_the_picture_of_the_readme_is_what_its_command_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (command,) = re.findall(r"Drawn by `python -m hetjax\.simulate (.*)`", README)
+    monkeypatch.chdir(tmp_path)
+    assert main(command.split()) == 0
+    drawn, shown = tmp_path / "tiny.svg", DOCS / "tiny.svg"
+    assert words_of(drawn) == words_of(shown), f"draw {shown} again: {command}"
