@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the notebooks' install line makes of Colab's packages; with --install.
+"""What the first notebook's install cell makes of Colab's packages; with --install.
 
 The environment has Colab's Python 3.13 (else 3.12, with a warning) and, of what Colab
-has, jax 0.7.2, its CUDA plugin and flax 0.11.2, which is what the line has to replace.
+has, jax 0.7.2, its CUDA plugin and flax 0.11.2, which is what the cell has to replace.
 Unlike there, pip gets this checkout's wheel in place of its address, and empty packages
-in place of NVIDIA's libraries (3 GB); and no card is there, only the file of one, in a
-folder that is taken for the machine.
+in place of NVIDIA's libraries (3 GB); and no card is there: `nvidia-smi` is a file that
+does nothing, and the card's file is in a folder that is taken for the machine.
 """
 
 import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,11 +18,13 @@ import warnings
 import zipfile
 from pathlib import Path
 
+import nbformat
 import pytest
 from packaging.requirements import Requirement
 
-from tests.wheel import build_wheel, copy_source
+from tests.wheel import ROOT, build_wheel, copy_source
 
+NOTEBOOK = ROOT / "experiments" / "notebooks" / "01_first_run.ipynb"
 COLAB = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda12-pjrt")
 RUN = """
 import sys
@@ -45,13 +48,12 @@ def asked_for(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Has the environment (`venv`) after the install line, and a `machine`."""
+    """Has the environment (`venv`) after the install cell, and a `machine`."""
     folder = tmp_path_factory.mktemp("colab")
     card = folder / "machine" / "dev" / "nvidia0"
     card.parent.mkdir(parents=True)
     card.touch()
-    make = [python(), "-m", "venv", "--without-pip", folder / "venv"]
-    subprocess.run(make, check=True)
+    subprocess.run([python(), "-m", "venv", folder / "venv"], check=True)
     before = [f"{name}==0.7.2" for name in COLAB]
     pip(folder, "--no-deps", "flax==0.11.2", *before)
     source = folder / "source"
@@ -59,9 +61,43 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy_source(source)
     wheel = build_wheel(source)
     empty_libraries(folder)
-    empty = f"--find-links={folder / 'empty'}"
-    pip(folder, empty, f"hetjax[cuda12] @ {wheel.as_uri()}")
+    smi = folder / "venv" / "bin" / "nvidia-smi"
+    smi.touch(mode=0o755)
+    done = run(folder, install_cell(wheel))
+    assert done.returncode == 0, done.stderr
     return folder
+
+
+def install_cell(wheel: Path) -> str:
+    """The first notebook's first cell of code, which gets hetjax from this wheel."""
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    cell = next(cell for cell in notebook.cells if cell.cell_type == "code")
+    source, found = re.subn(
+        r"^SOURCE = .*", f"SOURCE = {str(wheel)!r}", cell.source, flags=re.M
+    )
+    assert found == 1
+    return source
+
+
+def run(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
+    """Run it in the environment, away from this one's settings."""
+    ours = ("JAX_", "PYTHON", "XLA_")
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(ours)
+    }
+    venv = folder / "venv" / "bin"
+    kept |= {
+        "PATH": f"{venv}:{kept['PATH']}",
+        "PIP_NO_COMPILE": "0",
+    }  # no compiling
+    kept["PIP_FIND_LINKS"] = f"{folder / 'empty'} {kept.get('PIP_FIND_LINKS', '')}"
+    return subprocess.run(
+        [venv / "python", "-c", program],
+        cwd=folder,
+        env=kept,
+        capture_output=True,
+        text=True,
+    )
 
 
 def python() -> str:
@@ -136,18 +172,7 @@ def test_a_run_on_the_cpu_beside_a_card_that_jax_ignores_says_so_and_stops(
 ):
     """With the plugin that an installation without the extra would leave there."""
     pip(folder, "--no-deps", "jax-cuda12-plugin==0.7.2")
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("JAX_", "PYTHON", "XLA_"))
-    }
-    done = subprocess.run(
-        [folder / "venv/bin/python", "-c", RUN],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    done = run(folder, RUN)
     assert done.returncode == 2, done.stderr
     _, got, allowed, fix = done.stderr.splitlines()[-4:]
     assert got == (
