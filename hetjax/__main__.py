@@ -14,6 +14,7 @@ from hetjax.cluster.user_files import did_you_mean
 from hetjax.errors import BadInput
 
 COMMANDS = {
+    "demo": "race planners on a small cluster of unlike cards",
     "train": "train a model, or go on with a run",
     "plan": "find the best plan for a cluster",
     "simulate": "predict a step of a plan before it runs",

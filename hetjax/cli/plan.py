@@ -37,7 +37,7 @@ class PlanOptions(PlanConfig):
     model: str | None = None
     """Name of a model preset."""
     cluster: Path | None = None
-    """Cluster file, or lab or tiny; else the preset's, else the devices here."""
+    """Cluster file, or lab, office or tiny; else the preset's, else what is here."""
     profile: Path | None = None
     """Measured times, from python -m hetjax.profile; else times are estimated."""
     from_: Annotated[Path | None, tyro.conf.arg(name="from")] = None

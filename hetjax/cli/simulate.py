@@ -52,7 +52,7 @@ class SimulateOptions:
     plan: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PLAN")]
     """Plan file, or the name of a preset for the plan that it would train with."""
     cluster: Path | None = None
-    """Cluster file, or lab or tiny; else the preset's, else the devices here."""
+    """Cluster file, or lab, office or tiny; else the preset's, else what is here."""
     model: str | None = None
     """Name of a model preset; else the plan's."""
     profile: Path | None = None

@@ -21,7 +21,7 @@ class ProfileConfig:
     """What to measure; every combination of the lists is measured."""
 
     cluster: Path | None = None
-    """Cluster file, or lab or tiny; None: the preset's, or the devices here."""
+    """Cluster file, or lab, office or tiny; None: the preset's, or the devices here."""
     simulate: bool = False
     """Let CPU devices stand in for those of the cluster."""
     platform: Literal["auto", "cpu"] = "auto"

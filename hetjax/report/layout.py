@@ -21,6 +21,7 @@ from hetjax.report.picture import (
     draw_legend,
     lighter,
     matplotlib_module,
+    new_figure,
     patch,
     titled_axes,
 )
@@ -37,18 +38,25 @@ _POINTS, _POINT_WIDTH = 7.0, 0.56  # of text; mean width of a letter in heights
 def layout_picture(plan: Plan, cluster: Cluster, title: str) -> Picture:
     """Draw the plan on its cluster; BadInput where matplotlib is not installed."""
     with matplotlib_module().rc_context(STYLE):
-        return Picture(_figure(plan, cluster, title))
+        figure = new_figure(layout_inches(plan, cluster))
+        draw_layout(figure, plan, cluster, title)
+        return Picture(figure)
 
 
-def _figure(plan: Plan, cluster: Cluster, title: str) -> Any:
+def layout_inches(plan: Plan, cluster: Cluster) -> float:
+    """Return the height of the drawing."""
+    num_rows = len(layout_of(plan, cluster).rows)
+    return _ROW_INCHES * (1 + _GAP) * num_rows + _MARGINS_INCHES
+
+
+def draw_layout(figure: Any, plan: Plan, cluster: Cluster, title: str) -> None:
+    """Draw the plan into a figure, or a part of one, that is empty."""
     layout = layout_of(plan, cluster)
-    height = _ROW_INCHES * (1 + _GAP) * len(layout.rows) + _MARGINS_INCHES
-    figure, axes = titled_axes(height, title)
+    axes = titled_axes(figure, title)
     _prepare(axes, layout)
     for at, row in enumerate(layout.rows):
         _draw_row(axes, row, at * (1 + _GAP), layout)
     _draw_legend(figure, layout)
-    return figure
 
 
 def _prepare(axes: Any, layout: Layout) -> None:

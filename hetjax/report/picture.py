@@ -77,13 +77,17 @@ def matplotlib_module() -> Any:
     return matplotlib
 
 
-def titled_axes(height_inches: float, title: str) -> tuple[Any, Any]:
-    """Return a new figure as wide as a page of print, and its axes."""
+def new_figure(height_inches: float) -> Any:
+    """Return a new figure as wide as a page of print."""
     size = WIDTH_INCHES, height_inches
-    figure = matplotlib_module().figure.Figure(size, layout="constrained")
+    return matplotlib_module().figure.Figure(size, layout="constrained")
+
+
+def titled_axes(figure: Any, title: str) -> Any:
+    """Return the axes of a figure, or of a part of one."""
     axes = figure.subplots()
     axes.set_title(title, loc="left", fontsize=9)
-    return figure, axes
+    return axes
 
 
 def patch(label: str, **look: Any) -> Any:

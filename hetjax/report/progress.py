@@ -187,7 +187,7 @@ def display(num_steps: int) -> Iterator[Display]:
                 yield shown
             finally:
                 shown.end()
-    elif _is_live(console):
+    elif is_live(console):
         columns = SpinnerColumn(), _TEXT, BarColumn(bar_width=20)
         clocks = TimeElapsedColumn(), TimeRemainingColumn()
         bar = Progress(*columns, *clocks, console=console)
@@ -217,7 +217,7 @@ def working(what: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]
             yield notebook_line.show
         finally:
             notebook_line.clear()
-    elif _is_live(console):
+    elif is_live(console):
         line = SpinnerColumn(), _TEXT, TimeElapsedColumn()
         with Progress(*line, console=console, transient=True) as bar:
             task = bar.add_task(what, total=None)
@@ -226,7 +226,7 @@ def working(what: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]
         yield lambda line: print(line, file=sys.stderr, flush=True)
 
 
-def _is_live(console: Console) -> bool:
+def is_live(console: Console) -> bool:
     return console.is_terminal and not console.is_dumb_terminal
 
 

@@ -20,6 +20,7 @@ from hetjax.report.picture import (
     draw_legend,
     lighter,
     matplotlib_module,
+    new_figure,
     patch,
     titled_axes,
 )
@@ -65,7 +66,8 @@ def _figure(
     rows = rows_of(spans, plan, shown)
     step_ms = 1e3 * max((span.end_s for span in spans), default=0.0) or 1.0
     height = min(_ROW_INCHES * rows[-1].end + 1.2, _MOST_INCHES)
-    figure, axes = titled_axes(height, title)
+    figure = new_figure(height)
+    axes = titled_axes(figure, title)
     axes.set_xlim(0, step_ms)
     axes.set_ylim(rows[-1].end + GAP, -HEADING if len(plan.replicas) > 1 else 0)
     axes.set_xlabel("time (ms)", fontsize=9)

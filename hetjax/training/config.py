@@ -155,7 +155,7 @@ class RunConfig:
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """What is computed in; weights are kept in float32 in any case."""
     cluster: Path | None = None
-    """Cluster file, or lab or tiny; None: the preset's, or the devices here."""
+    """Cluster file, or lab, office or tiny; None: the preset's, or the devices here."""
     plan: Path | None = None
     """Plan file; None: the run directory's, the preset's, or the planner's."""
     planner: Literal["hetjax", "even"] = "hetjax"

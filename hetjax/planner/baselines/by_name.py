@@ -27,19 +27,30 @@ _MOST_MEASURED = 6  # plans of a baseline that somebody would run before choosin
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Baseline:
-    """A planner, and the schedule (a name of `schedule/search.py`) of its plans."""
+    """A planner as its authors call it, and where it is published.
+
+    `schedule` is a name of `schedule/search.py`, under which its plans run.
+    """
 
     plans: Callable[[PlanRequest], list[Plan]]
+    title: str
+    paper: str
     schedule: str = "1f1b"
 
 
 BASELINES: Mapping[str, Baseline] = {
-    "megatron": Baseline(plans=megatron),
-    "whale": Baseline(plans=whale),
-    "hapt": Baseline(plans=hapt, schedule="harp"),
-    "autohet": Baseline(plans=autohet),
-    "varuna": Baseline(plans=varuna),
-    "uniform-search": Baseline(plans=uniform_search),
+    "megatron": Baseline(plans=megatron, title="Megatron-LM", paper="arXiv 2104.04473"),
+    "whale": Baseline(plans=whale, title="Whale", paper="ATC 2022"),
+    "hapt": Baseline(
+        plans=hapt, title="Hapt/HARP", paper="arXiv 2509.24859", schedule="harp"
+    ),
+    "autohet": Baseline(
+        plans=autohet, title="AutoHet", paper="arXiv 2512.20953, reconstructed"
+    ),
+    "varuna": Baseline(plans=varuna, title="Varuna", paper="arXiv 2111.04007"),
+    "uniform-search": Baseline(
+        plans=uniform_search, title="Sailor", paper="SOSP 2025, as we read it"
+    ),
 }
 
 

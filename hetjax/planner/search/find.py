@@ -270,7 +270,7 @@ class Search:
             if not self.incumbents.best:
                 self.incumbents.take(plan, "templates")
         work = 0
-        for plan in () if self.incumbents.best else _even_plans(self.request):
+        for plan in () if self.incumbents.best else even_plans(self.request):
             work += _work(plan)
             if not self.incumbents.best or work <= _LITTLE_WORK:
                 self.incumbents.take(plan, "even split")
@@ -301,8 +301,8 @@ def _work(plan: Plan) -> int:
     return sum(r.num_microbatches * len(r.stages) for r in plan.replicas)
 
 
-def _even_plans(request: PlanRequest) -> Iterator[Plan]:
-    """Even splits of the model, blind to devices: with what is fast first."""
+def even_plans(request: PlanRequest) -> Iterator[Plan]:
+    """Yield even splits of the model, blind to devices: with what is fast first."""
     for remat, size, tensor in product(
         request.remats, request.microbatch_sizes, request.degrees
     ):

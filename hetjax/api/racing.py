@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Racing planners against each other: `race_planners`.
+
+Owns where model and cluster come from, the limit of time, and the order of the result.
+Does not own who takes part (`planner/search/contest.py`) nor what is shown
+(`report/race.py`, `report/race_view.py`).
+"""
+
+import math
+from pathlib import Path
+
+from hetjax.cluster.cluster import Cluster
+from hetjax.errors import BadInput, NoFeasiblePlan
+from hetjax.models.model import Model
+from hetjax.models.presets import model_preset
+from hetjax.planner.model.deadline import deadline
+from hetjax.planner.model.request import PlanRequest, check_request
+from hetjax.planner.search.contest import CONTESTANTS, contest
+from hetjax.report.race import Entry, Race
+from hetjax.report.race_view import QUIET, RaceView
+from hetjax.training.placement import cluster_of
+
+
+def race_planners(
+    *,
+    model: Model | str,
+    cluster: Cluster | str | Path,
+    global_batch: int,
+    seq_len: int,
+    search_s: float | None = None,
+    view: RaceView = QUIET,
+) -> Race:
+    """Let every planner plan the same, and judge all plans by the same simulator.
+
+    All together may take `search_s`, without which each ends by itself. They choose
+    from what `find_plan` does unless it is told otherwise, and compute in bfloat16. The
+    `view` is told who is planning.
+
+    BadInput for what cannot be, NoFeasiblePlan where nobody finds a plan that fits.
+
+    >>> from hetjax.cluster.cluster import Node
+    >>> nodes = tuple(Node(name=d, device=d, count=1) for d in ("L4", "H20"))
+    >>> pair = Cluster(name="pair", nodes=nodes)
+    >>> race = race_planners(model="tiny", cluster=pair, global_batch=8, seq_len=64)
+    >>> race.entry("hetjax").tokens_per_s >= race.entry("even split").tokens_per_s
+    True
+    """
+    request = PlanRequest(
+        model=model if isinstance(model, Model) else model_preset(model),
+        cluster=cluster_of(cluster),
+        seq_len=seq_len,
+        global_batch=global_batch,
+    )
+    check_request(request)
+    view.line_up(tuple(CONTESTANTS))
+    entries: list[Entry] = []
+    with deadline(math.inf if search_s is None else search_s):
+        for name, judged in contest(request, view.begins):
+            about = CONTESTANTS[name].about
+            entries.append(Entry(name=name, about=about, judged=judged))
+            view.planned(entries[-1])
+    best_first = sorted(entries, key=lambda entry: -entry.tokens_per_s)
+    if not best_first[0].tokens_per_s:
+        raise _why_no_plan(entries, search_s)
+    return Race(cluster=request.cluster, entries=tuple(best_first))
+
+
+def _why_no_plan(entries: list[Entry], search_s: float | None) -> Exception:
+    """What hetjax has to say of it, or that there was no time."""
+    why = entries[-1].judged
+    if search_s is None or isinstance(why, NoFeasiblePlan):
+        assert isinstance(why, NoFeasiblePlan)
+        return why
+    return BadInput(
+        got=f"--search-s {search_s:g}, in which nobody found a plan",
+        allowed="more time, until there is a first plan",
+        fix=f"give --search-s {4 * search_s:g}",
+    )

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `demo`: planners race on a small cluster of unlike cards.
+
+Owns its options and its help, and the files that it writes. Does not own the race
+(`api/racing.py`) nor what is shown (`report/race_view.py`).
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import tyro
+
+from hetjax.cli.command import check_inputs, check_outputs, main_of, write_outputs
+from hetjax.cli.options import parse_options
+from hetjax.cluster.cluster_files import load_cluster
+from hetjax.errors import BadInput
+from hetjax.report.race_view import race_view
+from hetjax.training.config import option
+
+_PROGRAM = "python -m hetjax.demo"
+_SECONDS = {"search_s": (1.0, 3_600.0), "seconds": (0.0, 60.0)}
+_HELP = """Race planners on a small cluster of unlike cards, in simulated time.
+
+An even split, the fastest kind of card alone, the planners of published papers and
+hetjax each plan the same training. One simulator judges all plans: lanes fill with the
+tokens of an hour of training. Needs no accelerator, and takes half a minute.
+
+The default: Llama 1B on three workstations with ten cards of three generations:
+  python -m hetjax.demo
+
+Your own machines, and the plans to look at:
+  python -m hetjax.demo --cluster mine.toml --output plans
+  python -m hetjax.simulate plans/hetjax.json --cluster mine.toml
+
+Exit codes: 0 done, 1 interrupted, 2 bad input, 3 nobody has a plan that fits."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemoOptions:
+    """The options of `demo`."""
+
+    cluster: Path = Path("office")
+    """Cluster file, or lab, office or tiny."""
+    model: str = "llama-1b"
+    """Name of a model preset."""
+    global_batch: int = 64
+    """Sequences per step, over all replicas."""
+    seq_len: int = 2_048
+    """Tokens per sequence."""
+    search_s: float | None = None
+    """How long all planners together may plan; who is not done by then has no plan."""
+    seconds: float = 8.0
+    """How long the race takes on a terminal."""
+    plot: Path | None = None
+    """Draw tokens/s and the plan of hetjax here: .png, .pdf or .svg; else demo.png."""
+    output: Path | None = None
+    """Write the plans that race into this folder."""
+    json: bool = False
+    """Print one JSON object in place of the race."""
+
+
+def demo(arguments: Sequence[str]) -> None:
+    """Race as the arguments say; show the race, print and draw how it ended.
+
+    BadInput before anything is planned, NoFeasiblePlan where nobody has a plan.
+    """
+    options = parse(arguments)
+    _check_seconds(options)
+    check_outputs(options, "plot", "output")
+    check_inputs(cluster=options.cluster, model=options.model)
+    with race_view(_title(options), quiet=options.json) as view:
+        from hetjax.api.racing import race_planners  # JAX and solvers take seconds
+
+        race = race_planners(
+            model=options.model,
+            cluster=options.cluster,
+            global_batch=options.global_batch,
+            seq_len=options.seq_len,
+            search_s=options.search_s,
+            view=view,
+        )
+        if not options.json:
+            view.show(race, options.seconds)
+    if options.json:
+        print(json.dumps(race.values(), allow_nan=False))
+    elif options.plot is None:
+        options = _with_picture(options)
+    write_outputs(
+        options,
+        {
+            "plot": ("picture: {}", lambda path: race.draw().save(path)),
+            "output": ("plans: {}", race.write_plans),
+        },
+    )
+
+
+def parse(arguments: Sequence[str]) -> DemoOptions:
+    """Return the options; BadInput for what cannot be, SystemExit after help."""
+    return parse_options(
+        DemoOptions(),
+        arguments,
+        program=_PROGRAM,
+        description=_HELP,
+        markers=(tyro.conf.FlagCreatePairsOff,),
+    )
+
+
+def _check_seconds(options: DemoOptions) -> None:
+    """Raise BadInput for times that no clock can show."""
+    for name, allowed in _SECONDS.items():
+        (least, most), seconds = allowed, getattr(options, name)
+        if seconds is not None and not least <= seconds <= most:
+            raise BadInput(
+                got=f"{option(name)} {seconds:g}",
+                allowed=f"{least:g} to {most:g} seconds",
+                fix=f"leave {option(name)} out",
+            )
+
+
+def _title(options: DemoOptions) -> str:
+    cluster = load_cluster(options.cluster)
+    nodes = (f"  {node.name}: {node.count} x {node.device}" for node in cluster.nodes)
+    return "\n".join(
+        [
+            f"{options.model} on cluster {cluster.name}, {cluster.num_devices} devices",
+            *nodes,
+        ]
+    )
+
+
+def _with_picture(options: DemoOptions) -> DemoOptions:
+    """Ask for the picture that nobody named, or say what it takes."""
+    if find_spec("matplotlib") is not None:
+        return replace(options, plot=Path("demo.png"))
+    print("for a picture of this: pip install 'hetjax[plot]'")
+    return options
+
+
+main = main_of(demo)

@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m hetjax.demo [options]`, which is `hetjax demo`."""
+
+from hetjax.cli.demo import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())

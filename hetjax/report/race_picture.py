@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The picture of a race: a bar of tokens per second for each planner, and our plan.
+
+Owns the drawing of the bars and that both share a page. Does not own the figures
+(`race.py`) nor the drawing of the plan (`layout.py`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hetjax.cluster.cluster import Cluster
+from hetjax.plans.plan import Plan
+from hetjax.report.layout import draw_layout, layout_inches
+from hetjax.report.picture import (
+    GREY,
+    STYLE,
+    Picture,
+    matplotlib_module,
+    new_figure,
+    titled_axes,
+)
+
+_OURS, _OTHERS = "#009e73", "#a6cee3"
+_ROW_INCHES, _MARGIN_INCHES = 0.27, 0.5
+_POINTS = 8.0
+_ROOM = 1.4  # of the longest bar, so that there is room for words behind it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpeedBar:
+    """A planner: its name, tokens per second, what else to say, whether it is ours."""
+
+    name: str
+    tokens_per_s: float
+    words: str
+    is_ours: bool
+
+
+def race_picture(
+    bars: Sequence[SpeedBar], title: str, plan: Plan, cluster: Cluster, plan_title: str
+) -> Picture:
+    """Draw the bars, longest first as they are given, and a plan below.
+
+    BadInput without matplotlib.
+    """
+    with matplotlib_module().rc_context(STYLE):
+        inches = [
+            _ROW_INCHES * len(bars) + _MARGIN_INCHES,
+            layout_inches(plan, cluster),
+        ]
+        figure = new_figure(sum(inches))
+        upper, lower = figure.subfigures(2, height_ratios=inches)
+        _draw_bars(titled_axes(upper, title), bars)
+        draw_layout(lower, plan, cluster, plan_title)
+        return Picture(figure)
+
+
+def _draw_bars(axes: Any, bars: Sequence[SpeedBar]) -> None:
+    rows = range(len(bars))
+    colours = [_OURS if bar.is_ours else _OTHERS for bar in bars]
+    axes.barh(rows, [bar.tokens_per_s for bar in bars], color=colours, height=0.75)
+    axes.set_xlim(0, _ROOM * max(bar.tokens_per_s for bar in bars))
+    axes.set_ylim(len(bars) - 0.5, -0.5)
+    axes.spines[:].set_visible(False)
+    axes.set_xticks([])
+    axes.set_yticks(rows, [bar.name for bar in bars])
+    axes.tick_params(length=0, labelsize=_POINTS)
+    for row, bar in enumerate(bars):
+        if bar.is_ours:
+            axes.get_yticklabels()[row].set_fontweight("bold")
+        place = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}
+        told = f"{bar.tokens_per_s:,.0f} tokens/s" if bar.tokens_per_s else "no plan"
+        look = {"fontsize": _POINTS, "color": "black" if bar.is_ours else GREY}
+        axes.annotate(f"{told}{bar.words}", (bar.tokens_per_s, row), **place, **look)

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A race of planners as somebody watches it: lanes on a terminal, or plain lines.
+
+Owns what is shown while planners plan, the lanes that fill, and the standings. Does not
+own the figures (`race.py`) nor the clock (`race_clock.py`).
+"""
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Protocol
+
+from rich.bar import Bar
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from hetjax.report.progress import is_live
+from hetjax.report.race_clock import RACE_S, filled, simulated_s, trained_tokens
+
+if TYPE_CHECKING:  # the view is there before what takes seconds to import
+    from hetjax.report.race import Entry, Race
+
+_FRAMES_PER_S = 20
+_OURS, _OTHERS = "green", "cyan"  # colours that dark and light terminals have
+
+
+class RaceView(Protocol):
+    """What a race tells those who watch."""
+
+    def line_up(self, names: Sequence[str]) -> None:
+        """Hear who takes part."""
+
+    def begins(self, name: str) -> None:
+        """Hear that a planner has begun."""
+
+    def planned(self, entry: "Entry") -> None:
+        """Hear what it found."""
+
+
+class PlainView:
+    """Lines, as in a log: who is planning on standard error, then the result."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
+
+    def line_up(self, names: Sequence[str]) -> None: ...
+
+    def begins(self, name: str) -> None:
+        if not self._quiet:
+            print(f"planning: {name}", file=sys.stderr, flush=True)
+
+    def planned(self, entry: "Entry") -> None: ...
+
+    def show(self, race: "Race", race_takes_s: float) -> None:
+        """Print the result at once; `race_takes_s` is for those who watch."""
+        print(race)
+
+
+QUIET = PlainView(quiet=True)
+
+
+class LiveView:
+    """A lane for each planner: what it does, how far it is, how it did."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self._lanes: dict[str, RenderableType] = {}
+
+    def line_up(self, names: Sequence[str]) -> None:
+        self._lanes = dict.fromkeys(names, Text("waits", style="dim"))
+        self._live.update(planning(self._lanes))
+
+    def begins(self, name: str) -> None:
+        self._lanes[name] = Spinner("dots", "planning")
+        self._live.update(planning(self._lanes))
+
+    def planned(self, entry: "Entry") -> None:
+        words = "has a plan" if entry.plan is not None else "has no plan"
+        self._lanes[entry.name] = Text(words)
+        self._live.update(planning(self._lanes))
+
+    def show(self, race: "Race", race_takes_s: float) -> None:
+        """Let the lanes fill for so many seconds, then show how all did."""
+        names, begin_s = tuple(self._lanes), time.monotonic()
+        while (watched_s := time.monotonic() - begin_s) < race_takes_s:
+            after_s = simulated_s(watched_s, race_takes_s)
+            self._live.update(racing(race, names, after_s), refresh=True)
+            time.sleep(1 / _FRAMES_PER_S)
+        self._live.update(standings(race), refresh=True)
+
+
+@contextmanager
+def race_view(title: str, *, quiet: bool = False) -> Iterator[PlainView | LiveView]:
+    """Open the view that suits standard output; a quiet one only prints the result."""
+    console = Console(highlight=False)
+    if quiet or not is_live(console):
+        yield PlainView(quiet=quiet)
+        return
+    console.print(title, markup=False)
+    starting = Spinner("dots", "starting")
+    with Live(starting, console=console, refresh_per_second=_FRAMES_PER_S / 2) as live:
+        yield LiveView(live)
+
+
+def planning(lanes: Mapping[str, RenderableType]) -> RenderableType:
+    """Return a line on each planner while plans are being found."""
+    table = Table.grid(padding=(0, 2))
+    for name, words in lanes.items():
+        table.add_row(name, words)
+    return Group("", table, "", Text("finding the plans that race", style="dim"))
+
+
+def racing(race: "Race", names: Sequence[str], after_s: float) -> RenderableType:
+    """Return the lanes after so many simulated seconds, in the order of the names."""
+    table = _grid()
+    for name in names:
+        tokens = trained_tokens(race.entry(name).tokens_per_s, after_s) / 1e6
+        bar = _bar(race, name, after_s)
+        table.add_row(_named(race, name), bar, f"{tokens:,.1f} M tokens")
+    clock = timedelta(seconds=int(after_s))
+    return Group("", table, "", Text(f"training for {clock}, simulated", style="dim"))
+
+
+def standings(race: "Race") -> RenderableType:
+    """Return how all did, best first, and what follows from it."""
+    table = _grid(num_figures=3)
+    heads = (Text(name, style="dim") for name in race.header[1:4])
+    table.add_row("", "", *heads)
+    for entry in race.entries:
+        _, *figures, _ = race.row(entry)
+        bar = _bar(race, entry.name, RACE_S)
+        table.add_row(_named(race, entry.name), bar, *figures)
+    return Group("", table, "", *race.sentences())
+
+
+def _grid(num_figures: int = 1) -> Table:
+    """A name, a bar that takes what room there is, then figures."""
+    table = Table.grid(padding=(0, 2), expand=True)
+    table.add_column(no_wrap=True)
+    table.add_column(ratio=1)
+    for _ in range(num_figures):
+        table.add_column(no_wrap=True, justify="right")
+    return table
+
+
+def _named(race: "Race", name: str) -> Text:
+    return Text(name, style=f"bold {_OURS}" if name == race.ours.name else "")
+
+
+def _bar(race: "Race", name: str, after_s: float) -> Bar:
+    share = filled(race.entry(name).tokens_per_s, race.best_per_s, after_s)
+    colour = _OURS if name == race.ours.name else _OTHERS
+    return Bar(1.0, 0.0, share, color=colour)
