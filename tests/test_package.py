@@ -119,7 +119,9 @@ def test_a_run_that_has_its_plan_does_not_wait_for_the_solvers():
     assert not modules & {"cvxpy", "scipy", "ray"}
 
 
-@pytest.mark.parametrize("command", ["plan", "preempt", "profile", "simulate", "train"])
+@pytest.mark.parametrize(
+    "command", ["demo", "plan", "preempt", "profile", "simulate", "train"]
+)
 def test_a_command_can_say_something_before_what_takes_long_is_imported(command: str):
     told = f"import sys, hetjax.{command}; print(*sys.modules)"
     done = subprocess.run(

@@ -92,7 +92,7 @@ class Race:
     @property
     def header(self) -> tuple[str, ...]:
         """What stands above the cells of `row`."""
-        return "planner", "tokens/s", "x even", "devices", ""
+        return "planner", "tokens/s", "vs even", "devices", ""
 
     def factor(self, entry: Entry) -> float | None:
         """Return how many times the tokens of the even split; None without either."""
@@ -116,7 +116,10 @@ class Race:
         assert shown.plan is not None  # there is no race without one
         plan, cluster = shown.plan, self.cluster
         bars = [self._bar(entry) for entry in self.entries]
-        title = f"{plan.model} on {cluster.name}: {cluster.num_devices} devices"
+        title = (
+            f"{plan.model} on {cluster.num_devices} devices of {cluster.name}: "
+            "simulated tokens/s, times the even split, devices in use"
+        )
         return race_picture(bars, title, plan, cluster, f"the plan of {shown.name}")
 
     def write_plans(self, folder: str | Path) -> None:
@@ -170,7 +173,7 @@ class Race:
 
     def _repr_html_(self) -> str:
         rows = [self.row(entry) for entry in self.entries]
-        return "\n".join(html_table(self.header, rows))
+        return html_table(self.header, rows, notes=tuple(self.sentences()))
 
     def _against(self, ours: Entry) -> Iterator[str]:
         """Our factors, a few words each."""
@@ -181,14 +184,12 @@ class Race:
                 yield f"{ours.tokens_per_s / other:.2f} times the {name}"
 
     def _bar(self, entry: Entry) -> SpeedBar:
-        _, _, factor, devices, _ = self.row(entry)
-        words = f", {factor} the even split" if factor else ""
-        if entry.plan is not None:
-            words += f", {devices} devices"
+        _, speed, factor, devices, _ = self.row(entry)
+        words = [f"{speed} tokens/s" if entry.plan else speed, factor, devices]
         return SpeedBar(
             name=entry.name,
             tokens_per_s=entry.tokens_per_s,
-            words=words,
+            words=", ".join(filter(None, words)),
             is_ours=entry.name == OURS,
         )
 

@@ -16,7 +16,7 @@ def simulated_s(watched_s: float, race_takes_s: float) -> float:
     """
     if watched_s >= race_takes_s:
         return RACE_S
-    return RACE_S * max(watched_s, 0.0) / race_takes_s
+    return RACE_S * watched_s / race_takes_s
 
 
 def trained_tokens(tokens_per_s: float, after_s: float) -> float:

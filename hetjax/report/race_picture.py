@@ -24,12 +24,12 @@ from hetjax.report.picture import (
 _OURS, _OTHERS = "#009e73", "#a6cee3"
 _ROW_INCHES, _MARGIN_INCHES = 0.27, 0.5
 _POINTS = 8.0
-_ROOM = 1.4  # of the longest bar, so that there is room for words behind it
+_ROOM = 1.35  # of the longest bar, so that there is room for words behind it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpeedBar:
-    """A planner: its name, tokens per second, what else to say, whether it is ours."""
+    """A planner and its tokens per second; `words` stand behind the bar."""
 
     name: str
     tokens_per_s: float
@@ -70,6 +70,5 @@ def _draw_bars(axes: Any, bars: Sequence[SpeedBar]) -> None:
         if bar.is_ours:
             axes.get_yticklabels()[row].set_fontweight("bold")
         place = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}
-        told = f"{bar.tokens_per_s:,.0f} tokens/s" if bar.tokens_per_s else "no plan"
         look = {"fontsize": _POINTS, "color": "black" if bar.is_ours else GREY}
-        axes.annotate(f"{told}{bar.words}", (bar.tokens_per_s, row), **place, **look)
+        axes.annotate(bar.words, (bar.tokens_per_s, row), **place, **look)

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
-from rich.bar import Bar
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
@@ -80,7 +80,9 @@ class LiveView:
         self._live.update(planning(self._lanes))
 
     def planned(self, entry: "Entry") -> None:
-        words = "has a plan" if entry.plan is not None else "has no plan"
+        words = f"has a plan for {entry.num_devices} devices"
+        if entry.plan is None:
+            words = "has no plan"
         self._lanes[entry.name] = Text(words)
         self._live.update(planning(self._lanes))
 
@@ -152,7 +154,9 @@ def _named(race: "Race", name: str) -> Text:
     return Text(name, style=f"bold {_OURS}" if name == race.ours.name else "")
 
 
-def _bar(race: "Race", name: str, after_s: float) -> Bar:
+def _bar(race: "Race", name: str, after_s: float) -> ProgressBar:
     share = filled(race.entry(name).tokens_per_s, race.best_per_s, after_s)
     colour = _OURS if name == race.ours.name else _OTHERS
-    return Bar(1.0, 0.0, share, color=colour)
+    return ProgressBar(
+        1.0, share, style="dim", complete_style=colour, finished_style=colour
+    )
