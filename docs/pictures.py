@@ -15,8 +15,8 @@ from mkdocs.structure.files import File, Files
 
 import hetjax
 from hetjax.cluster.cluster_files import parse_cluster
-from hetjax.report.layout import layout_picture
-from hetjax.report.picture import Picture
+from hetjax.report.pictures.layout import layout_picture
+from hetjax.report.pictures.picture import Picture
 
 _PLAN_PAGE = Path(__file__).parent / "plan.md"
 

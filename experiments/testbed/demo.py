@@ -39,7 +39,7 @@ from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.find import find_plan
 from hetjax.plans.even import even_plan
-from hetjax.report.picture import Picture, titled_axes
+from hetjax.report.pictures.picture import Picture, titled_axes
 from hetjax.schedule.predicted import Predicted
 
 HOSTS = (

@@ -18,7 +18,7 @@ from hetjax.data.corpus import text_files
 from hetjax.errors import BadInput, NoFeasiblePlan, RunFailed
 from hetjax.models.presets import model_config
 from hetjax.plans.plan_files import read_plan
-from hetjax.report.picture import check_picture
+from hetjax.report.pictures.picture import check_picture
 
 
 class Main(Protocol):

@@ -3,7 +3,7 @@
 
 Owns what results say, show, draw and write: the order of the tables, the bars of text
 and the keys of JSON. Does not own the words and figures (`plan_rows.py`), the page
-(`plan_page.py`), the drawing (`layout.py`) nor the search (`planner/`).
+(`html/plan_page.py`), the drawing (`pictures/layout.py`) nor the search (`planner/`).
 """
 
 import json
@@ -24,10 +24,10 @@ from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import plan_json
 from hetjax.plans.table import aligned, html_table
 from hetjax.report.binding import binding
-from hetjax.report.layout import layout_picture
-from hetjax.report.pages import framed
-from hetjax.report.picture import Picture
-from hetjax.report.plan_page import plan_page
+from hetjax.report.html.pages import framed
+from hetjax.report.html.plan_page import plan_page
+from hetjax.report.pictures.layout import layout_picture
+from hetjax.report.pictures.picture import Picture
 from hetjax.report.plan_rows import (
     BASELINES,
     CHANGES,

@@ -4,7 +4,7 @@
 Owns what is drawn: a row per node, a box per stage as wide as its devices, a colour per
 replica (Okabe and Ito's, which colour-blind readers can tell apart). Clusters too large
 for that are told by what repeats: replicas that are alike share a letter, and nodes
-that hold the same a row. Does not own the drawing (`layout.py`, `pages.py`).
+that hold the same a row. Does not own the drawing (`pictures/`, `html/`).
 """
 
 from collections.abc import Iterator

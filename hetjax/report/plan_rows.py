@@ -2,7 +2,7 @@
 """What there is to say about a plan that was found, as rows of cells and sentences.
 
 Owns the words, figures and columns that the terminal and the report share. Does not
-own how they are laid out (`found.py`, `plan_page.py`), nor what is true of any
+own how they are laid out (`found.py`, `html/plan_page.py`), nor what is true of any
 simulated plan (`step_rows.py`).
 """
 

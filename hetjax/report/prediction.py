@@ -2,8 +2,8 @@
 """A predicted step as a result: what it says, shows, draws and writes.
 
 Owns the columns, the keys, which numbers are no prediction, and the words of the
-certified bound. Does not own the drawing (`timeline.py`), the simulation (`schedule/`)
-nor the search (`planner/`).
+certified bound. Does not own the drawing (`pictures/timeline.py`), the simulation
+(`schedule/`) nor the search (`planner/`).
 """
 
 import json
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from hetjax.errors import BadInput
 from hetjax.plans.plan import STAGE_COLUMNS, Plan, Prediction
 from hetjax.plans.table import aligned, html_table
-from hetjax.report.picture import Picture
-from hetjax.report.timeline import timeline_picture
+from hetjax.report.pictures.picture import Picture
+from hetjax.report.pictures.timeline import timeline_picture
 from hetjax.schedule.predicted import Predicted
 from hetjax.schedule.simulation.result import Lane, lane_of
 from hetjax.schedule.simulation.trace import Span, perfetto, simulated_spans

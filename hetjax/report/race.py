@@ -3,7 +3,7 @@
 
 Owns the order, and what is said and written of it. Does not own who takes part
 (`planner/search/contest.py`), the clock (`race_clock.py`), the live view
-(`race_view.py`) nor the drawing (`race_picture.py`).
+(`race_view.py`) nor the drawing (`pictures/race_picture.py`).
 """
 
 import json
@@ -20,10 +20,10 @@ from hetjax.planner.search.contest import ALONE, EVEN, OURS, Judged
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import plan_json, write_plan
 from hetjax.plans.table import aligned, html_table
-from hetjax.report.picture import Picture
+from hetjax.report.pictures.picture import Picture
+from hetjax.report.pictures.race_picture import SpeedBar, race_picture
 from hetjax.report.plan_rows import num_devices
 from hetjax.report.prediction import SimulatedStep
-from hetjax.report.race_picture import SpeedBar, race_picture
 from hetjax.schedule.predicted import Predicted
 
 

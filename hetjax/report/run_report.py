@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report of a run as a result: a page, a few lines, or numbers.
 
-Owns the lines. Does not own the numbers (`run_record.py`) nor the page (`run_page.py`).
+Owns the lines. Does not own the numbers (`run_record.py`) nor the page
+(`html/run_page.py`).
 """
 
 from dataclasses import dataclass
@@ -9,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from hetjax.cluster.user_files import write_whole
-from hetjax.report.pages import framed
+from hetjax.report.html.pages import framed
+from hetjax.report.html.run_page import run_page
 from hetjax.report.prediction import ms
-from hetjax.report.run_page import run_page
 from hetjax.report.run_record import RunRecord
 
 _FORMS = {

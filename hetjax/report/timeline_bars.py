@@ -4,7 +4,7 @@
 Owns the kinds of work with their colours (Okabe and Ito's, which colour-blind readers
 can tell apart), the rows of devices with the strips under them for what leaves them,
 and bars for steps of too many passes to draw one by one. Does not own the times
-(`schedule/simulation/trace.py`) nor the drawing (`timeline.py`, `pages.py`).
+(`schedule/simulation/trace.py`) nor the drawing (`pictures/`, `html/`).
 """
 
 from collections.abc import Collection, Iterator, Sequence

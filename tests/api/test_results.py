@@ -30,8 +30,8 @@ from hetjax.planner.search.comparison import MOST_COMPARED, Questions
 from hetjax.plans.plan import Plan, Remat
 from hetjax.plans.plan_files import parse_plan, plan_json
 from hetjax.report.found import FoundPlan
+from hetjax.report.html.plan_page import plan_page
 from hetjax.report.measured import MeasuredProfile
-from hetjax.report.plan_page import plan_page
 from tests.report.html_page import Page
 
 KINDS = {"p.svg": b"<?xml", "p.png": b"\x89PNG", "p.PDF": b"%PDF"}

@@ -14,8 +14,8 @@ from hetjax.cluster.cluster import Cluster, Node
 from hetjax.errors import BadInput
 from hetjax.planner.model.seating import idle_devices
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
-from hetjax.report.layout import layout_picture
 from hetjax.report.layout_rows import alike_replicas, spelled
+from hetjax.report.pictures.layout import layout_picture
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -9,9 +9,9 @@ import pytest
 
 from hetjax.errors import NoFeasiblePlan
 from hetjax.plans.plan import Plan
-from hetjax.report import timeline_view
 from hetjax.report.found import FoundPlan
-from hetjax.report.plan_page import plan_page
+from hetjax.report.html import timeline_view
+from hetjax.report.html.plan_page import plan_page
 from hetjax.report.prediction import ms, predicted_spans
 from hetjax.report.timeline_bars import Bar, grouped
 from hetjax.schedule.predicted import Predicted

@@ -20,6 +20,7 @@ from hetjax.planner.search.idle import Idle
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.report.binding import binding, binding_line
 from hetjax.report.found import FoundPlan, bar_letters
+from hetjax.report.html.timeline_view import shown_replicas
 from hetjax.report.plan_rows import (
     baseline_rows,
     idle_lines,
@@ -27,7 +28,6 @@ from hetjax.report.plan_rows import (
 )
 from hetjax.report.prediction import ms
 from hetjax.report.step_rows import MemoryBar, memory_bars, stage_rows
-from hetjax.report.timeline_view import shown_replicas
 from hetjax.schedule.bound import LowerBound
 from hetjax.schedule.predicted import Predicted
 from hetjax.schedule.simulation.memory import MemoryUse

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetjax.report.curves import Curve, chart, marks, thinned
+from hetjax.report.html.curves import Curve, chart, marks, thinned
+from hetjax.report.html.run_page import run_page
 from hetjax.report.prediction import ms, predicted_spans
-from hetjax.report.run_page import run_page
 from hetjax.report.run_record import RunRecord
 from hetjax.report.run_report import RunReport
 from hetjax.schedule.predicted import Predicted

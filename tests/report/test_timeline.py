@@ -10,8 +10,8 @@ import pytest
 from hetjax.costs.costs import Costs, Reduction, Route, StageTimes
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan, Replica, Stage
-from hetjax.report.picture import check_picture
-from hetjax.report.timeline import timeline_picture
+from hetjax.report.pictures.picture import check_picture
+from hetjax.report.pictures.timeline import timeline_picture
 from hetjax.schedule.programs.lower import lower
 from hetjax.schedule.simulation.simulator import simulate
 from hetjax.schedule.simulation.trace import Span, simulated_spans

@@ -7,7 +7,7 @@ is shown from when its link takes it, not from when it joined the queue. Owns th
 format (Perfetto / Chrome JSON: a process per node, under each device the lanes of what
 travels from it). Does not own the times: the runtime measures them
 (`runtime/execution/tracer.py`), `simulator.py` predicts them; nor the picture
-(`report/timeline.py`).
+(`report/pictures/timeline.py`).
 """
 
 from collections.abc import Iterable, Iterator

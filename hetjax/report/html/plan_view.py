@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.plans.plan import STAGE_COLUMNS, Plan
+from hetjax.report.html.timeline_view import TimelineView, timeline_view
 from hetjax.report.layout_rows import Layout, layout_of
 from hetjax.report.step_rows import STAGES, MemoryBar, Row, memory_bars, stage_rows
-from hetjax.report.timeline_view import TimelineView, timeline_view
 from hetjax.schedule.predicted import Predicted
 
 _MEMORY = ("static", "residuals", "activations", "workspace")

@@ -3,7 +3,7 @@
 
 Owns the drawing by matplotlib, for print: one row per node, one box per stage as wide
 as its devices, idle devices hatched. Does not own what is drawn (`layout_rows.py`) nor
-the layout of the report (`pages.py`).
+the layout of the report (`html/pages.py`).
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from hetjax.cluster.cluster import Cluster
 from hetjax.plans.plan import Plan
 from hetjax.report.layout_rows import Box, Layout, NodeRow, layout_of
-from hetjax.report.picture import (
+from hetjax.report.pictures.picture import (
     EDGE,
     GREY,
     IDLE,

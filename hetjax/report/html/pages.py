@@ -28,7 +28,7 @@ def _environment() -> "Environment":
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     return Environment(
-        loader=PackageLoader("hetjax.report"),
+        loader=PackageLoader("hetjax.report.html"),
         autoescape=True,
         undefined=StrictUndefined,  # a value that is missing is our mistake: say so
         trim_blocks=True,

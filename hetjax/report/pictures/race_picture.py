@@ -11,8 +11,8 @@ from typing import Any
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.plans.plan import Plan
-from hetjax.report.layout import draw_layout, layout_inches
-from hetjax.report.picture import (
+from hetjax.report.pictures.layout import draw_layout, layout_inches
+from hetjax.report.pictures.picture import (
     GREY,
     STYLE,
     Picture,

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hetjax.report.binding import binding, binding_line
-from hetjax.report.curves import Chart, Curve, chart
-from hetjax.report.pages import page
-from hetjax.report.plan_view import plan_view
+from hetjax.report.html.curves import Chart, Curve, chart
+from hetjax.report.html.pages import page
+from hetjax.report.html.plan_view import plan_view
+from hetjax.report.html.timeline_view import traced_view
 from hetjax.report.prediction import ms
 from hetjax.report.run_record import Line, RunRecord
 from hetjax.report.step_rows import Row
-from hetjax.report.timeline_view import traced_view
 
 _RECOVERIES = ("step", "when", "what happened", "took", "most of it", "undone", "moved")
 _EVENTS = ("step", "when", "event", "")

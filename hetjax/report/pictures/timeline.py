@@ -3,7 +3,7 @@
 
 Owns the drawing by matplotlib, for print: idle time, names, and the numbers of
 microbatches where they fit. Does not own what is drawn (`timeline_bars.py`) nor the
-timeline of the report (`pages.py`).
+timeline of the report (`html/pages.py`).
 """
 
 from collections.abc import Collection, Iterable
@@ -11,7 +11,7 @@ from typing import Any
 
 from hetjax.costs.costs import Costs
 from hetjax.plans.plan import Plan
-from hetjax.report.picture import (
+from hetjax.report.pictures.picture import (
     EDGE,
     GREY,
     IDLE,

@@ -12,7 +12,8 @@ from hetjax.costs.utilization import seconds_at_peak
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.search.comparison import Planned
 from hetjax.report.binding import binding, binding_line
-from hetjax.report.pages import page
+from hetjax.report.html.pages import page
+from hetjax.report.html.plan_view import plan_view
 from hetjax.report.plan_rows import (
     BASELINES,
     CHANGES,
@@ -25,7 +26,6 @@ from hetjax.report.plan_rows import (
     search_lines,
     wish_rows,
 )
-from hetjax.report.plan_view import plan_view
 from hetjax.report.prediction import ms
 from hetjax.report.step_rows import Row
 
