@@ -16,7 +16,7 @@ from hetjax.models.presets import model_preset
 from hetjax.planner.model.deadline import deadline
 from hetjax.planner.model.request import PlanRequest, check_request
 from hetjax.planner.search.contest import CONTESTANTS, contest
-from hetjax.report.race import Entry, Race
+from hetjax.report.race import Race, RaceEntry
 from hetjax.report.race_view import QUIET, RaceView
 from hetjax.training.placement import cluster_of
 
@@ -53,11 +53,11 @@ def race_planners(
     )
     check_request(request)
     view.line_up(tuple(CONTESTANTS))
-    entries: list[Entry] = []
+    entries: list[RaceEntry] = []
     with deadline(math.inf if search_s is None else search_s):
         for name, judged in contest(request, view.begins):
             about = CONTESTANTS[name].about
-            entries.append(Entry(name=name, about=about, judged=judged))
+            entries.append(RaceEntry(name=name, about=about, judged=judged))
             view.planned(entries[-1])
     best_first = sorted(entries, key=lambda entry: -entry.tokens_per_s)
     if not best_first[0].tokens_per_s:
@@ -65,7 +65,7 @@ def race_planners(
     return Race(cluster=request.cluster, entries=tuple(best_first))
 
 
-def _why_no_plan(entries: list[Entry], search_s: float | None) -> Exception:
+def _why_no_plan(entries: list[RaceEntry], search_s: float | None) -> Exception:
     """What hetjax has to say of it, or that there was no time."""
     why = entries[-1].judged
     if search_s is None or isinstance(why, NoFeasiblePlan):

@@ -28,7 +28,7 @@ from hetjax.schedule.predicted import Predicted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
+class RaceEntry:
     """A planner in the race: its name, what it is, and its plan as simulated.
 
     `judged` is NoFeasiblePlan where it found none that fits, None where it found none
@@ -74,19 +74,19 @@ class Race:
     """
 
     cluster: Cluster
-    entries: tuple[Entry, ...]
+    entries: tuple[RaceEntry, ...]
 
     @property
     def best_per_s(self) -> float:
         """Tokens per second of the fastest; 0 if nobody has a plan."""
         return max(entry.tokens_per_s for entry in self.entries)
 
-    def entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> RaceEntry:
         """Return the entry of that name."""
         return next(entry for entry in self.entries if entry.name == name)
 
     @property
-    def ours(self) -> Entry:
+    def ours(self) -> RaceEntry:
         return self.entry(OURS)
 
     @property
@@ -94,7 +94,7 @@ class Race:
         """What stands above the cells of `row`."""
         return "planner", "tokens/s", "vs even", "devices", ""
 
-    def factor(self, entry: Entry) -> float | None:
+    def factor(self, entry: RaceEntry) -> float | None:
         """Return how many times the tokens of the even split; None without either."""
         even = self.entry(EVEN).tokens_per_s
         return entry.tokens_per_s / even if even and entry.tokens_per_s else None
@@ -129,7 +129,7 @@ class Race:
             if entry.plan is not None:
                 write_plan(Path(folder) / entry.file_name, entry.plan)
 
-    def row(self, entry: Entry) -> tuple[str, ...]:
+    def row(self, entry: RaceEntry) -> tuple[str, ...]:
         """Return the cells of an entry under the `header`."""
         if entry.plan is None:
             return entry.name, "no plan", "", "", self.about(entry)
@@ -142,7 +142,7 @@ class Race:
             self.about(entry),
         )
 
-    def about(self, entry: Entry) -> str:
+    def about(self, entry: RaceEntry) -> str:
         """Return what a planner is, or why it has no plan; of one kind alone, which."""
         if isinstance(entry.judged, NoFeasiblePlan):
             return entry.judged.got.rpartition(": ")[2]
@@ -175,7 +175,7 @@ class Race:
         rows = [self.row(entry) for entry in self.entries]
         return html_table(self.header, rows, notes=tuple(self.sentences()))
 
-    def _against(self, ours: Entry) -> Iterator[str]:
+    def _against(self, ours: RaceEntry) -> Iterator[str]:
         """Our factors, a few words each."""
         yield f"{ours.name} trains {ours.tokens_per_s:,.0f} tokens/s"
         for name in (EVEN, ALONE):
@@ -183,7 +183,7 @@ class Race:
             if other:
                 yield f"{ours.tokens_per_s / other:.2f} times the {name}"
 
-    def _bar(self, entry: Entry) -> SpeedBar:
+    def _bar(self, entry: RaceEntry) -> SpeedBar:
         _, speed, factor, devices, _ = self.row(entry)
         words = [f"{speed} tokens/s" if entry.plan else speed, factor, devices]
         return SpeedBar(
@@ -193,7 +193,7 @@ class Race:
             is_ours=entry.name == OURS,
         )
 
-    def _values(self, entry: Entry) -> dict[str, Any]:
+    def _values(self, entry: RaceEntry) -> dict[str, Any]:
         about = {"about": self.about(entry)}
         if entry.plan is None:
             return {"tokens_per_s": None, **about}

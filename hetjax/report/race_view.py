@@ -23,7 +23,7 @@ from hetjax.report.progress import is_live
 from hetjax.report.race_clock import RACE_S, filled, simulated_s, trained_tokens
 
 if TYPE_CHECKING:  # the view is there before what takes seconds to import
-    from hetjax.report.race import Entry, Race
+    from hetjax.report.race import Race, RaceEntry
 
 _FRAMES_PER_S = 20
 _OURS, _OTHERS = "green", "cyan"  # colours that dark and light terminals have
@@ -38,7 +38,7 @@ class RaceView(Protocol):
     def begins(self, name: str) -> None:
         """Hear that a planner has begun."""
 
-    def planned(self, entry: "Entry") -> None:
+    def planned(self, entry: "RaceEntry") -> None:
         """Hear what it found."""
 
 
@@ -54,7 +54,7 @@ class PlainView:
         if not self._quiet:
             print(f"planning: {name}", file=sys.stderr, flush=True)
 
-    def planned(self, entry: "Entry") -> None: ...
+    def planned(self, entry: "RaceEntry") -> None: ...
 
     def show(self, race: "Race", race_takes_s: float) -> None:
         """Print the result at once; `race_takes_s` is for those who watch."""
@@ -79,7 +79,7 @@ class LiveView:
         self._lanes[name] = Spinner("dots", "planning")
         self._live.update(planning(self._lanes))
 
-    def planned(self, entry: "Entry") -> None:
+    def planned(self, entry: "RaceEntry") -> None:
         words = f"has a plan for {entry.num_devices} devices"
         if entry.plan is None:
             words = "has no plan"

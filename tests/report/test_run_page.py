@@ -2,13 +2,14 @@
 """The page of a run: whole, safe, and with the numbers of the run's files."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hetjax.report.html.curves import Curve, chart, marks, thinned
@@ -195,6 +196,8 @@ def test_the_state_is_that_of_the_last_start(events: list, state: str):
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40))
+@example([5e-324])
+@example([1e6, math.nextafter(1e6, 2e6)])
 def test_marks_hold_all_values_between_them(values: list[float]):
     found = marks(min(values), max(values))
     slack = 1e-6 * (found[-1] - found[0])

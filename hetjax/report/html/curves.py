@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 Point = tuple[float, float]  # step, value
 _MOST_POINTS = 600  # of a curve
+_FLAT = 1e-9  # differences of this share are rounding
+_NOTHING = 1e-30
 _NUM_MARKS = 4
 
 
@@ -86,7 +88,9 @@ def marks(low: float, high: float) -> list[float]:
     >>> marks(0.0, 0.9), marks(4.2, 6.9)
     ([0.0, 0.5, 1.0], [4.0, 5.0, 6.0, 7.0])
     """
-    span = (high - low) or abs(high) or 1.0
+    span, size = high - low, max(abs(low), abs(high))
+    if span <= _FLAT * size or size < _NOTHING:
+        span = size if size >= _NOTHING else 1.0
     rough = span / _NUM_MARKS
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(n * power for n in (1, 2, 5, 10) if n * power >= rough * 0.999)
