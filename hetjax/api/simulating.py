@@ -12,13 +12,13 @@ from pathlib import Path
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.costs.measured.layer_profile import Profile, check_profile, read_profile
-from hetjax.costs.plan_costs import costs_of, device_kinds, usd_per_hour
+from hetjax.costs.plan_costs import device_kinds, usd_per_hour
 from hetjax.costs.stage_memory import adam_state
 from hetjax.models.model import Model
 from hetjax.models.presets import model_preset
 from hetjax.planner.model.costing import (
     check_measured,
-    check_times,
+    checked_costs,
     compute_dtype,
     times_from,
 )
@@ -27,7 +27,7 @@ from hetjax.plans.plan_files import read_plan
 from hetjax.report.prediction import SimulatedStep, check_finite
 from hetjax.report.progress import working
 from hetjax.schedule.predicted import predict
-from hetjax.schedule.search import may_split, with_schedule
+from hetjax.schedule.search import with_schedule
 from hetjax.stage.arrays import OptimizerInit
 from hetjax.stage.partition import tied_holders
 from hetjax.training.optimizer import optimizer
@@ -96,17 +96,15 @@ def _simulated(
     if profile is not None:
         check_profile(profile, model.name, plan.seq_len, len(model.layers))
         check_measured(profile, device_kinds(plan, cluster), "plan")
-    costs = costs_of(
+    costs = checked_costs(
         plan,
         model,
         cluster,
         profile,
         dtype=dtype,
         optimizer=subject.init,
-        # programs written by hand may split backwards under any schedule
-        halves=may_split(schedule or plan.schedule) or bool(plan.programs),
+        schedule=schedule,
     )
-    check_times(costs)
     tied = tied_holders(plan, model)
     if schedule is not None:
         plan = with_schedule(plan, schedule, costs, tied)

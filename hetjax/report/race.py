@@ -2,8 +2,8 @@
 """A race of planners as a result: who trains how many tokens, by the simulator.
 
 Owns the order, and what is said and written of it. Does not own who takes part
-(`planner/search/contest.py`), the clock (`race_clock.py`), the live view
-(`race_view.py`) nor the drawing (`pictures/race_picture.py`).
+(`planner/search/contest.py`), the live view and its clock (`race_view.py`) nor the
+drawing (`pictures/race_picture.py`).
 """
 
 import json

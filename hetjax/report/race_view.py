@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A race of planners as somebody watches it: lanes on a terminal, or plain lines.
 
-Owns what is shown while planners plan, the lanes that fill, and the standings. Does not
-own the figures (`race.py`) nor the clock (`race_clock.py`).
+Owns what is shown while planners plan, the clock that runs through an hour of training
+in seconds, the lanes that fill by it, and the standings. Does not own the figures
+(`race.py`).
 """
 
 import sys
@@ -20,11 +21,11 @@ from rich.table import Table
 from rich.text import Text
 
 from hetjax.report.progress import is_live
-from hetjax.report.race_clock import RACE_S, filled, simulated_s, trained_tokens
 
 if TYPE_CHECKING:  # the view is there before what takes seconds to import
     from hetjax.report.race import Race, RaceEntry
 
+RACE_S = 3600.0  # simulated seconds from the start of a race to its end
 _FRAMES_PER_S = 20
 _OURS, _OTHERS = "green", "cyan"  # colours that dark and light terminals have
 
@@ -160,3 +161,30 @@ def _bar(race: "Race", name: str, after_s: float) -> ProgressBar:
     return ProgressBar(
         1.0, share, style="dim", complete_style=colour, finished_style=colour
     )
+
+
+def simulated_s(watched_s: float, race_takes_s: float) -> float:
+    """Return how much training is over when somebody has watched for so long.
+
+    >>> simulated_s(2.0, race_takes_s=8.0)
+    900.0
+    """
+    if watched_s >= race_takes_s:
+        return RACE_S
+    return RACE_S * watched_s / race_takes_s
+
+
+def trained_tokens(tokens_per_s: float, after_s: float) -> float:
+    """Return the tokens of a lane after so many simulated seconds."""
+    return tokens_per_s * after_s
+
+
+def filled(tokens_per_s: float, best_per_s: float, after_s: float) -> float:
+    """Return how full a lane is, from 0 to 1: what the fastest has at the end is 1.
+
+    >>> filled(50.0, best_per_s=200.0, after_s=1800.0)
+    0.125
+    """
+    if best_per_s == 0:  # nobody has a plan
+        return 0.0
+    return trained_tokens(tokens_per_s, after_s) / trained_tokens(best_per_s, RACE_S)

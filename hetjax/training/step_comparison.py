@@ -7,20 +7,19 @@ Owns which steps count, and the words. Does not own the prediction
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from statistics import median
 from typing import Any
 
 from hetjax.cluster.cluster import Cluster
-from hetjax.costs.plan_costs import costs_of
 from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.models.model import Model
-from hetjax.planner.model.costing import check_times, times_from
+from hetjax.planner.model.costing import checked_costs, times_from
 from hetjax.plans.plan import Plan
 from hetjax.plans.worker_map import EMBEDDED
 from hetjax.report.binding import Binding, binding, largest_term
 from hetjax.report.prediction import check_finite, ms
 from hetjax.schedule.predicted import Predicted, predict
-from hetjax.schedule.search import may_split
 from hetjax.stage.partition import tied_holders
 from hetjax.training.config import RunConfig
 from hetjax.training.placement import optimizer_init, read_run_profile
@@ -37,17 +36,15 @@ def predict_step(
     BadInput for devices without figures, NoFeasiblePlan for a plan over memory.
     """
     profile, path = read_run_profile(config, model)
-    costs = costs_of(
+    costs = checked_costs(
         plan,
         model,
         cluster,
         profile,
         dtype=config.dtype,
         optimizer=optimizer_init(config),
-        halves=may_split(plan.schedule) or bool(plan.programs),
         transport="in-process" if config.launcher == EMBEDDED else config.transport,
     )
-    check_times(costs)
     tied = tied_holders(plan, model)
     source = times_from(plan, cluster, config.dtype, profile, path, tied)
     predicted = predict(plan, costs, tied, times_from=source)
@@ -55,42 +52,46 @@ def predict_step(
     return predicted
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class ComparedStep:
-    """A measured step time, and the predicted one; `why` there is none."""
+    """A measured step time, and the predicted step; `why` there is none."""
 
     measured_s: float
-    predicted_s: float | None = None
-    binds: Binding | None = None
-    times_from: str = ""
+    predicted: Predicted | None = None
     why: str = ""
     is_simulated: bool = False
 
+    @cached_property
+    def _binds(self) -> Binding | None:
+        return self.predicted and binding(self.predicted)
+
     def values(self) -> dict[str, Any]:
         """Return the figures as they stand in `events.jsonl`."""
+        found = self.predicted
         return {
             "measured_s": self.measured_s,
-            "predicted_s": self.predicted_s,
-            "binds": None if self.binds is None else self.binds.what,
-            "times_from": self.times_from,
+            "predicted_s": found and found.simulation.step_time_s,
+            "binds": self._binds and self._binds.what,
+            "times_from": found.times_from if found else "",
         }
 
     def __str__(self) -> str:
         measured = f"step time {ms(self.measured_s)} ms measured"
-        if self.predicted_s is None or self.binds is None:
+        if self.predicted is None or self._binds is None:
             return f"{measured}; none is predicted: {self.why}"
-        predicted = f"{ms(self.predicted_s)} ms predicted"
+        predicted_s = self.predicted.simulation.step_time_s
+        told, times_from = f"{ms(predicted_s)} ms predicted", self.predicted.times_from
         if self.is_simulated:
             return (
-                f"{measured} on the CPU here, {predicted} for the devices that it "
-                f"simulates; {largest_term(self.binds)}"
+                f"{measured} on the CPU here, {told} for the devices that it "
+                f"simulates; {largest_term(self._binds)}"
             )
-        off = self.measured_s / self.predicted_s
+        off = self.measured_s / predicted_s
         line = (
-            f"{measured}, {predicted} ({off - 1:+.1%}; {self.times_from}); "
-            f"{largest_term(self.binds)}"
+            f"{measured}, {told} ({off - 1:+.1%}; {times_from}); "
+            f"{largest_term(self._binds)}"
         )
-        estimated = self.times_from.startswith("estimated")
+        estimated = times_from.startswith("estimated")
         if estimated and not 1 / _FAR_OFF < off < _FAR_OFF:
             line += "; `hetjax profile` measures times to predict and plan with"
         return line
@@ -123,9 +124,5 @@ class StepComparison:
         except (BadInput, NoFeasiblePlan) as bad:
             return ComparedStep(measured_s=measured_s, why=bad.got)
         return ComparedStep(
-            measured_s=measured_s,
-            predicted_s=found.simulation.step_time_s,
-            binds=binding(found),
-            times_from=found.times_from,
-            is_simulated=self.is_simulated,
+            measured_s=measured_s, predicted=found, is_simulated=self.is_simulated
         )

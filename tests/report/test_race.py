@@ -15,8 +15,13 @@ from hetjax.api.racing import race_planners
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.planner.search.contest import CONTESTANTS
 from hetjax.report.race import Race
-from hetjax.report.race_clock import filled, simulated_s, trained_tokens
-from hetjax.report.race_view import LiveView, racing
+from hetjax.report.race_view import (
+    LiveView,
+    filled,
+    racing,
+    simulated_s,
+    trained_tokens,
+)
 from tests.training.small import MODEL
 
 SPEEDS = st.lists(st.floats(0.1, 1e9), min_size=1, max_size=9)

@@ -13,7 +13,8 @@ from hetjax.cluster.catalogue import canonical_name, catalogue
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.costs.costs import Costs
 from hetjax.costs.measured.layer_profile import Profile
-from hetjax.costs.plan_costs import device_kinds
+from hetjax.costs.network.wire_bytes import Transport
+from hetjax.costs.plan_costs import costs_of, device_kinds
 from hetjax.costs.stage_memory import stage_memory
 from hetjax.costs.stage_times import has_halves
 from hetjax.errors import BadInput
@@ -22,6 +23,7 @@ from hetjax.plans.plan import Plan
 from hetjax.schedule.launch_ahead import hop_s
 from hetjax.schedule.programs.action import Op, Programs, Tied
 from hetjax.schedule.programs.lower import lower
+from hetjax.schedule.search import may_split
 from hetjax.schedule.simulation.memory import check_memory, memory_uses
 from hetjax.stage.arrays import OptimizerInit
 from hetjax.stage.partition import tied_holders
@@ -113,6 +115,36 @@ def _not_measured(
     if not whole:
         return told
     return f"{told}; B cut in equal halves, profile --halves measures them"
+
+
+def checked_costs(
+    plan: Plan,
+    model: Model,
+    cluster: Cluster,
+    profile: Profile | None,
+    *,
+    dtype: str,
+    optimizer: OptimizerInit,
+    schedule: str | None = None,
+    transport: Transport = "sockets",
+) -> Costs:
+    """Return the costs to simulate a plan with, under its schedule or another one.
+
+    BadInput for devices without figures, and for times that cannot be simulated.
+    """
+    costs = costs_of(
+        plan,
+        model,
+        cluster,
+        profile,
+        dtype=dtype,
+        optimizer=optimizer,
+        # programs written by hand may split backwards under any schedule
+        halves=may_split(schedule or plan.schedule) or bool(plan.programs),
+        transport=transport,
+    )
+    check_times(costs)
+    return costs
 
 
 def check_times(costs: Costs) -> None:

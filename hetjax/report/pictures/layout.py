@@ -26,9 +26,8 @@ from hetjax.report.pictures.picture import (
     titled_axes,
 )
 
-_LIGHTER = (
-    0.35  # than the colours of replicas, so that dark letters can be read on them
-)
+# than the colours of replicas, so that dark letters can be read on them
+_LIGHTER = 0.35
 _NAMES_INCHES, _ROW_INCHES, _MARGINS_INCHES = 1.9, 0.5, 1.0
 _GAP = 0.14  # between rows, of a row
 _NOTCH = 0.12  # between devices of a box, of a row
@@ -38,20 +37,19 @@ _POINTS, _POINT_WIDTH = 7.0, 0.56  # of text; mean width of a letter in heights
 def layout_picture(plan: Plan, cluster: Cluster, title: str) -> Picture:
     """Draw the plan on its cluster; BadInput where matplotlib is not installed."""
     with matplotlib_module().rc_context(STYLE):
-        figure = new_figure(layout_inches(plan, cluster))
-        draw_layout(figure, plan, cluster, title)
+        layout = layout_of(plan, cluster)
+        figure = new_figure(layout_inches(layout))
+        draw_layout(figure, layout, title)
         return Picture(figure)
 
 
-def layout_inches(plan: Plan, cluster: Cluster) -> float:
+def layout_inches(layout: Layout) -> float:
     """Return the height of the drawing."""
-    num_rows = len(layout_of(plan, cluster).rows)
-    return _ROW_INCHES * (1 + _GAP) * num_rows + _MARGINS_INCHES
+    return _ROW_INCHES * (1 + _GAP) * len(layout.rows) + _MARGINS_INCHES
 
 
-def draw_layout(figure: Any, plan: Plan, cluster: Cluster, title: str) -> None:
-    """Draw the plan into a figure, or a part of one, that is empty."""
-    layout = layout_of(plan, cluster)
+def draw_layout(figure: Any, layout: Layout, title: str) -> None:
+    """Draw the layout into a figure, or a part of one, that is empty."""
     axes = titled_axes(figure, title)
     _prepare(axes, layout)
     for at, row in enumerate(layout.rows):

@@ -11,6 +11,7 @@ from typing import Any
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.plans.plan import Plan
+from hetjax.report.layout_rows import layout_of
 from hetjax.report.pictures.layout import draw_layout, layout_inches
 from hetjax.report.pictures.picture import (
     GREY,
@@ -44,15 +45,13 @@ def race_picture(
 
     BadInput without matplotlib.
     """
+    layout = layout_of(plan, cluster)
     with matplotlib_module().rc_context(STYLE):
-        inches = [
-            _ROW_INCHES * len(bars) + _MARGIN_INCHES,
-            layout_inches(plan, cluster),
-        ]
+        inches = [_ROW_INCHES * len(bars) + _MARGIN_INCHES, layout_inches(layout)]
         figure = new_figure(sum(inches))
         upper, lower = figure.subfigures(2, height_ratios=inches)
         _draw_bars(titled_axes(upper, title), bars)
-        draw_layout(lower, plan, cluster, plan_title)
+        draw_layout(lower, layout, plan_title)
         return Picture(figure)
 
 
