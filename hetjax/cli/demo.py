@@ -26,7 +26,7 @@ _HELP = """Race planners on a small cluster of unlike cards, in simulated time.
 
 An even split, the fastest kind of card alone, the planners of published papers and
 hetjax each plan the same training. One simulator judges all plans: lanes fill with the
-tokens of an hour of training. Needs no accelerator, and takes half a minute.
+tokens of an hour of training. Needs no accelerator, and takes about a minute.
 
 The default: Llama 1B on three workstations with ten cards of three generations:
   python -m hetjax.demo

@@ -40,7 +40,7 @@ REASONS = [
     "needs a Ray cluster",
     "needs a bucket of your own",
     "the page Survive does it, with a kill",
-    "half a minute: run by tests/cli/test_demo.py",
+    "a minute: run by tests/cli/test_demo.py",
     "minutes: run with fewer steps by tests/training/test_readme.py",
     "run as cells of a notebook by tests/api/test_notebook.py",
 ]
