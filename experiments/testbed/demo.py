@@ -17,7 +17,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +39,7 @@ from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.find import find_plan
 from hetjax.plans.even import even_plan
-from hetjax.report.pictures.picture import Picture, titled_axes
+from hetjax.report.pictures.picture import Picture, new_figure, titled_axes
 from hetjax.schedule.predicted import Predicted
 
 HOSTS = (
@@ -137,18 +137,20 @@ def summary(runs: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, Any]:
     }
 
 
-def draw(found: Mapping[str, Any], title: str) -> Picture:
+def draw(found: Mapping[str, Any]) -> Picture:
     """Draw tokens per second: a bar is measured, a tick predicted."""
-    rows = found["contestants"]
-    figure, axes = titled_axes(0.9 + 0.42 * len(rows), title)
-    for y, (name, row) in enumerate(rows.items()):
+    rows = sorted(found["contestants"].items(), key=_speed, reverse=True)
+    figure = new_figure(1.0 + 0.42 * len(rows))
+    axes = titled_axes(figure, f"{found['model']} on {'; '.join(found['hosts'])}")
+    for y, (name, row) in enumerate(rows):
         measured, predicted = row["tokens_per_s"], row["predicted_tokens_per_s"]
         axes.barh(y, measured, height=0.62, color=_COLOURS[name == OURS])
         axes.plot([predicted] * 2, [y - 0.36, y + 0.36], color="black", linewidth=1.5)
-        ratio = found["faster"].get(name)
-        told = f"  {measured:,.0f}" + (f"  (ours: x {ratio:.2f})" if ratio else "")
+        told = f"  {measured:,.0f}"
+        if name != OURS:
+            told += f"; hetjax is {found['faster'][name]:.2f} times as fast"
         axes.text(max(measured, predicted), y, told, va="center", fontsize=8)
-    axes.set_yticks(range(len(rows)), list(rows))
+    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
     axes.invert_yaxis()
     axes.set_xlabel("tokens per second, measured; the tick is what was predicted")
     axes.margins(x=0.2)
@@ -156,29 +158,41 @@ def draw(found: Mapping[str, Any], title: str) -> Picture:
     return Picture(figure)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=3, help="of a run")
-    parser.add_argument("--steps", type=int, default=2, help="of a round")
-    parser.add_argument("--output", type=Path)
-    parser.add_argument("--plot", type=Path)
-    given = parser.parse_args(arguments)
-    os.environ["PJRT_NPROC"] = "1"  # threads of a host would wait for each other
-    runs = [run(HOSTS, given.rounds, given.steps) for _ in range(given.runs)]
+def _speed(named: tuple[str, Mapping[str, Any]]) -> float:
+    return named[1]["tokens_per_s"]
+
+
+def measure(num_runs: int, num_rounds: int, num_steps: int) -> Iterator[dict[str, Any]]:
+    """Yield what is known after each run."""
     hosts = [
         f"{h.name}: {h.cpu_percent:g} % of a core, {h.egress_mbit_per_s:g} Mbit/s"
         for h in HOSTS
     ]
-    load = os.getloadavg()[0]
-    found = {"hosts": hosts, "model": MODEL, "global_batch": GLOBAL_BATCH, "load": load}
-    found |= summary(runs) | {"runs": runs}
-    text = json.dumps(found, indent=1)
+    runs: list[dict[str, Any]] = []
+    for _ in range(num_runs):
+        runs.append(run(HOSTS, num_rounds, num_steps))
+        load = os.getloadavg()[0]
+        found = {"hosts": hosts, "model": MODEL, "global_batch": GLOBAL_BATCH}
+        yield found | {"load": load} | summary(runs) | {"runs": runs}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3, help="of a run")
+    parser.add_argument("--steps", type=int, default=1, help="of a round")
+    parser.add_argument("--output", type=Path, help="the JSON, written after each run")
+    parser.add_argument("--plot", type=Path, help="picture, drawn after each run")
+    given = parser.parse_args(arguments)
+    os.environ["PJRT_NPROC"] = "1"  # threads of a host would wait for each other
+    text = ""
+    for found in measure(given.runs, given.rounds, given.steps):
+        text = json.dumps(found, indent=1)
+        if given.output:
+            given.output.write_text(text + "\n")
+        if given.plot:
+            draw(found).save(given.plot)
     print(text)
-    if given.output:
-        given.output.write_text(text + "\n")
-    if given.plot:
-        draw(found, f"{MODEL} on {'; '.join(hosts)}").save(given.plot)
 
 
 if __name__ == "__main__":
