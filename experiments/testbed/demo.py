@@ -183,7 +183,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=1, help="of a round")
     parser.add_argument("--output", type=Path, help="the JSON, written after each run")
     parser.add_argument("--plot", type=Path, help="picture, drawn after each run")
+    parser.add_argument("--result", type=Path, help="draw this; measure nothing")
     given = parser.parse_args(arguments)
+    if given.result:
+        found = json.loads(given.result.read_text())
+        draw(found).save(given.plot)
+        return
     os.environ["PJRT_NPROC"] = "1"  # threads of a host would wait for each other
     text = ""
     for found in measure(given.runs, given.rounds, given.steps):

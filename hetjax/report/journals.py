@@ -72,11 +72,16 @@ class Events(list[dict[str, Any]]):
         return html_table(_EVENTS, [*map(_event_row, self)])
 
 
-def _event_row(line: Mapping[str, Any]) -> tuple[str, ...]:
+def event_details(line: Mapping[str, Any]) -> str:
+    """Return what an event says besides its step, time and name; no empty values."""
     details = {name: line[name] for name in line if name not in _EVENTS}
     told = (f"{name}: {_detail(value)}" for name, value in details.items() if value)
+    return "; ".join(told)
+
+
+def _event_row(line: Mapping[str, Any]) -> tuple[str, ...]:
     clock = line["time"].partition("T")[2].partition("+")[0]  # of UTC
-    return str(line["step"]), clock, line["event"], "; ".join(told)
+    return str(line["step"]), clock, line["event"], event_details(line)
 
 
 def _detail(value: Any) -> str:

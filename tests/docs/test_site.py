@@ -5,13 +5,14 @@ That the pages can be built, with links that lead somewhere, is the phase `docs`
 `.ci/run`.
 """
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 import hetjax
-from hetjax.simulate import main
+from experiments.testbed.demo import main
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -54,15 +55,18 @@ def test_nothing_on_a_page_comes_from_another_host():
 
 
 def words_of(picture: Path) -> list[str]:
-    """What is written in an SVG of matplotlib, which draws letters as paths."""
-    return sorted(re.findall(r"<!-- (.*) -->", picture.read_text(encoding="utf-8")))
+    """What is written in an SVG."""
+    words = re.findall(r"<text.*?>(.*?)</text>", picture.read_text(encoding="utf-8"))
+    assert words
+    return words
 
 
-def test_the_picture_of_the_readme_is_what_its_command_draws(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    (command,) = re.findall(r"Drawn by `python -m hetjax\.simulate (.*)`", README)
-    monkeypatch.chdir(tmp_path)
-    assert main(command.split()) == 0
-    drawn, shown = tmp_path / "tiny.svg", DOCS / "tiny.svg"
-    assert words_of(drawn) == words_of(shown), f"draw {shown} again: {command}"
+def test_the_picture_of_the_readme_is_of_the_measured_result(tmp_path: Path):
+    """Its words, numbers among them, are those that its command draws again."""
+    (drawn_by,) = re.findall(r"`python -m experiments\.testbed\.demo (.*?)`", README)
+    (shown,) = re.findall(r"!\[.*?\]\((docs/\S+)\)", README, re.DOTALL)
+    result, again = drawn_by.split()[1], tmp_path / "again.svg"
+    main(["--result", str(ROOT / result), "--plot", str(again)])
+    assert words_of(again) == words_of(ROOT / shown), f"draw {shown} again: {drawn_by}"
+    told = json.loads((ROOT / result).read_text(encoding="utf-8"))["faster"]
+    assert f"{told['even split']:.2f} times" in README

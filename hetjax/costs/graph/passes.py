@@ -3,13 +3,15 @@
 
 Legend: B sequences of one data rank, L positions, D residual width.
 Owns the tracing of the functions that the runtime compiles, for one data rank's share
-of a microbatch, so that every buffer of a program appears here. Does not own these
-functions (`hetjax/stage/`) nor sizes or times of what is traced.
+of a microbatch, so that every buffer of a program appears here; and that stages which
+differ in their numbers of units alone are traced once. Does not own these functions
+(`hetjax/stage/`) nor sizes or times of what is traced.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import count
 from typing import Any
 
 import jax
@@ -24,6 +26,7 @@ from hetjax.stage.function import (
     rank_forward,
     rank_gradients,
 )
+from hetjax.stage.jaxprs import ClosedJaxpr
 from hetjax.stage.partition import StageStacks
 
 
@@ -106,15 +109,13 @@ def _remat(stage: StageStacks, remat: Remat) -> Remat:
 
 @lru_cache(maxsize=1024)
 def _traced(stage: StageStacks, shares: Shares, remat: Remat) -> Passes:
-    tracing = _forward_traced(stage, shares, remat)
-    weights, dims = tracing.weights, tracing.dims
-    backward = graph_of(
-        jax.make_jaxpr(tracing.gradients)(*tracing.abstract), tracing.inputs, dims
-    )
+    graphs = _Graphs.of(stage, shares, remat)
+    dims, weights = graphs.dims, graphs.weights
+    backward = graph_of(graphs.jaxprs.backward, graphs.inputs, dims)
     _cut_alike(dims, weights, backward.outputs[: len(weights)])
     return Passes(
         weights=weights,
-        forward=tracing.forward,
+        forward=graphs.forward,
         backward=backward,
         cuts=Cuts(dims=dims, cut=dims.cut_roots(), tensor=shares.tensor),
     )
@@ -122,28 +123,16 @@ def _traced(stage: StageStacks, shares: Shares, remat: Remat) -> Passes:
 
 @lru_cache(maxsize=256)
 def _split_traced(stage: StageStacks, shares: Shares, remat: Remat) -> SplitPasses:
-    tracing = _forward_traced(stage, shares, remat)
-    weights, dims = tracing.weights, tracing.dims
-    leaves, tree = jax.tree.flatten(tracing.abstract)
-
-    def gradients(*leaves: Any) -> list[Any]:
-        made = tracing.gradients(*jax.tree.unflatten(tree, leaves))
-        dx = made[1:] or (jnp.zeros((), jnp.float32),)
-        return jax.tree.leaves((dx, made[0]))
-
-    split = split_backward(gradients, 1, leaves)
-    traced, made = jax.make_jaxpr(split.first, return_shape=True)(*leaves)
-    first = graph_of(traced, tracing.inputs, dims)
-    kept = tuple(tracing.inputs[i] for i in split.kept)
-    second = graph_of(
-        jax.make_jaxpr(split.second)([leaves[i] for i in split.kept], made[1]),
-        (*kept, *first.outputs[1:]),
-        dims,
-    )
+    graphs = _Graphs.of(stage, shares, remat)
+    dims, weights = graphs.dims, graphs.weights
+    halves = _split_jaxprs(_by_primes(stage, shares)[0], shares, remat)
+    first = graph_of(halves.first, graphs.inputs, dims)
+    kept = tuple(graphs.inputs[i] for i in halves.kept)
+    second = graph_of(halves.second, (*kept, *first.outputs[1:]), dims)
     _cut_alike(dims, weights, second.outputs)
     return SplitPasses(
         weights=weights,
-        forward=tracing.forward,
+        forward=graphs.forward,
         input_gradient=first,
         weight_gradient=second,
         kept=kept,
@@ -152,37 +141,107 @@ def _split_traced(stage: StageStacks, shares: Shares, remat: Remat) -> SplitPass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Tracing:
-    """A traced forward, and what its backward is to be traced with.
+class _Graphs:
+    """What both kinds of backward have in common; `inputs` are the backward's."""
 
-    `abstract` are the backward's arguments (weights, input, saved, output's gradient),
-    `inputs` the values of their leaves.
-    """
-
+    jaxprs: "_Jaxprs"
     dims: Dims
     weights: tuple[Value, ...]
     forward: Graph
-    gradients: Any
-    abstract: tuple[Any, ...]
     inputs: tuple[Value, ...]
 
+    @classmethod
+    def of(cls, stage: StageStacks, shares: Shares, remat: Remat) -> "_Graphs":
+        alike, lengths = _by_primes(stage, shares)
+        jaxprs, dims = _jaxprs(alike, shares, remat), Dims(lengths)
+        weights = _weights(alike, dims, shares)
+        given = tuple(_whole(dims, a) for a in _abstract_inputs(alike, shares))
+        forward = graph_of(jaxprs.forward, (*weights, *given), dims)
+        dy = _whole(dims, jaxprs.abstract[-1])
+        inputs = (*weights, given[0], *forward.outputs[1:], dy)
+        return cls(
+            jaxprs=jaxprs, dims=dims, weights=weights, forward=forward, inputs=inputs
+        )
 
-def _forward_traced(stage: StageStacks, shares: Shares, remat: Remat) -> _Tracing:
-    dims, residuals = Dims(), Residuals()
-    weights, params = _weights(stage, dims, shares), _abstract_params(stage, shares)
-    arrays = _abstract_inputs(stage, shares)
-    given = tuple(_whole(dims, array) for array in arrays)
+
+def _by_primes(
+    stage: StageStacks, shares: Shares
+) -> tuple[StageStacks, dict[int, int]]:
+    """The stage with a prime for the units of each stack of several, which divides no
+    size of the stage; and the numbers that they stand for.
+
+    Stages that differ in these numbers alone have one trace: no operation is another
+    for them, and a prime is found again in every size that it is a factor of.
+    """
+    sizes = {shares.num_sequences, shares.seq_len, shares.hidden_size}
+    for stack in stage.stacks:
+        sizes.update(*(param.shape for param in stack.leaves().values()))
+    primes = (p for p in _primes() if all(size % p for size in sizes))
+    stacks, lengths = [], {}
+    for stack in stage.stacks:
+        if stack.stacked:
+            prime = next(primes)
+            lengths[prime] = stack.num_units
+            stack = replace(stack, num_units=prime)
+        stacks.append(stack)
+    return replace(stage, stacks=tuple(stacks)), lengths
+
+
+def _primes() -> Iterator[int]:
+    """Primes of seven digits."""
+    return (n for n in count(1_000_003, 2) if all(n % d for d in range(3, 1_000, 2)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Jaxprs:
+    """The traced forward and backward, how the backward is called, and with what:
+    weights, input, saved, output's gradient."""
+
+    forward: ClosedJaxpr
+    backward: ClosedJaxpr
+    gradients: Any
+    abstract: tuple[Any, ...]
+
+
+@lru_cache(maxsize=1024)
+def _jaxprs(stage: StageStacks, shares: Shares, remat: Remat) -> _Jaxprs:
+    residuals = Residuals()
+    params, arrays = _abstract_params(stage, shares), _abstract_inputs(stage, shares)
     function = partial(rank_forward, StageFunction(stage, remat), residuals)
-    traced, (y, saved) = jax.make_jaxpr(function, return_shape=True)(params, *arrays)
-    forward = graph_of(traced, (*weights, *given), dims)
-    return _Tracing(
-        dims=dims,
-        weights=weights,
+    forward, (y, saved) = jax.make_jaxpr(function, return_shape=True)(params, *arrays)
+    gradients = partial(rank_gradients, residuals)
+    abstract = params, arrays[0], saved, y
+    return _Jaxprs(
         forward=forward,
-        gradients=partial(rank_gradients, residuals),
-        abstract=(params, arrays[0], saved, y),
-        inputs=(*weights, given[0], *forward.outputs[1:], _whole(dims, y)),
+        backward=jax.make_jaxpr(gradients)(*abstract),
+        gradients=gradients,
+        abstract=abstract,
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _SplitJaxprs:
+    """The traced halves of a backward; the second is given `kept` of the inputs."""
+
+    first: ClosedJaxpr
+    second: ClosedJaxpr
+    kept: tuple[int, ...]
+
+
+@lru_cache(maxsize=256)
+def _split_jaxprs(stage: StageStacks, shares: Shares, remat: Remat) -> _SplitJaxprs:
+    jaxprs = _jaxprs(stage, shares, remat)
+    leaves, tree = jax.tree.flatten(jaxprs.abstract)
+
+    def gradients(*leaves: Any) -> list[Any]:
+        made = jaxprs.gradients(*jax.tree.unflatten(tree, leaves))
+        dx = made[1:] or (jnp.zeros((), jnp.float32),)
+        return jax.tree.leaves((dx, made[0]))
+
+    split = split_backward(gradients, 1, leaves)
+    first, made = jax.make_jaxpr(split.first, return_shape=True)(*leaves)
+    second = jax.make_jaxpr(split.second)([leaves[i] for i in split.kept], made[1])
+    return _SplitJaxprs(first=first, second=second, kept=tuple(split.kept))
 
 
 def _cut_alike(

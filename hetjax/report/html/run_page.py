@@ -7,13 +7,13 @@ Owns its order, its headline numbers, curves and tables. Does not own the number
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from hetjax.report.binding import binding, binding_line
 from hetjax.report.html.curves import Chart, Curve, chart
 from hetjax.report.html.pages import page
 from hetjax.report.html.plan_view import plan_view
 from hetjax.report.html.timeline_view import traced_view
+from hetjax.report.journals import event_details
 from hetjax.report.prediction import ms
 from hetjax.report.run_record import Line, RunRecord
 from hetjax.report.step_rows import Row
@@ -148,18 +148,7 @@ def _recovery(line: Line) -> Row:
 
 
 def _event(line: Line) -> Row:
-    shown = {k: v for k, v in line.items() if k not in ("step", "time", "event")}
-    told = ", ".join(f"{name} {_plain(value)}" for name, value in shown.items())
-    return f"{line['step']:,}", _clock(line), str(line["event"]), told
-
-
-def _plain(value: Any) -> str:
-    """A value without the marks of JSON."""
-    if isinstance(value, Mapping):
-        return " ".join(f"{name}={_plain(v)}" for name, v in value.items()) or "none"
-    if isinstance(value, list):
-        return " ".join(map(_plain, value)) or "none"
-    return str(value)
+    return f"{line['step']:,}", _clock(line), str(line["event"]), event_details(line)
 
 
 def _clock(line: Line) -> str:

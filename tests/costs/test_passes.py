@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The graphs of a stage have the sizes that JAX traces for that very stage, though
+stages that differ in their numbers of units alone share a trace."""
+
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetjax.costs.graph.passes import Shares, passes, split_passes
+from hetjax.costs.graph.values import Graph
+from hetjax.plans.plan import Remat
+from hetjax.stage.backward_split import split_backward
+from hetjax.stage.function import (
+    Residuals,
+    StageFunction,
+    rank_forward,
+    rank_gradients,
+)
+from hetjax.stage.jaxprs import Jaxpr, called
+from hetjax.stage.partition import StageStacks, stage_stacks
+from tests.costs.small_models import SEQ_LEN, WIDTH, family
+
+Sizes = Counter[tuple[str, tuple[tuple[int, ...], ...]]]
+
+
+@st.composite
+def stages(draw: st.DrawFn) -> StageStacks:
+    """Stages of any part of a model, in up to three segments of up to forty units."""
+    cuts = draw(st.sets(st.integers(0, 6), min_size=2, max_size=4))
+    ranges = list(zip(sorted(cuts), sorted(cuts)[1:], strict=False))
+    stage = stage_stacks(family(draw(st.sampled_from(["gpt", "llama", "moe"]))), ranges)
+    stacks = tuple(
+        replace(stack, num_units=draw(st.integers(2, 40))) if stack.stacked else stack
+        for stack in stage.stacks
+    )
+    return replace(stage, stacks=stacks)
+
+
+def shares(batch: int, seq_len: int = SEQ_LEN) -> Shares:
+    given = dict(num_sequences=batch, seq_len=seq_len, hidden_size=WIDTH)
+    return Shares(**given, dtype="float32", tensor=1)
+
+
+def arguments(stage: StageStacks, batch: int, seq_len: int) -> tuple[Any, ...]:
+    params = tuple(
+        {
+            leaf: jax.ShapeDtypeStruct(stack.shape(param), jnp.float32)
+            for leaf, param in stack.leaves().items()
+        }
+        for stack in stage.stacks
+    )
+    tokens = jax.ShapeDtypeStruct((batch, seq_len), jnp.int32)
+    x = jax.ShapeDtypeStruct((batch, seq_len, WIDTH), jnp.float32)
+    return params, tokens if stage.first else x, *([tokens] if stage.last else [])
+
+
+def traced_sizes(jaxpr: Jaxpr) -> Sizes:
+    """What every operation makes, those of loops and calls among them."""
+    found: Sizes = Counter()
+    for eqn in jaxpr.eqns:
+        inner = called(eqn.params)
+        if inner is not None:
+            found += traced_sizes(inner[0])
+        if inner is None or eqn.primitive.name == "scan":
+            shapes = tuple(tuple(var.aval.shape) for var in eqn.outvars)
+            found[eqn.primitive.name, shapes] += 1
+    return found
+
+
+def graph_sizes(graph: Graph) -> Sizes:
+    found: Sizes = Counter()
+    for step in graph.steps:
+        found[step.op, tuple(value.shape for value in step.outputs)] += 1
+        found += graph_sizes(step.body) if step.body is not None else Counter()
+    return found
+
+
+def lengths(graph: Graph) -> list[int]:
+    return [step.length for step in graph.steps if step.op == "scan"]
+
+
+@settings(max_examples=15, deadline=None)
+@given(stages(), st.sampled_from(get_args(Remat)), st.integers(1, 3))
+def test_graphs_have_the_sizes_of_the_stage_itself(
+    stage: StageStacks, remat: Remat, batch: int
+):
+    given, residuals = arguments(stage, batch, SEQ_LEN), Residuals()
+    function = partial(rank_forward, StageFunction(stage, remat), residuals)
+    forward, (y, saved) = jax.make_jaxpr(function, return_shape=True)(*given)
+    gradients = partial(rank_gradients, residuals)
+    backward = jax.make_jaxpr(gradients)(*given[:2], saved, y)
+    found = passes(stage, shares(batch), remat)
+    assert graph_sizes(found.forward) == traced_sizes(forward.jaxpr)
+    assert graph_sizes(found.backward) == traced_sizes(backward.jaxpr)
+    units = [stack.num_units for stack in stage.stacks if stack.stacked]
+    assert lengths(found.forward) == units
+    assert lengths(found.backward) == units[::-1]
+    assert [v.shape for v in found.saved] == [s.shape for s in saved]
+
+
+@settings(max_examples=6, deadline=None)
+@given(stages(), st.sampled_from(get_args(Remat)))
+def test_halves_have_the_sizes_of_the_stage_itself(stage: StageStacks, remat: Remat):
+    given, residuals = arguments(stage, 1, SEQ_LEN), Residuals()
+    function = partial(rank_forward, StageFunction(stage, remat), residuals)
+    y, saved = jax.eval_shape(function, *given)
+    leaves, tree = jax.tree.flatten((*given[:2], saved, y))
+
+    def gradients(*leaves: Any) -> list[Any]:
+        made = rank_gradients(residuals, *jax.tree.unflatten(tree, leaves))
+        return jax.tree.leaves((made[1:] or (jnp.zeros(()),), made[0]))
+
+    split = split_backward(gradients, 1, leaves)
+    first, made = jax.make_jaxpr(split.first, return_shape=True)(*leaves)
+    second = jax.make_jaxpr(split.second)([leaves[i] for i in split.kept], made[1])
+    found = split_passes(stage, shares(1), remat)
+    assert graph_sizes(found.input_gradient) == traced_sizes(first.jaxpr)
+    assert graph_sizes(found.weight_gradient) == traced_sizes(second.jaxpr)
+    assert [v.shape for v in found.kept] == [leaves[i].shape for i in split.kept]
+
+
+def test_a_size_that_stands_for_no_units_stays():
+    """As many positions as the first prime that units are traced with."""
+    stage = stage_stacks(family("llama"), [(1, 5)])
+    found = passes(stage, shares(1, seq_len=1_000_003), "full")
+    assert found.forward.outputs[0].shape == (1, 1_000_003, WIDTH)
+    assert lengths(found.forward) == [4]
