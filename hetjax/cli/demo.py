@@ -52,7 +52,7 @@ class DemoOptions:
     """Tokens per sequence."""
     search_s: float | None = None
     """How long all planners together may plan; who is not done by then has no plan."""
-    seconds: float = 8.0
+    seconds: float = 6.0
     """How long the race takes on a terminal."""
     plot: Path | None = None
     """Draw tokens/s and the plan of hetjax here: .png, .pdf or .svg; else demo.png."""
