@@ -19,7 +19,7 @@ COMMANDS = {
     "plan": "find the best plan for a cluster",
     "simulate": "predict a step of a plan before it runs",
     "profile": "time a model's layers on what is here",
-    "preempt": "ask a run to save and leave",
+    "preempt": "ask a run to save and stop, or to let a node go",
 }
 
 
@@ -47,7 +47,7 @@ def _help() -> str:
 
 {commands}
 
-hetjax COMMAND --help tells more; hetjax --version tells the version."""
+hetjax COMMAND --help says more; hetjax --version prints the version."""
 
 
 main = main_of(_run)

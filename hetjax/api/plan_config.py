@@ -20,13 +20,13 @@ class PlanConfig:
     """What is planned for, what may be chosen, and what is asked besides."""
 
     global_batch: int | None = None
-    """Sequences per step, over all replicas."""
+    """Sequences per step, over all replicas; None: the preset's."""
     seq_len: int | None = None
-    """Tokens per sequence."""
+    """Tokens per sequence; None: the preset's."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """What is computed in; else the profile's, the preset's, or bfloat16."""
+    """Precision of computation; None: the profile's, the preset's, or bfloat16."""
     objective: Wish = "time"
-    """What is to be best: step time, USD per million tokens (cost), or progress while
+    """What to optimise: step time, USD per million tokens (cost), or progress while
     spot nodes vanish (goodput)."""
     max_usd_per_hour: float | None = None
     """The nodes in use may not cost more than this; each is rented whole."""
@@ -35,33 +35,33 @@ class PlanConfig:
     tokens: float | None = None
     """How many tokens --deadline-hours is for, as in 300e9."""
     recovery_s: float = Objective().recovery_s
-    """Of goodput: from a lost node to the next step."""
+    """For goodput: from the loss of a node to the next step."""
     checkpoint_every_s: float = Objective().checkpoint_every_s
-    """Of goodput: from checkpoint to checkpoint, half of which is lost with a node that
-    alone held some layer."""
+    """For goodput: from checkpoint to checkpoint; on average half of it is lost with a
+    node that alone held some layer."""
     node_back_s: float = Objective().node_back_s
-    """Of goodput: from a lost node until it is back, or another in its place."""
+    """For goodput: from the loss of a node until it, or another, is in its place."""
     microbatch_sizes: tuple[int, ...] = _SIZES
-    """Sequences per microbatch that are tried, before the split over data."""
+    """Sequences per microbatch to try, before the split over data."""
     tensor: tuple[int, ...] = _SIZES
-    """Tensor-parallel degrees that are tried, where model and nodes allow them."""
+    """Tensor-parallel degrees to try, where model and nodes allow them."""
     remat: tuple[Remat, ...] = get_args(Remat)
-    """What backward passes may compute again."""
+    """What backward passes may compute again to save memory."""
     unequal_tensor: bool = False
     """Let every stage have a tensor degree of its own."""
     compare: tuple[str, ...] | None = None
-    """Planners to compare with: names, or `none`; all where there are up to 64
-    devices, or if no name follows."""
+    """Planners to compare with: names, or `none`. By default all, on up to 64 devices;
+    if no name follows, all in any case."""
     pareto: bool = False
     """Show the best plans by time, by cost and by goodput."""
     what_if: bool = False
-    """Show what a node more of each kind brings, and what one fewer costs."""
+    """Show what one more node of each kind brings, and what one fewer costs."""
     search_s: float | None = None
-    """End with the best found by then, all that is asked included; otherwise where the
-    search has nothing more to try, local search after 5 s. Ctrl-C ends it at any time,
-    with the best so far."""
+    """Seconds for all that is asked; then the best plan so far counts. None: until
+    there is nothing more to try, but 5 s for local search. Ctrl-C ends the search at
+    any time, with the best so far."""
     horizon_s: float = 3600.0
-    """Of --from: the time in which a move has to pay."""
+    """With --from: the time within which a move has to pay off."""
 
 
 def plan_config(preset: Preset | None) -> PlanConfig:

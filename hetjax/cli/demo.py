@@ -51,11 +51,11 @@ class DemoOptions:
     seq_len: int = 2_048
     """Tokens per sequence."""
     search_s: float | None = None
-    """How long all planners together may plan; who is not done by then has no plan."""
+    """Seconds for all planners together; one that is not done by then has no plan."""
     seconds: float = 6.0
     """How long the race takes on a terminal."""
     plot: Path | None = None
-    """Draw tokens/s and the plan of hetjax here: .png, .pdf or .svg; else demo.png."""
+    """Draw tokens/s and hetjax's plan here: .png, .pdf or .svg; None: demo.png."""
     output: Path | None = None
     """Write the plans that race into this folder."""
     json: bool = False

@@ -41,9 +41,9 @@ class PlanOptions(PlanConfig):
     profile: Path | None = None
     """Measured times, from python -m hetjax.profile; else times are estimated."""
     from_: Annotated[Path | None, tyro.conf.arg(name="from")] = None
-    """The plan that runs now: count what has to move to another."""
+    """The plan that runs now: count also what has to move to the new one."""
     output: Annotated[Path | None, tyro.conf.arg(aliases=("--out",))] = None
-    """Write the plan here, the prediction in it."""
+    """Write the plan here, with its prediction."""
     report: Path | None = None
     """Write one page of HTML about the plan here."""
     plot: Path | None = None
@@ -135,8 +135,8 @@ examples:
       --deadline-hours 240 --tokens 20e9
   {_PROGRAM} --cluster left.toml --from plan.json --output next.json
 
-Baselines are planned too, and compared, on up to 64 devices (--compare); the search
-goes on from theirs where they are better, and says so.
+On up to 64 devices, the plans of other planners are compared, too (--compare); where
+one of them is better, the search goes on from it, and says so.
 Exit codes: 0 done, 1 interrupted before there was a plan, 2 bad input,
 3 no plan fits."""
 

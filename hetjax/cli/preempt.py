@@ -21,7 +21,7 @@ from hetjax.errors import BadInput
 from hetjax.training.rundir import CLUSTER, CONFIG, usable
 
 _PROGRAM = "python -m hetjax.preempt"
-_HELP = "Ask a run to save and leave, with exit code 4, as if its machine went away."
+_HELP = "Ask a run to save and stop, with exit code 4, or to go on without a node."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +31,7 @@ class PreemptOptions:
     run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]
     """Directory of the run."""
     node: str | None = None
-    """The node that is to be let go of; else the whole run leaves."""
+    """The node that the run is to go on without; None: the whole run stops."""
 
 
 def ask(run_dir: Path, node: str | None) -> str:

@@ -58,14 +58,14 @@ class SimulateOptions:
     profile: Path | None = None
     """Measured times, from python -m hetjax.profile; else times are estimated."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """What is computed in; else the profile's, the preset's, or bfloat16."""
+    """Precision of computation; else the profile's, the preset's, or bfloat16."""
     schedule: Annotated[str | None, tyro.conf.arg(help=_SCHEDULE_HELP)] = None
     trace: Path | None = None
     """Write the timeline here, to open in ui.perfetto.dev."""
     plot: Path | None = None
     """Draw the timeline here: .png, .pdf or .svg."""
     output: Path | None = None
-    """Write the plan as simulated here, the prediction in it."""
+    """Write the plan as simulated here, with its prediction."""
     json: bool = False
     """Print one JSON object in place of tables."""
 

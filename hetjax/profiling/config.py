@@ -25,8 +25,8 @@ class ProfileConfig:
     simulate: bool = False
     """Let CPU devices stand in for those of the cluster."""
     platform: Literal["auto", "cpu"] = "auto"
-    """What to measure on: what JAX finds, and never the CPU of a machine that has a GPU
-    or TPU which JAX does not use; cpu: the CPU, whatever else there is."""
+    """What to measure on. auto: what JAX finds, but never the CPU of a machine whose
+    GPU or TPU JAX does not use; cpu: the CPU, whatever else there is."""
     seq_len: int
     """Tokens per sequence."""
     microbatch_sizes: tuple[int, ...]
@@ -38,9 +38,9 @@ class ProfileConfig:
     halves: bool = False
     """Measure the halves of backward passes too, for zero-bubble schedules."""
     dtype: Literal["float32", "bfloat16"]
-    """What is computed in; weights are kept in float32 in any case."""
+    """Precision of computation; weights are always kept in float32."""
     output: Path = Path("profile.json")
-    """The profile; what is in the file already is kept and not measured again."""
+    """Write the profile here; what the file has already is kept, not measured again."""
 
 
 def check_output(config: ProfileConfig) -> None:

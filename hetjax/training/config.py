@@ -66,17 +66,18 @@ class DataConfig:
     """The text to learn from."""
 
     path: Path | None = None
-    """A .txt or .jsonl file or a folder of such files; None: the offline corpus."""
+    """A .txt or .jsonl file or a folder of such files; None: documentation that is
+    installed here."""
     cache_dir: Path = Path("~/.cache/hetjax")
-    """Where tokenised text is kept; all runs share it."""
+    """Where tokenised text and compiled programs are kept; all runs share it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerConfig:
-    """How gradients become updates; matrices decay, biases and norms do not."""
+    """How gradients become updates; matrices decay, not biases and norms."""
 
     name: Literal["adamw", "lion", "sgd"] = "adamw"
-    """The rule; its state differs, so a run keeps the one that it began with."""
+    """The rule; a run keeps the one that it began with, as it has the state for it."""
     learning_rate: float = 3e-4
     """Peak learning rate."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
@@ -86,7 +87,7 @@ class OptimizerConfig:
     final_fraction: float = 0.1
     """Learning rate of the last step as a fraction of the peak (not for constant)."""
     weight_decay: float = 0.1
-    """Weight decay, times the learning rate."""
+    """Weight decay, which is multiplied by the learning rate."""
     beta1: float = 0.9
     """Decay of the mean of gradients (of sgd: momentum)."""
     beta2: float = 0.95
@@ -97,38 +98,38 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationConfig:
-    """Validation loss and a sampled text, also before the first and after the last."""
+    """Validation loss and a sampled text; also before the first step and at the end."""
 
     every: int = 500
     """Steps between evaluations; 0: only before the first and after the last."""
     num_batches: int = 8
-    """Global batches of validation text, always the same ones."""
+    """How many global batches of validation text, always the same ones."""
     prompt: str = ""
     """Start of the sampled text; empty: the start of a document."""
     sample_tokens: int = 48
-    """Length of the sampled text; 0: none."""
+    """Length of the sampled text in tokens; 0: none."""
     temperature: float = 0.8
-    """Of the sampled text; 0 takes the likeliest token."""
+    """Temperature of the sampled text; 0 takes the likeliest token."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointConfig:
-    """State on disk, written while training goes on; always after the last step."""
+    """State on disk, written while training goes on, and always after the last step."""
 
     every: int = 500
     """Steps between checkpoints; 0: only when the run ends or is stopped."""
     keep: int = 2
-    """How many of the newest are kept."""
+    """How many checkpoints are kept: the newest."""
     local: Path | None = None
-    """Keep them there on each worker's own host; {worker} is replaced by its name.
-    None: in the run directory, which all workers have to reach then."""
+    """Folder for checkpoints on each worker's own machine; {worker} in it is replaced
+    by the worker's name. None: the run directory, which all workers must then reach."""
     copies: int = 1
-    """How many nodes have each slice on their disks; with --checkpoint.local."""
+    """How many nodes keep each slice on their disks; with --checkpoint.local."""
     cloud: str | None = None
-    """Copy them there while training goes on: gs://BUCKET/PREFIX or file:///FOLDER.
-    A run that ends waits for the last copy, an hour at most."""
+    """Store to copy checkpoints to while training goes on: gs://BUCKET/PREFIX or
+    file:///FOLDER. A run that ends waits for the last copy, an hour at most."""
     upload_mbit_per_s: float | None = None
-    """Most that copying may take of a worker's network; None: all."""
+    """Limit on what copying may take of a worker's network; None: no limit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,19 +148,19 @@ class RunConfig:
     steps: int
     """Steps in all; raising it later stretches the learning-rate schedule."""
     seed: int = 0
-    """Of the first weights and of the order of the text."""
+    """Seed of the initial weights and of the order of the text."""
     seq_len: int
     """Tokens per sequence."""
     global_batch: int
     """Sequences per step, over all replicas."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """What is computed in; weights are kept in float32 in any case."""
+    """Precision of computation; weights are always kept in float32."""
     cluster: Path | None = None
     """Cluster file, or lab, office or tiny; None: the preset's, or the devices here."""
     plan: Path | None = None
     """Plan file; None: the run directory's, the preset's, or the planner's."""
     planner: Literal["hetjax", "even"] = "hetjax"
-    """What makes a plan where no file does; even is blind to devices and links."""
+    """Who plans where no plan file is given; even ignores devices and links."""
     microbatch_size: int = 1
     """Sequences per microbatch of planner even; hetjax tries it among others."""
     profile: Path | None = None
@@ -169,26 +170,26 @@ class RunConfig:
     transport: Literal["sockets", "transfer"] = "sockets"
     """What carries activations between workers; transfer: JAX's own server."""
     gradient_wire: Literal["float32", "bfloat16"] = "float32"
-    """What gradients travel in between workers; bfloat16 halves bytes, and rounds."""
+    """Precision of gradients between workers; bfloat16 halves the bytes, and rounds."""
     recovery: Literal["local-first", "cloud-only", "none"] = "local-first"
-    """Where state comes from when a worker is lost: the nearest place, or for
-    comparison always the store of --checkpoint.cloud; none: the run ends, and keeps
-    its plan when nodes come or leave."""
+    """Where state comes from when a worker is lost. local-first: the nearest place that
+    has it; cloud-only, for comparison: always the store of --checkpoint.cloud; none:
+    the run ends instead, and keeps its plan when nodes come or leave."""
     foresee_after_s: float = 60.0
     """Seconds of training until plans for the loss of each node are made and compiled
     in the background, where workers are processes or Ray's; 0: never."""
     patience: float = 1.0
-    """Factor of all limits on waiting for workers (a step: 30 minutes), past which one
-    counts as lost."""
+    """Multiplies all limits on waiting for a worker (30 minutes for a step), after
+    which it counts as lost."""
     simulate: bool = False
     """Let CPU devices stand in for those of the cluster."""
     platform: Literal["auto", "cpu"] = "auto"
-    """What to run on: what JAX finds, and never the CPU of a machine that has a GPU or
-    TPU which JAX does not use; cpu: the CPU, whatever else there is."""
+    """What to run on. auto: what JAX finds, but never the CPU of a machine whose GPU or
+    TPU JAX does not use; cpu: the CPU, whatever else there is."""
     stop_after: int | None = None
-    """Stop with state saved after so many steps of this start, as if preempted."""
+    """Save and stop after this many steps of this start, as if preempted."""
     trace: bool = False
-    """Write a few steps of this start as trace.json, to open in ui.perfetto.dev."""
+    """Write a timeline of a few steps as trace.json, to open in ui.perfetto.dev."""
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
