@@ -67,12 +67,13 @@ def find_plan(
 ) -> FoundPlan:
     """Find the best plan for a cluster, and how much better any could be.
 
-    What is not given is the preset's; without one, `model`, `global_batch` and
-    `seq_len` have to be. `cluster` is a cluster, a file or a name; else the preset's,
-    else the devices that are here. `profile` is a file of measured times, `current` the
-    plan that runs now, from which a move has to pay. `choices` are the fields of
-    `PlanConfig`: `objective="cost"`, `search_s=30`, `microbatch_sizes=(1, 2)` and so
-    on. Ctrl-C ends the search with the best plan so far.
+    What is not given is the preset's; without a preset, `model`, `global_batch` and
+    `seq_len` are required. `cluster` is a cluster, a file or a name; by default the
+    preset's, or the devices that are here. `profile` is a file of measured times.
+    `current` is the plan that runs now, from which a move has to pay off. `choices` are
+    the fields of `PlanConfig`: `objective="cost"`, `search_s=30`,
+    `microbatch_sizes=(1, 2)` and so on. Ctrl-C ends the search with the best plan so
+    far.
 
     BadInput for what cannot be, NoFeasiblePlan where nothing fits.
 
@@ -97,10 +98,10 @@ def find_plan(
 def compare_planners(
     preset: str | None = None, *, compare: tuple[str, ...] | None = (), **given: Any
 ) -> ComparedPlanners:
-    """Plan as other planners would, too, and judge all plans by the same simulator.
+    """Plan, also as other planners would, and judge all plans by the same simulator.
 
-    Arguments are those of `find_plan`; `compare` names the other planners, all of them
-    unless it is given.
+    Arguments are those of `find_plan`; `compare` names the other planners, by default
+    all of them.
 
     >>> from hetjax.cluster.cluster import Node
     >>> nodes = tuple(Node(name=d, device=d, count=1) for d in ("L4", "H20"))

@@ -33,9 +33,9 @@ def measure_profile(
 
     Writes a profile to `output`, which `find_plan` and `simulate_plan` take; what is in
     the file already is kept and not measured again. `choices` are the other fields of
-    `ProfileConfig`, such as `microbatch_sizes=(1, 2)`; what is not given is as the
-    preset's plan needs it. It shows how it goes on standard output, on standard error
-    if `quiet`. BadInput if something cannot be measured, before anything is.
+    `ProfileConfig`, such as `microbatch_sizes=(1, 2)`; by default they are what the
+    preset's plan needs. Progress is shown on standard output, or on standard error if
+    `quiet`. BadInput if something cannot be measured, before anything is.
 
     >>> measure_profile("tiny", tensor=(3,), output="p.json")
     Traceback (most recent call last):

@@ -61,11 +61,12 @@ def simulate_plan(
     """Simulate one step of a plan, of a plan file, or of what a preset trains with.
 
     The model is the plan's unless another is given; `cluster` is a cluster, a file or a
-    name, else the preset's, else the devices that are here. Times are those of a
-    `profile` file, else estimates. `dtype` is what is computed in ("float32" or
-    "bfloat16"), `schedule` another schedule than the plan's.
+    name, by default the preset's, or the devices that are here. Times come from the
+    file `profile`, or are estimated. `dtype` is the precision of computation ("float32"
+    or "bfloat16"), `schedule` another schedule than the plan's.
 
-    BadInput for what does not fit together, NoFeasiblePlan for a plan over memory.
+    BadInput for what does not fit together, NoFeasiblePlan for a plan that needs more
+    memory than there is.
 
     >>> step = simulate_plan("tiny", quiet=True)
     >>> step.plan.schedule, step.tokens_per_s == 48 * 64 / step.step_time_s
