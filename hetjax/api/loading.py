@@ -25,11 +25,10 @@ def discover() -> Cluster:
     >>> discover().name
     'local'
     """
-    import jax  # which takes a second
-
     from hetjax.cluster.discovery import discover as cluster_of
+    from hetjax.mesh.accelerators import start_jax  # JAX takes a second
 
-    return cluster_of(jax.local_devices())
+    return cluster_of(start_jax())
 
 
 def load_model(name: str) -> "Model":

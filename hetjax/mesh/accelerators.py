@@ -82,10 +82,17 @@ def _cards_of_wsl(root: Path) -> list[Path]:
 
 def _has_tpu(root: Path) -> bool:
     return any(
-        vendor.read_text().strip() == _GOOGLE
-        and (vendor.parent / "device").read_text().strip() in _TPU_IDS
-        for vendor in root.glob("sys/bus/pci/devices/*/vendor")
+        _told_by(pci / "vendor") == _GOOGLE and _told_by(pci / "device") in _TPU_IDS
+        for pci in root.glob("sys/bus/pci/devices/*")
     )
+
+
+def _told_by(file: Path) -> str:
+    """What a file of the system says; nothing where a container hides it."""
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""
 
 
 def installed_versions() -> dict[str, str]:
@@ -105,7 +112,7 @@ def unusable(there: Visible, versions: Mapping[str, str]) -> BadInput | None:
     plugin = _plugin(there, versions)
     if plugin not in versions:
         return _cpu_instead(there, versions, f"JAX cannot use it without {plugin}")
-    if plugin in TPU.extras or versions[plugin] == versions["jaxlib"]:
+    if _fits(plugin, versions):
         return None
     why = f"JAX ignores {plugin} {versions[plugin]}: jaxlib is {versions['jaxlib']}"
     return _cpu_instead(there, versions, why)
@@ -123,9 +130,15 @@ def not_started(there: Visible, versions: Mapping[str, str], told: str) -> BadIn
 
 
 def _plugin(there: Visible, versions: Mapping[str, str]) -> str:
-    """What is installed to use it, else what should be."""
+    """What is installed to use it and fits, else what is installed or should be."""
     known = list(there.accelerator.extras)
-    return next((name for name in known if name in versions), known[0])
+    installed = [name for name in known if name in versions]
+    fitting = [name for name in installed if _fits(name, versions)]
+    return (fitting or installed or known)[0]
+
+
+def _fits(plugin: str, versions: Mapping[str, str]) -> bool:
+    return plugin in TPU.extras or versions[plugin] == versions["jaxlib"]
 
 
 def _cpu_instead(
@@ -150,12 +163,33 @@ def kept_from(there: Visible) -> BadInput:
     )
 
 
+def start_jax() -> list[jax.Device]:
+    """Start JAX, and return the devices here that it computes on by itself.
+
+    BadInput where it does not start, or without the CPU, on which weights are drawn.
+    """
+    try:
+        jax.devices("cpu")
+        return jax.local_devices()
+    except (RuntimeError, AssertionError) as error:  # the latter: nothing is left
+        told = (str(error).splitlines() or ["none of these is here"])[0]
+        asked = os.environ.get("JAX_PLATFORMS")
+        raise BadInput(
+            got=f"JAX does not start{f' with JAX_PLATFORMS={asked}' if asked else ''}: "
+            f"{told}",
+            allowed="platforms that are here, the CPU among them",
+            fix=f"{'unset JAX_PLATFORMS' if asked else 'put right what JAX says'}, or "
+            "set JAX_PLATFORMS=cpu",
+        ) from error
+
+
 def check_accelerator_used(root: Path = Path("/")) -> None:
     """Raise BadInput if JAX has only the CPU of a machine that has an accelerator.
 
-    Starts JAX. JAX_PLATFORMS=cpu asks for the CPU as well: it is JAX's own setting.
-    `root` is where the file system begins.
+    Starts JAX, with the errors of `start_jax`. JAX_PLATFORMS=cpu asks for the CPU as
+    well: it is JAX's own setting. `root` is where the file system begins.
     """
+    start_jax()
     if jax.default_backend() != "cpu" or _asked_for_cpu():
         return
     there = visible_accelerator(root)
@@ -177,7 +211,9 @@ def check_accelerator_usable(root: Path = Path("/")) -> None:
 
 
 def _asked_for_cpu() -> bool:
-    return os.environ.get("JAX_PLATFORMS") == "cpu"
+    """By a setting of JAX: a list, of which the first counts, or its older form."""
+    first = os.environ.get("JAX_PLATFORMS", "").partition(",")[0]
+    return "cpu" in (first, os.environ.get("JAX_PLATFORM_NAME", "").lower())
 
 
 def _told(platform: str) -> str:

@@ -21,7 +21,11 @@ from hetjax.cluster.user_files import placed
 from hetjax.costs.measured.layer_profile import Profile, check_profile, read_profile
 from hetjax.errors import BadInput
 from hetjax.launch.on_ray import ray_cluster
-from hetjax.mesh.accelerators import check_accelerator_usable, check_accelerator_used
+from hetjax.mesh.accelerators import (
+    check_accelerator_usable,
+    check_accelerator_used,
+    start_jax,
+)
 from hetjax.mesh.process_setup import simulate_devices
 from hetjax.models.model import Model, tensor_sizes
 from hetjax.planner.model.costing import (
@@ -94,6 +98,7 @@ def choose_hardware(
         # a preset's cluster is for CPU-only machines: look for accelerators first
         with suppress(RuntimeError):  # JAX runs already: a notebook keeps its devices
             simulate_devices(cluster.num_devices, only_cpu=asked is not None)
+    start_jax()
     if asked is None and not _on_cpu(config):
         return _found(config)
     return Hardware(
@@ -170,7 +175,7 @@ def cluster_of(given: Cluster | str | Path | None) -> Cluster:
     """Return it, or that of the file, else the one of the devices that are here."""
     if isinstance(given, Cluster):
         return given
-    return discover(jax.local_devices()) if given is None else load_cluster(given)
+    return discover(start_jax()) if given is None else load_cluster(given)
 
 
 def check_plan(plan: Plan, model: Model, cluster: Cluster, where: str) -> None:
@@ -207,6 +212,7 @@ def _of_workers(config: RunConfig, preset: Preset, given: Cluster | None) -> Har
 
 
 def _found(config: RunConfig) -> Hardware:
+    start_jax()
     if config.simulate and _on_cpu(config):
         raise BadInput(
             got="--simulate without a cluster",

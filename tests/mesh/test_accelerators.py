@@ -5,7 +5,10 @@ Machines are folders with the files by which theirs show themselves.
 """
 
 import configparser
+import os
 import re
+import subprocess
+import sys
 from importlib.metadata import requires
 from pathlib import Path
 
@@ -70,6 +73,7 @@ def test_an_accelerator_shows_itself_by_its_device_file(
         {"proc/driver/nvidia/gpus/0000:01:00.0/information": ""},  # the host's
         V5E,  # the host's
         {"dev/vfio/0": "", **GOOGLE_NETWORK, **INTEL},
+        {"dev/vfio/0": "", f"{PCI}1.0/vendor": "0x1ae0\n"},  # the rest is hidden
         {"dev/accel/accel0": "", "dev/vfio/vfio": "", **V5E},
     ],
     ids=str,
@@ -108,6 +112,12 @@ def test_what_a_process_was_not_given_is_not_there(
             "cuda12",
         ),
         (CARD, {"libtpu": "0.0.50"}, "without jax-cuda12-plugin", "cuda12"),
+        (  # the older one was there before, as on Colab
+            CARD,
+            {"jax-cuda12-plugin": "0.7.2", "jax-cuda13-plugin": "0.12.0.1"},
+            "it did not start with jax-cuda13-plugin 0.12.0.1 (no such luck)",
+            "cuda13",
+        ),
         (
             CHIP,
             {"jax-cuda12-plugin": "0.7.2"},
@@ -146,6 +156,53 @@ def test_jax_on_the_cpu_is_refused_where_there_is_an_accelerator(
     assert "restart the kernel" in refused.value.fix
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     check_accelerator_used(root)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("JAX_PLATFORMS", "cpu,cuda"), ("JAX_PLATFORM_NAME", "CPU")],
+)
+def test_each_way_in_which_jax_is_asked_for_the_cpu_counts(
+    name: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("JAX_PLATFORMS")
+    monkeypatch.setenv(name, value)
+    check_accelerator_used(machine(tmp_path, {"dev/nvidia0": ""}))
+
+
+@pytest.mark.skipif(
+    visible_accelerator() is not None, reason="JAX may start on what is here"
+)
+@pytest.mark.parametrize(
+    ("value", "said"), [("cuda", "none of these is here"), ("CPU", "backend 'CPU'")]
+)
+def test_platforms_that_are_not_here_are_named(value: str, said: str):
+    done = subprocess.run(
+        [sys.executable, "-c", "from hetjax import discover; discover()"],
+        env=os.environ | {"JAX_PLATFORMS": value},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    told = done.stderr.splitlines()
+    assert f"BadInput: got: JAX does not start with JAX_PLATFORMS={value}: " in told[-3]
+    assert said in told[-3]
+    assert told[-1] == "fix: unset JAX_PLATFORMS, or set JAX_PLATFORMS=cpu"
+
+
+def test_an_accelerator_that_fails_as_jax_starts_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def fails() -> list[jax.Device]:
+        raise RuntimeError(
+            "Unable to initialize backend 'cuda': no such luck\nat line 7"
+        )
+
+    monkeypatch.setattr(jax, "local_devices", fails)
+    monkeypatch.delenv("JAX_PLATFORMS")
+    with pytest.raises(BadInput, match="cuda': no such luck\nallowed") as refused:
+        check_accelerator_used(tmp_path)
+    assert "what JAX says, or set JAX_PLATFORMS=cpu" in refused.value.fix
 
 
 def test_each_extra_brings_what_fits_the_jax_that_it_comes_with():
