@@ -19,7 +19,13 @@ from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.baselines.by_name import BASELINES, compared
 from hetjax.planner.baselines.stage_costs import no_plan
 from hetjax.planner.bound.column_generation import compute_bound_s
-from hetjax.planner.model.deadline import TimeUp, deadline, is_over, left_s
+from hetjax.planner.model.deadline import (
+    TimeUp,
+    check_deadline,
+    deadline,
+    is_over,
+    left_s,
+)
 from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.objectives import Objective
 from hetjax.planner.model.request import PlanRequest
@@ -87,11 +93,12 @@ def _alone(request: PlanRequest) -> Predicted:
     bounds_s = [compute_bound_s(bound_problem(part, part.degrees)) for part in parts]
     found: list[Predicted] = []
     for bound_s, part in sorted(zip(bounds_s, parts, strict=True), key=itemgetter(0)):
-        if found and bound_s >= min(map(_step_s, found)):
+        if found and (is_over() or bound_s >= min(map(_step_s, found))):
             break
-        with suppress(NoFeasiblePlan):  # too small for the model
+        with suppress(NoFeasiblePlan, TimeUp):  # of one that is too small, or too late
             found.append(_ours(part))
     if not found:
+        check_deadline()
         raise no_plan(ALONE, request)
     return min(found, key=_step_s)
 

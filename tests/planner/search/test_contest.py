@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How planners in a contest share a limited time, on a clock that they turn."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from hetjax.cluster.cluster import Cluster, Node
+from hetjax.errors import NoFeasiblePlan
+from hetjax.planner.model import deadline as clock
+from hetjax.planner.model.deadline import TimeUp, deadline, left_s
+from hetjax.planner.model.request import PlanRequest
+from hetjax.planner.search import contest as contests
+from hetjax.planner.search.contest import ALONE, CONTESTANTS, EVEN, Contestant, contest
+from hetjax.schedule.predicted import Predicted
+from tests.training.small import MODEL
+
+KINDS = ("H20", "L4", "V100-SXM2-32GB")
+REQUEST = PlanRequest(
+    model=MODEL,
+    cluster=Cluster(
+        name="mixed",
+        nodes=tuple(Node(name=f"n-{k}", device=k, count=1) for k in KINDS),
+    ),
+    seq_len=16,
+    global_batch=4,
+)
+NO_PLAN = NoFeasiblePlan(got="too large", allowed="less", fix="take less")
+
+
+class Clock:
+    """Stands for the module `time`."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    turned = Clock()
+    monkeypatch.setattr(clock, "time", turned)
+    yield turned
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "share", "given"),
+    [
+        (20.0, 1.0, [17.0, 1.0, 1.0, 1.0]),  # all that there is
+        (20.0, 0.0, [17.0, 18.0, 19.0, 20.0]),
+        (20.0, 0.5, [17.0, 9.5, 5.75, 3.875]),
+        (2.0, 1.0, [0.0, 0.0, 1.0, 1.0]),
+    ],
+)
+def test_each_may_take_what_is_left_but_for_a_second_for_each_of_the_others(
+    limit_s: float,
+    share: float,
+    given: list[float],
+    time: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    seen: list[float] = []
+
+    def plan(request: PlanRequest) -> Predicted:
+        seen.append(left_s())
+        time.now_s += share * left_s()
+        raise (NO_PLAN if len(seen) % 2 else TimeUp)
+
+    fakes = {name: Contestant(about="", plan=plan) for name in "abcd"}
+    monkeypatch.setattr(contests, "CONTESTANTS", fakes)
+    begun: list[str] = []
+    with deadline(limit_s):
+        found = list(contest(REQUEST, begun.append))
+    assert seen == pytest.approx(given)
+    assert begun == list("abcd")
+    assert found == [("a", NO_PLAN), ("b", None), ("c", NO_PLAN), ("d", None)]
+
+
+def searched(
+    time: Clock, monkeypatch: pytest.MonkeyPatch, takes: Callable[[int], float]
+) -> list[str]:
+    """The kinds that are searched in ten seconds, of which each search takes some."""
+    kinds = list[str]()
+
+    def search(request: PlanRequest) -> Predicted:
+        (node,) = request.cluster.nodes
+        kinds.append(node.device)
+        time.now_s += takes(len(kinds))
+        if not left_s():
+            raise TimeUp
+        return CONTESTANTS[EVEN].plan(request)
+
+    monkeypatch.setattr(contests, "_ours", search)
+    # none is left out for its bound
+    monkeypatch.setattr(contests, "compute_bound_s", lambda problem: 0.0)
+    with deadline(10.0):
+        found = CONTESTANTS[ALONE].plan(REQUEST)
+    assert {stage.node for _, _, stage in found.plan.stages()} == {f"n-{kinds[0]}"}
+    return kinds
+
+
+def test_a_plan_of_one_kind_is_kept_where_no_time_is_left_for_the_next(
+    time: Clock, monkeypatch: pytest.MonkeyPatch
+):
+    assert searched(time, monkeypatch, lambda n: 1.0 if n == 1 else 9.0) == [*KINDS[:2]]
+
+
+def test_without_time_for_any_kind_there_is_no_word_on_memory(
+    time: Clock, monkeypatch: pytest.MonkeyPatch
+):
+    with pytest.raises(TimeUp):
+        searched(time, monkeypatch, lambda n: 10.0)
