@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hetjax.cluster.cluster_files import load_cluster
+from hetjax.cluster.user_files import naming
 from hetjax.costs.measured.layer_profile import read_profile
 from hetjax.data.corpus import text_files
 from hetjax.errors import BadInput, NoFeasiblePlan, RunFailed
@@ -106,7 +107,8 @@ def write_outputs(
         if path is None:
             continue
         try:
-            write(path)
+            with naming(path):
+                write(path)
         except OSError as error:
             raise BadInput(
                 got=f"{error.filename}: {error.strerror}",

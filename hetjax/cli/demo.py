@@ -7,9 +7,10 @@ Owns its options and its help, and the files that it writes. Does not own the ra
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tyro
 
@@ -20,7 +21,11 @@ from hetjax.errors import BadInput
 from hetjax.report.race_view import race_view
 from hetjax.training.config import option
 
+if TYPE_CHECKING:  # JAX and solvers take seconds
+    from hetjax.report.race import Race
+
 _PROGRAM = "python -m hetjax.demo"
+_PICTURE = "demo.png"
 _SECONDS = {"search_s": (1.0, 3_600.0), "seconds": (0.0, 60.0)}
 _HELP = """Race planners on a small cluster of unlike cards, in simulated time.
 
@@ -70,6 +75,7 @@ def demo(arguments: Sequence[str]) -> None:
     options = parse(arguments)
     _check_seconds(options)
     check_outputs(options, "plot", "output")
+    _check_folder(options.output)
     check_inputs(cluster=options.cluster, model=options.model)
     with race_view(_title(options), quiet=options.json) as view:
         from hetjax.api.racing import race_planners  # JAX and solvers take seconds
@@ -86,15 +92,15 @@ def demo(arguments: Sequence[str]) -> None:
             view.show(race, options.seconds)
     if options.json:
         print(json.dumps(race.values(), allow_nan=False))
-    elif options.plot is None:
-        options = _with_picture(options)
     write_outputs(
         options,
         {
-            "plot": ("picture: {}", lambda path: race.draw().save(path)),
             "output": ("plans: {}", race.write_plans),
+            "plot": ("picture: {}", lambda path: race.draw().save(path)),
         },
     )
+    if options.plot is None and not options.json:
+        _draw_here(race)
 
 
 def parse(arguments: Sequence[str]) -> DemoOptions:
@@ -120,6 +126,16 @@ def _check_seconds(options: DemoOptions) -> None:
             )
 
 
+def _check_folder(output: Path | None) -> None:
+    """Raise BadInput for a file where plans are to have a folder."""
+    if output is not None and output.exists() and not output.is_dir():
+        raise BadInput(
+            got=f"--output {output}, which is a file",
+            allowed="a folder, or a path where one can be made",
+            fix="give another --output",
+        )
+
+
 def _title(options: DemoOptions) -> str:
     cluster = load_cluster(options.cluster)
     nodes = (f"  {node.name}: {node.count} x {node.device}" for node in cluster.nodes)
@@ -131,12 +147,17 @@ def _title(options: DemoOptions) -> str:
     )
 
 
-def _with_picture(options: DemoOptions) -> DemoOptions:
-    """Ask for the picture that nobody named, or say what it takes."""
-    if find_spec("matplotlib") is not None:
-        return replace(options, plot=Path("demo.png"))
-    print("for a picture of this: pip install 'hetjax[plot]'")
-    return options
+def _draw_here(race: "Race") -> None:
+    """Draw the picture that nobody named, or say what it takes."""
+    if find_spec("matplotlib") is None:
+        print("for a picture of this: pip install 'hetjax[plot]'")
+        return
+    try:
+        race.draw().save(_PICTURE)
+    except OSError as error:
+        print(f"no picture: {error}; --plot FILE draws it elsewhere")
+    else:
+        print(f"picture: {_PICTURE}")
 
 
 main = main_of(demo)

@@ -20,6 +20,7 @@ from hetjax.models.presets import MODEL_CONFIGS
 from hetjax.plans.even import even_plan
 from hetjax.plans.plan_files import parse_plan
 from hetjax.plans.validation import validate_plan
+from hetjax.report.race import Race, RaceEntry
 from tests.training.small import MODEL, MODEL_CONFIG
 
 CLUSTER = Cluster(
@@ -176,6 +177,7 @@ def test_without_matplotlib_it_says_how_to_get_it(
         (2, ("--search-s", "0")),
         (2, ("--global-batch", "0")),
         (2, ("--cluster", "nowhere.toml")),
+        (2, ("--output", "cluster.toml")),
         (3, ("--cluster", "small.toml")),
     ],
 )
@@ -189,6 +191,55 @@ def test_what_cannot_be_is_refused_in_three_parts(
     out, told = capsys.readouterr()
     parts = [line.partition(":")[0] for line in told.splitlines()[-4:]]
     assert (parts, out) == (["error", "got", "allowed", "fix"], ""), told
+
+
+@pytest.fixture
+def no_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let those whom the last sentences name race with one plan, at once."""
+    plan = even_plan(
+        CLUSTER,
+        model="small",
+        num_layers=len(MODEL.layers),
+        seq_len=16,
+        global_batch=12,
+        microbatch_size=1,
+        tensor=1,
+        tensor_sizes=tensor_sizes(MODEL),
+        remat="none",
+    )
+    step = hetjax.simulate_plan(plan, model=MODEL, cluster=CLUSTER, quiet=True)
+    entries = tuple(
+        RaceEntry(name=name, about="", judged=step.predicted)
+        for name in ("even split", "fastest kind alone", "hetjax")
+    )
+    race = Race(cluster=CLUSTER, entries=entries)
+    monkeypatch.setattr("hetjax.api.racing.race_planners", lambda **_: race)
+
+
+@pytest.mark.usefixtures("no_search")
+def test_a_picture_that_nobody_named_and_that_cannot_be_ends_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    Path("demo.png").unlink(missing_ok=True)
+    Path("demo.png").mkdir()
+    try:
+        assert main([*GIVEN, "--output", "kept"]) == 0
+    finally:
+        Path("demo.png").rmdir()
+    *_, plans, picture = capsys.readouterr().out.splitlines()
+    assert plans == "plans: kept" and len(list(Path("kept").iterdir())) == 3
+    assert picture.startswith("no picture: ") and "demo.png" in picture
+    assert picture.endswith("; --plot FILE draws it elsewhere")
+
+
+@pytest.mark.usefixtures("no_search")
+def test_a_picture_without_room_is_named_and_plans_are_kept(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    Path("full.png").symlink_to("/dev/full")
+    assert main([*GIVEN, "--output", "there", "--plot", "full.png"]) == 2
+    assert "got: full.png: No space left on device" in capsys.readouterr().err
+    assert len(list(Path("there").iterdir())) == 3
 
 
 def test_without_time_nobody_is_said_to_have_a_plan_who_has_none(folder: Path):
