@@ -3,6 +3,7 @@
 
 import io
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -106,6 +107,13 @@ def test_the_last_picture_has_all_figures(watched: tuple[Race, str]):
         name, speed, factor, devices, _ = race.row(entry)
         assert line.startswith(name)
         assert line.split()[-5:] == [speed, factor, *devices.split()]
+
+
+def test_a_dollar_in_a_name_is_a_dollar(watched: tuple[Race, str]):
+    race, _ = watched
+    name = r"$\nosuch$"
+    image = replace(race, cluster=replace(race.cluster, name=name)).draw().image("svg")
+    assert name in image.decode()
 
 
 def test_a_notebook_shows_the_same_table(watched: tuple[Race, str]):

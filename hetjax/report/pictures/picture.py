@@ -14,7 +14,12 @@ from typing import Any
 from hetjax.errors import BadInput
 
 SUFFIXES = (".pdf", ".png", ".svg")
-STYLE = {"svg.fonttype": "none", "pdf.fonttype": 42, "hatch.linewidth": 0.5}
+STYLE = {
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,
+    "hatch.linewidth": 0.5,
+    "text.parse_math": False,  # a dollar in a name is a dollar
+}
 EDGE, GREY, PALE = "#333333", "#666666", "#c8c8c8"  # of boxes, words, what is idle
 IDLE: dict[str, Any] = {"facecolor": "white", "edgecolor": PALE, "hatch": "/////"}
 WIDTH_INCHES = 10.0
