@@ -70,7 +70,8 @@ class Terms:
 class Driver:
     """The run of a controller whose workers have the state after `at` steps.
 
-    `resumed` tells where that is from, `heard` is told of every recovery.
+    `plan` and `cluster` are those of now, `resumed` tells where the state is from,
+    `heard` is told of every recovery.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Driver:
         self._terms, self._at, self._losses = terms, at, Losses()
         self.resumed = resumed
         self._commit: StepCommit | None = None
-        self._cluster, self._unbuilt, self._gone = cluster, set[str](), set[str]()
+        self.cluster, self._unbuilt, self._gone = cluster, set[str](), set[str]()
         self._refused: Cluster | None = None  # as there is no plan for it
         self.plan, self.num_validation = controller.plan, num_validation
         self.heard: Callable[[Recovered], None] = lambda recovered: None
@@ -223,12 +224,12 @@ class Driver:
         """
         clock, at, before = Clock(), self._at, self.plan
         self._gone.clear()
-        reason, cluster = lost and str(lost), self._cluster
+        reason, cluster = lost and str(lost), self.cluster
         with self._controller.connections.interrupted_by(self._check_time):
             restored = self._restored_at_last(lost, clock)
         self._at = restored.step
         plan = None if self.plan == before else self.plan
-        reason = reason or difference(cluster, self._cluster)
+        reason = reason or difference(cluster, self.cluster)
         self._tell(reason, at, restored, clock, plan, frozenset(self._gone))
 
     def _tell(
@@ -244,7 +245,7 @@ class Driver:
             Recovered(
                 reason=reason,
                 plan=plan,
-                cluster=self._cluster,
+                cluster=self.cluster,
                 gone=gone,
                 from_step=from_step,
                 step=restored.step,
@@ -338,7 +339,7 @@ class Driver:
         self._unbuilt.update(gone)
         self._gone.update(gone)
         building = [w for w in self._controller.workers if w in self._unbuilt]
-        settings = self._terms.settings(self._cluster, self._controller.plan)
+        settings = self._terms.settings(self.cluster, self._controller.plan)
         self._controller.build(settings, building)
         self._unbuilt.clear()
         clock.lap("build")
@@ -354,11 +355,11 @@ class Driver:
         """Let workers compile what a lost node would ask of them."""
         terms = self._terms
         if terms.recovers:
-            for cluster, plan in terms.standby_plans.found(self._cluster, self.plan):
+            for cluster, plan in terms.standby_plans.found(self.cluster, self.plan):
                 self._controller.compile_ahead(terms.settings(cluster, plan), plan)
 
     def _is_other(self, cluster: Cluster) -> bool:
-        return cluster not in (self._cluster, self._refused)
+        return cluster not in (self.cluster, self._refused)
 
     def _plan_or_warn(self, cluster: Cluster) -> Plan | None:
         return plan_or_warn(self._terms.standby_plans.plan, cluster, self.plan)
@@ -376,11 +377,11 @@ class Driver:
         elif (plan := self._plan_or_warn(cluster)) is None:
             self._refused = cluster  # the run keeps the plan that it has
             return
-        if plan != self.plan or _used(cluster, plan) != _used(self._cluster, plan):
+        if plan != self.plan or _used(cluster, plan) != _used(self.cluster, plan):
             self.plan = plan
             self._controller.adopt(plan, cluster.nodes)
             self._unbuilt.update(self._controller.workers)
-        self._cluster = cluster
+        self.cluster = cluster
 
 
 def _used(cluster: Cluster, plan: Plan) -> list[Node]:

@@ -51,6 +51,7 @@ class _Done:
     step: int
     step_time_s: float
     learning_rate: float
+    seconds_at_peak: float | None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -184,6 +185,7 @@ class Loop:
             step=step + 1,
             step_time_s=step_time_s,
             learning_rate=self.learning_rates[step],
+            seconds_at_peak=self.seconds_at_peak,
         )
         if not math.isfinite(result.grad_norm):
             self._record()
@@ -207,8 +209,8 @@ class Loop:
             "grad_norm": norm,
             "learning_rate": done.learning_rate,
         }
-        if self.seconds_at_peak is not None:
-            line["mfu"] = self.seconds_at_peak / done.step_time_s
+        if done.seconds_at_peak is not None:
+            line["mfu"] = done.seconds_at_peak / done.step_time_s
         self.metrics.append(line)
         self.display.trained(line)
         self._compare(step, done.step_time_s)

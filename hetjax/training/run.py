@@ -264,7 +264,7 @@ class Session(ExitStack):
         self, found: _Open, config: RunConfig, shown: Display, stop: StopRequest
     ) -> Loop:
         """A loop on the state, which hears of recoveries."""
-        driver, start, run_dir = found.driver, found.start, config.run_dir
+        driver, run_dir = found.driver, config.run_dir
         loop = Loop(
             config=config,
             driver=driver,
@@ -273,11 +273,7 @@ class Session(ExitStack):
             metrics=found.metrics,
             evaluated=evaluated(run_dir),
             heard_saved=lambda step: event(found.events, "saved", step),
-            seconds_at_peak=None
-            if config.simulate
-            else seconds_at_peak(
-                start.choice.plan, start.model, start.hardware.cluster
-            ),
+            seconds_at_peak=self._at_peak(driver),
             trace=run_dir / rundir.TRACE if config.trace else None,
             display=shown,
             stop=stop,
@@ -290,9 +286,16 @@ class Session(ExitStack):
             record_recovery(what, run_dir, found.events, shown)
             if what.plan is not None and what.cluster is not None:
                 found.comparison.begin(what.plan, what.cluster)
+                loop.seconds_at_peak = self._at_peak(driver)
 
         driver.heard = recovered
         return loop
+
+    def _at_peak(self, driver: Driver) -> float | None:
+        """A step's time at the peak of the devices of now; None if they are others."""
+        if self._config.simulate:
+            return None
+        return seconds_at_peak(driver.plan, self._model, driver.cluster)
 
     def _look(self, shown: Display, look: Callable[[Loop], T]) -> T:
         """Look at the state without training, again if a worker was lost meanwhile."""

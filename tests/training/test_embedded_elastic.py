@@ -2,6 +2,7 @@
 """A run in one process whose nodes come and go: its numbers are as if nothing had."""
 
 import json
+import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -59,9 +60,9 @@ def node(name: str) -> str:
 NEW = node("new")
 
 
-def without(name: str) -> str:
+def without(name: str, text: str = ALL) -> str:
     """The cluster's text with a node less."""
-    first, *nodes = ALL.split("[[node]]")
+    first, *nodes = text.split("[[node]]")
     kept = [node for node in nodes if f'name = "{name}"' not in node]
     assert len(kept) < len(nodes)
     return "[[node]]".join([first, *kept])
@@ -172,6 +173,32 @@ def test_a_node_that_leaves_and_comes_back_changes_no_number(
     for step in found:
         assert found[step] == pytest.approx(expected[step], rel=1e-5), step
     assert validation(preset) == pytest.approx(validation(reference), rel=1e-5)
+
+
+def test_utilization_is_of_the_devices_that_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    peak_tflops, text = {"a100-0": 4.0, "v100-0": 2.0, "h20-0": 1.0}, ALL
+    for name, peak in peak_tflops.items():
+        kind = rf'(name = "{name}"\n)device = .*'
+        text = re.sub(kind, rf'\1device = "cpu"\npeak_tflops = {peak}', text)
+    preset = on(tmp_path, ONE_REPLICA, text, simulate=False, steps=6)
+    file, plans = tmp_path / "cluster.toml", [ONE_REPLICA]
+    left = without("v100-0", text)
+    assert train_with({3: lambda: file.write_text(left)}, preset, monkeypatch) == 0
+    plans.append(read_plan(preset.config.run_dir / "plan.json"))
+    first, after = (
+        sum(peak_tflops[x.node] * len(x.devices) for _, _, x in plan.stages())
+        for plan in plans
+    )
+    assert first != after
+    steps = lines(preset.config.run_dir / "metrics.jsonl")
+    tflop = [
+        step["mfu"] * step["step_time_s"] * (first if step["step"] <= 3 else after)
+        for step in steps
+        if "loss" in step
+    ]
+    assert tflop == pytest.approx([tflop[0]] * 6)
 
 
 def test_what_this_process_has_no_devices_for_changes_nothing(
