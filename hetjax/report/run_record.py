@@ -74,9 +74,16 @@ class RunRecord:
             return "finished"
         return f"stopped by {last.get('reason', 'a notice')}"
 
+    @cached_property
+    def steps_of_plan(self) -> list[Line]:
+        """Those by the plan of now, which alone are beside its prediction and price."""
+        changes = [line["step"] for line in self.events if line["event"] == "replanned"]
+        since = changes[-1] if changes else -1
+        return [line for line in self.steps if line["step"] > since]
+
     def median(self, name: str) -> float | None:
-        """Return the median of a number over all steps that have it."""
-        values = [line[name] for line in self.steps if name in line]
+        """Return the median of a number over the steps by the plan of now."""
+        values = [line[name] for line in self.steps_of_plan if name in line]
         return median(values) if values else None
 
     @property

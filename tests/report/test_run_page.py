@@ -116,6 +116,28 @@ def test_the_page_has_the_numbers_of_the_files(step: Predicted):
         assert device in page.words
 
 
+def test_steps_by_another_plan_are_not_held_against_the_plan_of_now(step: Predicted):
+    changed = [*EVENTS[:2], event("replanned", 8, plan="east-0 is lost"), *EVENTS[2:]]
+    lines = steps(10)
+    run = record(lines, changed, step)
+    page, later = Page(run_page(run)), lines[9:11]  # of steps 9 and 10
+    assert [line["step"] for line in later] == [9, 10]
+    step_s = median(line["step_time_s"] for line in later)
+    speed = median(line["tokens_per_s"] for line in later)
+    told = page.figures()
+    assert told["step time, median"] == f"{ms(step_s)} ms"
+    assert told["tokens/s, median"] == f"{speed:,.0f}"
+    assert told["USD per million tokens"] == f"{3.6 / 3600 / speed * 1e6:.3g}"
+    ratio = step_s / step.simulation.step_time_s
+    assert f"measured is {ratio:.2f} times what was predicted" in page.words
+    places = [path.attributes["d"] for path in page.all("path")]
+    assert sum(place.count("L") == 9 for place in places) == 3  # curves have all steps
+    (target,) = (p for p in page.all("path") if p.attributes["class"] == "target")
+    assert float(target.attributes["d"][1:].split()[0]) == pytest.approx(800 / 9, 1e-3)
+    at_once = record(lines, [*changed, event("replanned", 10, plan="again")], step)
+    assert "step time, median" not in Page(run_page(at_once)).figures()
+
+
 def test_a_recovery_is_told_with_its_seconds_and_bytes():
     page = Page(run_page(record(steps(10), EVENTS)))
     row = page.words[page.words.index("moved") + 1 :][:7]

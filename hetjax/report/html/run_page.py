@@ -82,9 +82,10 @@ def _charts(run: RunRecord) -> list[Chart]:
     losses = [_curve("training", "first", run.steps, "loss")]
     losses.append(_curve("validation", "second", run.evaluations, "val_loss"))
     times = [_curve("measured", "first", run.steps, "step_time_s", 1e3)]
-    if run.predicted is not None and run.steps and not run.is_simulated:
+    by_plan = run.steps_of_plan
+    if run.predicted is not None and by_plan and not run.is_simulated:
         predicted_ms = 1e3 * run.predicted.simulation.step_time_s
-        ends = [(run.steps[i]["step"], predicted_ms) for i in (0, -1)]
+        ends = [(by_plan[i]["step"], predicted_ms) for i in (0, -1)]
         times.append(Curve(name="predicted", look="target", points=ends))
     speeds = [_curve("tokens/s", "first", run.steps, "tokens_per_s")]
     return [
