@@ -17,6 +17,8 @@ from hetjax.cluster.cluster_files import cluster_toml
 from hetjax.demo import main
 from hetjax.models.model import tensor_sizes
 from hetjax.models.presets import MODEL_CONFIGS
+from hetjax.planner.model.deadline import left_s
+from hetjax.planner.search.contest import CONTESTANTS
 from hetjax.plans.even import even_plan
 from hetjax.plans.plan_files import parse_plan
 from hetjax.plans.validation import validate_plan
@@ -240,6 +242,23 @@ def test_a_picture_without_room_is_named_and_plans_are_kept(
     assert main([*GIVEN, "--output", "there", "--plot", "full.png"]) == 2
     assert "got: full.png: No space left on device" in capsys.readouterr().err
     assert len(list(Path("there").iterdir())) == 3
+
+
+def test_where_nobody_has_a_plan_in_time_more_of_it_is_asked_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    left: list[float] = []
+
+    def nobody(request: object, begins: object) -> Iterator[tuple[str, None]]:
+        left.append(left_s())
+        yield from ((name, None) for name in CONTESTANTS)
+
+    monkeypatch.setattr("hetjax.api.racing.contest", nobody)
+    assert main([*GIVEN, "--search-s", "7"]) == 2
+    assert 0 < left[0] <= 7
+    told = capsys.readouterr().err
+    assert "got: --search-s 7, in which nobody found a plan" in told
+    assert "fix: give --search-s 28" in told
 
 
 def test_without_time_nobody_is_said_to_have_a_plan_who_has_none(folder: Path):

@@ -14,8 +14,9 @@ from rich.text import Text
 
 from hetjax.api.racing import race_planners
 from hetjax.cluster.cluster import Cluster, Node
-from hetjax.planner.search.contest import CONTESTANTS
-from hetjax.report.race import Race
+from hetjax.errors import NoFeasiblePlan
+from hetjax.planner.search.contest import ALONE, CONTESTANTS, EVEN, OURS, Judged
+from hetjax.report.race import Race, RaceEntry
 from hetjax.report.race_view import (
     LiveView,
     filled,
@@ -107,6 +108,64 @@ def test_the_last_picture_has_all_figures(watched: tuple[Race, str]):
         name, speed, factor, devices, _ = race.row(entry)
         assert line.startswith(name)
         assert line.split()[-5:] == [speed, factor, *devices.split()]
+
+
+def race_of(of: Race, **judged: Judged) -> Race:
+    """A race in which the even split, one kind alone and hetjax found these."""
+    entries = [
+        RaceEntry(name=name, about="", judged=judged[key])
+        for name, key in ((EVEN, "even"), (ALONE, "alone"), (OURS, "ours"))
+    ]
+    best_first = sorted(entries, key=lambda entry: -entry.tokens_per_s)
+    return replace(of, entries=tuple(best_first))
+
+
+def test_what_is_said_of_hetjax_follows_from_the_figures(watched: tuple[Race, str]):
+    race, _ = watched
+    fast, slow = race.entries[0], race.entries[-1]
+    ratio = fast.tokens_per_s / slow.tokens_per_s
+    assert ratio > 1.05
+    for ours, other in ((fast, slow), (slow, fast)):
+        shown = race_of(race, even=slow.judged, alone=other.judged, ours=ours.judged)
+        first, *others = shown.sentences()
+        assert first == (
+            f"hetjax trains {ours.tokens_per_s:,.0f} tokens/s, "
+            f"{ours.tokens_per_s / slow.tokens_per_s:.2f} times the even split, "
+            f"{ours.tokens_per_s / other.tokens_per_s:.2f} times the fastest kind alone"
+        )
+        ahead = [told for told in others if "is ahead here" in told]
+        if ours is fast:
+            assert not ahead
+        else:
+            assert [told.startswith("fastest kind alone") for told in ahead] == [True]
+
+
+def test_who_has_no_plan_is_said_to_have_none_and_why(watched: tuple[Race, str]):
+    race, _ = watched
+    small = NoFeasiblePlan(got="no plan: 9 GiB do not fit", allowed="8", fix="less")
+    found = race.entries[0].judged
+    shown = race_of(race, even=found, alone=small, ours=None)
+    assert [shown.row(entry) for entry in shown.entries[1:]] == [
+        ("fastest kind alone", "no plan", "", "", "9 GiB do not fit"),
+        ("hetjax", "no plan", "", "", "no time was left"),
+    ]
+    assert shown.values()["planners"]["hetjax"]["tokens_per_s"] is None
+    (first, _) = shown.sentences()
+    assert first.startswith("even split is ahead here")
+    assert "the plan of even split" in shown.draw().image("svg").decode()
+
+
+def test_the_picture_has_the_figures_as_bars_and_marks_ours(watched: tuple[Race, str]):
+    race, _ = watched
+    picture = race.draw()
+    assert "the plan of hetjax" in picture.image("svg").decode()
+    upper = picture.figure.subfigs[0].axes[0]
+    speeds = [entry.tokens_per_s for entry in race.entries]
+    assert [bar.get_width() for bar in upper.patches] == pytest.approx(speeds)
+    labels = upper.get_yticklabels()
+    assert [label.get_text() for label in labels] == [e.name for e in race.entries]
+    (marked,) = (x.get_text() for x in labels if x.get_fontweight() == "bold")
+    assert marked == "hetjax"
 
 
 def test_a_dollar_in_a_name_is_a_dollar(watched: tuple[Race, str]):
