@@ -14,10 +14,11 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import Any, NoReturn
 
 from filelock import AcquireReturnProxy, FileLock, Timeout
 
@@ -330,11 +331,16 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
 def _line(text: str, where: str) -> dict[str, Any]:
     allowed = "lines as hetjax wrote them: JSON objects with a 'step'"
     fix = "remove or restore that line, or give another --run-dir"
-    line = parsed(text, json.loads, what=f"JSON in {where}", allowed=allowed, fix=fix)
+    read = partial(json.loads, parse_constant=_refused)
+    line = parsed(text, read, what=f"JSON in {where}", allowed=allowed, fix=fix)
     if not (isinstance(line, dict) and type(line.get("step")) is int):
         got = f"{where}: no JSON object with a 'step'"
         raise BadInput(got=got, allowed=allowed, fix=fix)
     return line
+
+
+def _refused(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no number of JSON")
 
 
 def _text(line: dict[str, Any]) -> str:

@@ -4,6 +4,9 @@
 import json
 from pathlib import Path
 
+import pytest
+
+from hetjax.errors import BadInput
 from hetjax.training.rundir import Journal, read_journal
 
 
@@ -23,6 +26,13 @@ def test_opening_drops_later_steps_and_a_line_that_was_cut_off(tmp_path: Path):
     journal.append({"step": 3, "x": 7})
     journal.close()
     assert read_journal(path) == [*whole[:4], {"step": 3, "x": 7}]
+
+
+def test_numbers_that_no_run_writes_are_refused(tmp_path: Path):
+    path = tmp_path / "j.jsonl"
+    path.write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "loss": -Infinity}\n')
+    with pytest.raises(BadInput, match="j.jsonl, line 2: -Infinity is no number"):
+        read_journal(path)
 
 
 def test_a_journal_that_is_not_there_is_empty(tmp_path: Path):
