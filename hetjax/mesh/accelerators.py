@@ -175,8 +175,7 @@ def start_jax() -> list[jax.Device]:
         told = (str(error).splitlines() or ["none of these is here"])[0]
         asked = os.environ.get("JAX_PLATFORMS")
         raise BadInput(
-            got=f"JAX does not start{f' with JAX_PLATFORMS={asked}' if asked else ''}: "
-            f"{told}",
+            got=f"{f'JAX_PLATFORMS={asked}' if asked else 'no start of JAX'}: {told}",
             allowed="platforms that are here, the CPU among them",
             fix=f"{'unset JAX_PLATFORMS' if asked else 'put right what JAX says'}, or "
             "set JAX_PLATFORMS=cpu",

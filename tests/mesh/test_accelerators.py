@@ -185,8 +185,7 @@ def test_platforms_that_are_not_here_are_named(value: str, said: str):
         timeout=60,
     )
     told = done.stderr.splitlines()
-    assert f"BadInput: got: JAX does not start with JAX_PLATFORMS={value}: " in told[-3]
-    assert said in told[-3]
+    assert f"BadInput: got: JAX_PLATFORMS={value}: " in told[-3] and said in told[-3]
     assert told[-1] == "fix: unset JAX_PLATFORMS, or set JAX_PLATFORMS=cpu"
 
 
