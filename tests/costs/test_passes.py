@@ -68,7 +68,8 @@ def traced_sizes(jaxpr: Jaxpr) -> Sizes:
         if inner is not None:
             found += traced_sizes(inner[0])
         if inner is None or eqn.primitive.name == "scan":
-            shapes = tuple(tuple(var.aval.shape) for var in eqn.outvars)
+            avals: list[Any] = [var.aval for var in eqn.outvars]
+            shapes = tuple(tuple(aval.shape) for aval in avals)
             found[eqn.primitive.name, shapes] += 1
     return found
 
