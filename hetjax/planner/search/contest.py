@@ -34,7 +34,6 @@ from hetjax.planner.search.find import Search, even_plans
 from hetjax.schedule.predicted import Predicted
 
 EVEN, ALONE, OURS = "even split", "fastest kind alone", "hetjax"
-_LEAST_S = 1.0  # that is kept for each contestant still to come
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,13 +56,13 @@ def contest(
 ) -> Iterator[tuple[str, Judged]]:
     """Yield what each of `CONTESTANTS` finds, by name; `begins` is told before it does.
 
-    Each may take the time that is left but for a little that is kept for the others.
+    Each may take an equal share of the time that is left with those still to come, so
+    what one does not need is for the others.
     """
-    for n, (name, contestant) in enumerate(CONTESTANTS.items(), 1):
+    for n, (name, contestant) in enumerate(CONTESTANTS.items()):
         begins(name)
-        kept_s = _LEAST_S * (len(CONTESTANTS) - n)
         judged: Judged = None
-        with deadline(max(left_s() - kept_s, 0.0)), suppress(TimeUp):
+        with deadline(left_s() / (len(CONTESTANTS) - n)), suppress(TimeUp):
             try:
                 judged = contestant.plan(request)
             except NoFeasiblePlan as error:

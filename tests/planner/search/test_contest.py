@@ -48,13 +48,12 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 @pytest.mark.parametrize(
     ("limit_s", "share", "given"),
     [
-        (20.0, 1.0, [17.0, 1.0, 1.0, 1.0]),  # all that there is
-        (20.0, 0.0, [17.0, 18.0, 19.0, 20.0]),
-        (20.0, 0.5, [17.0, 9.5, 5.75, 3.875]),
-        (2.0, 1.0, [0.0, 0.0, 1.0, 1.0]),
+        (20.0, 1.0, [5.0, 5.0, 5.0, 5.0]),  # all that there is
+        (20.0, 0.0, [5.0, 20 / 3, 10.0, 20.0]),
+        (24.0, 0.5, [6.0, 7.0, 8.75, 13.125]),
     ],
 )
-def test_each_may_take_what_is_left_but_for_a_second_for_each_of_the_others(
+def test_each_may_take_an_equal_share_of_what_is_left(
     limit_s: float,
     share: float,
     given: list[float],
