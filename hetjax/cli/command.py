@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from hetjax.cluster.catalogue import device_spec
 from hetjax.cluster.cluster_files import load_cluster
 from hetjax.cluster.user_files import naming
 from hetjax.costs.measured.layer_profile import read_profile
@@ -75,6 +76,12 @@ def check_inputs(
         read_plan(plan)
     if text is not None and not text.is_dir():
         text_files(text)
+
+
+def check_devices(cluster: Path | None) -> None:
+    """Raise BadInput for a device of the cluster that nobody has figures of."""
+    for node in () if cluster is None else load_cluster(cluster).nodes:
+        device_spec(node)
 
 
 def check_outputs(options: Any, *names: str) -> None:

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING
 
 import tyro
 
-from hetjax.cli.command import check_inputs, check_outputs, main_of, write_outputs
+from hetjax.cli.command import (
+    check_devices,
+    check_inputs,
+    check_outputs,
+    main_of,
+    write_outputs,
+)
 from hetjax.cli.options import parse_options
 from hetjax.cluster.cluster_files import load_cluster
 from hetjax.errors import BadInput
@@ -57,7 +63,7 @@ class DemoOptions:
     """Tokens per sequence."""
     search_s: float | None = None
     """Seconds for all planners together; one that is not done by then has no plan."""
-    seconds: float = 6.0
+    seconds: float = 5.0
     """How long the race takes on a terminal."""
     plot: Path | None = None
     """Draw tokens/s and hetjax's plan here: .png, .pdf or .svg; None: demo.png."""
@@ -77,6 +83,7 @@ def demo(arguments: Sequence[str]) -> None:
     check_outputs(options, "plot", "output")
     _check_folder(options.output)
     check_inputs(cluster=options.cluster, model=options.model)
+    check_devices(options.cluster)
     with race_view(_title(options), quiet=options.json) as view:
         from hetjax.api.racing import race_planners  # JAX and solvers take seconds
 

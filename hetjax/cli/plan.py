@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from hetjax.api.plan_config import PlanConfig, plan_config
-from hetjax.cli.command import check_inputs, check_outputs, main_of, write_outputs
+from hetjax.cli.command import (
+    check_devices,
+    check_inputs,
+    check_outputs,
+    main_of,
+    write_outputs,
+)
 from hetjax.cli.options import nothing_given, parse_options, preset_first, preset_lines
 from hetjax.plans.plan_files import write_plan
 from hetjax.report.progress import working
@@ -65,6 +71,7 @@ def plan(arguments: Sequence[str]) -> None:
         profile=options.profile,
         model=options.model,
     )
+    check_devices(options.cluster)
     with working("starting", quiet=options.json):  # JAX and solvers take seconds
         from hetjax.api.planning import find_plan
     found = find_plan(

@@ -7,6 +7,7 @@ to these peaks, nor routes between devices (both `costs/`).
 """
 
 import difflib
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -119,7 +120,8 @@ def _names() -> Mapping[str, str]:
 def _unknown(node: Node, missing: list[str]) -> BadInput:
     keys = ", ".join(f"{key} = ..." for key in missing)
     near = list(dict.fromkeys(_near(node.device)))[:3]
-    named = f'write device = "{near[0]}", or ' if near else ""
+    meant = [name for name in near if _is_spelling_of(name, node.device)]
+    named = f'write device = "{meant[0]}", or ' if meant else ""
     return BadInput(
         got=f"node {node.name!r}: device {node.device!r} is not in the device catalogue"
         f" and the node gives no {', '.join(missing)}",
@@ -127,6 +129,12 @@ def _unknown(node: Node, missing: list[str]) -> BadInput:
         f"{', '.join(near or catalogue())}; or a device with figures of its own",
         fix=f"{named}add to the node: {keys}",
     )
+
+
+def _is_spelling_of(name: str, device: str) -> bool:
+    """Whether it may be meant: another number is another card."""
+    numbers, said = (set(re.findall(r"\d+", word)) for word in (name, device))
+    return said <= numbers
 
 
 def _near(device: str) -> Iterator[str]:

@@ -28,11 +28,13 @@ REFUSED = [
     ["demo", "--clustre", "lab"],
     ["demo", "--model", "tini"],
     ["demo", "--cluster", "missing.toml"],
+    ["demo", "--cluster", "unknown.toml"],
     ["demo", "--plot", "missing/demo.png"],
     ["demo", "--seconds", "3600"],
     ["plan", "tiny", "--outptu", "plan.json"],
     ["plan", "tiny", "--model", "tini"],
     ["plan", "tiny", "--cluster", "missing.toml"],
+    ["plan", "tiny", "--cluster", "unknown.toml", "--plot", "plan.png"],
     ["plan", "tiny", "--profile", "missing.json"],
     ["plan", "tiny", "--from", "missing.json"],
     ["plan", "tiny", "--output", "missing/plan.json"],
@@ -52,6 +54,14 @@ REFUSED = [
     ["preempt", "missing", "--noed", "a"],
 ]
 
+_UNKNOWN_DEVICE = """
+name = "mine"
+[[node]]
+name = "box"
+device = "A100-SMX4-40GB"
+count = 2
+"""
+
 
 def told(folder: Path, words: list[str]) -> tuple[int, set[str], str]:
     """Exit code, the names of all that was imported, and what was said of an error."""
@@ -68,6 +78,7 @@ def told(folder: Path, words: list[str]) -> tuple[int, set[str], str]:
         "sys.exit(code)\n"
     )
     (folder / "a-file").write_text("{}")
+    (folder / "unknown.toml").write_text(_UNKNOWN_DEVICE)
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=folder, capture_output=True, text=True
     )

@@ -222,6 +222,24 @@ def test_an_unknown_device_names_close_matches_and_the_keys_to_write():
     )
 
 
+@pytest.mark.parametrize("device", ["GeForce-RTX-4070", "GeForce-RTX-4080-Laptop"])
+def test_a_card_of_another_number_is_no_spelling_of_a_known_one(device: str):
+    with pytest.raises(BadInput) as caught:
+        device_spec(node(device))
+    assert "GeForce-RTX-" in caught.value.allowed
+    assert caught.value.fix.startswith("add to the node: peak_tflops = ...")
+
+
+@pytest.mark.parametrize(
+    "device", ["A100-SMX4-40GB", "a100 sxm4 40gb", "H20x", "rtx 3090"]
+)
+def test_a_spelling_of_a_known_card_is_offered(device: str):
+    with pytest.raises(BadInput, match="device = ") as caught:
+        device_spec(node(device))
+    numbers = [n for n in ("40", "20", "3090") if n in device]
+    assert all(n in caught.value.fix.partition(",")[0] for n in numbers)
+
+
 def test_a_device_like_no_other_lists_all_devices():
     with pytest.raises(BadInput) as caught:
         device_spec(node("zzzz"))

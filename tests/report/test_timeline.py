@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The picture of a step: the right kind of file, with everything of the step in it."""
 
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -10,6 +9,7 @@ import pytest
 from hetjax.costs.costs import Costs, Reduction, Route, StageTimes
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan, Replica, Stage
+from hetjax.report.pictures import picture
 from hetjax.report.pictures.picture import check_picture
 from hetjax.report.pictures.timeline import timeline_picture
 from hetjax.schedule.programs.lower import lower
@@ -108,6 +108,6 @@ def test_the_wrong_suffix_is_refused(tmp_path: Path):
 def test_without_matplotlib_the_extra_to_install_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setitem(sys.modules, "matplotlib.collections", None)
+    monkeypatch.setattr(picture, "find_spec", lambda name: None)
     with pytest.raises(BadInput, match=r"pip install 'hetjax\[plot\]'"):
         check_picture(tmp_path / "step.png")

@@ -8,6 +8,7 @@ matplotlib is missing. Does not own what is drawn (`layout.py`, `timeline.py`).
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,8 @@ def check_picture(path: Path) -> None:
             allowed=f"a name that ends in {', '.join(SUFFIXES)}",
             fix=f"write {path.with_suffix('.png').name!r}, say",
         )
-    matplotlib_module()
+    if find_spec("matplotlib") is None:  # importing it takes seconds
+        raise _not_installed()
 
 
 def matplotlib_module() -> Any:
@@ -74,12 +76,16 @@ def matplotlib_module() -> Any:
         import matplotlib.figure
         import matplotlib.patches
     except ImportError as missing:
-        raise BadInput(
-            got="a picture asked for, and matplotlib is not installed",
-            allowed="pictures where the extra `plot` is installed",
-            fix="pip install 'hetjax[plot]'",
-        ) from missing
+        raise _not_installed() from missing
     return matplotlib
+
+
+def _not_installed() -> BadInput:
+    return BadInput(
+        got="a picture asked for, and matplotlib is not installed",
+        allowed="pictures where the extra `plot` is installed",
+        fix="pip install 'hetjax[plot]'",
+    )
 
 
 def new_figure(height_inches: float) -> Any:
