@@ -19,7 +19,7 @@ from hetjax.planner.model.objectives import expected_goodput
 from hetjax.planner.model.seating import idle_devices
 from hetjax.planner.search.comparison import Planned
 from hetjax.planner.search.find import Found
-from hetjax.planner.search.idle import Idle
+from hetjax.planner.search.idle import Idle, Without
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import plan_json
 from hetjax.plans.table import aligned, html_table
@@ -123,6 +123,7 @@ class FoundPlan:
                 for name, devices in idle_devices(best.plan, cluster).items()
             },
             "idle": [_idle_values(idle) for idle in planned.idle],
+            "without": [_without_values(without) for without in planned.without],
             "plan": json.loads(plan_json(self.plan)),
         }
         return told | _answers(planned) | {"ended": self.ended}
@@ -220,6 +221,12 @@ def _idle_values(idle: Idle) -> dict[str, Any]:
         "worse": idle.worse,
         "instead": None if instead is None else _judged_values(instead),
     }
+
+
+def _without_values(without: Without) -> dict[str, Any]:
+    """What the best plan without a kind is like."""
+    instead = _judged_values(without.instead)
+    return {"kind": without.kind, "worse": without.worse, "instead": instead}
 
 
 def _judged_values(judged: Predicted | NoFeasiblePlan) -> dict[str, Any]:

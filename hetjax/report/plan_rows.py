@@ -8,6 +8,7 @@ simulated plan (`step_rows.py`).
 
 from collections.abc import Iterator
 
+from hetjax.cluster.catalogue import device_spec
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.objectives import Objective, expected_goodput
 from hetjax.planner.search.comparison import Planned
@@ -43,6 +44,19 @@ def sentences(planned: Planned) -> Iterator[str]:
     yield from search_lines(planned)
     yield binding_line(binding(planned.best))
     yield from idle_lines(planned)
+    yield from dtype_lines(planned)
+
+
+def dtype_lines(planned: Planned) -> Iterator[str]:
+    """Yield which kinds the plan uses that do not compute in what it is planned for."""
+    request, used = planned.request, {s.node for _, _, s in planned.best.plan.stages()}
+    nodes = [node for node in request.cluster.nodes if node.name in used]
+    kinds = sorted({n.device for n in nodes if not device_spec(n).bf16_native})
+    if kinds and request.dtype == "bfloat16":
+        yield (
+            f"{', '.join(kinds)}: no bfloat16 in hardware; to train on it, plan and "
+            "train with --dtype float32"
+        )
 
 
 def search_lines(planned: Planned) -> Iterator[str]:
@@ -71,7 +85,8 @@ def step_line(best: Predicted) -> str:
 
 
 def idle_lines(planned: Planned) -> Iterator[str]:
-    """Yield which devices the plan does without, and what it would be with them."""
+    """Yield which devices the plan does without and what it would be with them, and
+    what it would be without kinds that it uses."""
     num_devices = planned.request.cluster.num_devices
     if not planned.idle:
         yield f"all {num_devices} devices are used"
@@ -83,21 +98,27 @@ def idle_lines(planned: Planned) -> Iterator[str]:
             f"not worth using: {' '.join(shown[:8])}{more} ({num} of {num_devices} "
             f"devices): {_with_more(planned.objective, idle)}"
         )
+    for without in planned.without:
+        told = _worse(planned.objective, without.instead, without.worse)
+        yield f"the best plan found without {without.kind} has {told}"
 
 
 def _with_more(objective: Objective, idle: Idle) -> str:
     """The evidence: the best plan with more of this kind."""
     if idle.instead is None or idle.worse is None:
         return f"no plan with more of {idle.kind} was found that fits"
-    figure = f"a step of {ms(idle.instead.simulation.step_time_s)} ms"
+    told = _worse(objective, idle.instead, idle.worse)
+    return f"the best plan found with more of {idle.kind} has {told}"
+
+
+def _worse(objective: Objective, instead: Predicted, worse: float) -> str:
+    """Another plan's figure, and how much worse it is."""
+    figure = f"a step of {ms(instead.simulation.step_time_s)} ms"
     if objective.wish == "cost":
-        usd = _figure(idle.instead.usd_per_million_tokens, ".3g")
+        usd = _figure(instead.usd_per_million_tokens, ".3g")
         figure = f"{usd} USD per million tokens"
-    worse = {"time": "longer", "cost": "dearer", "goodput": "less for the time lost"}
-    return (
-        f"the best plan found with more of {idle.kind} has {figure}, "
-        f"{max(idle.worse, 0.0):.1%} {worse[objective.wish]}"
-    )
+    than = {"time": "longer", "cost": "dearer", "goodput": "less for the time lost"}
+    return f"{figure}, {max(worse, 0.0):.1%} {than[objective.wish]}"
 
 
 def planners(planned: Planned) -> list[tuple[str, Predicted | NoFeasiblePlan, str]]:

@@ -49,7 +49,8 @@ class Goodput:
         return (
             f"goodput {self.goodput:.2f}: {self.productive_s:.1f} s productive, "
             f"{self.lost_s:.1f} s lost, {self.recovering_s:.1f} s recovering, "
-            f"{self.replanning_s:.1f} s re-planning, {self.other_s:.1f} s other"
+            f"{self.replanning_s:.1f} s re-planning, {self.other_s:.1f} s starting, "
+            "compiling, evaluating or saving"
         )
 
 

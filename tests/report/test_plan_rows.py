@@ -11,18 +11,20 @@ from hypothesis import strategies as st
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.costs.measured.layer_profile import Measurement, Profile
 from hetjax.errors import NoFeasiblePlan
+from hetjax.planner.model.costing import times_from
 from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.objectives import Objective
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.comparison import Planned
 from hetjax.planner.search.find import Found
-from hetjax.planner.search.idle import Idle
+from hetjax.planner.search.idle import Idle, Without
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.report.binding import binding, binding_line
 from hetjax.report.found import FoundPlan, bar_letters
 from hetjax.report.html.timeline_view import shown_replicas
 from hetjax.report.plan_rows import (
     baseline_rows,
+    dtype_lines,
     idle_lines,
     sentences,
 )
@@ -163,7 +165,12 @@ def test_what_is_idle_and_where_a_plan_is_from_is_said():
     )
     (line,) = idle_lines(replace(told, idle=(replace(idle, instead=None),)))
     assert line.endswith("no plan with more of H20 was found that fits")
-    assert list(idle_lines(told)) == ["all 3 devices are used"]
+    without = Without(kind="H20", instead=idle.instead or best, worse=0.25)
+    assert list(idle_lines(replace(told, without=(without,)))) == [
+        "all 3 devices are used",
+        "the best plan found without H20 has a step of "
+        f"{ms(twice.step_time_s)} ms, 25.0% longer",
+    ]
     assert "from a test in 0.5 s" in list(sentences(told))
     assert FoundPlan(told).values()["lower_bound_s"] is None
 
@@ -249,3 +256,32 @@ def test_what_was_found_without_the_plans_of_others_is_told_beside_what_came_of_
     assert (ours[0], ours[-1]) == ("hetjax", "from varuna")
     assert alone[0] == "hetjax alone" and "before it saw" in alone[-1]
     assert float(alone[2].rstrip("x")) > 1.0 and varuna[2] == "1.00x"
+
+
+def test_kinds_that_do_not_compute_in_bfloat16_are_named():
+    told = planned(cluster(1e6), two_stages(4))
+
+    def lines(device: str, dtype: str) -> list[str]:
+        (east, west) = told.request.cluster.nodes
+        nodes = (replace(east, device=device), west)
+        of = replace(told.request.cluster, nodes=nodes)
+        request = replace(told.request, cluster=of, dtype=dtype)
+        return list(dtype_lines(replace(told, request=request)))
+
+    assert lines("V100-SXM2-16GB", "bfloat16") == [
+        "V100-SXM2-16GB: no bfloat16 in hardware; to train on it, plan and train with "
+        "--dtype float32"
+    ]
+    assert lines("V100-SXM2-16GB", "float32") == lines("H20", "bfloat16") == []
+
+
+def test_it_is_said_where_figures_of_devices_are_from():
+    of = cluster(1e6)
+    nodes = tuple(replace(node, memory_gib=None) for node in of.nodes)
+    listed = replace(of, nodes=nodes)
+    for there, source in (
+        (of, "the device catalogue and the cluster file"),
+        (listed, "the device catalogue"),
+    ):
+        told = times_from(two_stages(4), there, "float32", None, None, {})
+        assert told == f"estimated from {source}, float32"

@@ -44,7 +44,7 @@ def test_the_parts_of_a_start_that_was_disturbed_once():
     assert found.goodput == 0.5 and found.is_disturbed
     assert str(found) == (
         "goodput 0.50: 9.0 s productive, 1.0 s lost, 1.5 s recovering, "
-        "0.5 s re-planning, 6.0 s other"
+        "0.5 s re-planning, 6.0 s starting, compiling, evaluating or saving"
     )
     assert found.values() == {
         "goodput": 0.5,

@@ -10,7 +10,7 @@ import math
 from pathlib import Path
 
 from hetjax.cluster.catalogue import canonical_name, catalogue
-from hetjax.cluster.cluster import Cluster, Node
+from hetjax.cluster.cluster import DEVICE_FIGURES, Cluster, Node
 from hetjax.costs.costs import Costs
 from hetjax.costs.measured.layer_profile import Profile
 from hetjax.costs.network.wire_bytes import Transport
@@ -88,9 +88,16 @@ def times_from(
 ) -> str:
     """Say for people where the plan's times come from; `path` is the profile's."""
     if profile is None:
-        return f"estimated from the device catalogue, {dtype}"
+        return f"estimated from {_sources(plan, cluster)}, {dtype}"
     missing = _not_measured(profile, plan, cluster, lower(plan, tied))
     return f"measured, {path}, {dtype}{missing}"
+
+
+def _sources(plan: Plan, cluster: Cluster) -> str:
+    """Say for people who describes the devices of the plan."""
+    used = {cluster.node(stage.node) for _, _, stage in plan.stages()}
+    own = any(getattr(node, f) is not None for node in used for f in DEVICE_FIGURES)
+    return f"the device catalogue{' and the cluster file' if own else ''}"
 
 
 def _not_measured(

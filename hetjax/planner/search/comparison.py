@@ -24,7 +24,13 @@ from hetjax.planner.model.deadline import TimeUp, check_deadline, deadline, left
 from hetjax.planner.model.objectives import Objective, Wish, score, within
 from hetjax.planner.model.request import NodeClass, PlanRequest, check_request
 from hetjax.planner.search.find import LOCAL_SEARCH_S, Found, Search, TellProgress
-from hetjax.planner.search.idle import Idle, try_idle, why_idle
+from hetjax.planner.search.idle import (
+    Idle,
+    Without,
+    try_idle,
+    why_idle,
+    without_kinds,
+)
 from hetjax.planner.search.replan import Replanned, replan
 from hetjax.plans.plan import Plan
 from hetjax.schedule.predicted import Predicted
@@ -72,6 +78,7 @@ class Planned:
     alone: Found | NoFeasiblePlan
     moved: Replanned | None = None
     idle: tuple[Idle, ...] = ()
+    without: tuple[Without, ...] = ()
     second: Predicted | None = None
     baselines: Evaluated | None = None
     pareto: tuple[Found, ...] = ()
@@ -129,6 +136,7 @@ def planned(
         alone=alone,
         moved=moved,
         idle=why_idle(found, search.incumbents.simulated()),
+        without=without_kinds(found, search.incumbents.simulated()),
         second=_second(found, search.incumbents.simulated()),
         baselines=others if names else None,
         pareto=search.found() if questions.pareto else (),

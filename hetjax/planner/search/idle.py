@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why devices stay idle: the best plan that has to use more of their kind.
+"""Why devices stay idle or do not: the best plan that has to use more of their kind,
+and the best without a kind that is used.
 
-Owns that such plans are looked for and held against the best. Does not own the search
-(`find.py`) nor which devices are idle (`model/seating.py`).
+Owns that plans with more are looked for, and that both are held against the best. Does
+not own the search (`find.py`) nor which devices are idle (`model/seating.py`).
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -36,6 +37,19 @@ class Idle:
     worse: float | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Without:
+    """A class that the best plan uses.
+
+    `instead` is the best plan found without it, which is `worse` by what is wished, as
+    a share.
+    """
+
+    kind: str
+    instead: Predicted
+    worse: float
+
+
 def try_idle(search: Search, objective: Objective) -> None:
     """Search near the best plan for those that use more of what it leaves idle."""
     request, incumbents = search.request, search.incumbents
@@ -52,9 +66,8 @@ def try_idle(search: Search, objective: Objective) -> None:
             for group in alike(best.predicted.plan, request):
                 for plan in onto_idle(best.predicted.plan, group, request):
                     using(plan)
-            start = _best_using(
-                request, objective, incumbents.simulated(), best.predicted.plan, kind
-            )
+            than, plans = best.predicted.plan, incumbents.simulated()
+            start = _best_using(request, objective, plans, than, kind)
             if start is not None:
                 local_search(start, using, objective, request)
 
@@ -73,6 +86,28 @@ def why_idle(found: Found, simulated: Iterable[Predicted]) -> tuple[Idle, ...]:
     return tuple(result)
 
 
+def without_kinds(found: Found, simulated: Iterable[Predicted]) -> tuple[Without, ...]:
+    """Return what is known of plans without one of the classes that the best one uses.
+
+    Plans that do not promise to come near are not simulated, so of many there is
+    nothing to say.
+    """
+    request, objective, plans = found.request, found.objective, list(simulated)
+    ours = score(found.best, request.cluster, objective)
+    result = []
+    for kind in _used_by_class(request, found.best.plan):
+        instead = _best(
+            request,
+            objective,
+            plans,
+            lambda plan, kind=kind: not _used_by_class(request, plan)[kind],
+        )
+        if instead is not None:
+            worse = score(instead, request.cluster, objective) / ours - 1
+            result.append(Without(kind=kind, instead=instead, worse=worse))
+    return tuple(result)
+
+
 def _best_using(
     request: PlanRequest,
     objective: Objective,
@@ -81,13 +116,25 @@ def _best_using(
     kind: str,
 ) -> Predicted | None:
     """The best of those that use more devices of the class than a plan does."""
-    using = (
-        found
-        for found in simulated
-        if within(found, objective) and _uses_more(request, found.plan, than, kind)
+    return _best(
+        request,
+        objective,
+        simulated,
+        lambda plan: _uses_more(request, plan, than, kind),
     )
+
+
+def _best(
+    request: PlanRequest,
+    objective: Objective,
+    simulated: Iterable[Predicted],
+    counts: Callable[[Plan], bool],
+) -> Predicted | None:
+    """The best plan within the limits that counts."""
     return min(
-        using, key=lambda found: score(found, request.cluster, objective), default=None
+        (f for f in simulated if within(f, objective) and counts(f.plan)),
+        key=lambda found: score(found, request.cluster, objective),
+        default=None,
     )
 
 

@@ -10,7 +10,7 @@ from hetjax.planner.model.evaluator import evaluate_plan
 from hetjax.planner.model.objectives import Objective
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.find import Search
-from hetjax.planner.search.idle import try_idle, why_idle
+from hetjax.planner.search.idle import try_idle, why_idle, without_kinds
 from hetjax.plans.plan import Plan
 from tests.planner.whole_space import all_plans, random_request
 
@@ -55,6 +55,28 @@ def test_the_best_plan_that_has_to_use_them_is_slower(seed: int) -> None:
         least_s = fastest_with_more_s(request, found.best.plan, idle.kind)
         assert ours_s <= least_s * (1 + 1e-9)
         assert least_s * (1 - 1e-9) <= instead_s <= least_s * 1.1
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_kind_that_is_used_is_held_against_the_best_plan_without_it(seed: int):
+    request = random_request(seed)
+    search = Search(request, [Objective()], local_search_s=0.2)
+    search.propose()
+    (found,) = search.found()
+    simulated = list(search.incumbents.simulated())
+    told = {w.kind: w for w in without_kinds(found, simulated)}
+    for kind in {c.name for c in request.classes}:
+        steps_s = [
+            other.simulation.step_time_s
+            for other in simulated
+            if not num_used(request, other.plan, kind)
+        ]
+        if not num_used(request, found.best.plan, kind) or not steps_s:
+            assert kind not in told
+            continue
+        least_s, ours_s = min(steps_s), found.best.simulation.step_time_s
+        assert told[kind].instead.simulation.step_time_s == least_s
+        assert told[kind].worse == pytest.approx(least_s / ours_s - 1)
 
 
 def test_where_all_is_in_use_there_is_nothing_to_show() -> None:
