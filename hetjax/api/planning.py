@@ -186,12 +186,13 @@ def _request(
 
     BadInput if something is missing, or does not go together.
     """
+    model = _first(model, preset and preset.config.model, now and now.model)
+    global_batch = _first(config.global_batch, now and now.global_batch)
+    seq_len = _first(config.seq_len, now and now.seq_len)
+    if model is None or global_batch is None or seq_len is None:
+        raise _not_given(model=model, global_batch=global_batch, seq_len=seq_len)
     if not isinstance(model, Model):
-        others = preset and preset.config.model, now and now.model
-        model = model_preset(_given("model", model, *others))
-    batch = now and now.global_batch
-    global_batch = _given("global_batch", config.global_batch, batch)
-    seq_len = _given("seq_len", config.seq_len, now and now.seq_len)
+        model = model_preset(model)
     profile = None if path is None else read_profile(path)
     if profile is not None:
         with placed(f"profile file {str(path)!r}"):
@@ -226,16 +227,19 @@ def _request(
     )
 
 
-def _given(name: str, *values: T | None) -> T:
-    for value in values:
-        if value is not None:
-            return value
-    example = {"model": "llama-1b", "global_batch": "128", "seq_len": "2048"}[name]
-    raise BadInput(
-        got=f"no {option(name)}",
+def _first(*values: T | None) -> T | None:
+    return next((value for value in values if value is not None), None)
+
+
+def _not_given(**values: object) -> BadInput:
+    examples = {"model": "llama-1b", "global_batch": "128", "seq_len": "2048"}
+    missing = [name for name, value in values.items() if value is None]
+    added = " ".join(f"{option(name)} {examples[name]}" for name in missing)
+    return BadInput(
+        got=" and ".join(f"no {option(name)}" for name in missing),
         allowed="a preset's name before the options, or all of --model, --global-batch "
         "and --seq-len",
-        fix=f"add {option(name)} {example}, say",
+        fix=f"add {added}, say",
     )
 
 

@@ -274,8 +274,16 @@ def _without_prices(folder: Path) -> None:
     [
         (_nothing, [], ["nothing to plan", "hetjax.plan tiny"]),
         (_nothing, ["smal"], ["preset 'smal'", "did you mean 'small'?"]),
-        (_nothing, ["--model", "small"], ["no --global-batch", "--global-batch 128"]),
-        (_nothing, ["--seq-len", "4"], ["no --model", "a preset's name"]),
+        (
+            _nothing,
+            ["--model", "small"],
+            ["no --global-batch and no", "add --global-batch 128 --seq-len 2048, say"],
+        ),
+        (
+            _nothing,
+            ["--seq-len", "4"],
+            ["no --model and no --global-batch\n", "a preset's name"],
+        ),
         (_nothing, [*GIVEN, "--model", "smal"], ["model preset 'smal'"]),
         (_nothing, [*GIVEN, "--seq-len", "32"], ["seq_len = 32", "<= 16"]),
         (_nothing, [*GIVEN, "--global-batch", "0"], ["global_batch = 0"]),
