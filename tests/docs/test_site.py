@@ -7,12 +7,13 @@ That the pages can be built, with links that lead somewhere, is the phase `docs`
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import hetjax
-from experiments.testbed.demo import main
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -67,7 +68,8 @@ def test_the_picture_of_the_readme_is_of_the_measured_result(tmp_path: Path):
     (drawn_by,) = re.findall(r"`python -m experiments\.testbed\.demo (.*?)`", told)
     (shown,) = re.findall(r"!\[.*?\]\((docs/\S+)\)", told)
     result, again = drawn_by.split()[1], tmp_path / "again.svg"
-    main(["--result", str(ROOT / result), "--plot", str(again)])
+    command = [sys.executable, "-m", "experiments.testbed.demo", "--result", result]
+    subprocess.run([*command, "--plot", str(again)], cwd=ROOT, check=True)
     assert words_of(again) == words_of(ROOT / shown), f"draw {shown} again: {drawn_by}"
     faster = json.loads((ROOT / result).read_text(encoding="utf-8"))["faster"]
     for name, words in (
