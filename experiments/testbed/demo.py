@@ -185,6 +185,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--plot", type=Path, help="picture, drawn after each run")
     parser.add_argument("--result", type=Path, help="draw this; measure nothing")
     given = parser.parse_args(arguments)
+    if given.result and not given.plot:
+        parser.error("--result draws a picture: add --plot demo.svg, say")
     if given.result:
         found = json.loads(given.result.read_text())
         draw(found).save(given.plot)

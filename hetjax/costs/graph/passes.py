@@ -111,7 +111,7 @@ def _remat(stage: StageStacks, remat: Remat) -> Remat:
 def _traced(stage: StageStacks, shares: Shares, remat: Remat) -> Passes:
     graphs = _Graphs.of(stage, shares, remat)
     dims, weights = graphs.dims, graphs.weights
-    backward = graph_of(graphs.jaxprs.backward, graphs.inputs, dims)
+    backward = graph_of(_backward(graphs.alike, shares, remat), graphs.inputs, dims)
     _cut_alike(dims, weights, backward.outputs[: len(weights)])
     return Passes(
         weights=weights,
@@ -125,7 +125,7 @@ def _traced(stage: StageStacks, shares: Shares, remat: Remat) -> Passes:
 def _split_traced(stage: StageStacks, shares: Shares, remat: Remat) -> SplitPasses:
     graphs = _Graphs.of(stage, shares, remat)
     dims, weights = graphs.dims, graphs.weights
-    halves = _split_jaxprs(_by_primes(stage, shares)[0], shares, remat)
+    halves = _halves(graphs.alike, shares, remat)
     first = graph_of(halves.first, graphs.inputs, dims)
     kept = tuple(graphs.inputs[i] for i in halves.kept)
     second = graph_of(halves.second, (*kept, *first.outputs[1:]), dims)
@@ -142,9 +142,12 @@ def _split_traced(stage: StageStacks, shares: Shares, remat: Remat) -> SplitPass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Graphs:
-    """What both kinds of backward have in common; `inputs` are the backward's."""
+    """What both kinds of backward have in common; `inputs` are the backward's.
 
-    jaxprs: "_Jaxprs"
+    `alike` is the stage that is traced in place of this one.
+    """
+
+    alike: StageStacks
     dims: Dims
     weights: tuple[Value, ...]
     forward: Graph
@@ -153,14 +156,14 @@ class _Graphs:
     @classmethod
     def of(cls, stage: StageStacks, shares: Shares, remat: Remat) -> "_Graphs":
         alike, lengths = _by_primes(stage, shares)
-        jaxprs, dims = _jaxprs(alike, shares, remat), Dims(lengths)
+        traced, dims = _forward(alike, shares, remat), Dims(lengths)
         weights = _weights(alike, dims, shares)
         given = tuple(_whole(dims, a) for a in _abstract_inputs(alike, shares))
-        forward = graph_of(jaxprs.forward, (*weights, *given), dims)
-        dy = _whole(dims, jaxprs.abstract[-1])
+        forward = graph_of(traced.jaxpr, (*weights, *given), dims)
+        dy = _whole(dims, traced.abstract[-1])
         inputs = (*weights, given[0], *forward.outputs[1:], dy)
         return cls(
-            jaxprs=jaxprs, dims=dims, weights=weights, forward=forward, inputs=inputs
+            alike=alike, dims=dims, weights=weights, forward=forward, inputs=inputs
         )
 
 
@@ -193,34 +196,36 @@ def _primes() -> Iterator[int]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Jaxprs:
-    """The traced forward and backward, how the backward is called, and with what:
+class _Forward:
+    """A traced forward, its backward's function, and what that is called with:
     weights, input, saved, output's gradient."""
 
-    forward: ClosedJaxpr
-    backward: ClosedJaxpr
+    jaxpr: ClosedJaxpr
     gradients: Any
     abstract: tuple[Any, ...]
 
 
 @lru_cache(maxsize=1024)
-def _jaxprs(stage: StageStacks, shares: Shares, remat: Remat) -> _Jaxprs:
+def _forward(stage: StageStacks, shares: Shares, remat: Remat) -> _Forward:
     residuals = Residuals()
     params, arrays = _abstract_params(stage, shares), _abstract_inputs(stage, shares)
     function = partial(rank_forward, StageFunction(stage, remat), residuals)
-    forward, (y, saved) = jax.make_jaxpr(function, return_shape=True)(params, *arrays)
-    gradients = partial(rank_gradients, residuals)
-    abstract = params, arrays[0], saved, y
-    return _Jaxprs(
-        forward=forward,
-        backward=jax.make_jaxpr(gradients)(*abstract),
-        gradients=gradients,
-        abstract=abstract,
+    jaxpr, (y, saved) = jax.make_jaxpr(function, return_shape=True)(params, *arrays)
+    return _Forward(
+        jaxpr=jaxpr,
+        gradients=partial(rank_gradients, residuals),
+        abstract=(params, arrays[0], saved, y),
     )
 
 
+@lru_cache(maxsize=1024)
+def _backward(stage: StageStacks, shares: Shares, remat: Remat) -> ClosedJaxpr:
+    forward = _forward(stage, shares, remat)
+    return jax.make_jaxpr(forward.gradients)(*forward.abstract)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _SplitJaxprs:
+class _Halves:
     """The traced halves of a backward; the second is given `kept` of the inputs."""
 
     first: ClosedJaxpr
@@ -229,19 +234,19 @@ class _SplitJaxprs:
 
 
 @lru_cache(maxsize=256)
-def _split_jaxprs(stage: StageStacks, shares: Shares, remat: Remat) -> _SplitJaxprs:
-    jaxprs = _jaxprs(stage, shares, remat)
-    leaves, tree = jax.tree.flatten(jaxprs.abstract)
+def _halves(stage: StageStacks, shares: Shares, remat: Remat) -> _Halves:
+    forward = _forward(stage, shares, remat)
+    leaves, tree = jax.tree.flatten(forward.abstract)
 
     def gradients(*leaves: Any) -> list[Any]:
-        made = jaxprs.gradients(*jax.tree.unflatten(tree, leaves))
+        made = forward.gradients(*jax.tree.unflatten(tree, leaves))
         dx = made[1:] or (jnp.zeros((), jnp.float32),)
         return jax.tree.leaves((dx, made[0]))
 
     split = split_backward(gradients, 1, leaves)
     first, made = jax.make_jaxpr(split.first, return_shape=True)(*leaves)
     second = jax.make_jaxpr(split.second)([leaves[i] for i in split.kept], made[1])
-    return _SplitJaxprs(first=first, second=second, kept=tuple(split.kept))
+    return _Halves(first=first, second=second, kept=tuple(split.kept))
 
 
 def _cut_alike(
