@@ -20,6 +20,7 @@ from hetjax.models.presets import MODEL_CONFIGS
 from hetjax.planner.model.deadline import left_s
 from hetjax.planner.search.contest import CONTESTANTS
 from hetjax.plans.even import even_plan
+from hetjax.plans.plan import Plan, Remat
 from hetjax.plans.plan_files import parse_plan
 from hetjax.plans.validation import validate_plan
 from hetjax.report.race import Race, RaceEntry
@@ -110,23 +111,27 @@ def test_the_fastest_kind_alone_is_of_the_kind_whose_best_plan_is_fastest(raced:
     assert kind in alone["about"]
 
 
+def evenly(size: int, tensor: int, remat: Remat) -> Plan:
+    return even_plan(
+        CLUSTER,
+        model="small",
+        num_layers=len(MODEL.layers),
+        seq_len=16,
+        global_batch=12,
+        microbatch_size=size,
+        tensor=tensor,
+        tensor_sizes=tensor_sizes(MODEL),
+        remat=remat,
+    )
+
+
 def test_the_even_split_is_the_fastest_that_train_could_be_asked_for(raced: dict):
     told = raced["planners"]["even split"]
     speeds = []
     for size in (1, 2, 4):
         for tensor in (1, 2):
             for remat in ("none", "selective", "full"):
-                plan = even_plan(
-                    CLUSTER,
-                    model="small",
-                    num_layers=len(MODEL.layers),
-                    seq_len=16,
-                    global_batch=12,
-                    microbatch_size=size,
-                    tensor=tensor,
-                    tensor_sizes=tensor_sizes(MODEL),
-                    remat=remat,
-                )
+                plan = evenly(size, tensor, remat)
                 step = hetjax.simulate_plan(
                     plan, model=MODEL, cluster=CLUSTER, quiet=True
                 )
@@ -198,17 +203,7 @@ def test_what_cannot_be_is_refused_in_three_parts(
 @pytest.fixture
 def no_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let those whom the last sentences name race with one plan, at once."""
-    plan = even_plan(
-        CLUSTER,
-        model="small",
-        num_layers=len(MODEL.layers),
-        seq_len=16,
-        global_batch=12,
-        microbatch_size=1,
-        tensor=1,
-        tensor_sizes=tensor_sizes(MODEL),
-        remat="none",
-    )
+    plan = evenly(1, 1, "none")
     step = hetjax.simulate_plan(plan, model=MODEL, cluster=CLUSTER, quiet=True)
     entries = tuple(
         RaceEntry(name=name, about="", judged=step.predicted)
