@@ -154,8 +154,8 @@ class Layout:
             many = f"{len(group)} replicas of " if others else ""
             return f"{_letter(self.groups.index(group))}: {many}{batches}"
         if not others:
-            return f"replica r{first}: {batches}"
-        return f"replicas {spelled(group)}: {batches} each"
+            return f"r{first}: {batches}"
+        return f"r{spelled(group)}: {batches} each"
 
 
 def layout_of(plan: Plan, cluster: Cluster) -> Layout:

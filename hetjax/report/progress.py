@@ -9,6 +9,7 @@ screen. Does not own the numbers (`training/loop.py`).
 """
 
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -38,6 +39,7 @@ _FORMATS = {
     "mfu": ".1%",
 }
 _TRAINING = "training"
+_SILENCE_S = 5.0  # of a log, before it is told what is being done
 _TEXT = TextColumn("{task.description}", markup=False)
 
 
@@ -72,8 +74,8 @@ class Display:
         self.note(what)
 
     def compiled(self, done: int, total: int) -> None:
-        """Show that so many of all programs are compiled."""
-        if done == total or done * 4 // total > (done - 1) * 4 // total:
+        """Show that so many of all programs are compiled: the first, then quarters."""
+        if done in (1, total) or done * 4 // total > (done - 1) * 4 // total:
             self.note(f"compiled {done}/{total} programs")
 
     def trained(self, metrics: Mapping[str, Any]) -> None:
@@ -206,7 +208,7 @@ def working(what: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]
     """Give a way to say how it goes; shown on standard error, unless quiet.
 
     On a terminal and in a notebook the line is gone at the end, so that results stand
-    alone.
+    alone. A log is told what is being done once it has been silent for a while.
     """
     console = Console(stderr=True)
     if quiet:
@@ -223,7 +225,24 @@ def working(what: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]
             task = bar.add_task(what, total=None)
             yield lambda line: bar.update(task, description=line)
     else:
-        yield lambda line: print(line, file=sys.stderr, flush=True)
+        with _told_after(_SILENCE_S, what):
+            yield _tell
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _told_after(silence_s: float, what: str) -> Iterator[None]:
+    """Tell what is being done, unless it is done before."""
+    timer = threading.Timer(silence_s, _tell, [f"{what} ..."])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def is_live(console: Console) -> bool:

@@ -89,7 +89,7 @@ def test_the_picture_names_nodes_stages_layers_and_what_is_idle(tmp_path: Path):
     words = " ".join(found)
     for told in ("r0.s0: 6 x 2", "layers 0..2", "tensor 2", "layers 3..7", "data 2"):
         assert told in words, words
-    assert {"replica r0: 6 x 2 sequences", "replica r1: 5 x 2 sequences"} <= set(found)
+    assert {"r0: 6 x 2 sequences", "r1: 5 x 2 sequences"} <= set(found)
     assert found.count("idle") == 2  # three devices in a row, and the legend
 
 

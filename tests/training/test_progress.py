@@ -79,12 +79,14 @@ def test_of_fast_steps_few_lines_are_printed_but_the_last_one_always(
     assert steps == ["1/9", "4/9", "7/9", "9/9"]
 
 
-def test_compiling_many_programs_prints_four_lines(capsys: pytest.CaptureFixture[str]):
+def test_compiling_many_programs_prints_the_first_and_every_quarter(
+    capsys: pytest.CaptureFixture[str],
+):
     shown = Display(1)
     for done in range(1, 41):
         shown.compiled(done, 40)
     lines = capsys.readouterr().out.splitlines()
-    assert lines == [f"compiled {done}/40 programs" for done in (10, 20, 30, 40)]
+    assert lines == [f"compiled {done}/40 programs" for done in (1, 10, 20, 30, 40)]
 
 
 def terminal() -> tuple[Console, io.StringIO]:
@@ -237,3 +239,19 @@ def test_ctrl_c_leaves_a_clean_terminal(tmp_path: Path):
     assert code == 1 and "Traceback" not in screen
     (last,) = screen.rpartition(CURSOR_BACK)[2].splitlines()
     assert last.startswith("interrupted; the same command goes on")
+
+
+def test_a_log_is_told_what_is_being_done_only_after_a_silence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    with progress.working("starting"):
+        pass
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(progress, "_SILENCE_S", 0.01)
+    told = io.StringIO()
+    with monkeypatch.context() as patch, progress.working("starting"):
+        patch.setattr(sys, "stderr", told)
+        until_s = time.monotonic() + PATIENCE_S
+        while not told.getvalue().endswith("\n") and time.monotonic() < until_s:
+            time.sleep(0.01)
+    assert told.getvalue() == "starting ...\n"

@@ -32,6 +32,7 @@ _NAMES_INCHES, _ROW_INCHES, _MARGINS_INCHES = 1.9, 0.5, 1.0
 _GAP = 0.14  # between rows, of a row
 _NOTCH = 0.12  # between devices of a box, of a row
 _POINTS, _POINT_WIDTH = 7.0, 0.56  # of text; mean width of a letter in heights
+_MOST_COLUMNS = 5  # of the legend
 
 
 def layout_picture(plan: Plan, cluster: Cluster, title: str) -> Picture:
@@ -126,4 +127,4 @@ def _draw_legend(figure: Any, layout: Layout) -> None:
         handles.append(patch("idle", **IDLE))
     if layout.num_left_out:
         handles.append(patch(f"and {layout.num_left_out} more nodes", alpha=0))
-    draw_legend(figure, handles, min(len(handles), 4), _POINTS)
+    draw_legend(figure, handles, min(len(handles), _MOST_COLUMNS), _POINTS)
