@@ -139,6 +139,7 @@ def test_a_simulated_step_is_that_of_the_command(
 def test_pictures_show_themselves_and_are_kept(found: FoundPlan, tmp_path: Path):
     for picture, word in ((found.draw(), "a"), (found.step.draw(), "time (ms)")):
         shown = ElementTree.fromstring(picture._repr_svg_())
+        assert "max-width: 100%" in shown.attrib["style"]  # of a narrow cell
         assert word in [text.strip() for text in shown.itertext()]
         for name, start in KINDS.items():
             picture.save(tmp_path / name)

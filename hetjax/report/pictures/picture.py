@@ -24,6 +24,7 @@ STYLE = {
 EDGE, GREY, PALE = "#333333", "#666666", "#c8c8c8"  # of boxes, words, what is idle
 IDLE: dict[str, Any] = {"facecolor": "white", "edgecolor": PALE, "hatch": "/////"}
 WIDTH_INCHES = 10.0
+_FITTING = "max-width: 100%; height: auto"  # style of a drawing within a page
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +55,9 @@ class Picture:
             self.figure.savefig(target, format=kind, dpi=200)
 
     def _repr_svg_(self) -> str:
-        return self.image("svg").decode()
+        """As wide as its place allows, so that a narrow notebook shows all of it."""
+        drawing = self.image("svg").decode()
+        return drawing.replace("<svg ", f'<svg style="{_FITTING}" ', 1)
 
 
 def check_picture(path: Path) -> None:
