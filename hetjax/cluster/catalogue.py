@@ -14,20 +14,23 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from hetjax.cluster.cluster import DEVICE_FIGURES, Node
 from hetjax.errors import BadInput
 
 _FILE = Path(__file__).parent / "devices.toml"
-_PLAIN = {"aliases", "bf16_native", "links_span_hosts"}  # no figures: no source
+_PLAIN = {"aliases", "bf16_native", "fp16_native", "links_span_hosts"}  # no figures
+
+Precision = Literal["bfloat16", "float16", "float32"]  # what a stage computes in
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceSpec:
     """Peaks of one device (one `jax.Device`) and of its way out; prices in USD.
 
-    `peak_tflops` is dense bf16, or fp16 where bf16 is not native. `gb` are 1e9 bytes,
+    `peak_tflops` is dense bf16, or fp16 where bf16 is not native; `fp16_native` if
+    matrix units multiply fp16 as fast. `gb` are 1e9 bytes,
     `gbit` 1e9 bits; both bandwidths count one direction: `intra_node_gb_per_s` of one
     device, `network_gbit_per_s` of one host. `links_span_hosts` if the links inside a
     node join its hosts too. `sources` tells by field where a figure is from.
@@ -43,6 +46,7 @@ class DeviceSpec:
     price_per_hour: float | None = None
     spot_price_per_hour: float | None = None
     bf16_native: bool = True
+    fp16_native: bool = True
     links_span_hosts: bool = False
     aliases: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -78,6 +82,14 @@ def device_spec(node: Node) -> DeviceSpec:
     if len(given) < len(DEVICE_FIGURES):
         raise _unknown(node, [key for key in DEVICE_FIGURES if key not in given])
     return DeviceSpec(name=node.device, **given, sources=sources)
+
+
+def best_precision(spec: DeviceSpec) -> Precision:
+    """Return what the device computes a model in best: bf16 on matrix units, else fp16
+    on them (which needs loss scaling), else fp32."""
+    if spec.bf16_native:
+        return "bfloat16"
+    return "float16" if spec.fp16_native else "float32"
 
 
 def device_price_per_hour(node: Node) -> float | None:

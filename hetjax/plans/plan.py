@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
+from hetjax.cluster.catalogue import Precision
 from hetjax.plans.table import aligned, html_table
 
 Remat = Literal["none", "selective", "full"]
@@ -18,17 +19,8 @@ StageKey = tuple[int, int]  # (replica, stage)
 LayerRange = tuple[int, int]  # half-open
 Group = LayerRange | str  # of gradients: a segment, or the path of a tied parameter
 
-STAGE_COLUMNS = (
-    "replica",
-    "stage",
-    "node",
-    "devices",
-    "data x tensor",
-    "layers",
-    "remat",
-    "launch-ahead",
-    "microbatches",
-)
+_BEFORE = ("replica", "stage", "node", "devices", "data x tensor", "layers", "remat")
+_AFTER = ("launch-ahead", "microbatches")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +37,8 @@ class Stage:
 
     `devices` are indices into the node's devices, in mesh order (data-major).
     `launch_ahead` is the number of forwards that may be in flight (warm-up + 1).
+    `precision` is what the stage computes in; None: what `precision.py` finds for its
+    device.
     """
 
     node: str
@@ -53,6 +47,7 @@ class Stage:
     layers: LayerRange
     remat: Remat = "none"
     launch_ahead: int
+    precision: Precision | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,14 +115,26 @@ class Plan:
 
     def __str__(self) -> str:
         """The title, then an aligned row per stage."""
-        return "\n".join([self.title, *aligned(STAGE_COLUMNS, self.rows())]) + "\n"
+        return "\n".join([self.title, *aligned(self.columns, self.rows())]) + "\n"
 
     def _repr_html_(self) -> str:
-        return html_table(STAGE_COLUMNS, self.rows(), title=self.title)
+        return html_table(self.columns, self.rows(), title=self.title)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The header of `rows`; precisions are shown where some stage says its own."""
+        return (*_BEFORE, *(["precision"] if self._says_precision else []), *_AFTER)
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return a row of text per stage, below `STAGE_COLUMNS`."""
-        return [_row(r, s, self.replicas[r], stage) for r, s, stage in self.stages()]
+        """Return a row of text per stage, below `columns`."""
+        return [
+            _row(r, s, self.replicas[r], stage, self._says_precision)
+            for r, s, stage in self.stages()
+        ]
+
+    @property
+    def _says_precision(self) -> bool:
+        return any(stage.precision for _, _, stage in self.stages())
 
     def stages(self) -> list[tuple[int, int, Stage]]:
         """All stages as (replica index, stage index, stage), in order."""
@@ -138,7 +145,9 @@ class Plan:
         ]
 
 
-def _row(r: int, s: int, replica: Replica, stage: Stage) -> tuple[str, ...]:
+def _row(
+    r: int, s: int, replica: Replica, stage: Stage, with_precision: bool
+) -> tuple[str, ...]:
     first, end = stage.layers
     return (
         str(r) if s == 0 else "",
@@ -148,6 +157,7 @@ def _row(r: int, s: int, replica: Replica, stage: Stage) -> tuple[str, ...]:
         f"{stage.mesh.data} x {stage.mesh.tensor}",
         f"{first}..{end - 1}",
         stage.remat,
+        *([stage.precision or ""] if with_precision else []),
         str(stage.launch_ahead),
         f"{replica.num_microbatches} x {replica.microbatch_size}" if s == 0 else "",
     )

@@ -83,7 +83,7 @@ def plan_json(plan: Plan) -> str:
         "seq_len": plan.seq_len,
         "global_batch": plan.global_batch,
         "schedule": plan.schedule,
-        "replicas": [asdict(replica) for replica in plan.replicas],
+        "replicas": [_said(replica) for replica in plan.replicas],
     }
     if plan.programs:
         values["programs"] = dict(plan.programs)
@@ -93,6 +93,15 @@ def plan_json(plan: Plan) -> str:
             k: v for k, v in predicted.items() if v not in (None, {})
         }
     return "\n".join(_lines(values, depth=0)) + "\n"
+
+
+def _said(replica: Replica) -> dict[str, Any]:
+    """The fields of a replica; a precision that a stage does not say is left out."""
+    values = asdict(replica)
+    for stage in values["stages"]:
+        if stage["precision"] is None:
+            del stage["precision"]
+    return values
 
 
 def write_plan(path: str | Path, plan: Plan) -> None:
@@ -171,6 +180,7 @@ def _stage(raw: object, where: str, schedule: str, launch_ahead: int) -> Stage:
         layers=(layers[0], layers[1]),
         remat=values.get("remat", "none"),
         launch_ahead=values.get("launch_ahead", launch_ahead),
+        precision=values.get("precision"),
     )
 
 

@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import get_args
 
 from hetjax.cluster import ranges
+from hetjax.cluster.catalogue import Precision
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.ranges import Range
 from hetjax.cluster.user_files import did_you_mean
@@ -69,6 +70,9 @@ def _names(case: _Case) -> Iterator[BadInput]:
             yield _unknown(f"{where}.node", stage.node, tuple(case.nodes))
         if stage.remat not in get_args(Remat):
             yield _unknown(f"{where}.remat", stage.remat, get_args(Remat))
+        if stage.precision not in (None, *get_args(Precision)):
+            said = str(stage.precision)
+            yield _unknown(f"{where}.precision", said, get_args(Precision))
     for node in case.plan.programs:
         if node not in case.nodes:
             yield _unknown("programs for node", node, tuple(case.nodes))

@@ -41,7 +41,7 @@ from hetjax.report.plan_rows import (
     wish_rows,
 )
 from hetjax.report.prediction import SimulatedStep, found_plan
-from hetjax.report.step_rows import STAGES, MemoryBar, memory_bars, stage_rows
+from hetjax.report.step_rows import MemoryBar, memory_bars, stage_header, stage_rows
 from hetjax.schedule.predicted import Predicted
 
 Ended = Literal["interrupted", "search_s"]
@@ -142,7 +142,7 @@ class FoundPlan:
         planned = self.planned
         lines = [planned.best.plan.title, f"times: {planned.best.times_from}", ""]
         rows = stage_rows(planned.best, planned.request.cluster)
-        lines += [*aligned(STAGES, rows), ""]
+        lines += [*aligned(stage_header(planned.best.plan), rows), ""]
         lines += [*_memory(planned), ""]
         lines += [step_line(planned.best), *sentences(planned)]
         rest = (

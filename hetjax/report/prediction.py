@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetjax.errors import BadInput
-from hetjax.plans.plan import STAGE_COLUMNS, Plan, Prediction
+from hetjax.plans.plan import Plan, Prediction
 from hetjax.plans.table import aligned, html_table
 from hetjax.report.pictures.picture import Picture
 from hetjax.report.pictures.timeline import timeline_picture
@@ -28,13 +28,7 @@ GIB = 2**30
 SPACE = (  # what the bound is about, to be said wherever it is
     "1F1B family, fused backward, no interleaving, the modelled costs"
 )
-_STAGE_HEADER = (  # a plan's, without meshes and microbatches
-    *STAGE_COLUMNS[:4],
-    *STAGE_COLUMNS[5:8],
-    "forward ms",
-    "backward ms",
-    "memory of capacity",
-)
+_STAGE_FIGURES = ("forward ms", "backward ms", "memory of capacity")
 _DEVICE_HEADER = ("devices", "stages", "busy", "waiting", "idle")
 
 
@@ -116,7 +110,7 @@ class SimulatedStep:
                 predicted.plan.title,
                 f"times: {predicted.times_from}",
                 "",
-                *aligned(_STAGE_HEADER, _stage_rows(predicted)),
+                *aligned(_stage_header(predicted.plan), _stage_rows(predicted)),
                 "",
                 *aligned(_DEVICE_HEADER, _device_rows(predicted)),
                 "",
@@ -130,7 +124,7 @@ class SimulatedStep:
         times = f"times: {predicted.times_from}"
         said = headline(predicted), *_second_line(predicted)
         stages = html_table(
-            _STAGE_HEADER,
+            _stage_header(predicted.plan),
             _stage_rows(predicted),
             title=predicted.plan.title,
             notes=[times],
@@ -276,6 +270,15 @@ def _device_values(predicted: Predicted) -> dict[str, dict[str, Any]]:
     return found
 
 
+def _stage_header(plan: Plan) -> tuple[str, ...]:
+    return (*_cells(plan.columns), *_STAGE_FIGURES)
+
+
+def _cells(row: tuple[str, ...]) -> tuple[str, ...]:
+    """A plan's row, without meshes and microbatches."""
+    return (*row[:4], *row[5:-1])
+
+
 def _stage_rows(predicted: Predicted) -> list[tuple[str, ...]]:
     rows, told = [], set[Lane]()
     plan = predicted.plan
@@ -287,7 +290,7 @@ def _stage_rows(predicted: Predicted) -> list[tuple[str, ...]]:
             memory = ""
         told.add(lane)
         passes = ms(times.forward_s), ms(times.backward_s)
-        rows.append((*row[:4], *row[5:8], *passes, memory))
+        rows.append((*_cells(row), *passes, memory))
     return rows
 
 

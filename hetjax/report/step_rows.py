@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from hetjax.cluster.cluster import Cluster
-from hetjax.plans.plan import STAGE_COLUMNS
+from hetjax.plans.plan import Plan
 from hetjax.report.layout_rows import alike_replicas
 from hetjax.report.prediction import first_device, lane_name, memory_told
 from hetjax.schedule.predicted import Predicted
@@ -19,7 +19,6 @@ from hetjax.schedule.simulation.result import Lane, lane_of
 _MOST_STAGES = 64  # that are told one by one
 
 Row = tuple[str, ...]
-STAGES: Row = (*STAGE_COLUMNS, "busy")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +53,11 @@ class MemoryBar:
     @property
     def told(self) -> str:
         return memory_told(self.use.total_bytes, self.capacity_bytes)
+
+
+def stage_header(plan: Plan) -> Row:
+    """Return the columns of `stage_rows`."""
+    return (*plan.columns, "busy")
 
 
 def stage_rows(best: Predicted, cluster: Cluster) -> list[Row]:

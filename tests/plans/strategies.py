@@ -7,10 +7,11 @@ Owns the drawing, and small changes to a plan. Does not own what is valid
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 from hypothesis import strategies as st
 
+from hetjax.cluster.catalogue import Precision
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.names import is_node
 from hetjax.plans.plan import Plan, Prediction, Replica, Stage, StageMesh
@@ -154,6 +155,7 @@ any_stages = st.builds(
     layers=st.tuples(integers, integers),
     remat=st.sampled_from(REMATS),
     launch_ahead=integers,
+    precision=st.none() | st.sampled_from(get_args(Precision)),
 )
 
 any_plans = st.builds(

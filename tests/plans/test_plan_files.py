@@ -30,7 +30,13 @@ PLAN = Plan(
                     remat="selective",
                     launch_ahead=2,
                 ),
-                Stage(node="v100-0", devices=(0,), layers=(3, 6), launch_ahead=1),
+                Stage(
+                    node="v100-0",
+                    devices=(0,),
+                    layers=(3, 6),
+                    launch_ahead=1,
+                    precision="float16",
+                ),
             ),
         ),
         Replica(
@@ -58,7 +64,7 @@ GOLDEN = """\
         {"node": "a100-0", "devices": [0, 1], "mesh": {"data": 1, "tensor": 2}, \
 "layers": [0, 3], "remat": "selective", "launch_ahead": 2},
         {"node": "v100-0", "devices": [0], "mesh": {"data": 1, "tensor": 1}, \
-"layers": [3, 6], "remat": "none", "launch_ahead": 1}
+"layers": [3, 6], "remat": "none", "launch_ahead": 1, "precision": "float16"}
       ]
     },
     {
@@ -193,7 +199,8 @@ STAGE = "replicas[0].stages[1]"
             '"devices": [1]',
             '"device": [1]',
             f"unknown key '{STAGE}.device'",
-            f"keys of {STAGE}: node, devices, layers, mesh, remat, launch_ahead",
+            f"keys of {STAGE}: node, devices, layers, mesh, remat, launch_ahead, "
+            "precision",
             "did you mean 'devices'?",
         ),
         (

@@ -24,5 +24,22 @@ microbatches
 """
 
 
+SAID = """\
+tiny: 16 sequences of 128 tokens per step, schedule 1f1b
+replica  stage  node    devices  data x tensor  layers  remat  precision  \
+launch-ahead  microbatches
+0        0      a100-0  0,1      1 x 2          0..3    full              2           \
+  4 x 2
+         1      v100-0  0        1 x 1          4..5    none   float16    1
+1        0      h20-0   2        1 x 1          0..5    none              1           \
+  8 x 1
+"""
+
+
 def test_the_table_is_the_golden_one():
     assert str(parse_plan(PLAN)) == TABLE
+
+
+def test_precisions_are_shown_where_some_stage_says_its_own():
+    said = PLAN.replace('"layers": [4, 6]', '"layers": [4, 6], "precision": "float16"')
+    assert str(parse_plan(said)) == SAID

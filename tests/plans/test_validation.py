@@ -91,6 +91,12 @@ ONE_STAGE = f"a device in one stage only (schedules {_SHARING} allow more)"
             "use one of none, selective, full",
         ),
         (
+            stage(precision="fp16"),
+            f"{STAGE}.precision = 'fp16'",
+            "one of bfloat16, float16, float32",
+            "use one of bfloat16, float16, float32",
+        ),
+        (
             replace(CASE.plan, programs={"x": ""}),
             "programs for node = 'x'",
             "one of a100-0, v100-0, h20-0",

@@ -10,10 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hetjax.cluster.cluster import Cluster
-from hetjax.plans.plan import STAGE_COLUMNS, Plan
+from hetjax.plans.plan import Plan
 from hetjax.report.html.timeline_view import TimelineView, timeline_view
 from hetjax.report.layout_rows import Layout, layout_of
-from hetjax.report.step_rows import STAGES, MemoryBar, Row, memory_bars, stage_rows
+from hetjax.report.step_rows import (
+    MemoryBar,
+    Row,
+    memory_bars,
+    stage_header,
+    stage_rows,
+)
 from hetjax.schedule.predicted import Predicted
 
 _MEMORY = ("static", "residuals", "activations", "workspace")
@@ -39,7 +45,7 @@ def plan_view(plan: Plan, cluster: Cluster, predicted: Predicted | None) -> Plan
         timeline=timeline_view(predicted, cluster) if known else None,
         memory=[_bar(bar) for bar in memory_bars(predicted)] if known else (),
         memory_legend=_MEMORY,
-        stage_header=STAGES if known else STAGE_COLUMNS,
+        stage_header=stage_header(plan) if known else plan.columns,
         stages=stage_rows(predicted, cluster) if known else plan.rows(),
     )
 
