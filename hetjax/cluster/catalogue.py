@@ -9,7 +9,7 @@ to these peaks, nor routes between devices (both `costs/`).
 import difflib
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -20,6 +20,9 @@ from hetjax.cluster.cluster import DEVICE_FIGURES, Node
 from hetjax.errors import BadInput
 
 _FILE = Path(__file__).parent / "devices.toml"
+_NUM_NEAREST = 3  # names that are shown for one that there is not
+# words by which cards of one number differ, in memory too
+_VARIANTS = {"ti", "super", "laptop", "mobile", "max", "d", "mig", "nvl", "ada"}
 _PLAIN = {"aliases", "bf16_native", "fp16_native", "links_span_hosts"}  # no figures
 
 Precision = Literal["bfloat16", "float16", "float32"]  # what a stage computes in
@@ -131,27 +134,45 @@ def _names() -> Mapping[str, str]:
 
 def _unknown(node: Node, missing: list[str]) -> BadInput:
     keys = ", ".join(f"{key} = ..." for key in missing)
-    near = list(dict.fromkeys(_near(node.device)))[:3]
-    meant = [name for name in near if _is_spelling_of(name, node.device)]
-    named = f'write device = "{meant[0]}", or ' if meant else ""
+    holding, alike = _holding(node.device), _alike(node.device)
+    near = list(dict.fromkeys([*holding, *alike]))
+    spelled = [name for name in holding or alike if _is_spelling_of(name, node.device)]
+    # of several that may be meant the one that promises least: plans for it run
+    least = min(spelled, key=lambda name: catalogue()[name].memory_gib, default=None)
+    named = f'write device = "{least}", or ' if least else ""
     return BadInput(
         got=f"node {node.name!r}: device {node.device!r} is not in the device catalogue"
         f" and the node gives no {', '.join(missing)}",
         allowed=f"{'close matches' if near else 'devices'}: "
-        f"{', '.join(near or catalogue())}; or a device with figures of its own",
-        fix=f"{named}add to the node: {keys}",
+        f"{', '.join(near[:_NUM_NEAREST] or catalogue())}; or a device with figures of "
+        "its own",
+        fix=f"{named}add to the node: {keys}; on a machine that has it, hetjax doctor "
+        "--probe measures and prints them",
     )
 
 
 def _is_spelling_of(name: str, device: str) -> bool:
-    """Whether it may be meant: another number is another card."""
-    numbers, said = (set(re.findall(r"\d+", word)) for word in (name, device))
-    return said <= numbers
+    """Whether it may be meant: another number or another suffix is another card."""
+    ours, said = (re.findall(r"\d+|[a-z]+", word.lower()) for word in (name, device))
+    numbers = {word for word in said if word.isdigit()}
+    return numbers <= {*ours} and _VARIANTS & {*ours} == _VARIANTS & {*said}
 
 
-def _near(device: str) -> Iterator[str]:
-    """Yield the names that hold the word, then the names that look like it."""
-    spelled = {word.lower(): name for word, name in _names().items()}
-    word = "-".join(device.lower().split())
-    yield from (name for other, name in spelled.items() if word and word in other)
-    yield from (spelled[o] for o in difflib.get_close_matches(word, list(spelled)))
+def _holding(device: str) -> list[str]:
+    """Return the names that hold the word."""
+    word = _word(device)
+    return [name for other, name in _words().items() if word and word in other]
+
+
+def _alike(device: str) -> list[str]:
+    """Return the names that look like the word, the nearest first."""
+    words = _words()
+    return [words[o] for o in difflib.get_close_matches(_word(device), list(words))]
+
+
+def _words() -> dict[str, str]:
+    return {_word(other): name for other, name in _names().items()}
+
+
+def _word(device: str) -> str:
+    return "-".join(device.lower().split())

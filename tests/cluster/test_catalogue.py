@@ -56,6 +56,89 @@ def node(device: str, **more) -> Node:
         ("NVIDIA GeForce RTX 3090", "GeForce-RTX-3090"),
         ("NVIDIA GeForce RTX 2080 Ti", "GeForce-RTX-2080-Ti"),
         ("NVIDIA TITAN RTX", "TITAN-RTX"),
+        ("NVIDIA H100 NVL", "H100-NVL"),
+        ("NVIDIA H200 NVL", "H200-NVL"),
+        ("NVIDIA GH200 120GB", "GH200-480GB"),
+        ("NVIDIA GH200 144G HBM3e", "GH200-144G-HBM3e"),
+        ("NVIDIA A800-SXM4-80GB", "A800-SXM4-80GB"),
+        ("NVIDIA A100-PCIE-40GB", "A100-PCIE-40GB"),
+        ("A100-SXM4-40GB", "A100-SXM4-40GB"),  # of a driver that leaves NVIDIA out
+        ("NVIDIA A40", "A40"),
+        ("NVIDIA A30", "A30"),
+        ("NVIDIA A16", "A16"),
+        ("NVIDIA A10", "A10"),
+        ("NVIDIA A2", "A2"),
+        ("NVIDIA L40", "L40"),
+        ("Tesla V100S-PCIE-32GB", "V100S-PCIE-32GB"),
+        ("Tesla V100-PCIE-32GB", "V100-PCIE-32GB"),
+        ("Tesla V100-PCIE-16GB", "V100-PCIE-16GB"),
+        ("Tesla V100-SXM3-32GB", "V100-SXM2-32GB"),
+        ("Tesla P100-PCIE-16GB", "P100-PCIE-16GB"),
+        ("Tesla P40", "P40"),
+        ("Tesla P4", "P4"),
+        (
+            "NVIDIA RTX PRO 6000 Blackwell Workstation Edition",
+            "RTX-PRO-6000-Blackwell-Workstation-Edition",
+        ),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX-6000-Ada-Generation"),
+        ("NVIDIA RTX 5000 Ada Generation", "RTX-5000-Ada-Generation"),
+        ("NVIDIA RTX 4500 Ada Generation", "RTX-4500-Ada-Generation"),
+        ("NVIDIA RTX A6000", "RTX-A6000"),
+        ("NVIDIA RTX A5500", "RTX-A5500"),
+        ("NVIDIA RTX A5000", "RTX-A5000"),
+        ("NVIDIA RTX A4500", "RTX-A4500"),
+        ("NVIDIA RTX A4000", "RTX-A4000"),
+        ("Quadro RTX 8000", "Quadro-RTX-8000"),
+        ("Quadro RTX 6000", "Quadro-RTX-6000"),
+        ("Quadro RTX 5000", "Quadro-RTX-5000"),
+        ("NVIDIA TITAN V", "TITAN-V"),
+        ("NVIDIA TITAN Xp", "TITAN-Xp"),
+        ("NVIDIA GeForce RTX 5090", "GeForce-RTX-5090"),
+        ("NVIDIA GeForce RTX 5080", "GeForce-RTX-5080"),
+        ("NVIDIA GeForce RTX 5070 Ti", "GeForce-RTX-5070-Ti"),
+        ("NVIDIA GeForce RTX 5070", "GeForce-RTX-5070"),
+        ("NVIDIA GeForce RTX 5060 Ti", "GeForce-RTX-5060-Ti"),
+        ("NVIDIA GeForce RTX 5060", "GeForce-RTX-5060"),
+        ("NVIDIA GeForce RTX 4080 SUPER", "GeForce-RTX-4080-SUPER"),
+        ("NVIDIA GeForce RTX 4080", "GeForce-RTX-4080"),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", "GeForce-RTX-4070-Ti-SUPER"),
+        ("NVIDIA GeForce RTX 4070 Ti", "GeForce-RTX-4070-Ti"),
+        ("NVIDIA GeForce RTX 4070 SUPER", "GeForce-RTX-4070-SUPER"),
+        ("NVIDIA GeForce RTX 4070", "GeForce-RTX-4070"),
+        ("NVIDIA GeForce RTX 4060 Ti", "GeForce-RTX-4060-Ti"),
+        ("NVIDIA GeForce RTX 4060", "GeForce-RTX-4060"),
+        ("NVIDIA GeForce RTX 3090 Ti", "GeForce-RTX-3090-Ti"),
+        ("NVIDIA GeForce RTX 3080 Ti", "GeForce-RTX-3080-Ti"),
+        ("NVIDIA GeForce RTX 3080", "GeForce-RTX-3080"),
+        ("NVIDIA GeForce RTX 3070 Ti", "GeForce-RTX-3070-Ti"),
+        ("NVIDIA GeForce RTX 3070", "GeForce-RTX-3070"),
+        ("NVIDIA GeForce RTX 3060 Ti", "GeForce-RTX-3060-Ti"),
+        ("NVIDIA GeForce RTX 3060", "GeForce-RTX-3060"),
+        ("NVIDIA GeForce RTX 2080 SUPER", "GeForce-RTX-2080-SUPER"),
+        ("NVIDIA GeForce RTX 2080", "GeForce-RTX-2080"),
+        ("NVIDIA GeForce RTX 2070 SUPER", "GeForce-RTX-2070-SUPER"),
+        ("NVIDIA GeForce RTX 2070", "GeForce-RTX-2070"),
+        ("NVIDIA GeForce RTX 2060 SUPER", "GeForce-RTX-2060-SUPER"),
+        ("NVIDIA GeForce RTX 2060", "GeForce-RTX-2060"),
+        ("NVIDIA GeForce GTX 1660 Ti", "GeForce-GTX-1660-Ti"),
+        ("NVIDIA GeForce GTX 1660 SUPER", "GeForce-GTX-1660-SUPER"),
+        ("NVIDIA GeForce GTX 1660", "GeForce-GTX-1660"),
+        ("NVIDIA GeForce GTX 1650", "GeForce-GTX-1650"),
+        ("NVIDIA GeForce GTX 1080 Ti", "GeForce-GTX-1080-Ti"),
+        ("NVIDIA GeForce GTX 1080", "GeForce-GTX-1080"),
+        ("GeForce GTX 1070", "GeForce-GTX-1070"),
+        ("AMD Instinct MI355X", "Instinct-MI355X"),
+        ("AMD Instinct MI350X", "Instinct-MI350X"),
+        ("AMD Instinct MI325X", "Instinct-MI325X"),
+        ("AMD Instinct MI300X", "Instinct-MI300X"),
+        ("AMD Instinct MI250X", "Instinct-MI250X"),
+        ("AMD Instinct MI250X/MI250", "Instinct-MI250X"),
+        ("AMD Instinct MI250X / MI250", "Instinct-MI250X"),
+        ("AMD Instinct MI210", "Instinct-MI210"),
+        ("AMD Instinct MI100", "Instinct-MI100"),
+        ("AMD Radeon RX 7900 XTX", "Radeon-RX-7900-XTX"),
+        ("AMD Radeon RX 7900 XT", "Radeon-RX-7900-XT"),
+        ("AMD Radeon PRO W7900", "Radeon-PRO-W7900"),
         ("TPU v2", "TPU-v2"),
         ("TPU v3", "TPU-v3"),
         ("TPU v4", "TPU-v4"),
@@ -91,6 +174,68 @@ def test_a_reported_device_kind_leads_to_its_entry(device_kind, name):
         ("GeForce-RTX-3090", 82, 512, 1.695),
         ("GeForce-RTX-2080-Ti", 68, 512, 1.545),
         ("TITAN-RTX", 72, 1024, 1.77),
+        ("GeForce-RTX-5090", 170, 512, 2.407),
+        ("GeForce-RTX-5080", 84, 512, 2.617),
+        ("GeForce-RTX-5070-Ti", 70, 512, 2.452),
+        ("GeForce-RTX-5070", 48, 512, 2.512),
+        ("GeForce-RTX-5060-Ti", 36, 512, 2.572),
+        ("GeForce-RTX-5060", 30, 512, 2.497),
+        ("GeForce-RTX-4080-SUPER", 80, 512, 2.55),
+        ("GeForce-RTX-4080", 76, 512, 2.505),
+        ("GeForce-RTX-4070-Ti-SUPER", 66, 512, 2.61),
+        ("GeForce-RTX-4070-Ti", 60, 512, 2.61),
+        ("GeForce-RTX-4070-SUPER", 56, 512, 2.475),
+        ("GeForce-RTX-4070", 46, 512, 2.475),
+        ("GeForce-RTX-4060-Ti", 34, 512, 2.535),
+        ("GeForce-RTX-4060", 24, 512, 2.46),
+        ("GeForce-RTX-3090-Ti", 84, 512, 1.86),
+        ("GeForce-RTX-3080-Ti", 80, 512, 1.665),
+        ("GeForce-RTX-3080", 68, 512, 1.71),
+        ("GeForce-RTX-3070-Ti", 48, 512, 1.77),
+        ("GeForce-RTX-3070", 46, 512, 1.725),
+        ("GeForce-RTX-3060-Ti", 38, 512, 1.665),
+        ("GeForce-RTX-3060", 28, 512, 1.777),
+        ("GeForce-RTX-2080-SUPER", 48, 512, 1.815),
+        ("GeForce-RTX-2080", 46, 512, 1.71),
+        ("GeForce-RTX-2070-SUPER", 40, 512, 1.77),
+        ("GeForce-RTX-2070", 36, 512, 1.62),
+        ("GeForce-RTX-2060-SUPER", 34, 512, 1.65),
+        ("GeForce-RTX-2060", 30, 512, 1.68),
+        ("GeForce-GTX-1660-Ti", 24, 128, 1.77),
+        ("GeForce-GTX-1660-SUPER", 22, 128, 1.785),
+        ("GeForce-GTX-1650", 14, 128, 1.665),
+        ("GeForce-GTX-1080-Ti", 28, 256, 1.582),
+        ("GeForce-GTX-1080", 20, 256, 1.733),
+        ("GeForce-GTX-1070", 15, 256, 1.683),
+        ("TITAN-Xp", 30, 256, 1.582),
+        ("TITAN-V", 80, 1024, 1.335),
+        ("RTX-6000-Ada-Generation", 142, 1024, 2.505),
+        ("RTX-5000-Ada-Generation", 100, 1024, 2.55),
+        ("RTX-4500-Ada-Generation", 60, 1024, 2.58),
+        ("RTX-A6000", 84, 1024, 1.8),
+        ("RTX-A5500", 80, 1024, 1.665),
+        ("RTX-A5000", 64, 1024, 1.695),
+        ("RTX-A4500", 56, 1024, 1.65),
+        ("RTX-A4000", 48, 1024, 1.56),
+        ("Quadro-RTX-8000", 72, 1024, 1.77),
+        ("Quadro-RTX-5000", 48, 1024, 1.815),
+        ("A40", 84, 1024, 1.74),
+        ("A30", 56, 2048, 1.44),
+        ("A10", 72, 1024, 1.695),
+        ("L40", 142, 512, 2.49),
+        ("V100-PCIE-16GB", 80, 1024, 1.38),
+        ("P100-PCIE-16GB", 56, 256, 1.303),
+        ("P40", 30, 256, 1.531),
+        # compute units
+        ("Instinct-MI355X", 256, 4096, 2.4),
+        ("Instinct-MI350X", 256, 4096, 2.2),
+        ("Instinct-MI300X", 304, 2048, 2.1),
+        ("Instinct-MI250X", 110, 1024, 1.7),
+        ("Instinct-MI250", 104, 1024, 1.7),
+        ("Instinct-MI210", 104, 1024, 1.7),
+        ("Instinct-MI100", 120, 512, 1.502),
+        ("Radeon-RX-7900-XTX", 96, 512, 2.5),
+        ("Radeon-RX-7900-XT", 84, 512, 2.4),
     ],
 )
 def test_peaks_are_dense_and_follow_from_units_and_clock(
@@ -117,6 +262,41 @@ def test_peaks_are_dense_and_follow_from_units_and_clock(
         ("GeForce-RTX-3090", 384, 19.5),
         ("GeForce-RTX-2080-Ti", 352, 14.0),
         ("TITAN-RTX", 384, 14.0),
+        ("GeForce-RTX-5090", 512, 28.0),
+        ("GeForce-RTX-5080", 256, 30.0),
+        ("GeForce-RTX-5070-Ti", 256, 28.0),
+        ("GeForce-RTX-5070", 192, 28.0),
+        ("GeForce-RTX-5060-Ti", 128, 28.0),
+        ("GeForce-RTX-4080-SUPER", 256, 23.0),
+        ("GeForce-RTX-4080", 256, 22.4),
+        ("GeForce-RTX-4070-Ti-SUPER", 256, 21.0),
+        ("GeForce-RTX-4070-Ti", 192, 21.0),
+        ("GeForce-RTX-4060-Ti", 128, 18.0),
+        ("GeForce-RTX-4060", 128, 17.0),
+        ("GeForce-RTX-3090-Ti", 384, 21.0),
+        ("GeForce-RTX-3080-Ti", 384, 19.0),
+        ("GeForce-RTX-3080", 320, 19.0),
+        ("GeForce-RTX-3070-Ti", 256, 19.0),
+        ("GeForce-RTX-3070", 256, 14.0),
+        ("GeForce-RTX-3060", 192, 15.0),
+        ("GeForce-RTX-2080-SUPER", 256, 15.5),
+        ("GeForce-RTX-2060", 192, 14.0),
+        ("GeForce-GTX-1660-Ti", 192, 12.0),
+        ("GeForce-GTX-1660-SUPER", 192, 14.0),
+        ("GeForce-GTX-1660", 192, 8.0),
+        ("GeForce-GTX-1650", 128, 8.0),
+        ("GeForce-GTX-1080-Ti", 352, 11.0),
+        ("GeForce-GTX-1080", 256, 10.0),
+        ("RTX-6000-Ada-Generation", 384, 20.0),
+        ("RTX-A6000", 384, 16.0),
+        ("RTX-A4000", 256, 14.0),
+        ("A40", 384, 14.5),
+        ("A10", 384, 12.5),
+        ("A30", 3072, 2.43),
+        ("Instinct-MI300X", 8192, 5.2),
+        ("Instinct-MI250X", 4096, 3.2),
+        ("Instinct-MI100", 4096, 2.4),
+        ("Radeon-RX-7900-XTX", 384, 20.0),
     ],
 )
 def test_memory_bandwidths_are_gigabytes_and_follow_from_the_bus(
@@ -218,15 +398,26 @@ def test_an_unknown_device_names_close_matches_and_the_keys_to_write():
     )
     assert caught.value.fix == (
         'write device = "A100-SXM4-80GB", or add to the node: memory_gb_per_s = ..., '
-        "intra_node_gb_per_s = ..., network_gbit_per_s = ..."
+        "intra_node_gb_per_s = ..., network_gbit_per_s = ...; on a machine that has "
+        "it, hetjax doctor --probe measures and prints them"
     )
 
 
-@pytest.mark.parametrize("device", ["GeForce-RTX-4070", "GeForce-RTX-4080-Laptop"])
-def test_a_card_of_another_number_is_no_spelling_of_a_known_one(device: str):
+@pytest.mark.parametrize(
+    "device",
+    [
+        "GeForce-RTX-4075",
+        "GeForce-RTX-4080-Laptop-GPU",  # fewer units, less memory
+        "GeForce-RTX-4090-D",
+        "GeForce-RTX-3080-12GB",
+        "GeForce-RTX-2060-Ti",
+        "A100-SXM4-40GB-MIG-1g.5gb",  # a slice of a card
+    ],
+)
+def test_another_number_or_suffix_is_no_spelling_of_a_known_card(device: str):
     with pytest.raises(BadInput) as caught:
         device_spec(node(device))
-    assert "GeForce-RTX-" in caught.value.allowed
+    assert caught.value.allowed.startswith("close matches: ")
     assert caught.value.fix.startswith("add to the node: peak_tflops = ...")
 
 
@@ -238,6 +429,30 @@ def test_a_spelling_of_a_known_card_is_offered(device: str):
         device_spec(node(device))
     numbers = [n for n in ("40", "20", "3090") if n in device]
     assert all(n in caught.value.fix.partition(",")[0] for n in numbers)
+
+
+@pytest.mark.parametrize(
+    ("device", "named"),
+    [
+        ("A100", "A100-SXM4-40GB"),
+        ("a100 sxm4", "A100-SXM4-40GB"),
+        ("V100", "V100-SXM2-16GB"),
+        ("rtx 6000", "Quadro-RTX-6000"),
+    ],
+)
+def test_no_advice_names_a_card_with_more_memory_than_the_one_meant(device, named):
+    """Of all whose name holds the words, none has less than the one that is named."""
+    with pytest.raises(BadInput) as caught:
+        device_spec(node(device))
+    assert caught.value.fix.startswith(f'write device = "{named}", or ')
+    words = device.lower().split()
+    meant = [
+        spec
+        for spec in catalogue().values()
+        if all(word in spec.name.lower() for word in words) and "Ada" not in spec.name
+    ]
+    assert len(meant) > 1
+    assert catalogue()[named].memory_gib == min(spec.memory_gib for spec in meant)
 
 
 def test_a_device_like_no_other_lists_all_devices():
