@@ -33,9 +33,9 @@ from pathlib import Path
 
 from hetjax.mesh.accelerators import check_accelerator_used
 from hetjax.train import main
-from hetjax.training import placement
+from hetjax.training import hardware
 
-placement.check_accelerator_used = partial(check_accelerator_used, Path("machine"))
+hardware.check_accelerator_used = partial(check_accelerator_used, Path("machine"))
 sys.exit(main(["gpt2-124m", "--run-dir", "run"]))
 """
 

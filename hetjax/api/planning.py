@@ -46,8 +46,8 @@ from hetjax.report.found import ComparedPlanners, FoundPlan
 from hetjax.report.prediction import check_finite
 from hetjax.report.progress import working
 from hetjax.training.config import option
+from hetjax.training.hardware import cluster_of
 from hetjax.training.optimizer import optimizer
-from hetjax.training.placement import cluster_of
 from hetjax.training.presets import Preset
 from hetjax.training.presets import preset as preset_of
 

@@ -16,8 +16,8 @@ from hetjax.profiling.config import ProfileConfig
 from hetjax.profiling.measuring import check_choices
 from hetjax.profiling.measuring import measure_profile as measured
 from hetjax.report.measured import MeasuredProfile
+from hetjax.training.hardware import choose_hardware
 from hetjax.training.optimizer import optimizer
-from hetjax.training.placement import choose_hardware
 from hetjax.training.presets import Preset, profile_config
 from hetjax.training.presets import preset as preset_of
 

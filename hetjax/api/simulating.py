@@ -30,8 +30,9 @@ from hetjax.schedule.predicted import predict
 from hetjax.schedule.search import with_schedule
 from hetjax.stage.arrays import OptimizerInit
 from hetjax.stage.partition import tied_holders
+from hetjax.training.hardware import cluster_of
 from hetjax.training.optimizer import optimizer
-from hetjax.training.placement import check_plan, choose_plan, cluster_of
+from hetjax.training.placement import check_plan, choose_plan
 from hetjax.training.presets import PRESETS, Preset, check_plan_or_preset, preset
 
 

@@ -21,7 +21,7 @@ from hetjax.report.run_report import RunReport
 from hetjax.training import rundir
 from hetjax.training.config import RunConfig, changed_config, check_config
 from hetjax.training.events import clear_ends
-from hetjax.training.placement import has_room
+from hetjax.training.hardware import has_room
 from hetjax.training.presets import Preset
 from hetjax.training.presets import preset as preset_of
 from hetjax.training.run import Session

@@ -41,12 +41,10 @@ from hetjax.training.events import (
     record_recovery,
 )
 from hetjax.training.goodput import Spent
+from hetjax.training.hardware import choose_hardware
 from hetjax.training.loop import Loop
 from hetjax.training.optimizer import LearningRates
-from hetjax.training.placement import (
-    choose_hardware,
-    choose_plan,
-)
+from hetjax.training.placement import choose_plan
 from hetjax.training.presets import Preset
 from hetjax.training.run_reports import write_report
 from hetjax.training.rundir import Journal, read_journal

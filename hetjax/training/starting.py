@@ -46,8 +46,9 @@ from hetjax.runtime.rpc.schema import Json
 from hetjax.training import rundir
 from hetjax.training.ahead import Planning
 from hetjax.training.config import RunConfig
+from hetjax.training.hardware import Hardware
 from hetjax.training.optimizer import optimizer
-from hetjax.training.placement import Choice, Hardware, next_plan
+from hetjax.training.placement import Choice, next_plan
 from hetjax.training.rundir import (
     LOGS,
     Previous,

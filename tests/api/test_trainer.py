@@ -17,7 +17,7 @@ from hetjax.elastic.driver import Driver
 from hetjax.errors import BadInput, RunFailed
 from hetjax.models.presets import MODEL_CONFIGS
 from hetjax.report.journals import Events, Metrics
-from hetjax.training.placement import has_room
+from hetjax.training.hardware import has_room
 from hetjax.training.presets import PRESETS
 from hetjax.training.run import run
 from tests.training.small import (

@@ -12,7 +12,8 @@ from hetjax.cluster.cluster_files import cluster_toml, load_cluster
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import write_plan
-from hetjax.training.placement import choose_hardware, choose_plan
+from hetjax.training.hardware import choose_hardware
+from hetjax.training.placement import choose_plan
 from hetjax.training.presets import Preset
 from hetjax.training.rundir import Previous
 from tests.training.small import (

@@ -25,9 +25,9 @@ from hetjax.mesh.accelerators import (
 )
 from hetjax.models.presets import model_preset
 from hetjax.plans.plan_files import plan_json
-from hetjax.training import placement, worker
+from hetjax.training import hardware, worker
 from hetjax.training.config import config_values
-from hetjax.training.placement import choose_hardware
+from hetjax.training.hardware import choose_hardware
 from hetjax.training.presets import PRESETS, Preset, profile_config
 from tests.training.small import ONE_STAGE, but, small_preset
 
@@ -44,7 +44,7 @@ def unused_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAX_PLATFORMS")
     for check in (check_accelerator_used, check_accelerator_usable):
         there = partial(check, tmp_path / "machine")
-        for module in (placement, worker):
+        for module in (hardware, worker):
             monkeypatch.setattr(module, check.__name__, there, raising=False)
 
 
@@ -60,8 +60,8 @@ def test_a_run_for_the_devices_that_are_here_is_refused(real: Preset):
 
 
 def test_a_run_that_asks_for_the_cpu_gets_it(real: Preset):
-    hardware = choose_hardware(but(real, platform="cpu").config, real)
-    [node] = hardware.cluster.nodes
+    there = choose_hardware(but(real, platform="cpu").config, real)
+    [node] = there.cluster.nodes
     assert (node.device, node.count) == ("cpu", len(jax.local_devices()))
 
 
@@ -74,8 +74,8 @@ def test_a_cluster_file_asks_for_the_cpu_by_saying_so(real: Preset):
 def test_simulated_runs_take_the_cpu(tmp_path: Path):
     preset = small_preset(tmp_path)
     for given in (None, CARD):
-        hardware = choose_hardware(preset.config, preset, given)
-        used = {d.platform for held in hardware.devices.values() for d in held}
+        there = choose_hardware(preset.config, preset, given)
+        used = {d.platform for held in there.devices.values() for d in held}
         assert used == {"cpu"}
 
 
