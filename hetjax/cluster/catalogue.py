@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
-from hetjax.cluster.cluster import DEVICE_FIGURES, Node
+from hetjax.cluster.cluster import DEVICE_FIGURES, Node, Precision
 from hetjax.errors import BadInput
 
 _FILE = Path(__file__).parent / "devices.toml"
@@ -24,8 +24,6 @@ _NUM_NEAREST = 3  # names that are shown for one that there is not
 # words by which cards of one number differ, in memory too
 _VARIANTS = {"ti", "super", "laptop", "mobile", "max", "d", "mig", "nvl", "ada"}
 _PLAIN = {"aliases", "bf16_native", "fp16_native", "links_span_hosts"}  # no figures
-
-Precision = Literal["bfloat16", "float16", "float32"]  # what a stage computes in
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,13 +76,21 @@ def device_spec(node: Node) -> DeviceSpec:
     """
     own = {key: getattr(node, key) for key in DEVICE_FIGURES}
     given = {key: value for key, value in own.items() if value is not None}
+    native = _native(node.precision)
     sources = dict.fromkeys(given, "the cluster file")
     known = catalogue().get(canonical_name(node.device))
     if known:
-        return replace(known, **given, sources={**known.sources, **sources})
+        return replace(known, **given, **native, sources={**known.sources, **sources})
     if len(given) < len(DEVICE_FIGURES):
         raise _unknown(node, [key for key in DEVICE_FIGURES if key not in given])
-    return DeviceSpec(name=node.device, **given, sources=sources)
+    return DeviceSpec(name=node.device, sources=sources, **{**given, **native})
+
+
+def _native(best: Precision | None) -> dict[str, Any]:
+    """What matrix units there are on a device that computes best in this."""
+    if best is None:
+        return {}
+    return {"bf16_native": best == "bfloat16", "fp16_native": best == "float16"}
 
 
 def best_precision(spec: DeviceSpec) -> Precision:

@@ -11,10 +11,13 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import chain
+from typing import Literal, get_args
 
 from hetjax.cluster import ranges
 from hetjax.errors import BadInput
 from hetjax.names import RULE, is_node
+
+Precision = Literal["bfloat16", "float16", "float32"]  # what a stage computes in
 
 DEVICE_FIGURES = (  # what a node may say of its devices itself
     "peak_tflops",
@@ -31,8 +34,10 @@ class Node:
 
     `count` is the total over all `hosts`; device i is the i-th in (host, local id)
     order. `device` is a name of the device catalogue, or any name if the node gives the
-    figures from `peak_tflops` (dense bf16) on; those are per device, one direction, but
-    `network_gbit_per_s` per host. The price and the preemptions are the whole node's.
+    figures from `peak_tflops` on; those are per device, one direction, but
+    `network_gbit_per_s` per host. `peak_tflops` is dense, in `precision`: what such a
+    device computes best in, bf16 unless said or known. The price and the preemptions
+    are the whole node's.
 
     >>> Node(name="rented", device="L4", count=8, hosts=2, price_per_hour=6.0)
     Node(name='rented', device='L4', count=8, hosts=2, price_per_hour=6.0)
@@ -51,6 +56,7 @@ class Node:
     memory_gb_per_s: float | None = None
     intra_node_gb_per_s: float | None = None
     network_gbit_per_s: float | None = None
+    precision: Precision | None = None
 
     def __repr__(self) -> str:
         """Only what was said of it: most nodes leave most to the catalogue."""
@@ -185,6 +191,8 @@ def _node_problems(node: Node) -> Iterator[BadInput]:
             allowed=f"hosts in {_divisors(node.count)} (equal devices on each host)",
             fix="change hosts, or give the odd host a [[node]] of its own",
         )
+    if node.precision not in (None, *get_args(Precision)):
+        yield _out_of_range(node, "precision", ", ".join(get_args(Precision)))
     for key, range_ in ranges.NODE.items():
         value = getattr(node, key)
         if value is not None and not range_.has(value):

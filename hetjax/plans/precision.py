@@ -28,6 +28,8 @@ def node_precision(node: Node, asked: Dtype | None = None) -> Precision:
     """
     if asked is not None and asked != "best":
         return asked
+    if node.precision is not None:
+        return node.precision
     known = catalogue().get(canonical_name(node.device))
     return best_precision(known) if known else "bfloat16"
 

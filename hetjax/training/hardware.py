@@ -16,7 +16,7 @@ import jax
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.cluster_files import load_cluster
-from hetjax.cluster.discovery import assign_devices, discover
+from hetjax.cluster.discovery import assign_devices
 from hetjax.errors import BadInput
 from hetjax.launch.on_ray import ray_cluster
 from hetjax.mesh.accelerators import (
@@ -25,6 +25,7 @@ from hetjax.mesh.accelerators import (
     start_jax,
 )
 from hetjax.mesh.process_setup import simulate_devices
+from hetjax.profiling.found_here import as_found, cluster_here
 from hetjax.training.config import RunConfig
 from hetjax.training.presets import Preset
 
@@ -74,11 +75,10 @@ def choose_hardware(
     start_jax()
     if asked is None and not _on_cpu(config):
         return _found(config)
-    return Hardware(
-        cluster=cluster,
-        devices=assign_devices(cluster, _local_devices(config, cluster), simulate),
-        source=_source(config, given),
-    )
+    devices = assign_devices(cluster, _local_devices(config, cluster), simulate)
+    if not simulate:
+        cluster = as_found(cluster, devices, cache_dir=config.data.cache_dir)
+    return Hardware(cluster=cluster, devices=devices, source=_source(config, given))
 
 
 def has_room(config: RunConfig, preset: Preset, given: Cluster | None = None) -> bool:
@@ -101,7 +101,9 @@ def cluster_of(given: Cluster | str | Path | None) -> Cluster:
     """Return it, or that of the file, else the one of the devices that are here."""
     if isinstance(given, Cluster):
         return given
-    return discover(start_jax()) if given is None else load_cluster(given)
+    if given is not None:
+        return load_cluster(given)
+    return cluster_here(start_jax())[0]
 
 
 def _named(given: Cluster | Path | None) -> Cluster | None:
@@ -148,13 +150,9 @@ def _found(config: RunConfig) -> Hardware:
             allowed="--simulate with a cluster file that says what to simulate",
             fix="add --cluster FILE, or leave --simulate out",
         )
-    here = _used_devices(config)
-    cluster = discover(here)
-    return Hardware(
-        cluster=cluster,
-        devices=assign_devices(cluster, here, simulate=False),
-        source="the devices that are here",
-    )
+    cluster, devices = cluster_here(_used_devices(config), config.data.cache_dir)
+    source = "the devices that are here"
+    return Hardware(cluster=cluster, devices=devices, source=source)
 
 
 def _on_cpu(config: RunConfig) -> bool:

@@ -73,7 +73,7 @@ def test_an_unknown_preset_names_the_nearest():
             "unknown key 'node[0].hostss'",
             "keys of node[0]: name, device, count, hosts, zone, spot, price_per_hour, "
             "preemptions_per_hour, peak_tflops, memory_gib, memory_gb_per_s, "
-            "intra_node_gb_per_s, network_gbit_per_s",
+            "intra_node_gb_per_s, network_gbit_per_s, precision",
             "did you mean 'hosts'?",
         ),
         (
@@ -147,6 +147,12 @@ def test_an_unknown_preset_names_the_nearest():
             "node 'n': memory_gib = 0.0",
             "1e-06 <= memory_gib <= 1e+09",
             "correct memory_gib or remove the key",
+        ),
+        (
+            'name = "x"\n' + NODE + 'precision = "fp16"\n',
+            "node 'n': precision = fp16",
+            "bfloat16, float16, float32",
+            "correct precision or remove the key",
         ),
         (
             'name = "x"\n' + NODE + "network_gbit_per_s = -25\n",

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clusters with what their devices, which are here, say and show of themselves.
+
+Owns for which nodes that is asked, and the folder in which measured kinds are kept: a
+file each, by device kind, driver and release of JAX. Does not own the measuring
+(`probe.py`) nor which devices are here (`cluster/discovery.py`).
+"""
+
+import hashlib
+import json
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from hetjax.cluster import ranges
+from hetjax.cluster.catalogue import canonical_name, catalogue
+from hetjax.cluster.cluster import DEVICE_FIGURES, Cluster, Node
+from hetjax.cluster.discovery import D, assign_devices, discover, node_stem
+from hetjax.cluster.user_files import (
+    Kind,
+    parsed,
+    placed,
+    read_fields,
+    read_file,
+    read_record,
+    write_whole,
+)
+from hetjax.errors import BadInput
+from hetjax.profiling.probe import PRECISIONS, Probe, memory_gib_of, probe
+
+CACHE_DIR = Path("~/.cache/hetjax")
+_FOLDER = "devices"
+_UNLIKE = 0.1  # of the catalogue's memory: two cards of one name
+_ALLOWED, _FIX = "the file as hetjax wrote it", "remove it"
+_RATES: dict[str, Kind] = dict.fromkeys(PRECISIONS, "a number")
+_LEAST_GIB = 4.0  # of a device that nobody knows the memory of
+
+Measure = Callable[[Sequence[Any], float], Probe]
+
+
+def cluster_here(
+    here: Sequence[D], cache_dir: Path = CACHE_DIR
+) -> tuple[Cluster, dict[str, tuple[D, ...]]]:
+    """Return the cluster that these devices make, and the devices of its nodes."""
+    cluster = discover(here)
+    devices = assign_devices(cluster, here, simulate=False)
+    return as_found(cluster, devices, cache_dir=cache_dir), devices
+
+
+def as_found(
+    cluster: Cluster,
+    devices: Mapping[str, Sequence[Any]],
+    *,
+    cache_dir: Path = CACHE_DIR,
+    measure: Measure = probe,
+) -> Cluster:
+    """Return the cluster with figures of what is here, given by node of the cluster.
+
+    A kind that neither the catalogue nor the node describes is measured, once for all
+    starts; a warning tells what was found, and where it is kept. One that is known, and
+    says that it has another memory than the catalogue's, is believed. BadInput if a
+    kind cannot be measured.
+    """
+    nodes = tuple(
+        _as_found(node, devices.get(node.name, ()), cache_dir.expanduser(), measure)
+        for node in cluster.nodes
+    )
+    return replace(cluster, nodes=nodes)
+
+
+def _as_found(
+    node: Node, devices: Sequence[Any], cache_dir: Path, measure: Measure
+) -> Node:
+    known = catalogue().get(canonical_name(node.device))
+    lacking = [key for key in DEVICE_FIGURES if getattr(node, key) is None]
+    if not devices or not lacking:
+        return node
+    if known is None:
+        with placed(f"node {node.name!r}: device {node.device!r}"):
+            figures = _figures(node.device, devices, cache_dir, measure)
+        lacking = [*lacking, *(["precision"] if node.precision is None else [])]
+        return replace(node, **{key: figures[key] for key in lacking})
+    if node.memory_gib is not None or devices[0].platform == "cpu":
+        return node
+    there = memory_gib_of(devices[0])
+    if there is None or abs(there / known.memory_gib - 1) <= _UNLIKE:
+        return node
+    return replace(node, memory_gib=round(there, 2))
+
+
+def _figures(
+    name: str, devices: Sequence[Any], cache_dir: Path, measure: Measure
+) -> dict[str, Any]:
+    """Of a kind that the catalogue lacks: as kept, else measured and kept."""
+    path = cache_dir / _FOLDER / _file(devices[0])
+    kept = _read(path)
+    if kept is not None and (kept.link_gb_per_s is not None or len(devices) < 2):
+        return kept.figures()
+    memory_gib = memory_gib_of(devices[0])
+    found = measure(devices, memory_gib or _LEAST_GIB)
+    told = [f"{name}: not in the catalogue", str(found), _keep(path, found)]
+    if memory_gib is None:
+        told.append(f"nobody tells its memory: {_LEAST_GIB:g} GiB are assumed")
+    warnings.warn("; ".join(told), stacklevel=2)
+    return found.figures()
+
+
+def _file(device: Any) -> str:
+    """A kind may be measured otherwise by another driver or release of JAX."""
+    driver = getattr(getattr(device, "client", None), "platform_version", "")
+    key = json.dumps([device.device_kind, driver, jax.__version__])
+    digest = hashlib.sha256(key.encode()).hexdigest()[:12]
+    return f"{node_stem(device.device_kind)}-{digest}.json"
+
+
+def _keep(path: Path, found: Probe) -> str:
+    """Write the file; say where, or why not."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        told = {key: value for key, value in asdict(found).items() if value is not None}
+        write_whole(path, json.dumps(told, indent=2) + "\n")
+    except OSError as error:
+        return f"not kept: {error.filename}: {error.strerror}"
+    return f"kept in {path}"
+
+
+def _read(path: Path) -> Probe | None:
+    """What the file says; None where there is none, or a damaged one."""
+    if not path.exists():
+        return None
+    try:
+        return read_file(path, _parse, what="measured device")
+    except BadInput as damaged:
+        warnings.warn(f"{damaged.got}: it is measured anew", stacklevel=2)
+        return None
+
+
+def _parse(text: str) -> Probe:
+    raw = parsed(text, json.loads, what="JSON", allowed=_ALLOWED, fix=_FIX)
+    values = read_fields(raw, Probe, where="")
+    values["tflops"] = read_record(
+        values["tflops"], where="tflops", required={}, optional=_RATES
+    )
+    numbers = [
+        *values["tflops"].values(),
+        *(values[key] for key in values.keys() - {"tflops"}),
+    ]
+    if not values["tflops"] or not all(map(ranges.RATE.has, numbers)):
+        raise BadInput(got=f"numbers {numbers}", allowed=_ALLOWED, fix=_FIX)
+    return Probe(**values)

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure in seconds what a device can do that the catalogue does not know.
+
+Owns what is timed, how long that may take, and what figures of a node follow. Does not
+own which devices are probed, nor where what was measured is kept (`found_here.py`).
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hetjax.cluster.cluster import DEVICE_FIGURES, Precision
+from hetjax.costs.roofline import Calibration
+from hetjax.errors import BadInput
+from hetjax.mesh.driver import driver_cards
+
+PRECISIONS = get_args(Precision)  # the first is the easiest to train in, and fast
+NETWORK_GBIT_PER_S = 10.0  # of a machine nobody knows; only its peers could tell
+LIMIT_S = 20.0
+_SAMPLE_S = 0.2  # each program is called for so long
+_CALLS_AT_ONCE = 2
+_LEAST_S = 1e-9  # of a clock that stands still
+_AS_GOOD = 0.7  # of the fastest precision: then the one that is easier to train in
+_MOST_OF_MEMORY = 1 / 8  # that an array takes
+_NEW = 8.0  # compute capability from which bf16 is on matrix units
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProbeSizes:
+    """How large the products (rows and columns) and copies are, in growing order."""
+
+    product: tuple[int, ...] = (1024, 4096, 8192)
+    copy_bytes: int = 256 << 20
+    message_bytes: int = 64 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Probe:
+    """What one device was measured to do.
+
+    `tflops` by precision, products that are summed in fp32; `gb` are 1e9 bytes, the
+    copy counting what it reads and writes. `link_gb_per_s` is from one device here to
+    the next, None where there is only one; `host_gb_per_s` from the host to a device.
+    """
+
+    tflops: Mapping[str, float]
+    memory_gib: float
+    memory_gb_per_s: float
+    host_gb_per_s: float
+    link_gb_per_s: float | None = None
+    seconds: float
+
+    @property
+    def precision(self) -> str:
+        """What to train in: bf16 if that is about as fast as any, then fp16."""
+        enough = _AS_GOOD * max(self.tflops.values())
+        return next(p for p in PRECISIONS if self.tflops.get(p, 0.0) >= enough)
+
+    def figures(self) -> dict[str, Any]:
+        """Return what a node says of such devices, by key of the cluster file.
+
+        Costs count a share of what a data sheet promises (`Calibration`): the figures
+        are those of which that share is what was measured.
+        """
+        share = Calibration()
+        peak = self.tflops[self.precision] / share.matmul_efficiency
+        return {
+            "peak_tflops": _rounded(peak),
+            "memory_gib": _rounded(self.memory_gib),
+            "memory_gb_per_s": _rounded(self.memory_gb_per_s / share.memory_efficiency),
+            "intra_node_gb_per_s": _rounded(self.link_gb_per_s or self.host_gb_per_s),
+            "network_gbit_per_s": NETWORK_GBIT_PER_S,
+            "precision": self.precision,
+        }
+
+    def __str__(self) -> str:
+        products = ", ".join(f"{rate:.3g} {name}" for name, rate in self.tflops.items())
+        link = self.link_gb_per_s
+        between = "" if link is None else f", {link:.3g} between devices"
+        return (
+            f"measured TFLOP/s {products}; GB/s {self.memory_gb_per_s:.3g} in memory, "
+            f"{self.host_gb_per_s:.3g} from the host{between}; {self.memory_gib:.3g} "
+            f"GiB; in {self.seconds:.1f} s"
+        )
+
+
+def probe(
+    devices: Sequence[jax.Device],
+    memory_gib: float,
+    *,
+    sizes: ProbeSizes | None = None,
+    limit_s: float = LIMIT_S,
+) -> Probe:
+    """Measure the first of some devices of one kind, and its way to the second.
+
+    Nothing is begun that would not end within `limit_s`, as far as can be foreseen.
+    BadInput where not even one product of matrices can be timed.
+    """
+    sizes, start_s = sizes or ProbeSizes(), time.perf_counter()
+    most_bytes = int(memory_gib * 2**30 * _MOST_OF_MEMORY)
+    message_bytes = min(sizes.message_bytes, most_bytes)
+    copy_bytes = min(sizes.copy_bytes, most_bytes)
+    try:
+        host_s = _message_s(None, devices[0], message_bytes)
+        linked = len(devices) > 1
+        link_s = _message_s(devices[0], devices[1], message_bytes) if linked else None
+        copy_s = _copy_s(devices[0], copy_bytes)
+        tflops = _tflops(devices[0], sizes.product, most_bytes, start_s + limit_s)
+    except (RuntimeError, MemoryError) as error:
+        raise _unmeasured(str(error).partition("\n")[0]) from error
+    if not tflops:
+        raise _unmeasured(f"no product of matrices within {limit_s:g} s")
+    return Probe(
+        tflops=tflops,
+        memory_gib=memory_gib,
+        memory_gb_per_s=2e-9 * copy_bytes / copy_s,
+        host_gb_per_s=1e-9 * message_bytes / host_s,
+        link_gb_per_s=None if link_s is None else 1e-9 * message_bytes / link_s,
+        seconds=time.perf_counter() - start_s,
+    )
+
+
+def memory_gib_of(device: Any) -> float | None:
+    """Return what a device has, as it or its driver says; None if neither does."""
+    stats = None
+    with suppress(RuntimeError, NotImplementedError, AttributeError):
+        stats = device.memory_stats()
+    if stats and stats.get("bytes_limit"):
+        return stats["bytes_limit"] / _share_of_jax(device) / 2**30
+    named = (c.memory_gib for c in driver_cards() if c.name == device.device_kind)
+    return next(named, None)
+
+
+def _share_of_jax(device: Any) -> float:
+    """Of a GPU's memory JAX takes a share, and calls that the limit."""
+    if device.platform not in ("gpu", "cuda", "rocm"):
+        return 1.0
+    for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        with suppress(KeyError, ValueError):
+            return float(os.environ[name])
+    return 0.75
+
+
+def _tflops(
+    device: jax.Device, sizes: Sequence[int], most_bytes: int, end_s: float
+) -> dict[str, float]:
+    """The best rate of each precision that the device computes in and there is time
+    for; a larger product takes longer by the cube of its size."""
+    best: dict[str, float] = {}
+    for name in _precisions_of(device):
+        last_s, last = 0.0, sizes[0]
+        for size in sizes:
+            begin_s = time.perf_counter()
+            foreseen_s = _SAMPLE_S + 3 * last_s * (size / last) ** 3
+            if begin_s + foreseen_s > end_s or 3 * 4 * size**2 > most_bytes:
+                break
+            try:
+                product_s = _product_s(device, name, size)
+            except RuntimeError:
+                break  # not of this device, as bf16 of older ones
+            best[name] = max(best.get(name, 0.0), 2e-12 * size**3 / product_s)
+            last_s, last = product_s, size
+    return best
+
+
+def _precisions_of(device: Any) -> tuple[str, ...]:
+    """Before compute capability 8.0 bf16 is not on matrix units, and attention in it
+    does not compile."""
+    capability = str(getattr(device, "compute_capability", None) or _NEW)
+    older = capability.replace(".", "").isdigit() and float(capability) < _NEW
+    return PRECISIONS[1:] if older else PRECISIONS
+
+
+def _product_s(device: jax.Device, precision: str, size: int) -> float:
+    drawn = np.random.default_rng(0).standard_normal((size, size), np.float32)
+    x = jax.device_put(drawn, device).astype(precision)
+
+    @jax.jit
+    def product(x: jax.Array) -> jax.Array:
+        return jnp.matmul(x, x, preferred_element_type=jnp.float32).astype(x.dtype)
+
+    return _seconds(lambda: product(x))
+
+
+def _copy_s(device: jax.Device, num_bytes: int) -> float:
+    x = jax.device_put(np.zeros(num_bytes // 4, np.float32), device)
+    read_and_write = jax.jit(lambda x: x + np.float32(1))
+    return _seconds(lambda: read_and_write(x))
+
+
+def _message_s(source: jax.Device | None, target: jax.Device, num_bytes: int) -> float:
+    """From one device to another, or from the host."""
+    message: Any = np.zeros(num_bytes // 4, np.float32)
+    if source is not None:
+        message = jax.device_put(message, source)
+    return _seconds(lambda: jax.device_put(message, target))
+
+
+def _seconds(call: Callable[[], jax.Array]) -> float:
+    """Per call of many, after a first one that may compile."""
+    jax.block_until_ready(call())
+    start_s, num_calls, made = time.perf_counter(), 0, None
+    while (spent_s := time.perf_counter() - start_s) < _SAMPLE_S or not num_calls:
+        made = [call() for _ in range(_CALLS_AT_ONCE)]
+        jax.block_until_ready(made)
+        num_calls += _CALLS_AT_ONCE
+    return max(spent_s, _LEAST_S) / num_calls
+
+
+def _rounded(figure: float) -> float:
+    return float(f"{figure:.3g}")
+
+
+def _unmeasured(why: str) -> BadInput:
+    return BadInput(
+        got=f"a device that the catalogue lacks and that cannot be measured: {why}",
+        allowed="a device that multiplies matrices within the time of the measurement, "
+        "or figures of its data sheet",
+        fix="put right what is said of it, or give a --cluster file with its figures: "
+        + ", ".join(f"{key} = ..." for key in DEVICE_FIGURES),
+    )
