@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compile what stages run for accelerators that are not here.
+
+    python -m experiments.compile --output FILE [--targets v5e H100 ...] [--limit N]
+    python -m experiments.compile --table FILE
+
+The first needs the targets' compilers (`pip install 'jax[tpu]'`, `'jax[cuda12]'`), but
+no device. It appends a line of JSON per program to the file and leaves out what the
+file has, so that it can be stopped and started again, and run once per environment
+where compilers live apart; programs that failed are compiled again with --again. The
+second prints the file as Markdown.
+
+Owns the run: a process per target, since a compiler that crashes takes its process
+with it, and a time limit for each program.
+"""
+
+import argparse
+import json
+import multiprocessing
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from experiments.compile.cells import Cell, covering
+from experiments.compile.compiling import serve, versions
+from experiments.compile.table import markdown
+from experiments.compile.targets import TARGETS, installed
+
+LIMIT_S = 600
+
+
+class Compiler:
+    """A process that compiles for one target, and the next one if it dies."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self._start()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=serve, args=(theirs, self.target))
+        self._process.start()
+        theirs.close()
+
+    def compile(self, cell: Cell) -> dict[str, Any]:
+        """Return the cell's record, or why there is none."""
+        try:
+            self._connection.send(cell)
+            if self._connection.poll(LIMIT_S):
+                return self._connection.recv()
+            why = f"not compiled within {LIMIT_S} s"
+        except (EOFError, OSError):
+            self._process.join()
+            why = f"the compiler died with exit code {self._process.exitcode}"
+        self.stop()
+        self._start()
+        return {"failures": [why]}
+
+    def stop(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.join()
+
+
+def identity(row: dict[str, Any]) -> str:
+    """Return what tells a cell from others, of a row or of a cell as a dict."""
+    names = ("target", "program", "model", "mesh", "remat", "place", "part")
+    return json.dumps([row[name] for name in names])
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file, of each cell the last."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    rows = map(json.loads, lines)
+    return list({identity(row): row for row in rows}.values())
+
+
+def wanted(path: Path, targets: Sequence[str], again: bool) -> Iterator[Cell]:
+    """Yield the cells of the targets that the file does not have."""
+    done = {identity(r) for r in rows_of(path) if not (again and r["failures"])}
+    for cell in covering():
+        if cell.target in targets and identity(asdict(cell)) not in done:
+            yield cell
+
+
+def run(path: Path, targets: Sequence[str], limit: int | None, again: bool) -> None:
+    """Compile what is wanted, target by target."""
+    cells = list(wanted(path, targets, again))[:limit]
+    for target in targets:
+        own = [cell for cell in cells if cell.target == target]
+        if own:
+            _run_target(path, target, own)
+
+
+def _run_target(path: Path, target: str, cells: list[Cell]) -> None:
+    compiler = Compiler(target)
+    try:
+        for cell in cells:
+            row: dict[str, Any] = asdict(cell)
+            row |= compiler.compile(cell) | versions(target)
+            row["day"] = datetime.now(UTC).date().isoformat()
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+            told = "; ".join(row["failures"]) or "passed"
+            print(
+                f"{identity(row)} {row.get('seconds')} s: {told}",
+                file=sys.stderr,
+                flush=True,
+            )
+    finally:
+        compiler.stop()
+
+
+def main() -> None:
+    """Compile, or print the table."""
+    parser = argparse.ArgumentParser(description="Compile for accelerators not here")
+    parser.add_argument("--output", type=Path, help="rows are appended to this file")
+    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
+    parser.add_argument("--limit", type=int, help="compile so many programs at most")
+    parser.add_argument("--again", action="store_true", help="what failed, too")
+    parser.add_argument("--table", type=Path, help="print this file as Markdown")
+    given = parser.parse_args()
+    if given.table:
+        print(markdown(rows_of(given.table)))
+        return
+    if given.output is None:
+        parser.error("give --output FILE, or --table FILE")
+    here = [name for name in given.targets if installed(TARGETS[name])]
+    for name in given.targets:
+        if name not in here:
+            print(f"{name}: no {TARGETS[name].compiler} here", file=sys.stderr)
+    run(given.output, here, given.limit, given.again)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is compiled: a pairwise covering of devices, models, meshes and programs.
+
+Every two choices that can stand together do so in at least one cell. Owns the choices,
+which of them can stand together, and the covering. Does not own how a cell becomes a
+program (`stages.py`).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from itertools import combinations, product
+from typing import Literal
+
+import numpy as np
+
+from experiments.compile.targets import MOST_DEVICES, TARGETS
+from hetjax.plans.plan import Remat
+
+Program = Literal[
+    "forward",
+    "backward",
+    "fused",
+    "input gradient",
+    "weight gradient",
+    "evaluate",
+    "pack",
+    "update",
+    "square sum",
+    "copies",
+]
+Place = Literal["first", "inner", "last"]
+Part = Literal["blocks", "attention", "mlp"]  # two whole blocks, or half of one
+
+MODELS = ("llama-1b", "llama3-8b", "gpt3-2.6b", "mixtral-8x7b")
+MESHES = tuple(  # (tensor, data); the covering fills up with the first
+    (tensor, data)
+    for data, tensor in product((2, 1), (4, 2, 1, 8))
+    if tensor * data <= MOST_DEVICES
+)
+REMATS: tuple[Remat, ...] = ("none", "selective", "full")
+PASSES: tuple[Program, ...] = (
+    "forward",
+    "backward",
+    "fused",
+    "input gradient",
+    "weight gradient",
+)
+PROGRAMS: tuple[Program, ...] = (
+    *PASSES,
+    "evaluate",
+    "pack",
+    "update",
+    "square sum",
+    "copies",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """One program of one stage for one target; the order of fields is the table's."""
+
+    target: str
+    program: Program
+    model: str
+    mesh: tuple[int, int]
+    remat: Remat
+    place: Place
+    part: Part
+
+    @property
+    def tensor(self) -> int:
+        return self.mesh[0]
+
+    @property
+    def data(self) -> int:
+        return self.mesh[1]
+
+    @property
+    def runs(self) -> bool:
+        """Whether a run has such a program, and no other cell has the same one."""
+        if self.program not in PASSES and self.remat != "selective":
+            return False  # nothing is kept for a backward
+        if (self.place, self.part) in (("first", "mlp"), ("last", "attention")):
+            return False  # embedding, attention, mlp, ..., mlp, head
+        if self.program == "pack":
+            return self.data > 1
+        if self.program == "fused":
+            return self.place == "last"
+        return self.program != "backward" or self.place != "last"
+
+
+def all_cells() -> Iterator[Cell]:
+    """Yield every cell that a run can have."""
+    places: tuple[Place, ...] = ("first", "inner", "last")
+    parts: tuple[Part, ...] = ("blocks", "attention", "mlp")
+    for target, program, model, mesh, remat, place, part in product(
+        TARGETS, PROGRAMS, MODELS, MESHES, REMATS, places, parts
+    ):
+        cell = Cell(
+            target=target,
+            program=program,
+            model=model,
+            mesh=mesh,
+            remat=remat,
+            place=place,
+            part=part,
+        )
+        if cell.runs:
+            yield cell
+
+
+def covering() -> list[Cell]:
+    """Return cells that have every pair of choices that some cell has.
+
+    Greedy: the cell that adds most pairs comes next, of equals the first; so a part of
+    the list from its start covers more than any other part as long.
+    """
+    cells = list(all_cells())
+    pairs, num_pairs = _pairs(cells)
+    missing, chosen = np.ones(num_pairs, bool), []
+    while missing.any():
+        best = int(np.argmax(missing[pairs].sum(axis=1)))
+        missing[pairs[best]] = False
+        chosen.append(cells[best])
+    return chosen
+
+
+def _pairs(cells: list[Cell]) -> tuple[np.ndarray, int]:
+    """The pairs of choices of each cell by number, and how many there are."""
+    names = [field.name for field in fields(Cell)]
+    numbers: dict[object, int] = {}
+    found = [
+        [
+            numbers.setdefault((a, getattr(cell, a), b, getattr(cell, b)), len(numbers))
+            for a, b in combinations(names, 2)
+        ]
+        for cell in cells
+    ]
+    return np.array(found), len(numbers)

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles cells and holds what comes out against what the stage needs.
+
+Owns the checks and what is written down of a cell. Does not own the order of cells or
+what happens when a compiler dies (`__main__.py`).
+"""
+
+import hashlib
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+from multiprocessing.connection import Connection
+from typing import Any
+
+import jax
+
+from experiments.compile.cells import Cell
+from experiments.compile.expected import beyond, most_collectives
+from experiments.compile.hlo import aliased_parameters, collectives, square_arrays
+from experiments.compile.stages import (
+    OPTIMIZER,
+    SEQ_LEN,
+    compiled_programs,
+    model_and_plan,
+    stage_state,
+)
+from experiments.compile.targets import TARGETS, installed
+from hetjax.costs.stage_memory import stage_memory
+from hetjax.runtime.execution.executor import StageState
+from hetjax.stage.arrays import device_bytes
+
+
+def serve(connection: Connection, target: str) -> None:
+    """Answer every cell of the target with its record, until there is None."""
+    os.nice(19)
+    start_jax()
+    devices = TARGETS[target].devices()
+    while (cell := connection.recv()) is not None:
+        connection.send(record(cell, devices))
+
+
+def start_jax() -> None:
+    """Set JAX as the product has it; equal programs are then compiled once."""
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    jax.config.update("jax_numpy_rank_promotion", "raise")
+    compile_equal_programs_once()
+
+
+def compile_equal_programs_once() -> None:
+    """Let JAX compile a program once for the devices of this process."""
+    compile_now, known = jax.stages.Lowered.compile, {}
+
+    def compile_once(self: Any, compiler_options: Any = None, **others: Any) -> Any:
+        said = self.as_text(), self.in_tree, self.out_tree, compiler_options, others
+        key = hashlib.sha256(repr(said).encode()).digest()
+        if key not in known:
+            known[key] = compile_now(self, compiler_options, **others)
+        return known[key]
+
+    jax.stages.Lowered.compile = compile_once
+
+
+def record(cell: Cell, devices: Sequence[jax.Device]) -> dict[str, Any]:
+    """Compile the cell; return what is seen, and under `failures` what is wrong."""
+    started = time.perf_counter()
+    dtype = TARGETS[cell.target].dtype
+    state = stage_state(cell, devices[: cell.tensor * cell.data], dtype)
+    found: dict[str, Any] = {"dtype": dtype}
+    try:
+        programs = compiled_programs(cell, state)
+    except Exception as error:  # whatever a compiler refuses is what we came to see
+        found["failures"] = [f"does not compile: {_first_line(error)}"]
+    else:
+        found |= seen(cell, state, programs)
+    return found | {"seconds": round(time.perf_counter() - started, 1)}
+
+
+def seen(cell: Cell, state: StageState, programs: list[Any]) -> dict[str, Any]:
+    """Hold compiled programs of the cell against its stage."""
+    texts = [program.as_text() for program in programs]
+    donated = sum(a.donated for p in programs for a in jax.tree.leaves(p.args_info))
+    aliased = sum(len(aliased_parameters(text)) for text in texts)
+    arrays = sorted({a for text in texts for a in square_arrays(text, SEQ_LEN)})
+    used = sum((collectives(text) for text in texts), start=Counter())
+    most = most_collectives(cell, state)
+    failures = []
+    if aliased < donated:
+        failures.append(f"{donated - aliased} of {donated} donated arrays are copied")
+    if arrays:
+        failures.append(f"S x S: {', '.join(arrays[:3])}")
+    if more := beyond(used, most):
+        told = ", ".join(f"{times} {name}" for name, times in sorted(more.items()))
+        failures.append(f"collectives beyond those expected: {told}")
+    return {
+        "failures": failures,
+        "donated": donated,
+        "aliased": aliased,
+        "square_arrays": arrays,
+        "collectives": dict(used),
+        "most_collectives": dict(most),
+        "memory": memory(cell, state, programs),
+    }
+
+
+def memory(cell: Cell, state: StageState, programs: list[Any]) -> dict[str, int]:
+    """The compiler's bytes for the largest of the programs, and our own for the stage.
+
+    `workspace_bytes` is the stage's: of the larger of F and B, of FB, or of F, I and W.
+    What is compared with it is in `temp_bytes`: that of the passes compiled here.
+    """
+    model, plan, key = model_and_plan(cell)
+    split = cell.program in ("input gradient", "weight gradient")
+    dtype = TARGETS[cell.target].dtype
+    ours = stage_memory(
+        plan, model, key, dtype=dtype, optimizer=OPTIMIZER.init, split=split
+    )
+    largest = max(programs, key=_temp_bytes)
+    analysis = largest.memory_analysis()
+    return {
+        "predicted_static_bytes": ours.static_bytes,
+        "predicted_saved_bytes": ours.saved_bytes,
+        "predicted_half_saved_bytes": ours.half_saved_bytes,
+        "predicted_input_bytes": ours.input_bytes,
+        "predicted_output_bytes": ours.output_bytes,
+        "predicted_workspace_bytes": ours.workspace_bytes,
+        "pass_temp_bytes": max(map(_temp_bytes, _passes(cell, state)), default=0),
+        "temp_bytes": analysis.temp_size_in_bytes,
+        "argument_bytes": analysis.argument_size_in_bytes,
+        "argument_shape_bytes": _argument_bytes(largest),
+        "output_bytes": analysis.output_size_in_bytes,
+        "alias_bytes": analysis.alias_size_in_bytes,
+    }
+
+
+def _passes(cell: Cell, state: StageState) -> list[Any]:
+    """The passes that decide the stage's workspace, if all of them are compiled."""
+    programs = state.programs
+    match cell.program:
+        case "backward":
+            return [programs.forward, programs.backward]
+        case "fused":
+            return [programs.fused]
+        case "weight gradient":
+            halves = programs.input_gradient, programs.weight_gradient
+            return [programs.forward, *halves]
+    return []
+
+
+def _temp_bytes(program: Any) -> int:
+    return program.memory_analysis().temp_size_in_bytes
+
+
+def _argument_bytes(program: Any) -> int:
+    """What the arguments that are read take on each device without padding."""
+    given, tree = jax.tree.flatten(program.args_info)
+    layouts = tree.flatten_up_to(program.input_shardings)
+    return device_bytes(
+        [
+            jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding)
+            for a, sharding in zip(given, layouts, strict=True)
+            if sharding is not None
+        ]
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:240]}"
+
+
+@cache
+def versions(target: str) -> dict[str, str | None]:
+    """What compiled: JAX and the target's compiler."""
+    return {"jax": jax.__version__, "compiler": installed(TARGETS[target])}

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The collectives that a stage's program needs, by reasoning about the stage alone.
+
+Over the tensor axis (Megatron-LM's cut): a product over a cut dim leaves each device
+with a part of a sum, so attention and MLP end in one all-reduce, and their input's
+gradient in another. Routed experts' input gradient takes one more, of the weights with
+which tokens come back. A lookup in a cut table is one, and no gradient of it; the loss
+over a cut vocabulary takes a maximum, a sum and the target's logit, and its input's
+gradient one. With remat "full" the backward makes a unit again but for its last
+product. Gradients of weights need none.
+
+Over the data axis passes are independent, but for the loss, which is one number. PACK
+sums every leaf over it (an all-reduce or a reduce-scatter); the copies of masters that
+are cut over it are gathered. The rows of a sum lie as masters do that both axes cut;
+those of a master that data does not cut are gathered, and those of one that tensor does
+not cut are first permuted: rows are numbered tensor by tensor.
+
+These are the most that there may be: a compiler may join several. Owns this reasoning.
+Does not own the counting (`hlo.py`).
+"""
+
+from collections import Counter
+from typing import Any
+
+from experiments.compile.cells import Cell
+from hetjax.mesh.axes import tensor_dim
+from hetjax.runtime.execution.executor import StageState
+
+REDUCES = frozenset({"all-reduce", "reduce-scatter"})  # one is as good as the other
+
+_FORWARD = {
+    "Embedding": 1,
+    "Attention": 1,
+    "GeluMlp": 1,
+    "SwigluMlp": 1,
+    "Moe": 1,
+    "Head": 3,
+}
+_BACKWARD = _FORWARD | {"Embedding": 0, "Moe": 2, "Head": 1}
+
+
+def most_collectives(cell: Cell, state: StageState) -> Counter[str]:
+    """Return how many collectives of each name the cell's program may have.
+
+    Reductions of either kind are counted as `all-reduce`.
+    """
+    return +{
+        "pack": _pack,
+        "update": _update,
+        "square sum": _square_sum,
+        "copies": _copies,
+    }.get(cell.program, _passes)(cell, state)
+
+
+def beyond(found: Counter[str], most: Counter[str]) -> Counter[str]:
+    """Return the collectives that are more than there may be."""
+    joined: Counter[str] = Counter()
+    for name, times in found.items():
+        joined["all-reduce" if name in REDUCES else name] += times
+    return joined - most
+
+
+def _passes(cell: Cell, state: StageState) -> Counter[str]:
+    last = state.programs.function.last
+    stacks = [s for s in state.programs.function.stacks if s.only is None]
+    forward = sum(_FORWARD[m.cls.__name__] for s in stacks for m in s.unit)
+    backward = sum(_BACKWARD[m.cls.__name__] for s in stacks for m in s.unit)
+    if cell.remat == "full":
+        body = stacks[:-1] if last else stacks
+        backward += sum(_FORWARD[m.cls.__name__] for s in body for m in s.unit[:-1])
+    times = {
+        "forward": forward,
+        "evaluate": forward,
+        "backward": backward,
+        "input gradient": backward,
+        "weight gradient": 0,
+        "fused": forward + backward,
+    }[cell.program]
+    of_loss = last and cell.program in ("forward", "evaluate", "fused")
+    return Counter(
+        {"all-reduce": times * (cell.tensor > 1) + of_loss * (cell.data > 1)}
+    )
+
+
+def _pack(cell: Cell, state: StageState) -> Counter[str]:
+    leaves = sum(len(g.leaf_ids) for g in state.updates.groups if g.rows)
+    return Counter({"all-reduce": leaves * (cell.data > 1)})
+
+
+def _square_sum(cell: Cell, state: StageState) -> Counter[str]:
+    groups = zip(state.updates.groups, state.updates.gradients, strict=True)
+    arrays = sum(len(gradient) for group, gradient in groups if group.owned)
+    return Counter({"all-reduce": arrays * (cell.tensor * cell.data > 1)})
+
+
+def _copies(cell: Cell, state: StageState) -> Counter[str]:
+    leaves = sum(
+        _cut_over_data(m) for own in state.updates.masters for m in own.values()
+    )
+    return Counter({"all-gather": leaves})
+
+
+def _update(cell: Cell, state: StageState) -> Counter[str]:
+    found = _copies(cell, state)
+    if cell.data == 1:
+        return found
+    stacks = state.programs.function.stacks
+    for stack, own in zip(stacks, state.updates.masters, strict=True):
+        for leaf, master in own.items():
+            whole = tensor_dim(stack.leaves()[leaf].logical) is None
+            if not _cut_over_data(master):
+                found["all-gather"] += 1
+            elif whole and cell.tensor > 1:
+                found += Counter({"collective-permute": 1, "all-gather": 1})
+    return found
+
+
+def _cut_over_data(master: Any) -> bool:
+    if master.sharding.mesh.shape["data"] == 1:
+        return False
+    axes = [cut if isinstance(cut, tuple) else (cut,) for cut in master.sharding.spec]
+    return any("data" in of_dim for of_dim in axes)

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The programs of a cell as the runtime itself makes them.
+
+Owns the plan that has the cell's stage. The stage and its programs are the product's
+own (`hetjax/runtime/execution/`), on devices that are not here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import optax
+
+from experiments.compile.cells import Cell
+from hetjax.models.decoders import model_of
+from hetjax.models.model import Model
+from hetjax.models.presets import HALVES, model_config
+from hetjax.plans.plan import LayerRange, Plan, Replica, Stage, StageKey, StageMesh
+from hetjax.runtime.execution.executor import StageState
+from hetjax.runtime.execution.stages import Stages
+
+# 11 divides no size of the models, nor of any part or sum of theirs, so that a multiple
+# of this is a dim of positions and nothing else; kernels' blocks of 256 fit in
+SEQ_LEN = 11 * 256
+OPTIMIZER = optax.adamw(1e-3)
+
+# blocks of the model, its stages in layers, and which of them is meant
+_CUTS: dict[tuple[str, str], tuple[int, tuple[LayerRange, ...], int]] = {
+    ("blocks", "first"): (4, ((0, 3), (3, 6)), 0),
+    ("blocks", "inner"): (4, ((0, 2), (2, 4), (4, 6)), 1),
+    ("blocks", "last"): (4, ((0, 3), (3, 6)), 1),
+    ("attention", "first"): (2, ((0, 2), (2, 6)), 0),
+    ("attention", "inner"): (2, ((0, 3), (3, 4), (4, 6)), 1),
+    ("mlp", "inner"): (2, ((0, 2), (2, 3), (3, 6)), 1),
+    ("mlp", "last"): (2, ((0, 4), (4, 6)), 1),
+}
+
+
+def model_and_plan(cell: Cell) -> tuple[Model, Plan, StageKey]:
+    """Return a few blocks of the model, a plan of it, and the stage that is meant."""
+    num_blocks, cuts, index = _CUTS[cell.part, cell.place]
+    name = cell.model if cell.part == "blocks" else cell.model + HALVES
+    config = replace(model_config(name), num_blocks=num_blocks, max_seq_len=SEQ_LEN)
+    stages = tuple(
+        Stage(
+            node="devices",
+            devices=tuple(range(cell.tensor * cell.data)),
+            mesh=StageMesh(data=cell.data, tensor=cell.tensor),
+            layers=layers,
+            remat=cell.remat,
+            launch_ahead=len(cuts) - number,
+        )
+        for number, layers in enumerate(cuts)
+    )
+    replica = Replica(num_microbatches=2, microbatch_size=cell.data, stages=stages)
+    plan = Plan(
+        model=name,
+        seq_len=SEQ_LEN,
+        global_batch=2 * cell.data,
+        schedule="1f1b",
+        replicas=(replica,),
+    )
+    return model_of(config), plan, (0, index)
+
+
+def stage_state(cell: Cell, devices: Sequence[jax.Device], dtype: str) -> StageState:
+    """Return the cell's stage on these devices, nothing of it compiled."""
+    model, plan, key = model_and_plan(cell)
+    stages = Stages(plan, model, {"devices": devices}, OPTIMIZER, dtype=dtype)
+    return stages.stages[key]
+
+
+def compiled_programs(cell: Cell, state: StageState) -> list[Any]:
+    """Compile what the cell names: one program, or one for each stack or group."""
+    programs, updates = state.programs, state.updates
+    match cell.program:
+        case "forward":
+            return [programs.forward]
+        case "backward":
+            return [programs.backward]
+        case "fused":
+            return [programs.fused]
+        case "input gradient":
+            return [programs.input_gradient]
+        case "weight gradient":
+            return [programs.weight_gradient]
+        case "evaluate":
+            return [programs.evaluate]
+        case "pack":
+            packed = [group for group in updates.groups if group.rows]
+            return [programs.pack(group.leaf_ids, group.rows) for group in packed]
+        case "update":
+            return updates.stack_updates
+        case "square sum":
+            return [updates.square_sum]
+        case "copies":
+            return [updates.copies]

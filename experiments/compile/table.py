@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was compiled, as Markdown: faults by program, what they are, and memory.
+
+Owns the words of the tables. Does not own the rows (`compiling.py`).
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+from typing import Any
+
+from experiments.compile.cells import PROGRAMS, covering
+from experiments.compile.targets import TARGETS
+
+Row = dict[str, Any]
+
+_FAULTS = {  # the beginning of what a row says of a failure -> the word for it
+    "does not compile": "no compile",
+    "not compiled within": "too slow",
+    "the compiler died": "crash",
+    "S x S": "S × S",
+    "collectives": "collectives",
+}
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """Return the tables of the rows, a row for each cell."""
+    parts = [_head(rows), _matrix(rows), _reasons(rows), _choices(rows), _memory(rows)]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _head(rows: Sequence[Row]) -> str:
+    days = sorted({row["day"] for row in rows})
+    compilers = sorted(
+        {f"{TARGETS[r['target']].compiler} {r['compiler']}" for r in rows}
+    )
+    jax = ", ".join(sorted({row["jax"] for row in rows}))
+    passed = sum(not row["failures"] for row in rows)
+    return (
+        f"{len(rows)} of the {len(covering())} programs were compiled, on "
+        f"{' and '.join(dict.fromkeys((days[0], days[-1])))}, with JAX {jax}, "
+        f"{' and '.join(compilers)}; {passed} are without fault."
+    )
+
+
+def _matrix(rows: Sequence[Row]) -> str:
+    """Targets down, programs across: `ok`, what is wrong, or nothing."""
+    found = {(row["target"], row["program"]): row for row in rows}
+    lines = [
+        [target, *(_word(found.get((target, program))) for program in PROGRAMS)]
+        for target in TARGETS
+    ]
+    return _table(["", *PROGRAMS], lines)
+
+
+def _word(row: Row | None) -> str:
+    if row is None:
+        return ""
+    return ", ".join(map(_fault, row["failures"])) or "ok"
+
+
+def _fault(failure: str) -> str:
+    known = (word for start, word in _FAULTS.items() if failure.startswith(start))
+    return next(known, "copies")
+
+
+def _reasons(rows: Sequence[Row]) -> str:
+    """What is wrong, how often, and where."""
+    targets: dict[str, list[str]] = defaultdict(list)
+    for row in rows:
+        for failure in row["failures"]:
+            targets[_reason(failure)].append(row["target"])
+    lines = [
+        [reason, str(len(where)), ", ".join(dict.fromkeys(where))]
+        for reason, where in sorted(targets.items(), key=lambda item: -len(item[1]))
+    ]
+    return _table(["what is wrong", "programs", "for"], lines) if lines else ""
+
+
+def _reason(failure: str) -> str:
+    """A failure without what differs from program to program."""
+    if failure.startswith("S x S"):
+        return "scores or a mask of all pairs of positions are stored"
+    return failure.replace("|", "/").replace("\n", " ")
+
+
+def _choices(rows: Sequence[Row]) -> str:
+    """Programs without fault of all that have the choice."""
+    lines = []
+    for name in ("model", "mesh", "remat", "place", "part"):
+        given, passed = Counter(), Counter()
+        for row in rows:
+            choice = _choice(name, row[name])
+            given[choice] += 1
+            passed[choice] += not row["failures"]
+        told = [
+            f"{choice} {passed[choice]}/{given[choice]}" for choice in sorted(given)
+        ]
+        lines.append([name, "; ".join(told)])
+    return _table(["choice", "without fault"], lines)
+
+
+def _choice(name: str, value: Any) -> str:
+    return f"{value[0]} × {value[1]}" if name == "mesh" else value
+
+
+def _memory(rows: Sequence[Row]) -> str:
+    """How far our total is from the compiler's, by target and by program."""
+    lines = [
+        *_errors(rows, lambda row: row["target"]),
+        *_errors(rows, lambda row: row["program"]),
+    ]
+    head = ["", "stages", "least", "median", "greatest", "within -2 % and +10 %"]
+    return _table(head, lines) if lines else ""
+
+
+def _errors(rows: Sequence[Row], of: Callable[[Row], str]) -> Iterator[list[str]]:
+    groups: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        error = memory_error(row)
+        if error is not None:
+            groups[of(row)].append(error)
+    for group, errors in groups.items():
+        within = sum(-0.02 <= error <= 0.10 for error in errors)
+        yield [
+            group,
+            str(len(errors)),
+            *(f"{100 * f(errors):+.0f} %" for f in (min, median, max)),
+            str(within),
+        ]
+
+
+def memory_error(row: Row) -> float | None:
+    """Return our total over the compiler's, less one; None where not all is known.
+
+    The total is what lives through a step, one microbatch in flight, and the workspace
+    of the stage's passes. The compiler's has its own workspace and its padding.
+    """
+    memory = row.get("memory")
+    if not memory or row["program"] not in ("backward", "fused", "weight gradient"):
+        return None
+    held = {
+        "backward": memory["predicted_saved_bytes"],
+        "fused": memory["predicted_input_bytes"],
+        "weight gradient": memory["predicted_saved_bytes"]
+        + memory["predicted_half_saved_bytes"],
+    }[row["program"]]
+    buffers = memory["predicted_static_bytes"] + held + memory["predicted_input_bytes"]
+    buffers += 2 * memory["predicted_output_bytes"]
+    padding = memory["argument_bytes"] - memory["argument_shape_bytes"]
+    ours = buffers + memory["predicted_workspace_bytes"]
+    return ours / (buffers + padding + memory["pass_temp_bytes"]) - 1
+
+
+def _table(head: list[str], lines: list[list[str]]) -> str:
+    rows = [head, ["---"] * len(head), *lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

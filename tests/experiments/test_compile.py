@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The study of compiled programs: what it covers, reads, expects and tells."""
+
+import re
+from collections import Counter
+from dataclasses import asdict, replace
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from experiments.compile.__main__ import rows_of
+from experiments.compile.cells import MODELS, PROGRAMS, Cell, all_cells, covering
+from experiments.compile.compiling import seen
+from experiments.compile.expected import beyond, most_collectives
+from experiments.compile.hlo import aliased_parameters, collectives, square_arrays
+from experiments.compile.stages import SEQ_LEN, compiled_programs, stage_state
+from experiments.compile.table import markdown
+from experiments.compile.targets import TARGETS
+from hetjax.models.decoders import model_of
+from hetjax.models.model import abstract_params
+from hetjax.models.presets import model_config
+
+ROOT = Path(__file__).parents[2]
+TINY = Cell(
+    target="v5e",
+    program="forward",
+    model="tiny",
+    mesh=(2, 2),
+    remat="selective",
+    place="inner",
+    part="blocks",
+)
+
+
+def pairs(cell: Cell) -> set[tuple[tuple[str, object], ...]]:
+    return set(combinations(asdict(cell).items(), 2))
+
+
+def test_every_two_choices_that_can_stand_together_are_compiled_together():
+    chosen = covering()
+    assert len(chosen) <= 300
+    assert all(cell.runs for cell in chosen)
+    covered = {pair for cell in chosen for pair in pairs(cell)}
+    assert covered == {pair for cell in all_cells() for pair in pairs(cell)}
+    assert {(c.target, c.program) for c in chosen} == {
+        (target, program) for target in TARGETS for program in PROGRAMS
+    }
+
+
+def test_no_size_of_a_model_can_be_taken_for_a_number_of_positions():
+    sizes = {
+        size
+        for name in MODELS
+        for module in model_of(model_config(name)).modules
+        for param in abstract_params(module).values()
+        for size in param.shape
+    }
+    assert not any(size % 11 == 0 for size in sizes)
+    assert SEQ_LEN % 11 == 0
+
+
+def text_of(function, *inputs, **options) -> str:
+    abstract = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in inputs]
+    text = jax.jit(function, **options).lower(*abstract).compile().as_text()
+    assert text is not None
+    return text
+
+
+def test_memory_that_is_given_away_and_taken_is_told_by_its_parameter():
+    add = lambda x, y: (x + y, jnp.sum(y))  # noqa: E731
+    assert aliased_parameters(text_of(add, (8, 8), (8, 8))) == set()
+    donated = text_of(add, (8, 8), (8, 8), donate_argnums=1)
+    assert aliased_parameters(donated) == {1}
+
+
+def test_arrays_of_all_pairs_of_positions_are_found_unless_a_fusion_holds_them():
+    def scores(x):
+        return jax.nn.softmax(x @ x.T) @ x
+
+    assert square_arrays(text_of(scores, (22, 4)), 22) == {"f32[22,22]"}
+    assert square_arrays(text_of(scores, (22, 4)), 33) == set()
+    fused = lambda x: jnp.sum(x[:, None] * x[None], axis=1)  # noqa: E731
+    assert "[22,22]" in text_of(fused, (22,))
+    assert square_arrays(text_of(fused, (22,)), 22) == set()
+
+
+def test_collectives_are_counted_by_name():
+    mesh = Mesh(jax.devices()[:2], ("data",))
+    cut = NamedSharding(mesh, PartitionSpec("data"))
+    whole = NamedSharding(mesh, PartitionSpec())
+    summed = text_of(jnp.sum, (8, 8), in_shardings=cut, out_shardings=whole)
+    assert collectives(summed) == {"all-reduce": 1}
+    gathered = text_of(jnp.sin, (8, 8), in_shardings=cut, out_shardings=whole)
+    assert collectives(gathered) == {"all-gather": 1}
+    assert beyond(Counter(collectives(summed)), Counter()) == {"all-reduce": 1}
+    assert not beyond(Counter({"reduce-scatter": 1}), Counter({"all-reduce": 1}))
+
+
+@pytest.mark.usefixtures("quick_compiling")
+@pytest.mark.parametrize(
+    ("cell", "reduced"),
+    [
+        (TINY, 2),
+        (replace(TINY, program="backward"), 2),
+        (replace(TINY, program="backward", remat="full"), 3),
+        (replace(TINY, program="weight gradient", remat="full"), 0),
+        (replace(TINY, program="forward", place="first", mesh=(2, 1)), 3),
+        (replace(TINY, program="forward", part="attention", mesh=(1, 2)), 0),
+    ],
+    ids=str,
+)
+def test_passes_have_the_all_reduces_that_a_stage_needs(cell: Cell, reduced: int):
+    state = stage_state(cell, jax.devices()[: cell.tensor * cell.data], "float32")
+    (program,) = compiled_programs(cell, state)
+    assert collectives(program.as_text()) == +Counter({"all-reduce": reduced})
+    assert most_collectives(cell, state) == +Counter({"all-reduce": reduced})
+
+
+@pytest.mark.usefixtures("quick_compiling")
+@pytest.mark.parametrize("program", ["pack", "update", "square sum", "copies"])
+def test_programs_over_the_state_pass_on_simulated_devices(program):
+    cell = replace(TINY, program=program)
+    state = stage_state(cell, jax.devices()[:4], "bfloat16")
+    found = seen(cell, state, compiled_programs(cell, state))
+    assert found["failures"] == []
+    # nine masters, two moments of each, and a count of steps for either module
+    donated = 29 if program == "update" else 0
+    assert found["donated"] == found["aliased"] == donated
+
+
+@pytest.mark.usefixtures("quick_compiling")
+def test_what_is_wrong_with_a_program_is_told(monkeypatch: pytest.MonkeyPatch):
+    cell = replace(TINY, part="attention")
+    state = stage_state(cell, jax.devices()[:4], "float32")
+    nothing = partial(Counter)
+    monkeypatch.setattr(
+        "experiments.compile.compiling.most_collectives", lambda *_: nothing()
+    )
+    told = seen(cell, state, compiled_programs(cell, state))["failures"]
+    assert "collectives beyond those expected: 1 all-reduce" in told
+
+
+def test_the_page_has_the_tables_of_the_result():
+    rows = rows_of(ROOT / "experiments/results/compile.jsonl")
+    page = (ROOT / "docs/how/compiled.md").read_text(encoding="utf-8")
+    (drawn,) = re.findall(r"<!-- from .*? -->\n\n(.*?)\n<!-- end -->", page, re.DOTALL)
+    assert drawn.strip() == markdown(rows).strip()
