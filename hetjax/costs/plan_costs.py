@@ -13,9 +13,9 @@ from dataclasses import replace
 from hetjax.cluster.catalogue import (
     canonical_name,
     device_price_per_hour,
-    device_spec,
 )
 from hetjax.cluster.cluster import Cluster, Link
+from hetjax.cluster.memory_budget import node_plan_bytes
 from hetjax.costs.costs import (
     Costs,
     Group,
@@ -74,7 +74,7 @@ def costs_of(
         reductions=_reductions(plan, model, cluster, transport),
         memory=memory,
         memory_bytes={
-            (r, s): device_spec(cluster.node(stage.node)).memory_gib * 2**30
+            (r, s): node_plan_bytes(cluster.node(stage.node))
             for r, s, stage in plan.stages()
         },
         norm_s=2 * max((way.latency_s for way in routes.values()), default=0.0),

@@ -435,7 +435,7 @@ def test_a_plan_over_memory_is_refused_with_device_and_bytes(
     edit(folder)
     text = refused(capsys, 3, *GIVEN, "--output", "never.json")
     assert "device 'east-0/0' needs" in text
-    assert f"at most the {round(0.0001 * 2**30)} bytes" in text
+    assert f"at most the {round(0.9 * 0.0001 * 2**30)} bytes" in text
     assert not (folder / "never.json").exists()
 
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetjax.cluster.cluster import Cluster, Link, Node
+from hetjax.cluster.memory_budget import plan_bytes
 from hetjax.costs.measured.layer_profile import Measurement, Profile
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.costing import times_from
@@ -143,7 +144,8 @@ def test_devices_that_are_nearly_full_are_counted():
     uses = predicted(cluster(1e6), plan).memory
     most = max(use.total_bytes for use in uses.values())
     full = [d for d, use in uses.items() if use.total_bytes > 0.95 * most * 1.01]
-    found = binding(predicted(cluster(1e6, most * 1.01 / 2**30), plan))
+    gib = most * 1.01 / plan_bytes("H20", 1.0)
+    found = binding(predicted(cluster(1e6, gib), plan))
     assert set(found.tight_devices) == set(full)
     assert f"{len(full)} of 2 devices are within 5 %" in binding_line(found)
 

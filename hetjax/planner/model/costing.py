@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hetjax.cluster.catalogue import canonical_name, catalogue
 from hetjax.cluster.cluster import DEVICE_FIGURES, Cluster, Node
+from hetjax.cluster.memory_budget import plan_bytes
 from hetjax.costs.costs import Costs
 from hetjax.costs.measured.layer_profile import Profile
 from hetjax.costs.network.wire_bytes import Transport
@@ -198,11 +199,14 @@ def check_plan_fits(
 
 
 def known_memory_bytes(node: Node) -> float:
-    """Return what each device of the node has, infinity if nobody tells.
+    """Return what a plan may fill of each device, infinity if nobody tells.
 
     The catalogue's figure for "cpu" is for comparing plans, not a limit.
     """
+    name = canonical_name(node.device)
     if node.memory_gib is not None:
-        return node.memory_gib * 2**30
-    spec = catalogue().get(canonical_name(node.device))
-    return spec.memory_gib * 2**30 if spec and spec.name != "cpu" else math.inf
+        return plan_bytes(name, node.memory_gib)
+    spec = catalogue().get(name)
+    if spec is None or name == "cpu":
+        return math.inf
+    return plan_bytes(name, spec.memory_gib)

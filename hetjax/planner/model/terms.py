@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from hetjax.cluster.catalogue import canonical_name, device_spec
+from hetjax.cluster.catalogue import canonical_name
 from hetjax.cluster.cluster import Node
+from hetjax.cluster.memory_budget import node_plan_bytes
 from hetjax.costs.graph.passes import Shares
 from hetjax.costs.layer_bytes import layer_facts, layer_stacks, layer_workspace_bytes
 from hetjax.costs.measured.layer_profile import DTYPES
@@ -244,7 +245,7 @@ def _facts(request: PlanRequest, options: Sequence[Option]) -> _Facts:
         shared_bytes_BO=block + 4 * activation,
         activation_bytes_BO=activation + np.maximum(once, 0).sum(axis=2),
         memory_bytes_O=np.array(
-            [device_spec(_node_of(request, o)).memory_gib * 2**30 for o in options]
+            [node_plan_bytes(_node_of(request, o)) for o in options]
         ),
         sync_bytes_K=_GRADIENT_BYTES
         * np.array([float(parameter_count(request.model.layers[k])) for k in firsts]),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from hetjax.cluster.catalogue import device_spec
+from hetjax.cluster.memory_budget import node_plan_bytes
 from hetjax.costs.stage_memory import static_bytes
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.bound.column_generation import lower_bound
@@ -136,10 +136,9 @@ def _binding(request: PlanRequest) -> str:
         )
     whole = stage_stacks(request.model, [(0, len(request.model.layers))])
     held = static_bytes(whole.stacks, StageMesh(), request.dtype, request.optimizer)
-    there = sum(
-        node.count * device_spec(node).memory_gib for node in request.cluster.nodes
-    )
+    there = sum(node.count * node_plan_bytes(node) for node in request.cluster.nodes)
     return (
         "memory binds: weights, gradients and optimizer state alone take "
-        f"{held.total / _GIB:.1f} GiB of {there:.1f} GiB, and activations come on top"
+        f"{held.total / _GIB:.1f} GiB of {there / _GIB:.1f} GiB, and activations come "
+        "on top"
     )

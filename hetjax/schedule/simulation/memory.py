@@ -271,7 +271,7 @@ def _over_memory(
     return NoFeasiblePlan(
         got=f"device {device!r} needs {total} bytes ({total / _GIB:.2f} GiB) for "
         f"{' and '.join(stages)}: {shown}",
-        allowed=f"at most the {has} bytes ({has / _GIB:.2f} GiB) that it has",
+        allowed=f"at most the {has} bytes ({has / _GIB:.2f} GiB) that plans may fill",
         fix=_remedy(use, total - has_bytes, stages[0], plan),
     )
 

@@ -161,7 +161,7 @@ def test_whale_gives_microbatches_in_proportion_to_flops() -> None:
 def test_whale_moves_layers_on_where_a_device_is_full() -> None:
     """By FLOP/s the first stage would have most of the layers: it holds few."""
     plans = {}
-    for memory_gib in (1.0, 0.012):
+    for memory_gib in (1.0, 0.0134):
         request = small_request(
             [(1, 1, 900.0, memory_gib), (1, 1, 100.0, memory_gib)],
             tensor_degrees=(1,),
@@ -174,7 +174,7 @@ def test_whale_moves_layers_on_where_a_device_is_full() -> None:
             for plan in found
             if len(plan.replicas[0].stages) == 2
         }
-    assert max(plans[0.012]) < max(plans[1.0])
+    assert max(plans[0.0134]) < max(plans[1.0])
 
 
 def test_uniform_search_takes_the_best_of_its_space() -> None:

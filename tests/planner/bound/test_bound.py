@@ -141,7 +141,7 @@ def one_measurement(blocks: int, seconds: float) -> Profile:
 
 def unlike_links() -> Case:
     """The link of the first two of four alike nodes was measured, and is slow."""
-    nodes = tuple(replace(DEVICE, name=f"n{n}", memory_gib=0.0021) for n in range(4))
+    nodes = tuple(replace(DEVICE, name=f"n{n}", memory_gib=0.00234) for n in range(4))
     slow = LinkMeasurement(
         between=("n0", "n1"), bandwidth_gbit_per_s=0.001, latency_ms=20.0
     )
@@ -162,7 +162,7 @@ def unlike_links() -> Case:
 def stages_over_hosts() -> Case:
     """Two stages have devices on both hosts each: they talk inside of them."""
     node = replace(
-        DEVICE, count=8, hosts=2, network_gbit_per_s=0.01, memory_gib=0.00205
+        DEVICE, count=8, hosts=2, network_gbit_per_s=0.01, memory_gib=0.00228
     )
     request = request_on(
         Cluster(name="hosts", nodes=(node,)),
