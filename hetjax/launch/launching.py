@@ -11,13 +11,15 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
 
 from hetjax.cluster.cluster import Cluster, Node
+from hetjax.errors import BadInput
 from hetjax.mesh.process_setup import malloc_environment
 from hetjax.plans.plan import Plan
 from hetjax.plans.worker_map import file_name
@@ -91,10 +93,16 @@ class Bootstraps:
         )
 
 
+# variables that are set for each worker of a cluster
+Environments = Callable[[Cluster], Mapping[str, Mapping[str, str]]]
+
+
 class OnThisMachine:
     """A process for each worker; `stack` ends them all.
 
     They find the controller at `address`, and each other at those of their `places`.
+    Each of the `cluster` gets what `environments` says, so that it sees its own devices
+    alone; without them they get what this process has.
     """
 
     def __init__(
@@ -106,15 +114,22 @@ class OnThisMachine:
         address: str = LOOPBACK,
         module: str = "hetjax.training.worker",
         patience: float = 1.0,
+        cluster: Cluster | None = None,
+        environments: Environments = lambda cluster: {},
     ) -> None:
+        """Errors as `environments` raises them."""
+        self._cluster = self._seen = cluster
+        self._environments = environments
+        self._own = environments(cluster) if cluster else {}
         self._processes = stack.enter_context(Processes(logs=logs))
         self._places, self._module = dict(places or {}), module
         self._bootstraps = Bootstraps(address, stack, patience)
         self.connections = self._bootstraps.connections
 
     def start(self, workers: Sequence[str]) -> None:
-        environment = os.environ | malloc_environment()
+        shared = os.environ | malloc_environment()
         for worker in workers:
+            environment = {**shared, **self._own.get(worker, {})}
             place = self._places.get(worker, Place())
             command = [*place.prefix, sys.executable, "-m", self._module]
             bootstrap = self._bootstraps.of(worker, place.address)
@@ -128,7 +143,15 @@ class OnThisMachine:
         return {worker: child.pid for worker, child in children.items()}
 
     def present(self, cluster: Cluster, again: bool) -> Cluster:
-        return cluster
+        """All of it; what it was before, with a warning, if devices are missing."""
+        if self._cluster is None or cluster == self._seen:
+            return self._cluster or cluster
+        self._seen = cluster
+        try:
+            self._own, self._cluster = self._environments(cluster), cluster
+        except BadInput as bad:
+            warnings.warn(f"the cluster stays as it was: {bad}", stacklevel=2)
+        return self._cluster
 
 
 def started(launcher: Launcher, plan: Plan, nodes: Sequence[Node] = ()) -> Controller:

@@ -26,6 +26,7 @@ from hetjax.runtime.rpc.worker_connections import WorkerLost
 from hetjax.training import rundir
 from hetjax.training.config import RunConfig, option
 from hetjax.training.goodput import Goodput
+from hetjax.training.hardware import share_of_gpus
 from hetjax.training.rundir import LOGS, Journal, read_journal
 from hetjax.training.starting import Start
 from hetjax.training.step_comparison import StepComparison
@@ -51,6 +52,8 @@ def describe(start: Start, dataset: Dataset, shown: Display) -> None:
         f"per token, {dataset.directory}"
     )
     shown.note(f"cluster ({start.hardware.source}): {nodes}; on {on}")
+    if share := share_of_gpus(start.config, cluster):
+        shown.note(f"memory: JAX takes {share:.0%} of each GPU's when it starts")
     shown.note(f"plan ({start.choice.source}):\n{start.choice.plan}")
 
 
@@ -199,8 +202,8 @@ def clear_ends(config: RunConfig) -> Iterator[None]:
             "see that it can be reached from here",
         ) from error
     except WorkerLost as lost:  # it is gone, and could not be brought back
-        local = config.launcher == "processes"
-        logs = f"the logs in {config.run_dir / LOGS}" if local else "Ray's logs"
+        ray = config.launcher == "ray"
+        logs = "Ray's logs" if ray else f"the logs in {config.run_dir / LOGS}"
         allowed = f"all workers of the plan; {len(lost.reports)} others were fine"
         raise _failed(lost, allowed, f"see {logs}") from lost
     except OSError as error:

@@ -7,17 +7,29 @@ is found. Does not own which plan the run follows (`placement.py`), what is foun
 (`hetjax/mesh/process_setup.py`).
 """
 
+import os
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
 
+from hetjax.cluster.catalogue import canonical_name
 from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.cluster_files import load_cluster
-from hetjax.cluster.discovery import assign_devices
+from hetjax.cluster.discovery import assign_devices, device_name
+from hetjax.cluster.local_devices import LocalDevice, cluster_of_devices, is_one_kind
+from hetjax.cluster.memory_budget import GPU_ALLOCATOR_FRACTION
 from hetjax.errors import BadInput
+from hetjax.launch.isolation import (
+    gpu_share,
+    memory_share,
+    visible_devices,
+    worker_environments,
+)
+from hetjax.launch.looking import accelerators_here, may_be_unlike
 from hetjax.launch.on_ray import ray_cluster
 from hetjax.mesh.accelerators import (
     check_accelerator_usable,
@@ -30,19 +42,22 @@ from hetjax.training.config import RunConfig
 from hetjax.training.presets import Preset
 
 _MOST_SIMULATED = 4096  # devices
+_HERE = "the devices that are here"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hardware:
     """A cluster and the local devices of each of its nodes; `source` is for people.
 
-    `discovered`: it is what was found, not what a file says.
+    `discovered`: it is what was found, not what a file says. `here` are the
+    accelerators of this machine that its worker processes may have.
     """
 
     cluster: Cluster
     devices: Mapping[str, Sequence[jax.Device]]
     source: str
     discovered: bool = False
+    here: Sequence[LocalDevice] = ()
 
 
 def choose_hardware(
@@ -58,6 +73,9 @@ def choose_hardware(
         return _of_workers(config, preset, given)
     if config.platform == "cpu":
         jax.config.update("jax_platforms", "cpu")
+    else:
+        _check_share()
+        os.environ.update(memory_share(os.environ))  # before JAX starts here
     asked = given or config.cluster
     cluster, simulate = _named(asked or preset.cluster), config.simulate
     if cluster is None:
@@ -79,6 +97,29 @@ def choose_hardware(
     if not simulate:
         cluster = as_found(cluster, devices, cache_dir=config.data.cache_dir)
     return Hardware(cluster=cluster, devices=devices, source=_source(config, given))
+
+
+def with_needed_launcher(
+    config: RunConfig, preset: Preset, given: Cluster | None = None
+) -> RunConfig:
+    """Return the settings, with processes instead of one where that cannot have all.
+
+    A process has GPUs of one kind at most. Where the run is to have one kind of those
+    that are here, this process gets to see no other. To be called before JAX starts.
+    """
+    if config.launcher != "embedded" or is_virtual(config) or not may_be_unlike():
+        return config
+    here = accelerators_here(os.environ)
+    cluster = _named(given or config.cluster)
+    wanted = [d for d in here if cluster is None or _is_of(cluster, d)]
+    if not is_one_kind(wanted):
+        return replace(config, launcher="processes")
+    os.environ.update(visible_devices(wanted, here) if wanted else {})
+    return config
+
+
+def _is_of(cluster: Cluster, device: LocalDevice) -> bool:
+    return device_name(device) in {canonical_name(n.device) for n in cluster.nodes}
 
 
 def has_room(config: RunConfig, preset: Preset, given: Cluster | None = None) -> bool:
@@ -118,28 +159,55 @@ def _source(config: RunConfig, given: Cluster | None) -> str:
 
 
 def _of_workers(config: RunConfig, preset: Preset, given: Cluster | None) -> Hardware:
-    """The cluster of a file, or Ray's; what is there, its workers will see."""
-    asked = given or config.cluster
-    if asked is None and (config.simulate or config.launcher == "processes"):
-        asked = preset.cluster
-    cluster = _named(asked)
-    if cluster is None and config.launcher == "processes":
+    """The cluster of a file, or Ray's, or of this machine's accelerators."""
+    if config.launcher == "ray":
+        return _of_ray(config, preset, given)
+    here = () if is_virtual(config) else accelerators_here(os.environ)
+    asked = given or config.cluster or (None if here else preset.cluster)
+    cluster = _named(asked) or (cluster_of_devices(here) if here else None)
+    if cluster is None:
         raise BadInput(
             got=f"--launcher {config.launcher} without a cluster",
             allowed="a cluster file that says which node has a worker",
             fix="add --cluster FILE, or leave --launcher out",
         )
-    if (
-        cluster
-        and config.launcher == "processes"
-        and _wants_accelerators(config, cluster)
-    ):
+    if _wants_accelerators(config, cluster):
         check_accelerator_usable()  # workers look again, but only when they are there
+        worker_environments(cluster, here, os.environ)
+        _check_share()
+    jax.config.update("jax_platforms", "cpu")  # accelerators are for the workers
+    source = _source(config, given) if asked else _HERE
+    return Hardware(cluster=cluster, devices={}, source=source, here=here)
+
+
+def _of_ray(config: RunConfig, preset: Preset, given: Cluster | None) -> Hardware:
+    """What is there of a file's cluster, the workers will see."""
+    asked = given or config.cluster or (preset.cluster if config.simulate else None)
+    cluster = _named(asked)
     jax.config.update("jax_platforms", "cpu")  # accelerators are for the workers
     if cluster is None:
         found = ray_cluster()
         return Hardware(cluster=found, devices={}, source="Ray's", discovered=True)
     return Hardware(cluster=cluster, devices={}, source=_source(config, given))
+
+
+def share_of_gpus(config: RunConfig, cluster: Cluster) -> float | None:
+    """Return how much of each GPU's memory JAX takes; None where the run has none."""
+    kinds = {canonical_name(node.device) for node in cluster.nodes}
+    has_gpus = any(kind != "cpu" and not kind.startswith("TPU") for kind in kinds)
+    return gpu_share(os.environ) if has_gpus and not is_virtual(config) else None
+
+
+def _check_share() -> None:
+    """Warn where JAX is told to take less of a GPU than plans count on."""
+    share = gpu_share(os.environ)
+    if share < GPU_ALLOCATOR_FRACTION:
+        warnings.warn(
+            f"JAX is told to take {share:g} of a GPU's memory, and plans count on "
+            f"{GPU_ALLOCATOR_FRACTION:g}: one that fills a device will not start; "
+            "unset XLA_PYTHON_CLIENT_MEM_FRACTION, or give nodes less memory_gib",
+            stacklevel=2,
+        )
 
 
 def _found(config: RunConfig) -> Hardware:
@@ -151,8 +219,7 @@ def _found(config: RunConfig) -> Hardware:
             fix="add --cluster FILE, or leave --simulate out",
         )
     cluster, devices = cluster_here(_used_devices(config), config.data.cache_dir)
-    source = "the devices that are here"
-    return Hardware(cluster=cluster, devices=devices, source=source)
+    return Hardware(cluster=cluster, devices=devices, source=_HERE)
 
 
 def _on_cpu(config: RunConfig) -> bool:
@@ -173,9 +240,14 @@ def _local_devices(config: RunConfig, cluster: Cluster) -> list[jax.Device]:
 
 def _wants_accelerators(config: RunConfig, cluster: Cluster) -> bool:
     """Whether some node is to have another device than a CPU."""
-    if config.simulate or config.platform == "cpu":
+    if is_virtual(config):
         return False
     return any(node.device != "cpu" for node in cluster.nodes)
+
+
+def is_virtual(config: RunConfig) -> bool:
+    """Whether the run is to have CPUs alone, whatever is here."""
+    return config.simulate or config.platform == "cpu"
 
 
 def _used_devices(config: RunConfig) -> list[jax.Device]:

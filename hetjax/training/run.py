@@ -41,7 +41,7 @@ from hetjax.training.events import (
     record_recovery,
 )
 from hetjax.training.goodput import Spent
-from hetjax.training.hardware import choose_hardware
+from hetjax.training.hardware import choose_hardware, with_needed_launcher
 from hetjax.training.loop import Loop
 from hetjax.training.optimizer import LearningRates
 from hetjax.training.placement import choose_plan
@@ -108,9 +108,11 @@ class Session(ExitStack):
         again: str = "the same command",
     ) -> None:
         super().__init__()
-        self._config, self._preset, self._model = config, preset, model
+        self._config = with_needed_launcher(config, preset, cluster)
+        self._preset, self._model = preset, model
         self._cluster, self._plan, self._again = cluster, plan, again
-        self._predict = lru_cache(maxsize=1)(partial(predict_step, config, model))
+        predict = partial(predict_step, self._config, model)
+        self._predict = lru_cache(maxsize=1)(predict)
         self._begin_s = time.perf_counter()
         self._settled: Start | None = None
         self._opened: _Open | None = None

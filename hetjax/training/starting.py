@@ -6,6 +6,7 @@ gets, and what workers are told. Does not own what else is settled, nor what a s
 writes (`run.py`).
 """
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from hetjax.checkpoint.reader import (
 from hetjax.checkpoint.recovery_plan import PartialSnapshot
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.stored_steps import fetch_newest, in_store
+from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.cluster_files import cluster_toml
 from hetjax.data.batches import Batch
 from hetjax.data.dataset import Dataset
@@ -32,6 +34,7 @@ from hetjax.elastic.notices import Notice
 from hetjax.elastic.standby_plans import StandbyPlans
 from hetjax.errors import BadInput
 from hetjax.launch.in_process import InThisProcess
+from hetjax.launch.isolation import hidden_devices, worker_environments
 from hetjax.launch.launching import Launcher, OnThisMachine, started
 from hetjax.launch.on_ray import OnRay
 from hetjax.mesh.process_setup import keep_compiled
@@ -46,7 +49,7 @@ from hetjax.runtime.rpc.schema import Json
 from hetjax.training import rundir
 from hetjax.training.ahead import Planning
 from hetjax.training.config import RunConfig
-from hetjax.training.hardware import Hardware
+from hetjax.training.hardware import Hardware, is_virtual
 from hetjax.training.optimizer import optimizer
 from hetjax.training.placement import Choice, next_plan
 from hetjax.training.rundir import (
@@ -299,4 +302,17 @@ def _launcher(
             discovered=start.hardware.discovered,
             patience=config.patience,
         )
-    return OnThisMachine(config.run_dir / LOGS, stack, patience=config.patience)
+    return OnThisMachine(
+        config.run_dir / LOGS,
+        stack,
+        patience=config.patience,
+        cluster=cluster,
+        environments=partial(_environments, start),
+    )
+
+
+def _environments(start: Start, cluster: Cluster) -> dict[str, dict[str, str]]:
+    """What is set for workers on this machine, so that each sees its own devices."""
+    if is_virtual(start.config):
+        return hidden_devices(cluster)
+    return worker_environments(cluster, start.hardware.here, os.environ)

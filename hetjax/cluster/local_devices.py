@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The accelerators of one machine, as its driver tells of them.
+
+Owns what is known of each before JAX starts, how what `nvidia-smi` prints is read under
+the user's own CUDA_VISIBLE_DEVICES, and the cluster that they make: a node for each
+kind. Starts nothing and imports no JAX. Does not
+own asking (`hetjax/launch/looking.py`), nor what a worker gets to see of them
+(`hetjax/launch/isolation.py`).
+"""
+
+import csv
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from hetjax.cluster.catalogue import catalogue
+from hetjax.cluster.cluster import Cluster
+from hetjax.cluster.discovery import device_name, discover
+
+NVIDIA_SMI = (
+    "nvidia-smi",
+    "--query-gpu=uuid,name,memory.total,mig.mode.current",
+    "--format=csv,noheader,nounits",
+)
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+_ORDER = "CUDA_DEVICE_ORDER"
+_UNLIKE = 0.03  # memory that differs by more is of another card of the same name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LocalDevice:
+    """One accelerator of this machine; `platform` is cuda, rocm or tpu.
+
+    `device_kind` is spelled as JAX does, `handle` is what the platform's variable for
+    visible devices calls it: a UUID, or an index.
+    """
+
+    platform: str
+    device_kind: str
+    handle: str
+    memory_bytes: int
+
+
+def devices_json(devices: Iterable[LocalDevice]) -> str:
+    """Return them as text, which `read_devices` reads."""
+    return json.dumps([asdict(device) for device in devices])
+
+
+def read_devices(text: str) -> list[LocalDevice]:
+    """Return the devices of such a text."""
+    return [LocalDevice(**told) for told in json.loads(text)]
+
+
+def is_one_kind(devices: Sequence[LocalDevice]) -> bool:
+    """Whether one process may have them all; also of none."""
+    return len({(device.platform, device.device_kind) for device in devices}) <= 1
+
+
+def cluster_of_devices(devices: Sequence[LocalDevice]) -> Cluster:
+    """Return a cluster with a node for each kind; errors as of `discover`."""
+    found = discover(devices)
+    nodes = (
+        replace(node, memory_gib=own_memory_gib(node.device, devices))
+        for node in found.nodes
+    )
+    return replace(found, nodes=tuple(nodes))
+
+
+def own_memory_gib(device: str, devices: Iterable[LocalDevice]) -> float | None:
+    """Return the least memory of the devices of this kind, a name of the catalogue.
+
+    None where that is what the catalogue says, or where nobody has told.
+    """
+    told = [d.memory_bytes for d in devices if device_name(d) == device]
+    least_gib = min(told, default=0) / 2**30
+    spec = catalogue().get(device)
+    if least_gib == 0:
+        return None
+    if spec and abs(least_gib - spec.memory_gib) <= _UNLIKE * spec.memory_gib:
+        return None
+    return round(least_gib, 2)
+
+
+def nvidia_devices(
+    printed: str, environment: Mapping[str, str]
+) -> list[LocalDevice] | None:
+    """Return the cards of what `NVIDIA_SMI` prints that CUDA shows to a process.
+
+    None where only CUDA itself can tell: cards cut into instances (MIG), and indices in
+    CUDA_VISIBLE_DEVICES of unlike cards, which CUDA counts from the fastest and
+    nvidia-smi by their place on the bus, unless CUDA_DEVICE_ORDER says so too.
+    """
+    rows = csv.reader(printed.splitlines(), skipinitialspace=True)
+    cards, modes = [], []
+    for uuid, name, mebibytes, mode in (row for row in rows if row):
+        cards.append(
+            LocalDevice(
+                platform="cuda",
+                device_kind=name,
+                handle=uuid,
+                memory_bytes=int(float(mebibytes) * 2**20),
+            )
+        )
+        modes.append(mode)
+    if "Enabled" in modes:
+        return None
+    visible = environment.get(VISIBLE)
+    if visible is None:
+        return cards
+    tokens = [token.strip() for token in visible.split(",")]
+    by_bus = environment.get(_ORDER) == "PCI_BUS_ID"
+    if any(map(str.isdigit, tokens)) and not (by_bus or is_one_kind(cards)):
+        return None
+    return _shown(cards, tokens, by_bus)
+
+
+def _shown(
+    cards: Sequence[LocalDevice], tokens: Iterable[str], by_bus: bool
+) -> list[LocalDevice]:
+    """As CUDA reads the variable: up to the first that is not there."""
+    found: list[LocalDevice] = []
+    for token in tokens:
+        if token.isdigit():
+            meant = cards[int(token) : int(token) + 1]
+            if not by_bus:  # alike, and which is which nobody knows
+                meant = [replace(card, handle=token) for card in meant]
+        else:
+            meant = [c for c in cards if token and c.handle.startswith(token)]
+        if len(meant) != 1:
+            break
+        found += meant
+    return found

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a worker process gets to see of its machine: variables set before JAX starts.
+
+Owns by which variables each platform hides devices, how much of a GPU's memory a worker
+takes, and which of the user's variables go to workers on other machines. All of it pure
+functions: an environment comes in, what is to be added comes out. Does not own which
+devices are there (`looking.py`), nor who starts the process.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from hetjax.cluster.catalogue import canonical_name
+from hetjax.cluster.cluster import Cluster
+from hetjax.cluster.discovery import assign_devices
+from hetjax.cluster.local_devices import VISIBLE, LocalDevice, is_one_kind
+from hetjax.cluster.memory_budget import GPU_ALLOCATOR_FRACTION
+from hetjax.errors import BadInput
+
+_NONE = "-1"  # to CUDA and HIP; HIP takes an empty variable for one that is not set
+_HIP = "HIP_VISIBLE_DEVICES"  # indices into ROCR_VISIBLE_DEVICES, which stays as it is
+_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+_FRACTIONS = (_FRACTION, "XLA_CLIENT_MEM_FRACTION")  # JAX refuses to start with both
+_CHIPS = "TPU_VISIBLE_CHIPS"
+# how so many chips of one host are wired, by their number
+_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
+
+_PASSED = ("XLA_", "JAX_", "NCCL_", "LIBTPU_", "TPU_")
+_ALSO_PASSED = ("PJRT_NPROC", "PYTHONPATH")
+# of one machine, and wrong on any other
+_OWN = (
+    "JAX_COORDINATOR_",
+    "JAX_PROCESS_",
+    "TPU_ACCELERATOR_",
+    "TPU_CHIPS_",
+    "TPU_HOST",
+    "TPU_NAME",
+    "TPU_PROCESS_",
+    "TPU_TOPOLOGY",
+    "TPU_VISIBLE_",
+    "TPU_WORKER_",
+)
+
+
+def visible_devices(
+    devices: Sequence[LocalDevice], here: Sequence[LocalDevice]
+) -> dict[str, str]:
+    """Return the variables that show a process these devices of those `here`.
+
+    They are all of one kind, or there are none: then no GPU is shown. TPUs are left to
+    libtpu where the process has all that are here: only it knows how a host of a larger
+    slice is wired.
+    """
+    assert is_one_kind(devices), devices
+    handles = ",".join(device.handle for device in devices)
+    if not devices:
+        return {VISIBLE: _NONE, _HIP: _NONE}
+    platform = devices[0].platform
+    if platform == "tpu":
+        return {} if len(devices) == len(here) else _chips(devices)
+    return {VISIBLE if platform == "cuda" else _HIP: handles}
+
+
+def _chips(devices: Sequence[LocalDevice]) -> dict[str, str]:
+    """Of some chips of older kinds each core is a device."""
+    chips = list(dict.fromkeys(device.handle for device in devices))
+    return {
+        _CHIPS: ",".join(chips),
+        "TPU_PROCESS_BOUNDS": "1,1,1",
+        "TPU_CHIPS_PER_PROCESS_BOUNDS": _BOUNDS.get(len(chips), f"{len(chips)},1,1"),
+    }
+
+
+def memory_share(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable by which JAX takes the share of a GPU that plans count on.
+
+    Nothing where the user has set one.
+    """
+    if any(environment.get(name) for name in _FRACTIONS):
+        return {}
+    return {_FRACTION: f"{GPU_ALLOCATOR_FRACTION:g}"}
+
+
+def gpu_share(environment: Mapping[str, str]) -> float:
+    """Return the share of a GPU that JAX takes in a worker with this environment.
+
+    BadInput where the user's own is no number above 0 and up to 1.
+    """
+    for name in _FRACTIONS:
+        said = environment.get(name)
+        if not said:
+            continue
+        with suppress(ValueError):
+            if 0 < float(said) <= 1:
+                return float(said)
+        raise BadInput(
+            got=f"{name}={said}",
+            allowed="0 < share of a GPU's memory <= 1",
+            fix=f"unset it: {GPU_ALLOCATOR_FRACTION:g} is what plans count on",
+        )
+    return GPU_ALLOCATOR_FRACTION
+
+
+def worker_environments(
+    cluster: Cluster, here: Sequence[LocalDevice], environment: Mapping[str, str]
+) -> dict[str, dict[str, str]]:
+    """Return what is set for each worker on this machine, by its name.
+
+    Nodes take the devices `here` of their kind in file order, their hosts in equal
+    parts; CPUs take none. BadInput if there are too few.
+    """
+    wanted = tuple(n for n in cluster.nodes if canonical_name(n.device) != "cpu")
+    held: dict[str, tuple[LocalDevice, ...]] = {}
+    if wanted:
+        asked = Cluster(name=cluster.name, nodes=wanted)
+        held = assign_devices(asked, here, simulate=False)
+    found: dict[str, dict[str, str]] = {}
+    for node in cluster.nodes:
+        devices, each = held.get(node.name, ()), node.devices_per_host
+        for host, worker in enumerate(node.workers):
+            own = devices[host * each : (host + 1) * each]
+            found[worker] = visible_devices(own, here)
+            if own and own[0].platform != "tpu":
+                found[worker] |= memory_share(environment)
+    return found
+
+
+def hidden_devices(cluster: Cluster) -> dict[str, dict[str, str]]:
+    """Return what is set for workers that are to have CPUs alone."""
+    return {w: visible_devices((), ()) for node in cluster.nodes for w in node.workers}
+
+
+def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return those of the user's variables that hold on every machine of a run.
+
+    They are of XLA, JAX, NCCL and libtpu, but for what names this machine's devices.
+
+    >>> passed_on({"NCCL_DEBUG": "INFO", "TPU_WORKER_ID": "0", "HOME": "/root"})
+    {'NCCL_DEBUG': 'INFO'}
+    """
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in _ALSO_PASSED
+        or (name.startswith(_PASSED) and not name.startswith(_OWN))
+    }

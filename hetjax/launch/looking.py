@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looking for this machine's accelerators, without starting JAX in this process.
+
+JAX takes hold of all that it sees, and of several kinds in one process it may mistake
+one for another. So NVIDIA's own command is asked, which takes part of a second; where
+that cannot tell, JAX is, in a process of its own that ends. Every wait has a limit.
+Does not own how answers are read (`hetjax/cluster/local_devices.py`), nor which of them
+a worker gets (`isolation.py`). `python -m hetjax.launch.looking` prints what is here.
+"""
+
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+
+from hetjax.cluster.local_devices import (
+    NVIDIA_SMI,
+    VISIBLE,
+    LocalDevice,
+    devices_json,
+    nvidia_devices,
+    read_devices,
+)
+from hetjax.mesh.accelerators import visible_accelerator
+
+_COMMAND_S = 20.0
+_JAX_S = 120.0  # a TPU takes tens of seconds to start
+_HIP = "HIP_VISIBLE_DEVICES"
+_ASK_JAX = "from hetjax.launch.looking import print_devices; print_devices()"
+# take no memory but what is needed, and tell of all that there is
+_WHOLE = {
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+    "XLA_PYTHON_CLIENT_MEM_FRACTION": "1",
+    "XLA_CLIENT_MEM_FRACTION": "",
+}
+
+
+def accelerators_here(environment: Mapping[str, str]) -> list[LocalDevice]:
+    """Return the accelerators that a process with this environment may use.
+
+    None where JAX_PLATFORMS asks for the CPU, or where nothing shows that there are
+    any. Warns where neither the driver nor JAX answers in time, and returns none.
+    """
+    if environment.get("JAX_PLATFORMS", "").partition(",")[0] == "cpu":
+        return []
+    told = _told_by_driver(environment)
+    if told is not None:
+        return told
+    if visible_accelerator() is None and not _amd_kinds():
+        return []
+    return _by_jax(environment)
+
+
+def may_be_unlike(root: Path = Path("/")) -> bool:
+    """Whether it is worth a look if the GPUs here are of several kinds."""
+    several = len([*root.glob("dev/nvidia[0-9]*")]) > 1
+    windows = (root / "dev/dxg").exists()  # one file, however many there are
+    return several or windows or len(_amd_kinds(root)) > 1
+
+
+def print_devices() -> None:
+    """Print the accelerators that JAX has in this process, for another one to read."""
+    devices = [d for d in jax.local_devices() if d.platform != "cpu"]
+    cores = 1 + max((getattr(d, "core_on_chip", 0) for d in devices), default=0)
+    found = [
+        LocalDevice(
+            platform=_platform(device),
+            device_kind=device.device_kind,
+            handle=str(index // cores),  # of a TPU its chip
+            memory_bytes=(device.memory_stats() or {}).get("bytes_limit", 0),
+        )
+        for index, device in enumerate(devices)
+    ]
+    print(devices_json(found))
+
+
+def _platform(device: jax.Device) -> str:
+    if device.platform == "tpu":
+        return "tpu"
+    return "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
+
+
+def _told_by_driver(environment: Mapping[str, str]) -> list[LocalDevice] | None:
+    """What NVIDIA's command says; None where it cannot tell, or is not there."""
+    try:
+        done = subprocess.run(
+            NVIDIA_SMI, capture_output=True, text=True, timeout=_COMMAND_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return nvidia_devices(done.stdout, environment)
+
+
+def _by_jax(environment: Mapping[str, str]) -> list[LocalDevice]:
+    """What JAX says, of unlike AMD cards one by one: together all seem the first."""
+    shown = environment.get(_HIP) or environment.get(VISIBLE)
+    found = _with_handles(_asked(environment), shown)
+    if len(_amd_kinds()) < 2 or len(found) < 2 or found[0].platform != "rocm":
+        return found
+    each = [_asked({**environment, _HIP: device.handle}) for device in found]
+    return _with_handles([device for [device] in each], shown)
+
+
+def _asked(environment: Mapping[str, str]) -> list[LocalDevice]:
+    """What JAX sees in a process of its own."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _ASK_JAX],
+            capture_output=True,
+            env={**environment, **_WHOLE},
+            text=True,
+            timeout=_JAX_S,
+            check=True,
+        )
+        return read_devices(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        warnings.warn(
+            f"JAX does not say which accelerators are here ({error}): none is counted",
+            stacklevel=2,
+        )
+        return []
+
+
+def _with_handles(found: Iterable[LocalDevice], shown: str | None) -> list[LocalDevice]:
+    """Devices as JAX counts them are called what the user's own variable calls them."""
+    devices = list(found)
+    if shown is None or (devices and devices[0].platform == "tpu"):
+        return devices
+    names = [name.strip() for name in shown.split(",")]
+    return [replace(d, handle=n) for d, n in zip(devices, names, strict=False)]
+
+
+def _amd_kinds(root: Path = Path("/")) -> set[str]:
+    """Ids of the kinds of AMD GPUs that the kernel's driver shows."""
+    found = set()
+    for file in root.glob("sys/class/kfd/kfd/topology/nodes/*/properties"):
+        try:
+            lines = (line.split() for line in file.read_text().splitlines())
+            told = dict(pair for pair in lines if len(pair) == 2)
+        except OSError:
+            continue
+        if told.get("simd_count", "0") != "0":
+            found.add(told.get("device_id", ""))
+    return found
+
+
+if __name__ == "__main__":
+    print(devices_json(accelerators_here(os.environ)))
