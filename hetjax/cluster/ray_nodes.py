@@ -1,24 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ray's nodes to a cluster, and a cluster's nodes to Ray's.
 
-Owns how what Ray tells of its nodes is read: kinds and numbers of accelerators, and the
-custom resource `hetjax_node_NAME`, which says that a machine is a cluster file's node
-NAME, or one of its hosts; their order is that of their addresses. Imports no Ray: its
-nodes come in as it describes them. Does not own starting anything there
-(`hetjax/launch/on_ray.py`).
+Owns how what Ray tells of its nodes is read: kinds and numbers of accelerators, where
+nobody has looked there, and the custom resource `hetjax_node_NAME`, which says that a
+machine is a cluster file's node NAME, or one of its hosts; their order is that of their
+addresses. Imports no Ray: its nodes come in as it describes them. Does not own starting
+anything there (`hetjax/launch/on_ray.py`).
 """
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from types import MappingProxyType
 from typing import Any
 
 from hetjax.cluster.catalogue import canonical_name
 from hetjax.cluster.cluster import Cluster, Node
-from hetjax.cluster.discovery import node_stem
+from hetjax.cluster.discovery import device_name, node_stem
+from hetjax.cluster.local_devices import LocalDevice, cluster_of_devices, is_one_kind
 from hetjax.errors import BadInput
 from hetjax.names import RULE, is_node
 
@@ -44,7 +45,9 @@ class RayNode:
     """One machine of a Ray cluster; `count` accelerators of kind `device`.
 
     A machine without any counts as one device of kind cpu. `named` are the cluster
-    file's nodes that it says it is. Ray's process there listens at `port`.
+    file's nodes that it says it is. Ray's process there listens at `port`. Of a machine
+    with unlike accelerators, which Ray takes for alike, it is the part of one kind:
+    `own` are those. `memory_gib` is what each has, where the catalogue says otherwise.
     """
 
     id: str
@@ -53,12 +56,57 @@ class RayNode:
     device: str
     count: int
     named: tuple[str, ...] = ()
+    own: tuple[LocalDevice, ...] = ()
+    memory_gib: float | None = None
+
+    @property
+    def part(self) -> str:
+        """What tells it from all others, also of the same machine."""
+        return f"{self.id}/{self.device}" if self.own else self.id
 
 
-def ray_nodes(told: Sequence[Mapping[str, Any]]) -> list[RayNode]:
-    """Read what `ray.nodes()` gives, of machines that are alive, by address."""
-    found = [_node(raw) for raw in told if raw["Alive"]]
+def has_gpus(told: Mapping[str, Any]) -> bool:
+    """Whether a machine of `ray.nodes()` is alive, and Ray gives out GPUs of it."""
+    return told["Alive"] and told["Resources"].get("GPU", 0) >= 1
+
+
+def ray_nodes(
+    told: Sequence[Mapping[str, Any]],
+    seen: Mapping[str, Sequence[LocalDevice]] = MappingProxyType({}),
+) -> list[RayNode]:
+    """Read what `ray.nodes()` gives, of machines that are alive, by address.
+
+    What is `seen` on a machine, by its id, is believed before what Ray says: Ray names
+    the first card only, and 40 and 80 GB of memory alike.
+    """
+    found = []
+    for raw in told:
+        if raw["Alive"]:
+            node = _node(raw)
+            found += _of_kinds(node, seen.get(node.id, ())) or [node]
     return sorted(found, key=lambda node: node.address)
+
+
+def _of_kinds(node: RayNode, seen: Sequence[LocalDevice]) -> list[RayNode]:
+    """A machine by what is seen there: a part for each kind, no more than Ray has."""
+    if not seen:
+        return []
+    devices = seen[: node.count]
+    alike = is_one_kind(devices)
+    return [
+        replace(
+            node,
+            device=kind.device,
+            count=kind.count,
+            memory_gib=kind.memory_gib,
+            own=() if alike else tuple(_of_kind(kind.device, devices)),
+        )
+        for kind in cluster_of_devices(devices).nodes
+    ]
+
+
+def _of_kind(name: str, devices: Iterable[LocalDevice]) -> Iterable[LocalDevice]:
+    return (device for device in devices if device_name(device) == name)
 
 
 def cluster_of_ray(
@@ -67,8 +115,8 @@ def cluster_of_ray(
     """Return the cluster that Ray's machines make; of those without accelerators only
     if there are no others.
 
-    Machines that have a name stay what they are: `names`, by id. BadInput if there are
-    none.
+    Machines that have a name stay what they are: `names`, by part. BadInput if there
+    are none.
     """
     if not nodes:
         raise BadInput(
@@ -78,18 +126,26 @@ def cluster_of_ray(
         )
     accelerated = [node for node in nodes if node.device != "cpu"]
     chosen = accelerated or list(nodes)
-    used = {names[node.id] for node in chosen if node.id in names}
+    used = {names[node.part] for node in chosen if node.part in names}
     found = []
     for node in chosen:
-        name = names.get(node.id) or _new_name(node, used)
+        name = names.get(node.part) or _new_name(node, used)
         used.add(name)
-        found.append(Node(name=name, device=node.device, count=node.count))
+        found.append(
+            Node(
+                name=name,
+                device=node.device,
+                count=node.count,
+                memory_gib=node.memory_gib,
+            )
+        )
     return Cluster(name="ray", nodes=tuple(found))
 
 
 def _new_name(node: RayNode, used: AbstractSet[str]) -> str:
-    if node.named:
-        return node.named[0]
+    free = [name for name in node.named if name not in used]
+    if free:
+        return free[0]
     kind = node_stem(node.device)
     return next(n for i in count() if (n := f"{kind}-{i}") not in used)
 
@@ -119,8 +175,8 @@ def matched(
     """
     kept = {node.name: _kept(node, nodes, before) for node in cluster.nodes}
     found = {n.name: kept[n.name] or _namesakes(n, nodes) for n in cluster.nodes}
-    taken = {machine.id for machines in found.values() for machine in machines}
-    free = [machine for machine in nodes if machine.id not in taken]
+    taken = {machine.part for machines in found.values() for machine in machines}
+    free = [machine for machine in nodes if machine.part not in taken]
     for node in cluster.nodes:
         while len(found[node.name]) < node.hosts:
             fitting = [m for m in free if simulate or _fits(node, m)]
@@ -145,15 +201,23 @@ def _kept(
     node: Node, nodes: Sequence[RayNode], before: Mapping[str, RayNode]
 ) -> list[RayNode]:
     """Its machines of before, in order, if they are all there."""
-    there = {machine.id: machine for machine in nodes}
-    ids = [before[worker].id for worker in node.workers if worker in before]
-    found = [there[id_] for id_ in ids if id_ in there]
+    there = {machine.part: machine for machine in nodes}
+    parts = [before[worker].part for worker in node.workers if worker in before]
+    found = [there[part] for part in parts if part in there]
     return found if len(found) == node.hosts else []
 
 
 def _namesakes(node: Node, nodes: Sequence[RayNode]) -> list[RayNode]:
-    """As many as it has hosts; the last to say so count."""
-    return [machine for machine in nodes if node.name in machine.named][-node.hosts :]
+    """As many as it has hosts; the last to say so count.
+
+    Of a machine with unlike accelerators it can only be the part of its kind.
+    """
+    kind = canonical_name(node.device)
+    return [
+        machine
+        for machine in nodes
+        if node.name in machine.named and (not machine.own or machine.device == kind)
+    ][-node.hosts :]
 
 
 def _in_order(machines: Sequence[RayNode]) -> list[RayNode]:

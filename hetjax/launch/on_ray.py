@@ -20,30 +20,34 @@ from contextlib import ExitStack
 from itertools import compress
 from typing import Any
 
-from hetjax.cluster.cluster import Cluster, part_of
+from hetjax.cluster.cluster import Cluster, Node, part_of
+from hetjax.cluster.local_devices import LocalDevice, devices_json, read_devices
 from hetjax.cluster.ray_nodes import (
     RayNode,
     cluster_of_ray,
+    has_gpus,
     matched,
     on_ray_nodes,
     ray_nodes,
 )
 from hetjax.errors import BadInput
+from hetjax.launch.isolation import memory_share, passed_on, visible_devices
 from hetjax.launch.launching import Bootstraps
+from hetjax.launch.looking import accelerators_here
 from hetjax.mesh.process_setup import malloc_environment
+from hetjax.runtime.rpc.worker_connections import WorkerLost
 from hetjax.runtime.worker.service import read_bootstrap
 
 _ENTRY = "hetjax.training.worker:serve_run"  # of a room above: by name
 _LOOK_S = 0.5
 _MACHINES_S = 5.0  # Ray is asked for its machines no more often while all goes well
+_SEEN_S = 60.0  # for a look at the GPUs of new machines, all at once
 _ANSWER_S = 1.0  # of a machine that is there; Ray itself takes far longer to give it up
-# what a worker must know before JAX starts there
-_PASSED = ("XLA_FLAGS", "JAX_PLATFORMS", "PJRT_NPROC", "PYTHONPATH")
 
 
 def ray_cluster() -> Cluster:
     """Return the cluster that Ray's machines make; joins or starts Ray."""
-    return cluster_of_ray(_machines())
+    return cluster_of_ray(_Machines().now())
 
 
 class OnRay:
@@ -64,7 +68,8 @@ class OnRay:
         """BadInput if a node has no machine, or too few."""
         self._cluster, self._simulate, self._stack = cluster, simulate, stack
         self._discovered = discovered
-        self._machines = on_ray_nodes(cluster, _machines(), simulate)
+        self._all = _Machines()
+        self._machines = on_ray_nodes(cluster, self._all.now(), simulate)
         self._looked_s = time.monotonic()
         self._bootstraps = Bootstraps(
             _ray().util.get_node_ip_address(), stack, patience
@@ -72,6 +77,7 @@ class OnRay:
         self.connections = self._bootstraps.connections
         self._actors: dict[str, Any] = {}
         self._running: dict[str, Any] = {}
+        self._last_words: dict[str, str] = {}
         self._ended = threading.Event()
         stack.callback(self._ended.set)
 
@@ -81,15 +87,19 @@ class OnRay:
             if earlier := self._actors.pop(worker, None):
                 self._running.pop(worker)
                 ray.kill(earlier)
+            self._last_words.pop(worker, None)
             machine = self._machines[worker]
-            actor = _actor(worker, self._cluster, machine, self._simulate)
+            (node,) = (n for n in self._cluster.nodes if worker in n.workers)
+            actor = _actor(node, machine, self._simulate)
             self._stack.callback(ray.kill, actor)
             self._actors[worker] = actor
             bootstrap = self._bootstraps.of(worker, machine.address).text()
-            self._running[worker] = actor.work.remote(bootstrap)
+            self._running[worker] = actor.work.remote(
+                _ENTRY, bootstrap, _visible(node, machine, self._simulate)
+            )
         running = {self._running[worker]: worker for worker in workers}
         threading.Thread(target=self._watch, args=(running,), daemon=True).start()
-        self.connections.wait_for(workers)
+        self.connections.wait_for(workers, lambda: self._check(workers))
 
     @property
     def pids(self) -> Mapping[str, int]:
@@ -99,7 +109,8 @@ class OnRay:
     def present(self, cluster: Cluster, again: bool) -> Cluster:
         """The nodes that have machines now; if none has, they stay who they were."""
         if again or time.monotonic() - self._looked_s >= _MACHINES_S:
-            self._look(cluster, _answering(_machines()) if again else _machines())
+            there = self._all.now()
+            self._look(cluster, _answering(there) if again else there)
         known = self._cluster if self._discovered else cluster
         there = {n.name for n in known.nodes if {*n.workers} <= self._machines.keys()}
         self._cluster = part_of(known, there) if there else known
@@ -108,13 +119,19 @@ class OnRay:
     def _look(self, cluster: Cluster, machines: Sequence[RayNode]) -> None:
         self._looked_s = time.monotonic()
         if self._discovered:
-            names = {machine.id: name for name, machine in self._machines.items()}
+            names = {machine.part: name for name, machine in self._machines.items()}
             cluster = cluster_of_ray(machines, names) if machines else self._cluster
             if _has_accelerators(self._cluster) and not _has_accelerators(cluster):
                 return  # nobody asked for a run on CPUs
             self._cluster = cluster
         found = matched(cluster, machines, self._simulate, self._machines)
         self._machines = found or self._machines
+
+    def _check(self, workers: Sequence[str]) -> None:
+        """Raise WorkerLost for one that has ended before it called."""
+        for worker in workers:
+            if worker in self._last_words:
+                raise WorkerLost(worker, self._last_words[worker])
 
     def _watch(self, running: dict[Any, str]) -> None:
         """Take actors that Ray lost, or that never started, for lost."""
@@ -124,38 +141,100 @@ class OnRay:
             for ref in done:
                 worker = running.pop(ref)
                 if self._running.get(worker) is ref:  # else another has its place
-                    self.connections.lose(worker, _last_words(ray, ref))
+                    self._last_words[worker] = _last_words(ray, ref)
+                    self.connections.lose(worker, self._last_words[worker])
 
 
 class _Worker:
     """A worker process; its one method ends when its controller has gone."""
 
-    def work(self, bootstrap: str) -> None:
-        serve = pkgutil.resolve_name(_ENTRY)  # JAX starts there
+    def work(self, entry: str, bootstrap: str, visible: Mapping[str, str]) -> None:
+        """Serve the controller; `visible` are variables to set before JAX starts."""
+        os.environ.update(visible)
+        os.environ.update(memory_share(os.environ))
+        serve = pkgutil.resolve_name(entry)  # JAX starts there
         serve(read_bootstrap(bootstrap))
 
 
-def _actor(worker: str, cluster: Cluster, machine: RayNode, simulate: bool) -> Any:
+def _actor(node: Node, machine: RayNode, simulate: bool) -> Any:
     """Ask Ray for an actor on that machine with its part of the node's accelerators."""
-    ray = _ray()
-    (node,) = (node for node in cluster.nodes if worker in node.workers)
-    pinned = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
-        machine.id, soft=False
-    )
-    virtual = simulate or machine.device == "cpu"
-    accelerators = 0 if virtual else node.devices_per_host
-    options: dict[str, Any] = {"scheduling_strategy": pinned, "num_cpus": 0}
+    accelerators = 0 if _is_virtual(machine, simulate) else node.devices_per_host
+    options: dict[str, Any] = _on(machine.id)
     if machine.device.startswith("TPU"):
         options["resources"] = {"TPU": accelerators}
     else:
         options["num_gpus"] = accelerators
-    passed = {name: os.environ[name] for name in _PASSED if name in os.environ}
-    passed |= malloc_environment()
-    return (
-        ray.remote(_Worker)
-        .options(**options, runtime_env={"env_vars": passed})
-        .remote()
+    return _ray().remote(_Worker).options(**options).remote()
+
+
+def _visible(node: Node, machine: RayNode, simulate: bool) -> dict[str, str]:
+    """What shows a worker its own devices.
+
+    Nothing where all of the machine's are alike: then Ray sees to it. Of unlike ones
+    Ray only counts how many are free, not which.
+    """
+    if _is_virtual(machine, simulate):
+        return visible_devices((), ())
+    own = machine.own[: node.devices_per_host]
+    return visible_devices(own, machine.own) if own else {}
+
+
+def _is_virtual(machine: RayNode, simulate: bool) -> bool:
+    return simulate or machine.device == "cpu"
+
+
+def _on(machine_id: str) -> dict[str, Any]:
+    """Options for what is to run on that machine, beside all else that runs there."""
+    pinned = _ray().util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+        machine_id, soft=False
     )
+    # what must be known before JAX starts there
+    variables = passed_on(os.environ) | malloc_environment()
+    return {
+        "scheduling_strategy": pinned,
+        "num_cpus": 0,
+        "runtime_env": {"env_vars": variables},
+    }
+
+
+def _accelerators() -> str:
+    """What is on the machine where this runs; it holds none of it."""
+    return devices_json(accelerators_here(os.environ))
+
+
+class _Machines:
+    """Ray's machines, and what GPUs they really have: each is looked at once."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, list[LocalDevice]] = {}
+
+    def now(self) -> list[RayNode]:
+        """Those that are alive; joins or starts Ray."""
+        told = _joined().nodes()
+        new = [raw for raw in told if has_gpus(raw) and raw["NodeID"] not in self._seen]
+        self._look(new)
+        return ray_nodes(told, self._seen)
+
+    def _look(self, new: Sequence[Mapping[str, Any]]) -> None:
+        """Ask these machines; what does not answer is what Ray says, with a warning."""
+        ray = _ray()
+        look = ray.remote(_accelerators)
+        asked = {look.options(**_on(raw["NodeID"])).remote(): raw for raw in new}
+        if not asked:
+            return
+        done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_SEEN_S)
+        for ref, raw in asked.items():
+            try:
+                found = read_devices(ray.get(ref)) if ref in done else []
+            except ray.exceptions.RayError:
+                found = []
+            self._seen[raw["NodeID"]] = found
+            if not found:
+                warnings.warn(
+                    f"the GPUs of Ray's machine {raw['NodeManagerAddress']} cannot be "
+                    "looked at: they are taken for what Ray says, all of one kind",
+                    stacklevel=2,
+                )
 
 
 def _last_words(ray: Any, ref: Any) -> str:
@@ -185,14 +264,14 @@ def _answers(machine: RayNode) -> bool:
     return True
 
 
-def _machines() -> list[RayNode]:
+def _joined() -> Any:
     ray = _ray()
     if not ray.is_initialized():
         with warnings.catch_warnings():
             # of JAX, whose threads Ray's new processes do not get to see
             warnings.filterwarnings("ignore", message=r"os\.fork\(\)")
             ray.init(include_dashboard=False)
-    return ray_nodes(ray.nodes())
+    return ray
 
 
 def _ray() -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from hetjax.cluster.cluster import Cluster, Node
+from hetjax.cluster.local_devices import LocalDevice
 from hetjax.cluster.ray_nodes import (
     RayNode,
     cluster_of_ray,
@@ -175,3 +176,70 @@ def test_a_node_of_several_hosts_is_there_with_all_of_them_or_not_at_all():
     before = matched(cluster, both, False)
     assert before.keys() == {"pair/0", "pair/1"}
     assert matched(cluster, both[:1], False, before) == {}
+
+
+def cards(kind: str, gib: int, handles: str) -> list[LocalDevice]:
+    return [
+        LocalDevice(platform="cuda", device_kind=kind, handle=h, memory_bytes=gib << 30)
+        for h in handles.split(",")
+    ]
+
+
+# Ray's type of a machine is that of its first card
+MIXED: dict[str, Any] = {"GPU": 3.0, "accelerator_type:GeForce-RTX-3090": 1.0}
+IN_MIXED = [
+    *cards("NVIDIA GeForce RTX 3090", 24, "GPU-a"),
+    *cards("NVIDIA GeForce RTX 4090", 24, "GPU-b,GPU-c"),
+]
+
+
+def test_unlike_cards_of_one_machine_are_two_nodes_which_keep_their_names():
+    found = ray_nodes([told(1, **MIXED)], {"id-1": IN_MIXED})
+    cluster = cluster_of_ray(found)
+    assert [(n.device, n.count) for n in cluster.nodes] == [
+        ("GeForce-RTX-3090", 1),
+        ("GeForce-RTX-4090", 2),
+    ]
+    placed = on_ray_nodes(cluster, found, simulate=False)
+    held = {worker: [d.handle for d in m.own] for worker, m in placed.items()}
+    assert [*held.values()] == [["GPU-a"], ["GPU-b", "GPU-c"]]
+    names = {machine.part: name for name, machine in placed.items()}
+    assert cluster_of_ray(found, names) == cluster
+    assert matched(cluster, found, False, placed) == placed
+
+
+def test_a_name_given_to_a_machine_with_unlike_cards_means_those_of_its_kind():
+    raw = told(1, **MIXED, hetjax_node_new=1.0, hetjax_node_old=1.0)
+    found = ray_nodes([raw], {"id-1": IN_MIXED})
+    nodes = (
+        Node(name="new", device="RTX-4090", count=2),
+        Node(name="old", device="RTX-3090", count=1),
+    )
+    placed = on_ray_nodes(Cluster(name="lab", nodes=nodes), found, simulate=False)
+    assert {w: len(m.own) for w, m in placed.items()} == {"new": 2, "old": 1}
+    assert {n.name for n in cluster_of_ray(found).nodes} == {"new", "old"}
+
+
+def test_a_lab_of_a100s_is_found_by_their_memory_which_ray_does_not_tell():
+    a100: dict[str, Any] = {"GPU": 4.0, "accelerator_type:A100": 1.0}
+    seen = {
+        "id-1": cards("NVIDIA A100-SXM4-40GB", 40, "a,b,c,d"),
+        "id-2": cards("NVIDIA A100-SXM4-80GB", 80, "a,b,c,d"),
+        "id-3": cards("NVIDIA GeForce RTX 3080", 12, "a,b,c,d"),
+    }
+    found = ray_nodes([told(1, **a100), told(2, **a100), told(3, **a100)], seen)
+    kinds = "A100-SXM4-80GB", "A100-SXM4-40GB"
+    nodes = tuple(Node(name=k.lower(), device=k, count=4) for k in kinds)
+    placed = on_ray_nodes(Cluster(name="lab", nodes=nodes), found, simulate=False)
+    assert addresses(placed) == {
+        "a100-sxm4-80gb": "10.0.0.2",
+        "a100-sxm4-40gb": "10.0.0.1",
+    }
+    told_gib = [node.memory_gib for node in cluster_of_ray(found).nodes]
+    assert told_gib[:2] == [None, None]
+
+
+def test_ray_gives_out_no_more_cards_than_it_was_started_with():
+    few: dict[str, Any] = MIXED | {"GPU": 2.0}
+    found = cluster_of_ray(ray_nodes([told(1, **few)], {"id-1": IN_MIXED}))
+    assert [node.count for node in found.nodes] == [1, 1]
