@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hetjax.api.doctor import diagnose as diagnose
     from hetjax.api.loading import discover as discover
     from hetjax.api.loading import load_cluster as load_cluster
     from hetjax.api.loading import load_model as load_model
@@ -37,6 +38,7 @@ _MODULES = {
     "RunConfig": "training.config",
     "Trainer": "api.trainer",
     "compare_planners": "api.planning",
+    "diagnose": "api.doctor",
     "discover": "api.loading",
     "find_plan": "api.planning",
     "load_cluster": "api.loading",

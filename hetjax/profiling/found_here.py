@@ -51,6 +51,18 @@ def cluster_here(
     return as_found(cluster, devices, cache_dir=cache_dir), devices
 
 
+def measured_here(here: Sequence[Any], measure: Measure = probe) -> Cluster:
+    """Return the cluster that these devices make, every kind of them measured now."""
+    cluster = discover(here)
+    devices = assign_devices(cluster, here, simulate=False)
+    probes = {
+        name: measure(mine, memory_gib_of(mine[0]) or _LEAST_GIB)
+        for name, mine in devices.items()
+    }
+    nodes = tuple(replace(n, **probes[n.name].figures()) for n in cluster.nodes)
+    return replace(cluster, nodes=nodes)
+
+
 def as_found(
     cluster: Cluster,
     devices: Mapping[str, Sequence[Any]],

@@ -50,6 +50,12 @@ REFUSED = [
     ["profile", "tiny", "--cluster", "missing.toml"],
     ["profile", "tiny", "--output", "missing/profile.json"],
     ["profile", "tiny", "--output", "a-file"],
+    ["doctor", "--clustre", "lab"],
+    ["doctor", "--peers", "box"],
+    ["doctor", "--peers", "box:http"],
+    ["doctor", "--ports", "0"],
+    ["doctor", "--listen", "70000"],
+    ["doctor", "--probe", "--json"],
     ["preempt", "missing"],
     ["preempt", "missing", "--noed", "a"],
 ]
