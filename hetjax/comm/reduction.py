@@ -24,6 +24,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from hetjax.comm.connections import Key
+from hetjax.comm.host_sum import added, joined, rounded
 from hetjax.comm.peers import Peers
 from hetjax.mesh.multihost import to_mesh
 from hetjax.mesh.reshard import shard_boxes
@@ -182,7 +183,7 @@ def total(
     may run beside others with other keys, whose last number must be 0. Raises PeerLost.
     """
     assert own.ndim == 1 and key[-1] == 0, (own.shape, key)
-    sent = own.astype(wire, copy=False)
+    sent = rounded(own, wire)
     others = [holder for holder in holders if holder != peers.own]
     if len(others) == 1 or sent.nbytes <= _DIRECT_BYTES:
         for other in others:
@@ -191,24 +192,29 @@ def total(
     parts = dict(zip(holders, np.array_split(sent, len(holders)), strict=True))
     for other in others:
         peers.send(other, key, [parts[other]])
-    own = _added(peers, holders, key, parts[peers.own]).astype(sent.dtype, copy=False)
+    own = rounded(_added(peers, holders, key, parts[peers.own]), sent.dtype)
     summed, done = {peers.own: own}, (*key[:-1], 1)
     for other in others:
         peers.send(other, done, [own])
     for other in others:
         summed[other] = peers.mailbox.take(other, done).view(sent.dtype)
-    return np.concatenate([summed[holder] for holder in holders], dtype=_FULL)
+    return joined([summed[holder] for holder in holders])
 
 
 def _added(
     peers: Peers, holders: Sequence[str], key: Key, sent: np.ndarray
 ) -> np.ndarray:
-    """The fp32 sum of what holders sent under the key and our own, in their order."""
-    found: np.ndarray | None = None
-    for holder in holders:
-        mine = holder == peers.own
-        part = sent if mine else peers.mailbox.take(holder, key).view(sent.dtype)
-        part = part.astype(_FULL, copy=False)
-        found = part if found is None else np.add(found, part)
-    assert found is not None
-    return found
+    """The fp32 sum of what holders sent under the key and our own, in their order.
+
+    It takes the place of what came from the nearest of them, where that is fp32: fresh
+    memory costs as much as adding.
+    """
+    parts = [
+        sent
+        if holder == peers.own
+        else peers.mailbox.take(holder, key).view(sent.dtype)
+        for holder in holders
+    ]
+    came = next(part for part in parts[:2] if part is not sent)
+    reused = came.dtype == _FULL and came.flags.writeable
+    return added(parts, came if reused else None)

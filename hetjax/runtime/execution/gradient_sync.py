@@ -11,12 +11,12 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import reduce
 
 import jax
 import numpy as np
 
 from hetjax.comm.connections import Key
+from hetjax.comm.host_sum import added
 from hetjax.comm.peers import Peers
 from hetjax.comm.reduction import Rows, exchange, from_host, to_host, total
 from hetjax.comm.transport import Tally
@@ -238,9 +238,13 @@ class PeerSync(GradientSync):
             if own not in workers:
                 continue
             ours = [h for h, w in zip(holders, workers, strict=True) if w == own]
-            added = reduce(np.add, (to_host(posted[holder], rows) for holder in ours))
+            first, *others = (to_host(posted[holder], rows) for holder in ours)
+            mine = first
+            if others:
+                flat = [each.reshape(-1) for each in (first, *others)]
+                mine = added(flat).reshape(first.shape)
             key: Key = (*self._at, SUMS, self._number[group], number, 0)
-            summed = self._over(tuple(dict.fromkeys(workers)), key, added)
+            summed = self._over(tuple(dict.fromkeys(workers)), key, mine)
             if len(shares) == 1:
                 found = summed
                 break
@@ -253,7 +257,12 @@ class PeerSync(GradientSync):
         self._peers.mailbox.touch()
 
     def _over(self, workers: Sequence[str], key: Key, rows: np.ndarray) -> np.ndarray:
-        """The sum over workers, the same bits for each."""
+        """The sum over workers, the same bits for each.
+
+        By the host, whoever they are. Workers that are processes of one JAX world could
+        sum on their devices instead, by one program on a mesh of all of them, which XLA
+        runs by NCCL; this is the place to tell the two apart.
+        """
         if len(workers) == 1:
             return rows
         flat = total(self._peers, workers, key, rows.reshape(-1), self._wire)
