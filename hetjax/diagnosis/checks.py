@@ -24,7 +24,7 @@ from hetjax.diagnosis.facts import (
     Started,
     StoreAnswer,
 )
-from hetjax.mesh.accelerators import NVIDIA, unusable
+from hetjax.mesh.accelerators import NVIDIA, same_release, unusable
 from hetjax.report.diagnosis import Diagnosis, Finding, Level
 
 _HIDING = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
@@ -73,7 +73,7 @@ def _versions(installed: Installed) -> Iterator[Finding]:
     unlike = [
         name
         for name, version in versions.items()
-        if name.startswith("jax-") and version != ours
+        if name.startswith("jax-") and not same_release(version, ours or "")
     ]
     if versions.get("jax") != ours:
         yield _problem(

@@ -40,6 +40,16 @@ NVIDIA = Accelerator(
 )
 TPU = Accelerator(name="a TPU", platform="tpu", extras={"libtpu": "tpu"})
 
+AMD = Accelerator(
+    name="an AMD GPU", platform="rocm", extras={"jax-rocm7-plugin": "rocm"}
+)
+
+# Of the GPUs that JAX's ROCm wheels are built for, as the kernel's driver writes them:
+# gfx908, 90a, 942, 950, 1030, 1100, 1101, 1200, 1201. GPUs inside processors are others
+_GFX = {
+    *("90008", "90010", "90402", "90500"),
+    *("100300", "110000", "110001", "120000", "120001"),
+}
 _GOOGLE = "0x1ae0"  # a PCI vendor; its network cards have other device ids
 _TPU_IDS = {  # those that JAX 0.12 looks for
     *("0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f"),
@@ -68,6 +78,9 @@ def visible_accelerator(root: Path = Path("/")) -> Visible | None:
     cards = [*sorted(dev.glob("nvidia[0-9]*")), *_cards_of_wsl(root)]
     if cards:
         return Visible(accelerator=NVIDIA, file=cards[0])
+    amd = dev / "kfd"
+    if amd.exists() and _has_rocm_gpu(root):
+        return Visible(accelerator=AMD, file=amd)
     chips = [*sorted(dev.glob("accel[0-9]*")), *sorted(dev.glob("vfio/[0-9]*"))]
     if chips and _has_tpu(root):  # others than TPUs have such files, too
         return Visible(accelerator=TPU, file=chips[0])
@@ -78,6 +91,16 @@ def _cards_of_wsl(root: Path) -> list[Path]:
     """Windows' device file stands for any GPU, its library for NVIDIA's driver."""
     card, driver = root / "dev/dxg", root / "usr/lib/wsl/lib/libcuda.so.1"
     return [card] if card.exists() and driver.exists() else []
+
+
+def _has_rocm_gpu(root: Path) -> bool:
+    told = map(_told_by, root.glob("sys/class/kfd/kfd/topology/nodes/*/properties"))
+    lines = (line.split() for text in told for line in text.splitlines())
+    return any(
+        line[0] == "gfx_target_version" and line[1] in _GFX
+        for line in lines
+        if len(line) == 2
+    )
 
 
 def _has_tpu(root: Path) -> bool:
@@ -98,7 +121,7 @@ def _told_by(file: Path) -> str:
 def installed_versions() -> dict[str, str]:
     """Return the versions of jaxlib and of what lets it use accelerators."""
     found: dict[str, str] = {}
-    for name in ("jaxlib", *NVIDIA.extras, *TPU.extras):
+    for name in ("jaxlib", *NVIDIA.extras, *AMD.extras, *TPU.extras):
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
@@ -138,7 +161,16 @@ def _plugin(there: Visible, versions: Mapping[str, str]) -> str:
 
 
 def _fits(plugin: str, versions: Mapping[str, str]) -> bool:
-    return plugin in TPU.extras or versions[plugin] == versions["jaxlib"]
+    return plugin in TPU.extras or same_release(versions[plugin], versions["jaxlib"])
+
+
+def same_release(plugin: str, jaxlib: str) -> bool:
+    """Whether JAX takes the plugin; those of ROCm come a second time as .post1.
+
+    >>> same_release("0.12.0.post1", "0.12.0"), same_release("0.12.0", "0.12.0.1")
+    (True, False)
+    """
+    return plugin.partition(".post")[0] == jaxlib
 
 
 def _cpu_instead(

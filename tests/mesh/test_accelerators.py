@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 
 from hetjax.errors import BadInput
 from hetjax.mesh.accelerators import (
+    AMD,
     NVIDIA,
     TPU,
     Accelerator,
@@ -30,11 +31,18 @@ from hetjax.mesh.accelerators import (
 )
 
 CARD = Visible(accelerator=NVIDIA, file=Path("/dev/nvidia0"))
+RADEON = Visible(accelerator=AMD, file=Path("/dev/kfd"))
 CHIP = Visible(accelerator=TPU, file=Path("/dev/vfio/0"))
 PCI = "sys/bus/pci/devices/0000:00:0"
 V5E = {f"{PCI}4.0/vendor": "0x1ae0\n", f"{PCI}4.0/device": "0x0063\n"}
 GOOGLE_NETWORK = {f"{PCI}5.0/vendor": "0x1ae0\n", f"{PCI}5.0/device": "0x0042\n"}
 INTEL = {f"{PCI}6.0/vendor": "0x8086\n", f"{PCI}6.0/device": "0x0063\n"}
+KFD = "sys/class/kfd/kfd/topology/nodes"
+MI300 = {
+    f"{KFD}/0/properties": "cpu_cores_count 96\ngfx_target_version 0\n",
+    f"{KFD}/1/properties": "simd_count 1216\ngfx_target_version 90402\n",
+}
+IN_A_PROCESSOR = {f"{KFD}/1/properties": "simd_count 8\ngfx_target_version 90012\n"}
 WSL_DRIVER = {"usr/lib/wsl/lib/libcuda.so.1": ""}
 
 
@@ -52,6 +60,7 @@ def machine(root: Path, files: dict[str, str]) -> Path:
         ({"dev/nvidia0": "", "dev/nvidiactl": ""}, NVIDIA, "dev/nvidia0"),
         ({"dev/nvidia3": ""}, NVIDIA, "dev/nvidia3"),  # one of a host's, in a container
         ({"dev/dxg": "", **WSL_DRIVER}, NVIDIA, "dev/dxg"),
+        ({"dev/kfd": "", **MI300}, AMD, "dev/kfd"),
         ({"dev/accel0": "", "dev/accel1": "", **V5E}, TPU, "dev/accel0"),
         ({"dev/vfio/0": "", "dev/vfio/vfio": "", **V5E}, TPU, "dev/vfio/0"),
         ({"dev/vfio/0": "", **GOOGLE_NETWORK, **V5E}, TPU, "dev/vfio/0"),
@@ -72,6 +81,9 @@ def test_an_accelerator_shows_itself_by_its_device_file(
         {"dev/nvidiactl": "", "dev/nvidia-uvm": ""},  # a driver without a card
         {"proc/driver/nvidia/gpus/0000:01:00.0/information": ""},  # the host's
         V5E,  # the host's
+        MI300,
+        {"dev/kfd": "", **IN_A_PROCESSOR},
+        {"dev/kfd": "", f"{KFD}/1/properties": "\nnonsense\n"},
         {"dev/vfio/0": "", **GOOGLE_NETWORK, **INTEL},
         {"dev/vfio/0": "", f"{PCI}1.0/vendor": "0x1ae0\n"},  # the rest is hidden
         {"dev/accel/accel0": "", "dev/vfio/vfio": "", **V5E},
@@ -118,6 +130,14 @@ def test_what_a_process_was_not_given_is_not_there(
             "it did not start with jax-cuda13-plugin 0.12.0.1 (no such luck)",
             "cuda13",
         ),
+        (RADEON, {}, "an AMD GPU (/dev/kfd); JAX cannot use it without jax-r", "rocm"),
+        (
+            RADEON,
+            {"jax-rocm7-plugin": "0.12.0.1.post1"},
+            "it did not start with jax-rocm7-plugin 0.12.0.1.post1 (no such luck)",
+            "rocm",
+        ),
+        (RADEON, {"jax-rocm7-plugin": "0.12.0"}, "JAX ignores jax-rocm7-pl", "rocm"),
         (
             CHIP,
             {"jax-cuda12-plugin": "0.7.2"},
@@ -206,9 +226,7 @@ def test_an_accelerator_that_fails_as_jax_starts_is_told_of(
 
 def test_each_extra_brings_what_fits_the_jax_that_it_comes_with():
     """By what JAX itself asks for, so that no second list of versions can be wrong."""
-    setup = configparser.ConfigParser()
-    setup.read(Path(__file__).parents[2] / "setup.cfg", encoding="utf-8")
-    ours = setup["options.extras_require"]
+    ours = _extras()
     jax_version, installed = jax.__version__, installed_versions()
     assert installed["jaxlib"] == jax_version
     for plugin, extra in {**NVIDIA.extras, **TPU.extras}.items():
@@ -223,6 +241,33 @@ def test_each_extra_brings_what_fits_the_jax_that_it_comes_with():
             assert not by_name[name].specifier.contains("0.7.2")
             assert not by_name[name].specifier.contains(f"{jax_version}.1")
         assert by_name[plugin].extras == {"with-cuda"}
+
+
+def test_the_extra_of_rocm_brings_jax_with_its_own_plugin():
+    """What it runs on is AMD's ROCm, which no package of PyPI brings."""
+    ours = _extras()
+    assert ours["rocm"].partition("#")[0].split() == ["jax[rocm7-local]"]
+    by_name = {asked.name: asked for asked in _asked("rocm7-local")}
+    assert by_name["jax-rocm7-plugin"].specifier.contains(f"{jax.__version__}.post1")
+    assert not by_name["jax-rocm7-plugin"].specifier.contains("0.7.1")
+
+
+def test_the_extra_of_old_cards_has_the_last_cudnn_with_code_for_them():
+    """As seen in the libraries: 9.10.2 has code for 5.0 to 7.0, 9.11.0 has none."""
+    lines = _extras()["cuda12-volta"].split("\n")
+    asked = {
+        r.name: r
+        for r in map(Requirement, (ln.partition("#")[0] for ln in lines if ln))
+    }
+    assert asked["jax"].extras == {"cuda12"}
+    fits = asked["nvidia-cudnn-cu12"].specifier
+    assert fits.contains("9.10.2.21") and not fits.contains("9.11.0.98")
+
+
+def _extras() -> configparser.SectionProxy:
+    setup = configparser.ConfigParser()
+    setup.read(Path(__file__).parents[2] / "setup.cfg", encoding="utf-8")
+    return setup["options.extras_require"]
 
 
 def _asked(extra: str) -> list[Requirement]:
