@@ -43,6 +43,7 @@ def main_of(
 
     def main(arguments: Sequence[str] | None = None) -> int:
         try:
+            _check_system()
             return command(sys.argv[1:] if arguments is None else arguments) or 0
         except (BadInput, NoFeasiblePlan, RunFailed) as error:
             print(f"error\n{error}", file=sys.stderr)
@@ -55,6 +56,16 @@ def main_of(
             return 1
 
     return main
+
+
+def _check_system() -> None:
+    """Workers are watched, and stopped, by means that Windows lacks."""
+    if sys.platform == "win32":
+        raise BadInput(
+            got="hetjax on Windows itself",
+            allowed="Linux, also in WSL 2 on Windows; macOS, on the CPU",
+            fix="wsl --install, then install hetjax there",
+        )
 
 
 def check_inputs(

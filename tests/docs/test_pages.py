@@ -41,6 +41,7 @@ REASONS = [
     "needs a bucket of your own",
     "the page Survive does it, with a kill",
     "a minute: run by tests/cli/test_demo.py",
+    "measures for up to a minute: run by tests/cli/test_doctor.py",
     "minutes: run with fewer steps by tests/training/test_readme.py",
     "run as cells of a notebook by tests/api/test_notebook.py",
 ]
@@ -168,4 +169,4 @@ def test_what_is_not_run_says_why_and_can_be_parsed(page: Path, reader: Reader):
             if name == "train":
                 parse(arguments)
             else:
-                assert name in ("", "demo"), f"{line} can be run"
+                assert name in ("", "demo", "doctor"), f"{line} can be run"
