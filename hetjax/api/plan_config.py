@@ -6,10 +6,11 @@ makes. Does not own what they mean together (`planning.py`).
 """
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 from hetjax.planner.model.objectives import Objective, Wish
 from hetjax.plans.plan import Remat
+from hetjax.plans.precision import Dtype
 from hetjax.training.presets import Preset
 
 _SIZES = (1, 2, 4, 8)
@@ -23,8 +24,9 @@ class PlanConfig:
     """Sequences per step, over all replicas; None: the preset's."""
     seq_len: int | None = None
     """Tokens per sequence; None: the preset's."""
-    dtype: Literal["float32", "bfloat16"] | None = None
-    """Precision of computation; None: the profile's, the preset's, or bfloat16."""
+    dtype: Dtype | None = None
+    """Precision of computation; best: what every kind of device does best. None: the
+    profile's, the preset's, or best."""
     objective: Wish = "time"
     """What to optimise: step time, USD per million tokens (cost), or progress while
     spot nodes vanish (goodput)."""

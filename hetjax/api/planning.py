@@ -42,6 +42,7 @@ from hetjax.planner.search.comparison import Questions, planned
 from hetjax.planner.search.find import LOCAL_SEARCH_S
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import read_plan
+from hetjax.plans.precision import Dtype
 from hetjax.report.found import ComparedPlanners, FoundPlan
 from hetjax.report.prediction import check_finite
 from hetjax.report.progress import working
@@ -208,7 +209,8 @@ def _request(
     cluster = cluster_of(cluster or (preset.cluster if preset else None))
     if profile is not None:
         check_measured(profile, all_kinds(cluster), "cluster")
-    otherwise, init = "bfloat16", adam_state
+    otherwise: Dtype = "best"
+    init = adam_state
     if preset is not None:
         otherwise = preset.config.dtype
         init = optimizer(preset.config.optimizer, preset.config.steps).init

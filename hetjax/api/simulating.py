@@ -14,6 +14,7 @@ from hetjax.cluster.cluster import Cluster
 from hetjax.costs.measured.layer_profile import Profile, check_profile, read_profile
 from hetjax.costs.plan_costs import device_kinds, usd_per_hour
 from hetjax.costs.stage_memory import adam_state
+from hetjax.errors import BadInput
 from hetjax.models.model import Model
 from hetjax.models.presets import model_preset
 from hetjax.planner.model.costing import (
@@ -24,6 +25,7 @@ from hetjax.planner.model.costing import (
 )
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import read_plan
+from hetjax.plans.precision import Dtype
 from hetjax.report.prediction import SimulatedStep, check_finite
 from hetjax.report.progress import working
 from hetjax.schedule.predicted import predict
@@ -55,7 +57,7 @@ def simulate_plan(
     model: Model | str | None = None,
     cluster: Cluster | str | Path | None = None,
     profile: str | Path | None = None,
-    dtype: str | None = None,
+    dtype: Dtype | None = None,
     schedule: str | None = None,
     quiet: bool = False,
 ) -> SimulatedStep:
@@ -63,8 +65,9 @@ def simulate_plan(
 
     The model is the plan's unless another is given; `cluster` is a cluster, a file or a
     name, by default the preset's, or the devices that are here. Times come from the
-    file `profile`, or are estimated. `dtype` is the precision of computation ("float32"
-    or "bfloat16"), `schedule` another schedule than the plan's.
+    file `profile`, or are estimated. `dtype` is the precision of computation ("best":
+    what every kind of device does best) of stages that do not say theirs, `schedule`
+    another schedule than the plan's.
 
     BadInput for what does not fit together, NoFeasiblePlan for a plan that needs more
     memory than there is.
@@ -73,7 +76,7 @@ def simulate_plan(
     >>> step.plan.schedule, step.tokens_per_s == 48 * 64 / step.step_time_s
     ('1f1b', True)
     """
-    path = None if profile is None else Path(profile)
+    path, asked = None if profile is None else Path(profile), dtype
     with working("simulating", quiet=quiet) as told:
         measured = None if path is None else read_profile(path)
         if isinstance(plan, str) and plan in PRESETS:
@@ -82,16 +85,29 @@ def simulate_plan(
             config = replace(chosen.config, dtype=dtype, profile=path)
             subject = _of_preset(replace(chosen, config=config), model, cluster, told)
         else:
-            dtype = compute_dtype(dtype, measured, "bfloat16")
+            dtype = compute_dtype(dtype, measured, "best")
             subject = _of_plan(plan, model, cluster)
+        _check_asked(asked, subject.plan)
         return _simulated(subject, measured, path, dtype, schedule)
+
+
+def _check_asked(asked: Dtype | None, plan: Plan) -> None:
+    """Raise BadInput for --dtype with a plan whose stages say another precision."""
+    for r, s, stage in plan.stages():
+        if asked not in (None, "best") and stage.precision not in (None, asked):
+            raise BadInput(
+                got=f"--dtype {asked} with replicas[{r}].stages[{s}].precision = "
+                f"{stage.precision!r} in the plan",
+                allowed="a --dtype for stages that do not say their precision",
+                fix="leave --dtype out, or take the precision out of the stages",
+            )
 
 
 def _simulated(
     subject: _Subject,
     profile: Profile | None,
     path: Path | None,
-    dtype: str,
+    dtype: Dtype,
     schedule: str | None,
 ) -> SimulatedStep:
     plan, model, cluster = subject.plan, subject.model, subject.cluster

@@ -9,13 +9,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
 from hetjax.cli.command import check_inputs, check_outputs, main_of, write_outputs
 from hetjax.cli.options import nothing_given, parse_options
 from hetjax.plans.plan_files import write_plan
+from hetjax.plans.precision import Dtype
 from hetjax.plans.schedules import FITTED, SCHEDULES
 from hetjax.report.progress import working
 from hetjax.training.presets import PRESETS, check_plan_or_preset
@@ -57,8 +58,9 @@ class SimulateOptions:
     """Name of a model preset; else the plan's."""
     profile: Path | None = None
     """Measured times, from python -m hetjax.profile; else times are estimated."""
-    dtype: Literal["float32", "bfloat16"] | None = None
-    """Precision of computation; else the profile's, the preset's, or bfloat16."""
+    dtype: Dtype | None = None
+    """Precision of computation; best: what every kind of device does best. Else the
+    plan's, the profile's, the preset's, or best."""
     schedule: Annotated[str | None, tyro.conf.arg(help=_SCHEDULE_HELP)] = None
     trace: Path | None = None
     """Write the timeline here, to open in ui.perfetto.dev."""

@@ -96,9 +96,16 @@ def _native(best: Precision | None) -> dict[str, Any]:
 def best_precision(spec: DeviceSpec) -> Precision:
     """Return what the device computes a model in best: bf16 on matrix units, else fp16
     on them (which needs loss scaling), else fp32."""
-    if spec.bf16_native:
-        return "bfloat16"
-    return "float16" if spec.fp16_native else "float32"
+    return next(iter(native_precisions(spec)), "float32")
+
+
+def native_precisions(spec: DeviceSpec) -> tuple[Precision, ...]:
+    """Return what matrix units multiply at the device's peak, the best first."""
+    native: dict[Precision, bool] = {
+        "bfloat16": spec.bf16_native,
+        "float16": spec.fp16_native,
+    }
+    return tuple(precision for precision, has in native.items() if has)
 
 
 def device_price_per_hour(node: Node) -> float | None:

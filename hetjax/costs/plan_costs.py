@@ -8,9 +8,11 @@ stage (`stage_times.py`), its memory (`stage_memory.py`) nor routes
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 from hetjax.cluster.catalogue import (
+    Precision,
     canonical_name,
     device_price_per_hour,
 )
@@ -27,10 +29,12 @@ from hetjax.costs.costs import (
 from hetjax.costs.measured.layer_profile import DTYPES, Profile, check_profile
 from hetjax.costs.network.routes import Place, route, trunks
 from hetjax.costs.network.wire_bytes import Transport, gradient_sum, lane_share
+from hetjax.costs.precisions import stage_precisions
 from hetjax.costs.stage_memory import adam_state, hidden_size, stage_memory
 from hetjax.costs.stage_times import stage_times
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan, reduce_groups
+from hetjax.plans.precision import Dtype
 from hetjax.plans.worker_map import WorkerMap
 from hetjax.stage.arrays import OptimizerInit
 from hetjax.stage.partition import gradient_sizes, tied_holders
@@ -42,26 +46,28 @@ def costs_of(
     cluster: Cluster,
     profile: Profile | None = None,
     *,
-    dtype: str = "bfloat16",
+    dtype: Dtype | None = None,
     optimizer: OptimizerInit = adam_state,
     transport: Transport = "sockets",
     halves: bool = True,
 ) -> Costs:
     """Return what the plan costs: measured where the profile knows the device.
 
-    `dtype` is that of compute where there is no profile, `transport` how its workers
-    talk. Without `halves` costs are known sooner, but a plan that cuts backwards in
-    two cannot be simulated. BadInput for an unknown device, an unreachable link, a
-    profile of another model, or one that lacks a layer on a device that it knows.
+    `dtype` is what was asked for where stages do not say their precision
+    (`plans/precision.py`), `transport` how the plan's workers talk. Without `halves`
+    costs are known sooner, but a plan that cuts backwards in two cannot be simulated.
+    BadInput for an unknown device, an unreachable link, a profile of another model, or
+    one that lacks a layer or the precision of a stage on a device that it knows.
     """
     if profile is not None:
         check_profile(profile, model.name, plan.seq_len, len(model.layers))
-        cluster, dtype = with_measured_links(cluster, profile), profile.dtype
+        cluster = with_measured_links(cluster, profile)
     memory: dict[StageKey, StageMemory] = {}
     times: dict[StageKey, StageTimes] = {}
-    traced = {"dtype": dtype, "optimizer": optimizer, "halves": halves}
+    precisions = stage_precisions(plan, cluster, profile, dtype)
     for r, s, stage in plan.stages():
         node = cluster.node(stage.node)
+        traced = {"optimizer": optimizer, "halves": halves, "dtype": precisions[r, s]}
         memory[r, s] = stage_memory(plan, model, (r, s), **traced)
         times[r, s] = stage_times(plan, model, (r, s), node, profile=profile, **traced)
     edges = _edges(plan)
@@ -70,7 +76,7 @@ def costs_of(
         times=times,
         trunks=trunks(cluster),
         routes=routes,
-        message_bytes=_message_bytes(plan, model, cluster, dtype, transport),
+        message_bytes=_message_bytes(plan, model, cluster, precisions, transport),
         reductions=_reductions(plan, model, cluster, transport),
         memory=memory,
         memory_bytes={
@@ -90,17 +96,20 @@ def _edges(plan: Plan) -> dict[tuple[StageKey, StageKey], tuple[Place, Place]]:
 
 
 def _message_bytes(
-    plan: Plan, model: Model, cluster: Cluster, dtype: str, transport: Transport
+    plan: Plan,
+    model: Model,
+    cluster: Cluster,
+    precisions: Mapping[StageKey, Precision],
+    transport: Transport,
 ) -> dict[tuple[StageKey, StageKey], float]:
-    """Bytes per lane."""
-    width = hidden_size(model) * DTYPES[dtype]
+    """Bytes per lane, in the sender's precision."""
     found = {}
     for (a, (r, s)), places in _edges(plan).items():
         replica = plan.replicas[r]
-        activation = replica.microbatch_size * plan.seq_len * width
+        elements = replica.microbatch_size * plan.seq_len * hidden_size(model)
         tensor = replica.stages[s].mesh.tensor
         share = lane_share(cluster, *places, tensor, transport)
-        found[a, (r, s)] = activation * share
+        found[a, (r, s)] = elements * DTYPES[precisions[a]] * share
     return found
 
 

@@ -12,10 +12,11 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hetjax.cluster.catalogue import DeviceSpec
+from hetjax.cluster.catalogue import DeviceSpec, Precision, native_precisions
 from hetjax.costs.graph.kernels import all_reduces, fused_kernels
 from hetjax.costs.graph.passes import Passes, SplitPasses
 from hetjax.costs.graph.values import Cuts, Graph, Operation
+from hetjax.costs.measured.layer_profile import DTYPES
 from hetjax.costs.network.routes import NETWORK_LATENCY_S
 from hetjax.costs.stage_memory import StaticBytes
 
@@ -82,22 +83,24 @@ def calibration(device: DeviceSpec) -> Calibration:
     return CALIBRATIONS[max(known, key=len)] if known else Calibration()
 
 
-def pass_times(passes: Passes, device: DeviceSpec, hop: Hop) -> tuple[float, float]:
+def pass_times(
+    passes: Passes, device: DeviceSpec, precision: Precision, hop: Hop
+) -> tuple[float, float]:
     """Estimate the seconds of F and B of one microbatch; gradients are added to sums.
 
-    `hop` is of the rings over the tensor axis.
+    `precision` is that of compute, `hop` of the rings over the tensor axis.
     """
-    backward_s = graph_s(passes.backward, passes.cuts, device, hop)
-    forward_s = graph_s(passes.forward, passes.cuts, device, hop)
+    backward_s = graph_s(passes.backward, passes.cuts, device, precision, hop)
+    forward_s = graph_s(passes.forward, passes.cuts, device, precision, hop)
     return forward_s, backward_s + _accumulate_s(passes, device)
 
 
 def half_times(
-    passes: SplitPasses, device: DeviceSpec, hop: Hop
+    passes: SplitPasses, device: DeviceSpec, precision: Precision, hop: Hop
 ) -> tuple[float, float]:
     """Estimate the seconds of I and W, which adds gradients to fp32 sums."""
-    input_s = graph_s(passes.input_gradient, passes.cuts, device, hop)
-    weight_s = graph_s(passes.weight_gradient, passes.cuts, device, hop)
+    input_s = graph_s(passes.input_gradient, passes.cuts, device, precision, hop)
+    weight_s = graph_s(passes.weight_gradient, passes.cuts, device, precision, hop)
     return input_s, weight_s + _accumulate_s(passes, device)
 
 
@@ -128,9 +131,11 @@ def data_sync_s(held: StaticBytes, gradient_bytes: float, data: int, hop: Hop) -
     return all_reduce_s(gradient_bytes, data, hop) + gather_s
 
 
-def graph_s(graph: Graph, cuts: Cuts, device: DeviceSpec, hop: Hop) -> float:
+def graph_s(
+    graph: Graph, cuts: Cuts, device: DeviceSpec, precision: Precision, hop: Hop
+) -> float:
     """Estimate the seconds of a pass, its all-reduces included."""
-    busy_s = _kernels_s(graph, cuts, device)
+    busy_s = _kernels_s(graph, cuts, device, precision)
     return busy_s + sum(
         times * all_reduce_s(size, cuts.tensor, hop)
         for size, times in all_reduces(graph, cuts)
@@ -148,11 +153,12 @@ def ring_s(num_bytes: float, num_devices: int, num_hops: int, hop: Hop) -> float
 
 
 def matmul_s(
-    sizes: tuple[int, int, int, int], itemsize: int, device: DeviceSpec
+    sizes: tuple[int, int, int, int], precision: Precision, device: DeviceSpec
 ) -> float:
     """Estimate a product of sizes (batch, m, n, k): arithmetic or traffic, the longer.
 
-    The efficiency saturates in every size s as s / (s + half_size).
+    `precision` is that of its operands. The efficiency saturates in every size s as
+    s / (s + half_size).
     """
     batch, m, n, k = sizes
     constants = calibration(device)
@@ -160,29 +166,35 @@ def matmul_s(
         size / (size + constants.half_size) for size in (m, n, k)
     )
     flops = 2 * batch * m * n * k
-    traffic = batch * (m * k + k * n + m * n) * itemsize
+    traffic = batch * (m * k + k * n + m * n) * DTYPES[precision]
     return max(
-        flops / (_flops_per_s(device, itemsize) * share), traffic / _bytes_per_s(device)
+        flops / (_flops_per_s(device, precision) * share),
+        traffic / _bytes_per_s(device),
     )
 
 
-def _kernels_s(graph: Graph, cuts: Cuts, device: DeviceSpec) -> float:
+def _kernels_s(
+    graph: Graph, cuts: Cuts, device: DeviceSpec, precision: Precision
+) -> float:
     total_s = 0.0
     for kernel in fused_kernels(graph):
         if kernel.step.body is not None:
-            steps_s = _kernels_s(kernel.step.body, cuts, device)
+            steps_s = _kernels_s(kernel.step.body, cuts, device, precision)
             total_s += kernel.step.length * steps_s
         elif kernel.step.op == "dot_general":
-            total_s += _product_s(kernel.step, cuts, device)
+            total_s += _product_s(kernel.step, cuts, device, precision)
         else:
             size = sum(cuts.num_bytes(v) for v in (*kernel.reads, *kernel.writes))
             total_s += calibration(device).launch_s + size / _bytes_per_s(device)
     return total_s
 
 
-def _product_s(step: Operation, cuts: Cuts, device: DeviceSpec) -> float:
-    itemsize = max(v.dtype.itemsize for v in step.inputs)
-    product_s = matmul_s(_product_sizes(step, cuts), itemsize, device)
+def _product_s(
+    step: Operation, cuts: Cuts, device: DeviceSpec, precision: Precision
+) -> float:
+    whole = any(v.dtype.itemsize == DTYPES["float32"] for v in step.inputs)
+    operands = "float32" if whole else precision
+    product_s = matmul_s(_product_sizes(step, cuts), operands, device)
     return calibration(device).launch_s + product_s
 
 
@@ -198,12 +210,17 @@ def _product_sizes(step: Operation, cuts: Cuts) -> tuple[int, int, int, int]:
     return size(lhs, batch), size(lhs, free), size(rhs, free_rhs), size(lhs, of_lhs)
 
 
-def _flops_per_s(device: DeviceSpec, itemsize: int) -> float:
-    """The matrix peak; fp32 operands are TF32 at half the rate where there is bf16
-    (JAX's default precision). Without native bf16, XLA computes both in plain fp32, no
-    tensor cores: where nobody tells that rate, an eighth of the fp16 peak (V100)."""
+def _flops_per_s(device: DeviceSpec, precision: Precision) -> float:
+    """The matrix peak, if the matrix units multiply this precision.
+
+    Else XLA computes as in fp32, whose operands are TF32 at half the rate where there
+    is bf16 (JAX's default precision). Other devices do that without matrix units: where
+    nobody tells that rate, at an eighth of the fp16 peak (V100).
+    """
+    if precision in native_precisions(device):
+        return device.peak_tflops * 1e12
     if device.bf16_native:
-        return device.peak_tflops * 1e12 / (2 if itemsize == 4 else 1)
+        return device.peak_tflops / 2 * 1e12
     return (device.fp32_tflops or device.peak_tflops / 8) * 1e12
 
 

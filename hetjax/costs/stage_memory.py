@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from hetjax.cluster.catalogue import Precision
 from hetjax.costs.costs import StageKey, StageMemory
 from hetjax.costs.graph.liveness import Surroundings, identities, peak_bytes
 from hetjax.costs.graph.passes import (
@@ -78,7 +79,10 @@ def adam_state(params: dict[str, Any]) -> Any:
 
 
 def static_bytes(
-    stacks: Sequence[BlockStack], mesh: StageMesh, dtype: str, optimizer: OptimizerInit
+    stacks: Sequence[BlockStack],
+    mesh: StageMesh,
+    dtype: Precision,
+    optimizer: OptimizerInit,
 ) -> StaticBytes:
     """Add up what the stage holds from the first action of a step to the last."""
     held = [
@@ -104,7 +108,7 @@ def weight_bytes(stacks: Sequence[BlockStack], mesh: StageMesh) -> int:
 
 @lru_cache(maxsize=4096)
 def _unit_bytes(
-    unit: BlockStack, mesh: StageMesh, dtype: str, optimizer: OptimizerInit
+    unit: BlockStack, mesh: StageMesh, dtype: Precision, optimizer: OptimizerInit
 ) -> StaticBytes:
     on = abstract_mesh(data=mesh.data, tensor=mesh.tensor)
     weights, masters = compute_weights([unit], on, dtype), master_weights([unit], on)
@@ -121,7 +125,7 @@ def stage_memory(
     model: Model,
     key: StageKey,
     *,
-    dtype: str = "float32",
+    dtype: Precision = "float32",
     optimizer: OptimizerInit = adam_state,
     halves: bool = True,
     split: bool = False,
@@ -186,7 +190,7 @@ def half_bytes(held: StageStacks, shares: Shares, remat: Remat, data: int) -> in
 
 
 def stage_shares(
-    plan: Plan, model: Model, replica: Replica, stage: Stage, dtype: str
+    plan: Plan, model: Model, replica: Replica, stage: Stage, dtype: Precision
 ) -> Shares:
     """Say what one device of the stage computes of a microbatch."""
     return Shares(

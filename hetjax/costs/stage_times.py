@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import fsum
 
-from hetjax.cluster.catalogue import DeviceSpec, canonical_name, device_spec
+from hetjax.cluster.catalogue import DeviceSpec, Precision, canonical_name, device_spec
 from hetjax.cluster.cluster import Node
 from hetjax.costs.costs import StageKey, StageTimes
 from hetjax.costs.graph.passes import Shares, passes, split_passes
@@ -33,7 +33,7 @@ from hetjax.plans.plan import Plan, Remat, Stage, segments, segments_of
 from hetjax.stage.arrays import OptimizerInit
 from hetjax.stage.partition import BlockStack, StageStacks, stage_stacks
 
-_Way = tuple[str, OptimizerInit]  # dtype of compute, the optimizer
+_Way = tuple[Precision, OptimizerInit]  # dtype of compute, the optimizer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +89,7 @@ def stage_times(
     key: StageKey,
     node: Node,
     *,
-    dtype: str,
+    dtype: Precision,
     optimizer: OptimizerInit,
     profile: Profile | None = None,
     halves: bool = True,
@@ -100,7 +100,8 @@ def stage_times(
     of a tensor group, inside a host, stands for groups over several hosts too.
     Estimates of I and W, and their tracing, are left out without `halves`.
     """
-    replica, way = plan.replicas[key[0]], (dtype, optimizer)
+    replica = plan.replicas[key[0]]
+    way: _Way = dtype, optimizer
     stage = replica.stages[key[1]]
     stacks = stage_stacks(model, segments_of(stage, segments(plan))).stacks
     sync_s = _data_sync_s(stacks, stage, node, way)
@@ -207,14 +208,14 @@ def _half(layer: Measurement, seconds: float | None) -> float:
 def _layer_times(
     held: StageStacks, shares: Shares, remat: Remat, device: DeviceSpec, hop: Hop
 ) -> tuple[float, float]:
-    return pass_times(passes(held, shares, remat), device, hop)
+    return pass_times(passes(held, shares, remat), device, shares.dtype, hop)
 
 
 @lru_cache(maxsize=4096)
 def _layer_halves(
     held: StageStacks, shares: Shares, remat: Remat, device: DeviceSpec, hop: Hop
 ) -> tuple[float, float]:
-    return half_times(split_passes(held, shares, remat), device, hop)
+    return half_times(split_passes(held, shares, remat), device, shares.dtype, hop)
 
 
 def _data_sync_s(

@@ -5,6 +5,7 @@ Owns the order in which these are asked. Does not own what is best for a device
 (`cluster/catalogue.py`) nor what was measured in (`costs/`).
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -41,10 +42,22 @@ def stage_precision(stage: Stage, node: Node, asked: Dtype | None = None) -> Pre
 
 def with_precisions(plan: Plan, cluster: Cluster, asked: Dtype | None = None) -> Plan:
     """Return the plan with every stage's precision said."""
+    of_node: dict[str, Precision] = {
+        node.name: node_precision(node, asked) for node in cluster.nodes
+    }
+    return with_node_precisions(plan, of_node)
+
+
+def with_node_precisions(plan: Plan, precisions: Mapping[str, Precision]) -> Plan:
+    """Return the plan with that of its node for every stage that does not say its own.
+
+    `precisions` is keyed by the names of nodes.
+    """
+    if all(stage.precision for _, _, stage in plan.stages()):
+        return plan
 
     def said(stage: Stage) -> Stage:
-        node = cluster.node(stage.node)
-        return replace(stage, precision=stage_precision(stage, node, asked))
+        return replace(stage, precision=stage.precision or precisions[stage.node])
 
     replicas = tuple(
         replace(replica, stages=tuple(map(said, replica.stages)))

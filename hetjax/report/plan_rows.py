@@ -6,9 +6,15 @@ own how they are laid out (`found.py`, `html/plan_page.py`), nor what is true of
 simulated plan (`step_rows.py`).
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
 
-from hetjax.cluster.catalogue import device_spec
+from hetjax.cluster.catalogue import (
+    Precision,
+    best_precision,
+    device_spec,
+    native_precisions,
+)
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.objectives import Objective, expected_goodput
 from hetjax.planner.search.comparison import Planned
@@ -48,14 +54,16 @@ def sentences(planned: Planned) -> Iterator[str]:
 
 
 def dtype_lines(planned: Planned) -> Iterator[str]:
-    """Yield which kinds the plan uses that do not compute in what it is planned for."""
-    request, used = planned.request, {s.node for _, _, s in planned.best.plan.stages()}
-    nodes = [node for node in request.cluster.nodes if node.name in used]
-    kinds = sorted({n.device for n in nodes if not device_spec(n).bf16_native})
-    if kinds and request.dtype == "bfloat16":
+    """Yield which kinds the plan uses in a precision that they have no units for."""
+    found: dict[tuple[Precision, Precision], set[str]] = defaultdict(set)
+    for _, _, stage in planned.best.plan.stages():
+        spec = device_spec(planned.request.cluster.node(stage.node))
+        if stage.precision not in (None, "float32", *native_precisions(spec)):
+            found[stage.precision, best_precision(spec)].add(spec.name)
+    for (precision, best), kinds in sorted(found.items()):
         yield (
-            f"{', '.join(kinds)}: no bfloat16 in hardware; to train on it, plan and "
-            "train with --dtype float32"
+            f"{', '.join(sorted(kinds))}: no {precision} in hardware, priced at the "
+            f"rate of float32; {best} does better there: leave --dtype out"
         )
 
 

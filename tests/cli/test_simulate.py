@@ -223,7 +223,7 @@ def test_devices_that_the_profile_lacks_are_estimated_and_named(
 ):
     _to("profile.json", "H20", "L4")(folder)
     told = simulated(capsys, *GIVEN)
-    times_from = "measured, profile.json, float32; H20 not in it, estimated"
+    times_from = "measured, profile.json, float32; H20 not in it, estimated in bfloat16"
     assert told["times_from"] == times_from
     assert told["stages"][1]["forward_s"] == 1.0
     assert told["stages"][0]["forward_s"] < 0.01
@@ -236,7 +236,7 @@ def test_the_dtype_is_the_presets_unless_another_is_asked_for(
     half = simulated(capsys, "small", "--dtype", "bfloat16")
     plan = simulated(capsys, *GIVEN[:3])
     assert half["times_from"].endswith("catalogue, bfloat16")
-    assert plan["times_from"].endswith("catalogue, bfloat16")
+    assert plan["times_from"].endswith("catalogue, bfloat16 and float16")  # H20, V100
 
     def most(told: dict) -> int:
         return max(d["peak_memory_bytes"] for d in told["devices"].values())
@@ -370,16 +370,21 @@ def _nothing(folder: Path) -> None:
             ["'--scedule'", "did you mean '--schedule'?"],
         ),
         (_nothing, ["--trace"], ["got: --trace"]),
-        (_nothing, ["--dtype", "float16"], ["--dtype float16", "bfloat16"]),
+        (_nothing, ["--dtype", "fp16"], ["--dtype fp16", "float16"]),
+        (
+            _to("plan.json", '"layers"', '"precision": "float16", "layers"'),
+            ["--dtype", "float32"],
+            ["--dtype float32 with replicas[0].stages[0].precision", "leave --dtype"],
+        ),
         (
             _nothing,
             ["--dtype", "bfloat16"],
             ["--dtype bfloat16 with a profile measured in float32", "leave --dtype"],
         ),
         (
-            _to("profile.json", '"dtype": "float32"', '"dtype": "float16"'),
+            _to("profile.json", '"dtype": "float32"', '"dtype": "int8"'),
             [],
-            ["dtype = 'float16'", "float32, bfloat16"],
+            ["dtype = 'int8'", "float32, bfloat16, float16"],
         ),
         (
             lambda folder: write_profile(folder / "profile.json", _scaled(0.0)),

@@ -10,6 +10,7 @@ import jax
 import optax
 import pytest
 
+from hetjax.cluster.catalogue import Precision
 from hetjax.costs.stage_memory import stage_memory
 from hetjax.models.model import Model, abstract_params
 from hetjax.plans.plan import Plan, Remat, Replica, Stage, StageMesh
@@ -54,7 +55,7 @@ def temporary_bytes(program: Any) -> int:
     ],
 )
 def test_buffers_equal_those_of_the_compiled_programs_to_the_byte(
-    name: str, mesh: StageMesh, remat: Remat, dtype: str, stage: int
+    name: str, mesh: StageMesh, remat: Remat, dtype: Precision, stage: int
 ):
     model = family(name)
     plan = pipeline(model, (0, 2), (2, 5), (5, 6), mesh=mesh, remat=remat)

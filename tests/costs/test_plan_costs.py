@@ -5,14 +5,17 @@ from dataclasses import replace
 
 import pytest
 
+from hetjax.cluster.catalogue import Precision
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.costs.costs import Costs
-from hetjax.costs.measured.layer_profile import Measurement, Profile
+from hetjax.costs.measured.layer_profile import Measurement, Profile, check_values
 from hetjax.costs.network.wire_bytes import Transport
 from hetjax.costs.plan_costs import costs_of
+from hetjax.errors import BadInput
 from hetjax.models.model import Model, parameter_count
 from hetjax.models.presets import model_preset
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
+from hetjax.plans.precision import Dtype, with_precisions
 from tests.costs.small_models import SEQ_LEN, WIDTH, family
 
 CLUSTER = Cluster(
@@ -63,6 +66,86 @@ def test_messages_cross_once_between_workers_and_within_one_to_every_tensor_rank
     assert all(
         trunk in costs.trunks for way in costs.routes.values() for trunk in way.trunks
     )
+
+
+def in_precisions(plan: Plan, *precisions: Precision | None) -> Plan:
+    """The plan with these precisions of its stages, in order."""
+    left = iter(precisions)
+    return replace(
+        plan,
+        replicas=tuple(
+            replace(
+                replica,
+                stages=tuple(replace(x, precision=next(left)) for x in replica.stages),
+            )
+            for replica in plan.replicas
+        ),
+    )
+
+
+def test_messages_travel_in_the_precision_of_their_sender():
+    model = family("llama")
+    plan = in_precisions(
+        two_replicas(model), "bfloat16", "float32", "float32", "float16"
+    )
+    sent = costs_of(plan, model, CLUSTER).message_bytes
+    elements = 2 * SEQ_LEN * WIDTH
+    assert sent == {
+        ((0, 0), (0, 1)): 2 * elements,  # activations, in bf16
+        ((0, 1), (0, 0)): 4 * elements,  # their gradients, in fp32
+        ((1, 0), (1, 1)): 4 * elements,
+        ((1, 1), (1, 0)): 2 * elements,
+    }
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        (None, ("bfloat16", "float16")),  # A100, V100
+        ("best", ("bfloat16", "float16")),
+        ("float32", ("float32", "float32")),
+    ],
+)
+def test_a_plan_costs_the_same_whether_or_not_it_says_what_is_asked_for(
+    asked: Dtype | None, found: tuple[Precision, Precision]
+):
+    model = family("llama")
+    plan = two_replicas(model)
+    costs = costs_of(plan, model, CLUSTER, dtype=asked)
+    said = with_precisions(plan, CLUSTER, asked)
+    assert [stage.precision for _, _, stage in said.stages()] == [*found, *found]
+    for other in (None, "float32", "bfloat16"):
+        assert costs_of(said, model, CLUSTER, dtype=other) == costs
+
+
+def test_a_stage_says_no_other_precision_than_its_device_was_measured_in():
+    model = family("llama")
+    profile = Profile(
+        model=model.name,
+        seq_len=SEQ_LEN,
+        dtype="float16",
+        layers=("embedding", *("block",) * 4, "head"),
+        measurements=tuple(
+            Measurement(
+                device="V100-SXM2-32GB",
+                kind=kind,
+                tensor=1,
+                microbatch_size=2,
+                forward_s=1.0,
+                backward_s=2.0,
+                update_s=0.5,
+            )
+            for kind in ("embedding", "block", "head")
+        ),
+    )
+    check_values(profile)
+    plan = in_precisions(two_replicas(model), "bfloat16", None, "bfloat16", None)
+    costs = costs_of(plan, model, CLUSTER, profile)  # A100: as it says
+    assert costs.message_bytes[(0, 1), (0, 0)] == 2 * 2 * SEQ_LEN * WIDTH
+    with pytest.raises(BadInput, match="measured in float16"):
+        costs_of(
+            in_precisions(plan, None, "float32", None, None), model, CLUSTER, profile
+        )
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt"])

@@ -171,7 +171,7 @@ def at_top(**values: Any) -> str:
         (at_top(version=True), "version = True", "measure again"),
         (at_top(modle="x"), "unknown key 'modle'", "did you mean 'model'?"),
         (at_top(seq_len=0), "seq_len = 0", "correct seq_len"),
-        (at_top(dtype="float16"), "dtype = 'float16'", "did you mean 'bfloat16'?"),
+        (at_top(dtype="float61"), "dtype = 'float61'", "did you mean 'float16'?"),
         (at_top(dtype="int8"), "dtype = 'int8'", "use one of float32, bfloat16"),
         (at_top(layers=["block", 3]), "layers[1] = 3", "as a string"),
         (at_top(program_s=-1), "program_s = -1", "correct program_s"),

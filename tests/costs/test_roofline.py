@@ -2,15 +2,16 @@
 """Analytic times respect the device's limits and come near published measurements."""
 
 from dataclasses import replace
+from math import prod
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetjax.cluster.catalogue import catalogue
+from hetjax.cluster.catalogue import Precision, catalogue
 from hetjax.cluster.cluster import Node
 from hetjax.costs.costs import StageTimes
-from hetjax.costs.roofline import all_reduce_s, matmul_s, ring_hop
+from hetjax.costs.roofline import all_reduce_s, calibration, matmul_s, ring_hop
 from hetjax.costs.stage_memory import adam_state
 from hetjax.costs.stage_times import stage_times
 from hetjax.models.decoders import GPTConfig, gpt_model
@@ -26,14 +27,15 @@ sizes = st.integers(1, 1 << 14)
 
 @given(sizes, sizes, sizes)
 def test_no_product_beats_the_peak_or_the_memory(m: int, n: int, k: int):
-    seconds = matmul_s((1, m, n, k), 2, A100)
+    seconds = matmul_s((1, m, n, k), "bfloat16", A100)
     assert seconds >= 2 * m * n * k / (A100.peak_tflops * 1e12)
     assert seconds >= 2 * (m * k + k * n + m * n) / (A100.memory_gb_per_s * 1e9)
 
 
 @given(sizes, sizes, sizes, st.integers(1, 1 << 12))
 def test_a_larger_product_never_takes_less_time(m: int, n: int, k: int, more: int):
-    assert matmul_s((1, m + more, n, k), 2, A100) >= matmul_s((1, m, n, k), 2, A100)
+    less_s = matmul_s((1, m, n, k), "bfloat16", A100)
+    assert matmul_s((1, m + more, n, k), "bfloat16", A100) >= less_s
 
 
 def test_a_ring_moves_twice_the_bytes_but_one_share():
@@ -45,13 +47,87 @@ def test_a_ring_moves_twice_the_bytes_but_one_share():
 
 
 @pytest.mark.parametrize("name", ["V100-SXM2-32GB", "P100-SXM2-16GB", "T4"])
-@pytest.mark.parametrize("itemsize", [2, 4])
-def test_without_native_bf16_no_product_beats_plain_fp32(name: str, itemsize: int):
+@pytest.mark.parametrize("precision", ["bfloat16", "float32"])
+def test_without_native_bf16_no_product_beats_plain_fp32(
+    name: str, precision: Precision
+):
     device = catalogue()[name]
     assert device.fp32_tflops is not None
-    seconds = matmul_s((1, 4096, 4096, 4096), itemsize, device)
+    seconds = matmul_s((1, 4096, 4096, 4096), precision, device)
     least_s = 2 * 4096**3 / (device.fp32_tflops * 1e12)
     assert least_s < seconds < 2 * least_s
+
+
+# NVIDIA's data sheets: TFLOP/s of fp16 matrix units, of plain fp32
+@pytest.mark.parametrize(
+    ("name", "tflops"),
+    [
+        ("V100-SXM2-32GB", 125.0),
+        ("T4", 65.0),
+        ("TITAN-RTX", 130.0),
+        ("A100-SXM4-80GB", 312.0),
+        ("P100-SXM2-16GB", 10.6),  # no matrix units
+    ],
+)
+def test_a_product_in_fp16_takes_its_flops_over_the_rate_of_the_units(
+    name: str, tflops: float
+):
+    size = 16_384
+    seconds = matmul_s((1, size, size, size), "float16", catalogue()[name])
+    share = calibration(catalogue()[name]).matmul_efficiency
+    filled = (size / (size + 64)) ** 3
+    assert seconds == pytest.approx(2 * size**3 / (tflops * 1e12 * share * filled))
+
+
+def block_s(device: str, precision: Precision) -> StageTimes:
+    """One block of GPT, two sequences of 1024 tokens, 32 heads of 128."""
+    config = GPTConfig(
+        name="wide",
+        vocab_size=1_024,
+        hidden_size=4_096,
+        num_blocks=1,
+        num_heads=32,
+        max_seq_len=1_024,
+    )
+    model = gpt_model(config)
+    plan = pipeline(
+        model,
+        *((0, 1), (1, 2), (2, 3)),
+        mesh=StageMesh(),
+        remat="none",
+        microbatch_size=2,
+    )
+    plan = replace(plan, seq_len=1_024)
+    node = Node(name="n", device=device, count=3)
+    return stage_times(plan, model, (0, 1), node, dtype=precision, optimizer=adam_state)
+
+
+def test_a_stage_in_fp16_differs_from_bf16_by_the_rate_of_its_products_alone():
+    """What is no product of 16-bit numbers takes as long; the products' seconds are
+    their FLOPs over the rate of each precision."""
+    v100 = catalogue()["V100-SXM2-32GB"]
+    assert v100.fp32_tflops is not None
+    precisions: tuple[Precision, ...] = ("float16", "bfloat16")
+    half, plain = (block_s(v100.name, precision) for precision in precisions)
+    products = [  # how many, and their sizes
+        *[(1, 2_048, 4_096, 4_096)] * 4,  # queries, keys, values, output
+        (1, 2_048, 16_384, 4_096),
+        (1, 2_048, 4_096, 16_384),
+        (2 * 32, 1_024, 1_024, 128),  # scores
+        (2 * 32, 1_024, 128, 1_024),
+    ]
+    # of the units' rate 0.8, and less where a size does not fill them
+    flops = sum(
+        2 * times * m * n * k / 0.8 * prod((size + 64) / size for size in (m, n, k))
+        for times, m, n, k in products
+    )
+    less_s = flops / (v100.fp32_tflops * 1e12) - flops / (v100.peak_tflops * 1e12)
+    assert plain.forward_s - half.forward_s == pytest.approx(less_s, rel=0.02)
+    assert half.update_s == plain.update_s
+
+
+def test_bf16_and_fp16_are_one_price_where_both_are_native():
+    assert block_s(A100.name, "float16") == block_s(A100.name, "bfloat16")
 
 
 def gpt_step_s(

@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
 from random import Random
+from typing import get_args
 
+from hetjax.cluster.catalogue import Precision
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.costs.measured.layer_profile import LinkMeasurement, Measurement, Profile
 from hetjax.models.model import Model
@@ -23,7 +25,8 @@ from hetjax.plans.plan import LayerRange, Plan, Remat, Replica, Stage, StageMesh
 from hetjax.plans.schedules import default_launch_ahead
 from tests.planner.whole_space import small_model
 
-SEQ_LEN, DTYPE = 64, "float32"
+SEQ_LEN = 64
+DTYPE: Precision = "float32"
 AMPLE_GIB = 1000.0
 MOST_LAYERS, MOST_DEVICES = 24, 28
 _DEGREES = (1, 2, 4)
@@ -41,7 +44,7 @@ def wide_request(seed: int) -> PlanRequest:
     if r.random() < 0.05:
         return _deep_request(r, seed)
     tight = r.random() < 0.15
-    nodes = _nodes(r, tight)
+    nodes = _with_precisions(_nodes(r, tight), seed)
     kinds = list(dict.fromkeys(node.device for node in nodes))
     num_layers = r.randint(3, 6) if tight else r.randint(3, MOST_LAYERS)
     tensor = r.choice([(1,), (1, 2), (1, 2), (1, 2, 4)])
@@ -56,7 +59,7 @@ def wide_request(seed: int) -> PlanRequest:
         cluster=Cluster(name=f"wide-{seed}", nodes=nodes, links=_links(r, nodes)),
         seq_len=SEQ_LEN,
         global_batch=max(sizes) * r.choice([1, 2, 3, 8, 24]),
-        dtype=DTYPE,
+        dtype=DTYPE if nodes[0].precision is None else "best",
         profile=profile,
         microbatch_sizes=sizes,
         tensor_degrees=tensor,
@@ -115,6 +118,15 @@ def _nodes(r: Random, tight: bool) -> tuple[Node, ...]:
         for n in range(min(num, left // count)):
             nodes.append(replace(like, name=f"n{c}-{n}"))
     return tuple(nodes)
+
+
+def _with_precisions(nodes: tuple[Node, ...], seed: int) -> tuple[Node, ...]:
+    """One time in four every kind computes best in a precision of its own."""
+    r = Random(f"precision {seed}")
+    if r.random() < 0.75:
+        return nodes
+    best = {node.device: r.choice(get_args(Precision)) for node in nodes}
+    return tuple(replace(node, precision=best[node.device]) for node in nodes)
 
 
 def _wide(r: Random, low: float, high: float) -> float:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetjax.cluster.catalogue import Precision
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.cluster.memory_budget import plan_bytes
 from hetjax.costs.measured.layer_profile import Measurement, Profile
@@ -20,6 +21,7 @@ from hetjax.planner.search.comparison import Planned
 from hetjax.planner.search.find import Found
 from hetjax.planner.search.idle import Idle, Without
 from hetjax.plans.plan import Plan, Replica, Stage
+from hetjax.plans.precision import with_precisions
 from hetjax.report.binding import binding, binding_line
 from hetjax.report.found import FoundPlan, bar_letters
 from hetjax.report.html.timeline_view import shown_replicas
@@ -260,20 +262,23 @@ def test_what_was_found_without_the_plans_of_others_is_told_beside_what_came_of_
     assert float(alone[2].rstrip("x")) > 1.0 and varuna[2] == "1.00x"
 
 
-def test_kinds_that_do_not_compute_in_bfloat16_are_named():
+def test_kinds_that_compute_in_what_they_have_no_units_for_are_named():
     told = planned(cluster(1e6), two_stages(4))
 
-    def lines(device: str, dtype: str) -> list[str]:
+    def lines(device: str, precision: Precision) -> list[str]:
         (east, west) = told.request.cluster.nodes
         nodes = (replace(east, device=device), west)
         of = replace(told.request.cluster, nodes=nodes)
-        request = replace(told.request, cluster=of, dtype=dtype)
-        return list(dtype_lines(replace(told, request=request)))
+        plan = with_precisions(two_stages(4), of, precision)
+        found = replace(told.found, best=replace(told.best, plan=plan))
+        request = replace(told.request, cluster=of)
+        return list(dtype_lines(replace(told, request=request, found=found)))
 
     assert lines("V100-SXM2-16GB", "bfloat16") == [
-        "V100-SXM2-16GB: no bfloat16 in hardware; to train on it, plan and train with "
-        "--dtype float32"
+        "V100-SXM2-16GB: no bfloat16 in hardware, priced at the rate of float32; "
+        "float16 does better there: leave --dtype out"
     ]
+    assert lines("V100-SXM2-16GB", "float16") == lines("H20", "float16") == []
     assert lines("V100-SXM2-16GB", "float32") == lines("H20", "bfloat16") == []
 
 

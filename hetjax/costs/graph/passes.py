@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from hetjax.cluster.catalogue import Precision
 from hetjax.costs.graph.values import Cuts, Dims, Graph, Origin, Value, graph_of
 from hetjax.plans.plan import Remat
 from hetjax.stage.backward_split import split_backward
@@ -38,7 +39,7 @@ class Shares:
     num_sequences: int
     seq_len: int
     hidden_size: int
-    dtype: str
+    dtype: Precision
     tensor: int
 
 
@@ -91,14 +92,21 @@ class SplitPasses:
 
 def passes(stage: StageStacks, shares: Shares, remat: Remat) -> Passes:
     """Trace the passes of a stage; the loss is part of the last stage's."""
-    traced = _traced(stage, replace(shares, tensor=1), _remat(stage, remat))
+    traced = _traced(stage, _traced_as(shares), _remat(stage, remat))
     return replace(traced, cuts=replace(traced.cuts, tensor=shares.tensor))
 
 
 def split_passes(stage: StageStacks, shares: Shares, remat: Remat) -> SplitPasses:
     """The same with the backward split; takes many times as long to trace."""
-    traced = _split_traced(stage, replace(shares, tensor=1), _remat(stage, remat))
+    traced = _split_traced(stage, _traced_as(shares), _remat(stage, remat))
     return replace(traced, cuts=replace(traced.cuts, tensor=shares.tensor))
+
+
+def _traced_as(shares: Shares) -> Shares:
+    """The shares that are traced in place of these: a tensor rank's operations are
+    those of the whole, and those of fp16 are those of bf16, with sizes alike."""
+    half = shares.dtype == "float16"
+    return replace(shares, dtype="bfloat16" if half else shares.dtype, tensor=1)
 
 
 def _remat(stage: StageStacks, remat: Remat) -> Remat:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from hetjax.cluster import ranges
-from hetjax.cluster.catalogue import canonical_name
+from hetjax.cluster.catalogue import Precision, canonical_name
 from hetjax.cluster.user_files import (
     Kind,
     did_you_mean,
@@ -29,7 +29,8 @@ from hetjax.errors import BadInput
 from hetjax.plans.plan import Remat
 
 VERSION = 1
-DTYPES = {"float32": 4, "bfloat16": 2}  # of compute, as runs know them, with bytes
+# of compute, as runs know them, with bytes
+DTYPES: dict[Precision, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 _TIMES = (
     "forward_s",
     "backward_s",
@@ -100,7 +101,7 @@ class Profile:
 
     model: str
     seq_len: int
-    dtype: str
+    dtype: Precision
     layers: tuple[str, ...]
     measurements: tuple[Measurement, ...]
     links: tuple[LinkMeasurement, ...] = ()

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from hetjax.cluster.catalogue import Precision
 from hetjax.cluster.user_files import as_kind, parsed, read_text
 from hetjax.costs.measured.layer_profile import Measurement, Profile, check_values
 from hetjax.errors import BadInput
@@ -20,7 +21,12 @@ _TIMES = "three numbers: forward, backward and update seconds"
 
 
 def sailor_profile(
-    path: str | Path, *, model: str, device: str, seq_len: int, dtype: str = "float32"
+    path: str | Path,
+    *,
+    model: str,
+    device: str,
+    seq_len: int,
+    dtype: Precision = "float32",
 ) -> Profile:
     """Read Sailor's layer times of one model on one GPU kind; BadInput if not that.
 

@@ -28,7 +28,8 @@ def in_space(request: PlanRequest, plan: Plan) -> bool:
 
     It does the request's batch, under any of the schedules, with what the request
     leaves open: tensor and data degrees, remat choices and microbatch sizes. Stages and
-    replicas may differ in all of them, and lie on any devices of a node in any order.
+    replicas may differ in all of them, and lie on any devices of a node in any order;
+    they compute in the precision of the request.
     """
     return (
         not SCHEDULES[plan.schedule].shares
@@ -40,6 +41,7 @@ def in_space(request: PlanRequest, plan: Plan) -> bool:
             stage.remat in request.remats
             and stage.mesh.tensor in request.degrees
             and stage.mesh.data in request.data_degrees
+            and stage.precision in (None, request.precisions[stage.node])
             for _, _, stage in plan.stages()
         )
     )

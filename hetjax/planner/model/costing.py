@@ -7,6 +7,7 @@ costs (`costs/`) nor what a plan needs (`schedule/simulation/memory.py`).
 """
 
 import math
+from collections.abc import Set
 from pathlib import Path
 
 from hetjax.cluster.catalogue import canonical_name, catalogue
@@ -21,6 +22,7 @@ from hetjax.costs.stage_times import has_halves
 from hetjax.errors import BadInput
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan
+from hetjax.plans.precision import Dtype, stage_precision
 from hetjax.schedule.launch_ahead import hop_s
 from hetjax.schedule.programs.action import Op, Programs, Tied
 from hetjax.schedule.programs.lower import lower
@@ -32,21 +34,24 @@ from hetjax.stage.partition import tied_holders
 LEAST_S, MOST_S = 1e-12, 1e12  # outside, sums would be 0 or infinite
 
 
-def compute_dtype(given: str | None, profile: Profile | None, otherwise: str) -> str:
-    """Return what is computed in: as measured, as `given` by --dtype, or otherwise.
+def compute_dtype(
+    given: Dtype | None, profile: Profile | None, otherwise: Dtype
+) -> Dtype:
+    """Return what is asked for: as `given` by --dtype, as measured, or otherwise.
 
+    "best" is no claim: devices that the profile knows go by what was measured.
     BadInput if --dtype is not what was measured in.
     """
     if profile is None:
         return given or otherwise
-    if given not in (None, profile.dtype):
+    if given not in (None, "best", profile.dtype):
         raise BadInput(
             got=f"--dtype {given} with a profile measured in {profile.dtype}",
             allowed=f"--dtype {profile.dtype}, or none",
             fix=f"leave --dtype out, or measure: python -m hetjax.profile "
             f"{profile.model} --dtype {given} --output FILE",
         )
-    return profile.dtype
+    return given or ("best" if otherwise == "best" else profile.dtype)
 
 
 def check_measured(profile: Profile, devices: set[str], what: str) -> None:
@@ -82,16 +87,31 @@ def known_degrees(
 def times_from(
     plan: Plan,
     cluster: Cluster,
-    dtype: str,
+    dtype: Dtype | None,
     profile: Profile | None,
     path: Path | None,
     tied: Tied,
 ) -> str:
     """Say for people where the plan's times come from; `path` is the profile's."""
     if profile is None:
-        return f"estimated from {_sources(plan, cluster)}, {dtype}"
-    missing = _not_measured(profile, plan, cluster, lower(plan, tied))
-    return f"measured, {path}, {dtype}{missing}"
+        spelled = _estimated_in(plan, cluster, set(), dtype)
+        return f"estimated from {_sources(plan, cluster)}, {spelled}"
+    missing = _not_measured(profile, plan, cluster, dtype, lower(plan, tied))
+    return f"measured, {path}, {profile.dtype}{missing}"
+
+
+def _estimated_in(
+    plan: Plan, cluster: Cluster, measured: Set[str], dtype: Dtype | None
+) -> str:
+    """Spell what stages on devices of other kinds than those compute in."""
+    nodes = {node.name: node for node in cluster.nodes}
+    used = [(stage, nodes[stage.node]) for _, _, stage in plan.stages()]
+    found = {
+        stage_precision(stage, node, dtype)
+        for stage, node in used
+        if canonical_name(node.device) not in measured
+    }
+    return " and ".join(sorted(found))
 
 
 def _sources(plan: Plan, cluster: Cluster) -> str:
@@ -102,11 +122,18 @@ def _sources(plan: Plan, cluster: Cluster) -> str:
 
 
 def _not_measured(
-    profile: Profile, plan: Plan, cluster: Cluster, programs: Programs
+    profile: Profile,
+    plan: Plan,
+    cluster: Cluster,
+    dtype: Dtype | None,
+    programs: Programs,
 ) -> str:
     """Say for people which times are not of the profile."""
     missing = sorted(device_kinds(plan, cluster) - profile.devices)
-    told = f"; {', '.join(missing)} not in it, estimated" if missing else ""
+    told = ""
+    if missing:
+        spelled = _estimated_in(plan, cluster, profile.devices, dtype)
+        told = f"; {', '.join(missing)} not in it, estimated in {spelled}"
     kinds = {node.name: canonical_name(node.device) for node in cluster.nodes}
     halved = {a.key for p in programs.values() for a in p if a.op is Op.I}
     whole = any(
@@ -131,7 +158,7 @@ def checked_costs(
     cluster: Cluster,
     profile: Profile | None,
     *,
-    dtype: str,
+    dtype: Dtype | None,
     optimizer: OptimizerInit,
     schedule: str | None = None,
     transport: Transport = "sockets",
@@ -177,7 +204,12 @@ def _check_s(seconds: float, what: str, least_s: float = 0.0) -> None:
 
 
 def check_plan_fits(
-    plan: Plan, model: Model, cluster: Cluster, *, dtype: str, optimizer: OptimizerInit
+    plan: Plan,
+    model: Model,
+    cluster: Cluster,
+    *,
+    dtype: Dtype | None,
+    optimizer: OptimizerInit,
 ) -> None:
     """Raise NoFeasiblePlan if a device of known memory has less than the plan needs."""
     has_bytes = {
@@ -190,9 +222,14 @@ def check_plan_fits(
     splits = any(a.op is Op.I for program in programs.values() for a in program)
     needs = {
         (r, s): stage_memory(
-            plan, model, (r, s), dtype=dtype, optimizer=optimizer, halves=splits
+            plan,
+            model,
+            (r, s),
+            dtype=stage_precision(stage, cluster.node(stage.node), dtype),
+            optimizer=optimizer,
+            halves=splits,
         )
-        for r, s, _ in plan.stages()
+        for r, s, stage in plan.stages()
     }
     costs = Costs(times={}, memory=needs, memory_bytes=has_bytes)
     check_memory(memory_uses(programs, plan, costs), plan, costs)

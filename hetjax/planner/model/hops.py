@@ -34,14 +34,18 @@ def hop_tables(
 ) -> tuple[Floats, Floats]:
     """Return hop_s_BKOO and link_s_BKOO: a message's time, and its hold on links."""
     ways = _Ways.of(request)
-    of_one = request.seq_len * hidden_size(request.model) * DTYPES[request.dtype]
+    elements = request.seq_len * hidden_size(request.model)
+    of_one = {
+        name: elements * DTYPES[precision]
+        for name, precision in request.precisions.items()
+    }
     shapes = [(o.device_class, o.tensor, o.data) for o in options]
     index = list(map(shapes.index, shapes))
     alone = {
-        (a, b): _hop(ways, options[a], options[b])
+        (a, b): _hop(ways, of_one, options[a], options[b])
         for a, b in product(dict.fromkeys(index), repeat=2)
     }
-    sizes_B = np.array(request.microbatch_sizes, dtype=np.float64) * of_one
+    sizes_B = np.array(request.microbatch_sizes, dtype=np.float64)
     hop_s_BOO, link_s_BOO = np.zeros((2, len(sizes_B), len(options), len(options)))
     for a, b in product(range(len(options)), repeat=2):
         latency_s, each_s, least_s = alone[index[a], index[b]]
@@ -109,8 +113,11 @@ class _Ways:
         return nearest(self.network, self.rates, source, target)
 
 
-def _hop(ways: _Ways, a: Option, b: Option) -> tuple[float, float, float]:
-    """(latency, mean seconds per byte there and back, the lesser of both), at least."""
+def _hop(
+    ways: _Ways, of_one: Mapping[str, float], a: Option, b: Option
+) -> tuple[float, float, float]:
+    """(latency, mean seconds per sequence there and back, the lesser of both), at
+    least; `of_one` are the bytes of a sequence that a node sends, by its name."""
     latency_s, mean_s, least_s = np.inf, np.inf, np.inf
     for one, other in _nodes(ways, a.device_class, b.device_class):
         first = End(node=one, num_devices=a.num_devices, tensor=a.tensor)
@@ -119,8 +126,12 @@ def _hop(ways: _Ways, a: Option, b: Option) -> tuple[float, float, float]:
         if there is None or back is None:
             continue
         latency_s = min(latency_s, (there.latency_s + back.latency_s) / 2)
-        mean_s = min(mean_s, (there.s_per_byte + back.s_per_byte) / 2)
-        least_s = min(least_s, there.s_per_byte, back.s_per_byte)
+        there_s, back_s = (
+            way.s_per_byte * of_one[node.name]
+            for way, node in ((there, one), (back, other))
+        )
+        mean_s = min(mean_s, (there_s + back_s) / 2)
+        least_s = min(least_s, there_s, back_s)
     if latency_s == np.inf:
         return _NEVER_S, 0.0, 0.0
     return latency_s, mean_s, least_s

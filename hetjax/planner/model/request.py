@@ -9,13 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from hetjax.cluster.catalogue import Precision
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.costs.measured.layer_profile import Profile
 from hetjax.costs.plan_costs import with_measured_links
+from hetjax.costs.precisions import priced_precision
 from hetjax.costs.stage_memory import adam_state
 from hetjax.errors import BadInput
 from hetjax.models.model import Model, tensor_sizes
 from hetjax.plans.plan import Remat
+from hetjax.plans.precision import Dtype
 from hetjax.stage.arrays import OptimizerInit
 
 REMATS: tuple[Remat, ...] = ("none", "selective", "full")
@@ -45,14 +48,15 @@ class PlanRequest:
     (AutoHet, arXiv 2512.20953): templates are sought at one tensor degree after the
     other, equal pipelines at a degree for each stage. With `unequal_tensor` every stage
     of every replica has its own. `microbatch_sizes` count sequences before the split
-    over `data`.
+    over `data`. `dtype` is the precision that was asked for; None, or "best": what
+    every kind of device does best.
     """
 
     model: Model
     cluster: Cluster
     seq_len: int
     global_batch: int
-    dtype: str = "bfloat16"
+    dtype: Dtype | None = None
     optimizer: OptimizerInit = adam_state
     profile: Profile | None = None
     microbatch_sizes: tuple[int, ...] = (1, 2, 4, 8)
@@ -76,6 +80,15 @@ class PlanRequest:
     def class_of(self) -> Mapping[str, str]:
         """The class of every node, by their names."""
         return {node.name: some.name for some in self.classes for node in some.nodes}
+
+    @cached_property
+    def precisions(self) -> Mapping[str, Precision]:
+        """What stages compute in, by the names of their nodes; alike in a class."""
+        found: dict[str, Precision] = {
+            node.name: priced_precision(node, self.profile, self.dtype)
+            for node in self.cluster.nodes
+        }
+        return found
 
     @cached_property
     def degrees(self) -> tuple[int, ...]:

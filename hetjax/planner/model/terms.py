@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from hetjax.cluster.catalogue import canonical_name
+from hetjax.cluster.catalogue import Precision, canonical_name
 from hetjax.cluster.cluster import Node
 from hetjax.cluster.memory_budget import node_plan_bytes
 from hetjax.costs.graph.passes import Shares
@@ -214,7 +214,8 @@ def _facts(request: PlanRequest, options: Sequence[Option]) -> _Facts:
             busy[b, o, k], update[b, o, k] = times.busy_s, times.update_s
             drain[b, o, k] = times.backward_s
             # what is kept is the same on devices of every kind
-            alike = layer, shares, options[o].data, options[o].remat
+            sizes = shares.num_sequences, shares.tensor, DTYPES[shares.dtype]
+            alike = layer, sizes, options[o].data, options[o].remat
             if alike not in kept:
                 kept[alike] = _saved(request, options[o], layer, shares)
             saved[b, o, k], least[b, o, k], once[b, o, k], *needed = kept[alike]
@@ -287,7 +288,7 @@ def _cases(
                 num_sequences=size // option.data,
                 seq_len=request.seq_len,
                 hidden_size=hidden_size(request.model),
-                dtype=request.dtype,
+                dtype=_precision(request, option),
                 tensor=option.tensor,
             )
             yield b, o, shares
@@ -360,22 +361,24 @@ def _static(
 ) -> Floats:
     stacks_K = [layer_stacks(request.model, at).stacks for at in firsts]
     held = [[s for s in own if borrowed or s.only is None] for own in stacks_K]
-    by_mesh = {
-        (d, t): [
-            static_bytes(
-                stacks, StageMesh(data=d, tensor=t), request.dtype, request.optimizer
-            ).total
-            for stacks in held
-        ]
-        for d, t in {(o.data, o.tensor) for o in options}
+    ways_O: list[tuple[StageMesh, Precision]] = [
+        (StageMesh(data=o.data, tensor=o.tensor), _precision(request, o))
+        for o in options
+    ]
+    by_way = {
+        way: [static_bytes(stacks, *way, request.optimizer).total for stacks in held]
+        for way in set(ways_O)
     }
-    return np.array([by_mesh[o.data, o.tensor] for o in options], dtype=np.float64)
+    return np.array([by_way[way] for way in ways_O], dtype=np.float64)
 
 
 def _activation_bytes(request: PlanRequest, options: Sequence[Option]) -> Floats:
-    of_one = request.seq_len * hidden_size(request.model) * DTYPES[request.dtype]
+    elements = request.seq_len * hidden_size(request.model)
     return np.array(
-        [[of_one * size / o.data for o in options] for size in request.microbatch_sizes]
+        [
+            [elements * DTYPES[_precision(request, o)] * size / o.data for o in options]
+            for size in request.microbatch_sizes
+        ]
     )
 
 
@@ -388,6 +391,10 @@ def _stage_of(request: PlanRequest, option: Option) -> Stage:
         remat=option.remat,
         launch_ahead=1,
     )
+
+
+def _precision(request: PlanRequest, option: Option) -> Precision:
+    return request.precisions[_node_of(request, option).name]
 
 
 def _node_of(request: PlanRequest, option: Option) -> Node:

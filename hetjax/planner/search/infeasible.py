@@ -135,10 +135,13 @@ def _binding(request: PlanRequest) -> str:
             "sequences do not add up to the batch"
         )
     whole = stage_stacks(request.model, [(0, len(request.model.layers))])
-    held = static_bytes(whole.stacks, StageMesh(), request.dtype, request.optimizer)
+    held_bytes = min(
+        static_bytes(whole.stacks, StageMesh(), precision, request.optimizer).total
+        for precision in set(request.precisions.values())
+    )
     there = sum(node.count * node_plan_bytes(node) for node in request.cluster.nodes)
     return (
         "memory binds: weights, gradients and optimizer state alone take "
-        f"{held.total / _GIB:.1f} GiB of {there / _GIB:.1f} GiB, and activations come "
+        f"{held_bytes / _GIB:.1f} GiB of {there / _GIB:.1f} GiB, and activations come "
         "on top"
     )

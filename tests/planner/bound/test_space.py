@@ -40,14 +40,18 @@ def test_plans_with_anything_that_the_request_does_not_leave_open_are_outside(
     request = wide_request(seed)
     plan = random_plan(Random(seed), request)
     first, *others = plan.replicas
+    here = first.stages[0].node
+    assert in_space(request, with_first_stage(plan, precision=request.precisions[here]))
     outside = [
-        replace(plan, programs={plan.replicas[0].stages[0].node: "r0.s0.F0"}),
+        replace(plan, programs={here: "r0.s0.F0"}),
         replace(plan, seq_len=request.seq_len // 2),
         replace(plan, global_batch=request.global_batch + 1),
         replace(plan, replicas=(replace(first, microbatch_size=7), *others)),
         with_first_stage(plan, mesh=StageMesh(tensor=16)),
         with_first_stage(plan, mesh=StageMesh(data=5)),
     ]
+    other_precision = "float16" if request.precisions[here] != "float16" else "float32"
+    outside.append(with_first_stage(plan, precision=other_precision))
     for other in outside:
         assert not in_space(request, other)
     fewer = replace(request, remats=("selective",))

@@ -28,6 +28,23 @@ def test_no_plan_is_below_the_bound_nor_the_found_one_outside_its_gap(
     assert step_time_s <= optimum_s * (1 + found.gap) * (1 + 1e-9)
 
 
+def test_the_same_holds_where_every_node_computes_in_a_precision_of_its_own() -> None:
+    drawn, precisions = random_request(0), ("bfloat16", "float32", "float16")
+    nodes = tuple(
+        replace(node, precision=precisions[n])
+        for n, node in enumerate(drawn.cluster.nodes)
+    )
+    assert len(nodes) > 1
+    cluster = replace(drawn.cluster, nodes=nodes)
+    request = replace(drawn, cluster=cluster, dtype=None)
+    optimum_s, found = fastest_s(request), find_plan(request, local_search_s=1.0)
+    assert found.lower_bound_s is not None and found.gap is not None
+    assert found.lower_bound_s <= optimum_s * (1 + 1e-9)
+    assert optimum_s <= found.best.simulation.step_time_s * (1 + 1e-9)
+    for _, _, stage in found.best.plan.stages():
+        assert stage.precision == cluster.node(stage.node).precision
+
+
 @pytest.mark.parametrize("seed", range(60, 72))
 def test_plans_that_are_found_are_valid_and_fit(seed: int) -> None:
     request = random_request(seed)

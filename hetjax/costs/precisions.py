@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stages are priced in: as measured where somebody measured, else as they run.
+
+Owns how a profile's precision goes with that of stages. Does not own what a stage runs
+in (`plans/precision.py`).
+"""
+
+from hetjax.cluster.catalogue import Precision, canonical_name
+from hetjax.cluster.cluster import Cluster, Node
+from hetjax.costs.costs import StageKey
+from hetjax.costs.measured.layer_profile import Profile
+from hetjax.errors import BadInput
+from hetjax.plans.plan import Plan
+from hetjax.plans.precision import Dtype, node_precision
+
+
+def priced_precision(
+    node: Node, profile: Profile | None, dtype: Dtype | None
+) -> Precision:
+    """Return the precision of stages on the node that do not say their own.
+
+    That of the profile if it knows the node's device, else as asked by `dtype`, or what
+    the device does best.
+    """
+    if profile is not None and canonical_name(node.device) in profile.devices:
+        return profile.dtype
+    return node_precision(node, dtype)
+
+
+def stage_precisions(
+    plan: Plan, cluster: Cluster, profile: Profile | None, dtype: Dtype | None
+) -> dict[StageKey, Precision]:
+    """Return what every stage of the plan is priced in.
+
+    BadInput for a stage that says another precision than its device was measured in.
+    """
+    found: dict[StageKey, Precision] = {}
+    for r, s, stage in plan.stages():
+        node = cluster.node(stage.node)
+        priced = priced_precision(node, profile, dtype)
+        found[r, s] = stage.precision or priced
+        known = profile is not None and canonical_name(node.device) in profile.devices
+        if known and found[r, s] != priced:
+            raise BadInput(
+                got=f"replicas[{r}].stages[{s}].precision = {stage.precision!r} with "
+                f"times of {node.device} measured in {priced}",
+                allowed=f"{priced}, or no profile",
+                fix="leave --profile out, or measure: python -m hetjax.profile "
+                f"{plan.model} --dtype {stage.precision} --output FILE",
+            )
+    return found
