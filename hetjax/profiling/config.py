@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from hetjax.cluster.catalogue import Precision
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Remat
 
@@ -37,7 +38,7 @@ class ProfileConfig:
     """What the backward pass computes again."""
     halves: bool = False
     """Measure the halves of backward passes too, for zero-bubble schedules."""
-    dtype: Literal["float32", "bfloat16"]
+    dtype: Precision
     """Precision of computation; weights are always kept in float32."""
     output: Path = Path("profile.json")
     """Write the profile here; what the file has already is kept, not measured again."""

@@ -63,7 +63,7 @@ def dtype_lines(planned: Planned) -> Iterator[str]:
     for (precision, best), kinds in sorted(found.items()):
         yield (
             f"{', '.join(sorted(kinds))}: no {precision} in hardware, priced at the "
-            f"rate of float32; {best} does better there: leave --dtype out"
+            f"rate of float32; {best} is faster there: plan and train with --dtype best"
         )
 
 

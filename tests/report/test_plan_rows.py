@@ -276,7 +276,7 @@ def test_kinds_that_compute_in_what_they_have_no_units_for_are_named():
 
     assert lines("V100-SXM2-16GB", "bfloat16") == [
         "V100-SXM2-16GB: no bfloat16 in hardware, priced at the rate of float32; "
-        "float16 does better there: leave --dtype out"
+        "float16 is faster there: plan and train with --dtype best"
     ]
     assert lines("V100-SXM2-16GB", "float16") == lines("H20", "float16") == []
     assert lines("V100-SXM2-16GB", "float32") == lines("H20", "bfloat16") == []
