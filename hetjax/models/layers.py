@@ -147,10 +147,29 @@ def _project(x_BLD: jax.Array, weight: nnx.Param, bias: nnx.Param | None) -> jax
 
 
 def _attend(q_BLNH: jax.Array, k_BLKH: jax.Array, v_BLKH: jax.Array) -> jax.Array:
+    if q_BLNH.dtype == jnp.float16:  # JAX's own asks for a product that CPUs have not
+        return _attend_in_float16(q_BLNH, k_BLKH, v_BLKH)
     # JAX's own code promotes bf16 with fp32 here, which strict promotion refuses. Its
     # bf16 derivative does so again at lowering: whoever compiles that says the same.
     with jax.numpy_dtype_promotion("standard"):
         return jax.nn.dot_product_attention(q_BLNH, k_BLKH, v_BLKH, is_causal=True)
+
+
+def _attend_in_float16(
+    q_BLNH: jax.Array, k_BLKH: jax.Array, v_BLKH: jax.Array
+) -> jax.Array:
+    """Attention whose softmax is in fp32; queries are scaled before they can overflow.
+
+    Legend: G = N / K queries share a key; Q positions of queries, C of keys.
+    """
+    B, L, N, H = q_BLNH.shape
+    K = k_BLKH.shape[2]
+    q_BLKGH = (q_BLNH * H**-0.5).reshape(B, L, K, N // K, H)
+    s_BKGQC = jnp.einsum("bqkgh,bckh->bkgqc", q_BLKGH, k_BLKH).astype(jnp.float32)
+    seen_QC = jnp.tril(jnp.ones((L, L), bool))[None, None, None]
+    p_BKGQC = jax.nn.softmax(jnp.where(seen_QC, s_BKGQC, -jnp.inf), axis=-1)
+    z_BLKGH = jnp.einsum("bkgqc,bckh->bqkgh", p_BKGQC.astype(v_BLKH.dtype), v_BLKH)
+    return z_BLKGH.reshape(q_BLNH.shape)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

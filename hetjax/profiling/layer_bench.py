@@ -253,6 +253,7 @@ def _passes(runtime: StageRuntime, sample: _Sample, halves: bool) -> Mapping[str
     stream = rng.standard_normal(programs.activation_shape, np.float32)
     x = targets if first else _put(stream, programs.outputs)
     dy = None if last else _put(stream, programs.outputs)
+    scale = _put(np.float32(1), programs.scalar) if programs.is_scaled else None
 
     def forward() -> Any:
         if not last:
@@ -262,17 +263,17 @@ def _passes(runtime: StageRuntime, sample: _Sample, halves: bool) -> Mapping[str
         return made
 
     def backward() -> Any:
-        given = state.params, x, saved, dy, state.acc
+        given = state.params, x, saved, dy, scale, state.acc
         state.acc, dx = programs.backward(*given)
         return state.acc, dx
 
     def fused() -> Any:
-        given = state.params, x, targets, state.acc, state.loss
+        given = state.params, x, targets, scale, state.acc, state.loss
         state.acc, state.loss, dx = programs.fused(*given)
         return state.acc, state.loss, dx
 
     def input_gradient() -> Any:
-        return programs.input_gradient(state.params, x, saved, dy)
+        return programs.input_gradient(state.params, x, saved, dy, scale)
 
     def weight_gradient() -> Any:
         given = state.params, half, state.acc
@@ -283,7 +284,7 @@ def _passes(runtime: StageRuntime, sample: _Sample, halves: bool) -> Mapping[str
     passes: dict[str, Pass] = {"forward": forward}
     passes |= {"fused": fused} if last else {"backward": backward}
     if halves:
-        half = programs.kept(x, saved, dy, input_gradient()[1])
+        half = programs.kept((x, saved, dy, scale), input_gradient()[1])
         passes |= {"input_gradient": input_gradient, "weight_gradient": weight_gradient}
     return passes | {"update": lambda: _update(state)}
 

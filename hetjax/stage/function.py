@@ -153,15 +153,17 @@ def rank_gradients(
     x: jax.Array,
     saved: list[jax.Array],
     dy: jax.Array | None,
+    scale: jax.Array | None = None,
 ) -> tuple[Any, ...]:
     """One data rank's gradients: of the weights and, unless tokens, of the input.
 
-    `dy` is None on the last stage, where the loss is what is differentiated.
+    `dy` is None on the last stage, where the loss is what is differentiated. They are
+    those of the loss times `scale`, if there is one, which `dy` has already.
     """
     given, rest = jax.tree.leaves((params, x)), iter(saved)
     leaves = [next(rest) if i is None else given[i] for i in residuals.sources]
     vjp = jax.tree.unflatten(residuals.tree, leaves)
-    d_loss = jnp.ones((), jnp.float32)
+    d_loss = _loss_gradient(scale)
     return vjp((d_loss if dy is None else dy, d_loss))
 
 
@@ -170,7 +172,7 @@ def forward(
 ) -> tuple[jax.Array, list[jax.Array]]:
     """Output of a stage that is not the last, and the residuals."""
     one = partial(rank_forward, function, residuals, params)
-    y, saved = _over_data(function, one)(_split(function, x))
+    y, saved = _over_data(function, one)(_split(function, arrived(params, x)))
     return _merge(y), saved
 
 
@@ -184,7 +186,7 @@ def forward_loss(
 ) -> tuple[jax.Array, list[jax.Array]]:
     """The same of the last stage; `loss` accumulates the token sum."""
     one = partial(rank_forward, function, residuals, params)
-    split = _split(function, x), _split(function, targets)
+    split = _split(function, arrived(params, x)), _split(function, targets)
     ce, saved = _over_data(function, one)(*split)
     return loss + jnp.sum(ce), saved
 
@@ -196,13 +198,14 @@ def backward(
     x: jax.Array,
     saved: list[jax.Array],
     dy: jax.Array,
+    scale: jax.Array | None,
     acc: StageParams,
 ) -> tuple[StageParams, jax.Array]:
     """Accumulated fp32 gradients (leading dim: data rank) and the input's gradient.
 
     Tokens have no gradient: of the first stage it is a zero, an array to wait for.
     """
-    dx, grads = gradients(function, residuals, params, x, saved, dy)
+    dx, grads = gradients(function, residuals, params, x, saved, dy, scale)
     return accumulate(acc, grads), dx
 
 
@@ -213,11 +216,16 @@ def gradients(
     x: jax.Array,
     saved: list[jax.Array],
     dy: jax.Array | None,
+    scale: jax.Array | None,
 ) -> tuple[jax.Array, StageParams]:
     """The input's gradient, and those of the weights per data rank, not yet added."""
-    dy = None if dy is None else _split(function, dy)
-    one = partial(rank_gradients, residuals, params)
-    grads = _over_data(function, one)(_split(function, x), saved, dy)
+
+    def one(x: jax.Array, saved: list[jax.Array], dy: jax.Array | None):
+        return rank_gradients(residuals, params, x, saved, dy, scale)
+
+    dy = None if dy is None else _split(function, arrived(params, dy))
+    x = _split(function, arrived(params, x))
+    grads = _over_data(function, one)(x, saved, dy)
     return _input_gradient(function, grads), grads[0]
 
 
@@ -226,24 +234,40 @@ def fused(
     params: StageParams,
     x: jax.Array,
     targets: jax.Array,
+    scale: jax.Array | None,
     acc: StageParams,
     loss: jax.Array,
 ) -> tuple[StageParams, jax.Array, jax.Array]:
     """Forward and backward of the last stage; `loss` accumulates the token sum."""
 
     def one(x: jax.Array, targets: jax.Array):
-        (ce, aux), vjp = jax.vjp(*_differentiable(function, params, x, targets))
-        return ce, vjp((jnp.ones_like(ce), jnp.ones_like(aux)))
+        (ce, _), vjp = jax.vjp(*_differentiable(function, params, x, targets))
+        return ce, vjp((_loss_gradient(scale),) * 2)
 
-    split = _split(function, x), _split(function, targets)
+    split = _split(function, arrived(params, x)), _split(function, targets)
     ce, grads = _over_data(function, one)(*split)
     dx = _input_gradient(function, grads)
     return accumulate(acc, grads[0]), loss + jnp.sum(ce), dx
 
 
+def arrived(params: StageParams, x: jax.Array) -> jax.Array:
+    """What another stage has sent, in the precision of these weights; tokens stay.
+
+    Messages travel in their sender's precision. Outside of what is differentiated:
+    the gradient that is sent back has the precision of who sends it.
+    """
+    if jnp.issubdtype(x.dtype, jnp.integer):
+        return x
+    return x.astype(jax.tree.leaves(params)[0].dtype)
+
+
 def accumulate(acc: StageParams, grads: StageParams) -> StageParams:
     """Add one microbatch's gradients to the fp32 sums."""
     return jax.tree.map(lambda a, g: a + g.astype(a.dtype), acc, grads)
+
+
+def _loss_gradient(scale: jax.Array | None) -> jax.Array:
+    return jnp.ones((), jnp.float32) if scale is None else scale
 
 
 def _differentiable(

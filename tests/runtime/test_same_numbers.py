@@ -14,8 +14,7 @@ import pytest
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.comm.transport import InProcess, Tally
 from hetjax.costs.plan_costs import costs_of
-from hetjax.data.batches import Batch
-from hetjax.runtime.execution.executor import Observer, StepContext
+from hetjax.runtime.execution.executor import StepContext
 from hetjax.runtime.execution.gradient_sync import LocalSync, StepCommit
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.schedule.programs.generate import rounds_of
@@ -99,10 +98,8 @@ class Watched(StageRuntime):
 
     last: StepContext
 
-    def _step(
-        self, number: int, batch: Batch, observer: Observer | None
-    ) -> StepContext:
-        self.last = super()._step(number, batch, observer)
+    def _step(self, *given: Any) -> StepContext:
+        self.last = super()._step(*given)
         return self.last
 
 

@@ -67,6 +67,7 @@ class StageState:
     params: Any = None
     acc: Any = None
     loss: Any = None
+    loss_scale: Any = None
     gradients: dict[Group, Any] = field(default_factory=dict)
 
     def clear(self) -> None:
@@ -84,6 +85,7 @@ class StepContext:
     transport: Transport
     sync: GradientSync
     clip_norm: float
+    loss_scale: float | None = None
     observer: Observer | None = None
     epoch: int = 0
 
@@ -101,6 +103,7 @@ class Executor:
         for state in self.stages.values():
             state.acc = state.loss = None
             state.gradients.clear()
+            state.loss_scale = _placed(step.loss_scale, state)
         for at, action in enumerate(program):
             while not self._ready(action, step):
                 yield at
@@ -143,8 +146,9 @@ class Executor:
     def _backward(self, action: Action, step: StepContext) -> Any:
         state = self._state(action)
         x, saved = self._get("saved", action)
+        dy = self._get("dy", action)
         state.acc, dx = state.programs.backward(
-            state.params, x, saved, self._get("dy", action), self._acc(state)
+            state.params, x, saved, dy, state.loss_scale, self._acc(state)
         )
         if action.stage > 0:
             self._put("dx", action, dx)
@@ -154,8 +158,9 @@ class Executor:
         state = self._state(action)
         x, saved = self._get("saved", action)
         dy = None if state.programs.function.last else self._get("dy", action)
-        dx, crossing = state.programs.input_gradient(state.params, x, saved, dy)
-        self._put("half", action, state.programs.kept(x, saved, dy, crossing))
+        given = x, saved, dy, state.loss_scale
+        dx, crossing = state.programs.input_gradient(state.params, *given)
+        self._put("half", action, state.programs.kept(given, crossing))
         if action.stage > 0:
             self._put("dx", action, dx)
         return dx
@@ -174,6 +179,7 @@ class Executor:
             state.params,
             self._input(action, step),
             self._targets(action, step),
+            state.loss_scale,
             acc,
             state.loss,
         )
@@ -201,7 +207,9 @@ class Executor:
 
     def _receive(self, action: Action, step: StepContext) -> Any:
         assert action.buffer is not None
-        expected = self._state(action).programs.outputs
+        programs = self._state(action).programs
+        is_forward = action.buffer == "x"
+        expected = programs.inputs if is_forward else programs.output_gradients
         tag = _tag(action, step, action.stage)
         array = step.transport.receive(tag, expected)
         self._put(action.buffer, action, array)
@@ -231,8 +239,13 @@ class Executor:
 
     def _update(self, action: Action, step: StepContext) -> Any:
         state = self._state(action)
-        assert step.sync.commit is not None
-        scale = gradient_scale(step.sync.commit, step.clip_norm)
+        commit = step.sync.commit
+        assert commit is not None
+        if commit.is_skipped:
+            state.gradients.clear()
+            state.opt_state = state.updates.skipped(state.opt_state)
+            return jax.tree.leaves(state.masters)[:1]
+        scale = gradient_scale(commit, step.clip_norm)
         whole = replicated(state.programs.mesh)
         state.masters, state.opt_state, copies = state.updates.update(
             state.masters,
@@ -282,7 +295,14 @@ class Executor:
 
 def gradient_scale(commit: StepCommit, clip_norm: float) -> float:
     """Factor from summed gradients to clipped token means (clip by global norm)."""
-    return min(1.0, clip_norm / max(commit.grad_norm, 1e-12)) / commit.num_tokens
+    clipped = min(1.0, clip_norm / max(commit.grad_norm, 1e-12))
+    return clipped / commit.num_tokens / (commit.loss_scale or 1.0)
+
+
+def _placed(loss_scale: float | None, state: StageState) -> jax.Array | None:
+    if loss_scale is None:
+        return None
+    return to_mesh(np.float32(loss_scale), state.programs.scalar.sharding)
 
 
 def _key(buffer: str | None, action: Action) -> tuple[str, int, int, int]:

@@ -7,6 +7,7 @@ results are there once every holder has posted. Does not own the arithmetic of a
 sum (`hetjax/comm/reduction.py`).
 """
 
+import math
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -33,12 +34,19 @@ _SHARE = struct.Struct("<IId?d")  # replica, stage, squares, whether last, its l
 class StepCommit:
     """What all workers know once a step is committed, the same bits for each.
 
-    `squares` is the squared norm of the summed gradients; `losses` has all last stages.
+    `squares` is the squared norm of the summed gradients, which UPDATE finds multiplied
+    by `loss_scale`, if that is there; `losses` has all last stages.
     """
 
     squares: float
     losses: Sequence[StageLoss]
     num_tokens: int
+    loss_scale: float | None = None
+
+    @property
+    def is_skipped(self) -> bool:
+        """Whether UPDATE does nothing: the scaled gradients are not finite."""
+        return self.loss_scale is not None and not math.isfinite(self.squares)
 
     @property
     def grad_norm(self) -> float:
@@ -58,9 +66,10 @@ def total_loss(losses: Iterable[StageLoss]) -> float:
 class GradientSync(ABC):
     """Meeting points of one training step, for the stages of one worker.
 
-    `holders` are the stages that hold each group. `losses` gives those of the last
-    stages here, read at NORM: they are ready then. All calls return at once but
-    `commit`, which may wait for the devices of stages that have posted.
+    Gradients come multiplied by `loss_scale`, if there is one. `holders` are the stages
+    that hold each group. `losses` gives those of the last stages here, read at NORM:
+    they are ready then. All calls return at once but `commit`, which may wait for the
+    devices of stages that have posted.
     """
 
     def __init__(
@@ -68,8 +77,10 @@ class GradientSync(ABC):
         holders: Mapping[Group, Sequence[StageKey]],
         num_tokens: int,
         losses: Callable[[], Mapping[StageKey, jax.Array]],
+        loss_scale: float | None = None,
     ) -> None:
         self._holders, self._num_tokens, self._losses = holders, num_tokens, losses
+        self._loss_scale = loss_scale
         self._posted: dict[Group, dict[StageKey, Rows]] = {}
         self._sums: dict[tuple[Group, StageKey], Rows] = {}
         self._squares: dict[StageKey, jax.Array] = {}
@@ -104,10 +115,14 @@ class GradientSync(ABC):
     ) -> StepCommit:
         """The commit of all stages, which are added in their order."""
         ordered = [squares[stage] for stage in sorted(squares)]
+        scale = self._loss_scale or 1.0
+        found = float(np.sum(ordered, dtype=np.float64)) / scale**2
         return StepCommit(
-            squares=float(np.sum(ordered, dtype=np.float64)),
+            # of NaN nobody could say that it is the same as others have
+            squares=math.inf if math.isnan(found) else found,
             losses=tuple((stage, float(losses[stage])) for stage in sorted(losses)),
             num_tokens=self._num_tokens,
+            loss_scale=self._loss_scale,
         )
 
     @abstractmethod
@@ -134,8 +149,9 @@ class LocalSync(GradientSync):
         num_stages: int,
         num_tokens: int,
         losses: Callable[[], Mapping[StageKey, jax.Array]],
+        loss_scale: float | None = None,
     ) -> None:
-        super().__init__(holders, num_tokens, losses)
+        super().__init__(holders, num_tokens, losses, loss_scale)
         self._num_stages, self.sent = num_stages, Tally()
 
     @property
@@ -182,8 +198,9 @@ class PeerSync(GradientSync):
         num_tokens: int,
         wire: np.dtype,
         losses: Callable[[], Mapping[StageKey, jax.Array]],
+        loss_scale: float | None = None,
     ) -> None:
-        super().__init__(holders, num_tokens, losses)
+        super().__init__(holders, num_tokens, losses, loss_scale)
         self._peers, self._pool, self._members = peers, pool, members
         self._number = {group: at for at, group in enumerate(holders)}
         self._at, self._wire = at, wire

@@ -35,7 +35,9 @@ Compiled = Callable[..., Any]
 class StagePrograms:
     """The programs of a stage; stages equal in all fields share them.
 
-    `activation_shape` is that of the residual stream of a whole microbatch.
+    `activation_shape` is that of the residual stream of a whole microbatch. What comes
+    from the stages before and after has their dtypes, and is converted by the program
+    that reads it. Where the loss is scaled, backwards take the scale.
     """
 
     function: StageFunction
@@ -43,6 +45,9 @@ class StagePrograms:
     tokens_shape: tuple[int, int]
     activation_shape: tuple[int, ...]
     dtype: jnp.dtype
+    dtype_before: jnp.dtype
+    dtype_after: jnp.dtype
+    is_scaled: bool = False
 
     @cached_property
     def params(self) -> Any:
@@ -52,15 +57,21 @@ class StagePrograms:
     @property
     def inputs(self) -> jax.ShapeDtypeStruct:
         """What the stage gets per microbatch: tokens, or the residual stream."""
-        return self.tokens if self.function.first else self.outputs
+        return self.tokens if self.function.first else self._stream(self.dtype_before)
 
-    @cached_property
+    @property
     def outputs(self) -> jax.ShapeDtypeStruct:
-        """The residual stream; gradients of it have the same shape and dtype."""
+        """The residual stream that the stage sends on."""
+        return self._stream(self.dtype)
+
+    @property
+    def output_gradients(self) -> jax.ShapeDtypeStruct:
+        """What the stage after sends back."""
+        return self._stream(self.dtype_after)
+
+    def _stream(self, dtype: jnp.dtype) -> jax.ShapeDtypeStruct:
         sharding = batch_sharding(self.mesh)
-        return jax.ShapeDtypeStruct(
-            self.activation_shape, self.dtype, sharding=sharding
-        )
+        return jax.ShapeDtypeStruct(self.activation_shape, dtype, sharding=sharding)
 
     @property
     def tokens(self) -> jax.ShapeDtypeStruct:
@@ -115,18 +126,22 @@ class StagePrograms:
 
     @cached_property
     def backward(self) -> Compiled:
-        """(params, x, saved, dy, acc) -> (acc, dx); acc is donated."""
+        """(params, x, saved, dy, scale, acc) -> (acc, dx); acc is donated.
+
+        Here as in all backwards `scale` is None where the loss is not scaled.
+        """
         acc = self.accumulators
         return compiled(
             partial(stage.backward, self.function, self._residuals),
             (*self._backward_inputs, acc),
-            donate=(4,),
+            donate=(5,),
             out=(shardings(acc), self._dx_sharding),
         )
 
     @cached_property
     def input_gradient(self) -> Compiled:
-        """(params, x, saved, dy) -> (dx, crossing); dy is None on the last stage."""
+        """(params, x, saved, dy, scale) -> (dx, crossing); dy is None on the last
+        stage."""
         return self._input_gradient_lowered.compile()
 
     @cached_property
@@ -155,14 +170,17 @@ class StagePrograms:
         out = (shardings(acc), self.scalar.sharding)
         return compiled(add, inputs, donate=(2,), out=out)
 
-    def kept(self, x: Any, saved: Any, dy: Any, crossing: list[Any]) -> list[Any]:
-        """The half of a microbatch: what its W needs of these, after its I."""
-        leaves = jax.tree.leaves((x, saved, dy))
+    def kept(self, given: tuple[Any, ...], crossing: list[Any]) -> list[Any]:
+        """The half of a microbatch: what its W needs of these, after its I.
+
+        `given` are I's inputs (x, saved, dy, scale).
+        """
+        leaves = jax.tree.leaves(given)
         return [*(leaves[i] for i in self._kept[1]), *crossing]
 
     @cached_property
     def _kept(self) -> tuple[list[int], list[int]]:
-        """Which leaves of params, and which of (x, saved, dy), W still reads."""
+        """Which leaves of params, and which of (x, saved, dy, scale), W reads."""
         num_weights = len(jax.tree.leaves(self.params))
         kept = self._split.kept
         others = [i - num_weights for i in kept if i >= num_weights]
@@ -170,12 +188,12 @@ class StagePrograms:
 
     @cached_property
     def _split(self) -> BackwardSplit:
-        """The backward, cut; its inputs are the leaves of (params, x, saved, dy)."""
+        """The backward, cut; its inputs are the leaves of `_backward_inputs`."""
         leaves, tree = jax.tree.flatten(self._backward_inputs)
 
         def gradients(*leaves: Any) -> list[jax.Array]:
-            params, x, saved, dy = jax.tree.unflatten(tree, leaves)
-            made = stage.gradients(self.function, self._residuals, params, x, saved, dy)
+            inputs = jax.tree.unflatten(tree, leaves)
+            made = stage.gradients(self.function, self._residuals, *inputs)
             return jax.tree.leaves(made)
 
         return split_backward(gradients, 1, leaves)
@@ -183,37 +201,46 @@ class StagePrograms:
     @cached_property
     def _backward_inputs(self) -> tuple[Any, ...]:
         saved = self.saved  # traced first: fills the residuals' bookkeeping
-        dy = None if self.function.last else self.outputs
-        return self.params, self.inputs, saved, dy
+        dy = None if self.function.last else self.output_gradients
+        return self.params, self.inputs, saved, dy, self._scale
+
+    @property
+    def _scale(self) -> jax.ShapeDtypeStruct | None:
+        return self.scalar if self.is_scaled else None
 
     @property
     def half(self) -> list[jax.ShapeDtypeStruct]:
         """What lives between I and W of one microbatch, as it is laid out."""
-        _, x, saved, dy = self._backward_inputs
         made = self._input_gradient_lowered.out_info[1]
-        return self.kept(x, saved, dy, _laid_out(made, self.input_gradient))
+        crossing = _laid_out(made, self.input_gradient)
+        return self.kept(self._backward_inputs[1:], crossing)
 
     @cached_property
     def fused(self) -> Compiled:
-        """(params, x, targets, acc, loss) -> (acc, loss, dx); acc, loss donated."""
+        """(params, x, targets, scale, acc, loss) -> (acc, loss, dx); acc and loss are
+        donated."""
         acc = self.accumulators
         return compiled(
             partial(stage.fused, self.function),
-            (self.params, self.inputs, self.tokens, acc, self.scalar),
-            donate=(3, 4),
+            (self.params, self.inputs, self.tokens, self._scale, acc, self.scalar),
+            donate=(4, 5),
             out=(shardings(acc), self.scalar.sharding, self._dx_sharding),
         )
 
     @cached_property
     def evaluate(self) -> Compiled:
         """(params, x) -> y, or of the last stage (params, x, targets, loss) -> loss."""
+
+        def output(params: Any, x: Any, targets: Any = None) -> jax.Array:
+            x = stage.arrived(params, x)
+            return stage.output(self.function, params, x, targets)[0]
+
         if not self.function.last:
-            function = lambda p, x: stage.output(self.function, p, x, None)[0]  # noqa: E731
             inputs = (self.params, self.inputs)
-            return compiled(function, inputs, out=self.outputs.sharding)
+            return compiled(output, inputs, out=self.outputs.sharding)
 
         def add_loss(params: Any, x: Any, targets: Any, loss: Any) -> Any:
-            return loss + stage.output(self.function, params, x, targets)[0]
+            return loss + output(params, x, targets)
 
         inputs = (self.params, self.inputs, self.tokens, self.scalar)
         return compiled(add_loss, inputs, donate=(3,), out=self.scalar.sharding)
@@ -223,7 +250,11 @@ class StagePrograms:
         """(params, x, position) -> logits_V of the first sequence (last stage)."""
         whole = replicated(self.mesh)
         position = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
-        function = partial(stage.logits, self.function)
+
+        def function(params: Any, x: Any, position: Any) -> jax.Array:
+            x = stage.arrived(params, x)
+            return stage.logits(self.function, params, x, position)
+
         return compiled(function, (self.params, self.inputs, position), out=whole)
 
     def last_logits(self, params: Any, x: jax.Array, position: int) -> np.ndarray:

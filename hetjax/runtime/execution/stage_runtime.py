@@ -126,13 +126,19 @@ class StageRuntime(Stages):
             state.clear()
 
     def step(
-        self, number: int, batch: Batch, observer: Observer | None = None
+        self,
+        number: int,
+        batch: Batch,
+        observer: Observer | None = None,
+        loss_scale: float | None = None,
     ) -> StepCommit:
         """Train on one global batch; returns once NORM is known and UPDATE enqueued.
 
-        Raises PeerLost.
+        `loss_scale` is a power of two where the loss `is_scaled`, else None. Raises
+        PeerLost.
         """
-        step = self._step(number, batch, observer)
+        assert self.is_scaled == (loss_scale is not None), loss_scale
+        step = self._step(number, batch, observer, loss_scale)
         runs = self._runs(self._training, step)
         self._unfinished = runs, step
         if not self.stages:
@@ -162,7 +168,7 @@ class StageRuntime(Stages):
 
         `number` tells this evaluation from others. Raises PeerLost.
         """
-        step = self._step(number, batch, None)
+        step = self._step(number, batch)
         self._run(self._runs(self._evaluation, step), step)
         found = self._last_losses()
         return [(stage, float(value_here(loss))) for stage, loss in found.items()]
@@ -173,7 +179,7 @@ class StageRuntime(Stages):
         From the worker that leads its last stage. Raises PeerLost.
         """
         inputs_BL, position = _window(self.plan, tokens)
-        step = self._step(number, (inputs_BL, inputs_BL), None)
+        step = self._step(number, (inputs_BL, inputs_BL))
         found: list[np.ndarray] = []
         self._run([self._sample(step, position, found)], step)
         return found[0] if found else None
@@ -194,7 +200,7 @@ class StageRuntime(Stages):
             else:
                 while not step.transport.arrived(tag(s)):
                     yield s
-                x = step.transport.receive(tag(s), programs.outputs)
+                x = step.transport.receive(tag(s), programs.inputs)
             if s < last:
                 y = programs.evaluate(state.params, x)
                 step.transport.send(tag(s + 1), y)
@@ -204,7 +210,11 @@ class StageRuntime(Stages):
                 found.append(logits_V)
 
     def _step(
-        self, number: int, batch: Batch, observer: Observer | None
+        self,
+        number: int,
+        batch: Batch,
+        observer: Observer | None = None,
+        loss_scale: float | None = None,
     ) -> StepContext:
         joined, num_tokens = self._joined, batch[1].size
         transport: Transport = InProcess(self._layouts)
@@ -212,7 +222,7 @@ class StageRuntime(Stages):
         if joined is None:
             holders, stages = self.partition.holders, len(self.members.members)
             assert len(self.stages) == stages, "join first"
-            sync = LocalSync(holders, stages, num_tokens, self._last_losses)
+            sync = LocalSync(holders, stages, num_tokens, self._last_losses, loss_scale)
         else:
             # what a broken step left of messages within goes with its own
             transport = Routed(self._within, transport, joined.transport)
@@ -225,6 +235,7 @@ class StageRuntime(Stages):
                 num_tokens=num_tokens,
                 wire=self._wire,
                 losses=self._last_losses,
+                loss_scale=loss_scale,
             )
         return StepContext(
             number=number,
@@ -232,6 +243,7 @@ class StageRuntime(Stages):
             transport=transport,
             sync=sync,
             clip_norm=self.clip_norm,
+            loss_scale=loss_scale,
             observer=observer,
             epoch=0 if joined is None else joined.epoch,
         )

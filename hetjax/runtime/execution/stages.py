@@ -44,7 +44,9 @@ class Stages:
     """The plan's stages on the nodes of `devices`; `stages` has them by key.
 
     Devices may be other processes', too: stages that have none here are left out.
-    `training` and `evaluation` are the programs of all nodes of the plan.
+    `training` and `evaluation` are the programs of all nodes of the plan. `dtype` is
+    what stages compute in that do not say. Where one computes in float16 the loss is
+    scaled for all of them: `is_scaled`.
     """
 
     def __init__(
@@ -63,7 +65,8 @@ class Stages:
         check_runnable(self.training)
         self.evaluation = lower_evaluation(plan)
         check_evaluation(self.evaluation, plan)
-        self.stages = _stages(self.partition, devices, optimizer, dtype)
+        self.is_scaled = needs_scaling(_dtypes(plan, dtype))
+        self.stages = _stages(self.partition, devices, optimizer, dtype, self.is_scaled)
 
     def compile(
         self, progress: Callable[[int, int], None] = lambda done, of: None
@@ -146,8 +149,9 @@ def _stages(
     devices: Mapping[str, Sequence[jax.Device]],
     optimizer: optax.GradientTransformation,
     dtype: str,
+    is_scaled: bool,
 ) -> dict[StageKey, StageState]:
-    states = {}
+    states, dtypes = {}, _dtypes(partition.plan, dtype)
     for r, s, stage in partition.plan.stages():
         if stage.node not in devices:
             continue
@@ -158,14 +162,18 @@ def _stages(
         )
         if not is_member(mesh):
             continue
-        programs = _programs(partition, (r, s), mesh, dtype)
+        programs = _programs(partition, (r, s), mesh, dtypes, is_scaled)
         updates = UpdatePrograms(programs, optimizer, _groups(partition, (r, s)))
         states[r, s] = StageState(programs, updates)
     return states
 
 
 def _programs(
-    partition: PlanPartition, key: StageKey, mesh: Mesh, dtype: str
+    partition: PlanPartition,
+    key: StageKey,
+    mesh: Mesh,
+    dtypes: Mapping[StageKey, str],
+    is_scaled: bool,
 ) -> StagePrograms:
     plan, held = partition.plan, partition.stages[key]
     replica = plan.replicas[key[0]]
@@ -173,7 +181,23 @@ def _programs(
     function = StageFunction(held.kind, stage.remat, stage.mesh.data)
     tokens_shape = (replica.microbatch_size, plan.seq_len)
     activation = _activation_shape(partition.model, tokens_shape)
-    return _shared(function, mesh, tokens_shape, activation, np.dtype(jnp.dtype(dtype)))
+    r, s = key
+    own, before, after = (
+        np.dtype(jnp.dtype(dtypes.get((r, at), dtypes[key])))
+        for at in (s, s - 1, s + 1)
+    )
+    return _shared(
+        function, mesh, tokens_shape, activation, own, before, after, is_scaled
+    )
+
+
+def needs_scaling(dtypes: Mapping[StageKey, str]) -> bool:
+    """Whether gradients would underflow: those of float16 do."""
+    return "float16" in dtypes.values()
+
+
+def _dtypes(plan: Plan, otherwise: str) -> dict[StageKey, str]:
+    return {(r, s): stage.precision or otherwise for r, s, stage in plan.stages()}
 
 
 # a new plan finds the programs of stages that stay as they are; bounded, not for ever

@@ -8,7 +8,7 @@ layer at a time (stacks are vmapped over). Does not own forward and backward
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import jax
@@ -125,6 +125,21 @@ class UpdatePrograms:
         ]
         return tuple(zip(*done, strict=True))
 
+    def skipped(self, opt_state: Any) -> Any:
+        """The optimizer state after a step that changes nothing.
+
+        Only a learning-rate schedule goes on: it counts all steps of the run.
+        """
+        is_schedule = lambda node: isinstance(node, optax.ScaleByScheduleState)  # noqa: E731
+
+        def moved_on(node: Any) -> Any:
+            if not is_schedule(node):
+                return node
+            count = node.count
+            return node._replace(count=_plus_one(count.sharding)(count))
+
+        return jax.tree.map(moved_on, opt_state, is_leaf=is_schedule)
+
     def _stack_update(self, index: int) -> Compiled:
         def step(masters: Any, opt_state: Any, gradients: Any, scale: jax.Array) -> Any:
             grads = self._leaves(index, gradients)
@@ -232,6 +247,11 @@ class UpdatePrograms:
     @cached_property
     def _copied(self) -> Any:
         return arrays.copied_weights(self.programs.params, self.masters)
+
+
+@cache
+def _plus_one(sharding: Any) -> Any:
+    return jax.jit(lambda count: count + 1, out_shardings=sharding)
 
 
 def _update_stack(
