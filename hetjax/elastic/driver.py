@@ -20,6 +20,7 @@ import numpy as np
 from hetjax.checkpoint.recovery_plan import PartialSnapshot
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.cluster.cluster import Cluster, Node, part_of
+from hetjax.elastic.loss_scaling import LossScaling
 from hetjax.elastic.membership import Membership
 from hetjax.elastic.recovered import (
     MOST_OF_A_NODE,
@@ -54,6 +55,7 @@ class Terms:
     """
 
     settings: Callable[[Cluster, Plan], Mapping[str, Any]]
+    loss_scaling: LossScaling
     standby_plans: StandbyPlans
     membership: Membership
     transport: TransportName
@@ -104,7 +106,8 @@ class Driver:
             self._recover_in_place(None)
         try:
             self._look_ahead()
-            found = self._controller.step(number, traced=traced)
+            scale = self._terms.loss_scaling.of(self.cluster, self.plan)
+            found = self._controller.step(number, traced=traced, loss_scale=scale)
         except WorkerLost as lost:
             self._recover(lost)
             if self._at == number:
@@ -115,6 +118,7 @@ class Driver:
             found = self._commit
         self._at = number + 1
         self._losses = Losses()
+        self._terms.loss_scaling.hear(number, found)
         return found
 
     def spans(self) -> Sequence[Span]:
@@ -162,13 +166,15 @@ class Driver:
             raise WorkerLost(controller.workers[0], "finds no checkpoint to go back to")
         controller.forget_saving()
         self._at, self._commit = restored.step, None
+        self._terms.loss_scaling.go_on(restored)
         clock.lap("move")
         self._tell(reason, at, restored, clock)
         return restored.step
 
     def save(self, step: int) -> bool:
         """Start a checkpoint; False if one is still being written somewhere."""
-        host, terms = {**self._terms.host, "step": step}, self._terms
+        terms = self._terms
+        host = {**terms.host, **terms.loss_scaling.said(), "step": step}
         return self._surely(lambda: self._controller.save(terms.storage, step, host))
 
     def wait_saved(self) -> None:
@@ -228,6 +234,7 @@ class Driver:
         with self._controller.connections.interrupted_by(self._check_time):
             restored = self._restored_at_last(lost, clock)
         self._at = restored.step
+        self._terms.loss_scaling.go_on(restored)
         plan = None if self.plan == before else self.plan
         reason = reason or difference(cluster, self.cluster)
         self._tell(reason, at, restored, clock, plan, frozenset(self._gone))

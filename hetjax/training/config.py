@@ -25,6 +25,7 @@ from hetjax.cluster.user_files import (
     read_record,
 )
 from hetjax.errors import BadInput
+from hetjax.plans.precision import Dtype
 
 _MOST_STEPS = 10**9  # a schedule counts them in 32 bits
 _UPLOAD = Range(1e-3, 1e9)
@@ -42,6 +43,7 @@ _RANGES = {
     "checkpoint.keep": Range(1, 10**6),
     "checkpoint.copies": ranges.COUNT,
     "foresee_after_s": Range(0, 1e9),
+    "loss_scale_growth_interval": Range(1, _MOST_STEPS),
     "patience": Range(0.01, 1e4),
     "stop_after": Range(1, _MOST_STEPS),
 }
@@ -57,6 +59,11 @@ _LIMITS: dict[str, tuple[Callable[[float], bool], str, str]] = {  # in words, an
         "0.8",
     ),
     "optimizer.final_fraction": (lambda x: 0 <= x <= 1, "0 <= {} <= 1", "0.1"),
+    "loss_scale_init": (
+        lambda x: 1 <= x <= 2**24 and math.log2(x).is_integer(),
+        "{} = 2**n, n from 0 to 24",
+        "32768",
+    ),
     "seed": (lambda x: 0 <= x < 2**32, "0 <= {} < 2**32", "0"),
 }
 
@@ -153,8 +160,12 @@ class RunConfig:
     """Tokens per sequence."""
     global_batch: int
     """Sequences per step, over all replicas."""
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Precision of computation; weights are always kept in float32."""
+    dtype: Dtype = "bfloat16"
+    """Precision of computation; best: each device's. Weights are kept in float32."""
+    loss_scale_init: float = 2.0**15
+    """What gradients are multiplied by at first where a stage computes in float16."""
+    loss_scale_growth_interval: int = 2_000
+    """Good steps after which that is doubled; a bad one is skipped, and halves it."""
     cluster: Path | None = None
     """Cluster file, or lab, office or tiny; None: the preset's, or the devices here."""
     plan: Path | None = None

@@ -33,6 +33,7 @@ from hetjax.training.rundir import Journal
 
 _NUM_TRACED, _WARM_UP = 3, 2  # steps
 _NUM_LAST_SAVES = 2  # a worker may be lost in one
+MOST_SKIPPED = 20  # steps in a row: they halve the usual first scale down to 2**-5
 
 
 class _NotFinite(Exception):
@@ -79,6 +80,7 @@ class Loop:
     _is_in_step: bool = False
     _saved: int | None = None
     _bad_step: int = -1  # the last one with numbers that were not finite
+    _num_skipped: int = 0  # steps in a row, up to now
     _traced: range = range(0)
     _num_traced: int = 0
 
@@ -197,6 +199,9 @@ class Loop:
         done, self._done = self._done, None
         step, loss = done.step, done.result.loss()
         norm, num_tokens = done.result.grad_norm, done.result.num_tokens
+        if done.result.is_skipped:
+            return self._record_skipped(done)
+        self._num_skipped = 0
         if not (math.isfinite(loss) and math.isfinite(norm)):
             got = f"loss {loss} and grad_norm {norm} in step {step}"
             raise _NotFinite(step, got)
@@ -209,11 +214,42 @@ class Loop:
             "grad_norm": norm,
             "learning_rate": done.learning_rate,
         }
+        if done.result.loss_scale is not None:
+            line["loss_scale"] = done.result.loss_scale
         if done.seconds_at_peak is not None:
             line["mfu"] = done.seconds_at_peak / done.step_time_s
         self.metrics.append(line)
         self.display.trained(line)
         self._compare(step, done.step_time_s)
+
+    def _record_skipped(self, done: _Done) -> None:
+        """Write of a step that overflowed, and so changed nothing; count these."""
+        step, scale = done.step, done.result.loss_scale
+        line = {
+            "step": step,
+            "skipped": True,
+            "loss_scale": scale,
+            "tokens": done.result.num_tokens,
+            "step_time_s": done.step_time_s,
+            "learning_rate": done.learning_rate,
+        }
+        self.metrics.append(line)
+        self.display.note(f"step {step} skipped: gradients times {scale:g} overflow")
+        self._num_skipped += 1
+        if self._num_skipped == MOST_SKIPPED:
+            raise self._overflows(step, scale)
+
+    def _overflows(self, step: int, scale: float | None) -> RunFailed:
+        state, then = self._kept
+        return RunFailed(
+            got=f"gradients that are not finite in {MOST_SKIPPED} steps in a row, to "
+            f"step {step}, though the loss was scaled by less each time, then {scale}",
+            allowed="an overflow now and then, which skips its step; stages in float16 "
+            f"hold no number above 65504; {state}",
+            fix=f"{then} with --dtype bfloat16 (or float32), without a precision of "
+            "float16 in the plan, or with a lower --optimizer.learning-rate, which is "
+            f"{self.config.optimizer.learning_rate} now",
+        )
 
     def _compare(self, step: int, step_time_s: float) -> None:
         """Hold a step's time against what was predicted; that is no step's time."""
@@ -221,11 +257,16 @@ class Loop:
         self.compared(step, step_time_s)
         self._since_s += time.perf_counter() - start_s
 
-    def _diverged(self, got: str) -> RunFailed:
+    @property
+    def _kept(self) -> tuple[str, str]:
+        """What is saved, and what to do now, in words."""
         kept = self.driver.saved
-        state, then = "none is saved", "start again"
-        if kept is not None:
-            state, then = f"the last checkpoint is of step {kept}", "go on from there"
+        if kept is None:
+            return "none is saved", "start again"
+        return f"the last checkpoint is of step {kept}", "go on from there"
+
+    def _diverged(self, got: str) -> RunFailed:
+        state, then = self._kept
         return RunFailed(
             got=got,
             allowed=f"finite numbers; {state}",

@@ -29,6 +29,7 @@ from hetjax.cluster.cluster_files import cluster_toml
 from hetjax.data.batches import Batch
 from hetjax.data.dataset import Dataset
 from hetjax.elastic.driver import Driver, Terms
+from hetjax.elastic.loss_scaling import LossScaling
 from hetjax.elastic.membership import Membership
 from hetjax.elastic.notices import Notice
 from hetjax.elastic.standby_plans import StandbyPlans
@@ -39,7 +40,9 @@ from hetjax.launch.launching import Launcher, OnThisMachine, started
 from hetjax.launch.on_ray import OnRay
 from hetjax.mesh.process_setup import keep_compiled
 from hetjax.models.model import Model
+from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import parse_plan
+from hetjax.plans.precision import with_precisions
 from hetjax.plans.worker_map import EMBEDDED, node_of
 from hetjax.report.progress import Display
 from hetjax.runtime.control.controller import Controller
@@ -221,7 +224,6 @@ def _work_here(
             start.model,
             start.hardware.devices,
             optimizer(config.optimizer, config.steps),
-            dtype=config.dtype,
             clip_norm=config.optimizer.clip_norm,
         ),
         feed=training_feed(config, dataset),
@@ -233,9 +235,17 @@ def _terms(start: Start, dataset: Dataset, launcher: Launcher) -> Terms:
     config = start.config
     # who asks whether there is a plan asks for it next
     replan = lru_cache(maxsize=4)(partial(next_plan, config, start.model))
+
+    @lru_cache(maxsize=4)
+    def precise(cluster: Cluster, plan: Plan) -> Plan:
+        return with_precisions(plan, cluster, config.dtype)
+
     return Terms(
         settings=lambda cluster, plan: worker_settings(
-            config, cluster_toml(cluster), plan, dataset
+            config, cluster_toml(cluster), precise(cluster, plan), dataset
+        ),
+        loss_scaling=LossScaling(
+            config.loss_scale_init, config.loss_scale_growth_interval, precise
         ),
         standby_plans=StandbyPlans(
             replan,
@@ -267,6 +277,7 @@ def _restored(controller: Controller, terms: Terms, start: Start) -> Restored | 
         controller.initialise(terms.seed)
         return None
     controller.saved = restored.step
+    terms.loss_scaling.go_on(restored)
     return restored
 
 

@@ -138,7 +138,6 @@ def _runtime(
         model_preset(config.model),
         {node_of(worker): _devices(worker, cluster, config)},
         optimizer(config.optimizer, config.steps),
-        dtype=config.dtype,
         clip_norm=config.optimizer.clip_norm,
         gradient_wire=config.gradient_wire,
         worker=worker,

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetjax.errors import BadInput
+from hetjax.plans.precision import Dtype
 from hetjax.training.config import (
     DataConfig,
     EvaluationConfig,
@@ -37,7 +38,8 @@ PATHS = st.text("abc/.", min_size=1).map(Path)
         plan=st.none() | PATHS,
         stop_after=st.none() | st.integers(1, 9),
         simulate=st.booleans(),
-        dtype=st.sampled_from(["float32", "bfloat16"]),
+        dtype=st.sampled_from(get_args(Dtype)),
+        loss_scale_init=st.integers(0, 24).map(lambda n: 2.0**n),
         data=st.builds(DataConfig, path=st.none() | PATHS),
         evaluation=st.builds(EvaluationConfig, prompt=st.text()),
         optimizer=st.builds(
@@ -59,7 +61,7 @@ def test_settings_read_back_from_json_as_they_were(config: RunConfig):
         ("steps", "3", ["config.steps = '3'", "an integer"]),
         ("steps", None, ["config.steps = None"]),
         ("simulate", 1, ["config.simulate = 1", "true or false"]),
-        ("dtype", "float16", ["'float16'", "float32, bfloat16"]),
+        ("dtype", "float8", ["'float8'", "best, bfloat16, float16, float32"]),
         ("optimizer", 3, ["config.optimizer = 3", "a table"]),
         ("optimizer", {"nmae": "sgd"}, ["config.optimizer.nmae", "'name'"]),
         ("learning_rate", 1.0, ["unknown key 'config.learning_rate'"]),

@@ -137,14 +137,18 @@ class Controller:
         """Fresh weights and optimizer state, a function of the seed alone."""
         self._all(schema.Initialise(seed=seed))
 
-    def step(self, number: int, *, traced: bool = False) -> StepCommit:
+    def step(
+        self, number: int, *, traced: bool = False, loss_scale: float | None = None
+    ) -> StepCommit:
         """Train on the global batch of this step; returns once all know NORM.
 
-        When the actions of a traced step ran is told by `spans`.
+        `loss_scale` is for plans with a float16 stage. When the actions of a traced
+        step ran is told by `spans`.
         """
-        told = self._all(
-            schema.Train(step=number, turn=self.next_turn(), traced=traced)
+        request = schema.Train(
+            step=number, turn=self.next_turn(), traced=traced, loss_scale=loss_scale
         )
+        told = self._all(request)
         first, *others = told.values()
         assert all(other == first for other in others), f"they disagree on {number}"
         return first.commit

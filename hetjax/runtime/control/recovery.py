@@ -11,6 +11,7 @@ who starts workers and chooses the plan (`hetjax/training/`).
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from hetjax.checkpoint.recovery_plan import (
     CLOUD,
@@ -132,9 +133,13 @@ def restore(
         if restored is not None:
             request = schema.PlaceState(step=save[0])
             controller.connections.ask(dict.fromkeys(controller.workers, request))
-            return restored
+            return replace(restored, host=_said(left.held, save))
         left = replace(left, failed=save)
     return None
+
+
+def _said(held: Sequence[PartialSnapshot], save: Save) -> Mapping[str, Any]:
+    return next((h.host for h in held if h.save == save and h.host), {})
 
 
 def _until(most: int | None, held: Sequence[PartialSnapshot]) -> list[PartialSnapshot]:

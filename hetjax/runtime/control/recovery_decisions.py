@@ -8,7 +8,7 @@ the store, and what a round of a recovery has moved. Does not own asking and doi
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from hetjax.checkpoint.recovery_plan import PartialSnapshot, Save, newest
 from hetjax.runtime.execution.gradient_sync import StepCommit
@@ -73,9 +73,13 @@ def _is_behind(save: Save, left: Leftovers) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Restored:
-    """All workers have the state after `step`; what moved, and until when, by tier."""
+    """All workers have the state after `step`; what moved, and until when, by tier.
+
+    `host` is what its checkpoint says besides; empty if it was in memory alone.
+    """
 
     step: int
+    host: Mapping[str, Any] = field(default_factory=dict)
     num_bytes: Mapping[str, int] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
 

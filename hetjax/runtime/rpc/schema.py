@@ -262,11 +262,15 @@ class Initialise(Request[Done], minutes=60, what="make its first weights"):
 
 
 class Train(Request[Trained], minutes=30, what="train a step"):
-    """Train on the batch of a step; no two turns share their messages to peers."""
+    """Train on the batch of a step; no two turns share their messages to peers.
+
+    `loss_scale` is there where a stage of the plan computes in float16.
+    """
 
     step: int
     turn: int
     traced: bool
+    loss_scale: float | None = None
 
 
 class TellReached(Request[Reached], minutes=10, what="tell which step it has reached"):

@@ -220,8 +220,9 @@ class WorkerService:
         assert self._work is not None
         batch = self._work.batch(request.step)
         self._commit = None
+        observer = self._timelines[-1][0] if request.traced else None
         self._commit = self._runtime.step(
-            request.turn, batch, self._timelines[-1][0] if request.traced else None
+            request.turn, batch, observer, request.loss_scale
         )
         self._at = request.step + 1
         return schema.Trained(commit=self._commit)
