@@ -96,7 +96,8 @@ def _native(best: Precision | None) -> dict[str, Any]:
 def best_precision(spec: DeviceSpec) -> Precision:
     """Return what the device computes a model in best: bf16 on matrix units, else fp16
     on them (which needs loss scaling), else fp32."""
-    return next(iter(native_precisions(spec)), "float32")
+    native = native_precisions(spec)
+    return native[0] if native else "float32"
 
 
 def native_precisions(spec: DeviceSpec) -> tuple[Precision, ...]:
