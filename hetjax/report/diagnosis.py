@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from hetjax.plans.table import html_table
+
 Level = Literal["ok", "warning", "problem"]
 _STYLES: dict[Level, str] = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 _WIDTH = 100
@@ -58,6 +60,11 @@ class Diagnosis:
         console.print(_table(self.findings))
         console.print()
         console.print(_summary(self.findings), highlight=False)
+
+    def _repr_html_(self) -> str:
+        rows = [(f.level, f.check, f.found, f.fix) for f in self.findings]
+        header = ("", "check", "found", "fix")
+        return html_table(header, rows, notes=(_summary(self.findings),))
 
     def __str__(self) -> str:
         console = Console(file=StringIO(), width=_WIDTH, color_system=None)

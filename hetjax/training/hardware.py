@@ -37,6 +37,7 @@ from hetjax.mesh.accelerators import (
     start_jax,
 )
 from hetjax.mesh.process_setup import simulate_devices
+from hetjax.profiling.found_apart import as_found_apart
 from hetjax.profiling.found_here import as_found, cluster_here
 from hetjax.training.config import RunConfig
 from hetjax.training.presets import Preset
@@ -173,7 +174,8 @@ def _of_workers(config: RunConfig, preset: Preset, given: Cluster | None) -> Har
         )
     if _wants_accelerators(config, cluster):
         check_accelerator_usable()  # workers look again, but only when they are there
-        worker_environments(cluster, here, os.environ)
+        environments = worker_environments(cluster, here, os.environ)
+        cluster = as_found_apart(cluster, environments, config.data.cache_dir)
         _check_share()
     jax.config.update("jax_platforms", "cpu")  # accelerators are for the workers
     source = _source(config, given) if asked else _HERE

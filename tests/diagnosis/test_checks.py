@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From facts to findings: each cause is named, with what to type."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -187,11 +188,11 @@ def test_cards_are_read_as_the_driver_tells_them():
     assert (card.name, card.driver) == ("Tesla V100-SXM2-16GB", "535.183.01")
 
 
-def test_json_has_every_finding():
-    import json
-
+def test_json_and_html_have_every_finding():
     found = Diagnosis((Finding(check="a", level="problem", found="b", fix="c"),))
     assert json.loads(found.json()) == {
         "problems": 1,
         "findings": [{"check": "a", "level": "problem", "found": "b", "fix": "c"}],
     }
+    page = found._repr_html_()
+    assert "<td>b</td><td>c</td>" in page and "1 problem found" in page

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same as `found_here.py` for devices that this process must not take hold of.
+
+Each node with a kind that nobody knows is looked at by a process of its own, which sees
+that node's devices alone, as its worker will. `python -m hetjax.profiling.found_apart`
+is that process. Owns the question and its answer. Does not own which devices a process
+sees (`launch/isolation.py`).
+"""
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hetjax.cluster.catalogue import canonical_name, catalogue
+from hetjax.cluster.cluster import DEVICE_FIGURES, Cluster, Node
+from hetjax.cluster.cluster_files import cluster_toml, parse_cluster
+from hetjax.errors import BadInput
+from hetjax.profiling.found_here import cluster_here
+
+_MARK = "hetjax found: "  # libraries print, too
+_COMMAND = (sys.executable, "-m", "hetjax.profiling.found_apart")
+_LIMIT_S = 180.0  # the start of JAX, and of each kind 20 s at most
+
+
+def as_found_apart(
+    cluster: Cluster,
+    environments: Mapping[str, Mapping[str, str]],
+    cache_dir: Path,
+    command: Sequence[str] = _COMMAND,
+    limit_s: float = _LIMIT_S,
+) -> Cluster:
+    """Return the cluster with figures of the kinds that nobody knows.
+
+    `environments` has what is set for each worker. Warns of what was measured, and
+    raises BadInput, as `as_found` does; also if there is no answer in time.
+    """
+    nodes = [
+        _measured(
+            node, environments[node.workers[0]], (*command, str(cache_dir)), limit_s
+        )
+        if _is_unknown(node)
+        else node
+        for node in cluster.nodes
+    ]
+    return replace(cluster, nodes=tuple(nodes))
+
+
+def _is_unknown(node: Node) -> bool:
+    unsaid = any(getattr(node, key) is None for key in DEVICE_FIGURES)
+    return unsaid and canonical_name(node.device) not in catalogue()
+
+
+def _measured(
+    node: Node, environment: Mapping[str, str], command: Sequence[str], limit_s: float
+) -> Node:
+    told = _told(node, environment, command, limit_s)
+    if "error" in told:
+        raise BadInput(**told["error"])
+    for line in told["warnings"]:
+        warnings.warn(line, stacklevel=2)
+    found = {each.device: each for each in parse_cluster(told["cluster"]).nodes}
+    if node.device not in found:
+        raise _no_answer(node, f"its process sees {', '.join(found)}")
+    keys = [key for key in (*DEVICE_FIGURES, "precision") if getattr(node, key) is None]
+    return replace(node, **{key: getattr(found[node.device], key) for key in keys})
+
+
+def _told(
+    node: Node, environment: Mapping[str, str], command: Sequence[str], limit_s: float
+) -> dict[str, Any]:
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            env={**os.environ, **environment},
+            text=True,
+            timeout=limit_s,
+        )
+    except subprocess.TimeoutExpired:
+        raise _no_answer(node, f"no answer in {limit_s:g} s") from None
+    lines = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
+    if not lines:
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise _no_answer(node, said[-1])
+    return json.loads(lines[-1].removeprefix(_MARK))
+
+
+def _no_answer(node: Node, why: str) -> BadInput:
+    keys = ", ".join(f"{key} = ..." for key in DEVICE_FIGURES)
+    return BadInput(
+        got=f"node {node.name!r}: device {node.device!r} is not in the device catalogue"
+        f" and was not measured: {why}",
+        allowed="a device that can be measured, or one with figures of its own",
+        fix=f"hetjax doctor says more; or add to the node: {keys}",
+    )
+
+
+def main(cache_dir: str) -> None:
+    """Print what `cluster_here` gives of the devices that this process has."""
+    from hetjax.mesh.accelerators import start_jax  # JAX takes a second
+
+    told: dict[str, Any]
+    try:
+        with warnings.catch_warnings(record=True) as noted:
+            warnings.simplefilter("always", UserWarning)
+            cluster, _ = cluster_here(start_jax(), Path(cache_dir))
+        messages = [str(one.message) for one in noted if one.category is UserWarning]
+        told = {"cluster": cluster_toml(cluster), "warnings": messages}
+    except BadInput as bad:
+        told = {"error": {"got": bad.got, "allowed": bad.allowed, "fix": bad.fix}}
+    print(_MARK + json.dumps(told), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
