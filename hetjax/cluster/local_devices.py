@@ -24,7 +24,7 @@ NVIDIA_SMI = (
 )
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _ORDER = "CUDA_DEVICE_ORDER"
-_UNLIKE = 0.03  # memory that differs by more is of another card of the same name
+_UNLIKE = 0.1  # memory that differs by more is of another card of the same name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -108,10 +108,9 @@ def with_needed_launcher(
     A process has GPUs of one kind at most. Where the run is to have one kind of those
     that are here, this process gets to see no other. To be called before JAX starts.
     """
-    if config.launcher != "embedded" or is_virtual(config) or not may_be_unlike():
+    if config.launcher != "embedded" or is_virtual(config):
         return config
-    here = accelerators_here(os.environ)
-    cluster = _named(given or config.cluster)
+    here, cluster = _unlike_gpus(), _named(given or config.cluster)
     wanted = [d for d in here if cluster is None or _is_of(cluster, d)]
     if not is_one_kind(wanted):
         return replace(config, launcher="processes")
@@ -145,7 +144,14 @@ def cluster_of(given: Cluster | str | Path | None) -> Cluster:
         return given
     if given is not None:
         return load_cluster(given)
-    return cluster_here(start_jax())[0]
+    unlike = _unlike_gpus()
+    return cluster_of_devices(unlike) if unlike else cluster_here(start_jax())[0]
+
+
+def _unlike_gpus() -> Sequence[LocalDevice]:
+    """The accelerators here if they are of several kinds; JAX is not started."""
+    here = accelerators_here(os.environ) if may_be_unlike() else ()
+    return () if is_one_kind(here) else here
 
 
 def _named(given: Cluster | Path | None) -> Cluster | None:

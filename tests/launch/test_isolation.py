@@ -20,7 +20,7 @@ from hetjax.launch.isolation import (
 from hetjax.launch.launching import OnThisMachine
 from hetjax.launch.looking import may_be_unlike
 from hetjax.training import hardware
-from hetjax.training.hardware import choose_hardware, with_needed_launcher
+from hetjax.training.hardware import choose_hardware, cluster_of, with_needed_launcher
 from tests.launch.cards import UUIDS, put_cards
 from tests.training.small import but, small_preset
 
@@ -113,6 +113,7 @@ def test_two_kinds_of_gpu_are_two_nodes_in_processes_that_see_one_card_each(
     config = with_needed_launcher(preset.config, preset)
     assert (preset.config.launcher, config.launcher) == ("embedded", "processes")
     found = choose_hardware(config, preset)
+    assert cluster_of(None) == found.cluster
     told = [(n.name, n.device, n.count) for n in found.cluster.nodes]
     assert [kind for _, kind, _ in told] == ["GeForce-RTX-3090", "GeForce-RTX-4090"]
     names = [name for name, _, _ in told]
