@@ -51,7 +51,7 @@ def accelerators_here(environment: Mapping[str, str]) -> list[LocalDevice]:
     told = _told_by_driver(environment)
     if told is not None:
         return told
-    if visible_accelerator() is None and not _amd_kinds():
+    if visible_accelerator() is None:
         return []
     return _by_jax(environment)
 
