@@ -228,6 +228,7 @@ def _facts(request: PlanRequest, options: Sequence[Option]) -> _Facts:
     alone = each + workspace - spared
     block_alone = alone[:, :, inner].max(axis=2, initial=0)
     activation = _activation_bytes(request, options)
+    room = [node_plan_bytes(_node_of(request, o)) for o in options]
     return _Facts(
         kinds=kinds,
         program_s_O=np.array([_program_s(request, o) for o in options]),
@@ -245,9 +246,7 @@ def _facts(request: PlanRequest, options: Sequence[Option]) -> _Facts:
         # and a message just come, one just made, and what they are cut into
         shared_bytes_BO=block + 4 * activation,
         activation_bytes_BO=activation + np.maximum(once, 0).sum(axis=2),
-        memory_bytes_O=np.array(
-            [node_plan_bytes(_node_of(request, o)) for o in options]
-        ),
+        memory_bytes_O=np.array(room),
         sync_bytes_K=_GRADIENT_BYTES
         * np.array([float(parameter_count(request.model.layers[k])) for k in firsts]),
     )
