@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hetjax.cluster.catalogue import Precision
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Remat
+from hetjax.plans.precision import Dtype
 
 _MOST_LETTERS = 200  # of a file's name, its draft's being longer
 
@@ -38,8 +38,9 @@ class ProfileConfig:
     """What the backward pass computes again."""
     halves: bool = False
     """Measure the halves of backward passes too, for zero-bubble schedules."""
-    dtype: Precision
-    """Precision of computation; weights are always kept in float32."""
+    dtype: Dtype
+    """Precision of computation; best: what the devices do best, if that is one. Weights
+    are always kept in float32."""
     output: Path = Path("profile.json")
     """Write the profile here; what the file has already is kept, not measured again."""
 

@@ -18,7 +18,7 @@ from statistics import median
 import jax
 import optax
 
-from hetjax.cluster.catalogue import canonical_name
+from hetjax.cluster.catalogue import Precision, canonical_name
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.discovery import device_name
 from hetjax.costs.measured.layer_profile import (
@@ -30,6 +30,7 @@ from hetjax.costs.measured.layer_profile import (
 )
 from hetjax.errors import BadInput
 from hetjax.models.model import Model, tensor_sizes
+from hetjax.plans.precision import node_precision
 from hetjax.profiling.config import ProfileConfig, check_output
 from hetjax.profiling.layer_bench import (
     NUM_REPETITIONS,
@@ -75,11 +76,12 @@ def measure_profile(
     People see how it goes on standard output; on standard error if `quiet`. BadInput if
     something cannot be measured, before anything is.
     """
-    kinds = layer_kinds(model)
+    precision, kinds = _precision(config, cluster), layer_kinds(model)
+    config = replace(config, dtype=precision)
     wanted = Profile(
         model=model.name,
         seq_len=config.seq_len,
-        dtype=config.dtype,
+        dtype=precision,
         layers=kinds,
         measurements=(),
     )
@@ -108,6 +110,21 @@ def measure_profile(
         shown.note(str(MeasuredProfile(profile=profile, path=config.output)))
         shown.note(f"profile written to {config.output}")
     return profile
+
+
+def _precision(config: ProfileConfig, cluster: Cluster) -> Precision:
+    """Return what to measure in; BadInput if that is not one for all devices."""
+    found: set[Precision] = {
+        node_precision(node, config.dtype) for node in cluster.nodes
+    }
+    if len(found) > 1:
+        raise BadInput(
+            got=f"--dtype {config.dtype} on devices that compute best in "
+            f"{' and in '.join(sorted(found))}",
+            allowed="a profile in one precision",
+            fix="give --dtype float32, say, or --cluster and --output for each kind",
+        )
+    return found.pop()
 
 
 def _measured(

@@ -287,6 +287,16 @@ def test_a_profile_of_another_model_is_not_written_over(
     assert read_profile(path) == other
 
 
+def test_a_profile_is_in_one_precision(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    path = tmp_path / "profile.json"
+    assert main(["tiny", "--dtype", "best", "--output", str(path)]) == 2
+    # A100 and L4, V100
+    assert "compute best in bfloat16 and in float16" in capsys.readouterr().err
+    assert not path.exists()
+
+
 def test_the_defaults_are_those_of_the_preset_and_of_its_plan():
     name, found = parse(["tiny", "--remat", "none"])
     assert (found.seq_len, found.dtype, found.simulate) == (64, "float32", True)
