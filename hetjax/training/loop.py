@@ -234,7 +234,7 @@ class Loop:
             "learning_rate": done.learning_rate,
         }
         self.metrics.append(line)
-        self.display.note(f"step {step} skipped: gradients times {scale:g} overflow")
+        self.display.note(f"step {step} skipped: gradients x {scale:.10g} overflow")
         self._num_skipped += 1
         if self._num_skipped == MOST_SKIPPED:
             raise self._overflows(step, scale)
@@ -243,11 +243,12 @@ class Loop:
         state, then = self._kept
         return RunFailed(
             got=f"gradients that are not finite in {MOST_SKIPPED} steps in a row, to "
-            f"step {step}, though the loss was scaled by less each time, then {scale}",
-            allowed="an overflow now and then, which skips its step; stages in float16 "
-            f"hold no number above 65504; {state}",
-            fix=f"{then} with --dtype bfloat16 (or float32), without a precision of "
-            "float16 in the plan, or with a lower --optimizer.learning-rate, which is "
+            f"step {step}, where the loss was scaled by {scale:.10g}, less each time",
+            allowed="an overflow now and then, which skips its step, as float16 ends "
+            f"at 65504; {state}",
+            fix=f"{then} with --dtype float32 (or bfloat16, if all cards have it) and "
+            "no precision of float16 in the plan, or with a lower "
+            "--optimizer.learning-rate, which is "
             f"{self.config.optimizer.learning_rate} now",
         )
 
