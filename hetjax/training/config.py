@@ -62,7 +62,7 @@ _LIMITS: dict[str, tuple[Callable[[float], bool], str, str]] = {  # in words, an
     "loss_scale_init": (
         lambda x: 1 <= x <= 2**24 and math.log2(x).is_integer(),
         "{} = 2**n, n from 0 to 24",
-        "32768",
+        "256",
     ),
     "seed": (lambda x: 0 <= x < 2**32, "0 <= {} < 2**32", "0"),
 }
@@ -162,8 +162,8 @@ class RunConfig:
     """Sequences per step, over all replicas."""
     dtype: Dtype = "bfloat16"
     """Precision of computation; best: each device's. Weights are kept in float32."""
-    loss_scale_init: float = 2.0**15
-    """What gradients are multiplied by at first where a stage computes in float16."""
+    loss_scale_init: float = 2.0**8
+    """What gradients of the sum over tokens are multiplied by at first for float16."""
     loss_scale_growth_interval: int = 2_000
     """Good steps after which that is doubled; a bad one is skipped, and halves it."""
     cluster: Path | None = None

@@ -33,7 +33,7 @@ from hetjax.training.rundir import Journal
 
 _NUM_TRACED, _WARM_UP = 3, 2  # steps
 _NUM_LAST_SAVES = 2  # a worker may be lost in one
-MOST_SKIPPED = 20  # steps in a row: they halve the usual first scale down to 2**-5
+MOST_SKIPPED = 20  # steps in a row: they halve the usual first scale down to 2**-12
 
 
 class _NotFinite(Exception):

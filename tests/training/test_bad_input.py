@@ -97,7 +97,7 @@ def refused(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -
         (["small", "--steps=1.5"], ["got: --steps=1.5\n", "'1.5'"]),
         (["small", "--steps"], ["got: --steps\n", "Missing value"]),
         (["small", "--dtype", "float8"], ["got: --dtype float8\n", "'bfloat16'"]),
-        (["small", "--loss-scale-init", "1000"], ["= 1000", "2**n", "32768"]),
+        (["small", "--loss-scale-init", "1000"], ["= 1000", "2**n", "256"]),
         (
             ["small", "--optimizer.learning_rate", "fast"],
             ["got: --optimizer.learning_rate fast\n", "could not convert"],
