@@ -2,14 +2,16 @@
 """The decoder families: GPT, Llama and, with routed experts, Mixtral.
 
 Owns how a config becomes a list of layers: their order, their paths, and whether a
-layer is a block or half of one. Does not own the modules it lists (`layers.py`,
-`moe.py`) nor sizes that have a name (`presets.py`).
+layer is a block or half of one. Does not own the modules it lists nor sizes that have a
+name (`presets.py`).
 """
 
 from typing import Any
 
 from hetjax.models import layers
+from hetjax.models.attention import Attention, AttentionConfig
 from hetjax.models.configs import DecoderConfig, GPTConfig, LlamaConfig, NormConfig
+from hetjax.models.head import Head, HeadConfig, padded
 from hetjax.models.model import Layer, Model, ModuleSpec
 from hetjax.models.moe import Moe, MoeConfig
 
@@ -25,7 +27,7 @@ def model_of(config: DecoderConfig) -> Model:
 def gpt_model(config: GPTConfig) -> Model:
     """Learned positions, LayerNorm, GELU, biases, tied embedding."""
     common = _common(config, NormConfig(kind="layer", eps=1e-5))
-    attention = layers.AttentionConfig(
+    attention = AttentionConfig(
         **common,
         num_heads=config.num_heads,
         num_kv_heads=config.num_heads,
@@ -45,7 +47,7 @@ def gpt_model(config: GPTConfig) -> Model:
 def llama_model(config: LlamaConfig) -> Model:
     """RoPE, RMSNorm, SwiGLU or experts, grouped queries, a head of its own."""
     common = _common(config, config.norm)
-    attention = layers.AttentionConfig(
+    attention = AttentionConfig(
         **common,
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
@@ -67,25 +69,25 @@ def _common(config: DecoderConfig, norm: NormConfig) -> dict[str, Any]:
 
 def _decoder(
     config: DecoderConfig,
-    attention: layers.AttentionConfig,
+    attention: AttentionConfig,
     feed_forward: tuple[str, type, layers.MlpConfig],  # name, class, config
     num_positions: int = 0,
     tied: tuple[tuple[str, str], ...] = (),
 ) -> Model:
     """Lay out embedding, equal blocks and head; module paths do not depend on grain."""
-    padded = layers.padded(config.vocab_size, config.vocab_multiple)
+    padded_size = padded(config.vocab_size, config.vocab_multiple)
     embedding = layers.EmbeddingConfig(
-        padded_vocab_size=padded,
+        padded_vocab_size=padded_size,
         hidden_size=config.hidden_size,
         num_positions=num_positions,
     )
-    head = layers.HeadConfig(
+    head = HeadConfig(
         vocab_size=config.vocab_size,
-        padded_vocab_size=padded,
+        padded_vocab_size=padded_size,
         hidden_size=config.hidden_size,
         norm=attention.norm,
     )
-    halves = ("attention", layers.Attention, attention), feed_forward
+    halves = ("attention", Attention, attention), feed_forward
     found = [
         Layer("embedding", (ModuleSpec("embedding", layers.Embedding, embedding),))
     ]
@@ -95,5 +97,5 @@ def _decoder(
             found += [Layer(spec.path, (spec,)) for spec in specs]
         else:
             found.append(Layer(block, specs))
-    found.append(Layer("head", (ModuleSpec("head", layers.Head, head, tied),)))
+    found.append(Layer("head", (ModuleSpec("head", Head, head, tied),)))
     return Model(config.name, tuple(found), config.vocab_size, config.max_seq_len)

@@ -24,6 +24,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from hetjax.models.chunked_attention import KEPT
 from hetjax.models.model import ModuleSpec, apply, bind
 from hetjax.plans.plan import Remat
 from hetjax.stage.partition import BlockStack, StageStacks
@@ -53,7 +54,10 @@ def _costs_more_than_memory(primitive: Any, *_: Any, **__: Any) -> bool:
 
 POLICIES: Mapping[Remat, Callable[..., bool]] = {
     "none": _costs_more_than_memory,
-    "selective": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "selective": jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+        jax.checkpoint_policies.save_only_these_names(KEPT),
+    ),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from hetjax.errors import BadInput
-from hetjax.models.layers import Attention, AttentionConfig, NormConfig, rotate
+from hetjax.models.attention import Attention, AttentionConfig, rotate
+from hetjax.models.configs import NormConfig
 from hetjax.models.model import ModuleSpec, Params, abstract_params, apply
 
 LLAMA = AttentionConfig(

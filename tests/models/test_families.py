@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hetjax.models.decoders import GPTConfig, LlamaConfig, model_of
-from hetjax.models.layers import Head
+from hetjax.models.head import Head
 from hetjax.models.model import Model, Params, abstract_params, apply, bind, init_params
 from hetjax.models.moe import Routing
 

@@ -2,11 +2,12 @@
 """What an accelerator runs of a pass: fused kernels, and all-reduces between them.
 
 Matrix products, loops, sorts and scatters read and store whole arrays; everything
-between them, sums included, is one fused kernel per array that one of them reads. A
-product or sum over a cut dim leaves every device with a part of the sum. Sums of such
-parts stay parts; whatever else reads one needs it whole: an all-reduce over the tensor
-axis. Does not own what a compiler for CPUs stores (`liveness.py`) nor seconds
-(`roofline.py`).
+between them, sums included, is one fused kernel per array that one of them reads. Of
+an array that is sliced a kernel reads the slice, and into one that is updated in place
+it writes the update. A product or sum over a cut dim leaves every device with a part of
+the sum. Sums of such parts stay parts; whatever else reads one needs it whole: an
+all-reduce over the tensor axis. Does not own what a compiler for CPUs stores
+(`liveness.py`) nor seconds (`roofline.py`).
 """
 
 import math
@@ -38,13 +39,19 @@ def fused_kernels(graph: Graph) -> Iterator[FusedKernel]:
             stored |= {id(v) for v in (*step.inputs, *step.outputs)}
     roots: dict[int, tuple[Value, ...]] = {}
     for step in graph.steps:
-        reads = {id(r): r for v in step.inputs for r in roots.get(id(v), _leaf(v))}
+        if step.op == "dynamic_slice":
+            roots[id(step.outputs[0])] = (step.outputs[0],)
+            continue
+        in_place = step.op == "dynamic_update_slice"  # of an array, by an update
+        given = step.inputs[1:] if in_place else step.inputs
+        reads = {id(r): r for v in given for r in roots.get(id(v), _leaf(v))}
         writes = tuple(
             v for v in step.outputs if id(v) in stored and v.origin > Origin.CONSTANT
         )
         for value in step.outputs:
             roots[id(value)] = (value,) if value in writes else tuple(reads.values())
         if writes or step.op in _WHOLE:
+            writes = step.inputs[1:2] if in_place else writes
             yield FusedKernel(step=step, reads=tuple(reads.values()), writes=writes)
 
 

@@ -6,7 +6,7 @@ fused into what reads them; matrix products, reductions and loops store what the
 and what they read. A product's operand in another layout than (batch, free, contracted)
 and (batch, contracted, free) is copied. Kernels run breadth first: as soon as what they
 read is there. A loop's body slices the stacks that it reads when it starts, and has its
-space for as long as the loop runs.
+space for as long as the loop runs; a carry that it only adds to is updated in place.
 
 Does not own the graph (`values.py`) nor the buffers around a program
 (`costs/stage_memory.py`).
@@ -26,6 +26,7 @@ _WHOLE = frozenset(  # read and write whole arrays
 )
 _COSTLY = frozenset("cos erf exp log logistic rsqrt sin sqrt tanh".split())
 _FORMED = frozenset({"integer_pow", "mul", "square"})
+_UPDATES = frozenset({"add", "add_any", "dynamic_update_slice"})
 _SUMMED = frozenset({"scatter", "scatter-add"})  # into zeros
 
 
@@ -178,16 +179,39 @@ def _loop_bytes(step: Operation, cuts: Cuts, around: Surroundings) -> int:
     num_consts, num_carry = step.num_consts, step.num_carry
     slices = step.body.inputs[num_consts + num_carry :]
     stacked = step.body.outputs[num_carry:]
-    inside = replace(
-        around, elsewhere=around.elsewhere | _written_at_once(step.body, stacked)
-    )
-    carry = step.inputs[num_consts : num_consts + num_carry]
+    updated = _updated(step)
+    own = identities([step.body.outputs[at] for at in updated])
+    written = _written_at_once(step.body, stacked)
+    inside = replace(around, elsewhere=around.elsewhere | written | own)
+    given = step.inputs[num_consts : num_consts + num_carry]
+    carry = [v for at, v in enumerate(given) if at not in updated]
     relaid = [v for v in step.inputs if id(v) in around.relaid]
     return (
         peak_bytes(step.body, cuts, inside, identities(slices))
         + sum(cuts.num_bytes(v) for v in carry)
         + sum(cuts.num_bytes(v) for v in relaid)
     )
+
+
+def _updated(loop: Operation) -> list[int]:
+    """Carries that the loop updates in place: each body reads slices and adds."""
+    assert loop.body is not None
+    steps, outputs = loop.body.steps, loop.body.outputs
+    makers = {id(v): step for step in steps for v in step.outputs}
+    readers: dict[int, list[Operation]] = {}
+    for step in steps:
+        for value in step.inputs:
+            readers.setdefault(id(value), []).append(step)
+    found = []
+    for at in range(loop.num_carry):
+        given = readers.get(id(loop.body.inputs[loop.num_consts + at]), [])
+        maker = makers.get(id(outputs[at]))
+        if maker in given and all(
+            step.op == "dynamic_slice" or (step is maker and step.op in _UPDATES)
+            for step in given
+        ):
+            found.append(at)
+    return found
 
 
 def _written_at_once(body: Graph, stacked: Collection[Value]) -> frozenset[int]:
