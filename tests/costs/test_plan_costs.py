@@ -175,8 +175,9 @@ def test_reductions_carry_every_gradient_once_between_workers(
 def test_memory_is_that_of_the_device():
     model = family("llama")
     costs = costs_of(two_replicas(model), model, CLUSTER)
-    assert costs.memory_bytes[0, 0] == 80 * 2**30
-    assert costs.memory_bytes[1, 1] == 32 * 2**30
+    # the framework's reserve and what fragmentation costs take a tenth
+    assert costs.memory_bytes[0, 0] == pytest.approx(0.9 * 80 * 2**30)
+    assert costs.memory_bytes[1, 1] == pytest.approx(0.9 * 32 * 2**30)
     assert costs.memory[0, 0].static_bytes < costs.memory[1, 0].static_bytes
 
 
