@@ -18,7 +18,12 @@ import jax
 
 from experiments.compile.cells import Cell
 from experiments.compile.expected import beyond, most_collectives
-from experiments.compile.hlo import aliased_parameters, collectives, square_arrays
+from experiments.compile.hlo import (
+    aliased_parameters,
+    collectives,
+    hidden_collectives,
+    square_arrays,
+)
 from experiments.compile.stages import (
     OPTIMIZER,
     SEQ_LEN,
@@ -101,6 +106,7 @@ def seen(cell: Cell, state: StageState, programs: list[Any]) -> dict[str, Any]:
         "square_arrays": arrays,
         "collectives": dict(used),
         "most_collectives": dict(most),
+        "hidden_collectives": sum(map(hidden_collectives, texts)),
         "memory": memory(cell, state, programs),
     }
 

@@ -21,6 +21,10 @@ COLLECTIVES = (
 _ALIAS = re.compile(r"\{[\d, ]*\}: \((\d+), \{[\d, ]*\}, (?:may|must)-alias\)")
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) .*\{$")
 _INSTRUCTION = re.compile(r"^ +(?:ROOT )?%?[\w.-]+ = (.*?) ([a-z][a-z0-9-]*)\(")
+_NAMED = re.compile(r"^ +(?:ROOT )?%?([\w.-]+) = .*? ([a-z][a-z0-9-]*)\((.*)")
+_CHANNEL = re.compile(r"channel_id=(\d+)")
+_STEPS = re.compile(r"^%async_collective_fusion.*?^}", re.MULTILINE | re.DOTALL)
+_KERNELS = frozenset({"convolution", "custom-call", "dot", "fusion", "while"})
 _FUSED = re.compile(r" fusion\(.*calls=%?([\w.-]+)")
 _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]+)\]")
 
@@ -28,14 +32,48 @@ _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]+)\]")
 def collectives(text: str) -> Counter[str]:
     """Count the collectives by name; one in the body of a loop counts once.
 
-    What is started and awaited apart counts where it starts.
+    What is started and awaited apart counts where it starts, and what is done in
+    steps, which share a channel, counts once.
     """
-    found: Counter[str] = Counter()
+    seen = {(name, channel or line) for name, channel, line in _collectives(text)}
+    return Counter(name for name, _ in seen)
+
+
+def hidden_collectives(text: str) -> int:
+    """Count the collectives beside which something is computed.
+
+    Either between its start and its end, in the order in which they run, or in the
+    fusions that a TPU's compiler makes of its steps and of other work.
+    """
+    fusions = _STEPS.findall(text)
+    channels = {c for body in fusions for _, c, _ in _collectives(body)}
+    return len(channels) + sum(work > 0 for work in _work_between(text))
+
+
+def _collectives(text: str) -> Iterator[tuple[str, str, str]]:
+    """The name of every collective, its channel ("" if it has none), and its line."""
     for line in text.splitlines():
         if instruction := _INSTRUCTION.match(line):
             name = instruction[2].removesuffix("-start")
-            found[name] += name in COLLECTIVES
-    return +found
+            if name in COLLECTIVES:
+                yield name, "".join(_CHANNEL.findall(line)[:1]), line
+
+
+def _work_between(text: str) -> Iterator[int]:
+    """How many kernels run between start and end of each collective."""
+    running: dict[str, int] = {}
+    for line in text.splitlines():
+        instruction = _NAMED.match(line)
+        if instruction is None:
+            continue
+        name, op, operands = instruction.groups()
+        if op.removesuffix("-start") in COLLECTIVES and op.endswith("-start"):
+            running[name] = 0
+        elif op.removesuffix("-done") in COLLECTIVES and op.endswith("-done"):
+            started = operands.partition(")")[0].rpartition("%")[2]
+            yield running.pop(started, 0)
+        elif op in _KERNELS:
+            running = {name: work + 1 for name, work in running.items()}
 
 
 def aliased_parameters(text: str) -> set[int]:

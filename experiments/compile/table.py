@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import Any
 
-from experiments.compile.cells import PROGRAMS, covering
+from experiments.compile.cells import PASSES, PROGRAMS, covering
 from experiments.compile.targets import TARGETS
 
 Row = dict[str, Any]
@@ -25,7 +25,8 @@ _FAULTS = {  # the beginning of what a row says of a failure -> the word for it
 
 def markdown(rows: Sequence[Row]) -> str:
     """Return the tables of the rows, a row for each cell."""
-    parts = [_head(rows), _matrix(rows), _reasons(rows), _choices(rows), _memory(rows)]
+    tables = (_head, _matrix, _reasons, _choices, _hidden, _memory)
+    parts = [table(rows) for table in tables]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -41,6 +42,24 @@ def _head(rows: Sequence[Row]) -> str:
         f"{' and '.join(dict.fromkeys((days[0], days[-1])))}, with JAX {jax}, "
         f"{' and '.join(compilers)}; {passed} are without fault."
     )
+
+
+def _hidden(rows: Sequence[Row]) -> str:
+    """Collectives of passes, and those beside which something is computed."""
+    lines = []
+    for target in TARGETS:
+        own = [
+            row
+            for row in rows
+            if row["target"] == target and row["program"] in PASSES
+            if "hidden_collectives" in row and row["collectives"]
+        ]
+        found = sum(sum(row["collectives"].values()) for row in own)
+        hidden = sum(row["hidden_collectives"] for row in own)
+        if own:
+            lines.append([target, str(len(own)), str(found), str(hidden)])
+    head = ["", "passes", "collectives", "beside which something is computed"]
+    return _table(head, lines) if lines else ""
 
 
 def _matrix(rows: Sequence[Row]) -> str:

@@ -17,7 +17,12 @@ from experiments.compile.__main__ import rows_of
 from experiments.compile.cells import MODELS, PROGRAMS, Cell, all_cells, covering
 from experiments.compile.compiling import seen
 from experiments.compile.expected import beyond, most_collectives
-from experiments.compile.hlo import aliased_parameters, collectives, square_arrays
+from experiments.compile.hlo import (
+    aliased_parameters,
+    collectives,
+    hidden_collectives,
+    square_arrays,
+)
 from experiments.compile.stages import SEQ_LEN, compiled_programs, stage_state
 from experiments.compile.table import markdown
 from experiments.compile.targets import TARGETS
@@ -99,6 +104,33 @@ def test_collectives_are_counted_by_name():
     assert collectives(gathered) == {"all-gather": 1}
     assert beyond(Counter(collectives(summed)), Counter()) == {"all-reduce": 1}
     assert not beyond(Counter({"reduce-scatter": 1}), Counter({"all-reduce": 1}))
+
+
+SCHEDULE = """
+ENTRY %main (a: f32[8]) -> f32[8] {
+  %start.1 = f32[8] all-reduce-start(%a), channel_id=1
+  %other = f32[8] fusion(%a), kind=kLoop, calls=%f
+  %done.1 = f32[8] all-reduce-done(%start.1)
+  %start.2 = f32[8] all-reduce-start(%done.1), channel_id=2
+  %done.2 = f32[8] all-reduce-done(%start.2)
+  ROOT %last = f32[8] all-reduce(%done.2), channel_id=3
+}
+"""
+
+
+def test_a_collective_is_hidden_if_something_runs_between_its_start_and_its_end():
+    assert collectives(SCHEDULE) == {"all-reduce": 3}
+    assert hidden_collectives(SCHEDULE) == 1
+
+
+def test_a_collective_that_is_done_in_steps_counts_once_and_is_hidden():
+    step = """
+%async_collective_fusion.1 (a: f32[8]) -> f32[8] {
+  %all-reduce.1 = f32[8] all-reduce(%a), channel_id=7
+}
+"""
+    assert collectives(2 * step) == {"all-reduce": 1}
+    assert hidden_collectives(2 * step) == 1
 
 
 @pytest.mark.usefixtures("quick_compiling")

@@ -21,6 +21,7 @@ from jax.sharding import Mesh, NamedSharding
 from hetjax.comm.reduction import Rows, pack, row_sharding
 from hetjax.mesh.axes import batch_sharding, replicated
 from hetjax.mesh.multihost import to_mesh, value_here
+from hetjax.runtime.execution.compiler_options import compiler_options
 from hetjax.schedule.programs.action import Op
 from hetjax.stage import function as stage
 from hetjax.stage.arrays import accumulators, compute_weights, pack_dim, shardings
@@ -107,7 +108,7 @@ class StagePrograms:
     def forward(self) -> Compiled:
         """(params, x) -> (y, saved); of the last stage, whose loss is donated,
         (params, x, targets, loss) -> (loss, saved)."""
-        return self._forward_lowered.compile()
+        return self._compile(self._forward_lowered)
 
     @cached_property
     def _forward_lowered(self) -> jax.stages.Lowered:
@@ -118,6 +119,9 @@ class StagePrograms:
         function = partial(stage.forward_loss, self.function, self._residuals)
         inputs = (*inputs, self.tokens, self.scalar)
         return lowered(function, inputs, donate=(3,), out=(self.scalar.sharding, None))
+
+    def _compile(self, program: jax.stages.Lowered) -> Compiled:
+        return program.compile(compiler_options=compiler_options(self.mesh) or None)
 
     @property
     def saved(self) -> list[jax.ShapeDtypeStruct]:
@@ -142,7 +146,7 @@ class StagePrograms:
     def input_gradient(self) -> Compiled:
         """(params, x, saved, dy, scale) -> (dx, crossing); dy is None on the last
         stage."""
-        return self._input_gradient_lowered.compile()
+        return self._compile(self._input_gradient_lowered)
 
     @cached_property
     def _input_gradient_lowered(self) -> jax.stages.Lowered:
@@ -315,7 +319,10 @@ def compiled(
 ) -> Compiled:
     """Compile for these abstract inputs and output shardings."""
     program = lowered(function, inputs, donate=donate, out=out)
-    return program.compile(compiler_options=dict(options or {}) or None)
+    given = dict(options or {})
+    for sharding in jax.tree.leaves(out)[:1]:  # none where there is no output
+        given |= compiler_options(sharding.mesh)
+    return program.compile(compiler_options=given or None)
 
 
 def lowered(

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which programs are compiled with options, and that those of a stage have them.
+
+What the options do is seen in `tests/experiments/test_tpu_compiler.py`.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from hetjax.plans.plan import StageMesh
+from hetjax.runtime.execution import compiler_options as options
+from hetjax.runtime.execution.stages import Stages
+from tests.costs.small_models import family, pipeline
+
+
+def mesh_of(platform: str, count: int) -> Any:
+    devices = [SimpleNamespace(platform=platform) for _ in range(count)]
+    return SimpleNamespace(devices=np.array(devices, dtype=object).reshape(1, -1))
+
+
+def test_options_are_of_the_platform_and_of_several_devices():
+    assert options.compiler_options(mesh_of("cpu", 4)) == {}
+    assert options.compiler_options(mesh_of("gpu", 1)) == {}
+    assert options.compiler_options(mesh_of("tpu", 1)) == {}
+    on_gpus = options.compiler_options(mesh_of("gpu", 2))
+    on_tpus = options.compiler_options(mesh_of("tpu", 2))
+    assert on_gpus and all(name.startswith("xla_gpu_") for name in on_gpus)
+    assert on_tpus and not any(name.startswith("xla_gpu_") for name in on_tpus)
+
+
+@pytest.mark.parametrize("name", ["forward", "fused", "evaluate", "copies"])
+def test_programs_are_compiled_with_the_options_of_their_platform(
+    name: str, monkeypatch: pytest.MonkeyPatch
+):
+    model = family("llama")
+    plan = pipeline(model, (0, 6), mesh=StageMesh(tensor=2))
+    devices = {"n": jax.devices()[-2:]}  # on which no other test has compiled it
+    stages = Stages(plan, model, devices, optax.sgd(0.1), dtype="bfloat16")
+    state = stages.stages[0, 0]
+    monkeypatch.setattr(options, "_OPTIONS", {"cpu": {"xla_no_such_option": True}})
+    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such_option"):
+        getattr(state.updates if name == "copies" else state.programs, name)
