@@ -13,6 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 import jax
 from jax.experimental import topologies
 
+from hetjax.cluster.cluster import Precision
+
 MOST_DEVICES = 8
 
 
@@ -22,7 +24,7 @@ class Tpu:
 
     name: str
     topology: str
-    dtype: str = "bfloat16"
+    dtype: Precision = "bfloat16"
     compiler: str = "libtpu"
 
     def devices(self) -> list[jax.Device]:
@@ -56,7 +58,7 @@ class Gpu:
     compiler: str = "jax-cuda12-plugin"
 
     @property
-    def dtype(self) -> str:
+    def dtype(self) -> Precision:
         """What its matrix units multiply best of the 16-bit formats."""
         return "bfloat16" if self.capability >= (8, 0) else "float16"
 
