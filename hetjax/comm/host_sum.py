@@ -25,7 +25,7 @@ def added(parts: Sequence[np.ndarray], out: np.ndarray | None = None) -> np.ndar
     """Return the fp32 sum of flat arrays of one length, added in their order.
 
     `out` is where it goes: fresh memory, or one of the first two parts, which is lost
-    then. Without it the sum is an array of its own.
+    then, if both are fp32. Without it the sum is an array of its own.
     """
     found = np.empty(parts[0].shape, _FULL) if out is None else out
 
