@@ -145,7 +145,7 @@ class RunConfig:
 
     >>> sizes = {"steps": 20, "seq_len": 64, "global_batch": 48}
     >>> RunConfig(model="tiny", run_dir=Path("runs/mine"), **sizes).dtype
-    'bfloat16'
+    'best'
     """
 
     model: str
@@ -160,7 +160,7 @@ class RunConfig:
     """Tokens per sequence."""
     global_batch: int
     """Sequences per step, over all replicas."""
-    dtype: Dtype = "bfloat16"
+    dtype: Dtype = "best"
     """Precision of computation; best: each device's. Weights are kept in float32."""
     loss_scale_init: float = 2.0**8
     """What gradients of the sum over tokens are multiplied by at first for float16."""

@@ -114,7 +114,8 @@ def _of_run(
 ) -> Choice | None:
     if previous is None or not _same_machines(previous.cluster, cluster):
         return None
-    if _how(config) != _how(previous.config):
+    is_other_dtype = config.dtype != previous.config.dtype  # its plan says the other
+    if is_other_dtype or _how(config) != _how(previous.config):
         return None  # asked to plan anew
     return Choice(plan=previous.plan, source="the run directory's")
 
