@@ -154,7 +154,6 @@ def profile_config(preset: Preset) -> ProfileConfig:
     plan = None if preset.plan is None else read_plan(preset.plan)
     stages = [] if plan is None else plan.stages()
     planned = () if plan is None else plan.replicas
-    dtype = preset.config.dtype
     usual: tuple[Remat, ...] = ("none", "full")
     of_ranks = {planned[r].microbatch_size // s.mesh.data for r, _, s in stages}
     return ProfileConfig(
@@ -165,5 +164,5 @@ def profile_config(preset: Preset) -> ProfileConfig:
         ),
         tensor=tuple(sorted({1, *(s.mesh.tensor for _, _, s in stages)})),
         remat=tuple(dict.fromkeys((*usual, *(s.remat for _, _, s in stages)))),
-        dtype="bfloat16" if dtype == "best" else dtype,
+        dtype=preset.config.dtype,
     )
