@@ -55,16 +55,6 @@ def diagnosis(facts: Facts) -> Diagnosis:
     return Diagnosis(tuple(found))
 
 
-def attention_form(seen: Seen) -> str:
-    """Return which form of attention suits the device: cudnn, splash or chunked."""
-    if seen.platform == "tpu":
-        return "splash"
-    capability = _number(seen.compute_capability)
-    if seen.platform in ("gpu", "cuda") and capability is not None:
-        return "cudnn" if capability >= 8.0 else "chunked"
-    return "chunked"
-
-
 def _versions(installed: Installed) -> Iterator[Finding]:
     """JAX, jaxlib and plugins must be of one version."""
     versions = installed.versions
@@ -206,8 +196,7 @@ def _kind(seen: Seen) -> Finding:
     precision = best_precision(
         device_spec(Node(name="here", device=seen.name, count=1))
     )
-    does = f"computes in {precision}, attention {attention_form(seen)}"
-    return _ok("devices", f"{what}: {does}")
+    return _ok("devices", f"{what}: computes in {precision}")
 
 
 def _cluster(file: ClusterFile, started: Started) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hetjax.diagnosis.checks import attention_form, diagnosis
+from hetjax.diagnosis.checks import diagnosis
 from hetjax.diagnosis.facts import (
     ClusterFile,
     Facts,
@@ -121,22 +121,6 @@ def test_two_kinds_in_a_process_and_a_kind_that_nobody_knows():
     assert [f.level for f in found] == ["warning", "warning"]
     assert "not in the catalogue" in found[0].found
     assert "--probe" in found[0].fix and "--launcher processes" in found[1].fix
-
-
-@pytest.mark.parametrize(
-    ("platform", "capability", "form"),
-    [
-        ("tpu", None, "splash"),
-        ("gpu", "8.0", "cudnn"),
-        ("gpu", "12.0", "cudnn"),
-        ("gpu", "7.5", "chunked"),
-        ("gpu", None, "chunked"),  # ROCm
-        ("cpu", None, "chunked"),
-    ],
-)
-def test_the_form_of_attention_follows_the_device(platform, capability, form):
-    seen = replace(T4, platform=platform, compute_capability=capability)
-    assert attention_form(seen) == form
 
 
 @pytest.mark.parametrize(
