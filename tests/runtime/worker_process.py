@@ -38,10 +38,10 @@ class KeepingRuntime(StageRuntime):
     directory: Path
     half_sent: int | None = None  # the turn
 
-    def step(self, number: int, batch: Batch, observer: Any = None) -> StepCommit:
+    def step(self, number: int, batch: Batch, *others: Any) -> StepCommit:
         if number == self.half_sent and self.worker == "single":
             self._send_half()
-        told = super().step(number, batch, observer)
+        told = super().step(number, batch, *others)
         held = {
             f"{path}/{i}": value
             for path, values in kept_gradients(self).items()

@@ -103,6 +103,8 @@ def test_the_parts_sum_to_the_total(
 class _Outcome:
     grad_norm: float = 1.0
     num_tokens: int = 8
+    is_skipped: bool = False
+    loss_scale: float | None = None
 
     def loss(self) -> float:
         return 2.0
