@@ -32,6 +32,7 @@ from typing import Any
 import jax
 import optax
 
+from hetjax.cluster.catalogue import Precision
 from hetjax.costs.costs import StageMemory
 from hetjax.costs.stage_memory import stage_memory
 from hetjax.mesh.process_setup import simulate_devices
@@ -85,7 +86,7 @@ class Case:
     remat: Remat
     cuts: tuple[LayerRange, ...]
     split: bool = False
-    dtype: str = "float32"
+    dtype: Precision = "float32"
 
     @property
     def group(self) -> str:

@@ -47,6 +47,7 @@ from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.cluster_files import cluster_toml, load_cluster
 from hetjax.data.dataset import Dataset
 from hetjax.elastic.driver import Driver, Terms
+from hetjax.elastic.loss_scaling import LossScaling
 from hetjax.elastic.membership import Membership
 from hetjax.elastic.recovered import Recovered, RolledBack
 from hetjax.elastic.standby_plans import StandbyPlans
@@ -161,6 +162,7 @@ class Trial:
             settings=lambda cluster, plan: worker_settings(
                 site.config, cluster_toml(cluster), plan, site.dataset
             ),
+            loss_scaling=LossScaling(1.0, 1, lambda cluster, plan: plan),
             standby_plans=StandbyPlans(
                 lambda cluster, current: _after(scenario, cluster),
                 lambda clusters, current: _Foreseen(scenario, clusters),
