@@ -137,20 +137,24 @@ def _wide(num_tokens=21):
     return ModuleSpec("head", Head, config), params, x_BLD, targets_BL
 
 
-@pytest.mark.parametrize("tokens_per_block", [1, 4, 7, 20])
+@pytest.mark.parametrize(
+    ("num_tokens", "tokens_per_block"),
+    [(21, 1), (21, 4), (21, 20), (39, 10)],  # 39 in 4 blocks: the last is not full
+)
 def test_in_blocks_the_loss_and_all_gradients_are_those_of_plain_logits(
-    monkeypatch, tokens_per_block
+    monkeypatch, num_tokens, tokens_per_block
 ):
-    spec, params, x_BLD, targets_BL = _wide()
+    spec, params, x_BLD, targets_BL = _wide(num_tokens)
 
     def plain(params, x_BLD):
         root_BL1 = jnp.sqrt(jnp.mean(x_BLD**2, axis=-1, keepdims=True) + 1e-5)
         y_BLD = x_BLD / root_BL1 * params["norm.scale"][None, None, :]
         log_p_BLV = jax.nn.log_softmax(y_BLD @ params["table"][:100].T)
-        return -jnp.sum(jnp.take_along_axis(log_p_BLV, targets_BL[..., None], axis=-1))
+        log_p_BL1 = jnp.take_along_axis(log_p_BLV, targets_BL[..., None], axis=-1)
+        return -3 * jnp.sum(log_p_BL1)
 
     def in_blocks(params, x_BLD):
-        return apply(spec, params, x_BLD, targets_BL)[0]
+        return 3 * apply(spec, params, x_BLD, targets_BL)[0]  # as a scaled loss
 
     monkeypatch.setattr(cross_entropy, "WHOLE_BYTES", 0)
     monkeypatch.setattr(cross_entropy, "BLOCK_BYTES", tokens_per_block * 128 * 4)
