@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hetjax.cluster.cluster_files import cluster_toml
 from hetjax.diagnosis.checks import diagnosis
-from hetjax.diagnosis.gathering import Questions, gather
+from hetjax.diagnosis.gathering import Scope, gather
 from hetjax.report.diagnosis import Diagnosis
 
 
@@ -35,7 +35,7 @@ def diagnose(
     """
     return diagnosis(
         gather(
-            Questions(
+            Scope(
                 cluster=None if cluster is None else Path(cluster),
                 run_dir=None if run_dir is None else Path(run_dir),
                 cloud=cloud,

@@ -20,6 +20,7 @@ from hetjax.cluster.cluster import DEVICE_FIGURES, Node, Precision
 from hetjax.errors import BadInput
 
 _FILE = Path(__file__).parent / "devices.toml"
+_UNLIKE = 0.1  # of the memory: more is another card of the same name
 _NUM_NEAREST = 3  # names that are shown for one that there is not
 # words by which cards of one number differ, in memory too
 _VARIANTS = {"ti", "super", "laptop", "mobile", "max", "d", "mig", "nvl", "ada"}
@@ -107,6 +108,17 @@ def native_precisions(spec: DeviceSpec) -> tuple[Precision, ...]:
         "float16": spec.fp16_native,
     }
     return tuple(precision for precision, has in native.items() if has)
+
+
+def unlike_memory_gib(device: str, told_gib: float) -> float | None:
+    """Return the memory that a device tells of, rounded.
+
+    None where the catalogue says nearly the same: then it is the card that is meant.
+    """
+    known = catalogue().get(canonical_name(device))
+    if known and abs(told_gib - known.memory_gib) <= _UNLIKE * known.memory_gib:
+        return None
+    return round(told_gib, 2)
 
 
 def device_price_per_hour(node: Node) -> float | None:

@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from hetjax.cluster.catalogue import catalogue
+from hetjax.cluster.catalogue import unlike_memory_gib
 from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.discovery import device_name, discover
 
@@ -23,8 +23,8 @@ NVIDIA_SMI = (
     "--format=csv,noheader,nounits",
 )
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+VISIBLE_AMD = "HIP_VISIBLE_DEVICES"  # indices into ROCR_VISIBLE_DEVICES, which stays
 _ORDER = "CUDA_DEVICE_ORDER"
-_UNLIKE = 0.1  # memory that differs by more is of another card of the same name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,12 +73,7 @@ def own_memory_gib(device: str, devices: Iterable[LocalDevice]) -> float | None:
     """
     told = [d.memory_bytes for d in devices if device_name(d) == device]
     least_gib = min(told, default=0) / 2**30
-    spec = catalogue().get(device)
-    if least_gib == 0:
-        return None
-    if spec and abs(least_gib - spec.memory_gib) <= _UNLIKE * spec.memory_gib:
-        return None
-    return round(least_gib, 2)
+    return unlike_memory_gib(device, least_gib) if least_gib else None
 
 
 def nvidia_devices(

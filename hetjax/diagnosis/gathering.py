@@ -59,7 +59,7 @@ _PIECE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Questions:
+class Scope:
     """What to look at besides this machine; `root` is where its file system begins."""
 
     cluster: Path | None = None
@@ -70,7 +70,7 @@ class Questions:
     root: Path = Path("/")
 
 
-def gather(asked: Questions) -> Facts:
+def gather(asked: Scope) -> Facts:
     """Answer all questions, side by side."""
     with ThreadPoolExecutor(2 + len(asked.peers)) as pool:
         started = pool.submit(start_devices)

@@ -13,12 +13,11 @@ from contextlib import suppress
 from hetjax.cluster.catalogue import canonical_name
 from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.discovery import assign_devices
-from hetjax.cluster.local_devices import VISIBLE, LocalDevice, is_one_kind
+from hetjax.cluster.local_devices import VISIBLE, VISIBLE_AMD, LocalDevice, is_one_kind
 from hetjax.cluster.memory_budget import GPU_ALLOCATOR_FRACTION
 from hetjax.errors import BadInput
 
 _NONE = "-1"  # to CUDA and HIP; HIP takes an empty variable for one that is not set
-_HIP = "HIP_VISIBLE_DEVICES"  # indices into ROCR_VISIBLE_DEVICES, which stays as it is
 _FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 _FRACTIONS = (_FRACTION, "XLA_CLIENT_MEM_FRACTION")  # JAX refuses to start with both
 _CHIPS = "TPU_VISIBLE_CHIPS"
@@ -54,11 +53,11 @@ def visible_devices(
     assert is_one_kind(devices), devices
     handles = ",".join(device.handle for device in devices)
     if not devices:
-        return {VISIBLE: _NONE, _HIP: _NONE}
+        return {VISIBLE: _NONE, VISIBLE_AMD: _NONE}
     platform = devices[0].platform
     if platform == "tpu":
         return {} if len(devices) == len(here) else _chips(devices)
-    return {VISIBLE if platform == "cuda" else _HIP: handles}
+    return {VISIBLE if platform == "cuda" else VISIBLE_AMD: handles}
 
 
 def _chips(devices: Sequence[LocalDevice]) -> dict[str, str]:

@@ -21,16 +21,16 @@ import jax
 from hetjax.cluster.local_devices import (
     NVIDIA_SMI,
     VISIBLE,
+    VISIBLE_AMD,
     LocalDevice,
     devices_json,
     nvidia_devices,
     read_devices,
 )
-from hetjax.mesh.accelerators import visible_accelerator
+from hetjax.mesh.accelerators import amd_nodes, visible_accelerator
 
 _COMMAND_S = 20.0
 _JAX_S = 120.0  # a TPU takes tens of seconds to start
-_HIP = "HIP_VISIBLE_DEVICES"
 _ASK_JAX = "from hetjax.launch.looking import print_devices; print_devices()"
 # take no memory but what is needed, and tell of all that there is
 _WHOLE = {
@@ -98,11 +98,11 @@ def _told_by_driver(environment: Mapping[str, str]) -> list[LocalDevice] | None:
 
 def _by_jax(environment: Mapping[str, str]) -> list[LocalDevice]:
     """What JAX says, of unlike AMD cards one by one: together all seem the first."""
-    shown = environment.get(_HIP) or environment.get(VISIBLE)
+    shown = environment.get(VISIBLE_AMD) or environment.get(VISIBLE)
     found = _with_handles(_asked(environment), shown)
     if len(_amd_kinds()) < 2 or len(found) < 2 or found[0].platform != "rocm":
         return found
-    each = [_asked({**environment, _HIP: device.handle}) for device in found]
+    each = [_asked({**environment, VISIBLE_AMD: device.handle}) for device in found]
     return _with_handles([device for [device] in each], shown)
 
 
@@ -137,16 +137,8 @@ def _with_handles(found: Iterable[LocalDevice], shown: str | None) -> list[Local
 
 def _amd_kinds(root: Path = Path("/")) -> set[str]:
     """Ids of the kinds of AMD GPUs that the kernel's driver shows."""
-    found = set()
-    for file in root.glob("sys/class/kfd/kfd/topology/nodes/*/properties"):
-        try:
-            lines = (line.split() for line in file.read_text().splitlines())
-            told = dict(pair for pair in lines if len(pair) == 2)
-        except OSError:
-            continue
-        if told.get("simd_count", "0") != "0":
-            found.add(told.get("device_id", ""))
-    return found
+    gpus = (node for node in amd_nodes(root) if node.get("simd_count", "0") != "0")
+    return {gpu.get("device_id", "") for gpu in gpus}
 
 
 if __name__ == "__main__":

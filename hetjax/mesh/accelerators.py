@@ -94,13 +94,14 @@ def _cards_of_wsl(root: Path) -> list[Path]:
 
 
 def _has_rocm_gpu(root: Path) -> bool:
+    return any(node.get("gfx_target_version") in _GFX for node in amd_nodes(root))
+
+
+def amd_nodes(root: Path = Path("/")) -> list[dict[str, str]]:
+    """Return what the kernel's driver for AMD says of each processor and GPU."""
     told = map(_told_by, root.glob("sys/class/kfd/kfd/topology/nodes/*/properties"))
-    lines = (line.split() for text in told for line in text.splitlines())
-    return any(
-        line[0] == "gfx_target_version" and line[1] in _GFX
-        for line in lines
-        if len(line) == 2
-    )
+    lines = ([line.split() for line in text.splitlines()] for text in told)
+    return [dict(pair for pair in node if len(pair) == 2) for node in lines]
 
 
 def _has_tpu(root: Path) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from hetjax.cluster import ranges
-from hetjax.cluster.catalogue import canonical_name, catalogue
+from hetjax.cluster.catalogue import canonical_name, catalogue, unlike_memory_gib
 from hetjax.cluster.cluster import DEVICE_FIGURES, Cluster, Node
 from hetjax.cluster.discovery import D, assign_devices, discover, node_stem
 from hetjax.cluster.user_files import (
@@ -34,7 +34,6 @@ from hetjax.profiling.probe import PRECISIONS, Probe, memory_gib_of, probe
 
 CACHE_DIR = Path("~/.cache/hetjax")
 _FOLDER = "devices"
-_UNLIKE = 0.1  # of the catalogue's memory: two cards of one name
 _ALLOWED, _FIX = "the file as hetjax wrote it", "remove it"
 _RATES: dict[str, Kind] = dict.fromkeys(PRECISIONS, "a number")
 _LEAST_GIB = 4.0  # of a device that nobody knows the memory of
@@ -99,9 +98,8 @@ def _as_found(
     if node.memory_gib is not None or devices[0].platform == "cpu":
         return node
     there = memory_gib_of(devices[0])
-    if there is None or abs(there / known.memory_gib - 1) <= _UNLIKE:
-        return node
-    return replace(node, memory_gib=round(there, 2))
+    own = None if there is None else unlike_memory_gib(node.device, there)
+    return node if own is None else replace(node, memory_gib=own)
 
 
 def _figures(

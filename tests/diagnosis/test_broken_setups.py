@@ -22,7 +22,7 @@ from filelock import FileLock
 from hetjax.cli.doctor import main
 from hetjax.diagnosis import gathering, peers
 from hetjax.diagnosis.checks import diagnosis
-from hetjax.diagnosis.gathering import Questions, gather, start_devices
+from hetjax.diagnosis.gathering import Scope, gather, start_devices
 from hetjax.report.diagnosis import Finding
 
 
@@ -36,12 +36,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gathering.start_devices, "__defaults__", (command, 30.0))
 
 
-def problems(asked: Questions) -> list[Finding]:
+def problems(asked: Scope) -> list[Finding]:
     findings = diagnosis(gather(asked)).findings
     return [finding for finding in findings if finding.level == "problem"]
 
 
-def only(asked: Questions) -> Finding:
+def only(asked: Scope) -> Finding:
     (found,) = problems(asked)
     assert found.fix
     return found
@@ -94,7 +94,7 @@ def jaxlib() -> str:
 
 def test_a_plugin_of_another_version_than_jax(install):
     install("jax-cuda12-plugin", "0.7.2")
-    found = only(Questions())
+    found = only(Scope())
     assert found.found == f"JAX ignores jax-cuda12-plugin 0.7.2: jaxlib is {jaxlib()}"
     assert found.fix.startswith("pip install 'hetjax[cuda12]'")
 
@@ -103,7 +103,7 @@ def test_the_cpu_of_a_machine_with_a_card(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-    found = only(Questions(root=machine))
+    found = only(Scope(root=machine))
     assert "JAX cannot use it without jax-cuda12-plugin" in found.found
     assert found.fix.startswith("pip install 'hetjax[cuda12]'")
 
@@ -113,7 +113,7 @@ def test_a_card_that_a_variable_hides(
 ):
     install("jax-cuda12-plugin", jaxlib())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    found = only(Questions(root=machine))
+    found = only(Scope(root=machine))
     assert "CUDA_VISIBLE_DEVICES is set to ''" in found.found
     assert found.fix.startswith("unset CUDA_VISIBLE_DEVICES")
 
@@ -121,7 +121,7 @@ def test_a_card_that_a_variable_hides(
 def test_a_driver_too_old_for_the_wheels(install, driver):
     install("jax-cuda13-plugin", jaxlib())
     driver("NVIDIA GeForce RTX 3090, 24576, 8.6, 535.183.01")
-    found = only(Questions())
+    found = only(Scope())
     assert "driver 580 or newer, here is 535.183.01" in found.found
     assert "pip install 'hetjax[cuda12]'" in found.fix
 
@@ -130,7 +130,7 @@ def test_a_card_too_old_for_cudnn(install, driver):
     install("jax-cuda12-plugin", jaxlib())
     install("nvidia-cudnn-cu12", "9.28.0.42")
     driver("Tesla V100-SXM2-16GB, 16384, 7.0, 535.183.01")
-    found = only(Questions())
+    found = only(Scope())
     assert "nvidia-cudnn-cu12 9.28.0.42 has no code for Tesla V100" in found.found
     assert found.fix == "pip install 'hetjax[cuda12-volta]'"
 
@@ -138,10 +138,10 @@ def test_a_card_too_old_for_cudnn(install, driver):
 def test_a_port_that_is_taken():
     with socket.create_server(("", 0)) as taken:
         number = taken.getsockname()[1]
-        found = only(Questions(ports=(number,)))
+        found = only(Scope(ports=(number,)))
         assert f"port {number} cannot be listened on" in found.found
         assert f"sport = :{number}" in found.fix
-    assert not problems(Questions(ports=(number,)))
+    assert not problems(Scope(ports=(number,)))
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def peer() -> Iterator[Callable[..., str]]:
 
 def test_a_clock_that_is_off(peer):
     address = peer(lambda: time.time() - 3600)
-    found = only(Questions(peers=(address,)))
+    found = only(Scope(peers=(address,)))
     assert found.check == "clocks"
     assert f"the clock of {address} is 36" in found.found and "behind" in found.found
     assert "timedatectl" in found.fix
@@ -174,7 +174,7 @@ def test_a_clock_that_is_off(peer):
 
 def test_a_machine_that_answers_is_measured(peer):
     address = peer()
-    facts = gather(Questions(peers=(address,)))
+    facts = gather(Scope(peers=(address,)))
     (found,) = facts.peers
     assert found.error is None and found.gbit_per_s > 0 and found.latency_ms > 0
     assert abs(found.clock_ahead_s) < 1.0
@@ -183,7 +183,7 @@ def test_a_machine_that_answers_is_measured(peer):
 def test_a_machine_that_cannot_be_reached():
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = f"127.0.0.1:{closed.getsockname()[1]}"
-    found = only(Questions(peers=(address,)))
+    found = only(Scope(peers=(address,)))
     assert f"{address} cannot be reached: Connection refused" in found.found
     assert f"hetjax doctor --listen {address.partition(':')[2]}" in found.fix
 
@@ -209,7 +209,7 @@ def test_a_port_where_something_else_answers_is_not_waited_for(
 
         work = threading.Thread(target=speak)
         work.start()
-        found = only(Questions(peers=(f"127.0.0.1:{other.getsockname()[1]}",)))
+        found = only(Scope(peers=(f"127.0.0.1:{other.getsockname()[1]}",)))
         work.join()
     assert found.found.endswith(f"cannot be reached: {why}")
 
@@ -221,7 +221,7 @@ def test_a_run_directory_that_is_read_only(
         raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "run"))
 
     monkeypatch.setattr(Path, "mkdir", refuse)  # chmod would not stop root
-    found = only(Questions(run_dir=tmp_path / "run"))
+    found = only(Scope(run_dir=tmp_path / "run"))
     assert "cannot be used" in found.found and "Permission denied" in found.found
     assert "--run-dir" in found.fix
 
@@ -238,10 +238,10 @@ def test_a_run_directory_on_a_full_disk(
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr(os, "fsync", full)
-        found = only(Questions(run_dir=disk / "run"))
+        found = only(Scope(run_dir=disk / "run"))
     else:
         try:
-            found = only(Questions(run_dir=disk / "run"))
+            found = only(Scope(run_dir=disk / "run"))
         finally:
             subprocess.run(["umount", "-l", str(disk)], check=True)
     assert "No space left on device" in found.found
@@ -253,14 +253,14 @@ def test_a_run_directory_that_another_run_holds(tmp_path: Path):
     run.mkdir()
     with FileLock(run / ".lock"):
         (run / ".lock").write_text("4242\n")
-        found = only(Questions(run_dir=run))
+        found = only(Scope(run_dir=run))
     assert "is in use by process 4242" in found.found
     assert "kill 4242" in found.fix
-    assert not problems(Questions(run_dir=run))
+    assert not problems(Scope(run_dir=run))
 
 
 def test_a_run_directory_that_is_not_there_yet_leaves_nothing_behind(tmp_path: Path):
-    facts = gather(Questions(run_dir=tmp_path / "runs" / "new"))
+    facts = gather(Scope(run_dir=tmp_path / "runs" / "new"))
     assert facts.run_dir and facts.run_dir.error is None
     assert facts.run_dir.write_mb_per_s > 0 and facts.run_dir.free_gib > 0
     assert not list(tmp_path.rglob("*new*"))
@@ -273,7 +273,7 @@ def test_a_run_directory_whose_file_server_is_gone(
     over = threading.Event()
     monkeypatch.setattr(gathering, "_DISK_S", 0.2)
     monkeypatch.setattr(gathering, "run_directory", lambda path: over.wait(30))
-    found = only(Questions(run_dir=tmp_path))
+    found = only(Scope(run_dir=tmp_path))
     over.set()
     assert "does not answer in 0.2 s" in found.found
     assert "file server" in found.fix
@@ -285,7 +285,7 @@ def test_a_store_without_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("GOOGLE_APPLICATION_CREDENTIALS", "STORAGE_EMULATOR_HOST"):
         monkeypatch.delenv(name, raising=False)
-    found = only(Questions(cloud="gs://bucket/run"))
+    found = only(Scope(cloud="gs://bucket/run"))
     assert "no Google Cloud credentials" in found.found
     assert "gcloud auth application-default login" in found.fix
 
@@ -294,7 +294,7 @@ def test_a_store_that_never_answers(monkeypatch: pytest.MonkeyPatch):
     over = threading.Event()
     monkeypatch.setattr(gathering, "_STORE_S", 0.2)
     monkeypatch.setattr(gathering, "open_store", lambda url: over.wait(30))
-    assert "does not answer in 0.2 s" in only(Questions(cloud="gs://b/r")).found
+    assert "does not answer in 0.2 s" in only(Scope(cloud="gs://b/r")).found
     over.set()
 
 
@@ -303,7 +303,7 @@ def test_a_cluster_file_with_a_device_that_nobody_knows(tmp_path: Path):
     path.write_text(
         'name = "x"\n[[node]]\nname = "n"\ndevice = "RTX-9999"\ncount = 1\n'
     )
-    found = only(Questions(cluster=path))
+    found = only(Scope(cluster=path))
     assert "'RTX-9999' is not in the device catalogue" in found.found
     assert "hetjax doctor --probe" in found.fix
 
