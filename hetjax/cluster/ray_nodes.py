@@ -16,13 +16,14 @@ from itertools import count
 from types import MappingProxyType
 from typing import Any
 
-from hetjax.cluster.catalogue import canonical_name
-from hetjax.cluster.cluster import Cluster, Node
+from hetjax.cluster.catalogue import canonical_name, catalogue
+from hetjax.cluster.cluster import DEVICE_FIGURES, Cluster, Node
 from hetjax.cluster.discovery import device_name, node_stem
 from hetjax.cluster.local_devices import LocalDevice, cluster_of_devices, is_one_kind
 from hetjax.errors import BadInput
 from hetjax.names import RULE, is_node
 
+_FIGURES = (*DEVICE_FIGURES, "precision")
 NAMED = "hetjax_node_"  # of a custom resource
 _TYPE = "accelerator_type:"
 # Ray's names that leave no doubt; others are looked up as they are
@@ -140,6 +141,31 @@ def cluster_of_ray(
             )
         )
     return Cluster(name="ray", nodes=tuple(found))
+
+
+def with_known_figures(found: Cluster, before: Cluster) -> Cluster:
+    """Return the nodes that are found, of kinds that plans can be made for.
+
+    A kind that the catalogue lacks has the figures that it had before; nodes of one
+    that nobody has measured are left out, with a warning.
+    """
+    measured = {canonical_name(node.device): node for node in before.nodes}
+    nodes = []
+    for node in found.nodes:
+        kind = canonical_name(node.device)
+        if kind in catalogue():
+            nodes.append(node)
+        elif kind in measured:
+            figures = {key: getattr(measured[kind], key) for key in _FIGURES}
+            nodes.append(replace(node, **figures))
+        else:
+            warnings.warn(
+                f"{node.name}: {node.device} is not in the device catalogue, and was "
+                "not there to be measured when the run started: it is left out until "
+                "the next start",
+                stacklevel=2,
+            )
+    return replace(found, nodes=tuple(nodes))
 
 
 def _new_name(node: RayNode, used: AbstractSet[str]) -> str:

@@ -11,10 +11,12 @@ which machine is which node (`hetjax/cluster/ray_nodes.py`), nor what a worker d
 import os
 import pkgutil
 import socket
+import subprocess
+import sys
 import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import compress
@@ -29,6 +31,7 @@ from hetjax.cluster.ray_nodes import (
     matched,
     on_ray_nodes,
     ray_nodes,
+    with_known_figures,
 )
 from hetjax.errors import BadInput
 from hetjax.launch.isolation import memory_share, passed_on, visible_devices
@@ -48,6 +51,40 @@ _ANSWER_S = 1.0  # of a machine that is there; Ray itself takes far longer to gi
 def ray_cluster() -> Cluster:
     """Return the cluster that Ray's machines make; joins or starts Ray."""
     return cluster_of_ray(_Machines().now())
+
+
+def run_on_ray(
+    cluster: Cluster,
+) -> Callable[[Node, str, str, float], subprocess.CompletedProcess[str]]:
+    """Give what runs `python -m MODULE ARGUMENT` on a node's machine, with its devices.
+
+    It raises TimeoutExpired after so many seconds, and BadInput if a node has no
+    machine.
+    """
+
+    def run(
+        node: Node, module: str, argument: str, limit_s: float
+    ) -> subprocess.CompletedProcess[str]:
+        ray = _ray()
+        machine = on_ray_nodes(cluster, _Machines().now(), simulate=False)[
+            node.workers[0]
+        ]
+        options = _on(machine.id) | _accelerators_of(node, machine, simulate=False)
+        visible = _visible(node, machine, simulate=False)
+        task = ray.remote(_ran).options(**options, max_retries=0)
+        running = task.remote(module, argument, visible, limit_s)
+        try:
+            done = ray.get(running, timeout=limit_s + _SEEN_S)
+        except ray.exceptions.GetTimeoutError:  # Ray has not even started it
+            ray.cancel(running)
+            done = None
+        except ray.exceptions.RayError as error:
+            return subprocess.CompletedProcess(module, 1, "", str(error))
+        if done is None:
+            raise subprocess.TimeoutExpired(module, limit_s)
+        return done
+
+    return run
 
 
 class OnRay:
@@ -120,7 +157,8 @@ class OnRay:
         self._looked_s = time.monotonic()
         if self._discovered:
             names = {machine.part: name for name, machine in self._machines.items()}
-            cluster = cluster_of_ray(machines, names) if machines else self._cluster
+            found = cluster_of_ray(machines, names) if machines else self._cluster
+            cluster = with_known_figures(found, self._cluster)
             if _has_accelerators(self._cluster) and not _has_accelerators(cluster):
                 return  # nobody asked for a run on CPUs
             self._cluster = cluster
@@ -158,13 +196,16 @@ class _Worker:
 
 def _actor(node: Node, machine: RayNode, simulate: bool) -> Any:
     """Ask Ray for an actor on that machine with its part of the node's accelerators."""
-    accelerators = 0 if _is_virtual(machine, simulate) else node.devices_per_host
-    options: dict[str, Any] = _on(machine.id)
-    if machine.device.startswith("TPU"):
-        options["resources"] = {"TPU": accelerators}
-    else:
-        options["num_gpus"] = accelerators
+    options = _on(machine.id) | _accelerators_of(node, machine, simulate)
     return _ray().remote(_Worker).options(**options).remote()
+
+
+def _accelerators_of(node: Node, machine: RayNode, simulate: bool) -> dict[str, Any]:
+    """Options by which Ray gives out the node's accelerators on that machine."""
+    number = 0 if _is_virtual(machine, simulate) else node.devices_per_host
+    if machine.device.startswith("TPU"):
+        return {"resources": {"TPU": number}}
+    return {"num_gpus": number}
 
 
 def _visible(node: Node, machine: RayNode, simulate: bool) -> dict[str, str]:
@@ -195,6 +236,22 @@ def _on(machine_id: str) -> dict[str, Any]:
         "num_cpus": 0,
         "runtime_env": {"env_vars": variables},
     }
+
+
+def _ran(
+    module: str, argument: str, visible: Mapping[str, str], limit_s: float
+) -> subprocess.CompletedProcess[str] | None:
+    """Run it where this runs, with these variables; None if it takes too long."""
+    try:
+        return subprocess.run(
+            [sys.executable, "-m", module, argument],
+            capture_output=True,
+            env={**os.environ, **visible},
+            text=True,
+            timeout=limit_s,
+        )
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def _accelerators() -> str:

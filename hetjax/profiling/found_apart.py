@@ -4,7 +4,8 @@
 Each node with a kind that nobody knows is looked at by a process of its own, which sees
 that node's devices alone, as its worker will. `python -m hetjax.profiling.found_apart`
 is that process. Owns the question and its answer. Does not own which devices a process
-sees (`launch/isolation.py`).
+sees (`launch/isolation.py`), nor how one is run on another machine
+(`launch/on_ray.py`).
 """
 
 import json
@@ -12,8 +13,9 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,31 +26,45 @@ from hetjax.errors import BadInput
 from hetjax.profiling.found_here import cluster_here
 
 _MARK = "hetjax found: "  # libraries print, too
-_COMMAND = (sys.executable, "-m", "hetjax.profiling.found_apart")
-_LIMIT_S = 180.0  # the start of JAX, and of each kind 20 s at most
+MODULE = "hetjax.profiling.found_apart"
+LIMIT_S = 180.0  # the start of JAX, and of each kind 20 s at most
+
+# Runs `python -m MODULE ARGUMENT` with the node's devices; TimeoutExpired after so long
+Run = Callable[[Node, str, str, float], subprocess.CompletedProcess[str]]
 
 
 def as_found_apart(
-    cluster: Cluster,
-    environments: Mapping[str, Mapping[str, str]],
-    cache_dir: Path,
-    command: Sequence[str] = _COMMAND,
-    limit_s: float = _LIMIT_S,
+    cluster: Cluster, run: Run, cache_dir: Path, limit_s: float = LIMIT_S
 ) -> Cluster:
     """Return the cluster with figures of the kinds that nobody knows.
 
-    `environments` has what is set for each worker. Warns of what was measured, and
-    raises BadInput, as `as_found` does; also if there is no answer in time.
+    Warns of what was measured, and raises BadInput, as `as_found` does; also if there
+    is no answer in time.
     """
     nodes = [
-        _measured(
-            node, environments[node.workers[0]], (*command, str(cache_dir)), limit_s
-        )
+        _measured(node, partial(run, node, MODULE, str(cache_dir)), limit_s)
         if _is_unknown(node)
         else node
         for node in cluster.nodes
     ]
     return replace(cluster, nodes=tuple(nodes))
+
+
+def run_here(environments: Mapping[str, Mapping[str, str]]) -> Run:
+    """Run it on this machine; `environments` has what is set for each worker."""
+
+    def run(
+        node: Node, module: str, argument: str, limit_s: float
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", module, argument],
+            capture_output=True,
+            env={**os.environ, **environments[node.workers[0]]},
+            text=True,
+            timeout=limit_s,
+        )
+
+    return run
 
 
 def _is_unknown(node: Node) -> bool:
@@ -57,9 +73,13 @@ def _is_unknown(node: Node) -> bool:
 
 
 def _measured(
-    node: Node, environment: Mapping[str, str], command: Sequence[str], limit_s: float
+    node: Node, run: Callable[[float], subprocess.CompletedProcess[str]], limit_s: float
 ) -> Node:
-    told = _told(node, environment, command, limit_s)
+    try:
+        done = run(limit_s)
+    except subprocess.TimeoutExpired:
+        raise _no_answer(node, f"no answer in {limit_s:g} s") from None
+    told = _told(node, done)
     if "error" in told:
         raise BadInput(**told["error"])
     for line in told["warnings"]:
@@ -71,19 +91,7 @@ def _measured(
     return replace(node, **{key: getattr(found[node.device], key) for key in keys})
 
 
-def _told(
-    node: Node, environment: Mapping[str, str], command: Sequence[str], limit_s: float
-) -> dict[str, Any]:
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            env={**os.environ, **environment},
-            text=True,
-            timeout=limit_s,
-        )
-    except subprocess.TimeoutExpired:
-        raise _no_answer(node, f"no answer in {limit_s:g} s") from None
+def _told(node: Node, done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     lines = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
     if not lines:
         said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]

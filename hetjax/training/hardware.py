@@ -30,14 +30,14 @@ from hetjax.launch.isolation import (
     worker_environments,
 )
 from hetjax.launch.looking import accelerators_here, may_be_unlike
-from hetjax.launch.on_ray import ray_cluster
+from hetjax.launch.on_ray import ray_cluster, run_on_ray
 from hetjax.mesh.accelerators import (
     check_accelerator_usable,
     check_accelerator_used,
     start_jax,
 )
 from hetjax.mesh.process_setup import simulate_devices
-from hetjax.profiling.found_apart import as_found_apart
+from hetjax.profiling.found_apart import as_found_apart, run_here
 from hetjax.profiling.found_here import as_found, cluster_here
 from hetjax.training.config import RunConfig
 from hetjax.training.presets import Preset
@@ -180,8 +180,8 @@ def _of_workers(config: RunConfig, preset: Preset, given: Cluster | None) -> Har
         )
     if _wants_accelerators(config, cluster):
         check_accelerator_usable()  # workers look again, but only when they are there
-        environments = worker_environments(cluster, here, os.environ)
-        cluster = as_found_apart(cluster, environments, config.data.cache_dir)
+        run = run_here(worker_environments(cluster, here, os.environ))
+        cluster = as_found_apart(cluster, run, config.data.cache_dir)
         _check_share()
     jax.config.update("jax_platforms", "cpu")  # accelerators are for the workers
     source = _source(config, given) if asked else _HERE
@@ -191,12 +191,16 @@ def _of_workers(config: RunConfig, preset: Preset, given: Cluster | None) -> Har
 def _of_ray(config: RunConfig, preset: Preset, given: Cluster | None) -> Hardware:
     """What is there of a file's cluster, the workers will see."""
     asked = given or config.cluster or (preset.cluster if config.simulate else None)
-    cluster = _named(asked)
     jax.config.update("jax_platforms", "cpu")  # accelerators are for the workers
-    if cluster is None:
-        found = ray_cluster()
-        return Hardware(cluster=found, devices={}, source="Ray's", discovered=True)
-    return Hardware(cluster=cluster, devices={}, source=_source(config, given))
+    named = _named(asked)
+    cluster = named or ray_cluster()
+    if not is_virtual(config):
+        run = run_on_ray(cluster)
+        cluster = as_found_apart(cluster, run, config.data.cache_dir)
+    source = _source(config, given) if named else "Ray's"
+    return Hardware(
+        cluster=cluster, devices={}, source=source, discovered=named is None
+    )
 
 
 def share_of_gpus(config: RunConfig, cluster: Cluster) -> float | None:

@@ -2,11 +2,12 @@
 """What Ray tells of its nodes, as a cluster, and who stands for which node."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from hetjax.cluster.cluster import Cluster, Node
+from hetjax.cluster.cluster import DEVICE_FIGURES, Cluster, Node
 from hetjax.cluster.local_devices import LocalDevice
 from hetjax.cluster.ray_nodes import (
     RayNode,
@@ -14,6 +15,7 @@ from hetjax.cluster.ray_nodes import (
     matched,
     on_ray_nodes,
     ray_nodes,
+    with_known_figures,
 )
 from hetjax.errors import BadInput
 
@@ -243,3 +245,17 @@ def test_ray_gives_out_no_more_cards_than_it_was_started_with():
     few: dict[str, Any] = MIXED | {"GPU": 2.0}
     found = cluster_of_ray(ray_nodes([told(1, **few)], {"id-1": IN_MIXED}))
     assert [node.count for node in found.nodes] == [1, 1]
+
+
+def test_a_kind_that_was_measured_keeps_its_figures_and_an_unmeasured_one_is_left_out():
+    own: dict[str, Any] = {key: 10.0 + i for i, key in enumerate(DEVICE_FIGURES)}
+    nodes = (Node(name="a", device="RTX-9999", count=2, precision="float16", **own),)
+    before = Cluster(name="ray", nodes=nodes)
+    now = (
+        Node(name="b", device="RTX-9999", count=1),
+        Node(name="c", device="T4", count=1),
+        Node(name="d", device="RTX-9998", count=1),
+    )
+    with pytest.warns(UserWarning, match="d: RTX-9998 is not in the device catalogue"):
+        found = with_known_figures(Cluster(name="ray", nodes=now), before)
+    assert found.nodes == (replace(nodes[0], name="b", count=1), now[1])

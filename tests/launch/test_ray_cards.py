@@ -3,6 +3,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from hetjax.launch import on_ray
-from hetjax.launch.on_ray import OnRay, ray_cluster
+from hetjax.launch.on_ray import OnRay, ray_cluster, run_on_ray
 from hetjax.runtime.rpc.worker_connections import WorkerLost
 from hetjax.runtime.worker.service import WorkerBootstrap
 from tests.launch.cards import UUIDS, put_cards
@@ -52,6 +53,14 @@ def test_the_cards_of_a_machine_are_two_nodes_whose_workers_see_one_each(
             ("GeForce-RTX-3090", 1),
             ("GeForce-RTX-4090", 1),
         ]
+        run = run_on_ray(cluster)
+        told = [
+            json.loads(run(node, "tests.launch.telling_variables", "", 60.0).stdout)
+            for node in cluster.nodes
+        ]
+        assert [variables[SEEN[0]] for variables in told] == [*UUIDS]
+        with pytest.raises(subprocess.TimeoutExpired):
+            run(cluster.nodes[0], "http.server", "0", 3.0)
         with ExitStack() as stack:
             launcher = OnRay(
                 cluster, stack, simulate=False, discovered=True, patience=1.0
