@@ -19,7 +19,7 @@ from hetjax.training.loop import MOST_SKIPPED
 from hetjax.training.presets import Preset
 from hetjax.training.run import run
 from tests.training import pair
-from tests.training.small import MODEL, ONE_STAGE, but, lines, small_preset
+from tests.training.small import MODEL, ONE_STAGE, but, events, lines, small_preset
 
 pytestmark = pytest.mark.usefixtures("quick_compiling")
 
@@ -134,7 +134,7 @@ def test_so_many_skipped_steps_in_a_row_end_the_run_with_advice(
 
 @pytest.mark.usefixtures("environment")
 def test_workers_skip_together_and_go_on_with_the_scale_and_its_count(
-    tmp_path: Path, cache: Path
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ):
     run_dir, plan = tmp_path / "run", in_float16(pair.TWO_REPLICAS, 1, 0)
     options = ["--loss-scale-init", "65536", "--loss-scale-growth-interval", "2"]
@@ -145,3 +145,9 @@ def test_workers_skip_together_and_go_on_with_the_scale_and_its_count(
     assert [line["step"] for line in steps] == list(pair.STEPS)
     assert_scales_follow_from_skips(steps, 65536.0)
     assert "skipped" in steps[0]
+    # and so they do where one of them is killed after a step that was skipped
+    killed = tmp_path / "killed"
+    pair.between_steps(monkeypatch, lambda: pair.kill(killed, "right"))
+    assert main(pair.training(killed, cache, *options, of=plan)) == 0
+    assert events(killed, "recovered")
+    assert trained(killed) == steps
