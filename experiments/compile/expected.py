@@ -32,7 +32,7 @@ _FORWARD = {
     "Embedding": 1,
     "Attention": 1,
     "GeluMlp": 1,
-    "SwigluMlp": 1,
+    "GatedMlp": 1,
     "Moe": 1,
     "Head": 3,
 }

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention as a module of a decoder, its positions (RoPE), and the form it takes.
+"""Attention as a module of a decoder, and the form it takes.
 
 Legend: B sequences, L positions, D residual width, N query heads, K key/value heads
-(N / K queries share one), H head size, h = H / 2.
+(N / K queries share one), H head size.
 Owns the module with its config, and which form computes it. Does not own the form in
 blocks (`chunked_attention.py`).
 """
@@ -15,41 +15,41 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hetjax.errors import BadInput
-from hetjax.models.chunked_attention import chunked_attention
-from hetjax.models.configs import NormConfig, require_divides, require_positive
+from hetjax.models.chunked_attention import ALL_BEFORE, Visibility, chunked_attention
+from hetjax.models.configs import (
+    NormConfig,
+    RopeScaling,
+    require_divides,
+    require_positive,
+)
 from hetjax.models.layers import STD, Norm, normal, zeros
 from hetjax.models.model import ModuleSpec
+from hetjax.models.positions import rotate
 
 AttentionForm = Literal["xla", "chunked"]
 SHORT = 2048  # positions
 
 
-def rotate(x_BLNH: jax.Array, *, theta: float) -> jax.Array:
-    """Rotate dims (i, i + H/2) of position p by p * theta^(-2i/H), in fp32.
-
-    RoPE (arXiv 2104.09864) in the half-split form of Llama.
-    """
-    _, num_positions, _, head_size = x_BLNH.shape
-    frequency_h = theta ** (-jnp.arange(0, head_size, 2, dtype=jnp.float32) / head_size)
-    position_L = jnp.arange(num_positions, dtype=jnp.float32)
-    angle_1L1h = (position_L[:, None] * frequency_h[None, :])[None, :, None, :]
-    cos, sin = jnp.cos(angle_1L1h), jnp.sin(angle_1L1h)
-    a_BLNh, b_BLNh = jnp.split(x_BLNH.astype(jnp.float32), 2, axis=-1)
-    turned = (a_BLNh * cos - b_BLNh * sin, b_BLNh * cos + a_BLNh * sin)
-    return jnp.concatenate(turned, axis=-1).astype(x_BLNH.dtype)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionConfig:
-    """`num_kv_heads` below `num_heads` is grouped-query attention."""
+    """`num_kv_heads` below `num_heads` is grouped-query attention.
+
+    With `qk_norm` queries and keys of each head are normalised by its rule; with
+    `post_norm` so is what is added to the residual stream, by `norm`.
+    """
 
     hidden_size: int
     num_heads: int
     num_kv_heads: int
     head_size: int
     norm: NormConfig
-    biases: Literal["none", "all"] = "none"
+    biases: Literal["none", "qkv", "all"] = "none"
+    qk_norm: NormConfig | None = None
+    query_scale: float | None = None  # None: 1 / sqrt(head_size)
+    window: int | None = None  # positions that one sees; None: all before it
     rope_theta: float | None = None  # None: positions are not the attention's matter
+    rope_scaling: RopeScaling | None = None
+    post_norm: bool = False
     output_std: float = STD
     form: AttentionForm | None = None  # None: `plain_form` of the length
 
@@ -76,26 +76,44 @@ class Attention(nnx.Module):
         self.k = normal(rngs, (D, K, H), (None, "kv_heads", None))
         self.v = normal(rngs, (D, K, H), (None, "kv_heads", None))
         self.out = normal(rngs, (N, H, D), ("heads", None, None), config.output_std)
-        biased = config.biases == "all"
+        biased = config.biases != "none"
         self.q_bias = zeros((N, H), ("heads", None)) if biased else None
         self.k_bias = zeros((K, H), ("kv_heads", None)) if biased else None
         self.v_bias = zeros((K, H), ("kv_heads", None)) if biased else None
-        self.out_bias = zeros((D,), (None,)) if biased else None
+        self.out_bias = zeros((D,), (None,)) if config.biases == "all" else None
+        self.q_norm = Norm(config.qk_norm, H) if config.qk_norm else None
+        self.k_norm = Norm(config.qk_norm, H) if config.qk_norm else None
+        self.post_norm = Norm(config.norm, D) if config.post_norm else None
 
     def __call__(self, x_BLD: jax.Array) -> jax.Array:
         y_BLD = self.norm(x_BLD)
-        q_BLNH = self._turn(_project(y_BLD, self.q, self.q_bias))
-        k_BLKH = self._turn(_project(y_BLD, self.k, self.k_bias))
+        q_BLNH = _normed(_project(y_BLD, self.q, self.q_bias), self.q_norm)
+        k_BLKH = _normed(_project(y_BLD, self.k, self.k_bias), self.k_norm)
         v_BLKH = _project(y_BLD, self.v, self.v_bias)
-        z_BLNH = attend(q_BLNH, k_BLKH, v_BLKH, form=self.config.form)
+        z_BLNH = attend(
+            self._scaled(self._turned(q_BLNH)),
+            self._turned(k_BLKH),
+            v_BLKH,
+            visibility=Visibility(window=self.config.window),
+            form=self.config.form,
+        )
         y_BLD = jnp.einsum("blnh,nhd->bld", z_BLNH, self.out[...])
         if self.out_bias is not None:
             y_BLD += self.out_bias[...][None, None, :]
-        return x_BLD + y_BLD
+        return x_BLD + _normed(y_BLD, self.post_norm)
 
-    def _turn(self, x_BLNH: jax.Array) -> jax.Array:
-        theta = self.config.rope_theta
-        return x_BLNH if theta is None else rotate(x_BLNH, theta=theta)
+    def _turned(self, x_BLNH: jax.Array) -> jax.Array:
+        theta, scaling = self.config.rope_theta, self.config.rope_scaling
+        return x_BLNH if theta is None else rotate(x_BLNH, theta=theta, scaling=scaling)
+
+    def _scaled(self, q_BLNH: jax.Array) -> jax.Array:
+        """Queries of which attention, that divides by sqrt(H), makes what is asked."""
+        scale = self.config.query_scale
+        return q_BLNH if scale is None else q_BLNH * (scale * q_BLNH.shape[-1] ** 0.5)
+
+
+def _normed(x: jax.Array, norm: Norm | None) -> jax.Array:
+    return x if norm is None else norm(x)
 
 
 def _project(x_BLD: jax.Array, weight: nnx.Param, bias: nnx.Param | None) -> jax.Array:
@@ -115,11 +133,13 @@ def attend(
     k_BLKH: jax.Array,
     v_BLKH: jax.Array,
     *,
+    visibility: Visibility = ALL_BEFORE,
     form: AttentionForm | None = None,
 ) -> jax.Array:
     """Give z_BLNH, causal, in the form asked for or the one that suits the length."""
-    if (form or plain_form(q_BLNH.shape[1])) == "chunked":
-        return chunked_attention(q_BLNH, k_BLKH, v_BLKH)
+    chunked = (form or plain_form(q_BLNH.shape[1])) == "chunked"
+    if chunked or visibility != ALL_BEFORE:
+        return chunked_attention(q_BLNH, k_BLKH, v_BLKH, visibility=visibility)
     if q_BLNH.dtype == jnp.float16:  # JAX's own asks for a product that CPUs have not
         return _attend_in_float16(q_BLNH, k_BLKH, v_BLKH)
     # JAX's own code promotes bf16 with fp32 here, which strict promotion refuses. Its

@@ -17,7 +17,9 @@ def require_positive(owner: str, config: Any, exempt: tuple[str, ...] = ()) -> N
     """Raise BadInput unless every number of the config, a dataclass, is above zero."""
     for name in (field.name for field in fields(config) if field.name not in exempt):
         value = getattr(config, name)
-        if isinstance(value, int | float) and value <= 0:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if value <= 0:
             raise BadInput(
                 got=f"{owner}: {name} = {value}",
                 allowed=f"{name} above 0",
@@ -40,23 +42,50 @@ def require_divides(owner: str, config: Any, name: str, of: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NormConfig:
-    """`rms` has a scale; `layer` subtracts the mean and has a scale and a bias."""
+    """`rms` has a scale; `layer` subtracts the mean and has a scale and a bias.
+
+    `around_one`: what is kept is how far the scale is from one (Gemma).
+    """
 
     kind: Literal["rms", "layer"]
     eps: float = 1e-5
+    around_one: bool = False
 
     def __post_init__(self) -> None:
         require_positive("norm", self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RopeScaling:
+    """How positions beyond those of a first training are turned.
+
+    `linear` turns all by 1 / factor; `llama3` those dims that turn slowly: less than
+    `low_turns` times in `original_positions`, and those up to `high_turns` in part.
+    """
+
+    kind: Literal["linear", "llama3"]
+    factor: float
+    low_turns: float = 1.0
+    high_turns: float = 4.0
+    original_positions: int = 8_192
+
+    def __post_init__(self) -> None:
+        require_positive("rope_scaling", self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Routing:
-    """Who takes a token, and how many one expert may take."""
+    """Who takes a token, and how many one expert may take.
+
+    `capacity_factor` None: as many as choose it. Weights of the chosen sum to one if
+    they are `normalized`.
+    """
 
     num_experts: int
     top_k: int
-    capacity_factor: float = 1.25
+    capacity_factor: float | None = 1.25
     balance_coefficient: float = 0.01
+    normalized: bool = True
 
     def __post_init__(self) -> None:
         require_positive("routing", self, exempt=("balance_coefficient",))
@@ -75,6 +104,8 @@ class Routing:
 
     def capacity(self, seq_len: int) -> int:
         """Tokens of one sequence that one expert takes; never more than there are."""
+        if self.capacity_factor is None:
+            return seq_len
         even_share = self.top_k * seq_len / self.num_experts
         return min(seq_len, math.ceil(even_share * self.capacity_factor))
 
@@ -94,7 +125,6 @@ class DecoderConfig:
 
     def __post_init__(self) -> None:
         require_positive(self.name, self)
-        require_divides(self.name, self, "num_heads", "hidden_size")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,17 +133,48 @@ class GPTConfig(DecoderConfig):
 
     max_seq_len: int = 1024
 
+    def __post_init__(self) -> None:
+        DecoderConfig.__post_init__(self)
+        require_divides(self.name, self, "num_heads", "hidden_size")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LlamaConfig(DecoderConfig):
-    """A Llama or (with `routing`) Mixtral shaped decoder."""
+    """Llama and its relatives: Qwen, Mistral, Gemma and, with `routing`, Mixtral.
+
+    `windowed` says of which blocks positions see the last `window` ones alone, from the
+    first block on, over and over. Those turn by `window_rope_theta`, if there is one,
+    without scaling. With norms "around" what attention and MLP add is normalised, too.
+    """
 
     inner_size: int
     num_kv_heads: int
+    head_size: int | None = None  # None: hidden_size / num_heads
+    biases: Literal["none", "qkv"] = "none"
+    qk_norm: bool = False
+    query_scale: float | None = None  # None: 1 / sqrt(head_size)
+    window: int | None = None
+    windowed: tuple[bool, ...] = (True,)
     rope_theta: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
+    window_rope_theta: float | None = None
+    activation: Literal["silu", "gelu"] = "silu"
     norm: NormConfig = NormConfig(kind="rms", eps=1e-5)
+    norms: Literal["before", "around"] = "before"
+    scaled_embedding: bool = False  # by sqrt(hidden_size)
+    tied: bool = False
     routing: Routing | None = None  # None: one dense MLP per block
 
     def __post_init__(self) -> None:
         DecoderConfig.__post_init__(self)
+        if self.head_size is None:
+            require_divides(self.name, self, "num_heads", "hidden_size")
         require_divides(self.name, self, "num_kv_heads", "num_heads")
+
+    @property
+    def size_of_heads(self) -> int:
+        return self.head_size or self.hidden_size // self.num_heads
+
+    def has_window(self, block: int) -> bool:
+        """Whether positions see a part of what is before them in that block."""
+        return self.window is not None and self.windowed[block % len(self.windowed)]

@@ -6,11 +6,13 @@ layer is a block or half of one. Does not own the modules it lists nor sizes tha
 name (`presets.py`).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from hetjax.models import layers
 from hetjax.models.attention import Attention, AttentionConfig
 from hetjax.models.configs import DecoderConfig, GPTConfig, LlamaConfig, NormConfig
+from hetjax.models.dropless import DroplessMoe
 from hetjax.models.head import Head, HeadConfig, padded
 from hetjax.models.model import Layer, Model, ModuleSpec
 from hetjax.models.moe import Moe, MoeConfig
@@ -37,7 +39,7 @@ def gpt_model(config: GPTConfig) -> Model:
     mlp = layers.MlpConfig(**common, inner_size=4 * config.hidden_size)
     return _decoder(
         config,
-        attention,
+        lambda block: attention,
         ("mlp", layers.GeluMlp, mlp),
         num_positions=config.max_seq_len,
         tied=(("table", "embedding.table"),),
@@ -45,20 +47,33 @@ def gpt_model(config: GPTConfig) -> Model:
 
 
 def llama_model(config: LlamaConfig) -> Model:
-    """RoPE, RMSNorm, SwiGLU or experts, grouped queries, a head of its own."""
-    common = _common(config, config.norm)
-    attention = AttentionConfig(
-        **common,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_size=config.hidden_size // config.num_heads,
-        rope_theta=config.rope_theta,
-    )
+    """RoPE, RMSNorm, gated MLP or experts, grouped queries."""
+    common = _common(config, config.norm) | {"post_norm": config.norms == "around"}
+
+    def attention(block: int) -> AttentionConfig:
+        windowed = config.has_window(block)
+        own_theta = config.window_rope_theta if windowed else None
+        return AttentionConfig(
+            **common,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_size=config.size_of_heads,
+            biases=config.biases,
+            qk_norm=config.norm if config.qk_norm else None,
+            query_scale=config.query_scale,
+            window=config.window if windowed else None,
+            rope_theta=own_theta or config.rope_theta,
+            rope_scaling=None if own_theta else config.rope_scaling,
+        )
+
+    tied = (("table", "embedding.table"),) if config.tied else ()
+    widths = common | {"inner_size": config.inner_size, "activation": config.activation}
     if config.routing is None:
-        mlp = layers.MlpConfig(**common, inner_size=config.inner_size)
-        return _decoder(config, attention, ("mlp", layers.SwigluMlp, mlp))
-    experts = MoeConfig(**common, inner_size=config.inner_size, routing=config.routing)
-    return _decoder(config, attention, ("moe", Moe, experts))
+        mlp = layers.MlpConfig(**widths)
+        return _decoder(config, attention, ("mlp", layers.GatedMlp, mlp), tied=tied)
+    experts = MoeConfig(**widths, routing=config.routing)
+    kind = Moe if config.routing.capacity_factor else DroplessMoe
+    return _decoder(config, attention, ("moe", kind, experts), tied=tied)
 
 
 def _common(config: DecoderConfig, norm: NormConfig) -> dict[str, Any]:
@@ -69,29 +84,31 @@ def _common(config: DecoderConfig, norm: NormConfig) -> dict[str, Any]:
 
 def _decoder(
     config: DecoderConfig,
-    attention: AttentionConfig,
+    attention: Callable[[int], AttentionConfig],  # by block
     feed_forward: tuple[str, type, layers.MlpConfig],  # name, class, config
     num_positions: int = 0,
     tied: tuple[tuple[str, str], ...] = (),
 ) -> Model:
-    """Lay out embedding, equal blocks and head; module paths do not depend on grain."""
+    """Lay out embedding, blocks and head; module paths do not depend on grain."""
     padded_size = padded(config.vocab_size, config.vocab_multiple)
     embedding = layers.EmbeddingConfig(
         padded_vocab_size=padded_size,
         hidden_size=config.hidden_size,
         num_positions=num_positions,
+        scaled=isinstance(config, LlamaConfig) and config.scaled_embedding,
     )
     head = HeadConfig(
         vocab_size=config.vocab_size,
         padded_vocab_size=padded_size,
         hidden_size=config.hidden_size,
-        norm=attention.norm,
+        norm=attention(0).norm,
     )
-    halves = ("attention", Attention, attention), feed_forward
     found = [
         Layer("embedding", (ModuleSpec("embedding", layers.Embedding, embedding),))
     ]
-    for block in (f"block_{index:03d}" for index in range(config.num_blocks)):
+    for index in range(config.num_blocks):
+        block = f"block_{index:03d}"
+        halves = ("attention", Attention, attention(index)), feed_forward
         specs = tuple(ModuleSpec(f"{block}.{n}", cls, half) for n, cls, half in halves)
         if config.grain == "half":
             found += [Layer(spec.path, (spec,)) for spec in specs]

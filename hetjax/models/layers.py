@@ -12,6 +12,7 @@ nor what is tied to what (`decoders.py`: the `table` of a tied head is the embed
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +47,8 @@ class Norm(nnx.Module):
 
     def __init__(self, config: NormConfig, size: int) -> None:
         self.config = config
-        self.scale = nnx.Param(jnp.ones((size,), jnp.float32), logical=(None,))
+        start = jnp.full((size,), 0.0 if config.around_one else 1.0, jnp.float32)
+        self.scale = nnx.Param(start, logical=(None,))
         self.bias = zeros((size,), (None,)) if config.kind == "layer" else None
 
     def __call__(self, x_BLD: jax.Array) -> jax.Array:
@@ -55,24 +57,30 @@ class Norm(nnx.Module):
             y_BLD -= jnp.mean(y_BLD, axis=-1, keepdims=True)
         variance_BL1 = jnp.mean(jnp.square(y_BLD), axis=-1, keepdims=True)
         y_BLD *= jax.lax.rsqrt(variance_BL1 + self.config.eps)
-        y_BLD *= _along_last(self.scale)
+        scale = _along_last(self.scale, y_BLD.ndim)
+        y_BLD *= 1 + scale if self.config.around_one else scale
         if self.bias is not None:
-            y_BLD += _along_last(self.bias)
+            y_BLD += _along_last(self.bias, y_BLD.ndim)
         return y_BLD.astype(x_BLD.dtype)
 
 
-def _along_last(parameter: nnx.Param) -> jax.Array:
-    return parameter[...].astype(jnp.float32)[None, None, :]
+def _along_last(parameter: nnx.Param, num_dims: int) -> jax.Array:
+    return parameter[...].astype(jnp.float32).reshape((1,) * (num_dims - 1) + (-1,))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MlpConfig:
-    """Widths of either MLP."""
+    """Widths of either MLP, and of a gated one what its gate goes through.
+
+    With `post_norm` what is added to the residual stream is normalised by `norm`.
+    """
 
     hidden_size: int
     inner_size: int
     norm: NormConfig
     output_std: float = STD
+    activation: Literal["silu", "gelu"] = "silu"
+    post_norm: bool = False
 
     def __post_init__(self) -> None:
         require_positive("mlp", self)
@@ -96,31 +104,45 @@ class GeluMlp(nnx.Module):
         return x_BLD + y_BLD + self.down_bias[...][None, None, :]
 
 
-class SwigluMlp(nnx.Module):
-    """Map x to x + down(silu(gate(norm(x))) * up(norm(x))) (arXiv 2002.05202)."""
+class GatedMlp(nnx.Module):
+    """Map x to x + down(act(gate(norm(x))) * up(norm(x))) (arXiv 2002.05202).
+
+    The activation is SiLU, or GELU in its tanh form.
+    """
 
     def __init__(self, config: MlpConfig, *, rngs: nnx.Rngs) -> None:
         D, F = config.hidden_size, config.inner_size
+        self.config = config
         self.norm = Norm(config.norm, D)
         self.gate = normal(rngs, (D, F), (None, "mlp"))
         self.up = normal(rngs, (D, F), (None, "mlp"))
         self.down = normal(rngs, (F, D), ("mlp", None), config.output_std)
+        self.post_norm = Norm(config.norm, D) if config.post_norm else None
 
     def __call__(self, x_BLD: jax.Array) -> jax.Array:
         y_BLD = self.norm(x_BLD)
         gate_BLF = jnp.einsum("bld,df->blf", y_BLD, self.gate[...])
         up_BLF = jnp.einsum("bld,df->blf", y_BLD, self.up[...])
-        inner_BLF = jax.nn.silu(gate_BLF) * up_BLF
-        return x_BLD + jnp.einsum("blf,fd->bld", inner_BLF, self.down[...])
+        inner_BLF = activated(gate_BLF, self.config.activation) * up_BLF
+        y_BLD = jnp.einsum("blf,fd->bld", inner_BLF, self.down[...])
+        return x_BLD + (y_BLD if self.post_norm is None else self.post_norm(y_BLD))
+
+
+def activated(gate: jax.Array, activation: Literal["silu", "gelu"]) -> jax.Array:
+    """Put what goes through a gate through its activation."""
+    if activation == "silu":
+        return jax.nn.silu(gate)
+    return jax.nn.gelu(gate, approximate=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmbeddingConfig:
-    """`num_positions` = 0: no learned positions."""
+    """`num_positions` = 0: no learned positions; `scaled` by sqrt(hidden_size)."""
 
     padded_vocab_size: int
     hidden_size: int
     num_positions: int = 0
+    scaled: bool = False
 
     def __post_init__(self) -> None:
         require_positive("embedding", self, exempt=("num_positions",))
@@ -131,11 +153,14 @@ class Embedding(nnx.Module):
 
     def __init__(self, config: EmbeddingConfig, *, rngs: nnx.Rngs) -> None:
         V, S, D = config.padded_vocab_size, config.num_positions, config.hidden_size
+        self.config = config
         self.table = normal(rngs, (V, D), ("vocab", None))
         self.positions = normal(rngs, (S, D), (None, None)) if S else None
 
     def __call__(self, tokens_BL: jax.Array) -> jax.Array:
         x_BLD = jnp.take(self.table[...], tokens_BL, axis=0)
+        if self.config.scaled:  # by a number of the table's precision, as in Gemma
+            x_BLD *= jnp.asarray(math.sqrt(self.config.hidden_size), x_BLD.dtype)
         if self.positions is None:
             return x_BLD
         num_positions = tokens_BL.shape[1]

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hetjax.models.configs import Routing, require_positive
-from hetjax.models.layers import MlpConfig, Norm, normal
+from hetjax.models.layers import MlpConfig, Norm, activated, normal
 from hetjax.models.model import AuxLoss
 
 
@@ -63,12 +63,12 @@ class Moe(nnx.Module):
             "bld,de->ble", y_BLD, self.router[...], preferred_element_type=jnp.float32
         )
         score_BLk, expert_BLk = jax.lax.top_k(logits_BLE, routing.top_k)
-        chosen_BLE = _chosen(expert_BLk, routing.num_experts)
-        self.balance_loss[...] = _balance_loss(logits_BLE, chosen_BLE, routing)
+        chosen_BLE = chosen(expert_BLk, routing.num_experts)
+        self.balance_loss[...] = balance_loss(logits_BLE, chosen_BLE, routing)
         dispatch_BLEC, combine_BLEC = self._routes(
             expert_BLk,
             _slots(expert_BLk, chosen_BLE),
-            jax.nn.softmax(score_BLk, axis=-1).astype(x_BLD.dtype),
+            weights(routing, logits_BLE, score_BLk).astype(x_BLD.dtype),
         )
         in_EBCD = jnp.einsum("blec,bld->ebcd", dispatch_BLEC, y_BLD)
         out_EBCD = self._experts(in_EBCD)
@@ -91,7 +91,7 @@ class Moe(nnx.Module):
     def _experts(self, x_EBCD: jax.Array) -> jax.Array:
         gate_EBCF = jnp.einsum("ebcd,edf->ebcf", x_EBCD, self.gate[...])
         up_EBCF = jnp.einsum("ebcd,edf->ebcf", x_EBCD, self.up[...])
-        inner_EBCF = jax.nn.silu(gate_EBCF) * up_EBCF
+        inner_EBCF = activated(gate_EBCF, self.config.activation) * up_EBCF
         return jnp.einsum("ebcf,efd->ebcd", inner_EBCF, self.down[...])
 
 
@@ -99,7 +99,15 @@ def _outer(a_BLkE: jax.Array, b_BLkC: jax.Array) -> jax.Array:
     return jnp.sum(a_BLkE[..., None] * b_BLkC[..., None, :], axis=2)
 
 
-def _chosen(expert_BLk: jax.Array, num_experts: int) -> jax.Array:
+def weights(routing: Routing, logits_BLE: jax.Array, score_BLk: jax.Array) -> jax.Array:
+    """Give the weight of each choice: its share of the chosen, or of all experts."""
+    if routing.normalized:
+        return jax.nn.softmax(score_BLk, axis=-1)
+    total_BL1 = jax.nn.logsumexp(logits_BLE, axis=-1, keepdims=True)
+    return jnp.exp(score_BLk - total_BL1)
+
+
+def chosen(expert_BLk: jax.Array, num_experts: int) -> jax.Array:
     """Count (0 or 1, int32) the token's assignments to each expert."""
     return jnp.sum(jax.nn.one_hot(expert_BLk, num_experts, dtype=jnp.int32), axis=2)
 
@@ -110,9 +118,10 @@ def _slots(expert_BLk: jax.Array, chosen_BLE: jax.Array) -> jax.Array:
     return jnp.take_along_axis(before_BLE, expert_BLk, axis=-1)
 
 
-def _balance_loss(
+def balance_loss(
     logits_BLE: jax.Array, chosen_BLE: jax.Array, routing: Routing
 ) -> jax.Array:
+    """Give the loss of `Moe`'s docstring, summed over sequences (fp32 scalar)."""
     share_BE = jnp.mean(chosen_BLE.astype(jnp.float32), axis=1) / routing.top_k
     probability_BE = jnp.mean(jax.nn.softmax(logits_BLE, axis=-1), axis=1)
     num_positions, num_experts = logits_BLE.shape[1:]

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from hetjax.errors import BadInput
-from hetjax.models.attention import Attention, AttentionConfig, rotate
+from hetjax.models.attention import Attention, AttentionConfig
 from hetjax.models.configs import NormConfig
 from hetjax.models.model import ModuleSpec, Params, abstract_params, apply
+from hetjax.models.positions import rotate
 
 LLAMA = AttentionConfig(
     hidden_size=24,

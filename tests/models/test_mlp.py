@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hetjax.models.layers import GeluMlp, MlpConfig, NormConfig, SwigluMlp
+from hetjax.models.layers import GatedMlp, GeluMlp, MlpConfig, NormConfig
 from hetjax.models.model import ModuleSpec, abstract_params, apply
 
 RMS = NormConfig(kind="rms", eps=1e-6)
@@ -29,7 +29,7 @@ def _case(cls, norm):
 
 
 def test_swiglu_with_rms_norm_agrees_with_numpy():
-    spec, params, p, x = _case(SwigluMlp, RMS)
+    spec, params, p, x = _case(GatedMlp, RMS)
     y = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * p["norm.scale"]
     gate = y @ p["gate"]
     expected = x + (gate / (1 + np.exp(-gate)) * (y @ p["up"])) @ p["down"]
@@ -47,7 +47,7 @@ def test_gelu_with_layer_norm_and_biases_agrees_with_numpy():
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("cls", [SwigluMlp, GeluMlp])
+@pytest.mark.parametrize("cls", [GatedMlp, GeluMlp])
 def test_bf16_parameters_give_a_bf16_stream_with_norms_in_fp32(cls):
     spec, params, _, x = _case(cls, LAYER)
     low = {name: value.astype(jnp.bfloat16) for name, value in params.items()}

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Top-k routed experts of which none turns a token away (Mixtral, Qwen3-MoE).
+
+Legend: B sequences, L positions, D residual width, F inner width, E experts, k choices
+of a token; R = B L k rows, one for each choice, in the order of their experts.
+
+Owns how rows go to their experts and back. Does not own routing and its balance loss
+(`moe.py`). Devices that share a stage cut all experts' inner widths (`mlp`), so that
+each has the same work whatever the router does.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from hetjax.models.layers import Norm, activated, normal
+from hetjax.models.model import AuxLoss
+from hetjax.models.moe import MoeConfig, balance_loss, chosen, weights
+
+
+class DroplessMoe(nnx.Module):
+    """Map x to x + the gated sum of its top-k experts of norm(x), as `Moe` does."""
+
+    def __init__(self, config: MoeConfig, *, rngs: nnx.Rngs) -> None:
+        D, F, E = config.hidden_size, config.inner_size, config.routing.num_experts
+        self.config = config
+        self.norm = Norm(config.norm, D)
+        self.router = normal(rngs, (D, E), (None, None))
+        self.gate = normal(rngs, (E, D, F), (None, None, "mlp"))
+        self.up = normal(rngs, (E, D, F), (None, None, "mlp"))
+        self.down = normal(rngs, (E, F, D), (None, "mlp", None), config.output_std)
+        self.balance_loss = AuxLoss(jnp.zeros((), jnp.float32))
+
+    def __call__(self, x_BLD: jax.Array) -> jax.Array:
+        routing = self.config.routing
+        y_BLD = self.norm(x_BLD)
+        logits_BLE = jnp.einsum(
+            "bld,de->ble", y_BLD, self.router[...], preferred_element_type=jnp.float32
+        )
+        score_BLk, expert_BLk = jax.lax.top_k(logits_BLE, routing.top_k)
+        chosen_BLE = chosen(expert_BLk, routing.num_experts)
+        self.balance_loss[...] = balance_loss(logits_BLE, chosen_BLE, routing)
+        order_R = jnp.argsort(expert_BLk.reshape(-1))
+        y_RD = y_BLD.reshape(-1, y_BLD.shape[-1])[order_R // routing.top_k]
+        z_RD = self._experts(y_RD, jnp.sum(chosen_BLE, axis=(0, 1)))
+        weight_R = weights(routing, logits_BLE, score_BLk).reshape(-1)[order_R]
+        z_RD *= weight_R.astype(z_RD.dtype)[:, None]
+        back_RD = jnp.zeros_like(z_RD).at[order_R].set(z_RD, unique_indices=True)
+        return x_BLD + jnp.sum(back_RD.reshape(*expert_BLk.shape, -1), axis=2)
+
+    def _experts(self, y_RD: jax.Array, rows_E: jax.Array) -> jax.Array:
+        """The first rows are the first expert's, and so on."""
+        gate_RF = jax.lax.ragged_dot(y_RD, self.gate[...], rows_E)
+        up_RF = jax.lax.ragged_dot(y_RD, self.up[...], rows_E)
+        inner_RF = activated(gate_RF, self.config.activation) * up_RF
+        return jax.lax.ragged_dot(inner_RF, self.down[...], rows_E)
