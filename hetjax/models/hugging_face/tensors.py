@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights in a folder of Hugging Face: safetensors, in one file or in several.
+
+Owns which file has which tensor, that all a model needs are there in the right shapes,
+and that no more is read than what is asked for. Does not own which tensors those are
+(`tensor_names.py`).
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from hetjax.errors import BadInput
+from hetjax.models.hugging_face.tensor_names import TensorPart
+
+WHOLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+_DTYPES = ("BF16", "F16", "F32", "F64")
+_NAMED = 3  # of many tensors that are missing, so many are named
+# names as other exporters write them -> as the tables have them
+_SPELLINGS = (
+    (re.compile(r"^(language_model\.model|model\.language_model)\."), "model."),
+    (re.compile(r"^language_model\.lm_head\."), "lm_head."),
+    (re.compile(r"^(?=(h\.\d+|wte|wpe|ln_f)\.)"), "transformer."),
+)
+# masks and constants, and what belongs to eyes
+_NO_WEIGHTS = re.compile(
+    r"\.attn\.(masked_)?bias$|rotary_emb\.inv_freq$|vision_tower\.|multi_modal_projector\."
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Place:
+    file: Path
+    name: str  # as the file spells it
+
+
+class Tensors:
+    """The tensors of a folder by name; `num_bytes` counts those that were read."""
+
+    def __init__(self, folder: Path) -> None:
+        """BadInput where there are none, or where a file of them is missing."""
+        self.folder = folder
+        self.num_bytes = 0
+
+    @cached_property
+    def places(self) -> Mapping[str, _Place]:
+        found: dict[str, _Place] = {}
+        for file, names in _files(self.folder):
+            for name in names:
+                if not _NO_WEIGHTS.search(name):
+                    found[_spelled(name)] = _Place(file=file, name=name)
+        return found
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._slice(name, lambda kept: kept.get_shape()))
+
+    def dtype(self, name: str) -> str:
+        return self._slice(name, lambda kept: kept.get_dtype())
+
+    def read(self, name: str) -> np.ndarray:
+        """Read one tensor, and no other bytes of its file but the header."""
+        place = self.places[name]
+        with _opened(place.file) as file:
+            value: np.ndarray = file.get_tensor(place.name)
+        self.num_bytes += value.nbytes
+        return value
+
+    def _slice(self, name: str, ask: Callable[[Any], Any]) -> Any:
+        place = self.places[name]
+        with _opened(place.file) as file:
+            return ask(file.get_slice(place.name))
+
+
+def check_tensors(tensors: Tensors, parts: Mapping[str, list[TensorPart]]) -> None:
+    """BadInput unless the folder has all tensors of the model, and no others.
+
+    A head of its own is no more where the model's is tied.
+    """
+    wanted = {part.name: part for each in parts.values() for part in each}
+    there = tensors.places.keys()
+    missing = sorted(wanted.keys() - there)
+    extra = sorted(there - wanted.keys() - {"lm_head.weight"})
+    for what, names in (("lacks", missing), ("has besides", extra)):
+        if names:
+            raise BadInput(
+                got=f"{str(tensors.folder)!r} {what} {_listed(names)}",
+                allowed=f"the {len(wanted)} tensors that its config.json asks for",
+                fix="fetch the folder again, or put its config.json right",
+            )
+    for name, part in wanted.items():
+        if (shape := tensors.shape(name)) != part.shape:
+            raise BadInput(
+                got=f"{str(tensors.folder)!r}: {name} of shape {list(shape)}",
+                allowed=f"{list(part.shape)}, by its config.json",
+                fix="fetch the folder again, or put its config.json right",
+            )
+        if (dtype := tensors.dtype(name)) not in _DTYPES:
+            raise BadInput(
+                got=f"{str(tensors.folder)!r}: {name} in {dtype}",
+                allowed=", ".join(_DTYPES),
+                fix="give weights that are not quantised",
+            )
+
+
+def parameter(
+    tensors: Tensors, parts: list[TensorPart], shape: tuple[int, ...]
+) -> np.ndarray:
+    """Give one parameter of ours, fp32, of this shape; rows of padding are zero."""
+    values = [part.read(tensors.read(part.name)) for part in parts]
+    stacked = parts[0].expert is not None
+    value = np.stack(values) if stacked else values[0]
+    found = np.zeros(shape, np.float32)
+    found[: value.shape[0]] = value
+    return found
+
+
+def _files(folder: Path) -> Iterable[tuple[Path, list[str]]]:
+    """The files of weights, and which tensors each has."""
+    index = folder / INDEX
+    if not index.is_file():
+        whole = folder / WHOLE
+        if not whole.is_file():
+            raise _no_weights(folder)
+        with _opened(whole) as file:
+            yield whole, list(file.keys())
+        return
+    try:
+        named: dict[str, str] = json.loads(index.read_text())["weight_map"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise BadInput(
+            got=f"{str(index)!r} that cannot be read",
+            allowed="the index of a model's weights, as Hugging Face writes it",
+            fix="fetch the folder again",
+        ) from None
+    for file in sorted(set(named.values())):
+        path = folder / Path(file).name
+        if not path.is_file():
+            raise BadInput(
+                got=f"{str(folder)!r} without {path.name}, which its index names",
+                allowed=f"all {len(set(named.values()))} files of the model's weights",
+                fix="fetch the folder again",
+            )
+        yield path, [name for name, where in named.items() if where == file]
+
+
+def _no_weights(folder: Path) -> BadInput:
+    others = sorted(p.name for p in folder.glob("*.bin")) if folder.is_dir() else []
+    has = f"; it has {_listed(others)}" if others else ""
+    return BadInput(
+        got=f"{str(folder)!r} without {WHOLE} or {INDEX}{has}",
+        allowed="a folder with the weights of a model in safetensors",
+        fix="save it with transformers: save_pretrained(FOLDER)",
+    )
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="np")
+    except (OSError, SafetensorError) as error:
+        raise BadInput(
+            got=f"{str(path)!r}: {error}",
+            allowed="a whole file of safetensors",
+            fix="fetch it again",
+        ) from None
+
+
+def _spelled(name: str) -> str:
+    for pattern, ours in _SPELLINGS:
+        name = pattern.sub(ours, name)
+    return name
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
