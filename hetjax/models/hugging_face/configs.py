@@ -8,6 +8,7 @@ name. Does not own weights (`tensor_names.py`).
 """
 
 import json
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,16 +32,18 @@ Fields = Mapping[str, Any]
 def read_config(path: Path) -> tuple[DecoderConfig, dict[str, Any]]:
     """Read a `config.json`, or that of a folder: the model's sizes, and all fields.
 
-    BadInput if there is none, for a family that is not known, and for fields that ask
-    for what our models do not do.
+    A TOML file with the same fields is as good. BadInput if there is none, for a
+    family that is not known, and for fields that ask for what our models do not do.
     """
     file = path / CONFIG if path.is_dir() else path
     try:
-        raw = json.loads(file.read_text())
+        text = file.read_text()
+        raw = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
     except (OSError, ValueError) as error:
         raise BadInput(
             got=f"model {str(path)!r}: {getattr(error, 'strerror', None) or error}",
-            allowed=f"a folder with a {CONFIG} of Hugging Face, or that file",
+            allowed=f"a folder with a {CONFIG} of Hugging Face, that file, or a TOML "
+            "with its fields",
             fix="give its path; hetjax train --help says what else names a model",
         ) from None
     name = (file.parent if file.name == CONFIG else file).resolve().stem
@@ -189,9 +192,7 @@ def _gemma3(fields: _Fields) -> LlamaConfig:
             fields.require(capped, None)
     fields.require("use_bidirectional_attention", False)
     parameters = _rope_fields(fields)
-    whole, windowed = (
-        parameters.get(kind, {}) for kind in ("full_attention", _WINDOW)
-    )
+    whole, windowed = (parameters.get(kind, {}) for kind in ("full_attention", _WINDOW))
     if not whole:  # the words of transformers 4
         whole = parameters
         windowed = {"rope_theta": fields.get("rope_local_base_freq", 10_000.0)}
@@ -207,9 +208,7 @@ def _gemma3(fields: _Fields) -> LlamaConfig:
         head_size=fields.get("head_dim", 256),
         query_scale=fields.get("query_pre_attn_scalar", 256) ** -0.5,
         window=fields.get("sliding_window", 4096),
-        windowed=_windowed(kinds)
-        if kinds
-        else (*(True,) * (pattern - 1), False),
+        windowed=_windowed(kinds) if kinds else (*(True,) * (pattern - 1), False),
         rope_theta=theta,
         rope_scaling=scaling,
         window_rope_theta=windowed["rope_theta"],

@@ -49,9 +49,7 @@ class TensorPart:
     expert: int | None = None
 
     def read(self, value: np.ndarray) -> np.ndarray:
-        """Give our part of their value; a view."""
-        if self.row.third is not None:
-            value = np.split(value, 3, axis=-1)[self.row.third]
+        """Give our part of their value, or of the third of it; a view."""
         if self.row.inputs is not None and self.row.transposed:
             value = value.T
         return value.reshape(self.ours)

@@ -18,7 +18,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from hetjax.errors import BadInput
-from hetjax.models.hugging_face.tensor_names import TensorPart
+from hetjax.models.hugging_face.configs import read_config
+from hetjax.models.hugging_face.tensor_names import TensorPart, tensor_parts
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -65,11 +66,14 @@ class Tensors:
     def dtype(self, name: str) -> str:
         return self._slice(name, lambda kept: kept.get_dtype())
 
-    def read(self, name: str) -> np.ndarray:
-        """Read one tensor, and no other bytes of its file but the header."""
+    def read(self, name: str, third: int | None = None) -> np.ndarray:
+        """Read one tensor, or a third of its last dim, and no other bytes."""
         place = self.places[name]
         with _opened(place.file) as file:
-            value: np.ndarray = file.get_tensor(place.name)
+            kept = file.get_slice(place.name)
+            size = kept.get_shape()[-1] // 3 if third is not None else 0
+            start = size * (third or 0)
+            value: np.ndarray = kept[..., start : start + size] if size else kept[:]
         self.num_bytes += value.nbytes
         return value
 
@@ -110,16 +114,28 @@ def check_tensors(tensors: Tensors, parts: Mapping[str, list[TensorPart]]) -> No
             )
 
 
-def parameter(
-    tensors: Tensors, parts: list[TensorPart], shape: tuple[int, ...]
-) -> np.ndarray:
-    """Give one parameter of ours, fp32, of this shape; rows of padding are zero."""
-    values = [part.read(tensors.read(part.name)) for part in parts]
-    stacked = parts[0].expert is not None
-    value = np.stack(values) if stacked else values[0]
-    found = np.zeros(shape, np.float32)
-    found[: value.shape[0]] = value
-    return found
+class FolderWeights:
+    """The parameters of a model, each by its full path, fp32, from such a folder.
+
+    Made, it has checked that all are there; it reads no more than what is asked for.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        config, raw = read_config(folder)
+        self.tensors = Tensors(folder)
+        self._parts = tensor_parts(config, raw["model_type"])
+        check_tensors(self.tensors, self._parts)
+
+    def __call__(self, path: str, shape: tuple[int, ...]) -> np.ndarray:
+        """Give the parameter in our shape; rows that pad the vocabulary are zero."""
+        parts = self._parts[path]
+        values = [
+            part.read(self.tensors.read(part.name, part.row.third)) for part in parts
+        ]
+        value = values[0] if parts[0].expert is None else np.stack(values)
+        found = np.zeros(shape, np.float32)
+        found[: value.shape[0]] = value
+        return found
 
 
 def _files(folder: Path) -> Iterable[tuple[Path, list[str]]]:

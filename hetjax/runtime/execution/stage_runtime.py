@@ -34,6 +34,7 @@ from hetjax.runtime.execution.gradient_sync import (
     StepCommit,
 )
 from hetjax.runtime.execution.stages import Stages
+from hetjax.runtime.execution.state import Weights
 from hetjax.schedule.programs.action import Programs, StageKey
 
 _NUM_SENDING = 4  # threads that wait for what is to be sent
@@ -71,12 +72,13 @@ class StageRuntime(Stages):
         optimizer: optax.GradientTransformation,
         *,
         dtype: str = "float32",
+        weights: Weights | None = None,
         clip_norm: float = float("inf"),
         gradient_wire: str = "float32",
         worker: str = EMBEDDED,
         members: WorkerMap | None = None,
     ) -> None:
-        super().__init__(plan, model, devices, optimizer, dtype=dtype)
+        super().__init__(plan, model, devices, optimizer, dtype=dtype, weights=weights)
         self.worker, self.clip_norm = worker, clip_norm
         self.members = members or WorkerMap(plan, only=worker)
         here = {key for key, of in self.members.members.items() if worker in of}

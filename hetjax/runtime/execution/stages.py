@@ -26,7 +26,9 @@ from hetjax.runtime.execution.executor import StageState, check_runnable
 from hetjax.runtime.execution.programs import StagePrograms
 from hetjax.runtime.execution.state import (
     Read,
+    Weights,
     fresh_weights,
+    given_weights,
     held_values,
     host_values,
     place,
@@ -46,7 +48,7 @@ class Stages:
     Devices may be other processes', too: stages that have none here are left out.
     `training` and `evaluation` are the programs of all nodes of the plan. `dtype` is
     what stages compute in that do not say. Where one computes in float16 the loss is
-    scaled for all of them: `is_scaled`.
+    scaled for all of them: `is_scaled`. First weights are `weights`, if they are given.
     """
 
     def __init__(
@@ -57,7 +59,9 @@ class Stages:
         optimizer: optax.GradientTransformation,
         *,
         dtype: str = "float32",
+        weights: Weights | None = None,
     ) -> None:
+        self._weights = weights
         self.plan, self.model = plan, model
         self.partition = PlanPartition(plan, model)
         self.training = lower(plan, self.partition.tied)
@@ -88,10 +92,12 @@ class Stages:
                 progress(done, len(jobs))
 
     def initialise(self, seed: int) -> None:
-        """Fresh weights and optimizer state, a function of the seed alone."""
+        """First weights, those given or a function of the seed alone, and fresh
+        optimizer state."""
         for stage, state in self.stages.items():
             held, abstract = self.partition.stages[stage], state.updates.masters
-            read = fresh_weights(self.model, held, seed)
+            read = given_weights(self._weights) if self._weights else None
+            read = read or fresh_weights(self.model, held, seed)
             masters, _ = place(held, abstract, ({},) * len(abstract), read)
             self._install(state, masters, state.updates.init_opt_state(masters))
 

@@ -14,13 +14,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from hetjax.checkpoint.format import Entry
+from hetjax.checkpoint.format import WEIGHTS, Entry
 from hetjax.mesh.axes import slices
 from hetjax.mesh.multihost import to_mesh, whole_value
 from hetjax.models.model import Model, ModuleSpec, init_params
 from hetjax.stage.partition import NamedStack, StageParameters
 
 Read = Callable[["Entry"], np.ndarray]  # whole value of an entry
+# fp32 value of the parameter with this full path and shape
+Weights = Callable[[str, tuple[int, ...]], np.ndarray]
 
 
 def entries(named: NamedStack, leaf_path: tuple[Any, ...], leaf: Any) -> list[Entry]:
@@ -127,6 +129,11 @@ def fresh_weights(model: Model, held: StageParameters, seed: int) -> Read:
         of_kinds = pool.map(drawn, of_kind.keys(), of_kind.values())
         values = {name: value for part in of_kinds for name, value in part.items()}
     return lambda entry: values[entry.name]
+
+
+def given_weights(weights: Weights) -> Read:
+    """Initial weights that come from elsewhere."""
+    return lambda entry: weights(entry.name.removeprefix(WEIGHTS), entry.shape)
 
 
 @cache

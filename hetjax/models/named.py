@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models by what a person types: a preset, files of Hugging Face, or a function.
+
+Owns how these are told apart. A name with a slash, or one that is there as a file or a
+folder, is a path: of a folder with a `config.json`, of such a file, or of a TOML with
+the same fields. One with a colon is a function, `package.module:function`, that takes
+nothing and gives a `Model` or a config. Does not own presets (`presets.py`), nor what
+is in files (`hugging_face/`).
+"""
+
+import pkgutil
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hetjax.errors import BadInput
+from hetjax.models.configs import DecoderConfig
+from hetjax.models.hugging_face.configs import read_config
+from hetjax.models.presets import model_config
+
+if TYPE_CHECKING:
+    from hetjax.models.model import Model
+
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+def load_named(name: str) -> "Model":
+    """Give the model of that name; BadInput if there is none."""
+    from hetjax.models.decoders import model_of  # JAX takes a second
+    from hetjax.models.model import Model
+
+    if is_function(name):
+        made = _called(name)
+        if not isinstance(made, Model | DecoderConfig):
+            raise BadInput(
+                got=f"model {name}, which gives a {type(made).__name__}",
+                allowed="a function that gives a hetjax Model, or a config of one",
+                fix="let it return hetjax.models.model.Model(...)",
+            )
+        return made if isinstance(made, Model) else model_of(made)
+    return model_of(named_config(name))
+
+
+def check_model_name(name: str) -> None:
+    """Raise BadInput for what names no model; of a function only its looks are known.
+
+    Imports no JAX.
+    """
+    if not is_function(name):
+        named_config(name)
+
+
+def named_config(name: str) -> DecoderConfig:
+    """Give the sizes of a preset or of what is in files; BadInput as of these."""
+    return read_config(Path(name))[0] if is_path(name) else model_config(name)
+
+
+def is_path(name: str) -> bool:
+    """Whether the name is that of a file or a folder, which may not be there."""
+    return "/" in name or name.endswith((".json", ".toml")) or Path(name).exists()
+
+
+def is_function(name: str) -> bool:
+    """Whether the name is that of a function."""
+    return _FUNCTION.fullmatch(name) is not None
+
+
+def portable(name: str) -> str:
+    """Give the name as it means the same in every folder of this machine."""
+    return str(Path(name).absolute()) if is_path(name) else name
+
+
+def _called(name: str) -> object:
+    try:
+        function = pkgutil.resolve_name(name)
+    except (ImportError, AttributeError) as error:
+        raise BadInput(
+            got=f"model {name}: {error}",
+            allowed="package.module:function, of what Python can import on every "
+            "machine of the run",
+            fix="install the package, or add its folder to PYTHONPATH",
+        ) from None
+    return function()
