@@ -26,7 +26,7 @@ from hetjax.costs.measured.layer_profile import check_profile, read_profile
 from hetjax.costs.stage_memory import adam_state
 from hetjax.errors import BadInput
 from hetjax.models.model import Model
-from hetjax.models.presets import model_preset
+from hetjax.models.named import load_named
 from hetjax.planner.baselines.by_name import BASELINES
 from hetjax.planner.model.costing import (
     all_kinds,
@@ -193,7 +193,7 @@ def _request(
     if model is None or global_batch is None or seq_len is None:
         raise _not_given(model=model, global_batch=global_batch, seq_len=seq_len)
     if not isinstance(model, Model):
-        model = model_preset(model)
+        model = load_named(model)
     profile = None if path is None else read_profile(path)
     if profile is not None:
         with placed(f"profile file {str(path)!r}"):

@@ -11,7 +11,7 @@ from typing import Any
 
 from hetjax.costs.measured.layer_profile import Profile
 from hetjax.models.model import Model
-from hetjax.models.presets import model_preset
+from hetjax.models.named import load_named
 from hetjax.profiling.config import ProfileConfig
 from hetjax.profiling.measuring import check_choices
 from hetjax.profiling.measuring import measure_profile as measured
@@ -45,7 +45,7 @@ def measure_profile(
     """
     chosen = preset_of(preset)
     config = replace(profile_config(chosen), output=Path(output), **choices)
-    model = model_preset(chosen.config.model)
+    model = load_named(chosen.config.model)
     profile = measure_model(config, chosen, model, quiet=quiet)
     return MeasuredProfile(profile=profile, path=config.output)
 

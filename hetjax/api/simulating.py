@@ -16,7 +16,7 @@ from hetjax.costs.plan_costs import device_kinds, usd_per_hour
 from hetjax.costs.stage_memory import adam_state
 from hetjax.errors import BadInput
 from hetjax.models.model import Model
-from hetjax.models.presets import model_preset
+from hetjax.models.named import load_named
 from hetjax.planner.model.costing import (
     check_measured,
     checked_costs,
@@ -170,4 +170,4 @@ def _of_preset(
 
 
 def _model(given: Model | str) -> Model:
-    return given if isinstance(given, Model) else model_preset(given)
+    return given if isinstance(given, Model) else load_named(given)

@@ -13,7 +13,7 @@ from weakref import finalize
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.data.batches import Batch
-from hetjax.models.presets import model_preset
+from hetjax.models.named import load_named
 from hetjax.plans.plan import Plan
 from hetjax.report.journals import Events, Metrics
 from hetjax.report.progress import Display, display
@@ -77,7 +77,7 @@ class Trainer:
         self.config = changed_config(self._preset.config, changes)
         check_config(self.config)
         self._cluster, self._plan = cluster, plan
-        self._model = model_preset(self.config.model)
+        self._model = load_named(self.config.model)
         self._session: Session | None = None
 
     def fit(self, steps: int | None = None) -> Self:

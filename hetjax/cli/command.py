@@ -18,7 +18,7 @@ from hetjax.cluster.user_files import naming
 from hetjax.costs.measured.layer_profile import read_profile
 from hetjax.data.corpus import text_files
 from hetjax.errors import BadInput, NoFeasiblePlan, RunFailed
-from hetjax.models.presets import model_config
+from hetjax.models.named import check_model_name
 from hetjax.plans.plan_files import read_plan
 from hetjax.report.pictures.picture import check_picture
 
@@ -78,7 +78,7 @@ def check_inputs(
 ) -> None:
     """Raise BadInput for the first of these that cannot be read, or is not there."""
     if model is not None:
-        model_config(model)
+        check_model_name(model)
     if cluster is not None:
         load_cluster(cluster)
     if profile is not None:

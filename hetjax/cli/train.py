@@ -30,9 +30,9 @@ def train(arguments: Sequence[str]) -> int:
     )
     check_start(config)
     with working("starting"):  # JAX takes seconds to import
-        from hetjax.models.presets import model_preset
+        from hetjax.models.named import load_named
         from hetjax.training.run import run
-    return run(config, preset, model_preset(config.model))
+    return run(config, preset, load_named(config.model))
 
 
 def parse(arguments: Sequence[str]) -> tuple[RunConfig, Preset]:

@@ -48,7 +48,8 @@ def gpt_model(config: GPTConfig) -> Model:
 
 def llama_model(config: LlamaConfig) -> Model:
     """RoPE, RMSNorm, gated MLP or experts, grouped queries."""
-    common = _common(config, config.norm) | {"post_norm": config.norms == "around"}
+    around: dict[str, Any] = {"post_norm": config.norms == "around"}
+    common = _common(config, config.norm) | around
 
     def attention(block: int) -> AttentionConfig:
         windowed = config.has_window(block)
@@ -67,7 +68,10 @@ def llama_model(config: LlamaConfig) -> Model:
         )
 
     tied = (("table", "embedding.table"),) if config.tied else ()
-    widths = common | {"inner_size": config.inner_size, "activation": config.activation}
+    widths: dict[str, Any] = common | {
+        "inner_size": config.inner_size,
+        "activation": config.activation,
+    }
     if config.routing is None:
         mlp = layers.MlpConfig(**widths)
         return _decoder(config, attention, ("mlp", layers.GatedMlp, mlp), tied=tied)

@@ -21,7 +21,7 @@ from typing import IO
 from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.cluster_files import cluster_toml, parse_cluster
 from hetjax.errors import NoFeasiblePlan
-from hetjax.models.presets import model_preset
+from hetjax.models.named import load_named
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import parse_plan, plan_json
 from hetjax.training.config import RunConfig, config_values, read_config
@@ -87,7 +87,7 @@ def main() -> None:
     """Answer the request on standard input, a line for each plan."""
     request = json.load(sys.stdin)
     config = read_config(request["config"], "settings")
-    model, current = model_preset(config.model), parse_plan(request["current"])
+    model, current = load_named(config.model), parse_plan(request["current"])
     for number, text in enumerate(request["clusters"]):
         with suppress(NoFeasiblePlan):  # then there is nothing to be ready for
             plan = next_plan(config, model, parse_cluster(text), current)

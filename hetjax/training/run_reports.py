@@ -14,7 +14,7 @@ from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.user_files import parsed, read_text
 from hetjax.costs.plan_costs import usd_per_hour
 from hetjax.errors import BadInput, NoFeasiblePlan
-from hetjax.models.presets import model_preset
+from hetjax.models.named import load_named
 from hetjax.plans.plan import Plan
 from hetjax.report.progress import Display
 from hetjax.report.run_record import RunRecord
@@ -48,7 +48,7 @@ def report_of(run_dir: str | Path) -> RunReport:
     found = _previous(path)
 
     def predict(plan: Plan, cluster: Cluster) -> Predicted:
-        model = model_preset(found.config.model)
+        model = load_named(found.config.model)
         return predict_step(found.config, model, plan, cluster)
 
     return _report(path, found, predict)

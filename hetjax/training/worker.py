@@ -29,7 +29,7 @@ from hetjax.errors import BadInput
 from hetjax.mesh.accelerators import check_accelerator_used
 from hetjax.mesh.multihost import world_devices
 from hetjax.mesh.process_setup import keep_compiled, simulate_devices
-from hetjax.models.presets import model_preset
+from hetjax.models.named import load_named
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import parse_plan, plan_json
 from hetjax.plans.worker_map import WorkerMap, node_of
@@ -114,7 +114,7 @@ def training_work(worker: str, settings: Mapping[str, Any]) -> TrainingWork:
     """Make a worker's part from what `worker_settings` gave its controller."""
     config = read_config(settings["config"], "settings")
     keep_compiled(config.data.cache_dir.expanduser())
-    dataset = _dataset(settings, config, model_preset(config.model).vocab_size)
+    dataset = _dataset(settings, config, load_named(config.model).vocab_size)
     return TrainingWork(
         runtime=_runtime(worker, settings, config),
         feed=training_feed(config, dataset),
@@ -135,7 +135,7 @@ def _runtime(
     plan = parse_plan(settings["plan"])
     return StageRuntime(
         plan,
-        model_preset(config.model),
+        load_named(config.model),
         {node_of(worker): _devices(worker, cluster, config)},
         optimizer(config.optimizer, config.steps),
         clip_norm=config.optimizer.clip_norm,

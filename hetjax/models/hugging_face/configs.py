@@ -52,7 +52,7 @@ def read_config(path: Path) -> tuple[DecoderConfig, dict[str, Any]]:
 
 def config_of(raw: Fields, name: str) -> DecoderConfig:
     """Return the sizes of a model by the fields of its `config.json`."""
-    kind = raw.get("model_type") if isinstance(raw, Mapping) else None
+    kind = str(raw.get("model_type")) if isinstance(raw, Mapping) else "none"
     if kind == "gemma3":  # with eyes: what reads is a part of it
         return config_of(raw["text_config"], name)
     if kind not in _FAMILIES:
@@ -261,14 +261,14 @@ def _rope(
     fields: _Fields, told: Fields, theta: float | None
 ) -> tuple[float, RopeScaling | None]:
     """The base of the rotation, and its scaling; Gemma's by kind are taken apart."""
-    theta = told.get("rope_theta") or theta or 10_000.0
+    base: float = told.get("rope_theta") or theta or 10_000.0
     kind = told.get("rope_type") or told.get("type") or "default"
     if kind == "default":
-        return theta, None
+        return base, None
     if kind == "linear":
-        return theta, RopeScaling(kind="linear", factor=told["factor"])
+        return base, RopeScaling(kind="linear", factor=told["factor"])
     if kind == "llama3":
-        return theta, RopeScaling(
+        return base, RopeScaling(
             kind="llama3",
             factor=told["factor"],
             low_turns=told["low_freq_factor"],

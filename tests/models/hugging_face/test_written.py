@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was read from a folder of transformers is written as it was."""
+
+import json
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from hetjax.models.hugging_face import written
+from hetjax.models.hugging_face.configs import config_of, read_config
+from hetjax.models.hugging_face.tensors import INDEX, FolderWeights
+from hetjax.models.hugging_face.written import fields_of, write_model
+from tests.models.hugging_face.test_fixtures import FIXTURES
+
+
+def all_tensors(folder: Path) -> dict[str, np.ndarray]:
+    return {
+        name: value
+        for file in sorted(folder.glob("*.safetensors"))
+        for name, value in load_file(file).items()
+    }
+
+
+@pytest.mark.parametrize("folder", sorted(FIXTURES.iterdir()), ids=lambda f: f.name)
+def test_weights_come_out_as_they_went_in_bit_by_bit(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(written, "SMALL_BYTES", 10_000)  # several files
+    source, target = tmp_path / "in", tmp_path / "out"
+    source.mkdir()
+    target.mkdir()
+    before = {
+        name: value.astype(ml_dtypes.bfloat16)
+        for name, value in all_tensors(folder).items()
+    }
+    save_file(before, source / "model.safetensors")
+    (source / "config.json").write_text((folder / "config.json").read_text())
+    config, fields = read_config(source)
+    write_model(target, config, fields, FolderWeights(source), "bfloat16")
+    after = all_tensors(target)
+    assert after.keys() == before.keys()
+    for name, value in before.items():
+        assert after[name].dtype == value.dtype
+        np.testing.assert_array_equal(after[name], value, err_msg=name)
+    index = json.loads((target / INDEX).read_text())
+    assert index["weight_map"].keys() == before.keys()
+    assert index["metadata"]["total_size"] == sum(v.nbytes for v in before.values())
+    assert read_config(target)[0] == config_of(fields, "out")
+
+
+@pytest.mark.parametrize("folder", sorted(FIXTURES.iterdir()), ids=lambda f: f.name)
+def test_the_fields_that_we_write_say_the_same_model(folder: Path):
+    config, _ = read_config(folder)
+    assert config_of(fields_of(config), config.name) == config
