@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models that transformers saved, on unlike replicas: its loss, and weights as saved."""
+"""Models that transformers saved, on unlike replicas: its loss, weights as saved."""
 
 from pathlib import Path
 

@@ -82,6 +82,8 @@ def fields_of(config: DecoderConfig) -> dict[str, Any]:
         }
     assert isinstance(config, LlamaConfig), config
     kind, own = _family(config)
+    if config.head_size or config.qk_norm:
+        own = own | {"head_dim": config.size_of_heads}
     architecture = {
         "gemma3_text": "Gemma3ForCausalLM",
         "qwen3_moe": "Qwen3MoeForCausalLM",
@@ -95,7 +97,6 @@ def fields_of(config: DecoderConfig) -> dict[str, Any]:
         "num_hidden_layers": config.num_blocks,
         "num_attention_heads": config.num_heads,
         "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.size_of_heads if config.qk_norm else config.head_size,
         "max_position_embeddings": config.max_seq_len,
         "rms_norm_eps": config.norm.eps,
         "tie_word_embeddings": config.tied,
