@@ -169,9 +169,7 @@ def matmul_s(
     """
     batch, m, n, k = sizes
     traffic = batch * (m * k + k * n + m * n) * DTYPES[precision]
-    return max(
-        _arithmetic_s(sizes, precision, device), traffic / _bytes_per_s(device)
-    )
+    return max(_arithmetic_s(sizes, precision, device), traffic / _bytes_per_s(device))
 
 
 def _arithmetic_s(

@@ -7,6 +7,7 @@ queries come scaled. Does not own when it is asked (`attention.py`).
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,13 +32,9 @@ def forward(
     documents_BL: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
     """Give z_BLNH and the logarithm of the sum of each row's exponentials (BNL)."""
-    kernel = _kernel(visibility, q_BLNH)
-
-    def one(q_NLH: jax.Array, k_KLH: jax.Array, v_KLH: jax.Array, documents_L: object):
-        return kernel(q_NLH, k_KLH, v_KLH, documents_L)
-
+    kernel: Any = _kernel(visibility, q_BLNH)  # typed for fewer operands than it takes
     heads_first = map(_heads_first, (_scaled(q_BLNH), k_BLKH, v_BLKH))
-    z_BNLH, (log_total_BNL,) = jax.vmap(one)(*heads_first, _segments(documents_BL))
+    z_BNLH, (log_total_BNL,) = jax.vmap(kernel)(*heads_first, _segments(documents_BL))
     return _heads_first(z_BNLH), log_total_BNL
 
 
@@ -55,7 +52,7 @@ def backward(
     kernel = _kernel(visibility, q_BLNH)
     gradients = partial(splash._splash_attention_bwd, **kernel.kwargs)
 
-    def one(*saved: jax.Array) -> tuple[jax.Array, ...]:
+    def one(*saved: Any) -> tuple[jax.Array, ...]:
         *given, z_NLH, log_total_NL, dz_NLH = saved
         residuals = (*given, None, z_NLH, log_total_NL)  # no sinks
         infos = kernel.dq_mask_info, kernel.dkv_mask_info
@@ -68,9 +65,7 @@ def backward(
     return _scaled(dq_BLNH), dk_BLKH, dv_BLKH
 
 
-def _kernel(
-    visibility: Visibility, q_BLNH: jax.Array
-) -> splash.SplashAttentionKernel:
+def _kernel(visibility: Visibility, q_BLNH: jax.Array) -> splash.SplashAttentionKernel:
     """The kernel of all heads of one sequence; masks stay formulas."""
     _, length, num_heads, _ = q_BLNH.shape
     size = (length, length)
@@ -80,7 +75,10 @@ def _kernel(
         else masks.LocalMask(size, (visibility.window - 1, 0), 0)
     )
     block = next(block for block in _BLOCKS if length % block == 0)
-    sizes = splash.BlockSizes(*[block] * 8)
+    forward = {"block_q": block, "block_kv": block}
+    of_keys = {"block_q_dkv": block, "block_kv_dkv": block}
+    of_queries = {"block_q_dq": block, "block_kv_dq": block}
+    sizes = splash.BlockSizes(**forward, **of_keys, **of_queries)
     return splash.make_splash_mha(
         masks.MultiHeadMask([mask] * num_heads),
         block_sizes=sizes,

@@ -17,8 +17,8 @@ Shapes = Sequence[Shape]
 Join = tuple[int, int, int]  # (input, its dim, dim of the output)
 Joins = Iterable[Join]
 
-# passes of attention by a kernel: (queries BLNH, keys BLKH, values BLKH, ...) -> (output,
-# a number a row BNL), or -> the gradients of these three
+# passes of attention by a kernel: (queries BLNH, keys BLKH, values BLKH, ...) ->
+# (output, a number a row BNL), or -> the gradients of these three
 ATTENTION = frozenset({FORWARD, BACKWARD})
 _UNRELATED = {"gather", "iota", "rng_bit_generator", "scatter", "scatter-add"}
 
