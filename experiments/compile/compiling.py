@@ -73,7 +73,10 @@ def record(cell: Cell, devices: Sequence[jax.Device]) -> dict[str, Any]:
     started = time.perf_counter()
     dtype = TARGETS[cell.target].dtype
     state = stage_state(cell, devices[: cell.tensor * cell.data], dtype)
-    found: dict[str, Any] = {"dtype": dtype}
+    found: dict[str, Any] = {
+        "dtype": dtype,
+        "attention": TARGETS[cell.target].attention,
+    }
     try:
         programs = compiled_programs(cell, state)
     except Exception as error:  # whatever a compiler refuses is what we came to see

@@ -13,6 +13,7 @@ import jax
 import optax
 
 from experiments.compile.cells import Cell
+from experiments.compile.targets import TARGETS
 from hetjax.models.decoders import model_of
 from hetjax.models.model import Model
 from hetjax.models.presets import HALVES, model_config
@@ -50,6 +51,7 @@ def model_and_plan(cell: Cell) -> tuple[Model, Plan, StageKey]:
             layers=layers,
             remat=cell.remat,
             launch_ahead=len(cuts) - number,
+            attention=TARGETS[cell.target].attention,
         )
         for number, layers in enumerate(cuts)
     )
