@@ -91,8 +91,10 @@ def attention_kernel(eqn: JaxprEqn) -> str | None:
     """Return the name of the call if it is a pass of an attention kernel.
 
     What it calls is the kernel's own matter: nothing in it is a step of the program.
+    Without operands it is what JAX took out of the call, and out of the loop that the
+    call is in: constants such as masks.
     """
-    if eqn.primitive is not lax.jit_p:
+    if eqn.primitive is not lax.jit_p or not eqn.invars:
         return None
     name = eqn.params["name"]
     return name if name in (FORWARD, BACKWARD) else None
