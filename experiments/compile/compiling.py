@@ -71,9 +71,10 @@ def compile_equal_programs_once() -> None:
 def record(cell: Cell, devices: Sequence[jax.Device]) -> dict[str, Any]:
     """Compile the cell; return what is seen, and under `failures` what is wrong."""
     started = time.perf_counter()
-    dtype = TARGETS[cell.target].dtype
-    state = stage_state(cell, devices[: cell.tensor * cell.data], dtype)
-    found: dict[str, Any] = {"dtype": dtype}
+    dtype, attention = TARGETS[cell.target].dtype, TARGETS[cell.target].attention
+    own = devices[: cell.tensor * cell.data]
+    state = stage_state(cell, own, dtype, attention)
+    found: dict[str, Any] = {"dtype": dtype, "attention": attention}
     try:
         programs = compiled_programs(cell, state)
     except Exception as error:  # whatever a compiler refuses is what we came to see
@@ -117,7 +118,9 @@ def memory(cell: Cell, state: StageState, programs: list[Any]) -> dict[str, int]
     `workspace_bytes` is the stage's: of the larger of F and B, of FB, or of F, I and W.
     What is compared with it is in `temp_bytes`: that of the passes compiled here.
     """
-    model, plan, key = model_and_plan(cell)
+    form = state.programs.function.attention
+    assert form is not None, "every stage of the gate says its form"
+    model, plan, key = model_and_plan(cell, form)
     split = cell.program in ("input gradient", "weight gradient")
     dtype = TARGETS[cell.target].dtype
     ours = stage_memory(

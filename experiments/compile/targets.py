@@ -14,6 +14,7 @@ import jax
 from jax.experimental import topologies
 
 from hetjax.cluster.cluster import Precision
+from hetjax.plans.plan import AttentionForm
 
 MOST_DEVICES = 8
 
@@ -25,6 +26,7 @@ class Tpu:
     name: str
     topology: str
     dtype: Precision = "bfloat16"
+    attention: AttentionForm = "splash"
     compiler: str = "libtpu"
 
     def devices(self) -> list[jax.Device]:
@@ -61,6 +63,11 @@ class Gpu:
     def dtype(self) -> Precision:
         """What its matrix units multiply best of the 16-bit formats."""
         return "bfloat16" if self.capability >= (8, 0) else "float16"
+
+    @property
+    def attention(self) -> AttentionForm:
+        """What computes it best there."""
+        return "cudnn" if self.capability >= (8, 0) else "chunked"
 
     def devices(self) -> list[jax.Device]:
         """Return devices to compile for: one host with as many of the card."""

@@ -8,7 +8,7 @@ blocks (`chunked_attention.py`).
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +17,12 @@ from flax import nnx
 from hetjax.errors import BadInput
 from hetjax.models.chunked_attention import chunked_attention
 from hetjax.models.configs import NormConfig, require_divides, require_positive
+from hetjax.models.kernel_attention import KernelName, kernel_attention
 from hetjax.models.layers import STD, Norm, normal, zeros
-from hetjax.models.model import ModuleSpec
+from hetjax.models.model import Model, ModuleSpec
 
-AttentionForm = Literal["xla", "chunked"]
-SHORT = 2048  # positions
+AttentionForm = Literal["xla", "chunked", "cudnn", "splash"]
+KERNELS = frozenset(get_args(KernelName))  # forms that some devices have
 
 
 def rotate(x_BLNH: jax.Array, *, theta: float) -> jax.Array:
@@ -51,7 +52,7 @@ class AttentionConfig:
     biases: Literal["none", "all"] = "none"
     rope_theta: float | None = None  # None: positions are not the attention's matter
     output_std: float = STD
-    form: AttentionForm | None = None  # None: `plain_form` of the length
+    form: AttentionForm | None = None  # None: chunked
 
     def __post_init__(self) -> None:
         require_positive("attention", self)
@@ -103,9 +104,17 @@ def _project(x_BLD: jax.Array, weight: nnx.Param, bias: nnx.Param | None) -> jax
     return y_BLNH if bias is None else y_BLNH + bias[...][None, None]
 
 
+def head_sizes(model: Model) -> tuple[int, ...]:
+    """Give the sizes of heads of the model's attention."""
+    configs = [spec.config for spec in model.modules]
+    return tuple(
+        sorted({c.head_size for c in configs if isinstance(c, AttentionConfig)})
+    )
+
+
 def in_form(spec: ModuleSpec, form: AttentionForm | None) -> ModuleSpec:
-    """Give the module with its attention, if it is one, in this form."""
-    if not isinstance(spec.config, AttentionConfig):
+    """Give the module with its attention, if it is one, in this form; None: as is."""
+    if form is None or not isinstance(spec.config, AttentionConfig):
         return spec
     return replace(spec, config=replace(spec.config, form=form))
 
@@ -117,9 +126,11 @@ def attend(
     *,
     form: AttentionForm | None = None,
 ) -> jax.Array:
-    """Give z_BLNH, causal, in the form asked for or the one that suits the length."""
-    if (form or plain_form(q_BLNH.shape[1])) == "chunked":
+    """Give z_BLNH, causal, in the form asked for or the one that runs everywhere."""
+    if form in (None, "chunked"):
         return chunked_attention(q_BLNH, k_BLKH, v_BLKH)
+    if form != "xla":
+        return kernel_attention(q_BLNH, k_BLKH, v_BLKH, kernel=form)
     if q_BLNH.dtype == jnp.float16:  # JAX's own asks for a product that CPUs have not
         return _attend_in_float16(q_BLNH, k_BLKH, v_BLKH)
     # JAX's own code promotes bf16 with fp32 here, which strict promotion refuses. Its
@@ -143,13 +154,3 @@ def _attend_in_float16(
     p_BKGQC = jax.nn.softmax(jnp.where(seen_QC, s_BKGQC, -jnp.inf), axis=-1)
     z_BLKGH = jnp.einsum("bkgqc,bckh->bqkgh", p_BKGQC.astype(v_BLKH.dtype), v_BLKH)
     return z_BLKGH.reshape(q_BLNH.shape)
-
-
-def plain_form(seq_len: int) -> AttentionForm:
-    """Give the form, of those that run everywhere, that suits a length.
-
-    Blocks begin where memory lacks: an accelerator waits for the many small kernels of
-    a loop. At 2,048 positions the roofline of a step of a 22B GPT on eight A100 says
-    1.20 s in one piece and 1.24 in blocks.
-    """
-    return "xla" if seq_len <= SHORT else "chunked"

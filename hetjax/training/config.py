@@ -25,6 +25,7 @@ from hetjax.cluster.user_files import (
     read_record,
 )
 from hetjax.errors import BadInput
+from hetjax.plans.attention import Attention
 from hetjax.plans.precision import Dtype
 
 _MOST_STEPS = 10**9  # a schedule counts them in 32 bits
@@ -162,6 +163,8 @@ class RunConfig:
     """Sequences per step, over all replicas."""
     dtype: Dtype = "best"
     """Precision of computation; best: each device's. Weights are kept in float32."""
+    attention: Attention = "best"
+    """How attention is computed; best: by each device's own kernel, if it has one."""
     loss_scale_init: float = 2.0**8
     """What gradients of the sum over tokens are multiplied by at first for float16."""
     loss_scale_growth_interval: int = 2_000
@@ -227,9 +230,8 @@ def _problems(config: RunConfig) -> Iterator[BadInput]:
         if not is_allowed(attrgetter(name)(config)):
             yield _out_of_range(config, name, allowed.format(name), example)
     yield from _prompt_problems(config.evaluation.prompt)
-    yield from _profile_problems(config)
-    yield from _upload_problems(config)
-    yield from _copies_problems(config)
+    for problems in _profile_problems, _upload_problems, _copies_problems:
+        yield from problems(config)
     yield from _recovery_problems(config)
 
 
@@ -265,11 +267,10 @@ def _copies_problems(config: RunConfig) -> Iterator[BadInput]:
 
 
 def _upload_problems(config: RunConfig) -> Iterator[BadInput]:
-    checkpoint, name = config.checkpoint, "checkpoint.upload_mbit_per_s"
-    limit = checkpoint.upload_mbit_per_s
+    name, limit = "checkpoint.upload_mbit_per_s", config.checkpoint.upload_mbit_per_s
     if limit is None:
         return
-    if checkpoint.cloud is None:
+    if config.checkpoint.cloud is None:
         yield BadInput(
             got=f"{option(name)} {limit:g} without a store",
             allowed=f"{option(name)} with {option('checkpoint.cloud')}",

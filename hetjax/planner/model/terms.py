@@ -289,6 +289,7 @@ def _cases(
                 hidden_size=hidden_size(request.model),
                 dtype=_precision(request, option),
                 tensor=option.tensor,
+                attention=request.attentions[_node_of(request, option).name],
             )
             yield b, o, shares
 
