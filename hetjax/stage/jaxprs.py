@@ -14,8 +14,6 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxprs_in_params
 from jax.extend.core import primitives as lax
 
-from hetjax.models.model import MADE_AGAIN
-
 __all__ = ["ClosedJaxpr", "Jaxpr", "JaxprEqn", "Var"]
 
 _PRODUCTS = {lax.dot_general_p, lax.conv_general_dilated_p, lax.scatter_add_p}
@@ -81,11 +79,6 @@ def is_layout(eqn: JaxprEqn) -> bool:
     return eqn.primitive in _LAYOUTS
 
 
-def is_made_again(eqn: JaxprEqn) -> bool:
-    """Whether the operation is a call that a module marked with `made_again`."""
-    return eqn.primitive is lax.jit_p and eqn.params["name"] == MADE_AGAIN
-
-
 def is_literal(atom: Any) -> bool:
     return isinstance(atom, Literal)
 
@@ -101,17 +94,14 @@ def bodies(eqn: JaxprEqn) -> Iterator[Jaxpr]:
 
 
 def inlined(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
-    """The function with calls and checkpoints dissolved, inside loops too.
-
-    Calls that are made again stay.
-    """
+    """The function with calls and checkpoints dissolved, inside loops too."""
 
     def run(*inputs: Any) -> list[Any]:
         env: Values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
         env |= dict(zip(closed.jaxpr.invars, inputs, strict=True))
         for eqn in closed.jaxpr.eqns:
             values = read(env, eqn.invars)
-            if eqn.primitive in _INLINED and not is_made_again(eqn):
+            if eqn.primitive in _INLINED:
                 made = inlined(_called(eqn))(*values)
             elif is_scan(eqn):
                 made = _inlined_scan(Scan(eqn), values)
