@@ -2,10 +2,11 @@
 """Training in unlike precisions against float32: the losses of `tiny` on A100 + V100.
 
     python -m experiments.accuracy.mixed_precision [--steps 300] [--global-batch 48]
-        [--learning-rates 3e-4 1e-3 3e-3] [--seeds 0 1] [--output FILE]
+        [--learning-rates 1e-3 3e-3] [--seeds 0 1] [--plans mixed float32]
+        [--output FILE]
 
-Prints one JSON object. For every peak learning rate (the first is the preset's unless
-others are given) and seed, runs of the preset on simulated devices see the same text in
+Prints one JSON object. For every peak learning rate (the preset's unless others are
+given) and seed, runs of the preset on simulated devices see the same text in
 the same order: `mixed`, a pipeline over an A100 in bfloat16 and a V100 in float16, what
 each does best; `bfloat16_first`, the same plan with the V100 in float32; `float32`, the
 same plan in float32; `float32_other`, two replicas in float32, which add the same
@@ -141,6 +142,8 @@ def main(words: list[str] | None = None) -> None:
     output: Path | None = options.output
     command = " ".join([COMMAND, *(sys.argv[1:] if words is None else words)])
     found = _read(output)
+    chosen = plans(options.global_batch)
+    chosen = {name: chosen[name] for name in options.plans}
     for rate, seed in product(options.learning_rates, options.seeds):
         training = Training(
             steps=options.steps,
@@ -149,7 +152,7 @@ def main(words: list[str] | None = None) -> None:
             seed=seed,
         )
         runs = found.setdefault(training, {})
-        for name, plan in plans(options.global_batch).items():
+        for name, plan in chosen.items():
             if name not in runs:
                 runs[name] = trained(training, plan)
             if output is not None:
@@ -165,6 +168,8 @@ def _parser() -> argparse.ArgumentParser:
     rates = {"type": float, "default": [config.optimizer.learning_rate]}
     parser.add_argument("--learning-rates", nargs="+", **rates)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    names = list(plans(config.global_batch))
+    parser.add_argument("--plans", nargs="+", choices=names, default=names)
     parser.add_argument("--output", type=Path)
     return parser
 

@@ -110,6 +110,27 @@ def test_embedding_adds_the_row_of_the_token_and_of_the_position():
     np.testing.assert_array_equal(x_BLD, table[tokens] + positions[:3])
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_the_embeddings_gradient_is_summed_in_fp32_whatever_it_is_given_in(dtype):
+    """One token is there 4,200 times: a sum in bf16 would end at 256 of them."""
+    config = EmbeddingConfig(padded_vocab_size=32, hidden_size=4)
+    spec = ModuleSpec("embedding", Embedding, config)
+    params = _on_device(init_params(spec, jax.random.key(0)), dtype)
+    rng = np.random.default_rng(0)
+    tokens_BL = np.where(rng.random((2, 3000)) < 0.7, 7, rng.integers(0, 31, (2, 3000)))
+    d_BLD = jnp.asarray(rng.normal(0.02, 0.01, (2, 3000, 4)), dtype)
+
+    def given(params):
+        return jnp.sum(apply(spec, params, jnp.asarray(tokens_BL))[0] * d_BLD)
+
+    found = jax.jit(jax.grad(given))(params)["table"]
+    expected = np.zeros((32, 4))
+    np.add.at(expected, tokens_BL, np.asarray(d_BLD, np.float64))
+    assert found.dtype == dtype
+    within = max(float(jnp.finfo(dtype).eps), 1e-5)
+    np.testing.assert_allclose(np.asarray(found, np.float64), expected, rtol=within)
+
+
 @pytest.mark.parametrize(
     ("size", "multiple", "expected"),
     [(50257, 128, 50304), (128, 128, 128), (1, 64, 64)],
