@@ -13,6 +13,7 @@ nor what is tied to what (`decoders.py`: the `table` of a tied head is the embed
 import math
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -137,7 +138,7 @@ class Embedding(nnx.Module):
 
     def __call__(self, tokens_BL: jax.Array) -> jax.Array:
         table_VD = self.table[...]
-        x_BLD = rows(table_VD.shape[0], table_VD, tokens_BL)
+        x_BLD: Any = _rows(table_VD.shape[0], table_VD, tokens_BL)
         if self.positions is None:
             return x_BLD
         num_positions = tokens_BL.shape[1]
@@ -145,7 +146,7 @@ class Embedding(nnx.Module):
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def rows(num_words: int, table_VD: jax.Array, tokens_BL: jax.Array) -> jax.Array:
+def _rows(num_words: int, table_VD: jax.Array, tokens_BL: jax.Array) -> jax.Array:
     """Give x_BLD, the rows of a table of so many words.
 
     Its gradient is summed in fp32 and rounded once. Summed in bf16, a row gains nothing
@@ -170,7 +171,7 @@ def _rows_backward(
     return jnp.zeros((num_words, D), dtype).at[tokens_N].add(d_ND), None
 
 
-rows.defvjp(_rows_forward, _rows_backward)
+_rows.defvjp(_rows_forward, _rows_backward)
 
 
 def _sum_of_equals(num_words: int, tokens_N: jax.Array, d_ND: jax.Array) -> jax.Array:
