@@ -15,7 +15,6 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxprs_i
 from jax.extend.core import primitives as lax
 
 from hetjax.models.kernel_attention import BACKWARD, FORWARD
-from hetjax.models.model import MADE_AGAIN
 
 __all__ = ["ClosedJaxpr", "Jaxpr", "JaxprEqn", "Var"]
 
@@ -82,11 +81,6 @@ def is_layout(eqn: JaxprEqn) -> bool:
     return eqn.primitive in _LAYOUTS
 
 
-def is_made_again(eqn: JaxprEqn) -> bool:
-    """Whether the operation is a call that a module marked with `made_again`."""
-    return eqn.primitive is lax.jit_p and eqn.params["name"] == MADE_AGAIN
-
-
 def attention_kernel(eqn: JaxprEqn) -> str | None:
     """Return the name of the call if it is a pass of an attention kernel.
 
@@ -117,7 +111,7 @@ def bodies(eqn: JaxprEqn) -> Iterator[Jaxpr]:
 def inlined(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
     """The function with calls and checkpoints dissolved, inside loops too.
 
-    Calls that are made again stay, and attention kernels.
+    Attention kernels stay calls.
     """
 
     def run(*inputs: Any) -> list[Any]:
@@ -125,8 +119,7 @@ def inlined(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
         env |= dict(zip(closed.jaxpr.invars, inputs, strict=True))
         for eqn in closed.jaxpr.eqns:
             values = read(env, eqn.invars)
-            stays = is_made_again(eqn) or attention_kernel(eqn)
-            if eqn.primitive in _INLINED and not stays:
+            if eqn.primitive in _INLINED and not attention_kernel(eqn):
                 made = inlined(_called(eqn))(*values)
             elif is_scan(eqn):
                 made = _inlined_scan(Scan(eqn), values)
