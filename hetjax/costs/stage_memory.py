@@ -199,6 +199,7 @@ def stage_shares(
         hidden_size=hidden_size(model),
         dtype=dtype,
         tensor=stage.mesh.tensor,
+        attention=stage.attention,
     )
 
 

@@ -8,7 +8,7 @@ blocks (`chunked_attention.py`).
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +17,12 @@ from flax import nnx
 from hetjax.errors import BadInput
 from hetjax.models.chunked_attention import chunked_attention
 from hetjax.models.configs import NormConfig, require_divides, require_positive
+from hetjax.models.kernel_attention import KernelName, kernel_attention
 from hetjax.models.layers import STD, Norm, normal, zeros
 from hetjax.models.model import ModuleSpec
 
-AttentionForm = Literal["xla", "chunked"]
+AttentionForm = Literal["xla", "chunked", "cudnn", "splash"]
+KERNELS = frozenset(get_args(KernelName))  # forms that some devices have
 SHORT = 2048  # positions
 
 
@@ -104,8 +106,8 @@ def _project(x_BLD: jax.Array, weight: nnx.Param, bias: nnx.Param | None) -> jax
 
 
 def in_form(spec: ModuleSpec, form: AttentionForm | None) -> ModuleSpec:
-    """Give the module with its attention, if it is one, in this form."""
-    if not isinstance(spec.config, AttentionConfig):
+    """Give the module with its attention, if it is one, in this form; None: as is."""
+    if form is None or not isinstance(spec.config, AttentionConfig):
         return spec
     return replace(spec, config=replace(spec.config, form=form))
 
@@ -118,8 +120,11 @@ def attend(
     form: AttentionForm | None = None,
 ) -> jax.Array:
     """Give z_BLNH, causal, in the form asked for or the one that suits the length."""
-    if (form or plain_form(q_BLNH.shape[1])) == "chunked":
+    form = form or plain_form(q_BLNH.shape[1])
+    if form == "chunked":
         return chunked_attention(q_BLNH, k_BLKH, v_BLKH)
+    if form != "xla":
+        return kernel_attention(q_BLNH, k_BLKH, v_BLKH, kernel=form)
     if q_BLNH.dtype == jnp.float16:  # JAX's own asks for a product that CPUs have not
         return _attend_in_float16(q_BLNH, k_BLKH, v_BLKH)
     # JAX's own code promotes bf16 with fp32 here, which strict promotion refuses. Its

@@ -14,6 +14,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxprs_in_params
 from jax.extend.core import primitives as lax
 
+from hetjax.models.kernel_attention import BACKWARD, FORWARD
 from hetjax.models.model import MADE_AGAIN
 
 __all__ = ["ClosedJaxpr", "Jaxpr", "JaxprEqn", "Var"]
@@ -86,6 +87,17 @@ def is_made_again(eqn: JaxprEqn) -> bool:
     return eqn.primitive is lax.jit_p and eqn.params["name"] == MADE_AGAIN
 
 
+def attention_kernel(eqn: JaxprEqn) -> str | None:
+    """Return the name of the call if it is a pass of an attention kernel.
+
+    What it calls is the kernel's own matter: nothing in it is a step of the program.
+    """
+    if eqn.primitive is not lax.jit_p:
+        return None
+    name = eqn.params["name"]
+    return name if name in (FORWARD, BACKWARD) else None
+
+
 def is_literal(atom: Any) -> bool:
     return isinstance(atom, Literal)
 
@@ -103,7 +115,7 @@ def bodies(eqn: JaxprEqn) -> Iterator[Jaxpr]:
 def inlined(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
     """The function with calls and checkpoints dissolved, inside loops too.
 
-    Calls that are made again stay.
+    Calls that are made again stay, and attention kernels.
     """
 
     def run(*inputs: Any) -> list[Any]:
@@ -111,7 +123,8 @@ def inlined(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
         env |= dict(zip(closed.jaxpr.invars, inputs, strict=True))
         for eqn in closed.jaxpr.eqns:
             values = read(env, eqn.invars)
-            if eqn.primitive in _INLINED and not is_made_again(eqn):
+            stays = is_made_again(eqn) or attention_kernel(eqn)
+            if eqn.primitive in _INLINED and not stays:
                 made = inlined(_called(eqn))(*values)
             elif is_scan(eqn):
                 made = _inlined_scan(Scan(eqn), values)

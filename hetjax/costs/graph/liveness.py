@@ -19,9 +19,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from hetjax.costs.graph.joins import ATTENTION
 from hetjax.costs.graph.values import Cuts, Graph, Operation, Origin, Value
 
-_WHOLE = frozenset(  # read and write whole arrays
+_WHOLE = ATTENTION | frozenset(  # read and write whole arrays
     "argmax argmin cumsum scan scatter scatter-add sort top_k while".split()
 )
 _COSTLY = frozenset("cos erf exp log logistic rsqrt sin sqrt tanh".split())
