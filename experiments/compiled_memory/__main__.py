@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Our memory of stages against what the compilers of three backends say.
 
-    python -m experiments.compiled_memory --output FILE --backend gpu [--limit N]
-    python -m experiments.compiled_memory --judge FILE [--report FILE]
+python -m experiments.compiled_memory --output FILE --backend gpu [--limit N]
+python -m experiments.compiled_memory --judge FILE [--report FILE]
 """
 
 import argparse

@@ -6,7 +6,7 @@ that has a cell's stage. Does not own devices (`experiments/compile/targets.py`)
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from random import Random
 from typing import Any, Literal
@@ -15,8 +15,9 @@ import jax
 
 from experiments.compile.cells import MESHES, MODELS, REMATS, Place, covered
 from experiments.compile.stages import OPTIMIZER
-from experiments.compile.targets import TARGETS
+from experiments.compile.targets import TARGETS, Gpu
 from hetjax.cluster.catalogue import Precision
+from hetjax.models.attention import SHORT, AttentionForm
 from hetjax.models.decoders import model_of
 from hetjax.models.model import Model
 from hetjax.models.presets import model_config
@@ -50,6 +51,7 @@ class MemoryCell:
     seq_len: int
     num_sequences: int
     split: bool
+    attention: AttentionForm
 
     @property
     def dtype(self) -> Precision:
@@ -86,21 +88,25 @@ def cells_of(backend: Backend) -> list[MemoryCell]:
 
 
 def _all_cells(targets: list[str]) -> Iterator[MemoryCell]:
+    names = [field.name for field in fields(MemoryCell)]
     choices = product(
         targets, MODELS, MESHES, REMATS, PLACES, NUM_BLOCKS, SEQ_LENS, (1, 2), (0, 1)
     )
-    for target, model, mesh, remat, place, blocks, seq_len, sequences, split in choices:
-        yield MemoryCell(
-            target=target,
-            model=model,
-            mesh=mesh,
-            remat=remat,
-            place=place,
-            num_blocks=blocks,
-            seq_len=seq_len,
-            num_sequences=sequences,
-            split=bool(split),
-        )
+    for target, *others, split in choices:
+        for attention in forms_of(target):
+            values = (target, *others, bool(split), attention)
+            cell = MemoryCell(**dict(zip(names, values, strict=True)))
+            if attention != "xla" or cell.seq_len <= SHORT:
+                yield cell
+
+
+def forms_of(target: str) -> tuple[AttentionForm, ...]:
+    """Return the forms that a run may take: a kernel where there is one, or plain."""
+    if backend_of(target) == "tpu":
+        return "splash", "chunked"
+    device = TARGETS.get(target)
+    has_kernel = isinstance(device, Gpu) and device.capability >= (8, 0)
+    return ("cudnn", "chunked") if has_kernel else ("chunked", "xla")
 
 
 def model_and_plan(cell: MemoryCell) -> tuple[Model, Plan, StageKey]:
@@ -119,6 +125,7 @@ def model_and_plan(cell: MemoryCell) -> tuple[Model, Plan, StageKey]:
             mesh=StageMesh(data=data, tensor=tensor),
             layers=cuts[number : number + 2],
             remat=cell.remat,
+            attention=cell.attention,
             launch_ahead=NUM_STAGES - number,
         )
         for number in range(NUM_STAGES)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Set
 from pathlib import Path
 
-from hetjax.cluster.catalogue import canonical_name, catalogue
+from hetjax.cluster.catalogue import backend_of, canonical_name, catalogue
 from hetjax.cluster.cluster import DEVICE_FIGURES, Cluster, Node
 from hetjax.cluster.memory_budget import plan_bytes
 from hetjax.costs.costs import Costs
@@ -228,6 +228,7 @@ def check_plan_fits(
             dtype=stage_precision(stage, cluster.node(stage.node), dtype),
             optimizer=optimizer,
             halves=splits,
+            backend=backend_of(cluster.node(stage.node).device),
         )
         for r, s, stage in plan.stages()
     }
