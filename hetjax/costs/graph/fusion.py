@@ -27,6 +27,7 @@ _WHOLE = ATTENTION | frozenset(  # read and write whole arrays
     "argmax argmin cumsum scan scatter scatter-add sort top_k while".split()
 )
 _COSTLY = frozenset("cos erf exp log logistic rsqrt sin sqrt tanh".split())
+_CHEAP = frozenset("convert_element_type reduce_precision reshape".split())
 _FORMED = frozenset({"integer_pow", "mul", "square"})
 SUMMED = frozenset({"scatter", "scatter-add"})  # into zeros
 
@@ -262,6 +263,10 @@ def _stored_by_devices(graph: Graph) -> frozenset[int]:
             stored |= identities(step.outputs)
             whole = step.op in _WHOLE or step.op == "gather"
             stored |= identities(step.inputs if whole else ())
+    readers = Counter(id(v) for step in graph.steps for v in step.inputs)
+    summed = [v for step in graph.steps if _sums(step) for v in step.inputs]
+    cheap = [v for s in graph.steps if s.op in _CHEAP for v in s.outputs]
+    stored |= {id(v) for v in summed if readers[id(v)] > 1} - identities(cheap)
     constant = [v for step in graph.steps for v in step.outputs if _is_constant(v)]
     return frozenset(stored) - identities(constant)
 

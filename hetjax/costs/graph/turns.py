@@ -44,8 +44,12 @@ def least_memory(found: Sequence[Kernel], graph: Graph) -> list[Kernel]:
 
     ready = {at for at, makers in enumerate(needs) if not makers}
     ordered = []
+    begun = [bool(makers) for makers in needs]
     while ready:
-        done = max(ready, key=lambda at: (freed_bytes(at), -at))
+        done = max(
+            ready,
+            key=lambda at: (found[at].step.op == "copy" and not begun[at], freed_bytes(at), -at),
+        )
         ready.remove(done)
         ordered.append(found[done])
         left.subtract(id(v) for v in found[done].reads)
