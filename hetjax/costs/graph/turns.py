@@ -48,7 +48,11 @@ def least_memory(found: Sequence[Kernel], graph: Graph) -> list[Kernel]:
     while ready:
         done = max(
             ready,
-            key=lambda at: (found[at].step.op == "copy" and not begun[at], freed_bytes(at), -at),
+            key=lambda at: (
+                found[at].step.op == "copy" and not begun[at],
+                freed_bytes(at),
+                -at,
+            ),
         )
         ready.remove(done)
         ordered.append(found[done])
