@@ -78,7 +78,7 @@ def record(cell: Cell, devices: Sequence[jax.Device]) -> dict[str, Any]:
     try:
         programs = compiled_programs(cell, state)
     except Exception as error:  # whatever a compiler refuses is what we came to see
-        found["failures"] = [f"does not compile: {_first_line(error)}"]
+        found["failures"] = [f"does not compile: {first_line(error)}"]
     else:
         found |= seen(cell, state, programs)
     return found | {"seconds": round(time.perf_counter() - started, 1)}
@@ -126,7 +126,7 @@ def memory(cell: Cell, state: StageState, programs: list[Any]) -> dict[str, int]
     ours = stage_memory(
         plan, model, key, dtype=dtype, optimizer=OPTIMIZER.init, split=split
     )
-    largest = max(programs, key=_temp_bytes)
+    largest = max(programs, key=temp_bytes)
     analysis = largest.memory_analysis()
     return {
         "predicted_static_bytes": ours.static_bytes,
@@ -135,10 +135,10 @@ def memory(cell: Cell, state: StageState, programs: list[Any]) -> dict[str, int]
         "predicted_input_bytes": ours.input_bytes,
         "predicted_output_bytes": ours.output_bytes,
         "predicted_workspace_bytes": ours.workspace_bytes,
-        "pass_temp_bytes": max(map(_temp_bytes, _passes(cell, state)), default=0),
+        "pass_temp_bytes": max(map(temp_bytes, _passes(cell, state)), default=0),
         "temp_bytes": analysis.temp_size_in_bytes,
         "argument_bytes": analysis.argument_size_in_bytes,
-        "argument_shape_bytes": _argument_bytes(largest),
+        "argument_shape_bytes": argument_bytes(largest),
         "output_bytes": analysis.output_size_in_bytes,
         "alias_bytes": analysis.alias_size_in_bytes,
     }
@@ -158,11 +158,11 @@ def _passes(cell: Cell, state: StageState) -> list[Any]:
     return []
 
 
-def _temp_bytes(program: Any) -> int:
+def temp_bytes(program: Any) -> int:
     return program.memory_analysis().temp_size_in_bytes
 
 
-def _argument_bytes(program: Any) -> int:
+def argument_bytes(program: Any) -> int:
     """What the arguments that are read take on each device without padding."""
     given, tree = jax.tree.flatten(program.args_info)
     layouts = tree.flatten_up_to(program.input_shardings)
@@ -175,7 +175,7 @@ def _argument_bytes(program: Any) -> int:
     )
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:240]}"
 
 

@@ -19,6 +19,8 @@ from typing import Any, Literal
 from hetjax.cluster.cluster import DEVICE_FIGURES, Node, Precision
 from hetjax.errors import BadInput
 
+Backend = Literal["cpu", "gpu", "tpu"]  # XLA's, by what it compiles for
+
 _FILE = Path(__file__).parent / "devices.toml"
 _UNLIKE = 0.1  # of the memory: more is another card of the same name
 _NUM_NEAREST = 3  # names that are shown for one that there is not
@@ -76,6 +78,18 @@ def catalogue() -> Mapping[str, DeviceSpec]:
 def canonical_name(device: str) -> str:
     """Return the catalogue's name for a device or an alias; other names unchanged."""
     return _names().get(device, device)
+
+
+def backend_of(device: str) -> Backend:
+    """Return which of XLA's backends compiles for devices of this name.
+
+    >>> backend_of("cpu"), backend_of("TPU v5e"), backend_of("some new card")
+    ('cpu', 'tpu', 'gpu')
+    """
+    name = canonical_name(device)
+    if name == "cpu":
+        return "cpu"
+    return "tpu" if name.startswith("TPU") else "gpu"
 
 
 def device_spec(node: Node) -> DeviceSpec:

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from hetjax.cluster.catalogue import (
     Precision,
+    backend_of,
     canonical_name,
     device_price_per_hour,
 )
@@ -73,7 +74,8 @@ def costs_of(
     for r, s, stage in plan.stages():
         node = cluster.node(stage.node)
         traced = {"optimizer": optimizer, "halves": halves, "dtype": precisions[r, s]}
-        memory[r, s] = stage_memory(plan, model, (r, s), **traced)
+        backend = backend_of(node.device)
+        memory[r, s] = stage_memory(plan, model, (r, s), backend=backend, **traced)
         times[r, s] = stage_times(plan, model, (r, s), node, profile=profile, **traced)
     edges = _edges(plan)
     routes = {edge: route(cluster, *places) for edge, places in edges.items()}

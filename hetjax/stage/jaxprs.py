@@ -91,7 +91,8 @@ def attention_kernel(eqn: JaxprEqn) -> str | None:
     if eqn.primitive is not lax.jit_p or not eqn.invars:
         return None
     name = eqn.params["name"]
-    return name if name in (FORWARD, BACKWARD) else None
+    # remat may cut off a part that reads nothing: a constant
+    return name if name in (FORWARD, BACKWARD) and eqn.invars else None
 
 
 def is_literal(atom: Any) -> bool:

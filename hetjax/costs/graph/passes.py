@@ -107,8 +107,7 @@ def split_passes(stage: StageStacks, shares: Shares, remat: Remat) -> SplitPasse
 def _traced_as(shares: Shares) -> Shares:
     """The shares that are traced in place of these: a tensor rank's operations are
     those of the whole, and those of fp16 are those of bf16, with sizes alike."""
-    half = shares.dtype == "float16"
-    return replace(shares, dtype="bfloat16" if half else shares.dtype, tensor=1)
+    return replace(shares, tensor=1)
 
 
 def _remat(stage: StageStacks, remat: Remat) -> Remat:

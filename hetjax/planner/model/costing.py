@@ -10,7 +10,7 @@ import math
 from collections.abc import Set
 from pathlib import Path
 
-from hetjax.cluster.catalogue import canonical_name, catalogue
+from hetjax.cluster.catalogue import backend_of, canonical_name, catalogue
 from hetjax.cluster.cluster import DEVICE_FIGURES, Cluster, Node, Precision
 from hetjax.cluster.memory_budget import plan_bytes
 from hetjax.costs.costs import Costs
@@ -241,8 +241,9 @@ def check_plan_fits(
             dtype=precisions[r, s],
             optimizer=optimizer,
             halves=splits,
+            backend=backend_of(cluster.node(stage.node).device),
         )
-        for r, s, _ in plan.stages()
+        for r, s, stage in plan.stages()
     }
     costs = Costs(times={}, memory=needs, memory_bytes=has_bytes)
     check_memory(memory_uses(programs, plan, costs), plan, costs)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from hetjax.cluster.catalogue import Precision, canonical_name
+from hetjax.cluster.catalogue import Precision, backend_of, canonical_name
 from hetjax.cluster.cluster import Node
 from hetjax.cluster.memory_budget import node_plan_bytes
 from hetjax.costs.graph.passes import Shares
@@ -349,7 +349,13 @@ def _saved(
         each,
         min(alone, each + min(once, 0) / 2),
         once,
-        *layer_workspace_bytes(held, shares, option.remat, option.data),
+        *layer_workspace_bytes(
+            held,
+            shares,
+            option.remat,
+            option.data,
+            backend_of(_node_of(request, option).device),
+        ),
     )
 
 
