@@ -12,15 +12,16 @@ from functools import lru_cache
 
 from hetjax.cluster.catalogue import Backend
 from hetjax.costs.graph.fusion import identities
+from hetjax.costs.graph.kernels import all_reduces
 from hetjax.costs.graph.liveness import Surroundings, peak_bytes
 from hetjax.costs.graph.passes import Passes, SplitPasses
-from hetjax.costs.graph.values import Graph, Operation, Origin, Value
+from hetjax.costs.graph.values import Cuts, Graph, Operation, Origin, Value
 
 # The model of XLA leaves out small buffers, gaps between buffers and the copies that
 # layouts cost; so much more there is of what it says.
 # Chosen by `experiments/compiled_memory/`, which says how well kinds that are left out
 # are foretold.
-MARGINS: Mapping[Backend, float] = {"cpu": 1.01, "gpu": 1.11, "tpu": 1.11}
+MARGINS: Mapping[Backend, float] = {"cpu": 1.05, "gpu": 1.11, "tpu": 1.11}
 
 
 def workspace_bytes(traced: Passes | SplitPasses, data: int, backend: Backend) -> int:
@@ -32,8 +33,10 @@ def workspace_bytes(traced: Passes | SplitPasses, data: int, backend: Backend) -
 def pass_bytes(
     traced: Passes | SplitPasses, data: int, backend: Backend
 ) -> dict[str, int]:
-    """Estimate the temporary bytes of each pass: F and B, or FB on the last stage, or F,
-    I and W."""
+    """Estimate the temporary bytes of each pass.
+
+    Those are F and B, or FB on the last stage, or F, I and W.
+    """
     if (
         isinstance(traced, Passes)
         and len(traced.forward.inputs) > len(traced.weights) + 1
@@ -41,7 +44,9 @@ def pass_bytes(
         return {"fused": _fused_bytes(traced, data, backend)}  # it has targets
     outputs = identities(traced.forward.outputs)
     around = Surroundings(backend=backend, elsewhere=outputs)
-    found = {"forward": peak_bytes(traced.forward, traced.cuts, around)}
+    forward_bytes = peak_bytes(traced.forward, traced.cuts, around)
+    forward_bytes += _reduced_bytes(traced.forward, traced.cuts, backend)
+    found = {"forward": forward_bytes}
     for name, backward in _backwards(traced).items():
         elsewhere = _added_in_place(backward, data, backend)
         if name == "input gradient":
@@ -71,7 +76,8 @@ def _fused_bytes(traced: Passes, data: int, backend: Backend) -> int:
     )
     elsewhere = _added_in_place(backward, data, backend)
     around = Surroundings(backend=backend, elsewhere=elsewhere)
-    return peak_bytes(fused, traced.cuts, around)
+    reduced_bytes = _reduced_bytes(fused, traced.cuts, backend)
+    return peak_bytes(fused, traced.cuts, around) + reduced_bytes
 
 
 def _backward_bytes(
@@ -81,7 +87,15 @@ def _backward_bytes(
         return peak_bytes(backward, traced.cuts, around)
     relaid = replace(around, relaid=_relaid(traced, data))
     copies_bytes = _own_copies_bytes(traced, backward, data)
-    return peak_bytes(backward, traced.cuts, relaid) + copies_bytes
+    reduced_bytes = _reduced_bytes(backward, traced.cuts, around.backend)
+    return peak_bytes(backward, traced.cuts, relaid) + copies_bytes + reduced_bytes
+
+
+def _reduced_bytes(graph: Graph, cuts: Cuts, backend: Backend) -> int:
+    """What a CPU's all-reduce makes beside the parts of the sum; GPUs reduce in place."""
+    if backend != "cpu":
+        return 0
+    return max((size for size, _ in all_reduces(graph, cuts)), default=0)
 
 
 def saved_bytes(traced: Passes | SplitPasses, value: Value, data: int) -> int:

@@ -92,7 +92,7 @@ def test_the_page_has_the_table_of_the_result():
     judged = json.loads((RESULTS / "compiled_memory.json").read_text(encoding="utf-8"))
     page = (ROOT / "docs/how/compiled.md").read_text(encoding="utf-8")
     (drawn,) = re.findall(
-        r"<!-- from experiments/results/compiled_memory.json -->\n(.*?)<!-- end of memory",
+        r"<!-- from \S*compiled_memory.json -->\n(.*?)<!-- end of memory",
         page,
         re.DOTALL,
     )
