@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 import jax
 from jax.experimental import topologies
 
+from hetjax.cluster.catalogue import Backend
 from hetjax.cluster.cluster import Precision
 
 MOST_DEVICES = 8
@@ -26,6 +27,7 @@ class Tpu:
     topology: str
     dtype: Precision = "bfloat16"
     compiler: str = "libtpu"
+    backend: Backend = "tpu"
 
     def devices(self) -> list[jax.Device]:
         """Return devices to compile for."""
@@ -56,6 +58,7 @@ class Gpu:
     core_bytes: int
     core_threads: int
     compiler: str = "jax-cuda12-plugin"
+    backend: Backend = "gpu"
 
     @property
     def dtype(self) -> Precision:

@@ -79,10 +79,15 @@ def test_what_lives_in_flight_counts_and_the_model_is_that_of_the_backend():
     assert first.buffer_bytes > gpu.buffer_bytes
 
 
-def test_margins_are_those_that_were_fitted():
+def test_margins_in_use_are_judged_and_that_of_gpus_foretells_a_kind_left_out():
     judged = json.loads((RESULTS / "compiled_memory.json").read_text(encoding="utf-8"))
-    fitted = {name: own["margin"] for name, own in judged["backends"].items()}
-    assert fitted["gpu"] == MARGINS["gpu"]
+    used = {name: own["in_use"] for name, own in judged["backends"].items()}
+    assert {name: one["margin"] for name, one in used.items()} == MARGINS
+    assert judged["backends"]["gpu"]["margin"] == MARGINS["gpu"]
+    assert all(one["least"] >= LEAST for one in used.values())
+    left_out = judged["backends"]["gpu"]["each_left_out"]
+    assert left_out["within"] >= 0.95
+    assert left_out["least"] >= LEAST
     cells = sum(own["all"]["cells"] for own in judged["backends"].values())
     rows = rows_of(RESULTS / "compiled_memory.jsonl")
     assert cells + judged["refused_by_compilers"] == len(rows)
