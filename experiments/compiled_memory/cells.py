@@ -91,8 +91,8 @@ def _all_cells(targets: list[str]) -> Iterator[MemoryCell]:
     for target, *others, split in choices:
         for attention in forms_of(target):
             values: Any = (target, *others, bool(split), attention)
-            choices: dict[str, Any] = dict(zip(names, values, strict=True))
-            cell = MemoryCell(**choices)
+            chosen: dict[str, Any] = dict(zip(names, values, strict=True))
+            cell = MemoryCell(**chosen)
             if attention != "xla" or cell.seq_len <= SHORT:
                 yield cell
 
