@@ -124,7 +124,13 @@ def memory(cell: Cell, state: StageState, programs: list[Any]) -> dict[str, int]
     split = cell.program in ("input gradient", "weight gradient")
     dtype = TARGETS[cell.target].dtype
     ours = stage_memory(
-        plan, model, key, dtype=dtype, optimizer=OPTIMIZER.init, split=split
+        plan,
+        model,
+        key,
+        dtype=dtype,
+        optimizer=OPTIMIZER.init,
+        split=split,
+        backend=TARGETS[cell.target].backend,
     )
     largest = max(programs, key=temp_bytes)
     analysis = largest.memory_analysis()

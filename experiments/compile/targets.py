@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 import jax
 from jax.experimental import topologies
 
+from hetjax.cluster.catalogue import Backend
 from hetjax.cluster.cluster import Precision
 from hetjax.plans.plan import AttentionForm
 
@@ -28,6 +29,7 @@ class Tpu:
     dtype: Precision = "bfloat16"
     attention: AttentionForm = "splash"
     compiler: str = "libtpu"
+    backend: Backend = "tpu"
 
     def devices(self) -> list[jax.Device]:
         """Return devices to compile for."""
@@ -58,6 +60,7 @@ class Gpu:
     core_bytes: int
     core_threads: int
     compiler: str = "jax-cuda12-plugin"
+    backend: Backend = "gpu"
 
     @property
     def dtype(self) -> Precision:

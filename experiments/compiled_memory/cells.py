@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from random import Random
-from typing import Any, Literal
+from typing import Any
 
 import jax
 
 from experiments.compile.cells import MESHES, MODELS, REMATS, Place, covered
 from experiments.compile.stages import OPTIMIZER
 from experiments.compile.targets import TARGETS, Gpu
-from hetjax.cluster.catalogue import Precision
+from hetjax.cluster.catalogue import Backend, Precision
 from hetjax.models.attention import SHORT, AttentionForm
 from hetjax.models.decoders import model_of
 from hetjax.models.model import Model
@@ -24,8 +24,6 @@ from hetjax.models.presets import model_config
 from hetjax.plans.plan import Plan, Remat, Replica, Stage, StageKey, StageMesh
 from hetjax.runtime.execution.executor import StageState
 from hetjax.runtime.execution.stages import Stages
-
-Backend = Literal["cpu", "gpu", "tpu"]
 
 HOST = "cpu"
 NUM_STAGES = 3
@@ -70,9 +68,7 @@ class MemoryCell:
 
 def backend_of(target: str) -> Backend:
     """Return JAX's word for the platform of a target."""
-    if target == HOST:
-        return "cpu"
-    return "tpu" if TARGETS[target].compiler == "libtpu" else "gpu"
+    return "cpu" if target == HOST else TARGETS[target].backend
 
 
 def cells_of(backend: Backend) -> list[MemoryCell]:
@@ -94,8 +90,9 @@ def _all_cells(targets: list[str]) -> Iterator[MemoryCell]:
     )
     for target, *others, split in choices:
         for attention in forms_of(target):
-            values = (target, *others, bool(split), attention)
-            cell = MemoryCell(**dict(zip(names, values, strict=True)))
+            values: Any = (target, *others, bool(split), attention)
+            chosen: dict[str, Any] = dict(zip(names, values, strict=True))
+            cell = MemoryCell(**chosen)
             if attention != "xla" or cell.seq_len <= SHORT:
                 yield cell
 
@@ -123,7 +120,7 @@ def model_and_plan(cell: MemoryCell) -> tuple[Model, Plan, StageKey]:
             node="devices",
             devices=tuple(range(cell.num_devices)),
             mesh=StageMesh(data=data, tensor=tensor),
-            layers=cuts[number : number + 2],
+            layers=(cuts[number], cuts[number + 1]),
             remat=cell.remat,
             attention=cell.attention,
             launch_ahead=NUM_STAGES - number,

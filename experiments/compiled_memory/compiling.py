@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from functools import cache
+from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,9 @@ MOST_DEVICES = 8
 
 def cell_of(row: Row) -> MemoryCell:
     """Return the cell of a row."""
-    choices = {field.name: row[field.name] for field in fields(MemoryCell)}
-    return MemoryCell(**choices | {"mesh": tuple(row["mesh"])})
+    choices: Row = {field.name: row[field.name] for field in fields(MemoryCell)}
+    choices["mesh"] = tuple(row["mesh"])
+    return MemoryCell(**choices)
 
 
 def rows_of(path: Path) -> dict[MemoryCell, Row]:
@@ -118,5 +120,5 @@ def _memory(passes: dict[str, Any]) -> Row:
 @cache
 def _versions(target: str) -> Row:
     if target == HOST:
-        return {"jax": jax.__version__, "compiler": jax.lib.__version__}
+        return {"jax": jax.__version__, "compiler": version("jaxlib")}
     return versions(target)

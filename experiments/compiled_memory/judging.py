@@ -21,7 +21,7 @@ from experiments.compiled_memory.cells import (
 )
 from hetjax.costs.graph.passes import passes, split_passes
 from hetjax.costs.stage_memory import stage_memory, stage_shares
-from hetjax.costs.workspace import pass_bytes
+from hetjax.costs.workspace import MARGINS, pass_bytes
 from hetjax.plans.plan import segments, segments_of
 from hetjax.stage.partition import stage_stacks
 
@@ -114,6 +114,7 @@ def _judged(found: Sequence[Compared]) -> dict[str, Any]:
     """The margin of all cells; what each kind's are under the margin of all others; and
     what forms of attention are under the margin of all."""
     margin = fitted_margin(found)
+    in_use = MARGINS[backend_of(found[0].cell.target)]
     kinds = dict.fromkeys(_kind(one.cell) for one in found)
     left_out, errors = {}, []
     for kind in kinds:
@@ -126,6 +127,7 @@ def _judged(found: Sequence[Compared]) -> dict[str, Any]:
     return {
         "margin": margin,
         "all": _summary([one.error(margin) for one in found]),
+        "in_use": {"margin": in_use} | _summary([one.error(in_use) for one in found]),
         "each_left_out": _summary(errors),
         "left_out": left_out,
         "attention": {
@@ -163,8 +165,10 @@ def markdown(judged: Mapping[str, Any]) -> str:
         lines.append(_line(f"**{backend}, each left out**", None, own["each_left_out"]))
         for form, one in own["attention"].items():
             lines.append(_line(f"{backend}, {form}", own["margin"], one))
-        lines.append(_line(f"**{backend}**", own["margin"], own["all"]))
-    head = "| left out | margin | stages | within 0 and +10 % | least | median | greatest |"
+        lines.append(_line(f"{backend}, all", own["margin"], own["all"]))
+        used = own["in_use"]
+        lines.append(_line(f"**{backend}, in use**", used["margin"], used))
+    head = "|  | margin | stages | within 0 and +10 % | least | median | greatest |"
     return "\n".join([head, "| --- | --- | --- | --- | --- | --- | --- |", *lines])
 
 
