@@ -221,9 +221,8 @@ def _problems(config: RunConfig) -> Iterator[BadInput]:
         if not is_allowed(attrgetter(name)(config)):
             yield _out_of_range(config, name, allowed.format(name), example)
     yield from _prompt_problems(config.evaluation.prompt)
-    for problems in _profile_problems, _upload_problems, _copies_problems:
-        yield from problems(config)
-    yield from _recovery_problems(config)
+    for of in _profile_problems, _upload_problems, _copies_problems, _recovery_problems:
+        yield from of(config)
 
 
 def _recovery_problems(config: RunConfig) -> Iterator[BadInput]:

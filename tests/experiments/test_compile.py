@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from experiments.compile import attention
 from experiments.compile.__main__ import rows_of
 from experiments.compile.cells import MODELS, PROGRAMS, Cell, all_cells, covering
 from experiments.compile.compiling import seen
@@ -175,6 +176,19 @@ def test_what_is_wrong_with_a_program_is_told(monkeypatch: pytest.MonkeyPatch):
     )
     told = seen(cell, state, compiled_programs(cell, state))["failures"]
     assert "collectives beyond those expected: 1 all-reduce" in told
+
+
+def test_the_page_has_the_table_of_attention_which_stores_no_square():
+    rows = attention.rows_of(ROOT / "experiments/results/compile_attention.jsonl")
+    page = (ROOT / "docs/how/compiled.md").read_text(encoding="utf-8")
+    begin, end = "<!-- attention of .*? -->", "<!-- end of attention -->"
+    (drawn,) = re.findall(rf"{begin}\n\n(.*?)\n{end}", page, re.DOTALL)
+    assert drawn.strip() == attention.markdown(rows).strip()
+    assert {row["target"] for row in rows} == set(TARGETS)
+    for row in rows:
+        assert not row["has_square"], row
+        assert row["kernels"] == {"cudnn": 2, "splash": 3, "chunked": 0}[row["form"]]
+        assert row["length"] > 8_192 or row["temp_bytes"] <= 2**30, row
 
 
 def test_the_page_has_the_tables_of_the_result():
