@@ -75,10 +75,14 @@ def _kernel(visibility: Visibility, q_BLNH: jax.Array) -> splash.SplashAttention
         else masks.LocalMask(size, (visibility.window - 1, 0), 0)
     )
     block = next(block for block in _BLOCKS if length % block == 0)
-    forward = {"block_q": block, "block_kv": block}
-    of_keys = {"block_q_dkv": block, "block_kv_dkv": block}
-    of_queries = {"block_q_dq": block, "block_kv_dq": block}
-    sizes = splash.BlockSizes(**forward, **of_keys, **of_queries)
+    sizes = splash.BlockSizes(
+        block_q=block,
+        block_kv=block,
+        block_q_dkv=block,
+        block_kv_dkv=block,
+        block_q_dq=block,
+        block_kv_dq=block,
+    )
     return splash.make_splash_mha(
         masks.MultiHeadMask([mask] * num_heads),
         block_sizes=sizes,

@@ -81,7 +81,7 @@ def random_kernels(rng: np.random.Generator, number: int) -> tuple[list[Kernel],
         reads = tuple(v for v in made if rng.random() < 0.4)
         shape = (int(rng.integers(1, 100)),)
         made.append(dims.value(shape, np.float32, Origin.BATCH))
-        step = Operation(op="dot_general", params={}, inputs=reads, outputs=made[-1:])
+        step = Operation(op="dot_general", params={}, inputs=reads, outputs=(made[-1],))
         found.append(Kernel(step=step, reads=reads))
     return found, Graph(inputs=(), outputs=(), steps=())
 

@@ -57,6 +57,7 @@ def exact(
     k_BLKH: np.ndarray,
     v_BLKH: np.ndarray,
     dz_BLNH: np.ndarray,
+    *,
     seen: Visibility = ALL_BEFORE,
     documents_BL: np.ndarray | None = None,
 ) -> list[np.ndarray]:
@@ -135,7 +136,9 @@ def test_splash_takes_windows_soft_caps_and_documents(interpreted: None):
         documents_BL=jnp.asarray(documents),
     )
     found = jax.jit(both(attention))(*(jnp.asarray(x, jnp.float32) for x in given))
-    assert_near(found, exact(*given, seen, documents), BOUNDS["float32"])
+    assert_near(
+        found, exact(*given, seen=seen, documents_BL=documents), BOUNDS["float32"]
+    )
 
 
 def test_heads_and_sequences_cut_over_devices_exchange_nothing(interpreted: None):
