@@ -17,7 +17,7 @@ from experiments.compile.cells import MESHES, MODELS, REMATS, Place, covered
 from experiments.compile.stages import OPTIMIZER
 from experiments.compile.targets import TARGETS, Gpu
 from hetjax.cluster.catalogue import Backend, Precision
-from hetjax.models.attention import SHORT, AttentionForm
+from hetjax.models.attention import AttentionForm
 from hetjax.models.decoders import model_of
 from hetjax.models.model import Model
 from hetjax.models.presets import model_config
@@ -30,6 +30,7 @@ NUM_STAGES = 3
 PLACES: tuple[Place, ...] = ("first", "inner", "last")
 NUM_BLOCKS = (2, 5)
 SEQ_LENS = (1024, 2048, 4096)
+_SHORT = 2048  # positions of which scores may be stored
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +94,7 @@ def _all_cells(targets: list[str]) -> Iterator[MemoryCell]:
             values: Any = (target, *others, bool(split), attention)
             chosen: dict[str, Any] = dict(zip(names, values, strict=True))
             cell = MemoryCell(**chosen)
-            if attention != "xla" or cell.seq_len <= SHORT:
+            if attention != "xla" or cell.seq_len <= _SHORT:
                 yield cell
 
 
