@@ -2,23 +2,27 @@
 """Training in unlike precisions against float32: the losses of `tiny` on A100 + V100.
 
     python -m experiments.accuracy.mixed_precision [--steps 300] [--global-batch 48]
+        [--learning-rates 1e-3 3e-3] [--seeds 0 1] [--plans mixed float32]
+        [--output FILE]
 
-Prints one JSON object. Three runs of the preset on simulated devices see the same text
-in the same order: `mixed`, a pipeline over an A100 in bfloat16 and a V100 in float16,
-what each does best; `float32`, the same plan in float32; `float32_other`, two replicas
-in float32, which add the same gradients in another order. Of each it tells the mean
-training loss of the last 50 steps, the validation loss after the last, and the steps
-that were skipped; then how far `mixed` is from `float32`, and beside it how far the two
-float32 plans are from each other, which is what rounding does to training anyway. With
-16 sequences a step the preset's learning rate is too high to tell: 0.3 % more of it
-moves the loss after 120 steps of the same float32 plan by 0.1.
+Prints one JSON object. For every peak learning rate (the preset's unless others are
+given) and seed, runs of the preset on simulated devices see the same text in
+the same order: `mixed`, a pipeline over an A100 in bfloat16 and a V100 in float16, what
+each does best; `bfloat16_first`, the same plan with the V100 in float32; `float32`, the
+same plan in float32; `float32_other`, two replicas in float32, which add the same
+gradients in another order. Of each it tells the mean training loss of the last 50
+steps, the validation loss after the last, and the steps that were skipped; then how far
+each is from `float32`. That of `float32_other` is what rounding in float32 does to
+training anyway. `most_apart` is the most of any seed. Runs that are in the output file
+already are not made again.
 """
 
 import argparse
 import json
 import sys
 from contextlib import redirect_stdout
-from dataclasses import replace
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -29,7 +33,8 @@ from hetjax.cluster.cluster_files import cluster_toml
 from hetjax.models.presets import model_preset
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.plans.plan_files import write_plan
-from hetjax.plans.precision import with_precisions
+from hetjax.plans.precision import with_node_precisions, with_precisions
+from hetjax.training.config import RunConfig
 from hetjax.training.presets import preset
 from hetjax.training.run import run
 from hetjax.training.rundir import METRICS, read_journal
@@ -45,10 +50,11 @@ CLUSTER = Cluster(
 )
 NUM_LAST = 50  # steps whose losses are averaged
 MICROBATCH = 8
+LOSSES = ("loss", "validation_loss")
 
 
 def plans(global_batch: int) -> dict[str, Plan]:
-    """The three plans, by the names of their runs."""
+    """The plans by the names of their runs."""
     count = global_batch // MICROBATCH
     pipeline = Plan(
         model="tiny",
@@ -72,6 +78,9 @@ def plans(global_batch: int) -> dict[str, Plan]:
     )
     return {
         "mixed": with_precisions(pipeline, CLUSTER, "best"),
+        "bfloat16_first": with_node_precisions(
+            pipeline, {"a100": "bfloat16", "v100": "float32"}
+        ),
         "float32": pipeline,
         "float32_other": replace(pipeline, replicas=replicas),
     }
@@ -81,24 +90,22 @@ def _stage(node: str, layers: tuple[int, int], launch_ahead: int) -> Stage:
     return Stage(node=node, devices=(0,), layers=layers, launch_ahead=launch_ahead)
 
 
-def trained(name: str, plan: Plan, steps: int, folder: Path) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """What the runs that are compared with each other have in common."""
+
+    steps: int
+    global_batch: int
+    learning_rate: float
+    seed: int
+
+
+def trained(training: Training, plan: Plan) -> dict[str, Any]:
     """What becomes of a run of `tiny` by this plan."""
-    cluster, file = folder / "mixed.toml", folder / f"{name}.json"
-    cluster.write_text(cluster_toml(CLUSTER))
-    write_plan(file, plan)
-    config = replace(
-        TINY.config,
-        run_dir=folder / name,
-        steps=steps,
-        global_batch=plan.global_batch,
-        cluster=cluster,
-        plan=file,
-        evaluation=replace(TINY.config.evaluation, every=0, sample_tokens=0),
-        checkpoint=replace(TINY.config.checkpoint, every=0),
-    )
-    with redirect_stdout(sys.stderr):
+    with TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
+        config = _config(training, plan, Path(folder))
         run(config, TINY, model_preset("tiny"))
-    lines = read_journal(config.run_dir / METRICS)
+        lines = read_journal(config.run_dir / METRICS)
     losses = [line["loss"] for line in lines if "loss" in line]
     scales = [line["loss_scale"] for line in lines if "loss_scale" in line]
     found = {
@@ -110,30 +117,113 @@ def trained(name: str, plan: Plan, steps: int, folder: Path) -> dict[str, Any]:
     return found | ({"last_scale": scales[-1]} if scales else {})
 
 
+def _config(training: Training, plan: Plan, folder: Path) -> RunConfig:
+    cluster, file = folder / "mixed.toml", folder / "plan.json"
+    cluster.write_text(cluster_toml(CLUSTER))
+    write_plan(file, plan)
+    optimizer = replace(TINY.config.optimizer, learning_rate=training.learning_rate)
+    return replace(
+        TINY.config,
+        run_dir=folder / "run",
+        steps=training.steps,
+        seed=training.seed,
+        global_batch=training.global_batch,
+        cluster=cluster,
+        plan=file,
+        optimizer=optimizer,
+        evaluation=replace(TINY.config.evaluation, every=0, sample_tokens=0),
+        checkpoint=replace(TINY.config.checkpoint, every=0),
+    )
+
+
 def main(words: list[str] | None = None) -> None:
-    """Run all three and print what they came to."""
+    """Run all that were asked for and print what they came to."""
+    options = _parser().parse_args(words)
+    output: Path | None = options.output
+    command = " ".join([COMMAND, *(sys.argv[1:] if words is None else words)])
+    found = _read(output)
+    chosen = plans(options.global_batch)
+    chosen = {name: chosen[name] for name in options.plans}
+    for rate, seed in product(options.learning_rates, options.seeds):
+        training = Training(
+            steps=options.steps,
+            global_batch=options.global_batch,
+            learning_rate=rate,
+            seed=seed,
+        )
+        runs = found.setdefault(training, {})
+        for name, plan in chosen.items():
+            if name not in runs:
+                runs[name] = trained(training, plan)
+            if output is not None:
+                output.write_text(_told(command, found))
+    print(_told(command, found))
+
+
+def _parser() -> argparse.ArgumentParser:
+    config = TINY.config
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--global-batch", type=int, default=TINY.config.global_batch)
-    options = parser.parse_args(words)
-    with TemporaryDirectory() as folder:
-        found = {
-            name: trained(name, plan, options.steps, Path(folder))
-            for name, plan in plans(options.global_batch).items()
-        }
-    sizes = {"command": COMMAND, **vars(options)}
-    print(json.dumps(sizes | {"runs": found} | _apart(found), indent=2))
+    parser.add_argument("--global-batch", type=int, default=config.global_batch)
+    rates = {"type": float, "default": [config.optimizer.learning_rate]}
+    parser.add_argument("--learning-rates", nargs="+", **rates)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    names = list(plans(config.global_batch))
+    parser.add_argument("--plans", nargs="+", choices=names, default=names)
+    parser.add_argument("--output", type=Path)
+    return parser
 
 
-def _apart(found: dict[str, Any]) -> dict[str, Any]:
-    """How far runs are from the one in float32, by loss."""
+_Runs = dict[str, dict[str, Any]]  # what became of each, by name
+
+
+def _read(output: Path | None) -> dict[Training, _Runs]:
+    """What is in the output file already."""
+    if output is None or not output.exists():
+        return {}
+    sizes = [field.name for field in fields(Training)]
     return {
-        f"{name}_from_float32": {
-            loss: abs(found[name][loss] - found["float32"][loss])
-            for loss in ("loss", "validation_loss")
-        }
-        for name in ("mixed", "float32_other")
+        Training(**{name: of_one[name] for name in sizes}): of_one["runs"]
+        for of_one in json.loads(output.read_text())["trainings"]
     }
+
+
+def _told(command: str, found: dict[Training, _Runs]) -> str:
+    trainings = [
+        asdict(training) | {"runs": runs, "apart": _apart(runs)}
+        for training, runs in found.items()
+    ]
+    result = {"command": command, "trainings": trainings}
+    return json.dumps(result | {"most_apart": _most(found)}, indent=2) + "\n"
+
+
+def _apart(runs: _Runs) -> dict[str, dict[str, float]]:
+    """How far runs are above the one in float32, by loss."""
+    if "float32" not in runs:
+        return {}
+    return {
+        name: {loss: own[loss] - runs["float32"][loss] for loss in LOSSES}
+        for name, own in runs.items()
+        if name != "float32"
+    }
+
+
+def _most(found: dict[Training, _Runs]) -> list[dict[str, Any]]:
+    """The most that any seed is from float32, by learning rate."""
+    of_rate: dict[float, list[dict[str, dict[str, float]]]] = {}
+    for training, runs in found.items():
+        of_rate.setdefault(training.learning_rate, []).append(_apart(runs))
+    return [
+        {"learning_rate": rate}
+        | {
+            name: {
+                loss: max(abs(apart[name][loss]) for apart in seeds if name in apart)
+                for loss in LOSSES
+            }
+            for name in seeds[0]
+        }
+        for rate, seeds in of_rate.items()
+    ]
 
 
 if __name__ == "__main__":

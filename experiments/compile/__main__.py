@@ -18,9 +18,10 @@ import argparse
 import json
 import multiprocessing
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -30,23 +31,27 @@ from experiments.compile.table import markdown
 from experiments.compile.targets import TARGETS, installed
 
 LIMIT_S = 600
+Serve = Callable[[Connection, str], None]
 
 
 class Compiler:
-    """A process that compiles for one target, and the next one if it dies."""
+    """A process that compiles for one target, and the next one if it dies.
 
-    def __init__(self, target: str) -> None:
-        self.target = target
+    What it runs answers the cells that come over a connection (`compiling.serve`).
+    """
+
+    def __init__(self, target: str, serve: Serve = serve) -> None:
+        self.target, self._serve = target, serve
         self._start()
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs, self.target))
+        self._process = context.Process(target=self._serve, args=(theirs, self.target))
         self._process.start()
         theirs.close()
 
-    def compile(self, cell: Cell) -> dict[str, Any]:
+    def compile(self, cell: Any) -> dict[str, Any]:
         """Return the cell's record, or why there is none."""
         try:
             self._connection.send(cell)

@@ -6,10 +6,10 @@ which of them can stand together, and the covering. Does not own how a cell beco
 program (`stages.py`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import combinations, product
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -29,6 +29,7 @@ Program = Literal[
     "copies",
 ]
 Place = Literal["first", "inner", "last"]
+C = TypeVar("C")  # a frozen dataclass of choices
 Part = Literal["blocks", "attention", "mlp"]  # two whole blocks, or half of one
 
 MODELS = ("llama-1b", "llama3-8b", "gpt3-2.6b", "mixtral-8x7b")
@@ -110,12 +111,17 @@ def all_cells() -> Iterator[Cell]:
 
 
 def covering() -> list[Cell]:
-    """Return cells that have every pair of choices that some cell has.
+    """Return cells of the gate that have every pair of choices that some cell has."""
+    return covered(all_cells())
+
+
+def covered(cells: Iterable[C]) -> list[C]:
+    """Return some of the cells that have every pair of choices that one of all has.
 
     Greedy: the cell that adds most pairs comes next, of equals the first; so a part of
     the list from its start covers more than any other part as long.
     """
-    cells = list(all_cells())
+    cells = list(cells)
     pairs, num_pairs = _pairs(cells)
     missing, chosen = np.ones(num_pairs, bool), []
     while missing.any():
@@ -125,9 +131,9 @@ def covering() -> list[Cell]:
     return chosen
 
 
-def _pairs(cells: list[Cell]) -> tuple[np.ndarray, int]:
+def _pairs(cells: Sequence[Any]) -> tuple[np.ndarray, int]:
     """The pairs of choices of each cell by number, and how many there are."""
-    names = [field.name for field in fields(Cell)]
+    names = [field.name for field in fields(cells[0])]
     numbers: dict[object, int] = {}
     found = [
         [

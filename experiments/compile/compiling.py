@@ -71,13 +71,14 @@ def compile_equal_programs_once() -> None:
 def record(cell: Cell, devices: Sequence[jax.Device]) -> dict[str, Any]:
     """Compile the cell; return what is seen, and under `failures` what is wrong."""
     started = time.perf_counter()
-    dtype = TARGETS[cell.target].dtype
-    state = stage_state(cell, devices[: cell.tensor * cell.data], dtype)
-    found: dict[str, Any] = {"dtype": dtype}
+    dtype, attention = TARGETS[cell.target].dtype, TARGETS[cell.target].attention
+    own = devices[: cell.tensor * cell.data]
+    state = stage_state(cell, own, dtype, attention)
+    found: dict[str, Any] = {"dtype": dtype, "attention": attention}
     try:
         programs = compiled_programs(cell, state)
     except Exception as error:  # whatever a compiler refuses is what we came to see
-        found["failures"] = [f"does not compile: {_first_line(error)}"]
+        found["failures"] = [f"does not compile: {first_line(error)}"]
     else:
         found |= seen(cell, state, programs)
     return found | {"seconds": round(time.perf_counter() - started, 1)}
@@ -117,13 +118,21 @@ def memory(cell: Cell, state: StageState, programs: list[Any]) -> dict[str, int]
     `workspace_bytes` is the stage's: of the larger of F and B, of FB, or of F, I and W.
     What is compared with it is in `temp_bytes`: that of the passes compiled here.
     """
-    model, plan, key = model_and_plan(cell)
+    form = state.programs.function.attention
+    assert form is not None, "every stage of the gate says its form"
+    model, plan, key = model_and_plan(cell, form)
     split = cell.program in ("input gradient", "weight gradient")
     dtype = TARGETS[cell.target].dtype
     ours = stage_memory(
-        plan, model, key, dtype=dtype, optimizer=OPTIMIZER.init, split=split
+        plan,
+        model,
+        key,
+        dtype=dtype,
+        optimizer=OPTIMIZER.init,
+        split=split,
+        backend=TARGETS[cell.target].backend,
     )
-    largest = max(programs, key=_temp_bytes)
+    largest = max(programs, key=temp_bytes)
     analysis = largest.memory_analysis()
     return {
         "predicted_static_bytes": ours.static_bytes,
@@ -132,10 +141,10 @@ def memory(cell: Cell, state: StageState, programs: list[Any]) -> dict[str, int]
         "predicted_input_bytes": ours.input_bytes,
         "predicted_output_bytes": ours.output_bytes,
         "predicted_workspace_bytes": ours.workspace_bytes,
-        "pass_temp_bytes": max(map(_temp_bytes, _passes(cell, state)), default=0),
+        "pass_temp_bytes": max(map(temp_bytes, _passes(cell, state)), default=0),
         "temp_bytes": analysis.temp_size_in_bytes,
         "argument_bytes": analysis.argument_size_in_bytes,
-        "argument_shape_bytes": _argument_bytes(largest),
+        "argument_shape_bytes": argument_bytes(largest),
         "output_bytes": analysis.output_size_in_bytes,
         "alias_bytes": analysis.alias_size_in_bytes,
     }
@@ -155,11 +164,11 @@ def _passes(cell: Cell, state: StageState) -> list[Any]:
     return []
 
 
-def _temp_bytes(program: Any) -> int:
+def temp_bytes(program: Any) -> int:
     return program.memory_analysis().temp_size_in_bytes
 
 
-def _argument_bytes(program: Any) -> int:
+def argument_bytes(program: Any) -> int:
     """What the arguments that are read take on each device without padding."""
     given, tree = jax.tree.flatten(program.args_info)
     layouts = tree.flatten_up_to(program.input_shardings)
@@ -172,7 +181,7 @@ def _argument_bytes(program: Any) -> int:
     )
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:240]}"
 
 

@@ -16,7 +16,15 @@ from experiments.compile.cells import Cell
 from hetjax.models.decoders import model_of
 from hetjax.models.model import Model
 from hetjax.models.presets import HALVES, model_config
-from hetjax.plans.plan import LayerRange, Plan, Replica, Stage, StageKey, StageMesh
+from hetjax.plans.plan import (
+    AttentionForm,
+    LayerRange,
+    Plan,
+    Replica,
+    Stage,
+    StageKey,
+    StageMesh,
+)
 from hetjax.runtime.execution.executor import StageState
 from hetjax.runtime.execution.stages import Stages
 
@@ -37,7 +45,9 @@ _CUTS: dict[tuple[str, str], tuple[int, tuple[LayerRange, ...], int]] = {
 }
 
 
-def model_and_plan(cell: Cell) -> tuple[Model, Plan, StageKey]:
+def model_and_plan(
+    cell: Cell, attention: AttentionForm = "chunked"
+) -> tuple[Model, Plan, StageKey]:
     """Return a few blocks of the model, a plan of it, and the stage that is meant."""
     num_blocks, cuts, index = _CUTS[cell.part, cell.place]
     name = cell.model if cell.part == "blocks" else cell.model + HALVES
@@ -50,6 +60,7 @@ def model_and_plan(cell: Cell) -> tuple[Model, Plan, StageKey]:
             layers=layers,
             remat=cell.remat,
             launch_ahead=len(cuts) - number,
+            attention=attention,
         )
         for number, layers in enumerate(cuts)
     )
@@ -64,9 +75,14 @@ def model_and_plan(cell: Cell) -> tuple[Model, Plan, StageKey]:
     return model_of(config), plan, (0, index)
 
 
-def stage_state(cell: Cell, devices: Sequence[jax.Device], dtype: str) -> StageState:
+def stage_state(
+    cell: Cell,
+    devices: Sequence[jax.Device],
+    dtype: str,
+    attention: AttentionForm = "chunked",
+) -> StageState:
     """Return the cell's stage on these devices, nothing of it compiled."""
-    model, plan, key = model_and_plan(cell)
+    model, plan, key = model_and_plan(cell, attention)
     stages = Stages(plan, model, {"devices": devices}, OPTIMIZER, dtype=dtype)
     return stages.stages[key]
 

@@ -13,7 +13,9 @@ from importlib.metadata import PackageNotFoundError, version
 import jax
 from jax.experimental import topologies
 
+from hetjax.cluster.catalogue import Backend
 from hetjax.cluster.cluster import Precision
+from hetjax.plans.plan import AttentionForm
 
 MOST_DEVICES = 8
 
@@ -25,7 +27,9 @@ class Tpu:
     name: str
     topology: str
     dtype: Precision = "bfloat16"
+    attention: AttentionForm = "splash"
     compiler: str = "libtpu"
+    backend: Backend = "tpu"
 
     def devices(self) -> list[jax.Device]:
         """Return devices to compile for."""
@@ -56,11 +60,17 @@ class Gpu:
     core_bytes: int
     core_threads: int
     compiler: str = "jax-cuda12-plugin"
+    backend: Backend = "gpu"
 
     @property
     def dtype(self) -> Precision:
         """What its matrix units multiply best of the 16-bit formats."""
         return "bfloat16" if self.capability >= (8, 0) else "float16"
+
+    @property
+    def attention(self) -> AttentionForm:
+        """What computes it best there."""
+        return "cudnn" if self.capability >= (8, 0) else "chunked"
 
     def devices(self) -> list[jax.Device]:
         """Return devices to compile for: one host with as many of the card."""

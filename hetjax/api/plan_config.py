@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from hetjax.planner.model.objectives import Objective, Wish
+from hetjax.plans.attention import Attention
 from hetjax.plans.plan import Remat
 from hetjax.plans.precision import Dtype
 from hetjax.training.presets import Preset
@@ -27,6 +28,9 @@ class PlanConfig:
     dtype: Dtype | None = None
     """Precision of computation; best: what every kind of device does best. None: the
     profile's, the preset's, or best."""
+    attention: Attention | None = None
+    """How attention is computed; best: by each kind's own kernel, if it has one. None:
+    the preset's, or best."""
     objective: Wish = "time"
     """What to optimise: step time, USD per million tokens (cost), or progress while
     spot nodes vanish (goodput)."""

@@ -220,6 +220,7 @@ def _request(
         seq_len=seq_len,
         global_batch=global_batch,
         dtype=compute_dtype(config.dtype, profile, otherwise),
+        attention=config.attention or (preset.config.attention if preset else None),
         optimizer=init,
         profile=profile,
         microbatch_sizes=config.microbatch_sizes,

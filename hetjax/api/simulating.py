@@ -23,6 +23,7 @@ from hetjax.planner.model.costing import (
     compute_dtype,
     times_from,
 )
+from hetjax.plans.attention import Attention
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import read_plan
 from hetjax.plans.precision import Dtype
@@ -58,6 +59,7 @@ def simulate_plan(
     cluster: Cluster | str | Path | None = None,
     profile: str | Path | None = None,
     dtype: Dtype | None = None,
+    attention: Attention | None = None,
     schedule: str | None = None,
     quiet: bool = False,
 ) -> SimulatedStep:
@@ -66,8 +68,8 @@ def simulate_plan(
     The model is the plan's unless another is given; `cluster` is a cluster, a file or a
     name, by default the preset's, or the devices that are here. Times come from the
     file `profile`, or are estimated. `dtype` is the precision of computation ("best":
-    what every kind of device does best) of stages that do not say theirs, `schedule`
-    another schedule than the plan's.
+    what every kind of device does best) and `attention` its form, both of stages that
+    do not say theirs, `schedule` another schedule than the plan's.
 
     BadInput for what does not fit together, NoFeasiblePlan for a plan that needs more
     memory than there is.
@@ -82,13 +84,16 @@ def simulate_plan(
         if isinstance(plan, str) and plan in PRESETS:
             chosen = preset(plan)
             dtype = compute_dtype(dtype, measured, chosen.config.dtype)
-            config = replace(chosen.config, dtype=dtype, profile=path)
+            attention = attention or chosen.config.attention
+            config = replace(
+                chosen.config, dtype=dtype, attention=attention, profile=path
+            )
             subject = _of_preset(replace(chosen, config=config), model, cluster, told)
         else:
             dtype = compute_dtype(dtype, measured, "best")
             subject = _of_plan(plan, model, cluster)
         _check_asked(asked, subject.plan)
-        return _simulated(subject, measured, path, dtype, schedule)
+        return _simulated(subject, measured, path, (dtype, attention), schedule)
 
 
 def _check_asked(asked: Dtype | None, plan: Plan) -> None:
@@ -107,10 +112,11 @@ def _simulated(
     subject: _Subject,
     profile: Profile | None,
     path: Path | None,
-    dtype: Dtype,
+    way: tuple[Dtype, Attention | None],
     schedule: str | None,
 ) -> SimulatedStep:
     plan, model, cluster = subject.plan, subject.model, subject.cluster
+    dtype, attention = way
     if profile is not None:
         check_profile(profile, model.name, plan.seq_len, len(model.layers))
         check_measured(profile, device_kinds(plan, cluster), "plan")
@@ -120,6 +126,7 @@ def _simulated(
         cluster,
         profile,
         dtype=dtype,
+        attention=attention,
         optimizer=subject.init,
         schedule=schedule,
     )

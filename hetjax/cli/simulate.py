@@ -15,6 +15,7 @@ import tyro
 
 from hetjax.cli.command import check_inputs, check_outputs, main_of, write_outputs
 from hetjax.cli.options import nothing_given, parse_options
+from hetjax.plans.attention import Attention
 from hetjax.plans.plan_files import write_plan
 from hetjax.plans.precision import Dtype
 from hetjax.plans.schedules import FITTED, SCHEDULES
@@ -61,6 +62,9 @@ class SimulateOptions:
     dtype: Dtype | None = None
     """Precision of computation; best: what every kind of device does best. Else the
     plan's, the profile's, the preset's, or best."""
+    attention: Attention | None = None
+    """How attention is computed; best: by each kind's own kernel, if it has one. Else
+    the plan's, the preset's, or best."""
     schedule: Annotated[str | None, tyro.conf.arg(help=_SCHEDULE_HELP)] = None
     trace: Path | None = None
     """Write the timeline here, to open in ui.perfetto.dev."""
@@ -95,6 +99,7 @@ def simulate(arguments: Sequence[str]) -> None:
         cluster=options.cluster,
         profile=options.profile,
         dtype=options.dtype,
+        attention=options.attention,
         schedule=options.schedule,
         quiet=options.json,
     )

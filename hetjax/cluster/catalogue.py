@@ -14,17 +14,25 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from hetjax.cluster.cluster import DEVICE_FIGURES, Node, Precision
 from hetjax.errors import BadInput
+
+Backend = Literal["cpu", "gpu", "tpu"]  # XLA's, by what it compiles for
 
 _FILE = Path(__file__).parent / "devices.toml"
 _UNLIKE = 0.1  # of the memory: more is another card of the same name
 _NUM_NEAREST = 3  # names that are shown for one that there is not
 # words by which cards of one number differ, in memory too
 _VARIANTS = {"ti", "super", "laptop", "mobile", "max", "d", "mig", "nvl", "ada"}
-_PLAIN = {"aliases", "bf16_native", "fp16_native", "links_span_hosts"}  # no figures
+_PLAIN = {  # no figures
+    "aliases",
+    "attention",
+    "bf16_native",
+    "fp16_native",
+    "links_span_hosts",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +40,8 @@ class DeviceSpec:
     """Peaks of one device (one `jax.Device`) and of its way out; prices in USD.
 
     `peak_tflops` is dense bf16, or fp16 where bf16 is not native; `fp16_native` if
-    matrix units multiply fp16 as fast. `gb` are 1e9 bytes,
+    matrix units multiply fp16 as fast.
+    `attention` is the kernel that computes it there, if any; `gb` are 1e9 bytes,
     `gbit` 1e9 bits; both bandwidths count one direction: `intra_node_gb_per_s` of one
     device, `network_gbit_per_s` of one host. `links_span_hosts` if the links inside a
     node join its hosts too. `sources` tells by field where a figure is from.
@@ -49,6 +58,7 @@ class DeviceSpec:
     spot_price_per_hour: float | None = None
     bf16_native: bool = True
     fp16_native: bool = True
+    attention: Literal["cudnn", "splash"] | None = None
     links_span_hosts: bool = False
     aliases: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -68,6 +78,18 @@ def catalogue() -> Mapping[str, DeviceSpec]:
 def canonical_name(device: str) -> str:
     """Return the catalogue's name for a device or an alias; other names unchanged."""
     return _names().get(device, device)
+
+
+def backend_of(device: str) -> Backend:
+    """Return which of XLA's backends compiles for devices of this name.
+
+    >>> backend_of("cpu"), backend_of("TPU v5e"), backend_of("some new card")
+    ('cpu', 'tpu', 'gpu')
+    """
+    name = canonical_name(device)
+    if name == "cpu":
+        return "cpu"
+    return "tpu" if name.startswith("TPU") else "gpu"
 
 
 def device_spec(node: Node) -> DeviceSpec:

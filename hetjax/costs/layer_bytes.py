@@ -9,13 +9,10 @@ byte, nor seconds (`roofline.py`).
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from hetjax.cluster.catalogue import Backend
 from hetjax.costs.graph.passes import Shares, passes
-from hetjax.costs.stage_memory import (
-    WORKSPACE_MARGIN,
-    compute_bytes,
-    residual_bytes,
-    static_bytes,
-)
+from hetjax.costs.stage_memory import residual_bytes, static_bytes
+from hetjax.costs.workspace import workspace_bytes
 from hetjax.models.model import Model
 from hetjax.plans.plan import Remat, StageMesh
 from hetjax.stage.arrays import OptimizerInit
@@ -68,16 +65,13 @@ def layer_facts(
 
 @lru_cache(maxsize=4096)
 def layer_workspace_bytes(
-    held: StageStacks, shares: Shares, remat: Remat, data: int
+    held: StageStacks, shares: Shares, remat: Remat, data: int, backend: Backend
 ) -> tuple[int, int, int]:
     """Give what programs need while they run: for every layer of a stack, and besides;
     and how much less that is for one layer alone."""
     numbers = (1,) if held.first or held.last else (1, 2, 3)
     alone, *longer = (
-        round(
-            WORKSPACE_MARGIN
-            * compute_bytes(passes(_times(held, number), shares, remat), data)
-        )
+        workspace_bytes(passes(_times(held, number), shares, remat), data, backend)
         for number in numbers
     )
     if not longer:

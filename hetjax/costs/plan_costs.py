@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from hetjax.cluster.catalogue import (
     Precision,
+    backend_of,
     canonical_name,
     device_price_per_hour,
 )
@@ -32,7 +33,9 @@ from hetjax.costs.network.wire_bytes import Transport, gradient_sum, lane_share
 from hetjax.costs.precisions import stage_precisions
 from hetjax.costs.stage_memory import adam_state, hidden_size, stage_memory
 from hetjax.costs.stage_times import stage_times
+from hetjax.models.attention import head_sizes
 from hetjax.models.model import Model
+from hetjax.plans.attention import Attention, with_attentions
 from hetjax.plans.plan import Plan, reduce_groups
 from hetjax.plans.precision import Dtype
 from hetjax.plans.worker_map import WorkerMap
@@ -47,15 +50,17 @@ def costs_of(
     profile: Profile | None = None,
     *,
     dtype: Dtype | None = None,
+    attention: Attention | None = None,
     optimizer: OptimizerInit = adam_state,
     transport: Transport = "sockets",
     halves: bool = True,
 ) -> Costs:
     """Return what the plan costs: measured where the profile knows the device.
 
-    `dtype` is what was asked for where stages do not say their precision
-    (`plans/precision.py`), `transport` how the plan's workers talk. Without `halves`
-    costs are known sooner, but a plan that cuts backwards in two cannot be simulated.
+    `dtype` and `attention` are what was asked for where stages do not say theirs
+    (`plans/precision.py`, `plans/attention.py`), `transport` how the plan's workers
+    talk. Without `halves` costs are known sooner, but a plan that cuts backwards in two
+    cannot be simulated.
     BadInput for an unknown device, an unreachable link, a profile of another model, or
     one that lacks a layer or the precision of a stage on a device that it knows.
     """
@@ -65,10 +70,12 @@ def costs_of(
     memory: dict[StageKey, StageMemory] = {}
     times: dict[StageKey, StageTimes] = {}
     precisions = stage_precisions(plan, cluster, profile, dtype)
+    plan = with_attentions(plan, cluster, head_sizes(model), precisions, attention)
     for r, s, stage in plan.stages():
         node = cluster.node(stage.node)
         traced = {"optimizer": optimizer, "halves": halves, "dtype": precisions[r, s]}
-        memory[r, s] = stage_memory(plan, model, (r, s), **traced)
+        backend = backend_of(node.device)
+        memory[r, s] = stage_memory(plan, model, (r, s), backend=backend, **traced)
         times[r, s] = stage_times(plan, model, (r, s), node, profile=profile, **traced)
     edges = _edges(plan)
     routes = {edge: route(cluster, *places) for edge, places in edges.items()}

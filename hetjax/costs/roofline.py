@@ -13,12 +13,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hetjax.cluster.catalogue import DeviceSpec, Precision, native_precisions
+from hetjax.costs.graph.joins import ATTENTION
 from hetjax.costs.graph.kernels import all_reduces, fused_kernels
 from hetjax.costs.graph.passes import Passes, SplitPasses
 from hetjax.costs.graph.values import Cuts, Graph, Operation
 from hetjax.costs.measured.layer_profile import DTYPES
 from hetjax.costs.network.routes import NETWORK_LATENCY_S
 from hetjax.costs.stage_memory import StaticBytes
+from hetjax.models.kernel_attention import BACKWARD, FORWARD
+
+# Products of an attention kernel: scores and output; in the backward the scores again,
+# and the gradients of probabilities, queries, keys and values.
+_PRODUCTS = {FORWARD: 2, BACKWARD: 5}
+_BLOCK = 128  # positions that a kernel scores or leaves out as one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,16 +168,18 @@ def matmul_s(
     s / (s + half_size).
     """
     batch, m, n, k = sizes
+    traffic = batch * (m * k + k * n + m * n) * DTYPES[precision]
+    return max(_arithmetic_s(sizes, precision, device), traffic / _bytes_per_s(device))
+
+
+def _arithmetic_s(
+    sizes: tuple[int, int, int, int], precision: Precision, device: DeviceSpec
+) -> float:
     constants = calibration(device)
     share = constants.matmul_efficiency * math.prod(
-        size / (size + constants.half_size) for size in (m, n, k)
+        size / (size + constants.half_size) for size in sizes[1:]
     )
-    flops = 2 * batch * m * n * k
-    traffic = batch * (m * k + k * n + m * n) * DTYPES[precision]
-    return max(
-        flops / (_flops_per_s(device, precision) * share),
-        traffic / _bytes_per_s(device),
-    )
+    return 2 * math.prod(sizes) / (_flops_per_s(device, precision) * share)
 
 
 def _kernels_s(
@@ -183,6 +192,8 @@ def _kernels_s(
             total_s += kernel.step.length * steps_s
         elif kernel.step.op == "dot_general":
             total_s += _product_s(kernel.step, cuts, device, precision)
+        elif kernel.step.op in ATTENTION:
+            total_s += _attention_s(kernel.step, cuts, device, precision)
         else:
             size = sum(cuts.num_bytes(v) for v in (*kernel.reads, *kernel.writes))
             total_s += calibration(device).launch_s + size / _bytes_per_s(device)
@@ -196,6 +207,19 @@ def _product_s(
     operands = "float32" if whole else precision
     product_s = matmul_s(_product_sizes(step, cuts), operands, device)
     return calibration(device).launch_s + product_s
+
+
+def _attention_s(
+    step: Operation, cuts: Cuts, device: DeviceSpec, precision: Precision
+) -> float:
+    """A kernel's products, of blocks that some query sees; scores stay inside."""
+    batch, length, heads, head_size = cuts.shape(step.inputs[0])
+    blocks = math.ceil(length / _BLOCK)
+    seen = (blocks + 1) / (2 * blocks)
+    sizes = (batch * heads, length, length, head_size)
+    products_s = _PRODUCTS[step.op] * seen * _arithmetic_s(sizes, precision, device)
+    size = sum(cuts.num_bytes(v) for v in (*step.inputs, *step.outputs))
+    return calibration(device).launch_s + max(products_s, size / _bytes_per_s(device))
 
 
 def _product_sizes(step: Operation, cuts: Cuts) -> tuple[int, int, int, int]:

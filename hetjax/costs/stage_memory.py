@@ -15,17 +15,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hetjax.cluster.catalogue import Precision
+from hetjax.cluster.catalogue import Backend, Precision
 from hetjax.costs.costs import StageKey, StageMemory
-from hetjax.costs.graph.liveness import Surroundings, identities, peak_bytes
-from hetjax.costs.graph.passes import (
-    Passes,
-    Shares,
-    SplitPasses,
-    passes,
-    split_passes,
-)
-from hetjax.costs.graph.values import Graph, Operation, Origin, Value
+from hetjax.costs.graph.fusion import identities
+from hetjax.costs.graph.passes import Passes, Shares, passes, split_passes
+from hetjax.costs.workspace import saved_bytes, workspace_bytes
 from hetjax.mesh.axes import abstract_mesh
 from hetjax.models.model import Model, abstract_params, apply
 from hetjax.plans.plan import (
@@ -52,10 +46,6 @@ from hetjax.stage.partition import (
     stage_parameters,
     stage_stacks,
 )
-
-# The model of XLA leaves out small buffers and layouts; this much on top keeps it
-# above XLA's own figure (`experiments/accuracy/memory.py`: 60 cases of three stages).
-WORKSPACE_MARGIN = 1.01
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,8 +119,9 @@ def stage_memory(
     optimizer: OptimizerInit = adam_state,
     halves: bool = True,
     split: bool = False,
+    backend: Backend = "cpu",
 ) -> StageMemory:
-    """Estimate the memory of one stage of the plan.
+    """Estimate the memory of one stage of the plan, compiled by this backend.
 
     `dtype` is that of compute, `optimizer` the function that makes the optimizer's
     state. The saved bytes include the stage's input, which the residuals keep alive.
@@ -143,7 +134,7 @@ def stage_memory(
     held = stage_stacks(model, segments_of(stage, segments(plan)))
     shares = stage_shares(plan, model, replica, stage, dtype)
     way = held, shares, stage.remat, stage.mesh.data
-    buffers = _pass_memory(*way, split)
+    buffers = _pass_memory(*way, split, backend)
     # while gradients are packed no microbatch is in flight: its buffers are free
     fused = held.last and not split
     free = buffers.input_bytes if fused else buffers.saved_bytes
@@ -158,22 +149,23 @@ def stage_memory(
 
 @lru_cache(maxsize=1024)
 def _pass_memory(
-    held: StageStacks, shares: Shares, remat: Remat, data: int, split: bool
+    held: StageStacks,
+    shares: Shares,
+    remat: Remat,
+    data: int,
+    split: bool,
+    backend: Backend,
 ) -> StageMemory:
     """The memory of the passes alone, without what lives through the step."""
     traced = passes(held, shares, remat)
-    working = (
-        split_bytes(split_passes(held, shares, remat), data)
-        if split
-        else compute_bytes(traced, data)
-    )
+    working = split_passes(held, shares, remat) if split else traced
     given = traced.cuts.num_bytes(traced.forward.inputs[len(traced.weights)])
     output = 0 if held.last else traced.cuts.num_bytes(traced.forward.outputs[0])
     return StageMemory(
         saved_bytes=given + residual_bytes(traced, data),
         input_bytes=given,
         output_bytes=output,
-        workspace_bytes=round(WORKSPACE_MARGIN * working),
+        workspace_bytes=workspace_bytes(working, data, backend),
     )
 
 
@@ -184,7 +176,7 @@ def half_bytes(held: StageStacks, shares: Shares, remat: Remat, data: int) -> in
     saved, weights = identities(traced.saved), identities(traced.weights)
     kept = [value for value in traced.kept if id(value) not in weights]
     return sum(
-        _saved_bytes(traced, v, data) if id(v) in saved else traced.cuts.num_bytes(v)
+        saved_bytes(traced, v, data) if id(v) in saved else traced.cuts.num_bytes(v)
         for v in (*kept, *traced.crossing)
     )
 
@@ -199,6 +191,7 @@ def stage_shares(
         hidden_size=hidden_size(model),
         dtype=dtype,
         tensor=stage.mesh.tensor,
+        attention=stage.attention,
     )
 
 
@@ -220,97 +213,7 @@ def residual_bytes(traced: Passes, data: int) -> int:
     Those that do not depend on the batch (masks, RoPE tables, scales) are stacked over
     the data ranks, and every device holds the whole stack.
     """
-    return sum(_saved_bytes(traced, value, data) for value in traced.saved)
-
-
-def compute_bytes(traced: Passes, data: int) -> int:
-    """Estimate the temporary bytes of the larger of F and B, or of FB."""
-    backward = _accumulating(traced)
-    around = Surroundings(elsewhere=_added_in_place(backward, data))
-    if len(traced.forward.inputs) > len(traced.weights) + 1:  # targets: fused
-        steps = (*traced.forward.steps, *backward.steps)
-        fused = Graph(
-            inputs=traced.forward.inputs, outputs=backward.outputs, steps=steps
-        )
-        return peak_bytes(fused, traced.cuts, around)
-    outputs = Surroundings(elsewhere=identities(traced.forward.outputs))
-    relaid = Surroundings(elsewhere=around.elsewhere, relaid=_relaid(traced, data))
-    return max(
-        peak_bytes(traced.forward, traced.cuts, outputs),
-        peak_bytes(backward, traced.cuts, relaid)
-        + _own_copies_bytes(traced, traced.backward, data),
-    )
-
-
-def split_bytes(traced: SplitPasses, data: int) -> int:
-    """Estimate the temporary bytes of the largest of F, I and W."""
-    first, second = traced.input_gradient, traced.weight_gradient
-    outputs = Surroundings(elsewhere=identities(traced.forward.outputs))
-    relaid = _relaid(traced, data)
-    around_first = Surroundings(elsewhere=identities(first.outputs), relaid=relaid)
-    second = _added(second, second.outputs, ())
-    around_second = Surroundings(elsewhere=_added_in_place(second, data), relaid=relaid)
-    first_copies, second_copies = (
-        _own_copies_bytes(traced, graph, data) for graph in (first, second)
-    )
-    return max(
-        peak_bytes(traced.forward, traced.cuts, outputs),
-        peak_bytes(first, traced.cuts, around_first) + first_copies,
-        peak_bytes(second, traced.cuts, around_second) + second_copies,
-    )
-
-
-def _saved_bytes(traced: Passes | SplitPasses, value: Value, data: int) -> int:
-    copies = 1 if value.origin is Origin.BATCH else data
-    return copies * traced.cuts.num_bytes(value)
-
-
-def _accumulating(traced: Passes) -> Graph:
-    """The backward pass with its gradients added into their accumulators."""
-    outputs, num_weights = traced.backward.outputs, len(traced.weights)
-    return _added(traced.backward, outputs[:num_weights], outputs[num_weights:])
-
-
-@lru_cache(maxsize=1024)
-def _added(
-    graph: Graph, gradients: tuple[Value, ...], outputs: tuple[Value, ...]
-) -> Graph:
-    additions = tuple(
-        Operation(op="accumulate", params={}, inputs=(gradient,), outputs=())
-        for gradient in gradients
-    )
-    return Graph(inputs=graph.inputs, outputs=outputs, steps=graph.steps + additions)
-
-
-def _added_in_place(backward: Graph, data: int) -> frozenset[int]:
-    """Scatters that XLA makes into the accumulator itself: those over a data dim."""
-    scatters = [s for s in backward.steps if s.op == "scatter-add" and data > 1]
-    return identities([v for step in scatters for v in step.outputs])
-
-
-def _relaid(traced: Passes | SplitPasses, data: int) -> frozenset[int]:
-    """Stacks of residuals that the backward loop can only read as a copy.
-
-    They arrive with the data dim first. Where that moves another dim, and where XLA
-    cannot tell it from a second dim of size 1, it copies the whole stack.
-    """
-    return identities(
-        [v for v in traced.saved if data > 1 or 1 in traced.cuts.shape(v)[1:]]
-    )
-
-
-def _own_copies_bytes(traced: Passes | SplitPasses, backward: Graph, data: int) -> int:
-    """Each data rank's copy out of residuals that are stacked over all ranks, where no
-    loop reads them."""
-    if data == 1:
-        return 0
-    loops = [step for step in backward.steps if step.body is not None]
-    looped = identities([v for step in loops for v in step.inputs])
-    return sum(
-        traced.cuts.num_bytes(v)
-        for v in traced.saved
-        if v.origin is not Origin.BATCH and id(v) not in looped
-    )
+    return sum(saved_bytes(traced, value, data) for value in traced.saved)
 
 
 def _packing_bytes(plan: Plan, model: Model, key: StageKey) -> int:

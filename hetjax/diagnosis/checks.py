@@ -25,6 +25,7 @@ from hetjax.diagnosis.facts import (
     StoreAnswer,
 )
 from hetjax.mesh.accelerators import NVIDIA, same_release, unusable
+from hetjax.plans.attention import EVERYWHERE
 from hetjax.report.diagnosis import Diagnosis, Finding, Level
 
 _HIDING = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
@@ -193,10 +194,10 @@ def _kind(seen: Seen) -> Finding:
             f"{what}: not in the catalogue, so the first run measures it (20 s)",
             "hetjax doctor --probe measures it now",
         )
-    precision = best_precision(
-        device_spec(Node(name="here", device=seen.name, count=1))
-    )
-    return _ok("devices", f"{what}: computes in {precision}")
+    spec = device_spec(Node(name="here", device=seen.name, count=1))
+    attention = spec.attention or EVERYWHERE
+    told = f"computes in {best_precision(spec)}, attention by {attention}"
+    return _ok("devices", f"{what}: {told}")
 
 
 def _cluster(file: ClusterFile, started: Started) -> Iterator[Finding]:

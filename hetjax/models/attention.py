@@ -8,7 +8,7 @@ blocks (`chunked_attention.py`).
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -22,12 +22,13 @@ from hetjax.models.configs import (
     require_divides,
     require_positive,
 )
+from hetjax.models.kernel_attention import KernelName, kernel_attention
 from hetjax.models.layers import STD, Norm, normal, zeros
-from hetjax.models.model import ModuleSpec
+from hetjax.models.model import Model, ModuleSpec
 from hetjax.models.positions import rotate
 
-AttentionForm = Literal["xla", "chunked"]
-SHORT = 2048  # positions
+AttentionForm = Literal["xla", "chunked", "cudnn", "splash"]
+KERNELS = frozenset(get_args(KernelName))  # forms that some devices have
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +52,7 @@ class AttentionConfig:
     rope_scaling: RopeScaling | None = None
     post_norm: bool = False
     output_std: float = STD
-    form: AttentionForm | None = None  # None: `plain_form` of the length
+    form: AttentionForm | None = None  # None: chunked
 
     def __post_init__(self) -> None:
         require_positive("attention", self)
@@ -121,9 +122,17 @@ def _project(x_BLD: jax.Array, weight: nnx.Param, bias: nnx.Param | None) -> jax
     return y_BLNH if bias is None else y_BLNH + bias[...][None, None]
 
 
+def head_sizes(model: Model) -> tuple[int, ...]:
+    """Give the sizes of heads of the model's attention."""
+    configs = [spec.config for spec in model.modules]
+    return tuple(
+        sorted({c.head_size for c in configs if isinstance(c, AttentionConfig)})
+    )
+
+
 def in_form(spec: ModuleSpec, form: AttentionForm | None) -> ModuleSpec:
-    """Give the module with its attention, if it is one, in this form."""
-    if not isinstance(spec.config, AttentionConfig):
+    """Give the module with its attention, if it is one, in this form; None: as is."""
+    if form is None or not isinstance(spec.config, AttentionConfig):
         return spec
     return replace(spec, config=replace(spec.config, form=form))
 
@@ -136,20 +145,34 @@ def attend(
     visibility: Visibility = ALL_BEFORE,
     form: AttentionForm | None = None,
 ) -> jax.Array:
-    """Give z_BLNH, causal, in the form asked for or the one that suits the length."""
-    chunked = (form or plain_form(q_BLNH.shape[1])) == "chunked"
-    if chunked or visibility != ALL_BEFORE:
+    """Give z_BLNH in the form asked for or the one that runs everywhere.
+
+    The form `xla` knows no soft cap.
+    """
+    if form in (None, "chunked"):
         return chunked_attention(q_BLNH, k_BLKH, v_BLKH, visibility=visibility)
+    if form != "xla":
+        return kernel_attention(
+            q_BLNH, k_BLKH, v_BLKH, kernel=form, visibility=visibility
+        )
+    assert visibility.soft_cap is None, visibility
+    window = visibility.window
     if q_BLNH.dtype == jnp.float16:  # JAX's own asks for a product that CPUs have not
-        return _attend_in_float16(q_BLNH, k_BLKH, v_BLKH)
+        return _attend_in_float16(q_BLNH, k_BLKH, v_BLKH, window)
     # JAX's own code promotes bf16 with fp32 here, which strict promotion refuses. Its
     # bf16 derivative does so again at lowering: whoever compiles that says the same.
     with jax.numpy_dtype_promotion("standard"):
-        return jax.nn.dot_product_attention(q_BLNH, k_BLKH, v_BLKH, is_causal=True)
+        return jax.nn.dot_product_attention(
+            q_BLNH,
+            k_BLKH,
+            v_BLKH,
+            is_causal=True,
+            local_window_size=None if window is None else (window - 1, 0),
+        )
 
 
 def _attend_in_float16(
-    q_BLNH: jax.Array, k_BLKH: jax.Array, v_BLKH: jax.Array
+    q_BLNH: jax.Array, k_BLKH: jax.Array, v_BLKH: jax.Array, window: int | None
 ) -> jax.Array:
     """Attention whose softmax is in fp32; queries are scaled before they can overflow.
 
@@ -159,17 +182,11 @@ def _attend_in_float16(
     K = k_BLKH.shape[2]
     q_BLKGH = (q_BLNH * H**-0.5).reshape(B, L, K, N // K, H)
     s_BKGQC = jnp.einsum("bqkgh,bckh->bkgqc", q_BLKGH, k_BLKH).astype(jnp.float32)
-    seen_QC = jnp.tril(jnp.ones((L, L), bool))[None, None, None]
-    p_BKGQC = jax.nn.softmax(jnp.where(seen_QC, s_BKGQC, -jnp.inf), axis=-1)
+    causal_QC = jnp.tri(L, dtype=bool)
+    seen_QC = (
+        causal_QC if window is None else causal_QC & ~jnp.tri(L, k=-window, dtype=bool)
+    )
+    s_BKGQC = jnp.where(seen_QC[None, None, None], s_BKGQC, -jnp.inf)
+    p_BKGQC = jax.nn.softmax(s_BKGQC, axis=-1)
     z_BLKGH = jnp.einsum("bkgqc,bckh->bqkgh", p_BKGQC.astype(v_BLKH.dtype), v_BLKH)
     return z_BLKGH.reshape(q_BLNH.shape)
-
-
-def plain_form(seq_len: int) -> AttentionForm:
-    """Give the form, of those that run everywhere, that suits a length.
-
-    Blocks begin where memory lacks: an accelerator waits for the many small kernels of
-    a loop. At 2,048 positions the roofline of a step of a 22B GPT on eight A100 says
-    1.20 s in one piece and 1.24 in blocks.
-    """
-    return "xla" if seq_len <= SHORT else "chunked"

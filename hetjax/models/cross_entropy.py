@@ -1,25 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cross-entropy of a projection onto the vocabulary, never of more logits than fit.
 
-Legend: B sequences, L positions, D residual width, V padded vocabulary; M blocks of T
-tokens each.
+Legend: B sequences, L positions, D residual width, V padded vocabulary, or rows of the
+table that are a block; M blocks of T tokens each, N = M x T; K strips of R rows each.
 
-Few logits are made at once and kept for the backward pass. Many are made in blocks of
-tokens, and again for the derivative: one product more than with all of them kept, for
-memory that does not grow with B and L. Owns these two forms with derivatives of their
-own. Does not own the norm before nor the table (`head.py`).
+Few logits are made at once and kept for the backward pass. Many are made in blocks:
+of tokens for the loss and the input's gradient, of words for the table's. So they are
+made three times, two products more than with all of them kept, for memory that does
+not grow with B, L and V. Owns these two forms with derivatives of their own. Does not
+own the norm before nor the table (`head.py`).
 """
 
+import math
 from dataclasses import dataclass
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 
-from hetjax.models.model import made_again
-
 WHOLE_BYTES = 2 * 2**30  # of all logits in fp32, if they are kept
-BLOCK_BYTES = 128 * 2**20  # of those of a block, if they are not
+BLOCK_BYTES = 128 * 2**20  # of those of a block, in the table's dtype, if they are not
+STRIPS = 16  # of the table; a block has rows of each, so of each device that has some
 
 
 def cross_entropy(
@@ -34,21 +35,27 @@ def cross_entropy(
     Rows of the table from `vocab_size` on take no part. Logits that take more than
     WHOLE_BYTES in fp32 are made in blocks of at most BLOCK_BYTES (or one token).
     """
-    num_tokens, logits_bytes = targets_BL.size, 4 * targets_BL.size * table_VD.shape[0]
-    if logits_bytes <= WHOLE_BYTES:
+    num_tokens, num_logits = targets_BL.size, targets_BL.size * table_VD.shape[0]
+    if 4 * num_logits <= WHOLE_BYTES:
         logits_BLV = jnp.einsum("bld,vd->blv", y_BLD, table_VD)
         return jnp.sum(_of_logits(vocab_size, logits_BLV, targets_BL))
-    blocks = _Blocks(num_tokens, _number(num_tokens, -(-logits_bytes // BLOCK_BYTES)))
+    least = -(-num_logits * table_VD.dtype.itemsize // BLOCK_BYTES)
+    blocks = _Blocks(num_tokens, _number(num_tokens, least))
     y_MTD, targets_MT = blocks.cut(y_BLD, 0), blocks.cut(targets_BL, -1)
     return _in_blocks(vocab_size, y_MTD, table_VD, targets_MT)
 
 
-def masked(logits_V: jax.Array, vocab_size: int) -> jax.Array:
-    """Give the logits (last dim V) in fp32, those of padding as -inf."""
+def masked(
+    logits_V: jax.Array, vocab_size: int, index_V: jax.Array | None = None
+) -> jax.Array:
+    """Give the logits (last dim V) in fp32, those of padding as -inf.
+
+    They are of the words `index_V`, of all if that is None.
+    """
     z_V = logits_V.astype(jnp.float32)
-    if vocab_size == logits_V.shape[-1]:
+    if index_V is None and vocab_size == logits_V.shape[-1]:
         return z_V
-    return jnp.where(_vocab_index(z_V) < vocab_size, z_V, -jnp.inf)
+    return jnp.where(_vocab_index(z_V, index_V) < vocab_size, z_V, -jnp.inf)
 
 
 # An own derivative, so that the only [B, L, V] arrays kept are the logits in compute
@@ -71,7 +78,7 @@ def _of_logits_backward(
     vocab_size: int, saved: tuple[jax.Array, ...], d_BL: jax.Array
 ) -> tuple[jax.Array, None]:
     logits_BLV, targets_BL, log_total_BL = saved
-    return _slopes(vocab_size, logits_BLV, targets_BL, log_total_BL, d_BL), None
+    return _slopes(vocab_size, logits_BLV, None, targets_BL, log_total_BL, d_BL), None
 
 
 _of_logits.defvjp(_of_logits_forward, _of_logits_backward)
@@ -102,26 +109,58 @@ def _in_blocks_backward(
     vocab_size: int, saved: tuple[jax.Array, ...], d: jax.Array
 ) -> tuple[jax.Array, jax.Array, None]:
     y_MTD, table_VD, targets_MT, log_total_MT = saved
-
-    @made_again
-    def slopes(y_TD: jax.Array, table_VD: jax.Array, *given: jax.Array) -> jax.Array:
-        logits_TV = jnp.einsum("td,vd->tv", y_TD, table_VD)
-        return _slopes(vocab_size, logits_TV, *given)
-
-    def add(d_VD: jax.Array, block: tuple[jax.Array, ...]):
-        y_TD, targets_T, log_total_T = block
-        d_T = jnp.where(targets_T < 0, 0.0, d)
-        d_TV = slopes(y_TD, table_VD, targets_T, log_total_T, d_T)
-        d_VD += jnp.einsum("tv,td->vd", d_TV, y_TD, preferred_element_type=jnp.float32)
-        return d_VD, jnp.einsum("tv,vd->td", d_TV, table_VD)
-
-    zeros_VD = jnp.zeros_like(table_VD, jnp.float32)
-    blocks = y_MTD, targets_MT, log_total_MT
-    d_VD, d_MTD = jax.lax.scan(add, zeros_VD, blocks)
-    return d_MTD, d_VD.astype(table_VD.dtype), None
+    d_MT = jnp.where(targets_MT < 0, 0.0, d)
+    of_tokens = y_MTD, targets_MT, log_total_MT, d_MT
+    d_MTD = _input_slopes(vocab_size, table_VD, *of_tokens)
+    return d_MTD, _table_slopes(vocab_size, table_VD, *of_tokens), None
 
 
 _in_blocks.defvjp(_in_blocks_forward, _in_blocks_backward)
+
+
+def _input_slopes(
+    vocab_size: int, table_VD: jax.Array, *of_tokens: jax.Array
+) -> jax.Array:
+    """d_MTD, a block of tokens at a time."""
+
+    def one(block: tuple[jax.Array, ...]) -> jax.Array:
+        y_TD, *given_T = block
+        logits_TV = jnp.einsum("td,vd->tv", y_TD, table_VD)
+        d_TV = _slopes(vocab_size, logits_TV, None, *given_T)
+        return jnp.einsum("tv,vd->td", d_TV, table_VD)
+
+    return jax.lax.map(one, of_tokens)
+
+
+def _table_slopes(
+    vocab_size: int, table_VD: jax.Array, *of_tokens: jax.Array
+) -> jax.Array:
+    """d_VD, some rows of each strip at a time, for all tokens.
+
+    Each row is summed in one product and written once. Blocks of tokens would add to a
+    second table, in fp32, and read and write all of it for each. The last rows of a
+    strip are made with some before them, a second time, so that all blocks are equal.
+    """
+    V, D = table_VD.shape
+    K = math.gcd(V, STRIPS)
+    y_ND, *given_N = (x.reshape(-1, *x.shape[2:]) for x in of_tokens)
+    table_KRD, index_KR = table_VD.reshape(K, -1, D), jnp.arange(V).reshape(K, -1)
+    row_bytes = len(y_ND) * K * table_VD.dtype.itemsize
+    size = min(max(BLOCK_BYTES // row_bytes, 1), V // K)
+
+    def of(x_KR: jax.Array, start: jax.Array) -> jax.Array:
+        some_KR = jax.lax.dynamic_slice_in_dim(x_KR, start, size, axis=1)
+        return some_KR.reshape(-1, *x_KR.shape[2:])
+
+    def one(d_KRD: jax.Array, start: jax.Array) -> tuple[jax.Array, None]:
+        logits_NV = jnp.einsum("nd,vd->nv", y_ND, of(table_KRD, start))
+        d_NV = _slopes(vocab_size, logits_NV, of(index_KR, start), *given_N)
+        d_VD = jnp.einsum("nv,nd->vd", d_NV, y_ND).reshape(K, size, D)
+        return jax.lax.dynamic_update_slice_in_dim(d_KRD, d_VD, start, axis=1), None
+
+    starts = jnp.minimum(jnp.arange(0, V // K, size), V // K - size)
+    d_KRD, _ = jax.lax.scan(one, jnp.zeros_like(table_KRD), starts)
+    return d_KRD.reshape(V, D)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,27 +193,29 @@ def _losses(
     z_V = masked(logits_V, vocab_size)
     log_total = jax.nn.logsumexp(z_V, axis=-1)
     # A masked sum, not a gather: a sharded V then costs one all-reduce of [B, L].
-    target = jnp.sum(jnp.where(_is_target(z_V, targets), z_V, 0.0), axis=-1)
+    is_target_V = _vocab_index(z_V) == targets[..., None]
+    target = jnp.sum(jnp.where(is_target_V, z_V, 0.0), axis=-1)
     return log_total - target, log_total
 
 
 def _slopes(
     vocab_size: int,
     logits_V: jax.Array,
+    index_V: jax.Array | None,
     targets: jax.Array,
     log_total: jax.Array,
     d: jax.Array,
 ) -> jax.Array:
     """The cotangent of logits, in their dtype; `d` is that of the losses."""
-    z_V = masked(logits_V, vocab_size)
+    z_V = masked(logits_V, vocab_size, index_V)
     probability_V = jnp.exp(z_V - log_total[..., None])
-    one_hot_V = _is_target(z_V, targets).astype(jnp.float32)
+    is_target_V = _vocab_index(z_V, index_V) == targets[..., None]
+    one_hot_V = is_target_V.astype(jnp.float32)
     return ((probability_V - one_hot_V) * d[..., None]).astype(logits_V.dtype)
 
 
-def _is_target(z_V: jax.Array, targets: jax.Array) -> jax.Array:
-    return _vocab_index(z_V) == targets[..., None]
-
-
-def _vocab_index(z_V: jax.Array) -> jax.Array:
-    return jax.lax.broadcasted_iota(jnp.int32, z_V.shape, z_V.ndim - 1)
+def _vocab_index(z_V: jax.Array, index_V: jax.Array | None = None) -> jax.Array:
+    last = z_V.ndim - 1
+    if index_V is None:
+        return jax.lax.broadcasted_iota(jnp.int32, z_V.shape, last)
+    return jax.lax.broadcast_in_dim(index_V, z_V.shape, (last,))

@@ -3,7 +3,7 @@
 the embedding.
 
 Legend: B sequences, L positions, D residual width, F inner width, V padded vocabulary,
-S longest sequence.
+S longest sequence, N = B x L tokens.
 Owns these modules with their configs and the initial values of all (as GPT-2). Does
 not own attention (`attention.py`), the head (`head.py`), experts (`moe.py`), configs
 of whole models and what configs refuse (`configs.py`), which modules make up a model,
@@ -12,7 +12,8 @@ nor what is tied to what (`decoders.py`: the `table` of a tied head is the embed
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -158,10 +159,50 @@ class Embedding(nnx.Module):
         self.positions = normal(rngs, (S, D), (None, None)) if S else None
 
     def __call__(self, tokens_BL: jax.Array) -> jax.Array:
-        x_BLD = jnp.take(self.table[...], tokens_BL, axis=0)
+        table_VD = self.table[...]
+        x_BLD: Any = _rows(table_VD.shape[0], table_VD, tokens_BL)
         if self.config.scaled:  # by a number of the table's precision, as in Gemma
             x_BLD *= jnp.asarray(math.sqrt(self.config.hidden_size), x_BLD.dtype)
         if self.positions is None:
             return x_BLD
         num_positions = tokens_BL.shape[1]
         return x_BLD + self.positions[:num_positions][None]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _rows(num_words: int, table_VD: jax.Array, tokens_BL: jax.Array) -> jax.Array:
+    """Give x_BLD, the rows of a table of so many words.
+
+    Its gradient is summed in fp32 and rounded once. Summed in bf16, a row gains nothing
+    more from the 257th of equal terms, and a text has some tokens more often than that.
+    """
+    return jnp.take(table_VD, tokens_BL, axis=0)
+
+
+def _rows_forward(
+    num_words: int, table_VD: jax.Array, tokens_BL: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    return jnp.take(table_VD, tokens_BL, axis=0), tokens_BL
+
+
+def _rows_backward(
+    num_words: int, tokens_BL: jax.Array, d_BLD: jax.Array
+) -> tuple[jax.Array, None]:
+    D, dtype = d_BLD.shape[-1], d_BLD.dtype
+    tokens_N, d_ND = tokens_BL.reshape(-1), d_BLD.reshape(-1, D)
+    if dtype != jnp.float32:
+        d_ND = _sum_of_equals(num_words, tokens_N, d_ND).astype(dtype)
+    return jnp.zeros((num_words, D), dtype).at[tokens_N].add(d_ND), None
+
+
+_rows.defvjp(_rows_forward, _rows_backward)
+
+
+def _sum_of_equals(num_words: int, tokens_N: jax.Array, d_ND: jax.Array) -> jax.Array:
+    """The sum of all d of a token, in fp32, at one of its places; zero at others.
+
+    Takes N x D numbers, not as many as there are words.
+    """
+    place_V = jnp.zeros(num_words, jnp.int32).at[tokens_N].set(jnp.arange(len(d_ND)))
+    sums_ND = jnp.zeros(d_ND.shape, jnp.float32)
+    return sums_ND.at[place_V[tokens_N]].add(d_ND.astype(jnp.float32))

@@ -15,14 +15,12 @@ The protocol of a module class `C` used in a `ModuleSpec`:
   `logits(x_BLD) -> logits_BLV`;
 * parameters arrive in the compute dtype: modules compute in the dtype they get;
 * paths are `name` or `block.name`, each once: neighbours of one block scan together;
-* in a derivative of its own, it may call through `made_again` what costs less to
-  compute twice than to keep between the halves of a backward pass;
 * a module may hold one `AuxLoss` variable and set it in the call to an auxiliary loss
   summed over the microbatch's tokens, coefficient included.
 """
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -34,19 +32,6 @@ from flax import nnx
 from hetjax.errors import BadInput
 
 Params = dict[str, Any]  # dotted parameter name within its module -> array
-
-
-MADE_AGAIN = "made_again"  # the name of such calls in traced programs
-
-
-def made_again(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a function whose outcome both halves of a backward pass compute."""
-
-    def call(*arguments: Any) -> Any:
-        return function(*arguments)
-
-    call.__name__ = MADE_AGAIN
-    return jax.jit(call)
 
 
 class AuxLoss(nnx.Variable):

@@ -15,11 +15,13 @@ from hetjax.cluster.catalogue import Precision
 from hetjax.plans.table import aligned, html_table
 
 Remat = Literal["none", "selective", "full"]
+AttentionForm = Literal["xla", "chunked", "cudnn", "splash"]
 StageKey = tuple[int, int]  # (replica, stage)
 LayerRange = tuple[int, int]  # half-open
 Group = LayerRange | str  # of gradients: a segment, or the path of a tied parameter
 
 _BEFORE = ("replica", "stage", "node", "devices", "data x tensor", "layers", "remat")
+_CHOICES = ("precision", "attention")  # of fields that a stage may leave out
 _AFTER = ("launch-ahead", "microbatches")
 
 
@@ -38,7 +40,7 @@ class Stage:
     `devices` are indices into the node's devices, in mesh order (data-major).
     `launch_ahead` is the number of forwards that may be in flight (warm-up + 1).
     `precision` is what the stage computes in; None: what `precision.py` finds for its
-    device.
+    device. `attention` is the form of it; None: what `attention.py` finds.
     """
 
     node: str
@@ -48,6 +50,7 @@ class Stage:
     remat: Remat = "none"
     launch_ahead: int
     precision: Precision | None = None
+    attention: AttentionForm | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,19 +125,21 @@ class Plan:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The header of `rows`; precisions are shown where some stage says its own."""
-        return (*_BEFORE, *(["precision"] if self._says_precision else []), *_AFTER)
+        """The header of `rows`; precision and attention where some stage says it."""
+        return (*_BEFORE, *self._said, *_AFTER)
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return a row of text per stage, below `columns`."""
         return [
-            _row(r, s, self.replicas[r], stage, self._says_precision)
+            _row(r, s, self.replicas[r], stage, self._said)
             for r, s, stage in self.stages()
         ]
 
     @property
-    def _says_precision(self) -> bool:
-        return any(stage.precision for _, _, stage in self.stages())
+    def _said(self) -> tuple[str, ...]:
+        """The choices that some stage says itself."""
+        stages = [stage for _, _, stage in self.stages()]
+        return tuple(n for n in _CHOICES if any(getattr(s, n) for s in stages))
 
     def stages(self) -> list[tuple[int, int, Stage]]:
         """All stages as (replica index, stage index, stage), in order."""
@@ -146,7 +151,7 @@ class Plan:
 
 
 def _row(
-    r: int, s: int, replica: Replica, stage: Stage, with_precision: bool
+    r: int, s: int, replica: Replica, stage: Stage, said: tuple[str, ...]
 ) -> tuple[str, ...]:
     first, end = stage.layers
     return (
@@ -157,7 +162,7 @@ def _row(
         f"{stage.mesh.data} x {stage.mesh.tensor}",
         f"{first}..{end - 1}",
         stage.remat,
-        *([stage.precision or ""] if with_precision else []),
+        *(getattr(stage, name) or "" for name in said),
         str(stage.launch_ahead),
         f"{replica.num_microbatches} x {replica.microbatch_size}" if s == 0 else "",
     )

@@ -96,11 +96,12 @@ def plan_json(plan: Plan) -> str:
 
 
 def _said(replica: Replica) -> dict[str, Any]:
-    """The fields of a replica; a precision that a stage does not say is left out."""
+    """The fields of a replica; what a stage does not say of its choices is left out."""
     values = asdict(replica)
     for stage in values["stages"]:
-        if stage["precision"] is None:
-            del stage["precision"]
+        for name in ("precision", "attention"):
+            if stage[name] is None:
+                del stage[name]
     return values
 
 
@@ -181,6 +182,7 @@ def _stage(raw: object, where: str, schedule: str, launch_ahead: int) -> Stage:
         remat=values.get("remat", "none"),
         launch_ahead=values.get("launch_ahead", launch_ahead),
         precision=values.get("precision"),
+        attention=values.get("attention"),
     )
 
 

@@ -18,7 +18,7 @@ from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.ranges import Range
 from hetjax.cluster.user_files import did_you_mean
 from hetjax.errors import BadInput
-from hetjax.plans.plan import Plan, Remat, Stage
+from hetjax.plans.plan import AttentionForm, Plan, Remat, Stage
 from hetjax.plans.schedules import SCHEDULES
 
 _SHARING = [name for name, schedule in SCHEDULES.items() if schedule.shares]
@@ -73,6 +73,9 @@ def _names(case: _Case) -> Iterator[BadInput]:
         if stage.precision not in (None, *get_args(Precision)):
             said = str(stage.precision)
             yield _unknown(f"{where}.precision", said, get_args(Precision))
+        if stage.attention not in (None, *get_args(AttentionForm)):
+            told = str(stage.attention)
+            yield _unknown(f"{where}.attention", told, get_args(AttentionForm))
     for node in case.plan.programs:
         if node not in case.nodes:
             yield _unknown("programs for node", node, tuple(case.nodes))

@@ -28,7 +28,7 @@ from hetjax.costs.measured.layer_profile import LinkMeasurement, Measurement
 from hetjax.mesh.axes import replicated, stage_mesh
 from hetjax.mesh.reshard import reshard
 from hetjax.models.model import Layer, Model, ModuleSpec
-from hetjax.plans.plan import Plan, Remat, Replica, Stage, StageMesh
+from hetjax.plans.plan import AttentionForm, Plan, Remat, Replica, Stage, StageMesh
 from hetjax.runtime.execution.executor import StageState
 from hetjax.runtime.execution.programs import compiled
 from hetjax.runtime.execution.stage_runtime import StageRuntime
@@ -80,6 +80,7 @@ class LayerBench:
         *,
         seq_len: int,
         dtype: str,
+        attention: AttentionForm | None = None,
         halves: bool = False,
         num_replicas: int = 1,
     ) -> None:
@@ -88,7 +89,7 @@ class LayerBench:
         `halves` adds those of the backward. With several replicas there is the update
         alone, that of a layer which they share: all else is as with one.
         """
-        sample = _sample(case, model, seq_len, num_replicas)
+        sample = _sample(case, model, seq_len, num_replicas, attention)
         runtime = StageRuntime(
             sample.plan, sample.model, {_NODE: devices}, optimizer, dtype=dtype
         )
@@ -184,7 +185,13 @@ class _Sample:
     num_units: int
 
 
-def _sample(case: Case, model: Model, seq_len: int, num_replicas: int) -> _Sample:
+def _sample(
+    case: Case,
+    model: Model,
+    seq_len: int,
+    num_replicas: int,
+    attention: AttentionForm | None,
+) -> _Sample:
     at = layer_kinds(model).index(case.kind)
     last = len(model.layers) - 1
     is_inner = 0 < at < last
@@ -199,6 +206,7 @@ def _sample(case: Case, model: Model, seq_len: int, num_replicas: int) -> _Sampl
             layers=layers_held,
             remat=case.remat,
             launch_ahead=1,
+            attention=attention,
         )
         for layers_held in pairwise(cuts)
     )

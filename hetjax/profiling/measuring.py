@@ -29,7 +29,10 @@ from hetjax.costs.measured.layer_profile import (
     write_profile,
 )
 from hetjax.errors import BadInput
+from hetjax.models.attention import head_sizes
 from hetjax.models.model import Model, tensor_sizes
+from hetjax.plans.attention import EVERYWHERE, Heads, node_attention
+from hetjax.plans.plan import AttentionForm
 from hetjax.plans.precision import node_precision
 from hetjax.profiling.config import ProfileConfig, check_output
 from hetjax.profiling.layer_bench import (
@@ -207,6 +210,7 @@ def _timed(
             job.optimizer,
             seq_len=job.config.seq_len,
             dtype=job.config.dtype,
+            attention=_attention(case, job, devices[0].platform),
             halves=job.config.halves,
             num_replicas=num_replicas,
         )
@@ -215,6 +219,15 @@ def _timed(
         if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
             return None
         raise
+
+
+def _attention(case: Case, job: _Job, platform: str) -> AttentionForm:
+    """What runs have on the device by default; CPUs that stand in have no kernels."""
+    if platform == "cpu":
+        return EVERYWHERE
+    heads = Heads(seq_len=job.config.seq_len, head_sizes=head_sizes(job.model))
+    node = Node(name="measured", device=case.device, count=1)
+    return node_attention(node, node_precision(node, job.config.dtype), heads)
 
 
 def _link(pair: _Pair, job: _Job, shown: Display) -> LinkMeasurement:

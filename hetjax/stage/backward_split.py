@@ -8,8 +8,7 @@ program (the jaxpr), so it holds for any module and any remat choice:
   follows from it: sums over tokens and products on the way are the first half's;
 * a loop that the first half needs is cut inside, iteration by iteration;
 * values of the first half that the second reads cross over, except where a change of
-  layout makes them from something no larger, or where a module says that they are to
-  be made again (`made_again`: the logits of a block).
+  layout makes them from something no larger.
 
 Nothing else is computed twice. Does not own what is split (`function.py`),
 the forms of traced programs (`jaxprs.py`) nor compiled programs.
@@ -34,7 +33,6 @@ from hetjax.stage.jaxprs import (
     has_body,
     inlined,
     is_layout,
-    is_made_again,
     is_product,
     is_scan,
     read,
@@ -251,8 +249,6 @@ def _is_heavy(eqn: JaxprEqn) -> bool:
 
 def _is_made_again(eqn: JaxprEqn) -> bool:
     """Whether to make the outcome again rather than to keep it."""
-    if is_made_again(eqn):
-        return True
     if not is_layout(eqn):
         return False
     reads = sum(map(_num_bytes, variables(eqn.invars)))

@@ -24,6 +24,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from hetjax.mesh.axes import abstract_mesh
+from hetjax.models.attention import KERNELS, AttentionForm, in_form
 from hetjax.models.chunked_attention import KEPT
 from hetjax.models.model import ModuleSpec, apply, bind
 from hetjax.plans.plan import Remat
@@ -77,12 +79,15 @@ def with_remat(
 class StageFunction:
     """What decides a stage's mathematics; equal ones compile to equal programs.
 
-    `data` is the number of data ranks that share a microbatch.
+    `data` is the number of data ranks that share a microbatch, `tensor` that of devices
+    that share their heads. `attention` is the form of it; None: as modules say.
     """
 
     held: StageStacks
     remat: Remat
     data: int = 1
+    tensor: int = 1
+    attention: AttentionForm | None = None
 
     @property
     def stacks(self) -> tuple[BlockStack, ...]:
@@ -121,14 +126,35 @@ def output(
     return apply(module, module_params, x, targets)[0], aux
 
 
+def evaluate(
+    function: StageFunction,
+    params: StageParams,
+    x: jax.Array,
+    targets: jax.Array | None = None,
+) -> jax.Array:
+    """Output of a microbatch, or the sum of its losses if the stage is the last."""
+
+    def one(x: jax.Array, targets: jax.Array | None) -> jax.Array:
+        return output(function, params, x, targets)[0]
+
+    targets = None if targets is None else _split(function, targets)
+    y = _over_data(function, one)(_split(function, arrived(params, x)), targets)
+    return jnp.sum(y) if function.last else _merge(y)
+
+
 def logits(
     function: StageFunction, params: StageParams, x: jax.Array, position: jax.Array
 ) -> jax.Array:
     """logits_V of the last stage for the first sequence at one position."""
     body, head = _called(function, params)
     assert head is not None, "only the last stage has logits"
-    for stack, own in body:
-        x, _ = _call_stack(function, stack, own, params, x)
+
+    def one(x: jax.Array) -> jax.Array:
+        for stack, own in body:
+            x, _ = _call_stack(function, stack, own, params, x)
+        return x
+
+    x = _merge(_over_data(function, one)(_split(function, arrived(params, x))))
     x_11D = jax.lax.dynamic_slice_in_dim(x[:1], position, 1, axis=1)
     (module,), own = head[0].unit, head[1]
     bound: Any = bind(module, _module_params(function, module, own, params))
@@ -300,6 +326,7 @@ def _call_stack(
     def unit(x: jax.Array, own: dict[str, jax.Array]):
         aux = jnp.zeros((), jnp.float32)
         for module in stack.unit:
+            module = in_form(module, function.attention)
             module_params = _module_params(function, module, own, params)
             x, module_aux = apply(module, module_params, x)
             aux += module_aux
@@ -331,14 +358,29 @@ def _module_params(
 
 def _over_data(function: StageFunction, one: Callable[..., Any]) -> Callable[..., Any]:
     """Map `one` over the leading data dim; without a data axis add that dim only."""
-    if function.data > 1:
-        return jax.vmap(one, spmd_axis_name="data")
 
     def single(*arrays: Any) -> Any:
         out = one(*jax.tree.map(lambda a: a[0], arrays))
         return jax.tree.map(lambda a: a[None], out)
 
-    return single
+    several = function.data > 1
+    mapped = jax.vmap(one, spmd_axis_name="data") if several else single
+    return _knowing_the_mesh(function, mapped)
+
+
+def _knowing_the_mesh(
+    function: StageFunction, mapped: Callable[..., Any]
+) -> Callable[..., Any]:
+    """The same, traced so that kernels of attention find over what they are cut."""
+    if function.attention not in KERNELS or function.data * function.tensor == 1:
+        return mapped
+
+    def traced(*arrays: Any) -> Any:
+        mesh = abstract_mesh(data=function.data, tensor=function.tensor)
+        with jax.sharding.use_abstract_mesh(mesh):
+            return mapped(*arrays)
+
+    return traced
 
 
 def _input_gradient(function: StageFunction, grads: tuple[Any, ...]) -> jax.Array:

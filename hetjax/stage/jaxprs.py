@@ -14,7 +14,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxprs_in_params
 from jax.extend.core import primitives as lax
 
-from hetjax.models.model import MADE_AGAIN
+from hetjax.models.kernel_attention import BACKWARD, FORWARD
 
 __all__ = ["ClosedJaxpr", "Jaxpr", "JaxprEqn", "Var"]
 
@@ -81,9 +81,18 @@ def is_layout(eqn: JaxprEqn) -> bool:
     return eqn.primitive in _LAYOUTS
 
 
-def is_made_again(eqn: JaxprEqn) -> bool:
-    """Whether the operation is a call that a module marked with `made_again`."""
-    return eqn.primitive is lax.jit_p and eqn.params["name"] == MADE_AGAIN
+def attention_kernel(eqn: JaxprEqn) -> str | None:
+    """Return the name of the call if it is a pass of an attention kernel.
+
+    What it calls is the kernel's own matter: nothing in it is a step of the program.
+    Without operands it is what JAX took out of the call, and out of the loop that the
+    call is in: constants such as masks.
+    """
+    if eqn.primitive is not lax.jit_p or not eqn.invars:
+        return None
+    name = eqn.params["name"]
+    # remat may cut off a part that reads nothing: a constant
+    return name if name in (FORWARD, BACKWARD) and eqn.invars else None
 
 
 def is_literal(atom: Any) -> bool:
@@ -103,7 +112,7 @@ def bodies(eqn: JaxprEqn) -> Iterator[Jaxpr]:
 def inlined(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
     """The function with calls and checkpoints dissolved, inside loops too.
 
-    Calls that are made again stay.
+    Attention kernels stay calls.
     """
 
     def run(*inputs: Any) -> list[Any]:
@@ -111,7 +120,7 @@ def inlined(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
         env |= dict(zip(closed.jaxpr.invars, inputs, strict=True))
         for eqn in closed.jaxpr.eqns:
             values = read(env, eqn.invars)
-            if eqn.primitive in _INLINED and not is_made_again(eqn):
+            if eqn.primitive in _INLINED and not attention_kernel(eqn):
                 made = inlined(_called(eqn))(*values)
             elif is_scan(eqn):
                 made = _inlined_scan(Scan(eqn), values)

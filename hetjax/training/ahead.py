@@ -24,7 +24,8 @@ from hetjax.errors import NoFeasiblePlan
 from hetjax.models.named import load_named
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import parse_plan, plan_json
-from hetjax.training.config import RunConfig, config_values, read_config
+from hetjax.training.config import RunConfig
+from hetjax.training.config_values import config_values, read_config
 from hetjax.training.placement import next_plan
 
 _LAST_WORDS = 3  # lines: as many as a BadInput has

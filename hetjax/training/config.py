@@ -1,30 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a training run is told: one frozen tree of settings and their limits.
 
-Owns the settings, their help texts (shown by `--help`), which values are allowed, and
-how they are written as JSON values and read back, by the fields' types. Does not own
-named sets of them (`presets.py`) nor their file (`rundir.py`).
+Owns the settings, their help texts (shown by `--help`), and which values are allowed.
+Does not own how they are written and read (`config_values.py`), named sets of them
+(`presets.py`) nor their file (`rundir.py`).
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Literal
 
 from hetjax.cluster import ranges
 from hetjax.cluster.ranges import Range
-from hetjax.cluster.user_files import (
-    Kind,
-    as_kind,
-    did_you_mean,
-    join,
-    kind_of,
-    read_record,
-)
 from hetjax.errors import BadInput
+from hetjax.plans.attention import Attention
 from hetjax.plans.precision import Dtype
 
 _MOST_STEPS = 10**9  # a schedule counts them in 32 bits
@@ -162,6 +154,8 @@ class RunConfig:
     """Sequences per step, over all replicas."""
     dtype: Dtype = "best"
     """Precision of computation; best: each device's. Weights are kept in float32."""
+    attention: Attention = "best"
+    """How attention is computed; best: by each device's own kernel, if it has one."""
     loss_scale_init: float = 2.0**8
     """What gradients of the sum over tokens are multiplied by at first for float16."""
     loss_scale_growth_interval: int = 2_000
@@ -227,10 +221,8 @@ def _problems(config: RunConfig) -> Iterator[BadInput]:
         if not is_allowed(attrgetter(name)(config)):
             yield _out_of_range(config, name, allowed.format(name), example)
     yield from _prompt_problems(config.evaluation.prompt)
-    yield from _profile_problems(config)
-    yield from _upload_problems(config)
-    yield from _copies_problems(config)
-    yield from _recovery_problems(config)
+    for of in _profile_problems, _upload_problems, _copies_problems, _recovery_problems:
+        yield from of(config)
 
 
 def _recovery_problems(config: RunConfig) -> Iterator[BadInput]:
@@ -265,11 +257,10 @@ def _copies_problems(config: RunConfig) -> Iterator[BadInput]:
 
 
 def _upload_problems(config: RunConfig) -> Iterator[BadInput]:
-    checkpoint, name = config.checkpoint, "checkpoint.upload_mbit_per_s"
-    limit = checkpoint.upload_mbit_per_s
+    name, limit = "checkpoint.upload_mbit_per_s", config.checkpoint.upload_mbit_per_s
     if limit is None:
         return
-    if checkpoint.cloud is None:
+    if config.checkpoint.cloud is None:
         yield BadInput(
             got=f"{option(name)} {limit:g} without a store",
             allowed=f"{option(name)} with {option('checkpoint.cloud')}",
@@ -308,93 +299,3 @@ def _out_of_range(config: RunConfig, name: str, allowed: str, example: str) -> B
         allowed=allowed,
         fix=f"give {option(name)} {example}, say",
     )
-
-
-def config_values(config: RunConfig) -> dict[str, Any]:
-    """Return the settings as JSON values."""
-    return _plain(asdict(config))
-
-
-def read_config(raw: object, where: str) -> RunConfig:
-    """Read what `config_values` gave; BadInput names the place of what is wrong."""
-    return _record(RunConfig, raw, where)
-
-
-def changed_config(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
-    """Return the settings with others in their place; groups change by mappings.
-
-    BadInput for a name that there is not, and for a value of the wrong type.
-    """
-    values = config_values(config)
-    for name, value in changes.items():
-        before, now = values.get(name), _plain(value)
-        if isinstance(before, dict) and isinstance(now, dict):
-            now = before | now
-        values[name] = now
-    return read_config(values, "settings")
-
-
-def flat_values(config: RunConfig) -> dict[str, Any]:
-    """Return dotted name -> JSON value of every setting."""
-    found: dict[str, Any] = {}
-    for name, value in config_values(config).items():
-        if isinstance(value, dict):
-            found |= {join(name, key): entry for key, entry in value.items()}
-        else:
-            found[name] = value
-    return found
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(entry) for key, entry in value.items()}
-    return str(value) if isinstance(value, Path) or value == math.inf else value
-
-
-def _record(cls: Any, raw: object, where: str) -> Any:
-    hints = get_type_hints(cls)
-    table = as_kind(raw, "a table", where=where)
-    kinds: dict[str, Kind | None] = {
-        name: _kind(hint, table.get(name)) for name, hint in hints.items()
-    }
-    # null is no kind: only where None is allowed, and then there is nothing to check
-    empty = {name for name in table if table[name] is None and kinds.get(name) is None}
-    known: dict[str, Kind] = {n: kind for n, kind in kinds.items() if kind}
-    # settings that came later have a default: files of before are without them
-    later = {f.name for f in fields(cls) if f.default is not MISSING}
-    present = {name: value for name, value in table.items() if name not in empty}
-    read_record(
-        present,
-        where=where,
-        required={n: kind for n, kind in known.items() if n not in later},
-        optional={n: kind for n, kind in known.items() if n in later},
-    )
-    return cls(
-        **{n: _value(hints[n], table[n], join(where, n)) for n in hints if n in table}
-    )
-
-
-def _kind(hint: Any, value: object) -> Kind | None:
-    """Return what the JSON value must be; None where it may be, and is, null."""
-    if hint is float and value == "inf":  # JSON has no infinite number
-        return "a string"
-    if value is None and NoneType in get_args(hint):
-        return None
-    return kind_of(hint)
-
-
-def _value(hint: Any, raw: Any, where: str) -> Any:
-    if is_dataclass(hint):
-        return _record(hint, raw, where)
-    if get_origin(hint) is Literal:
-        if raw not in get_args(hint):
-            raise BadInput(
-                got=f"{where} = {raw!r}",
-                allowed=f"one of {', '.join(get_args(hint))}",
-                fix=did_you_mean(raw, get_args(hint)),
-            )
-        return raw
-    if raw is None:
-        return None
-    options = [option for option in get_args(hint) if option is not NoneType]
-    return (options[0] if options else hint)(raw)

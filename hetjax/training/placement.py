@@ -24,6 +24,7 @@ from hetjax.planner.model.costing import (
     known_degrees,
 )
 from hetjax.planner.model.request import PlanRequest
+from hetjax.plans.attention import without_kernels
 from hetjax.plans.even import even_plan
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import read_plan
@@ -31,6 +32,7 @@ from hetjax.plans.validation import validate_plan
 from hetjax.report.prediction import certificate, found_plan
 from hetjax.stage.arrays import OptimizerInit
 from hetjax.training.config import RunConfig, option
+from hetjax.training.hardware import is_virtual
 from hetjax.training.optimizer import optimizer
 from hetjax.training.presets import Preset
 from hetjax.training.rundir import PROFILE, Previous
@@ -72,11 +74,14 @@ def choose_plan(
         choice = _searched(config, model, cluster)
     choice = choice or _even(config, model, cluster)
     check_plan(choice.plan, model, cluster, f"plan ({choice.source})")
+    if is_virtual(config):
+        without_kernels(choice.plan, config.attention)  # is none asked for?
     check_plan_fits(
         choice.plan,
         model,
         cluster,
         dtype=config.dtype,
+        attention=config.attention,
         optimizer=optimizer_init(config),
     )
     return choice
@@ -114,8 +119,12 @@ def _of_run(
 ) -> Choice | None:
     if previous is None or not _same_machines(previous.cluster, cluster):
         return None
-    is_other_dtype = config.dtype != previous.config.dtype  # its plan says the other
-    if is_other_dtype or _how(config) != _how(previous.config):
+    # its plan says the other
+    is_other = any(
+        getattr(config, name) != getattr(previous.config, name)
+        for name in ("dtype", "attention")
+    )
+    if is_other or _how(config) != _how(previous.config):
         return None  # asked to plan anew
     return Choice(plan=previous.plan, source="the run directory's")
 
@@ -153,7 +162,12 @@ def next_plan(config: RunConfig, model: Model, cluster: Cluster, current: Plan) 
     if config.planner == "even":
         plan = _even(config, model, cluster).plan
         check_plan_fits(
-            plan, model, cluster, dtype=config.dtype, optimizer=optimizer_init(config)
+            plan,
+            model,
+            cluster,
+            dtype=config.dtype,
+            attention=config.attention,
+            optimizer=optimizer_init(config),
         )
         return plan
     from hetjax.planner.search.replan import replan  # as in `_searched`
@@ -191,6 +205,7 @@ def _request(config: RunConfig, model: Model, cluster: Cluster) -> PlanRequest:
         seq_len=config.seq_len,
         global_batch=config.global_batch,
         dtype=config.dtype,
+        attention=config.attention,
         optimizer=optimizer_init(config),
         profile=profile,
         microbatch_sizes=tuple(sorted({*_SIZES, config.microbatch_size})),

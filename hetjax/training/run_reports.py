@@ -22,7 +22,7 @@ from hetjax.report.run_report import RunReport
 from hetjax.schedule.predicted import Predicted
 from hetjax.schedule.simulation.trace import Span, traced_spans
 from hetjax.training import rundir
-from hetjax.training.config import flat_values
+from hetjax.training.config_values import flat_values
 from hetjax.training.rundir import Previous, read_journal
 from hetjax.training.step_comparison import predict_step
 

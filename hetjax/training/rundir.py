@@ -36,13 +36,8 @@ from hetjax.data.dataset import Dataset
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import read_plan, write_plan
-from hetjax.training.config import (
-    RunConfig,
-    config_values,
-    flat_values,
-    option,
-    read_config,
-)
+from hetjax.training.config import RunConfig, option
+from hetjax.training.config_values import config_values, flat_values, read_config
 
 CONFIG, CLUSTER, PLAN = "config.json", "cluster.toml", "plan.json"
 PROFILE = "profile.json"  # read, not written: from python -m hetjax.profile

@@ -24,7 +24,7 @@ from hetjax.checkpoint.reader import (
 from hetjax.checkpoint.recovery_plan import PartialSnapshot
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.stored_steps import fetch_newest, in_store
-from hetjax.cluster.cluster import Cluster
+from hetjax.cluster.cluster import Cluster, Precision
 from hetjax.cluster.cluster_files import cluster_toml
 from hetjax.data.batches import Batch
 from hetjax.data.dataset import Dataset
@@ -39,8 +39,10 @@ from hetjax.launch.isolation import hidden_devices, worker_environments
 from hetjax.launch.launching import Launcher, OnThisMachine, started
 from hetjax.launch.on_ray import OnRay
 from hetjax.mesh.process_setup import keep_compiled
+from hetjax.models.attention import head_sizes
 from hetjax.models.model import Model
-from hetjax.plans.plan import Plan
+from hetjax.plans.attention import with_attentions, without_kernels
+from hetjax.plans.plan import Plan, StageKey
 from hetjax.plans.plan_files import parse_plan
 from hetjax.plans.precision import with_precisions
 from hetjax.plans.worker_map import EMBEDDED, node_of
@@ -236,9 +238,7 @@ def _terms(start: Start, dataset: Dataset, launcher: Launcher) -> Terms:
     # who asks whether there is a plan asks for it next
     replan = lru_cache(maxsize=4)(partial(next_plan, config, start.model))
 
-    @lru_cache(maxsize=4)
-    def precise(cluster: Cluster, plan: Plan) -> Plan:
-        return with_precisions(plan, cluster, config.dtype)
+    precise = lru_cache(maxsize=4)(partial(_said, config, start.model))
 
     return Terms(
         settings=lambda cluster, plan: worker_settings(
@@ -260,6 +260,21 @@ def _terms(start: Start, dataset: Dataset, launcher: Launcher) -> Terms:
         host={"run": identity(config, dataset)},
         recovery=config.recovery,
     )
+
+
+def _said(config: RunConfig, model: Model, cluster: Cluster, plan: Plan) -> Plan:
+    """The plan with what its stages compute in, and by which attention.
+
+    Where CPUs stand in for the devices of the cluster they have none of its kernels.
+    """
+    plan = with_precisions(plan, cluster, config.dtype)
+    if is_virtual(config):
+        return without_kernels(plan, config.attention)
+    precisions: dict[StageKey, Precision] = {
+        (r, s): stage.precision for r, s, stage in plan.stages() if stage.precision
+    }
+    sizes = head_sizes(model)
+    return with_attentions(plan, cluster, sizes, precisions, config.attention)
 
 
 def _restored(controller: Controller, terms: Terms, start: Start) -> Restored | None:

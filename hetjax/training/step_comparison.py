@@ -42,6 +42,7 @@ def predict_step(
         cluster,
         profile,
         dtype=config.dtype,
+        attention=config.attention,
         optimizer=optimizer_init(config),
         transport="in-process" if config.launcher == EMBEDDED else config.transport,
     )

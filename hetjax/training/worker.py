@@ -37,7 +37,8 @@ from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.rpc.schema import Noticed
 from hetjax.runtime.worker.service import WorkerBootstrap, read_bootstrap
 from hetjax.runtime.worker.serving import serve
-from hetjax.training.config import RunConfig, config_values, read_config
+from hetjax.training.config import RunConfig
+from hetjax.training.config_values import config_values, read_config
 from hetjax.training.optimizer import optimizer
 
 

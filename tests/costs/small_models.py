@@ -6,7 +6,15 @@ from typing import Any
 from hetjax.models.decoders import GPTConfig, LlamaConfig, gpt_model, llama_model
 from hetjax.models.model import Model
 from hetjax.models.moe import Routing
-from hetjax.plans.plan import LayerRange, Plan, Remat, Replica, Stage, StageMesh
+from hetjax.plans.plan import (
+    AttentionForm,
+    LayerRange,
+    Plan,
+    Remat,
+    Replica,
+    Stage,
+    StageMesh,
+)
 
 SEQ_LEN, WIDTH, NUM_BLOCKS = 32, 64, 4
 
@@ -35,6 +43,7 @@ def pipeline(
     mesh: StageMesh,
     remat: Remat = "none",
     microbatch_size: int = 4,
+    attention: AttentionForm | None = None,
 ) -> Plan:
     """One replica of equal meshes, each on the first devices of node "n"."""
     stages = tuple(
@@ -45,6 +54,7 @@ def pipeline(
             layers=layers,
             remat=remat,
             launch_ahead=len(cuts) - s,
+            attention=attention,
         )
         for s, layers in enumerate(cuts)
     )

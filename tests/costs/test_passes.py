@@ -43,8 +43,13 @@ def stages(draw: st.DrawFn) -> StageStacks:
 
 
 def shares(batch: int, seq_len: int = SEQ_LEN) -> Shares:
-    given = dict(num_sequences=batch, seq_len=seq_len, hidden_size=WIDTH)
-    return Shares(**given, dtype="float32", tensor=1)
+    return Shares(
+        num_sequences=batch,
+        seq_len=seq_len,
+        hidden_size=WIDTH,
+        dtype="float32",
+        tensor=1,
+    )
 
 
 def arguments(stage: StageStacks, batch: int, seq_len: int) -> tuple[Any, ...]:

@@ -142,6 +142,7 @@ def gpt_step_s(
         layers=(0, config.num_blocks + 2),
         remat=remat,
         launch_ahead=1,
+        attention="xla",  # all scores at once, as those who measured had it
     )
     replica = Replica(
         num_microbatches=1, microbatch_size=microbatch_size, stages=(stage,)
@@ -210,6 +211,7 @@ def test_full_remat_costs_what_megatron_measured_where_it_does_what_megatron_doe
             mesh=StageMesh(tensor=8),
             remat=remat,
             microbatch_size=size,
+            attention="xla",
         )
         plan = replace(plan, seq_len=config.max_seq_len)
         return stage_times(

@@ -3,6 +3,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import combinations
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from experiments.compile import attention, loss
 from experiments.compile.__main__ import rows_of
 from experiments.compile.cells import MODELS, PROGRAMS, Cell, all_cells, covering
 from experiments.compile.compiling import seen
@@ -177,8 +179,49 @@ def test_what_is_wrong_with_a_program_is_told(monkeypatch: pytest.MonkeyPatch):
     assert "collectives beyond those expected: 1 all-reduce" in told
 
 
-def test_the_page_has_the_tables_of_the_result():
-    rows = rows_of(ROOT / "experiments/results/compile.jsonl")
+def test_the_page_has_the_table_of_attention_which_stores_no_square():
+    rows = attention.rows_of(ROOT / "experiments/results/compile_attention.jsonl")
     page = (ROOT / "docs/how/compiled.md").read_text(encoding="utf-8")
-    (drawn,) = re.findall(r"<!-- from .*? -->\n\n(.*?)\n<!-- end -->", page, re.DOTALL)
-    assert drawn.strip() == markdown(rows).strip()
+    begin, end = "<!-- attention of .*? -->", "<!-- end of attention -->"
+    (drawn,) = re.findall(rf"{begin}\n\n(.*?)\n{end}", page, re.DOTALL)
+    assert drawn.strip() == attention.markdown(rows).strip()
+    assert {row["target"] for row in rows} == set(TARGETS)
+    for row in rows:
+        assert not row["has_square"], row
+        assert row["kernels"] == {"cudnn": 2, "splash": 3, "chunked": 0}[row["form"]]
+        assert row["length"] > 8_192 or row["temp_bytes"] <= 2**30, row
+
+
+@pytest.mark.parametrize(
+    ("result", "drawn"),
+    [
+        ("compile.jsonl", lambda file: markdown(rows_of(file))),
+        ("compile_loss.jsonl", lambda file: loss.markdown(loss.rows_of(file))),
+    ],
+)
+def test_the_page_has_the_tables_of_the_result(
+    result: str, drawn: Callable[[Path], str]
+):
+    file = f"experiments/results/{result}"
+    page = (ROOT / "docs/how/compiled.md").read_text(encoding="utf-8")
+    between = rf"<!-- from {re.escape(file)} -->\n\n(.*?)\n<!-- end -->"
+    (found,) = re.findall(between, page, re.DOTALL)
+    assert found.strip() == drawn(ROOT / file).strip()
+
+
+def test_the_losss_table_says_what_is_in_the_rows():
+    def row(form: str, tensor: int, gib: float) -> dict[str, object]:
+        return {
+            "target": "H100",
+            "form": form,
+            "tensor": tensor,
+            "dtype": "bfloat16",
+            "temp_bytes": gib * 2**30,
+            "collectives": {"all-reduce": 3},
+        }
+
+    rows = [row(*of) for of in (("in blocks", 1, 0.5), ("in blocks", 2, 0.25))]
+    assert "H100" not in loss.markdown(rows)  # not all of it is compiled
+    rows += [row("all logits", 1, 4), row("all logits", 2, 2)]
+    line = "| H100 | bfloat16 | 0.50 | 0.25 | 3 per block | 4.00 |\n"
+    assert loss.markdown(rows).endswith(line)

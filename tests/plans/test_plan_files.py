@@ -36,6 +36,7 @@ PLAN = Plan(
                     layers=(3, 6),
                     launch_ahead=1,
                     precision="float16",
+                    attention="chunked",
                 ),
             ),
         ),
@@ -64,7 +65,8 @@ GOLDEN = """\
         {"node": "a100-0", "devices": [0, 1], "mesh": {"data": 1, "tensor": 2}, \
 "layers": [0, 3], "remat": "selective", "launch_ahead": 2},
         {"node": "v100-0", "devices": [0], "mesh": {"data": 1, "tensor": 1}, \
-"layers": [3, 6], "remat": "none", "launch_ahead": 1, "precision": "float16"}
+"layers": [3, 6], "remat": "none", "launch_ahead": 1, "precision": "float16", \
+"attention": "chunked"}
       ]
     },
     {
@@ -200,7 +202,7 @@ STAGE = "replicas[0].stages[1]"
             '"device": [1]',
             f"unknown key '{STAGE}.device'",
             f"keys of {STAGE}: node, devices, layers, mesh, remat, launch_ahead, "
-            "precision",
+            "precision, attention",
             "did you mean 'devices'?",
         ),
         (

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The oracle: the same model as one `jax.jit` on one device, without the runtime."""
+"""The oracle: the same model as one `jax.jit` on one device, without the runtime, and
+with all scores of attention at once."""
 
 from functools import lru_cache
 from typing import Any
@@ -11,6 +12,7 @@ import optax
 
 from hetjax.data.batches import Batch
 from hetjax.mesh.multihost import value_here, whole_value
+from hetjax.models.attention import in_form
 from hetjax.models.model import Model, abstract_params, apply, init_params
 from hetjax.plans.plan import Plan
 from hetjax.runtime.execution.stages import Stages
@@ -40,7 +42,8 @@ def oracle_loss_sums(
         }
         tied = {name: params[owner] for name, owner in spec.tied}
         last = spec is model.modules[-1]
-        x, module_aux = apply(spec, own | tied, *((x, targets_GL) if last else (x,)))
+        given = (x, targets_GL) if last else (x,)
+        x, module_aux = apply(in_form(spec, "xla"), own | tied, *given)
         aux += module_aux
     return x + aux, x
 

@@ -11,7 +11,15 @@ from hetjax.costs.costs import Costs, Route, StageTimes
 from hetjax.models.decoders import GPTConfig, LlamaConfig, gpt_model, llama_model
 from hetjax.models.model import Model, tensor_sizes
 from hetjax.models.moe import Routing
-from hetjax.plans.plan import LayerRange, Plan, Replica, Stage, StageMesh, reduce_groups
+from hetjax.plans.plan import (
+    AttentionForm,
+    LayerRange,
+    Plan,
+    Replica,
+    Stage,
+    StageMesh,
+    reduce_groups,
+)
 from hetjax.plans.schedules import SCHEDULES
 from hetjax.schedule.programs.action import Action, Op, StageKey, format_program
 from hetjax.schedule.programs.generate import by_stage, lane_orders
@@ -120,8 +128,9 @@ def random_case(seed: int, nodes: Sequence[str] = ("even", "odd")) -> Case:
         schedule=rng.choice(tuple(SCHEDULES)),
         replicas=tuple(replicas),
     )
+    plan = _in_forms(plan, seed)
     if plan.schedule == "interleaved":
-        shared = tuple(_on_fewer_devices(rng, replica) for replica in replicas)
+        shared = tuple(_on_fewer_devices(rng, replica) for replica in plan.replicas)
         plan = replace(plan, replicas=shared)
     elif plan.schedule == "h1f1b":
         plan = _searched(rng, plan, model)
@@ -129,6 +138,22 @@ def random_case(seed: int, nodes: Sequence[str] = ("even", "odd")) -> Case:
         split = {(r, s) for r, s, _ in plan.stages() if rng.random() < 0.7}
         plan = with_split_backwards(plan, model, split)
     return Case(model, plan, used)
+
+
+def _in_forms(plan: Plan, seed: int) -> Plan:
+    """The plan with a form of attention of its own for each stage, or none said."""
+    rng = random.Random(f"attention {seed}")
+    drawn: list[AttentionForm | None] = ["xla", "chunked", None]
+    replicas = tuple(
+        replace(
+            replica,
+            stages=tuple(
+                replace(stage, attention=rng.choice(drawn)) for stage in replica.stages
+            ),
+        )
+        for replica in plan.replicas
+    )
+    return replace(plan, replicas=replicas)
 
 
 def interleaved_case() -> Case:

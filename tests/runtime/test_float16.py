@@ -14,7 +14,7 @@ import pytest
 
 from hetjax.cluster.catalogue import Precision
 from hetjax.models.decoders import LlamaConfig, llama_model
-from hetjax.models.model import Model
+from hetjax.models.model import Model, apply
 from hetjax.models.moe import Routing
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from hetjax.runtime.execution import programs, stages
@@ -47,6 +47,8 @@ ROUTED = llama_model(
 # A gradient's distance from the fp32 oracle's over its norm: some roundings of 2**-11
 # and of 2**-8, one behind the other. Measured: 0.0013 and 0.0106 where all stages are.
 WITHIN = {"float16": 0.003, "bfloat16": 0.02, "float32": 1e-5}
+
+AS_WRITTEN: Any = {"xla_allow_excess_precision": False}  # a CPU leaves roundings out
 
 
 def plan_of(
@@ -146,6 +148,70 @@ def test_gradients_of_stages_of_unlike_precision_are_near_those_of_one_fp32_jit(
     coarsest = max(precisions, key=WITHIN.__getitem__)
     assert max(found.values()) <= WITHIN[coarsest]
     assert max(found.values()) > WITHIN["float32"], "nothing was rounded"
+
+
+def rounded_gradients(
+    precisions: Sequence[Precision], cut: int, params: Any, batch: Any, scale: float
+) -> dict[str, np.ndarray]:
+    """The same in one jit that rounds where stages do, without the runtime.
+
+    Weights are in the precision of their stage, and so is what arrives there; a
+    gradient goes back in the precision of who sends it, which is what derivatives of
+    conversions do.
+    """
+    modules = [(n, m) for n, layer in enumerate(MODEL.layers) for m in layer.modules]
+
+    def loss(params: Any, tokens_BL: Any, targets_BL: Any) -> jax.Array:
+        x = tokens_BL
+        for n, module in modules:
+            dtype, prefix = precisions[n >= cut], module.path + "."
+            own = {
+                path.removeprefix(prefix): value.astype(dtype)
+                for path, value in params.items()
+                if path.startswith(prefix)
+            }
+            last = (targets_BL,) if module is MODEL.modules[-1] else ()
+            x = apply(module, own, x if x.ndim == 2 else x.astype(dtype), *last)[0]
+        return scale * x
+
+    traced, total = jax.jit(jax.grad(loss)).trace(params, *(b[:2] for b in batch)), {}
+    with jax.numpy_dtype_promotion("standard"):  # JAX's own bf16 attention needs it
+        step = traced.lower().compile(compiler_options=AS_WRITTEN)
+    for first in range(0, len(batch[0]), 2):
+        found = step(params, *(b[first : first + 2] for b in batch))
+        total = {path: total.get(path, 0) + np.asarray(g) for path, g in found.items()}
+    return {path: g / (scale * batch[0].size) for path, g in total.items()}
+
+
+@pytest.mark.parametrize(
+    "precisions",
+    [("bfloat16", "float16"), ("bfloat16", "float32"), ("float16", "bfloat16")],
+)
+def test_stages_round_where_they_say_and_nowhere_else(
+    precisions: Sequence[Precision], monkeypatch: pytest.MonkeyPatch
+):
+    """As near as fp32's own rounding, which is 1,000 times less than theirs."""
+    monkeypatch.setattr(programs, "compiler_options", lambda mesh: AS_WRITTEN)
+    stages._shared.cache_clear()
+    params, batch = (
+        fresh_params(MODEL, 0),
+        random_batch(plan_of([2], precisions), 128, 0),
+    )
+    runtime = runtime_of(plan_of([2], precisions), keep_gradients())
+    scale = SCALE if runtime.is_scaled else None
+    runtime.step(0, batch, loss_scale=scale)
+    stages._shared.cache_clear()
+    found = kept_gradients(runtime)
+    expected = rounded_gradients(precisions, 2, params, batch, scale or 1.0)
+    _, exact = oracle_gradients(MODEL, params, batch)
+    apart, rounding = (
+        [
+            float(np.linalg.norm(holders[0] - of[path]) / np.linalg.norm(exact[path]))
+            for path, holders in found.items()
+        ]
+        for of in (expected, exact)
+    )
+    assert max(apart) <= 1e-6 and min(rounding) >= 1e-3
 
 
 @pytest.mark.parametrize("seed", [8, 10])

@@ -18,10 +18,8 @@ from hetjax.training.config import (
     OptimizerConfig,
     RunConfig,
     check_config,
-    config_values,
-    flat_values,
-    read_config,
 )
+from hetjax.training.config_values import config_values, flat_values, read_config
 
 BASE = RunConfig(model="m", run_dir=Path("d"), steps=3, seq_len=4, global_batch=2)
 PATHS = st.text("abc/.", min_size=1).map(Path)

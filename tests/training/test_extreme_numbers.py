@@ -35,9 +35,8 @@ from hetjax.training.config import (
     OptimizerConfig,
     RunConfig,
     check_config,
-    config_values,
-    read_config,
 )
+from hetjax.training.config_values import config_values, read_config
 from hetjax.training.optimizer import LearningRates, optimizer
 from tests.training.small import MODEL, small_preset, stage
 

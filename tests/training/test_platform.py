@@ -26,7 +26,7 @@ from hetjax.mesh.accelerators import (
 from hetjax.models.presets import model_preset
 from hetjax.plans.plan_files import plan_json
 from hetjax.training import hardware, worker
-from hetjax.training.config import config_values
+from hetjax.training.config_values import config_values
 from hetjax.training.hardware import choose_hardware
 from hetjax.training.presets import PRESETS, Preset, profile_config
 from tests.training.small import ONE_STAGE, but, small_preset

@@ -15,7 +15,8 @@ from hetjax.errors import BadInput, RunFailed
 from hetjax.plans.plan_files import read_plan
 from hetjax.train import main
 from hetjax.training import run as run_module
-from hetjax.training.config import CheckpointConfig, OptimizerConfig, config_values
+from hetjax.training.config import CheckpointConfig, OptimizerConfig
+from hetjax.training.config_values import config_values
 from hetjax.training.loop import steps_to_trace
 from hetjax.training.optimizer import LearningRates
 from hetjax.training.presets import PRESETS

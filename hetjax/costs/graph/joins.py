@@ -9,12 +9,17 @@ Does not own what follows from the joins (`values.py`).
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from hetjax.models.kernel_attention import BACKWARD, FORWARD
+
 Params = Mapping[str, Any]  # of the primitive
 Shape = Sequence[int]
 Shapes = Sequence[Shape]
 Join = tuple[int, int, int]  # (input, its dim, dim of the output)
 Joins = Iterable[Join]
 
+# passes of attention by a kernel: (queries BLNH, keys BLKH, values BLKH, ...) ->
+# (output, a number a row BNL), or -> the gradients of these three
+ATTENTION = frozenset({FORWARD, BACKWARD})
 _UNRELATED = {"gather", "iota", "rng_bit_generator", "scatter", "scatter-add"}
 
 
@@ -74,6 +79,14 @@ def _dot(params: Params, inputs: Shapes, output: Shape) -> Joins:
             at += 1
 
 
+def _attention(params: Params, inputs: Shapes, output: Shape) -> Joins:
+    """Gradients lie as what they are of, the output as the queries."""
+    if len(output) == 3:
+        return [(0, 0, 0), (0, 2, 1), (0, 1, 2)]
+    number = 0 if output == inputs[0] else 1
+    return [(number, dim, dim) for dim in range(4)]
+
+
 def _reshape(params: Params, inputs: Shapes, output: Shape) -> Joins:
     """Join the major dims of the smallest groups of equal size on both sides."""
     (given,) = inputs[:1]
@@ -105,6 +118,7 @@ def _others(rank: int, without: Sequence[int]) -> list[int]:
 
 
 _RULES = {
+    **dict.fromkeys(ATTENTION, _attention),
     "broadcast_in_dim": _broadcast,
     "concatenate": _concatenate,
     "dot_general": _dot,

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from hetjax.cluster.catalogue import Precision
 from hetjax.costs.graph.values import Cuts, Dims, Graph, Origin, Value, graph_of
-from hetjax.plans.plan import Remat
+from hetjax.plans.plan import AttentionForm, Remat
 from hetjax.stage.backward_split import split_backward
 from hetjax.stage.function import (
     Residuals,
@@ -34,13 +34,15 @@ from hetjax.stage.partition import StageStacks
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shares:
     """What one device computes of a microbatch: a data rank's sequences, a tensor
-    rank's part of the cut dims; `dtype` is that of compute."""
+    rank's part of the cut dims; `dtype` is that of compute, `attention` its form (None:
+    as modules say)."""
 
     num_sequences: int
     seq_len: int
     hidden_size: int
     dtype: Precision
     tensor: int
+    attention: AttentionForm | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,8 +107,7 @@ def split_passes(stage: StageStacks, shares: Shares, remat: Remat) -> SplitPasse
 def _traced_as(shares: Shares) -> Shares:
     """The shares that are traced in place of these: a tensor rank's operations are
     those of the whole, and those of fp16 are those of bf16, with sizes alike."""
-    half = shares.dtype == "float16"
-    return replace(shares, dtype="bfloat16" if half else shares.dtype, tensor=1)
+    return replace(shares, tensor=1)
 
 
 def _remat(stage: StageStacks, remat: Remat) -> Remat:
@@ -217,7 +218,8 @@ class _Forward:
 def _forward(stage: StageStacks, shares: Shares, remat: Remat) -> _Forward:
     residuals = Residuals()
     params, arrays = _abstract_params(stage, shares), _abstract_inputs(stage, shares)
-    function = partial(rank_forward, StageFunction(stage, remat), residuals)
+    stage_function = StageFunction(stage, remat, attention=shares.attention)
+    function = partial(rank_forward, stage_function, residuals)
     jaxpr, (y, saved) = jax.make_jaxpr(function, return_shape=True)(params, *arrays)
     return _Forward(
         jaxpr=jaxpr,

@@ -22,6 +22,7 @@ from hetjax.costs.graph.joins import joined_dims
 from hetjax.stage.jaxprs import (
     ClosedJaxpr,
     Jaxpr,
+    attention_kernel,
     called,
     is_literal,
     scan_counts,
@@ -207,6 +208,8 @@ def _outputs(
 ) -> tuple[Value, ...]:
     if equation.primitive.name == "scan":
         step = _scan(equation, arguments, dims)
+    elif (kernel := attention_kernel(equation)) is not None:
+        step = _operation(kernel, equation, arguments, dims)
     elif (inner := called(equation.params)) is not None:
         jaxpr, consts = inner
         begin = len(steps)
@@ -215,19 +218,21 @@ def _outputs(
             steps[begin:] = [replace(s, after=arguments) for s in steps[begin:]]
         return outputs
     else:
-        step = _operation(equation, arguments, dims)
+        step = _operation(equation.primitive.name, equation, arguments, dims)
     steps.append(step)
     return step.outputs
 
 
-def _operation(equation: Any, arguments: tuple[Value, ...], dims: Dims) -> Operation:
+def _operation(
+    name: str, equation: Any, arguments: tuple[Value, ...], dims: Dims
+) -> Operation:
     origin = max((a.origin for a in arguments), default=Origin.CONSTANT)
     outputs = tuple(
         # tokens, keys and the like have no dtype that numpy knows
         dims.value(out.aval.shape, _numpy_dtype(out.aval.dtype), origin)
         for out in equation.outvars
     )
-    name, shapes = equation.primitive.name, [a.shape for a in arguments]
+    shapes = [a.shape for a in arguments]
     for output in outputs:
         joins = joined_dims(name, equation.params, shapes, output.shape)
         for argument, dim, out_dim in joins:

@@ -29,7 +29,7 @@ def in_space(request: PlanRequest, plan: Plan) -> bool:
     It does the request's batch, under any of the schedules, with what the request
     leaves open: tensor and data degrees, remat choices and microbatch sizes. Stages and
     replicas may differ in all of them, and lie on any devices of a node in any order;
-    they compute in the precision of the request.
+    they compute in the precision of the request, and attention in its form.
     """
     return (
         not SCHEDULES[plan.schedule].shares
@@ -42,6 +42,7 @@ def in_space(request: PlanRequest, plan: Plan) -> bool:
             and stage.mesh.tensor in request.degrees
             and stage.mesh.data in request.data_degrees
             and stage.precision in (None, request.precisions[stage.node])
+            and stage.attention in (None, request.attentions[stage.node])
             for _, _, stage in plan.stages()
         )
     )

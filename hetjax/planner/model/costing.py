@@ -10,8 +10,8 @@ import math
 from collections.abc import Set
 from pathlib import Path
 
-from hetjax.cluster.catalogue import canonical_name, catalogue
-from hetjax.cluster.cluster import DEVICE_FIGURES, Cluster, Node
+from hetjax.cluster.catalogue import backend_of, canonical_name, catalogue
+from hetjax.cluster.cluster import DEVICE_FIGURES, Cluster, Node, Precision
 from hetjax.cluster.memory_budget import plan_bytes
 from hetjax.costs.costs import Costs
 from hetjax.costs.measured.layer_profile import Profile
@@ -20,8 +20,10 @@ from hetjax.costs.plan_costs import costs_of, device_kinds
 from hetjax.costs.stage_memory import stage_memory
 from hetjax.costs.stage_times import has_halves
 from hetjax.errors import BadInput
+from hetjax.models.attention import head_sizes
 from hetjax.models.model import Model
-from hetjax.plans.plan import Plan
+from hetjax.plans.attention import Attention, with_attentions
+from hetjax.plans.plan import Plan, StageKey
 from hetjax.plans.precision import Dtype, stage_precision
 from hetjax.schedule.launch_ahead import hop_s
 from hetjax.schedule.programs.action import Op, Programs, Tied
@@ -159,6 +161,7 @@ def checked_costs(
     profile: Profile | None,
     *,
     dtype: Dtype | None,
+    attention: Attention | None = None,
     optimizer: OptimizerInit,
     schedule: str | None = None,
     transport: Transport = "sockets",
@@ -173,6 +176,7 @@ def checked_costs(
         cluster,
         profile,
         dtype=dtype,
+        attention=attention,
         optimizer=optimizer,
         # programs written by hand may split backwards under any schedule
         halves=may_split(schedule or plan.schedule) or bool(plan.programs),
@@ -209,9 +213,18 @@ def check_plan_fits(
     cluster: Cluster,
     *,
     dtype: Dtype | None,
+    attention: Attention | None = None,
     optimizer: OptimizerInit,
 ) -> None:
-    """Raise NoFeasiblePlan if a device of known memory has less than the plan needs."""
+    """Raise NoFeasiblePlan if a device of known memory has less than the plan needs.
+
+    BadInput for attention that cannot run on a stage's device.
+    """
+    precisions: dict[StageKey, Precision] = {
+        (r, s): stage_precision(stage, cluster.node(stage.node), dtype)
+        for r, s, stage in plan.stages()
+    }
+    plan = with_attentions(plan, cluster, head_sizes(model), precisions, attention)
     has_bytes = {
         (r, s): known_memory_bytes(cluster.node(stage.node))
         for r, s, stage in plan.stages()
@@ -225,9 +238,10 @@ def check_plan_fits(
             plan,
             model,
             (r, s),
-            dtype=stage_precision(stage, cluster.node(stage.node), dtype),
+            dtype=precisions[r, s],
             optimizer=optimizer,
             halves=splits,
+            backend=backend_of(cluster.node(stage.node).device),
         )
         for r, s, stage in plan.stages()
     }

@@ -11,7 +11,6 @@ from hetjax.costs.plan_costs import costs_of, usd_per_hour
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.request import PlanRequest
 from hetjax.plans.plan import Plan
-from hetjax.plans.precision import with_node_precisions
 from hetjax.schedule.predicted import Predicted, predict
 from hetjax.schedule.search import may_split, with_schedule
 from hetjax.stage.partition import tied_holders
@@ -22,10 +21,10 @@ def evaluate_plan(
 ) -> Predicted:
     """Simulate the plan under a schedule (a name of `schedule/search.py`).
 
-    Stages that do not say their precision get that of the request.
+    Stages that do not say their precision or attention get those of the request.
     NoFeasiblePlan if it needs more memory than there is.
     """
-    plan = with_node_precisions(plan, request.precisions)
+    plan = request.said(plan)
     costs = costs_of(
         plan,
         request.model,
@@ -51,7 +50,7 @@ class PlanEvaluator:
 
     def __call__(self, plan: Plan) -> Predicted | None:
         """Return the simulated plan, None if it is over memory."""
-        plan = with_node_precisions(plan, self.request.precisions)
+        plan = self.request.said(plan)
         if plan not in self.seen:
             try:
                 self.seen[plan] = evaluate_plan(self.request, plan, self.schedule)

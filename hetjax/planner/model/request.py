@@ -16,9 +16,11 @@ from hetjax.costs.plan_costs import with_measured_links
 from hetjax.costs.precisions import priced_precision
 from hetjax.costs.stage_memory import adam_state
 from hetjax.errors import BadInput
+from hetjax.models.attention import head_sizes
 from hetjax.models.model import Model, tensor_sizes
-from hetjax.plans.plan import Remat
-from hetjax.plans.precision import Dtype
+from hetjax.plans.attention import Attention, Heads, node_attention, with_forms
+from hetjax.plans.plan import AttentionForm, Plan, Remat, StageKey
+from hetjax.plans.precision import Dtype, with_node_precisions
 from hetjax.stage.arrays import OptimizerInit
 
 REMATS: tuple[Remat, ...] = ("none", "selective", "full")
@@ -48,7 +50,7 @@ class PlanRequest:
     (AutoHet, arXiv 2512.20953): templates are sought at one tensor degree after the
     other, equal pipelines at a degree for each stage. With `unequal_tensor` every stage
     of every replica has its own. `microbatch_sizes` count sequences before the split
-    over `data`. `dtype` is the precision that was asked for; None, or "best": what
+    over `data`. `dtype` and `attention` are what was asked for; None, or "best": what
     every kind of device does best.
     """
 
@@ -57,6 +59,7 @@ class PlanRequest:
     seq_len: int
     global_batch: int
     dtype: Dtype | None = None
+    attention: Attention | None = None
     optimizer: OptimizerInit = adam_state
     profile: Profile | None = None
     microbatch_sizes: tuple[int, ...] = (1, 2, 4, 8)
@@ -86,6 +89,32 @@ class PlanRequest:
         """What stages compute in, by the names of their nodes; alike in a class."""
         found: dict[str, Precision] = {
             node.name: priced_precision(node, self.profile, self.dtype)
+            for node in self.cluster.nodes
+        }
+        return found
+
+    def said(self, plan: Plan) -> Plan:
+        """Return the plan with what its stages do not say themselves."""
+        plan = with_node_precisions(plan, self.precisions)
+        if all(stage.attention for _, _, stage in plan.stages()):
+            return plan
+        forms: dict[StageKey, AttentionForm] = {
+            (r, s): stage.attention or self.attentions[stage.node]
+            for r, s, stage in plan.stages()
+        }
+        return with_forms(plan, forms)
+
+    @cached_property
+    def attentions(self) -> Mapping[str, AttentionForm]:
+        """The form of attention of stages, by the names of their nodes.
+
+        BadInput for one that was asked for and that some node cannot run.
+        """
+        heads = Heads(seq_len=self.seq_len, head_sizes=head_sizes(self.model))
+        found: dict[str, AttentionForm] = {
+            node.name: node_attention(
+                node, self.precisions[node.name], heads, self.attention
+            )
             for node in self.cluster.nodes
         }
         return found

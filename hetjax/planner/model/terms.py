@@ -19,18 +19,23 @@ from typing import Any
 
 import numpy as np
 
-from hetjax.cluster.catalogue import Precision, canonical_name
-from hetjax.cluster.cluster import Node
+from hetjax.cluster.catalogue import backend_of, canonical_name
 from hetjax.cluster.memory_budget import node_plan_bytes
 from hetjax.costs.graph.passes import Shares
-from hetjax.costs.layer_bytes import layer_facts, layer_stacks, layer_workspace_bytes
-from hetjax.costs.measured.layer_profile import DTYPES
+from hetjax.costs.layer_bytes import layer_stacks
 from hetjax.costs.network.nearest import least_shared_card_bytes_per_s
-from hetjax.costs.stage_memory import hidden_size, static_bytes
+from hetjax.costs.stage_memory import hidden_size
 from hetjax.costs.stage_times import LayerTimes, layer_times
 from hetjax.errors import BadInput
 from hetjax.models.model import parameter_count
 from hetjax.planner.model.hops import hop_tables, sync_bytes_per_s
+from hetjax.planner.model.memory_terms import (
+    activation_bytes_BO,
+    kept_bytes,
+    node_of,
+    precision_of,
+    static_bytes_OK,
+)
 from hetjax.planner.model.problem import (
     UNLIMITED,
     DeviceClass,
@@ -213,11 +218,10 @@ def _facts(request: PlanRequest, options: Sequence[Option]) -> _Facts:
                 continue
             busy[b, o, k], update[b, o, k] = times.busy_s, times.update_s
             drain[b, o, k] = times.backward_s
-            # what is kept is the same on devices of every kind
-            sizes = shares.num_sequences, shares.tensor, DTYPES[shares.dtype]
-            alike = layer, sizes, options[o].data, options[o].remat
+            backend = backend_of(node_of(request, options[o]).device)
+            alike = layer, shares, options[o].data, options[o].remat, backend
             if alike not in kept:
-                kept[alike] = _saved(request, options[o], layer, shares)
+                kept[alike] = kept_bytes(request, options[o], layer, shares)
             saved[b, o, k], least[b, o, k], once[b, o, k], *needed = kept[alike]
             each[b, o, k], workspace[b, o, k], spared[b, o, k] = needed
     if np.isnan(busy).any(axis=2).all() and problems:
@@ -227,16 +231,16 @@ def _facts(request: PlanRequest, options: Sequence[Option]) -> _Facts:
     block = workspace[:, :, inner].max(axis=2, initial=0)
     alone = each + workspace - spared
     block_alone = alone[:, :, inner].max(axis=2, initial=0)
-    activation = _activation_bytes(request, options)
-    room = [node_plan_bytes(_node_of(request, o)) for o in options]
+    activation = activation_bytes_BO(request, options)
+    room = [node_plan_bytes(node_of(request, o)) for o in options]
     return _Facts(
         kinds=kinds,
         program_s_O=np.array([_program_s(request, o) for o in options]),
         busy_s_BOK=busy,
         drain_s_BOK=drain,
         update_s_BOK=update,
-        static_bytes_OK=_static(request, options, firsts, borrowed=True),
-        own_bytes_OK=_static(request, options, firsts, borrowed=False),
+        static_bytes_OK=static_bytes_OK(request, options, firsts, borrowed=True),
+        own_bytes_OK=static_bytes_OK(request, options, firsts, borrowed=False),
         extra_bytes_BOK=each + np.maximum(workspace - block[:, :, None], 0),
         extra_of_one_bytes_BOK=np.maximum(alone - block_alone[:, :, None], 0),
         shared_of_one_bytes_BO=block_alone + 4 * activation,
@@ -287,8 +291,9 @@ def _cases(
                 num_sequences=size // option.data,
                 seq_len=request.seq_len,
                 hidden_size=hidden_size(request.model),
-                dtype=_precision(request, option),
+                dtype=precision_of(request, option),
                 tensor=option.tensor,
+                attention=request.attentions[node_of(request, option).name],
             )
             yield b, o, shares
 
@@ -296,7 +301,7 @@ def _cases(
 def _times(
     request: PlanRequest, option: Option, layer: int, shares: Shares
 ) -> LayerTimes:
-    node = _node_of(request, option)
+    node = node_of(request, option)
     return layer_times(
         request.model,
         layer,
@@ -313,88 +318,18 @@ def _times(
 
 def _program_s(request: PlanRequest, option: Option) -> float:
     """What a program takes whatever it holds, where that was measured."""
-    profile, device = request.profile, _node_of(request, option).device
+    profile, device = request.profile, node_of(request, option).device
     if profile is None or canonical_name(device) not in profile.devices:
         return 0.0
     return profile.program_s
 
 
-def _saved(
-    request: PlanRequest, option: Option, layer: int, shares: Shares
-) -> tuple[float, ...]:
-    """Bytes kept of a microbatch by the layer, at least by it into whatever runs layers
-    are cut, and by its run; workspace, as of `layer_workspace_bytes`.
-
-    Residuals grow by as much with every sequence: two sizes tell them all.
-    """
-    one, two = (
-        layer_facts(
-            request.model,
-            layer,
-            replace(shares, num_sequences=n),
-            option.remat,
-            data=option.data,
-            optimizer=request.optimizer,
-        )
-        for n in (1, 2)
-    )
-    more = shares.num_sequences - 1
-    held = layer_stacks(request.model, layer)
-    each, once, alone = (
-        getattr(one, name) + more * (getattr(two, name) - getattr(one, name))
-        for name in ("saved_bytes", "stack_saved_bytes", "alone_saved_bytes")
-    )
-    return (
-        each,
-        min(alone, each + min(once, 0) / 2),
-        once,
-        *layer_workspace_bytes(held, shares, option.remat, option.data),
-    )
-
-
-def _static(
-    request: PlanRequest,
-    options: Sequence[Option],
-    firsts: Sequence[int],
-    borrowed: bool,
-) -> Floats:
-    stacks_K = [layer_stacks(request.model, at).stacks for at in firsts]
-    held = [[s for s in own if borrowed or s.only is None] for own in stacks_K]
-    ways_O: list[tuple[StageMesh, Precision]] = [
-        (StageMesh(data=o.data, tensor=o.tensor), _precision(request, o))
-        for o in options
-    ]
-    by_way = {
-        way: [static_bytes(stacks, *way, request.optimizer).total for stacks in held]
-        for way in set(ways_O)
-    }
-    return np.array([by_way[way] for way in ways_O], dtype=np.float64)
-
-
-def _activation_bytes(request: PlanRequest, options: Sequence[Option]) -> Floats:
-    elements = request.seq_len * hidden_size(request.model)
-    return np.array(
-        [
-            [elements * DTYPES[_precision(request, o)] * size / o.data for o in options]
-            for size in request.microbatch_sizes
-        ]
-    )
-
-
 def _stage_of(request: PlanRequest, option: Option) -> Stage:
     return Stage(
-        node=_node_of(request, option).name,
+        node=node_of(request, option).name,
         devices=tuple(range(option.num_devices)),
         mesh=StageMesh(data=option.data, tensor=option.tensor),
         layers=(0, 1),
         remat=option.remat,
         launch_ahead=1,
     )
-
-
-def _precision(request: PlanRequest, option: Option) -> Precision:
-    return request.precisions[_node_of(request, option).name]
-
-
-def _node_of(request: PlanRequest, option: Option) -> Node:
-    return request.classes[option.device_class].nodes[0]

@@ -198,7 +198,8 @@ def _cuts(layers: LayerRange) -> list[int]:
 def _cut_up(replica: Replica, s: int, seat: Seat, cut: int, before: bool) -> Replica:
     """The stage's layers up to the cut, and from it on, the seat before or after."""
     stage = replica.stages[s]
-    other = replace(stage, node=seat[0], devices=seat[1], precision=None)
+    own = {"node": seat[0], "devices": seat[1], "precision": None, "attention": None}
+    other = replace(stage, **own)
     first, second = (other, stage) if before else (stage, other)
     lo, hi = stage.layers
     halves = replace(first, layers=(lo, cut)), replace(second, layers=(cut, hi))

@@ -234,11 +234,7 @@ class StagePrograms:
     @cached_property
     def evaluate(self) -> Compiled:
         """(params, x) -> y, or of the last stage (params, x, targets, loss) -> loss."""
-
-        def output(params: Any, x: Any, targets: Any = None) -> jax.Array:
-            x = stage.arrived(params, x)
-            return stage.output(self.function, params, x, targets)[0]
-
+        output = partial(stage.evaluate, self.function)
         if not self.function.last:
             inputs = (self.params, self.inputs)
             return compiled(output, inputs, out=self.outputs.sharding)
@@ -254,11 +250,7 @@ class StagePrograms:
         """(params, x, position) -> logits_V of the first sequence (last stage)."""
         whole = replicated(self.mesh)
         position = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
-
-        def function(params: Any, x: Any, position: Any) -> jax.Array:
-            x = stage.arrived(params, x)
-            return stage.logits(self.function, params, x, position)
-
+        function = partial(stage.logits, self.function)
         return compiled(function, (self.params, self.inputs, position), out=whole)
 
     def last_logits(self, params: Any, x: jax.Array, position: int) -> np.ndarray:

@@ -184,7 +184,13 @@ def _programs(
     plan, held = partition.plan, partition.stages[key]
     replica = plan.replicas[key[0]]
     stage = replica.stages[key[1]]
-    function = StageFunction(held.kind, stage.remat, stage.mesh.data)
+    function = StageFunction(
+        held.kind,
+        stage.remat,
+        data=stage.mesh.data,
+        tensor=stage.mesh.tensor,
+        attention=stage.attention,
+    )
     tokens_shape = (replica.microbatch_size, plan.seq_len)
     activation = _activation_shape(partition.model, tokens_shape)
     r, s = key

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What attention takes on accelerators that are not here, form by form.
+
+    python -m experiments.compile.attention --output FILE [--targets H100 v5e ...]
+    python -m experiments.compile.attention --table FILE
+
+One sequence of Llama-3-8B's heads (32 of 128, 8 of keys), forward and backward in one
+program, on one device: the compiler's temporary bytes besides operands and results.
+The first command appends a line of JSON per program and leaves out what the file has;
+a process per target. The second prints the file as Markdown.
+"""
+
+import argparse
+import json
+import multiprocessing
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
+
+from experiments.compile.compiling import start_jax, versions
+from experiments.compile.targets import TARGETS, installed
+from hetjax.models.attention import AttentionForm, attend
+
+LENGTHS = (2_048, 8_192, 32_768)  # positions
+NUM_HEADS, NUM_KV_HEADS, HEAD_SIZE = 32, 8, 128
+_KERNEL = re.compile(r'custom_call_target="(?:__cudnn|tpu_custom_call)[^"]*"')
+
+
+def forms(target: str) -> tuple[AttentionForm, ...]:
+    """The forms that the target has, what it takes by default first."""
+    best = TARGETS[target].attention
+    return (best,) if best == "chunked" else (best, "chunked")
+
+
+def record(target: str, form: AttentionForm, length: int) -> dict[str, Any]:
+    """Compile one program and return what is seen of it."""
+    start_jax()
+    on = SingleDeviceSharding(TARGETS[target].devices()[0])
+    heads = NUM_HEADS, NUM_KV_HEADS, NUM_KV_HEADS, NUM_HEADS
+    dtype = TARGETS[target].dtype
+    given = [
+        jax.ShapeDtypeStruct((1, length, n, HEAD_SIZE), dtype, sharding=on)
+        for n in heads
+    ]
+
+    def passes(q: jax.Array, k: jax.Array, v: jax.Array, dz: jax.Array) -> Any:
+        z, vjp = jax.vjp(partial(attend, form=form), q, k, v)
+        return z, vjp(dz)
+
+    started = time.perf_counter()
+    program = jax.jit(passes).lower(*given).compile()
+    text, memory = program.as_text() or "", program.memory_analysis()
+    assert memory is not None
+    return {
+        "dtype": jnp.dtype(dtype).name,
+        "temp_bytes": memory.temp_size_in_bytes,
+        "kernels": len(_KERNEL.findall(text)),
+        "has_square": bool(re.search(rf"\b{length},(?:\d+,)?{length}\b", text)),
+        "seconds": round(time.perf_counter() - started, 1),
+    }
+
+
+def run(path: Path, targets: list[str]) -> None:
+    """Compile what the file lacks."""
+    context = multiprocessing.get_context("spawn")
+    done = {(r["target"], r["form"], r["length"]) for r in rows_of(path)}
+    for target in targets:
+        with context.Pool(1) as compiler:
+            for case in _cases(target):
+                if case in done:
+                    continue
+                row = dict(zip(("target", "form", "length"), case, strict=True))
+                row |= compiler.apply(record, case) | versions(target)
+                row |= {"commit": _commit(), "day": f"{datetime.now(UTC).date()}"}
+                with path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(row) + "\n")
+
+
+def _cases(target: str) -> Iterator[tuple[str, AttentionForm, int]]:
+    for form in forms(target):
+        for length in LENGTHS:
+            yield target, form, length
+
+
+def _commit() -> str:
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent
+    ).stdout.strip()
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """Return a row per target and form, a column per length, in MiB."""
+    found = {(r["target"], r["form"], r["length"]): r for r in rows}
+    header = ["", "precision", "attention", *(f"{length:,}" for length in LENGTHS)]
+    lines = [header, ["---"] * len(header)]
+    for target in TARGETS:
+        for form in forms(target):
+            own = [found.get((target, form, length)) for length in LENGTHS]
+            if any(own):
+                cells = [f"{r['temp_bytes'] / 2**20:,.0f}" if r else "" for r in own]
+                lines.append([target, TARGETS[target].dtype, form, *cells])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main() -> None:
+    """Compile, or print the table."""
+    parser = argparse.ArgumentParser(description="Compile attention, form by form")
+    parser.add_argument("--output", type=Path, help="rows are appended to this file")
+    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
+    parser.add_argument("--table", type=Path, help="print this file as Markdown")
+    given = parser.parse_args()
+    if given.table:
+        print(markdown(rows_of(given.table)))
+    elif given.output is None:
+        parser.error("give --output FILE, or --table FILE")
+    else:
+        run(given.output, [t for t in given.targets if installed(TARGETS[t])])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our memory of stages against what the compilers of three backends say.
+
+    python -m experiments.compiled_memory --output FILE --backend gpu [--limit N]
+    python -m experiments.compiled_memory --judge FILE [FILE ...] --report REPORT
+    python -m experiments.compiled_memory --table REPORT
+
+The first compiles stages for devices that need not be here (as `experiments.compile`)
+and appends a line of JSON for each; it leaves out what the file has. The second asks
+the model anew for every line, fits one margin per backend, leaving out one kind of
+device at a time, and writes what comes of it. The third prints that as Markdown.
+
+A total is what lives through the step, as many microbatches in flight as 1F1B has, and
+the workspace; it is the workspace alone that is estimated. Margins that were fitted are
+put into `hetjax/costs/workspace.py` by hand.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from experiments.compile.targets import TARGETS
+from experiments.compiled_memory.cells import HOST, backend_of
+from experiments.compiled_memory.compiling import available, rows_of, run
+from experiments.compiled_memory.judging import markdown, report
+
+
+def main() -> None:
+    """Compile, judge or print."""
+    parser = argparse.ArgumentParser(description="Hold memory against compilers")
+    parser.add_argument("--output", type=Path, help="rows are appended to this file")
+    parser.add_argument("--backend", choices=("cpu", "gpu", "tpu"), default="cpu")
+    parser.add_argument("--targets", nargs="+", default=[HOST, *TARGETS])
+    parser.add_argument("--limit", type=int, default=60, help="cells of the backend")
+    parser.add_argument("--judge", type=Path, nargs="+", help="rows of these files")
+    parser.add_argument("--report", type=Path, help="what was judged goes here")
+    parser.add_argument("--table", type=Path, help="print this report as Markdown")
+    given = parser.parse_args()
+    if given.table:
+        print(markdown(json.loads(given.table.read_text(encoding="utf-8"))))
+    elif given.judge:
+        rows = {
+            cell: row for path in given.judge for cell, row in rows_of(path).items()
+        }
+        text = json.dumps(report(rows), indent=1)
+        given.report.write_text(text + "\n", encoding="utf-8")
+    elif given.output:
+        own = [t for t in given.targets if backend_of(t) == given.backend]
+        here = list(filter(available, own))
+        run(given.output, given.backend, here, given.limit)
+    else:
+        parser.error("give --output, --judge or --table")
+
+
+if __name__ == "__main__":
+    main()

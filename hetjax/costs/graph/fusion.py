@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which values of a graph a compiler stores: its kernels, by backend.
+
+Owns a small model of XLA. Operations element by element are fused into what reads them;
+matrix products, reductions and loops store what they make and what they read. A
+product's operand in another layout than its kernel reads is copied.
+
+CPUs (read off compiled programs): operands of a product lie as (batch, free,
+contracted) and (batch, contracted, free); a sum stores what it adds, and a costly
+operation is done once if several kernels read it. Accelerators (read off those for
+GPUs): any matrix is read either way; a sum is fused with what it adds; kernels element
+by element that read an array in common are one kernel, which stores all they make.
+
+Does not own the order of kernels (`turns.py`) nor what lives at once (`liveness.py`).
+"""
+
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hetjax.costs.graph.joins import ATTENTION
+from hetjax.costs.graph.values import Graph, Operation, Origin, Value
+
+_WHOLE = ATTENTION | frozenset(  # read and write whole arrays
+    "argmax argmin cumsum scan scatter scatter-add sort top_k while".split()
+)
+_COSTLY = frozenset("cos erf exp log logistic rsqrt sin sqrt tanh".split())
+_CHEAP = frozenset("convert_element_type reduce_precision reshape".split())
+_FORMED = frozenset({"integer_pow", "mul", "square"})
+SUMMED = frozenset({"scatter", "scatter-add"})  # into zeros
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kernel:
+    """One step that stores its outputs, with the stored values that it reads.
+
+    It does not begin before those `after` are there.
+    """
+
+    step: Operation
+    reads: tuple[Value, ...]
+    after: tuple[Value, ...] = ()
+
+
+def identities(values: Collection[Value]) -> frozenset[int]:
+    """Give the identities of values that are kept alive by their graph."""
+    return frozenset(map(id, values))
+
+
+def kernels(graph: Graph, slices: frozenset[int] = frozenset()) -> tuple[Kernel, ...]:
+    """Fuse a graph as on a CPU: what stores something, in the order of the trace.
+
+    `slices` are inputs that are sliced off a stack. A costly operation is repeated in
+    whatever reads it unless several kernels would.
+    """
+    stored = _stored(graph)
+    costly = identities([v for s in graph.steps if s.op in _COSTLY for v in s.outputs])
+    readers = Counter(
+        id(v) for kernel in _fused(graph, slices, stored | costly) for v in kernel.reads
+    )
+    shared = {value for value in costly if readers[value] > 1}
+    return _fused(graph, slices, stored | shared)
+
+
+def device_kernels(
+    graph: Graph, slices: frozenset[int] = frozenset()
+) -> tuple[Kernel, ...]:
+    """The same as on an accelerator."""
+    return _merged(_fused(graph, slices, _stored_by_devices(graph), on_cpu=False))
+
+
+def _fused(
+    graph: Graph,
+    slices: frozenset[int],
+    stored: frozenset[int],
+    *,
+    on_cpu: bool = True,
+) -> tuple[Kernel, ...]:
+    roots: dict[int, tuple[Value, ...]] = {}
+    found: dict[Any, Kernel] = {}
+
+    def read(value: Value) -> tuple[Value, ...]:
+        return roots.get(id(value), () if _is_constant(value) else (value,))
+
+    def laid_out(
+        value: Value, order: tuple[int, ...], *, flat: bool = False
+    ) -> tuple[Value, ...]:
+        """The value stored as a whole, its dims in this order, or all but one flat."""
+        reads = read(value)
+        as_it_is = reads == (value,) and id(value) not in slices and not flat
+        can_read = _plain(value, order) if on_cpu else reads_as_matrix(value, order)
+        if not reads or (as_it_is and can_read):
+            return reads
+        key = id(value), order if on_cpu or not can_read else None
+        if key not in found:
+            found[key] = _layout_kernel(value, reads)
+        return found[key].step.outputs
+
+    makers = {id(v): step for step in graph.steps for v in step.outputs}
+    for step in graph.steps:
+        reads = _unique([r for v in step.inputs for r in read(v)])
+        if step.outputs and not any(id(v) in stored for v in step.outputs):
+            roots |= {id(v): reads for v in step.outputs}
+            continue
+        if step.op == "dot_general":
+            pairs = zip(step.inputs, operand_orders(step), strict=True)
+            reads = _unique([r for v, order in pairs for r in laid_out(v, order)])
+        elif on_cpu and _sums(step):
+            terms = [t for v in step.inputs for t in _terms(v, makers)]
+            reads = _unique([r for t in terms for r in laid_out(t, _in_order(t))])
+        elif on_cpu and step.op in SUMMED:
+            updates = laid_out(step.inputs[2], _in_order(step.inputs[2]), flat=True)
+            reads = _unique([r for v in step.inputs[:2] for r in read(v)] + [*updates])
+        after = _unique([r for v in step.after for r in read(v)])
+        found[id(step)] = Kernel(step=step, reads=reads, after=after)
+        roots |= {id(v): (v,) for v in step.outputs}
+    return tuple(found.values())
+
+
+def _terms(value: Value, makers: Mapping[int, Operation]) -> list[Value]:
+    """What a reduction reads: a product or square is formed on the way."""
+    maker = makers.get(id(value))
+    if maker is None or maker.op not in _FORMED:
+        return [value]
+    return [v for v in maker.inputs if v.shape == value.shape]
+
+
+def operand_orders(step: Operation) -> list[tuple[int, ...]]:
+    """Dims of both operands of a product in the order in which it reads them."""
+    (contracted, batch), orders = step.params["dimension_numbers"], []
+    for number, value in enumerate(step.inputs):
+        bound = (*contracted[number], *batch[number])
+        free = tuple(dim for dim in _in_order(value) if dim not in bound)
+        inner = (free, contracted[number])[:: 1 if number == 0 else -1]
+        orders.append((*batch[number], *inner[0], *inner[1]))
+    return orders
+
+
+def _in_order(value: Value) -> tuple[int, ...]:
+    return tuple(range(len(value.shape)))
+
+
+def _plain(value: Value, order: tuple[int, ...]) -> bool:
+    """Whether an array can be read in that order as it lies; matrices either way."""
+    long = [dim for dim in order if value.shape[dim] > 1]
+    return long == sorted(long) or set(order[-2:]) == set(_in_order(value)[-2:])
+
+
+def _layout_kernel(value: Value, reads: tuple[Value, ...]) -> Kernel:
+    step = Operation(op="copy", params={}, inputs=(value,), outputs=(replace(value),))
+    return Kernel(step=step, reads=reads)
+
+
+def reads_as_matrix(value: Value, order: tuple[int, ...]) -> bool:
+    """Whether an accelerator's product can read an array in that order as it lies: as
+    matrices, rows and columns being runs of dims, either way."""
+    long = [dim for dim in order if value.shape[dim] > 1]
+    there = sorted(long)
+    return any(
+        long == [*there[:first], *there[cut:], *there[first:cut]]
+        for first in range(len(long) + 1)
+        for cut in range(first, len(long) + 1)
+    )
+
+
+def _merged(found: Sequence[Kernel]) -> tuple[Kernel, ...]:
+    """Join kernels element by element that read an array of their size in common.
+
+    None that reads, by whatever way, what the other makes.
+    """
+    groups: list[list[Kernel]] = []
+    needs: list[set[int]] = []
+    makers: dict[int, int] = {}
+    for kernel in found:
+        read = {
+            makers[id(v)] for v in (*kernel.reads, *kernel.after) if id(v) in makers
+        }
+        above = _upstream(needs, read)
+        at = next(
+            (n for n, g in enumerate(groups) if n not in above and _alike(g, kernel)),
+            len(groups),
+        )
+        if at == len(groups):
+            groups.append([])
+            needs.append(set())
+        groups[at].append(kernel)
+        needs[at] |= read
+        makers |= {id(v): at for v in kernel.step.outputs}
+    return tuple(map(_as_one, groups))
+
+
+def _upstream(needs: Sequence[set[int]], begin: set[int]) -> set[int]:
+    found, left = set(begin), list(begin)
+    while left:
+        new = needs[left.pop()] - found
+        found |= new
+        left += new
+    return found
+
+
+def _alike(group: Sequence[Kernel], kernel: Kernel) -> bool:
+    if not all(_element_by_element(other.step) for other in (group[0], kernel)):
+        return False
+    size = _num_elements(kernel.step.outputs[0])
+    read = {id(v) for other in group for v in other.reads if _num_elements(v) == size}
+    return _num_elements(group[0].step.outputs[0]) == size and any(
+        id(v) in read for v in kernel.reads
+    )
+
+
+def _element_by_element(step: Operation) -> bool:
+    return bool(step.outputs) and step.op != "gather" and not gathers(step)
+
+
+def _num_elements(value: Value) -> int:
+    return math.prod(value.shape)
+
+
+def _as_one(group: Sequence[Kernel]) -> Kernel:
+    if len(group) == 1:
+        return group[0]
+    outputs = tuple(v for kernel in group for v in kernel.step.outputs)
+    return Kernel(
+        step=Operation(op="fusion", params={}, inputs=(), outputs=outputs),
+        reads=_unique([v for kernel in group for v in kernel.reads]),
+        after=_unique([v for kernel in group for v in kernel.after]),
+    )
+
+
+def gathers(step: Operation) -> bool:
+    """Whether the kernel reads whole operands, and not element by element."""
+    return step.op in _WHOLE or step.op == "dot_general" or _sums(step)
+
+
+def _sums(step: Operation) -> bool:
+    """Whether the kernel reduces a dim; one of size 1 is only dropped."""
+    if not step.op.startswith("reduce_"):
+        return False
+    return math.prod(step.inputs[0].shape) > math.prod(step.outputs[0].shape)
+
+
+def _stored(graph: Graph) -> frozenset[int]:
+    """What is stored whoever reads it; a product's operands depend on their layout."""
+    stored = set(identities(graph.outputs))
+    summed = [v for step in graph.steps if _sums(step) for v in step.inputs]
+    factors = [v for s in graph.steps if s.op == "dot_general" for v in s.inputs]
+    stored |= identities(summed) & identities(factors)
+    for step in graph.steps:
+        if gathers(step):
+            stored |= identities(step.outputs)
+            stored |= identities(step.inputs if step.op in _WHOLE else ())
+    constant = [v for step in graph.steps for v in step.outputs if _is_constant(v)]
+    return frozenset(stored) - identities(constant)
+
+
+def _stored_by_devices(graph: Graph) -> frozenset[int]:
+    """The same on accelerators: gathers are kernels too, sums store nothing more."""
+    stored = set(identities(graph.outputs))
+    for step in graph.steps:
+        if gathers(step) or step.op == "gather":
+            stored |= identities(step.outputs)
+            whole = step.op in _WHOLE or step.op == "gather"
+            stored |= identities(step.inputs if whole else ())
+    readers = Counter(id(v) for step in graph.steps for v in step.inputs)
+    summed = [v for step in graph.steps if _sums(step) for v in step.inputs]
+    cheap = [v for s in graph.steps if s.op in _CHEAP for v in s.outputs]
+    stored |= {id(v) for v in summed if readers[id(v)] > 1} - identities(cheap)
+    constant = [v for step in graph.steps for v in step.outputs if _is_constant(v)]
+    return frozenset(stored) - identities(constant)
+
+
+def _is_constant(value: Value) -> bool:
+    return value.origin is Origin.CONSTANT
+
+
+def _unique(values: Sequence[Value]) -> tuple[Value, ...]:
+    return tuple({id(v): v for v in values}.values())

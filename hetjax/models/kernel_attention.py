@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention by a kernel of the device's own, with the derivative that goes with it.
+
+Legend: B sequences, L positions, N query heads, K key/value heads, H head size.
+Owns what is kept for the backward pass (queries, keys, values, output and one number a
+row, named as the chunked form names them) and the cut of heads over a stage's mesh: a
+compiler cannot cut a kernel, so each device runs it on its own heads. Both passes are
+calls with a name (`FORWARD`, `BACKWARD`), by which costs know them in traced programs.
+Does not own the kernels (`cudnn_kernel.py`, `splash_kernel.py`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any, Literal
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec, get_abstract_mesh
+
+from hetjax.models.chunked_attention import ALL_BEFORE, KEPT, Visibility
+
+KernelName = Literal["cudnn", "splash"]
+FORWARD, BACKWARD = "attention_forward", "attention_backward"
+
+_HEADS = PartitionSpec(None, None, "tensor")  # of BLNH
+_ROWS = PartitionSpec(None, "tensor")  # of BNL
+_WHOLE = PartitionSpec()  # of documents
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    """Which kernel computes what."""
+
+    name: KernelName
+    visibility: Visibility
+
+    def passes(self, name: str) -> Callable[..., Any]:
+        """The forward or backward, imported when it is first asked for: no other
+        device needs the libraries."""
+        module = import_module(f"hetjax.models.{self.name}_kernel")
+        return partial(getattr(module, name), self.visibility)
+
+
+def kernel_attention(
+    q_BLNH: jax.Array,
+    k_BLKH: jax.Array,
+    v_BLKH: jax.Array,
+    *,
+    kernel: KernelName,
+    visibility: Visibility = ALL_BEFORE,
+    documents_BL: jax.Array | None = None,
+) -> jax.Array:
+    """Give z_BLNH as `chunked_attention` does, on the mesh of the context if any."""
+    given = q_BLNH, k_BLKH, v_BLKH, documents_BL
+    return _attention(_Kernel(kernel, visibility), *given)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attention(kernel: _Kernel, *given: Any) -> jax.Array:
+    return _forward(kernel, *given)[0]
+
+
+def _forward(kernel: _Kernel, *given: Any) -> tuple[jax.Array, tuple[Any, ...]]:
+    given_specs = _HEADS, _HEADS, _HEADS, _WHOLE
+
+    def attention_forward(*given: Any) -> tuple[jax.Array, jax.Array]:
+        own_heads = _on_own_heads(
+            kernel.passes("forward"), given_specs, (_HEADS, _ROWS)
+        )
+        return own_heads(*given)
+
+    assert attention_forward.__name__ == FORWARD
+    z_BLNH, log_total_BNL = jax.jit(attention_forward)(*given)
+    z_BLNH = checkpoint_name(z_BLNH, KEPT)
+    log_total_BNL = checkpoint_name(log_total_BNL, KEPT)
+    return z_BLNH, (*given, z_BLNH, log_total_BNL)
+
+
+def _backward(
+    kernel: _Kernel, saved: tuple[Any, ...], dz_BLNH: jax.Array
+) -> tuple[jax.Array | None, ...]:
+    given_specs = _HEADS, _HEADS, _HEADS, _WHOLE, _HEADS, _ROWS, _HEADS
+
+    def attention_backward(*given: Any) -> tuple[jax.Array, ...]:
+        own_heads = _on_own_heads(kernel.passes("backward"), given_specs, (_HEADS,) * 3)
+        return own_heads(*given)
+
+    assert attention_backward.__name__ == BACKWARD
+    return *jax.jit(attention_backward)(*saved, dz_BLNH), None
+
+
+_attention.defvjp(_forward, _backward)
+
+
+def _on_own_heads(
+    kernel: Callable[..., Any], given: tuple[Any, ...], made: tuple[Any, ...]
+) -> Callable[..., Any]:
+    """The kernel on every device of the mesh of the context, each with its heads."""
+    if get_abstract_mesh().empty:
+        return kernel
+    # what a kernel makes has no types that say along which axes it varies
+    return jax.shard_map(kernel, in_specs=given, out_specs=made, check_vma=False)

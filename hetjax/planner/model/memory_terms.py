@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What layers need in memory, in the planner's terms.
+
+Owns bytes by kind of layer and option, before it is known which stages there are. Does
+not own what is live at once (`terms.py`, `problem.py`).
+
+Letters of array names: see `problem.py`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from hetjax.cluster.catalogue import Precision, backend_of
+from hetjax.cluster.cluster import Node
+from hetjax.costs.graph.passes import Shares
+from hetjax.costs.layer_bytes import layer_facts, layer_stacks, layer_workspace_bytes
+from hetjax.costs.measured.layer_profile import DTYPES
+from hetjax.costs.stage_memory import hidden_size, static_bytes
+from hetjax.planner.model.problem import Floats, Option
+from hetjax.planner.model.request import PlanRequest
+from hetjax.plans.plan import StageMesh
+
+
+def kept_bytes(
+    request: PlanRequest, option: Option, layer: int, shares: Shares
+) -> tuple[float, ...]:
+    """Bytes kept of a microbatch by the layer, at least by it into whatever runs layers
+    are cut, and by its run; workspace, as of `layer_workspace_bytes`.
+
+    Residuals grow by as much with every sequence: two sizes tell them all.
+    """
+    one, two = (
+        layer_facts(
+            request.model,
+            layer,
+            replace(shares, num_sequences=n),
+            option.remat,
+            data=option.data,
+            optimizer=request.optimizer,
+        )
+        for n in (1, 2)
+    )
+    more = shares.num_sequences - 1
+    held = layer_stacks(request.model, layer)
+    each, once, alone = (
+        getattr(one, name) + more * (getattr(two, name) - getattr(one, name))
+        for name in ("saved_bytes", "stack_saved_bytes", "alone_saved_bytes")
+    )
+    return (
+        each,
+        min(alone, each + min(once, 0) / 2),
+        once,
+        *layer_workspace_bytes(
+            held,
+            shares,
+            option.remat,
+            option.data,
+            backend_of(node_of(request, option).device),
+        ),
+    )
+
+
+def static_bytes_OK(
+    request: PlanRequest,
+    options: Sequence[Option],
+    firsts: Sequence[int],
+    borrowed: bool,
+) -> Floats:
+    stacks_K = [layer_stacks(request.model, at).stacks for at in firsts]
+    held = [[s for s in own if borrowed or s.only is None] for own in stacks_K]
+    ways_O: list[tuple[StageMesh, Precision]] = [
+        (StageMesh(data=o.data, tensor=o.tensor), precision_of(request, o))
+        for o in options
+    ]
+    by_way = {
+        way: [static_bytes(stacks, *way, request.optimizer).total for stacks in held]
+        for way in set(ways_O)
+    }
+    return np.array([by_way[way] for way in ways_O], dtype=np.float64)
+
+
+def activation_bytes_BO(request: PlanRequest, options: Sequence[Option]) -> Floats:
+    elements = request.seq_len * hidden_size(request.model)
+    return np.array(
+        [
+            [
+                elements * DTYPES[precision_of(request, o)] * size / o.data
+                for o in options
+            ]
+            for size in request.microbatch_sizes
+        ]
+    )
+
+
+def precision_of(request: PlanRequest, option: Option) -> Precision:
+    return request.precisions[node_of(request, option).name]
+
+
+def node_of(request: PlanRequest, option: Option) -> Node:
+    return request.classes[option.device_class].nodes[0]

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The study of compilers' memory: what it covers, fits and tells."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from experiments.compiled_memory.cells import (
+    MemoryCell,
+    backend_of,
+    cells_of,
+    forms_of,
+)
+from experiments.compiled_memory.compiling import rows_of
+from experiments.compiled_memory.judging import (
+    LEAST,
+    MOST,
+    Compared,
+    compared,
+    fitted_margin,
+    markdown,
+)
+from hetjax.cluster.catalogue import Backend
+from hetjax.costs.workspace import MARGINS
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "experiments/results"
+CELL = MemoryCell(
+    target="A100",
+    model="llama-1b",
+    mesh=(2, 1),
+    remat="full",
+    place="inner",
+    num_blocks=2,
+    seq_len=1024,
+    num_sequences=2,
+    split=False,
+    attention="chunked",
+)
+
+
+def one(predicted: int, compiled: int, buffers: int = 900) -> Compared:
+    return Compared(
+        cell=CELL,
+        buffer_bytes=buffers,
+        predicted_bytes={"forward": 1, "backward": predicted},
+        compiled_bytes={"forward": compiled, "backward": 1},
+    )
+
+
+def test_the_error_is_that_of_the_total_and_of_the_largest_pass():
+    assert one(100, 100).error(1.0) == 0.0
+    assert one(200, 100).error(1.0) == 0.1
+    assert one(100, 100).error(1.5) == 0.05
+
+
+def test_no_total_is_under_the_limit_with_the_margin_that_is_fitted():
+    under, exact = one(100, 140), one(100, 100)
+    assert under.error(1.0) < LEAST
+    margin = fitted_margin([under, exact])
+    assert under.error(margin) >= LEAST
+    assert fitted_margin([exact]) == 1.0
+    assert exact.error(margin) <= MOST
+
+
+def test_a_cell_is_compiled_in_a_form_that_its_device_runs():
+    assert "cudnn" not in forms_of("V100")
+    assert "cudnn" in forms_of("RTX 3090")
+    assert all(cell.attention in forms_of(cell.target) for cell in cells_of("tpu"))
+
+
+def test_each_kind_of_a_backend_is_among_the_first_cells():
+    first = cells_of("gpu")[:32]
+    assert len({cell.target for cell in first}) == 8
+    assert {cell.split for cell in first} == {False, True}
+
+
+def test_what_lives_in_flight_counts_and_the_model_is_that_of_the_backend():
+    row = {"padding_bytes": 0, "temp_bytes": {"forward": 1, "backward": 1}}
+    small = replace(CELL, model="tiny")
+    gpu, cpu = compared(small, row), compared(replace(small, target="cpu"), row)
+    first = compared(replace(small, place="inner", num_sequences=4), row)
+    assert gpu.predicted_bytes != cpu.predicted_bytes
+    assert first.buffer_bytes > gpu.buffer_bytes
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu", "tpu"])
+def test_totals_are_close_to_those_of_compilers_for_devices_that_are_not_here(
+    backend: Backend,
+):
+    rows = rows_of(RESULTS / "compiled_memory.jsonl")
+    own = [
+        compared(cell, row)
+        for cell, row in rows.items()
+        if backend_of(cell.target) == backend and not row["failures"]
+        if cell.model != "mixtral-8x7b"  # takes long to trace
+    ]
+    errors = [one.error(MARGINS[backend]) for one in own]
+    assert min(errors) >= LEAST
+    assert sum(error <= MOST for error in errors) >= 0.95 * len(errors)
+
+
+def test_margins_in_use_are_judged_and_that_of_gpus_foretells_a_kind_left_out():
+    judged = json.loads((RESULTS / "compiled_memory.json").read_text(encoding="utf-8"))
+    used = {name: own["in_use"] for name, own in judged["backends"].items()}
+    assert {name: one["margin"] for name, one in used.items()} == MARGINS
+    assert judged["backends"]["gpu"]["margin"] == MARGINS["gpu"]
+    assert all(one["least"] >= LEAST for one in used.values())
+    left_out = judged["backends"]["gpu"]["each_left_out"]
+    assert left_out["within"] >= 0.95
+    assert left_out["least"] >= LEAST
+    cells = sum(own["all"]["cells"] for own in judged["backends"].values())
+    rows = rows_of(RESULTS / "compiled_memory.jsonl")
+    assert cells + judged["refused_by_compilers"] == len(rows)
+
+
+def test_the_page_has_the_table_of_the_result():
+    judged = json.loads((RESULTS / "compiled_memory.json").read_text(encoding="utf-8"))
+    page = (ROOT / "docs/how/compiled.md").read_text(encoding="utf-8")
+    (drawn,) = re.findall(
+        r"<!-- from \S*compiled_memory.json -->\n(.*?)<!-- end of memory",
+        page,
+        re.DOTALL,
+    )
+    assert drawn.strip() == markdown(judged).strip()
