@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches as pure functions of (seed, step, sample index).
 
-Owns windows, their shuffled order over epochs and the fixed validation windows. Does
-not own tokens (`dataset.py`) nor which worker takes which samples (`plans/`).
+Owns windows, which of their targets count, their shuffled order over epochs and the
+fixed validation windows. Does not own tokens (`dataset.py`) nor which worker takes
+which samples (`plans/`).
 
-Shape legend: T tokens of a split, L sequence length, G global batch, W = L + 1 (a
-window: the inputs and the target that follows the last one).
+Shape legend: T tokens of a split, R its rows, L sequence length, G global batch, W =
+L + 1 (a window: the inputs and the target that follows the last one), 2: inputs and
+targets.
 """
 
 import warnings
@@ -20,7 +22,43 @@ from hetjax.errors import BadInput
 
 Batch = tuple[np.ndarray, np.ndarray]  # inputs_GL, targets_GL, both int32
 
+UNCOUNTED = -1  # a target that the loss leaves out
 _NUM_SEEDS = 2**32  # what grain's shuffle takes
+
+
+def num_targets(batch: Batch) -> int:
+    """How many targets of a batch count: what its loss is divided by."""
+    return int(np.count_nonzero(batch[1] != UNCOUNTED))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Rows:
+    """Where the rows of a split are, and what of them is learnt.
+
+    Row r is tokens starts[r] up to starts[r + 1]; `first_R` is the place in it of the
+    first token that is learnt and has one before it.
+    """
+
+    starts_R: np.ndarray  # R + 1
+    first_R: np.ndarray
+    learnt_T: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tokens:
+    """The tokens of a split: documents end to end, or rows that stay apart."""
+
+    tokens_T: np.ndarray
+    rows: Rows | None = None
+
+    def windows(self, seq_len: int, split: str) -> "Windows | RowWindows":
+        """Cut into windows; BadInput where there is not one."""
+        if self.rows is not None:
+            return row_windows(self.tokens_T, self.rows, seq_len, split)
+        windows = Windows(self.tokens_T, seq_len)
+        if not len(windows):
+            raise _too_short(split, len(self.tokens_T), seq_len)
+        return windows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +75,63 @@ class Windows:
     def __getitem__(self, index: int) -> np.ndarray:
         start = index * self.seq_len
         window_W = self.tokens_T[start : start + self.seq_len + 1]
-        return np.asarray(window_W, np.int32)
+        return np.stack([window_W[:-1], window_W[1:]]).astype(np.int32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowWindows:
+    """A window for each row: its first tokens, then zeros without targets."""
+
+    tokens_T: np.ndarray
+    rows: Rows
+    chosen: np.ndarray  # rows that have something to learn in a window
+    seq_len: int
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        row = self.chosen[index]
+        start, end = (int(at) for at in self.rows.starts_R[row : row + 2])
+        end = min(end, start + self.seq_len + 1)
+        num_targets = end - start - 1
+        window_2L = np.zeros((2, self.seq_len), np.int32)
+        window_2L[1] = UNCOUNTED
+        window_2L[0, : end - start] = self.tokens_T[start:end][: self.seq_len]
+        targets, learnt = (
+            array[start + 1 : end] for array in (self.tokens_T, self.rows.learnt_T)
+        )
+        window_2L[1, :num_targets] = np.where(learnt, targets, UNCOUNTED)
+        return window_2L
+
+
+def row_windows(
+    tokens_T: np.ndarray, rows: Rows, seq_len: int, split: str
+) -> RowWindows:
+    """Choose the rows that have something to learn within a window; warn of others."""
+    assert seq_len >= 1, seq_len
+    chosen = np.flatnonzero(rows.first_R <= seq_len)
+    num_rows, num_cut = (
+        len(rows.first_R),
+        int(np.sum(np.diff(rows.starts_R) > seq_len + 1)),
+    )
+    if not len(chosen):
+        raise BadInput(
+            got=f"{split} split of {num_rows} rows, none with a token to learn among "
+            f"its first {seq_len + 1}",
+            allowed="rows that fit into seq_len, with what is to be learnt in them",
+            fix=f"raise --seq-len to {int(rows.first_R.min(initial=0))} or more"
+            if num_rows
+            else "give more rows with --data.path",
+        )
+    if num_cut:
+        warnings.warn(
+            f"{num_cut} of {num_rows} rows of the {split} split are longer than "
+            f"seq_len {seq_len} and cut; {num_rows - len(chosen)} of them have nothing "
+            "to learn before that and are left out",
+            stacklevel=3,
+        )
+    return RowWindows(tokens_T, rows, chosen, seq_len)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,10 +150,10 @@ class Samples:
         return _batch(self.elements[first + i] for i in range(global_batch))
 
 
-def samples(tokens_T: np.ndarray, seq_len: int, seed: int) -> Samples:
+def samples(tokens: Tokens, seq_len: int, seed: int) -> Samples:
     """Give the training samples of a split in the seed's order.
 
-    Raises BadInput for a split shorter than one window and a seed outside 32 bits.
+    Raises BadInput for a split without a window and a seed outside 32 bits.
     """
     if not 0 <= seed < _NUM_SEEDS:
         raise BadInput(
@@ -67,26 +161,22 @@ def samples(tokens_T: np.ndarray, seq_len: int, seed: int) -> Samples:
             allowed=f"0 to {_NUM_SEEDS - 1}",
             fix="choose a smaller seed that is not negative",
         )
-    windows = Windows(tokens_T, seq_len)
-    if not len(windows):
-        raise _too_short("training", len(tokens_T), seq_len)
+    windows = tokens.windows(seq_len, "training")
     shuffled = grain.MapDataset.source(windows).shuffle(seed=seed)
     return Samples(shuffled.repeat())
 
 
 def validation_batches(
-    tokens_T: np.ndarray, seq_len: int, global_batch: int, num_batches: int
+    tokens: Tokens, seq_len: int, global_batch: int, num_batches: int
 ) -> list[Batch]:
     """Give the windows of every evaluation: spread evenly over the split, in order.
 
     Gives fewer than `num_batches` where the split holds fewer whole batches, each
     window once. Where it does not fill one batch, its windows are repeated in order,
-    with a warning. Raises BadInput for a split shorter than one window.
+    with a warning. Raises BadInput for a split without a window.
     """
     assert global_batch >= 1 and num_batches >= 1, (global_batch, num_batches)
-    windows = Windows(tokens_T, seq_len)
-    if not len(windows):
-        raise _too_short("validation", len(tokens_T), seq_len)
+    windows = tokens.windows(seq_len, "validation")
     if len(windows) < global_batch:
         warnings.warn(
             f"the validation split holds {len(windows)} windows of seq_len {seq_len}, "
@@ -105,8 +195,8 @@ def validation_batches(
 
 
 def _batch(windows: Iterable[Any]) -> Batch:
-    windows_GW = np.stack(list(windows))
-    return windows_GW[:, :-1].copy(), windows_GW[:, 1:].copy()
+    windows_G2L = np.stack(list(windows))
+    return windows_G2L[:, 0].copy(), windows_G2L[:, 1].copy()
 
 
 def _too_short(split: str, num_tokens: int, seq_len: int) -> BadInput:

@@ -24,6 +24,7 @@ from hetjax.cluster.user_files import (
     kind_of,
     read_record,
 )
+from hetjax.data.settings import DataConfig
 from hetjax.errors import BadInput
 from hetjax.plans.precision import Dtype
 
@@ -66,17 +67,6 @@ _LIMITS: dict[str, tuple[Callable[[float], bool], str, str]] = {  # in words, an
     ),
     "seed": (lambda x: 0 <= x < 2**32, "0 <= {} < 2**32", "0"),
 }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DataConfig:
-    """The text to learn from."""
-
-    path: Path | None = None
-    """A .txt or .jsonl file or a folder of such files; None: documentation that is
-    installed here."""
-    cache_dir: Path = Path("~/.cache/hetjax")
-    """Where tokenised text and compiled programs are kept; all runs share it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -382,7 +382,7 @@ def sample_text(
     `next_logits` gives the logits_V of the token after those that it gets.
     """
     rng = np.random.default_rng(seed)
-    tokens = tokenizer.encode(config.prompt) or [tokenizer.end_of_document]
+    tokens = tokenizer.start(config.prompt)
     num_given = len(tokens)
     for _ in range(config.sample_tokens):
         # a model may have more rows than the tokenizer has ids

@@ -189,9 +189,7 @@ def _gemma3(fields: _Fields) -> LlamaConfig:
             fields.require(capped, None)
     fields.require("use_bidirectional_attention", False)
     parameters = _rope_fields(fields)
-    whole, windowed = (
-        parameters.get(kind, {}) for kind in ("full_attention", _WINDOW)
-    )
+    whole, windowed = (parameters.get(kind, {}) for kind in ("full_attention", _WINDOW))
     if not whole:  # the words of transformers 4
         whole = parameters
         windowed = {"rope_theta": fields.get("rope_local_base_freq", 10_000.0)}
@@ -207,9 +205,7 @@ def _gemma3(fields: _Fields) -> LlamaConfig:
         head_size=fields.get("head_dim", 256),
         query_scale=fields.get("query_pre_attn_scalar", 256) ** -0.5,
         window=fields.get("sliding_window", 4096),
-        windowed=_windowed(kinds)
-        if kinds
-        else (*(True,) * (pattern - 1), False),
+        windowed=_windowed(kinds) if kinds else (*(True,) * (pattern - 1), False),
         rope_theta=theta,
         rope_scaling=scaling,
         window_rope_theta=windowed["rope_theta"],
