@@ -11,7 +11,7 @@ targets.
 """
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,12 @@ _NUM_SEEDS = 2**32  # what grain's shuffle takes
 def num_targets(batch: Batch) -> int:
     """How many targets of a batch count: what its loss is divided by."""
     return int(np.count_nonzero(batch[1] != UNCOUNTED))
+
+
+def weights(batches: Sequence[Batch]) -> list[float]:
+    """What the mean losses of batches are weighted by in their mean: 1 on average."""
+    counts = [num_targets(batch) for batch in batches]
+    return [count / (sum(counts) / len(counts)) for count in counts]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -38,7 +38,7 @@ def read_tokenizer(folder: Path) -> ModelTokenizer:
     if (folder / SPECIAL).exists():
         config = _json(folder / SPECIAL) | config
     special = {name: _name(config[name]) for name in _SPECIAL if config.get(name)}
-    opening, closing = _around(core, config, special)
+    opening, closing = _around(core)
     end = closing[-1] if closing else _id(core, special, "eos_token", folder)
     source = _template(folder, config)
     return ModelTokenizer(
@@ -76,22 +76,11 @@ def _core(folder: Path) -> tokenizers.Tokenizer:
     return core
 
 
-def _around(
-    core: tokenizers.Tokenizer, config: Mapping[str, Any], special: Mapping[str, str]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _around(core: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The ids before and after a text.
 
-    `add_bos_token` and `add_eos_token`, if either is there, go before what
-    tokenizer.json says, as transformers has it.
+    Of tokenizer.json alone: transformers pays no heed to `add_bos_token` beside it.
     """
-    asked = "add_bos_token" in config or "add_eos_token" in config
-    if asked or core.post_processor is None:
-        names = ("add_bos_token", "bos_token"), ("add_eos_token", "eos_token")
-        opening, closing = (
-            tuple(_ids(core, special, name)) if config.get(asks) else ()
-            for asks, name in names
-        )
-        return opening, closing
     bare = core.encode("a", add_special_tokens=False).ids
     whole = core.encode("a").ids
     starts = range(len(whole) - len(bare) + 1)

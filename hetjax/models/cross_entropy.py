@@ -31,7 +31,8 @@ def cross_entropy(
 ) -> jax.Array:
     """Give the cross-entropy of logits y x table summed over tokens, in nats (fp32).
 
-    Rows of the table from `vocab_size` on take no part. Logits that take more than
+    Negative targets do not count: their loss is 0, and so is its derivative. Rows of
+    the table from `vocab_size` on take no part. Logits that take more than
     WHOLE_BYTES in fp32 are made in blocks of at most BLOCK_BYTES (or one token).
     """
     num_tokens, logits_bytes = targets_BL.size, 4 * targets_BL.size * table_VD.shape[0]
@@ -91,7 +92,7 @@ def _in_blocks_forward(
         y_TD, targets_T = block
         logits_TV = jnp.einsum("td,vd->tv", y_TD, table_VD)
         loss_T, log_total_T = _losses(vocab_size, logits_TV, targets_T)
-        return loss + jnp.sum(jnp.where(targets_T < 0, 0.0, loss_T)), log_total_T
+        return loss + jnp.sum(loss_T), log_total_T
 
     zero = jnp.zeros((), jnp.float32)
     loss, log_total_MT = jax.lax.scan(add, zero, (y_MTD, targets_MT))
@@ -110,8 +111,7 @@ def _in_blocks_backward(
 
     def add(d_VD: jax.Array, block: tuple[jax.Array, ...]):
         y_TD, targets_T, log_total_T = block
-        d_T = jnp.where(targets_T < 0, 0.0, d)
-        d_TV = slopes(y_TD, table_VD, targets_T, log_total_T, d_T)
+        d_TV = slopes(y_TD, table_VD, targets_T, log_total_T, d)
         d_VD += jnp.einsum("tv,td->vd", d_TV, y_TD, preferred_element_type=jnp.float32)
         return d_VD, jnp.einsum("tv,vd->td", d_TV, table_VD)
 
@@ -155,7 +155,7 @@ def _losses(
     log_total = jax.nn.logsumexp(z_V, axis=-1)
     # A masked sum, not a gather: a sharded V then costs one all-reduce of [B, L].
     target = jnp.sum(jnp.where(_is_target(z_V, targets), z_V, 0.0), axis=-1)
-    return log_total - target, log_total
+    return jnp.where(targets < 0, 0.0, log_total - target), log_total
 
 
 def _slopes(
@@ -165,8 +165,9 @@ def _slopes(
     log_total: jax.Array,
     d: jax.Array,
 ) -> jax.Array:
-    """The cotangent of logits, in their dtype; `d` is that of the losses."""
+    """The cotangent of logits, in their dtype; `d` is that of losses."""
     z_V = masked(logits_V, vocab_size)
+    d = jnp.where(targets < 0, 0.0, d)
     probability_V = jnp.exp(z_V - log_total[..., None])
     one_hot_V = _is_target(z_V, targets).astype(jnp.float32)
     return ((probability_V - one_hot_V) * d[..., None]).astype(logits_V.dtype)

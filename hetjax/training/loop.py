@@ -281,8 +281,8 @@ class Loop:
         if step in self.evaluated:
             return
         losses = []
-        for number in range(self.driver.num_validation):
-            losses.append(self.driver.validate(number))
+        for number, weight in enumerate(self.driver.validation_weights):
+            losses.append(weight * self.driver.validate(number))
             if self.stop.reason is not None and step < self.config.steps:
                 return  # resuming makes up for it
         loss = float(np.mean(losses))

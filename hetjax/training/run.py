@@ -335,4 +335,21 @@ def _dataset(start: Start, shown: Display) -> Dataset:
         dataset = prepare(cache_dir, wanted, vocab_size, shown.note, shown.doing)
     if previous is not None:
         rundir.check_same_data(previous, dataset, config.run_dir)
+    if dataset.train.rows is not None:
+        _check_no_balance_loss(start.model)
     return dataset
+
+
+def _check_no_balance_loss(model: Model) -> None:
+    """Of rows, some targets do not count, but experts are balanced over all tokens.
+
+    The balance loss would weigh more the fewer targets count.
+    """
+    routings = [getattr(module.config, "routing", None) for module in model.modules]
+    if any(routing and routing.balance_coefficient for routing in routings):
+        raise BadInput(
+            got=f"rows with a prompt or messages for {model.name}, whose experts have "
+            "a balance loss",
+            allowed="such rows for models without a balance loss; texts for any model",
+            fix="set the coefficient of the balance loss to 0, or train on texts",
+        )
