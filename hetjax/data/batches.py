@@ -100,14 +100,12 @@ class RowWindows:
         row = self.chosen[index]
         start, end = (int(at) for at in self.rows.starts_R[row : row + 2])
         end = min(end, start + self.seq_len + 1)
-        num_targets = end - start - 1
+        row_T = np.asarray(self.tokens_T[start:end], np.int32)
         window_2L = np.zeros((2, self.seq_len), np.int32)
+        window_2L[0, : len(row_T)] = row_T[: self.seq_len]
         window_2L[1] = UNCOUNTED
-        window_2L[0, : end - start] = self.tokens_T[start:end][: self.seq_len]
-        targets, learnt = (
-            array[start + 1 : end] for array in (self.tokens_T, self.rows.learnt_T)
-        )
-        window_2L[1, :num_targets] = np.where(learnt, targets, UNCOUNTED)
+        learnt = self.rows.learnt_T[start + 1 : end]
+        window_2L[1, : len(learnt)] = np.where(learnt, row_T[1:], UNCOUNTED)
         return window_2L
 
 
@@ -117,16 +115,14 @@ def row_windows(
     """Choose the rows that have something to learn within a window; warn of others."""
     assert seq_len >= 1, seq_len
     chosen = np.flatnonzero(rows.first_R <= seq_len)
-    num_rows, num_cut = (
-        len(rows.first_R),
-        int(np.sum(np.diff(rows.starts_R) > seq_len + 1)),
-    )
+    num_rows = len(rows.first_R)
+    num_cut = int(np.sum(np.diff(rows.starts_R) > seq_len + 1))
     if not len(chosen):
         raise BadInput(
             got=f"{split} split of {num_rows} rows, none with a token to learn among "
             f"its first {seq_len + 1}",
             allowed="rows that fit into seq_len, with what is to be learnt in them",
-            fix=f"raise --seq-len to {int(rows.first_R.min(initial=0))} or more"
+            fix=f"raise --seq-len to {rows.first_R.min()} or more"
             if num_rows
             else "give more rows with --data.path",
         )

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokenizers and chat templates of Hugging Face folders, against what transformers made
-of the same texts and chats (`tests/transformers/tokenizer_cases.py` wrote it down)."""
+of the same texts and chats (`tests/against_transformers/tokenizer_cases.py` wrote it down)."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from hetjax.data.conversations import RowEncoder
 from hetjax.data.hugging_face import check_fits, read_tokenizer
 from hetjax.data.rows import Completion, Conversation
 from hetjax.errors import BadInput
-from tests.transformers.tokenizer_cases import CHATS, FOLDER, TEXTS, messages_of
+from tests.against_transformers.tokenizer_cases import CHATS, FOLDER, TEXTS, messages_of
 
 NAMES = sorted(path.name for path in FOLDER.iterdir())
 

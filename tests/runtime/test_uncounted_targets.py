@@ -82,7 +82,9 @@ def test_loss_gradients_and_evaluations_are_those_of_the_targets_that_count(seed
     params = random_params(case.model, seed)
 
     def make(settings: Json) -> Work:
-        devices = dict.fromkeys(("even", "odd"), jax.devices())
+        devices: dict[str, list[jax.Device]] = dict.fromkeys(
+            ("even", "odd"), jax.devices()
+        )
         runtime = StageRuntime(case.plan, case.model, devices, keep_gradients())
         runtime.restore(
             lambda entry: params.get(

@@ -7,9 +7,15 @@ from pathlib import Path
 import pytest
 
 from tests.data.test_model_tokenizers import check_like_transformers
-from tests.transformers.tokenizer_cases import AROUND, CASES, FOLDER, TEMPLATES, case_of
+from tests.against_transformers.tokenizer_cases import (
+    AROUND,
+    CASES,
+    FOLDER,
+    TEMPLATES,
+    case_of,
+)
 
-pytest.importorskip("transformers")
+pytest.importorskip("transformers", reason="an environment of their own")
 
 
 @pytest.mark.parametrize("around", AROUND)

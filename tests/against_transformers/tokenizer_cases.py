@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tiny tokenizers made with `transformers`, and what it makes of texts and chats.
 
-`python -m tests.transformers.tokenizer_cases` writes them to tests/data/tokenizers, for
+`python -m tests.against_transformers.tokenizer_cases` writes them to tests/data/tokenizers, for
 environments without `transformers`.
 """
 
 import json
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 FOLDER = Path(__file__).parents[1] / "data" / "tokenizers"
 TEXTS = ["", "Once upon a time", "  two\n\nlines \u00e9 \U0001f600", "<|im_end|> </s>"]
@@ -90,10 +94,8 @@ def messages_of(chat: list[tuple[str, str]]) -> list[dict[str, str]]:
 
 def make(folder: Path, template: str | list[dict[str, str]] | None, around: str) -> Any:
     """Save a tokenizer with transformers, and load it as its users do."""
-    import tokenizers
-    from tokenizers import decoders, models, pre_tokenizers, processors, trainers
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+    transformers: Any = import_module("transformers")  # a few environments have it
     core = tokenizers.Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
@@ -110,14 +112,14 @@ def make(folder: Path, template: str | list[dict[str, str]] | None, around: str)
         core.post_processor = processors.TemplateProcessing(
             single=single, special_tokens=[("<s>", 0), ("</s>", 1)]
         )
-    saved = PreTrainedTokenizerFast(
+    saved = transformers.PreTrainedTokenizerFast(
         tokenizer_object=core, bos_token="<s>", eos_token="</s>"
     )
-    saved.chat_template = template  # pyright: ignore
+    saved.chat_template = template
     saved.save_pretrained(folder)
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | given, indent=1) + "\n")
-    return AutoTokenizer.from_pretrained(folder)
+    return transformers.AutoTokenizer.from_pretrained(folder)
 
 
 def expected_texts(theirs: Any) -> list[list[int]]:
