@@ -21,7 +21,7 @@ from hetjax.errors import BadInput
 END_OF_DOCUMENT = "<|endoftext|>"
 MIN_VOCAB_SIZE = 257  # every byte and the end of a document
 _PIECE_CHARS = 1 << 16  # bounds what one encoding call holds in memory
-_CALL_CHARS = 1 << 21
+_CALL_CHARS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -336,14 +336,14 @@ def _dataset(start: Start, shown: Display) -> Dataset:
     if previous is not None:
         rundir.check_same_data(previous, dataset, config.run_dir)
     if dataset.train.rows is not None:
-        _check_no_balance_loss(start.model)
+        check_no_balance_loss(start.model)
     return dataset
 
 
-def _check_no_balance_loss(model: Model) -> None:
-    """Of rows, some targets do not count, but experts are balanced over all tokens.
+def check_no_balance_loss(model: Model) -> None:
+    """Raise BadInput for a model whose experts are balanced over all tokens of rows.
 
-    The balance loss would weigh more the fewer targets count.
+    That loss would weigh more the fewer of their targets count.
     """
     routings = [getattr(module.config, "routing", None) for module in model.modules]
     if any(routing and routing.balance_coefficient for routing in routings):

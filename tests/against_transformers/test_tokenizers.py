@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.data.test_model_tokenizers import check_like_transformers
 from tests.against_transformers.tokenizer_cases import (
     AROUND,
     CASES,
@@ -14,6 +13,7 @@ from tests.against_transformers.tokenizer_cases import (
     TEMPLATES,
     case_of,
 )
+from tests.data.test_model_tokenizers import check_like_transformers
 
 pytest.importorskip("transformers", reason="an environment of their own")
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tiny tokenizers made with `transformers`, and what it makes of texts and chats.
 
-`python -m tests.against_transformers.tokenizer_cases` writes them to tests/data/tokenizers, for
-environments without `transformers`.
+`python -m tests.against_transformers.tokenizer_cases` writes them to
+tests/data/tokenizers, for environments without `transformers`.
 """
 
 import json

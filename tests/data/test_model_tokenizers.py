@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokenizers and chat templates of Hugging Face folders, against what transformers made
-of the same texts and chats (`tests/against_transformers/tokenizer_cases.py` wrote it down)."""
+of the same texts and chats: `tests/against_transformers/tokenizer_cases.py` did it."""
 
 import json
 import shutil
