@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from hetjax.data.dataset import Dataset, Ingredients, prepare
+from hetjax.data.dataset import Dataset, prepare
+from hetjax.data.settings import Ingredients
 from hetjax.models.decoders import GPTConfig
 from hetjax.models.model import Model
 from hetjax.models.presets import MODEL_CONFIGS

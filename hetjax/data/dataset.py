@@ -34,7 +34,7 @@ from hetjax.data.hugging_face import (
     check_fits,
     read_tokenizer,
 )
-from hetjax.data.rows import TEXT_COLUMN
+from hetjax.data.settings import Ingredients
 from hetjax.data.tokenizer import Tokenizer, check_vocab_size
 from hetjax.data.tokenizer import load as load_tokenizer
 from hetjax.errors import BadInput
@@ -78,30 +78,6 @@ class Dataset:
         return self.validation.tokens_T
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ingredients:
-    """What a dataset is made of, besides the size of the model's vocabulary.
-
-    No `path` means the offline corpus, no `validation` a part of the path's rows, no
-    `tokenizer` (a Hugging Face folder) one that is trained on the text.
-    """
-
-    path: Path | None = None
-    column: str = TEXT_COLUMN
-    validation: Path | None = None
-    tokenizer: Path | None = None
-
-    def source(self) -> corpus.Source:
-        if self.path is None:
-            return corpus.offline()
-        return corpus.files(self.path, self.column)
-
-    def held_out(self) -> corpus.Source | None:
-        if self.validation is None:
-            return None
-        return corpus.files(self.validation, self.column)
-
-
 def prepare(
     cache_dir: Path,
     wanted: Ingredients,
@@ -122,7 +98,7 @@ def prepare(
     else:
         assert wanted.tokenizer is not None
         check_fits(theirs.ids, vocab_size, wanted.tokenizer)
-    sources = Sources(wanted.source(), wanted.held_out())
+    sources = _sources(wanted)
     recipe = _recipe(sources, wanted.tokenizer, vocab_size)
     directory = cache_dir / f"corpus-{_key(recipe)[:16]}"
     if directory.exists():
@@ -139,6 +115,14 @@ def prepare(
         _write_manifest(building, {**recipe, **counts})
         _publish(building, directory)
     return load(directory)
+
+
+def _sources(wanted: Ingredients) -> Sources:
+    path, aside, column = wanted.path, wanted.validation, wanted.column
+    return Sources(
+        corpus.offline() if path is None else corpus.files(path, column),
+        None if aside is None else corpus.files(aside, column),
+    )
 
 
 def _recipe(

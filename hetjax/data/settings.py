@@ -7,7 +7,6 @@ Does not own their place among the settings of a run (`training/config.py`).
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetjax.data.dataset import Ingredients
 from hetjax.data.rows import TEXT_COLUMN
 
 
@@ -26,6 +25,20 @@ class DataConfig:
     """Hugging Face folder with the tokenizer; None: one is trained on the text."""
     cache_dir: Path = Path("~/.cache/hetjax")
     """Where tokenised text and compiled programs are kept; all runs share it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ingredients:
+    """What a dataset is made of, besides the size of the model's vocabulary.
+
+    No `path` means the offline corpus, no `validation` a part of the path's rows, no
+    `tokenizer` (a Hugging Face folder) one that is trained on the text.
+    """
+
+    path: Path | None = None
+    column: str = TEXT_COLUMN
+    validation: Path | None = None
+    tokenizer: Path | None = None
 
 
 def ingredients(config: DataConfig) -> Ingredients:

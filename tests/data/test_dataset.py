@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from hetjax.data import dataset
+from hetjax.data.settings import Ingredients
 from hetjax.errors import BadInput
 
 _ROOT = Path(dataset.__file__).parents[2]
@@ -26,7 +27,7 @@ def _text_file(folder: Path, copies: int = 1) -> Path:
 
 
 def _prepare(cache_dir: Path, path: Path, vocab_size: int) -> dataset.Dataset:
-    return dataset.prepare(cache_dir, dataset.Ingredients(path=path), vocab_size)
+    return dataset.prepare(cache_dir, Ingredients(path=path), vocab_size)
 
 
 def _entries(cache_dir: Path) -> list[str]:
@@ -81,11 +82,11 @@ def test_the_manifest_states_counts_source_and_hashes(tmp_path):
 def test_a_second_call_builds_nothing_and_maps_the_files(tmp_path):
     path, lines = _text_file(tmp_path), []
     first = dataset.prepare(
-        tmp_path / "cache", dataset.Ingredients(path=path), 300, progress=lines.append
+        tmp_path / "cache", Ingredients(path=path), 300, progress=lines.append
     )
     assert len(lines) == 3 and all(line.startswith("data: ") for line in lines)
     second = dataset.prepare(
-        tmp_path / "cache", dataset.Ingredients(path=path), 300, progress=lines.append
+        tmp_path / "cache", Ingredients(path=path), 300, progress=lines.append
     )
     assert len(lines) == 3
     assert second.directory == first.directory and second.hashes == first.hashes
@@ -161,11 +162,12 @@ _PREPARE = """
 import sys, time
 from pathlib import Path
 from hetjax.data import dataset
+from hetjax.data.settings import Ingredients
 cache_dir, path, start = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
 Path(sys.argv[4]).touch()
 while not start.exists():
     time.sleep(0.001)
-made = dataset.prepare(cache_dir, dataset.Ingredients(path=path), 300)
+made = dataset.prepare(cache_dir, Ingredients(path=path), 300)
 print(made.directory.name, sorted(made.hashes.items()))
 """
 

@@ -16,8 +16,9 @@ from hetjax.data.batches import (
     validation_batches,
     weights,
 )
-from hetjax.data.dataset import Dataset, Ingredients, prepare
+from hetjax.data.dataset import Dataset, prepare
 from hetjax.data.hugging_face import read_tokenizer
+from hetjax.data.settings import Ingredients
 from hetjax.errors import BadInput
 from tests.against_transformers.tokenizer_cases import FOLDER
 
