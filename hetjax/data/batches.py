@@ -18,6 +18,7 @@ from typing import Any
 import grain
 import numpy as np
 
+from hetjax.data.tokens import Rows, Tokens
 from hetjax.errors import BadInput
 
 Batch = tuple[np.ndarray, np.ndarray]  # inputs_GL, targets_GL, both int32
@@ -35,36 +36,6 @@ def weights(batches: Sequence[Batch]) -> list[float]:
     """What the mean losses of batches are weighted by in their mean: 1 on average."""
     counts = [num_targets(batch) for batch in batches]
     return [count / (sum(counts) / len(counts)) for count in counts]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Rows:
-    """Where the rows of a split are, and what of them is learnt.
-
-    Row r is tokens starts[r] up to starts[r + 1]; `first_R` is the place in it of the
-    first token that is learnt and has one before it.
-    """
-
-    starts_R: np.ndarray  # R + 1
-    first_R: np.ndarray
-    learnt_T: np.ndarray
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Tokens:
-    """The tokens of a split: documents end to end, or rows that stay apart."""
-
-    tokens_T: np.ndarray
-    rows: Rows | None = None
-
-    def windows(self, seq_len: int, split: str) -> "Windows | RowWindows":
-        """Cut into windows; BadInput where there is not one."""
-        if self.rows is not None:
-            return row_windows(self.tokens_T, self.rows, seq_len, split)
-        windows = Windows(self.tokens_T, seq_len)
-        if not len(windows):
-            raise _too_short(split, len(self.tokens_T), seq_len)
-        return windows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,7 +102,7 @@ def row_windows(
             f"{num_cut} of {num_rows} rows of the {split} split are longer than "
             f"seq_len {seq_len} and cut; {num_rows - len(chosen)} of them have nothing "
             "to learn before that and are left out",
-            stacklevel=3,
+            stacklevel=4,
         )
     return RowWindows(tokens_T, rows, chosen, seq_len)
 
@@ -163,7 +134,7 @@ def samples(tokens: Tokens, seq_len: int, seed: int) -> Samples:
             allowed=f"0 to {_NUM_SEEDS - 1}",
             fix="choose a smaller seed that is not negative",
         )
-    windows = tokens.windows(seq_len, "training")
+    windows = _windows(tokens, seq_len, "training")
     shuffled = grain.MapDataset.source(windows).shuffle(seed=seed)
     return Samples(shuffled.repeat())
 
@@ -178,7 +149,7 @@ def validation_batches(
     with a warning. Raises BadInput for a split without a window.
     """
     assert global_batch >= 1 and num_batches >= 1, (global_batch, num_batches)
-    windows = tokens.windows(seq_len, "validation")
+    windows = _windows(tokens, seq_len, "validation")
     if len(windows) < global_batch:
         warnings.warn(
             f"the validation split holds {len(windows)} windows of seq_len {seq_len}, "
@@ -194,6 +165,16 @@ def validation_batches(
         _batch(windows[j] for j in chosen[first : first + global_batch])
         for first in range(0, num_used, global_batch)
     ]
+
+
+def _windows(tokens: Tokens, seq_len: int, split: str) -> Windows | RowWindows:
+    """Cut into windows; BadInput where there is not one."""
+    if tokens.rows is not None:
+        return row_windows(tokens.tokens_T, tokens.rows, seq_len, split)
+    windows = Windows(tokens.tokens_T, seq_len)
+    if not len(windows):
+        raise _too_short(split, len(tokens.tokens_T), seq_len)
+    return windows
 
 
 def _batch(windows: Iterable[Any]) -> Batch:

@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 
 from hetjax.data import corpus
-from hetjax.data.batches import Rows, Tokens
 from hetjax.data.building import Progress, Sources, build
 from hetjax.data.hugging_face import (
     CONFIG,
@@ -37,6 +36,7 @@ from hetjax.data.hugging_face import (
 from hetjax.data.settings import Ingredients
 from hetjax.data.tokenizer import Tokenizer, check_vocab_size
 from hetjax.data.tokenizer import load as load_tokenizer
+from hetjax.data.tokens import Rows, Tokens
 from hetjax.errors import BadInput
 
 _FORMAT = 1

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetjax.data.batches import Tokens, samples, validation_batches
+from hetjax.data.batches import samples, validation_batches
+from hetjax.data.tokens import Tokens
 from hetjax.errors import BadInput
 
 

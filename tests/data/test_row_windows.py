@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 from hetjax.data.batches import (
-    Rows,
-    Tokens,
     num_targets,
     samples,
     validation_batches,
@@ -19,6 +17,7 @@ from hetjax.data.batches import (
 from hetjax.data.dataset import Dataset, prepare
 from hetjax.data.hugging_face import read_tokenizer
 from hetjax.data.settings import Ingredients
+from hetjax.data.tokens import Rows, Tokens
 from hetjax.errors import BadInput
 from tests.against_transformers.tokenizer_cases import FOLDER
 

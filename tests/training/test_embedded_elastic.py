@@ -15,7 +15,8 @@ import pytest
 
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.cluster.cluster_files import load_cluster
-from hetjax.data.batches import Tokens, samples
+from hetjax.data.batches import samples
+from hetjax.data.tokens import Tokens
 from hetjax.elastic.driver import Driver
 from hetjax.elastic.notices import Notice, Watch
 from hetjax.launch.in_process import InProcessConnections
