@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from hetjax.data.dataset import Dataset, prepare
+from hetjax.data.settings import Ingredients
 from hetjax.models.decoders import GPTConfig
 from hetjax.models.model import Model
 from hetjax.models.presets import MODEL_CONFIGS
@@ -109,7 +110,7 @@ def own_sources(folder: Path, vocab_size: int) -> Dataset:
     text = folder / "text.txt"
     files = sorted(Path(__file__).parents[2].glob("hetjax/**/*.py"))
     text.write_text("\n".join(file.read_text() for file in files)[:_TEXT_CHARS])
-    return prepare(folder / "data", text, vocab_size)
+    return prepare(folder / "data", Ingredients(path=text), vocab_size)
 
 
 for _name in CONFIGS:

@@ -188,7 +188,7 @@ class Trial:
             cluster=cluster,
             at=0,
             resumed=None,
-            num_validation=0,
+            validation_weights=(),
         )
 
     def prepare(self) -> float:

@@ -2,8 +2,8 @@
 """Tokens on disk: built once, cached under what they were made of, checked by hash.
 
 Owns the cache directory's layout, its atomic publication and `Dataset`. Does not own
-documents (`corpus.py`), ids (`tokenizer.py`) nor batches (`batches.py`).
-Shape legend: T tokens of a split.
+rows (`corpus.py`), their way to token files (`building.py`), ids (`tokenizer.py`) nor
+batches (`batches.py`).
 """
 
 import errno
@@ -12,10 +12,10 @@ import importlib.metadata
 import json
 import os
 import platform
+import shutil
 import tempfile
-import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -24,15 +24,24 @@ from typing import Any
 
 import numpy as np
 
-from hetjax.data import corpus, tokenizer
+from hetjax.data import corpus
+from hetjax.data.building import Progress, Sources, build
+from hetjax.data.hugging_face import (
+    CONFIG,
+    FILES,
+    TOKENIZER,
+    check_fits,
+    read_tokenizer,
+)
+from hetjax.data.settings import Ingredients
+from hetjax.data.tokenizer import Tokenizer, check_vocab_size
+from hetjax.data.tokenizer import load as load_tokenizer
+from hetjax.data.tokens import Rows, Tokens
 from hetjax.errors import BadInput
-
-Progress = Callable[[str], None]  # receives a line for each phase of a build
 
 _FORMAT = 1
 _MANIFEST = "manifest.json"
 _ARTEFACTS = ("tokenizer.json", "train.npy", "validation.npy")
-_TOKENIZER_SAMPLE_CHARS = 4_000_000
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 
 
@@ -44,35 +53,53 @@ class DamagedDataset(BadInput):
 class Dataset:
     """Immutable tokens of one corpus under one tokenizer.
 
-    `bytes_per_token` is the validation text's UTF-8 bytes over its tokens, ends of
-    documents counted as tokens: bits per byte = nats per token / ln 2 /
+    `bytes_per_token` is the UTF-8 bytes of the validation text that is learnt over its
+    tokens, ends of documents counted as tokens: bits per byte = nats per token / ln 2 /
     bytes_per_token. `hashes` maps each artefact's file name to its SHA-256.
     """
 
     directory: Path
-    train_T: np.ndarray
-    validation_T: np.ndarray
-    tokenizer: tokenizer.Tokenizer
+    train: Tokens
+    validation: Tokens
+    tokenizer: Tokenizer
     bytes_per_token: float
     hashes: Mapping[str, str]
+
+    @property
+    def tokenizer_files(self) -> list[str]:
+        return [name for name in FILES if name in self.hashes]
+
+    @property
+    def train_T(self) -> np.ndarray:
+        return self.train.tokens_T
+
+    @property
+    def validation_T(self) -> np.ndarray:
+        return self.validation.tokens_T
 
 
 def prepare(
     cache_dir: Path,
-    path: Path | None,
+    wanted: Ingredients,
     vocab_size: int,
     progress: Progress = lambda line: None,
     doing: Progress = lambda line: None,
 ) -> Dataset:
-    """Open the cached dataset of a user's path (None: offline corpus), or build it.
+    """Open the cached dataset of these ingredients, or build it.
 
     `progress` is told what was done, `doing` what begins.
     Processes may call this at once on one cache. Raises BadInput for a path without
-    usable text, a vocabulary under 257 and a cache directory that cannot be made.
+    usable rows, a vocabulary that is too small for the tokenizer (of our own: under
+    257) and a cache directory that cannot be made.
     """
-    tokenizer.check_vocab_size(vocab_size)
-    source = corpus.offline() if path is None else corpus.files(path)
-    recipe = {"format": _FORMAT, "vocab_size": vocab_size, "source": source.identity}
+    theirs = None if wanted.tokenizer is None else read_tokenizer(wanted.tokenizer)
+    if theirs is None:
+        check_vocab_size(vocab_size)
+    else:
+        assert wanted.tokenizer is not None
+        check_fits(theirs.ids, vocab_size, wanted.tokenizer)
+    sources = _sources(wanted)
+    recipe = _recipe(sources, wanted.tokenizer, vocab_size)
     directory = cache_dir / f"corpus-{_key(recipe)[:16]}"
     if directory.exists():
         try:
@@ -82,9 +109,43 @@ def prepare(
     with _workspace(cache_dir) as workspace:
         building = Path(workspace) / "dataset"
         building.mkdir()
-        _build(building, source, recipe, progress, doing)
+        if wanted.tokenizer is not None:
+            _copy_tokenizer(wanted.tokenizer, building)
+        counts = build(building, sources, theirs, vocab_size, progress, doing)
+        _write_manifest(building, {**recipe, **counts})
         _publish(building, directory)
     return load(directory)
+
+
+def _sources(wanted: Ingredients) -> Sources:
+    path, aside, column = wanted.path, wanted.validation, wanted.column
+    return Sources(
+        corpus.offline() if path is None else corpus.files(path, column),
+        None if aside is None else corpus.files(aside, column),
+    )
+
+
+def _recipe(
+    sources: Sources, tokenizer: Path | None, vocab_size: int
+) -> dict[str, Any]:
+    recipe: dict[str, Any] = {"format": _FORMAT, "vocab_size": vocab_size}
+    recipe["source"] = sources.train.identity
+    if sources.validation is not None:
+        recipe["validation"] = sources.validation.identity
+    if tokenizer is not None:
+        recipe["tokenizer"] = {
+            path.name: corpus.content_hash(path) for path in _tokenizer_files(tokenizer)
+        }
+    return recipe
+
+
+def _tokenizer_files(folder: Path) -> list[Path]:
+    return [folder / name for name in FILES if (folder / name).exists()]
+
+
+def _copy_tokenizer(folder: Path, directory: Path) -> None:
+    for path in _tokenizer_files(folder):
+        shutil.copyfile(path, directory / path.name)
 
 
 def load(directory: Path) -> Dataset:
@@ -95,7 +156,9 @@ def load(directory: Path) -> Dataset:
     try:
         manifest = json.loads((directory / _MANIFEST).read_bytes())
         hashes = {name: manifest["sha256"][name] for name in _ARTEFACTS}
+        hashes |= manifest["sha256"]
         sizes, counts = manifest["bytes"], manifest["tokens"]
+        counts = manifest.get("learnt", counts)
         bytes_per_token = sizes["validation"] / counts["validation"]
         found_format = manifest["format"]
     except (OSError, ValueError, KeyError, TypeError, ArithmeticError) as error:
@@ -107,12 +170,30 @@ def load(directory: Path) -> Dataset:
         _check_hash(directory, name, expected)
     return Dataset(
         directory=directory,
-        train_T=np.load(directory / "train.npy", mmap_mode="r"),
-        validation_T=np.load(directory / "validation.npy", mmap_mode="r"),
-        tokenizer=tokenizer.load(directory / "tokenizer.json"),
+        train=_tokens(directory, "train", hashes),
+        validation=_tokens(directory, "validation", hashes),
+        tokenizer=_tokenizer(directory, hashes),
         bytes_per_token=bytes_per_token,
         hashes=hashes,
     )
+
+
+def _tokens(directory: Path, split: str, names: Container[str]) -> Tokens:
+    def array(suffix: str = "") -> np.ndarray:
+        return np.load(directory / f"{split}{suffix}.npy", mmap_mode="r")
+
+    if f"{split}_starts.npy" not in names:
+        return Tokens(array())
+    rows = Rows(
+        starts_R=array("_starts"), first_R=array("_first"), learnt_T=array("_learnt")
+    )
+    return Tokens(array(), rows)
+
+
+def _tokenizer(directory: Path, names: Container[str]) -> Tokenizer:
+    if CONFIG in names:
+        return read_tokenizer(directory).ids
+    return load_tokenizer(directory / TOKENIZER)
 
 
 def _check_hash(directory: Path, name: str, expected: str) -> None:
@@ -151,64 +232,9 @@ def _workspace(cache_dir: Path) -> tempfile.TemporaryDirectory[str]:
         ) from error
 
 
-def _build(
-    directory: Path,
-    source: corpus.Source,
-    recipe: Mapping[str, Any],
-    progress: Progress,
-    doing: Progress,
-) -> None:
-    started_s = time.monotonic()
-
-    def report(line: str) -> None:
-        nonlocal started_s
-        now_s = time.monotonic()
-        progress(f"{line} in {now_s - started_s:.1f} s")
-        started_s = now_s
-
-    doing(f"reading {source.name}")
-    documents, num_duplicates = corpus.read(source)
-    split = corpus.split(documents)
-    num_bytes = {"train": _utf8(split.train), "validation": _utf8(split.validation)}
-    total_mb = sum(num_bytes.values()) / 1e6
-    report(f"data: {len(documents)} documents, {total_mb:.2f} MB of {source.name}")
-    doing("training the tokenizer")
-    sample = tokenizer.sample(corpus.by_hash(split.train), _TOKENIZER_SAMPLE_CHARS)
-    trained = tokenizer.train(sample, recipe["vocab_size"])
-    report(f"data: tokenizer with {trained.vocab_size} tokens")
-    tokenizer.save(trained, directory / "tokenizer.json")
-    doing("turning the text into tokens")
-    num_tokens = {}
-    for name in ("train", "validation"):
-        tokens_T = trained.encode_documents(getattr(split, name))
-        _save(directory / f"{name}.npy", tokens_T)
-        num_tokens[name] = len(tokens_T)
-    report(f"data: {sum(num_tokens.values())} tokens")
-    counts = {
-        "tokens": num_tokens,
-        "bytes": num_bytes,
-        "documents": {"train": len(split.train), "validation": len(split.validation)},
-        "duplicates": num_duplicates,
-    }
-    _write_manifest(directory, {**recipe, **counts})
-
-
-def _save(path: Path, tokens_T: np.ndarray) -> None:
-    try:
-        np.save(path, tokens_T)
-    except OSError as error:
-        if error.errno is not None:
-            raise
-        # NumPy says only that not all of it was written
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
-
-
-def _utf8(documents: Sequence[str]) -> int:
-    return sum(len(text.encode()) for text in documents)
-
-
 def _write_manifest(directory: Path, facts: Mapping[str, Any]) -> None:
-    hashes = {name: corpus.content_hash(directory / name) for name in _ARTEFACTS}
+    names = sorted(path.name for path in directory.iterdir())
+    hashes = {name: corpus.content_hash(directory / name) for name in names}
     built_with = {
         "python": platform.python_version(),
         "tokenizers": importlib.metadata.version("tokenizers"),

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A byte-level BPE: any text to token ids and back without loss.
+"""Text to token ids and back; of our own, a byte-level BPE, without loss.
 
-Owns training, files and encoding. Does not own the documents (`corpus.py`) nor where
-the results are kept (`dataset.py`). Shape legend: T tokens.
+Owns training, files and encoding. Does not own the documents (`corpus.py`), the
+tokenizers of other models (`hugging_face.py`) nor where the results are kept
+(`dataset.py`). Shape legend: T tokens.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +21,7 @@ from hetjax.errors import BadInput
 END_OF_DOCUMENT = "<|endoftext|>"
 MIN_VOCAB_SIZE = 257  # every byte and the end of a document
 _PIECE_CHARS = 1 << 16  # bounds what one encoding call holds in memory
-_PIECES_PER_CALL = 64
+_CALL_CHARS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,6 +29,8 @@ class Tokenizer:
     """Text to ids below `vocab_size` and back."""
 
     core: tokenizers.Tokenizer
+    opening: tuple[int, ...] = ()  # ids before each document
+    end: int | None = None  # the id after it; None: that of our own marker
 
     @property
     def vocab_size(self) -> int:
@@ -36,13 +40,24 @@ class Tokenizer:
     @property
     def end_of_document(self) -> int:
         """The id that follows each document."""
+        if self.end is not None:
+            return self.end
         token = self.core.token_to_id(END_OF_DOCUMENT)
         assert token is not None
         return token
 
+    @property
+    def dtype(self) -> type[np.uint16] | type[np.int32]:
+        """What ids are kept as."""
+        return np.uint16 if self.vocab_size <= 1 << 16 else np.int32
+
     def encode(self, text: str) -> list[int]:
-        """Give the ids of a text, without an end of document."""
-        return self.core.encode(text).ids
+        """Give the ids of a text, without those around a document."""
+        return self.core.encode(text, add_special_tokens=False).ids
+
+    def start(self, prompt: str) -> list[int]:
+        """Give the ids that a model is to go on after; of no prompt, one at least."""
+        return [*self.opening, *self.encode(prompt)] or [self.end_of_document]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Give the text of ids.
@@ -51,21 +66,23 @@ class Tokenizer:
         """
         return self.core.decode([int(i) for i in ids], skip_special_tokens=False)
 
-    def encode_documents(self, documents: Sequence[str]) -> np.ndarray:
-        """Give one array tokens_T: each document and an end of document after it.
+    def encode_documents(self, documents: Iterable[str]) -> np.ndarray:
+        """Give one array tokens_T of all documents, as `document_tokens` gives them."""
+        parts = list(self.document_tokens(documents))
+        return np.concatenate(parts) if parts else np.zeros(0, self.dtype)
 
-        uint16 where the ids fit, else int32.
+    def document_tokens(self, documents: Iterable[str]) -> Iterator[np.ndarray]:
+        """Yield tokens_T of many documents, each between its opening and its end.
+
+        Uses all cores; of the documents no more is held than two calls encode.
         """
-        dtype = np.uint16 if self.vocab_size <= 1 << 16 else np.int32
-        parts = [np.asarray(ids, dtype) for ids in self._streams(documents)]
-        return np.concatenate(parts) if parts else np.zeros(0, dtype)
-
-    def _streams(self, documents: Sequence[str]) -> Iterator[list[int]]:
-        pieces = _pieces(documents)
-        while group := list(islice(pieces, _PIECES_PER_CALL)):
-            encodings = self.core.encode_batch_fast([text for text, _ in group])
-            for encoding, (_, is_last) in zip(encodings, group, strict=True):
-                yield encoding.ids + [self.end_of_document] * is_last
+        for pieces, encodings in _encoded(self.core, _groups(_pieces(documents))):
+            found: list[int] = []
+            for piece, encoding in zip(pieces, encodings, strict=True):
+                found.extend(self.opening if piece.is_first else ())
+                found.extend(encoding.ids)
+                found.extend([self.end_of_document] if piece.is_last else ())
+            yield np.array(found, self.dtype)
 
 
 def check_vocab_size(vocab_size: int) -> None:
@@ -90,7 +107,7 @@ def train(documents: Iterable[str], vocab_size: int) -> Tokenizer:
         special_tokens=[END_OF_DOCUMENT],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )
-    core.train_from_iterator((text for text, _ in _pieces(documents)), trainer)
+    core.train_from_iterator((piece.text for piece in _pieces(documents)), trainer)
     return _literal(core)
 
 
@@ -119,13 +136,50 @@ def _literal(core: tokenizers.Tokenizer) -> Tokenizer:
     return Tokenizer(core)
 
 
-def _pieces(documents: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """Yield (text, whether a document ends with it), cut at lines where possible."""
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    text: str
+    is_first: bool
+    is_last: bool
+
+
+def _pieces(documents: Iterable[str]) -> Iterator[_Piece]:
+    """Cut long documents, at lines where possible."""
     for text in documents:
         start = 0
         while len(text) - start > _PIECE_CHARS:
             line = text.rfind("\n", start, start + _PIECE_CHARS) + 1
             end = line or start + _PIECE_CHARS
-            yield text[start:end], False
+            yield _Piece(text[start:end], start == 0, False)
             start = end
-        yield text[start:], True
+        yield _Piece(text[start:], start == 0, True)
+
+
+def _groups(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
+    """Put together what one encoding call gets: enough for all cores."""
+    group: list[_Piece] = []
+    num_chars = 0
+    for piece in pieces:
+        group.append(piece)
+        num_chars += len(piece.text)
+        if num_chars >= _CALL_CHARS:
+            yield group
+            group, num_chars = [], 0
+    if group:
+        yield group
+
+
+def _encoded(
+    core: tokenizers.Tokenizer, groups: Iterable[list[_Piece]]
+) -> Iterator[tuple[list[_Piece], list[tokenizers.Encoding]]]:
+    """Encode one group while the one before is used and the next one is read."""
+    encode = partial(core.encode_batch_fast, add_special_tokens=False)
+    with ThreadPoolExecutor(1, thread_name_prefix="encoding") as thread:
+        before: tuple[list[_Piece], Future[list[tokenizers.Encoding]]] | None = None
+        for group in groups:
+            now = group, thread.submit(encode, [piece.text for piece in group])
+            if before is not None:
+                yield before[0], before[1].result()
+            before = now
+        if before is not None:
+            yield before[0], before[1].result()

@@ -86,7 +86,7 @@ class Driver:
         cluster: Cluster,
         at: int,
         resumed: Mapping[str, Any] | None,
-        num_validation: int,
+        validation_weights: Sequence[float],
     ) -> None:
         self._controller, self._launcher, self._stack = controller, launcher, stack
         self._terms, self._at, self._losses = terms, at, Losses()
@@ -94,7 +94,7 @@ class Driver:
         self._commit: StepCommit | None = None
         self.cluster, self._unbuilt, self._gone = cluster, set[str](), set[str]()
         self._refused: Cluster | None = None  # as there is no plan for it
-        self.plan, self.num_validation = controller.plan, num_validation
+        self.plan, self.validation_weights = controller.plan, validation_weights
         self.heard: Callable[[Recovered], None] = lambda recovered: None
         self.hurried: Callable[[], bool] = lambda: False
         self._has_given_up = False

@@ -32,7 +32,8 @@ def cross_entropy(
 ) -> jax.Array:
     """Give the cross-entropy of logits y x table summed over tokens, in nats (fp32).
 
-    Rows of the table from `vocab_size` on take no part. Logits that take more than
+    Negative targets do not count: their loss is 0, and so is its derivative. Rows of
+    the table from `vocab_size` on take no part. Logits that take more than
     WHOLE_BYTES in fp32 are made in blocks of at most BLOCK_BYTES (or one token).
     """
     num_tokens, num_logits = targets_BL.size, targets_BL.size * table_VD.shape[0]
@@ -98,7 +99,7 @@ def _in_blocks_forward(
         y_TD, targets_T = block
         logits_TV = jnp.einsum("td,vd->tv", y_TD, table_VD)
         loss_T, log_total_T = _losses(vocab_size, logits_TV, targets_T)
-        return loss + jnp.sum(jnp.where(targets_T < 0, 0.0, loss_T)), log_total_T
+        return loss + jnp.sum(loss_T), log_total_T
 
     zero = jnp.zeros((), jnp.float32)
     loss, log_total_MT = jax.lax.scan(add, zero, (y_MTD, targets_MT))
@@ -109,7 +110,7 @@ def _in_blocks_backward(
     vocab_size: int, saved: tuple[jax.Array, ...], d: jax.Array
 ) -> tuple[jax.Array, jax.Array, None]:
     y_MTD, table_VD, targets_MT, log_total_MT = saved
-    d_MT = jnp.where(targets_MT < 0, 0.0, d)
+    d_MT = jnp.broadcast_to(d, targets_MT.shape)
     of_tokens = y_MTD, targets_MT, log_total_MT, d_MT
     d_MTD = _input_slopes(vocab_size, table_VD, *of_tokens)
     return d_MTD, _table_slopes(vocab_size, table_VD, *of_tokens), None
@@ -195,7 +196,7 @@ def _losses(
     # A masked sum, not a gather: a sharded V then costs one all-reduce of [B, L].
     is_target_V = _vocab_index(z_V) == targets[..., None]
     target = jnp.sum(jnp.where(is_target_V, z_V, 0.0), axis=-1)
-    return log_total - target, log_total
+    return jnp.where(targets < 0, 0.0, log_total - target), log_total
 
 
 def _slopes(
@@ -208,6 +209,7 @@ def _slopes(
 ) -> jax.Array:
     """The cotangent of logits, in their dtype; `d` is that of the losses."""
     z_V = masked(logits_V, vocab_size, index_V)
+    d = jnp.where(targets < 0, 0.0, d)
     probability_V = jnp.exp(z_V - log_total[..., None])
     is_target_V = _vocab_index(z_V, index_V) == targets[..., None]
     one_hot_V = is_target_V.astype(jnp.float32)

@@ -15,6 +15,7 @@ from typing import Literal
 
 from hetjax.cluster import ranges
 from hetjax.cluster.ranges import Range
+from hetjax.data.settings import DataConfig
 from hetjax.errors import BadInput
 from hetjax.plans.attention import Attention
 from hetjax.plans.precision import Dtype
@@ -58,17 +59,6 @@ _LIMITS: dict[str, tuple[Callable[[float], bool], str, str]] = {  # in words, an
     ),
     "seed": (lambda x: 0 <= x < 2**32, "0 <= {} < 2**32", "0"),
 }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DataConfig:
-    """The text to learn from."""
-
-    path: Path | None = None
-    """A .txt or .jsonl file or a folder of such files; None: documentation that is
-    installed here."""
-    cache_dir: Path = Path("~/.cache/hetjax")
-    """Where tokenised text and compiled programs are kept; all runs share it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -37,6 +37,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PASSING = ("run_dir", "cluster", "plan", "planner", "microbatch_size", "profile")
 _PASSING += ("launcher", "transport", "recovery", "simulate", "stop_after", "trace")
 _PASSING += ("foresee_after_s", "patience", "data.path", "data.cache_dir")
+_PASSING += ("data.column", "data.validation", "data.tokenizer")
 
 
 def describe(start: Start, dataset: Dataset, shown: Display) -> None:

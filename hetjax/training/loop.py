@@ -281,8 +281,8 @@ class Loop:
         if step in self.evaluated:
             return
         losses = []
-        for number in range(self.driver.num_validation):
-            losses.append(self.driver.validate(number))
+        for number, weight in enumerate(self.driver.validation_weights):
+            losses.append(weight * self.driver.validate(number))
             if self.stop.reason is not None and step < self.config.steps:
                 return  # resuming makes up for it
         loss = float(np.mean(losses))
@@ -382,7 +382,7 @@ def sample_text(
     `next_logits` gives the logits_V of the token after those that it gets.
     """
     rng = np.random.default_rng(seed)
-    tokens = tokenizer.encode(config.prompt) or [tokenizer.end_of_document]
+    tokens = tokenizer.start(config.prompt)
     num_given = len(tokens)
     for _ in range(config.sample_tokens):
         # a model may have more rows than the tokenizer has ids

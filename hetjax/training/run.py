@@ -20,6 +20,7 @@ from hetjax.cluster.cluster import Cluster
 from hetjax.costs.utilization import seconds_at_peak
 from hetjax.data.batches import Batch, samples
 from hetjax.data.dataset import Dataset, load, prepare
+from hetjax.data.settings import ingredients
 from hetjax.elastic.driver import Driver
 from hetjax.elastic.notices import Notice, StopRequest, Watch, of_workers
 from hetjax.elastic.recovered import Recovered, RolledBack
@@ -165,7 +166,7 @@ class Session(ExitStack):
                 allowed=f"1 to {config.steps}, the steps of the run",
                 fix="count steps from 1, as the metrics do",
             )
-        feed = samples(self._open(shown).dataset.train_T, config.seq_len, config.seed)
+        feed = samples(self._open(shown).dataset.train, config.seq_len, config.seed)
         return feed.batch(step - 1, config.global_batch)
 
     def _is_done(self, shown: Display) -> bool:
@@ -325,13 +326,30 @@ def _dataset(start: Start, shown: Display) -> Dataset:
     """Open the run's own data, also if its source has changed since; else prepare."""
     config, previous = start.config, start.previous
     shown.doing("opening the text")
-    path, cache_dir = config.data.path, config.data.cache_dir.expanduser()
-    is_same = previous is not None and path == previous.config.data.path
+    wanted, cache_dir = ingredients(config.data), config.data.cache_dir.expanduser()
+    is_same = previous is not None and wanted == ingredients(previous.config.data)
     if previous is not None and is_same and previous.dataset.exists():
         dataset = load(previous.dataset)
     else:
         vocab_size = start.model.vocab_size
-        dataset = prepare(cache_dir, path, vocab_size, shown.note, shown.doing)
+        dataset = prepare(cache_dir, wanted, vocab_size, shown.note, shown.doing)
     if previous is not None:
         rundir.check_same_data(previous, dataset, config.run_dir)
+    if dataset.train.rows is not None:
+        check_no_balance_loss(start.model)
     return dataset
+
+
+def check_no_balance_loss(model: Model) -> None:
+    """Raise BadInput for a model whose experts are balanced over all tokens of rows.
+
+    That loss would weigh more the fewer of their targets count.
+    """
+    routings = [getattr(module.config, "routing", None) for module in model.modules]
+    if any(routing and routing.balance_coefficient for routing in routings):
+        raise BadInput(
+            got=f"rows with a prompt or messages for {model.name}, whose experts have "
+            "a balance loss",
+            allowed="such rows for models without a balance loss; texts for any model",
+            fix="set the coefficient of the balance loss to 0, or train on texts",
+        )

@@ -33,6 +33,7 @@ from hetjax.cluster.user_files import (
     write_whole,
 )
 from hetjax.data.dataset import Dataset
+from hetjax.data.hugging_face import FILES
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import read_plan, write_plan
@@ -43,11 +44,11 @@ CONFIG, CLUSTER, PLAN = "config.json", "cluster.toml", "plan.json"
 PROFILE = "profile.json"  # read, not written: from python -m hetjax.profile
 METRICS, EVENTS, TRACE = "metrics.jsonl", "events.jsonl", "trace.json"
 REPORT = "report.html"
-TOKENIZER, CHECKPOINTS, LOGS = "tokenizer.json", "checkpoints", "logs"
+CHECKPOINTS, LOGS = "checkpoints", "logs"
 KEPT = ("model", "seed", "seq_len", "global_batch", "optimizer.name")  # settings
 _LOCK = ".lock"
 # What may be there before config.json: a start writes some, and may have been killed
-_BEFORE_CONFIG = (_LOCK, CLUSTER, PLAN, TOKENIZER, METRICS, EVENTS, PROFILE, LOGS)
+_BEFORE_CONFIG = (_LOCK, CLUSTER, PLAN, *FILES, METRICS, EVENTS, PROFILE, LOGS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,8 +153,9 @@ def write_start(
 ) -> None:
     """Write what this start runs with, `config.json` last: with it the run exists."""
     write_layout(path, cluster, plan)
-    with naming(path / TOKENIZER):
-        shutil.copyfile(dataset.directory / TOKENIZER, path / TOKENIZER)
+    for name in dataset.tokenizer_files:
+        with naming(path / name):
+            shutil.copyfile(dataset.directory / name, path / name)
     values = {
         "config": config_values(config),
         "dataset": {

@@ -26,7 +26,7 @@ from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.stored_steps import fetch_newest, in_store
 from hetjax.cluster.cluster import Cluster, Precision
 from hetjax.cluster.cluster_files import cluster_toml
-from hetjax.data.batches import Batch
+from hetjax.data.batches import Batch, weights
 from hetjax.data.dataset import Dataset
 from hetjax.elastic.driver import Driver, Terms
 from hetjax.elastic.loss_scaling import LossScaling
@@ -200,7 +200,7 @@ def driver_of(
             cluster=cluster,
             at=0 if restored is None else restored.step,
             resumed=restored and _origin(restored, config),
-            num_validation=len(validation),
+            validation_weights=weights(validation),
         )
 
 

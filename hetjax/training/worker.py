@@ -24,6 +24,7 @@ from hetjax.cluster.cluster_files import parse_cluster
 from hetjax.cluster.discovery import assign_devices
 from hetjax.data.batches import Batch, Samples, samples, validation_batches
 from hetjax.data.dataset import DamagedDataset, Dataset, load, prepare
+from hetjax.data.settings import ingredients
 from hetjax.elastic.notices import Watch
 from hetjax.errors import BadInput
 from hetjax.mesh.accelerators import check_accelerator_used
@@ -65,14 +66,14 @@ class BatchPrefetcher:
 
 def training_feed(config: RunConfig, dataset: Dataset) -> BatchPrefetcher:
     """Give the run's training batches; BadInput for a text that is too short."""
-    found = samples(dataset.train_T, config.seq_len, config.seed)
+    found = samples(dataset.train, config.seq_len, config.seed)
     return BatchPrefetcher(found, config.global_batch)
 
 
 def held_out(config: RunConfig, dataset: Dataset) -> list[Batch]:
     """Give the batches of every evaluation; BadInput for a text that is too short."""
     return validation_batches(
-        dataset.validation_T,
+        dataset.validation,
         config.seq_len,
         config.global_batch,
         config.evaluation.num_batches,
@@ -169,7 +170,7 @@ def _dataset(
         dataset = load(Path(settings["dataset"]))
     except DamagedDataset:
         cache_dir = config.data.cache_dir.expanduser()
-        dataset = prepare(cache_dir, config.data.path, vocab_size)
+        dataset = prepare(cache_dir, ingredients(config.data), vocab_size)
     if dict(dataset.hashes) != settings["sha256"]:
         raise BadInput(
             got=f"other data in {dataset.directory} than the controller's",

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetjax.data.batches import samples, validation_batches
+from hetjax.data.tokens import Tokens
 from hetjax.errors import BadInput
 
 
-def _tokens(num_tokens: int) -> np.ndarray:
-    return np.arange(num_tokens, dtype=np.uint16)  # a window tells its own place
+def _tokens(num_tokens: int) -> Tokens:
+    return Tokens(np.arange(num_tokens, dtype=np.uint16))  # tells its own place
 
 
 def _expected_windows(num_tokens: int, seq_len: int) -> list[tuple[int, ...]]:

@@ -8,21 +8,46 @@ import os
 from itertools import islice
 from pathlib import Path
 from pydoc_data.topics import topics
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hetjax.data import corpus
+from hetjax.data.building import parts_of
+from hetjax.data.splitting import Outline, outline, split
 from hetjax.errors import BadInput
 
-_ALLOWED = "allowed: a UTF-8 .txt file, a .jsonl file, or a folder of such files\n"
-_ALLOWED_LINE = 'allowed: one JSON object per line with a string field "text"\n'
-_FIX_LINE = 'fix: mend or delete the line; a good one is {"text": "Once upon a time"}'
+_ALLOWED = (
+    "allowed: a UTF-8 .txt file, a .jsonl or .parquet file, or a folder of such files\n"
+)
+_ALLOWED_LINE = (
+    'allowed: rows of one of the forms {"text": ...}, {"prompt": ..., "completion": '
+    '...} or {"messages": [{"role": ..., "content": ...}, ...]}\n'
+)
+_FIX_LINE = (
+    "fix: name the column of the text with --data.column, or mend or delete the row; "
+    'a good one is {"text": "Once upon a time"}'
+)
 
 
-def _read(path: Path) -> list[str]:
-    return corpus.read(corpus.files(path))[0]
+def _outline(path: Path) -> Outline:
+    source = corpus.files(path)
+    return outline(source.name, source.rows())
+
+
+def _read(path: Path) -> list[Any]:
+    return list(_outline(path).distinct(corpus.files(path).rows()))
+
+
+def _split(documents: list[str]) -> tuple[list[str], list[str]]:
+    """The texts to learn from and those kept aside."""
+    source = corpus.Source(name="", identity={}, rows=lambda: iter(documents))
+    found = outline("", documents)
+    parts = parts_of(source, found, split(found))
+    train, aside = (list(parts.rows(is_aside)) for is_aside in (False, True))
+    return train, aside  # pyright: ignore[reportReturnType]
 
 
 def _message(path: Path) -> str:
@@ -74,7 +99,7 @@ def test_other_files_in_a_folder_are_left_out_with_one_warning(tmp_path):
     with pytest.warns(UserWarning) as caught:
         assert _read(tmp_path) == ["text"]
     assert [str(w.message) for w in caught] == [
-        f"{tmp_path}: 2 files that are neither .txt nor .jsonl are left out, "
+        f"{tmp_path}: 2 files that are not .txt, .jsonl or .parquet are left out, "
         "image.png first"
     ]
 
@@ -93,7 +118,8 @@ def test_duplicates_and_blank_documents_are_dropped_and_counted(tmp_path):
     path = tmp_path / "a.jsonl"
     texts = ["one", "two", "one", "  \n", "one"]
     path.write_text("\n".join(json.dumps({"text": t}) for t in texts))
-    assert corpus.read(corpus.files(path)) == (["one", "two"], 2)
+    assert _read(path) == ["one", "two"]
+    assert _outline(path).num_duplicates == 2
 
 
 def test_a_missing_path_is_refused(tmp_path):
@@ -115,7 +141,8 @@ def test_an_unknown_suffix_is_refused(tmp_path):
 def test_a_folder_without_text_files_is_refused(tmp_path):
     (tmp_path / "a.md").write_text("text")
     assert _message(tmp_path) == (
-        f"got: folder {tmp_path} holds no .txt or .jsonl file (1 other files)\n"
+        f"got: folder {tmp_path} holds no .txt, .jsonl or .parquet file "
+        "(1 other files)\n"
         f"{_ALLOWED}fix: point --data.path at a folder with text files"
     )
 
@@ -189,17 +216,17 @@ _DOCUMENTS = st.lists(
 @given(_DOCUMENTS)
 @example(["2", "02"])
 def test_a_split_loses_nothing_shares_nothing_and_has_no_empty_side(documents):
-    parts = corpus.split(documents)
-    assert parts.train and parts.validation
+    train, aside = _split(documents)
+    assert train and aside
     whole = set(documents)
-    heads = [text for text in parts.train if text not in whole]
-    tails = [text for text in parts.validation if text not in whole]
+    heads = [text for text in train if text not in whole]
+    tails = [text for text in aside if text not in whole]
     assert len(heads) <= 1 and len(tails) <= 1
     # a tail may equal another document, so any pair may be the one that was cut
-    cut = {head + tail for head in parts.train for tail in parts.validation}
-    kept = {*parts.train, *parts.validation} | cut
+    cut = {head + tail for head in train for tail in aside}
+    kept = {*train, *aside} | cut
     assert whole <= kept
-    joined = len("".join(parts.train) + "".join(parts.validation))
+    joined = len("".join(train) + "".join(aside))
     assert joined == len("".join(documents))
 
 
@@ -207,31 +234,30 @@ def test_a_split_loses_nothing_shares_nothing_and_has_no_empty_side(documents):
 @given(_DOCUMENTS, st.randoms())
 def test_a_split_depends_on_the_documents_and_not_on_their_order(documents, random):
     mixed = random.sample(documents, len(documents))
-    one, other = corpus.split(documents), corpus.split(mixed)
-    assert sorted(one.train) == sorted(other.train)
-    assert sorted(one.validation) == sorted(other.validation)
+    one, other = _split(documents), _split(mixed)
+    assert [sorted(side) for side in one] == [sorted(side) for side in other]
 
 
 def test_many_documents_give_one_percent_whole_documents_and_keep_their_order():
     documents = [f"{i:05} " * 400 for i in range(10_000)]
-    parts = corpus.split(documents)
-    assert len(parts.validation) == 100
-    assert sorted(parts.train) == list(parts.train)
-    assert sorted(parts.train + parts.validation) == documents
+    train, aside = _split(documents)
+    assert len(aside) == 100
+    assert sorted(train) == list(train)
+    assert sorted(train + aside) == documents
 
 
 def test_one_long_document_gives_its_tail_from_a_line_start():
     text = "".join(f"line {i}\n" for i in range(2_000_000))
-    parts = corpus.split([text])
-    assert "".join(parts.train + parts.validation) == text
-    assert parts.validation[0].startswith("line ")
-    assert 0.0099 < len(parts.validation[0]) / len(text) < 0.0101
+    train, aside = _split([text])
+    assert "".join(train + aside) == text
+    assert aside[0].startswith("line ")
+    assert 0.0099 < len(aside[0]) / len(text) < 0.0101
 
 
 def test_a_small_text_gives_a_tenth():
     text = "".join(f"line {i}\n" for i in range(5_000))
-    parts = corpus.split([text])
-    assert 0.099 < len(parts.validation[0]) / len(text) < 0.102
+    train, aside = _split([text])
+    assert 0.099 < len(aside[0]) / len(text) < 0.102
 
 
 def test_the_offline_corpus_opens_with_the_language_reference():

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from hetjax.data import dataset
+from hetjax.data.settings import Ingredients
 from hetjax.errors import BadInput
 
 _ROOT = Path(dataset.__file__).parents[2]
@@ -25,6 +26,10 @@ def _text_file(folder: Path, copies: int = 1) -> Path:
     return path
 
 
+def _prepare(cache_dir: Path, path: Path, vocab_size: int) -> dataset.Dataset:
+    return dataset.prepare(cache_dir, Ingredients(path=path), vocab_size)
+
+
 def _entries(cache_dir: Path) -> list[str]:
     return sorted(p.name for p in cache_dir.iterdir())
 
@@ -33,7 +38,7 @@ def test_a_prepared_dataset_decodes_to_the_text_it_was_made_of(tmp_path):
     path = tmp_path / "text.jsonl"
     texts = [f"document {i} " * 30 for i in range(100)]
     path.write_text("\n".join(json.dumps({"text": t}) for t in texts))
-    made = dataset.prepare(tmp_path / "cache", path, 300)
+    made = _prepare(tmp_path / "cache", path, 300)
     documents = [
         text
         for tokens_T in (made.train_T, made.validation_T)
@@ -47,14 +52,14 @@ def test_a_prepared_dataset_decodes_to_the_text_it_was_made_of(tmp_path):
 def test_bytes_per_token_counts_the_validation_texts_utf8_bytes(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("h\u00e9llo w\u00f6rld \u4e16\u754c\n" * 500, encoding="utf-8")
-    made = dataset.prepare(tmp_path / "cache", path, 300)
+    made = _prepare(tmp_path / "cache", path, 300)
     text = made.tokenizer.decode(made.validation_T).replace("<|endoftext|>", "")
     assert made.bytes_per_token == len(text.encode()) / len(made.validation_T)
 
 
 def test_the_manifest_states_counts_source_and_hashes(tmp_path):
     path = _text_file(tmp_path)
-    made = dataset.prepare(tmp_path / "cache", path, 300)
+    made = _prepare(tmp_path / "cache", path, 300)
     manifest = json.loads((made.directory / "manifest.json").read_text())
     sha256 = {
         name: hashlib.sha256((made.directory / name).read_bytes()).hexdigest()
@@ -76,9 +81,13 @@ def test_the_manifest_states_counts_source_and_hashes(tmp_path):
 
 def test_a_second_call_builds_nothing_and_maps_the_files(tmp_path):
     path, lines = _text_file(tmp_path), []
-    first = dataset.prepare(tmp_path / "cache", path, 300, progress=lines.append)
+    first = dataset.prepare(
+        tmp_path / "cache", Ingredients(path=path), 300, progress=lines.append
+    )
     assert len(lines) == 3 and all(line.startswith("data: ") for line in lines)
-    second = dataset.prepare(tmp_path / "cache", path, 300, progress=lines.append)
+    second = dataset.prepare(
+        tmp_path / "cache", Ingredients(path=path), 300, progress=lines.append
+    )
     assert len(lines) == 3
     assert second.directory == first.directory and second.hashes == first.hashes
     assert isinstance(second.train_T, np.memmap) and not second.train_T.flags.writeable
@@ -86,9 +95,9 @@ def test_a_second_call_builds_nothing_and_maps_the_files(tmp_path):
 
 def test_text_and_vocabulary_have_directories_of_their_own(tmp_path):
     cache_dir, path = tmp_path / "cache", _text_file(tmp_path)
-    made = [dataset.prepare(cache_dir, path, size).directory for size in (300, 301)]
+    made = [_prepare(cache_dir, path, size).directory for size in (300, 301)]
     path.write_text(path.read_text() + "more")
-    made.append(dataset.prepare(cache_dir, path, 300).directory)
+    made.append(_prepare(cache_dir, path, 300).directory)
     assert len(set(made)) == 3
     assert _entries(cache_dir) == sorted(d.name for d in made)
 
@@ -107,10 +116,10 @@ def _truncate(path: Path) -> None:
 @pytest.mark.parametrize("damage", [_truncate, Path.unlink])
 def test_a_damaged_cache_is_built_again_with_one_warning(tmp_path, name, damage):
     cache_dir, path = tmp_path / "cache", _text_file(tmp_path)
-    good = dataset.prepare(cache_dir, path, 300)
+    good = _prepare(cache_dir, path, 300)
     damage(good.directory / name)
     with pytest.warns(UserWarning) as caught:
-        again = dataset.prepare(cache_dir, path, 300)
+        again = _prepare(cache_dir, path, 300)
     (message,) = [str(w.message) for w in caught]
     assert message.startswith(f"dataset {good.directory} is damaged ({name}")
     assert message.endswith("; building it again")
@@ -121,7 +130,7 @@ def test_a_damaged_cache_is_built_again_with_one_warning(tmp_path, name, damage)
 
 @pytest.mark.parametrize("name", sorted(_FILES - {"manifest.json"}))
 def test_one_wrong_bit_in_an_artefact_is_found(tmp_path, name):
-    made = dataset.prepare(tmp_path / "cache", _text_file(tmp_path), 300)
+    made = _prepare(tmp_path / "cache", _text_file(tmp_path), 300)
     _flip_a_byte(made.directory / name)
     with pytest.raises(dataset.DamagedDataset) as caught:
         dataset.load(made.directory)
@@ -134,7 +143,7 @@ def test_one_wrong_bit_in_an_artefact_is_found(tmp_path, name):
 
 
 def test_another_format_is_refused(tmp_path):
-    made = dataset.prepare(tmp_path / "cache", _text_file(tmp_path), 300)
+    made = _prepare(tmp_path / "cache", _text_file(tmp_path), 300)
     path = made.directory / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
     with pytest.raises(dataset.DamagedDataset, match=r"\(format 99, not 1\)"):
@@ -142,7 +151,7 @@ def test_another_format_is_refused(tmp_path):
 
 
 def test_a_moved_copy_of_a_dataset_loads_as_the_same_dataset(tmp_path):
-    made = dataset.prepare(tmp_path / "cache", _text_file(tmp_path), 300)
+    made = _prepare(tmp_path / "cache", _text_file(tmp_path), 300)
     made.directory.rename(tmp_path / "copy")
     copy = dataset.load(tmp_path / "copy")
     assert copy.hashes == made.hashes
@@ -153,11 +162,12 @@ _PREPARE = """
 import sys, time
 from pathlib import Path
 from hetjax.data import dataset
+from hetjax.data.settings import Ingredients
 cache_dir, path, start = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
 Path(sys.argv[4]).touch()
 while not start.exists():
     time.sleep(0.001)
-made = dataset.prepare(cache_dir, path, 300)
+made = dataset.prepare(cache_dir, Ingredients(path=path), 300)
 print(made.directory.name, sorted(made.hashes.items()))
 """
 
@@ -166,7 +176,7 @@ print(made.directory.name, sorted(made.hashes.items()))
 def test_two_processes_at_once_leave_one_sound_directory(tmp_path, damaged_before):
     cache_dir, path = tmp_path / "cache", _text_file(tmp_path, copies=10)
     if damaged_before:
-        _truncate(dataset.prepare(cache_dir, path, 300).directory / "train.npy")
+        _truncate(_prepare(cache_dir, path, 300).directory / "train.npy")
     start, ready = tmp_path / "start", [tmp_path / "ready0", tmp_path / "ready1"]
     command = [sys.executable, "-c", _PREPARE, str(cache_dir), str(path), str(start)]
     processes = [
@@ -183,7 +193,7 @@ def test_two_processes_at_once_leave_one_sound_directory(tmp_path, damaged_befor
     assert len(outputs) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        made = dataset.prepare(cache_dir, path, 300)
+        made = _prepare(cache_dir, path, 300)
     assert _entries(cache_dir) == [made.directory.name]
 
 
@@ -191,20 +201,20 @@ def test_a_failed_build_leaves_nothing_behind(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "good"}\n{"body": "bad"}\n')
     with pytest.raises(BadInput, match="line 2 has no field 'text'"):
-        dataset.prepare(tmp_path / "cache", path, 300)
+        _prepare(tmp_path / "cache", path, 300)
     assert _entries(tmp_path / "cache") == []
 
 
 def test_a_small_vocabulary_is_refused_before_anything_is_written(tmp_path):
     with pytest.raises(BadInput, match="got: vocabulary of 256 tokens"):
-        dataset.prepare(tmp_path / "cache", _text_file(tmp_path), 256)
+        _prepare(tmp_path / "cache", _text_file(tmp_path), 256)
     assert not (tmp_path / "cache").exists()
 
 
 def test_a_cache_path_that_is_a_file_is_refused(tmp_path):
     path = _text_file(tmp_path)
     with pytest.raises(BadInput) as caught:
-        dataset.prepare(path, path, 300)
+        _prepare(path, path, 300)
     assert str(caught.value) == (
         f"got: cache directory {path} cannot be used (File exists)\n"
         "allowed: a folder that you may write to, or a path where one can be made\n"

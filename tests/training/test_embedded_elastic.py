@@ -16,6 +16,7 @@ import pytest
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.cluster.cluster_files import load_cluster
 from hetjax.data.batches import samples
+from hetjax.data.tokens import Tokens
 from hetjax.elastic.driver import Driver
 from hetjax.elastic.notices import Notice, Watch
 from hetjax.launch.in_process import InProcessConnections
@@ -272,7 +273,7 @@ def test_where_the_rest_has_no_plan_an_edit_is_refused_and_a_request_stops_the_r
 
 def feed() -> BatchPrefetcher:
     text_T = np.arange(4_000, dtype=np.uint16) % MODEL.vocab_size
-    found = samples(text_T, TWO_REPLICAS.seq_len, 0)
+    found = samples(Tokens(text_T), TWO_REPLICAS.seq_len, 0)
     return BatchPrefetcher(found, TWO_REPLICAS.global_batch)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from hetjax.cluster.user_files import write_whole
-from hetjax.data.dataset import _save
+from hetjax.data.building import ArrayFile
 from hetjax.errors import BadInput, RunFailed
 from hetjax.training.run import run
 from hetjax.training.rundir import Journal, read_journal
@@ -103,8 +103,10 @@ def test_a_file_that_is_written_whole_stays_as_it_was(small_disk: Path):
 
 def test_tokens_that_do_not_fit_are_told_by_the_systems_word(tmp_path: Path):
     with no_file_over(4096), pytest.raises(OSError) as caught:
-        _save(tmp_path / "train.npy", np.zeros(10_000, np.uint16))
+        with ArrayFile(tmp_path / "train.npy", np.uint16) as file:
+            file.append(np.zeros(10_000, np.uint16))
     assert caught.value.errno in (errno.ENOSPC, errno.EFBIG)
+    assert caught.value.filename == str(tmp_path / "train.npy")
 
 
 def test_a_run_whose_metrics_do_not_fit_ends_clearly_and_goes_on_with_room(

@@ -116,7 +116,7 @@ class _Driver:
     is_not_finite = False
 
     def __init__(self, mishaps: dict[int, Callable[["_Driver"], None]]) -> None:
-        self.now_s, self._mishaps, self.num_validation = 100.0, mishaps, 1
+        self.now_s, self._mishaps, self.validation_weights = 100.0, mishaps, [1.0]
         self.heard: Callable[[Recovered], None] = lambda recovered: None
         self.saved: int | None = None
         self.comparing_s = 0.0

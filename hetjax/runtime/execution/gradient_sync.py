@@ -34,8 +34,9 @@ _SHARE = struct.Struct("<IId?d")  # replica, stage, squares, whether last, its l
 class StepCommit:
     """What all workers know once a step is committed, the same bits for each.
 
-    `squares` is the squared norm of the summed gradients, which UPDATE finds multiplied
-    by `loss_scale`, if that is there; `losses` has all last stages.
+    `num_tokens` are the targets of the whole batch that count, `squares` is the squared
+    norm of the summed gradients, which UPDATE finds multiplied by `loss_scale`, if that
+    is there; `losses` has all last stages.
     """
 
     squares: float

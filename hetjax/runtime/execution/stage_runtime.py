@@ -20,7 +20,7 @@ from hetjax.comm.peers import PeerLost, Peers
 from hetjax.comm.pull import PullServer, TransferTransport
 from hetjax.comm.transport import InProcess, Routed, Tag, Transport
 from hetjax.comm.wire import HostWorkPool, SocketTransport
-from hetjax.data.batches import Batch
+from hetjax.data.batches import Batch, num_targets
 from hetjax.mesh.multihost import leads, to_mesh, value_here
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan
@@ -218,7 +218,7 @@ class StageRuntime(Stages):
         observer: Observer | None = None,
         loss_scale: float | None = None,
     ) -> StepContext:
-        joined, num_tokens = self._joined, batch[1].size
+        joined, num_tokens = self._joined, num_targets(batch)
         transport: Transport = InProcess(self._layouts)
         sync: GradientSync
         if joined is None:

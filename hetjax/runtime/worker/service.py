@@ -27,7 +27,7 @@ from hetjax.checkpoint.writer import CheckpointWriter
 from hetjax.comm.connections import SILENCE_S
 from hetjax.comm.peers import Peers
 from hetjax.comm.pull import PullServer
-from hetjax.data.batches import Batch
+from hetjax.data.batches import Batch, num_targets
 from hetjax.plans.worker_map import WorkerMap, file_name
 from hetjax.runtime.execution.gradient_sync import StepCommit
 from hetjax.runtime.execution.stage_runtime import StageRuntime
@@ -299,7 +299,7 @@ class WorkerService:
         assert self._work is not None
         batch = self._work.validation(request.batch)
         losses = self._runtime.evaluate(request.turn, batch)
-        return schema.Evaluated(losses=losses, num_tokens=batch[1].size)
+        return schema.Evaluated(losses=losses, num_tokens=num_targets(batch))
 
     def _predict(self, request: schema.Predict) -> schema.NextLogits:
         found_V = self._runtime.next_logits(request.turn, request.tokens)

@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Token files made of rows, read as often as needed and never held.
+
+Owns the order of the readings, the sample that a tokenizer learns from and the arrays
+on disk. Does not own their directory (`dataset.py`), ids (`tokenizer.py`) nor which
+rows go where (`splitting.py`).
+
+Shape legend: T tokens of a split, R its rows. Documents are `NAME.npy` alone; of other
+rows `NAME_starts.npy` says where each begins (R + 1 numbers), `NAME_learnt.npy` which
+tokens (bool) the loss counts, and `NAME_first.npy` the place of the first in each row.
+"""
+
+import errno
+import os
+import time
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hetjax.data import tokenizer
+from hetjax.data.conversations import RowEncoder
+from hetjax.data.corpus import Source
+from hetjax.data.hugging_face import TOKENIZER, ModelTokenizer
+from hetjax.data.rows import Completion, Conversation, Row
+from hetjax.data.splitting import (
+    Outline,
+    Split,
+    cut_tail,
+    in_hash_order,
+    outline,
+    split,
+)
+from hetjax.data.tokenizer import Tokenizer
+from hetjax.errors import BadInput
+
+_SAMPLE_CHARS = 4_000_000  # that a tokenizer is trained on
+_LONG_BYTES = 10_000_000  # from which on progress is told
+_FORMAT = np.lib.format
+
+
+Progress = Callable[[str], None]  # receives a line for each phase of a build
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What is learnt from, and what that is validated with; None: a part of it."""
+
+    train: Source
+    validation: Source | None = None
+
+
+def build(
+    directory: Path,
+    sources: Sources,
+    theirs: ModelTokenizer | None,
+    vocab_size: int,
+    progress: Progress,
+    doing: Progress,
+) -> dict[str, Any]:
+    """Write the token files of both splits, and a tokenizer unless it is `theirs`.
+
+    Gives what the files hold, as JSON data by split.
+    """
+    report = _Timed(progress)
+    doing(f"reading {sources.train.name}")
+    parts = _parts(sources)
+    found = [part.found for part in dict.fromkeys(parts.values())]
+    total_bytes = sum(int(one.bytes_D.sum()) for one in found)
+    num_rows = sum(len(one.bytes_D) for one in found)
+    kind = "documents" if found[0].is_text else "rows"
+    names = " and ".join(one.name for one in found)
+    report(f"data: {num_rows} {kind}, {total_bytes / 1e6:.2f} MB of {names}")
+    if theirs is None:
+        doing("training the tokenizer")
+        theirs = ModelTokenizer(
+            ids=trained_tokenizer(parts["train"], vocab_size), template=None
+        )
+        report(f"data: tokenizer with {theirs.ids.vocab_size} tokens")
+        tokenizer.save(theirs.ids, directory / TOKENIZER)
+    done = _Percent(doing, total_bytes)
+    counts = {
+        name: _write(directory / f"{name}.npy", part, name, theirs, done)
+        for name, part in parts.items()
+    }
+    report(f"data: {sum(c.num_tokens for c in counts.values())} tokens")
+    made = {
+        "tokens": {name: c.num_tokens for name, c in counts.items()},
+        "bytes": {name: c.num_bytes for name, c in counts.items()},
+        kind: {name: c.num_rows for name, c in counts.items()},
+        "duplicates": sum(one.num_duplicates for one in found),
+    }
+    if not found[0].is_text:
+        made["learnt"] = {name: c.num_learnt for name, c in counts.items()}
+    return made
+
+
+class _Timed:
+    """Reports what was done with the time since the report before."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress, self._began_s = progress, time.monotonic()
+
+    def __call__(self, line: str) -> None:
+        began_s, self._began_s = self._began_s, time.monotonic()
+        self._progress(f"{line} in {self._began_s - began_s:.1f} s")
+
+
+class _Percent:
+    """Says how much of the text has been turned into tokens: each tenth once."""
+
+    def __init__(self, doing: Progress, total_bytes: int) -> None:
+        self._doing, self._total, self._done = doing, total_bytes, 0
+        doing("turning the text into tokens")
+
+    def __call__(self, num_bytes: int) -> None:
+        before = self._done
+        self._done += num_bytes
+        if self._total < _LONG_BYTES:
+            return
+        if self._done * 10 // self._total > before * 10 // self._total:
+            percent = self._done * 100 // self._total
+            self._doing(f"turning the text into tokens: {percent} %")
+
+
+def _parts(sources: Sources) -> dict[str, "Parts"]:
+    """By split; one source makes both."""
+    train = sources.train
+    found = outline(train.name, train.rows())
+    if sources.validation is None:
+        both = parts_of(train, found, split(found))
+        return {"train": both, "validation": both}
+    other = sources.validation
+    other_found = outline(other.name, other.rows())
+    if other_found.is_text != found.is_text:
+        raise BadInput(
+            got=f"{train.name} and {other.name}, one of texts and the other of rows "
+            "with a prompt or messages",
+            allowed="rows of one kind to learn from and to validate with",
+            fix="give another --data.validation, or leave it out",
+        )
+    everything = frozenset(range(len(other_found.bytes_D)))
+    return {
+        "train": parts_of(train, found, Split(aside=frozenset())),
+        "validation": parts_of(other, other_found, Split(aside=everything)),
+    }
+
+
+def _write(
+    path: Path,
+    part: "Parts",
+    name: str,
+    theirs: ModelTokenizer,
+    done_bytes: Callable[[int], None],
+) -> "Counts":
+    rows: Iterator[Any] = part.rows(is_aside=name == "validation")
+    if part.found.is_text:
+        return write_documents(path, rows, theirs.ids, done_bytes)
+    return write_rows(path, rows, RowEncoder(theirs.ids, theirs.template), done_bytes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Parts:
+    """A source with what is to be made of each of its distinct rows."""
+
+    source: Source
+    found: Outline
+    split: Split
+    cut: tuple[str, str] | None = None  # head and tail of the document that is cut
+
+    def rows(self, is_aside: bool) -> Iterator[Row]:
+        """Read the source again for the rows of one side."""
+        at = None if self.split.cut is None else self.split.cut[0]
+        for index, row in enumerate(self.found.distinct(self.source.rows())):
+            if index == at:
+                assert self.cut is not None
+                row = self.cut[is_aside]
+                if row:
+                    yield row
+            elif (index in self.split.aside) == is_aside:
+                yield row
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Counts:
+    """What a token file holds; bytes are those of the text that is learnt."""
+
+    num_rows: int
+    num_tokens: int
+    num_learnt: int
+    num_bytes: int
+
+
+def parts_of(source: Source, found: Outline, split: Split) -> Parts:
+    """Read the document that is to be cut, if there is one."""
+    if split.cut is None:
+        return Parts(source=source, found=found, split=split)
+    index, share = split.cut
+    (text,) = _chosen(source, found, {index})
+    return Parts(source=source, found=found, split=split, cut=cut_tail(text, share))
+
+
+def trained_tokenizer(parts: Parts, vocab_size: int) -> Tokenizer:
+    """Train on documents to learn from, in the order of their hashes."""
+    wanted, num_chars = set[int](), 0
+    at = None if parts.split.cut is None else parts.split.cut[0]
+    for index in parts.found.by_hash_D.tolist():
+        if num_chars >= _SAMPLE_CHARS:
+            break
+        if index not in parts.split.aside and index != at:
+            wanted.add(index)
+            num_chars += int(parts.found.chars_D[index])
+    chosen = _chosen(parts.source, parts.found, wanted)
+    head = [parts.cut[0]] if parts.cut is not None and parts.cut[0] else []
+    documents = in_hash_order([*chosen, *head])
+    return tokenizer.train(tokenizer.sample(documents, _SAMPLE_CHARS), vocab_size)
+
+
+def write_documents(
+    path: Path,
+    documents: Iterable[str],
+    ids: Tokenizer,
+    done_bytes: Callable[[int], None],
+) -> Counts:
+    """Write tokens_T; `done_bytes` hears of each document as it is read."""
+    num_rows, num_bytes = 0, 0
+
+    def counted() -> Iterator[str]:
+        nonlocal num_rows, num_bytes
+        for text in documents:
+            num_rows += 1
+            size = len(text.encode())
+            num_bytes += size
+            done_bytes(size)
+            yield text
+
+    with ArrayFile(path, ids.dtype) as file:
+        for tokens_T in ids.document_tokens(counted()):
+            file.append(tokens_T)
+    return Counts(
+        num_rows=num_rows,
+        num_tokens=file.length,
+        num_learnt=file.length,
+        num_bytes=num_bytes,
+    )
+
+
+def write_rows(
+    path: Path,
+    rows: Iterable[Completion | Conversation],
+    encoder: RowEncoder,
+    done_bytes: Callable[[int], None],
+) -> Counts:
+    """Write tokens_T, where rows start, and which tokens are learnt."""
+    starts, first, num_bytes, num_learnt = array("q", [0]), array("q"), 0, 0
+    stem = path.with_suffix("")
+    with ExitStack() as stack:
+        tokens = stack.enter_context(ArrayFile(path, encoder.ids.dtype))
+        learnt = stack.enter_context(ArrayFile(Path(f"{stem}_learnt.npy"), np.bool_))
+        for row in encoder.encoded(rows, done_bytes):
+            tokens.append(np.array(row.tokens, encoder.ids.dtype))
+            learnt.append(np.array(row.learnt, np.bool_))
+            starts.append(tokens.length)
+            first.append(row.learnt.index(True, 1))
+            num_bytes += row.num_bytes
+            num_learnt += sum(row.learnt[1:])  # the first token follows nothing
+    for name, places in ("starts", starts), ("first", first):
+        with ArrayFile(Path(f"{stem}_{name}.npy"), np.int64) as file:
+            file.append(np.array(places, np.int64))
+    return Counts(
+        num_rows=len(starts) - 1,
+        num_tokens=tokens.length,
+        num_learnt=num_learnt,
+        num_bytes=num_bytes,
+    )
+
+
+def _chosen(source: Source, found: Outline, wanted: set[int]) -> list[Any]:
+    if not wanted:
+        return []
+    distinct = enumerate(found.distinct(source.rows()))
+    return [row for index, row in distinct if index in wanted]
+
+
+class ArrayFile:
+    """An .npy file of one dim that grows; equal to the byte to what `np.save` gives."""
+
+    def __init__(self, path: Path, dtype: Any) -> None:
+        self._path, self._dtype, self.length = path, np.dtype(dtype), 0
+
+    def __enter__(self) -> "ArrayFile":
+        self._file = self._path.open("wb", buffering=0)
+        self._header_bytes = self._write_header()
+        return self
+
+    def append(self, array: np.ndarray) -> None:
+        assert array.dtype == self._dtype, (array.dtype, self._dtype)
+        self._write(array.tobytes())
+        self.length += len(array)
+
+    def __exit__(self, *raised: object) -> None:
+        try:
+            self._file.seek(0)
+            assert self._write_header() == self._header_bytes
+        finally:
+            self._file.close()
+
+    def _write_header(self) -> int:
+        header = {
+            "descr": _FORMAT.dtype_to_descr(self._dtype),
+            "fortran_order": False,
+            "shape": (self.length,),
+        }
+        _FORMAT.write_array_header_1_0(self._file, header)
+        return self._file.tell()
+
+    def _write(self, data: bytes) -> None:
+        try:
+            if self._file.write(data) == len(data):
+                return
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tokenizer of a Hugging Face folder: ids, tokens around texts, chat template.
+
+Owns which of the folder's files matter and what they say. Does not own encoding
+(`tokenizer.py`) nor the rendering of templates (`chat_template.py`).
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from hetjax.data.chat_template import ChatTemplate
+from hetjax.data.tokenizer import Tokenizer
+from hetjax.errors import BadInput
+
+TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
+TEMPLATE, SPECIAL = "chat_template.jinja", "special_tokens_map.json"
+FILES = (TOKENIZER, CONFIG, TEMPLATE, SPECIAL)  # the last two need not be there
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token")
+_SPECIAL += ("cls_token", "mask_token")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelTokenizer:
+    """Text to the ids of a model, and conversations to texts, if it chats."""
+
+    ids: Tokenizer
+    template: ChatTemplate | None
+
+
+def read_tokenizer(folder: Path) -> ModelTokenizer:
+    """Read a folder's tokenizer; BadInput names the file that is missing or broken."""
+    core, config = _core(folder), _json(folder / CONFIG)
+    if (folder / SPECIAL).exists():
+        config = _json(folder / SPECIAL) | config
+    special = {name: _name(config[name]) for name in _SPECIAL if config.get(name)}
+    opening, closing = _around(core)
+    end = closing[-1] if closing else _id(core, special, "eos_token", folder)
+    source = _template(folder, config)
+    return ModelTokenizer(
+        ids=Tokenizer(core, opening, end),
+        template=None if source is None else ChatTemplate(source, special),
+    )
+
+
+def check_fits(ids: Tokenizer, vocab_size: int, folder: Path) -> None:
+    """Raise BadInput if the model has no row for one of the tokenizer's ids.
+
+    A model may have more rows than ids: many vocabularies are rounded up.
+    """
+    most = max(ids.core.get_vocab(with_added_tokens=True).values()) + 1
+    if most > vocab_size:
+        raise BadInput(
+            got=f"the tokenizer of {folder} with ids up to {most - 1}, and a model "
+            f"with a vocabulary of {vocab_size}",
+            allowed=f"ids below {vocab_size}",
+            fix="give the folder of the tokenizer that belongs to this model, or a "
+            f"model with a vocabulary of {most} or more",
+        )
+
+
+def _core(folder: Path) -> tokenizers.Tokenizer:
+    path = folder / TOKENIZER
+    try:
+        core = tokenizers.Tokenizer.from_str(_read(path))
+    except BadInput:
+        raise
+    except Exception as error:  # the library raises nothing more special
+        raise _broken(path, str(error)) from error
+    core.no_truncation()
+    core.no_padding()
+    return core
+
+
+def _around(core: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids before and after a text.
+
+    Of tokenizer.json alone: transformers pays no heed to `add_bos_token` beside it.
+    """
+    bare = core.encode("a", add_special_tokens=False).ids
+    whole = core.encode("a").ids
+    starts = range(len(whole) - len(bare) + 1)
+    at = next(i for i in starts if whole[i : i + len(bare)] == bare)
+    return tuple(whole[:at]), tuple(whole[at + len(bare) :])
+
+
+def _ids(
+    core: tokenizers.Tokenizer, special: Mapping[str, str], name: str
+) -> list[int]:
+    token = core.token_to_id(special[name]) if name in special else None
+    return [] if token is None else [token]
+
+
+def _id(
+    core: tokenizers.Tokenizer, special: Mapping[str, str], name: str, folder: Path
+) -> int:
+    found = _ids(core, special, name)
+    if not found:
+        raise BadInput(
+            got=f"{folder / CONFIG} with {name} {special.get(name)!r}",
+            allowed=f"an {name} that is a token of {TOKENIZER}",
+            fix=f"set {name} to the token that ends a text of this model",
+        )
+    return found[0]
+
+
+def _template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """The file's goes before that of the config; of several the default."""
+    if (folder / TEMPLATE).exists():
+        return _read(folder / TEMPLATE)
+    found = config.get("chat_template")
+    if found is None or isinstance(found, str):
+        return found
+    try:
+        named = {entry["name"]: entry["template"] for entry in found}
+    except (TypeError, KeyError) as error:
+        raise _broken(folder / CONFIG, "chat_template is no template") from error
+    if "default" not in named:
+        raise BadInput(
+            got=f"{folder / CONFIG} with chat templates {', '.join(sorted(named))}",
+            allowed="one chat_template, or several of which one is named default",
+            fix=f"write the template to be used to {folder / TEMPLATE}",
+        )
+    return named["default"]
+
+
+def _name(token: Any) -> str:
+    return token["content"] if isinstance(token, Mapping) else str(token)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(_read(path))
+    except ValueError as error:
+        if isinstance(error, BadInput):
+            raise
+        raise _broken(path, str(error)) from error
+    if not isinstance(found, dict):
+        raise _broken(path, f"{type(found).__name__}, not an object")
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise _broken(path, "not UTF-8") from error
+    except OSError as error:
+        raise BadInput(
+            got=f"{path} cannot be read ({error.strerror})",
+            allowed=f"a folder with {TOKENIZER} and {CONFIG}, as transformers saves "
+            "them",
+            fix="correct --data.tokenizer, or save the tokenizer there with "
+            "AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)",
+        ) from error
+
+
+def _broken(path: Path, what: str) -> BadInput:
+    return BadInput(
+        got=f"{path} is not a tokenizer's file ({what})",
+        allowed=f"{TOKENIZER} and {CONFIG} as transformers saves them",
+        fix="fetch or save the tokenizer again",
+    )

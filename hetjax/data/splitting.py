@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rows are learnt from and which are kept aside, no row in both.
+
+Rows are read three times at most and never held: the first reading leaves a hash and
+two sizes of each (`Outline`), by which all else is decided. Owns deduplication and the
+split. Does not own where rows come from (`corpus.py`).
+
+Legend: N rows as they are read, D distinct ones in the same order.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import compress
+
+import numpy as np
+
+from hetjax.data.rows import Row, canonical
+from hetjax.errors import BadInput
+
+_MIN_VALIDATION_BYTES = 100_000
+_CUT_SEARCH_CHARS = 1_000
+_HASH_BYTES = 16  # of a SHA-256: the same order, and no two alike in practice
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Outline:
+    """What one reading leaves of a source: which rows count, and how large they are."""
+
+    name: str
+    is_text: bool
+    taken_N: np.ndarray  # rows that are neither blank nor were there before
+    hash_D2: np.ndarray  # two halves, the first ones more significant
+    bytes_D: np.ndarray
+    chars_D: np.ndarray
+    num_duplicates: int
+
+    @property
+    def by_hash_D(self) -> np.ndarray:
+        """Distinct rows in an order that is fixed and unrelated to their place."""
+        return _by_hash(self.hash_D2)
+
+    def distinct(self, rows: Iterable[Row]) -> Iterator[Row]:
+        """Leave blank rows and duplicates out of another reading of the source."""
+        return compress(rows, self.taken_N)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Split:
+    """Which distinct rows are kept aside.
+
+    `cut` says of which document only the tail is, and about which share of it.
+    """
+
+    aside: frozenset[int]
+    cut: tuple[int, float] | None = None
+
+
+def outline(name: str, rows: Iterable[Row]) -> Outline:
+    """Read a source once; BadInput where it mixes documents with other rows.
+
+    Also where there is not enough text to split (two characters).
+    """
+    hashes, num_bytes, num_chars = bytearray(), array("q"), array("q")
+    counts = bytearray()
+    kinds: set[bool] = set()
+    for row in rows:
+        text = canonical(row)
+        counts.append(bool(text.strip()))
+        if counts[-1]:
+            raw = text.encode()
+            hashes += hashlib.sha256(raw).digest()[:_HASH_BYTES]
+            num_bytes.append(len(raw))
+            num_chars.append(len(text))
+            kinds.add(isinstance(row, str))
+    _check_kinds(name, kinds)
+    hash_D2 = np.frombuffer(bytes(hashes), ">u8").reshape(-1, 2)
+    first = _first_of_equals(hash_D2)
+    taken_N = np.frombuffer(counts, np.uint8).astype(bool)
+    taken_N[taken_N] = first
+    made = Outline(
+        name=name,
+        is_text=False not in kinds,
+        taken_N=taken_N,
+        hash_D2=hash_D2[first],
+        bytes_D=np.array(num_bytes, np.int64)[first],
+        chars_D=np.array(num_chars, np.int64)[first],
+        num_duplicates=int(np.sum(~first)),
+    )
+    _check_enough(made)
+    return made
+
+
+def split(found: Outline) -> Split:
+    """Set about 1 % of the bytes aside, chosen by hash.
+
+    Small sources give more, 100 kB but at most 10 %, so that some validation windows
+    exist. Where whole documents would miss the target by more than half (one long
+    document, say), the tail of the next one is cut off; other rows stay whole.
+    """
+    wanted = _validation_bytes(int(found.bytes_D.sum()))
+    if not found.is_text:
+        return _whole_rows(found, wanted)
+    aside: set[int] = set()
+    missing = wanted
+    for index in found.by_hash_D.tolist():
+        size = int(found.bytes_D[index])
+        if size > missing:
+            cut = (index, missing / size) if missing > wanted // 2 else None
+            return Split(aside=frozenset(aside), cut=cut)
+        aside.add(index)
+        missing -= size
+    return Split(aside=frozenset(aside))
+
+
+def cut_tail(text: str, share: float) -> tuple[str, str]:
+    """Part off a tail of about `share` of the text, at a line if one is near."""
+    at = len(text) - max(1, round(share * len(text)))
+    line = text.rfind("\n", max(0, at - _CUT_SEARCH_CHARS), at) + 1
+    at = line or at
+    return text[:at], text[at:]
+
+
+def in_hash_order(documents: Sequence[str]) -> list[str]:
+    """Put documents in the order of their hashes."""
+    return sorted(documents, key=lambda text: hashlib.sha256(text.encode()).digest())
+
+
+def _whole_rows(found: Outline, wanted: int) -> Split:
+    """At least one row, and not all of them."""
+    order_D = found.by_hash_D[:-1]
+    before_D = np.cumsum(found.bytes_D[order_D]) - found.bytes_D[order_D]
+    return Split(aside=frozenset(order_D[before_D < wanted].tolist()))
+
+
+def _validation_bytes(total_bytes: int) -> int:
+    wanted = max(total_bytes // 100, _MIN_VALIDATION_BYTES)
+    return max(1, min(wanted, total_bytes // 10))
+
+
+def _by_hash(hash_D2: np.ndarray) -> np.ndarray:
+    return np.lexsort((hash_D2[:, 1], hash_D2[:, 0]))
+
+
+def _first_of_equals(hash_D2: np.ndarray) -> np.ndarray:
+    """Whether no row before has the same hash."""
+    order_D = _by_hash(hash_D2)  # stable: of equal ones the first comes first
+    is_again_D = np.zeros(len(hash_D2), bool)
+    ordered_D2 = hash_D2[order_D]
+    is_again_D[order_D[1:]] = np.all(ordered_D2[1:] == ordered_D2[:-1], axis=1)
+    return ~is_again_D
+
+
+def _check_kinds(name: str, kinds: set[bool]) -> None:
+    if len(kinds) > 1:
+        raise BadInput(
+            got=f"{name} holds both texts and rows with a prompt or messages",
+            allowed="either of them in one data set",
+            fix="part them into two folders, or name one column with --data.column",
+        )
+
+
+def _check_enough(found: Outline) -> None:
+    num_rows = len(found.bytes_D)
+    if found.is_text and found.chars_D.sum() < 2:
+        raise BadInput(
+            got=f"{found.name} holds no text ({num_rows} documents)",
+            allowed="at least two characters of text that is not blank",
+            fix="point --data.path at a file with text, or leave it out",
+        )
+    if not found.is_text and num_rows < 2:
+        raise BadInput(
+            got=f"{found.name} holds a single row",
+            allowed="two rows or more, one of them to validate with",
+            fix="point --data.path at a file with more rows",
+        )
