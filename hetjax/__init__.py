@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hetjax.api.doctor import diagnose as diagnose
+    from hetjax.api.exporting import export_model as export_model
     from hetjax.api.loading import discover as discover
     from hetjax.api.loading import load_cluster as load_cluster
     from hetjax.api.loading import load_model as load_model
@@ -40,6 +41,7 @@ _MODULES = {
     "compare_planners": "api.planning",
     "diagnose": "api.doctor",
     "discover": "api.loading",
+    "export_model": "api.exporting",
     "find_plan": "api.planning",
     "load_cluster": "api.loading",
     "load_model": "api.loading",

@@ -131,11 +131,15 @@ class RunConfig:
     """
 
     model: str
-    """Name of a model preset."""
+    """A preset of models; a folder or config.json of Hugging Face, or a TOML file with
+    its fields; or a function that gives a model, package.module:function."""
     run_dir: Path
     """Directory of the run: settings, metrics, checkpoints; resumed if it is there."""
     steps: int
     """Steps in all; raising it later stretches the learning-rate schedule."""
+    init: str | None = None
+    """Weights to begin with: a folder of Hugging Face, or OWNER/MODEL on its hub; None:
+    random ones."""
     seed: int = 0
     """Seed of the initial weights and of the order of the text."""
     seq_len: int

@@ -13,7 +13,11 @@ from typing import Any
 
 from hetjax.cluster.cluster_files import preset_path
 from hetjax.cluster.user_files import did_you_mean
+from hetjax.data.hugging_face import TOKENIZER
+from hetjax.data.settings import DataConfig
 from hetjax.errors import BadInput
+from hetjax.models.hugging_face.configs import INDEX, WHOLE
+from hetjax.models.named import is_function, is_path, named_config, portable
 from hetjax.plans.plan import Remat
 from hetjax.plans.plan_files import read_plan
 from hetjax.profiling.config import ProfileConfig
@@ -36,7 +40,12 @@ class Preset:
 
 
 def preset(name: str) -> Preset:
-    """Return the preset of that name; BadInput names the nearest if there is none."""
+    """Return the preset of that name; BadInput names the nearest if there is none.
+
+    A model that is no preset has one of its own: of a file, a folder or a function.
+    """
+    if name not in PRESETS and (is_path(name) or is_function(name)):
+        return _own(portable(name))
     if name not in PRESETS:
         raise BadInput(
             got=f"preset {name!r}",
@@ -139,6 +148,29 @@ PRESETS = {
         _MIXTRAL_8X7B,
     )
 }
+
+
+def _own(model: str) -> Preset:
+    """What to start from with a model that somebody brings; its weights, if it has."""
+    folder = Path(model)
+    config = None if is_function(model) else named_config(model)
+    weights = any((folder / name).is_file() for name in (WHOLE, INDEX))
+    speaks = (folder / TOKENIZER).is_file()
+    name = model.rpartition(":")[2] if config is None else config.name
+    length = 1_024 if config is None else min(1_024, config.max_seq_len)
+    rate, warmup_steps = (2e-5, 20) if weights else (3e-4, 200)
+    settings = RunConfig(
+        model=model,
+        init=model if weights else None,
+        run_dir=Path(f"runs/{name}"),
+        steps=1_000,
+        seq_len=length,
+        global_batch=32,
+        data=DataConfig(tokenizer=folder if speaks else None),
+        optimizer=OptimizerConfig(learning_rate=rate, warmup_steps=warmup_steps),
+        evaluation=EvaluationConfig(every=100),
+    )
+    return Preset(summary=f"{name}, a model of your own", config=settings)
 
 
 def profile_config(preset: Preset) -> ProfileConfig:

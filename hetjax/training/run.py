@@ -57,6 +57,7 @@ from hetjax.training.starting import (
     read_progress,
 )
 from hetjax.training.step_comparison import StepComparison, predict_step
+from hetjax.training.worker import first_weights
 
 T = TypeVar("T")
 _TOLD_EVERY_S = 0.1
@@ -185,6 +186,8 @@ class Session(ExitStack):
         for name in (rundir.METRICS, rundir.EVENTS):
             read_journal(config.run_dir / name)  # a damaged one is refused
         saved, is_done = read_progress(config, shown)
+        if saved is None:
+            first_weights(config, self._model)  # refuses what could not be read
         shown.doing("looking for devices")
         hardware = choose_hardware(config, self._preset, self._cluster)
         choice = choose_plan(

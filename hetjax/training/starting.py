@@ -66,6 +66,7 @@ from hetjax.training.rundir import (
 )
 from hetjax.training.worker import (
     TrainingWork,
+    first_weights,
     held_out,
     training_feed,
     worker_settings,
@@ -227,6 +228,7 @@ def _work_here(
             start.hardware.devices,
             optimizer(config.optimizer, config.steps),
             clip_norm=config.optimizer.clip_norm,
+            weights=first_weights(config, start.model),
         ),
         feed=training_feed(config, dataset),
         held_out=validation,

@@ -30,11 +30,15 @@ from hetjax.errors import BadInput
 from hetjax.mesh.accelerators import check_accelerator_used
 from hetjax.mesh.multihost import world_devices
 from hetjax.mesh.process_setup import keep_compiled, simulate_devices
+from hetjax.models.hugging_face.hub import local_folder
+from hetjax.models.hugging_face.tensors import FolderWeights
+from hetjax.models.model import Model
 from hetjax.models.named import load_named
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import parse_plan, plan_json
 from hetjax.plans.worker_map import WorkerMap, node_of
 from hetjax.runtime.execution.stage_runtime import StageRuntime
+from hetjax.runtime.execution.state import Weights
 from hetjax.runtime.rpc.schema import Noticed
 from hetjax.runtime.worker.service import WorkerBootstrap, read_bootstrap
 from hetjax.runtime.worker.serving import serve
@@ -129,19 +133,32 @@ def warm_up(worker: str, settings: Mapping[str, Any]) -> None:
     _runtime(worker, settings, read_config(settings["config"], "settings")).compile()
 
 
+def first_weights(config: RunConfig, model: Model) -> Weights | None:
+    """Give what the run begins with, if that is not drawn from its seed.
+
+    BadInput where the folder is not whole, or is another model's.
+    """
+    if config.init is None:
+        return None
+    weights = FolderWeights(local_folder(config.init))
+    weights.check_model(model)
+    return weights
+
+
 def _runtime(
     worker: str, settings: Mapping[str, Any], config: RunConfig
 ) -> StageRuntime:
     whole = parse_cluster(settings["cluster"])
     cluster = part_of(whole, [node_of(worker)])
-    plan = parse_plan(settings["plan"])
+    plan, model = parse_plan(settings["plan"]), load_named(config.model)
     return StageRuntime(
         plan,
-        load_named(config.model),
+        model,
         {node_of(worker): _devices(worker, cluster, config)},
         optimizer(config.optimizer, config.steps),
         clip_norm=config.optimizer.clip_norm,
         gradient_wire=config.gradient_wire,
+        weights=first_weights(config, model),
         worker=worker,
         members=WorkerMap(plan, whole.nodes),
     )

@@ -6,8 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("transformers", reason="an environment of their own")
-
 from hetjax.models.hugging_face.tensors import FolderWeights
 from hetjax.models.named import load_named
 from tests.against_transformers.families import (

@@ -15,8 +15,6 @@ from tests.against_transformers.tokenizer_cases import (
 )
 from tests.data.test_model_tokenizers import check_like_transformers
 
-pytest.importorskip("transformers", reason="an environment of their own")
-
 
 @pytest.mark.parametrize("around", AROUND)
 @pytest.mark.parametrize("name", TEMPLATES)

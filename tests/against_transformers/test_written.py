@@ -5,9 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-pytest.importorskip("transformers", reason="an environment of their own")
-
 import torch
 import transformers as hf
 

@@ -24,6 +24,8 @@ from hetjax.models.configs import (
 )
 
 CONFIG = "config.json"
+WHOLE = "model.safetensors"  # all weights in one file, or in those of an index
+INDEX = "model.safetensors.index.json"
 _WINDOW = "sliding_attention"
 
 Fields = Mapping[str, Any]

@@ -18,11 +18,10 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from hetjax.errors import BadInput
-from hetjax.models.hugging_face.configs import read_config
+from hetjax.models.hugging_face.configs import INDEX, WHOLE, read_config
 from hetjax.models.hugging_face.tensor_names import TensorPart, tensor_parts
+from hetjax.models.model import Model, abstract_params
 
-WHOLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 _DTYPES = ("BF16", "F16", "F32", "F64")
 _NAMED = 3  # of many tensors that are missing, so many are named
 # names as other exporters write them -> as the tables have them
@@ -125,6 +124,30 @@ class FolderWeights:
         self.tensors = Tensors(folder)
         self._parts = tensor_parts(config, raw["model_type"])
         check_tensors(self.tensors, self._parts)
+
+    def check_model(self, model: Model) -> None:
+        """BadInput if the folder is of another model than this."""
+        for spec in model.modules:
+            for name, parameter in abstract_params(spec).items():
+                path = f"{spec.path}.{name}"
+                there = self._shape(path)
+                padded = there and (parameter.shape[0], *there[1:])
+                larger = there and parameter.shape[0] >= there[0]
+                if not larger or padded != parameter.shape:
+                    raise BadInput(
+                        got=f"weights of {str(self.tensors.folder)!r} for model "
+                        f"{model.name}, whose {path} is {list(parameter.shape)} and "
+                        f"theirs {list(there) if there else 'missing'}",
+                        allowed="weights of the same model",
+                        fix="give the folder as the model, too",
+                    )
+
+    def _shape(self, path: str) -> tuple[int, ...] | None:
+        parts = self._parts.get(path)
+        if parts is None:
+            return None
+        of_experts = () if parts[0].expert is None else (len(parts),)
+        return *of_experts, *parts[0].ours
 
     def __call__(self, path: str, shape: tuple[int, ...]) -> np.ndarray:
         """Give the parameter in our shape; rows that pad the vocabulary are zero."""

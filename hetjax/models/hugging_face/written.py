@@ -18,9 +18,8 @@ from safetensors.numpy import save_file
 
 from hetjax.models.configs import DecoderConfig, GPTConfig, LlamaConfig, RopeScaling
 from hetjax.models.decoders import model_of
-from hetjax.models.hugging_face.configs import CONFIG
+from hetjax.models.hugging_face.configs import CONFIG, INDEX, WHOLE
 from hetjax.models.hugging_face.tensor_names import TensorPart, tensor_parts
-from hetjax.models.hugging_face.tensors import INDEX, WHOLE
 from hetjax.models.model import abstract_params
 
 SMALL_BYTES = 512 * 2**20  # layers share a file up to this size

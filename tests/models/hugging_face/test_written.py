@@ -10,8 +10,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from hetjax.models.hugging_face import written
-from hetjax.models.hugging_face.configs import config_of, read_config
-from hetjax.models.hugging_face.tensors import INDEX, FolderWeights
+from hetjax.models.hugging_face.configs import INDEX, config_of, read_config
+from hetjax.models.hugging_face.tensors import FolderWeights
 from hetjax.models.hugging_face.written import fields_of, write_model
 from tests.models.hugging_face.test_fixtures import FIXTURES
 

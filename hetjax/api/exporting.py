@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run's weights as a folder that transformers loads.
+
+Owns where a run's checkpoint is found and what goes beside the weights: sizes,
+tokenizer, generation settings. Does not own the format
+(`models/hugging_face/written.py`).
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from glob import glob
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from hetjax.checkpoint.format import WEIGHTS
+from hetjax.checkpoint.reader import Checkpoint
+from hetjax.checkpoint.stored_steps import fetch_newest
+from hetjax.data.hugging_face import CONFIG as TOKENIZER_CONFIG
+from hetjax.data.hugging_face import FILES, TOKENIZER
+from hetjax.data.tokenizer import END_OF_DOCUMENT
+from hetjax.errors import BadInput
+from hetjax.models.hugging_face.configs import read_config
+from hetjax.models.hugging_face.written import DTYPES, fields_of, write_model
+from hetjax.models.named import is_function, is_path, named_config
+from hetjax.training import rundir
+from hetjax.training.config import RunConfig
+from hetjax.training.starting import checkpoint_storage
+
+GENERATION = "generation_config.json"
+_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exported:
+    """What was written: the step whose weights they are, and their precision."""
+
+    folder: Path
+    step: int
+    dtype: str
+
+
+def export_model(
+    run_dir: str | Path,
+    to: str | Path,
+    *,
+    dtype: str | None = None,
+    step: int | None = None,
+    written: Callable[[int, int], None] = lambda done, of: None,
+) -> Exported:
+    """Write the newest checkpoint of a run, or that of a step, as safetensors.
+
+    `dtype` None: as the model had that the run began with, else float32. It takes no
+    more memory than two layers do. `written` is told of each file. BadInput for what is
+    no run, a run without a checkpoint here or in its store, a model that is a function,
+    and a folder that has something in it.
+
+    >>> export_model("runs/never", "exported")
+    Traceback (most recent call last):
+    ...
+    hetjax.errors.BadInput: got: 'runs/never', in which there is no run
+    ...
+    """
+    config, folder = _config(Path(run_dir)), Path(to)
+    sizes, fields = _model(config)
+    dtype = dtype or fields.get("dtype") or fields.get("torch_dtype") or "float32"
+    if dtype not in DTYPES:
+        raise BadInput(
+            got=f"dtype {dtype}",
+            allowed=", ".join(DTYPES),
+            fix="give --dtype bfloat16, say",
+        )
+    _check_empty(folder)
+    with _checkpoint(config, step) as checkpoint:
+
+        def read(path: str, shape: tuple[int, ...]) -> np.ndarray:
+            value = checkpoint.read(checkpoint.entries[f"{WEIGHTS}{path}"])
+            assert value.shape == shape, (path, value.shape)
+            return value
+
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_beside(folder, Path(run_dir), fields)
+        write_model(folder, sizes, fields, read, dtype, written)
+        return Exported(folder=folder, step=checkpoint.step, dtype=dtype)
+
+
+def _config(run_dir: Path) -> RunConfig:
+    previous = rundir.read_previous(run_dir)
+    if previous is None:
+        raise BadInput(
+            got=f"{str(run_dir)!r}, in which there is no run",
+            allowed="the --run-dir of a run",
+            fix="give the folder that train was given; presets train in runs/PRESET",
+        )
+    return previous.config
+
+
+def _model(config: RunConfig) -> tuple[Any, dict[str, Any]]:
+    """The run's sizes, and all fields of a `config.json` of it."""
+    if is_function(config.model):
+        raise BadInput(
+            got=f"a run of model {config.model}, which is a function's",
+            allowed="runs of presets, and of models of Hugging Face",
+            fix="take its weights from its checkpoint: hetjax.checkpoint.reader",
+        )
+    if is_path(config.model):
+        return read_config(Path(config.model))
+    sizes = named_config(config.model)
+    return sizes, fields_of(sizes)
+
+
+def _check_empty(folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadInput(
+            got=f"--to {folder}, which has something in it",
+            allowed="a folder that is empty or not there yet",
+            fix="give another path",
+        )
+
+
+@contextmanager
+def _checkpoint(config: RunConfig, step: int | None) -> Iterator[Checkpoint]:
+    """What is on the disks here, else what the run's store has."""
+    storage = checkpoint_storage(config)
+    store = storage.store() if step is None else None
+    if store is None and "{worker}" not in storage.directory:
+        yield Checkpoint.open(Path(storage.directory), step)
+        return
+    with TemporaryDirectory() as scratch:
+        for root in glob(storage.directory.replace("{worker}", "*")):
+            shutil.copytree(root, scratch, copy_function=_linked, dirs_exist_ok=True)
+        if store is not None:
+            fetch_newest(store, Path(scratch), -1)
+        yield Checkpoint.open(Path(scratch), step)
+
+
+def _linked(source: str, target: str) -> None:
+    """Another name for the file where its disk allows that, else a copy."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _write_beside(folder: Path, run_dir: Path, fields: dict[str, Any]) -> None:
+    """The tokenizer as the run has it, and where a text begins and ends."""
+    for name in FILES:
+        if (run_dir / name).exists():
+            shutil.copyfile(run_dir / name, folder / name)
+    if not (folder / TOKENIZER_CONFIG).exists() and (folder / TOKENIZER).exists():
+        words = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        words["eos_token"] = END_OF_DOCUMENT
+        (folder / TOKENIZER_CONFIG).write_text(json.dumps(words, indent=2) + "\n")
+    ids = {name: fields[name] for name in _IDS if fields.get(name) is not None}
+    (folder / GENERATION).write_text(json.dumps(ids, indent=2) + "\n")

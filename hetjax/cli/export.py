@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `export`: a run's weights for transformers.
+
+Owns its options and words. Does not own what is written (`hetjax/api/exporting.py`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from hetjax.cli.command import main_of
+from hetjax.cli.options import parse_options
+from hetjax.errors import BadInput
+from hetjax.report.progress import working
+
+_PROGRAM = "python -m hetjax.export"
+_HELP = "Write a run's weights as a folder that transformers loads."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportOptions:
+    """Which run, and where to."""
+
+    run_dir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]
+    """Directory of the run."""
+    to: Path | None = None
+    """Folder to write, which is empty or not there yet."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Precision of the weights; None: that of the folder that the run began with, else
+    float32."""
+    step: int | None = None
+    """Step of the checkpoint; None: the newest."""
+
+
+def export(arguments: Sequence[str]) -> None:
+    """Export as the arguments say, and say what was written."""
+    if not arguments:
+        raise BadInput(
+            got="no RUN_DIR",
+            allowed=f"{_PROGRAM} RUN_DIR --to FOLDER",
+            fix=f"{_PROGRAM} runs/tiny --to exported, say",
+        )
+    default = ExportOptions(run_dir=tyro.MISSING)
+    options = parse_options(default, arguments, program=_PROGRAM, description=_HELP)
+    if options.to is None:
+        raise BadInput(
+            got="no folder to write",
+            allowed=f"{_PROGRAM} RUN_DIR --to FOLDER",
+            fix="add --to exported, say",
+        )
+    with working("starting"):  # JAX takes seconds to import
+        from hetjax.api.exporting import export_model
+    with working("writing"):
+        done = export_model(
+            options.run_dir, options.to, dtype=options.dtype, step=options.step
+        )
+    print(f"wrote {done.folder}: step {done.step} in {done.dtype}")
+
+
+main = main_of(export)

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folders of Hugging Face, which may first have to be fetched from its hub.
+
+Owns how a folder is told from a name on the hub, and what of the latter is fetched. The
+library keeps what it has fetched, and goes by HF_HOME, HF_TOKEN and HF_HUB_OFFLINE.
+"""
+
+import re
+from pathlib import Path
+
+from hetjax.errors import BadInput
+
+_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_FETCHED = ("*.json", "*.safetensors", "*.jinja")
+
+
+def local_folder(name: str) -> Path:
+    """Return the folder of that path, or with what the hub has under that name.
+
+    BadInput where there is neither.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if not _NAME.fullmatch(name):
+        raise BadInput(
+            got=f"{name!r}, which is no folder",
+            allowed="a folder of Hugging Face, or a name on its hub: OWNER/MODEL",
+            fix="give the folder's path",
+        )
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise BadInput(
+            got=f"{name!r}, which is no folder here, without huggingface_hub",
+            allowed="a folder, or a name on the hub where huggingface_hub is installed",
+            fix="pip install 'hetjax[hub]'",
+        ) from None
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(_FETCHED)))
+    except (OSError, ValueError) as error:  # its errors are of these kinds
+        raise BadInput(
+            got=f"{name!r}: {str(error).strip().splitlines()[0]}",
+            allowed="a folder that is here, or a name on the hub that can be reached",
+            fix="look at the name and the network; set HF_TOKEN for models that ask "
+            "for it",
+        ) from error

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs of a model in a folder of Hugging Face, which begin with its weights."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hetjax.checkpoint.reader import Checkpoint
+from hetjax.data.dataset import load
+from hetjax.errors import BadInput
+from hetjax.export import main as export
+from hetjax.models.hugging_face.hub import local_folder
+from hetjax.models.hugging_face.tensors import FolderWeights
+from hetjax.models.hugging_face.written import fields_of, write_model
+from hetjax.models.named import load_named
+from hetjax.train import main
+from hetjax.training.presets import Preset, preset
+from hetjax.training.run import run
+from hetjax.training.rundir import CHECKPOINTS, read_previous
+from hetjax.training.worker import training_feed
+from tests.models.hugging_face import whole
+from tests.training.small import MODEL_CONFIG, but, lines, small_preset
+
+pytestmark = pytest.mark.usefixtures("quick_compiling")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The model of the small plans, saved with weights that no seed gives."""
+    rng = np.random.default_rng(0)
+    path = tmp_path / "small"
+    path.mkdir()
+    write_model(
+        path,
+        MODEL_CONFIG,
+        fields_of(MODEL_CONFIG),
+        lambda _, shape: rng.normal(0, 0.2, shape).astype(np.float32),
+        "float32",
+    )
+    return path
+
+
+def of_folder(tmp_path: Path, folder: Path) -> Preset:
+    return but(small_preset(tmp_path), model=str(folder), init=str(folder), steps=2)
+
+
+def test_the_first_loss_is_that_of_the_weights_in_the_folder(
+    tmp_path: Path, folder: Path
+):
+    chosen, model = of_folder(tmp_path, folder), load_named(str(folder))
+    assert run(chosen.config, chosen, model) == 0
+    previous = read_previous(chosen.config.run_dir)
+    assert previous is not None
+    feed = training_feed(chosen.config, load(previous.dataset))
+    batch = feed.batch(0)
+    feed.close()
+    params = whole.parameters(model, FolderWeights(folder))
+    log_GLV = jax.nn.log_softmax(jnp.asarray(whole.logits(model, params, batch[0])))
+    targets = np.asarray(batch[1])[..., None]
+    expected = -np.take_along_axis(np.asarray(log_GLV), targets, -1).mean()
+    first = lines(chosen.config.run_dir / "metrics.jsonl")
+    (loss,) = [
+        line["loss"] for line in first if line.get("step") == 1 and "loss" in line
+    ]
+    assert loss == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_run_is_exported_as_it_was_saved(
+    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    chosen, to = of_folder(tmp_path, folder), tmp_path / "out"
+    assert run(chosen.config, chosen, load_named(str(folder))) == 0
+    command = [str(chosen.config.run_dir), "--to", str(to)]
+    assert export(command) == 0
+    assert "step 2 in float32" in capsys.readouterr().out
+    saved = Checkpoint.open(chosen.config.run_dir / CHECKPOINTS)
+    weights = FolderWeights(to)
+    for name, entry in saved.entries.items():
+        if name.startswith("params."):
+            found = weights(name.removeprefix("params."), entry.shape)
+            # rows that pad the vocabulary are nobody's
+            rows = MODEL_CONFIG.vocab_size if name.endswith("table") else None
+            np.testing.assert_array_equal(found[:rows], saved.read(entry)[:rows])
+    began = FolderWeights(folder)("embedding.table", (384, 16))
+    assert not np.array_equal(weights("embedding.table", (384, 16)), began)
+    assert (to / "tokenizer.json").exists()
+    assert export(command) == 2
+    assert "which has something in it" in capsys.readouterr().err
+    assert export([str(tmp_path), "--to", str(tmp_path / "more")]) == 2
+    assert "in which there is no run" in capsys.readouterr().err
+
+
+def test_a_folder_is_a_preset_of_its_own(folder: Path):
+    config = preset(str(folder)).config
+    assert config.model == config.init == str(folder)
+    assert config.seq_len == MODEL_CONFIG.max_seq_len
+    only_sizes = preset(str(folder / "config.json")).config
+    assert only_sizes.init is None and only_sizes.optimizer != config.optimizer
+
+
+def test_weights_of_another_model_are_refused_before_anything_starts(
+    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    other = tmp_path / "other"
+    other.mkdir()
+    config = replace(MODEL_CONFIG, inner_size=64)
+    zeros = lambda _, shape: np.zeros(shape, np.float32)  # noqa: E731
+    write_model(other, config, fields_of(config), zeros, "float32")
+    chosen = but(of_folder(tmp_path, folder), init=str(other))
+    with pytest.raises(BadInput, match=r"block_000.mlp.down is \[32, 16\]"):
+        run(chosen.config, chosen, load_named(str(folder)))
+    assert not chosen.config.run_dir.exists()
+    assert main([str(tmp_path / "nowhere"), "--steps", "1"]) == 2
+    assert "allowed: a folder with a config.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda f: (f / "model.safetensors").unlink(), "without model.safetensors"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"no"), "model.safetensors"),
+        (
+            lambda f: (f / "config.json").write_text(
+                json.dumps(fields_of(replace(MODEL_CONFIG, num_blocks=3)))
+            ),
+            "lacks model.layers.2.",
+        ),
+    ],
+)
+def test_a_damaged_folder_is_refused(folder: Path, damage, said: str):
+    damage(folder)
+    with pytest.raises(BadInput, match=said):
+        FolderWeights(folder)
+
+
+def test_a_name_on_the_hub_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    asked = []
+
+    class Library:
+        @staticmethod
+        def snapshot_download(name: str, allow_patterns: list[str]) -> str:
+            asked.append((name, allow_patterns))
+            if name == "no/where":
+                raise OSError("cannot be reached\nat all")
+            return str(tmp_path)
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", Library)
+    assert local_folder("owner/model") == tmp_path
+    assert asked[0][0] == "owner/model" and "*.safetensors" in asked[0][1]
+    assert local_folder(str(tmp_path)) == tmp_path
+    with pytest.raises(BadInput, match=r"got: 'no/where': cannot be reached\n"):
+        local_folder("no/where")
+    with pytest.raises(BadInput, match="which is no folder"):
+        local_folder(str(tmp_path / "none"))
