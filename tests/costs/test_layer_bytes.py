@@ -13,7 +13,7 @@ from hetjax.costs.graph.passes import Shares, passes
 from hetjax.costs.graph.values import Cuts, Graph
 from hetjax.costs.layer_bytes import layer_facts, layer_stacks
 from hetjax.costs.stage_memory import adam_state, stage_memory
-from hetjax.plans.plan import Remat, StageMesh
+from hetjax.plans.plan import AttentionForm, Remat, StageMesh
 from tests.costs.small_models import SEQ_LEN, WIDTH, family, pipeline
 
 NUM_SEQUENCES = 2
@@ -30,18 +30,26 @@ class Facts:
     backward_all_reduce_bytes: int
 
 
-def shares_of(tensor: int) -> Shares:
+def shares_of(tensor: int, attention: AttentionForm | None = None) -> Shares:
     return Shares(
         num_sequences=NUM_SEQUENCES,
         seq_len=SEQ_LEN,
         hidden_size=WIDTH,
         dtype="float32",
         tensor=tensor,
+        attention=attention,
     )
 
 
-def facts(name: str, layer: int, tensor: int = 1, remat: Remat = "none") -> Facts:
-    traced = passes(layer_stacks(family(name), layer), shares_of(tensor), remat)
+def facts(
+    name: str,
+    layer: int,
+    tensor: int = 1,
+    remat: Remat = "none",
+    attention: AttentionForm | None = None,
+) -> Facts:
+    shares = shares_of(tensor, attention)
+    traced = passes(layer_stacks(family(name), layer), shares, remat)
     both = traced.forward, traced.backward
     flops = [product_flops(graph, traced.cuts) for graph in both]
     reduced = [sum(n * b for b, n in all_reduces(g, traced.cuts)) for g in both]
@@ -85,10 +93,15 @@ def test_residuals_of_a_run_are_its_layers_and_a_constant(name: str, remat: Rema
 
 @pytest.mark.parametrize("name", ["gpt", "llama"])
 def test_arithmetic_is_that_of_the_model_and_a_backward_is_twice_a_forward(name: str):
+    """A form of attention that keeps no scores makes them again for its backward."""
     block = facts(name, 2)
     model_flops = NUM_SEQUENCES * forward_flops(family(name), SEQ_LEN)[2]
     assert block.forward_flops == model_flops
-    assert block.backward_flops == 2 * block.forward_flops
+    scores_flops = 2 * NUM_SEQUENCES * SEQ_LEN**2 * WIDTH
+    assert block.backward_flops == 2 * block.forward_flops + scores_flops
+    all_scores = facts(name, 2, attention="xla")
+    assert all_scores.forward_flops == model_flops
+    assert all_scores.backward_flops == 2 * model_flops
 
 
 def test_full_remat_repeats_the_forward_but_not_its_last_product():

@@ -44,6 +44,7 @@ REASONS = [
     "measures for up to a minute: run by tests/cli/test_doctor.py",
     "minutes: run with fewer steps by tests/training/test_readme.py",
     "run as cells of a notebook by tests/api/test_notebook.py",
+    "takes the compilers of above",
 ]
 _INFO = re.compile(r'(?P<language>\w*)(?: title="(?P<title>[^"\n]+)")?[ ]*$\n', re.M)
 _FIGURE = re.compile(r"-?\d[\d,.]*(e[-+]?\d+)?")
