@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hetjax.cluster.catalogue import DeviceSpec, Precision, native_precisions
-from hetjax.costs.graph.joins import ATTENTION
+from hetjax.costs.graph.joins import ATTENTION, RAGGED, ragged_sizes
 from hetjax.costs.graph.kernels import all_reduces, fused_kernels
 from hetjax.costs.graph.passes import Passes, SplitPasses
 from hetjax.costs.graph.values import Cuts, Graph, Operation
@@ -192,6 +192,8 @@ def _kernels_s(
             total_s += kernel.step.length * steps_s
         elif kernel.step.op == "dot_general":
             total_s += _product_s(kernel.step, cuts, device, precision)
+        elif kernel.step.op == RAGGED:
+            total_s += _ragged_s(kernel.step, cuts, device, precision)
         elif kernel.step.op in ATTENTION:
             total_s += _attention_s(kernel.step, cuts, device, precision)
         else:
@@ -207,6 +209,18 @@ def _product_s(
     operands = "float32" if whole else precision
     product_s = matmul_s(_product_sizes(step, cuts), operands, device)
     return calibration(device).launch_s + product_s
+
+
+def _ragged_s(
+    step: Operation, cuts: Cuts, device: DeviceSpec, precision: Precision
+) -> float:
+    """All groups' products as one of that size, and every array read or written."""
+    shapes = [cuts.shape(value) for value in step.inputs]
+    products_s = _arithmetic_s(
+        (1, *ragged_sizes(step.params, shapes)), precision, device
+    )
+    size = sum(cuts.num_bytes(v) for v in (*step.inputs, *step.outputs))
+    return calibration(device).launch_s + max(products_s, size / _bytes_per_s(device))
 
 
 def _attention_s(

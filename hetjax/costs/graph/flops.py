@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from hetjax.costs.graph.joins import RAGGED, ragged_sizes
 from hetjax.models.attention import in_form
 from hetjax.models.model import Model, ModuleSpec, abstract_params, apply
 from hetjax.stage.jaxprs import Jaxpr, JaxprEqn, bodies, is_scan
@@ -65,6 +66,9 @@ def _jaxpr_flops(jaxpr: Jaxpr) -> int:
 def _equation_flops(equation: JaxprEqn) -> int:
     if equation.primitive.name == "dot_general":
         return _dot_flops(equation)
+    if equation.primitive.name == RAGGED:
+        shapes = [variable.aval.shape for variable in equation.invars]
+        return 2 * math.prod(ragged_sizes(equation.params, shapes))
     inner = list(map(_jaxpr_flops, bodies(equation)))
     if equation.primitive.name == "cond":
         return max(inner)

@@ -20,11 +20,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hetjax.costs.graph.joins import ATTENTION
+from hetjax.costs.graph.joins import ATTENTION, RAGGED
 from hetjax.costs.graph.values import Graph, Operation, Origin, Value
 
-_WHOLE = ATTENTION | frozenset(  # read and write whole arrays
-    "argmax argmin cumsum scan scatter scatter-add sort top_k while".split()
+_WHOLE = (
+    ATTENTION
+    | {RAGGED}
+    | frozenset(  # read and write whole arrays
+        "argmax argmin cumsum scan scatter scatter-add sort top_k while".split()
+    )
 )
 _COSTLY = frozenset("cos erf exp log logistic rsqrt sin sqrt tanh".split())
 _CHEAP = frozenset("convert_element_type reduce_precision reshape".split())

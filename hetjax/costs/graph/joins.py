@@ -6,6 +6,7 @@ equal size at equal places, where ranks agree: right for everything element by e
 Does not own what follows from the joins (`values.py`).
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ Joins = Iterable[Join]
 # passes of attention by a kernel: (queries BLNH, keys BLKH, values BLKH, ...) ->
 # (output, a number a row BNL), or -> the gradients of these three
 ATTENTION = frozenset({FORWARD, BACKWARD})
+RAGGED = "ragged_dot_general"  # rows times the matrix of their group
 _UNRELATED = {"gather", "iota", "rng_bit_generator", "scatter", "scatter-add"}
 
 
@@ -79,6 +81,31 @@ def _dot(params: Params, inputs: Shapes, output: Shape) -> Joins:
             at += 1
 
 
+def ragged_sizes(params: Params, inputs: Shapes) -> tuple[int, int, int]:
+    """Rows, columns and depth of all products of a ragged one, by traced shapes.
+
+    Each row meets the matrix of its own group alone.
+    """
+    numbers = params["ragged_dot_dimension_numbers"]
+    (of_lhs, of_rhs), _ = numbers.dot_dimension_numbers
+    groups = numbers.rhs_group_dimensions
+    rows = [inputs[0][dim] for dim in _others(len(inputs[0]), of_lhs)]
+    columns = [inputs[1][dim] for dim in _others(len(inputs[1]), (*of_rhs, *groups))]
+    depth = [inputs[0][dim] for dim in of_lhs]
+    return math.prod(rows), math.prod(columns), math.prod(depth)
+
+
+def _ragged(params: Params, inputs: Shapes, output: Shape) -> Joins:
+    """Rows and columns; where groups share out the depth, they are the first dim."""
+    numbers = params["ragged_dot_dimension_numbers"]
+    (of_lhs, of_rhs), _ = numbers.dot_dimension_numbers
+    at = len(output) - 2
+    for number, bound in ((0, of_lhs), (1, (*of_rhs, *numbers.rhs_group_dimensions))):
+        for dim in _others(len(inputs[number]), bound):
+            yield number, dim, at
+            at += 1
+
+
 def _attention(params: Params, inputs: Shapes, output: Shape) -> Joins:
     """Gradients lie as what they are of, the output as the queries."""
     if len(output) == 3:
@@ -122,6 +149,7 @@ _RULES = {
     "broadcast_in_dim": _broadcast,
     "concatenate": _concatenate,
     "dot_general": _dot,
+    RAGGED: _ragged,
     "reshape": _reshape,
     "squeeze": _squeeze,
     "transpose": _transpose,

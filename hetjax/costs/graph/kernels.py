@@ -14,11 +14,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hetjax.costs.graph.joins import ATTENTION
+from hetjax.costs.graph.joins import ATTENTION, RAGGED
 from hetjax.costs.graph.values import Cuts, Graph, Operation, Origin, Value
 
-_WHOLE = ATTENTION | frozenset(
-    "cumsum dot_general gather scan scatter scatter-add sort top_k while".split()
+_WHOLE = (
+    ATTENTION
+    | {RAGGED}
+    | frozenset(
+        "cumsum dot_general gather scan scatter scatter-add sort top_k while".split()
+    )
 )
 _LINEAR = frozenset({"add", "add_any", "sub"})
 

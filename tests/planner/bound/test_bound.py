@@ -161,9 +161,7 @@ def unlike_links() -> Case:
 
 def stages_over_hosts() -> Case:
     """Two stages have devices on both hosts each: they talk inside of them."""
-    node = replace(
-        DEVICE, count=8, hosts=2, network_gbit_per_s=0.01, memory_gib=0.002
-    )
+    node = replace(DEVICE, count=8, hosts=2, network_gbit_per_s=0.01, memory_gib=0.002)
     request = request_on(
         Cluster(name="hosts", nodes=(node,)),
         2,
