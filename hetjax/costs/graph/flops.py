@@ -67,8 +67,7 @@ def _equation_flops(equation: JaxprEqn) -> int:
     if equation.primitive.name == "dot_general":
         return _dot_flops(equation)
     if equation.primitive.name == RAGGED:
-        shapes = [variable.aval.shape for variable in equation.invars]
-        return 2 * math.prod(ragged_sizes(equation.params, shapes))
+        return _ragged_flops(equation)
     inner = list(map(_jaxpr_flops, bodies(equation)))
     if equation.primitive.name == "cond":
         return max(inner)
@@ -79,3 +78,8 @@ def _dot_flops(equation: Any) -> int:
     (contracted, _), _ = equation.params["dimension_numbers"]
     lhs, out = equation.invars[0].aval, equation.outvars[0].aval
     return 2 * math.prod(out.shape) * math.prod(lhs.shape[dim] for dim in contracted)
+
+
+def _ragged_flops(equation: Any) -> int:
+    shapes = [variable.aval.shape for variable in equation.invars]
+    return 2 * math.prod(ragged_sizes(equation.params, shapes))
