@@ -21,7 +21,7 @@ from hetjax.costs.graph.values import Cuts, Graph, Operation, Origin, Value
 # layouts cost; so much more there is of what it says.
 # Chosen by `experiments/compiled_memory/`, which says how well kinds that are left out
 # are foretold.
-MARGINS: Mapping[Backend, float] = {"cpu": 1.05, "gpu": 1.11, "tpu": 1.16}
+MARGINS: Mapping[Backend, float] = {"cpu": 1.04, "gpu": 1.11, "tpu": 1.16}
 
 
 def workspace_bytes(traced: Passes | SplitPasses, data: int, backend: Backend) -> int:

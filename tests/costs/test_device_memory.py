@@ -10,7 +10,7 @@ import pytest
 
 from hetjax.cluster.catalogue import Backend, backend_of
 from hetjax.cluster.cluster import Cluster, Node
-from hetjax.costs.graph.fusion import Kernel, device_kernels, kernels
+from hetjax.costs.graph.fusion import Kernel, device_kernels, identities, kernels
 from hetjax.costs.graph.liveness import Surroundings, peak_bytes
 from hetjax.costs.graph.turns import least_memory
 from hetjax.costs.graph.values import Cuts, Dims, Graph, Operation, Origin, graph_of
@@ -59,6 +59,37 @@ def test_kernels_that_read_one_array_are_one_unless_one_reads_the_other():
     assert [len(k.step.outputs) for k in joint if k.step.op == "fusion"] == [2]
     apart = device_kernels(traced(chain, (8, 8), (8, 8)))
     assert all(k.step.op != "fusion" for k in apart)
+
+
+def looped(table_ND: jax.Array, y_LD: jax.Array) -> jax.Array:
+    def layer(y_LD: jax.Array, w_DD: jax.Array) -> tuple[jax.Array, None]:
+        return jnp.tanh(y_LD @ w_DD), None
+
+    return jax.lax.scan(layer, y_LD, table_ND.reshape(-1, 256, 256))[0]
+
+
+def multiplied(table_ND: jax.Array, y_LD: jax.Array) -> jax.Array:
+    return y_LD @ jnp.sort(table_ND, axis=0).reshape(256, -1)
+
+
+@pytest.mark.parametrize("function", [looped, multiplied])
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+def test_another_shape_of_what_is_stored_takes_no_bytes(
+    function: Callable[..., jax.Array], backend: Backend
+):
+    shapes = (2048, 256), (8, 256)
+    abstract = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    compiled = jax.jit(function).lower(*abstract).compile()
+    temporary = compiled.memory_analysis().temp_size_in_bytes
+    graph = traced(function, *shapes)
+    around = Surroundings(backend=backend, elsewhere=identities(graph.outputs))
+    cuts = Cuts(dims=Dims(), cut=frozenset(), tensor=1)
+    assert peak_bytes(graph, cuts, around) == pytest.approx(temporary, rel=0.1)
+
+
+def test_another_shape_that_a_graph_gives_back_has_a_buffer_of_its_own():
+    graph = traced(lambda x: x.reshape(8, 8), (64,))
+    assert peak(graph, "gpu") == peak(graph, "cpu") == 64 * 4
 
 
 @pytest.mark.parametrize("seed", range(5))

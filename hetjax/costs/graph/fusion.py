@@ -82,7 +82,8 @@ def _fused(
     *,
     on_cpu: bool = True,
 ) -> tuple[Kernel, ...]:
-    roots: dict[int, tuple[Value, ...]] = {}
+    whole = _whole(graph, slices, stored)
+    roots = {v: (array,) for v, array in whole.items()}
     found: dict[Any, Kernel] = {}
 
     def read(value: Value) -> tuple[Value, ...]:
@@ -93,7 +94,7 @@ def _fused(
     ) -> tuple[Value, ...]:
         """The value stored as a whole, its dims in this order, or all but one flat."""
         reads = read(value)
-        as_it_is = reads == (value,) and id(value) not in slices and not flat
+        as_it_is = id(value) in whole and not flat
         can_read = _plain(value, order) if on_cpu else reads_as_matrix(value, order)
         if not reads or (as_it_is and can_read):
             return reads
@@ -104,6 +105,8 @@ def _fused(
 
     makers = {id(v): step for step in graph.steps for v in step.outputs}
     for step in graph.steps:
+        if any(whole.get(id(v), v) is not v for v in step.outputs):
+            continue  # another shape of what is there
         reads = _unique([r for v in step.inputs for r in read(v)])
         if step.outputs and not any(id(v) in stored for v in step.outputs):
             roots |= {id(v): reads for v in step.outputs}
@@ -119,8 +122,28 @@ def _fused(
             reads = _unique([r for v in step.inputs[:2] for r in read(v)] + [*updates])
         after = _unique([r for v in step.after for r in read(v)])
         found[id(step)] = Kernel(step=step, reads=reads, after=after)
-        roots |= {id(v): (v,) for v in step.outputs}
     return tuple(found.values())
+
+
+def _whole(
+    graph: Graph, slices: frozenset[int], stored: frozenset[int]
+) -> dict[int, Value]:
+    """What lies in memory as a whole, by identity, each with the array that it lies in:
+    itself, or for a reshape the array that is given another shape and not moved.
+
+    What a graph gives back has a buffer of its own.
+    """
+    there = {
+        id(v): v for v in graph.inputs if id(v) not in slices and not _is_constant(v)
+    }
+    given_back = identities(graph.outputs)
+    for step in graph.steps:
+        reshaped = step.op == "reshape" and id(step.outputs[0]) not in given_back
+        if reshaped and id(step.inputs[0]) in there:
+            there[id(step.outputs[0])] = there[id(step.inputs[0])]
+        elif any(id(v) in stored for v in step.outputs):
+            there |= {id(v): v for v in step.outputs}
+    return there
 
 
 def _terms(value: Value, makers: Mapping[int, Operation]) -> list[Value]:
