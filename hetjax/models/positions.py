@@ -10,7 +10,6 @@ import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from hetjax.models.configs import RopeScaling
 
@@ -23,7 +22,7 @@ def rotate(
     The half-split form of Llama.
     """
     _, num_positions, _, head_size = x_BLNH.shape
-    frequency_h = jnp.asarray(frequencies(head_size, theta, scaling))
+    frequency_h = frequencies(head_size, theta, scaling)
     position_L = jnp.arange(num_positions, dtype=jnp.float32)
     angle_1L1h = (position_L[:, None] * frequency_h[None, :])[None, :, None, :]
     cos, sin = jnp.cos(angle_1L1h), jnp.sin(angle_1L1h)
@@ -32,16 +31,15 @@ def rotate(
     return jnp.concatenate(turned, axis=-1).astype(x_BLNH.dtype)
 
 
-def frequencies(
-    head_size: int, theta: float, scaling: RopeScaling | None
-) -> np.ndarray:
+def frequencies(head_size: int, theta: float, scaling: RopeScaling | None) -> jax.Array:
     """Give radians per position, frequency_h in fp32, theta^(-2i/H) but for scaling.
 
     As Llama 3.1 does it: dims with few turns in the original length are slowed down by
-    the factor, those with many are not, and those between in part.
+    the factor, those with many are not, and those between in part. Made where they are
+    used: a constant of the program would be kept for its backward.
     """
-    exponent_h = np.arange(0, head_size, 2, dtype=np.float32) / head_size
-    frequency_h = np.float32(theta) ** -exponent_h
+    exponent_h = jnp.arange(0, head_size, 2, dtype=jnp.float32) / head_size
+    frequency_h = theta**-exponent_h
     if scaling is None:
         return frequency_h
     slowed_h = frequency_h / scaling.factor
@@ -49,5 +47,5 @@ def frequencies(
         return slowed_h
     turns_h = scaling.original_positions * frequency_h / (2 * math.pi)
     share_h = (turns_h - scaling.low_turns) / (scaling.high_turns - scaling.low_turns)
-    share_h = np.clip(share_h, 0.0, 1.0)
-    return ((1 - share_h) * slowed_h + share_h * frequency_h).astype(np.float32)
+    share_h = jnp.clip(share_h, 0.0, 1.0)
+    return (1 - share_h) * slowed_h + share_h * frequency_h

@@ -97,7 +97,8 @@ def test_other_files_in_a_folder_are_left_out_with_one_warning(tmp_path):
     for name in ("notes.md", "image.png"):
         (tmp_path / name).write_text("other")
     with pytest.warns(UserWarning) as caught:
-        assert _read(tmp_path) == ["text"]
+        source = corpus.files(tmp_path)
+    assert list(source.rows()) == ["text"]
     assert [str(w.message) for w in caught] == [
         f"{tmp_path}: 2 files that are not .txt, .jsonl or .parquet are left out, "
         "image.png first"

@@ -52,7 +52,7 @@ def told_for(request: PlanRequest) -> list[str]:
 
 @pytest.mark.parametrize(
     ("memory_gib", "microbatch_sizes", "num_things"),
-    [(0.00178, (1, 2), 1), (0.00114, (2,), 3)],
+    [(0.0016, (1, 2), 1), (0.00114, (2,), 3)],
 )
 def test_freedoms_that_are_told_make_a_plan_and_one_less_does_not(
     memory_gib: float, microbatch_sizes: tuple[int, ...], num_things: int
