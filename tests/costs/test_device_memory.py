@@ -2,6 +2,7 @@
 """What accelerators store, in which order; the node's device selects the model."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -79,7 +80,7 @@ def test_another_shape_of_what_is_stored_takes_no_bytes(
 ):
     shapes = (2048, 256), (8, 256)
     abstract = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    compiled = jax.jit(function).lower(*abstract).compile()
+    compiled: Any = jax.jit(function).lower(*abstract).compile()
     temporary = compiled.memory_analysis().temp_size_in_bytes
     graph = traced(function, *shapes)
     around = Surroundings(backend=backend, elsewhere=identities(graph.outputs))
