@@ -24,7 +24,7 @@ from hetjax.checkpoint.reader import Checkpoint
 from hetjax.checkpoint.stored_steps import fetch_newest
 from hetjax.data.hugging_face import CONFIG as TOKENIZER_CONFIG
 from hetjax.data.hugging_face import FILES, TOKENIZER
-from hetjax.data.tokenizer import END_OF_DOCUMENT
+from hetjax.data.tokenizer import END_OF_DOCUMENT, load
 from hetjax.errors import BadInput
 from hetjax.models.hugging_face.configs import read_config
 from hetjax.models.hugging_face.written import DTYPES, fields_of, write_model
@@ -153,9 +153,10 @@ def _write_beside(folder: Path, run_dir: Path, fields: dict[str, Any]) -> None:
     for name in FILES:
         if (run_dir / name).exists():
             shutil.copyfile(run_dir / name, folder / name)
+    ids = {name: fields[name] for name in _IDS if fields.get(name) is not None}
     if not (folder / TOKENIZER_CONFIG).exists() and (folder / TOKENIZER).exists():
         words = {"tokenizer_class": "PreTrainedTokenizerFast"}
         words["eos_token"] = END_OF_DOCUMENT
         (folder / TOKENIZER_CONFIG).write_text(json.dumps(words, indent=2) + "\n")
-    ids = {name: fields[name] for name in _IDS if fields.get(name) is not None}
+        ids["eos_token_id"] = load(folder / TOKENIZER).end_of_document
     (folder / GENERATION).write_text(json.dumps(ids, indent=2) + "\n")

@@ -89,7 +89,11 @@ def test_a_run_is_exported_as_it_was_saved(
             np.testing.assert_array_equal(found[:rows], saved.read(entry)[:rows])
     began = FolderWeights(folder)("embedding.table", (384, 16))
     assert not np.array_equal(weights("embedding.table", (384, 16)), began)
-    assert (to / "tokenizer.json").exists()
+    ids = json.loads((to / "generation_config.json").read_text())
+    words = json.loads((to / "tokenizer.json").read_text())["added_tokens"]
+    assert {word["id"]: word["content"] for word in words} == {
+        ids["eos_token_id"]: "<|endoftext|>"
+    }
     assert export(command) == 2
     assert "which has something in it" in capsys.readouterr().err
     assert export([str(tmp_path), "--to", str(tmp_path / "more")]) == 2
