@@ -15,7 +15,7 @@ from flax import nnx
 
 from hetjax.models.layers import Norm, activated, normal
 from hetjax.models.model import AuxLoss
-from hetjax.models.moe import MoeConfig, balance_loss, chosen, weights
+from hetjax.models.moe import MoeConfig, routed
 
 
 class DroplessMoe(nnx.Module):
@@ -32,21 +32,16 @@ class DroplessMoe(nnx.Module):
         self.balance_loss = AuxLoss(jnp.zeros((), jnp.float32))
 
     def __call__(self, x_BLD: jax.Array) -> jax.Array:
-        routing = self.config.routing
         y_BLD = self.norm(x_BLD)
-        logits_BLE = jnp.einsum(
-            "bld,de->ble", y_BLD, self.router[...], preferred_element_type=jnp.float32
-        )
-        score_BLk, expert_BLk = jax.lax.top_k(logits_BLE, routing.top_k)
-        chosen_BLE = chosen(expert_BLk, routing.num_experts)
-        self.balance_loss[...] = balance_loss(logits_BLE, chosen_BLE, routing)
-        order_R = jnp.argsort(expert_BLk.reshape(-1))
-        y_RD = y_BLD.reshape(-1, y_BLD.shape[-1])[order_R // routing.top_k]
-        z_RD = self._experts(y_RD, jnp.sum(chosen_BLE, axis=(0, 1)))
-        weight_R = weights(routing, logits_BLE, score_BLk).reshape(-1)[order_R]
+        to = routed(self.config.routing, self.router[...], y_BLD)
+        self.balance_loss[...] = to.balance_loss
+        order_R = jnp.argsort(to.expert_BLk.reshape(-1))
+        y_RD = y_BLD.reshape(-1, y_BLD.shape[-1])[order_R // to.expert_BLk.shape[-1]]
+        z_RD = self._experts(y_RD, jnp.sum(to.chosen_BLE, axis=(0, 1)))
+        weight_R = to.weight_BLk.reshape(-1)[order_R]
         z_RD *= weight_R.astype(z_RD.dtype)[:, None]
         back_RD = jnp.zeros_like(z_RD).at[order_R].set(z_RD, unique_indices=True)
-        return x_BLD + jnp.sum(back_RD.reshape(*expert_BLk.shape, -1), axis=2)
+        return x_BLD + jnp.sum(back_RD.reshape(*to.expert_BLk.shape, -1), axis=2)
 
     def _experts(self, y_RD: jax.Array, rows_E: jax.Array) -> jax.Array:
         """The first rows are the first expert's, and so on."""

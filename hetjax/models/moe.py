@@ -57,18 +57,13 @@ class Moe(nnx.Module):
         self.balance_loss = AuxLoss(jnp.zeros((), jnp.float32))
 
     def __call__(self, x_BLD: jax.Array) -> jax.Array:
-        routing = self.config.routing
         y_BLD = self.norm(x_BLD)
-        logits_BLE = jnp.einsum(
-            "bld,de->ble", y_BLD, self.router[...], preferred_element_type=jnp.float32
-        )
-        score_BLk, expert_BLk = jax.lax.top_k(logits_BLE, routing.top_k)
-        chosen_BLE = chosen(expert_BLk, routing.num_experts)
-        self.balance_loss[...] = balance_loss(logits_BLE, chosen_BLE, routing)
+        to = routed(self.config.routing, self.router[...], y_BLD)
+        self.balance_loss[...] = to.balance_loss
         dispatch_BLEC, combine_BLEC = self._routes(
-            expert_BLk,
-            _slots(expert_BLk, chosen_BLE),
-            weights(routing, logits_BLE, score_BLk).astype(x_BLD.dtype),
+            to.expert_BLk,
+            _slots(to.expert_BLk, to.chosen_BLE),
+            to.weight_BLk.astype(x_BLD.dtype),
         )
         in_EBCD = jnp.einsum("blec,bld->ebcd", dispatch_BLEC, y_BLD)
         out_EBCD = self._experts(in_EBCD)
@@ -99,7 +94,37 @@ def _outer(a_BLkE: jax.Array, b_BLkC: jax.Array) -> jax.Array:
     return jnp.sum(a_BLkE[..., None] * b_BLkC[..., None, :], axis=2)
 
 
-def weights(routing: Routing, logits_BLE: jax.Array, score_BLk: jax.Array) -> jax.Array:
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """The experts of each token, and the weights (fp32) of what they make of it.
+
+    `chosen_BLE` is 1 (int32) for the experts that a token has, and 0 for others.
+    """
+
+    expert_BLk: jax.Array
+    weight_BLk: jax.Array
+    chosen_BLE: jax.Array
+    balance_loss: jax.Array
+
+
+def routed(routing: Routing, router_DE: jax.Array, y_BLD: jax.Array) -> Routed:
+    """Route each token to its top-k experts; the loss is that of `Moe`'s docstring."""
+    logits_BLE = jnp.einsum(
+        "bld,de->ble", y_BLD, router_DE, preferred_element_type=jnp.float32
+    )
+    score_BLk, expert_BLk = jax.lax.top_k(logits_BLE, routing.top_k)
+    chosen_BLE = _chosen(expert_BLk, routing.num_experts)
+    return Routed(
+        expert_BLk=expert_BLk,
+        weight_BLk=_weights(routing, logits_BLE, score_BLk),
+        chosen_BLE=chosen_BLE,
+        balance_loss=_balance_loss(logits_BLE, chosen_BLE, routing),
+    )
+
+
+def _weights(
+    routing: Routing, logits_BLE: jax.Array, score_BLk: jax.Array
+) -> jax.Array:
     """Give the weight of each choice: its share of the chosen, or of all experts."""
     if routing.normalized:
         return jax.nn.softmax(score_BLk, axis=-1)
@@ -107,7 +132,7 @@ def weights(routing: Routing, logits_BLE: jax.Array, score_BLk: jax.Array) -> ja
     return jnp.exp(score_BLk - total_BL1)
 
 
-def chosen(expert_BLk: jax.Array, num_experts: int) -> jax.Array:
+def _chosen(expert_BLk: jax.Array, num_experts: int) -> jax.Array:
     """Count (0 or 1, int32) the token's assignments to each expert."""
     return jnp.sum(jax.nn.one_hot(expert_BLk, num_experts, dtype=jnp.int32), axis=2)
 
@@ -118,10 +143,9 @@ def _slots(expert_BLk: jax.Array, chosen_BLE: jax.Array) -> jax.Array:
     return jnp.take_along_axis(before_BLE, expert_BLk, axis=-1)
 
 
-def balance_loss(
+def _balance_loss(
     logits_BLE: jax.Array, chosen_BLE: jax.Array, routing: Routing
 ) -> jax.Array:
-    """Give the loss of `Moe`'s docstring, summed over sequences (fp32 scalar)."""
     share_BE = jnp.mean(chosen_BLE.astype(jnp.float32), axis=1) / routing.top_k
     probability_BE = jnp.mean(jax.nn.softmax(logits_BLE, axis=-1), axis=1)
     num_positions, num_experts = logits_BLE.shape[1:]
