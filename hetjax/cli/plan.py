@@ -41,7 +41,7 @@ class PlanOptions(PlanConfig):
     """The options of `plan`."""
 
     model: str | None = None
-    """Name of a model preset."""
+    """A preset, a folder or config.json of Hugging Face, or package.module:function."""
     cluster: Path | None = None
     """Cluster file, or lab, office or tiny; else the preset's, else what is here."""
     profile: Path | None = None

@@ -56,7 +56,8 @@ class SimulateOptions:
     cluster: Path | None = None
     """Cluster file, or lab, office or tiny; else the preset's, else what is here."""
     model: str | None = None
-    """Name of a model preset; else the plan's."""
+    """A preset, a folder or config.json of Hugging Face, or package.module:function;
+    else the plan's."""
     profile: Path | None = None
     """Measured times, from python -m hetjax.profile; else times are estimated."""
     dtype: Dtype | None = None

@@ -49,7 +49,7 @@ def preset(name: str) -> Preset:
     if name not in PRESETS:
         raise BadInput(
             got=f"preset {name!r}",
-            allowed=f"one of {', '.join(PRESETS)}",
+            allowed=f"one of {', '.join(PRESETS)}; or a folder of Hugging Face",
             fix=did_you_mean(name, list(PRESETS)),
         )
     return PRESETS[name]
