@@ -60,8 +60,8 @@ Train a model, or go on with the run that is in its --run-dir.
 presets:
 {preset_lines()}
 
-In place of a preset: a folder of Hugging Face, whose weights and tokenizer the run begins
-with; a config.json, or a TOML file with its fields; or package.module:function.
+In place of a preset: a folder of Hugging Face, whose weights and tokenizer the run
+begins with; a config.json, or a TOML file with its fields; package.module:function.
 
 {_PROGRAM} PRESET --help lists the options and their values.
 Exit codes: 0 done, 1 failed, 2 bad input, 3 no plan fits in memory,
