@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from hetjax.errors import BadInput
 
@@ -22,6 +22,8 @@ RULES = {
     "mlp": "tensor",
     "experts": "tensor",
 }
+# compilers cut what lies between; said, since releases of JAX differ in their default
+_AUTO = (AxisType.Auto, AxisType.Auto)
 NUM_SLICES = 8
 MIN_SLICE_SIZE = 1 << 18  # elements
 
@@ -31,12 +33,12 @@ def stage_mesh(devices: Sequence[jax.Device], *, data: int, tensor: int) -> Mesh
     assert len(devices) == data * tensor, (devices, data, tensor)
     assert len({d.device_kind for d in devices}) == 1, "no mesh may mix device kinds"
     grid = np.array(devices, dtype=object).reshape(data, tensor)
-    return Mesh(grid, ("data", "tensor"))
+    return Mesh(grid, ("data", "tensor"), axis_types=_AUTO)
 
 
 def abstract_mesh(*, data: int, tensor: int) -> AbstractMesh:
     """The same mesh without devices, for the sizes of what would lie on it."""
-    return AbstractMesh((data, tensor), ("data", "tensor"))
+    return AbstractMesh((data, tensor), ("data", "tensor"), axis_types=_AUTO)
 
 
 def tensor_dim(logical: Sequence[str | None]) -> int | None:
