@@ -95,7 +95,7 @@ def _outer(a_BLkE: jax.Array, b_BLkC: jax.Array) -> jax.Array:
 
 
 @dataclass(frozen=True, slots=True)
-class Routed:
+class ExpertChoices:
     """The experts of each token, and the weights (fp32) of what they make of it.
 
     `chosen_BLE` is 1 (int32) for the experts that a token has, and 0 for others.
@@ -107,14 +107,14 @@ class Routed:
     balance_loss: jax.Array
 
 
-def routed(routing: Routing, router_DE: jax.Array, y_BLD: jax.Array) -> Routed:
+def routed(routing: Routing, router_DE: jax.Array, y_BLD: jax.Array) -> ExpertChoices:
     """Route each token to its top-k experts; the loss is that of `Moe`'s docstring."""
     logits_BLE = jnp.einsum(
         "bld,de->ble", y_BLD, router_DE, preferred_element_type=jnp.float32
     )
     score_BLk, expert_BLk = jax.lax.top_k(logits_BLE, routing.top_k)
     chosen_BLE = _chosen(expert_BLk, routing.num_experts)
-    return Routed(
+    return ExpertChoices(
         expert_BLk=expert_BLk,
         weight_BLk=_weights(routing, logits_BLE, score_BLk),
         chosen_BLE=chosen_BLE,

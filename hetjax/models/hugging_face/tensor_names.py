@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class TensorRow:
     """A parameter within its block or module; {b} is the block, {e} the expert.
 
     `inputs` counts our leading dims that are the inputs of a linear weight, None if it
@@ -45,7 +45,7 @@ class TensorPart:
     name: str
     shape: Shape
     ours: Shape
-    row: Row
+    row: TensorRow
     expert: int | None = None
 
     def read(self, value: np.ndarray) -> np.ndarray:
@@ -64,73 +64,73 @@ class TensorPart:
 
 
 _ATTENTION = {
-    "attention.norm.scale": Row(theirs="input_layernorm.weight"),
-    "attention.q": Row(theirs="self_attn.q_proj.weight", inputs=1),
-    "attention.k": Row(theirs="self_attn.k_proj.weight", inputs=1),
-    "attention.v": Row(theirs="self_attn.v_proj.weight", inputs=1),
-    "attention.out": Row(theirs="self_attn.o_proj.weight", inputs=2),
-    "attention.q_bias": Row(theirs="self_attn.q_proj.bias"),
-    "attention.k_bias": Row(theirs="self_attn.k_proj.bias"),
-    "attention.v_bias": Row(theirs="self_attn.v_proj.bias"),
-    "attention.q_norm.scale": Row(theirs="self_attn.q_norm.weight"),
-    "attention.k_norm.scale": Row(theirs="self_attn.k_norm.weight"),
+    "attention.norm.scale": TensorRow(theirs="input_layernorm.weight"),
+    "attention.q": TensorRow(theirs="self_attn.q_proj.weight", inputs=1),
+    "attention.k": TensorRow(theirs="self_attn.k_proj.weight", inputs=1),
+    "attention.v": TensorRow(theirs="self_attn.v_proj.weight", inputs=1),
+    "attention.out": TensorRow(theirs="self_attn.o_proj.weight", inputs=2),
+    "attention.q_bias": TensorRow(theirs="self_attn.q_proj.bias"),
+    "attention.k_bias": TensorRow(theirs="self_attn.k_proj.bias"),
+    "attention.v_bias": TensorRow(theirs="self_attn.v_proj.bias"),
+    "attention.q_norm.scale": TensorRow(theirs="self_attn.q_norm.weight"),
+    "attention.k_norm.scale": TensorRow(theirs="self_attn.k_norm.weight"),
 }
-_NORM_BETWEEN = {"norm.scale": Row(theirs="post_attention_layernorm.weight")}
+_NORM_BETWEEN = {"norm.scale": TensorRow(theirs="post_attention_layernorm.weight")}
 _NORMS_AROUND = {
-    "post_norm.scale": Row(theirs="post_feedforward_layernorm.weight"),
-    "norm.scale": Row(theirs="pre_feedforward_layernorm.weight"),
+    "post_norm.scale": TensorRow(theirs="post_feedforward_layernorm.weight"),
+    "norm.scale": TensorRow(theirs="pre_feedforward_layernorm.weight"),
 }
 _MLP = {
-    "gate": Row(theirs="mlp.gate_proj.weight", inputs=1),
-    "up": Row(theirs="mlp.up_proj.weight", inputs=1),
-    "down": Row(theirs="mlp.down_proj.weight", inputs=1),
+    "gate": TensorRow(theirs="mlp.gate_proj.weight", inputs=1),
+    "up": TensorRow(theirs="mlp.up_proj.weight", inputs=1),
+    "down": TensorRow(theirs="mlp.down_proj.weight", inputs=1),
 }
 _QWEN_EXPERTS = {
-    "router": Row(theirs="mlp.gate.weight", inputs=1),
-    "gate": Row(theirs="mlp.experts.{e}.gate_proj.weight", inputs=1),
-    "up": Row(theirs="mlp.experts.{e}.up_proj.weight", inputs=1),
-    "down": Row(theirs="mlp.experts.{e}.down_proj.weight", inputs=1),
+    "router": TensorRow(theirs="mlp.gate.weight", inputs=1),
+    "gate": TensorRow(theirs="mlp.experts.{e}.gate_proj.weight", inputs=1),
+    "up": TensorRow(theirs="mlp.experts.{e}.up_proj.weight", inputs=1),
+    "down": TensorRow(theirs="mlp.experts.{e}.down_proj.weight", inputs=1),
 }
 _MIXTRAL_EXPERTS = {
-    "router": Row(theirs="block_sparse_moe.gate.weight", inputs=1),
-    "gate": Row(theirs="block_sparse_moe.experts.{e}.w1.weight", inputs=1),
-    "up": Row(theirs="block_sparse_moe.experts.{e}.w3.weight", inputs=1),
-    "down": Row(theirs="block_sparse_moe.experts.{e}.w2.weight", inputs=1),
+    "router": TensorRow(theirs="block_sparse_moe.gate.weight", inputs=1),
+    "gate": TensorRow(theirs="block_sparse_moe.experts.{e}.w1.weight", inputs=1),
+    "up": TensorRow(theirs="block_sparse_moe.experts.{e}.w3.weight", inputs=1),
+    "down": TensorRow(theirs="block_sparse_moe.experts.{e}.w2.weight", inputs=1),
 }
 _ENDS = {
-    "embedding.table": Row(theirs="model.embed_tokens.weight"),
-    "head.norm.scale": Row(theirs="model.norm.weight"),
-    "head.table": Row(theirs="lm_head.weight"),
+    "embedding.table": TensorRow(theirs="model.embed_tokens.weight"),
+    "head.norm.scale": TensorRow(theirs="model.norm.weight"),
+    "head.table": TensorRow(theirs="lm_head.weight"),
 }
 
 
-def _conv(name: str, inputs: int = 1, third: int | None = None) -> Row:
-    return Row(theirs=name, inputs=inputs, transposed=False, third=third)
+def _conv(name: str, inputs: int = 1, third: int | None = None) -> TensorRow:
+    return TensorRow(theirs=name, inputs=inputs, transposed=False, third=third)
 
 
 _GPT2 = {
-    "attention.norm.scale": Row(theirs="ln_1.weight"),
-    "attention.norm.bias": Row(theirs="ln_1.bias"),
+    "attention.norm.scale": TensorRow(theirs="ln_1.weight"),
+    "attention.norm.bias": TensorRow(theirs="ln_1.bias"),
     "attention.q": _conv("attn.c_attn.weight", third=0),
     "attention.k": _conv("attn.c_attn.weight", third=1),
     "attention.v": _conv("attn.c_attn.weight", third=2),
-    "attention.q_bias": Row(theirs="attn.c_attn.bias", third=0),
-    "attention.k_bias": Row(theirs="attn.c_attn.bias", third=1),
-    "attention.v_bias": Row(theirs="attn.c_attn.bias", third=2),
+    "attention.q_bias": TensorRow(theirs="attn.c_attn.bias", third=0),
+    "attention.k_bias": TensorRow(theirs="attn.c_attn.bias", third=1),
+    "attention.v_bias": TensorRow(theirs="attn.c_attn.bias", third=2),
     "attention.out": _conv("attn.c_proj.weight", inputs=2),
-    "attention.out_bias": Row(theirs="attn.c_proj.bias"),
-    "mlp.norm.scale": Row(theirs="ln_2.weight"),
-    "mlp.norm.bias": Row(theirs="ln_2.bias"),
+    "attention.out_bias": TensorRow(theirs="attn.c_proj.bias"),
+    "mlp.norm.scale": TensorRow(theirs="ln_2.weight"),
+    "mlp.norm.bias": TensorRow(theirs="ln_2.bias"),
     "mlp.up": _conv("mlp.c_fc.weight"),
-    "mlp.up_bias": Row(theirs="mlp.c_fc.bias"),
+    "mlp.up_bias": TensorRow(theirs="mlp.c_fc.bias"),
     "mlp.down": _conv("mlp.c_proj.weight"),
-    "mlp.down_bias": Row(theirs="mlp.c_proj.bias"),
+    "mlp.down_bias": TensorRow(theirs="mlp.c_proj.bias"),
 }
 _GPT2_ENDS = {
-    "embedding.table": Row(theirs="transformer.wte.weight"),
-    "embedding.positions": Row(theirs="transformer.wpe.weight"),
-    "head.norm.scale": Row(theirs="transformer.ln_f.weight"),
-    "head.norm.bias": Row(theirs="transformer.ln_f.bias"),
+    "embedding.table": TensorRow(theirs="transformer.wte.weight"),
+    "embedding.positions": TensorRow(theirs="transformer.wpe.weight"),
+    "head.norm.scale": TensorRow(theirs="transformer.ln_f.weight"),
+    "head.norm.bias": TensorRow(theirs="transformer.ln_f.bias"),
 }
 
 
@@ -156,7 +156,7 @@ def tensor_parts(config: DecoderConfig, model_type: str) -> dict[str, list[Tenso
 
 def _table(
     config: DecoderConfig, model_type: str
-) -> tuple[Mapping[str, Row], Mapping[str, Row], str]:
+) -> tuple[Mapping[str, TensorRow], Mapping[str, TensorRow], str]:
     """The rows of the two ends, those of a block, and how names in it begin."""
     if isinstance(config, GPTConfig):
         return _GPT2_ENDS, _GPT2, "transformer.h.{b}."
@@ -168,13 +168,13 @@ def _table(
         inside = _MIXTRAL_EXPERTS if model_type == "mixtral" else _QWEN_EXPERTS
     rows = {f"{module}.{name}": row for name, row in (after | inside).items()}
     if config.norms == "around":
-        of_attention = Row(theirs="post_attention_layernorm.weight")
+        of_attention = TensorRow(theirs="post_attention_layernorm.weight")
         rows["attention.post_norm.scale"] = of_attention
     return _ENDS, _ATTENTION | rows, "model.layers.{b}."
 
 
 def _of_block(
-    row: Row, theirs: str, config: DecoderConfig, shape: Shape
+    row: TensorRow, theirs: str, config: DecoderConfig, shape: Shape
 ) -> Iterator[TensorPart]:
     if "{e}" not in row.theirs:
         yield _part(row, theirs, config, shape)
@@ -185,7 +185,7 @@ def _of_block(
 
 
 def _part(
-    row: Row, name: str, config: DecoderConfig, shape: Shape, **own: Any
+    row: TensorRow, name: str, config: DecoderConfig, shape: Shape, **own: Any
 ) -> TensorPart:
     if name.endswith(("embed_tokens.weight", "lm_head.weight", "wte.weight")):
         shape = config.vocab_size, shape[1]

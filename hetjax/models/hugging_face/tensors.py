@@ -8,7 +8,7 @@ and that no more is read than what is asked for. Does not own which tensors thos
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -49,6 +49,7 @@ class Tensors:
         """BadInput where there are none, or where a file of them is missing."""
         self.folder = folder
         self.num_bytes = 0
+        self._files: dict[Path, Any] = {}
 
     @cached_property
     def places(self) -> Mapping[str, _Place]:
@@ -60,26 +61,26 @@ class Tensors:
         return found
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._slice(name, lambda kept: kept.get_shape()))
+        return tuple(self._slice(name).get_shape())
 
     def dtype(self, name: str) -> str:
-        return self._slice(name, lambda kept: kept.get_dtype())
+        return self._slice(name).get_dtype()
 
     def read(self, name: str, third: int | None = None) -> np.ndarray:
         """Read one tensor, or a third of its last dim, and no other bytes."""
-        place = self.places[name]
-        with _opened(place.file) as file:
-            kept = file.get_slice(place.name)
-            size = kept.get_shape()[-1] // 3 if third is not None else 0
-            start = size * (third or 0)
-            value: np.ndarray = kept[..., start : start + size] if size else kept[:]
+        kept = self._slice(name)
+        size = kept.get_shape()[-1] // 3 if third is not None else 0
+        start = size * (third or 0)
+        value: np.ndarray = kept[..., start : start + size] if size else kept[:]
         self.num_bytes += value.nbytes
         return value
 
-    def _slice(self, name: str, ask: Callable[[Any], Any]) -> Any:
+    def _slice(self, name: str) -> Any:
+        """A tensor that is not read yet, of a file whose header is read once."""
         place = self.places[name]
-        with _opened(place.file) as file:
-            return ask(file.get_slice(place.name))
+        if place.file not in self._files:
+            self._files[place.file] = _opened(place.file)
+        return self._files[place.file].get_slice(place.name)
 
 
 def check_tensors(tensors: Tensors, parts: Mapping[str, list[TensorPart]]) -> None:
