@@ -10,7 +10,9 @@ given) and seed, runs of the preset on simulated devices see the same text in
 the same order: `mixed`, a pipeline over an A100 in bfloat16 and a V100 in float16, what
 each does best; `bfloat16_first`, the same plan with the V100 in float32; `float32`, the
 same plan in float32; `float32_other`, two replicas in float32, which add the same
-gradients in another order. Of each it tells the mean training loss of the last 50
+gradients in another order; `float32_nudged`, the plan in float32 at a learning rate
+that is greater by 2**-9, one rounding of bfloat16: what any difference of that size
+grows to by the last step. Of each it tells the mean training loss of the last 50
 steps, the validation loss after the last, and the steps that were skipped; then how far
 each is from `float32`. That of `float32_other` is what rounding in float32 does to
 training anyway. `most_apart` is the most of any seed. Runs that are in the output file
@@ -48,6 +50,8 @@ CLUSTER = Cluster(
         Node(name="v100", device="V100-SXM2-32GB", count=1),
     ),
 )
+NUDGED = "float32_nudged"
+NUDGE = 1 + 2.0**-9
 NUM_LAST = 50  # steps whose losses are averaged
 MICROBATCH = 8
 LOSSES = ("loss", "validation_loss")
@@ -82,6 +86,7 @@ def plans(global_batch: int) -> dict[str, Plan]:
             pipeline, {"a100": "bfloat16", "v100": "float32"}
         ),
         "float32": pipeline,
+        NUDGED: pipeline,
         "float32_other": replace(pipeline, replicas=replicas),
     }
 
@@ -98,6 +103,11 @@ class Training:
     global_batch: int
     learning_rate: float
     seed: int
+
+
+def _nudged(training: Training, name: str) -> Training:
+    nudge = NUDGE if name == NUDGED else 1.0
+    return replace(training, learning_rate=training.learning_rate * nudge)
 
 
 def trained(training: Training, plan: Plan) -> dict[str, Any]:
@@ -154,7 +164,7 @@ def main(words: list[str] | None = None) -> None:
         runs = found.setdefault(training, {})
         for name, plan in chosen.items():
             if name not in runs:
-                runs[name] = trained(training, plan)
+                runs[name] = trained(_nudged(training, name), plan)
             if output is not None:
                 output.write_text(_told(command, found))
     print(_told(command, found))

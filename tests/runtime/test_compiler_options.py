@@ -18,8 +18,9 @@ from hetjax.runtime.execution.stages import Stages
 from tests.costs.small_models import family, pipeline
 
 
-def mesh_of(platform: str, count: int) -> Any:
-    devices = [SimpleNamespace(platform=platform) for _ in range(count)]
+def mesh_of(platform: str, count: int, kind: str = "any") -> Any:
+    device = SimpleNamespace(platform=platform, device_kind=kind)
+    devices = [device for _ in range(count)]
     return SimpleNamespace(devices=np.array(devices, dtype=object).reshape(1, -1))
 
 
@@ -31,6 +32,12 @@ def test_options_are_of_the_platform_and_of_several_devices():
     on_tpus = options.compiler_options(mesh_of("tpu", 2))
     assert on_gpus and all(name.startswith("xla_gpu_") for name in on_gpus)
     assert on_tpus and not any(name.startswith("xla_gpu_") for name in on_tpus)
+
+
+def test_fused_all_reduces_are_for_tpus_with_the_memory_for_them():
+    newer, older = (mesh_of("tpu", 2, f"TPU {name}") for name in ("v5", "v4"))
+    more = set(options.compiler_options(newer)) - set(options.compiler_options(older))
+    assert [name.rpartition("_fusion_")[2] for name in more] == ["fuse_all_reduce"]
 
 
 @pytest.mark.parametrize("name", ["forward", "fused", "evaluate", "copies"])
