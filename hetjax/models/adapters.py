@@ -61,8 +61,8 @@ def first_factors(
     return a, jnp.zeros(b_shape, jnp.float32)
 
 
-def merged(weight: Any, a: Any, b: Any, scale: float) -> Any:
-    """W + scale A B, of arrays of either library."""
+def merged_weight(weight: Any, a: Any, b: Any, scale: float) -> Any:
+    """W + scale A B, of arrays of JAX or NumPy."""
     inner = a.reshape(-1, a.shape[-1]) @ b.reshape(b.shape[0], -1)
     return weight + scale * inner.reshape(weight.shape)
 

@@ -43,6 +43,9 @@ class LoraConfig:
     in 'attention.(q|v)'. None: all linear weights of attention and MLP."""
 
 
+WHOLE, WITHOUT_ADAPTERS = TrainConfig(), LoraConfig()
+
+
 def check_finetuning(train: TrainConfig, lora: LoraConfig) -> None:
     """Raise BadInput for settings that cannot be, whatever the model."""
     if not 0 <= lora.rank <= _MOST_RANK:

@@ -162,7 +162,7 @@ def _abstract_factors(
     shapes = factor_dims(weight.shape, weight.num_inputs, adapter.rank)
     logical = factor_dims(weight.logical, weight.num_inputs, None)
     of_factors = zip(adapter.names, shapes, logical, strict=True)
-    return {name: AbstractParam(*factor) for name, *factor in of_factors}
+    return {name: AbstractParam(shape, axes) for name, shape, axes in of_factors}
 
 
 def init_params(spec: ModuleSpec, key: jax.Array) -> Params:

@@ -111,8 +111,10 @@ class Stages:
         for stage, state in self.stages.items():
             abstract = state.updates.masters, state.updates.opt_state
             state.clear()  # or devices would have to hold it twice
-            placed = place(self.partition.stages[stage], *abstract, read)
-            self._install(state, *placed, self._frozen(stage, self._first_weights))
+            held = self.partition.stages[stage]
+            masters, opt_state = place(held, *abstract, read)
+            frozen = self._frozen(stage, self._first_weights)
+            self._install(state, masters, opt_state, frozen)
 
     def _first_weights(self, entry: Entry) -> np.ndarray:
         """A weight that is frozen, as the run began with it."""
