@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,12 +26,16 @@ from hetjax.data.hugging_face import CONFIG as TOKENIZER_CONFIG
 from hetjax.data.hugging_face import FILES, TOKENIZER
 from hetjax.data.tokenizer import END_OF_DOCUMENT, load
 from hetjax.errors import BadInput
+from hetjax.models.adapters import merged_weight
+from hetjax.models.hugging_face.adapters_written import write_adapters
 from hetjax.models.hugging_face.configs import read_config
-from hetjax.models.hugging_face.written import DTYPES, fields_of, write_model
+from hetjax.models.hugging_face.written import DTYPES, Read, fields_of, write_model
 from hetjax.models.named import is_function, is_path, named_config
 from hetjax.training import rundir
 from hetjax.training.config import RunConfig
+from hetjax.training.run_model import run_model
 from hetjax.training.starting import checkpoint_storage
+from hetjax.training.worker import first_weights
 
 GENERATION = "generation_config.json"
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -44,6 +48,7 @@ class Exported:
     folder: Path
     step: int
     dtype: str
+    what: Literal["model", "adapters"]
 
 
 def export_model(
@@ -52,14 +57,17 @@ def export_model(
     *,
     dtype: str | None = None,
     step: int | None = None,
+    merged: bool = False,
     written: Callable[[int, int], None] = lambda done, of: None,
 ) -> Exported:
     """Write the newest checkpoint of a run, or that of a step, as safetensors.
 
-    `dtype` None: as the model had that the run began with, else float32. It takes no
-    more memory than two layers do. `written` is told of each file. BadInput for what is
-    no run, a run without a checkpoint here or in its store, a model that is a function,
-    and a folder that has something in it.
+    Of a run with adapters (LoRA) these alone are written, for PEFT, unless they are to
+    be `merged` into the weights that the run began with. `dtype` None: as the model had
+    that the run began with, else float32, as adapters are. It takes no more memory than
+    two layers do. `written` is told of each file. BadInput for what is no run, a run
+    without a checkpoint here or in its store, a model that is a function, and a folder
+    that has something in it.
 
     >>> export_model("runs/never", "exported")
     Traceback (most recent call last):
@@ -69,7 +77,15 @@ def export_model(
     """
     config, folder = _config(Path(run_dir)), Path(to)
     sizes, fields = _model(config)
-    dtype = dtype or fields.get("dtype") or fields.get("torch_dtype") or "float32"
+    alone = bool(config.lora.rank) and not merged
+    if merged and not config.lora.rank:
+        raise BadInput(
+            got="--merged, of a run without adapters",
+            allowed="runs with --lora.rank",
+            fix="leave --merged out: the whole model is written",
+        )
+    of_model = fields.get("dtype") or fields.get("torch_dtype") or "float32"
+    dtype = dtype or ("float32" if alone else of_model)
     if dtype not in DTYPES:
         raise BadInput(
             got=f"dtype {dtype}",
@@ -78,16 +94,56 @@ def export_model(
         )
     _check_empty(folder)
     with _checkpoint(config, step) as checkpoint:
-
-        def read(path: str, shape: tuple[int, ...]) -> np.ndarray:
-            value = checkpoint.read(checkpoint.entries[f"{WEIGHTS}{path}"])
-            assert value.shape == shape, (path, value.shape)
-            return value
-
         folder.mkdir(parents=True, exist_ok=True)
-        _write_beside(folder, Path(run_dir), fields)
-        write_model(folder, sizes, fields, read, dtype, written)
-        return Exported(folder=folder, step=checkpoint.step, dtype=dtype)
+        read = _reader(config, checkpoint)
+        if alone:
+            write_adapters(
+                folder,
+                sizes,
+                fields["model_type"],
+                run_model(config),
+                config.lora,
+                read,
+                DTYPES[dtype],
+                base=config.init,
+            )
+        else:
+            _write_beside(folder, Path(run_dir), fields)
+            write_model(folder, sizes, fields, read, dtype, written)
+        return Exported(
+            folder=folder,
+            step=checkpoint.step,
+            dtype=dtype,
+            what="adapters" if alone else "model",
+        )
+
+
+def _reader(config: RunConfig, checkpoint: Checkpoint) -> Read:
+    """What gives each parameter: as saved, or as it has been from the beginning, with
+    its adapter added."""
+    model = run_model(config)
+    first = first_weights(config, model)
+    adapters = {
+        f"{m.path}.{a.weight}": (m, a) for m in model.modules for a in m.adapters
+    }
+
+    def saved(path: str) -> np.ndarray:
+        return checkpoint.read(checkpoint.entries[f"{WEIGHTS}{path}"])
+
+    def read(path: str, shape: tuple[int, ...]) -> np.ndarray:
+        if f"{WEIGHTS}{path}" in checkpoint.entries:
+            value = saved(path)
+        else:
+            assert first is not None, path
+            value = first(path, shape)
+        assert value.shape == shape, (path, value.shape)
+        if path not in adapters:
+            return value
+        spec, adapter = adapters[path]
+        a, b = (saved(f"{spec.path}.{name}") for name in adapter.names)
+        return merged_weight(value, a, b, adapter.scale)
+
+    return read
 
 
 def _config(run_dir: Path) -> RunConfig:

@@ -5,9 +5,10 @@ Owns the choices, their help texts (shown by `plan --help`) and those that a pre
 makes. Does not own what they mean together (`planning.py`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import get_args
 
+from hetjax.models.finetuning import LoraConfig, TrainConfig
 from hetjax.planner.model.objectives import Objective, Wish
 from hetjax.plans.attention import Attention
 from hetjax.plans.plan import Remat
@@ -68,6 +69,8 @@ class PlanConfig:
     any time, with the best so far."""
     horizon_s: float = 3600.0
     """With --from: the time within which a move has to pay off."""
+    train: TrainConfig = field(default_factory=TrainConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
 
 
 def plan_config(preset: Preset | None) -> PlanConfig:
@@ -84,4 +87,6 @@ def plan_config(preset: Preset | None) -> PlanConfig:
         global_batch=config.global_batch,
         seq_len=config.seq_len,
         microbatch_sizes=tuple(sorted({*_SIZES, config.microbatch_size})),
+        train=config.train,
+        lora=config.lora,
     )

@@ -25,6 +25,7 @@ from hetjax.cluster.user_files import did_you_mean, placed
 from hetjax.costs.measured.layer_profile import check_profile, read_profile
 from hetjax.costs.stage_memory import adam_state
 from hetjax.errors import BadInput
+from hetjax.models.finetuning import fine_tuned
 from hetjax.models.model import Model
 from hetjax.models.named import load_named
 from hetjax.planner.baselines.by_name import BASELINES
@@ -194,6 +195,7 @@ def _request(
         raise _not_given(model=model, global_batch=global_batch, seq_len=seq_len)
     if not isinstance(model, Model):
         model = load_named(model)
+    model = fine_tuned(model, config.train, config.lora)
     profile = None if path is None else read_profile(path)
     if profile is not None:
         with placed(f"profile file {str(path)!r}"):

@@ -15,6 +15,13 @@ from hetjax.costs.measured.layer_profile import Profile, check_profile, read_pro
 from hetjax.costs.plan_costs import device_kinds, usd_per_hour
 from hetjax.costs.stage_memory import adam_state
 from hetjax.errors import BadInput
+from hetjax.models.finetuning import (
+    WHOLE,
+    WITHOUT_ADAPTERS,
+    LoraConfig,
+    TrainConfig,
+    fine_tuned,
+)
 from hetjax.models.model import Model
 from hetjax.models.named import load_named
 from hetjax.planner.model.costing import (
@@ -61,6 +68,8 @@ def simulate_plan(
     dtype: Dtype | None = None,
     attention: Attention | None = None,
     schedule: str | None = None,
+    train: TrainConfig = WHOLE,
+    lora: LoraConfig = WITHOUT_ADAPTERS,
     quiet: bool = False,
 ) -> SimulatedStep:
     """Simulate one step of a plan, of a plan file, or of what a preset trains with.
@@ -69,7 +78,8 @@ def simulate_plan(
     name, by default the preset's, or the devices that are here. Times come from the
     file `profile`, or are estimated. `dtype` is the precision of computation ("best":
     what every kind of device does best) and `attention` its form, both of stages that
-    do not say theirs, `schedule` another schedule than the plan's.
+    do not say theirs, `schedule` another schedule than the plan's. `train` and `lora`
+    say what of the model is trained.
 
     BadInput for what does not fit together, NoFeasiblePlan for a plan that needs more
     memory than there is.
@@ -88,10 +98,13 @@ def simulate_plan(
             config = replace(
                 chosen.config, dtype=dtype, attention=attention, profile=path
             )
-            subject = _of_preset(replace(chosen, config=config), model, cluster, told)
+            found = fine_tuned(_model(model or config.model), train, lora)
+            subject = _of_preset(replace(chosen, config=config), found, cluster, told)
         else:
             dtype = compute_dtype(dtype, measured, "best")
-            subject = _of_plan(plan, model, cluster)
+            read, where = _read(plan)
+            found = fine_tuned(_model(model or read.model), train, lora)
+            subject = _of_plan(read, where, found, cluster)
         _check_asked(asked, subject.plan)
         return _simulated(subject, measured, path, (dtype, attention), schedule)
 
@@ -145,31 +158,33 @@ def _simulated(
     return SimulatedStep(predicted)
 
 
+def _read(given: Plan | str | Path) -> tuple[Plan, str]:
+    """The plan, and what it is called."""
+    if isinstance(given, Plan):
+        return given, "the plan"
+    check_plan_or_preset(str(given))
+    return read_plan(given), f"plan file {str(given)!r}"
+
+
 def _of_plan(
-    given: Plan | str | Path,
-    model: Model | str | None,
-    cluster: Cluster | str | Path | None,
+    plan: Plan, where: str, model: Model, cluster: Cluster | str | Path | None
 ) -> _Subject:
-    """Read what is given, and check that it fits together."""
-    plan, where = given, "the plan"
-    if not isinstance(plan, Plan):
-        check_plan_or_preset(str(plan))
-        plan, where = read_plan(plan), f"plan file {str(plan)!r}"
-    found, there = _model(model or plan.model), cluster_of(cluster)
-    plan = replace(plan, model=found.name)
-    check_plan(plan, found, there, where)
-    return _Subject(plan=plan, model=found, cluster=there)
+    """Check that what is given fits together."""
+    there = cluster_of(cluster)
+    plan = replace(plan, model=model.name)
+    check_plan(plan, model, there, where)
+    return _Subject(plan=plan, model=model, cluster=there)
 
 
 def _of_preset(
     chosen: Preset,
-    model: Model | str | None,
+    found: Model,
     cluster: Cluster | str | Path | None,
     told: Callable[[str], None],
 ) -> _Subject:
     """Take the preset's plan, else plan with the times that are simulated with."""
     config = chosen.config
-    found, there = _model(model or config.model), cluster_of(cluster or chosen.cluster)
+    there = cluster_of(cluster or chosen.cluster)
     config = replace(config, model=found.name)
     plan = choose_plan(config, found, there, chosen, None, told).plan
     init = optimizer(config.optimizer, config.steps).init

@@ -13,7 +13,6 @@ from weakref import finalize
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.data.batches import Batch
-from hetjax.models.named import load_named
 from hetjax.plans.plan import Plan
 from hetjax.report.journals import Events, Metrics
 from hetjax.report.progress import Display, display
@@ -26,6 +25,7 @@ from hetjax.training.hardware import has_room
 from hetjax.training.presets import Preset
 from hetjax.training.presets import preset as preset_of
 from hetjax.training.run import Session
+from hetjax.training.run_model import run_model
 from hetjax.training.run_reports import report_of
 from hetjax.training.rundir import read_journal
 
@@ -78,7 +78,7 @@ class Trainer:
         self.config = changed_config(self._preset.config, changes)
         check_config(self.config)
         self._cluster, self._plan = cluster, plan
-        self._model = load_named(self.config.model)
+        self._model = run_model(self.config)
         self._session: Session | None = None
 
     def fit(self, steps: int | None = None) -> Self:

@@ -33,6 +33,9 @@ class ExportOptions:
     float32."""
     step: int | None = None
     """Step of the checkpoint; None: the newest."""
+    merged: bool = False
+    """Of a run with adapters write the whole model, these added to its weights. Without
+    it the adapters alone are written, for PEFT."""
 
 
 def export(arguments: Sequence[str]) -> None:
@@ -44,7 +47,13 @@ def export(arguments: Sequence[str]) -> None:
             fix=f"{_PROGRAM} runs/tiny --to exported, say",
         )
     default = ExportOptions(run_dir=tyro.MISSING)
-    options = parse_options(default, arguments, program=_PROGRAM, description=_HELP)
+    options = parse_options(
+        default,
+        arguments,
+        program=_PROGRAM,
+        description=_HELP,
+        markers=(tyro.conf.FlagCreatePairsOff,),
+    )
     if options.to is None:
         raise BadInput(
             got="no folder to write",
@@ -55,9 +64,14 @@ def export(arguments: Sequence[str]) -> None:
         from hetjax.api.exporting import export_model
     with working("writing"):
         done = export_model(
-            options.run_dir, options.to, dtype=options.dtype, step=options.step
+            options.run_dir,
+            options.to,
+            dtype=options.dtype,
+            step=options.step,
+            merged=options.merged,
         )
-    print(f"wrote {done.folder}: step {done.step} in {done.dtype}")
+    what = "adapters of step" if done.what == "adapters" else "step"
+    print(f"wrote {done.folder}: {what} {done.step} in {done.dtype}")
 
 
 main = main_of(export)

@@ -8,7 +8,7 @@ Owns its options and its help, and the files that are written. Does not own the 
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -117,7 +117,9 @@ def parse(arguments: Sequence[str]) -> tuple[str | None, PlanOptions]:
     default, description = PlanOptions(), _help()
     if not arguments[0].startswith("-"):
         name, preset, rest = preset_first(arguments, program=_PROGRAM)
-        default = PlanOptions(model=preset.config.model, **asdict(plan_config(preset)))
+        config = plan_config(preset)
+        asked = {of.name: getattr(config, of.name) for of in fields(PlanConfig)}
+        default = PlanOptions(model=preset.config.model, **asked)
         program, description = f"{_PROGRAM} {name}", f"{preset.summary}\n\n{_help()}"
     flags = (tyro.conf.FlagCreatePairsOff,)
     return name, parse_options(
@@ -140,6 +142,8 @@ examples:
       --seq-len 2048 --output plan.json --report plan.html
   {_PROGRAM} llama-1b --cluster lab --objective cost
       --deadline-hours 240 --tokens 20e9
+  {_PROGRAM} --cluster lab --model llama3-8b --lora.rank 16
+      --global-batch 32 --seq-len 2048
   {_PROGRAM} --cluster left.toml --from plan.json --output next.json
 
 On up to 64 devices, the plans of other planners are compared, too (--compare); where

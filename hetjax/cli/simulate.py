@@ -7,7 +7,7 @@ Owns its options and its help, and the files that it writes. Does not own the si
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +15,7 @@ import tyro
 
 from hetjax.cli.command import check_inputs, check_outputs, main_of, write_outputs
 from hetjax.cli.options import nothing_given, parse_options
+from hetjax.models.finetuning import LoraConfig, TrainConfig
 from hetjax.plans.attention import Attention
 from hetjax.plans.plan_files import write_plan
 from hetjax.plans.precision import Dtype
@@ -75,6 +76,8 @@ class SimulateOptions:
     """Write the plan as simulated here, with its prediction."""
     json: bool = False
     """Print one JSON object in place of tables."""
+    train: TrainConfig = field(default_factory=TrainConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
 
 
 def simulate(arguments: Sequence[str]) -> None:
@@ -102,6 +105,8 @@ def simulate(arguments: Sequence[str]) -> None:
         dtype=options.dtype,
         attention=options.attention,
         schedule=options.schedule,
+        train=options.train,
+        lora=options.lora,
         quiet=options.json,
     )
     print(json.dumps(step.values(), allow_nan=False) if options.json else step)

@@ -30,9 +30,9 @@ def train(arguments: Sequence[str]) -> int:
     )
     check_start(config)
     with working("starting"):  # JAX takes seconds to import
-        from hetjax.models.named import load_named
         from hetjax.training.run import run
-    return run(config, preset, load_named(config.model))
+        from hetjax.training.run_model import run_model
+    return run(config, preset, run_model(config))
 
 
 def parse(arguments: Sequence[str]) -> tuple[RunConfig, Preset]:

@@ -114,7 +114,7 @@ def half_times(
 def _accumulate_s(passes: Passes | SplitPasses, device: DeviceSpec) -> float:
     return sum(
         passes.cuts.num_bytes(v) * (1 + 8 / v.dtype.itemsize) / _bytes_per_s(device)
-        for v in passes.weights
+        for v in passes.trained
     )
 
 

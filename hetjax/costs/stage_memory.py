@@ -37,8 +37,10 @@ from hetjax.stage.arrays import (
     compute_weights,
     copied_weights,
     device_bytes,
+    frozen_part,
     master_weights,
     optimizer_state,
+    trained_part,
 )
 from hetjax.stage.partition import (
     BlockStack,
@@ -51,16 +53,19 @@ from hetjax.stage.partition import (
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StaticBytes:
     """Bytes on each device of the stage; `copies` are compute weights that are not
-    the masters themselves, `accumulators` include the loss."""
+    the masters themselves, `frozen` those that have none, `accumulators` include the
+    loss."""
 
     masters: int
     optimizer: int
     copies: int
+    frozen: int
     accumulators: int
 
     @property
     def total(self) -> int:
-        return self.masters + self.optimizer + self.copies + self.accumulators
+        kept = self.masters + self.optimizer + self.copies + self.frozen
+        return kept + self.accumulators
 
 
 def adam_state(params: dict[str, Any]) -> Any:
@@ -86,14 +91,16 @@ def static_bytes(
         masters=sum(units * one.masters for units, one in held),
         optimizer=sum(units * one.optimizer for units, one in held),
         copies=sum(units * one.copies for units, one in held),
+        frozen=sum(units * one.frozen for units, one in held),
         accumulators=sum(units * one.accumulators for units, one in held) + 4,
     )
 
 
-def weight_bytes(stacks: Sequence[BlockStack], mesh: StageMesh) -> int:
-    """Give the fp32 bytes of weights on a device, cut over tensor alone."""
+def gradient_bytes(stacks: Sequence[BlockStack], mesh: StageMesh) -> int:
+    """Give the fp32 bytes of gradients on a device, cut over tensor alone."""
     on = abstract_mesh(data=mesh.data, tensor=mesh.tensor)
-    return device_bytes(compute_weights(stacks, on, jnp.float32))
+    weights = compute_weights(stacks, on, jnp.float32)
+    return device_bytes(trained_part(stacks, weights))
 
 
 @lru_cache(maxsize=4096)
@@ -102,11 +109,13 @@ def _unit_bytes(
 ) -> StaticBytes:
     on = abstract_mesh(data=mesh.data, tensor=mesh.tensor)
     weights, masters = compute_weights([unit], on, dtype), master_weights([unit], on)
+    trained = trained_part([unit], weights)
     return StaticBytes(
         masters=device_bytes(masters),
         optimizer=device_bytes(optimizer_state([unit], masters, optimizer)),
-        copies=device_bytes(copied_weights(weights, masters)),
-        accumulators=device_bytes(accumulators(weights)),
+        copies=device_bytes(copied_weights(trained, masters)),
+        frozen=device_bytes(frozen_part([unit], weights)),
+        accumulators=device_bytes(accumulators(trained)),
     )
 
 
@@ -224,7 +233,7 @@ def _packing_bytes(plan: Plan, model: Model, key: StageKey) -> int:
     num_devices = [len(stage.devices) for _, _, stage in plan.stages()]
     rows = math.lcm(*num_devices) if len(plan.replicas) > 1 else len(stage.devices)
     cutting = 1.0 if rows == len(stage.devices) else 1.45  # measured: 0.8-1.0, 1.43
-    largest = max(_group_bytes(plan, model, stage))
+    largest = max(_group_bytes(plan, model, stage), default=0)
     return round(largest * (1 / stage.mesh.data + cutting))
 
 
@@ -233,6 +242,6 @@ def _group_bytes(plan: Plan, model: Model, stage: Stage) -> Iterator[int]:
     held = stage_parameters(model, segments_of(stage, segments(plan)))
     for leaf_ids in held.groups.values():
         yield sum(
-            weight_bytes([replace(held.kind.stacks[at], only=leaf)], stage.mesh)
+            gradient_bytes([replace(held.kind.stacks[at], only=leaf)], stage.mesh)
             for at, leaf in leaf_ids
         )

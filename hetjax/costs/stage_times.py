@@ -27,7 +27,7 @@ from hetjax.costs.roofline import (
     ring_hop,
     update_s,
 )
-from hetjax.costs.stage_memory import stage_shares, static_bytes, weight_bytes
+from hetjax.costs.stage_memory import gradient_bytes, stage_shares, static_bytes
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan, Remat, Stage, segments, segments_of
 from hetjax.stage.arrays import OptimizerInit
@@ -226,7 +226,7 @@ def _data_sync_s(
         return 0.0
     held = static_bytes(stacks, stage.mesh, *way)
     hop = ring_hop(device_spec(node), ring_card_bytes_per_s(node, _data_rings(stage)))
-    return data_sync_s(held, weight_bytes(stacks, stage.mesh), data, hop)
+    return data_sync_s(held, gradient_bytes(stacks, stage.mesh), data, hop)
 
 
 def _tensor_rings(stage: Stage) -> list[tuple[int, ...]]:

@@ -105,8 +105,8 @@ def saved_bytes(traced: Passes | SplitPasses, value: Value, data: int) -> int:
 
 def _accumulating(traced: Passes) -> Graph:
     """The backward pass with its gradients added into their accumulators."""
-    outputs, num_weights = traced.backward.outputs, len(traced.weights)
-    return _added(traced.backward, outputs[:num_weights], outputs[num_weights:])
+    outputs, num_trained = traced.backward.outputs, len(traced.trained)
+    return _added(traced.backward, outputs[:num_trained], outputs[num_trained:])
 
 
 @lru_cache(maxsize=1024)

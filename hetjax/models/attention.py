@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hetjax.errors import BadInput
+from hetjax.models.adapters import linear
 from hetjax.models.chunked_attention import ALL_BEFORE, Visibility, chunked_attention
 from hetjax.models.configs import (
     NormConfig,
@@ -23,7 +24,7 @@ from hetjax.models.configs import (
     require_positive,
 )
 from hetjax.models.kernel_attention import KernelName, kernel_attention
-from hetjax.models.layers import STD, Norm, normal, zeros
+from hetjax.models.layers import STD, Norm, linear_weight, zeros
 from hetjax.models.model import Model, ModuleSpec
 from hetjax.models.positions import rotate
 
@@ -73,10 +74,16 @@ class Attention(nnx.Module):
         N, K = config.num_heads, config.num_kv_heads
         self.config = config
         self.norm = Norm(config.norm, D)
-        self.q = normal(rngs, (D, N, H), (None, "heads", None))
-        self.k = normal(rngs, (D, K, H), (None, "kv_heads", None))
-        self.v = normal(rngs, (D, K, H), (None, "kv_heads", None))
-        self.out = normal(rngs, (N, H, D), ("heads", None, None), config.output_std)
+        self.q = linear_weight(rngs, (D, N, H), (None, "heads", None))
+        self.k = linear_weight(rngs, (D, K, H), (None, "kv_heads", None))
+        self.v = linear_weight(rngs, (D, K, H), (None, "kv_heads", None))
+        self.out = linear_weight(
+            rngs,
+            (N, H, D),
+            ("heads", None, None),
+            config.output_std,
+            num_inputs=2,
+        )
         biased = config.biases != "none"
         self.q_bias = zeros((N, H), ("heads", None)) if biased else None
         self.k_bias = zeros((K, H), ("kv_heads", None)) if biased else None
@@ -98,7 +105,7 @@ class Attention(nnx.Module):
             visibility=Visibility(window=self.config.window),
             form=self.config.form,
         )
-        y_BLD = jnp.einsum("blnh,nhd->bld", z_BLNH, self.out[...])
+        y_BLD = linear("blnh,nhd->bld", z_BLNH, self.out)
         if self.out_bias is not None:
             y_BLD += self.out_bias[...][None, None, :]
         return x_BLD + _normed(y_BLD, self.post_norm)
@@ -118,7 +125,7 @@ def _normed(x: jax.Array, norm: Norm | None) -> jax.Array:
 
 
 def _project(x_BLD: jax.Array, weight: nnx.Param, bias: nnx.Param | None) -> jax.Array:
-    y_BLNH = jnp.einsum("bld,dnh->blnh", x_BLD, weight[...])
+    y_BLNH = linear("bld,dnh->blnh", x_BLD, weight)
     return y_BLNH if bias is None else y_BLNH + bias[...][None, None]
 
 

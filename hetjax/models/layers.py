@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from hetjax.models.adapters import linear
 from hetjax.models.configs import NormConfig, require_positive
 
 Logical = tuple[str | None, ...]
@@ -31,6 +32,19 @@ def normal(
     """Make an fp32 parameter drawn from N(0, std^2)."""
     value = jax.random.normal(rngs.params(), shape, jnp.float32) * std
     return nnx.Param(value, logical=logical)
+
+
+def linear_weight(
+    rngs: nnx.Rngs,
+    shape: tuple[int, ...],
+    logical: Logical,
+    std: float = STD,
+    *,
+    num_inputs: int = 1,
+) -> nnx.Param:
+    """Make such a parameter for `linear`; its first dims are inputs."""
+    value = jax.random.normal(rngs.params(), shape, jnp.float32) * std
+    return nnx.Param(value, logical=logical, num_inputs=num_inputs)
 
 
 def zeros(shape: tuple[int, ...], logical: Logical) -> nnx.Param:
@@ -93,15 +107,15 @@ class GeluMlp(nnx.Module):
     def __init__(self, config: MlpConfig, *, rngs: nnx.Rngs) -> None:
         D, F = config.hidden_size, config.inner_size
         self.norm = Norm(config.norm, D)
-        self.up = normal(rngs, (D, F), (None, "mlp"))
+        self.up = linear_weight(rngs, (D, F), (None, "mlp"))
         self.up_bias = zeros((F,), ("mlp",))
-        self.down = normal(rngs, (F, D), ("mlp", None), config.output_std)
+        self.down = linear_weight(rngs, (F, D), ("mlp", None), config.output_std)
         self.down_bias = zeros((D,), (None,))
 
     def __call__(self, x_BLD: jax.Array) -> jax.Array:
-        y_BLF = jnp.einsum("bld,df->blf", self.norm(x_BLD), self.up[...])
+        y_BLF = linear("bld,df->blf", self.norm(x_BLD), self.up)
         y_BLF = jax.nn.gelu(y_BLF + self.up_bias[...][None, None, :], approximate=True)
-        y_BLD = jnp.einsum("blf,fd->bld", y_BLF, self.down[...])
+        y_BLD = linear("blf,fd->bld", y_BLF, self.down)
         return x_BLD + y_BLD + self.down_bias[...][None, None, :]
 
 
@@ -115,17 +129,17 @@ class GatedMlp(nnx.Module):
         D, F = config.hidden_size, config.inner_size
         self.config = config
         self.norm = Norm(config.norm, D)
-        self.gate = normal(rngs, (D, F), (None, "mlp"))
-        self.up = normal(rngs, (D, F), (None, "mlp"))
-        self.down = normal(rngs, (F, D), ("mlp", None), config.output_std)
+        self.gate = linear_weight(rngs, (D, F), (None, "mlp"))
+        self.up = linear_weight(rngs, (D, F), (None, "mlp"))
+        self.down = linear_weight(rngs, (F, D), ("mlp", None), config.output_std)
         self.post_norm = Norm(config.norm, D) if config.post_norm else None
 
     def __call__(self, x_BLD: jax.Array) -> jax.Array:
         y_BLD = self.norm(x_BLD)
-        gate_BLF = jnp.einsum("bld,df->blf", y_BLD, self.gate[...])
-        up_BLF = jnp.einsum("bld,df->blf", y_BLD, self.up[...])
+        gate_BLF = linear("bld,df->blf", y_BLD, self.gate)
+        up_BLF = linear("bld,df->blf", y_BLD, self.up)
         inner_BLF = activated(gate_BLF, self.config.activation) * up_BLF
-        y_BLD = jnp.einsum("blf,fd->bld", inner_BLF, self.down[...])
+        y_BLD = linear("blf,fd->bld", inner_BLF, self.down)
         return x_BLD + (y_BLD if self.post_norm is None else self.post_norm(y_BLD))
 
 

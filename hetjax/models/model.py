@@ -16,7 +16,9 @@ The protocol of a module class `C` used in a `ModuleSpec`:
 * parameters arrive in the compute dtype: modules compute in the dtype they get;
 * paths are `name` or `block.name`, each once: neighbours of one block scan together;
 * a module may hold one `AuxLoss` variable and set it in the call to an auxiliary loss
-  summed over the microbatch's tokens, coefficient included.
+  summed over the microbatch's tokens, coefficient included;
+* a linear weight may say how many of its leading dims are its inputs, `num_inputs=1`:
+  then it may have an adapter, if the module multiplies by it with `adapters.linear`.
 """
 
 import math
@@ -30,6 +32,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hetjax.errors import BadInput
+from hetjax.models.adapters import Adapter, Factors, factor_dims, first_factors
+
+_ADAPTERS = 2**31 - 1  # what keys of adapters are folded with
 
 Params = dict[str, Any]  # dotted parameter name within its module -> array
 
@@ -43,13 +48,16 @@ class ModuleSpec:
     """One NNX module: where its state is keyed and how it is built.
 
     `tied` maps an own parameter name to the full path of the parameter that it is,
-    e.g. `(("table", "embedding.table"),)`; the owner must be in layer 0.
+    e.g. `(("table", "embedding.table"),)`; the owner must be in layer 0. Own parameters
+    that are `frozen` stay as they begin; `adapters` are parameters besides.
     """
 
     path: str
     cls: type
     config: Hashable
     tied: tuple[tuple[str, str], ...] = ()
+    frozen: frozenset[str] = frozenset()
+    adapters: tuple[Adapter, ...] = ()
 
     @property
     def name(self) -> str:
@@ -106,10 +114,16 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class AbstractParam:
-    """Shape and logical axes of one parameter (fp32 as master weight)."""
+    """Shape and logical axes of one parameter (fp32 as master weight).
+
+    Of a linear weight also how many of its leading dims are its inputs. One that is not
+    `trained` has neither master nor gradient.
+    """
 
     shape: tuple[int, ...]
     logical: tuple[str | None, ...]
+    num_inputs: int | None = None
+    trained: bool = True
 
 
 @cache
@@ -126,11 +140,29 @@ def abstract_params(spec: ModuleSpec) -> dict[str, AbstractParam]:
     _, params, _ = _skeleton(spec.cls, spec.config)
     tied = dict(spec.tied)
     named = {_dotted(path): leaf for path, leaf in nnx.to_flat_state(params)}
-    return {
-        name: AbstractParam(tuple(leaf.shape), tuple(leaf.get_metadata()["logical"]))
+    found = {
+        name: AbstractParam(
+            tuple(leaf.shape),
+            tuple(leaf.get_metadata()["logical"]),
+            leaf.get_metadata().get("num_inputs"),
+            trained=name not in spec.frozen,
+        )
         for name, leaf in named.items()
         if name not in tied
     }
+    for adapter in spec.adapters:
+        found |= _abstract_factors(adapter, found[adapter.weight])
+    return found
+
+
+def _abstract_factors(
+    adapter: Adapter, weight: AbstractParam
+) -> dict[str, AbstractParam]:
+    assert weight.num_inputs is not None, adapter
+    shapes = factor_dims(weight.shape, weight.num_inputs, adapter.rank)
+    logical = factor_dims(weight.logical, weight.num_inputs, None)
+    of_factors = zip(adapter.names, shapes, logical, strict=True)
+    return {name: AbstractParam(shape, axes) for name, shape, axes in of_factors}
 
 
 def init_params(spec: ModuleSpec, key: jax.Array) -> Params:
@@ -139,15 +171,37 @@ def init_params(spec: ModuleSpec, key: jax.Array) -> Params:
     params = nnx.to_flat_state(nnx.state(module, nnx.Param))
     tied = dict(spec.tied)
     named = {_dotted(path): leaf[...] for path, leaf in params}
-    return {name: value for name, value in named.items() if name not in tied}
+    own = {name: value for name, value in named.items() if name not in tied}
+    return own | init_adapters(spec, key)
+
+
+def init_adapters(spec: ModuleSpec, key: jax.Array) -> Params:
+    """Those of them that adapters are, a pure function of the key, too."""
+    abstract, found = abstract_params(spec), {}
+    for number, adapter in enumerate(spec.adapters):
+        shapes = [abstract[name].shape for name in adapter.names]
+        # keys apart from those that the module's own parameters are drawn with
+        own_key = jax.random.fold_in(jax.random.fold_in(key, _ADAPTERS), number)
+        values = first_factors(own_key, *shapes)
+        found |= dict(zip(adapter.names, values, strict=True))
+    return found
 
 
 def bind(spec: ModuleSpec, params: Params) -> nnx.Module:
     """The module with these parameters (own and tied, by name) put in."""
     graph, abstract, rest = _skeleton(spec.cls, spec.config)
+    adapters = {adapter.weight: adapter for adapter in spec.adapters}
+
+    def bound(name: str, leaf: Any) -> Any:
+        if name not in adapters:
+            return leaf.replace(params[name])
+        a, b = (params[factor] for factor in adapters[name].names)
+        factors = Factors(a, b, adapters[name].scale)
+        return leaf.replace(params[name], factors=factors)
+
     state = nnx.from_flat_state(
         [
-            (path, leaf.replace(params[_dotted(path)]))
+            (path, bound(_dotted(path), leaf))
             for path, leaf in nnx.to_flat_state(abstract)
         ]
     )

@@ -306,12 +306,14 @@ def _shared_update(runtime: StageRuntime, sample: _Sample) -> Mapping[str, Pass]
 def _install(runtime: StageRuntime, model: Model, key: tuple[int, int]) -> None:
     """Fresh weights and optimizer state for this stage alone; zero sums."""
     state, held = runtime.stages[key], runtime.partition.stages[key]
-    abstract = state.updates.masters
     read = fresh_weights(model, held, 0)
-    state.masters, _ = place(held, abstract, ({},) * len(abstract), read)
+    state.masters, state.frozen = (
+        place(held, abstract, ({},) * len(abstract), read)[0]
+        for abstract in (state.updates.masters, state.updates.frozen)
+    )
     state.opt_state = state.updates.init_opt_state(state.masters)
     copies = state.updates.copies(state.masters)
-    state.params = state.updates.with_copies(state.masters, copies)
+    state.params = state.updates.with_copies(state.masters, copies, state.frozen)
     state.acc, state.loss = state.programs.zeros()
 
 
@@ -324,7 +326,7 @@ def _update(state: StageState) -> Any:
     scale = _put(np.float32(1e-6), state.programs.scalar)
     given = state.masters, state.opt_state, gradients, scale
     state.masters, state.opt_state, copies = updates.update(*given)
-    state.params = updates.with_copies(state.masters, copies)
+    state.params = updates.with_copies(state.masters, copies, state.frozen)
     del gradients, given  # before there are new sums
     state.acc, state.loss = state.programs.zeros()
     return squares, state.params, state.opt_state, state.acc

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arrays that a stage holds through a step, as abstract arrays.
 
-Owns shapes, dtypes and layouts of compute weights, fp32 masters, optimizer state and
-gradient accumulators, on a mesh of devices or an abstract one. Does not own the rules
-of layouts (`hetjax/mesh/axes.py`) nor arrays themselves.
+Owns shapes, dtypes and layouts of compute weights and, of what is trained, fp32
+masters, optimizer state and gradient accumulators, on a mesh of devices or an abstract
+one. Does not own the rules of layouts (`hetjax/mesh/axes.py`) nor arrays themselves.
 """
 
 import math
@@ -32,18 +32,43 @@ def compute_weights(stacks: Sequence[BlockStack], mesh: AnyMesh, dtype: Any) -> 
     return _params(stacks, mesh, dtype, lambda param: compute_spec(param.logical))
 
 
+def trained_part(stacks: Sequence[BlockStack], weights: Any) -> Any:
+    """Those of the weights (dicts by leaf, one per stack) that are trained."""
+    return _part(stacks, weights, trained=True)
+
+
+def frozen_part(stacks: Sequence[BlockStack], weights: Any) -> Any:
+    """Those that stay as they begin."""
+    return _part(stacks, weights, trained=False)
+
+
+def _part(stacks: Sequence[BlockStack], weights: Any, *, trained: bool) -> Any:
+    kept = [stack.trained().keys() for stack in stacks]
+    return tuple(
+        {leaf: value for leaf, value in own.items() if (leaf in of_stack) == trained}
+        for own, of_stack in zip(weights, kept, strict=True)
+    )
+
+
+def joined_parts(trained: Any, frozen: Any) -> Any:
+    """The weights of which these are the parts."""
+    return tuple(a | b for a, b in zip(trained, frozen, strict=True))
+
+
 def master_weights(stacks: Sequence[BlockStack], mesh: AnyMesh) -> Any:
-    """fp32 master weights, one dict per stack: also cut over data where it divides."""
+    """fp32 masters of what is trained, one dict per stack: also cut over data where it
+    divides."""
     data, tensor = mesh.shape["data"], mesh.shape["tensor"]
 
     def spec(param: AbstractParam) -> PartitionSpec:
         return master_spec(param.shape, param.logical, data=data, tensor=tensor)
 
-    return _params(stacks, mesh, jnp.float32, spec)
+    return trained_part(stacks, _params(stacks, mesh, jnp.float32, spec))
 
 
 def accumulators(weights: Any) -> Any:
-    """fp32 gradient sums of compute weights; dim 0 is the data rank that added them."""
+    """fp32 gradient sums of trained compute weights; dim 0 is the data rank that added
+    them."""
 
     def of(weight: Any) -> jax.ShapeDtypeStruct:
         mesh, spec = weight.sharding.mesh, PartitionSpec("data", *weight.sharding.spec)
@@ -54,7 +79,7 @@ def accumulators(weights: Any) -> Any:
 
 
 def copied_weights(weights: Any, masters: Any) -> Any:
-    """The compute weights that differ from their master in dtype or layout."""
+    """The trained compute weights that differ from their master in dtype or layout."""
 
     def differs(weight: Any, master: Any) -> bool:
         same = device_shape(weight) == device_shape(master)

@@ -29,6 +29,7 @@ from hetjax.models.attention import KERNELS, AttentionForm, in_form
 from hetjax.models.chunked_attention import KEPT
 from hetjax.models.model import ModuleSpec, apply, bind
 from hetjax.plans.plan import Remat
+from hetjax.stage.arrays import frozen_part, joined_parts, trained_part
 from hetjax.stage.partition import BlockStack, StageStacks
 
 StageParams = tuple[dict[str, jax.Array], ...]  # a dict per stack: leaf name -> array
@@ -185,7 +186,7 @@ def rank_gradients(
     dy: jax.Array | None,
     scale: jax.Array | None = None,
 ) -> tuple[Any, ...]:
-    """One data rank's gradients: of the weights and, unless tokens, of the input.
+    """One data rank's gradients: of trained weights and, unless tokens, of the input.
 
     `dy` is None on the last stage, where the loss is what is differentiated. They are
     those of the loss times `scale`, if there is one, which `dy` has already.
@@ -248,7 +249,8 @@ def gradients(
     dy: jax.Array | None,
     scale: jax.Array | None,
 ) -> tuple[jax.Array, StageParams]:
-    """The input's gradient, and those of the weights per data rank, not yet added."""
+    """The input's gradient, and those of trained weights per data rank, not yet
+    added."""
 
     def one(x: jax.Array, saved: list[jax.Array], dy: jax.Array | None):
         return rank_gradients(residuals, params, x, saved, dy, scale)
@@ -303,10 +305,14 @@ def _loss_gradient(scale: jax.Array | None) -> jax.Array:
 def _differentiable(
     function: StageFunction, params: StageParams, x: jax.Array, targets: Any
 ) -> tuple[Any, ...]:
-    """Function and primals for jax.vjp; token inputs are no primal."""
-    if function.first:
-        return (lambda p: output(function, p, x, targets)), params
-    return (lambda p, x: output(function, p, x, targets)), params, x
+    """Function and primals for jax.vjp; token inputs and frozen weights are none."""
+    trained = trained_part(function.stacks, params)
+    frozen = frozen_part(function.stacks, params)
+
+    def of(trained: StageParams, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return output(function, joined_parts(trained, frozen), x, targets)
+
+    return (partial(of, x=x), trained) if function.first else (of, trained, x)
 
 
 def _called(function: StageFunction, params: StageParams):

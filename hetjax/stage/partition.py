@@ -58,10 +58,14 @@ class BlockStack:
         """Shape of a parameter of all units: units first, if there are several."""
         return (self.num_units, *param.shape) if self.stacked else param.shape
 
+    def trained(self) -> dict[str, AbstractParam]:
+        """Those of them that are trained."""
+        return {leaf: param for leaf, param in self.leaves().items() if param.trained}
+
     @property
     def unit_size(self) -> int:
-        """Number of parameters of a unit."""
-        return sum(math.prod(param.shape) for param in self.leaves().values())
+        """Number of parameters of a unit that are trained."""
+        return sum(math.prod(param.shape) for param in self.trained().values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,7 @@ class StageStacks:
 class StageParameters:
     """All parameters that a stage holds, and the groups in which it sums gradients.
 
-    `kind` is all that its programs depend on.
+    `kind` is all that its programs depend on. Of what is frozen there are no gradients.
     """
 
     stacks: tuple[NamedStack, ...]
@@ -131,7 +135,7 @@ class PlanPartition:
 
     @cached_property
     def tied(self) -> dict[str, tuple[StageKey, ...]]:
-        """Full path of each tied parameter -> the stages that hold it."""
+        """Full path of each trained tied parameter -> the stages that hold it."""
         return tied_holders(self.plan, self.model)
 
     @cached_property
@@ -145,14 +149,15 @@ class PlanPartition:
 
     @cached_property
     def savers(self) -> dict[str, StageKey]:
-        """Name of each unit -> the stage that saves it: the nodes share the load.
+        """Name of each unit that has state -> the stage that saves it: the nodes share
+        the load.
 
         The largest units go first, each to the node that has least to save so far.
         """
         holders: dict[str, list[StageKey]] = {}
         sizes: dict[str, int] = {}
         for stage_id, held in self.stages.items():
-            for named in (n for n in held.stacks if n.stack.only is None):
+            for named in (n for n in held.stacks if _has_state(n.stack)):
                 for unit in range(named.stack.num_units):
                     holders.setdefault(named.name_of(unit), []).append(stage_id)
                     sizes[named.name_of(unit)] = named.stack.unit_size
@@ -164,6 +169,11 @@ class PlanPartition:
             load[nodes[saver]] += sizes[name]
             found[name] = saver
         return found
+
+
+def _has_state(stack: BlockStack) -> bool:
+    """Whether its units have what is saved, and nobody else saves it."""
+    return stack.only is None and stack.unit_size > 0
 
 
 def stage_parameters(model: Model, ranges: Sequence[LayerRange]) -> StageParameters:
@@ -178,7 +188,8 @@ def stage_parameters(model: Model, ranges: Sequence[LayerRange]) -> StageParamet
         ids = _leaf_ids(fresh, first=len(stacks))
         places |= {path: leaf for leaf, path in ids.items() if path in tied}
         stacks += fresh
-        if own := tuple(leaf for leaf, path in ids.items() if path not in tied):
+        own = _trained(fresh, ids, first=len(stacks) - len(fresh))
+        if own := tuple(leaf for leaf in own if ids[leaf] not in tied):
             groups[segment] = own
     for path, owner in tied.items():
         if path not in places:
@@ -187,7 +198,9 @@ def stage_parameters(model: Model, ranges: Sequence[LayerRange]) -> StageParamet
             borrowed = BlockStack((_kind(owner),), only=only)
             stacks.append(NamedStack(borrowed, ((owner.path,),)))
     places = {path: places[path] for path in tied}
-    groups = dict(reversed(groups.items())) | {p: (leaf,) for p, leaf in places.items()}
+    groups = dict(reversed(groups.items())) | {
+        path: (places[path],) for path, owner in tied.items() if _trains(owner, path)
+    }
     kind = StageStacks(
         stacks=tuple(named.stack for named in stacks),
         tied=tuple(places.items()),
@@ -218,12 +231,18 @@ def gradient_sizes(model: Model, group: Group) -> list[int]:
 
 
 def tied_holders(plan: Plan, model: Model) -> dict[str, tuple[StageKey, ...]]:
-    """The stages whose modules own or use each tied parameter, by full path."""
+    """The stages whose modules own or use each tied parameter that is trained, by full
+    path."""
     held = {(r, s): _tied_in(model, stage.layers) for r, s, stage in plan.stages()}
     return {
         path: tuple(key for key, paths in held.items() if path in paths)
-        for path in _tied_in(model, (0, len(model.layers)))
+        for path, owner in _tied_in(model, (0, len(model.layers))).items()
+        if _trains(owner, path)
     }
+
+
+def _trains(owner: ModuleSpec, path: str) -> bool:
+    return abstract_params(owner)[path.removeprefix(f"{owner.path}.")].trained
 
 
 def _tied_in(model: Model, layers: LayerRange) -> dict[str, ModuleSpec]:
@@ -255,6 +274,14 @@ def _named_stacks(modules: Unit) -> list[NamedStack]:
 
 def _kind(module: ModuleSpec) -> ModuleSpec:
     return replace(module, path=module.name)
+
+
+def _trained(
+    stacks: Sequence[NamedStack], ids: dict[LeafId, str], first: int
+) -> tuple[LeafId, ...]:
+    """Those of the leaves that are trained."""
+    trained = [named.stack.trained() for named in stacks]
+    return tuple((at, leaf) for at, leaf in ids if leaf in trained[at - first])
 
 
 def _leaf_ids(stacks: Sequence[NamedStack], first: int) -> dict[LeafId, str]:

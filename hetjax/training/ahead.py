@@ -21,12 +21,12 @@ from typing import IO
 from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.cluster_files import cluster_toml, parse_cluster
 from hetjax.errors import NoFeasiblePlan
-from hetjax.models.named import load_named
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import parse_plan, plan_json
 from hetjax.training.config import RunConfig
 from hetjax.training.config_values import config_values, read_config
 from hetjax.training.placement import next_plan
+from hetjax.training.run_model import run_model
 
 _LAST_WORDS = 3  # lines: as many as a BadInput has
 
@@ -88,7 +88,7 @@ def main() -> None:
     """Answer the request on standard input, a line for each plan."""
     request = json.load(sys.stdin)
     config = read_config(request["config"], "settings")
-    model, current = load_named(config.model), parse_plan(request["current"])
+    model, current = run_model(config), parse_plan(request["current"])
     for number, text in enumerate(request["clusters"]):
         with suppress(NoFeasiblePlan):  # then there is nothing to be ready for
             plan = next_plan(config, model, parse_cluster(text), current)

@@ -17,6 +17,7 @@ from hetjax.cluster import ranges
 from hetjax.cluster.ranges import Range
 from hetjax.data.settings import DataConfig
 from hetjax.errors import BadInput
+from hetjax.models.finetuning import LoraConfig, TrainConfig, check_finetuning
 from hetjax.plans.attention import Attention
 from hetjax.plans.precision import Dtype
 
@@ -189,6 +190,8 @@ class RunConfig:
     """Save and stop after this many steps of this start, as if preempted."""
     trace: bool = False
     """Write a timeline of a few steps as trace.json, to open in ui.perfetto.dev."""
+    train: TrainConfig = field(default_factory=TrainConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -199,6 +202,7 @@ def check_config(config: RunConfig) -> None:
     """Raise BadInput for the first setting that cannot be."""
     for problem in _problems(config):
         raise problem
+    check_finetuning(config.train, config.lora)
 
 
 def option(name: str) -> str:

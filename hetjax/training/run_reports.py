@@ -14,7 +14,6 @@ from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.user_files import parsed, read_text
 from hetjax.costs.plan_costs import usd_per_hour
 from hetjax.errors import BadInput, NoFeasiblePlan
-from hetjax.models.named import load_named
 from hetjax.plans.plan import Plan
 from hetjax.report.progress import Display
 from hetjax.report.run_record import RunRecord
@@ -23,6 +22,7 @@ from hetjax.schedule.predicted import Predicted
 from hetjax.schedule.simulation.trace import Span, traced_spans
 from hetjax.training import rundir
 from hetjax.training.config_values import flat_values
+from hetjax.training.run_model import run_model
 from hetjax.training.rundir import Previous, read_journal
 from hetjax.training.step_comparison import predict_step
 
@@ -48,7 +48,7 @@ def report_of(run_dir: str | Path) -> RunReport:
     found = _previous(path)
 
     def predict(plan: Plan, cluster: Cluster) -> Predicted:
-        model = load_named(found.config.model)
+        model = run_model(found.config)
         return predict_step(found.config, model, plan, cluster)
 
     return _report(path, found, predict)

@@ -46,6 +46,8 @@ METRICS, EVENTS, TRACE = "metrics.jsonl", "events.jsonl", "trace.json"
 REPORT = "report.html"
 CHECKPOINTS, LOGS = "checkpoints", "logs"
 KEPT = ("model", "seed", "seq_len", "global_batch", "optimizer.name")  # settings
+_OF_A_PART = ("train.only", "lora.rank", "lora.alpha", "lora.targets")
+KEPT += _OF_A_PART
 _LOCK = ".lock"
 # What may be there before config.json: a start writes some, and may have been killed
 _BEFORE_CONFIG = (_LOCK, CLUSTER, PLAN, *FILES, METRICS, EVENTS, PROFILE, LOGS)
@@ -182,8 +184,8 @@ def changes(previous: Previous, config: RunConfig) -> dict[str, tuple[Any, Any]]
 
 def check_same_run(previous: Previous, config: RunConfig) -> None:
     """Raise BadInput if the settings are of another run than the directory's."""
-    changed = changes(previous, config)
-    changed = {name: changed[name] for name in KEPT if name in changed}
+    changed, kept = changes(previous, config), _kept(config)
+    changed = {name: changed[name] for name in kept if name in changed}
     if not changed:
         return
     shown = ", ".join(
@@ -192,7 +194,7 @@ def check_same_run(previous: Previous, config: RunConfig) -> None:
     resume = " ".join(f"{option(name)} {was}" for name, (was, _) in changed.items())
     raise BadInput(
         got=f"run directory {str(config.run_dir)!r} holds another run: {shown}",
-        allowed=f"the same {', '.join(KEPT)} as before",
+        allowed=f"the same {', '.join(kept)} as before",
         fix=f"resume that run with {resume}, or start a new one in another --run-dir",
     )
 
@@ -249,7 +251,14 @@ def _refuse_strangers(path: Path) -> None:
 def identity(config: RunConfig, dataset: Dataset) -> dict[str, Any]:
     """The settings by name, and the hashes of text and tokenizer by file name."""
     values = flat_values(config)
-    return {name: values[name] for name in KEPT} | dict(dataset.hashes)
+    return {name: values[name] for name in _kept(config)} | dict(dataset.hashes)
+
+
+def _kept(config: RunConfig) -> tuple[str, ...]:
+    """Settings that stay the same; what is frozen is not saved, but comes again from
+    where the run began."""
+    is_whole = config.train.only is None and not config.lora.rank
+    return KEPT if is_whole else (*KEPT, "init")
 
 
 def check_identity(

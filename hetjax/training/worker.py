@@ -38,13 +38,14 @@ from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import parse_plan, plan_json
 from hetjax.plans.worker_map import WorkerMap, node_of
 from hetjax.runtime.execution.stage_runtime import StageRuntime
-from hetjax.runtime.execution.state import Weights
+from hetjax.runtime.execution.state import Weights, drawn_weights
 from hetjax.runtime.rpc.schema import Noticed
 from hetjax.runtime.worker.service import WorkerBootstrap, read_bootstrap
 from hetjax.runtime.worker.serving import serve
 from hetjax.training.config import RunConfig
 from hetjax.training.config_values import config_values, read_config
 from hetjax.training.optimizer import optimizer
+from hetjax.training.run_model import run_model
 
 
 class BatchPrefetcher:
@@ -134,12 +135,14 @@ def warm_up(worker: str, settings: Mapping[str, Any]) -> None:
 
 
 def first_weights(config: RunConfig, model: Model) -> Weights | None:
-    """Give what the run begins with, if that is not drawn from its seed.
+    """Give what the run begins with, if that is not drawn from its seed, and what it
+    comes back to if some of it is frozen.
 
     BadInput where the folder is not whole, or is another model's.
     """
     if config.init is None:
-        return None
+        is_frozen = any(spec.frozen for spec in model.modules)
+        return drawn_weights(model, config.seed) if is_frozen else None
     weights = FolderWeights(local_folder(config.init))
     weights.check_model(model)
     return weights
@@ -150,7 +153,7 @@ def _runtime(
 ) -> StageRuntime:
     whole = parse_cluster(settings["cluster"])
     cluster = part_of(whole, [node_of(worker)])
-    plan, model = parse_plan(settings["plan"]), load_named(config.model)
+    plan, model = parse_plan(settings["plan"]), run_model(config)
     return StageRuntime(
         plan,
         model,

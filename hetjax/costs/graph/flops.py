@@ -36,7 +36,8 @@ def forward_flops(model: Model, seq_len: int) -> tuple[int, ...]:
         for spec in layer.modules:
             if spec is last:
                 inputs = (*inputs, tokens_BL)
-            key = (spec.cls, spec.config, *((i.shape, i.dtype) for i in inputs))
+            kind = spec.cls, spec.config, spec.adapters
+            key = (*kind, *((i.shape, i.dtype) for i in inputs))
             if key not in known:
                 known[key] = _module_flops(spec, inputs)
             module_flops, output = known[key]

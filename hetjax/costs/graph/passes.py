@@ -11,7 +11,7 @@ differ in their numbers of units alone are traced once. Does not own these funct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import count
+from itertools import compress, count
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from hetjax.cluster.catalogue import Precision
 from hetjax.costs.graph.values import Cuts, Dims, Graph, Origin, Value, graph_of
+from hetjax.models.model import AbstractParam
 from hetjax.plans.plan import AttentionForm, Remat
 from hetjax.stage.backward_split import split_backward
 from hetjax.stage.function import (
@@ -28,7 +29,7 @@ from hetjax.stage.function import (
     rank_gradients,
 )
 from hetjax.stage.jaxprs import ClosedJaxpr
-from hetjax.stage.partition import StageStacks
+from hetjax.stage.partition import BlockStack, StageStacks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,11 +51,13 @@ class Passes:
     """Forward and backward of a stage; inputs and outputs of the graphs are flat.
 
     `forward`: weights, input (of the last stage also targets) -> output or loss,
-    *saved. `backward`: weights, input, *saved, output's gradient -> weight gradients
-    and, unless the stage is the first, the input's. They share the saved values.
+    *saved. `backward`: weights, input, *saved, output's gradient -> gradients of those
+    that are trained and, unless the stage is the first, the input's. They share the
+    saved values.
     """
 
     weights: tuple[Value, ...]
+    trained: tuple[Value, ...]
     forward: Graph
     backward: Graph
     cuts: Cuts
@@ -75,6 +78,7 @@ class SplitPasses:
     """
 
     weights: tuple[Value, ...]
+    trained: tuple[Value, ...]
     forward: Graph
     input_gradient: Graph
     weight_gradient: Graph
@@ -119,11 +123,12 @@ def _remat(stage: StageStacks, remat: Remat) -> Remat:
 @lru_cache(maxsize=1024)
 def _traced(stage: StageStacks, shares: Shares, remat: Remat) -> Passes:
     graphs = _Graphs.of(stage, shares, remat)
-    dims, weights = graphs.dims, graphs.weights
+    dims, trained = graphs.dims, graphs.trained
     backward = graph_of(_backward(graphs.alike, shares, remat), graphs.inputs, dims)
-    _cut_alike(dims, weights, backward.outputs[: len(weights)])
+    _cut_alike(dims, trained, backward.outputs[: len(trained)])
     return Passes(
-        weights=weights,
+        weights=graphs.weights,
+        trained=trained,
         forward=graphs.forward,
         backward=backward,
         cuts=Cuts(dims=dims, cut=dims.cut_roots(), tensor=shares.tensor),
@@ -133,14 +138,15 @@ def _traced(stage: StageStacks, shares: Shares, remat: Remat) -> Passes:
 @lru_cache(maxsize=256)
 def _split_traced(stage: StageStacks, shares: Shares, remat: Remat) -> SplitPasses:
     graphs = _Graphs.of(stage, shares, remat)
-    dims, weights = graphs.dims, graphs.weights
+    dims, trained = graphs.dims, graphs.trained
     halves = _halves(graphs.alike, shares, remat)
     first = graph_of(halves.first, graphs.inputs, dims)
     kept = tuple(graphs.inputs[i] for i in halves.kept)
     second = graph_of(halves.second, (*kept, *first.outputs[1:]), dims)
-    _cut_alike(dims, weights, second.outputs)
+    _cut_alike(dims, trained, second.outputs)
     return SplitPasses(
-        weights=weights,
+        weights=graphs.weights,
+        trained=trained,
         forward=graphs.forward,
         input_gradient=first,
         weight_gradient=second,
@@ -159,6 +165,7 @@ class _Graphs:
     alike: StageStacks
     dims: Dims
     weights: tuple[Value, ...]
+    trained: tuple[Value, ...]
     forward: Graph
     inputs: tuple[Value, ...]
 
@@ -171,8 +178,14 @@ class _Graphs:
         forward = graph_of(traced.jaxpr, (*weights, *given), dims)
         dy = _whole(dims, traced.abstract[-1])
         inputs = (*weights, given[0], *forward.outputs[1:], dy)
+        is_trained = [param.trained for _, param in _in_order(alike)]
         return cls(
-            alike=alike, dims=dims, weights=weights, forward=forward, inputs=inputs
+            alike=alike,
+            dims=dims,
+            weights=weights,
+            trained=tuple(compress(weights, is_trained)),
+            forward=forward,
+            inputs=inputs,
         )
 
 
@@ -286,9 +299,14 @@ def _weights(stage: StageStacks, dims: Dims, shares: Shares) -> tuple[Value, ...
             Origin.WEIGHTS,
             (*(None,) * stack.stacked, *param.logical),
         )
-        for stack in stage.stacks
-        for _, param in sorted(stack.leaves().items())
+        for stack, param in _in_order(stage)
     )
+
+
+def _in_order(stage: StageStacks) -> Iterator[tuple[BlockStack, AbstractParam]]:
+    for stack in stage.stacks:
+        for _, param in sorted(stack.leaves().items(), key=lambda each: each[0]):
+            yield stack, param
 
 
 def _abstract_inputs(

@@ -9,7 +9,7 @@ and that no more is read than what is asked for. Does not own which tensors thos
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -129,7 +129,8 @@ class FolderWeights:
     def check_model(self, model: Model) -> None:
         """BadInput if the folder is of another model than this."""
         for spec in model.modules:
-            for name, parameter in abstract_params(spec).items():
+            own = replace(spec, adapters=())
+            for name, parameter in abstract_params(own).items():
                 path = f"{spec.path}.{name}"
                 there = self._shape(path)
                 padded = there and (parameter.shape[0], *there[1:])

@@ -63,6 +63,7 @@ class StageState:
     programs: StagePrograms
     updates: UpdatePrograms
     masters: Any = None
+    frozen: Any = None
     opt_state: Any = None
     params: Any = None
     acc: Any = None
@@ -73,6 +74,7 @@ class StageState:
     def clear(self) -> None:
         """Let go of all arrays."""
         self.masters = self.opt_state = self.params = self.acc = self.loss = None
+        self.frozen = None
         self.gradients.clear()
 
 
@@ -253,7 +255,7 @@ class Executor:
             tuple(state.gradients.values()),
             to_mesh(np.float32(scale), whole),
         )
-        state.params = state.updates.with_copies(state.masters, copies)
+        state.params = state.updates.with_copies(state.masters, copies, state.frozen)
         state.gradients.clear()
         return jax.tree.leaves(state.masters)[:1]
 

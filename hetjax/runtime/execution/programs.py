@@ -24,7 +24,13 @@ from hetjax.mesh.multihost import to_mesh, value_here
 from hetjax.runtime.execution.compiler_options import compiler_options
 from hetjax.schedule.programs.action import Op
 from hetjax.stage import function as stage
-from hetjax.stage.arrays import accumulators, compute_weights, pack_dim, shardings
+from hetjax.stage.arrays import (
+    accumulators,
+    compute_weights,
+    pack_dim,
+    shardings,
+    trained_part,
+)
 from hetjax.stage.backward_split import BackwardSplit, split_backward
 from hetjax.stage.function import Residuals, StageFunction
 from hetjax.stage.partition import LeafId
@@ -87,7 +93,12 @@ class StagePrograms:
     @cached_property
     def accumulators(self) -> Any:
         """fp32 gradient sums; dim 0 is the data rank that added them."""
-        return accumulators(self.params)
+        return accumulators(self.trained)
+
+    @cached_property
+    def trained(self) -> Any:
+        """Those of the compute weights that have gradients."""
+        return trained_part(self.function.stacks, self.params)
 
     def of(self, op: Op) -> Compiled:
         """The program that computes an action."""
@@ -160,7 +171,7 @@ class StagePrograms:
     @cached_property
     def weight_gradient(self) -> Compiled:
         """(params, half, acc) -> (acc, a zero to wait for); acc is donated."""
-        acc, weights = self.accumulators, jax.tree.structure(self.params)
+        acc, weights = self.accumulators, jax.tree.structure(self.trained)
 
         def add(params: Any, half: list[jax.Array], acc: Any) -> tuple[Any, jax.Array]:
             read, others = self._kept

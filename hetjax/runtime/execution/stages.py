@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from hetjax.checkpoint.format import Entry
+from hetjax.checkpoint.format import WEIGHTS, Entry
 from hetjax.mesh.axes import stage_mesh
 from hetjax.mesh.multihost import is_member, leads
 from hetjax.models.model import Model, ModuleSpec, apply, init_params
@@ -96,17 +97,34 @@ class Stages:
         optimizer state."""
         for stage, state in self.stages.items():
             held, abstract = self.partition.stages[stage], state.updates.masters
-            read = given_weights(self._weights) if self._weights else None
-            read = read or fresh_weights(self.model, held, seed)
+            if self._weights is None:
+                read = fresh_weights(self.model, held, seed)
+            else:
+                read = given_weights(self.model, self._weights, seed)
             masters, _ = place(held, abstract, ({},) * len(abstract), read)
-            self._install(state, masters, state.updates.init_opt_state(masters))
+            opt_state = state.updates.init_opt_state(masters)
+            self._install(state, masters, opt_state, self._frozen(stage, read))
 
     def restore(self, read: Read) -> None:
-        """State of all stages from plan-independent entries."""
+        """State of all stages from plan-independent entries; what is frozen is no
+        state, and comes again from where it began."""
         for stage, state in self.stages.items():
             abstract = state.updates.masters, state.updates.opt_state
             state.clear()  # or devices would have to hold it twice
-            self._install(state, *place(self.partition.stages[stage], *abstract, read))
+            held = self.partition.stages[stage]
+            masters, opt_state = place(held, *abstract, read)
+            frozen = self._frozen(stage, self._first_weights)
+            self._install(state, masters, opt_state, frozen)
+
+    def _first_weights(self, entry: Entry) -> np.ndarray:
+        """A weight that is frozen, as the run began with it."""
+        assert self._weights is not None, f"nobody says where {entry.name} is from"
+        return self._weights(entry.name.removeprefix(WEIGHTS), entry.shape)
+
+    def _frozen(self, stage: StageKey, read: Read) -> Any:
+        """What is frozen of a stage, on its devices, in the precision of compute."""
+        held, abstract = self.partition.stages[stage], self.stages[stage].updates.frozen
+        return place(held, abstract, ({},) * len(abstract), read)[0]
 
     def entries(self) -> Iterator[tuple[Entry, np.ndarray]]:
         """A host copy of the state that is saved from here, every entry once.
@@ -126,7 +144,7 @@ class Stages:
 
     def _saves(self, stage: StageKey, named: NamedStack, unit: int) -> bool:
         mine = named.stack.only is None
-        return mine and self.partition.savers[named.name_of(unit)] == stage
+        return mine and self.partition.savers.get(named.name_of(unit)) == stage
 
     def needed(self) -> Iterator[Entry]:
         """What `restore` reads, known before there is any state."""
@@ -144,10 +162,12 @@ class Stages:
             for stage, state in self.stages.items()
         )
 
-    def _install(self, state: StageState, masters: object, opt_state: object) -> None:
-        state.masters, state.opt_state = masters, opt_state
+    def _install(
+        self, state: StageState, masters: object, opt_state: object, frozen: object
+    ) -> None:
+        state.masters, state.opt_state, state.frozen = masters, opt_state, frozen
         copies = state.updates.copies(masters)
-        state.params = state.updates.with_copies(masters, copies)
+        state.params = state.updates.with_copies(masters, copies, frozen)
 
 
 def _stages(

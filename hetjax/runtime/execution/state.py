@@ -8,6 +8,7 @@ one per parameter or optimizer leaf of one module. Does not own files
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -17,12 +18,14 @@ import numpy as np
 from hetjax.checkpoint.format import WEIGHTS, Entry
 from hetjax.mesh.axes import slices
 from hetjax.mesh.multihost import to_mesh, whole_value
-from hetjax.models.model import Model, ModuleSpec, init_params
+from hetjax.models.model import Model, ModuleSpec, init_adapters, init_params
 from hetjax.stage.partition import NamedStack, StageParameters
 
 Read = Callable[["Entry"], np.ndarray]  # whole value of an entry
 # fp32 value of the parameter with this full path and shape
 Weights = Callable[[str, tuple[int, ...]], np.ndarray]
+# What of a module's parameters is drawn with a key
+Init = Callable[[ModuleSpec, jax.Array], dict[str, Any]]
 
 
 def entries(named: NamedStack, leaf_path: tuple[Any, ...], leaf: Any) -> list[Entry]:
@@ -113,16 +116,13 @@ def fresh_weights(model: Model, held: StageParameters, seed: int) -> Read:
     modules = {m.path: m for named in held.stacks for m in named.modules()}
     of_kind: dict[Any, list[str]] = {}
     for path, spec in modules.items():
-        of_kind.setdefault((spec.cls, spec.config, spec.tied), []).append(path)
-    cpu = jax.local_devices(backend="cpu")[0]
+        of_kind.setdefault(replace(spec, path=""), []).append(path)
 
-    def drawn(kind: Any, paths: Sequence[str]) -> dict[str, np.ndarray]:
+    def drawn(kind: ModuleSpec, paths: Sequence[str]) -> dict[str, np.ndarray]:
         values: dict[str, np.ndarray] = {}
         for path in paths:
-            with jax.default_device(cpu):
-                key = jax.random.fold_in(jax.random.key(seed), number[path])
-                params = _initialiser(*kind)(key)
-            values |= {f"params.{path}.{k}": np.asarray(v) for k, v in params.items()}
+            params = _drawn(init_params, kind, seed, number[path])
+            values |= {f"{WEIGHTS}{path}.{k}": v for k, v in params.items()}
         return values
 
     with ThreadPoolExecutor() as pool:  # each kind is a program to compile
@@ -131,14 +131,68 @@ def fresh_weights(model: Model, held: StageParameters, seed: int) -> Read:
     return lambda entry: values[entry.name]
 
 
-def given_weights(weights: Weights) -> Read:
-    """Initial weights that come from elsewhere."""
-    return lambda entry: weights(entry.name.removeprefix(WEIGHTS), entry.shape)
+def given_weights(model: Model, weights: Weights, seed: int) -> Read:
+    """Initial weights that come from elsewhere; adapters have none there, and are drawn
+    as `fresh_weights` draws them."""
+    adapters = _Drawn(model, seed, init_adapters)
+    names = {
+        f"{spec.path}.{name}"
+        for spec in model.modules
+        for adapter in spec.adapters
+        for name in adapter.names
+    }
+
+    def read(entry: Entry) -> np.ndarray:
+        path = entry.name.removeprefix(WEIGHTS)
+        return (adapters if path in names else weights)(path, entry.shape)
+
+    return read
+
+
+def drawn_weights(model: Model, seed: int) -> Weights:
+    """The weights of `fresh_weights`, of any module at any time."""
+    return _Drawn(model, seed, init_params)
+
+
+class _Drawn:
+    """Parameters by path as a function makes them of module and key; those of the
+    module that was asked for last are kept."""
+
+    def __init__(self, model: Model, seed: int, init: Init) -> None:
+        self._seed, self._init = seed, init
+        self._specs = {spec.path: (at, spec) for at, spec in enumerate(model.modules)}
+        self._last: tuple[str, dict[str, np.ndarray]] = "", {}
+
+    def __call__(self, path: str, shape: tuple[int, ...]) -> np.ndarray:
+        module = next(m for m in _prefixes(path) if m in self._specs)
+        if self._last[0] != module:
+            number, spec = self._specs[module]
+            kind = replace(spec, path="")
+            self._last = module, _drawn(self._init, kind, self._seed, number)
+        return self._last[1][path.removeprefix(f"{module}.")]
+
+
+def _prefixes(path: str) -> list[str]:
+    """What may be a module's path in the full path of its parameter."""
+    words = path.split(".")
+    return [".".join(words[:2]), words[0]]
+
+
+def _drawn(
+    init: Init, kind: ModuleSpec, seed: int, number: int
+) -> dict[str, np.ndarray]:
+    """What a module begins with, drawn on the host's CPU."""
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        key = jax.random.fold_in(jax.random.key(seed), number)
+        params = _initialiser(init, kind)(key)
+    return {name: np.asarray(value) for name, value in params.items()}
 
 
 @cache
-def _initialiser(*kind: Any) -> Callable[[jax.Array], dict[str, jax.Array]]:
-    return jax.jit(partial(init_params, ModuleSpec("", *kind)))
+def _initialiser(
+    init: Init, kind: ModuleSpec
+) -> Callable[[jax.Array], dict[str, jax.Array]]:
+    return jax.jit(partial(init, kind))
 
 
 def place(held: StageParameters, masters: Any, opt_state: Any, read: Read) -> Any:
@@ -153,7 +207,7 @@ def place(held: StageParameters, masters: Any, opt_state: Any, read: Read) -> An
 
 
 def _assembled(named: NamedStack, found: list[Entry], read: Read) -> np.ndarray:
-    values = [read(entry) for entry in found]
+    values = [read(entry).astype(entry.dtype, copy=False) for entry in found]
     return np.stack(values) if named.stack.stacked else values[0]
 
 

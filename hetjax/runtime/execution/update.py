@@ -211,9 +211,16 @@ class UpdatePrograms:
             for a in jax.eval_shape(packer, leaves)
         )
 
-    def with_copies(self, masters: Any, copies: Any) -> Any:
-        """Compute weights: the copy where there is one, else the master itself."""
-        return tuple(m | c for m, c in zip(masters, copies, strict=True))
+    @cached_property
+    def frozen(self) -> Any:
+        """Compute weights that no update changes, as abstract arrays."""
+        return arrays.frozen_part(self._stacks, self.programs.params)
+
+    def with_copies(self, masters: Any, copies: Any, frozen: Any) -> Any:
+        """Compute weights: the copy where there is one, else the master itself; and
+        what is frozen."""
+        trained = arrays.joined_parts(masters, copies)
+        return arrays.joined_parts(trained, frozen)
 
     def _leaves(self, index: int, gradients: list[Any]) -> dict[str, jax.Array]:
         """Gradients of a stack by leaf, data ranks and holders summed."""
@@ -246,7 +253,7 @@ class UpdatePrograms:
 
     @cached_property
     def _copied(self) -> Any:
-        return arrays.copied_weights(self.programs.params, self.masters)
+        return arrays.copied_weights(self.programs.trained, self.masters)
 
 
 @cache

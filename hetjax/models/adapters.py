@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Low-rank adapters of linear weights (LoRA, arXiv 2106.09685).
+
+A weight W that has one acts as W + scale A B, where A maps its inputs to `rank` numbers
+and B these to its outputs. The sum is never made, so a frozen W has no gradient to
+compute. B is zero at first. A is cut over devices where the inputs of W are, B where
+its outputs are.
+
+Owns what an adapter is, its arrays' shapes and first values, and the product of a
+weight with its adapter. Does not own which weights have one (`finetuning.py`).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+A, B = "_lora_a", "_lora_b"
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """The adapter of a module's weight: how many numbers lie between A and B, and what
+    their product is multiplied by."""
+
+    weight: str
+    rank: int
+    scale: float
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Names of A and B, beside the weight's own."""
+        return self.weight + A, self.weight + B
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Factors:
+    """An adapter's arrays; compared by identity, as arrays are."""
+
+    a: Any
+    b: Any
+    scale: float
+
+
+def factor_dims(
+    dims: tuple[Any, ...], num_inputs: int, between: Any
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """What A and B have by dim, given what the weight has and what lies between."""
+    return (*dims[:num_inputs], between), (between, *dims[num_inputs:])
+
+
+def first_factors(
+    key: jax.Array, a_shape: tuple[int, ...], b_shape: tuple[int, ...]
+) -> tuple[jax.Array, jax.Array]:
+    """First values: A uniform within 1 / sqrt(inputs), as PEFT draws it, and B zero."""
+    limit = math.prod(a_shape[:-1]) ** -0.5
+    a = jax.random.uniform(key, a_shape, jnp.float32, -limit, limit)
+    return a, jnp.zeros(b_shape, jnp.float32)
+
+
+def merged_weight(weight: Any, a: Any, b: Any, scale: float) -> Any:
+    """W + scale A B, of arrays of JAX or NumPy."""
+    inner = a.reshape(-1, a.shape[-1]) @ b.reshape(b.shape[0], -1)
+    return weight + scale * inner.reshape(weight.shape)
+
+
+def linear(formula: str, x: jax.Array, weight: nnx.Param) -> jax.Array:
+    """Contract x with a linear weight by the formula, its adapter's part added."""
+    y = jnp.einsum(formula, x, weight[...])
+    factors: Factors | None = weight.get_metadata().get("factors")
+    if factors is None:
+        return y
+    operands, outputs = formula.split("->")
+    of_x, of_weight = operands.split(",")
+    inputs = "".join(dim for dim in of_weight if dim not in outputs)
+    kept = "".join(dim for dim in of_x if dim not in inputs)
+    of_b = "r" + of_weight.removeprefix(inputs)
+    z = jnp.einsum(f"{of_x},{inputs}r->{kept}r", x, factors.a) * factors.scale
+    return y + jnp.einsum(f"{kept}r,{of_b}->{outputs}", z, factors.b)

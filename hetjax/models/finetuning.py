@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fine-tuning of a part of a model: what is trained, and which weights have adapters.
+
+Owns the settings, and how they make of a model one that says what of it is frozen: all
+else (plans, costs, stages, checkpoints) reads that from the model. Does not own what an
+adapter is (`adapters.py`).
+"""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from hetjax.errors import BadInput
+
+if TYPE_CHECKING:
+    from hetjax.models.model import Model, ModuleSpec
+
+_MOST_RANK = 4096
+_NAMED = 6  # of many paths, so many are named
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig:
+    """Which parameters are trained; the others stay as they begin."""
+
+    only: str | None = None
+    """Regular expression, found in the full paths of what is trained, as in
+    'block_00[23]|head'. None: all parameters."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoraConfig:
+    """Low-rank adapters, which are trained in place of the model's own parameters."""
+
+    rank: int = 0
+    """Width of the adapters; 0: none, the model itself is trained."""
+    alpha: float = 32.0
+    """What an adapter gives is multiplied by alpha / rank."""
+    targets: str | None = None
+    """Regular expression, found in the full paths of linear weights that have one, as
+    in 'attention.(q|v)'. None: all linear weights of attention and MLP."""
+
+
+WHOLE, WITHOUT_ADAPTERS = TrainConfig(), LoraConfig()
+
+
+def check_finetuning(train: TrainConfig, lora: LoraConfig) -> None:
+    """Raise BadInput for settings that cannot be, whatever the model."""
+    if not 0 <= lora.rank <= _MOST_RANK:
+        raise BadInput(
+            got=f"lora.rank = {lora.rank}",
+            allowed=f"0 (no adapters) to {_MOST_RANK}",
+            fix="give --lora.rank 16, say",
+        )
+    if not 0 < lora.alpha < math.inf:
+        raise BadInput(
+            got=f"lora.alpha = {lora.alpha}",
+            allowed="a number above 0",
+            fix="give --lora.alpha 32, say",
+        )
+    if lora.rank and train.only is not None:
+        raise BadInput(
+            got=f"--train.only {train.only!r} with --lora.rank {lora.rank}",
+            allowed="either: of a model with adapters these alone are trained",
+            fix="leave --train.only out, or --lora.rank",
+        )
+    if lora.targets is not None and not lora.rank:
+        raise BadInput(
+            got=f"--lora.targets {lora.targets!r} without --lora.rank",
+            allowed="targets of adapters that have a rank",
+            fix="add --lora.rank 16, say",
+        )
+    for name, regex in (("train.only", train.only), ("lora.targets", lora.targets)):
+        if regex is not None:
+            _compiled(name, regex)
+
+
+def fine_tuned(model: "Model", train: TrainConfig, lora: LoraConfig) -> "Model":
+    """Give the model with what is trained of it; BadInput if that is nothing."""
+    check_finetuning(train, lora)
+    if lora.rank:
+        return with_adapters(model, lora)
+    return model if train.only is None else trained_in_part(model, train.only)
+
+
+def trained_in_part(model: "Model", regex: str) -> "Model":
+    """Give the model of which only parameters of such paths are trained."""
+    from hetjax.models.model import abstract_params  # JAX takes a second
+
+    pattern = _compiled("train.only", regex)
+
+    def frozen(spec: "ModuleSpec") -> frozenset[str]:
+        names = abstract_params(spec)
+        return frozenset(n for n in names if not pattern.search(f"{spec.path}.{n}"))
+
+    found = _mapped(model, lambda spec: replace(spec, frozen=frozen(spec)))
+    if not any(p.trained for m in found.modules for p in abstract_params(m).values()):
+        paths = [
+            f"{m.path}.{name}" for m in model.modules for name in abstract_params(m)
+        ]
+        raise _no_match("train.only", regex, "parameters", paths)
+    return found
+
+
+def with_adapters(model: "Model", lora: LoraConfig) -> "Model":
+    """Give the model frozen, and with adapters, which alone are trained."""
+    from hetjax.models.adapters import Adapter
+    from hetjax.models.model import abstract_params
+
+    pattern = _compiled("lora.targets", lora.targets or "")
+
+    def adapted(spec: "ModuleSpec") -> "ModuleSpec":
+        own = abstract_params(spec)
+        adapters = tuple(
+            Adapter(name, lora.rank, lora.alpha / lora.rank)
+            for name, parameter in own.items()
+            if parameter.num_inputs is not None
+            and pattern.search(f"{spec.path}.{name}")
+        )
+        return replace(spec, frozen=frozenset(own), adapters=adapters)
+
+    found = _mapped(model, adapted)
+    if not any(spec.adapters for spec in found.modules):
+        paths = [
+            f"{spec.path}.{name}"
+            for spec in model.modules
+            for name, parameter in abstract_params(spec).items()
+            if parameter.num_inputs is not None
+        ]
+        raise _no_match("lora.targets", lora.targets or "", "linear weights", paths)
+    return found
+
+
+def _mapped(model: "Model", change: Callable[["ModuleSpec"], "ModuleSpec"]) -> "Model":
+    layers = tuple(
+        replace(layer, modules=tuple(map(change, layer.modules)))
+        for layer in model.layers
+    )
+    return replace(model, layers=layers)
+
+
+def _compiled(name: str, regex: str) -> re.Pattern[str]:
+    try:
+        return re.compile(regex)
+    except re.error as error:
+        raise BadInput(
+            got=f"--{name} {regex!r}: {error}",
+            allowed="a regular expression, as Python's re reads it",
+            fix=f"correct it: --{name} 'attention.(q|v)', say",
+        ) from None
+
+
+def _no_match(name: str, regex: str, what: str, paths: list[str]) -> BadInput:
+    some = paths[:: max(1, len(paths) // _NAMED)][:_NAMED]
+    return BadInput(
+        got=f"--{name} {regex!r}, which is found in no path of the model's {what}",
+        allowed=f"paths such as {', '.join(some)}" if some else "a model that has some",
+        fix=f"correct --{name}, or leave it out",
+    )

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs with adapters: what is saved and exported, and that any plan goes on with it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from hetjax.checkpoint.reader import Checkpoint
+from hetjax.errors import BadInput
+from hetjax.export import main as export
+from hetjax.models.finetuning import LoraConfig, TrainConfig, fine_tuned
+from hetjax.models.hugging_face.written import fields_of, write_model
+from hetjax.plans.plan_files import write_plan
+from hetjax.training.presets import Preset
+from hetjax.training.run import run
+from hetjax.training.run_model import run_model
+from hetjax.training.rundir import CHECKPOINTS
+from tests.training.small import (
+    MODEL,
+    MODEL_CONFIG,
+    ONE_REPLICA,
+    TWO_REPLICAS,
+    but,
+    losses,
+    small_preset,
+)
+
+pytestmark = pytest.mark.usefixtures("quick_compiling")
+
+RANK, ALPHA = 2, 6.0
+
+
+def preset_of(directory: Path, **changes: object) -> Preset:
+    """A run of three steps on weights that no seed gives, with adapters."""
+    folder = directory / "small"
+    if not folder.exists():
+        rng = np.random.default_rng(0)
+        folder.mkdir(parents=True)
+        write_model(
+            folder,
+            MODEL_CONFIG,
+            fields_of(MODEL_CONFIG),
+            lambda _, shape: rng.normal(0, 0.2, shape).astype(np.float32),
+            "float32",
+        )
+    lora = LoraConfig(rank=RANK, alpha=ALPHA)
+    given = {"model": str(folder), "init": str(folder), "steps": 3, "lora": lora}
+    plan = replace(TWO_REPLICAS, model=str(folder))
+    return but(small_preset(directory, plan), **(given | changes))
+
+
+def trained(chosen: Preset) -> int:
+    return run(chosen.config, chosen, run_model(chosen.config))
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Preset:
+    chosen = preset_of(tmp_path_factory.mktemp("lora"))
+    assert trained(chosen) == 0
+    return chosen
+
+
+def test_adapters_and_their_optimizer_state_are_all_that_is_saved(done: Preset):
+    saved = Checkpoint.open(done.config.run_dir / CHECKPOINTS)
+    arrays = [entry for entry in saved.entries.values() if entry.shape]
+    assert arrays and all("_lora_" in entry.name for entry in arrays)
+    dims = {"q": 32, "k": 32, "v": 32, "out": 32, "gate": 48, "up": 48, "down": 48}
+    expected = 2 * RANK * sum(dims.values())  # of two blocks, each in + out wide
+    weights = [entry for entry in arrays if entry.name.startswith("params.")]
+    assert sum(int(np.prod(entry.shape)) for entry in weights) == expected
+
+
+def test_stopped_and_resumed_on_another_plan_the_curve_goes_on(
+    done: Preset, tmp_path: Path
+):
+    first = preset_of(tmp_path, stop_after=1)
+    assert trained(first) == 4
+    other = tmp_path / "other.json"
+    write_plan(other, replace(ONE_REPLICA, model=first.config.model))
+    second = but(first, stop_after=None, plan=other)
+    assert trained(second) == 0
+    expected, found = losses(done.config.run_dir), losses(second.config.run_dir)
+    for step, values in expected.items():
+        assert found[step] == pytest.approx(values, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"lora": LoraConfig(rank=4, alpha=ALPHA)}, "lora.rank = 4"),
+        ({"lora": LoraConfig(rank=RANK, targets="mlp")}, "lora.targets = 'mlp'"),
+        (
+            {"lora": LoraConfig(), "train": TrainConfig(only="head")},
+            "train.only = 'head'",
+        ),
+        ({"init": None}, "init = None"),
+    ],
+)
+def test_a_run_goes_on_with_the_adapters_that_it_began_with(
+    done: Preset, change: dict[str, object], said: str
+):
+    with pytest.raises(BadInput, match=said) as refused:
+        trained(but(done, **change))
+    assert "allowed: the same" in str(refused.value)
+    assert "fix: " in str(refused.value)
+
+
+def test_adapters_are_exported_as_peft_has_them_and_merged_as_one_model(
+    done: Preset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run_dir = str(done.config.run_dir)
+    alone, merged = tmp_path / "alone", tmp_path / "merged"
+    assert export([run_dir, "--to", str(alone)]) == 0
+    assert "adapters of step 3 in float32" in capsys.readouterr().out
+    assert export([run_dir, "--to", str(merged), "--merged"]) == 0
+    said = json.loads((alone / "adapter_config.json").read_text())
+    assert (said["r"], said["lora_alpha"], said["rank_pattern"]) == (RANK, ALPHA, {})
+    factors = load_file(alone / "adapter_model.safetensors")
+    base, whole = (
+        load_file(folder / "model.safetensors")
+        for folder in (Path(done.config.model), merged)
+    )
+    assert base.keys() == whole.keys()
+    changed = 0
+    for name, value in base.items():
+        module = f"base_model.model.{name.removesuffix('.weight')}"
+        if f"{module}.lora_A.weight" not in factors:
+            np.testing.assert_array_equal(whole[name], value)
+            continue
+        a, b = (factors[f"{module}.lora_{x}.weight"] for x in "AB")
+        assert np.abs(b).max() > 1e-4
+        expected = value + ALPHA / RANK * (b @ a)
+        np.testing.assert_allclose(whole[name], expected, rtol=0, atol=1e-6)
+        changed += 1
+    assert changed == 14
+    assert said["target_modules"] == sorted(
+        name.removesuffix(".weight") for name in base if "proj" in name
+    )
+
+
+def test_a_part_alone_is_trained_and_the_whole_is_exported(tmp_path: Path):
+    only = TrainConfig(only=r"block_001\.mlp|head\.norm")
+    chosen = preset_of(tmp_path, lora=LoraConfig(), train=only, steps=2)
+    assert trained(chosen) == 0
+    to = tmp_path / "out"
+    assert export([str(chosen.config.run_dir), "--to", str(to)]) == 0
+    assert export([str(chosen.config.run_dir), "--to", str(to), "--merged"]) == 2
+    before, after = (
+        load_file(Path(folder) / "model.safetensors")
+        for folder in (chosen.config.model, to)
+    )
+    changed = {n for n, value in before.items() if not np.array_equal(value, after[n])}
+    assert changed == {
+        "model.norm.weight",
+        "model.layers.1.post_attention_layernorm.weight",
+        *(f"model.layers.1.mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
+    }
+
+
+def test_frozen_weights_of_a_run_from_scratch_are_drawn_again(tmp_path: Path):
+    only = TrainConfig(only=r"head\.norm")
+    chosen = preset_of(
+        tmp_path, init=None, lora=LoraConfig(), train=only, steps=2, stop_after=1
+    )
+    assert trained(chosen) == 4
+    assert trained(but(chosen, stop_after=None)) == 0
+    unbroken = preset_of(
+        tmp_path / "other", init=None, lora=LoraConfig(), train=only, steps=2
+    )
+    assert trained(unbroken) == 0
+    assert losses(chosen.config.run_dir) == losses(unbroken.config.run_dir)
+
+
+@pytest.mark.parametrize(
+    ("train", "lora", "said"),
+    [
+        (TrainConfig(only="nowhere"), LoraConfig(), "block_000.mlp.down"),
+        (TrainConfig(only="("), LoraConfig(), "regular expression"),
+        (TrainConfig(), LoraConfig(rank=4, targets="head"), "block_000.attention.q"),
+        (TrainConfig(), LoraConfig(targets="mlp"), "without --lora.rank"),
+        (TrainConfig(), LoraConfig(rank=-1), "lora.rank = -1"),
+        (TrainConfig(), LoraConfig(rank=4, alpha=0.0), "lora.alpha = 0"),
+        (TrainConfig(only="head"), LoraConfig(rank=4), "either"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused(
+    train: TrainConfig, lora: LoraConfig, said: str
+):
+    with pytest.raises(BadInput) as refused:
+        fine_tuned(MODEL, train, lora)
+    told = str(refused.value)
+    assert said in told and "allowed: " in told and "fix: " in told
