@@ -17,7 +17,7 @@ import grain
 import numpy as np
 
 from hetjax.data.tokens import Tokens
-from hetjax.data.windows import UNCOUNTED, windows_of
+from hetjax.data.windows import UNCOUNTED, PackedWindows, windows_of
 from hetjax.errors import BadInput
 
 # inputs_GL, targets_GL and, of packed sequences, documents_GL (0: padding), all int32
@@ -59,6 +59,16 @@ class Samples:
         assert step >= 0 and global_batch >= 1, (step, global_batch)
         first = step * global_batch
         return _batch(self.elements[first + i] for i in range(global_batch))
+
+
+def packing(tokens: Tokens, seq_len: int) -> str:
+    """Say how the documents to learn from share sequences."""
+    windows = windows_of(tokens, seq_len, "training", is_packed=True)
+    assert isinstance(windows, PackedWindows)
+    return (
+        f"{len(windows.packs.order_N):,} documents in {len(windows):,} sequences of "
+        f"{seq_len}, {windows.padding:.1%} of them padding"
+    )
 
 
 def samples(
