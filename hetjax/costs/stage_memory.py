@@ -168,7 +168,10 @@ def _pass_memory(
     """The memory of the passes alone, without what lives through the step."""
     traced = passes(held, shares, remat)
     working = split_passes(held, shares, remat) if split else traced
-    given = traced.cuts.num_bytes(traced.forward.inputs[len(traced.weights)])
+    first, num_given = len(traced.weights), 2 if shares.packed else 1
+    given = sum(
+        map(traced.cuts.num_bytes, traced.forward.inputs[first : first + num_given])
+    )
     output = 0 if held.last else traced.cuts.num_bytes(traced.forward.outputs[0])
     return StageMemory(
         saved_bytes=given + residual_bytes(traced, data),
@@ -201,6 +204,7 @@ def stage_shares(
         dtype=dtype,
         tensor=stage.mesh.tensor,
         attention=stage.attention,
+        packed=plan.packed,
     )
 
 

@@ -80,16 +80,29 @@ def files(path: Path, column: str = TEXT_COLUMN) -> Source:
             for m in members
         ]
     except OSError as error:
-        raise BadInput(
-            got=f"{error.filename or path} cannot be read ({error.strerror})",
-            allowed=ALLOWED,
-            fix="make it readable (chmod u+r FILE) or choose another --data.path",
-        ) from error
+        raise _unreadable(path, error) from error
     named = {} if column == TEXT_COLUMN else {"column": column}
     return Source(
         name=str(path),
         identity={"kind": "files", "files": listing, **named},
         rows=lambda: chain.from_iterable(rows(member, column) for member in members),
+    )
+
+
+def holds_rows(path: Path, column: str = TEXT_COLUMN) -> bool:
+    """Whether the first row has a prompt or messages; raises as `files` does."""
+    try:
+        every = chain.from_iterable(rows(file, column) for file in text_files(path))
+        return not isinstance(next(every, ""), str)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> BadInput:
+    return BadInput(
+        got=f"{error.filename or path} cannot be read ({error.strerror})",
+        allowed=ALLOWED,
+        fix="make it readable (chmod u+r FILE) or choose another --data.path",
     )
 
 

@@ -168,26 +168,31 @@ def load(directory: Path) -> Dataset:
         raise _damaged(directory, f"format {found_format}, not {_FORMAT}")
     for name, expected in hashes.items():
         _check_hash(directory, name, expected)
+    tokenizer = _tokenizer(directory, hashes)
+    train, validation = (
+        _tokens(directory, split, hashes, tokenizer.end_of_document)
+        for split in ("train", "validation")
+    )
     return Dataset(
         directory=directory,
-        train=_tokens(directory, "train", hashes),
-        validation=_tokens(directory, "validation", hashes),
-        tokenizer=_tokenizer(directory, hashes),
+        train=train,
+        validation=validation,
+        tokenizer=tokenizer,
         bytes_per_token=bytes_per_token,
         hashes=hashes,
     )
 
 
-def _tokens(directory: Path, split: str, names: Container[str]) -> Tokens:
+def _tokens(directory: Path, split: str, names: Container[str], end: int) -> Tokens:
     def array(suffix: str = "") -> np.ndarray:
         return np.load(directory / f"{split}{suffix}.npy", mmap_mode="r")
 
     if f"{split}_starts.npy" not in names:
-        return Tokens(array())
+        return Tokens(array(), end=end)
     rows = Rows(
         starts_R=array("_starts"), first_R=array("_first"), learnt_T=array("_learnt")
     )
-    return Tokens(array(), rows)
+    return Tokens(array(), rows, end)
 
 
 def _tokenizer(directory: Path, names: Container[str]) -> Tokenizer:

@@ -23,6 +23,9 @@ class DataConfig:
     """Such a file or folder to validate with; None: about 1 % of the text."""
     tokenizer: Path | None = None
     """Hugging Face folder with the tokenizer; None: one is trained on the text."""
+    pack: bool | None = None
+    """Whether documents share sequences without seeing each other; None: rows with a
+    prompt or messages do, texts are cut into sequences as they follow each other."""
     cache_dir: Path = Path("~/.cache/hetjax")
     """Where tokenised text and compiled programs are kept; all runs share it."""
 

@@ -29,3 +29,4 @@ class Tokens:
 
     tokens_T: np.ndarray
     rows: Rows | None = None
+    end: int | None = None  # the token after each document

@@ -8,7 +8,7 @@ blocks (`chunked_attention.py`).
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -93,16 +93,19 @@ class Attention(nnx.Module):
         self.k_norm = Norm(config.qk_norm, H) if config.qk_norm else None
         self.post_norm = Norm(config.norm, D) if config.post_norm else None
 
-    def __call__(self, x_BLD: jax.Array) -> jax.Array:
+    def __call__(
+        self, x_BLD: jax.Array, documents_BL: jax.Array | None = None
+    ) -> jax.Array:
         y_BLD = self.norm(x_BLD)
         q_BLNH = _normed(_project(y_BLD, self.q, self.q_bias), self.q_norm)
         k_BLKH = _normed(_project(y_BLD, self.k, self.k_bias), self.k_norm)
         v_BLKH = _project(y_BLD, self.v, self.v_bias)
         z_BLNH = attend(
-            self._scaled(self._turned(q_BLNH)),
-            self._turned(k_BLKH),
+            self._scaled(self._turned(q_BLNH, documents_BL)),
+            self._turned(k_BLKH, documents_BL),
             v_BLKH,
             visibility=Visibility(window=self.config.window),
+            documents_BL=documents_BL,
             form=self.config.form,
         )
         y_BLD = linear("blnh,nhd->bld", z_BLNH, self.out)
@@ -110,9 +113,11 @@ class Attention(nnx.Module):
             y_BLD += self.out_bias[...][None, None, :]
         return x_BLD + _normed(y_BLD, self.post_norm)
 
-    def _turned(self, x_BLNH: jax.Array) -> jax.Array:
+    def _turned(self, x_BLNH: jax.Array, documents_BL: jax.Array | None) -> jax.Array:
         theta, scaling = self.config.rope_theta, self.config.rope_scaling
-        return x_BLNH if theta is None else rotate(x_BLNH, theta=theta, scaling=scaling)
+        if theta is None:
+            return x_BLNH
+        return rotate(x_BLNH, theta=theta, scaling=scaling, documents_BL=documents_BL)
 
     def _scaled(self, q_BLNH: jax.Array) -> jax.Array:
         """Queries of which attention, that divides by sqrt(H), makes what is asked."""
@@ -151,21 +156,24 @@ def attend(
     *,
     visibility: Visibility = ALL_BEFORE,
     form: AttentionForm | None = None,
+    documents_BL: jax.Array | None = None,
 ) -> jax.Array:
     """Give z_BLNH in the form asked for or the one that runs everywhere.
 
-    The form `xla` knows no soft cap.
+    With documents positions see those of their own alone. The form `xla` knows no soft
+    cap.
     """
+    among: Any = {"visibility": visibility, "documents_BL": documents_BL}
     if form in (None, "chunked"):
-        return chunked_attention(q_BLNH, k_BLKH, v_BLKH, visibility=visibility)
+        return chunked_attention(q_BLNH, k_BLKH, v_BLKH, **among)
     if form != "xla":
-        return kernel_attention(
-            q_BLNH, k_BLKH, v_BLKH, kernel=form, visibility=visibility
-        )
+        return kernel_attention(q_BLNH, k_BLKH, v_BLKH, kernel=form, **among)
     assert visibility.soft_cap is None, visibility
-    window = visibility.window
+    window, same_BLL = visibility.window, None
+    if documents_BL is not None:
+        same_BLL = documents_BL[:, :, None] == documents_BL[:, None, :]
     if q_BLNH.dtype == jnp.float16:  # JAX's own asks for a product that CPUs have not
-        return _attend_in_float16(q_BLNH, k_BLKH, v_BLKH, window)
+        return _attend_in_float16(q_BLNH, k_BLKH, v_BLKH, window, same_BLL)
     # JAX's own code promotes bf16 with fp32 here, which strict promotion refuses. Its
     # bf16 derivative does so again at lowering: whoever compiles that says the same.
     with jax.numpy_dtype_promotion("standard"):
@@ -173,13 +181,18 @@ def attend(
             q_BLNH,
             k_BLKH,
             v_BLKH,
+            mask=None if same_BLL is None else same_BLL[:, None],
             is_causal=True,
             local_window_size=None if window is None else (window - 1, 0),
         )
 
 
 def _attend_in_float16(
-    q_BLNH: jax.Array, k_BLKH: jax.Array, v_BLKH: jax.Array, window: int | None
+    q_BLNH: jax.Array,
+    k_BLKH: jax.Array,
+    v_BLKH: jax.Array,
+    window: int | None,
+    same_BLL: jax.Array | None,
 ) -> jax.Array:
     """Attention whose softmax is in fp32; queries are scaled before they can overflow.
 
@@ -193,7 +206,8 @@ def _attend_in_float16(
     seen_QC = (
         causal_QC if window is None else causal_QC & ~jnp.tri(L, k=-window, dtype=bool)
     )
-    s_BKGQC = jnp.where(seen_QC[None, None, None], s_BKGQC, -jnp.inf)
+    seen_BQC = seen_QC[None] if same_BLL is None else seen_QC[None] & same_BLL
+    s_BKGQC = jnp.where(seen_BQC[:, None, None], s_BKGQC, -jnp.inf)
     p_BKGQC = jax.nn.softmax(s_BKGQC, axis=-1)
     z_BLKGH = jnp.einsum("bkgqc,bckh->bqkgh", p_BKGQC.astype(v_BLKH.dtype), v_BLKH)
     return z_BLKGH.reshape(q_BLNH.shape)

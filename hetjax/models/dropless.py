@@ -31,9 +31,11 @@ class DroplessMoe(nnx.Module):
         self.down = normal(rngs, (E, F, D), (None, "mlp", None), config.output_std)
         self.balance_loss = AuxLoss(jnp.zeros((), jnp.float32))
 
-    def __call__(self, x_BLD: jax.Array) -> jax.Array:
+    def __call__(
+        self, x_BLD: jax.Array, documents_BL: jax.Array | None = None
+    ) -> jax.Array:
         y_BLD = self.norm(x_BLD)
-        to = routed(self.config.routing, self.router[...], y_BLD)
+        to = routed(self.config.routing, self.router[...], y_BLD, documents_BL)
         self.balance_loss[...] = to.balance_loss
         order_R = jnp.argsort(to.expert_BLk.reshape(-1))
         y_RD = y_BLD.reshape(-1, y_BLD.shape[-1])[order_R // to.expert_BLk.shape[-1]]

@@ -21,6 +21,7 @@ from flax import nnx
 
 from hetjax.models.adapters import linear
 from hetjax.models.configs import NormConfig, require_positive
+from hetjax.models.positions import positions_within
 
 Logical = tuple[str | None, ...]
 STD = 0.02
@@ -172,13 +173,18 @@ class Embedding(nnx.Module):
         self.table = normal(rngs, (V, D), ("vocab", None))
         self.positions = normal(rngs, (S, D), (None, None)) if S else None
 
-    def __call__(self, tokens_BL: jax.Array) -> jax.Array:
+    def __call__(
+        self, tokens_BL: jax.Array, documents_BL: jax.Array | None = None
+    ) -> jax.Array:
         table_VD = self.table[...]
         x_BLD: Any = _rows(table_VD.shape[0], table_VD, tokens_BL)
         if self.config.scaled:  # by a number of the table's precision, as in Gemma
             x_BLD *= jnp.asarray(math.sqrt(self.config.hidden_size), x_BLD.dtype)
         if self.positions is None:
             return x_BLD
+        if documents_BL is not None:
+            place_BL, num_places = positions_within(documents_BL), len(self.positions)
+            return x_BLD + _rows(num_places, self.positions[...], place_BL)
         num_positions = tokens_BL.shape[1]
         return x_BLD + self.positions[:num_positions][None]
 

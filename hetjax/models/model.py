@@ -18,9 +18,13 @@ The protocol of a module class `C` used in a `ModuleSpec`:
 * a module may hold one `AuxLoss` variable and set it in the call to an auxiliary loss
   summed over the microbatch's tokens, coefficient included;
 * a linear weight may say how many of its leading dims are its inputs, `num_inputs=1`:
-  then it may have an adapter, if the module multiplies by it with `adapters.linear`.
+  then it may have an adapter, if the module multiplies by it with `adapters.linear`;
+* a module whose call takes `documents_BL` besides is given, where sequences are packed,
+  the number of each position's document (int32; 0: padding): one that lets positions
+  see each other parts documents by it, and losses leave padding out.
 """
 
+import inspect
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
@@ -210,13 +214,31 @@ def bind(spec: ModuleSpec, params: Params) -> nnx.Module:
 
 
 def apply(
-    spec: ModuleSpec, params: Params, *inputs: jax.Array
+    spec: ModuleSpec,
+    params: Params,
+    *inputs: jax.Array,
+    documents_BL: jax.Array | None = None,
 ) -> tuple[Any, jax.Array]:
     """Call the module; return its output and its auxiliary loss (0 if it has none)."""
-    module = bind(spec, params)
-    output = module(*inputs)  # pyright: ignore[reportCallIssue]
+    module: Any = bind(spec, params)
+    if documents_BL is not None and takes_documents(spec.cls):
+        output = module(*inputs, documents_BL=documents_BL)
+    else:
+        output = module(*inputs)
     losses = jax.tree.leaves(nnx.state(module, AuxLoss))
     return output, sum(losses, start=jnp.zeros((), jnp.float32))
+
+
+@cache
+def takes_documents(cls: type) -> bool:
+    """Whether modules of the class are told the documents of packed sequences."""
+    return "documents_BL" in inspect.signature(cls.__call__).parameters
+
+
+def can_pack(model: Model) -> bool:
+    """Whether some module of the model knows of documents; its author answers for the
+    others."""
+    return any(takes_documents(spec.cls) for spec in model.modules)
 
 
 def parameter_count(layer: Layer) -> int:

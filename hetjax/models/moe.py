@@ -42,8 +42,9 @@ class Moe(nnx.Module):
     (arXiv 2412.19437, eq. 17-20) times the number of tokens: per sequence,
     coefficient * L * E * sum_e f_e P_e, with f_e the share of the sequence's top-k
     assignments that go to e (dropped ones included) and P_e the mean router
-    probability of e. The batch-wise form is not linear in the sequences, so it would
-    depend on the microbatching; this one does not.
+    probability of e; padding, which documents tell, counts for none of the three. The
+    batch-wise form is not linear in the sequences, so it would depend on the
+    microbatching; this one does not.
     """
 
     def __init__(self, config: MoeConfig, *, rngs: nnx.Rngs) -> None:
@@ -56,9 +57,11 @@ class Moe(nnx.Module):
         self.down = normal(rngs, (E, F, D), ("experts", None, None), config.output_std)
         self.balance_loss = AuxLoss(jnp.zeros((), jnp.float32))
 
-    def __call__(self, x_BLD: jax.Array) -> jax.Array:
+    def __call__(
+        self, x_BLD: jax.Array, documents_BL: jax.Array | None = None
+    ) -> jax.Array:
         y_BLD = self.norm(x_BLD)
-        to = routed(self.config.routing, self.router[...], y_BLD)
+        to = routed(self.config.routing, self.router[...], y_BLD, documents_BL)
         self.balance_loss[...] = to.balance_loss
         dispatch_BLEC, combine_BLEC = self._routes(
             to.expert_BLk,
@@ -107,7 +110,12 @@ class ExpertChoices:
     balance_loss: jax.Array
 
 
-def routed(routing: Routing, router_DE: jax.Array, y_BLD: jax.Array) -> ExpertChoices:
+def routed(
+    routing: Routing,
+    router_DE: jax.Array,
+    y_BLD: jax.Array,
+    documents_BL: jax.Array | None = None,
+) -> ExpertChoices:
     """Route each token to its top-k experts; the loss is that of `Moe`'s docstring."""
     logits_BLE = jnp.einsum(
         "bld,de->ble", y_BLD, router_DE, preferred_element_type=jnp.float32
@@ -118,7 +126,7 @@ def routed(routing: Routing, router_DE: jax.Array, y_BLD: jax.Array) -> ExpertCh
         expert_BLk=expert_BLk,
         weight_BLk=_weights(routing, logits_BLE, score_BLk),
         chosen_BLE=chosen_BLE,
-        balance_loss=_balance_loss(logits_BLE, chosen_BLE, routing),
+        balance_loss=_balance_loss(logits_BLE, chosen_BLE, routing, documents_BL),
     )
 
 
@@ -144,10 +152,21 @@ def _slots(expert_BLk: jax.Array, chosen_BLE: jax.Array) -> jax.Array:
 
 
 def _balance_loss(
-    logits_BLE: jax.Array, chosen_BLE: jax.Array, routing: Routing
+    logits_BLE: jax.Array,
+    chosen_BLE: jax.Array,
+    routing: Routing,
+    documents_BL: jax.Array | None,
 ) -> jax.Array:
-    share_BE = jnp.mean(chosen_BLE.astype(jnp.float32), axis=1) / routing.top_k
-    probability_BE = jnp.mean(jax.nn.softmax(logits_BLE, axis=-1), axis=1)
+    assigned_BLE = chosen_BLE.astype(jnp.float32)
+    probability_BLE = jax.nn.softmax(logits_BLE, axis=-1)
     num_positions, num_experts = logits_BLE.shape[1:]
-    scale = routing.balance_coefficient * num_positions * num_experts
-    return scale * jnp.sum(share_BE * probability_BE)
+    scale = routing.balance_coefficient * num_experts
+    if documents_BL is None:
+        share_BE = jnp.mean(assigned_BLE, axis=1) / routing.top_k
+        probability_BE = jnp.mean(probability_BLE, axis=1)
+        return scale * num_positions * jnp.sum(share_BE * probability_BE)
+    counts_BL1 = (documents_BL > 0).astype(jnp.float32)[..., None]
+    num_tokens_B1 = jnp.maximum(jnp.sum(counts_BL1, axis=1), 1)
+    assigned_BE = jnp.sum(assigned_BLE * counts_BL1, axis=1) / routing.top_k
+    probability_BE = jnp.sum(probability_BLE * counts_BL1, axis=1)
+    return scale * jnp.sum(assigned_BE * probability_BE / num_tokens_B1)

@@ -2,8 +2,8 @@
 """Where a position stands: rotary embeddings (RoPE, arXiv 2104.09864).
 
 Legend: B sequences, L positions, N heads, H head size, h = H / 2.
-Owns the rotation and how it is stretched over more positions. Does not own learned
-positions (`layers.py`).
+Owns the rotation, how it is stretched over more positions, and where positions stand in
+packed sequences. Does not own learned positions (`layers.py`).
 """
 
 import math
@@ -15,20 +15,35 @@ from hetjax.models.configs import RopeScaling
 
 
 def rotate(
-    x_BLNH: jax.Array, *, theta: float, scaling: RopeScaling | None = None
+    x_BLNH: jax.Array,
+    *,
+    theta: float,
+    scaling: RopeScaling | None = None,
+    documents_BL: jax.Array | None = None,
 ) -> jax.Array:
     """Rotate dims (i, i + H/2) of position p by p * theta^(-2i/H), in fp32.
 
-    The half-split form of Llama.
+    The half-split form of Llama. With documents, p counts from the start of each.
     """
     _, num_positions, _, head_size = x_BLNH.shape
     frequency_h = frequencies(head_size, theta, scaling)
-    position_L = jnp.arange(num_positions, dtype=jnp.float32)
-    angle_1L1h = (position_L[:, None] * frequency_h[None, :])[None, :, None, :]
-    cos, sin = jnp.cos(angle_1L1h), jnp.sin(angle_1L1h)
+    if documents_BL is None:
+        position_BL = jnp.arange(num_positions, dtype=jnp.float32)[None, :]
+    else:
+        position_BL = positions_within(documents_BL).astype(jnp.float32)
+    angle_BL1h = (position_BL[..., None] * frequency_h[None, None, :])[:, :, None, :]
+    cos, sin = jnp.cos(angle_BL1h), jnp.sin(angle_BL1h)
     a_BLNh, b_BLNh = jnp.split(x_BLNH.astype(jnp.float32), 2, axis=-1)
     turned = (a_BLNh * cos - b_BLNh * sin, b_BLNh * cos + a_BLNh * sin)
     return jnp.concatenate(turned, axis=-1).astype(x_BLNH.dtype)
+
+
+def positions_within(documents_BL: jax.Array) -> jax.Array:
+    """Count the positions of each document from 0; those of one are neighbours."""
+    place_BL = jax.lax.broadcasted_iota(jnp.int32, documents_BL.shape, 1)
+    before_BL = jnp.pad(documents_BL[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
+    start_BL = jnp.where(documents_BL != before_BL, place_BL, 0)
+    return place_BL - jax.lax.cummax(start_BL, axis=1)
 
 
 def frequencies(head_size: int, theta: float, scaling: RopeScaling | None) -> jax.Array:

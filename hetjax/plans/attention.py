@@ -28,10 +28,12 @@ _PRECISIONS: dict[str, tuple[Precision, ...]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heads:
-    """What attention is computed: positions, and the sizes of the model's heads."""
+    """What attention is computed: positions, the sizes of the model's heads, and
+    whether sequences are of several documents."""
 
     seq_len: int
     head_sizes: Collection[int]
+    packed: bool = False
 
 
 def node_attention(
@@ -63,7 +65,7 @@ def with_attentions(
     `precisions` are what stages compute in. BadInput for a form that a stage's device,
     precision or model does not let run.
     """
-    heads = Heads(seq_len=plan.seq_len, head_sizes=head_sizes)
+    heads = Heads(seq_len=plan.seq_len, head_sizes=head_sizes, packed=plan.packed)
     forms: dict[StageKey, AttentionForm] = {}
     for r, s, stage in plan.stages():
         node, precision = cluster.node(stage.node), precisions[r, s]
@@ -145,5 +147,7 @@ def _lacks(
         yield f"it computes in {precision}", " or ".join(_PRECISIONS[form])
     if form == "cudnn" and (odd := [h for h in heads.head_sizes if h % 8 or h > 128]):
         yield f"heads of {odd[0]}", "heads whose size is a multiple of 8, at most 128"
+    if form == "cudnn" and heads.packed:  # it would take scores of S x S for a mask
+        yield "packed sequences", "chunked, or sequences that are not packed"
     if form == "splash" and heads.seq_len % _LANES:
         yield f"{heads.seq_len} positions", f"a multiple of {_LANES} positions"

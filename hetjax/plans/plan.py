@@ -81,7 +81,8 @@ class Prediction:
 class Plan:
     """The whole layout; `model` is a preset name or the name of a user's model.
 
-    `programs` maps a node to action text that overrides the generator's.
+    `programs` maps a node to action text that overrides the generator's. Where
+    sequences are `packed`, each is of several documents that do not see each other.
 
     >>> stage = Stage(node="a100-0", devices=(0,), layers=(0, 6), launch_ahead=1)
     >>> replica = Replica(num_microbatches=8, microbatch_size=4, stages=(stage,))
@@ -94,6 +95,7 @@ class Plan:
     seq_len: int
     global_batch: int
     schedule: str = "1f1b"
+    packed: bool = False
     replicas: tuple[Replica, ...]
     programs: Mapping[str, str] = field(default_factory=dict, hash=False)
     predicted: Prediction | None = None

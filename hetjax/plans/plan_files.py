@@ -60,7 +60,11 @@ def parse_plan(text: str) -> Plan:
         raw,
         where="",
         required=_PLAN,
-        optional={"programs": "a table", "predicted": "a table"},
+        optional={
+            "packed": "true or false",
+            "programs": "a table",
+            "predicted": "a table",
+        },
     )
     for node in values.get("programs", {}):
         _check_node(node, "programs for node")
@@ -85,6 +89,8 @@ def plan_json(plan: Plan) -> str:
         "schedule": plan.schedule,
         "replicas": [_said(replica) for replica in plan.replicas],
     }
+    if plan.packed:
+        values["packed"] = True
     if plan.programs:
         values["programs"] = dict(plan.programs)
     if plan.predicted is not None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mathematics of one stage as pure functions, before any compilation.
 
-Owns how a stage calls its stacks (scan, remat, tied parameters, loss) and how its
+Owns how a stage calls its stacks (scan, tied parameters, loss, documents) and how its
 vector-Jacobian product is cut into a forward and a backward function whose residuals
 hold neither weights nor the stage input. The functions of one data rank are what costs
 trace; those of a microbatch, which the runtime compiles, map them over the data ranks.
@@ -9,71 +9,46 @@ Does not own meshes or compiled programs (`hetjax/runtime/execution/programs.py`
 
 The batch dim of a microbatch is split over the data axis by an explicit vmap, so that
 gradients stay apart per data rank and are summed once per step, not per microbatch.
-
-With remat "full" a block is made again but for its last product and that one's
-all-reduce, which no gradient needs: it costs less than in Megatron-LM, which runs the
-whole forward again (1.15 of "selective" on its 22B and 175B, not the published 1.3;
-tested).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from hetjax.mesh.axes import abstract_mesh
 from hetjax.models.attention import KERNELS, AttentionForm, in_form
-from hetjax.models.chunked_attention import KEPT
 from hetjax.models.model import ModuleSpec, apply, bind
 from hetjax.plans.plan import Remat
 from hetjax.stage.arrays import frozen_part, joined_parts, trained_part
 from hetjax.stage.partition import BlockStack, StageStacks
+from hetjax.stage.remat import with_remat
 
 StageParams = tuple[dict[str, jax.Array], ...]  # a dict per stack: leaf name -> array
 
 
-# One pass over memory each, which a compiler fuses into what reads them next; of tanh,
-# JAX 0.12 has one_minus_square; reshard it puts under a mesh, of constants alone.
-_ELEMENTWISE = frozenset(
-    """
-    abs add add_any and broadcast_in_dim clamp convert_element_type cos div eq erf
-    exp expm1 ge gt integer_pow iota le log log1p logistic lt max min mul ne neg not
-    one_minus_square or pow reshape reshard rsqrt select_n sign sin sqrt square
-    squeeze stop_gradient sub tanh transpose
-    """.split()
-)
+class Packed(NamedTuple):
+    """What a stage is given of packed sequences: tokens or the residual stream, and the
+    number of each position's document (0: padding); arrays or abstract ones."""
+
+    x: Any
+    documents_BL: Any
 
 
-def _costs_more_than_memory(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Keep products, reductions, gathers and sorts; make the rest again.
-
-    To make an elementwise result again takes no more traffic than to read it back.
-    """
-    return primitive.name not in _ELEMENTWISE
+Given = jax.Array | Packed
 
 
-POLICIES: Mapping[Remat, Callable[..., bool]] = {
-    "none": _costs_more_than_memory,
-    "selective": jax.checkpoint_policies.save_from_both_policies(
-        jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-        jax.checkpoint_policies.save_only_these_names(KEPT),
-    ),
-    "full": jax.checkpoint_policies.nothing_saveable,
-}
+class LossScales(NamedTuple):
+    """What the gradients of cross-entropy and of auxiliary losses are multiplied by."""
+
+    loss: Any
+    aux: Any
 
 
-def with_remat(
-    unit: Callable[..., Any], remat: Remat, *, looped: bool
-) -> Callable[..., Any]:
-    """Return the unit of a run, keeping for its backward what the choice allows.
-
-    `looped` if it is the body of a scan, out of which no compiler merges what is made
-    again with what was made first.
-    """
-    return jax.checkpoint(unit, policy=POLICIES[remat], prevent_cse=not looped)
+Scale = jax.Array | LossScales | None  # one for both; None: 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +56,8 @@ class StageFunction:
     """What decides a stage's mathematics; equal ones compile to equal programs.
 
     `data` is the number of data ranks that share a microbatch, `tensor` that of devices
-    that share their heads. `attention` is the form of it; None: as modules say.
+    that share their heads. `attention` is the form of it; None: as modules say. Where
+    sequences are `packed`, stages are given `Packed` and scaled by `LossScales`.
     """
 
     held: StageStacks
@@ -89,6 +65,7 @@ class StageFunction:
     data: int = 1
     tensor: int = 1
     attention: AttentionForm | None = None
+    packed: bool = False
 
     @property
     def stacks(self) -> tuple[BlockStack, ...]:
@@ -112,30 +89,32 @@ class Residuals:
 
 
 def output(
-    function: StageFunction, params: StageParams, x: jax.Array, targets: Any
+    function: StageFunction, params: StageParams, given: Given, targets: Any
 ) -> tuple[jax.Array, jax.Array]:
     """The stage's output (or summed loss, if it is the last) and its auxiliary loss."""
     aux = jnp.zeros((), jnp.float32)
+    x, documents_BL = _parts(given)
     body, head = _called(function, params)
     for stack, own in body:
-        x, stack_aux = _call_stack(function, stack, own, params, x)
+        x, stack_aux = _call_stack(function, stack, own, params, x, documents_BL)
         aux += stack_aux
     if head is None:
         return x, aux
     (module,), own = head[0].unit, head[1]
     module_params = _module_params(function, module, own, params)
-    return apply(module, module_params, x, targets)[0], aux
+    called = module, module_params, x, targets
+    return apply(*called, documents_BL=documents_BL)[0], aux
 
 
 def evaluate(
     function: StageFunction,
     params: StageParams,
-    x: jax.Array,
+    x: Given,
     targets: jax.Array | None = None,
 ) -> jax.Array:
     """Output of a microbatch, or the sum of its losses if the stage is the last."""
 
-    def one(x: jax.Array, targets: jax.Array | None) -> jax.Array:
+    def one(x: Given, targets: jax.Array | None) -> jax.Array:
         return output(function, params, x, targets)[0]
 
     targets = None if targets is None else _split(function, targets)
@@ -144,18 +123,19 @@ def evaluate(
 
 
 def logits(
-    function: StageFunction, params: StageParams, x: jax.Array, position: jax.Array
+    function: StageFunction, params: StageParams, given: Given, position: jax.Array
 ) -> jax.Array:
     """logits_V of the last stage for the first sequence at one position."""
     body, head = _called(function, params)
     assert head is not None, "only the last stage has logits"
 
-    def one(x: jax.Array) -> jax.Array:
+    def one(given: Given) -> jax.Array:
+        x, documents_BL = _parts(given)
         for stack, own in body:
-            x, _ = _call_stack(function, stack, own, params, x)
+            x, _ = _call_stack(function, stack, own, params, x, documents_BL)
         return x
 
-    x = _merge(_over_data(function, one)(_split(function, arrived(params, x))))
+    x = _merge(_over_data(function, one)(_split(function, arrived(params, given))))
     x_11D = jax.lax.dynamic_slice_in_dim(x[:1], position, 1, axis=1)
     (module,), own = head[0].unit, head[1]
     bound: Any = bind(module, _module_params(function, module, own, params))
@@ -166,7 +146,7 @@ def rank_forward(
     function: StageFunction,
     residuals: Residuals,
     params: StageParams,
-    x: jax.Array,
+    x: Given,
     targets: jax.Array | None = None,
 ) -> tuple[jax.Array, list[jax.Array]]:
     """One data rank's output, or summed loss, and what its backward needs besides the
@@ -181,10 +161,10 @@ def rank_forward(
 def rank_gradients(
     residuals: Residuals,
     params: StageParams,
-    x: jax.Array,
+    x: Given,
     saved: list[jax.Array],
     dy: jax.Array | None,
-    scale: jax.Array | None = None,
+    scale: Scale = None,
 ) -> tuple[Any, ...]:
     """One data rank's gradients: of trained weights and, unless tokens, of the input.
 
@@ -194,12 +174,12 @@ def rank_gradients(
     given, rest = jax.tree.leaves((params, x)), iter(saved)
     leaves = [next(rest) if i is None else given[i] for i in residuals.sources]
     vjp = jax.tree.unflatten(residuals.tree, leaves)
-    d_loss = _loss_gradient(scale)
-    return vjp((d_loss if dy is None else dy, d_loss))
+    d_loss, d_aux = _loss_gradients(scale)
+    return vjp((d_loss if dy is None else dy, d_aux))
 
 
 def forward(
-    function: StageFunction, residuals: Residuals, params: StageParams, x: jax.Array
+    function: StageFunction, residuals: Residuals, params: StageParams, x: Given
 ) -> tuple[jax.Array, list[jax.Array]]:
     """Output of a stage that is not the last, and the residuals."""
     one = partial(rank_forward, function, residuals, params)
@@ -211,7 +191,7 @@ def forward_loss(
     function: StageFunction,
     residuals: Residuals,
     params: StageParams,
-    x: jax.Array,
+    x: Given,
     targets: jax.Array,
     loss: jax.Array,
 ) -> tuple[jax.Array, list[jax.Array]]:
@@ -226,10 +206,10 @@ def backward(
     function: StageFunction,
     residuals: Residuals,
     params: StageParams,
-    x: jax.Array,
+    x: Given,
     saved: list[jax.Array],
     dy: jax.Array,
-    scale: jax.Array | None,
+    scale: Scale,
     acc: StageParams,
 ) -> tuple[StageParams, jax.Array]:
     """Accumulated fp32 gradients (leading dim: data rank) and the input's gradient.
@@ -244,15 +224,15 @@ def gradients(
     function: StageFunction,
     residuals: Residuals,
     params: StageParams,
-    x: jax.Array,
+    x: Given,
     saved: list[jax.Array],
     dy: jax.Array | None,
-    scale: jax.Array | None,
+    scale: Scale,
 ) -> tuple[jax.Array, StageParams]:
     """The input's gradient, and those of trained weights per data rank, not yet
     added."""
 
-    def one(x: jax.Array, saved: list[jax.Array], dy: jax.Array | None):
+    def one(x: Given, saved: list[jax.Array], dy: jax.Array | None):
         return rank_gradients(residuals, params, x, saved, dy, scale)
 
     dy = None if dy is None else _split(function, arrived(params, dy))
@@ -264,17 +244,17 @@ def gradients(
 def fused(
     function: StageFunction,
     params: StageParams,
-    x: jax.Array,
+    x: Given,
     targets: jax.Array,
-    scale: jax.Array | None,
+    scale: Scale,
     acc: StageParams,
     loss: jax.Array,
 ) -> tuple[StageParams, jax.Array, jax.Array]:
     """Forward and backward of the last stage; `loss` accumulates the token sum."""
 
-    def one(x: jax.Array, targets: jax.Array):
+    def one(x: Given, targets: jax.Array):
         (ce, _), vjp = jax.vjp(*_differentiable(function, params, x, targets))
-        return ce, vjp((_loss_gradient(scale),) * 2)
+        return ce, vjp(_loss_gradients(scale))
 
     split = _split(function, arrived(params, x)), _split(function, targets)
     ce, grads = _over_data(function, one)(*split)
@@ -282,15 +262,16 @@ def fused(
     return accumulate(acc, grads[0]), loss + jnp.sum(ce), dx
 
 
-def arrived(params: StageParams, x: jax.Array) -> jax.Array:
-    """What another stage has sent, in the precision of these weights; tokens stay.
+def arrived(params: StageParams, given: Any) -> Any:
+    """What another stage has sent, in the precision of these weights; integers stay.
 
     Messages travel in their sender's precision. Outside of what is differentiated:
     the gradient that is sent back has the precision of who sends it.
     """
-    if jnp.issubdtype(x.dtype, jnp.integer):
-        return x
-    return x.astype(jax.tree.leaves(params)[0].dtype)
+    dtype = jax.tree.leaves(params)[0].dtype
+    return jax.tree.map(
+        lambda x: x if jnp.issubdtype(x.dtype, jnp.integer) else x.astype(dtype), given
+    )
 
 
 def accumulate(acc: StageParams, grads: StageParams) -> StageParams:
@@ -298,21 +279,38 @@ def accumulate(acc: StageParams, grads: StageParams) -> StageParams:
     return jax.tree.map(lambda a, g: a + g.astype(a.dtype), acc, grads)
 
 
-def _loss_gradient(scale: jax.Array | None) -> jax.Array:
-    return jnp.ones((), jnp.float32) if scale is None else scale
+def _loss_gradients(scale: Scale) -> tuple[jax.Array, jax.Array]:
+    """Those of cross-entropy and of auxiliary losses."""
+    if isinstance(scale, LossScales):
+        return scale.loss, scale.aux
+    d_loss = jnp.ones((), jnp.float32) if scale is None else scale
+    return d_loss, d_loss
+
+
+def _parts(given: Given) -> tuple[jax.Array, jax.Array | None]:
+    if isinstance(given, Packed):
+        return given.x, given.documents_BL
+    return given, None
 
 
 def _differentiable(
-    function: StageFunction, params: StageParams, x: jax.Array, targets: Any
+    function: StageFunction, params: StageParams, given: Given, targets: Any
 ) -> tuple[Any, ...]:
-    """Function and primals for jax.vjp; token inputs and frozen weights are none."""
+    """Function and primals for jax.vjp: trained weights and the residual stream."""
     trained = trained_part(function.stacks, params)
     frozen = frozen_part(function.stacks, params)
 
-    def of(trained: StageParams, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return output(function, joined_parts(trained, frozen), x, targets)
+    def of(trained: StageParams, given: Given) -> tuple[jax.Array, jax.Array]:
+        return output(function, joined_parts(trained, frozen), given, targets)
 
-    return (partial(of, x=x), trained) if function.first else (of, trained, x)
+    if function.first:
+        return partial(of, given=given), trained
+    x, documents_BL = _parts(given)
+
+    def of_stream(trained: StageParams, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return of(trained, x if documents_BL is None else Packed(x, documents_BL))
+
+    return of_stream, trained, x
 
 
 def _called(function: StageFunction, params: StageParams):
@@ -328,13 +326,15 @@ def _call_stack(
     own: dict[str, jax.Array],
     params: StageParams,
     x: jax.Array,
+    documents_BL: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
     def unit(x: jax.Array, own: dict[str, jax.Array]):
         aux = jnp.zeros((), jnp.float32)
         for module in stack.unit:
             module = in_form(module, function.attention)
             module_params = _module_params(function, module, own, params)
-            x, module_aux = apply(module, module_params, x)
+            called = module, module_params, x
+            x, module_aux = apply(*called, documents_BL=documents_BL)
             aux += module_aux
         return x, aux
 
@@ -393,8 +393,11 @@ def _input_gradient(function: StageFunction, grads: tuple[Any, ...]) -> jax.Arra
     return jnp.zeros((), jnp.float32) if function.first else _merge(grads[1])
 
 
-def _split(function: StageFunction, x: jax.Array) -> jax.Array:
-    return x.reshape(function.data, x.shape[0] // function.data, *x.shape[1:])
+def _split(function: StageFunction, given: Any) -> Any:
+    num = function.data
+    return jax.tree.map(
+        lambda x: x.reshape(num, x.shape[0] // num, *x.shape[1:]), given
+    )
 
 
 def _merge(y: jax.Array) -> jax.Array:

@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any
 
 from hetjax.checkpoint.stores.store import StoreError
+from hetjax.data.batches import packing
 from hetjax.data.dataset import Dataset
 from hetjax.elastic.driver import Driver
 from hetjax.elastic.notices import StopRequest
@@ -52,6 +53,8 @@ def describe(start: Start, dataset: Dataset, shown: Display) -> None:
         f"data: {len(dataset.train_T):,} tokens, {dataset.bytes_per_token:.2f} bytes "
         f"per token, {dataset.directory}"
     )
+    if start.config.data.pack:
+        shown.note(f"packing: {packing(dataset.train, start.config.seq_len)}")
     shown.note(f"cluster ({start.hardware.source}): {nodes}; on {on}")
     if share := share_of_gpus(start.config, cluster):
         shown.note(f"memory: JAX takes {share:.0%} of each GPU's when it starts")

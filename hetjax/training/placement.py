@@ -8,7 +8,7 @@ what the preset brings, and what is planned. Does not own plans themselves
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hetjax.cluster.cluster import Cluster
@@ -73,6 +73,7 @@ def choose_plan(
         progress(f"planning for {cluster.num_devices} devices")
         choice = _searched(config, model, cluster)
     choice = choice or _even(config, model, cluster)
+    choice = replace(choice, plan=_packing(config, choice.plan))
     check_plan(choice.plan, model, cluster, f"plan ({choice.source})")
     if is_virtual(config):
         without_kernels(choice.plan, config.attention)  # is none asked for?
@@ -154,13 +155,18 @@ def _even(config: RunConfig, model: Model, cluster: Cluster) -> Choice:
     return Choice(plan=plan, source="planner 'even'")
 
 
+def _packing(config: RunConfig, plan: Plan) -> Plan:
+    """The plan for sequences as the run has them, whatever it was made for."""
+    return replace(plan, packed=bool(config.data.pack))
+
+
 def next_plan(config: RunConfig, model: Model, cluster: Cluster, current: Plan) -> Plan:
     """Plan for a cluster that has changed: quickly, and counting what has to move.
 
     NoFeasiblePlan if the model does not fit there.
     """
     if config.planner == "even":
-        plan = _even(config, model, cluster).plan
+        plan = _packing(config, _even(config, model, cluster).plan)
         check_plan_fits(
             plan,
             model,
@@ -206,6 +212,7 @@ def _request(config: RunConfig, model: Model, cluster: Cluster) -> PlanRequest:
         global_batch=config.global_batch,
         dtype=config.dtype,
         attention=config.attention,
+        packed=bool(config.data.pack),
         optimizer=optimizer_init(config),
         profile=profile,
         microbatch_sizes=tuple(sorted({*_SIZES, config.microbatch_size})),

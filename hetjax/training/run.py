@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.costs.utilization import seconds_at_peak
-from hetjax.data.batches import Batch, samples
+from hetjax.data.batches import Batch
 from hetjax.data.dataset import Dataset, load, prepare
 from hetjax.data.settings import ingredients
 from hetjax.elastic.driver import Driver
@@ -45,6 +45,7 @@ from hetjax.training.goodput import Spent
 from hetjax.training.hardware import choose_hardware, with_needed_launcher
 from hetjax.training.loop import Loop
 from hetjax.training.optimizer import LearningRates
+from hetjax.training.packed import check_balance_loss, with_packing
 from hetjax.training.placement import choose_plan
 from hetjax.training.presets import Preset
 from hetjax.training.run_reports import write_report
@@ -57,7 +58,7 @@ from hetjax.training.starting import (
     read_progress,
 )
 from hetjax.training.step_comparison import StepComparison, predict_step
-from hetjax.training.worker import first_weights
+from hetjax.training.worker import first_weights, training_feed
 
 T = TypeVar("T")
 _TOLD_EVERY_S = 0.1
@@ -167,8 +168,9 @@ class Session(ExitStack):
                 allowed=f"1 to {config.steps}, the steps of the run",
                 fix="count steps from 1, as the metrics do",
             )
-        feed = samples(self._open(shown).dataset.train, config.seq_len, config.seed)
-        return feed.batch(step - 1, config.global_batch)
+        dataset = self._open(shown).dataset
+        with closing(training_feed(self._config, dataset)) as feed:
+            return feed.batch(step - 1)
 
     def _is_done(self, shown: Display) -> bool:
         if self._opened is None:
@@ -183,6 +185,7 @@ class Session(ExitStack):
         previous = rundir.read_previous(config.run_dir)
         if previous is not None:
             rundir.check_same_run(previous, config)
+        config = self._config = with_packing(config, self._model, previous)
         for name in (rundir.METRICS, rundir.EVENTS):
             read_journal(config.run_dir / name)  # a damaged one is refused
         saved, is_done = read_progress(config, shown)
@@ -338,21 +341,6 @@ def _dataset(start: Start, shown: Display) -> Dataset:
         dataset = prepare(cache_dir, wanted, vocab_size, shown.note, shown.doing)
     if previous is not None:
         rundir.check_same_data(previous, dataset, config.run_dir)
-    if dataset.train.rows is not None:
-        check_no_balance_loss(start.model)
+    if dataset.train.rows is not None and not config.data.pack:
+        check_balance_loss(start.model)
     return dataset
-
-
-def check_no_balance_loss(model: Model) -> None:
-    """Raise BadInput for a model whose experts are balanced over all tokens of rows.
-
-    That loss would weigh more the fewer of their targets count.
-    """
-    routings = [getattr(module.config, "routing", None) for module in model.modules]
-    if any(routing and routing.balance_coefficient for routing in routings):
-        raise BadInput(
-            got=f"rows with a prompt or messages for {model.name}, whose experts have "
-            "a balance loss",
-            allowed="such rows for models without a balance loss; texts for any model",
-            fix="set the coefficient of the balance loss to 0, or train on texts",
-        )

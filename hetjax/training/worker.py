@@ -71,7 +71,12 @@ class BatchPrefetcher:
 
 def training_feed(config: RunConfig, dataset: Dataset) -> BatchPrefetcher:
     """Give the run's training batches; BadInput for a text that is too short."""
-    found = samples(dataset.train, config.seq_len, config.seed)
+    found = samples(
+        dataset.train,
+        config.seq_len,
+        config.seed,
+        is_packed=bool(config.data.pack),
+    )
     return BatchPrefetcher(found, config.global_batch)
 
 
@@ -82,6 +87,7 @@ def held_out(config: RunConfig, dataset: Dataset) -> list[Batch]:
         config.seq_len,
         config.global_batch,
         config.evaluation.num_batches,
+        is_packed=bool(config.data.pack),
     )
 
 

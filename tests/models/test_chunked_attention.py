@@ -21,7 +21,7 @@ from hetjax.models.chunked_attention import Visibility, chunked_attention
 from hetjax.models.configs import NormConfig
 from hetjax.models.model import ModuleSpec, abstract_params, apply
 from hetjax.plans.plan import Remat
-from hetjax.stage.function import with_remat
+from hetjax.stage.remat import with_remat
 
 H = 8
 

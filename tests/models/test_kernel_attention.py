@@ -30,8 +30,8 @@ from hetjax.models.kernel_attention import KernelName, kernel_attention
 from hetjax.models.model import ModuleSpec, abstract_params, apply
 from hetjax.plans.plan import AttentionForm as PlanForm
 from hetjax.plans.plan import Remat
-from hetjax.stage.function import with_remat
 from hetjax.stage.jaxprs import bodies
+from hetjax.stage.remat import with_remat
 
 B, L, N, K = 2, 256, 4, 2
 BOUNDS = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3}

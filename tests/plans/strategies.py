@@ -173,6 +173,7 @@ any_plans = st.builds(
         ),
         max_size=3,
     ).map(tuple),
+    packed=st.booleans(),
     programs=st.dictionaries(_node_names, st.text(), max_size=2),
     predicted=st.none()
     | st.builds(

@@ -38,6 +38,8 @@ from tests.runtime.oracle import (
     oracle_gradients,
     random_batch,
 )
+from tests.runtime.packed_cases import expected as packed_expected
+from tests.runtime.packed_cases import packed_batch, packed_case
 from tests.runtime.random_plans import Case, random_case
 from tests.runtime.random_weights import random_params
 from tests.runtime.worker_process import FAILING_STEP, NODES, REFUSED_STEP
@@ -160,6 +162,22 @@ def test_random_plans_over_processes_give_the_gradients_of_one_jit(
     links = linked_costs(case, transport)
     assert sent(tmp_path, MESSAGES) == link_bytes(messages(case, links))
     assert sent(tmp_path, [SUMS]) == link_bytes(sums(links))
+
+
+def test_packed_sequences_over_processes_give_the_gradients_of_documents_alone(
+    connections: SocketConnections, tmp_path: Path
+):
+    case = packed_case(SPREAD, NODES)  # meshes of 2 x 2, two replicas
+    controller = Controller(case.plan, connections)
+    settings = {"seed": SPREAD, "nodes": NODES, "directory": str(tmp_path)}
+    controller.build({**settings, "packed": True})
+    controller.connect()
+    batch = packed_batch(case, 5)
+    loss, alone = packed_expected(case.model, random_params(case.model, SPREAD), batch)
+    assert controller.step(5).loss() == pytest.approx(loss, rel=1e-5)
+    assert_gradients_equal(gradients(tmp_path), alone)
+    links = linked_costs(case, "sockets")
+    assert sent(tmp_path, MESSAGES) == link_bytes(messages(case, links))
 
 
 def test_the_same_plan_twice_is_bit_equal(

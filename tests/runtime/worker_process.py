@@ -23,6 +23,7 @@ from hetjax.runtime.worker.service import read_bootstrap
 from hetjax.runtime.worker.serving import serve
 from tests.jax_settings import compile_quickly, strict_simulation
 from tests.runtime.oracle import keep_gradients, kept_gradients, random_batch
+from tests.runtime.packed_cases import packed_batch, packed_case
 from tests.runtime.random_plans import Case, random_case
 from tests.runtime.random_weights import random_params
 from tests.runtime.spanning_plans import NODES as SPANNING_NODES
@@ -85,6 +86,8 @@ class RandomWork:
             raise ValueError("no such batch")
         if step == REFUSED_STEP and self.runtime.worker == NODES[0]:
             raise BadInput(got=f"step {step}", allowed="any other", fix="give another")
+        if self.case.plan.packed:
+            return packed_batch(self.case, step)
         return random_batch(self.case.plan, self.case.model.vocab_size, step)
 
     def validation(self, number: int) -> Batch:
@@ -96,7 +99,8 @@ def random_work(worker: str, settings: Mapping[str, Any]) -> RandomWork:
     if "case" in settings:
         case, nodes = spanning_case(settings["case"]), SPANNING_NODES
     else:
-        case, nodes = random_case(seed, settings["nodes"]), ()
+        make = packed_case if settings.get("packed") else random_case
+        case, nodes = make(seed, settings["nodes"]), ()
     devices = jax.local_devices()
     for node in nodes:
         if node.hosts > 1 and worker in node.workers:

@@ -17,7 +17,7 @@ from jax.extend.core import Jaxpr, jaxprs_in_params
 
 from hetjax.models.model import Params, apply, init_params
 from hetjax.plans.plan import Remat
-from hetjax.stage.function import POLICIES, with_remat
+from hetjax.stage.remat import POLICIES, with_remat
 from tests.costs.small_models import SEQ_LEN, WIDTH, family
 
 COSTLY = ("dot_general", "sort", "top_k", "cumsum", "gather", "scatter-add")

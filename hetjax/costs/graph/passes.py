@@ -11,7 +11,7 @@ differ in their numbers of units alone are traced once. Does not own these funct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import compress, count
+from itertools import chain, compress, count
 from typing import Any
 
 import jax
@@ -23,6 +23,7 @@ from hetjax.models.model import AbstractParam
 from hetjax.plans.plan import AttentionForm, Remat
 from hetjax.stage.backward_split import split_backward
 from hetjax.stage.function import (
+    Packed,
     Residuals,
     StageFunction,
     rank_forward,
@@ -36,7 +37,7 @@ from hetjax.stage.partition import BlockStack, StageStacks
 class Shares:
     """What one device computes of a microbatch: a data rank's sequences, a tensor
     rank's part of the cut dims; `dtype` is that of compute, `attention` its form (None:
-    as modules say)."""
+    as modules say), `packed` whether sequences are of several documents."""
 
     num_sequences: int
     seq_len: int
@@ -44,16 +45,17 @@ class Shares:
     dtype: Precision
     tensor: int
     attention: AttentionForm | None = None
+    packed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Passes:
     """Forward and backward of a stage; inputs and outputs of the graphs are flat.
 
-    `forward`: weights, input (of the last stage also targets) -> output or loss,
-    *saved. `backward`: weights, input, *saved, output's gradient -> gradients of those
-    that are trained and, unless the stage is the first, the input's. They share the
-    saved values.
+    `forward`: weights, input (where packed, also documents; of the last stage also
+    targets) -> output or loss, *saved. `backward`: weights, input, *saved, output's
+    gradient -> gradients of those that are trained and, unless the stage is the first,
+    the input's. They share the saved values.
     """
 
     weights: tuple[Value, ...]
@@ -174,10 +176,13 @@ class _Graphs:
         alike, lengths = _by_primes(stage, shares)
         traced, dims = _forward(alike, shares, remat), Dims(lengths)
         weights = _weights(alike, dims, shares)
-        given = tuple(_whole(dims, a) for a in _abstract_inputs(alike, shares))
-        forward = graph_of(traced.jaxpr, (*weights, *given), dims)
+        x, *targets = (
+            jax.tree.map(partial(_whole, dims), jax.tree.leaves(given))
+            for given in _abstract_inputs(alike, shares)
+        )
+        forward = graph_of(traced.jaxpr, (*weights, *x, *chain(*targets)), dims)
         dy = _whole(dims, traced.abstract[-1])
-        inputs = (*weights, given[0], *forward.outputs[1:], dy)
+        inputs = (*weights, *x, *forward.outputs[1:], dy)
         is_trained = [param.trained for _, param in _in_order(alike)]
         return cls(
             alike=alike,
@@ -231,7 +236,9 @@ class _Forward:
 def _forward(stage: StageStacks, shares: Shares, remat: Remat) -> _Forward:
     residuals = Residuals()
     params, arrays = _abstract_params(stage, shares), _abstract_inputs(stage, shares)
-    stage_function = StageFunction(stage, remat, attention=shares.attention)
+    stage_function = StageFunction(
+        stage, remat, attention=shares.attention, packed=shares.packed
+    )
     function = partial(rank_forward, stage_function, residuals)
     jaxpr, (y, saved) = jax.make_jaxpr(function, return_shape=True)(params, *arrays)
     return _Forward(
@@ -309,15 +316,14 @@ def _in_order(stage: StageStacks) -> Iterator[tuple[BlockStack, AbstractParam]]:
             yield stack, param
 
 
-def _abstract_inputs(
-    stage: StageStacks, shares: Shares
-) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Tokens or the residual stream; of the last stage also targets."""
+def _abstract_inputs(stage: StageStacks, shares: Shares) -> tuple[Any, ...]:
+    """Tokens or the residual stream, packed or not; of the last stage also targets."""
     shape = (shares.num_sequences, shares.seq_len)
     tokens_BL = jax.ShapeDtypeStruct(shape, jnp.int32)
     x_BLD = jax.ShapeDtypeStruct((*shape, shares.hidden_size), jnp.dtype(shares.dtype))
-    inputs = (tokens_BL,) if stage.first else (x_BLD,)
-    return (*inputs, tokens_BL) if stage.last else inputs
+    x: Any = tokens_BL if stage.first else x_BLD
+    given = Packed(x, tokens_BL) if shares.packed else x
+    return (given, tokens_BL) if stage.last else (given,)
 
 
 def _whole(dims: Dims, abstract: Any) -> Value:

@@ -60,6 +60,7 @@ class PlanRequest:
     global_batch: int
     dtype: Dtype | None = None
     attention: Attention | None = None
+    packed: bool = False
     optimizer: OptimizerInit = adam_state
     profile: Profile | None = None
     microbatch_sizes: tuple[int, ...] = (1, 2, 4, 8)
@@ -110,7 +111,11 @@ class PlanRequest:
 
         BadInput for one that was asked for and that some node cannot run.
         """
-        heads = Heads(seq_len=self.seq_len, head_sizes=head_sizes(self.model))
+        heads = Heads(
+            seq_len=self.seq_len,
+            head_sizes=head_sizes(self.model),
+            packed=self.packed,
+        )
         found: dict[str, AttentionForm] = {
             node.name: node_attention(
                 node, self.precisions[node.name], heads, self.attention

@@ -68,6 +68,7 @@ def plan_of(request: PlanRequest, replicas: Sequence[Replica]) -> Plan:
         model=request.model.name,
         seq_len=request.seq_len,
         global_batch=request.global_batch,
+        packed=request.packed,
         replicas=tuple(replicas),
     )
 

@@ -294,6 +294,7 @@ def _cases(
                 dtype=precision_of(request, option),
                 tensor=option.tensor,
                 attention=request.attentions[node_of(request, option).name],
+                packed=request.packed,
             )
             yield b, o, shares
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from hetjax.comm.reduction import Rows
 from hetjax.comm.transport import Tag, Transport
-from hetjax.data.batches import Batch
+from hetjax.data.batches import Batch, aux_weight
 from hetjax.errors import BadInput
 from hetjax.mesh.axes import replicated
 from hetjax.mesh.multihost import to_mesh
@@ -27,6 +27,7 @@ from hetjax.runtime.execution.gradient_sync import GradientSync, StepCommit
 from hetjax.runtime.execution.programs import StagePrograms
 from hetjax.runtime.execution.update import UpdatePrograms
 from hetjax.schedule.programs.action import Action, Op, Program, Programs
+from hetjax.stage.function import Given, LossScales, Packed, Scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,9 @@ class BatchFeed:
 
     def targets(self, replica: int, microbatch: int) -> np.ndarray:
         return self.batch[1][self._rows(replica, microbatch)]
+
+    def documents(self, replica: int, microbatch: int) -> np.ndarray:
+        return self.batch[2][self._rows(replica, microbatch)]
 
     def _rows(self, replica: int, microbatch: int) -> slice:
         size = self.plan.replicas[replica].microbatch_size
@@ -105,7 +109,7 @@ class Executor:
         for state in self.stages.values():
             state.acc = state.loss = None
             state.gradients.clear()
-            state.loss_scale = _placed(step.loss_scale, state)
+            state.loss_scale = _placed(step, state)
         for at, action in enumerate(program):
             while not self._ready(action, step):
                 yield at
@@ -272,10 +276,14 @@ class Executor:
             state.acc, state.loss = state.programs.zeros()
         return state.acc
 
-    def _input(self, action: Action, step: StepContext) -> jax.Array:
+    def _input(self, action: Action, step: StepContext) -> Given:
         if action.stage > 0:
-            return self._get("x", action)
-        return self._fed(action, step.feed.inputs)
+            x = self._get("x", action)
+        else:
+            x = self._fed(action, step.feed.inputs)
+        if not self._state(action).programs.is_packed:
+            return x
+        return Packed(x, self._fed(action, step.feed.documents))
 
     def _targets(self, action: Action, step: StepContext) -> jax.Array:
         return self._fed(action, step.feed.targets)
@@ -301,10 +309,14 @@ def gradient_scale(commit: StepCommit, clip_norm: float) -> float:
     return clipped / commit.num_tokens / (commit.loss_scale or 1.0)
 
 
-def _placed(loss_scale: float | None, state: StageState) -> jax.Array | None:
-    if loss_scale is None:
-        return None
-    return to_mesh(np.float32(loss_scale), state.programs.scalar.sharding)
+def _placed(step: StepContext, state: StageState) -> Scale:
+    def placed(scale: float) -> jax.Array:
+        return to_mesh(np.float32(scale), state.programs.scalar.sharding)
+
+    if state.programs.is_packed:
+        loss = step.loss_scale or 1.0
+        return LossScales(placed(loss), placed(loss * aux_weight(step.feed.batch)))
+    return None if step.loss_scale is None else placed(step.loss_scale)
 
 
 def _key(buffer: str | None, action: Action) -> tuple[str, int, int, int]:

@@ -32,7 +32,7 @@ from hetjax.stage.arrays import (
     trained_part,
 )
 from hetjax.stage.backward_split import BackwardSplit, split_backward
-from hetjax.stage.function import Residuals, StageFunction
+from hetjax.stage.function import LossScales, Packed, Residuals, StageFunction
 from hetjax.stage.partition import LeafId
 
 Compiled = Callable[..., Any]
@@ -44,7 +44,8 @@ class StagePrograms:
 
     `activation_shape` is that of the residual stream of a whole microbatch. What comes
     from the stages before and after has their dtypes, and is converted by the program
-    that reads it. Where the loss is scaled, backwards take the scale.
+    that reads it. Where the loss is scaled, backwards take the scale; where sequences
+    are packed, documents beside x and one scale for each kind of loss.
     """
 
     function: StageFunction
@@ -65,6 +66,15 @@ class StagePrograms:
     def inputs(self) -> jax.ShapeDtypeStruct:
         """What the stage gets per microbatch: tokens, or the residual stream."""
         return self.tokens if self.function.first else self._stream(self.dtype_before)
+
+    @property
+    def given(self) -> Any:
+        """The same with the documents of packed sequences."""
+        return Packed(self.inputs, self.tokens) if self.is_packed else self.inputs
+
+    @property
+    def is_packed(self) -> bool:
+        return self.function.packed
 
     @property
     def outputs(self) -> jax.ShapeDtypeStruct:
@@ -123,7 +133,7 @@ class StagePrograms:
 
     @cached_property
     def _forward_lowered(self) -> jax.stages.Lowered:
-        inputs = (self.params, self.inputs)
+        inputs = (self.params, self.given)
         if not self.function.last:
             function = partial(stage.forward, self.function, self._residuals)
             return lowered(function, inputs, out=(self.outputs.sharding, None))
@@ -217,10 +227,12 @@ class StagePrograms:
     def _backward_inputs(self) -> tuple[Any, ...]:
         saved = self.saved  # traced first: fills the residuals' bookkeeping
         dy = None if self.function.last else self.output_gradients
-        return self.params, self.inputs, saved, dy, self._scale
+        return self.params, self.given, saved, dy, self._scale
 
     @property
-    def _scale(self) -> jax.ShapeDtypeStruct | None:
+    def _scale(self) -> Any:
+        if self.is_packed:
+            return LossScales(self.scalar, self.scalar)
         return self.scalar if self.is_scaled else None
 
     @property
@@ -237,7 +249,7 @@ class StagePrograms:
         acc = self.accumulators
         return compiled(
             partial(stage.fused, self.function),
-            (self.params, self.inputs, self.tokens, self._scale, acc, self.scalar),
+            (self.params, self.given, self.tokens, self._scale, acc, self.scalar),
             donate=(4, 5),
             out=(shardings(acc), self.scalar.sharding, self._dx_sharding),
         )
@@ -247,13 +259,13 @@ class StagePrograms:
         """(params, x) -> y, or of the last stage (params, x, targets, loss) -> loss."""
         output = partial(stage.evaluate, self.function)
         if not self.function.last:
-            inputs = (self.params, self.inputs)
+            inputs = (self.params, self.given)
             return compiled(output, inputs, out=self.outputs.sharding)
 
         def add_loss(params: Any, x: Any, targets: Any, loss: Any) -> Any:
             return loss + output(params, x, targets)
 
-        inputs = (self.params, self.inputs, self.tokens, self.scalar)
+        inputs = (self.params, self.given, self.tokens, self.scalar)
         return compiled(add_loss, inputs, donate=(3,), out=self.scalar.sharding)
 
     @cached_property
@@ -262,9 +274,9 @@ class StagePrograms:
         whole = replicated(self.mesh)
         position = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
         function = partial(stage.logits, self.function)
-        return compiled(function, (self.params, self.inputs, position), out=whole)
+        return compiled(function, (self.params, self.given, position), out=whole)
 
-    def last_logits(self, params: Any, x: jax.Array, position: int) -> np.ndarray:
+    def last_logits(self, params: Any, x: Any, position: int) -> np.ndarray:
         """logits_V at a position of the first sequence, on the host (last stage)."""
         at = to_mesh(np.int32(position), replicated(self.mesh))
         return value_here(self.logits(params, x, at)).astype(np.float32, copy=False)

@@ -36,6 +36,7 @@ from hetjax.runtime.execution.gradient_sync import (
 from hetjax.runtime.execution.stages import Stages
 from hetjax.runtime.execution.state import Weights
 from hetjax.schedule.programs.action import Programs, StageKey
+from hetjax.stage.function import Packed
 
 _NUM_SENDING = 4  # threads that wait for what is to be sent
 
@@ -203,6 +204,8 @@ class StageRuntime(Stages):
                 while not step.transport.arrived(tag(s)):
                     yield s
                 x = step.transport.receive(tag(s), programs.inputs)
+            if programs.is_packed:
+                x = Packed(x, to_mesh(_one_document(x), programs.tokens.sharding))
             if s < last:
                 y = programs.evaluate(state.params, x)
                 step.transport.send(tag(s + 1), y)
@@ -316,6 +319,10 @@ class StageRuntime(Stages):
             for key, state in self.stages.items()
             if state.programs.function.last and leads(state.programs.mesh)
         }
+
+
+def _one_document(x: jax.Array) -> np.ndarray:
+    return np.ones(x.shape[:2], np.int32)
 
 
 def _window(plan: Plan, tokens: Sequence[int]) -> tuple[np.ndarray, int]:

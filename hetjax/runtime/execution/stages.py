@@ -210,6 +210,7 @@ def _programs(
         data=stage.mesh.data,
         tensor=stage.mesh.tensor,
         attention=stage.attention,
+        packed=plan.packed,
     )
     tokens_shape = (replica.microbatch_size, plan.seq_len)
     activation = _activation_shape(partition.model, tokens_shape)

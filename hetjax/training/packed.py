@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a run packs its sequences, and what models are not for.
+
+Owns what is taken where nobody said. Does not own how documents are packed
+(`data/packing.py`) nor what stages make of them (`stage/function.py`).
+"""
+
+from dataclasses import replace
+
+from hetjax.data.corpus import holds_rows
+from hetjax.data.settings import ingredients
+from hetjax.errors import BadInput
+from hetjax.models.model import Model, can_pack
+from hetjax.training.config import RunConfig
+from hetjax.training.rundir import Previous
+
+
+def with_packing(
+    config: RunConfig, model: Model, previous: Previous | None
+) -> RunConfig:
+    """Return the settings with what `data.pack` leaves open; a run keeps its own.
+
+    BadInput for a model that knows of no documents, and for another choice than the
+    run directory's.
+    """
+    asked = config.data.pack
+    if asked and not can_pack(model):
+        raise BadInput(
+            got=f"--data.pack True for {model.name}, none of whose modules takes "
+            "documents_BL",
+            allowed="packed sequences for models that part documents",
+            fix="leave --data.pack out, or have attention take documents_BL",
+        )
+    if previous is not None:
+        pack = bool(previous.config.data.pack)
+        _check_same(asked, pack, config)
+    elif asked is None:
+        pack = can_pack(model) and _has_rows(config)
+    else:
+        pack = asked
+    return replace(config, data=replace(config.data, pack=pack))
+
+
+def check_balance_loss(model: Model) -> None:
+    """Raise BadInput for a model whose experts would be balanced over padding, too."""
+    routings = [getattr(module.config, "routing", None) for module in model.modules]
+    if any(routing and routing.balance_coefficient for routing in routings):
+        raise BadInput(
+            got=f"rows that are not packed for {model.name}, whose experts have a "
+            "balance loss: nothing would tell it what is padding",
+            allowed="packed rows, or texts",
+            fix="leave --data.pack out",
+        )
+
+
+def _has_rows(config: RunConfig) -> bool:
+    wanted = ingredients(config.data)
+    return wanted.path is not None and holds_rows(wanted.path, wanted.column)
+
+
+def _check_same(asked: bool | None, pack: bool, config: RunConfig) -> None:
+    if asked not in (None, pack):
+        raise BadInput(
+            got=f"--data.pack {asked}, and the run in {str(config.run_dir)!r} was "
+            f"begun with {pack}",
+            allowed="the same sequences in all of a run",
+            fix="leave --data.pack out, or give another --run-dir",
+        )
