@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from glob import glob
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -67,7 +68,7 @@ def export_model(
     hetjax.errors.BadInput: got: 'runs/never', in which there is no run
     ...
     """
-    config, folder = _config(Path(run_dir)), Path(to)
+    config, folder = run_config(Path(run_dir)), Path(to)
     sizes, fields = _model(config)
     dtype = dtype or fields.get("dtype") or fields.get("torch_dtype") or "float32"
     if dtype not in DTYPES:
@@ -77,20 +78,16 @@ def export_model(
             fix="give --dtype bfloat16, say",
         )
     _check_empty(folder)
-    with _checkpoint(config, step) as checkpoint:
-
-        def read(path: str, shape: tuple[int, ...]) -> np.ndarray:
-            value = checkpoint.read(checkpoint.entries[f"{WEIGHTS}{path}"])
-            assert value.shape == shape, (path, value.shape)
-            return value
-
+    with open_checkpoint(config, step) as checkpoint:
         folder.mkdir(parents=True, exist_ok=True)
         _write_beside(folder, Path(run_dir), fields)
+        read = partial(read_weight, checkpoint)
         write_model(folder, sizes, fields, read, dtype, written)
         return Exported(folder=folder, step=checkpoint.step, dtype=dtype)
 
 
-def _config(run_dir: Path) -> RunConfig:
+def run_config(run_dir: Path) -> RunConfig:
+    """Return the settings of the run in that directory; BadInput if there is none."""
     previous = rundir.read_previous(run_dir)
     if previous is None:
         raise BadInput(
@@ -125,8 +122,11 @@ def _check_empty(folder: Path) -> None:
 
 
 @contextmanager
-def _checkpoint(config: RunConfig, step: int | None) -> Iterator[Checkpoint]:
-    """What is on the disks here, else what the run's store has."""
+def open_checkpoint(config: RunConfig, step: int | None) -> Iterator[Checkpoint]:
+    """Open what is on the disks here, else what the run's store has.
+
+    BadInput where there is no complete checkpoint, or none of that step.
+    """
     storage = checkpoint_storage(config)
     store = storage.store() if step is None else None
     if store is None and "{worker}" not in storage.directory:
@@ -138,6 +138,15 @@ def _checkpoint(config: RunConfig, step: int | None) -> Iterator[Checkpoint]:
         if store is not None:
             fetch_newest(store, Path(scratch), -1)
         yield Checkpoint.open(Path(scratch), step)
+
+
+def read_weight(
+    checkpoint: Checkpoint, path: str, shape: tuple[int, ...]
+) -> np.ndarray:
+    """Return a parameter, fp32, by its full path."""
+    value = checkpoint.read(checkpoint.entries[f"{WEIGHTS}{path}"])
+    assert value.shape == shape, (path, value.shape)
+    return value
 
 
 def _linked(source: str, target: str) -> None:

@@ -16,14 +16,16 @@ The protocol of a module class `C` used in a `ModuleSpec`:
 * parameters arrive in the compute dtype: modules compute in the dtype they get;
 * paths are `name` or `block.name`, each once: neighbours of one block scan together;
 * a module may hold one `AuxLoss` variable and set it in the call to an auxiliary loss
-  summed over the microbatch's tokens, coefficient included.
+  summed over the microbatch's tokens, coefficient included;
+* a text goes on token by token (`hetjax/inference/`) where each module but the last is
+  `PositionWise` or `Continuing`.
 """
 
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +38,23 @@ Params = dict[str, Any]  # dotted parameter name within its module -> array
 
 class AuxLoss(nnx.Variable):
     """A token-summed auxiliary loss that a module sets when it is called."""
+
+
+class PositionWise(nnx.Module):
+    """A module that makes of each position what it would make of that one alone."""
+
+
+@runtime_checkable
+class Continuing(Protocol):
+    """A module that can go on after positions of which it has kept something."""
+
+    def keeps(self, num_positions: int) -> Any:
+        """Give room (arrays) for what is kept of one text of so many positions."""
+        ...
+
+    def continued(self, x: jax.Array, kept: Any, start: jax.Array) -> tuple[Any, Any]:
+        """Give the output for the positions from `start` on, and what is kept then."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

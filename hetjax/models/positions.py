@@ -15,15 +15,21 @@ from hetjax.models.configs import RopeScaling
 
 
 def rotate(
-    x_BLNH: jax.Array, *, theta: float, scaling: RopeScaling | None = None
+    x_BLNH: jax.Array,
+    *,
+    theta: float,
+    scaling: RopeScaling | None = None,
+    start: jax.Array | None = None,
 ) -> jax.Array:
     """Rotate dims (i, i + H/2) of position p by p * theta^(-2i/H), in fp32.
 
-    The half-split form of Llama.
+    The half-split form of Llama. Positions count from `start` (int32), or from 0.
     """
     _, num_positions, _, head_size = x_BLNH.shape
     frequency_h = frequencies(head_size, theta, scaling)
     position_L = jnp.arange(num_positions, dtype=jnp.float32)
+    if start is not None:
+        position_L += start.astype(jnp.float32)
     angle_1L1h = (position_L[:, None] * frequency_h[None, :])[None, :, None, :]
     cos, sin = jnp.cos(angle_1L1h), jnp.sin(angle_1L1h)
     a_BLNh, b_BLNh = jnp.split(x_BLNH.astype(jnp.float32), 2, axis=-1)
