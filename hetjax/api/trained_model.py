@@ -44,8 +44,8 @@ class Sampled:
     `reason`: "end" (a token that ends a text or a turn), "stop" (the stop text),
     "tokens" (as many as were asked for) or "max_seq_len" (as many as the model takes).
     `tokens` are all that were chosen, the one that ends the text included. `first_s` is
-    the time to the first token, `tokens_per_s` is of those after it; programs that are
-    new are compiled within both.
+    the time to the first token; `tokens_per_s` counts from the second on, by when all
+    programs are compiled.
     """
 
     text: str
@@ -251,28 +251,26 @@ class TrainedModel:
 
 
 class _Clock:
-    """When tokens came: the first, and how fast the others did."""
+    """When tokens came."""
 
     def __init__(self) -> None:
         self._start_s = perf_counter()
-        self._first_s = self._last_s = self._start_s
-        self._number = 0
+        self._times_s: list[float] = []
 
     def ticked(self, token: int) -> int:
-        self._last_s = perf_counter()
-        if self._number == 0:
-            self._first_s = self._last_s
-        self._number += 1
+        self._times_s.append(perf_counter())
         return token
 
     @property
     def first_s(self) -> float:
-        return self._first_s - self._start_s
+        return self._times_s[0] - self._start_s
 
     @property
     def rate(self) -> float:
-        took_s = self._last_s - self._first_s
-        return (self._number - 1) / took_s if took_s else 0.0
+        """Tokens per second after the second, by when all is compiled; 0 of none."""
+        later_s = self._times_s[1:]
+        took_s = later_s[-1] - later_s[0] if later_s else 0.0
+        return (len(later_s) - 1) / took_s if took_s else 0.0
 
 
 def _devices(platform: Literal["auto", "cpu"]) -> list[jax.Device]:
