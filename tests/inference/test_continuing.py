@@ -18,6 +18,7 @@ from hetjax.models.decoders import model_of
 from hetjax.models.hugging_face.tensors import FolderWeights
 from hetjax.models.model import Layer, Model, ModuleSpec
 from hetjax.models.named import load_named
+from tests.inference.model_folder import drawn
 from tests.models.hugging_face import whole
 
 FIXTURES = Path(__file__).parents[1] / "models/hugging_face/fixtures"
@@ -34,12 +35,6 @@ LLAMA = LlamaConfig(
     window=70,
     windowed=(True, False),
 )
-
-
-def drawn(path: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Weights that depend on their path alone; norms near one."""
-    rng = np.random.default_rng([*path.encode()])
-    return rng.normal("norm.scale" in path, 0.2, shape).astype(np.float32)
 
 
 def loaded(model: Model, weights: whole.Weights = drawn) -> LoadedModel:
@@ -93,9 +88,7 @@ def test_learnt_positions_are_right_up_to_the_last():
         max_seq_len=70,
     )
     model, tokens_L = model_of(config), some_tokens(70)
-    expected_LV = whole.logits(
-        model, whole.parameters(model, drawn), tokens_L[None]
-    )[0]
+    expected_LV = whole.logits(model, whole.parameters(model, drawn), tokens_L[None])[0]
     found_LV = step_by_step(loaded(model), tokens_L, 67, 70)
     np.testing.assert_allclose(found_LV, expected_LV[66:], atol=1e-4)
 
