@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hetjax.api.planning import find_plan as find_plan
     from hetjax.api.profiling import measure_profile as measure_profile
     from hetjax.api.simulating import simulate_plan as simulate_plan
+    from hetjax.api.trained_model import TrainedModel as TrainedModel
     from hetjax.api.trainer import Trainer as Trainer
     from hetjax.cluster.cluster import Cluster as Cluster
     from hetjax.cluster.cluster import Link as Link
@@ -37,6 +38,7 @@ _MODULES = {
     "Node": "cluster.cluster",
     "Plan": "plans.plan",
     "RunConfig": "training.config",
+    "TrainedModel": "api.trained_model",
     "Trainer": "api.trainer",
     "compare_planners": "api.planning",
     "diagnose": "api.doctor",

@@ -18,6 +18,8 @@ COMMANDS = {
     "train": "train a model, or go on with a run",
     "plan": "find the best plan for a cluster",
     "simulate": "predict a step of a plan before it runs",
+    "sample": "let a trained model go on with a text",
+    "eval": "score a trained model on texts and questions",
     "export": "write a run's weights for transformers",
     "profile": "time a model's layers on what is here",
     "doctor": "look for what is wrong with this machine, its packages, a run's places",

@@ -121,7 +121,10 @@ def test_a_run_that_has_its_plan_does_not_wait_for_the_solvers():
 
 @pytest.mark.parametrize(
     "command",
-    ["demo", "doctor", "export", "plan", "preempt", "profile", "simulate", "train"],
+    [
+        *("demo", "doctor", "eval", "export", "plan", "preempt", "profile", "sample"),
+        *("simulate", "train"),
+    ],
 )
 def test_a_command_can_say_something_before_what_takes_long_is_imported(command: str):
     told = f"import sys, hetjax.{command}; print(*sys.modules)"

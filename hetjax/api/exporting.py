@@ -75,7 +75,7 @@ def export_model(
     hetjax.errors.BadInput: got: 'runs/never', in which there is no run
     ...
     """
-    config, folder = _config(Path(run_dir)), Path(to)
+    config, folder = run_config(Path(run_dir)), Path(to)
     sizes, fields = _model(config)
     alone = bool(config.lora.rank) and not merged
     if merged and not config.lora.rank:
@@ -93,9 +93,9 @@ def export_model(
             fix="give --dtype bfloat16, say",
         )
     _check_empty(folder)
-    with _checkpoint(config, step) as checkpoint:
+    with open_checkpoint(config, step) as checkpoint:
         folder.mkdir(parents=True, exist_ok=True)
-        read = _reader(config, checkpoint)
+        read = weight_reader(config, checkpoint)
         if alone:
             write_adapters(
                 folder,
@@ -118,9 +118,9 @@ def export_model(
         )
 
 
-def _reader(config: RunConfig, checkpoint: Checkpoint) -> Read:
-    """What gives each parameter: as saved, or as it has been from the beginning, with
-    its adapter added."""
+def weight_reader(config: RunConfig, checkpoint: Checkpoint) -> Read:
+    """Return what gives each parameter, fp32, by its full path: as saved, or as it has
+    been from the beginning, with its adapter added."""
     model = run_model(config)
     first = first_weights(config, model)
     adapters = {
@@ -146,7 +146,8 @@ def _reader(config: RunConfig, checkpoint: Checkpoint) -> Read:
     return read
 
 
-def _config(run_dir: Path) -> RunConfig:
+def run_config(run_dir: Path) -> RunConfig:
+    """Return the settings of the run in that directory; BadInput if there is none."""
     previous = rundir.read_previous(run_dir)
     if previous is None:
         raise BadInput(
@@ -181,8 +182,11 @@ def _check_empty(folder: Path) -> None:
 
 
 @contextmanager
-def _checkpoint(config: RunConfig, step: int | None) -> Iterator[Checkpoint]:
-    """What is on the disks here, else what the run's store has."""
+def open_checkpoint(config: RunConfig, step: int | None) -> Iterator[Checkpoint]:
+    """Open what is on the disks here, else what the run's store has.
+
+    BadInput where there is no complete checkpoint, or none of that step.
+    """
     storage = checkpoint_storage(config)
     store = storage.store() if step is None else None
     if store is None and "{worker}" not in storage.directory:

@@ -76,7 +76,7 @@ def documents(lines: Iterable[str]) -> Iterator[str]:
 def _lines(file: Iterable[bytes], where: str) -> Iterator[str]:
     offset = 0
     for raw in file:
-        text = _decode(raw, where, offset)
+        text = decoded(raw, where, offset)
         offset += len(raw)
         yield text.replace("\r\n", "\n")
 
@@ -86,7 +86,7 @@ def _json_rows(path: Path, column: str) -> Iterator[Row]:
         for number, line in enumerate(file, 1):
             if line.strip():
                 where = f"{path} line {number}"
-                record = _json(_decode(line, where), column, where)
+                record = _json(decoded(line, where), column, where)
                 yield row_of(record, column, where)
 
 
@@ -134,7 +134,7 @@ def _arrow(path: Path) -> tuple[Any, Any]:
         ) from error
 
 
-def _decode(raw: bytes, where: str, offset: int = 0) -> str:
+def decoded(raw: bytes, where: str, offset: int = 0) -> str:
     try:
         return raw.decode("utf-8-sig" if offset == 0 else "utf-8")
     except UnicodeDecodeError as error:

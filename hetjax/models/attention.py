@@ -4,7 +4,7 @@
 Legend: B sequences, L positions, D residual width, N query heads, K key/value heads
 (N / K queries share one), H head size.
 Owns the module with its config, and which form computes it. Does not own the form in
-blocks (`chunked_attention.py`).
+blocks (`chunked_attention.py`) nor keys and values that are kept (`kept_attention.py`).
 """
 
 from dataclasses import dataclass, replace
@@ -23,10 +23,11 @@ from hetjax.models.configs import (
     require_divides,
     require_positive,
 )
+from hetjax.models.kept_attention import KeysValues, attend_kept
 from hetjax.models.kernel_attention import KernelName, kernel_attention
 from hetjax.models.layers import STD, Norm, linear_weight, zeros
 from hetjax.models.model import Model, ModuleSpec
-from hetjax.models.positions import rotate
+from hetjax.models.positions import positions_within, rotate
 
 AttentionForm = Literal["xla", "chunked", "cudnn", "splash"]
 KERNELS = frozenset(get_args(KernelName))  # forms that some devices have
@@ -96,28 +97,56 @@ class Attention(nnx.Module):
     def __call__(
         self, x_BLD: jax.Array, documents_BL: jax.Array | None = None
     ) -> jax.Array:
-        y_BLD = self.norm(x_BLD)
-        q_BLNH = _normed(_project(y_BLD, self.q, self.q_bias), self.q_norm)
-        k_BLKH = _normed(_project(y_BLD, self.k, self.k_bias), self.k_norm)
-        v_BLKH = _project(y_BLD, self.v, self.v_bias)
+        place_BL = None if documents_BL is None else positions_within(documents_BL)
+        q_BLNH, k_BLKH, v_BLKH = self._projected(x_BLD, place_BL)
         z_BLNH = attend(
-            self._scaled(self._turned(q_BLNH, documents_BL)),
-            self._turned(k_BLKH, documents_BL),
+            q_BLNH,
+            k_BLKH,
             v_BLKH,
             visibility=Visibility(window=self.config.window),
             documents_BL=documents_BL,
             form=self.config.form,
         )
+        return self._added(x_BLD, z_BLNH)
+
+    def keeps(self, num_positions: int) -> KeysValues:
+        """Give room for the keys and values of one text of so many positions."""
+        shape = 1, num_positions, self.config.num_kv_heads, self.config.head_size
+        return KeysValues(*(jnp.zeros(shape, w[...].dtype) for w in (self.k, self.v)))
+
+    def continued(
+        self, x_BLD: jax.Array, kept: KeysValues, start: jax.Array
+    ) -> tuple[jax.Array, KeysValues]:
+        """The same for the positions from `start` on, which see those that are kept."""
+        place_BL = (start + jnp.arange(x_BLD.shape[1], dtype=start.dtype))[None, :]
+        q_BLNH, k_BLKH, v_BLKH = self._projected(x_BLD, place_BL)
+        kept = kept.with_more(k_BLKH, v_BLKH, start)
+        visibility = Visibility(window=self.config.window)
+        z_BLNH = attend_kept(q_BLNH, kept, start, visibility)
+        return self._added(x_BLD, z_BLNH), kept
+
+    def _projected(
+        self, x_BLD: jax.Array, place_BL: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Queries, keys and values, turned as those of these places, or of all."""
+        y_BLD = self.norm(x_BLD)
+        q_BLNH = _normed(_project(y_BLD, self.q, self.q_bias), self.q_norm)
+        k_BLKH = _normed(_project(y_BLD, self.k, self.k_bias), self.k_norm)
+        v_BLKH = _project(y_BLD, self.v, self.v_bias)
+        q_BLNH = self._scaled(self._turned(q_BLNH, place_BL))
+        return q_BLNH, self._turned(k_BLKH, place_BL), v_BLKH
+
+    def _added(self, x_BLD: jax.Array, z_BLNH: jax.Array) -> jax.Array:
         y_BLD = linear("blnh,nhd->bld", z_BLNH, self.out)
         if self.out_bias is not None:
             y_BLD += self.out_bias[...][None, None, :]
         return x_BLD + _normed(y_BLD, self.post_norm)
 
-    def _turned(self, x_BLNH: jax.Array, documents_BL: jax.Array | None) -> jax.Array:
+    def _turned(self, x_BLNH: jax.Array, place_BL: jax.Array | None) -> jax.Array:
         theta, scaling = self.config.rope_theta, self.config.rope_scaling
         if theta is None:
             return x_BLNH
-        return rotate(x_BLNH, theta=theta, scaling=scaling, documents_BL=documents_BL)
+        return rotate(x_BLNH, theta=theta, scaling=scaling, place_BL=place_BL)
 
     def _scaled(self, q_BLNH: jax.Array) -> jax.Array:
         """Queries of which attention, that divides by sqrt(H), makes what is asked."""

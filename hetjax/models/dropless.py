@@ -9,16 +9,18 @@ Owns how rows go to their experts and back. Does not own routing and its balance
 each has the same work whatever the router does.
 """
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from hetjax.models.layers import Norm, activated, normal
-from hetjax.models.model import AuxLoss
-from hetjax.models.moe import MoeConfig, routed
+from hetjax.models.model import AuxLoss, ModuleSpec, PositionWise
+from hetjax.models.moe import Moe, MoeConfig, routed
 
 
-class DroplessMoe(nnx.Module):
+class DroplessMoe(PositionWise):
     """Map x to x + the gated sum of its top-k experts of norm(x), as `Moe` does."""
 
     def __init__(self, config: MoeConfig, *, rngs: nnx.Rngs) -> None:
@@ -51,3 +53,12 @@ class DroplessMoe(nnx.Module):
         up_RF = jax.lax.ragged_dot(y_RD, self.up[...], rows_E)
         inner_RF = activated(gate_RF, self.config.activation) * up_RF
         return jax.lax.ragged_dot(inner_RF, self.down[...], rows_E)
+
+
+def without_capacity(spec: ModuleSpec) -> ModuleSpec:
+    """Give the module with the same parameters whose experts turn no token away."""
+    if spec.cls is not Moe:
+        return spec
+    config: MoeConfig = spec.config  # pyright: ignore[reportAssignmentType]
+    routing = replace(config.routing, capacity_factor=None)
+    return replace(spec, cls=DroplessMoe, config=replace(config, routing=routing))

@@ -21,6 +21,7 @@ from flax import nnx
 
 from hetjax.models.adapters import linear
 from hetjax.models.configs import NormConfig, require_positive
+from hetjax.models.model import PositionWise
 from hetjax.models.positions import positions_within
 
 Logical = tuple[str | None, ...]
@@ -102,7 +103,7 @@ class MlpConfig:
         require_positive("mlp", self)
 
 
-class GeluMlp(nnx.Module):
+class GeluMlp(PositionWise):
     """Map x to x + down(gelu(up(norm(x)))), with biases, tanh form of GELU (GPT-2)."""
 
     def __init__(self, config: MlpConfig, *, rngs: nnx.Rngs) -> None:
@@ -120,7 +121,7 @@ class GeluMlp(nnx.Module):
         return x_BLD + y_BLD + self.down_bias[...][None, None, :]
 
 
-class GatedMlp(nnx.Module):
+class GatedMlp(PositionWise):
     """Map x to x + down(act(gate(norm(x))) * up(norm(x))) (arXiv 2002.05202).
 
     The activation is SiLU, or GELU in its tanh form.
@@ -176,10 +177,7 @@ class Embedding(nnx.Module):
     def __call__(
         self, tokens_BL: jax.Array, documents_BL: jax.Array | None = None
     ) -> jax.Array:
-        table_VD = self.table[...]
-        x_BLD: Any = _rows(table_VD.shape[0], table_VD, tokens_BL)
-        if self.config.scaled:  # by a number of the table's precision, as in Gemma
-            x_BLD *= jnp.asarray(math.sqrt(self.config.hidden_size), x_BLD.dtype)
+        x_BLD = self._words(tokens_BL)
         if self.positions is None:
             return x_BLD
         if documents_BL is not None:
@@ -187,6 +185,29 @@ class Embedding(nnx.Module):
             return x_BLD + _rows(num_places, self.positions[...], place_BL)
         num_positions = tokens_BL.shape[1]
         return x_BLD + self.positions[:num_positions][None]
+
+    def keeps(self, num_positions: int) -> tuple[()]:
+        """What went before is nothing to an embedding, but for how much it was."""
+        return ()
+
+    def continued(
+        self, tokens_BL: jax.Array, kept: tuple[()], start: jax.Array
+    ) -> tuple[jax.Array, tuple[()]]:
+        """The same for the positions from `start` on; any past the last are padding."""
+        x_BLD = self._words(tokens_BL)
+        if self.positions is None:
+            return x_BLD, kept
+        index_L = start + jnp.arange(tokens_BL.shape[1], dtype=start.dtype)
+        return x_BLD + jnp.take(self.positions[...], index_L, axis=0, mode="clip")[
+            None
+        ], kept
+
+    def _words(self, tokens_BL: jax.Array) -> jax.Array:
+        table_VD = self.table[...]
+        x_BLD: Any = _rows(table_VD.shape[0], table_VD, tokens_BL)
+        if self.config.scaled:  # by a number of the table's precision, as in Gemma
+            x_BLD *= jnp.asarray(math.sqrt(self.config.hidden_size), x_BLD.dtype)
+        return x_BLD
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

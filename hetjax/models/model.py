@@ -21,7 +21,9 @@ The protocol of a module class `C` used in a `ModuleSpec`:
   then it may have an adapter, if the module multiplies by it with `adapters.linear`;
 * a module whose call takes `documents_BL` besides is given, where sequences are packed,
   the number of each position's document (int32; 0: padding): one that lets positions
-  see each other parts documents by it, and losses leave padding out.
+  see each other parts documents by it, and losses leave padding out;
+* a text goes on token by token (`hetjax/inference/`) where each module but the last is
+  `PositionWise` or `Continuing`.
 """
 
 import inspect
@@ -29,7 +31,7 @@ import math
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +47,23 @@ Params = dict[str, Any]  # dotted parameter name within its module -> array
 
 class AuxLoss(nnx.Variable):
     """A token-summed auxiliary loss that a module sets when it is called."""
+
+
+class PositionWise(nnx.Module):
+    """A module that makes of each position what it would make of that one alone."""
+
+
+@runtime_checkable
+class Continuing(Protocol):
+    """A module that can go on after positions of which it has kept something."""
+
+    def keeps(self, num_positions: int) -> Any:
+        """Give room (arrays) for what is kept of one text of so many positions."""
+        ...
+
+    def continued(self, x: jax.Array, kept: Any, start: jax.Array) -> tuple[Any, Any]:
+        """Give the output for the positions from `start` on, and what is kept then."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

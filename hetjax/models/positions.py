@@ -19,18 +19,17 @@ def rotate(
     *,
     theta: float,
     scaling: RopeScaling | None = None,
-    documents_BL: jax.Array | None = None,
+    place_BL: jax.Array | None = None,
 ) -> jax.Array:
     """Rotate dims (i, i + H/2) of position p by p * theta^(-2i/H), in fp32.
 
-    The half-split form of Llama. With documents, p counts from the start of each.
+    The half-split form of Llama. p is what `place_BL` (int32) says, or counts from 0.
     """
     _, num_positions, _, head_size = x_BLNH.shape
     frequency_h = frequencies(head_size, theta, scaling)
-    if documents_BL is None:
-        position_BL = jnp.arange(num_positions, dtype=jnp.float32)[None, :]
-    else:
-        position_BL = positions_within(documents_BL).astype(jnp.float32)
+    if place_BL is None:
+        place_BL = jnp.arange(num_positions)[None, :]
+    position_BL = place_BL.astype(jnp.float32)
     angle_BL1h = (position_BL[..., None] * frequency_h[None, None, :])[:, :, None, :]
     cos, sin = jnp.cos(angle_BL1h), jnp.sin(angle_BL1h)
     a_BLNh, b_BLNh = jnp.split(x_BLNH.astype(jnp.float32), 2, axis=-1)

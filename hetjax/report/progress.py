@@ -229,6 +229,21 @@ def working(what: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]
             yield _tell
 
 
+def now_and_then(
+    tell: Callable[[str], None], interval_s: float = 2.0
+) -> Callable[[str], None]:
+    """Return a way to say how it goes that says nothing more for a while each time."""
+    next_s = time.monotonic() + interval_s
+
+    def told(line: str) -> None:
+        nonlocal next_s
+        if (now_s := time.monotonic()) >= next_s:
+            next_s = now_s + interval_s
+            tell(line)
+
+    return told
+
+
 def _tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 

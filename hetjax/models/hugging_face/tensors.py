@@ -115,13 +115,14 @@ def check_tensors(tensors: Tensors, parts: Mapping[str, list[TensorPart]]) -> No
 
 
 class FolderWeights:
-    """The parameters of a model, each by its full path, fp32, from such a folder.
+    """The parameters of a model, each by its full path, in `dtype`, from such a folder.
 
     Made, it has checked that all are there; it reads no more than what is asked for.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, dtype: Any = np.float32) -> None:
         config, raw = read_config(folder)
+        self.dtype = np.dtype(dtype)
         self.tensors = Tensors(folder)
         self._parts = tensor_parts(config, raw["model_type"])
         check_tensors(self.tensors, self._parts)
@@ -158,7 +159,7 @@ class FolderWeights:
             part.read(self.tensors.read(part.name, part.row.third)) for part in parts
         ]
         value = values[0] if parts[0].expert is None else np.stack(values)
-        found = np.zeros(shape, np.float32)
+        found = np.zeros(shape, self.dtype)
         found[: value.shape[0]] = value
         return found
 

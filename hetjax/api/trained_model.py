@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A trained model in use from Python: `TrainedModel`.
+
+Owns what its methods ask of `hetjax/inference/`, and on which devices and in which
+precision it is. Does not own where models are found (`trained_sources.py`), nor how
+texts are made and judged.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from hetjax.api.trained_sources import find_trained, turn_ends
+from hetjax.cluster.cluster import Node, Precision
+from hetjax.cluster.discovery import device_name
+from hetjax.data.chat_template import ChatTemplate, TemplateRefuses
+from hetjax.data.conversations import RowEncoder
+from hetjax.data.corpus import files
+from hetjax.data.questions import read_questions
+from hetjax.data.rows import TEXT_COLUMN
+from hetjax.data.settings import DataConfig
+from hetjax.errors import BadInput
+from hetjax.inference.choice_score import ChoiceScore, score_choices
+from hetjax.inference.choosing import Sampling
+from hetjax.inference.generating import Reason, Writing, generated, write_text
+from hetjax.inference.loaded import load_layers
+from hetjax.inference.text_score import TextScore, score_text
+from hetjax.mesh.accelerators import check_accelerator_used
+from hetjax.mesh.process_setup import keep_compiled
+from hetjax.plans.precision import Dtype, node_precision
+
+LONGEST_WINDOW = 2048  # tokens, unless another length is asked for
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampled:
+    """What a model went on with, and why it ended there.
+
+    `reason`: "end" (a token that ends a text or a turn), "stop" (the stop text),
+    "tokens" (as many as were asked for) or "max_seq_len" (as many as the model takes).
+    `tokens` are all that were chosen, the one that ends the text included. `first_s` is
+    the time to the first token; `tokens_per_s` counts from the second on, by when all
+    programs are compiled.
+    """
+
+    text: str
+    tokens: list[int]
+    reason: Reason
+    prompt_tokens: int
+    first_s: float
+    tokens_per_s: float
+
+
+class TrainedModel:
+    """A model to use: of a run's newest checkpoint, or of a Hugging Face folder.
+
+    It is on one device if that has room, else its layers follow each other over the
+    devices of this process. `dtype` is what weights are read and computed in; "best":
+    what the device does best. Experts turn no token away, also those that did so in
+    training. BadInput for a folder without a model or a tokenizer, a run without a
+    checkpoint, and devices without room.
+
+    >>> TrainedModel("runs/never")
+    Traceback (most recent call last):
+    ...
+    hetjax.errors.BadInput: got: 'runs/never'...
+    ...
+    """
+
+    def __init__(
+        self,
+        run_or_folder: str | Path,
+        *,
+        step: int | None = None,
+        dtype: Dtype = "best",
+        platform: Literal["auto", "cpu"] = "auto",
+        loaded: Callable[[int, int], None] = lambda done, of: None,
+    ) -> None:
+        self._source = find_trained(run_or_folder, step)
+        devices = _devices(platform)
+        self.dtype = _precision(devices[0], dtype)
+        keep_compiled(DataConfig().cache_dir.expanduser())
+        numbers = jnp.dtype(self.dtype)
+        with self._source.reading(numbers) as read:
+            self._loaded = load_layers(
+                self._source.model, read, numbers, devices, loaded=loaded
+            )
+
+    def sample(
+        self,
+        prompt: str = "",
+        *,
+        num_tokens: int = 64,
+        temperature: float = 0.8,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        stop: str | None = None,
+        seed: int = 0,
+        chat: bool = False,
+        said: Callable[[str], None] = lambda piece: None,
+    ) -> Sampled:
+        """Return what the model goes on with after the prompt; `said` gets the pieces.
+
+        The same seed gives the same text. With `chat` the prompt is what a user says,
+        in the model's chat template. The text ends before `stop`. BadInput for a prompt
+        that is longer than the model takes.
+        """
+        sampling = Sampling(
+            temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
+        )
+        if num_tokens < 1:
+            raise BadInput(
+                got=f"--tokens {num_tokens}",
+                allowed="1 or more",
+                fix="give --tokens 64",
+            )
+        source, ends = self._source, self._source.ends
+        given = source.ids.start(prompt)
+        if chat:
+            given, ends = self._turn(prompt), ends | self._turn_ends()
+        if len(given) > source.model.max_seq_len:
+            raise BadInput(
+                got=f"a prompt of {len(given)} tokens",
+                allowed=f"up to {source.model.max_seq_len} tokens, which is as many as "
+                f"model {source.model.name} takes",
+                fix="shorten --prompt",
+            )
+        writing = Writing(source.ids, ends, stop)
+        clock = _Clock()
+        tokens = generated(self._loaded, given, num_tokens, sampling, source.num_words)
+        write_text(map(clock.ticked, tokens), writing, said, asked=num_tokens)
+        assert writing.reason is not None
+        return Sampled(
+            text=writing.text,
+            tokens=writing.tokens,
+            reason=writing.reason,
+            prompt_tokens=len(given),
+            first_s=clock.first_s,
+            tokens_per_s=clock.rate,
+        )
+
+    def evaluate(
+        self,
+        data: str | Path,
+        *,
+        column: str = TEXT_COLUMN,
+        window: int | None = None,
+        stride: int | None = None,
+        batch_size: int = 8,
+        scored: Callable[[int], None] = lambda num_tokens: None,
+    ) -> TextScore:
+        """Return how well the model predicts a text, JSONL or Parquet file, or folder.
+
+        Windows have `window` tokens (None: as many as the model takes, up to 2,048) and
+        begin `stride` tokens apart (None: so many that they do not overlap). A token
+        counts once, by the window in which most is before it. Of a document all tokens
+        of its text count; of a prompt with its completion and of conversations those
+        that training learns.
+        """
+        length = self._length(window)
+        stride = _within("stride", length if stride is None else stride, length)
+        batch_size = _within("batch-size", batch_size)
+        path = Path(data)
+        if not path.exists():
+            raise BadInput(
+                got=f"no file or folder at {path}",
+                allowed="a .txt, .jsonl or .parquet file, or a folder of such files",
+                fix="correct --data",
+            )
+        found = score_text(
+            self._loaded,
+            RowEncoder(self._source.ids, self._source.template),
+            files(path, column).rows(),
+            length=length,
+            stride=stride,
+            batch_size=batch_size,
+            scored=scored,
+        )
+        if found is None:
+            raise BadInput(
+                got=f"{path} without a text",
+                allowed="a file with text in it",
+                fix="give another --data",
+            )
+        return found
+
+    def evaluate_choices(
+        self,
+        choices: str | Path,
+        *,
+        delimiter: str = " ",
+        window: int | None = None,
+        batch_size: int = 8,
+        scored: Callable[[int, int], None] = lambda done, of: None,
+    ) -> ChoiceScore:
+        """Return how many multiple-choice questions of a JSONL file it answers right.
+
+        A row is `{"context": ..., "choices": [...], "gold": index}`, or has "query" and
+        "answer" for "context" and "gold". The `delimiter` is put before each choice.
+        Contexts that are too long for a window are cut at their beginning.
+        """
+        return score_choices(
+            self._loaded,
+            self._source.ids,
+            read_questions(Path(choices)),
+            delimiter=delimiter,
+            length=self._length(window),
+            batch_size=_within("batch-size", batch_size),
+            scored=scored,
+        )
+
+    def __repr__(self) -> str:
+        where = ", ".join(map(str, self._loaded.devices))
+        return f"TrainedModel({self._source.model.name!r}, {self.dtype}, {where})"
+
+    def _length(self, window: int | None) -> int:
+        most = self._source.model.max_seq_len
+        longest = min(most, LONGEST_WINDOW)
+        return _within("window", longest if window is None else window, most)
+
+    def _turn(self, prompt: str) -> list[int]:
+        """What a user says and the model's turn, which it has to write."""
+        messages = [{"role": "user", "content": prompt}]
+        try:
+            text = self._template.render(messages, add_generation_prompt=True)
+        except TemplateRefuses as refused:
+            raise BadInput(
+                got=f"--chat with a prompt that the chat template refuses: {refused}",
+                allowed="what the model's chat template takes from a user",
+                fix="give another --prompt",
+            ) from refused
+        return self._source.ids.encode(text)
+
+    def _turn_ends(self) -> set[int]:
+        return turn_ends(self._template, self._source.ids)
+
+    @property
+    def _template(self) -> ChatTemplate:
+        if self._source.template is None:
+            raise BadInput(
+                got="--chat with a model that has no chat template",
+                allowed="--chat with the tokenizer of a model that chats",
+                fix="leave --chat out, or put a chat_template.jinja into its folder",
+            )
+        return self._source.template
+
+
+class _Clock:
+    """When tokens came."""
+
+    def __init__(self) -> None:
+        self._start_s = perf_counter()
+        self._times_s: list[float] = []
+
+    def ticked(self, token: int) -> int:
+        self._times_s.append(perf_counter())
+        return token
+
+    @property
+    def first_s(self) -> float:
+        return self._times_s[0] - self._start_s
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second after the second, by when all is compiled; 0 of none."""
+        later_s = self._times_s[1:]
+        took_s = later_s[-1] - later_s[0] if later_s else 0.0
+        return (len(later_s) - 1) / took_s if took_s else 0.0
+
+
+def _devices(platform: Literal["auto", "cpu"]) -> list[jax.Device]:
+    if platform == "cpu":
+        return jax.local_devices(backend="cpu")
+    check_accelerator_used()
+    return jax.local_devices()
+
+
+def _precision(device: jax.Device, asked: Dtype) -> Precision:
+    return node_precision(Node(name="here", device=device_name(device), count=1), asked)
+
+
+def _within(name: str, value: int, most: int | None = None) -> int:
+    if value < 1 or (most is not None and value > most):
+        raise BadInput(
+            got=f"--{name} {value}",
+            allowed="1 or more" if most is None else f"1 to {most}",
+            fix=f"give --{name} {most or 8}, say",
+        )
+    return value

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a trained model is: in a run's newest checkpoint, or in a Hugging Face folder.
+
+Owns how one is told from the other, and which tokenizer, chat template and tokens that
+end a text go with it. Does not own reading checkpoints (`exporting.py`) nor folders
+(`models/hugging_face/`).
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hetjax.api.exporting import (
+    GENERATION,
+    open_checkpoint,
+    run_config,
+    weight_reader,
+)
+from hetjax.data.chat_template import ASSISTANT, ChatTemplate, TemplateRefuses
+from hetjax.data.hugging_face import CONFIG as TOKENIZER_CONFIG
+from hetjax.data.hugging_face import TOKENIZER, check_fits, read_tokenizer
+from hetjax.data.tokenizer import Tokenizer
+from hetjax.data.tokenizer import load as load_tokenizer
+from hetjax.errors import BadInput
+from hetjax.inference.loaded import Read
+from hetjax.models.hugging_face.configs import CONFIG
+from hetjax.models.hugging_face.hub import local_folder
+from hetjax.models.hugging_face.tensors import FolderWeights
+from hetjax.models.model import Model
+from hetjax.models.named import load_named
+from hetjax.training.rundir import PLAN
+
+_ENDS = "eos_token_id"
+_SAID = "hetjax"  # by an assistant, to see what the template puts after it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainedSource:
+    """A model with its tokenizer; `reading` gives its weights in a dtype while open.
+
+    `ends` are tokens after which a text is over.
+    """
+
+    model: Model
+    ids: Tokenizer
+    template: ChatTemplate | None
+    ends: frozenset[int]
+    reading: Callable[[np.dtype], AbstractContextManager[Read]]
+
+    @property
+    def num_words(self) -> int:
+        """Rows of the model that are some token's."""
+        known = self.ids.core.get_vocab(with_added_tokens=True)
+        return min(self.model.vocab_size, max(known.values()) + 1)
+
+
+def find_trained(name: str | Path, step: int | None = None) -> TrainedSource:
+    """Find the model of a run directory, of a folder, or of a name on the hub.
+
+    `step` None: a run's newest checkpoint. BadInput for what is neither, and for a
+    folder without a tokenizer.
+    """
+    path = Path(name).expanduser()
+    if (path / PLAN).exists():
+        return _of_run(path, step)
+    if step is not None:
+        raise BadInput(
+            got=f"--step {step} of {str(name)!r}, which is no run",
+            allowed="--step with the directory of a run",
+            fix="leave --step out",
+        )
+    if path.exists() and not (path / CONFIG).is_file():
+        raise BadInput(
+            got=f"{str(name)!r}, in which there is no run and no model",
+            allowed=f"the --run-dir of a run, or a folder with {CONFIG}, weights and "
+            "tokenizer of Hugging Face",
+            fix="give the folder that train was given; presets train in runs/PRESET",
+        )
+    return _of_folder(local_folder(str(name)))
+
+
+def _of_run(run_dir: Path, step: int | None) -> TrainedSource:
+    config = run_config(run_dir)
+    ids, template = _tokenizer(run_dir)
+    folder = Path(config.model)
+    ends = _told_ends(folder) if folder.is_dir() else set[int]()
+
+    @contextmanager
+    def reading(dtype: np.dtype) -> Iterator[Read]:
+        with open_checkpoint(config, step) as checkpoint:
+            yield weight_reader(config, checkpoint)
+
+    return TrainedSource(
+        model=load_named(config.model),
+        ids=ids,
+        template=template,
+        ends=frozenset(ends | {ids.end_of_document}),
+        reading=reading,
+    )
+
+
+def _of_folder(folder: Path) -> TrainedSource:
+    model = load_named(str(folder))
+    ids, template = _tokenizer(folder)
+    check_fits(ids, model.vocab_size, folder)
+
+    @contextmanager
+    def reading(dtype: np.dtype) -> Iterator[Read]:
+        yield FolderWeights(folder, dtype)
+
+    return TrainedSource(
+        model=model,
+        ids=ids,
+        template=template,
+        ends=frozenset(_told_ends(folder) | {ids.end_of_document}),
+        reading=reading,
+    )
+
+
+def _tokenizer(folder: Path) -> tuple[Tokenizer, ChatTemplate | None]:
+    """Of a model, or our own, which has nothing beside it."""
+    if not (folder / TOKENIZER).is_file():
+        raise BadInput(
+            got=f"{str(folder)!r} without {TOKENIZER}",
+            allowed="a folder with the model's tokenizer",
+            fix="save it there: AutoTokenizer.from_pretrained(NAME)"
+            f".save_pretrained({str(folder)!r})",
+        )
+    if not (folder / TOKENIZER_CONFIG).is_file():
+        return load_tokenizer(folder / TOKENIZER), None
+    found = read_tokenizer(folder)
+    return found.ids, found.template
+
+
+def _told_ends(folder: Path) -> set[int]:
+    """By the model's generation settings, else by its config."""
+    for name in (GENERATION, CONFIG):
+        if (folder / name).is_file():
+            told: Any = json.loads((folder / name).read_text()).get(_ENDS)
+            if told is not None:
+                return {told} if isinstance(told, int) else set(told)
+    return set()
+
+
+def turn_ends(template: ChatTemplate, ids: Tokenizer) -> set[int]:
+    """Return the special token, if any, that follows what an assistant says."""
+    messages = [
+        {"role": "user", "content": _SAID},
+        {"role": ASSISTANT, "content": _SAID},
+    ]
+    try:
+        text = template.render(messages)
+    except TemplateRefuses:
+        return set()
+    after = ids.encode(text.rpartition(_SAID)[2].strip())
+    special = ids.core.get_added_tokens_decoder()
+    return {after[0]} if after and after[0] in special else set()

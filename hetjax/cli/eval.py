@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `eval`: how well a trained model predicts texts and answers questions.
+
+Owns its options and what is printed. Does not own what is computed
+(`hetjax/api/trained_model.py`).
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from hetjax.cli.command import main_of
+from hetjax.cli.options import parse_options
+from hetjax.data.rows import TEXT_COLUMN
+from hetjax.errors import BadInput
+from hetjax.report.progress import now_and_then, working
+
+_PROGRAM = "python -m hetjax.eval"
+_USAGE = f"{_PROGRAM} RUN_OR_FOLDER --data FILE, or --choices FILE, or both"
+_HELP = "Score a trained model on texts, and on multiple-choice questions."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalOptions:
+    """Which model, and what it is to be scored on."""
+
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_FOLDER")]
+    """Directory of a run, folder of Hugging Face, or a name on its hub."""
+    data: Path | None = None
+    """A .txt, .jsonl or .parquet file to predict, or a folder of them."""
+    column: str = TEXT_COLUMN
+    """Field of JSONL lines, or column of Parquet files, with the text or messages."""
+    choices: Path | None = None
+    """A .jsonl file of rows {"context": ..., "choices": [...], "gold": index}."""
+    delimiter: str = " "
+    """What is between a context and each of its choices."""
+    window: int | None = None
+    """Tokens that are seen at once; None: all the model takes, up to 2,048."""
+    stride: int | None = None
+    """Tokens from one window of a long text to the next; None: as many as one has."""
+    batch_size: int = 8
+    """Windows that are computed at once."""
+    step: int | None = None
+    """Step of a run's checkpoint; None: the newest."""
+    dtype: Literal["best", "bfloat16", "float16", "float32"] = "best"
+    """What is computed in; best: what the device does best."""
+    platform: Literal["auto", "cpu"] = "auto"
+    """cpu: not on the accelerators of this machine."""
+    json: bool = False
+    """Print all figures as JSON."""
+
+
+def evaluate(arguments: Sequence[str]) -> None:
+    """Print how well the model does."""
+    if not arguments:
+        fix = f"{_PROGRAM} runs/tiny --data text.txt, say"
+        raise BadInput(got="no RUN_OR_FOLDER", allowed=_USAGE, fix=fix)
+    default = EvalOptions(model=tyro.MISSING)
+    options = parse_options(default, arguments, program=_PROGRAM, description=_HELP)
+    if options.data is None and options.choices is None:
+        raise BadInput(
+            got="nothing to score on", allowed=_USAGE, fix="add --data text.txt, say"
+        )
+    found = _scores(options)
+    if options.json:
+        print(json.dumps({name: value for _, each in found for name, value in each}))
+        return
+    for line, _ in found:
+        print(line)
+
+
+def _scores(options: EvalOptions) -> list[tuple[str, list[tuple[str, Any]]]]:
+    """For each file a line, and figures by name."""
+    found: list[tuple[str, list[tuple[str, Any]]]] = []
+    with working("starting", quiet=options.json) as line:  # JAX takes seconds to import
+        tell = now_and_then(line)
+        from hetjax.api.trained_model import TrainedModel
+
+        model = TrainedModel(
+            options.model,
+            step=options.step,
+            dtype=options.dtype,
+            platform=options.platform,
+            loaded=lambda done, of: tell(f"reading layer {done}/{of}"),
+        )
+        if options.data is not None:
+            text = model.evaluate(
+                options.data,
+                column=options.column,
+                window=options.window,
+                stride=options.stride,
+                batch_size=options.batch_size,
+                scored=lambda number: tell(f"scored {number:,} tokens"),
+            )
+            derived = (
+                ("perplexity", text.perplexity),
+                ("bits_per_byte", text.bits_per_byte),
+            )
+            found.append((_text_line(text), [*asdict(text).items(), *derived]))
+        if options.choices is not None:
+            score = model.evaluate_choices(
+                options.choices,
+                delimiter=options.delimiter,
+                window=options.window,
+                batch_size=options.batch_size,
+                scored=lambda done, of: tell(f"answered {done:,} of {of:,} questions"),
+            )
+            found.append((_choice_line(score), [*asdict(score).items()]))
+    return found
+
+
+def _text_line(text: Any) -> str:
+    return (
+        f"loss {text.loss:.4f} nats per token  perplexity {text.perplexity:,.2f}  "
+        f"bits per byte {text.bits_per_byte:.4f}  ({text.num_tokens:,} tokens, "
+        f"{text.num_bytes:,} bytes, {text.num_rows:,} rows)"
+    )
+
+
+def _choice_line(score: Any) -> str:
+    cut = f", {score.num_cut:,} contexts cut" if score.num_cut else ""
+    return (
+        f"accuracy {score.accuracy:.2%}  by bytes {score.accuracy_by_bytes:.2%}  "
+        f"({score.num_questions:,} questions{cut})"
+    )
+
+
+main = main_of(evaluate)

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text that a model goes on with, as it comes.
+
+Owns when a text is at its end, and that no half of a character is shown, nor what may
+become the stop text. Does not own how tokens are found likely (`continuing.py`) nor
+chosen (`choosing.py`).
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from hetjax.data.tokenizer import Tokenizer
+from hetjax.inference.choosing import Sampling, choose
+from hetjax.inference.continuing import Continuation
+from hetjax.inference.loaded import LoadedModel
+
+Reason = Literal["end", "stop", "tokens", "max_seq_len"]
+_HALF = "\ufffd"  # what a tokenizer shows of a part of a character
+
+
+def generated(
+    loaded: LoadedModel,
+    prompt: Sequence[int],
+    num_tokens: int,
+    sampling: Sampling,
+    num_words: int,
+) -> Iterator[int]:
+    """Yield the tokens that follow the prompt: so many, or as many as the model can.
+
+    They are below `num_words`: a model may have more rows than a tokenizer has ids.
+    The same seed gives the same tokens.
+    """
+    max_seq_len = loaded.model.max_seq_len
+    assert 0 < len(prompt) <= max_seq_len
+    num_tokens = min(num_tokens, max_seq_len - len(prompt) + 1)
+    if num_tokens < 1:
+        return
+    rng = np.random.default_rng(sampling.seed)
+    text = Continuation(loaded, len(prompt) + num_tokens - 1)
+    token = choose(text.begin(prompt)[:num_words], sampling, rng)
+    yield token
+    for _ in range(num_tokens - 1):
+        token = choose(text.go_on(token)[:num_words], sampling, rng)
+        yield token
+
+
+@dataclass(slots=True)
+class Writing:
+    """Tokens that become text; `reason` is set at the end, and why it is one."""
+
+    tokenizer: Tokenizer
+    ends: Collection[int]  # tokens after which nothing comes, and which are not shown
+    stop: str | None = None
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    reason: Reason | None = None
+    _waiting: str = ""  # may be the beginning of the stop text
+    _from: int = 0  # tokens before this are not looked at any more
+    _to: int = 0  # of the rest those before this are shown
+
+    def write(self, token: int) -> str:
+        """Take the next token; return what can be shown of the text now."""
+        assert self.reason is None
+        self.tokens.append(token)
+        if token in self.ends:
+            self.reason = "end"
+            return self._shown(self._waiting)
+        return self._looked_through(self._decoded())
+
+    def end(self, reason: Reason) -> str:
+        """Return what is left to be shown when no more tokens come."""
+        if self.reason is not None:
+            return ""
+        piece = self._looked_through(self._decoded(whole=True))
+        if self.reason is None:
+            self.reason = reason
+            piece += self._shown(self._waiting)
+        return piece
+
+    def _decoded(self, whole: bool = False) -> str:
+        """What tokens add to the text, which may depend on some before them."""
+        before = self.tokenizer.decode(self.tokens[self._from : self._to])
+        after = self.tokenizer.decode(self.tokens[self._from :])
+        if after.endswith(_HALF) and not whole:
+            return ""
+        self._from, self._to = self._to, len(self.tokens)
+        return after[len(before) :]
+
+    def _looked_through(self, piece: str) -> str:
+        self._waiting += piece
+        if not self.stop:
+            return self._shown(self._waiting)
+        before, found, _ = self._waiting.partition(self.stop)
+        if found:
+            self.reason = "stop"
+            return self._shown(before)
+        most = min(len(self.stop) - 1, len(self._waiting))
+        held = next(
+            n for n in range(most, -1, -1) if self._waiting.endswith(self.stop[:n])
+        )
+        return self._shown(self._waiting[: len(self._waiting) - held])
+
+    def _shown(self, piece: str) -> str:
+        self._waiting = self._waiting[len(piece) :]
+        self.text += piece
+        return piece
+
+
+def write_text(
+    tokens: Iterator[int],
+    writing: Writing,
+    said: Callable[[str], None],
+    *,
+    asked: int,
+) -> None:
+    """Write tokens until the text is at its end; `said` gets each piece."""
+    for token in tokens:
+        if piece := writing.write(token):
+            said(piece)
+        if writing.reason is not None:
+            return
+    reason: Reason = "tokens" if len(writing.tokens) == asked else "max_seq_len"
+    if piece := writing.end(reason):
+        said(piece)

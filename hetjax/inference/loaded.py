@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A trained model on the devices of this process: each layer whole on one of them.
+
+Owns which device has which layer, and that weights come there one by one, in the
+precision that is computed in. Does not own where weights are (a folder or a
+checkpoint), nor what is computed with them (`continuing.py`, `scoring.py`).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import jax
+import numpy as np
+
+from hetjax.errors import BadInput
+from hetjax.models.dropless import without_capacity
+from hetjax.models.model import (
+    Layer,
+    Model,
+    ModuleSpec,
+    Params,
+    abstract_params,
+)
+
+Read = Callable[[str, tuple[int, ...]], np.ndarray]  # by full path and shape
+SHARE = 0.8  # of a device's free memory that weights may have; the rest is for the work
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedLayer:
+    """A layer's modules, their parameters (tied ones too) by name, and where it is.
+
+    Modules have their names for paths: equal layers have equal modules.
+    """
+
+    specs: tuple[ModuleSpec, ...]
+    params: dict[str, Params]
+    device: jax.Device
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """All layers, in order; the last module of the last one is the head."""
+
+    model: Model
+    layers: tuple[LoadedLayer, ...]
+
+    @property
+    def devices(self) -> list[jax.Device]:
+        """The devices that have a layer, in order."""
+        return list(dict.fromkeys(layer.device for layer in self.layers))
+
+
+def load_layers(
+    model: Model,
+    read: Read,
+    dtype: np.dtype,
+    devices: Sequence[jax.Device],
+    free_bytes: Sequence[float] | None = None,
+    loaded: Callable[[int, int], None] = lambda done, of: None,
+) -> LoadedModel:
+    """Read the model's weights onto the devices.
+
+    All of it is on the device that has most memory free, if that is enough; otherwise
+    layers follow each other over the devices, that with most first. `free_bytes` None:
+    as the devices say. Experts turn no token away here, whatever they did in training.
+    `loaded` is told of each layer. BadInput if the devices have no room.
+    """
+    free = [free_memory(d) for d in devices] if free_bytes is None else free_bytes
+    sizes = [_layer_bytes(model, layer, dtype) for layer in model.layers]
+    places = spread(sizes, free)
+    found: list[LoadedLayer] = []
+    tied = {path for spec in model.modules for _, path in spec.tied}
+    shared: dict[str, jax.Array] = {}
+    for number, (layer, place) in enumerate(zip(model.layers, places, strict=True), 1):
+        params: dict[str, Params] = {}
+        for spec in layer.modules:
+            own: Params = {}
+            for name, parameter in abstract_params(spec).items():
+                path = f"{spec.path}.{name}"
+                value = read(path, parameter.shape).astype(dtype, copy=False)
+                own[name] = jax.device_put(value, devices[place])
+                if path in tied:
+                    shared[path] = own[name]
+            for name, path in spec.tied:
+                own[name] = jax.device_put(shared[path], devices[place])
+            params[spec.name] = own
+        specs = tuple(without_capacity(_pathless(spec)) for spec in layer.modules)
+        found.append(LoadedLayer(specs, params, devices[place]))
+        loaded(number, len(model.layers))
+    return LoadedModel(model, tuple(found))
+
+
+def spread(layer_bytes: Sequence[int], free_bytes: Sequence[float]) -> list[int]:
+    """Return for each layer the index of its device; BadInput if they do not fit.
+
+    >>> spread([5, 5, 5, 5], [10, 30])
+    [1, 1, 1, 1]
+    >>> spread([5, 5, 5, 5], [13, 20])
+    [1, 1, 1, 0]
+    """
+    order = sorted(range(len(free_bytes)), key=lambda at: -free_bytes[at])
+    room = {at: SHARE * free_bytes[at] for at in order}
+    found: list[int] = []
+    for size in layer_bytes:
+        while order and size > room[order[0]]:
+            order.pop(0)
+        if not order:
+            raise _no_room(layer_bytes, free_bytes)
+        room[order[0]] -= size
+        found.append(order[0])
+    return found
+
+
+def free_memory(device: jax.Device) -> float:
+    """Return how many bytes of it are free; infinite where it does not say (CPUs)."""
+    told = device.memory_stats()
+    if not told or "bytes_limit" not in told:
+        return math.inf
+    return told["bytes_limit"] - told["bytes_in_use"]
+
+
+def _layer_bytes(model: Model, layer: Layer, dtype: np.dtype) -> int:
+    """Of all that the layer needs; what is tied may be on another device."""
+    owned = {
+        f"{spec.path}.{name}": parameter.shape
+        for spec in model.modules
+        for name, parameter in abstract_params(spec).items()
+    }
+    paths = [
+        f"{spec.path}.{name}"
+        for spec in layer.modules
+        for name in abstract_params(spec)
+    ]
+    paths += [path for spec in layer.modules for _, path in spec.tied]
+    return dtype.itemsize * sum(math.prod(owned[path]) for path in paths)
+
+
+def _pathless(spec: ModuleSpec) -> ModuleSpec:
+    return replace(spec, path=spec.name)
+
+
+def _no_room(layer_bytes: Sequence[int], free_bytes: Sequence[float]) -> BadInput:
+    free = ", ".join(f"{size / 2**30:.1f}" for size in free_bytes)
+    return BadInput(
+        got=f"weights of {sum(layer_bytes) / 2**30:.1f} GiB for devices that have "
+        f"{free} GiB free",
+        allowed=f"whole layers on devices, in {SHARE:.0%} of what each has free",
+        fix="end what else uses the devices, give --dtype bfloat16 if it is float32 "
+        "now, or --platform cpu",
+    )

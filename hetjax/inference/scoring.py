@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How likely a model finds tokens that are there: their log-likelihoods.
+
+Owns how tokens are cut into windows of which each token counts once, and windows put
+together to batches of a few lengths. Does not own which tokens count
+(`text_score.py`, `choice_score.py`).
+Legend: B sequences, L positions, D residual width, V padded vocabulary, T tokens of a
+passage, N = B x L.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hetjax.inference.loaded import LoadedModel
+from hetjax.models.model import ModuleSpec, Params, apply, bind
+
+_SHORTEST = 16  # positions; lengths are this times powers of two, up to the longest
+_BLOCK_BYTES = 128 * 2**20  # of logits in fp32 that are made at once
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Tokens of which those from `first` on count, of a passage of that number.
+
+    The first of all has nothing before it, and cannot count.
+    """
+
+    tokens: Sequence[int]
+    counted: Sequence[bool]
+    passage: int = 0
+
+
+def windows(
+    tokens: Sequence[int],
+    counted: Sequence[bool],
+    *,
+    length: int,
+    stride: int,
+    passage: int = 0,
+) -> Iterator[Window]:
+    """Yield windows in which each token that counts does so once.
+
+    A window has `length` inputs, and begins `stride` after the one before: its tokens
+    but the first `length` - `stride` count, those of the first window all.
+    """
+    assert 0 < stride <= length and not counted[0]
+    done = 1
+    for start in range(0, max(len(tokens) - 1, 1), stride):
+        end = min(start + length + 1, len(tokens))
+        fresh = [n >= done and counted[n] for n in range(start, end)]
+        if any(fresh):
+            yield Window(tokens[start:end], fresh, passage)
+        done = end
+        if end == len(tokens):
+            return
+
+
+def log_likelihoods(
+    loaded: LoadedModel, given: Iterable[Window], *, length: int, batch_size: int
+) -> Iterator[tuple[Window, np.ndarray]]:
+    """Yield each window with the log-likelihoods (fp32, nats) of what counts in it.
+
+    No window has more than `length` inputs; batches have `batch_size` windows.
+    """
+    given = iter(given)
+    while batch := list(islice(given, batch_size)):
+        yield from zip(batch, _scored(loaded, batch, length, batch_size), strict=True)
+
+
+def _scored(
+    loaded: LoadedModel, batch: Sequence[Window], length: int, batch_size: int
+) -> Iterator[np.ndarray]:
+    """Rows and positions that fill a batch up come last, where no other sees them."""
+    longest = max(len(window.tokens) for window in batch) - 1
+    filled = _SHORTEST
+    while filled < longest:
+        filled *= 2
+    tokens_BL = np.zeros((batch_size, max(min(filled, length), longest) + 1), np.int32)
+    for row_L, window in zip(tokens_BL, batch, strict=False):
+        row_L[: len(window.tokens)] = window.tokens
+    found_BL = token_log_likelihoods(loaded, tokens_BL[:, :-1], tokens_BL[:, 1:])
+    for row_L, window in zip(found_BL, batch, strict=False):
+        yield row_L[: len(window.tokens) - 1][np.array(window.counted[1:], bool)]
+
+
+def token_log_likelihoods(
+    loaded: LoadedModel, tokens_BL: np.ndarray, targets_BL: np.ndarray
+) -> np.ndarray:
+    """Give the log-likelihood (fp32, nats) of each target after the tokens up to it."""
+    *body, last = loaded.layers
+    *before_head, head = last.specs
+    x: Any = tokens_BL
+    for layer in body:
+        x = _passed(layer.specs, layer.params, jax.device_put(x, layer.device))
+    x = jax.device_put(x, last.device)
+    if before_head:
+        x = _passed(tuple(before_head), last.params, x)
+    targets = jax.device_put(targets_BL, last.device)
+    return np.asarray(_of_targets(head, last.params[head.name], x, targets))
+
+
+@partial(jax.jit, static_argnums=0)
+def _passed(
+    specs: tuple[ModuleSpec, ...], params: dict[str, Params], x: jax.Array
+) -> jax.Array:
+    for spec in specs:
+        x, _ = apply(spec, params[spec.name], x)
+    return x
+
+
+@partial(jax.jit, static_argnums=0)
+def _of_targets(
+    spec: ModuleSpec, params: Params, x_BLD: jax.Array, targets_BL: jax.Array
+) -> jax.Array:
+    """Never with more logits than a block of tokens has."""
+    head: Any = bind(spec, params)
+
+    def one(of_token: tuple[jax.Array, jax.Array]) -> jax.Array:
+        x_D, target = of_token
+        logits_V = head.logits(x_D[None, None])[0, 0]
+        return logits_V[target] - jax.nn.logsumexp(logits_V)
+
+    of_tokens = x_BLD.reshape(-1, x_BLD.shape[-1]), targets_BL.reshape(-1)
+    num_words = jax.eval_shape(head.logits, x_BLD[:1, :1]).shape[-1]
+    at_once = max(_BLOCK_BYTES // (4 * num_words), 1)
+    found_N = jax.lax.map(one, of_tokens, batch_size=min(at_once, targets_BL.size))
+    return found_N.astype(jnp.float32).reshape(targets_BL.shape)

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How well a model predicts a text: nats per token, perplexity, bits per byte.
+
+Owns which tokens of a row count: of a document all of its text, after what the model
+wants before one; of a prompt with its completion and of a conversation those that
+training learns. Does not own files (`data/readers.py`).
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetjax.data.conversations import RowEncoder
+from hetjax.data.rows import Row
+from hetjax.inference.loaded import LoadedModel
+from hetjax.inference.scoring import Window, log_likelihoods, windows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextScore:
+    """How well a text is predicted; `num_bytes` are those of its UTF-8 that counts.
+
+    With LL the sum of log-likelihoods (nats): `loss` = -LL / tokens, `perplexity` =
+    exp(loss), `bits_per_byte` = -LL / ln 2 / bytes.
+    """
+
+    loss: float
+    num_tokens: int
+    num_bytes: int
+    num_rows: int
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(min(self.loss, 700.0))  # what a float can hold
+
+    @property
+    def bits_per_byte(self) -> float:
+        return self.loss * self.num_tokens / math.log(2) / self.num_bytes
+
+
+@dataclass(slots=True)
+class _Counts:
+    rows: int = 0
+    bytes: int = 0
+
+
+def score_text(
+    loaded: LoadedModel,
+    encoder: RowEncoder,
+    rows: Iterable[Row],
+    *,
+    length: int,
+    stride: int,
+    batch_size: int,
+    scored: Callable[[int], None] = lambda num_tokens: None,
+) -> TextScore | None:
+    """Score all rows in windows of so many tokens, that begin so far apart.
+
+    Each token counts once. `scored` is told how many have. None if nothing counts.
+    """
+    counts, total, num_tokens = _Counts(), 0.0, 0
+    given = _windows(encoder, rows, counts, length, stride)
+    for _, found in log_likelihoods(
+        loaded, given, length=length, batch_size=batch_size
+    ):
+        total += float(np.sum(found, dtype=np.float64))
+        num_tokens += len(found)
+        scored(num_tokens)
+    if not num_tokens or not counts.bytes:
+        return None
+    return TextScore(
+        loss=-total / num_tokens,
+        num_tokens=num_tokens,
+        num_bytes=counts.bytes,
+        num_rows=counts.rows,
+    )
+
+
+def _windows(
+    encoder: RowEncoder, rows: Iterable[Row], counts: _Counts, length: int, stride: int
+) -> Iterator[Window]:
+    for row in rows:
+        counts.rows += 1
+        for tokens, counted, num_bytes in _encoded(encoder, row):
+            counts.bytes += num_bytes
+            yield from windows(tokens, counted, length=length, stride=stride)
+
+
+def _encoded(
+    encoder: RowEncoder, row: Row
+) -> Iterator[tuple[list[int], list[bool], int]]:
+    """Tokens, which of them count, and the bytes of these."""
+    if isinstance(row, str):
+        before, tokens = encoder.ids.start(""), encoder.ids.encode(row)
+        counted = [False] * len(before) + [True] * len(tokens)
+        yield [*before, *tokens], counted, len(row.encode())
+        return
+    for found in encoder.encoded([row]):
+        yield found.tokens, [False, *found.learnt[1:]], found.num_bytes
