@@ -225,10 +225,11 @@ def join(where: str, key: str) -> str:
     return f"{where}.{key}" if where else key
 
 
-def did_you_mean(word: str, words: Collection[str]) -> str:
+def did_you_mean(word: str, words: Collection[str], *, most: int = 1) -> str:
     """Return "did you mean 'x'?" or, with no word near, the first words to try."""
-    near = difflib.get_close_matches(word, list(words), n=1)
-    return f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(words)}"
+    near = difflib.get_close_matches(word, list(words), n=most)
+    named = ", ".join(map(repr, near))
+    return f"did you mean {named}?" if near else f"use one of {', '.join(words)}"
 
 
 def _unknown_key(key: str, kinds: Mapping[str, Kind], where: str) -> BadInput:

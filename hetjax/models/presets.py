@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Named model sizes.
 
-Owns the table of presets and the look-up by name. Does not own what a run adds to a
-model (data, plan, optimizer).
+Owns the table of presets and the look-up by name. Those of models that have been
+published are fields of their `config.json`, in `published.toml`: a preset is what an
+import of that file would be. Does not own what a run adds to a model (data, plan,
+optimizer).
 """
 
+import tomllib
 from dataclasses import replace
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hetjax.errors import BadInput
 from hetjax.models.configs import DecoderConfig, GPTConfig, LlamaConfig, Routing
+from hetjax.models.hugging_face.configs import config_of
 
 if TYPE_CHECKING:
     from hetjax.models.model import Model
@@ -26,7 +31,7 @@ def model_preset(name: str) -> "Model":
 
 
 def model_config(name: str) -> DecoderConfig:
-    """Give the sizes of that name; BadInput names the nearest where there are none.
+    """Give the sizes of that name; BadInput names the nearest where there is none.
 
     With `-halves` after the name its layers are attention and MLP apart, so that plans
     may cut between them. The parameters are the same.
@@ -37,11 +42,11 @@ def model_config(name: str) -> DecoderConfig:
     if whole in MODEL_CONFIGS:
         return replace(MODEL_CONFIGS[whole], name=name, grain="half")
     names = sorted(MODEL_CONFIGS)
-    near = get_close_matches(name.lower(), names, n=1, cutoff=0.0)[0]
+    near = get_close_matches(name.lower(), names, n=3) or ["tiny"]
     raise BadInput(
         got=f"model preset {name!r}",
         allowed=f"{', '.join(names)}; each with {HALVES} to cut blocks in two",
-        fix=f"did you mean {near}?",
+        fix=f"did you mean {' or '.join(near)}?",
     )
 
 
@@ -107,6 +112,8 @@ MIXTRAL_8X7B = replace(
     rope_theta=1_000_000.0,
     routing=Routing(num_experts=8, top_k=2),
 )
+_OF_HUB = tomllib.loads((Path(__file__).parent / "published.toml").read_text())
+PUBLISHED = {name: str(fields["_name_or_path"]) for name, fields in _OF_HUB.items()}
 MODEL_CONFIGS: dict[str, DecoderConfig] = {
     config.name: config
     for config in (
@@ -119,5 +126,6 @@ MODEL_CONFIGS: dict[str, DecoderConfig] = {
         LLAMA2_7B,
         LLAMA3_8B,
         MIXTRAL_8X7B,
+        *(config_of(fields, name) for name, fields in _OF_HUB.items()),
     )
 }

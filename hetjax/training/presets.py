@@ -18,6 +18,7 @@ from hetjax.data.settings import DataConfig
 from hetjax.errors import BadInput
 from hetjax.models.hugging_face.configs import INDEX, WHOLE
 from hetjax.models.named import is_function, is_path, named_config, portable
+from hetjax.models.presets import MODEL_CONFIGS, PUBLISHED
 from hetjax.plans.plan import Remat
 from hetjax.plans.plan_files import read_plan
 from hetjax.profiling.config import ProfileConfig
@@ -50,7 +51,7 @@ def preset(name: str) -> Preset:
         raise BadInput(
             got=f"preset {name!r}",
             allowed=f"one of {', '.join(PRESETS)}; or a folder of Hugging Face",
-            fix=did_you_mean(name, list(PRESETS)),
+            fix=did_you_mean(name.lower(), list(PRESETS), most=3),
         )
     return PRESETS[name]
 
@@ -63,7 +64,7 @@ def check_plan_or_preset(given: str) -> None:
         raise BadInput(
             got=f"{shown!r}, which is neither a file nor a preset",
             allowed=f"a plan file, or a preset of {', '.join(PRESETS)}",
-            fix=did_you_mean(given, list(PRESETS)),
+            fix=did_you_mean(given, list(PRESETS), most=3),
         )
 
 
@@ -134,6 +135,23 @@ _LLAMA2_7B, _LLAMA3_8B, _MIXTRAL_8X7B = (
         ("mixtral-8x7b", "Mixtral 8x7B: several nodes of large GPUs", 2e-4),
     )
 )
+
+
+def _published(model: str, hub: str) -> Preset:
+    """A model of the hub, with the rates of arXiv 2307.09288, table 1."""
+    sizes = MODEL_CONFIGS[model]
+    large = sizes.hidden_size * sizes.num_blocks >= 64 * 5_120
+    return _on_gpus(
+        model,
+        f"the sizes of {hub}",
+        1.5e-4 if large else 3e-4,
+        warmup_steps=1_000,
+        steps=20_000,
+        seq_len=4_096,
+        global_batch=128,
+    )
+
+
 PRESETS = {
     preset.config.model: preset
     for preset in (
@@ -146,6 +164,7 @@ PRESETS = {
         _LLAMA2_7B,
         _LLAMA3_8B,
         _MIXTRAL_8X7B,
+        *(_published(model, hub) for model, hub in PUBLISHED.items()),
     )
 }
 

@@ -27,9 +27,33 @@ from hetjax.models.presets import (
     LLAMA2_7B,
     LLAMA3_8B,
     MIXTRAL_8X7B,
+    PUBLISHED,
     TINY,
+    model_config,
     model_preset,
 )
+
+# counted by transformers, and those that are published: 1.24, 3.21, 8.03, 70.6 B, ...
+OF_PUBLISHED = {
+    "llama3.2-1b": 1_235_814_400,
+    "llama3.2-3b": 3_212_749_824,
+    "llama3.1-8b": 8_030_261_248,
+    "llama3.1-70b": 70_553_706_496,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-14b": 14_768_307_200,
+    "qwen3-32b": 32_762_123_264,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "gemma3-1b": 999_885_952,
+    "gemma3-4b": 3_880_263_168,
+    "gemma3-12b": 11_766_034_176,
+    "mistral-7b": 7_241_732_096,
+    "smollm2-135m": 134_515_008,
+    "smollm2-360m": 361_821_120,
+    "smollm2-1.7b": 1_711_376_384,
+}
 
 
 def _total(config):
@@ -48,6 +72,12 @@ def _total(config):
 )
 def test_totals_are_the_published_ones(config, published):
     assert _total(config) == published
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_totals_of_published_models_are_theirs(name):
+    config = replace(model_config(name), vocab_multiple=1)
+    assert _total(config) == OF_PUBLISHED[name]
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,23 @@ def test_an_unknown_preset_is_refused_with_the_names_and_the_nearest():
         model_preset("llama-3-8b")
     assert "'llama-3-8b'" in error.value.got
     assert all(name in error.value.allowed for name in MODEL_CONFIGS)
-    assert "llama3-8b" in error.value.fix
+    assert "llama3-8b or llama3.1-8b" in error.value.fix
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("Llama-3.2-1B", "llama3.2-1b"),
+        ("qwen3-7b", "qwen3-4b"),
+        ("gemma-3-12b", "gemma3-12b"),
+        ("mistral7b", "mistral-7b"),
+        ("xyz", "tiny"),
+    ],
+)
+def test_the_nearest_names_are_suggested_however_they_are_typed(typed, meant):
+    with pytest.raises(BadInput) as error:
+        model_preset(typed)
+    assert meant in error.value.fix
 
 
 @pytest.mark.parametrize(
