@@ -46,7 +46,7 @@ def step_by_step(
 ) -> np.ndarray:
     """logits_LV after the tokens that are given at once, then after each other one."""
     text = Continuation(of, room)
-    found = [text.begin(tokens_L[:num_given])]
+    found = [text.begin(tokens_L[:num_given].tolist())]
     found += [text.go_on(int(token)) for token in tokens_L[num_given:]]
     return np.stack(found)
 

@@ -126,7 +126,7 @@ def test_choices_are_judged_by_the_log_likelihoods_of_their_tokens(
     found = model.evaluate_choices(file, batch_size=5)
     ids, texts, owners = read_tokenizer(folder).ids, [], []
     for number, question in enumerate(questions):
-        context = question.get("query", question.get("context"))
+        context = question["query" if "query" in question else "context"]
         for index, choice in enumerate(question["choices"]):
             # a blank at the end of the context and the delimiter are the choice's
             alone = ids.encode(context.rstrip())
