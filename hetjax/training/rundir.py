@@ -42,13 +42,16 @@ from hetjax.training.config_values import config_values, flat_values, read_confi
 
 CONFIG, CLUSTER, PLAN = "config.json", "cluster.toml", "plan.json"
 PROFILE = "profile.json"  # read, not written: from python -m hetjax.profile
+COMPILED = "compiled.json"  # what the compiler said of the memory of programs
 METRICS, EVENTS, TRACE = "metrics.jsonl", "events.jsonl", "trace.json"
 REPORT = "report.html"
 CHECKPOINTS, LOGS = "checkpoints", "logs"
 KEPT = ("model", "seed", "seq_len", "global_batch", "optimizer.name")  # settings
 _LOCK = ".lock"
 # What may be there before config.json: a start writes some, and may have been killed
-_BEFORE_CONFIG = (_LOCK, CLUSTER, PLAN, *FILES, METRICS, EVENTS, PROFILE, LOGS)
+_BEFORE_CONFIG = (
+    *(_LOCK, CLUSTER, PLAN, *FILES, METRICS, EVENTS, PROFILE, COMPILED, LOGS),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
