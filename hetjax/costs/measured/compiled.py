@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import jax
 
@@ -24,7 +25,7 @@ VERSION = 1
 _PASSES = ("F", "B", "FB", "I", "W")
 # Temporary bytes of each pass on a device, by the stage's key.
 CompiledBytes = Mapping[str, Mapping[str, int]]
-NOTHING: CompiledBytes = {}
+NOTHING: CompiledBytes = MappingProxyType({})
 
 
 def stage_program(

@@ -6,12 +6,12 @@ costs (`terms.py`) nor what is wished besides a short step (`objectives.py`).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from hetjax.cluster.catalogue import Precision
 from hetjax.cluster.cluster import Cluster, Link, Node
-from hetjax.costs.measured.compiled import NOTHING, CompiledBytes
+from hetjax.costs.measured.compiled import CompiledBytes
 from hetjax.costs.measured.layer_profile import Profile
 from hetjax.costs.plan_costs import with_measured_links
 from hetjax.costs.precisions import priced_precision
@@ -63,7 +63,7 @@ class PlanRequest:
     attention: Attention | None = None
     optimizer: OptimizerInit = adam_state
     profile: Profile | None = None
-    compiled: CompiledBytes = NOTHING
+    compiled: CompiledBytes = field(default_factory=dict)
     microbatch_sizes: tuple[int, ...] = (1, 2, 4, 8)
     tensor_degrees: tuple[int, ...] = (1, 2, 4, 8)
     data_degrees: tuple[int, ...] = (1, 2, 4, 8)
