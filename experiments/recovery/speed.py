@@ -169,6 +169,7 @@ class Trial:
                 _SOON_S if scenario.is_foreseen else 0.0,
             ),
             membership=Membership(cluster, self._file),
+            compile=lambda controller, cluster: controller.compile(),
             transport="sockets",
             seed=0,
             storage=storage,

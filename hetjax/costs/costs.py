@@ -77,7 +77,8 @@ class Costs:
     """All that the simulator needs to know about a plan besides its programs.
 
     `trunks` gives bytes per second by trunk. `routes` and `message_bytes` are keyed by
-    (from stage, to stage); `memory_bytes` is what a device of the stage has.
+    (from stage, to stage); `memory_bytes` is what a device of the stage has. The
+    workspace of stages in `compiled` was measured by the compiler.
     """
 
     times: Mapping[StageKey, StageTimes]
@@ -89,4 +90,5 @@ class Costs:
     reductions: Mapping[Group, Reduction] = field(default_factory=dict)
     memory: Mapping[StageKey, StageMemory] = field(default_factory=dict)
     memory_bytes: Mapping[StageKey, float] = field(default_factory=dict)
+    compiled: frozenset[StageKey] = frozenset()
     norm_s: float = 0.0

@@ -27,6 +27,12 @@ from hetjax.costs.costs import (
     StageMemory,
     StageTimes,
 )
+from hetjax.costs.measured.compiled import (
+    NOTHING,
+    CompiledBytes,
+    stage_program,
+    workspace_of,
+)
 from hetjax.costs.measured.layer_profile import DTYPES, Profile, check_profile
 from hetjax.costs.network.routes import Place, route, trunks
 from hetjax.costs.network.wire_bytes import Transport, gradient_sum, lane_share
@@ -54,19 +60,21 @@ def costs_of(
     optimizer: OptimizerInit = adam_state,
     transport: Transport = "sockets",
     halves: bool = True,
+    compiled: CompiledBytes = NOTHING,
 ) -> Costs:
     """Return what the plan costs: measured where the profile knows the device.
 
     `dtype` and `attention` are what was asked for where stages do not say theirs
     (`plans/precision.py`, `plans/attention.py`), `transport` how the plan's workers
-    talk. Without `halves` costs are known sooner, but a plan that cuts backwards in two
-    cannot be simulated.
+    talk, `compiled` what a compiler has said of programs. Without `halves` costs are
+    known sooner, but a plan that cuts backwards in two cannot be simulated.
     BadInput for an unknown device, an unreachable link, a profile of another model, or
     one that lacks a layer or the precision of a stage on a device that it knows.
     """
     if profile is not None:
         check_profile(profile, model.name, plan.seq_len, len(model.layers))
         cluster = with_measured_links(cluster, profile)
+    known: set[StageKey] = set()
     memory: dict[StageKey, StageMemory] = {}
     times: dict[StageKey, StageTimes] = {}
     precisions = stage_precisions(plan, cluster, profile, dtype)
@@ -74,8 +82,19 @@ def costs_of(
     for r, s, stage in plan.stages():
         node = cluster.node(stage.node)
         traced = {"optimizer": optimizer, "halves": halves, "dtype": precisions[r, s]}
-        backend = backend_of(node.device)
-        memory[r, s] = stage_memory(plan, model, (r, s), backend=backend, **traced)
+        workspace = compiled_workspace(
+            compiled, plan, model, (r, s), precisions, node.device, split=halves
+        )
+        if workspace is not None:
+            known.add((r, s))
+        memory[r, s] = stage_memory(
+            plan,
+            model,
+            (r, s),
+            backend=backend_of(node.device),
+            compiled_bytes=workspace,
+            **traced,
+        )
         times[r, s] = stage_times(plan, model, (r, s), node, profile=profile, **traced)
     edges = _edges(plan)
     routes = {edge: route(cluster, *places) for edge, places in edges.items()}
@@ -90,8 +109,27 @@ def costs_of(
             (r, s): node_plan_bytes(cluster.node(stage.node))
             for r, s, stage in plan.stages()
         },
+        compiled=frozenset(known),
         norm_s=2 * max((way.latency_s for way in routes.values()), default=0.0),
     )
+
+
+def compiled_workspace(
+    compiled: CompiledBytes,
+    plan: Plan,
+    model: Model,
+    key: StageKey,
+    precisions: Mapping[StageKey, Precision],
+    device: str,
+    *,
+    split: bool,
+) -> int | None:
+    """Return what the compiler has said of a stage's workspace; None if nothing."""
+    if not compiled:
+        return None
+    program = stage_program(plan, model, key, precisions, device)
+    last = key[1] + 1 == len(plan.replicas[key[0]].stages)
+    return workspace_of(compiled, program, last=last, split=split)
 
 
 def _edges(plan: Plan) -> dict[tuple[StageKey, StageKey], tuple[Place, Place]]:

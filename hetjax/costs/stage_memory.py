@@ -129,6 +129,7 @@ def stage_memory(
     halves: bool = True,
     split: bool = False,
     backend: Backend = "cpu",
+    compiled_bytes: int | None = None,
 ) -> StageMemory:
     """Estimate the memory of one stage of the plan, compiled by this backend.
 
@@ -136,7 +137,8 @@ def stage_memory(
     state. The saved bytes include the stage's input, which the residuals keep alive.
     What lives between I and W is left out, and its tracing, without `halves`.
     The workspace is that of F and B, or FB on the last stage, and enough for F, I and
-    W; with `split` it is that of F, I and W alone.
+    W; with `split` it is that of F, I and W alone. `compiled_bytes` take its place, if
+    the compiler has told them.
     """
     replica = plan.replicas[key[0]]
     stage = replica.stages[key[1]]
@@ -147,12 +149,13 @@ def stage_memory(
     # while gradients are packed no microbatch is in flight: its buffers are free
     fused = held.last and not split
     free = buffers.input_bytes if fused else buffers.saved_bytes
+    workspace = buffers.workspace_bytes if compiled_bytes is None else compiled_bytes
     packing = _packing_bytes(plan, model, key) - free - buffers.output_bytes
     return replace(
         buffers,
         static_bytes=static_bytes(held.stacks, stage.mesh, dtype, optimizer).total,
         half_saved_bytes=half_bytes(*way) if halves else 0,
-        workspace_bytes=max(buffers.workspace_bytes, packing),
+        workspace_bytes=max(workspace, packing),
     )
 
 

@@ -51,13 +51,14 @@ class Terms:
     """What workers are built with, and where their checkpoints are.
 
     `settings` are for a cluster and a plan, `standby_plans` gives a plan for a
-    cluster in place of another plan.
+    cluster in place of another plan; `compile` lets workers compile theirs.
     """
 
     settings: Callable[[Cluster, Plan], Mapping[str, Any]]
     loss_scaling: LossScaling
     standby_plans: StandbyPlans
     membership: Membership
+    compile: Callable[[Controller, Cluster], None]
     transport: TransportName
     seed: int
     storage: CheckpointStorage
@@ -310,7 +311,7 @@ class Driver:
         self._start(gone, clock)
         held += self._on_disk(gone)
         controller.connect(self._terms.transport, leaving)
-        controller.compile()
+        self._terms.compile(controller, self.cluster)
         clock.lap("compile")
         in_memory_ = [h.save[0] for h in held if h.tier == "memory"]
         most = max([self._at, *in_memory_])  # what is later was given up once

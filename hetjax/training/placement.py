@@ -31,6 +31,7 @@ from hetjax.plans.plan_files import read_plan
 from hetjax.plans.validation import validate_plan
 from hetjax.report.prediction import certificate, found_plan
 from hetjax.stage.arrays import OptimizerInit
+from hetjax.training.compiled_memory import read_run_compiled
 from hetjax.training.config import RunConfig, option
 from hetjax.training.hardware import is_virtual
 from hetjax.training.optimizer import optimizer
@@ -46,6 +47,7 @@ class Choice:
 
     plan: Plan
     source: str
+    is_searched: bool = False
 
 
 def choose_plan(
@@ -84,6 +86,7 @@ def choose_plan(
         dtype=config.dtype,
         attention=config.attention,
         optimizer=optimizer_init(config),
+        compiled=read_run_compiled(config),
     )
     return choice
 
@@ -174,6 +177,7 @@ def next_plan(config: RunConfig, model: Model, cluster: Cluster, current: Plan) 
             dtype=config.dtype,
             attention=config.attention,
             optimizer=optimizer_init(config),
+            compiled=read_run_compiled(config),
         )
         return plan
     from hetjax.planner.search.replan import replan  # as in `_searched`
@@ -193,7 +197,9 @@ def _searched(config: RunConfig, model: Model, cluster: Cluster) -> Choice:
         fix = f"{bad.fix}; or give --planner even, which needs no figures"
         raise BadInput(got=bad.got, allowed=bad.allowed, fix=fix) from bad
     return Choice(
-        plan=found_plan(found), source=f"planner 'hetjax', {certificate(found)}"
+        plan=found_plan(found),
+        source=f"planner 'hetjax', {certificate(found)}",
+        is_searched=True,
     )
 
 
@@ -215,6 +221,7 @@ def _request(config: RunConfig, model: Model, cluster: Cluster) -> PlanRequest:
         packed=bool(config.data.pack),
         optimizer=optimizer_init(config),
         profile=profile,
+        compiled=read_run_compiled(config),
         microbatch_sizes=tuple(sorted({*_SIZES, config.microbatch_size})),
         tensor_degrees=known_degrees(_SIZES, cluster, profile),
     )

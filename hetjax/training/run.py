@@ -24,7 +24,7 @@ from hetjax.data.settings import ingredients
 from hetjax.elastic.driver import Driver
 from hetjax.elastic.notices import Notice, StopRequest, Watch, of_workers
 from hetjax.elastic.recovered import Recovered, RolledBack
-from hetjax.errors import BadInput
+from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan
 from hetjax.report.progress import Display, display
@@ -222,7 +222,8 @@ class Session(ExitStack):
         describe(start, dataset, shown)
         shown.doing("preparing the programs")
         told = SimpleQueue[Notice]()
-        driver = self.enter_context(driver_of(start, dataset, shown, told.put))
+        driver = self._driver(dataset, shown, told)
+        start = self._settle(shown)
         check_reached(driver.at, self._config)
         metrics, events = begin(start, dataset, driver, shown)
         self.enter_context(closing(metrics))
@@ -242,6 +243,26 @@ class Session(ExitStack):
             comparison=comparison,
         )
         return self._opened
+
+    def _driver(
+        self, dataset: Dataset, shown: Display, told: SimpleQueue[Notice]
+    ) -> Driver:
+        """Compile the plan; once more another one, if the planner thought that a plan
+        fits and the compiler says that it does not."""
+        start = self._settle(shown)
+        try:
+            return self.enter_context(driver_of(start, dataset, shown, told.put))
+        except NoFeasiblePlan as none:
+            if not start.choice.is_searched:
+                raise
+            shown.note(f"{none.got}; planning again with these figures")
+        cluster, previous = start.hardware.cluster, start.previous
+        choice = choose_plan(
+            self._config, self._model, cluster, self._preset, previous, shown.doing
+        )
+        self._settled = start = replace(start, choice=choice)
+        describe(start, dataset, shown)
+        return self.enter_context(driver_of(start, dataset, shown, told.put))
 
     def _fit(self, found: _Open, config: RunConfig, shown: Display) -> int:
         run_dir, driver, events = config.run_dir, found.driver, found.events

@@ -42,6 +42,7 @@ from hetjax.training.config_values import config_values, flat_values, read_confi
 
 CONFIG, CLUSTER, PLAN = "config.json", "cluster.toml", "plan.json"
 PROFILE = "profile.json"  # read, not written: from python -m hetjax.profile
+COMPILED = "compiled.json"  # what the compiler said of the memory of programs
 METRICS, EVENTS, TRACE = "metrics.jsonl", "events.jsonl", "trace.json"
 REPORT = "report.html"
 CHECKPOINTS, LOGS = "checkpoints", "logs"
@@ -50,7 +51,9 @@ _OF_A_PART = ("train.only", "lora.rank", "lora.alpha", "lora.targets")
 KEPT += _OF_A_PART
 _LOCK = ".lock"
 # What may be there before config.json: a start writes some, and may have been killed
-_BEFORE_CONFIG = (_LOCK, CLUSTER, PLAN, *FILES, METRICS, EVENTS, PROFILE, LOGS)
+_BEFORE_CONFIG = (
+    *(_LOCK, CLUSTER, PLAN, *FILES, METRICS, EVENTS, PROFILE, COMPILED, LOGS),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

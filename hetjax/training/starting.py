@@ -53,6 +53,7 @@ from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.rpc.schema import Json
 from hetjax.training import rundir
 from hetjax.training.ahead import Planning
+from hetjax.training.compiled_memory import compile_again, compile_all
 from hetjax.training.config import RunConfig
 from hetjax.training.hardware import Hardware, is_virtual
 from hetjax.training.optimizer import optimizer
@@ -174,6 +175,7 @@ def driver_of(
 ) -> Driver:
     """Compile the plan's programs and fill in the state to start from.
 
+    NoFeasiblePlan if the programs turn out to need more memory than there is.
     `noticed` is called, from other threads, with what workers hear of their machines.
     """
     config, plan, cluster = start.config, start.choice.plan, start.hardware.cluster
@@ -191,7 +193,8 @@ def driver_of(
             shown.note(f"workers ({config.launcher}): {', '.join(controller.workers)}")
         controller.build(terms.settings(cluster, plan))
         controller.connect(terms.transport)
-        controller.compile(shown.compiled)
+        said = partial(_said, config, start.model)
+        compile_all(config, start.model, said, controller, cluster, shown.compiled)
         restored = _restored(controller, terms, start)
         return Driver(
             controller,
@@ -256,6 +259,7 @@ def _terms(start: Start, dataset: Dataset, launcher: Launcher) -> Terms:
             0.0 if config.launcher == EMBEDDED else config.foresee_after_s,
         ),
         membership=Membership(start.hardware.cluster, config.cluster, launcher.present),
+        compile=partial(compile_again, config, start.model, precise),
         transport=config.transport,
         seed=config.seed,
         storage=checkpoint_storage(config),

@@ -14,13 +14,14 @@ from typing import Any
 from hetjax.cluster.cluster import Cluster
 from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.models.model import Model
-from hetjax.planner.model.costing import checked_costs, times_from
+from hetjax.planner.model.costing import checked_costs, memory_from, times_from
 from hetjax.plans.plan import Plan
 from hetjax.plans.worker_map import EMBEDDED
 from hetjax.report.binding import Binding, binding, largest_term
 from hetjax.report.prediction import check_finite, ms
 from hetjax.schedule.predicted import Predicted, predict
 from hetjax.stage.partition import tied_holders
+from hetjax.training.compiled_memory import read_run_compiled
 from hetjax.training.config import RunConfig
 from hetjax.training.placement import optimizer_init, read_run_profile
 
@@ -45,10 +46,11 @@ def predict_step(
         attention=config.attention,
         optimizer=optimizer_init(config),
         transport="in-process" if config.launcher == EMBEDDED else config.transport,
+        compiled=read_run_compiled(config),
     )
     tied = tied_holders(plan, model)
     source = times_from(plan, cluster, config.dtype, profile, path, tied)
-    predicted = predict(plan, costs, tied, times_from=source)
+    predicted = predict(plan, costs, tied, times_from=memory_from(source, costs))
     check_finite(predicted)
     return predicted
 

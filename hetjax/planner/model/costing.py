@@ -14,9 +14,10 @@ from hetjax.cluster.catalogue import backend_of, canonical_name, catalogue
 from hetjax.cluster.cluster import DEVICE_FIGURES, Cluster, Node, Precision
 from hetjax.cluster.memory_budget import plan_bytes
 from hetjax.costs.costs import Costs
+from hetjax.costs.measured.compiled import NOTHING, CompiledBytes
 from hetjax.costs.measured.layer_profile import Profile
 from hetjax.costs.network.wire_bytes import Transport
-from hetjax.costs.plan_costs import costs_of, device_kinds
+from hetjax.costs.plan_costs import compiled_workspace, costs_of, device_kinds
 from hetjax.costs.stage_memory import stage_memory
 from hetjax.costs.stage_times import has_halves
 from hetjax.errors import BadInput
@@ -102,6 +103,15 @@ def times_from(
     return f"measured, {path}, {profile.dtype}{missing}"
 
 
+def memory_from(source: str, costs: Costs) -> str:
+    """Add to where times come from which workspaces the compiler has measured."""
+    known, stages = len(costs.compiled), len(costs.memory)
+    if not known:
+        return source
+    which = "workspace" if known == stages else f"workspace of {known}/{stages} stages"
+    return f"{source}; {which} measured by the compiler"
+
+
 def _estimated_in(
     plan: Plan, cluster: Cluster, measured: Set[str], dtype: Dtype | None
 ) -> str:
@@ -165,6 +175,7 @@ def checked_costs(
     optimizer: OptimizerInit,
     schedule: str | None = None,
     transport: Transport = "sockets",
+    compiled: CompiledBytes = NOTHING,
 ) -> Costs:
     """Return the costs to simulate a plan with, under its schedule or another one.
 
@@ -181,6 +192,7 @@ def checked_costs(
         # programs written by hand may split backwards under any schedule
         halves=may_split(schedule or plan.schedule) or bool(plan.programs),
         transport=transport,
+        compiled=compiled,
     )
     check_times(costs)
     return costs
@@ -215,6 +227,7 @@ def check_plan_fits(
     dtype: Dtype | None,
     attention: Attention | None = None,
     optimizer: OptimizerInit,
+    compiled: CompiledBytes = NOTHING,
 ) -> None:
     """Raise NoFeasiblePlan if a device of known memory has less than the plan needs.
 
@@ -242,6 +255,15 @@ def check_plan_fits(
             optimizer=optimizer,
             halves=splits,
             backend=backend_of(cluster.node(stage.node).device),
+            compiled_bytes=compiled_workspace(
+                compiled,
+                plan,
+                model,
+                (r, s),
+                precisions,
+                cluster.node(stage.node).device,
+                split=splits,
+            ),
         )
         for r, s, stage in plan.stages()
     }

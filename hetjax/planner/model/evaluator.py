@@ -33,6 +33,7 @@ def evaluate_plan(
         dtype=request.dtype,
         optimizer=request.optimizer,
         halves=may_split(schedule),
+        compiled=request.compiled,
     )
     tied = tied_holders(plan, request.model)
     plan = with_schedule(plan, schedule, costs, tied)

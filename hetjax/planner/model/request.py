@@ -6,11 +6,12 @@ costs (`terms.py`) nor what is wished besides a short step (`objectives.py`).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from hetjax.cluster.catalogue import Precision
 from hetjax.cluster.cluster import Cluster, Link, Node
+from hetjax.costs.measured.compiled import CompiledBytes
 from hetjax.costs.measured.layer_profile import Profile
 from hetjax.costs.plan_costs import with_measured_links
 from hetjax.costs.precisions import priced_precision
@@ -51,7 +52,7 @@ class PlanRequest:
     other, equal pipelines at a degree for each stage. With `unequal_tensor` every stage
     of every replica has its own. `microbatch_sizes` count sequences before the split
     over `data`. `dtype` and `attention` are what was asked for; None, or "best": what
-    every kind of device does best.
+    every kind of device does best. `compiled` is what a compiler has said of programs.
     """
 
     model: Model
@@ -63,6 +64,7 @@ class PlanRequest:
     packed: bool = False
     optimizer: OptimizerInit = adam_state
     profile: Profile | None = None
+    compiled: CompiledBytes = field(default_factory=dict)
     microbatch_sizes: tuple[int, ...] = (1, 2, 4, 8)
     tensor_degrees: tuple[int, ...] = (1, 2, 4, 8)
     data_degrees: tuple[int, ...] = (1, 2, 4, 8)

@@ -20,7 +20,7 @@ from hetjax.cluster.cluster import Node
 from hetjax.comm.pull import check_fits
 from hetjax.errors import BadInput
 from hetjax.mesh.multihost import World
-from hetjax.plans.plan import Plan
+from hetjax.plans.plan import Plan, StageKey
 from hetjax.plans.worker_map import WorkerMap, file_name, node_of
 from hetjax.runtime.execution.gradient_sync import StepCommit, total_loss
 from hetjax.runtime.rpc import schema
@@ -132,6 +132,14 @@ class Controller:
                 progress(*map(sum, zip(*counts.values(), strict=True)))
 
         self.connections.ask(dict.fromkeys(self.workers, schema.Compile()), told)
+
+    def compiled_bytes(self) -> dict[StageKey, dict[str, int]]:
+        """Temporary bytes of the compiled passes of all stages, as compilers say."""
+        found: dict[StageKey, dict[str, int]] = {}
+        for told in self._all(schema.TellCompiled()).values():
+            for r, s, passes in told.stages:
+                found.setdefault((r, s), {}).update(passes)
+        return found
 
     def initialise(self, seed: int) -> None:
         """Fresh weights and optimizer state, a function of the seed alone."""

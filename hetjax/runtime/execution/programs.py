@@ -340,6 +340,12 @@ def compiled(
     return program.compile(compiler_options=given or None)
 
 
+def temp_bytes(program: Compiled) -> int | None:
+    """Bytes that the program needs while it runs, if the compiler says how many."""
+    analysis = program.memory_analysis()  # pyright: ignore[reportFunctionMemberAccess]
+    return None if analysis is None else analysis.temp_size_in_bytes
+
+
 def lowered(
     function: Callable[..., Any],
     inputs: tuple[Any, ...],

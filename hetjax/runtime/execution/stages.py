@@ -24,7 +24,7 @@ from hetjax.mesh.multihost import is_member, leads
 from hetjax.models.model import Model, ModuleSpec, apply, init_params
 from hetjax.plans.plan import Plan
 from hetjax.runtime.execution.executor import StageState, check_runnable
-from hetjax.runtime.execution.programs import StagePrograms
+from hetjax.runtime.execution.programs import StagePrograms, temp_bytes
 from hetjax.runtime.execution.state import (
     Read,
     Weights,
@@ -91,6 +91,21 @@ class Stages:
         with ThreadPoolExecutor() as pool:
             for done, _ in enumerate(pool.map(lambda job: job(), jobs), start=1):
                 progress(done, len(jobs))
+
+    def temp_bytes(self) -> dict[StageKey, dict[str, int]]:
+        """Temporary bytes of the compiled passes of every stage, as XLA says.
+
+        Without those of which the backend says nothing.
+        """
+        ops = _ops(self.training)
+        return {
+            key: {
+                op.name: size
+                for op in ops[key]
+                if (size := temp_bytes(state.programs.of(op))) is not None
+            }
+            for key, state in self.stages.items()
+        }
 
     def initialise(self, seed: int) -> None:
         """First weights, those given or a function of the seed alone, and fresh

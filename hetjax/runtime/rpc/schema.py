@@ -145,6 +145,10 @@ class ClockTime(Message):
     now_s: float
 
 
+class CompiledBytes(Message):
+    stages: Sequence[tuple[int, int, Mapping[str, int]]]  # replica, stage, by pass
+
+
 class TracedActions(Message):
     """Actions as text, a line each, and (node, device, start_s, end_s) of each."""
 
@@ -255,6 +259,10 @@ class Compile(Request[Done], minutes=120, what="compile its stages"):
     """Compile the programs of all stages; `Compiling` tells how far that is."""
 
 
+class TellCompiled(Request[CompiledBytes], minutes=10, what="tell of its programs"):
+    """Tell what the compiled passes need while they run."""
+
+
 class Initialise(Request[Done], minutes=60, what="make its first weights"):
     """Make fresh weights and optimizer state."""
 
@@ -353,9 +361,7 @@ class KeepCopies(Request[Address], minutes=10, what="be ready to keep copies"):
     storage: CheckpointStorage
 
 
-class SendCopies(
-    Request[Done], minutes=10, what="connect to those that keep its copies"
-):
+class SendCopies(Request[Done], minutes=10, what="connect to who keeps its copies"):
     """Send copies of what is saved to those at these addresses, by file name."""
 
     to: Mapping[str, str]

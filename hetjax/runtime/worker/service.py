@@ -211,6 +211,10 @@ class WorkerService:
             lambda done, of: self._tell(schema.Compiling(num_done=done, num_all=of))
         )
 
+    def _compiled(self, request: schema.TellCompiled) -> schema.CompiledBytes:
+        found = self._runtime.temp_bytes().items()
+        return schema.CompiledBytes(stages=[(*key, passes) for key, passes in found])
+
     def _initialise(self, request: schema.Initialise) -> None:
         self._inventory.forget()
         self._runtime.initialise(request.seed)
@@ -367,6 +371,7 @@ HANDLERS: dict[type[AnyRequest], Callable[[WorkerService, Any], Message | None]]
     schema.Listen: WorkerService._listen,
     schema.Join: WorkerService._join,
     schema.Compile: WorkerService._compile,
+    schema.TellCompiled: WorkerService._compiled,
     schema.Initialise: WorkerService._initialise,
     schema.Train: WorkerService._train,
     schema.TellReached: WorkerService._reached,
