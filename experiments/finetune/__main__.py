@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import transformers as hf
+from peft import PeftModel
 
 from experiments.finetune import reference, runs
 from experiments.finetune.base_model import make_base_model
@@ -32,6 +33,7 @@ from experiments.finetune.chats import conversations, write_rows
 
 COMMAND = "python -m experiments.finetune"
 _CHATS = 400
+_LORA = ("--lora.rank", "8", "--lora.alpha", "16")
 
 
 def prepare(folder: Path) -> tuple[Path, Path]:
@@ -52,6 +54,17 @@ def fully(base: Path, rows: Path, run_dir: Path) -> dict[str, Any]:
     theirs = reference.train(model, run_dir)
     export = exported(run_dir)
     return compared(ours, theirs, loaded(export), model, run_dir)
+
+
+def adapters(base: Path, rows: Path, run_dir: Path) -> dict[str, Any]:
+    """Train adapters alone here and by torch, from the same ones; compare."""
+    ours = runs.fine_tune(base, rows, run_dir, *_LORA)
+    first = run_dir.with_name(run_dir.name + "-first")
+    reference.first_adapters(run_dir, first)
+    model = PeftModel.from_pretrained(loaded(base), first, is_trainable=True)
+    theirs = reference.train(model, run_dir)
+    export = PeftModel.from_pretrained(loaded(base), exported(run_dir))
+    return compared(ours, theirs, export, model, run_dir)
 
 
 def loaded(folder: Path) -> hf.PreTrainedModel:
@@ -92,7 +105,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     base, rows = prepare(options.folder)
-    found = {"full": fully(base, rows, options.folder / "full")}
+    found = {
+        "full": fully(base, rows, options.folder / "full"),
+        "lora": adapters(base, rows, options.folder / "lora"),
+    }
     command = " ".join([COMMAND, *sys.argv[1:]])
     text = json.dumps({"command": command, "runs": found}, indent=2) + "\n"
     if options.output is not None:

@@ -17,7 +17,8 @@ def conversations(count: int, seed: int) -> list[Conversation]:
 
 def _conversation(draw: random.Random) -> Conversation:
     """One or two questions, each with its answer."""
-    turns = [_turn(draw.randrange(20), draw.randrange(20)) for _ in range(draw.choice((1, 2)))]
+    count = draw.choice((1, 2))
+    turns = [_turn(draw.randrange(20), draw.randrange(20)) for _ in range(count)]
     return [message for turn in turns for message in turn]
 
 

@@ -12,8 +12,13 @@ import numpy as np
 import torch
 
 from experiments.finetune import runs
-from hetjax.data.batches import UNCOUNTED, Batch, samples
+from hetjax.data.batches import Batch, samples
 from hetjax.data.dataset import load
+from hetjax.data.windows import UNCOUNTED
+from hetjax.models.hugging_face.adapters_written import write_adapters
+from hetjax.models.hugging_face.configs import read_config
+from hetjax.runtime.execution.state import drawn_weights
+from hetjax.training.run_model import run_model
 from hetjax.training.rundir import read_previous
 
 
@@ -21,7 +26,9 @@ def batches(run_dir: Path) -> Iterator[Batch]:
     """The batches of every step of the run, in order."""
     previous = read_previous(run_dir)
     assert previous is not None, run_dir
-    feed = samples(load(previous.dataset).train, runs.SEQ_LEN, previous.config.seed)
+    feed = samples(
+        load(previous.dataset).train, runs.SEQ_LEN, previous.config.seed, is_packed=True
+    )
     for step in range(runs.STEPS):
         yield feed.batch(step, runs.GLOBAL_BATCH)
 
@@ -39,6 +46,25 @@ def train(model: torch.nn.Module, run_dir: Path) -> dict[int, float]:
         optimizer.step()
         found[step] = loss.item()
     return found
+
+
+def first_adapters(run_dir: Path, folder: Path) -> None:
+    """Write the adapters that a run begins with, for PEFT to begin with them, too."""
+    previous = read_previous(run_dir)
+    assert previous is not None, run_dir
+    config = previous.config
+    model, (sizes, fields) = run_model(config), read_config(Path(config.model))
+    folder.mkdir()
+    write_adapters(
+        folder,
+        sizes,
+        fields["model_type"],
+        model,
+        config.lora,
+        drawn_weights(model, config.seed),
+        np.dtype(np.float32),
+        base=config.model,
+    )
 
 
 def logits(model: torch.nn.Module, tokens_BL: np.ndarray) -> np.ndarray:
@@ -59,11 +85,25 @@ def _adamw(trained: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def _loss(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-    """Mean cross-entropy of the targets that count."""
-    tokens_BL, targets_BL = map(_tensor, batch)
-    logits_BLV = model(tokens_BL).logits
+    """Mean cross-entropy of the targets that count, each document seen alone."""
+    sums = [_loss_sum(model, *document) for document in _documents(batch)]
+    return torch.stack(sums).sum() / int(np.count_nonzero(batch[1] != UNCOUNTED))
+
+
+def _documents(batch: Batch) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The tokens_L and targets_L of each document of a packed batch."""
+    for tokens_L, targets_L, documents_L in zip(*batch, strict=True):
+        for number in range(1, documents_L.max() + 1):
+            own = documents_L == number
+            yield tokens_L[own], targets_L[own]
+
+
+def _loss_sum(
+    model: torch.nn.Module, tokens_L: np.ndarray, targets_L: np.ndarray
+) -> torch.Tensor:
+    logits_LV = model(_tensor(tokens_L[None])).logits[0]
     return torch.nn.functional.cross_entropy(
-        logits_BLV.flatten(0, 1), targets_BL.flatten(), ignore_index=UNCOUNTED
+        logits_LV, _tensor(targets_L), ignore_index=UNCOUNTED, reduction="sum"
     )
 
 

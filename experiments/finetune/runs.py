@@ -42,7 +42,10 @@ def first_plan(model: str) -> Plan:
 
 def second_plan(model: str) -> Plan:
     """One pipeline over all three kinds, cut elsewhere."""
-    stages = _stage("t4", (0, 2), 3), _stage("v100", (2, 3), 2), _stage("a100", (3, 6), 1)
+    cut = {"t4": (0, 2), "v100": (2, 3), "a100": (3, 6)}
+    stages = tuple(
+        _stage(node, cut[node], k) for node, k in zip(cut, (3, 2, 1), strict=True)
+    )
     return _plan(model, (4, stages))
 
 
@@ -73,7 +76,9 @@ def fine_tune(base: Path, rows: Path, run_dir: Path, *more: str) -> dict[int, fl
     write_plan(plan, first_plan(model))
     _killed([*words, "--plan", str(plan)], run_dir)
     write_plan(plan, second_plan(model))
-    subprocess.run([*words, "--plan", str(plan)], check=True, timeout=_LIMIT_S, stdout=sys.stderr)
+    subprocess.run(
+        [*words, "--plan", str(plan)], check=True, timeout=_LIMIT_S, stdout=sys.stderr
+    )
     return losses(run_dir)
 
 
@@ -85,9 +90,10 @@ def losses(run_dir: Path) -> dict[int, float]:
 
 def _command(base: Path, rows: Path, run_dir: Path, *more: str) -> list[str]:
     words = [sys.executable, "-m", "hetjax.train", str(base), "--simulate"]
-    words += ["--run-dir", str(run_dir), "--data.path", str(rows), "--dtype", "float32"]
+    words += ["--run-dir", str(run_dir), "--data.path", str(rows)]
     words += ["--steps", str(STEPS), "--seq-len", str(SEQ_LEN)]
-    words += ["--global-batch", str(GLOBAL_BATCH), "--checkpoint.every", str(CHECKPOINT_EVERY)]
+    words += ["--global-batch", str(GLOBAL_BATCH), "--dtype", "float32"]
+    words += ["--checkpoint.every", str(CHECKPOINT_EVERY)]
     words += ["--optimizer.learning-rate", str(LEARNING_RATE)]
     words += ["--optimizer.schedule", "constant", "--optimizer.warmup-steps", "0"]
     words += ["--evaluation.every", "0", "--evaluation.sample-tokens", "0"]
@@ -95,7 +101,7 @@ def _command(base: Path, rows: Path, run_dir: Path, *more: str) -> list[str]:
 
 
 def _killed(words: Sequence[str], run_dir: Path) -> None:
-    """Start, and kill (SIGKILL) once so many steps are done and a checkpoint is there."""
+    """Start, and kill (SIGKILL) when so many steps are done."""
     running = subprocess.Popen(words, stdout=sys.stderr, env=os.environ)
     until_s = time.monotonic() + _LIMIT_S
     try:
