@@ -65,8 +65,9 @@ _LIMITS: dict[str, tuple[Callable[[float], bool], str, str]] = {  # in words, an
 class OptimizerConfig:
     """How gradients become updates; matrices decay, not biases and norms."""
 
-    name: Literal["adamw", "lion", "sgd"] = "adamw"
-    """The rule; a run keeps the one that it began with, as it has the state for it."""
+    name: Literal["adamw", "adafactor", "lion", "muon", "sgd"] = "adamw"
+    """The rule; a run keeps the one that it began with, as it has the state for it.
+    muon is for matrices inside blocks, and the rest are adamw's."""
     learning_rate: float = 3e-4
     """Peak learning rate."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
@@ -78,9 +79,10 @@ class OptimizerConfig:
     weight_decay: float = 0.1
     """Weight decay, which is multiplied by the learning rate."""
     beta1: float = 0.9
-    """Decay of the mean of gradients (of sgd: momentum)."""
+    """Decay of the mean of gradients (momentum of sgd and muon); adafactor has none."""
     beta2: float = 0.95
-    """Decay of the mean of squared gradients; of lion: of its mean of gradients."""
+    """Decay of the mean of squared gradients; of lion: of its mean of gradients.
+    adafactor has a course of its own."""
     clip_norm: float = 1.0
     """Limit of the global gradient norm; inf for none."""
 
