@@ -39,6 +39,7 @@ _RANGES = {
     "loss_scale_growth_interval": Range(1, _MOST_STEPS),
     "patience": Range(0.01, 1e4),
     "stop_after": Range(1, _MOST_STEPS),
+    "max_hours": Range(1e-4, 1e6),
 }
 _BETA = lambda x: 0 <= x <= 0.999999, "0 <= {} <= 0.999999", "0.9"  # more: 1 in float32
 _LIMITS: dict[str, tuple[Callable[[float], bool], str, str]] = {  # in words, an example
@@ -189,6 +190,8 @@ class RunConfig:
     TPU JAX does not use; cpu: the CPU, whatever else there is."""
     stop_after: int | None = None
     """Save and stop after this many steps of this start, as if preempted."""
+    max_hours: float | None = None
+    """Save and stop after this many hours of this start, as if preempted."""
     trace: bool = False
     """Write a timeline of a few steps as trace.json, to open in ui.perfetto.dev."""
     data: DataConfig = field(default_factory=DataConfig)
