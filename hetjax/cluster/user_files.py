@@ -225,11 +225,15 @@ def join(where: str, key: str) -> str:
     return f"{where}.{key}" if where else key
 
 
+_NUM_FIRST = 12  # words to try where none is near
+
+
 def did_you_mean(word: str, words: Collection[str], *, most: int = 1) -> str:
     """Return "did you mean 'x'?" or, with no word near, the first words to try."""
     near = difflib.get_close_matches(word, list(words), n=most)
     named = ", ".join(map(repr, near))
-    return f"did you mean {named}?" if near else f"use one of {', '.join(words)}"
+    first = [*list(words)[:_NUM_FIRST], *["..."] * (len(words) > _NUM_FIRST)]
+    return f"did you mean {named}?" if near else f"use one of {', '.join(first)}"
 
 
 def _unknown_key(key: str, kinds: Mapping[str, Kind], where: str) -> BadInput:

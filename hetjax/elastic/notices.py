@@ -14,7 +14,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -276,12 +276,30 @@ class StopRequest:
             return False
         return time.monotonic() - self._noticed_s > _RECOVERING * self.grace_s
 
+    @contextmanager
+    def after(self, hours: float, since_s: float) -> Iterator[None]:
+        """Within it, set `reason` at so many hours from `since_s` by the counter."""
+        left_s = since_s + 3600 * hours - time.perf_counter()
+        timer = threading.Timer(left_s, self._ask, (f"--max-hours {hours:g}",))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
     def hear(self, notice: Notice) -> None:
         """Called by another thread: this machine is about to be taken away."""
         if self.reason is None:
             self._noticed_s, self.grace_s = time.monotonic(), notice.grace_s
             self.reason = notice.source
             os.write(2, f"\n{notice.source}: saving after this step\n".encode())
+
+    def _ask(self, reason: str) -> None:
+        """Called by another thread: this machine stays, and there is no hurry."""
+        if self.reason is None:
+            self.reason = reason
+            os.write(2, f"\n{reason}: saving after this step\n".encode())
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._noticed_s = time.monotonic()

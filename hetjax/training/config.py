@@ -40,6 +40,7 @@ _RANGES = {
     "loss_scale_growth_interval": Range(1, _MOST_STEPS),
     "patience": Range(0.01, 1e4),
     "stop_after": Range(1, _MOST_STEPS),
+    "max_hours": Range(1e-4, 1e6),
 }
 _BETA = lambda x: 0 <= x <= 0.999999, "0 <= {} <= 0.999999", "0.9"  # more: 1 in float32
 _LIMITS: dict[str, tuple[Callable[[float], bool], str, str]] = {  # in words, an example
@@ -66,8 +67,9 @@ _LIMITS: dict[str, tuple[Callable[[float], bool], str, str]] = {  # in words, an
 class OptimizerConfig:
     """How gradients become updates; matrices decay, not biases and norms."""
 
-    name: Literal["adamw", "lion", "sgd"] = "adamw"
-    """The rule; a run keeps the one that it began with, as it has the state for it."""
+    name: Literal["adamw", "adafactor", "lion", "muon", "sgd"] = "adamw"
+    """The rule; a run keeps the one that it began with, as it has the state for it.
+    muon is for matrices inside blocks, and the rest are adamw's."""
     learning_rate: float = 3e-4
     """Peak learning rate."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
@@ -79,9 +81,10 @@ class OptimizerConfig:
     weight_decay: float = 0.1
     """Weight decay, which is multiplied by the learning rate."""
     beta1: float = 0.9
-    """Decay of the mean of gradients (of sgd: momentum)."""
+    """Decay of the mean of gradients (momentum of sgd and muon); adafactor has none."""
     beta2: float = 0.95
-    """Decay of the mean of squared gradients; of lion: of its mean of gradients."""
+    """Decay of the mean of squared gradients; of lion: of its mean of gradients.
+    adafactor has a course of its own."""
     clip_norm: float = 1.0
     """Limit of the global gradient norm; inf for none."""
 
@@ -188,6 +191,8 @@ class RunConfig:
     TPU JAX does not use; cpu: the CPU, whatever else there is."""
     stop_after: int | None = None
     """Save and stop after this many steps of this start, as if preempted."""
+    max_hours: float | None = None
+    """Save and stop after this many hours of this start, as if preempted."""
     trace: bool = False
     """Write a timeline of a few steps as trace.json, to open in ui.perfetto.dev."""
     train: TrainConfig = field(default_factory=TrainConfig)

@@ -37,7 +37,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Settings that may differ from start to start without a word
 _PASSING = ("run_dir", "cluster", "plan", "planner", "microbatch_size", "profile")
 _PASSING += ("launcher", "transport", "recovery", "simulate", "stop_after", "trace")
-_PASSING += ("foresee_after_s", "patience", "data.path", "data.cache_dir")
+_PASSING += ("max_hours", "foresee_after_s", "patience", "data.path", "data.cache_dir")
 _PASSING += ("data.column", "data.validation", "data.tokenizer")
 
 

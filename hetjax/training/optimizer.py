@@ -1,33 +1,81 @@
 # SPDX-License-Identifier: Apache-2.0
 """The optimizer settings as an Optax transformation and a learning-rate schedule.
 
-Owns which parameters decay and the course of the learning rate. Does not own
+Owns which parameters decay, which are matrices to Muon, and the course of the learning
+rate. Does not own
 clipping, which needs the norm over all stages (NORM, `hetjax/runtime/`), nor state.
 """
 
-from typing import Any, assert_never
+from typing import Any
 
 import jax
 import numpy as np
 import optax
+from optax.contrib import MuonDimensionNumbers, muon
 
+from hetjax.runtime.execution.update import OfWholeLeaves
 from hetjax.training.config import OptimizerConfig
 
 _BLOCK = 4096  # steps
+_LOOKED_UP = ("table", "positions")  # rows for tokens, by which nothing is projected
+_MUON_RMS = 0.2  # of its updates, like Adam's: arXiv 2502.16982, section 2.2
 
 
 def optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTransformation:
     """Return the leaf-wise rule of a run of so many steps, without clipping."""
     rate = schedule(config, num_steps)
     decay, beta1, beta2 = config.weight_decay, config.beta1, config.beta2
+    decayed = optax.add_decayed_weights(decay, matrices)
     if config.name == "adamw":
         return optax.adamw(rate, beta1, beta2, weight_decay=decay, mask=matrices)
     if config.name == "lion":
         return optax.lion(rate, beta1, beta2, weight_decay=decay, mask=matrices)
     if config.name == "sgd":
-        momentum = optax.sgd(rate, momentum=beta1 or None)
-        return optax.chain(optax.add_decayed_weights(decay, matrices), momentum)
-    assert_never(config.name)
+        return optax.chain(decayed, optax.sgd(rate, momentum=beta1 or None))
+    direction = _adafactor() if config.name == "adafactor" else _muon(config)
+    descent = optax.scale_by_learning_rate(rate)
+    return OfWholeLeaves(*optax.chain(direction, decayed, descent))
+
+
+def _adafactor() -> optax.GradientTransformation:
+    """arXiv 1804.04235, algorithm 4 without momentum; Optax's own decays by no rate."""
+    return optax.chain(
+        optax.scale_by_factored_rms(),
+        optax.clip_by_block_rms(1.0),
+        optax.scale_by_param_block_rms(),
+    )
+
+
+def _muon(config: OptimizerConfig) -> optax.GradientTransformation:
+    """Muon for matrices, Adam for the rest; a rate of -1 leaves descent to others."""
+    return muon(
+        learning_rate=-1.0,
+        beta=config.beta1,
+        adam_b1=config.beta1,
+        adam_b2=config.beta2,
+        muon_weight_dimension_numbers=_projections,
+        consistent_rms=_MUON_RMS,
+    )
+
+
+def _projections(params: Any) -> Any:
+    """Say of each parameter which dims Muon takes for rows and columns; None: Adam's.
+
+    Heads are columns of what makes them, and rows of what takes them; experts are
+    matrices of their own.
+    """
+
+    def of(path: Any, leaf: Any) -> MuonDimensionNumbers | None:
+        name = str(path[-1].key).rpartition(".")[2]
+        if name in _LOOKED_UP or name.endswith("bias"):
+            return None
+        if leaf.ndim == 3 and name in ("q", "k", "v"):
+            return MuonDimensionNumbers(0, (1, 2))
+        if leaf.ndim == 3:
+            return MuonDimensionNumbers(*(((0, 1), 2) if name == "out" else (1, 2)))
+        return MuonDimensionNumbers(0, 1) if leaf.ndim == 2 else None
+
+    return jax.tree_util.tree_map_with_path(of, params)
 
 
 def schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:

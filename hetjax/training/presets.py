@@ -63,7 +63,7 @@ def check_plan_or_preset(given: str) -> None:
         shown = given if len(given) < 80 else f"{given[:77]}..."
         raise BadInput(
             got=f"{shown!r}, which is neither a file nor a preset",
-            allowed=f"a plan file, or a preset of {', '.join(PRESETS)}",
+            allowed="a plan file, or a preset that hetjax train --help lists",
             fix=did_you_mean(given, list(PRESETS), most=3),
         )
 

@@ -271,6 +271,8 @@ class Session(ExitStack):
         with ExitStack() as stack:
             if threading.current_thread() is threading.main_thread():
                 stack.enter_context(stop)  # others hear no signals
+            if config.max_hours is not None:
+                stack.enter_context(stop.after(config.max_hours, self._begin_s))
             heard = partial(_hear, driver, stop, events, shown)
             stack.enter_context(Watch(heard, run_dir))
             # a thread of its own: a cloud's server may be slow to answer

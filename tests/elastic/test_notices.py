@@ -8,6 +8,7 @@ session's token, 404 where nothing is planned.
 import json
 import socket
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ import pytest
 from hetjax.elastic import notices
 from hetjax.elastic.notices import (
     Notice,
+    StopRequest,
     Watch,
     ask_to_leave,
     aws,
@@ -419,3 +421,18 @@ def test_nothing_is_heard_after_the_watch(
     ask_to_leave(tmp_path, None)
     wait_until_it_ends()
     assert heard.empty()
+
+
+def test_hours_ask_for_a_stop_when_they_are_over_and_not_before():
+    stop = StopRequest()
+    with stop.after(0.3 / 3600, time.perf_counter()):
+        assert stop.reason is None
+        limit_s = time.perf_counter() + 30
+        while stop.reason is None and time.perf_counter() < limit_s:
+            time.sleep(0.05)
+    assert stop.reason == "--max-hours 8.33333e-05" and not stop.leaves_no_time
+    over = StopRequest()
+    with over.after(0.2 / 3600, time.perf_counter()):
+        pass
+    time.sleep(0.4)
+    assert over.reason is None

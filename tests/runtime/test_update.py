@@ -3,17 +3,21 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import jax
 import numpy as np
 import optax
 import pytest
 
+from hetjax.costs.stage_memory import static_bytes
 from hetjax.models.decoders import LlamaConfig, llama_model
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from hetjax.runtime.execution.gradient_sync import total_loss
 from hetjax.runtime.execution.stage_runtime import StageRuntime
+from hetjax.runtime.execution.update import OfWholeLeaves
+from hetjax.training.config import OptimizerConfig
+from hetjax.training.optimizer import optimizer
 from tests.runtime.oracle import oracle_gradients, random_batch
 from tests.runtime.test_same_numbers import random_params
 
@@ -62,12 +66,18 @@ OPTIMIZERS = {
     "lamb": optax.lamb(1e-2),  # a trust ratio per parameter of each layer
     "adafactor": optax.adafactor(1e-2, min_dim_size_to_factor=8),
 }
+WHOLE = {  # what a run makes of the names, and Adafactor as if its matrices were large
+    name: optimizer(OptimizerConfig(name=name, learning_rate=1e-2, warmup_steps=0), 9)
+    for name in get_args(get_type_hints(OptimizerConfig)["name"])
+}
+WHOLE["factored"] = OfWholeLeaves(*OPTIMIZERS["adafactor"])
+OPTIMIZERS |= WHOLE
 
 
-def runtime_of(optimizer: optax.GradientTransformation, **options: Any) -> StageRuntime:
+def runtime_of(rule: optax.GradientTransformation, **options: Any) -> StageRuntime:
     devices = jax.devices()
     nodes = {"a": devices[:2], "b": devices[2:6]}
-    return StageRuntime(PLAN, MODEL, nodes, optimizer, **options)
+    return StageRuntime(PLAN, MODEL, nodes, rule, **options)
 
 
 @contextmanager
@@ -90,11 +100,11 @@ def weights(runtime: StageRuntime) -> dict[str, np.ndarray]:
 @pytest.mark.usefixtures("quick_compiling")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_three_clipped_steps_equal_optax_on_every_parameter(name: str):
-    clip_norm, optimizer = 0.5, OPTIMIZERS[name]
-    runtime = runtime_of(optimizer, clip_norm=clip_norm)
+    clip_norm, rule = 0.5, OPTIMIZERS[name]
+    runtime = runtime_of(rule, clip_norm=clip_norm)
     runtime.initialise(0)
     expected: Any = weights(runtime)
-    reference = optax.chain(optax.clip_by_global_norm(clip_norm), optimizer)
+    reference = optax.chain(optax.clip_by_global_norm(clip_norm), rule)
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         state = reference.init(expected)
         for step in range(3):
@@ -107,8 +117,9 @@ def test_three_clipped_steps_equal_optax_on_every_parameter(name: str):
         np.testing.assert_allclose(value, expected[path], atol=2e-5, err_msg=path)
 
 
-def test_replicas_that_are_cut_differently_stay_bit_equal():
-    runtime = runtime_of(optax.adamw(1e-2), clip_norm=1.0)
+@pytest.mark.parametrize("name", ["adamw", "factored", "muon"])
+def test_replicas_that_are_cut_differently_stay_bit_equal(name: str):
+    runtime = runtime_of(OPTIMIZERS[name], clip_norm=1.0)
     runtime.initialise(0)
     with fully_optimised():  # as in a real run: the compiler's freedom is the danger
         for state in runtime.stages.values():
@@ -133,11 +144,12 @@ def test_replicas_that_are_cut_differently_stay_bit_equal():
     assert num_compared == len(held)
 
 
-def test_a_restored_runtime_goes_on_bit_equal_although_it_reads_one_copy():
+@pytest.mark.parametrize("name", ["adamw", "factored", "muon"])
+def test_a_restored_runtime_goes_on_bit_equal_although_it_reads_one_copy(name: str):
     runtimes = []
     with fully_optimised():
         for _ in range(2):
-            runtime = runtime_of(optax.adamw(1e-2), clip_norm=1.0)
+            runtime = runtime_of(OPTIMIZERS[name], clip_norm=1.0)
             assert all(s.updates.stack_updates for s in runtime.stages.values())
             runtimes.append(runtime)
     unbroken, resumed = runtimes
@@ -190,6 +202,20 @@ def test_optimizer_state_and_master_weights_are_cut_over_data_and_tensor():
                 assert shard.size * 4 in (leaf.size, 2 * leaf.size), leaf.sharding
     table = state.masters[0]["embedding.table"]
     assert table.addressable_shards[0].data.size * 4 == table.size
+
+
+@pytest.mark.usefixtures("quick_compiling")
+@pytest.mark.parametrize("name", WHOLE)
+def test_the_state_of_every_rule_takes_the_bytes_that_are_foretold(name: str):
+    runtime = runtime_of(OPTIMIZERS[name])
+    runtime.initialise(0)
+    for (r, s), state in runtime.stages.items():
+        mesh = PLAN.replicas[r].stages[s].mesh
+        stacks = [named.stack for named in runtime.partition.stages[r, s].stacks]
+        leaves = jax.tree.leaves(state.opt_state)
+        held = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
+        init = OPTIMIZERS[name].init
+        assert static_bytes(stacks, mesh, "float32", init).optimizer == held
 
 
 @pytest.mark.usefixtures("quick_compiling")

@@ -35,6 +35,7 @@ PATHS = st.text("abc/.", min_size=1).map(Path)
         global_batch=st.integers(1, 10**6),
         plan=st.none() | PATHS,
         stop_after=st.none() | st.integers(1, 9),
+        max_hours=st.none() | st.floats(1e-4, 1e6),
         simulate=st.booleans(),
         dtype=st.sampled_from(get_args(Dtype)),
         loss_scale_init=st.integers(0, 24).map(lambda n: 2.0**n),
@@ -97,6 +98,8 @@ def test_flat_names_are_those_of_the_command_line():
     [
         (replace(BASE, global_batch=0), ["global_batch = 0", "--global-batch 1"]),
         (replace(BASE, stop_after=0), ["stop_after = 0", "--stop-after 1"]),
+        (replace(BASE, max_hours=0.0), ["max_hours = 0", "--max-hours 0.0001"]),
+        (replace(BASE, max_hours=float("nan")), ["max_hours = nan"]),
         (replace(BASE, seed=2**32), ["seed = 4294967296"]),
         (
             replace(BASE, optimizer=OptimizerConfig(clip_norm=float("nan"))),

@@ -119,7 +119,69 @@ def sgd(gradients: list[float]) -> float:
     return weight
 
 
-RULES = {"adamw": adamw, "lion": lion, "sgd": sgd}
+def adafactor(gradients: list[float]) -> float:
+    """Shazeer and Stern 2018, algorithm 4, for a vector of equal values."""
+    v = weight = 0.0
+    for t, g in enumerate(gradients, start=1):
+        decay = 1 - t**-0.8
+        v = decay * v + (1 - decay) * (g * g + 1e-30)
+        step = g / math.sqrt(v)
+        step /= max(1.0, abs(step))
+        weight -= 0.1 * max(1e-3, abs(weight)) * step
+    return weight
+
+
+def nesterov_adam(gradients: list[float]) -> float:
+    """What Muon leaves to Adam, whose mean looks one step ahead (Dozat 2016)."""
+    m = v = weight = 0.0
+    for t, g in enumerate(gradients, start=1):
+        m, v = 0.8 * m + 0.2 * g, 0.9 * v + 0.1 * g * g
+        ahead = 0.8 * m / (1 - 0.8 ** (t + 1)) + 0.2 * g / (1 - 0.8**t)
+        weight -= 0.1 * ahead / math.sqrt(v / (1 - 0.9**t))
+    return weight
+
+
+RULES = {
+    "adafactor": adafactor,
+    "adamw": adamw,
+    "lion": lion,
+    "muon": nesterov_adam,
+    "sgd": sgd,
+}
+
+
+def test_muon_moves_a_matrix_along_its_gradients_singular_vectors():
+    """Jordan et al. 2024: all singular values near 1, scaled to Adam's size; heads are
+    columns of q and rows of out, and each expert is a matrix of its own."""
+    config = OptimizerConfig(
+        name="muon",
+        learning_rate=1.0,
+        schedule="constant",
+        warmup_steps=0,
+        weight_decay=0.0,
+        beta1=0.0,
+    )
+    shapes = {"q": (6, 2, 4), "out": (2, 4, 6), "gate": (3, 6, 8), "down": (8, 6)}
+    keys = jax.random.split(jax.random.key(0), len(shapes))
+    grads = {
+        f"layer.{name}": jax.random.normal(key, shape)
+        for key, (name, shape) in zip(keys, shapes.items(), strict=True)
+    }
+    rule = optimizer(config, 10)
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        updates: Any
+        updates, _ = rule.update(grads, rule.init(grads), grads)
+    for name, gradient in grads.items():
+        shape = (-1, 8) if name.endswith("q") else (-1, gradient.shape[-1])
+        ours, theirs = updates[name].reshape(shape), gradient.reshape(shape)
+        if name.endswith("gate"):
+            ours, theirs = updates[name], gradient
+        left, _, right = np.linalg.svd(np.asarray(theirs), full_matrices=False)
+        found = (
+            np.swapaxes(left, -1, -2) @ np.asarray(ours) @ np.swapaxes(right, -1, -2)
+        )
+        values = -np.diagonal(found, axis1=-2, axis2=-1) / (0.2 * math.sqrt(8))
+        assert np.all((values > 0.6) & (values < 1.3)), (name, values)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -61,6 +61,21 @@ def copied(stopped: Preset, folder: Path) -> Preset:
     return preset
 
 
+def test_a_run_whose_hours_are_over_is_saved_and_goes_on(
+    reference: Preset, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    preset = in_folder(reference, tmp_path)
+    short = but(preset, max_hours=1e-4)  # over before the first step
+    assert run(short.config, preset, MODEL) == 4
+    assert "--max-hours 0.0001: saving after this step" in capfd.readouterr().err
+    assert losses(preset.config.run_dir) == {}
+    enough = but(preset, max_hours=1.0)
+    assert run(enough.config, preset, MODEL) == 0
+    told = capfd.readouterr()
+    assert "resumed at step 0" in told.out and "max_hours" not in told.out
+    assert losses(preset.config.run_dir) == losses(reference.config.run_dir)
+
+
 def test_five_steps_a_stop_and_five_more_are_ten_steps_bit_for_bit(
     reference: Preset,
     stopped: Preset,

@@ -8,12 +8,13 @@ layer at a time (stacks are vmapped over). Does not own forward and backward
 """
 
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import NamedSharding
 
 from hetjax.comm.reduction import row_sharding, unpack
 from hetjax.mesh.axes import replicated
@@ -21,6 +22,10 @@ from hetjax.plans.plan import Group
 from hetjax.runtime.execution.programs import Compiled, StagePrograms, compiled
 from hetjax.stage import arrays
 from hetjax.stage.partition import BlockStack, LeafId
+
+
+class OfWholeLeaves(optax.GradientTransformation):
+    """A rule that sums over a leaf, so that how it is cut could change the rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +157,11 @@ class UpdatePrograms:
             # would otherwise be fused, and rounded, differently on unlike meshes
             grads = jax.lax.optimization_barrier(grads)
             masters, opt_state = _update_stack(
-                self.optimizer, self._stacks[index], masters, opt_state, grads
+                self.optimizer, self._stacks[index], masters, opt_state, grads, whole
             )
             return masters, opt_state, self._stack_copies(index, masters)
 
-        abstract = self.masters[index]
+        abstract, whole = self.masters[index], self._whole(index)
         inputs = (
             abstract,
             self.opt_state[index],
@@ -169,6 +174,15 @@ class UpdatePrograms:
         )
         options = self._exact_arithmetic(index)
         return compiled(step, inputs, donate=(0, 1), out=out, options=options)
+
+    def _whole(self, index: int) -> NamedSharding | None:
+        """How leaves lie for a rule that sums over them, if others hold them, too.
+
+        All holders then sum in one order, however they are cut.
+        """
+        shared = any(g.shared and g.touches(index) for g in self.groups)
+        sums = isinstance(self.optimizer, OfWholeLeaves)
+        return replicated(self.programs.mesh) if shared and sums else None
 
     def _exact_arithmetic(self, index: int) -> dict[str, Any]:
         """Compiler options that round every operation as written, for shared weights.
@@ -267,6 +281,7 @@ def _update_stack(
     masters: dict[str, jax.Array],
     state: dict[str, Any],
     grads: dict[str, jax.Array],
+    whole: NamedSharding | None,
 ) -> tuple[dict[str, jax.Array], dict[str, Any]]:
     def one(params: Any, state: Any, grads: Any) -> Any:
         # Optax mixes dtypes and ranks, which callers may have forbidden for their own
@@ -274,11 +289,21 @@ def _update_stack(
             updates, state = optimizer.update(grads, state, params)
             return optax.apply_updates(params, updates), state
 
+    def one_whole(given: Any) -> Any:
+        lying = partial(jax.lax.with_sharding_constraint, shardings=whole)
+        made = one(*jax.lax.optimization_barrier(jax.tree.map(lying, given)))
+        return jax.lax.optimization_barrier(jax.tree.map(lying, made))
+
+    def step(*given: Any) -> Any:
+        if whole is None:
+            return arrays.per_unit(stack, one)(*given)
+        # a unit at a time, so that no more than one has to be whole at once
+        return jax.lax.map(one_whole, given) if stack.stacked else one_whole(given)
+
     new_masters: dict[str, jax.Array] = {}
     new_state: dict[str, Any] = {}
     of_modules = arrays.by_module(grads)
     for name, params in arrays.by_module(masters).items():
-        step = arrays.per_unit(stack, one)
         params, new_state[name] = step(params, state[name], of_modules[name])
         new_masters |= params
     return new_masters, new_state
