@@ -22,6 +22,7 @@ from hetjax.api.plan_config import PlanConfig, plan_config
 from hetjax.cluster.catalogue import device_price_per_hour
 from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.user_files import did_you_mean, placed
+from hetjax.costs.measured.compiled import read_compiled
 from hetjax.costs.measured.layer_profile import check_profile, read_profile
 from hetjax.costs.stage_memory import adam_state
 from hetjax.errors import BadInput
@@ -63,6 +64,7 @@ def find_plan(
     model: Model | str | None = None,
     cluster: Cluster | str | Path | None = None,
     profile: str | Path | None = None,
+    compiled: str | Path | None = None,
     current: Plan | str | Path | None = None,
     quiet: bool = False,
     **choices: Any,
@@ -71,7 +73,8 @@ def find_plan(
 
     What is not given is the preset's; without a preset, `model`, `global_batch` and
     `seq_len` are required. `cluster` is a cluster, a file or a name; by default the
-    preset's, or the devices that are here. `profile` is a file of measured times.
+    preset's, or the devices that are here. `profile` is a file of measured times,
+    `compiled` one of what the compiler said of a run's memory.
     `current` is the plan that runs now, from which a move has to pay off. `choices` are
     the fields of `PlanConfig`: `objective="cost"`, `search_s=30`,
     `microbatch_sizes=(1, 2)` and so on. Ctrl-C ends the search with the best plan so
@@ -93,6 +96,8 @@ def find_plan(
     now = read_plan(current) if isinstance(current, str | Path) else current
     questions = _questions(config, now, f"--from {current}")
     request = _request(config, chosen, model=model, cluster=cluster, path=path, now=now)
+    if compiled is not None:
+        request = replace(request, compiled=read_compiled(compiled))
     objective = _objective(config, request.cluster)
     return _found(request, objective, questions, path, config.search_s, quiet)
 

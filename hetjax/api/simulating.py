@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hetjax.cluster.cluster import Cluster
+from hetjax.costs.measured.compiled import NOTHING, CompiledBytes, read_compiled
 from hetjax.costs.measured.layer_profile import Profile, check_profile, read_profile
 from hetjax.costs.plan_costs import device_kinds, usd_per_hour
 from hetjax.costs.stage_memory import adam_state
@@ -28,6 +29,7 @@ from hetjax.planner.model.costing import (
     check_measured,
     checked_costs,
     compute_dtype,
+    memory_from,
     times_from,
 )
 from hetjax.plans.attention import Attention
@@ -65,6 +67,7 @@ def simulate_plan(
     model: Model | str | None = None,
     cluster: Cluster | str | Path | None = None,
     profile: str | Path | None = None,
+    compiled: str | Path | None = None,
     dtype: Dtype | None = None,
     attention: Attention | None = None,
     schedule: str | None = None,
@@ -76,7 +79,8 @@ def simulate_plan(
 
     The model is the plan's unless another is given; `cluster` is a cluster, a file or a
     name, by default the preset's, or the devices that are here. Times come from the
-    file `profile`, or are estimated. `dtype` is the precision of computation ("best":
+    file `profile`, or are estimated; what the compiler said of a run's memory from the
+    file `compiled`. `dtype` is the precision of computation ("best":
     what every kind of device does best) and `attention` its form, both of stages that
     do not say theirs, `schedule` another schedule than the plan's. `train` and `lora`
     say what of the model is trained.
@@ -106,7 +110,9 @@ def simulate_plan(
             found = fine_tuned(_model(model or read.model), train, lora)
             subject = _of_plan(read, where, found, cluster)
         _check_asked(asked, subject.plan)
-        return _simulated(subject, measured, path, (dtype, attention), schedule)
+        known = NOTHING if compiled is None else read_compiled(compiled)
+        way = dtype, attention
+        return _simulated(subject, measured, path, way, schedule, known)
 
 
 def _check_asked(asked: Dtype | None, plan: Plan) -> None:
@@ -127,6 +133,7 @@ def _simulated(
     path: Path | None,
     way: tuple[Dtype, Attention | None],
     schedule: str | None,
+    compiled: CompiledBytes,
 ) -> SimulatedStep:
     plan, model, cluster = subject.plan, subject.model, subject.cluster
     dtype, attention = way
@@ -142,16 +149,18 @@ def _simulated(
         attention=attention,
         optimizer=subject.init,
         schedule=schedule,
+        compiled=compiled,
     )
     tied = tied_holders(plan, model)
     if schedule is not None:
         plan = with_schedule(plan, schedule, costs, tied)
         check_plan(plan, model, cluster, f"--schedule {schedule}")
+    source = times_from(plan, cluster, dtype, profile, path, tied)
     predicted = predict(
         plan,
         costs,
         tied,
-        times_from=times_from(plan, cluster, dtype, profile, path, tied),
+        times_from=memory_from(source, costs),
         usd_per_hour=usd_per_hour(plan, cluster),
     )
     check_finite(predicted)

@@ -46,6 +46,8 @@ class PlanOptions(PlanConfig):
     """Cluster file, or lab, office or tiny; else the preset's, else what is here."""
     profile: Path | None = None
     """Measured times, from python -m hetjax.profile; else times are estimated."""
+    compiled: Path | None = None
+    """What the compiler said of a run's memory, its compiled.json; else estimated."""
     from_: Annotated[Path | None, tyro.conf.arg(name="from")] = None
     """The plan that runs now: count also what has to move to the new one."""
     output: Annotated[Path | None, tyro.conf.arg(aliases=("--out",))] = None
@@ -79,6 +81,7 @@ def plan(arguments: Sequence[str]) -> None:
         model=options.model,
         cluster=options.cluster,
         profile=options.profile,
+        compiled=options.compiled,
         current=options.from_,
         quiet=options.json,
         **{field.name: getattr(options, field.name) for field in fields(PlanConfig)},

@@ -61,6 +61,8 @@ class SimulateOptions:
     else the plan's."""
     profile: Path | None = None
     """Measured times, from python -m hetjax.profile; else times are estimated."""
+    compiled: Path | None = None
+    """What the compiler said of a run's memory, its compiled.json; else estimated."""
     dtype: Dtype | None = None
     """Precision of computation; best: what every kind of device does best. Else the
     plan's, the profile's, the preset's, or best."""
@@ -102,6 +104,7 @@ def simulate(arguments: Sequence[str]) -> None:
         model=options.model,
         cluster=options.cluster,
         profile=options.profile,
+        compiled=options.compiled,
         dtype=options.dtype,
         attention=options.attention,
         schedule=options.schedule,

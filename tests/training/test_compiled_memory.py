@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import pytest
 
+from hetjax.api.simulating import simulate_plan
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.cluster_files import cluster_toml
 from hetjax.costs.measured.compiled import CompiledBytes, parse_compiled, read_compiled
@@ -23,7 +24,15 @@ from hetjax.training.placement import choose_plan, next_plan
 from hetjax.training.presets import Preset
 from hetjax.training.run import run
 from hetjax.training.step_comparison import predict_step
-from tests.training.small import MODEL, but, events, plan, small_preset, stage
+from tests.training.small import (
+    MODEL,
+    ONE_STAGE,
+    but,
+    events,
+    plan,
+    small_preset,
+    stage,
+)
 
 pytestmark = pytest.mark.usefixtures("quick_compiling")
 
@@ -97,6 +106,20 @@ def test_a_run_keeps_what_the_compiler_says_and_costs_use_it(
     # by the plan's next prediction, and by every plan that is made for this run
     predicted = predict_step(preset.config, MODEL, two_stages(), TWO)
     assert predicted.times_from.endswith("; workspace measured by the compiler")
+
+
+def test_commands_use_the_file_that_they_are_given(preset: Preset):
+    assert run(preset.config, preset, MODEL) == 0
+    path = preset.config.run_dir / "compiled.json"
+    given = {"model": MODEL, "cluster": TWO, "quiet": True, "dtype": "float32"}
+    known = simulate_plan(two_stages(), compiled=path, **given)
+    estimated = simulate_plan(two_stages(), **given)
+    told = "; workspace measured by the compiler"
+    assert known.predicted.times_from == estimated.predicted.times_from + told
+    costs = known.predicted.costs
+    assert [costs.memory[0, s].workspace_bytes for s in (0, 1)] == workspaces(
+        two_stages(), read_compiled(path)
+    )
 
 
 def test_programs_of_another_size_are_others(preset: Preset):
@@ -186,7 +209,7 @@ def test_the_planner_does_not_plan_for_ever(
 
 
 def test_nothing_is_kept_of_cpus_that_stand_in_for_other_devices(tmp_path: Path):
-    simulated = small_preset(tmp_path)
+    simulated = small_preset(tmp_path, ONE_STAGE)
     config = replace(simulated.config, steps=1)
     assert run(config, simulated, MODEL) == 0
     assert not (config.run_dir / "compiled.json").exists()

@@ -19,7 +19,7 @@ from hetjax.cluster.cluster import Cluster, part_of
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.baselines.by_name import BASELINES, compared
 from hetjax.planner.bound.certificate import held
-from hetjax.planner.model.costing import times_from
+from hetjax.planner.model.costing import memory_from, times_from
 from hetjax.planner.model.deadline import TimeUp, check_deadline, deadline, left_s
 from hetjax.planner.model.objectives import Objective, Wish, score, within
 from hetjax.planner.model.request import NodeClass, PlanRequest, check_request
@@ -198,6 +198,7 @@ def _with_times_from(found: Found, profile_path: Path | None) -> Found:
         profile_path,
         best.tied,
     )
+    told = memory_from(told, best.costs)
     return replace(found, best=replace(best, times_from=told))
 
 
