@@ -98,7 +98,7 @@ def build(path: Path) -> None:
     """Build a data set of the text; print what memory it took."""
     with tempfile.TemporaryDirectory(dir=path.parent) as cache:
         made = prepare(Path(cache), Ingredients(path=path), VOCAB_SIZE)
-        num_tokens = len(made.train_T)
+        num_tokens = made.num_tokens
     usage = resource.getrusage(resource.RUSAGE_SELF)
     print(json.dumps({"largest_mb": usage.ru_maxrss / 1e3, "tokens": num_tokens}))
 

@@ -45,7 +45,8 @@ PROFILE = "profile.json"  # read, not written: from python -m hetjax.profile
 METRICS, EVENTS, TRACE = "metrics.jsonl", "events.jsonl", "trace.json"
 REPORT = "report.html"
 CHECKPOINTS, LOGS = "checkpoints", "logs"
-KEPT = ("model", "seed", "seq_len", "global_batch", "optimizer.name")  # settings
+# settings
+KEPT = ("model", "seed", "seq_len", "global_batch", "optimizer.name", "data.mixture")
 _LOCK = ".lock"
 # What may be there before config.json: a start writes some, and may have been killed
 _BEFORE_CONFIG = (_LOCK, CLUSTER, PLAN, *FILES, METRICS, EVENTS, PROFILE, LOGS)

@@ -55,7 +55,7 @@ def test_rows_share_a_window_each_with_its_own_targets_then_padding():
     tokens = _rows(
         ([5, 6, 7], [False, False, True]), ([1, 2, 3, 4], [False, True, True, True])
     )
-    batch = validation_batches(tokens, 6, 1, 1, is_packed=True)[0]
+    batch = validation_batches([tokens], 6, 1, 1, is_packed=True)[0]
     assert [array.tolist() for array in batch] == [
         [[1, 2, 3, 5, 6, 0]],
         [[2, 3, 4, -1, 7, -1]],
@@ -64,7 +64,7 @@ def test_rows_share_a_window_each_with_its_own_targets_then_padding():
     assert all(array.dtype == np.int32 for array in batch)
     assert aux_weight(batch) == 4 / 5
     assert (
-        packing(tokens, 6) == "2 documents in 1 sequences of 6, 16.7% of them padding"
+        packing([tokens], 6) == "2 documents in 1 sequences of 6, 16.7% of them padding"
     )
 
 
@@ -115,7 +115,7 @@ def test_of_texts_every_token_that_follows_one_is_learnt_once(
 
 def test_packed_batches_are_those_of_their_step_alone():
     rows = [([n, n + 1, n + 2], [False, True, True]) for n in range(40)]
-    first, again = (samples(_rows(*rows), 8, 3, is_packed=True) for _ in range(2))
+    first, again = (samples([_rows(*rows)], 8, 3, is_packed=True) for _ in range(2))
     for step in (7, 0, 3):
         for one, other in zip(first.batch(step, 4), again.batch(step, 4), strict=True):
             np.testing.assert_array_equal(one, other)
