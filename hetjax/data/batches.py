@@ -61,22 +61,31 @@ class Samples:
         return _batch(self.elements[first + i] for i in range(global_batch))
 
 
-def packing(tokens: Tokens, seq_len: int) -> str:
+def packing(sources: Sequence[Tokens], seq_len: int) -> str:
     """Say how the documents to learn from share sequences."""
-    windows = windows_of(tokens, seq_len, "training", is_packed=True)
-    assert isinstance(windows, PackedWindows)
-    return (
-        f"{len(windows.packs.order_N):,} documents in {len(windows):,} sequences of "
-        f"{seq_len}, {windows.padding:.1%} of them padding"
-    )
+    said = []
+    for tokens in sources:
+        windows = windows_of(tokens, seq_len, "training", is_packed=True)
+        assert isinstance(windows, PackedWindows)
+        said.append(
+            f"{len(windows.packs.order_N):,} documents in {len(windows):,} sequences "
+            f"of {seq_len}, {windows.padding:.1%} of them padding"
+        )
+    return "; ".join(said)
 
 
 def samples(
-    tokens: Tokens, seq_len: int, seed: int, *, is_packed: bool = False
+    sources: Sequence[Tokens],
+    seq_len: int,
+    seed: int,
+    *,
+    shares: Sequence[float] = (1.0,),
+    is_packed: bool = False,
 ) -> Samples:
     """Give the training samples of a split in the seed's order.
 
-    Raises BadInput for a split without a window and a seed outside 32 bits.
+    Each source has its share of them, from the first on. Raises BadInput for a split
+    without a window and a seed outside 32 bits.
     """
     if not 0 <= seed < _NUM_SEEDS:
         raise BadInput(
@@ -84,13 +93,37 @@ def samples(
             allowed=f"0 to {_NUM_SEEDS - 1}",
             fix="choose a smaller seed that is not negative",
         )
-    windows = windows_of(tokens, seq_len, "training", is_packed=is_packed)
-    shuffled = grain.MapDataset.source(windows).shuffle(seed=seed)
-    return Samples(shuffled.repeat())
+    assert len(sources) == len(shares), (len(sources), shares)
+    endless = []
+    for number, tokens in enumerate(sources):
+        windows: Any = windows_of(tokens, seq_len, "training", is_packed=is_packed)
+        own_seed = (seed + number) % _NUM_SEEDS
+        shuffled = grain.MapDataset.source(windows).shuffle(seed=own_seed)
+        endless.append(shuffled.repeat())
+    if len(endless) == 1:
+        return Samples(endless[0])
+    return Samples(grain.MapDataset.mix(endless, shares))
+
+
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """The windows of several sources, one source after the other."""
+
+    sources: tuple[Any, ...]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.sources))
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        for windows in self.sources:
+            if index < len(windows):
+                return windows[index]
+            index -= len(windows)
+        raise IndexError
 
 
 def validation_batches(
-    tokens: Tokens,
+    sources: Sequence[Tokens],
     seq_len: int,
     global_batch: int,
     num_batches: int,
@@ -104,7 +137,12 @@ def validation_batches(
     with a warning. Raises BadInput for a split without a window.
     """
     assert global_batch >= 1 and num_batches >= 1, (global_batch, num_batches)
-    windows = windows_of(tokens, seq_len, "validation", is_packed=is_packed)
+    windows: Any = _Joined(
+        tuple(
+            windows_of(tokens, seq_len, "validation", is_packed=is_packed)
+            for tokens in sources
+        )
+    )
     if len(windows) < global_batch:
         warnings.warn(
             f"the validation split holds {len(windows)} windows of seq_len {seq_len}, "

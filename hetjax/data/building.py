@@ -14,9 +14,10 @@ import errno
 import os
 import time
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from hetjax.data import tokenizer
 from hetjax.data.conversations import RowEncoder
 from hetjax.data.corpus import Source
 from hetjax.data.hugging_face import TOKENIZER, ModelTokenizer
-from hetjax.data.rows import Completion, Conversation, Row
+from hetjax.data.rows import Completion, Conversation, Row, canonical
 from hetjax.data.splitting import (
     Outline,
     Split,
@@ -48,10 +49,15 @@ Progress = Callable[[str], None]  # receives a line for each phase of a build
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What is learnt from, and what that is validated with; None: a part of it."""
+    """What is learnt from, and what that is validated with; None: a part of each."""
 
-    train: Source
+    train: tuple[Source, ...]
     validation: Source | None = None
+
+
+def file_name(split: str, number: int) -> str:
+    """The stem of the files of a split of one source, the first or another."""
+    return f"{split}_{number}" if number else split
 
 
 def build(
@@ -67,18 +73,22 @@ def build(
     Gives what the files hold, as JSON data by split.
     """
     report = _Timed(progress)
-    doing(f"reading {sources.train.name}")
+    doing("reading " + " and ".join(source.name for source in sources.train))
     parts = _parts(sources)
     found = [part.found for part in dict.fromkeys(parts.values())]
     total_bytes = sum(int(one.bytes_D.sum()) for one in found)
     num_rows = sum(len(one.bytes_D) for one in found)
-    kind = "documents" if found[0].is_text else "rows"
+    kind = "documents" if all(one.is_text for one in found) else "rows"
     names = " and ".join(one.name for one in found)
     report(f"data: {num_rows} {kind}, {total_bytes / 1e6:.2f} MB of {names}")
     if theirs is None:
         doing("training the tokenizer")
         theirs = ModelTokenizer(
-            ids=trained_tokenizer(parts["train"], vocab_size), template=None
+            ids=trained_tokenizer(
+                [part for name, part in parts.items() if name.startswith("train")],
+                vocab_size,
+            ),
+            template=None,
         )
         report(f"data: tokenizer with {theirs.ids.vocab_size} tokens")
         tokenizer.save(theirs.ids, directory / TOKENIZER)
@@ -94,7 +104,7 @@ def build(
         kind: {name: c.num_rows for name, c in counts.items()},
         "duplicates": sum(one.num_duplicates for one in found),
     }
-    if not found[0].is_text:
+    if kind == "rows":
         made["learnt"] = {name: c.num_learnt for name, c in counts.items()}
     return made
 
@@ -128,15 +138,18 @@ class _Percent:
 
 
 def _parts(sources: Sources) -> dict[str, "Parts"]:
-    """By split; one source makes both."""
-    train = sources.train
-    found = outline(train.name, train.rows())
+    """By file name; one source makes both splits."""
+    outlines = [(train, outline(train.name, train.rows())) for train in sources.train]
+    made: dict[str, Parts] = {}
     if sources.validation is None:
-        both = parts_of(train, found, split(found))
-        return {"train": both, "validation": both}
+        for number, (train, found) in enumerate(outlines):
+            both = parts_of(train, found, split(found))
+            made |= {file_name(of, number): both for of in ("train", "validation")}
+        return made
     other = sources.validation
     other_found = outline(other.name, other.rows())
-    if other_found.is_text != found.is_text:
+    train, found = outlines[0]
+    if len(outlines) == 1 and other_found.is_text != found.is_text:
         raise BadInput(
             got=f"{train.name} and {other.name}, one of texts and the other of rows "
             "with a prompt or messages",
@@ -144,10 +157,10 @@ def _parts(sources: Sources) -> dict[str, "Parts"]:
             fix="give another --data.validation, or leave it out",
         )
     everything = frozenset(range(len(other_found.bytes_D)))
-    return {
-        "train": parts_of(train, found, Split(aside=frozenset())),
-        "validation": parts_of(other, other_found, Split(aside=everything)),
-    }
+    for number, (train, found) in enumerate(outlines):
+        whole = parts_of(train, found, Split(aside=frozenset()))
+        made[file_name("train", number)] = whole
+    return made | {"validation": parts_of(other, other_found, Split(aside=everything))}
 
 
 def _write(
@@ -157,7 +170,7 @@ def _write(
     theirs: ModelTokenizer,
     done_bytes: Callable[[int], None],
 ) -> "Counts":
-    rows: Iterator[Any] = part.rows(is_aside=name == "validation")
+    rows: Iterator[Any] = part.rows(is_aside=name.startswith("validation"))
     if part.found.is_text:
         return write_documents(path, rows, theirs.ids, done_bytes)
     return write_rows(path, rows, RowEncoder(theirs.ids, theirs.template), done_bytes)
@@ -204,20 +217,27 @@ def parts_of(source: Source, found: Outline, split: Split) -> Parts:
     return Parts(source=source, found=found, split=split, cut=cut_tail(text, share))
 
 
-def trained_tokenizer(parts: Parts, vocab_size: int) -> Tokenizer:
-    """Train on documents to learn from, in the order of their hashes."""
+def trained_tokenizer(parts: Sequence[Parts], vocab_size: int) -> Tokenizer:
+    """Train on documents to learn from, as many of each source."""
+    chars = _SAMPLE_CHARS // max(1, len(parts))
+    documents = chain.from_iterable(_sample(part, chars) for part in parts)
+    return tokenizer.train(documents, vocab_size)
+
+
+def _sample(parts: Parts, max_chars: int) -> Iterator[str]:
+    """Documents in the order of their hashes."""
     wanted, num_chars = set[int](), 0
     at = None if parts.split.cut is None else parts.split.cut[0]
     for index in parts.found.by_hash_D.tolist():
-        if num_chars >= _SAMPLE_CHARS:
+        if num_chars >= max_chars:
             break
         if index not in parts.split.aside and index != at:
             wanted.add(index)
             num_chars += int(parts.found.chars_D[index])
-    chosen = _chosen(parts.source, parts.found, wanted)
+    chosen = map(_text, _chosen(parts.source, parts.found, wanted))
     head = [parts.cut[0]] if parts.cut is not None and parts.cut[0] else []
     documents = in_hash_order([*chosen, *head])
-    return tokenizer.train(tokenizer.sample(documents, _SAMPLE_CHARS), vocab_size)
+    return tokenizer.sample(documents, max_chars)
 
 
 def write_documents(
@@ -276,6 +296,13 @@ def write_rows(
         num_tokens=tokens.length,
         num_learnt=num_learnt,
         num_bytes=num_bytes,
+    )
+
+
+def _text(row: Row) -> str:
+    """What a tokenizer learns from; conversations need one that has a template."""
+    return (
+        row.prompt + row.completion if isinstance(row, Completion) else canonical(row)
     )
 
 

@@ -18,14 +18,14 @@ import warnings
 from collections.abc import Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hetjax.data import corpus
-from hetjax.data.building import Progress, Sources, build
+from hetjax.data.building import Progress, Sources, build, file_name
 from hetjax.data.hugging_face import (
     CONFIG,
     FILES,
@@ -59,8 +59,8 @@ class Dataset:
     """
 
     directory: Path
-    train: Tokens
-    validation: Tokens
+    trains: tuple[Tokens, ...]  # of each source
+    validations: tuple[Tokens, ...]
     tokenizer: Tokenizer
     bytes_per_token: float
     hashes: Mapping[str, str]
@@ -70,12 +70,14 @@ class Dataset:
         return [name for name in FILES if name in self.hashes]
 
     @property
-    def train_T(self) -> np.ndarray:
-        return self.train.tokens_T
+    def num_tokens(self) -> int:
+        """Tokens to learn from."""
+        return sum(len(tokens.tokens_T) for tokens in self.trains)
 
     @property
-    def validation_T(self) -> np.ndarray:
-        return self.validation.tokens_T
+    def has_rows(self) -> bool:
+        """Whether some source has rows with a prompt or messages."""
+        return any(tokens.rows is not None for tokens in self.trains)
 
 
 def prepare(
@@ -119,8 +121,9 @@ def prepare(
 
 def _sources(wanted: Ingredients) -> Sources:
     path, aside, column = wanted.path, wanted.validation, wanted.column
+    paths = wanted.mixture or (() if path is None else (path,))
     return Sources(
-        corpus.offline() if path is None else corpus.files(path, column),
+        tuple(corpus.files(path, column) for path in paths) or (corpus.offline(),),
         None if aside is None else corpus.files(aside, column),
     )
 
@@ -129,7 +132,9 @@ def _recipe(
     sources: Sources, tokenizer: Path | None, vocab_size: int
 ) -> dict[str, Any]:
     recipe: dict[str, Any] = {"format": _FORMAT, "vocab_size": vocab_size}
-    recipe["source"] = sources.train.identity
+    recipe["source"], *others = (source.identity for source in sources.train)
+    if others:
+        recipe["mixed_with"] = others
     if sources.validation is not None:
         recipe["validation"] = sources.validation.identity
     if tokenizer is not None:
@@ -159,7 +164,11 @@ def load(directory: Path) -> Dataset:
         hashes |= manifest["sha256"]
         sizes, counts = manifest["bytes"], manifest["tokens"]
         counts = manifest.get("learnt", counts)
-        bytes_per_token = sizes["validation"] / counts["validation"]
+        splits = [_sources_of(split, hashes) for split in ("train", "validation")]
+        num_bytes, num_tokens = (
+            sum(of[name] for name in splits[1]) for of in (sizes, counts)
+        )
+        bytes_per_token = num_bytes / num_tokens
         found_format = manifest["format"]
     except (OSError, ValueError, KeyError, TypeError, ArithmeticError) as error:
         what = f"{_MANIFEST}: {type(error).__name__}: {error}"
@@ -169,18 +178,25 @@ def load(directory: Path) -> Dataset:
     for name, expected in hashes.items():
         _check_hash(directory, name, expected)
     tokenizer = _tokenizer(directory, hashes)
-    train, validation = (
-        _tokens(directory, split, hashes, tokenizer.end_of_document)
-        for split in ("train", "validation")
+    end = tokenizer.end_of_document
+    trains, validations = (
+        tuple(_tokens(directory, name, hashes, end) for name in names)
+        for names in splits
     )
     return Dataset(
         directory=directory,
-        train=train,
-        validation=validation,
+        trains=trains,
+        validations=validations,
         tokenizer=tokenizer,
         bytes_per_token=bytes_per_token,
         hashes=hashes,
     )
+
+
+def _sources_of(split: str, names: Container[str]) -> list[str]:
+    """The names of the split's files, one for each source."""
+    every = (file_name(split, number) for number in count())
+    return list(takewhile(lambda name: f"{name}.npy" in names, every))
 
 
 def _tokens(directory: Path, split: str, names: Container[str], end: int) -> Tokens:

@@ -4,10 +4,12 @@
 Does not own their place among the settings of a run (`training/config.py`).
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from hetjax.data.rows import TEXT_COLUMN
+from hetjax.errors import BadInput
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,6 +19,9 @@ class DataConfig:
     path: Path | None = None
     """A .txt, .jsonl or .parquet file or a folder of such files; None: documentation
     that is installed here."""
+    mixture: str | None = None
+    """Several of them in place of --data.path, each with its share of the sequences:
+    FILE=0.7,FILE=0.3 (shares of their sum)."""
     column: str = TEXT_COLUMN
     """Field of JSONL lines, or column of Parquet files, with the text or messages."""
     validation: Path | None = None
@@ -34,11 +39,13 @@ class DataConfig:
 class Ingredients:
     """What a dataset is made of, besides the size of the model's vocabulary.
 
-    No `path` means the offline corpus, no `validation` a part of the path's rows, no
-    `tokenizer` (a Hugging Face folder) one that is trained on the text.
+    No `path` means the offline corpus, unless there is a `mixture` of several; no
+    `validation` a part of their rows, no `tokenizer` (a Hugging Face folder) one that
+    is trained on the text.
     """
 
     path: Path | None = None
+    mixture: tuple[Path, ...] = ()
     column: str = TEXT_COLUMN
     validation: Path | None = None
     tokenizer: Path | None = None
@@ -46,9 +53,50 @@ class Ingredients:
 
 def ingredients(config: DataConfig) -> Ingredients:
     """Say what the dataset of these settings is made of."""
+    if config.mixture is not None and config.path is not None:
+        raise BadInput(
+            got=f"--data.path {config.path} with --data.mixture {config.mixture}",
+            allowed="one of them",
+            fix=f"add {config.path}=1 to the mixture, and leave --data.path out",
+        )
     return Ingredients(
         path=config.path,
+        mixture=tuple(path for path, _ in _shares(config)),
         column=config.column,
         validation=config.validation,
         tokenizer=config.tokenizer,
     )
+
+
+def shares(config: DataConfig) -> tuple[float, ...]:
+    """Return the share of each source in the sequences; of a single one (1.0,)."""
+    weights = [weight for _, weight in _shares(config)] or [1.0]
+    return tuple(weight / sum(weights) for weight in weights)
+
+
+def _shares(config: DataConfig) -> list[tuple[Path, float]]:
+    """The mixture's paths with their weights; BadInput for one that cannot be."""
+    if config.mixture is None:
+        return []
+    found = []
+    for entry in config.mixture.split(","):
+        path, equals, weight = entry.strip().rpartition("=")
+        try:
+            value = float(weight) if path else math.nan
+        except ValueError:
+            value = math.nan
+        if not (equals and 0 < value < math.inf):
+            raise BadInput(
+                got=f"{entry.strip()!r} in --data.mixture",
+                allowed="FILE=WEIGHT with a weight above 0, parted by commas",
+                fix="write --data.mixture a.jsonl=0.7,b.parquet=0.3, say",
+            )
+        found.append((Path(path), value))
+    paths = [path for path, _ in found]
+    if twice := [path for path in paths if paths.count(path) > 1]:
+        raise BadInput(
+            got=f"{twice[0]} twice in --data.mixture",
+            allowed="each file or folder once",
+            fix=f"give {twice[0]} the sum of its weights",
+        )
+    return found

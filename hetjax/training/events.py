@@ -50,11 +50,11 @@ def describe(start: Start, dataset: Dataset, shown: Display) -> None:
     on = ", ".join({d.platform for devices in held for d in devices}) or "workers"
     shown.note(f"model: {model.name}, {millions:,.1f} M parameters")
     shown.note(
-        f"data: {len(dataset.train_T):,} tokens, {dataset.bytes_per_token:.2f} bytes "
+        f"data: {dataset.num_tokens:,} tokens, {dataset.bytes_per_token:.2f} bytes "
         f"per token, {dataset.directory}"
     )
     if start.config.data.pack:
-        shown.note(f"packing: {packing(dataset.train, start.config.seq_len)}")
+        shown.note(f"packing: {packing(dataset.trains, start.config.seq_len)}")
     shown.note(f"cluster ({start.hardware.source}): {nodes}; on {on}")
     if share := share_of_gpus(start.config, cluster):
         shown.note(f"memory: JAX takes {share:.0%} of each GPU's when it starts")

@@ -55,7 +55,8 @@ def check_balance_loss(model: Model) -> None:
 
 def _has_rows(config: RunConfig) -> bool:
     wanted = ingredients(config.data)
-    return wanted.path is not None and holds_rows(wanted.path, wanted.column)
+    paths = wanted.mixture or ((wanted.path,) if wanted.path is not None else ())
+    return any(holds_rows(path, wanted.column) for path in paths)
 
 
 def _check_same(asked: bool | None, pack: bool, config: RunConfig) -> None:

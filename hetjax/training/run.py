@@ -364,6 +364,6 @@ def _dataset(start: Start, shown: Display) -> Dataset:
         dataset = prepare(cache_dir, wanted, vocab_size, shown.note, shown.doing)
     if previous is not None:
         rundir.check_same_data(previous, dataset, config.run_dir)
-    if dataset.train.rows is not None and not config.data.pack:
+    if dataset.has_rows and not config.data.pack:
         check_balance_loss(start.model)
     return dataset

@@ -46,9 +46,9 @@ COMPILED = "compiled.json"  # what the compiler said of the memory of programs
 METRICS, EVENTS, TRACE = "metrics.jsonl", "events.jsonl", "trace.json"
 REPORT = "report.html"
 CHECKPOINTS, LOGS = "checkpoints", "logs"
-KEPT = ("model", "seed", "seq_len", "global_batch", "optimizer.name")  # settings
-_OF_A_PART = ("train.only", "lora.rank", "lora.alpha", "lora.targets")
-KEPT += _OF_A_PART
+# settings
+KEPT = ("model", "seed", "seq_len", "global_batch", "optimizer.name", "data.mixture")
+KEPT += ("train.only", "lora.rank", "lora.alpha", "lora.targets")
 _LOCK = ".lock"
 # What may be there before config.json: a start writes some, and may have been killed
 _BEFORE_CONFIG = (

@@ -24,7 +24,7 @@ from hetjax.cluster.cluster_files import parse_cluster
 from hetjax.cluster.discovery import assign_devices
 from hetjax.data.batches import Batch, Samples, samples, validation_batches
 from hetjax.data.dataset import DamagedDataset, Dataset, load, prepare
-from hetjax.data.settings import ingredients
+from hetjax.data.settings import ingredients, shares
 from hetjax.elastic.notices import Watch
 from hetjax.errors import BadInput
 from hetjax.mesh.accelerators import check_accelerator_used
@@ -72,9 +72,10 @@ class BatchPrefetcher:
 def training_feed(config: RunConfig, dataset: Dataset) -> BatchPrefetcher:
     """Give the run's training batches; BadInput for a text that is too short."""
     found = samples(
-        dataset.train,
+        dataset.trains,
         config.seq_len,
         config.seed,
+        shares=shares(config.data),
         is_packed=bool(config.data.pack),
     )
     return BatchPrefetcher(found, config.global_batch)
@@ -83,7 +84,7 @@ def training_feed(config: RunConfig, dataset: Dataset) -> BatchPrefetcher:
 def held_out(config: RunConfig, dataset: Dataset) -> list[Batch]:
     """Give the batches of every evaluation; BadInput for a text that is too short."""
     return validation_batches(
-        dataset.validation,
+        dataset.validations,
         config.seq_len,
         config.global_batch,
         config.evaluation.num_batches,

@@ -46,19 +46,26 @@ def temporary_bytes(program: Any) -> int:
 
 @pytest.mark.usefixtures("quick_compiling")
 @pytest.mark.parametrize(
-    ("name", "mesh", "remat", "dtype", "stage"),
+    ("name", "mesh", "remat", "dtype", "stage", "packed"),
     [
-        ("gpt", TWO, "none", "float32", 0),
-        ("moe", FOUR, "none", "float32", 1),
-        ("gpt", FOUR, "selective", "bfloat16", 1),
-        ("llama", TWO, "full", "float32", 0),
+        ("gpt", TWO, "none", "float32", 0, True),
+        ("moe", FOUR, "none", "float32", 1, False),
+        ("gpt", FOUR, "selective", "bfloat16", 1, False),
+        ("llama", TWO, "full", "float32", 0, False),
+        ("llama", TWO, "selective", "float32", 1, True),
     ],
 )
 def test_buffers_equal_those_of_the_compiled_programs_to_the_byte(
-    name: str, mesh: StageMesh, remat: Remat, dtype: Precision, stage: int
+    name: str,
+    mesh: StageMesh,
+    remat: Remat,
+    dtype: Precision,
+    stage: int,
+    packed: bool,
 ):
     model = family(name)
     plan = pipeline(model, (0, 2), (2, 5), (5, 6), mesh=mesh, remat=remat)
+    plan = replace(plan, packed=packed)
     run = StageRuntime(plan, model, {"n": jax.devices()}, OPTIMIZER, dtype=dtype)
     state = run.stages[0, stage]
     programs = state.programs
@@ -66,18 +73,22 @@ def test_buffers_equal_those_of_the_compiled_programs_to_the_byte(
         plan, model, (0, stage), dtype=dtype, optimizer=OPTIMIZER.init
     )
     assert memory.static_bytes == static_of(state)
-    assert memory.input_bytes == device_bytes(programs.inputs)
+    assert memory.input_bytes == device_bytes(programs.given)
     assert memory.output_bytes == device_bytes(programs.outputs)
-    assert memory.saved_bytes == device_bytes((programs.saved, programs.inputs))
+    assert memory.saved_bytes == device_bytes((programs.saved, programs.given))
 
 
 @pytest.mark.usefixtures("quick_compiling")
-@pytest.mark.parametrize(("remat", "stage"), [("none", 1), ("selective", 2)])
+@pytest.mark.parametrize(
+    ("remat", "stage", "packed"),
+    [("none", 1, False), ("none", 1, True), ("selective", 2, False)],
+)
 def test_what_lives_between_the_halves_of_a_backward_is_known_to_the_byte(
-    remat: Remat, stage: int
+    remat: Remat, stage: int, packed: bool
 ):
     model = family("llama")
     plan = pipeline(model, (0, 2), (2, 4), (4, 6), mesh=ONE, remat=remat)
+    plan = replace(plan, packed=packed)
     run = StageRuntime(plan, model, {"n": jax.devices()}, OPTIMIZER)
     half = run.stages[0, stage].programs.half
     memory = stage_memory(plan, model, (0, stage), dtype="float32")

@@ -41,7 +41,7 @@ def test_a_prepared_dataset_decodes_to_the_text_it_was_made_of(tmp_path):
     made = _prepare(tmp_path / "cache", path, 300)
     documents = [
         text
-        for tokens_T in (made.train_T, made.validation_T)
+        for tokens_T in (made.trains[0].tokens_T, made.validations[0].tokens_T)
         for text in made.tokenizer.decode(tokens_T).split("<|endoftext|>")[:-1]
     ]
     whole = [text for text in documents if text in texts]
@@ -53,8 +53,12 @@ def test_bytes_per_token_counts_the_validation_texts_utf8_bytes(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("h\u00e9llo w\u00f6rld \u4e16\u754c\n" * 500, encoding="utf-8")
     made = _prepare(tmp_path / "cache", path, 300)
-    text = made.tokenizer.decode(made.validation_T).replace("<|endoftext|>", "")
-    assert made.bytes_per_token == len(text.encode()) / len(made.validation_T)
+    text = made.tokenizer.decode(made.validations[0].tokens_T).replace(
+        "<|endoftext|>", ""
+    )
+    assert made.bytes_per_token == len(text.encode()) / len(
+        made.validations[0].tokens_T
+    )
 
 
 def test_the_manifest_states_counts_source_and_hashes(tmp_path):
@@ -67,8 +71,8 @@ def test_the_manifest_states_counts_source_and_hashes(tmp_path):
     }
     assert manifest["sha256"] == made.hashes == sha256
     assert manifest["tokens"] == {
-        "train": len(made.train_T),
-        "validation": len(made.validation_T),
+        "train": len(made.trains[0].tokens_T),
+        "validation": len(made.validations[0].tokens_T),
     }
     listed = {
         "name": "text.txt",
@@ -90,7 +94,10 @@ def test_a_second_call_builds_nothing_and_maps_the_files(tmp_path):
     )
     assert len(lines) == 3
     assert second.directory == first.directory and second.hashes == first.hashes
-    assert isinstance(second.train_T, np.memmap) and not second.train_T.flags.writeable
+    assert (
+        isinstance(second.trains[0].tokens_T, np.memmap)
+        and not second.trains[0].tokens_T.flags.writeable
+    )
 
 
 def test_text_and_vocabulary_have_directories_of_their_own(tmp_path):
@@ -155,7 +162,7 @@ def test_a_moved_copy_of_a_dataset_loads_as_the_same_dataset(tmp_path):
     made.directory.rename(tmp_path / "copy")
     copy = dataset.load(tmp_path / "copy")
     assert copy.hashes == made.hashes
-    np.testing.assert_array_equal(copy.train_T, made.train_T)
+    np.testing.assert_array_equal(copy.trains[0].tokens_T, made.trains[0].tokens_T)
 
 
 _PREPARE = """

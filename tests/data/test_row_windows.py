@@ -41,7 +41,7 @@ LATE = [1, 2, 3, 4, 5, 6], [False, False, False, False, False, True]
 
 
 def test_a_window_is_a_row_with_targets_where_something_is_learnt():
-    inputs_GL, targets_GL = validation_batches(_tokens(SHORT, LONG), 5, 2, 1)[0]
+    inputs_GL, targets_GL = validation_batches([_tokens(SHORT, LONG)], 5, 2, 1)[0]
     assert inputs_GL.tolist() == [[5, 6, 7, 0, 0], [1, 2, 3, 4, 8]]
     assert targets_GL.tolist() == [[-1, 7, -1, -1, -1], [2, -1, 4, 8, 9]]
     assert inputs_GL.dtype == targets_GL.dtype == np.int32
@@ -50,7 +50,7 @@ def test_a_window_is_a_row_with_targets_where_something_is_learnt():
 
 def test_a_long_row_is_cut_and_one_without_targets_is_left_out_with_one_warning():
     with pytest.warns(UserWarning) as caught:
-        found = samples(_tokens(SHORT, LATE, LONG), 3, seed=0)
+        found = samples([_tokens(SHORT, LATE, LONG)], 3, seed=0)
     (message,) = [str(w.message) for w in caught]
     assert message.startswith("2 of 3 rows of the training split are longer than")
     assert "1 of them have nothing to learn" in message
@@ -61,18 +61,20 @@ def test_a_long_row_is_cut_and_one_without_targets_is_left_out_with_one_warning(
 
 def test_rows_without_a_target_in_any_window_are_refused():
     with pytest.raises(BadInput) as caught:
-        samples(_tokens(LATE), 3, seed=0)
+        samples([_tokens(LATE)], 3, seed=0)
     assert "1 rows, none with a token to learn among its first 4" in caught.value.got
     assert caught.value.fix == "raise --seq-len to 5 or more"
-    assert samples(_tokens(LATE), 5, seed=0).batch(0, 1)[1].tolist() == [[-1] * 4 + [6]]
+    assert samples([_tokens(LATE)], 5, seed=0).batch(0, 1)[1].tolist() == [
+        [-1] * 4 + [6]
+    ]
 
 
 def test_means_of_batches_are_weighted_by_their_targets():
-    batches = validation_batches(_tokens(SHORT, LONG), 5, 1, 2)
+    batches = validation_batches([_tokens(SHORT, LONG)], 5, 1, 2)
     means, counts = np.array([2.0, 3.0]), np.array([1, 4])
     expected = np.sum(means * counts) / np.sum(counts)
     assert np.mean(weights(batches) * means) == pytest.approx(expected)
-    text = validation_batches(Tokens(np.arange(50)), 5, 3, 2)
+    text = validation_batches([Tokens(np.arange(50))], 5, 3, 2)
     assert weights(text) == [1.0, 1.0]
 
 
@@ -109,7 +111,9 @@ def test_chats_are_kept_as_the_template_writes_them_and_split_whole(tmp_path: Pa
     chats = [{"messages": _chat(n)} for n in range(40)]
     path = _jsonl(tmp_path / "a.jsonl", *chats, chats[3])
     made = _prepared(tmp_path, path)
-    train, aside = (_texts(made, side) for side in (made.train, made.validation))
+    train, aside = (
+        _texts(made, side) for side in (made.trains[0], made.validations[0])
+    )
     expected = [
         (
             f"<|im_start|>user\nWhat is {n}?<|im_end|>\n"
@@ -122,8 +126,8 @@ def test_chats_are_kept_as_the_template_writes_them_and_split_whole(tmp_path: Pa
     assert 1 <= len(aside) <= 8
     assert train == [row for row in expected if row in train]  # in their order
     learnt = "".join(text for _, text in aside)
-    assert made.validation.rows is not None
-    num_learnt = int(np.sum(made.validation.rows.learnt_T))
+    assert made.validations[0].rows is not None
+    num_learnt = int(np.sum(made.validations[0].rows.learnt_T))
     assert made.bytes_per_token == len(learnt.encode()) / num_learnt
     assert {"tokenizer.json", "chat_template.jinja"} <= {*made.tokenizer_files}
     again = _prepared(tmp_path, path)
@@ -137,8 +141,8 @@ def test_rows_to_validate_with_come_from_their_own_file(tmp_path: Path):
     other.mkdir()
     file = _jsonl(other / "b.jsonl", *({"messages": _chat(n)} for n in range(7, 9)))
     made = _prepared(tmp_path, path, validation=file)
-    assert len(_texts(made, made.train)) == 5
-    assert [learnt for _, learnt in _texts(made, made.validation)] == [
+    assert len(_texts(made, made.trains[0])) == 5
+    assert [learnt for _, learnt in _texts(made, made.validations[0])] == [
         "A number: 7.<|im_end|>",
         "A number: 8.<|im_end|>",
     ]
@@ -149,9 +153,9 @@ def test_texts_to_validate_with_come_from_their_own_file(tmp_path: Path):
     file = _jsonl(tmp_path / "b.jsonl", {"text": "three"})
     made = _prepared(tmp_path, path, validation=file)
     decode = made.tokenizer.decode
-    assert decode(made.train_T) == "one</s>two</s>"
-    assert decode(made.validation_T) == "three</s>"
-    assert made.bytes_per_token == 5 / len(made.validation_T)
+    assert decode(made.trains[0].tokens_T) == "one</s>two</s>"
+    assert decode(made.validations[0].tokens_T) == "three</s>"
+    assert made.bytes_per_token == 5 / len(made.validations[0].tokens_T)
 
 
 def test_a_document_begins_and_ends_as_the_model_wants_it(tmp_path: Path):
@@ -159,7 +163,7 @@ def test_a_document_begins_and_ends_as_the_model_wants_it(tmp_path: Path):
     wanted = Ingredients(path=path, validation=path, tokenizer=FOLDER / "headers")
     made = prepare(tmp_path / "cache", wanted, 300)
     expected = f"<s>one</s><s>{'two' * 30_000}</s>"
-    assert made.tokenizer.decode(made.train_T) == expected
+    assert made.tokenizer.decode(made.trains[0].tokens_T) == expected
     start = [*read_tokenizer(FOLDER / "headers").ids.opening]
     assert made.tokenizer.start("") == start
     assert made.tokenizer.start("one") == start + made.tokenizer.encode("one")

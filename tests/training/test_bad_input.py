@@ -89,6 +89,18 @@ def refused(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -
         (["small", "--plan", "none.json"], ["'none.json'", "No such file"]),
         (["small", "--cluster", "none.toml"], ["'none.toml'", "No such file"]),
         (["small", "--data.path", "none.txt"], ["none.txt", "--data.path"]),
+        (
+            ["small", "--data.path", "None", "--data.mixture", "none.txt=1"],
+            ["no file or folder at none.txt"],
+        ),
+        (
+            ["small", "--data.path", "None", "--data.mixture", "text.txt=0"],
+            ["'text.txt=0' in --data.mixture", "a weight above 0"],
+        ),
+        (
+            ["small", "--data.mixture", "text.txt=1"],
+            ["--data.path text.txt with --data.mixture", "leave --data.path out"],
+        ),
         (["small", "--seq-len", "32", "--run-dir", "x"], ["seq_len = 32", "<= 16"]),
         (["small", "--run-dir", "text.txt"], ["'text.txt'", "--run-dir"]),
         (["small", "--run-dir", "."], ["no config.json", "--run-dir"]),

@@ -273,7 +273,7 @@ def test_where_the_rest_has_no_plan_an_edit_is_refused_and_a_request_stops_the_r
 
 def feed() -> BatchPrefetcher:
     text_T = np.arange(4_000, dtype=np.uint16) % MODEL.vocab_size
-    found = samples(Tokens(text_T), TWO_REPLICAS.seq_len, 0)
+    found = samples([Tokens(text_T)], TWO_REPLICAS.seq_len, 0)
     return BatchPrefetcher(found, TWO_REPLICAS.global_batch)
 
 

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How fast text becomes tokens on disk, and what that takes of memory.
+
+The rate is that of the library alone, on texts that are in memory already, and that of
+our way from a file to a file, alternating. Memory is the largest resident set of a
+process that builds a data set of a small text, and of a large one.
+
+    python -m experiments.benchmarks.tokenising --output FILE [--gigabytes 1]
+"""
+
+import argparse
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+from hetjax.data import corpus, tokenizer
+from hetjax.data.building import write_documents
+from hetjax.data.dataset import prepare
+from hetjax.data.settings import Ingredients
+from hetjax.data.tokenizer import Tokenizer
+
+RATE_BYTES = 50_000_000
+SMALL_BYTES = 100_000_000
+VOCAB_SIZE = 32_000
+_SAMPLE_CHARS = 4_000_000
+
+
+def write_text(path: Path, num_bytes: int) -> None:
+    """Write documents of the offline corpus, in random orders, as often as it takes.
+
+    Each begins with a number of its own: no two are alike.
+    """
+    documents = [text for text in corpus.offline_documents() if text.strip()]
+    rng, written, number = random.Random(0), 0, 0
+    with path.open("w", encoding="utf-8") as file:
+        while written < num_bytes:
+            for text in rng.sample(documents, len(documents)):
+                line = json.dumps({"text": f"{number}\n{text}"}, ensure_ascii=False)
+                written += len(line.encode()) + 1
+                number += 1
+                file.write(line + "\n")
+                if written >= num_bytes:
+                    break
+
+
+def rates(path: Path, num_turns: int) -> dict[str, float]:
+    """MB of text per second, alone and by our way, medians of turns."""
+    documents = [str(row) for row in corpus.files(path).rows()]
+    num_bytes = sum(len(text.encode()) for text in documents)
+    sampled = tokenizer.sample(documents, _SAMPLE_CHARS)
+    ids = tokenizer.train(sampled, VOCAB_SIZE)
+    alone_s, ours_s = [], []
+    for _ in range(num_turns):
+        alone_s.append(_alone_s(ids, documents))
+        ours_s.append(_ours_s(ids, path))
+    alone, ours = num_bytes / 1e6 / median(alone_s), num_bytes / 1e6 / median(ours_s)
+    return {
+        "text_mb": num_bytes / 1e6,
+        "alone_mb_per_s": alone,
+        "ours_mb_per_s": ours,
+        "ratio": median(a / b for a, b in zip(alone_s, ours_s, strict=True)),
+    }
+
+
+def _alone_s(ids: Tokenizer, documents: list[str]) -> float:
+    begin_s = time.perf_counter()
+    ids.core.encode_batch_fast(documents, add_special_tokens=False)
+    return time.perf_counter() - begin_s
+
+
+def _ours_s(ids: Tokenizer, path: Path) -> float:
+    """Reading and decoding the file, and writing tokens, included."""
+
+    def documents() -> Iterator[str]:
+        return (str(row) for row in corpus.files(path).rows())
+
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        begin_s = time.perf_counter()
+        write_documents(Path(folder, "t.npy"), documents(), ids, lambda size: None)
+        return time.perf_counter() - begin_s
+
+
+def largest_mb(path: Path) -> float:
+    """The largest resident set of another process that builds the data set."""
+    command = [sys.executable, "-m", __spec__.name, "--build", str(path)]
+    return json.loads(subprocess.check_output(command))["largest_mb"]
+
+
+def build(path: Path) -> None:
+    """Build a data set of the text; print what memory it took."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as cache:
+        made = prepare(Path(cache), Ingredients(path=path), VOCAB_SIZE)
+        num_tokens = made.num_tokens
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    print(json.dumps({"largest_mb": usage.ru_maxrss / 1e3, "tokens": num_tokens}))
+
+
+def measured(gigabytes: float, num_turns: int) -> dict[str, object]:
+    found: dict[str, object] = {"cores": os.cpu_count()}
+    with tempfile.TemporaryDirectory() as folder:
+        text = Path(folder, "text.jsonl")
+        write_text(text, RATE_BYTES)
+        found |= rates(text, num_turns)
+        for name, size in ("small", SMALL_BYTES), ("large", round(gigabytes * 1e9)):
+            if size:
+                write_text(text, size)
+                found[f"{name}_mb"] = text.stat().st_size / 1e6
+                found[f"{name}_largest_mb"] = largest_mb(text)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--gigabytes", type=float, default=1.0, help="0: no large text")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--build", type=Path, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.build is not None:
+        build(asked.build)
+        return
+    command = " ".join(["python -m experiments.benchmarks.tokenising", *sys.argv[1:]])
+    found = {"command": command, **measured(asked.gigabytes, asked.turns)}
+    text = json.dumps(found, indent=1) + "\n"
+    print(text, end="")
+    if asked.output is not None:
+        asked.output.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
