@@ -219,12 +219,14 @@ def apply(
     return output, sum(losses, start=jnp.zeros((), jnp.float32))
 
 
-def parameter_count(layer: Layer) -> int:
-    """Count the parameters that the layer owns; a tied one is its owner's alone."""
+def parameter_count(layer: Layer, *, trained: bool = False) -> int:
+    """Count the parameters that the layer owns, or those that are trained; a tied one
+    is its owner's alone."""
     return sum(
         math.prod(param.shape)
         for spec in layer.modules
         for param in abstract_params(spec).values()
+        if param.trained or not trained
     )
 
 

@@ -29,7 +29,7 @@ from hetjax.models.attention import KERNELS, AttentionForm, in_form
 from hetjax.models.chunked_attention import KEPT
 from hetjax.models.model import ModuleSpec, apply, bind
 from hetjax.plans.plan import Remat
-from hetjax.stage.arrays import frozen_part, joined_parts, trained_part
+from hetjax.stage.arrays import PARTS, joined_parts
 from hetjax.stage.partition import BlockStack, StageStacks
 
 StageParams = tuple[dict[str, jax.Array], ...]  # a dict per stack: leaf name -> array
@@ -249,8 +249,7 @@ def gradients(
     dy: jax.Array | None,
     scale: jax.Array | None,
 ) -> tuple[jax.Array, StageParams]:
-    """The input's gradient, and those of trained weights per data rank, not yet
-    added."""
+    """The input's gradient, and those of trained weights per data rank, not added."""
 
     def one(x: jax.Array, saved: list[jax.Array], dy: jax.Array | None):
         return rank_gradients(residuals, params, x, saved, dy, scale)
@@ -306,8 +305,7 @@ def _differentiable(
     function: StageFunction, params: StageParams, x: jax.Array, targets: Any
 ) -> tuple[Any, ...]:
     """Function and primals for jax.vjp; token inputs and frozen weights are none."""
-    trained = trained_part(function.stacks, params)
-    frozen = frozen_part(function.stacks, params)
+    trained, frozen = (part(function.stacks, params) for part in PARTS)
 
     def of(trained: StageParams, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         return output(function, joined_parts(trained, frozen), x, targets)

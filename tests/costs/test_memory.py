@@ -37,7 +37,7 @@ def static_of(state: StageState) -> int:
         for run, copied in zip(programs.params, copies, strict=True)
     ]
     held = updates.masters, updates.opt_state, programs.accumulators, programs.scalar
-    return device_bytes((held, placed))
+    return device_bytes((held, placed, updates.frozen))
 
 
 def temporary_bytes(program: Any) -> int:
@@ -52,6 +52,8 @@ def temporary_bytes(program: Any) -> int:
         ("moe", FOUR, "none", "float32", 1),
         ("gpt", FOUR, "selective", "bfloat16", 1),
         ("llama", TWO, "full", "float32", 0),
+        ("adapted", TWO, "none", "bfloat16", 0),
+        ("adapted", FOUR, "selective", "float32", 1),
     ],
 )
 def test_buffers_equal_those_of_the_compiled_programs_to_the_byte(
@@ -72,11 +74,14 @@ def test_buffers_equal_those_of_the_compiled_programs_to_the_byte(
 
 
 @pytest.mark.usefixtures("quick_compiling")
-@pytest.mark.parametrize(("remat", "stage"), [("none", 1), ("selective", 2)])
+@pytest.mark.parametrize(
+    ("name", "remat", "stage"),
+    [("llama", "none", 1), ("llama", "selective", 2), ("adapted", "none", 1)],
+)
 def test_what_lives_between_the_halves_of_a_backward_is_known_to_the_byte(
-    remat: Remat, stage: int
+    name: str, remat: Remat, stage: int
 ):
-    model = family("llama")
+    model = family(name)
     plan = pipeline(model, (0, 2), (2, 4), (4, 6), mesh=ONE, remat=remat)
     run = StageRuntime(plan, model, {"n": jax.devices()}, OPTIMIZER)
     half = run.stages[0, stage].programs.half
@@ -90,6 +95,8 @@ def test_what_lives_between_the_halves_of_a_backward_is_known_to_the_byte(
         ("llama", ONE, "none", ((0, 2), (2, 5), (5, 6)), 1),
         ("llama", TWO, "full", ((0, 3), (3, 5), (5, 6)), 0),
         ("gpt", FOUR, "selective", ((0, 1), (1, 4), (4, 6)), 2),
+        ("adapted", ONE, "selective", ((0, 2), (2, 5), (5, 6)), 1),
+        ("adapted", TWO, "none", ((0, 3), (3, 5), (5, 6)), 0),
     ],
 )
 def test_the_total_with_workspace_is_close_to_what_xla_reports(
