@@ -26,7 +26,7 @@ from hetjax.costs.measured.compiled import read_compiled
 from hetjax.costs.measured.layer_profile import check_profile, read_profile
 from hetjax.costs.stage_memory import adam_state
 from hetjax.errors import BadInput
-from hetjax.models.finetuning import fine_tuned
+from hetjax.models.finetuning import fine_tuned, warn_of_profile
 from hetjax.models.model import Model
 from hetjax.models.named import load_named
 from hetjax.planner.baselines.by_name import BASELINES
@@ -205,6 +205,7 @@ def _request(
     if profile is not None:
         with placed(f"profile file {str(path)!r}"):
             check_profile(profile, model.name, seq_len, len(model.layers))
+        warn_of_profile(model)
     for name in ("microbatch_sizes", "tensor"):
         values = getattr(config, name)
         if min(values, default=0) < 1:

@@ -22,6 +22,7 @@ from hetjax.models.finetuning import (
     LoraConfig,
     TrainConfig,
     fine_tuned,
+    warn_of_profile,
 )
 from hetjax.models.model import Model
 from hetjax.models.named import load_named
@@ -139,6 +140,7 @@ def _simulated(
     dtype, attention = way
     if profile is not None:
         check_profile(profile, model.name, plan.seq_len, len(model.layers))
+        warn_of_profile(model)
         check_measured(profile, device_kinds(plan, cluster), "plan")
     costs = checked_costs(
         plan,

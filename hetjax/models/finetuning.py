@@ -8,6 +8,7 @@ adapter is (`adapters.py`).
 
 import math
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -83,6 +84,16 @@ def fine_tuned(model: "Model", train: TrainConfig, lora: LoraConfig) -> "Model":
     if lora.rank:
         return with_adapters(model, lora)
     return model if train.only is None else trained_in_part(model, train.only)
+
+
+def warn_of_profile(model: "Model") -> None:
+    """Warn that measured times are of the whole model, where a part is trained."""
+    if any(spec.frozen for spec in model.modules):
+        warnings.warn(
+            "the profile is of a model that is trained as a whole: where a part of it "
+            "is trained, as here, steps take less time than is planned with",
+            stacklevel=2,
+        )
 
 
 def trained_in_part(model: "Model", regex: str) -> "Model":

@@ -260,12 +260,14 @@ def can_pack(model: Model) -> bool:
     return any(takes_documents(spec.cls) for spec in model.modules)
 
 
-def parameter_count(layer: Layer) -> int:
-    """Count the parameters that the layer owns; a tied one is its owner's alone."""
+def parameter_count(layer: Layer, *, trained: bool = False) -> int:
+    """Count the parameters that the layer owns, or those that are trained; a tied one
+    is its owner's alone."""
     return sum(
         math.prod(param.shape)
         for spec in layer.modules
         for param in abstract_params(spec).values()
+        if param.trained or not trained
     )
 
 

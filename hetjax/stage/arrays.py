@@ -50,6 +50,9 @@ def _part(stacks: Sequence[BlockStack], weights: Any, *, trained: bool) -> Any:
     )
 
 
+PARTS = trained_part, frozen_part
+
+
 def joined_parts(trained: Any, frozen: Any) -> Any:
     """The weights of which these are the parts."""
     return tuple(a | b for a, b in zip(trained, frozen, strict=True))

@@ -23,7 +23,7 @@ from hetjax.mesh.axes import abstract_mesh
 from hetjax.models.attention import KERNELS, AttentionForm, in_form
 from hetjax.models.model import ModuleSpec, apply, bind
 from hetjax.plans.plan import Remat
-from hetjax.stage.arrays import frozen_part, joined_parts, trained_part
+from hetjax.stage.arrays import PARTS, joined_parts
 from hetjax.stage.partition import BlockStack, StageStacks
 from hetjax.stage.remat import with_remat
 
@@ -229,8 +229,7 @@ def gradients(
     dy: jax.Array | None,
     scale: Scale,
 ) -> tuple[jax.Array, StageParams]:
-    """The input's gradient, and those of trained weights per data rank, not yet
-    added."""
+    """The input's gradient, and those of trained weights per data rank, not added."""
 
     def one(x: Given, saved: list[jax.Array], dy: jax.Array | None):
         return rank_gradients(residuals, params, x, saved, dy, scale)
@@ -297,8 +296,7 @@ def _differentiable(
     function: StageFunction, params: StageParams, given: Given, targets: Any
 ) -> tuple[Any, ...]:
     """Function and primals for jax.vjp: trained weights and the residual stream."""
-    trained = trained_part(function.stacks, params)
-    frozen = frozen_part(function.stacks, params)
+    trained, frozen = (part(function.stacks, params) for part in PARTS)
 
     def of(trained: StageParams, given: Given) -> tuple[jax.Array, jax.Array]:
         return output(function, joined_parts(trained, frozen), given, targets)

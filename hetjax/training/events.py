@@ -44,11 +44,15 @@ _PASSING += ("data.column", "data.validation", "data.tokenizer")
 def describe(start: Start, dataset: Dataset, shown: Display) -> None:
     """Say what a start has settled: model, text, cluster and plan."""
     model, cluster = start.model, start.hardware.cluster
-    millions = sum(map(parameter_count, model.layers)) / 1e6
+    millions, trained = (
+        sum(parameter_count(layer, trained=part) for layer in model.layers) / 1e6
+        for part in (False, True)
+    )
+    part = "" if trained == millions else f", of which {trained:,.2f} M are trained"
     nodes = ", ".join(f"{n.name} {n.count} x {n.device}" for n in cluster.nodes)
     held = start.hardware.devices.values()
     on = ", ".join({d.platform for devices in held for d in devices}) or "workers"
-    shown.note(f"model: {model.name}, {millions:,.1f} M parameters")
+    shown.note(f"model: {model.name}, {millions:,.1f} M parameters{part}")
     shown.note(
         f"data: {dataset.num_tokens:,} tokens, {dataset.bytes_per_token:.2f} bytes "
         f"per token, {dataset.directory}"

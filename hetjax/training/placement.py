@@ -16,6 +16,7 @@ from hetjax.cluster.cluster_files import load_cluster
 from hetjax.cluster.user_files import placed
 from hetjax.costs.measured.layer_profile import Profile, check_profile, read_profile
 from hetjax.errors import BadInput
+from hetjax.models.finetuning import warn_of_profile
 from hetjax.models.model import Model, tensor_sizes
 from hetjax.planner.model.costing import (
     all_kinds,
@@ -237,6 +238,7 @@ def read_run_profile(
     profile = read_profile(path)
     with placed(f"profile file {str(path)!r}"):
         check_profile(profile, model.name, config.seq_len, len(model.layers))
+        warn_of_profile(model)
         compute_dtype(config.dtype, profile, config.dtype)
     return profile, path
 

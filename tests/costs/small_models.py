@@ -4,6 +4,7 @@
 from typing import Any
 
 from hetjax.models.decoders import GPTConfig, LlamaConfig, gpt_model, llama_model
+from hetjax.models.finetuning import LoraConfig, with_adapters
 from hetjax.models.model import Model
 from hetjax.models.moe import Routing
 from hetjax.plans.plan import (
@@ -20,7 +21,7 @@ SEQ_LEN, WIDTH, NUM_BLOCKS = 32, 64, 4
 
 
 def family(name: str) -> Model:
-    """A GPT, Llama or mixture of experts with four blocks."""
+    """A GPT, Llama, Llama with adapters or mixture of experts with four blocks."""
     sizes: dict[str, Any] = dict(
         vocab_size=256,
         hidden_size=WIDTH,
@@ -34,7 +35,8 @@ def family(name: str) -> Model:
     inner = LlamaConfig(
         name=name, **sizes, inner_size=176, num_kv_heads=2, routing=routing
     )
-    return llama_model(inner)
+    model = llama_model(inner)
+    return with_adapters(model, LoraConfig(rank=4)) if name == "adapted" else model
 
 
 def pipeline(

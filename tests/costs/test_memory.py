@@ -37,7 +37,7 @@ def static_of(state: StageState) -> int:
         for run, copied in zip(programs.params, copies, strict=True)
     ]
     held = updates.masters, updates.opt_state, programs.accumulators, programs.scalar
-    return device_bytes((held, placed))
+    return device_bytes((held, placed, updates.frozen))
 
 
 def temporary_bytes(program: Any) -> int:
@@ -53,6 +53,8 @@ def temporary_bytes(program: Any) -> int:
         ("gpt", FOUR, "selective", "bfloat16", 1, False),
         ("llama", TWO, "full", "float32", 0, False),
         ("llama", TWO, "selective", "float32", 1, True),
+        ("adapted", TWO, "none", "bfloat16", 0, False),
+        ("adapted", FOUR, "selective", "float32", 1, True),
     ],
 )
 def test_buffers_equal_those_of_the_compiled_programs_to_the_byte(
@@ -80,13 +82,18 @@ def test_buffers_equal_those_of_the_compiled_programs_to_the_byte(
 
 @pytest.mark.usefixtures("quick_compiling")
 @pytest.mark.parametrize(
-    ("remat", "stage", "packed"),
-    [("none", 1, False), ("none", 1, True), ("selective", 2, False)],
+    ("name", "remat", "stage", "packed"),
+    [
+        ("llama", "none", 1, False),
+        ("llama", "none", 1, True),
+        ("llama", "selective", 2, False),
+        ("adapted", "none", 1, False),
+    ],
 )
 def test_what_lives_between_the_halves_of_a_backward_is_known_to_the_byte(
-    remat: Remat, stage: int, packed: bool
+    name: str, remat: Remat, stage: int, packed: bool
 ):
-    model = family("llama")
+    model = family(name)
     plan = pipeline(model, (0, 2), (2, 4), (4, 6), mesh=ONE, remat=remat)
     plan = replace(plan, packed=packed)
     run = StageRuntime(plan, model, {"n": jax.devices()}, OPTIMIZER)
@@ -101,6 +108,8 @@ def test_what_lives_between_the_halves_of_a_backward_is_known_to_the_byte(
         ("llama", ONE, "none", ((0, 2), (2, 5), (5, 6)), 1),
         ("llama", TWO, "full", ((0, 3), (3, 5), (5, 6)), 0),
         ("gpt", FOUR, "selective", ((0, 1), (1, 4), (4, 6)), 2),
+        ("adapted", ONE, "selective", ((0, 2), (2, 5), (5, 6)), 1),
+        ("adapted", TWO, "none", ((0, 3), (3, 5), (5, 6)), 0),
     ],
 )
 def test_the_total_with_workspace_is_close_to_what_xla_reports(

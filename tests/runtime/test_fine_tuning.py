@@ -35,13 +35,25 @@ from tests.runtime.test_same_numbers import NODES, Watched, assert_charged
 pytestmark = pytest.mark.usefixtures("quick_compiling")
 
 
-def begun(model: Model, own: dict[str, Any], state: dict[str, Any], **how: Any):
+def begun(
+    model: Model,
+    own: dict[str, Any],
+    state: dict[str, Any],
+    *,
+    optimizer: optax.GradientTransformation | None = None,
+    remat: Remat = "none",
+    dtype: str = "float32",
+) -> Watched:
     """A runtime whose frozen weights are `own`, and the rest of its weights `state`."""
     nodes: dict[str, list[jax.Device]] = dict.fromkeys(NODES, jax.devices())
-    optimizer = how.pop("optimizer", None) or keep_gradients()
-    plan = uneven_plan(model, how.pop("remat", "none"))
-    given = {"weights": lambda path, shape: own[path]} | how
-    runtime = Watched(plan, model, nodes, optimizer, **given)
+    runtime = Watched(
+        uneven_plan(model, remat),
+        model,
+        nodes,
+        optimizer or keep_gradients(),
+        dtype=dtype,
+        weights=lambda path, shape: own[path],
+    )
     runtime.restore(
         lambda entry: state.get(
             entry.name.removeprefix("params."), np.zeros(entry.shape, entry.dtype)

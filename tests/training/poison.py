@@ -23,7 +23,7 @@ def poison(stages: Stages) -> None:
         leaf, held = next(iter(last.items()))
         bad = held.at[(0,) * held.ndim].set(jnp.inf)
         masters = *others, last | {leaf: jax.device_put(bad, held.sharding)}
-        stages._install(state, masters, state.opt_state)
+        stages._install(state, masters, state.opt_state, state.frozen)
 
 
 def poisoned_worker(after_step: int, once: Path) -> None:

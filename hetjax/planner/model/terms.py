@@ -252,7 +252,12 @@ def _facts(request: PlanRequest, options: Sequence[Option]) -> _Facts:
         activation_bytes_BO=activation + np.maximum(once, 0).sum(axis=2),
         memory_bytes_O=np.array(room),
         sync_bytes_K=_GRADIENT_BYTES
-        * np.array([float(parameter_count(request.model.layers[k])) for k in firsts]),
+        * np.array(
+            [
+                float(parameter_count(request.model.layers[k], trained=True))
+                for k in firsts
+            ]
+        ),
     )
 
 

@@ -155,13 +155,14 @@ def survivors(request: PlanRequest, current: Plan) -> Plan | None:
 def fetched_bytes(model: Model, current: Plan, plan: Plan) -> dict[str, float]:
     """Return the bytes of state that every node of the new plan has to fetch.
 
-    A node that holds a layer now holds all of it; what it lacks it fetches once.
+    A node that holds a layer now holds all of it; what it lacks it fetches once. What
+    is frozen is no state: every node reads it where the run began.
     """
     before, after = _held(current), _held(plan)
     return {
         node: float(
             sum(
-                _STATE_BYTES * parameter_count(model.layers[layer])
+                _STATE_BYTES * parameter_count(model.layers[layer], trained=True)
                 for layer in layers - before.get(node, set())
             )
         )

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans for fine-tuning Llama 3.1 8B on few and unlike cards: planned, not trained.
+
+    python -m experiments.finetune.plans [--output F]
+
+LoRA (rank 16, all linear weights) on one RTX 4090 and one T4, and on one RTX 3090 and
+one RTX 3060; all parameters on 4 A100-40 and 8 V100-32, whose stages compute in
+float16. Times are estimated from data sheets. Also what replicas exchange per step: the
+bytes of all gradients in fp32, once, of LoRA and of the whole.
+
+`python -m hetjax.plan` finds the same plans: --model experiments/finetune/FILE.json
+--cluster experiments/finetune/clusters/FILE.toml --lora.rank 16, and so on.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from hetjax.api.planning import find_plan
+from hetjax.models.finetuning import LoraConfig, with_adapters
+from hetjax.models.model import Model
+from hetjax.models.named import load_named
+from hetjax.report.found import FoundPlan
+from hetjax.stage.partition import gradient_sizes
+
+HERE = Path(__file__).parent
+MODEL = HERE / "llama31_8b.json"
+LORA = LoraConfig(rank=16, alpha=32.0)
+CASES: dict[str, dict[str, Any]] = {
+    "rtx4090_t4": {"lora": LORA, "global_batch": 16, "seq_len": 1024},
+    "rtx3090_3060": {"lora": LORA, "global_batch": 16, "seq_len": 1024},
+    "a100_v100": {"global_batch": 64, "seq_len": 2048},
+}
+_GRADIENT_BYTES = 4
+
+
+def row(name: str) -> dict[str, Any]:
+    """Give one case's plan with what is predicted of it."""
+    cluster = HERE / "clusters" / f"{name}.toml"
+    sizes = {"microbatch_sizes": (1, 2), "quiet": True}
+    found = find_plan(model=str(MODEL), cluster=cluster, **sizes, **CASES[name])
+    predicted = found.plan.predicted
+    assert predicted is not None
+    return {
+        "tokens_per_s": found.tokens_per_s,
+        "step_time_s": found.step_time_s,
+        "lower_bound_s": found.lower_bound_s,
+        "stages": _stages(found),
+        "peak_gib": {
+            device: num_bytes / 2**30
+            for device, num_bytes in predicted.peak_memory_bytes.items()
+        },
+    }
+
+
+def _stages(found: FoundPlan) -> list[dict[str, Any]]:
+    return [
+        {
+            "node": stage.node,
+            "devices": len(stage.devices),
+            "layers": list(stage.layers),
+            "remat": stage.remat,
+        }
+        for _, _, stage in found.plan.stages()
+    ]
+
+
+def gradient_bytes(model: Model) -> int:
+    """Give the bytes of all gradients of a step, as they travel between replicas."""
+    tied = {path for module in model.modules for _, path in module.tied}
+    groups = [(0, len(model.layers)), *tied]
+    return _GRADIENT_BYTES * sum(sum(gradient_sizes(model, group)) for group in groups)
+
+
+def result() -> dict[str, Any]:
+    model = load_named(str(MODEL))
+    adapted, whole = map(gradient_bytes, (with_adapters(model, LORA), model))
+    return {
+        "command": "python -m experiments.finetune.plans",
+        "gradient_bytes": {"lora": adapted, "whole": whole},
+        "lora_share": adapted / whole,
+        "cases": {name: row(name) for name in CASES},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    text = json.dumps(result(), indent=1) + "\n"
+    if arguments.output is None:
+        sys.stdout.write(text)
+    else:
+        arguments.output.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
