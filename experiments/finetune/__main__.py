@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import transformers as hf
-from peft import PeftModel
+import transformers as hf  # pyright: ignore[reportMissingImports]
+from peft import PeftModel  # pyright: ignore[reportMissingImports]
 
 from experiments.finetune import reference, runs
 from experiments.finetune.base_model import make_base_model

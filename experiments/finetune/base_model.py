@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import tokenizers
-import torch
-import transformers as hf
+import torch  # pyright: ignore[reportMissingImports]
+import transformers as hf  # pyright: ignore[reportMissingImports]
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 START, END, PAD = "<|im_start|>", "<|im_end|>", "<|pad|>"

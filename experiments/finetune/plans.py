@@ -8,7 +8,7 @@ one RTX 3060; all parameters on 4 A100-40 and 8 V100-32, whose stages compute in
 float16. Times are estimated from data sheets. Also what replicas exchange per step: the
 bytes of all gradients in fp32, once, of LoRA and of the whole.
 
-`python -m hetjax.plan` finds the same plans: --model experiments/finetune/FILE.json
+`python -m hetjax.plan` finds the same plans: --model llama3.1-8b
 --cluster experiments/finetune/clusters/FILE.toml --lora.rank 16, and so on.
 """
 
@@ -26,7 +26,7 @@ from hetjax.report.found import FoundPlan
 from hetjax.stage.partition import gradient_sizes
 
 HERE = Path(__file__).parent
-MODEL = HERE / "llama31_8b.json"
+MODEL = "llama3.1-8b"
 LORA = LoraConfig(rank=16, alpha=32.0)
 CASES: dict[str, dict[str, Any]] = {
     "rtx4090_t4": {"lora": LORA, "global_batch": 16, "seq_len": 1024},
@@ -40,7 +40,7 @@ def row(name: str) -> dict[str, Any]:
     """Give one case's plan with what is predicted of it."""
     cluster = HERE / "clusters" / f"{name}.toml"
     sizes = {"microbatch_sizes": (1, 2), "quiet": True}
-    found = find_plan(model=str(MODEL), cluster=cluster, **sizes, **CASES[name])
+    found = find_plan(model=MODEL, cluster=cluster, **sizes, **CASES[name])
     predicted = found.plan.predicted
     assert predicted is not None
     return {
@@ -75,7 +75,7 @@ def gradient_bytes(model: Model) -> int:
 
 
 def result() -> dict[str, Any]:
-    model = load_named(str(MODEL))
+    model = load_named(MODEL)
     adapted, whole = map(gradient_bytes, (with_adapters(model, LORA), model))
     return {
         "command": "python -m experiments.finetune.plans",

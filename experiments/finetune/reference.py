@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import torch
+import torch  # pyright: ignore[reportMissingImports]
 
 from experiments.finetune import runs
 from hetjax.data.batches import Batch, samples
@@ -27,7 +27,10 @@ def batches(run_dir: Path) -> Iterator[Batch]:
     previous = read_previous(run_dir)
     assert previous is not None, run_dir
     feed = samples(
-        load(previous.dataset).train, runs.SEQ_LEN, previous.config.seed, is_packed=True
+        load(previous.dataset).trains,
+        runs.SEQ_LEN,
+        previous.config.seed,
+        is_packed=True,
     )
     for step in range(runs.STEPS):
         yield feed.batch(step, runs.GLOBAL_BATCH)

@@ -102,9 +102,9 @@ def trained_in_part(model: "Model", regex: str) -> "Model":
 
     pattern = _compiled("train.only", regex)
 
-    def frozen(spec: "ModuleSpec") -> frozenset[str]:
+    def frozen(spec: "ModuleSpec") -> tuple[str, ...]:
         names = abstract_params(spec)
-        return frozenset(n for n in names if not pattern.search(f"{spec.path}.{n}"))
+        return tuple(n for n in names if not pattern.search(f"{spec.path}.{n}"))
 
     found = _mapped(model, lambda spec: replace(spec, frozen=frozen(spec)))
     if not any(p.trained for m in found.modules for p in abstract_params(m).values()):
@@ -130,7 +130,7 @@ def with_adapters(model: "Model", lora: LoraConfig) -> "Model":
             if parameter.num_inputs is not None
             and pattern.search(f"{spec.path}.{name}")
         )
-        return replace(spec, frozen=frozenset(own), adapters=adapters)
+        return replace(spec, frozen=tuple(own), adapters=adapters)
 
     found = _mapped(model, adapted)
     if not any(spec.adapters for spec in found.modules):

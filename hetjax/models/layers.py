@@ -182,7 +182,8 @@ class Embedding(nnx.Module):
             return x_BLD
         if documents_BL is not None:
             place_BL, num_places = positions_within(documents_BL), len(self.positions)
-            return x_BLD + _rows(num_places, self.positions[...], place_BL)
+            places_BLD: Any = _rows(num_places, self.positions[...], place_BL)
+            return x_BLD + places_BLD
         num_positions = tokens_BL.shape[1]
         return x_BLD + self.positions[:num_positions][None]
 

@@ -79,7 +79,7 @@ class ModuleSpec:
     cls: type
     config: Hashable
     tied: tuple[tuple[str, str], ...] = ()
-    frozen: frozenset[str] = frozenset()
+    frozen: tuple[str, ...] = ()
     adapters: tuple[Adapter, ...] = ()
 
     @property

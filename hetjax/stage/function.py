@@ -102,8 +102,7 @@ def output(
         return x, aux
     (module,), own = head[0].unit, head[1]
     module_params = _module_params(function, module, own, params)
-    called = module, module_params, x, targets
-    return apply(*called, documents_BL=documents_BL)[0], aux
+    return apply(module, module_params, x, targets, documents_BL=documents_BL)[0], aux
 
 
 def evaluate(

@@ -47,7 +47,7 @@ def stage_program(
         stage.mesh,
         stage.remat,
         stage.attention,
-        (replica.microbatch_size, plan.seq_len),
+        (replica.microbatch_size, plan.seq_len, plan.packed),
         [precisions.get((r, at), precisions[key]) for at in (s, s - 1, s + 1)],
         "float16" in precisions.values(),  # the loss is then scaled
         canonical_name(device),
