@@ -392,9 +392,7 @@ def _input_gradient(function: StageFunction, grads: tuple[Any, ...]) -> jax.Arra
 
 def _split(function: StageFunction, given: Any) -> Any:
     num = function.data
-    return jax.tree.map(
-        lambda x: x.reshape(num, x.shape[0] // num, *x.shape[1:]), given
-    )
+    return jax.tree.map(lambda x: x.reshape(num, -1, *x.shape[1:]), given)
 
 
 def _merge(y: jax.Array) -> jax.Array:
