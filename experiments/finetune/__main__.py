@@ -109,8 +109,7 @@ def main() -> None:
         "full": fully(base, rows, options.folder / "full"),
         "lora": adapters(base, rows, options.folder / "lora"),
     }
-    command = " ".join([COMMAND, *sys.argv[1:]])
-    text = json.dumps({"command": command, "runs": found}, indent=2) + "\n"
+    text = json.dumps({"command": COMMAND, "runs": found}, indent=2) + "\n"
     if options.output is not None:
         options.output.write_text(text)
     print(text)

@@ -7,6 +7,7 @@ ones. `.ci/run` runs this folder on one version of JAX.
 
 import configparser
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,19 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from tests.inference.model_folder import CONFIG, write_folder
 from tests.training.small import LICENCE
 from tests.training.test_workers import set_environment
 
 ROOT = Path(__file__).parents[2]
 FOLDER = "experiments/notebooks"
-NAMES = ("01_first_run", "02_plan_your_fleet", "03_unlike_devices", "04_losing_a_node")
+NAMES = (
+    "01_first_run",
+    "02_plan_your_fleet",
+    "03_unlike_devices",
+    "04_losing_a_node",
+    "05_finetune_hf",
+)
 SMALL = {
     "01_first_run": 'STEPS, TEXT, PROMPT = 3, "text.txt", "The"',
     "02_plan_your_fleet": 'MODEL = "tiny"\n'
@@ -30,6 +38,8 @@ SMALL = {
     # the end must be so far that it comes after the kill
     "04_losing_a_node": 'STEPS, KILLED_AFTER, TEXT = 40, 3, "text.txt"\n'
     "GLOBAL_BATCH, SEQ_LEN = 16, 16",
+    "05_finetune_hf": 'MODEL, STEPS, RANK = "base", 3, 4\n'
+    "GLOBAL_BATCH, SEQ_LEN = 4, 96",
 }
 # what a reader is to see: kinds of outputs of all cells together, words in them
 SHOWN = {
@@ -40,6 +50,7 @@ SHOWN = {
     ),
     "03_unlike_devices": (("text/html",), ("one jax.jit", "pipeline: at most")),
     "04_losing_a_node": (("image/png", "text/html"), ("recovered", "goodput 0.")),
+    "05_finetune_hf": (("image/png",), ("step 3/3  loss", "adapter_model.safetensors")),
 }
 
 
@@ -59,10 +70,11 @@ def folder(
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Path:
-    """Where a notebook runs, with a text; all share a home of their own."""
+    """Where a notebook runs, with a text and a model; all share a home of their own."""
     set_environment(monkeypatch)
     monkeypatch.setenv("HOME", str(tmp_path_factory.getbasetemp()))
     (tmp_path / "text.txt").write_text(LICENCE.read_text())
+    write_folder(tmp_path / "base", replace(CONFIG, max_seq_len=128))
     return tmp_path
 
 
