@@ -94,6 +94,7 @@ def test_machines_and_workers_of_ray_come_and_go_while_the_run_goes_on(
         until(run, "all are at step")
         machines.remove_node(right, allow_graceful=False)
         until(run, "all are at step")
+        until(run, "grad_norm")
         run.send_signal(signal.SIGTERM)
         told, _ = run.communicate(timeout=60)
         assert run.returncode == 4, told
