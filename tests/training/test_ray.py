@@ -100,7 +100,8 @@ def test_machines_and_workers_of_ray_come_and_go_while_the_run_goes_on(
         assert run.returncode == 4, told
     finally:
         run.kill()
-    came, killed, gone = events(run_dir, "recovered")
+    # a worker may be lost before its machine is known to be: that is a recovery more
+    came, killed, *_, gone = events(run_dir, "recovered")
     assert "with right" in came["reason"] and came["lost_steps"] == 0
     assert killed["gone"] and not killed["reason"].startswith("going on")
     assert "right" in gone["gone"] or "right" in gone["reason"]
