@@ -45,7 +45,7 @@ STEPS = OLDER, NEWEST = 1, 2
 _NEITHER = 0  # the seed of a state that nobody saved
 _BESIDE = {"store": 4, "nothing": 3, "copy": 2, "memory": 2}  # how often
 _BOTH_STEPS = 0.3
-_UPLOAD_S, _LOOK_S = 60.0, 0.02
+_UPLOAD_S, _LOOK_S = 300.0, 0.02  # a busy disk takes its time
 
 State = dict[str, witness.Checksums]  # by worker
 
