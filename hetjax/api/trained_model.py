@@ -166,16 +166,10 @@ class TrainedModel:
         stride = _within("stride", length if stride is None else stride, length)
         batch_size = _within("batch-size", batch_size)
         path = Path(data)
-        if not path.exists():
-            raise BadInput(
-                got=f"no file or folder at {path}",
-                allowed="a .txt, .jsonl or .parquet file, or a folder of such files",
-                fix="correct --data",
-            )
         found = score_text(
             self._loaded,
             RowEncoder(self._source.ids, self._source.template),
-            files(path, column).rows(),
+            files(path, column, "--data").rows(),
             length=length,
             stride=stride,
             batch_size=batch_size,

@@ -8,7 +8,7 @@ Does not own any command, what is in files, nor what must hold between them.
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -73,10 +73,13 @@ def check_inputs(
     cluster: Path | None = None,
     plan: Path | None = None,
     profile: Path | None = None,
-    text: Path | None = None,
+    texts: Iterable[tuple[Path, str]] = (),
     model: str | None = None,
 ) -> None:
-    """Raise BadInput for the first of these that cannot be read, or is not there."""
+    """Raise BadInput for the first of these that cannot be read, or is not there.
+
+    `texts` are paths with the options that they were given by.
+    """
     if model is not None:
         check_model_name(model)
     if cluster is not None:
@@ -85,8 +88,9 @@ def check_inputs(
         read_profile(profile)
     if plan is not None:
         read_plan(plan)
-    if text is not None and not text.is_dir():
-        text_files(text)
+    for path, option in texts:
+        if not path.is_dir():
+            text_files(path, option)
 
 
 def check_devices(cluster: Path | None) -> None:

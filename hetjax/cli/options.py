@@ -80,8 +80,8 @@ def preset_first(
 
 
 def preset_usage(program: str) -> str:
-    """Return what may be typed, with the names of all presets."""
-    return f"{program} PRESET [options], with a preset of {', '.join(PRESETS)}"
+    """Return what may be typed, and where the presets are listed."""
+    return f"{program} PRESET [options], with a preset that {program} --help lists"
 
 
 def nothing_given(program: str, *, got: str, allowed: str) -> BadInput:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from hetjax.cli.command import check_inputs, main_of
 from hetjax.cli.options import parse_options, preset_first, preset_lines
+from hetjax.data.settings import ingredients
 from hetjax.report.progress import working
 from hetjax.training.config import RunConfig, check_config
 from hetjax.training.presets import Preset
@@ -25,7 +26,7 @@ def train(arguments: Sequence[str]) -> int:
         cluster=config.cluster,
         plan=config.plan,
         profile=config.profile,
-        text=config.data.path,
+        texts=ingredients(config.data).given,
         model=config.model,
     )
     check_start(config)

@@ -22,7 +22,7 @@ from pydoc_data.topics import topics
 from typing import Any
 
 from hetjax.data.docstrings import docstrings
-from hetjax.data.readers import ALLOWED, rows, text_files
+from hetjax.data.readers import ALLOWED, PATH, rows, text_files
 from hetjax.data.rows import TEXT_COLUMN, Row
 from hetjax.errors import BadInput
 
@@ -67,20 +67,20 @@ def offline() -> Source:
     )
 
 
-def files(path: Path, column: str = TEXT_COLUMN) -> Source:
+def files(path: Path, column: str = TEXT_COLUMN, option: str = PATH) -> Source:
     """Describe a user's data: one file, or a folder of files in sorted order.
 
     Raises BadInput for a missing path, another suffix or an unreadable file.
     """
     try:
-        members = text_files(path)
+        members = text_files(path, option)
         root = path if path.is_dir() else path.parent
         listing = [
             {"name": m.relative_to(root).as_posix(), "sha256": content_hash(m)}
             for m in members
         ]
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise _unreadable(path, error, option) from error
     named = {} if column == TEXT_COLUMN else {"column": column}
     return Source(
         name=str(path),
@@ -89,20 +89,21 @@ def files(path: Path, column: str = TEXT_COLUMN) -> Source:
     )
 
 
-def holds_rows(path: Path, column: str = TEXT_COLUMN) -> bool:
+def holds_rows(path: Path, column: str, option: str) -> bool:
     """Whether the first row has a prompt or messages; raises as `files` does."""
     try:
-        every = chain.from_iterable(rows(file, column) for file in text_files(path))
+        members = text_files(path, option)
+        every = chain.from_iterable(rows(member, column) for member in members)
         return not isinstance(next(every, ""), str)
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise _unreadable(path, error, option) from error
 
 
-def _unreadable(path: Path, error: OSError) -> BadInput:
+def _unreadable(path: Path, error: OSError, option: str) -> BadInput:
     return BadInput(
         got=f"{error.filename or path} cannot be read ({error.strerror})",
         allowed=ALLOWED,
-        fix="make it readable (chmod u+r FILE) or choose another --data.path",
+        fix=f"make it readable (chmod u+r FILE) or choose another {option}",
     )
 
 

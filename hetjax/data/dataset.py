@@ -33,7 +33,7 @@ from hetjax.data.hugging_face import (
     check_fits,
     read_tokenizer,
 )
-from hetjax.data.settings import Ingredients
+from hetjax.data.settings import VALIDATION, Ingredients
 from hetjax.data.tokenizer import Tokenizer, check_vocab_size
 from hetjax.data.tokenizer import load as load_tokenizer
 from hetjax.data.tokens import Rows, Tokens
@@ -120,11 +120,11 @@ def prepare(
 
 
 def _sources(wanted: Ingredients) -> Sources:
-    path, aside, column = wanted.path, wanted.validation, wanted.column
-    paths = wanted.mixture or (() if path is None else (path,))
+    aside, column = wanted.validation, wanted.column
+    given = (corpus.files(path, column, wanted.option) for path in wanted.sources)
     return Sources(
-        tuple(corpus.files(path, column) for path in paths) or (corpus.offline(),),
-        None if aside is None else corpus.files(aside, column),
+        tuple(given) or (corpus.offline(),),
+        None if aside is None else corpus.files(aside, column, VALIDATION),
     )
 
 

@@ -18,21 +18,26 @@ from typing import Any
 from hetjax.data.rows import Row, bad_row, column_of, row_of
 from hetjax.errors import BadInput
 
+PATH = "--data.path"  # the option that most texts come from
 ALLOWED = "a UTF-8 .txt file, a .jsonl or .parquet file, or a folder of such files"
 _SUFFIXES = (".txt", ".jsonl", ".parquet")
 _PARQUET_ROWS = 1_000  # decoded at a time
 _BLANK = re.compile(r"[ \t]*\n")
 
 
-def text_files(path: Path) -> list[Path]:
-    """Return the files of a user's text, in order; BadInput if there are none."""
+def text_files(path: Path, option: str = PATH) -> list[Path]:
+    """Return the files of a user's text, in order; BadInput if there are none.
+
+    `option` is where people gave the path.
+    """
     if path.is_dir():
-        return _folder_members(path)
+        return _folder_members(path, option)
     if not path.exists():
         raise BadInput(
             got=f"no file or folder at {path}",
             allowed=ALLOWED,
-            fix="correct --data.path, or leave it out for the offline corpus",
+            fix=f"correct {option}"
+            + (", or leave it out for the offline corpus" if option == PATH else ""),
         )
     if path.suffix.lower() not in _SUFFIXES:
         raise BadInput(
@@ -147,7 +152,7 @@ def decoded(raw: bytes, where: str, offset: int = 0) -> str:
         ) from error
 
 
-def _folder_members(folder: Path) -> list[Path]:
+def _folder_members(folder: Path, option: str) -> list[Path]:
     relative = sorted(
         (p.relative_to(folder) for p in folder.rglob("*") if p.is_file()),
         key=Path.as_posix,
@@ -159,7 +164,7 @@ def _folder_members(folder: Path) -> list[Path]:
             got=f"folder {folder} holds no .txt, .jsonl or .parquet file "
             f"({len(visible)} other files)",
             allowed=ALLOWED,
-            fix="point --data.path at a folder with text files",
+            fix=f"point {option} at a folder with text files",
         )
     others = [r.as_posix() for r in visible if r.suffix.lower() not in _SUFFIXES]
     if others:

@@ -8,8 +8,11 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetjax.data.readers import PATH
 from hetjax.data.rows import TEXT_COLUMN
 from hetjax.errors import BadInput
+
+VALIDATION = "--data.validation"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +52,23 @@ class Ingredients:
     column: str = TEXT_COLUMN
     validation: Path | None = None
     tokenizer: Path | None = None
+
+    @property
+    def sources(self) -> tuple[Path, ...]:
+        """What is trained on, in order; nothing is the offline corpus."""
+        return self.mixture or (() if self.path is None else (self.path,))
+
+    @property
+    def option(self) -> str:
+        """Where people gave the sources."""
+        return "--data.mixture" if self.mixture else PATH
+
+    @property
+    def given(self) -> tuple[tuple[Path, str], ...]:
+        """All that is to be there, each with the option that it was given by."""
+        sources = tuple((path, self.option) for path in self.sources)
+        aside = self.validation
+        return sources + (() if aside is None else ((aside, VALIDATION),))
 
 
 def ingredients(config: DataConfig) -> Ingredients:

@@ -55,8 +55,9 @@ def check_balance_loss(model: Model) -> None:
 
 def _has_rows(config: RunConfig) -> bool:
     wanted = ingredients(config.data)
-    paths = wanted.mixture or ((wanted.path,) if wanted.path is not None else ())
-    return any(holds_rows(path, wanted.column) for path in paths)
+    return any(
+        holds_rows(path, wanted.column, wanted.option) for path in wanted.sources
+    )
 
 
 def _check_same(asked: bool | None, pack: bool, config: RunConfig) -> None:

@@ -34,6 +34,7 @@ from hetjax.cluster.user_files import (
 )
 from hetjax.data.dataset import Dataset
 from hetjax.data.hugging_face import FILES
+from hetjax.data.settings import ingredients
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import read_plan, write_plan
@@ -208,9 +209,10 @@ def check_same_data(previous: Previous, dataset: Dataset, run_dir: Path) -> None
     unlike = sorted(name for name in {**was, **now} if was.get(name) != now.get(name))
     if not unlike:
         return
-    path = previous.config.data.path
-    offline = "the offline corpus, which follows the installed packages"
-    shown = offline if path is None else f"--data.path {path}"
+    given = ingredients(previous.config.data)
+    shown = f"{given.option} {', '.join(map(str, given.sources))}"
+    if not given.sources:
+        shown = "the offline corpus, which follows the installed packages"
     raise BadInput(
         got=f"data that differs from that of the run in {str(run_dir)!r}: "
         f"{', '.join(unlike)} have other hashes",

@@ -24,6 +24,9 @@ REFUSED = [
     ["train", "tiny", "--plan", "missing.json"],
     ["train", "tiny", "--profile", "missing.json"],
     ["train", "tiny", "--data.path", "missing.txt"],
+    ["train", "tiny", "--data.mixture", "a-file.txt=1,missing.txt=1"],
+    ["train", "tiny", "--data.mixture", "a-file.txt=none"],
+    ["train", "tiny", "--data.validation", "missing.txt"],
     ["train", "tiny", "--run-dir", "a-file"],
     ["demo", "--clustre", "lab"],
     ["demo", "--model", "tini"],
@@ -84,6 +87,7 @@ def told(folder: Path, words: list[str]) -> tuple[int, set[str], str]:
         "sys.exit(code)\n"
     )
     (folder / "a-file").write_text("{}")
+    (folder / "a-file.txt").write_text("text")
     (folder / "unknown.toml").write_text(_UNKNOWN_DEVICE)
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=folder, capture_output=True, text=True

@@ -91,7 +91,7 @@ def refused(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -
         (["small", "--data.path", "none.txt"], ["none.txt", "--data.path"]),
         (
             ["small", "--data.path", "None", "--data.mixture", "none.txt=1"],
-            ["no file or folder at none.txt"],
+            ["no file or folder at none.txt", "fix: correct --data.mixture\n"],
         ),
         (
             ["small", "--data.path", "None", "--data.mixture", "text.txt=0"],

@@ -7,12 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from hetjax.cluster.cluster_files import load_cluster
+from hetjax.data.dataset import prepare
+from hetjax.data.settings import ingredients
+from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan
 from hetjax.training.presets import Preset
 from hetjax.training.run import run
+from hetjax.training.rundir import Previous, check_same_data
 from tests.training.small import (
     MODEL,
     ONE_REPLICA,
+    SIX,
     TWO_REPLICAS,
     but,
     losses,
@@ -54,3 +60,18 @@ def test_packed_rows_of_several_files_give_one_curve_on_any_plan_and_after_a_sto
     again = but(other, stop_after=None)
     assert run(again.config, again, MODEL) == 0
     _assert_alike(losses(other.config.run_dir), expected)
+
+
+def test_where_rows_have_changed_the_files_of_the_mixture_are_named(tmp_path: Path):
+    config = _of_rows(tmp_path).config
+    dataset = prepare(tmp_path / "cache", ingredients(config.data), MODEL.vocab_size)
+    previous = Previous(
+        config=config,
+        dataset=dataset.directory,
+        hashes={**dataset.hashes, "train.npy": "another"},
+        cluster=load_cluster(SIX),
+        plan=TWO_REPLICAS,
+    )
+    files = f"--data.mixture {tmp_path}/a.jsonl, {tmp_path}/b.jsonl"
+    with pytest.raises(BadInput, match=rf"\({files}\)"):
+        check_same_data(previous, dataset, config.run_dir)
