@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How fast text becomes tokens on disk, and what that takes of memory.
 
-The rate is that of the library alone, on texts that are in memory already, and that of
-our way from a file to a file, alternating. Memory is the largest resident set of a
-process that builds a data set of a small text, and of a large one.
+The rate is that of the library alone, on texts that are in memory already and in
+batches as `datasets` makes them, and that of our way from a file to a file,
+alternating. Memory is the largest resident set of a process that builds a data set of a
+small text, and of a large one.
 
     python -m experiments.benchmarks.tokenising --output FILE [--gigabytes 1]
 """
@@ -11,8 +12,8 @@ process that builds a data set of a small text, and of a large one.
 import argparse
 import json
 import os
+import platform
 import random
-import resource
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
+
+import tokenizers
 
 from hetjax.data import corpus, tokenizer
 from hetjax.data.building import write_documents
@@ -31,6 +34,7 @@ RATE_BYTES = 50_000_000
 SMALL_BYTES = 100_000_000
 VOCAB_SIZE = 32_000
 _SAMPLE_CHARS = 4_000_000
+_BATCH = 1000  # documents
 
 
 def write_text(path: Path, num_bytes: int) -> None:
@@ -72,7 +76,9 @@ def rates(path: Path, num_turns: int) -> dict[str, float]:
 
 def _alone_s(ids: Tokenizer, documents: list[str]) -> float:
     begin_s = time.perf_counter()
-    ids.core.encode_batch_fast(documents, add_special_tokens=False)
+    for start in range(0, len(documents), _BATCH):
+        batch = documents[start : start + _BATCH]
+        ids.core.encode_batch_fast(batch, add_special_tokens=False)
     return time.perf_counter() - begin_s
 
 
@@ -99,12 +105,27 @@ def build(path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as cache:
         made = prepare(Path(cache), Ingredients(path=path), VOCAB_SIZE)
         num_tokens = made.num_tokens
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    print(json.dumps({"largest_mb": usage.ru_maxrss / 1e3, "tokens": num_tokens}))
+    print(json.dumps({"largest_mb": _largest_bytes() / 1e6, "tokens": num_tokens}))
+
+
+def _largest_bytes() -> int:
+    """Of this program: `getrusage` counts what forked the process, too."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
+
+
+def _machine() -> str:
+    cores, load = os.cpu_count(), os.getloadavg()[1]
+    library = f"tokenizers {tokenizers.__version__}"
+    return (
+        f"{cores} CPU cores ({platform.machine()}), shared, load {load:.0f}; "
+        f"Python {platform.python_version()}, {library}"
+    )
 
 
 def measured(gigabytes: float, num_turns: int) -> dict[str, object]:
-    found: dict[str, object] = {"cores": os.cpu_count()}
+    found: dict[str, object] = {"machine": _machine()}
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder, "text.jsonl")
         write_text(text, RATE_BYTES)

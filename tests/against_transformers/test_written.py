@@ -25,7 +25,7 @@ from tests.against_transformers.families import (
 def test_transformers_loads_what_we_write(
     family: str, own_fields: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(written, "SMALL_BYTES", 10_000)
+    monkeypatch.setattr(written, "FILE_BYTES", 10_000)
     model, tokens_BL = random_model(family), random_tokens()
     source, target = tmp_path / "in", tmp_path / "out"
     target.mkdir()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Our models as folders that transformers loads: `config.json` and safetensors.
 
-Owns which family tells a model of ours, in the words of transformers 4 and 5, and the
-files of its weights: one for every layer, or for several small ones, so that no more
-than two layers are in memory. Does not own where values come from.
+Owns which family tells a model of ours, in the words of transformers 4 and 5, and which
+file has which layers. Does not own where values come from nor how a file is written
+(`tensor_file.py`).
 """
 
 import json
@@ -14,15 +14,15 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from safetensors.numpy import save_file
 
 from hetjax.models.configs import DecoderConfig, GPTConfig, LlamaConfig, RopeScaling
 from hetjax.models.decoders import model_of
 from hetjax.models.hugging_face.configs import CONFIG, INDEX, WHOLE
+from hetjax.models.hugging_face.tensor_file import write_tensors
 from hetjax.models.hugging_face.tensor_names import TensorPart, tensor_parts
 from hetjax.models.model import abstract_params
 
-SMALL_BYTES = 512 * 2**20  # layers share a file up to this size
+FILE_BYTES = 4 * 2**30  # of a file, unless one layer is larger
 DTYPES = {
     "float32": np.dtype(np.float32),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
@@ -52,10 +52,10 @@ def write_model(
     for number, parts in enumerate(files, start=1):
         name = f"model-{number:05d}-of-{len(files):05d}.safetensors"
         name = WHOLE if len(files) == 1 else name
-        named = dict(_tensors(config, parts, read, DTYPES[dtype]))
-        save_file(named, folder / name, metadata={"format": "pt"})
-        where |= dict.fromkeys(named, name)
-        total_bytes += sum(value.nbytes for value in named.values())
+        shapes = {part.name: part.shape for each in parts.values() for part in each}
+        values = _tensors(config, parts, read, DTYPES[dtype])
+        total_bytes += write_tensors(folder / name, shapes, DTYPES[dtype], values)
+        where |= dict.fromkeys(shapes, name)
         written(number, len(files))
     if len(files) > 1:
         index = {"metadata": {"total_size": total_bytes}, "weight_map": where}
@@ -186,7 +186,7 @@ def _rope(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
 def _files(
     config: DecoderConfig, model_type: str, item_bytes: int
 ) -> list[dict[str, list[TensorPart]]]:
-    """Which parameters go into which file: whole layers, small ones together."""
+    """Which parameters go into which file: whole layers, as many as fit."""
     found: list[dict[str, list[TensorPart]]] = []
     size_bytes = 0
     by_path = tensor_parts(config, model_type).items()
@@ -194,7 +194,7 @@ def _files(
         layer = dict(group)
         parts = [part for each in layer.values() for part in each]
         added_bytes = item_bytes * sum(int(np.prod(part.ours)) for part in parts)
-        if not found or size_bytes + added_bytes > SMALL_BYTES:
+        if not found or size_bytes + added_bytes > FILE_BYTES:
             found.append({})
             size_bytes = 0
         found[-1] |= layer
@@ -208,7 +208,7 @@ def _tensors(
     read: Read,
     dtype: np.dtype,
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Their tensors by name, of some parameters of ours."""
+    """Their tensors by name, of some parameters of ours, one in memory at a time."""
     shapes = {
         f"{spec.path}.{name}": parameter.shape
         for spec in model_of(config).modules
@@ -219,10 +219,12 @@ def _tensors(
         value = read(path, shapes[path])
         for part in each:
             own = value if part.expert is None else value[part.expert]
-            theirs = part.write(own[: part.ours[0]]).astype(dtype)
+            theirs = np.ascontiguousarray(part.write(own[: part.ours[0]]), dtype)
             if part.row.third is None:
-                yield part.name, np.ascontiguousarray(theirs)
-            else:
-                thirds.setdefault(part.name, {})[part.row.third] = theirs
-    for name, of in thirds.items():
-        yield name, np.concatenate([of[0], of[1], of[2]], axis=-1)
+                yield part.name, theirs
+                continue
+            of = thirds.setdefault(part.name, {})
+            of[part.row.third] = theirs
+            if len(of) == 3:
+                yield part.name, np.concatenate([of[0], of[1], of[2]], axis=-1)
+                del thirds[part.name]

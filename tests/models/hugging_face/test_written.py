@@ -28,7 +28,7 @@ def all_tensors(folder: Path) -> dict[str, np.ndarray]:
 def test_weights_come_out_as_they_went_in_bit_by_bit(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(written, "SMALL_BYTES", 10_000)  # several files
+    monkeypatch.setattr(written, "FILE_BYTES", 10_000)  # several files
     source, target = tmp_path / "in", tmp_path / "out"
     source.mkdir()
     target.mkdir()
