@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The training loop: steps, and between them evaluations, checkpoints and stops.
 
-Owns the order of these, the lines of `metrics.jsonl`, and the choice of the tokens of a
-sampled text. `step` counts steps that are done: metrics of step k tell of the k-th
-step, a checkpoint or an evaluation of step k of the state after it. Does not own the
-step (`hetjax/runtime/`) nor what comes before and after the loop (`run.py`).
+Owns the order of these and the lines of `metrics.jsonl`. `step` counts steps that are
+done: metrics of step k tell of the k-th step, a checkpoint or an evaluation of step k
+of the state after it. Does not own the step (`hetjax/runtime/`) nor what comes before
+and after the loop (`run.py`).
 """
 
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,6 @@ import numpy as np
 
 from hetjax.cluster.user_files import write_whole
 from hetjax.data.dataset import Dataset
-from hetjax.data.tokenizer import Tokenizer
 from hetjax.elastic.driver import Driver
 from hetjax.elastic.notices import StopRequest
 from hetjax.elastic.recovered import GivenUp, Recovered, RolledBack
@@ -30,6 +29,7 @@ from hetjax.training.config import EvaluationConfig, RunConfig
 from hetjax.training.goodput import Spent
 from hetjax.training.optimizer import LearningRates
 from hetjax.training.rundir import Journal
+from hetjax.training.sampling import sample_text
 
 _NUM_TRACED, _WARM_UP = 3, 2  # steps
 _NUM_LAST_SAVES = 2  # a worker may be lost in one
@@ -369,32 +369,3 @@ def steps_to_trace(config: RunConfig, first: int) -> range:
         left = min(left, config.stop_after)
     start = max(0, min(_WARM_UP, left - _NUM_TRACED))
     return range(start, min(start + _NUM_TRACED, left))
-
-
-def sample_text(
-    next_logits: Callable[[Sequence[int]], np.ndarray],
-    tokenizer: Tokenizer,
-    config: EvaluationConfig,
-    seed: tuple[int, int],
-) -> str:
-    """Return the prompt and what follows it; the same seed gives the same choice.
-
-    `next_logits` gives the logits_V of the token after those that it gets.
-    """
-    rng = np.random.default_rng(seed)
-    tokens = tokenizer.start(config.prompt)
-    num_given = len(tokens)
-    for _ in range(config.sample_tokens):
-        # a model may have more rows than the tokenizer has ids
-        logits_V = next_logits(tokens)[: tokenizer.vocab_size]
-        tokens.append(choose(logits_V, config.temperature, rng))
-    return config.prompt + tokenizer.decode(tokens[num_given:])
-
-
-def choose(logits_V: np.ndarray, temperature: float, rng: np.random.Generator) -> int:
-    """Return an id drawn from softmax(logits / temperature); at 0 the likeliest."""
-    if temperature == 0:
-        return int(np.argmax(logits_V))
-    # the largest of logits with Gumbel noise is distributed as the softmax
-    noise_V = rng.gumbel(size=logits_V.shape)
-    return int(np.argmax(logits_V.astype(np.float64) / temperature + noise_V))

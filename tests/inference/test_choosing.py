@@ -49,6 +49,22 @@ def test_tokens_come_as_often_as_they_should():
     np.testing.assert_allclose(shares, [0.625, 0, 0.375, 0], atol=0.03)
 
 
+def test_tokens_come_with_the_probabilities_of_the_softmax():
+    logits_V = np.array([0.0, 1.0, -1.0, 2.0], np.float32)
+    weights_V = np.exp(logits_V / 0.7)
+    rng = np.random.default_rng(0)
+    sampling = Sampling(temperature=0.7)
+    drawn = [choose(logits_V, sampling, rng) for _ in range(20_000)]
+    found_V = np.bincount(drawn, minlength=4) / len(drawn)
+    np.testing.assert_allclose(found_V, weights_V / weights_V.sum(), atol=0.015)
+
+
+def test_at_temperature_0_the_likeliest_token_comes():
+    logits_V = np.array([0.0, 3.0, 2.9], np.float32)
+    sampling, rngs = Sampling(temperature=0), map(np.random.default_rng, range(20))
+    assert {choose(logits_V, sampling, rng) for rng in rngs} == {1}
+
+
 def test_at_temperature_zero_the_first_of_the_likeliest_is_taken():
     rng = np.random.default_rng(0)
     assert choose(np.array([1.0, 3, 3]), Sampling(temperature=0), rng) == 1

@@ -1,25 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sampled texts follow the logits, the temperature and the seed."""
+"""Sampled texts follow the logits and the seed."""
 
 import numpy as np
 
 from hetjax.data.tokenizer import train
 from hetjax.training.config import EvaluationConfig
-from hetjax.training.loop import choose, sample_text
-
-
-def test_tokens_come_with_the_probabilities_of_the_softmax():
-    logits_V = np.array([0.0, 1.0, -1.0, 2.0], np.float32)
-    weights_V = np.exp(logits_V / 0.7)
-    rng = np.random.default_rng(0)
-    drawn = [choose(logits_V, 0.7, rng) for _ in range(20_000)]
-    found_V = np.bincount(drawn, minlength=4) / len(drawn)
-    np.testing.assert_allclose(found_V, weights_V / weights_V.sum(), atol=0.015)
-
-
-def test_at_temperature_0_the_likeliest_token_comes():
-    logits_V = np.array([0.0, 3.0, 2.9], np.float32)
-    assert {choose(logits_V, 0.0, np.random.default_rng(s)) for s in range(20)} == {1}
+from hetjax.training.sampling import sample_text
 
 
 def test_the_text_starts_with_the_prompt_and_goes_on_token_by_token():

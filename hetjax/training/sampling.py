@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The text that is shown at an evaluation: what the model goes on with by now.
+
+Does not own how a token is chosen (`hetjax/inference/choosing.py`) nor how logits are
+found (`hetjax/elastic/driver.py`). Legend: V words.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from hetjax.data.tokenizer import Tokenizer
+from hetjax.inference.choosing import Sampling, choose
+from hetjax.training.config import EvaluationConfig
+
+
+def sample_text(
+    next_logits: Callable[[Sequence[int]], np.ndarray],
+    tokenizer: Tokenizer,
+    config: EvaluationConfig,
+    seed: tuple[int, int],
+) -> str:
+    """Return the prompt and what follows it; the same seed gives the same choice.
+
+    `next_logits` gives the logits_V of the token after those that it gets.
+    """
+    sampling, rng = (
+        Sampling(temperature=config.temperature),
+        np.random.default_rng(seed),
+    )
+    tokens = tokenizer.start(config.prompt)
+    num_given = len(tokens)
+    for _ in range(config.sample_tokens):
+        # a model may have more rows than the tokenizer has ids
+        logits_V = next_logits(tokens)[: tokenizer.vocab_size]
+        tokens.append(choose(logits_V, sampling, rng))
+    return config.prompt + tokenizer.decode(tokens[num_given:])
