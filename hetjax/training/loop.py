@@ -27,21 +27,13 @@ from hetjax.runtime.execution.gradient_sync import StepCommit
 from hetjax.schedule.simulation.trace import perfetto
 from hetjax.training.config import EvaluationConfig, RunConfig
 from hetjax.training.goodput import Spent
+from hetjax.training.not_finite import MOST_SKIPPED, NotFinite, diverged, overflows
 from hetjax.training.optimizer import LearningRates
 from hetjax.training.rundir import Journal
 from hetjax.training.sampling import sample_text
 
 _NUM_TRACED, _WARM_UP = 3, 2  # steps
 _NUM_LAST_SAVES = 2  # a worker may be lost in one
-MOST_SKIPPED = 20  # steps in a row: they halve the usual first scale down to 2**-12
-
-
-class _NotFinite(Exception):
-    """A step, or the weights after it, have numbers that are not finite."""
-
-    def __init__(self, step: int, got: str) -> None:
-        super().__init__(got)
-        self.step, self.got = step, got
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +90,7 @@ class Loop:
                 return self._run(step, first)
             except RolledBack as back:
                 step = back.step
-            except _NotFinite as bad:
+            except NotFinite as bad:
                 step = self._back_from(bad)
             except GivenUp:
                 return self._left()
@@ -109,7 +101,7 @@ class Loop:
         self.display.note("no time is left to recover: what was not saved is lost")
         return self.driver.saved or 0
 
-    def _back_from(self, bad: _NotFinite) -> int:
+    def _back_from(self, bad: NotFinite) -> int:
         """Go back to the newest checkpoint: it may have been chance.
 
         It was not if it comes again, at the same step or before: that ends the run.
@@ -118,9 +110,9 @@ class Loop:
         self._tell_saved()
         kept = self.driver.saved
         if kept is None:
-            raise self._diverged(bad.got)
+            raise diverged(bad.got, self.config, kept)
         if bad.step <= self._bad_step:
-            raise self._diverged(f"{bad.got}, again after going back")
+            raise diverged(f"{bad.got}, again after going back", self.config, kept)
         self._bad_step = bad.step
         try:
             return self.driver.go_back(f"{bad.got}: back to step {kept}")
@@ -204,7 +196,7 @@ class Loop:
         self._num_skipped = 0
         if not (math.isfinite(loss) and math.isfinite(norm)):
             got = f"loss {loss} and grad_norm {norm} in step {step}"
-            raise _NotFinite(step, got)
+            raise NotFinite(step, got)
         line = {
             "step": step,
             "loss": loss,
@@ -237,43 +229,13 @@ class Loop:
         self.display.note(f"step {step} skipped: gradients x {scale:.10g} overflow")
         self._num_skipped += 1
         if self._num_skipped == MOST_SKIPPED:
-            raise self._overflows(step, scale)
-
-    def _overflows(self, step: int, scale: float | None) -> RunFailed:
-        state, then = self._kept
-        return RunFailed(
-            got=f"gradients that are not finite in {MOST_SKIPPED} steps in a row, to "
-            f"step {step}, where the loss was scaled by {scale:.10g}, less each time",
-            allowed="an overflow now and then, which skips its step, as float16 ends "
-            f"at 65504; {state}",
-            fix=f"{then} with --dtype float32 (or bfloat16, if all cards have it) and "
-            "no precision of float16 in the plan, or with a lower "
-            "--optimizer.learning-rate, which is "
-            f"{self.config.optimizer.learning_rate} now",
-        )
+            raise overflows(step, scale, self.config, self.driver.saved)
 
     def _compare(self, step: int, step_time_s: float) -> None:
         """Hold a step's time against what was predicted; that is no step's time."""
         start_s = time.perf_counter()
         self.compared(step, step_time_s)
         self._since_s += time.perf_counter() - start_s
-
-    @property
-    def _kept(self) -> tuple[str, str]:
-        """What is saved, and what to do now, in words."""
-        kept = self.driver.saved
-        if kept is None:
-            return "none is saved", "start again"
-        return f"the last checkpoint is of step {kept}", "go on from there"
-
-    def _diverged(self, got: str) -> RunFailed:
-        state, then = self._kept
-        return RunFailed(
-            got=got,
-            allowed=f"finite numbers; {state}",
-            fix=f"{then} with a lower --optimizer.learning-rate, which is "
-            f"{self.config.optimizer.learning_rate} now",
-        )
 
     def evaluate(self, step: int) -> None:
         """Record the validation loss and show a sampled text, once per step."""
@@ -287,7 +249,8 @@ class Loop:
                 return  # resuming makes up for it
         loss = float(np.mean(losses))
         if not math.isfinite(loss):
-            raise self._diverged(f"validation loss {loss} after step {step}")
+            got = f"validation loss {loss} after step {step}"
+            raise diverged(got, self.config, self.driver.saved)
         bits_per_byte = loss / math.log(2) / self.dataset.bytes_per_token
         line = {"step": step, "val_loss": loss, "val_bits_per_byte": bits_per_byte}
         self.metrics.append(line)
@@ -337,7 +300,7 @@ class Loop:
     def _check_finite(self, step: int) -> None:
         if self.driver.is_not_finite:
             got = f"weights that are not finite, to be saved by step {step}"
-            raise _NotFinite(step, got)
+            raise NotFinite(step, got)
 
     def _tell_saved(self) -> None:
         if self.driver.saved not in (None, self._saved):

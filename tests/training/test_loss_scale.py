@@ -15,7 +15,7 @@ from hetjax.plans.plan import Plan
 from hetjax.runtime.control.recovery_decisions import Restored
 from hetjax.runtime.execution.gradient_sync import StepCommit
 from hetjax.train import main
-from hetjax.training.loop import MOST_SKIPPED
+from hetjax.training.not_finite import MOST_SKIPPED
 from hetjax.training.presets import Preset
 from hetjax.training.run import run
 from tests.training import pair
