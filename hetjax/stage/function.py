@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mathematics of one stage as pure functions, before any compilation.
+"""The mathematics of one stage on one data rank, before any compilation.
 
 Owns how a stage calls its stacks (scan, tied parameters, loss, documents) and how its
 vector-Jacobian product is cut into a forward and a backward function whose residuals
-hold neither weights nor the stage input. The functions of one data rank are what costs
-trace; those of a microbatch, which the runtime compiles, map them over the data ranks.
-Does not own meshes or compiled programs (`hetjax/runtime/execution/programs.py`).
-
-The batch dim of a microbatch is split over the data axis by an explicit vmap, so that
-gradients stay apart per data rank and are summed once per step, not per microbatch.
+hold neither weights nor the stage input. Costs trace these. Does not own how the data
+ranks share a microbatch (`microbatch.py`), meshes nor compiled programs
+(`hetjax/runtime/execution/programs.py`).
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,8 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hetjax.mesh.axes import abstract_mesh
-from hetjax.models.attention import KERNELS, AttentionForm, in_form
+from hetjax.models.attention import AttentionForm, in_form
 from hetjax.models.model import ModuleSpec, apply, bind
 from hetjax.plans.plan import Remat
 from hetjax.stage.arrays import PARTS, joined_parts
@@ -92,53 +87,32 @@ def output(
     function: StageFunction, params: StageParams, given: Given, targets: Any
 ) -> tuple[jax.Array, jax.Array]:
     """The stage's output (or summed loss, if it is the last) and its auxiliary loss."""
-    aux = jnp.zeros((), jnp.float32)
-    x, documents_BL = _parts(given)
-    body, head = _called(function, params)
-    for stack, own in body:
-        x, stack_aux = _call_stack(function, stack, own, params, x, documents_BL)
-        aux += stack_aux
-    if head is None:
+    x, aux = stream(function, params, given)
+    if not function.last:
         return x, aux
-    (module,), own = head[0].unit, head[1]
-    module_params = _module_params(function, module, own, params)
+    module, module_params = _head(function, params)
+    documents_BL = _parts(given)[1]
     return apply(module, module_params, x, targets, documents_BL=documents_BL)[0], aux
 
 
-def evaluate(
-    function: StageFunction,
-    params: StageParams,
-    x: Given,
-    targets: jax.Array | None = None,
+def stream(
+    function: StageFunction, params: StageParams, given: Given
+) -> tuple[jax.Array, jax.Array]:
+    """The residual stream after all but the head, and the auxiliary loss."""
+    aux = jnp.zeros((), jnp.float32)
+    x, documents_BL = _parts(given)
+    for stack, own in _called(function, params)[0]:
+        x, stack_aux = _call_stack(function, stack, own, params, x, documents_BL)
+        aux += stack_aux
+    return x, aux
+
+
+def head_logits(
+    function: StageFunction, params: StageParams, x_11D: jax.Array
 ) -> jax.Array:
-    """Output of a microbatch, or the sum of its losses if the stage is the last."""
-
-    def one(x: Given, targets: jax.Array | None) -> jax.Array:
-        return output(function, params, x, targets)[0]
-
-    targets = None if targets is None else _split(function, targets)
-    y = _over_data(function, one)(_split(function, arrived(params, x)), targets)
-    return jnp.sum(y) if function.last else _merge(y)
-
-
-def logits(
-    function: StageFunction, params: StageParams, given: Given, position: jax.Array
-) -> jax.Array:
-    """logits_V of the last stage for the first sequence at one position."""
-    body, head = _called(function, params)
-    assert head is not None, "only the last stage has logits"
-
-    def one(given: Given) -> jax.Array:
-        x, documents_BL = _parts(given)
-        for stack, own in body:
-            x, _ = _call_stack(function, stack, own, params, x, documents_BL)
-        return x
-
-    x = _merge(_over_data(function, one)(_split(function, arrived(params, given))))
-    x_11D = jax.lax.dynamic_slice_in_dim(x[:1], position, 1, axis=1)
-    (module,), own = head[0].unit, head[1]
-    bound: Any = bind(module, _module_params(function, module, own, params))
-    return bound.logits(x_11D)[0, 0]
+    """logits_V of the last stage where its head is given this residual stream."""
+    head: Any = bind(*_head(function, params))
+    return head.logits(x_11D)[0, 0]
 
 
 def rank_forward(
@@ -177,104 +151,16 @@ def rank_gradients(
     return vjp((d_loss if dy is None else dy, d_aux))
 
 
-def forward(
-    function: StageFunction, residuals: Residuals, params: StageParams, x: Given
-) -> tuple[jax.Array, list[jax.Array]]:
-    """Output of a stage that is not the last, and the residuals."""
-    one = partial(rank_forward, function, residuals, params)
-    y, saved = _over_data(function, one)(_split(function, arrived(params, x)))
-    return _merge(y), saved
-
-
-def forward_loss(
-    function: StageFunction,
-    residuals: Residuals,
-    params: StageParams,
-    x: Given,
-    targets: jax.Array,
-    loss: jax.Array,
-) -> tuple[jax.Array, list[jax.Array]]:
-    """The same of the last stage; `loss` accumulates the token sum."""
-    one = partial(rank_forward, function, residuals, params)
-    split = _split(function, arrived(params, x)), _split(function, targets)
-    ce, saved = _over_data(function, one)(*split)
-    return loss + jnp.sum(ce), saved
-
-
-def backward(
-    function: StageFunction,
-    residuals: Residuals,
-    params: StageParams,
-    x: Given,
-    saved: list[jax.Array],
-    dy: jax.Array,
-    scale: Scale,
-    acc: StageParams,
-) -> tuple[StageParams, jax.Array]:
-    """Accumulated fp32 gradients (leading dim: data rank) and the input's gradient.
-
-    Tokens have no gradient: of the first stage it is a zero, an array to wait for.
-    """
-    dx, grads = gradients(function, residuals, params, x, saved, dy, scale)
-    return accumulate(acc, grads), dx
-
-
-def gradients(
-    function: StageFunction,
-    residuals: Residuals,
-    params: StageParams,
-    x: Given,
-    saved: list[jax.Array],
-    dy: jax.Array | None,
-    scale: Scale,
-) -> tuple[jax.Array, StageParams]:
-    """The input's gradient, and those of trained weights per data rank, not added."""
-
-    def one(x: Given, saved: list[jax.Array], dy: jax.Array | None):
-        return rank_gradients(residuals, params, x, saved, dy, scale)
-
-    dy = None if dy is None else _split(function, arrived(params, dy))
-    x = _split(function, arrived(params, x))
-    grads = _over_data(function, one)(x, saved, dy)
-    return _input_gradient(function, grads), grads[0]
-
-
-def fused(
+def rank_fused(
     function: StageFunction,
     params: StageParams,
     x: Given,
     targets: jax.Array,
     scale: Scale,
-    acc: StageParams,
-    loss: jax.Array,
-) -> tuple[StageParams, jax.Array, jax.Array]:
-    """Forward and backward of the last stage; `loss` accumulates the token sum."""
-
-    def one(x: Given, targets: jax.Array):
-        (ce, _), vjp = jax.vjp(*_differentiable(function, params, x, targets))
-        return ce, vjp(_loss_gradients(scale))
-
-    split = _split(function, arrived(params, x)), _split(function, targets)
-    ce, grads = _over_data(function, one)(*split)
-    dx = _input_gradient(function, grads)
-    return accumulate(acc, grads[0]), loss + jnp.sum(ce), dx
-
-
-def arrived(params: StageParams, given: Any) -> Any:
-    """What another stage has sent, in the precision of these weights; integers stay.
-
-    Messages travel in their sender's precision. Outside of what is differentiated:
-    the gradient that is sent back has the precision of who sends it.
-    """
-    dtype = jax.tree.leaves(params)[0].dtype
-    return jax.tree.map(
-        lambda x: x if jnp.issubdtype(x.dtype, jnp.integer) else x.astype(dtype), given
-    )
-
-
-def accumulate(acc: StageParams, grads: StageParams) -> StageParams:
-    """Add one microbatch's gradients to the fp32 sums."""
-    return jax.tree.map(lambda a, g: a + g.astype(a.dtype), acc, grads)
+) -> tuple[jax.Array, tuple[Any, ...]]:
+    """One data rank's summed loss and, at once, its gradients; of the last stage."""
+    (ce, _), vjp = jax.vjp(*_differentiable(function, params, x, targets))
+    return ce, vjp(_loss_gradients(scale))
 
 
 def _loss_gradients(scale: Scale) -> tuple[jax.Array, jax.Array]:
@@ -317,6 +203,15 @@ def _called(function: StageFunction, params: StageParams):
     return (called[:-1], called[-1]) if function.last else (called, None)
 
 
+def _head(
+    function: StageFunction, params: StageParams
+) -> tuple[ModuleSpec, dict[str, jax.Array]]:
+    head = _called(function, params)[1]
+    assert head is not None, "only the last stage has a head"
+    (module,), own = head[0].unit, head[1]
+    return module, _module_params(function, module, own, params)
+
+
 def _call_stack(
     function: StageFunction,
     stack: BlockStack,
@@ -357,43 +252,3 @@ def _module_params(
     }
     tied = {name: held[owner] for name, owner in module.tied}
     return mine | {name: params[at][leaf] for name, (at, leaf) in tied.items()}
-
-
-def _over_data(function: StageFunction, one: Callable[..., Any]) -> Callable[..., Any]:
-    """Map `one` over the leading data dim; without a data axis add that dim only."""
-
-    def single(*arrays: Any) -> Any:
-        out = one(*jax.tree.map(lambda a: a[0], arrays))
-        return jax.tree.map(lambda a: a[None], out)
-
-    several = function.data > 1
-    mapped = jax.vmap(one, spmd_axis_name="data") if several else single
-    return _knowing_the_mesh(function, mapped)
-
-
-def _knowing_the_mesh(
-    function: StageFunction, mapped: Callable[..., Any]
-) -> Callable[..., Any]:
-    """The same, traced so that kernels of attention find over what they are cut."""
-    if function.attention not in KERNELS or function.data * function.tensor == 1:
-        return mapped
-
-    def traced(*arrays: Any) -> Any:
-        mesh = abstract_mesh(data=function.data, tensor=function.tensor)
-        with jax.sharding.use_abstract_mesh(mesh):
-            return mapped(*arrays)
-
-    return traced
-
-
-def _input_gradient(function: StageFunction, grads: tuple[Any, ...]) -> jax.Array:
-    return jnp.zeros((), jnp.float32) if function.first else _merge(grads[1])
-
-
-def _split(function: StageFunction, given: Any) -> Any:
-    num = function.data
-    return jax.tree.map(lambda x: x.reshape(num, -1, *x.shape[1:]), given)
-
-
-def _merge(y: jax.Array) -> jax.Array:
-    return y.reshape(y.shape[0] * y.shape[1], *y.shape[2:])

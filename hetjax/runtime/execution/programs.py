@@ -23,7 +23,7 @@ from hetjax.mesh.axes import batch_sharding, replicated
 from hetjax.mesh.multihost import to_mesh, value_here
 from hetjax.runtime.execution.compiler_options import compiler_options
 from hetjax.schedule.programs.action import Op
-from hetjax.stage import function as stage
+from hetjax.stage import microbatch as stage
 from hetjax.stage.arrays import (
     accumulators,
     compute_weights,

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mathematics of one stage on a microbatch, which its data ranks share.
+
+Owns how the functions of one data rank (`function.py`) are mapped over all of them, how
+what arrives is converted and what is added up. The runtime compiles these.
+
+The batch dim of a microbatch is split over the data axis by an explicit vmap, so that
+gradients stay apart per data rank and are summed once per step, not per microbatch.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from hetjax.mesh.axes import abstract_mesh
+from hetjax.models.attention import KERNELS
+from hetjax.stage.function import (
+    Given,
+    Residuals,
+    Scale,
+    StageFunction,
+    StageParams,
+    head_logits,
+    output,
+    rank_forward,
+    rank_fused,
+    rank_gradients,
+    stream,
+)
+
+
+def evaluate(
+    function: StageFunction,
+    params: StageParams,
+    x: Given,
+    targets: jax.Array | None = None,
+) -> jax.Array:
+    """Output of a microbatch, or the sum of its losses if the stage is the last."""
+
+    def one(x: Given, targets: jax.Array | None) -> jax.Array:
+        return output(function, params, x, targets)[0]
+
+    targets = None if targets is None else _split(function, targets)
+    y = _over_data(function, one)(_split(function, arrived(params, x)), targets)
+    return jnp.sum(y) if function.last else _merge(y)
+
+
+def logits(
+    function: StageFunction, params: StageParams, given: Given, position: jax.Array
+) -> jax.Array:
+    """logits_V of the last stage for the first sequence at one position."""
+
+    def one(given: Given) -> jax.Array:
+        return stream(function, params, given)[0]
+
+    x = _merge(_over_data(function, one)(_split(function, arrived(params, given))))
+    x_11D = jax.lax.dynamic_slice_in_dim(x[:1], position, 1, axis=1)
+    return head_logits(function, params, x_11D)
+
+
+def forward(
+    function: StageFunction, residuals: Residuals, params: StageParams, x: Given
+) -> tuple[jax.Array, list[jax.Array]]:
+    """Output of a stage that is not the last, and the residuals."""
+    one = partial(rank_forward, function, residuals, params)
+    y, saved = _over_data(function, one)(_split(function, arrived(params, x)))
+    return _merge(y), saved
+
+
+def forward_loss(
+    function: StageFunction,
+    residuals: Residuals,
+    params: StageParams,
+    x: Given,
+    targets: jax.Array,
+    loss: jax.Array,
+) -> tuple[jax.Array, list[jax.Array]]:
+    """The same of the last stage; `loss` accumulates the token sum."""
+    one = partial(rank_forward, function, residuals, params)
+    split = _split(function, arrived(params, x)), _split(function, targets)
+    ce, saved = _over_data(function, one)(*split)
+    return loss + jnp.sum(ce), saved
+
+
+def backward(
+    function: StageFunction,
+    residuals: Residuals,
+    params: StageParams,
+    x: Given,
+    saved: list[jax.Array],
+    dy: jax.Array,
+    scale: Scale,
+    acc: StageParams,
+) -> tuple[StageParams, jax.Array]:
+    """Accumulated fp32 gradients (leading dim: data rank) and the input's gradient.
+
+    Tokens have no gradient: of the first stage it is a zero, an array to wait for.
+    """
+    dx, grads = gradients(function, residuals, params, x, saved, dy, scale)
+    return accumulate(acc, grads), dx
+
+
+def gradients(
+    function: StageFunction,
+    residuals: Residuals,
+    params: StageParams,
+    x: Given,
+    saved: list[jax.Array],
+    dy: jax.Array | None,
+    scale: Scale,
+) -> tuple[jax.Array, StageParams]:
+    """The input's gradient, and those of trained weights per data rank, not added."""
+
+    def one(x: Given, saved: list[jax.Array], dy: jax.Array | None):
+        return rank_gradients(residuals, params, x, saved, dy, scale)
+
+    dy = None if dy is None else _split(function, arrived(params, dy))
+    x = _split(function, arrived(params, x))
+    grads = _over_data(function, one)(x, saved, dy)
+    return _input_gradient(function, grads), grads[0]
+
+
+def fused(
+    function: StageFunction,
+    params: StageParams,
+    x: Given,
+    targets: jax.Array,
+    scale: Scale,
+    acc: StageParams,
+    loss: jax.Array,
+) -> tuple[StageParams, jax.Array, jax.Array]:
+    """Forward and backward of the last stage; `loss` accumulates the token sum."""
+
+    def one(x: Given, targets: jax.Array):
+        return rank_fused(function, params, x, targets, scale)
+
+    split = _split(function, arrived(params, x)), _split(function, targets)
+    ce, grads = _over_data(function, one)(*split)
+    dx = _input_gradient(function, grads)
+    return accumulate(acc, grads[0]), loss + jnp.sum(ce), dx
+
+
+def arrived(params: StageParams, given: Any) -> Any:
+    """What another stage has sent, in the precision of these weights; integers stay.
+
+    Messages travel in their sender's precision. Outside of what is differentiated:
+    the gradient that is sent back has the precision of who sends it.
+    """
+    dtype = jax.tree.leaves(params)[0].dtype
+    return jax.tree.map(
+        lambda x: x if jnp.issubdtype(x.dtype, jnp.integer) else x.astype(dtype), given
+    )
+
+
+def accumulate(acc: StageParams, grads: StageParams) -> StageParams:
+    """Add one microbatch's gradients to the fp32 sums."""
+    return jax.tree.map(lambda a, g: a + g.astype(a.dtype), acc, grads)
+
+
+def _over_data(function: StageFunction, one: Callable[..., Any]) -> Callable[..., Any]:
+    """Map `one` over the leading data dim; without a data axis add that dim only."""
+
+    def single(*arrays: Any) -> Any:
+        out = one(*jax.tree.map(lambda a: a[0], arrays))
+        return jax.tree.map(lambda a: a[None], out)
+
+    several = function.data > 1
+    mapped = jax.vmap(one, spmd_axis_name="data") if several else single
+    return _knowing_the_mesh(function, mapped)
+
+
+def _knowing_the_mesh(
+    function: StageFunction, mapped: Callable[..., Any]
+) -> Callable[..., Any]:
+    """The same, traced so that kernels of attention find over what they are cut."""
+    if function.attention not in KERNELS or function.data * function.tensor == 1:
+        return mapped
+
+    def traced(*arrays: Any) -> Any:
+        mesh = abstract_mesh(data=function.data, tensor=function.tensor)
+        with jax.sharding.use_abstract_mesh(mesh):
+            return mapped(*arrays)
+
+    return traced
+
+
+def _input_gradient(function: StageFunction, grads: tuple[Any, ...]) -> jax.Array:
+    return jnp.zeros((), jnp.float32) if function.first else _merge(grads[1])
+
+
+def _split(function: StageFunction, given: Any) -> Any:
+    num = function.data
+    return jax.tree.map(lambda x: x.reshape(num, -1, *x.shape[1:]), given)
+
+
+def _merge(y: jax.Array) -> jax.Array:
+    return y.reshape(y.shape[0] * y.shape[1], *y.shape[2:])
