@@ -44,9 +44,9 @@ def _averaging(
     def init(params: Any) -> Averaged:
         return Averaged(rule.init(params), jax.tree.map(jnp.copy, params))
 
-    def update(grads: Any, state: Averaged, params: Any = None) -> Any:
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
         assert params is not None, "averages are of weights"
-        updates, of_rule = rule.update(grads, state.rule, params)
+        updates, of_rule = rule.update(updates, state.rule, params)
         made = optax.apply_updates(params, updates)
         ema = optax.incremental_update(made, state.ema, 1 - decay)
         return updates, Averaged(of_rule, ema)

@@ -26,7 +26,8 @@ RULE = optimizer(
 
 
 def runtime_of(plan: Plan, model: Model, own: dict[str, Any]) -> StageRuntime:
-    devices = dict.fromkeys(("a", "even", "odd"), jax.devices())
+    nodes = ("a", "even", "odd")
+    devices: dict[str, list[jax.Device]] = dict.fromkeys(nodes, jax.devices())
     weights = (lambda path, shape: own[path]) if own else None
     return StageRuntime(plan, model, devices, RULE, weights=weights)
 
