@@ -69,7 +69,8 @@ def row(target: str, form: str, tensor: int) -> Row:
 
 
 def _loss(y_BLD: jax.Array, table_VD: jax.Array, targets_BL: jax.Array) -> jax.Array:
-    return cross_entropy.cross_entropy(y_BLD, table_VD, targets_BL, vocab_size=WORDS)
+    terms = cross_entropy.LossTerms(WORDS)
+    return cross_entropy.cross_entropy(y_BLD, table_VD, targets_BL, terms=terms)
 
 
 def rows_of(path: Path) -> list[Row]:

@@ -33,6 +33,7 @@ from hetjax.models.hugging_face.written import DTYPES, Read, fields_of, write_mo
 from hetjax.models.named import is_function, is_path, named_config
 from hetjax.training import rundir
 from hetjax.training.config import RunConfig
+from hetjax.training.optimizer import AVERAGES
 from hetjax.training.run_model import run_model
 from hetjax.training.starting import checkpoint_storage
 from hetjax.training.worker import first_weights
@@ -58,12 +59,14 @@ def export_model(
     dtype: str | None = None,
     step: int | None = None,
     merged: bool = False,
+    ema: bool = False,
     written: Callable[[int, int], None] = lambda done, of: None,
 ) -> Exported:
     """Write the newest checkpoint of a run, or that of a step, as safetensors.
 
     Of a run with adapters (LoRA) these alone are written, for PEFT, unless they are to
-    be `merged` into the weights that the run began with. `dtype` None: as the model had
+    be `merged` into the weights that the run began with. `ema`: the averages of weights
+    in place of the last ones. `dtype` None: as the model had
     that the run began with, else float32, as adapters are. It takes no more memory than
     two layers do. `written` is told of each file. BadInput for what is no run, a run
     without a checkpoint here or in its store, a model that is a function, and a folder
@@ -76,6 +79,7 @@ def export_model(
     ...
     """
     config, folder = run_config(Path(run_dir)), Path(to)
+    check_averaged(config, ema)
     sizes, fields = _model(config)
     alone = bool(config.lora.rank) and not merged
     if merged and not config.lora.rank:
@@ -95,7 +99,7 @@ def export_model(
     _check_empty(folder)
     with open_checkpoint(config, step) as checkpoint:
         folder.mkdir(parents=True, exist_ok=True)
-        read = weight_reader(config, checkpoint)
+        read = weight_reader(config, checkpoint, ema=ema)
         if alone:
             write_adapters(
                 folder,
@@ -118,17 +122,20 @@ def export_model(
         )
 
 
-def weight_reader(config: RunConfig, checkpoint: Checkpoint) -> Read:
-    """Return what gives each parameter, fp32, by its full path: as saved, or as it has
-    been from the beginning, with its adapter added."""
+def weight_reader(
+    config: RunConfig, checkpoint: Checkpoint, *, ema: bool = False
+) -> Read:
+    """Return what gives each parameter, fp32, by its full path: as saved, or its saved
+    average, or as it has been from the beginning, with its adapter added."""
     model = run_model(config)
+    saved_as = AVERAGES if ema else WEIGHTS
     first = first_weights(config, model)
     adapters = {
         f"{m.path}.{a.weight}": (m, a) for m in model.modules for a in m.adapters
     }
 
     def saved(path: str) -> np.ndarray:
-        return checkpoint.read(checkpoint.entries[f"{WEIGHTS}{path}"])
+        return checkpoint.read(checkpoint.entries[f"{saved_as}{path}"])
 
     def read(path: str, shape: tuple[int, ...]) -> np.ndarray:
         if f"{WEIGHTS}{path}" in checkpoint.entries:
@@ -144,6 +151,16 @@ def weight_reader(config: RunConfig, checkpoint: Checkpoint) -> Read:
         return merged_weight(value, a, b, adapter.scale)
 
     return read
+
+
+def check_averaged(config: RunConfig, ema: bool) -> None:
+    """Raise BadInput where averages are asked for, and the run has none."""
+    if ema and not config.optimizer.ema:
+        raise BadInput(
+            got="--ema, of a run without averages of its weights",
+            allowed="runs with --optimizer.ema",
+            fix="leave --ema out, or train with --optimizer.ema 0.999, say",
+        )
 
 
 def run_config(run_dir: Path) -> RunConfig:

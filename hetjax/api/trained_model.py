@@ -60,10 +60,10 @@ class TrainedModel:
     """A model to use: of a run's newest checkpoint, or of a Hugging Face folder.
 
     It is on one device if that has room, else its layers follow each other over the
-    devices of this process. `dtype` is what weights are read and computed in; "best":
-    what the device does best. Experts turn no token away, also those that did so in
-    training. BadInput for a folder without a model or a tokenizer, a run without a
-    checkpoint, and devices without room.
+    devices of this process. `ema`: the averages of a run's weights. `dtype` is what
+    weights are read and computed in; "best": what the device does best. Experts turn no
+    token away, also those that did so in training. BadInput for a folder without a
+    model or a tokenizer, a run without a checkpoint, and devices without room.
 
     >>> TrainedModel("runs/never")
     Traceback (most recent call last):
@@ -77,11 +77,12 @@ class TrainedModel:
         run_or_folder: str | Path,
         *,
         step: int | None = None,
+        ema: bool = False,
         dtype: Dtype = "best",
         platform: Literal["auto", "cpu"] = "auto",
         loaded: Callable[[int, int], None] = lambda done, of: None,
     ) -> None:
-        self._source = find_trained(run_or_folder, step)
+        self._source = find_trained(run_or_folder, step, ema=ema)
         devices = _devices(platform)
         self.dtype = _precision(devices[0], dtype)
         keep_compiled(DataConfig().cache_dir.expanduser())

@@ -17,6 +17,7 @@ import numpy as np
 
 from hetjax.api.exporting import (
     GENERATION,
+    check_averaged,
     open_checkpoint,
     run_config,
     weight_reader,
@@ -59,20 +60,23 @@ class TrainedSource:
         return min(self.model.vocab_size, max(known.values()) + 1)
 
 
-def find_trained(name: str | Path, step: int | None = None) -> TrainedSource:
+def find_trained(
+    name: str | Path, step: int | None = None, *, ema: bool = False
+) -> TrainedSource:
     """Find the model of a run directory, of a folder, or of a name on the hub.
 
-    `step` None: a run's newest checkpoint. BadInput for what is neither, and for a
-    folder without a tokenizer.
+    `step` None: a run's newest checkpoint; `ema`: the averages of its weights. BadInput
+    for what is neither, and for a folder without a tokenizer.
     """
     path = Path(name).expanduser()
     if (path / PLAN).exists():
-        return _of_run(path, step)
-    if step is not None:
+        return _of_run(path, step, ema)
+    asked = {f"--step {step}": step is not None, "--ema": ema}
+    for option in (option for option, is_asked in asked.items() if is_asked):
         raise BadInput(
-            got=f"--step {step} of {str(name)!r}, which is no run",
-            allowed="--step with the directory of a run",
-            fix="leave --step out",
+            got=f"{option} of {str(name)!r}, which is no run",
+            allowed=f"{option.split()[0]} with the directory of a run",
+            fix=f"leave {option.split()[0]} out",
         )
     if path.exists() and not (path / CONFIG).is_file():
         raise BadInput(
@@ -84,8 +88,9 @@ def find_trained(name: str | Path, step: int | None = None) -> TrainedSource:
     return _of_folder(local_folder(str(name)))
 
 
-def _of_run(run_dir: Path, step: int | None) -> TrainedSource:
+def _of_run(run_dir: Path, step: int | None, ema: bool) -> TrainedSource:
     config = run_config(run_dir)
+    check_averaged(config, ema)
     ids, template = _tokenizer(run_dir)
     folder = Path(config.model)
     ends = _told_ends(folder) if folder.is_dir() else set[int]()
@@ -93,7 +98,7 @@ def _of_run(run_dir: Path, step: int | None) -> TrainedSource:
     @contextmanager
     def reading(dtype: np.dtype) -> Iterator[Read]:
         with open_checkpoint(config, step) as checkpoint:
-            yield weight_reader(config, checkpoint)
+            yield weight_reader(config, checkpoint, ema=ema)
 
     return TrainedSource(
         model=load_named(config.model),

@@ -46,6 +46,8 @@ class EvalOptions:
     """Windows that are computed at once."""
     step: int | None = None
     """Step of a run's checkpoint; None: the newest."""
+    ema: bool = False
+    """Take the averages of weights of a run with --optimizer.ema."""
     dtype: Literal["best", "bfloat16", "float16", "float32"] = "best"
     """What is computed in; best: what the device does best."""
     platform: Literal["auto", "cpu"] = "auto"
@@ -83,6 +85,7 @@ def _scores(options: EvalOptions) -> list[tuple[str, list[tuple[str, Any]]]]:
         model = TrainedModel(
             options.model,
             step=options.step,
+            ema=options.ema,
             dtype=options.dtype,
             platform=options.platform,
             loaded=lambda done, of: tell(f"reading layer {done}/{of}"),

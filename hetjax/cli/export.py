@@ -36,6 +36,8 @@ class ExportOptions:
     merged: bool = False
     """Of a run with adapters write the whole model, these added to its weights. Without
     it the adapters alone are written, for PEFT."""
+    ema: bool = False
+    """Write the averages of weights of a run with --optimizer.ema."""
 
 
 def export(arguments: Sequence[str]) -> None:
@@ -69,6 +71,7 @@ def export(arguments: Sequence[str]) -> None:
             dtype=options.dtype,
             step=options.step,
             merged=options.merged,
+            ema=options.ema,
         )
     what = "adapters of step" if done.what == "adapters" else "step"
     print(f"wrote {done.folder}: {what} {done.step} in {done.dtype}")

@@ -47,6 +47,8 @@ class SampleOptions:
     """The same seed gives the same text."""
     step: int | None = None
     """Step of a run's checkpoint; None: the newest."""
+    ema: bool = False
+    """Take the averages of weights of a run with --optimizer.ema."""
     dtype: Literal["best", "bfloat16", "float16", "float32"] = "best"
     """What is computed in; best: what the device does best."""
     platform: Literal["auto", "cpu"] = "auto"
@@ -69,6 +71,7 @@ def sample(arguments: Sequence[str]) -> None:
         model = TrainedModel(
             options.model,
             step=options.step,
+            ema=options.ema,
             dtype=options.dtype,
             platform=options.platform,
             loaded=lambda done, of: tell(f"reading layer {done}/{of}"),

@@ -23,27 +23,42 @@ BLOCK_BYTES = 128 * 2**20  # of those of a block, in the table's dtype, if they 
 STRIPS = 16  # of the table; a block has rows of each, so of each device that has some
 
 
+@dataclass(frozen=True, slots=True)
+class LossTerms:
+    """What is summed over tokens.
+
+    Rows of the table from `vocab_size` on take no part. Of each target
+    `label_smoothing` is spread evenly over all words (arXiv 1512.00567, section 7).
+    `z_loss` is multiplied by the square of the logarithm of what the softmax divides
+    by, and added (arXiv 2204.02311, section 5).
+    """
+
+    vocab_size: int
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+
+
 def cross_entropy(
     y_BLD: jax.Array,
     table_VD: jax.Array,
     targets_BL: jax.Array,
     *,
-    vocab_size: int,
+    terms: LossTerms,
 ) -> jax.Array:
     """Give the cross-entropy of logits y x table summed over tokens, in nats (fp32).
 
-    Negative targets do not count: their loss is 0, and so is its derivative. Rows of
-    the table from `vocab_size` on take no part. Logits that take more than
-    WHOLE_BYTES in fp32 are made in blocks of at most BLOCK_BYTES (or one token).
+    Negative targets do not count: their loss is 0, and so is its derivative. Logits
+    that take more than WHOLE_BYTES in fp32 are made in blocks of at most BLOCK_BYTES
+    (or one token).
     """
     num_tokens, num_logits = targets_BL.size, targets_BL.size * table_VD.shape[0]
     if 4 * num_logits <= WHOLE_BYTES:
         logits_BLV = jnp.einsum("bld,vd->blv", y_BLD, table_VD)
-        return jnp.sum(_of_logits(vocab_size, logits_BLV, targets_BL))
+        return jnp.sum(_of_logits(terms, logits_BLV, targets_BL))
     least = -(-num_logits * table_VD.dtype.itemsize // BLOCK_BYTES)
     blocks = _Blocks(num_tokens, _number(num_tokens, least))
     y_MTD, targets_MT = blocks.cut(y_BLD, 0), blocks.cut(targets_BL, -1)
-    return _in_blocks(vocab_size, y_MTD, table_VD, targets_MT)
+    return _in_blocks(terms, y_MTD, table_VD, targets_MT)
 
 
 def masked(
@@ -63,23 +78,23 @@ def masked(
 # dtype and their cotangent; fp32 values of that size live inside fusions.
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _of_logits(
-    vocab_size: int, logits_BLV: jax.Array, targets_BL: jax.Array
+    terms: LossTerms, logits_BLV: jax.Array, targets_BL: jax.Array
 ) -> jax.Array:
-    return _of_logits_forward(vocab_size, logits_BLV, targets_BL)[0]
+    return _of_logits_forward(terms, logits_BLV, targets_BL)[0]
 
 
 def _of_logits_forward(
-    vocab_size: int, logits_BLV: jax.Array, targets_BL: jax.Array
+    terms: LossTerms, logits_BLV: jax.Array, targets_BL: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    loss_BL, log_total_BL = _losses(vocab_size, logits_BLV, targets_BL)
+    loss_BL, log_total_BL = _losses(terms, logits_BLV, targets_BL)
     return loss_BL, (logits_BLV, targets_BL, log_total_BL)
 
 
 def _of_logits_backward(
-    vocab_size: int, saved: tuple[jax.Array, ...], d_BL: jax.Array
+    terms: LossTerms, saved: tuple[jax.Array, ...], d_BL: jax.Array
 ) -> tuple[jax.Array, None]:
     logits_BLV, targets_BL, log_total_BL = saved
-    return _slopes(vocab_size, logits_BLV, None, targets_BL, log_total_BL, d_BL), None
+    return _slopes(terms, logits_BLV, None, targets_BL, log_total_BL, d_BL), None
 
 
 _of_logits.defvjp(_of_logits_forward, _of_logits_backward)
@@ -87,18 +102,18 @@ _of_logits.defvjp(_of_logits_forward, _of_logits_backward)
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _in_blocks(
-    vocab_size: int, y_MTD: jax.Array, table_VD: jax.Array, targets_MT: jax.Array
+    terms: LossTerms, y_MTD: jax.Array, table_VD: jax.Array, targets_MT: jax.Array
 ) -> jax.Array:
-    return _in_blocks_forward(vocab_size, y_MTD, table_VD, targets_MT)[0]
+    return _in_blocks_forward(terms, y_MTD, table_VD, targets_MT)[0]
 
 
 def _in_blocks_forward(
-    vocab_size: int, y_MTD: jax.Array, table_VD: jax.Array, targets_MT: jax.Array
+    terms: LossTerms, y_MTD: jax.Array, table_VD: jax.Array, targets_MT: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     def add(loss: jax.Array, block: tuple[jax.Array, jax.Array]):
         y_TD, targets_T = block
         logits_TV = jnp.einsum("td,vd->tv", y_TD, table_VD)
-        loss_T, log_total_T = _losses(vocab_size, logits_TV, targets_T)
+        loss_T, log_total_T = _losses(terms, logits_TV, targets_T)
         return loss + jnp.sum(loss_T), log_total_T
 
     zero = jnp.zeros((), jnp.float32)
@@ -107,34 +122,34 @@ def _in_blocks_forward(
 
 
 def _in_blocks_backward(
-    vocab_size: int, saved: tuple[jax.Array, ...], d: jax.Array
+    terms: LossTerms, saved: tuple[jax.Array, ...], d: jax.Array
 ) -> tuple[jax.Array, jax.Array, None]:
     y_MTD, table_VD, targets_MT, log_total_MT = saved
     d_MT = jnp.broadcast_to(d, targets_MT.shape)
     of_tokens = y_MTD, targets_MT, log_total_MT, d_MT
-    d_MTD = _input_slopes(vocab_size, table_VD, *of_tokens)
-    return d_MTD, _table_slopes(vocab_size, table_VD, *of_tokens), None
+    d_MTD = _input_slopes(terms, table_VD, *of_tokens)
+    return d_MTD, _table_slopes(terms, table_VD, *of_tokens), None
 
 
 _in_blocks.defvjp(_in_blocks_forward, _in_blocks_backward)
 
 
 def _input_slopes(
-    vocab_size: int, table_VD: jax.Array, *of_tokens: jax.Array
+    terms: LossTerms, table_VD: jax.Array, *of_tokens: jax.Array
 ) -> jax.Array:
     """d_MTD, a block of tokens at a time."""
 
     def one(block: tuple[jax.Array, ...]) -> jax.Array:
         y_TD, *given_T = block
         logits_TV = jnp.einsum("td,vd->tv", y_TD, table_VD)
-        d_TV = _slopes(vocab_size, logits_TV, None, *given_T)
+        d_TV = _slopes(terms, logits_TV, None, *given_T)
         return jnp.einsum("tv,vd->td", d_TV, table_VD)
 
     return jax.lax.map(one, of_tokens)
 
 
 def _table_slopes(
-    vocab_size: int, table_VD: jax.Array, *of_tokens: jax.Array
+    terms: LossTerms, table_VD: jax.Array, *of_tokens: jax.Array
 ) -> jax.Array:
     """d_VD, some rows of each strip at a time, for all tokens.
 
@@ -155,7 +170,7 @@ def _table_slopes(
 
     def one(d_KRD: jax.Array, start: jax.Array) -> tuple[jax.Array, None]:
         logits_NV = jnp.einsum("nd,vd->nv", y_ND, of(table_KRD, start))
-        d_NV = _slopes(vocab_size, logits_NV, of(index_KR, start), *given_N)
+        d_NV = _slopes(terms, logits_NV, of(index_KR, start), *given_N)
         d_VD = jnp.einsum("nv,nd->vd", d_NV, y_ND).reshape(K, size, D)
         return jax.lax.dynamic_update_slice_in_dim(d_KRD, d_VD, start, axis=1), None
 
@@ -188,19 +203,26 @@ def _number(num_tokens: int, least: int) -> int:
 
 
 def _losses(
-    vocab_size: int, logits_V: jax.Array, targets: jax.Array
+    terms: LossTerms, logits_V: jax.Array, targets: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Losses of tokens, and the logarithms of what their softmax divides by."""
-    z_V = masked(logits_V, vocab_size)
+    z_V = masked(logits_V, terms.vocab_size)
     log_total = jax.nn.logsumexp(z_V, axis=-1)
     # A masked sum, not a gather: a sharded V then costs one all-reduce of [B, L].
     is_target_V = _vocab_index(z_V) == targets[..., None]
     target = jnp.sum(jnp.where(is_target_V, z_V, 0.0), axis=-1)
-    return jnp.where(targets < 0, 0.0, log_total - target), log_total
+    if smoothing := terms.label_smoothing:
+        is_word_V = _vocab_index(z_V) < terms.vocab_size
+        total = jnp.sum(jnp.where(is_word_V, z_V, 0.0), axis=-1)
+        target = (1 - smoothing) * target + smoothing / terms.vocab_size * total
+    loss = log_total - target
+    if terms.z_loss:
+        loss += terms.z_loss * jnp.square(log_total)
+    return jnp.where(targets < 0, 0.0, loss), log_total
 
 
 def _slopes(
-    vocab_size: int,
+    terms: LossTerms,
     logits_V: jax.Array,
     index_V: jax.Array | None,
     targets: jax.Array,
@@ -208,12 +230,18 @@ def _slopes(
     d: jax.Array,
 ) -> jax.Array:
     """The cotangent of logits, in their dtype; `d` is that of the losses."""
-    z_V = masked(logits_V, vocab_size, index_V)
+    z_V = masked(logits_V, terms.vocab_size, index_V)
     d = jnp.where(targets < 0, 0.0, d)
     probability_V = jnp.exp(z_V - log_total[..., None])
+    if terms.z_loss:
+        probability_V *= (1 + 2 * terms.z_loss * log_total)[..., None]
     is_target_V = _vocab_index(z_V, index_V) == targets[..., None]
-    one_hot_V = is_target_V.astype(jnp.float32)
-    return ((probability_V - one_hot_V) * d[..., None]).astype(logits_V.dtype)
+    target_V = is_target_V.astype(jnp.float32)
+    if smoothing := terms.label_smoothing:
+        is_word_V = _vocab_index(z_V, index_V) < terms.vocab_size
+        share = smoothing / terms.vocab_size
+        target_V = (1 - smoothing) * target_V + jnp.where(is_word_V, share, 0.0)
+    return ((probability_V - target_V) * d[..., None]).astype(logits_V.dtype)
 
 
 def _vocab_index(z_V: jax.Array, index_V: jax.Array | None = None) -> jax.Array:

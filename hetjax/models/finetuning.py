@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fine-tuning of a part of a model: what is trained, and which weights have adapters.
+"""What is trained of a model, and by which loss; which weights have adapters.
 
-Owns the settings, and how they make of a model one that says what of it is frozen: all
-else (plans, costs, stages, checkpoints) reads that from the model. Does not own what an
-adapter is (`adapters.py`).
+Owns the settings, and how they make of a model one that says what of it is frozen, and
+what its head adds to the loss: all else (plans, costs, stages, checkpoints) reads that
+from the model. Does not own what an adapter (`adapters.py`) or the loss (`head.py`) is.
 """
 
 import math
@@ -19,16 +19,22 @@ if TYPE_CHECKING:
     from hetjax.models.model import Model, ModuleSpec
 
 _MOST_RANK = 4096
+_MOST_Z_LOSS = 1.0
 _NAMED = 6  # of many paths, so many are named
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
-    """Which parameters are trained; the others stay as they begin."""
+    """Which parameters are trained, and what their loss is besides cross-entropy."""
 
     only: str | None = None
     """Regular expression, found in the full paths of what is trained, as in
-    'block_00[23]|head'. None: all parameters."""
+    'block_00[23]|head'. None: all parameters, else the others stay as they begin."""
+    label_smoothing: float = 0.0
+    """What part of each target is spread evenly over all words, as in 0.1."""
+    z_loss: float = 0.0
+    """Coefficient of the squared logarithm of what the softmax divides by, as in
+    1e-4: it keeps logits from drifting."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +55,18 @@ WHOLE, WITHOUT_ADAPTERS = TrainConfig(), LoraConfig()
 
 def check_finetuning(train: TrainConfig, lora: LoraConfig) -> None:
     """Raise BadInput for settings that cannot be, whatever the model."""
+    if not 0 <= train.label_smoothing < 1:
+        raise BadInput(
+            got=f"train.label_smoothing = {train.label_smoothing}",
+            allowed="0 (none) or more, and below 1",
+            fix="give --train.label-smoothing 0.1, say",
+        )
+    if not 0 <= train.z_loss <= _MOST_Z_LOSS:
+        raise BadInput(
+            got=f"train.z_loss = {train.z_loss}",
+            allowed=f"0 (none) to {_MOST_Z_LOSS:g}",
+            fix="give --train.z-loss 1e-4, say",
+        )
     if not 0 <= lora.rank <= _MOST_RANK:
         raise BadInput(
             got=f"lora.rank = {lora.rank}",
@@ -79,11 +97,20 @@ def check_finetuning(train: TrainConfig, lora: LoraConfig) -> None:
 
 
 def fine_tuned(model: "Model", train: TrainConfig, lora: LoraConfig) -> "Model":
-    """Give the model with what is trained of it; BadInput if that is nothing."""
+    """Give the model with what is trained of it, and by which loss; BadInput if that
+    is nothing."""
     check_finetuning(train, lora)
+    if train.label_smoothing or train.z_loss:
+        model = _with_loss(model, train)
     if lora.rank:
         return with_adapters(model, lora)
     return model if train.only is None else trained_in_part(model, train.only)
+
+
+def _with_loss(model: "Model", train: TrainConfig) -> "Model":
+    from hetjax.models.head import with_loss  # JAX takes a second
+
+    return with_loss(model, label_smoothing=train.label_smoothing, z_loss=train.z_loss)
 
 
 def warn_of_profile(model: "Model") -> None:

@@ -6,7 +6,7 @@ Owns the module with its config, and the padding of a vocabulary. Does not own t
 arithmetic of the loss (`cross_entropy.py`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +14,9 @@ from flax import nnx
 
 from hetjax.errors import BadInput
 from hetjax.models.configs import NormConfig, require_positive
-from hetjax.models.cross_entropy import cross_entropy, masked
+from hetjax.models.cross_entropy import LossTerms, cross_entropy, masked
 from hetjax.models.layers import Norm, normal
+from hetjax.models.model import Layer, Model, ModuleSpec
 
 
 def padded(vocab_size: int, multiple: int) -> int:
@@ -25,15 +26,18 @@ def padded(vocab_size: int, multiple: int) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadConfig:
-    """Rows of the table from `vocab_size` on are padding."""
+    """Rows of the table from `vocab_size` on are padding; `LossTerms` has the rest."""
 
     vocab_size: int
     padded_vocab_size: int
     hidden_size: int
     norm: NormConfig
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
 
     def __post_init__(self) -> None:
-        require_positive("head", self, exempt=("padded_vocab_size",))
+        terms = "label_smoothing", "z_loss"
+        require_positive("head", self, exempt=("padded_vocab_size", *terms))
         if self.padded_vocab_size < self.vocab_size:
             raise BadInput(
                 got=f"head: padded_vocab_size = {self.padded_vocab_size} below "
@@ -53,12 +57,41 @@ class Head(nnx.Module):
         self.table = normal(rngs, (V, D), ("vocab", None))
 
     def __call__(self, x_BLD: jax.Array, targets_BL: jax.Array) -> jax.Array:
-        """Give the cross-entropy summed over tokens, in nats (fp32 scalar)."""
-        table_VD, vocab_size = self.table[...], self.config.vocab_size
-        y_BLD = self.norm(x_BLD)
-        return cross_entropy(y_BLD, table_VD, targets_BL, vocab_size=vocab_size)
+        """Give the loss summed over tokens, in nats (fp32 scalar)."""
+        of = self.config
+        terms = LossTerms(of.vocab_size, of.label_smoothing, of.z_loss)
+        return cross_entropy(self.norm(x_BLD), self.table[...], targets_BL, terms=terms)
 
     def logits(self, x_BLD: jax.Array) -> jax.Array:
         """Give fp32 logits_BLV; those of padding are -inf."""
         logits_BLV = jnp.einsum("bld,vd->blv", self.norm(x_BLD), self.table[...])
         return masked(logits_BLV, self.config.vocab_size)
+
+
+def with_loss(model: Model, *, label_smoothing: float, z_loss: float) -> Model:
+    """Give the model that is trained with these terms of the loss.
+
+    BadInput for one whose last module is not `Head`.
+    """
+    *body, last = model.layers
+    *before, head = last.modules
+    if not isinstance(head.config, HeadConfig):
+        raise BadInput(
+            got=f"label smoothing or z-loss for model {model.name}, whose last module "
+            f"is {head.cls.__name__}",
+            allowed="models that end with hetjax.models.head.Head",
+            fix="leave --train.label-smoothing and --train.z-loss out, or add the "
+            "terms in your own module",
+        )
+    terms = {"label_smoothing": label_smoothing, "z_loss": z_loss}
+    head = replace(head, config=replace(head.config, **terms))
+    layers = (*body, Layer(last.name, (*before, head)))
+    return replace(model, layers=layers)
+
+
+def validating(spec: ModuleSpec) -> ModuleSpec:
+    """The module as it is validated: a head by its cross-entropy alone."""
+    if not isinstance(spec.config, HeadConfig):
+        return spec
+    plain = replace(spec.config, label_smoothing=0.0, z_loss=0.0)
+    return replace(spec, config=plain)

@@ -9,6 +9,7 @@ gradients stay apart per data rank and are summed once per step, not per microba
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -38,7 +39,8 @@ def evaluate(
     x: Given,
     targets: jax.Array | None = None,
 ) -> jax.Array:
-    """Output of a microbatch, or the sum of its losses if the stage is the last."""
+    """Output of a microbatch, or its cross-entropy if the stage is the last."""
+    function = replace(function, held=function.held.validated())
 
     def one(x: Given, targets: jax.Array | None) -> jax.Array:
         return output(function, params, x, targets)[0]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 
+from hetjax.models.head import validating
 from hetjax.models.model import AbstractParam, Model, ModuleSpec, abstract_params
 from hetjax.plans.plan import (
     Group,
@@ -104,6 +105,12 @@ class StageStacks:
     tied: tuple[tuple[str, LeafId], ...] = ()
     first: bool = False
     last: bool = False
+
+    def validated(self) -> "StageStacks":
+        """The same with a head that gives cross-entropy alone."""
+        units = (tuple(map(validating, stack.unit)) for stack in self.stacks)
+        pairs = zip(self.stacks, units, strict=True)
+        return replace(self, stacks=tuple(replace(s, unit=unit) for s, unit in pairs))
 
 
 @dataclass(frozen=True, slots=True)

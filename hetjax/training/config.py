@@ -48,6 +48,7 @@ _LIMITS: dict[str, tuple[Callable[[float], bool], str, str]] = {  # in words, an
     "optimizer.clip_norm": (lambda x: x >= 1e-9, "{} >= 1e-09, inf too", "1.0"),
     "optimizer.beta1": _BETA,
     "optimizer.beta2": _BETA,
+    "optimizer.ema": _BETA,
     "evaluation.temperature": (
         lambda x: not x or 1e-6 <= x <= 1e6,
         "0, or 1e-06 <= {} <= 1e+06",
@@ -87,6 +88,9 @@ class OptimizerConfig:
     adafactor has a course of its own."""
     clip_norm: float = 1.0
     """Limit of the global gradient norm; inf for none."""
+    ema: float = 0.0
+    """Decay of an average of the weights, as in 0.999, which is kept beside them and
+    can be exported; 0: none. A run keeps the one that it began with."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

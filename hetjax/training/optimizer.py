@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The optimizer settings as an Optax transformation and a learning-rate schedule.
 
-Owns which parameters decay, which are matrices to Muon, and the course of the learning
-rate. Does not own
-clipping, which needs the norm over all stages (NORM, `hetjax/runtime/`), nor state.
+Owns which parameters decay, which are matrices to Muon, the course of the learning
+rate, and the average of the weights. Does not own clipping, which needs the norm over
+all stages (NORM, `hetjax/runtime/`), nor state.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from optax.contrib import MuonDimensionNumbers, muon
@@ -16,6 +17,7 @@ from optax.contrib import MuonDimensionNumbers, muon
 from hetjax.runtime.execution.update import OfWholeLeaves
 from hetjax.training.config import OptimizerConfig
 
+AVERAGES = "opt.ema."  # how names of entries of checkpoints begin that are `Averaged`
 _BLOCK = 4096  # steps
 _LOOKED_UP = ("table", "positions")  # rows for tokens, by which nothing is projected
 _MUON_RMS = 0.2  # of its updates, like Adam's: arXiv 2502.16982, section 2.2
@@ -23,6 +25,37 @@ _MUON_RMS = 0.2  # of its updates, like Adam's: arXiv 2502.16982, section 2.2
 
 def optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTransformation:
     """Return the leaf-wise rule of a run of so many steps, without clipping."""
+    rule = _rule(config, num_steps)
+    return _averaging(rule, config.ema) if config.ema else rule
+
+
+class Averaged(NamedTuple):
+    """The state of a rule, and the average of the weights it has made."""
+
+    rule: Any
+    ema: Any
+
+
+def _averaging(
+    rule: optax.GradientTransformation, decay: float
+) -> optax.GradientTransformation:
+    """The rule, with an average that begins as the first weights."""
+
+    def init(params: Any) -> Averaged:
+        return Averaged(rule.init(params), jax.tree.map(jnp.copy, params))
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        assert params is not None, "averages are of weights"
+        updates, of_rule = rule.update(updates, state.rule, params)
+        made = optax.apply_updates(params, updates)
+        ema = optax.incremental_update(made, state.ema, 1 - decay)
+        return updates, Averaged(of_rule, ema)
+
+    kind = OfWholeLeaves if isinstance(rule, OfWholeLeaves) else type(rule)
+    return kind(init, update)
+
+
+def _rule(config: OptimizerConfig, num_steps: int) -> optax.GradientTransformation:
     rate = schedule(config, num_steps)
     decay, beta1, beta2 = config.weight_decay, config.beta1, config.beta2
     decayed = optax.add_decayed_weights(decay, matrices)

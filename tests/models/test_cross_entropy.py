@@ -164,9 +164,8 @@ def test_no_second_table_is_there_beside_the_gradient(blocks: Any):
     targets_BL = jax.ShapeDtypeStruct((1, 512), jnp.int32)
 
     def loss(y_BLD: Any, table_VD: Any, targets_BL: Any) -> Any:
-        return cross_entropy.cross_entropy(
-            y_BLD, table_VD, targets_BL, vocab_size=32_768
-        )
+        terms = cross_entropy.LossTerms(32_768)
+        return cross_entropy.cross_entropy(y_BLD, table_VD, targets_BL, terms=terms)
 
     step = jax.jit(jax.grad(loss, argnums=(0, 1)))
     memory: Any = step.lower(y_BLD, table_VD, targets_BL).compile().memory_analysis()

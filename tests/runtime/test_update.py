@@ -70,6 +70,9 @@ WHOLE = {  # what a run makes of the names, and Adafactor as if its matrices wer
     name: optimizer(OptimizerConfig(name=name, learning_rate=1e-2, warmup_steps=0), 9)
     for name in get_args(get_type_hints(OptimizerConfig)["name"])
 }
+for name in ("adamw", "muon"):
+    averaged = OptimizerConfig(name=name, learning_rate=1e-2, warmup_steps=0, ema=0.9)
+    WHOLE[f"averaged {name}"] = optimizer(averaged, 9)
 WHOLE["factored"] = OfWholeLeaves(*OPTIMIZERS["adafactor"])
 OPTIMIZERS |= WHOLE
 
@@ -144,7 +147,7 @@ def test_replicas_that_are_cut_differently_stay_bit_equal(name: str):
     assert num_compared == len(held)
 
 
-@pytest.mark.parametrize("name", ["adamw", "factored", "muon"])
+@pytest.mark.parametrize("name", ["averaged adamw", "factored", "averaged muon"])
 def test_a_restored_runtime_goes_on_bit_equal_although_it_reads_one_copy(name: str):
     runtimes = []
     with fully_optimised():

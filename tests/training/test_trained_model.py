@@ -39,6 +39,9 @@ def test_a_run_is_sampled_and_scored_as_what_it_exports(
     capsys.readouterr()
     assert sample([str(run_dir), "--step", "1"]) == 2
     assert "no complete checkpoint of step 1" in capsys.readouterr().err
+    assert sample([str(run_dir), "--ema"]) == 2
+    told = capsys.readouterr().err
+    assert all(part in told for part in ("got: --ema", "allowed:", "ema 0.999"))
     shutil.rmtree(run_dir / CHECKPOINTS)
     assert sample([str(run_dir)]) == 2
     told = capsys.readouterr().err
