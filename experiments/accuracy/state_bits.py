@@ -27,7 +27,6 @@ from itertools import product
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from hetjax.models.presets import model_preset
 from hetjax.plans.plan import Plan, Replica, Stage
