@@ -115,7 +115,8 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--output", type=Path)
     options = parser.parse_args(words)
     output: Path | None = options.output
-    command = " ".join([COMMAND, *(sys.argv[1:] if words is None else words)])
+    asked = ["--rules", *options.rules, "--seeds", *map(str, options.seeds)]
+    command = " ".join([COMMAND, "--steps", str(options.steps), *asked])
     there = output is not None and output.exists()
     found = json.loads(output.read_text())["runs"] if output and there else {}
     for seed, rule in product(options.seeds, options.rules):

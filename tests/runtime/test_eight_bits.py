@@ -49,7 +49,7 @@ ONE = Plan(
 BATCHES = [random_batch(PLAN, MODEL.vocab_size, step) for step in range(4)]
 
 
-def runtime_of(plan: Plan, **changes: Any) -> StageRuntime:
+def runtime_of(plan: Plan) -> StageRuntime:
     devices = jax.devices()
     nodes = {"a": devices[:2], "b": devices[2:6]}
     runtime = StageRuntime(plan, MODEL, nodes, optimizer(CONFIG, 9), clip_norm=math.inf)
