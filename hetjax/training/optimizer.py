@@ -54,8 +54,8 @@ def _with_moments(rule: optax.GradientTransformation) -> optax.GradientTransform
     def init(params: Any) -> Any:
         return _marked(rule.init(params))
 
-    def update(grads: Any, state: Any, params: Any = None) -> Any:
-        updates, state = rule.update(grads, _unmarked(state), params)
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        updates, state = rule.update(updates, _unmarked(state), params)
         return updates, _marked(state)
 
     return optax.GradientTransformation(init, update)

@@ -99,6 +99,7 @@ def test_a_step_is_that_of_adamw_from_the_state_that_is_held():
     adam = state[0]._replace(count=np.int32(3), mu=mu, nu=nu)
     _, grads = oracle_gradients(MODEL, params, BATCHES[3])
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        after: Any
         updates, after = rule.update(grads, (adam, *state[1:]), params)
         expected: Any = optax.apply_updates(params, updates)
     runtime = runtime_of(PLAN)
