@@ -35,8 +35,10 @@ def updated_by_leaf(
         grads = jax.tree.map(lambda g: g * scale, grads)
         # what is read is read before anything is written, so that both can be in place;
         # as in `update.py`, data movement stays out of the rule's kernels
-        given = jax.lax.optimization_barrier((params, state, grads))
-        params, state = rule(given[0], eight_bits.seen(given[1]), given[2])
+        params, state, grads = jax.lax.optimization_barrier((params, state, grads))
+        # codes in kernels of their own, which round the same on all meshes
+        seen = jax.lax.optimization_barrier(eight_bits.seen(state))
+        params, state = jax.lax.optimization_barrier(rule(params, seen, grads))
         held = eight_bits.held(state, parameters)
         return jax.lax.optimization_barrier((params, held))
 
