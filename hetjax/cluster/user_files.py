@@ -35,7 +35,6 @@ _TYPES: dict[Kind, type | tuple[type, ...]] = {
 }
 _KINDS: dict[Any, Kind] = {
     str: "a string",
-    Literal: "a string",
     Path: "a string",
     int: "an integer",
     float: "a number",
@@ -182,6 +181,8 @@ def kind_of(hint: Any) -> Kind:
     """Return what a file has for a field of this type, or of this and None."""
     if NoneType in get_args(hint):
         (hint,) = (arg for arg in get_args(hint) if arg is not NoneType)
+    if get_origin(hint) is Literal:
+        hint = type(get_args(hint)[0])
     return _KINDS.get(get_origin(hint) or hint, "a table")
 
 

@@ -16,6 +16,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from hetjax.mesh.axes import compute_spec, master_spec, replicated, tensor_dim
 from hetjax.models.model import AbstractParam
+from hetjax.stage.eight_bits import held
 from hetjax.stage.partition import BlockStack
 
 AnyMesh = Mesh | AbstractMesh
@@ -98,15 +99,17 @@ def optimizer_state(
     stacks: Sequence[BlockStack], masters: Any, init: OptimizerInit
 ) -> Any:
     """Optimizer state, one dict of modules per stack; what is shaped and named like a
-    master lies like it, all else is whole on every device."""
+    master lies like it, and so do dims as long as its where others are 1; all else is
+    whole on every device."""
     state = jax.eval_shape(lambda m: fresh_optimizer_state(stacks, m, init), masters)
 
     def placed(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
         own = masters[path[0].idx]
-        master = own.get(_last_key(path), leaf)
-        same = master is not leaf and master.shape == leaf.shape
+        master = own.get(_last_key(path))
+        if master is not None and _is_like(leaf.shape, master.shape):
+            return _abstract(leaf.shape, leaf.dtype, _lying_like(master, leaf.shape))
         whole = replicated(next(iter(own.values())).sharding.mesh)
-        return _abstract(leaf.shape, leaf.dtype, master.sharding if same else whole)
+        return _abstract(leaf.shape, leaf.dtype, whole)
 
     return jax.tree_util.tree_map_with_path(placed, state)
 
@@ -115,11 +118,13 @@ def fresh_optimizer_state(
     stacks: Sequence[BlockStack], masters: Any, init: OptimizerInit
 ) -> Any:
     """Traceable: the state of step 0. Optax sees one module of one unit at a time."""
+
+    def of(stack: BlockStack, params: dict[str, Any]) -> Any:
+        parameters = stack.trained()
+        return per_unit(stack, lambda own: held(init(own), parameters))(params)
+
     return tuple(
-        {
-            name: per_unit(stack, init)(params)
-            for name, params in by_module(leaves).items()
-        }
+        {name: of(stack, params) for name, params in by_module(leaves).items()}
         for stack, leaves in zip(stacks, masters, strict=True)
     )
 
@@ -172,6 +177,22 @@ def _params(
         {leaf: of(stack, param) for leaf, param in stack.leaves().items()}
         for stack in stacks
     )
+
+
+def _is_like(shape: tuple[int, ...], master: tuple[int, ...]) -> bool:
+    """Whether the shape is the master's, or has 1 in place of some of its sizes."""
+    return len(shape) == len(master) and all(
+        size in (1, whole) for size, whole in zip(shape, master, strict=True)
+    )
+
+
+def _lying_like(master: Any, shape: tuple[int, ...]) -> NamedSharding:
+    """Cut like the master, but for dims of which there is 1 here."""
+    spec = master.sharding.spec
+    spec = (*spec, *(None,) * (len(shape) - len(spec)))
+    same = (n == m for n, m in zip(shape, master.shape, strict=True))
+    cut = (axis if like else None for axis, like in zip(spec, same, strict=True))
+    return NamedSharding(master.sharding.mesh, PartitionSpec(*cut))
 
 
 def _abstract(shape: Any, dtype: Any, sharding: Any) -> jax.ShapeDtypeStruct:

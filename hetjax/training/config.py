@@ -71,6 +71,9 @@ class OptimizerConfig:
     name: Literal["adamw", "adafactor", "lion", "muon", "sgd"] = "adamw"
     """The rule; a run keeps the one that it began with, as it has the state for it.
     muon is for matrices inside blocks, and the rest are adamw's."""
+    state_bits: Literal[32, 8] = 32
+    """Bits of each moment in the state of adamw, lion and sgd: 8 for codes with a scale
+    for each row of a matrix. A run keeps those that it began with."""
     learning_rate: float = 3e-4
     """Peak learning rate."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
@@ -228,8 +231,20 @@ def _problems(config: RunConfig) -> Iterator[BadInput]:
         if not is_allowed(attrgetter(name)(config)):
             yield _out_of_range(config, name, allowed.format(name), example)
     yield from _prompt_problems(config.evaluation.prompt)
+    yield from _optimizer_problems(config.optimizer)
     for of in _profile_problems, _upload_problems, _copies_problems, _recovery_problems:
         yield from of(config)
+
+
+def _optimizer_problems(config: OptimizerConfig) -> Iterator[BadInput]:
+    """Rules that need more of their state than 8 bits."""
+    if config.state_bits == 8 and config.name in ("adafactor", "muon"):
+        yield BadInput(
+            got=f"--optimizer.state-bits 8 with --optimizer.name {config.name}",
+            allowed="8 bits for the moments of adamw, lion and sgd, which treat each "
+            "number apart",
+            fix="add --optimizer.name adamw, or leave --optimizer.state-bits out",
+        )
 
 
 def _recovery_problems(config: RunConfig) -> Iterator[BadInput]:

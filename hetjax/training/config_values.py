@@ -101,10 +101,11 @@ def _value(hint: Any, raw: Any, where: str) -> Any:
         return _record(hint, raw, where)
     if get_origin(hint) is Literal:
         if raw not in get_args(hint):
+            known = [str(value) for value in get_args(hint)]
             raise BadInput(
                 got=f"{where} = {raw!r}",
-                allowed=f"one of {', '.join(get_args(hint))}",
-                fix=did_you_mean(raw, get_args(hint)),
+                allowed=f"one of {', '.join(known)}",
+                fix=did_you_mean(str(raw), known),
             )
         return raw
     if raw is None:

@@ -6,6 +6,7 @@ rate, and the average of the weights. Does not own clipping, which needs the nor
 all stages (NORM, `hetjax/runtime/`), nor state.
 """
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -15,11 +16,18 @@ import optax
 from optax.contrib import MuonDimensionNumbers, muon
 
 from hetjax.runtime.execution.update import OfWholeLeaves
+from hetjax.stage.eight_bits import Moment
 from hetjax.training.config import OptimizerConfig
 
 AVERAGES = "opt.ema."  # how names of entries of checkpoints begin that are `Averaged`
 _BLOCK = 4096  # steps
 _LOOKED_UP = ("table", "positions")  # rows for tokens, by which nothing is projected
+# fields of Optax's states that are moments, and whether they have signs
+_SIGNS: dict[type, tuple[tuple[str, bool], ...]] = {
+    optax.ScaleByAdamState: (("mu", True), ("nu", False)),
+    optax.ScaleByLionState: (("mu", True),),
+    optax.TraceState: (("trace", True),),
+}
 _MUON_RMS = 0.2  # of its updates, like Adam's: arXiv 2502.16982, section 2.2
 
 
@@ -58,6 +66,8 @@ def _averaging(
 def _rule(config: OptimizerConfig, num_steps: int) -> optax.GradientTransformation:
     rate = schedule(config, num_steps)
     decay, beta1, beta2 = config.weight_decay, config.beta1, config.beta2
+    if config.state_bits == 8:
+        return _with_moments(_rule(replace(config, state_bits=32), num_steps))
     decayed = optax.add_decayed_weights(decay, matrices)
     if config.name == "adamw":
         return optax.adamw(rate, beta1, beta2, weight_decay=decay, mask=matrices)
@@ -68,6 +78,38 @@ def _rule(config: OptimizerConfig, num_steps: int) -> optax.GradientTransformati
     direction = _adafactor() if config.name == "adafactor" else _muon(config)
     descent = optax.scale_by_learning_rate(rate)
     return OfWholeLeaves(*optax.chain(direction, decayed, descent))
+
+
+def _with_moments(rule: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The rule, with the moments of its state marked as such: they are held in 8 bits
+    between two updates."""
+
+    def init(params: Any) -> Any:
+        return _marked(rule.init(params))
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        updates, state = rule.update(updates, _unmarked(state), params)
+        return updates, _marked(state)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _marked(state: Any) -> Any:
+    def of(node: Any) -> Any:
+        signs = _SIGNS.get(type(node))
+        if signs is None:
+            return node
+        moments = {name: Moment(getattr(node, name), s) for name, s in signs}
+        return node._replace(**moments)
+
+    return jax.tree.map(of, state, is_leaf=lambda node: type(node) in _SIGNS)
+
+
+def _unmarked(state: Any) -> Any:
+    def of(node: Any) -> Any:
+        return node.values if isinstance(node, Moment) else node
+
+    return jax.tree.map(of, state, is_leaf=lambda node: isinstance(node, Moment))
 
 
 def _adafactor() -> optax.GradientTransformation:

@@ -48,7 +48,8 @@ METRICS, EVENTS, TRACE = "metrics.jsonl", "events.jsonl", "trace.json"
 REPORT = "report.html"
 CHECKPOINTS, LOGS = "checkpoints", "logs"
 # settings
-KEPT = ("model", "seed", "seq_len", "global_batch", "optimizer.name", "optimizer.ema")
+KEPT = ("model", "seed", "seq_len", "global_batch", "optimizer.name")
+KEPT += ("optimizer.state_bits", "optimizer.ema")
 KEPT += ("data.mixture", "train.only", "lora.rank", "lora.alpha", "lora.targets")
 _LOCK = ".lock"
 # What may be there before config.json: a start writes some, and may have been killed

@@ -85,6 +85,10 @@ def refused(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -
             ["optimizer.learning_rate = 0", "--optimizer.learning-rate"],
         ),
         (["small", "--optimizer.beta2", "1"], ["optimizer.beta2 = 1", "<= 0.999999"]),
+        (
+            ["small", "--optimizer.name", "muon", "--optimizer.state-bits", "8"],
+            ["--optimizer.state-bits 8 with", "muon", "adamw, lion and sgd"],
+        ),
         (["small", "--model", "smal"], ["model preset 'smal'", "small"]),
         (["small", "--plan", "none.json"], ["'none.json'", "No such file"]),
         (["small", "--cluster", "none.toml"], ["'none.toml'", "No such file"]),
@@ -252,6 +256,7 @@ def test_simulating_without_a_cluster_is_refused(
         (["--model", "tiny"], ["model = 'tiny' (was 'small')", "--model small"]),
         (["--seq-len", "8"], ["seq_len = 8 (was 16)"]),
         (["--global-batch", "12"], ["global_batch = 12 (was 6)"]),
+        (["--optimizer.state-bits", "8"], ["8 (was 32)", "--optimizer.state-bits"]),
         (["--optimizer.name", "sgd"], ["'sgd' (was 'adamw')", "--optimizer.name"]),
         (["--data.path", "other.txt"], ["other hashes", "text.txt"]),
         (["--cluster", "bad.toml"], ["A100"]),

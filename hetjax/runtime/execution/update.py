@@ -19,8 +19,9 @@ from jax.sharding import NamedSharding
 from hetjax.comm.reduction import row_sharding, unpack
 from hetjax.mesh.axes import replicated
 from hetjax.plans.plan import Group
+from hetjax.runtime.execution.leaf_updates import updated_by_leaf
 from hetjax.runtime.execution.programs import Compiled, StagePrograms, compiled
-from hetjax.stage import arrays
+from hetjax.stage import arrays, eight_bits
 from hetjax.stage.partition import BlockStack, LeafId
 
 
@@ -148,11 +149,18 @@ class UpdatePrograms:
     def _stack_update(self, index: int) -> Compiled:
         def step(masters: Any, opt_state: Any, gradients: Any, scale: jax.Array) -> Any:
             grads = self._leaves(index, gradients)
-            grads = jax.tree.map(
-                lambda g, m: jax.lax.with_sharding_constraint(g * scale, m.sharding),
-                grads,
-                abstract,
-            )
+            if eight_bits.has_codes(opt_state):
+                grads = jax.tree.map(lying_like, grads, abstract)
+                masters, opt_state = updated_by_leaf(
+                    partial(_rule, self.optimizer),
+                    self._stacks[index],
+                    masters,
+                    opt_state,
+                    grads,
+                    scale,
+                )
+                return masters, opt_state, self._stack_copies(index, masters)
+            grads = jax.tree.map(lambda g, m: lying_like(g * scale, m), grads, abstract)
             # keeps the data movement above out of the optimizer's kernels, which
             # would otherwise be fused, and rounded, differently on unlike meshes
             grads = jax.lax.optimization_barrier(grads)
@@ -160,6 +168,9 @@ class UpdatePrograms:
                 self.optimizer, self._stacks[index], masters, opt_state, grads, whole
             )
             return masters, opt_state, self._stack_copies(index, masters)
+
+        def lying_like(gradient: jax.Array, master: Any) -> jax.Array:
+            return jax.lax.with_sharding_constraint(gradient, master.sharding)
 
         abstract, whole = self.masters[index], self._whole(index)
         inputs = (
@@ -275,6 +286,15 @@ def _plus_one(sharding: Any) -> Any:
     return jax.jit(lambda count: count + 1, out_shardings=sharding)
 
 
+def _rule(
+    optimizer: optax.GradientTransformation, params: Any, state: Any, grads: Any
+) -> Any:
+    # Optax mixes dtypes and ranks, which callers may have forbidden for their own
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+
 def _update_stack(
     optimizer: optax.GradientTransformation,
     stack: BlockStack,
@@ -283,11 +303,7 @@ def _update_stack(
     grads: dict[str, jax.Array],
     whole: NamedSharding | None,
 ) -> tuple[dict[str, jax.Array], dict[str, Any]]:
-    def one(params: Any, state: Any, grads: Any) -> Any:
-        # Optax mixes dtypes and ranks, which callers may have forbidden for their own
-        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-            updates, state = optimizer.update(grads, state, params)
-            return optax.apply_updates(params, updates), state
+    one = partial(_rule, optimizer)
 
     def one_whole(given: Any) -> Any:
         lying = partial(jax.lax.with_sharding_constraint, shardings=whole)

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Moments of an optimizer in 8 bits, between two updates of a parameter.
+
+After Dettmers et al. (arXiv 2110.02861): blocks of a moment, each with the fp32 size of
+its largest value, and codes for the rest in proportion to it. Here a block is a row
+along a dim that no stage cuts, so that no cut changes a code, and codes are fourth
+powers: steps are fine near 0, as theirs are, and take roots alone to find, where a
+table of codes would be searched.
+
+Owns the codes, the blocks and the state that holds them. Does not own which moments a
+rule has (`hetjax/training/optimizer.py`).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from hetjax.mesh.axes import tensor_dim
+from hetjax.models.model import AbstractParam
+
+LEAST_SIZE = 4096  # elements: what is smaller stays in fp32, as there
+LEAST_ROW = 16  # elements: what has no longer rows does, too; scales would be its most
+_MOST_SIGNED = 127
+_MOST_UNSIGNED = 256  # of 1 to 256: a mean of squares is never rounded to 0
+
+
+@partial(
+    jax.tree_util.register_dataclass, data_fields=["values"], meta_fields=["signed"]
+)
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """fp32 values of a moment, by leaf; what a rule sees of it."""
+
+    values: dict[str, Any]
+    signed: bool
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["codes", "scales", "exact"],
+    meta_fields=["signed"],
+)
+@dataclass(frozen=True, slots=True)
+class HeldMoment:
+    """A moment as it is held, by leaf: codes shaped like the parameter, and the scales
+    of its rows; what is too small for it is `exact`."""
+
+    codes: dict[str, Any]
+    scales: dict[str, Any]
+    exact: dict[str, Any]
+    signed: bool
+
+
+def held(state: Any, parameters: Mapping[str, AbstractParam]) -> Any:
+    """Traceable: the state of one unit with its moments in 8 bits."""
+    rows = {leaf: row_dim(param) for leaf, param in parameters.items()}
+
+    def of(node: Any) -> Any:
+        return _held(node, rows) if isinstance(node, Moment) else node
+
+    return jax.tree.map(of, state, is_leaf=lambda node: isinstance(node, Moment))
+
+
+def seen(state: Any) -> Any:
+    """Traceable: the state with its moments in fp32, as the rule sees it."""
+
+    def of(node: Any) -> Any:
+        return _seen(node) if isinstance(node, HeldMoment) else node
+
+    return jax.tree.map(of, state, is_leaf=_is_held)
+
+
+def has_codes(state: Any) -> bool:
+    """Whether any moment of the state is held in 8 bits."""
+    return any(map(_is_held, jax.tree.leaves(state, is_leaf=_is_held)))
+
+
+def row_dim(param: AbstractParam) -> int | None:
+    """The dim of a parameter along which rows of its moments lie; None: they are exact.
+
+    The longest that tensor ranks do not cut. Data ranks cut the same dim as they, or,
+    where there is none, the first that can be: rows are then along the last.
+    """
+    shape, cut = param.shape, tensor_dim(param.logical)
+    if len(shape) < 2 or math.prod(shape) < LEAST_SIZE:
+        return None
+    uncut = [dim for dim in range(len(shape)) if dim != cut]
+    found = uncut[-1] if cut is None else max(uncut, key=lambda dim: shape[dim])
+    return found if shape[found] >= LEAST_ROW else None
+
+
+def encode(values: jax.Array, dim: int, *, signed: bool) -> tuple[Any, Any]:
+    """(codes, scales of rows along the dim): of every value the nearest."""
+    sizes = jnp.abs(values)
+    scales = jnp.max(sizes, axis=dim, keepdims=True)
+    shares = jnp.where(scales > 0, sizes / jnp.where(scales > 0, scales, 1), 0)
+    if signed:
+        codes = _nearest(shares, 0, _MOST_SIGNED) * jnp.sign(values)
+        return codes.astype(jnp.int8), scales
+    codes = _nearest(shares, 1, _MOST_UNSIGNED)
+    return (codes - 1).astype(jnp.uint8), scales
+
+
+def decode(codes: jax.Array, scales: jax.Array, *, signed: bool) -> jax.Array:
+    """The fp32 values that codes stand for."""
+    numbers = codes.astype(jnp.float32)
+    if signed:
+        return jnp.sign(numbers) * _share(numbers, _MOST_SIGNED) * scales
+    return _share(numbers + 1, _MOST_UNSIGNED) * scales
+
+
+def _nearest(shares: jax.Array, least: int, most: int) -> jax.Array:
+    """The number in least..most whose share is nearest; shares are from 0 to 1."""
+    root = jnp.sqrt(jnp.sqrt(shares))
+    low = jnp.clip(jnp.floor(root * most), least, most - 1)
+    middle = (_share(low, most) + _share(low + 1, most)) * 0.5
+    return low + (shares > middle).astype(jnp.float32)
+
+
+def _share(number: jax.Array, most: int) -> jax.Array:
+    """What a number stands for as a share of its row's scale."""
+    root = number * (1 / most)
+    square = root * root
+    return square * square
+
+
+def _held(moment: Moment, rows: Mapping[str, int | None]) -> HeldMoment:
+    codes, scales, exact = {}, {}, {}
+    for leaf, value in moment.values.items():
+        if (dim := rows[leaf]) is None:
+            exact[leaf] = value
+        else:
+            codes[leaf], scales[leaf] = encode(value, dim, signed=moment.signed)
+    return HeldMoment(codes, scales, exact, moment.signed)
+
+
+def _seen(moment: HeldMoment) -> Moment:
+    found = {
+        leaf: decode(codes, moment.scales[leaf], signed=moment.signed)
+        for leaf, codes in moment.codes.items()
+    }
+    return Moment(moment.exact | found, moment.signed)
+
+
+def _is_held(node: Any) -> bool:
+    return isinstance(node, HeldMoment)
