@@ -30,7 +30,9 @@ from hetjax.models.adapters import merged_weight
 from hetjax.models.hugging_face.adapters_written import write_adapters
 from hetjax.models.hugging_face.configs import read_config
 from hetjax.models.hugging_face.written import DTYPES, Read, fields_of, write_model
+from hetjax.models.model import quantised_weights
 from hetjax.models.named import is_function, is_path, named_config
+from hetjax.models.quantised import rounded
 from hetjax.training import rundir
 from hetjax.training.config import RunConfig
 from hetjax.training.run_model import run_model
@@ -120,11 +122,17 @@ def export_model(
 
 def weight_reader(config: RunConfig, checkpoint: Checkpoint) -> Read:
     """Return what gives each parameter, fp32, by its full path: as saved, or as it has
-    been from the beginning, with its adapter added."""
+    been from the beginning, rounded as it was held, with its adapter added."""
     model = run_model(config)
     first = first_weights(config, model)
     adapters = {
         f"{m.path}.{a.weight}": (m, a) for m in model.modules for a in m.adapters
+    }
+
+    quantised = {
+        f"{m.path}.{name}": (m.frozen_as, weight.num_inputs)
+        for m in model.modules
+        for name, weight in quantised_weights(m).items()
     }
 
     def saved(path: str) -> np.ndarray:
@@ -137,6 +145,9 @@ def weight_reader(config: RunConfig, checkpoint: Checkpoint) -> Read:
             assert first is not None, path
             value = first(path, shape)
         assert value.shape == shape, (path, value.shape)
+        if path in quantised:
+            form, num_inputs = quantised[path]
+            value = rounded(form, value, num_inputs)
         if path not in adapters:
             return value
         spec, adapter = adapters[path]

@@ -166,7 +166,8 @@ def _params(
         layout = spec(param)
         if stack.stacked:  # the dim of units is never cut
             layout = PartitionSpec(None, *layout)
-        return _abstract(stack.shape(param), dtype, NamedSharding(mesh, layout))
+        held_in = param.held_in(dtype)
+        return _abstract(stack.shape(param), held_in, NamedSharding(mesh, layout))
 
     return tuple(
         {leaf: of(stack, param) for leaf, param in stack.leaves().items()}

@@ -48,7 +48,7 @@ REPORT = "report.html"
 CHECKPOINTS, LOGS = "checkpoints", "logs"
 # settings
 KEPT = ("model", "seed", "seq_len", "global_batch", "optimizer.name", "data.mixture")
-KEPT += ("train.only", "lora.rank", "lora.alpha", "lora.targets")
+KEPT += ("train.only", "lora.rank", "lora.alpha", "lora.targets", "lora.frozen")
 _LOCK = ".lock"
 # What may be there before config.json: a start writes some, and may have been killed
 _BEFORE_CONFIG = (
