@@ -27,6 +27,7 @@ from hetjax.data.hugging_face import FILES, TOKENIZER
 from hetjax.data.tokenizer import END_OF_DOCUMENT, load
 from hetjax.errors import BadInput
 from hetjax.models.adapters import merged_weight
+from hetjax.models.configs import FrozenForm
 from hetjax.models.hugging_face.adapters_written import write_adapters
 from hetjax.models.hugging_face.configs import read_config
 from hetjax.models.hugging_face.written import DTYPES, Read, fields_of, write_model
@@ -129,8 +130,8 @@ def weight_reader(config: RunConfig, checkpoint: Checkpoint) -> Read:
         f"{m.path}.{a.weight}": (m, a) for m in model.modules for a in m.adapters
     }
 
-    quantised = {
-        f"{m.path}.{name}": (m.frozen_as, weight.num_inputs)
+    quantised: dict[str, tuple[FrozenForm | None, int]] = {
+        f"{m.path}.{name}": (m.frozen_as, weight.num_inputs or 0)
         for m in model.modules
         for name, weight in quantised_weights(m).items()
     }
@@ -145,8 +146,8 @@ def weight_reader(config: RunConfig, checkpoint: Checkpoint) -> Read:
             assert first is not None, path
             value = first(path, shape)
         assert value.shape == shape, (path, value.shape)
-        if path in quantised:
-            form, num_inputs = quantised[path]
+        form, num_inputs = quantised.get(path, (None, 0))
+        if form is not None:
             value = rounded(form, value, num_inputs)
         if path not in adapters:
             return value

@@ -80,6 +80,7 @@ def linear(formula: str, x: jax.Array, weight: nnx.Param) -> jax.Array:
     """Contract x with a linear weight by the formula, its adapter's part added."""
     about = weight.get_metadata()
     held: Held | None = about.get("held")
+    y: Any
     if held is None:
         y = jnp.einsum(formula, x, weight[...])
     else:

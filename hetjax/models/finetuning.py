@@ -11,14 +11,14 @@ import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, get_args
 
 from hetjax.errors import BadInput
+from hetjax.models.configs import FrozenForm
 
 if TYPE_CHECKING:
     from hetjax.models.model import Model, ModuleSpec
 
-FrozenForm = Literal["int8", "nf4"]
 _MOST_RANK = 4096
 _NAMED = 6  # of many paths, so many are named
 

@@ -45,7 +45,7 @@ from hetjax.models.adapters import (
     factor_dims,
     first_factors,
 )
-from hetjax.models.finetuning import FrozenForm
+from hetjax.models.configs import FrozenForm
 from hetjax.models.quantised import DTYPES, SCALES, Quantised, quantised_shapes
 
 _ADAPTERS = 2**31 - 1  # what keys of adapters are folded with

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hetjax.models.finetuning import FrozenForm
+from hetjax.models.configs import FrozenForm
 
 SCALES = "_scales"  # what the name of the scales ends with, beside the codes'
 BLOCK = 64

@@ -23,7 +23,7 @@ from hetjax.mesh.axes import abstract_mesh
 from hetjax.models.attention import KERNELS, AttentionForm, in_form
 from hetjax.models.model import ModuleSpec, apply, bind
 from hetjax.plans.plan import Remat
-from hetjax.stage.arrays import PARTS, joined_parts
+from hetjax.stage.arrays import PARTS, compute_dtype, joined_parts
 from hetjax.stage.partition import BlockStack, StageStacks
 from hetjax.stage.remat import with_remat
 
@@ -117,9 +117,7 @@ def evaluate(
         return output(function, params, x, targets)[0]
 
     targets = None if targets is None else _split(function, targets)
-    y = _over_data(function, one)(
-        _split(function, arrived(function, params, x)), targets
-    )
+    y = _over_data(function, one)(_arrived(function, params, x), targets)
     return jnp.sum(y) if function.last else _merge(y)
 
 
@@ -136,9 +134,7 @@ def logits(
             x, _ = _call_stack(function, stack, own, params, x, documents_BL)
         return x
 
-    x = _merge(
-        _over_data(function, one)(_split(function, arrived(function, params, given)))
-    )
+    x = _merge(_over_data(function, one)(_arrived(function, params, given)))
     x_11D = jax.lax.dynamic_slice_in_dim(x[:1], position, 1, axis=1)
     (module,), own = head[0].unit, head[1]
     bound: Any = bind(module, _module_params(function, module, own, params))
@@ -186,7 +182,7 @@ def forward(
 ) -> tuple[jax.Array, list[jax.Array]]:
     """Output of a stage that is not the last, and the residuals."""
     one = partial(rank_forward, function, residuals, params)
-    y, saved = _over_data(function, one)(_split(function, arrived(function, params, x)))
+    y, saved = _over_data(function, one)(_arrived(function, params, x))
     return _merge(y), saved
 
 
@@ -200,7 +196,7 @@ def forward_loss(
 ) -> tuple[jax.Array, list[jax.Array]]:
     """The same of the last stage; `loss` accumulates the token sum."""
     one = partial(rank_forward, function, residuals, params)
-    split = _split(function, arrived(function, params, x)), _split(function, targets)
+    split = _arrived(function, params, x), _split(function, targets)
     ce, saved = _over_data(function, one)(*split)
     return loss + jnp.sum(ce), saved
 
@@ -237,8 +233,8 @@ def gradients(
     def one(x: Given, saved: list[jax.Array], dy: jax.Array | None):
         return rank_gradients(residuals, params, x, saved, dy, scale)
 
-    dy = None if dy is None else _split(function, arrived(function, params, dy))
-    x = _split(function, arrived(function, params, x))
+    dy = None if dy is None else _arrived(function, params, dy)
+    x = _arrived(function, params, x)
     grads = _over_data(function, one)(x, saved, dy)
     return _input_gradient(function, grads), grads[0]
 
@@ -258,32 +254,24 @@ def fused(
         (ce, _), vjp = jax.vjp(*_differentiable(function, params, x, targets))
         return ce, vjp(_loss_gradients(scale))
 
-    split = _split(function, arrived(function, params, x)), _split(function, targets)
+    split = _arrived(function, params, x), _split(function, targets)
     ce, grads = _over_data(function, one)(*split)
     dx = _input_gradient(function, grads)
     return accumulate(acc, grads[0]), loss + jnp.sum(ce), dx
 
 
-def arrived(function: StageFunction, params: StageParams, given: Any) -> Any:
-    """What another stage has sent, in the precision of compute; integers stay.
+def _arrived(function: StageFunction, params: StageParams, given: Any) -> Any:
+    """What another stage has sent, split over data, in the precision of compute.
 
-    Messages travel in their sender's precision. Outside of what is differentiated:
+    Integers stay. Messages travel in their sender's precision. Outside of what is differentiated:
     the gradient that is sent back has the precision of who sends it.
     """
-    dtype = _compute_dtype(function, params)
-    return jax.tree.map(
-        lambda x: x if jnp.issubdtype(x.dtype, jnp.integer) else x.astype(dtype), given
-    )
+    dtype = compute_dtype(function.stacks, params)
 
+    def converted(x: jax.Array) -> jax.Array:
+        return x if jnp.issubdtype(x.dtype, jnp.integer) else x.astype(dtype)
 
-def _compute_dtype(function: StageFunction, params: StageParams) -> Any:
-    """That of any weight which is not quantised: adapters, if nothing else."""
-    return next(
-        own[leaf].dtype
-        for stack, own in zip(function.stacks, params, strict=True)
-        for leaf, param in stack.leaves().items()
-        if param.dtype is None
-    )
+    return _split(function, jax.tree.map(converted, given))
 
 
 def accumulate(acc: StageParams, grads: StageParams) -> StageParams:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights in few bits against brute force, closed forms and the paper's construction."""
+"""Weights in few bits: brute force, closed forms and the paper's construction."""
 
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from hetjax.models.finetuning import FrozenForm
+from hetjax.models.configs import FrozenForm
 from hetjax.models.quantised import NF4, product, quantised, rounded, whole
 
 FORMULAS = {1: "bld,dnh->blnh", 2: "blnh,nhd->bld"}
@@ -49,7 +49,11 @@ def test_each_number_becomes_the_nearest_of_those_that_its_block_has(
 def test_int8_is_off_by_half_a_step_and_nf4_by_half_its_widest_gap_at_most():
     weight = random_weight((256, 7))
     largest = np.abs(weight.reshape(4, 64, 7)).max(axis=1, keepdims=True)
-    for form, bound in (("int8", 0.5 / 127), ("nf4", np.diff(NF4).max() / 2)):
+    bounds: dict[FrozenForm, float] = {
+        "int8": 0.5 / 127,
+        "nf4": np.diff(NF4).max() / 2,
+    }
+    for form, bound in bounds.items():
         off = np.abs(rounded(form, weight, 1) - weight).reshape(4, 64, 7)
         assert (off <= bound * largest * (1 + 1e-5)).all()
         assert off.max() > 0.8 * bound * largest.min()
@@ -64,7 +68,8 @@ def test_the_16_numbers_are_the_quantiles_that_the_paper_says():
 
 def test_codes_take_a_byte_or_half_of_one_and_scales_four_for_64():
     weight = jnp.asarray(random_weight((3, 192, 5)))
-    for form, codes_bytes in (("int8", weight.size), ("nf4", weight.size // 2)):
+    sizes: dict[FrozenForm, int] = {"int8": weight.size, "nf4": weight.size // 2}
+    for form, codes_bytes in sizes.items():
         held = quantised(form, weight, 2)
         assert held.codes.nbytes == codes_bytes
         assert held.scales.nbytes == weight.size // 64 * 4
@@ -73,7 +78,7 @@ def test_codes_take_a_byte_or_half_of_one_and_scales_four_for_64():
 def test_zeros_stay_zeros():
     weight = np.zeros((128, 2), np.float32)
     weight[:64, 1] = 1.0
-    for form in ("int8", "nf4"):
+    for form in get_args(FrozenForm):
         np.testing.assert_array_equal(rounded(form, weight, 1), weight)
 
 
@@ -88,6 +93,7 @@ def test_a_product_and_its_gradient_are_those_of_the_weight_made_whole(
     shapes = {1: ((2, 3, 64), (2, 3, 4, 6)), 2: ((2, 3, 4, 64), (2, 3, 6))}
     x, dy = (rng.standard_normal(s).astype(np.float32) for s in shapes[num_inputs])
     held = quantised(form, jnp.asarray(weight), num_inputs)
+    y: Any
     y, vjp = jax.vjp(lambda x: product(formula, x, held), jnp.asarray(x))
     kept = brute_force(form, weight, num_inputs)
     num_free = 3 - num_inputs
@@ -103,7 +109,8 @@ def test_the_backward_keeps_codes_and_not_the_weight(form: FrozenForm):
     held = quantised(form, jnp.asarray(random_weight((128, 4, 8))), 1)
 
     def given(x: jax.Array, held: Any) -> jax.Array:
-        return product(FORMULAS[1], x, held)
+        y: Any = product(FORMULAS[1], x, held)
+        return y
 
     x = jnp.ones((1, 2, 128))
     _, vjp = jax.vjp(lambda x: given(x, held), x)

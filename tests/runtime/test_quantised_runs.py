@@ -13,9 +13,9 @@ import optax
 import pytest
 
 from hetjax.costs.stage_memory import static_bytes
-from hetjax.models.configs import LlamaConfig
+from hetjax.models.configs import FrozenForm, LlamaConfig
 from hetjax.models.decoders import llama_model
-from hetjax.models.finetuning import FrozenForm, LoraConfig, with_adapters
+from hetjax.models.finetuning import LoraConfig, with_adapters
 from hetjax.models.model import Model, parameter_count, quantised_weights, tensor_sizes
 from hetjax.plans.plan import Plan, Remat, Replica, Stage, StageMesh
 from hetjax.plans.validation import tensor_problems
