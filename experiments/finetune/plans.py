@@ -3,11 +3,11 @@
 
     python -m experiments.finetune.plans [--output F]
 
-Of 8B: LoRA (rank 16, all linear weights) on one RTX 4090 and one T4, and on one RTX
-3090 and one RTX 3060; all parameters on 4 A100-40 and 8 V100-32, whose stages compute in
-float16. Of 70B: LoRA over weights in NF4 (QLoRA) on two RTX 4090 and two RTX 3090, each
-of 24 GB. Times are estimated from data sheets. Also what replicas exchange per step:
-the bytes of all gradients in fp32, once, of LoRA and of the whole, of 8B.
+Of 8B: LoRA (rank 16, all linear weights) on one RTX 4090 and one T4, and on one
+RTX 3090 and one RTX 3060; all parameters on 4 A100-40 and 8 V100-32, whose stages
+compute in float16. Of 70B: LoRA over weights in NF4 (QLoRA) on two RTX 4090 and two
+RTX 3090, each of 24 GB. Times are estimated from data sheets. Also what replicas
+exchange per step: bytes of all gradients in fp32, once, of LoRA and of the whole 8B.
 
 `python -m hetjax.plan` finds the same plans: --model llama3.1-8b
 --cluster experiments/finetune/clusters/FILE.toml --lora.rank 16, and so on.

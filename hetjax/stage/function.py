@@ -263,8 +263,7 @@ def fused(
 def _arrived(function: StageFunction, params: StageParams, given: Any) -> Any:
     """What another stage has sent, split over data, in the precision of compute.
 
-    Integers stay. Messages travel in their sender's precision. Outside of what is differentiated:
-    the gradient that is sent back has the precision of who sends it.
+    Outside of what is differentiated: gradients sent back have their sender's.
     """
     dtype = compute_dtype(function.stacks, params)
 
