@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans for fine-tuning Llama 3.1 8B on few and unlike cards: planned, not trained.
+"""Plans for fine-tuning Llama 3.1 on few and unlike cards: planned, not trained.
 
     python -m experiments.finetune.plans [--output F]
 
-LoRA (rank 16, all linear weights) on one RTX 4090 and one T4, and on one RTX 3090 and
-one RTX 3060; all parameters on 4 A100-40 and 8 V100-32, whose stages compute in
-float16. Times are estimated from data sheets. Also what replicas exchange per step: the
-bytes of all gradients in fp32, once, of LoRA and of the whole.
+Of 8B: LoRA (rank 16, all linear weights) on one RTX 4090 and one T4, and on one
+RTX 3090 and one RTX 3060; all parameters on 4 A100-40 and 8 V100-32, whose stages
+compute in float16. Of 70B: LoRA over weights in NF4 (QLoRA) on two RTX 4090 and two
+RTX 3090, each of 24 GB. Times are estimated from data sheets. Also what replicas
+exchange per step: bytes of all gradients in fp32, once, of LoRA and of the whole 8B.
 
 `python -m hetjax.plan` finds the same plans: --model llama3.1-8b
 --cluster experiments/finetune/clusters/FILE.toml --lora.rank 16, and so on.
@@ -32,6 +33,12 @@ CASES: dict[str, dict[str, Any]] = {
     "rtx4090_t4": {"lora": LORA, "global_batch": 16, "seq_len": 1024},
     "rtx3090_3060": {"lora": LORA, "global_batch": 16, "seq_len": 1024},
     "a100_v100": {"global_batch": 64, "seq_len": 2048},
+    "rtx3090_4090": {
+        "model": "llama3.1-70b",
+        "lora": LoraConfig(rank=16, alpha=32.0, frozen="nf4"),
+        "global_batch": 16,
+        "seq_len": 1024,
+    },
 }
 _GRADIENT_BYTES = 4
 
@@ -39,8 +46,8 @@ _GRADIENT_BYTES = 4
 def row(name: str) -> dict[str, Any]:
     """Give one case's plan with what is predicted of it."""
     cluster = HERE / "clusters" / f"{name}.toml"
-    sizes = {"microbatch_sizes": (1, 2), "quiet": True}
-    found = find_plan(model=MODEL, cluster=cluster, **sizes, **CASES[name])
+    sizes = {"model": MODEL, "microbatch_sizes": (1, 2), "quiet": True}
+    found = find_plan(cluster=cluster, **(sizes | CASES[name]))
     predicted = found.plan.predicted
     assert predicted is not None
     return {

@@ -27,10 +27,13 @@ from hetjax.data.hugging_face import FILES, TOKENIZER
 from hetjax.data.tokenizer import END_OF_DOCUMENT, load
 from hetjax.errors import BadInput
 from hetjax.models.adapters import merged_weight
+from hetjax.models.configs import FrozenForm
 from hetjax.models.hugging_face.adapters_written import write_adapters
 from hetjax.models.hugging_face.configs import read_config
 from hetjax.models.hugging_face.written import DTYPES, Read, fields_of, write_model
+from hetjax.models.model import quantised_weights
 from hetjax.models.named import is_function, is_path, named_config
+from hetjax.models.quantised import rounded
 from hetjax.training import rundir
 from hetjax.training.config import RunConfig
 from hetjax.training.optimizer import AVERAGES
@@ -126,12 +129,19 @@ def weight_reader(
     config: RunConfig, checkpoint: Checkpoint, *, ema: bool = False
 ) -> Read:
     """Return what gives each parameter, fp32, by its full path: as saved, or its saved
-    average, or as it has been from the beginning, with its adapter added."""
+    average, or as it has been from the beginning, rounded as it was held, with its
+    adapter added."""
     model = run_model(config)
     saved_as = AVERAGES if ema else WEIGHTS
     first = first_weights(config, model)
     adapters = {
         f"{m.path}.{a.weight}": (m, a) for m in model.modules for a in m.adapters
+    }
+
+    quantised: dict[str, tuple[FrozenForm | None, int]] = {
+        f"{m.path}.{name}": (m.frozen_as, weight.num_inputs or 0)
+        for m in model.modules
+        for name, weight in quantised_weights(m).items()
     }
 
     def saved(path: str) -> np.ndarray:
@@ -144,6 +154,9 @@ def weight_reader(
             assert first is not None, path
             value = first(path, shape)
         assert value.shape == shape, (path, value.shape)
+        form, num_inputs = quantised.get(path, (None, 0))
+        if form is not None:
+            value = rounded(form, value, num_inputs)
         if path not in adapters:
             return value
         spec, adapter = adapters[path]

@@ -216,7 +216,7 @@ def hidden_size(model: Model) -> int:
     """Give the width of the residual stream."""
     spec = model.modules[0]
     params = {
-        name: jax.ShapeDtypeStruct(param.shape, jnp.float32)
+        name: jax.ShapeDtypeStruct(param.shape, param.held_in(jnp.float32))
         for name, param in abstract_params(spec).items()
     }
     tokens_BL = jax.ShapeDtypeStruct((1, 1), jnp.int32)

@@ -18,6 +18,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from hetjax.models.quantised import Quantised, product
+
 A, B = "_lora_a", "_lora_b"
 
 
@@ -45,6 +47,13 @@ class Factors:
     scale: float
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Held:
+    """A weight that is held quantised; compared by identity, too."""
+
+    weight: Quantised
+
+
 def factor_dims(
     dims: tuple[Any, ...], num_inputs: int, between: Any
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -69,8 +78,14 @@ def merged_weight(weight: Any, a: Any, b: Any, scale: float) -> Any:
 
 def linear(formula: str, x: jax.Array, weight: nnx.Param) -> jax.Array:
     """Contract x with a linear weight by the formula, its adapter's part added."""
-    y = jnp.einsum(formula, x, weight[...])
-    factors: Factors | None = weight.get_metadata().get("factors")
+    about = weight.get_metadata()
+    held: Held | None = about.get("held")
+    y: Any
+    if held is None:
+        y = jnp.einsum(formula, x, weight[...])
+    else:
+        y = product(formula, x, held.weight)
+    factors: Factors | None = about.get("factors")
     if factors is None:
         return y
     operands, outputs = formula.split("->")

@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 from hetjax.errors import BadInput
 
+FrozenForm = Literal["int8", "nf4"]  # what frozen weights may be held in
+
 
 def require_positive(owner: str, config: Any, exempt: tuple[str, ...] = ()) -> None:
     """Raise BadInput unless every number of the config, a dataclass, is above zero."""

@@ -11,9 +11,10 @@ import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from hetjax.errors import BadInput
+from hetjax.models.configs import FrozenForm
 
 if TYPE_CHECKING:
     from hetjax.models.model import Model, ModuleSpec
@@ -48,6 +49,9 @@ class LoraConfig:
     targets: str | None = None
     """Regular expression, found in the full paths of linear weights that have one, as
     in 'attention.(q|v)'. None: all linear weights of attention and MLP."""
+    frozen: FrozenForm | None = None
+    """What frozen linear weights of attention and MLP are held in, with adapters or
+    not: int8, or nf4 (QLoRA). None: the precision of compute."""
 
 
 WHOLE, WITHOUT_ADAPTERS = TrainConfig(), LoraConfig()
@@ -90,6 +94,18 @@ def check_finetuning(train: TrainConfig, lora: LoraConfig) -> None:
             got=f"--lora.targets {lora.targets!r} without --lora.rank",
             allowed="targets of adapters that have a rank",
             fix="add --lora.rank 16, say",
+        )
+    if lora.frozen is not None and not lora.rank:
+        raise BadInput(
+            got=f"--lora.frozen {lora.frozen} without --lora.rank",
+            allowed="quantised weights under adapters that have a rank",
+            fix="add --lora.rank 16, say",
+        )
+    if lora.frozen not in (None, *get_args(FrozenForm)):
+        raise BadInput(
+            got=f"lora.frozen = {lora.frozen!r}",
+            allowed=", ".join(get_args(FrozenForm)),
+            fix="give --lora.frozen nf4, say",
         )
     for name, regex in (("train.only", train.only), ("lora.targets", lora.targets)):
         if regex is not None:
@@ -157,7 +173,8 @@ def with_adapters(model: "Model", lora: LoraConfig) -> "Model":
             if parameter.num_inputs is not None
             and pattern.search(f"{spec.path}.{name}")
         )
-        return replace(spec, frozen=tuple(own), adapters=adapters)
+        frozen = replace(spec, frozen=tuple(own), adapters=adapters)
+        return frozen if lora.frozen is None else _quantised(frozen, lora.frozen)
 
     found = _mapped(model, adapted)
     if not any(spec.adapters for spec in found.modules):
@@ -168,6 +185,23 @@ def with_adapters(model: "Model", lora: LoraConfig) -> "Model":
             if parameter.num_inputs is not None
         ]
         raise _no_match("lora.targets", lora.targets or "", "linear weights", paths)
+    return found
+
+
+def _quantised(spec: "ModuleSpec", form: FrozenForm) -> "ModuleSpec":
+    from hetjax.models.model import quantised_weights
+    from hetjax.models.quantised import can_quantise
+
+    found = replace(spec, frozen_as=form)
+    for name, weight in quantised_weights(found).items():
+        assert weight.num_inputs is not None
+        if not can_quantise(form, weight.shape, weight.num_inputs):
+            raise BadInput(
+                got=f"--lora.frozen {form}, of {spec.path}.{name} of shape "
+                f"{list(weight.shape)}, {weight.num_inputs} of them inputs",
+                allowed="an even number in the last dim of the inputs",
+                fix="give --lora.frozen int8",
+            )
     return found
 
 

@@ -38,7 +38,15 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hetjax.errors import BadInput
-from hetjax.models.adapters import Adapter, Factors, factor_dims, first_factors
+from hetjax.models.adapters import (
+    Adapter,
+    Factors,
+    Held,
+    factor_dims,
+    first_factors,
+)
+from hetjax.models.configs import FrozenForm
+from hetjax.models.quantised import DTYPES, SCALES, Quantised, quantised_shapes
 
 _ADAPTERS = 2**31 - 1  # what keys of adapters are folded with
 
@@ -72,7 +80,8 @@ class ModuleSpec:
 
     `tied` maps an own parameter name to the full path of the parameter that it is,
     e.g. `(("table", "embedding.table"),)`; the owner must be in layer 0. Own parameters
-    that are `frozen` stay as they begin; `adapters` are parameters besides.
+    that are `frozen` stay as they begin; `adapters` are parameters besides. Linear
+    weights among the frozen are held `frozen_as` codes and scales, if that is said.
     """
 
     path: str
@@ -81,6 +90,12 @@ class ModuleSpec:
     tied: tuple[tuple[str, str], ...] = ()
     frozen: tuple[str, ...] = ()
     adapters: tuple[Adapter, ...] = ()
+    frozen_as: FrozenForm | None = None
+
+    @property
+    def unquantised(self) -> "ModuleSpec":
+        """The same with its frozen weights as they are before they are quantised."""
+        return replace(self, frozen_as=None)
 
     @property
     def name(self) -> str:
@@ -140,13 +155,18 @@ class AbstractParam:
     """Shape and logical axes of one parameter (fp32 as master weight).
 
     Of a linear weight also how many of its leading dims are its inputs. One that is not
-    `trained` has neither master nor gradient.
+    `trained` has neither master nor gradient. `dtype` is that of codes and scales.
     """
 
     shape: tuple[int, ...]
     logical: tuple[str | None, ...]
     num_inputs: int | None = None
     trained: bool = True
+    dtype: str | None = None  # None: that of compute
+
+    def held_in(self, compute: Any) -> Any:
+        """What dtype it has beside weights in the dtype of compute."""
+        return jnp.dtype(self.dtype or compute)
 
 
 @cache
@@ -175,7 +195,33 @@ def abstract_params(spec: ModuleSpec) -> dict[str, AbstractParam]:
     }
     for adapter in spec.adapters:
         found |= _abstract_factors(adapter, found[adapter.weight])
+    for name, weight in quantised_weights(spec).items():
+        found |= _abstract_codes(spec.frozen_as, name, weight)
     return found
+
+
+@cache
+def quantised_weights(spec: ModuleSpec) -> dict[str, AbstractParam]:
+    """The own parameters that are held quantised, as they are before that, by name."""
+    if spec.frozen_as is None:
+        return {}
+    return {
+        name: parameter
+        for name, parameter in abstract_params(spec.unquantised).items()
+        if parameter.num_inputs is not None and not parameter.trained
+    }
+
+
+def _abstract_codes(
+    form: FrozenForm | None, name: str, weight: AbstractParam
+) -> dict[str, AbstractParam]:
+    assert form is not None and weight.num_inputs is not None, name
+    shapes = quantised_shapes(form, weight.shape, weight.num_inputs)
+    codes, scales = (
+        AbstractParam(shape, weight.logical, trained=False, dtype=dtype)
+        for shape, dtype in zip(shapes, (DTYPES[form], "float32"), strict=True)
+    )
+    return {name: codes, name + SCALES: scales}
 
 
 def _abstract_factors(
@@ -189,7 +235,8 @@ def _abstract_factors(
 
 
 def init_params(spec: ModuleSpec, key: jax.Array) -> Params:
-    """Fresh own parameters of the module, a pure function of the key."""
+    """Fresh own parameters of the module, none quantised, a pure function of the
+    key."""
     module = spec.cls(spec.config, rngs=nnx.Rngs(key))
     params = nnx.to_flat_state(nnx.state(module, nnx.Param))
     tied = dict(spec.tied)
@@ -214,13 +261,16 @@ def bind(spec: ModuleSpec, params: Params) -> nnx.Module:
     """The module with these parameters (own and tied, by name) put in."""
     graph, abstract, rest = _skeleton(spec.cls, spec.config)
     adapters = {adapter.weight: adapter for adapter in spec.adapters}
+    quantised = quantised_weights(spec)
 
     def bound(name: str, leaf: Any) -> Any:
-        if name not in adapters:
-            return leaf.replace(params[name])
-        a, b = (params[factor] for factor in adapters[name].names)
-        factors = Factors(a, b, adapters[name].scale)
-        return leaf.replace(params[name], factors=factors)
+        about: dict[str, Any] = {}
+        if name in adapters:
+            a, b = (params[factor] for factor in adapters[name].names)
+            about["factors"] = Factors(a, b, adapters[name].scale)
+        if name in quantised:
+            about["held"] = Held(Quantised(params[name], params[name + SCALES]))
+        return leaf.replace(params[name], **about)
 
     state = nnx.from_flat_state(
         [
@@ -266,7 +316,7 @@ def parameter_count(layer: Layer, *, trained: bool = False) -> int:
     return sum(
         math.prod(param.shape)
         for spec in layer.modules
-        for param in abstract_params(spec).values()
+        for param in abstract_params(spec.unquantised).values()
         if param.trained or not trained
     )
 

@@ -33,6 +33,16 @@ def compute_weights(stacks: Sequence[BlockStack], mesh: AnyMesh, dtype: Any) -> 
     return _params(stacks, mesh, dtype, lambda param: compute_spec(param.logical))
 
 
+def compute_dtype(stacks: Sequence[BlockStack], weights: Any) -> Any:
+    """That of any of the weights which is not quantised."""
+    return next(
+        own[leaf].dtype
+        for stack, own in zip(stacks, weights, strict=True)
+        for leaf, param in stack.leaves().items()
+        if param.dtype is None
+    )
+
+
 def trained_part(stacks: Sequence[BlockStack], weights: Any) -> Any:
     """Those of the weights (dicts by leaf, one per stack) that are trained."""
     return _part(stacks, weights, trained=True)
@@ -171,7 +181,8 @@ def _params(
         layout = spec(param)
         if stack.stacked:  # the dim of units is never cut
             layout = PartitionSpec(None, *layout)
-        return _abstract(stack.shape(param), dtype, NamedSharding(mesh, layout))
+        held_in = param.held_in(dtype)
+        return _abstract(stack.shape(param), held_in, NamedSharding(mesh, layout))
 
     return tuple(
         {leaf: of(stack, param) for leaf, param in stack.leaves().items()}

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from hetjax.mesh.axes import abstract_mesh
 from hetjax.models.attention import KERNELS
+from hetjax.stage.arrays import compute_dtype
 from hetjax.stage.function import (
     Given,
     Residuals,
@@ -46,7 +47,7 @@ def evaluate(
         return output(function, params, x, targets)[0]
 
     targets = None if targets is None else _split(function, targets)
-    y = _over_data(function, one)(_split(function, arrived(params, x)), targets)
+    y = _over_data(function, one)(_arrived(function, params, x), targets)
     return jnp.sum(y) if function.last else _merge(y)
 
 
@@ -58,7 +59,7 @@ def logits(
     def one(given: Given) -> jax.Array:
         return stream(function, params, given)[0]
 
-    x = _merge(_over_data(function, one)(_split(function, arrived(params, given))))
+    x = _merge(_over_data(function, one)(_arrived(function, params, given)))
     x_11D = jax.lax.dynamic_slice_in_dim(x[:1], position, 1, axis=1)
     return head_logits(function, params, x_11D)
 
@@ -68,7 +69,7 @@ def forward(
 ) -> tuple[jax.Array, list[jax.Array]]:
     """Output of a stage that is not the last, and the residuals."""
     one = partial(rank_forward, function, residuals, params)
-    y, saved = _over_data(function, one)(_split(function, arrived(params, x)))
+    y, saved = _over_data(function, one)(_arrived(function, params, x))
     return _merge(y), saved
 
 
@@ -82,7 +83,7 @@ def forward_loss(
 ) -> tuple[jax.Array, list[jax.Array]]:
     """The same of the last stage; `loss` accumulates the token sum."""
     one = partial(rank_forward, function, residuals, params)
-    split = _split(function, arrived(params, x)), _split(function, targets)
+    split = _arrived(function, params, x), _split(function, targets)
     ce, saved = _over_data(function, one)(*split)
     return loss + jnp.sum(ce), saved
 
@@ -119,8 +120,8 @@ def gradients(
     def one(x: Given, saved: list[jax.Array], dy: jax.Array | None):
         return rank_gradients(residuals, params, x, saved, dy, scale)
 
-    dy = None if dy is None else _split(function, arrived(params, dy))
-    x = _split(function, arrived(params, x))
+    dy = None if dy is None else _arrived(function, params, dy)
+    x = _arrived(function, params, x)
     grads = _over_data(function, one)(x, saved, dy)
     return _input_gradient(function, grads), grads[0]
 
@@ -139,22 +140,23 @@ def fused(
     def one(x: Given, targets: jax.Array):
         return rank_fused(function, params, x, targets, scale)
 
-    split = _split(function, arrived(params, x)), _split(function, targets)
+    split = _arrived(function, params, x), _split(function, targets)
     ce, grads = _over_data(function, one)(*split)
     dx = _input_gradient(function, grads)
     return accumulate(acc, grads[0]), loss + jnp.sum(ce), dx
 
 
-def arrived(params: StageParams, given: Any) -> Any:
-    """What another stage has sent, in the precision of these weights; integers stay.
+def _arrived(function: StageFunction, params: StageParams, given: Any) -> Any:
+    """What another stage has sent, split over data, in the precision of compute.
 
-    Messages travel in their sender's precision. Outside of what is differentiated:
-    the gradient that is sent back has the precision of who sends it.
+    Outside of what is differentiated: gradients sent back have their sender's.
     """
-    dtype = jax.tree.leaves(params)[0].dtype
-    return jax.tree.map(
-        lambda x: x if jnp.issubdtype(x.dtype, jnp.integer) else x.astype(dtype), given
-    )
+    dtype = compute_dtype(function.stacks, params)
+
+    def converted(x: jax.Array) -> jax.Array:
+        return x if jnp.issubdtype(x.dtype, jnp.integer) else x.astype(dtype)
+
+    return _split(function, jax.tree.map(converted, given))
 
 
 def accumulate(acc: StageParams, grads: StageParams) -> StageParams:

@@ -111,4 +111,4 @@ def _value(hint: Any, raw: Any, where: str) -> Any:
     if raw is None:
         return None
     options = [option for option in get_args(hint) if option is not NoneType]
-    return (options[0] if options else hint)(raw)
+    return _value(options[0], raw, where) if options else hint(raw)

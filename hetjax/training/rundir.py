@@ -50,7 +50,8 @@ CHECKPOINTS, LOGS = "checkpoints", "logs"
 # settings
 KEPT = ("model", "seed", "seq_len", "global_batch", "optimizer.name")
 KEPT += ("optimizer.state_bits", "optimizer.ema")
-KEPT += ("data.mixture", "train.only", "lora.rank", "lora.alpha", "lora.targets")
+KEPT += ("data.mixture", "train.only")
+KEPT += ("lora.rank", "lora.alpha", "lora.targets", "lora.frozen")
 _LOCK = ".lock"
 # What may be there before config.json: a start writes some, and may have been killed
 _BEFORE_CONFIG = (

@@ -77,7 +77,7 @@ def parts(model: Model, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def merged_gradients(
-    own: dict[str, Any], adapters: dict[str, Any], batch: Batch
+    own: dict[str, Any], adapters: dict[str, Any], batch: Batch, base: Model = BASE
 ) -> tuple[float, dict[str, np.ndarray]]:
     """Mean loss, and its gradients of A and B, of W + alpha / rank x A B in one jit."""
 
@@ -86,7 +86,7 @@ def merged_gradients(
         for path in (p.removesuffix("_lora_a") for p in adapters if p.endswith("_a")):
             a, b = adapters[f"{path}_lora_a"], adapters[f"{path}_lora_b"]
             whole[path] = own[path] + 2.0 * jnp.tensordot(a, b, axes=1)
-        return oracle_loss_sums(BASE, whole, *batch)[1] / batch[1].size
+        return oracle_loss_sums(base, whole, *batch)[1] / batch[1].size
 
     value, gradients = jax.jit(jax.value_and_grad(loss))(adapters)
     return float(value), {path: np.asarray(g) for path, g in gradients.items()}

@@ -19,6 +19,7 @@ from hetjax.training.presets import Preset
 from hetjax.training.run import run
 from hetjax.training.run_model import run_model
 from hetjax.training.rundir import CHECKPOINTS
+from tests.models.test_quantised import brute_force
 from tests.training.small import (
     MODEL,
     MODEL_CONFIG,
@@ -34,16 +35,17 @@ pytestmark = pytest.mark.usefixtures("quick_compiling")
 RANK, ALPHA = 2, 6.0
 
 
-def preset_of(directory: Path, **changes: object) -> Preset:
+def preset_of(directory: Path, inner_size: int = 32, **changes: object) -> Preset:
     """A run of three steps on weights that no seed gives, with adapters."""
+    sizes = replace(MODEL_CONFIG, inner_size=inner_size)
     folder = directory / "small"
     if not folder.exists():
         rng = np.random.default_rng(0)
         folder.mkdir(parents=True)
         write_model(
             folder,
-            MODEL_CONFIG,
-            fields_of(MODEL_CONFIG),
+            sizes,
+            fields_of(sizes),
             lambda _, shape: rng.normal(0, 0.2, shape).astype(np.float32),
             "float32",
         )
@@ -92,6 +94,7 @@ def test_stopped_and_resumed_on_another_plan_the_curve_goes_on(
     ("change", "said"),
     [
         ({"lora": LoraConfig(rank=4, alpha=ALPHA)}, "lora.rank = 4"),
+        ({"lora": LoraConfig(rank=RANK, frozen="nf4")}, "lora.frozen = 'nf4'"),
         ({"lora": LoraConfig(rank=RANK, targets="mlp")}, "lora.targets = 'mlp'"),
         (
             {"lora": LoraConfig(), "train": TrainConfig(only="head")},
@@ -142,6 +145,46 @@ def test_adapters_are_exported_as_peft_has_them_and_merged_as_one_model(
     )
 
 
+def test_over_nf4_a_run_goes_on_on_another_plan_and_is_exported_as_it_was_rounded(
+    tmp_path: Path,
+):
+    lora = LoraConfig(rank=RANK, alpha=ALPHA, frozen="nf4")
+    wide = 128  # two blocks of 64, which two devices share
+    whole = preset_of(tmp_path / "whole", wide, lora=lora)
+    assert trained(whole) == 0
+    first = preset_of(tmp_path / "parts", wide, lora=lora, stop_after=1)
+    assert trained(first) == 4
+    other = tmp_path / "other.json"
+    write_plan(other, replace(ONE_REPLICA, model=first.config.model))
+    assert trained(but(first, stop_after=None, plan=other)) == 0
+    expected, found = losses(whole.config.run_dir), losses(first.config.run_dir)
+    assert len(expected) == 3
+    for step, values in expected.items():
+        assert found[step] == pytest.approx(values, rel=1e-5)
+    to, adapters = tmp_path / "merged", tmp_path / "adapters"
+    assert export([str(first.config.run_dir), "--to", str(to), "--merged"]) == 0
+    assert export([str(first.config.run_dir), "--to", str(adapters)]) == 0
+    base, merged = (
+        load_file(Path(folder) / "model.safetensors")
+        for folder in (first.config.model, to)
+    )
+    factors = load_file(adapters / "adapter_model.safetensors")
+    said = json.loads((adapters / "adapter_config.json").read_text())
+    assert said["base_model_name_or_path"] == first.config.init
+    name = "model.layers.1.mlp.down_proj.weight"
+    a, b = (
+        factors[f"base_model.model.{name.removesuffix('.weight')}.lora_{x}.weight"]
+        for x in "AB"
+    )
+    rounded = brute_force("nf4", base[name].T, 1).T  # ours has its inputs first
+    assert np.abs(rounded - base[name]).max() > 0.01
+    np.testing.assert_allclose(
+        merged[name], rounded + ALPHA / RANK * (b @ a), rtol=0, atol=1e-5
+    )
+    table = "model.embed_tokens.weight"
+    np.testing.assert_array_equal(merged[table], base[table])
+
+
 def test_a_part_alone_is_trained_and_the_whole_is_exported(tmp_path: Path):
     only = TrainConfig(only=r"block_001\.mlp|head\.norm")
     chosen = preset_of(tmp_path, lora=LoraConfig(), train=only, steps=2)
@@ -182,6 +225,8 @@ def test_frozen_weights_of_a_run_from_scratch_are_drawn_again(tmp_path: Path):
         (TrainConfig(only="("), LoraConfig(), "regular expression"),
         (TrainConfig(), LoraConfig(rank=4, targets="head"), "block_000.attention.q"),
         (TrainConfig(), LoraConfig(targets="mlp"), "without --lora.rank"),
+        (TrainConfig(), LoraConfig(frozen="nf4"), "without --lora.rank"),
+        (TrainConfig(), LoraConfig(rank=4, frozen="fp4"), "int8, nf4"),  # type: ignore
         (TrainConfig(), LoraConfig(rank=-1), "lora.rank = -1"),
         (TrainConfig(), LoraConfig(rank=4, alpha=0.0), "lora.alpha = 0"),
         (TrainConfig(only="head"), LoraConfig(rank=4), "either"),

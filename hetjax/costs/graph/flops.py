@@ -49,7 +49,7 @@ def forward_flops(model: Model, seq_len: int) -> tuple[int, ...]:
 def _module_flops(spec: ModuleSpec, inputs: tuple[Any, ...]) -> tuple[int, Any]:
     untied = in_form(replace(spec, tied=()), "xla")
     params = {
-        name: jax.ShapeDtypeStruct(param.shape, jnp.float32)
+        name: jax.ShapeDtypeStruct(param.shape, param.held_in(jnp.float32))
         for name, param in abstract_params(untied).items()
     }
 

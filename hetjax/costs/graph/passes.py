@@ -290,7 +290,7 @@ def _abstract_params(stage: StageStacks, shares: Shares) -> tuple[dict[str, Any]
     """Compute weights, one dict per stack, whatever cuts them."""
     return tuple(
         {
-            leaf: jax.ShapeDtypeStruct(stack.shape(param), jnp.dtype(shares.dtype))
+            leaf: jax.ShapeDtypeStruct(stack.shape(param), param.held_in(shares.dtype))
             for leaf, param in stack.leaves().items()
         }
         for stack in stage.stacks
@@ -302,7 +302,7 @@ def _weights(stage: StageStacks, dims: Dims, shares: Shares) -> tuple[Value, ...
     return tuple(
         dims.value(
             stack.shape(param),
-            jnp.dtype(shares.dtype),
+            param.held_in(shares.dtype),
             Origin.WEIGHTS,
             (*(None,) * stack.stacked, *param.logical),
         )

@@ -73,7 +73,7 @@ def _pairs(
     """The adapter of each of their modules that has one."""
     found: dict[str, dict[int, _Pair]] = {}
     for spec in model.modules:
-        for name, parameter in abstract_params(spec).items():
+        for name, parameter in abstract_params(spec.unquantised).items():
             if parameter.num_inputs is None:
                 continue
             part, *others = parts[f"{spec.path}.{name}"]

@@ -130,7 +130,7 @@ class FolderWeights:
     def check_model(self, model: Model) -> None:
         """BadInput if the folder is of another model than this."""
         for spec in model.modules:
-            own = replace(spec, adapters=())
+            own = replace(spec.unquantised, adapters=())
             for name, parameter in abstract_params(own).items():
                 path = f"{spec.path}.{name}"
                 there = self._shape(path)

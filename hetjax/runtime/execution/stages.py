@@ -18,10 +18,10 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from hetjax.checkpoint.format import WEIGHTS, Entry
+from hetjax.checkpoint.format import Entry
 from hetjax.mesh.axes import stage_mesh
 from hetjax.mesh.multihost import is_member, leads
-from hetjax.models.model import Model, ModuleSpec, apply, init_params
+from hetjax.models.model import Model, ModuleSpec, abstract_params, apply
 from hetjax.plans.plan import Plan
 from hetjax.runtime.execution.executor import StageState, check_runnable
 from hetjax.runtime.execution.programs import StagePrograms, temp_bytes
@@ -29,6 +29,7 @@ from hetjax.runtime.execution.state import (
     Read,
     Weights,
     fresh_weights,
+    frozen_weights,
     given_weights,
     held_values,
     host_values,
@@ -128,16 +129,17 @@ class Stages:
             state.clear()  # or devices would have to hold it twice
             held = self.partition.stages[stage]
             masters, opt_state = place(held, *abstract, read)
-            frozen = self._frozen(stage, self._first_weights)
+            read_first = frozen_weights(self.model, self._first_weights)
+            frozen = self._frozen(stage, read_first)
             self._install(state, masters, opt_state, frozen)
 
-    def _first_weights(self, entry: Entry) -> np.ndarray:
+    def _first_weights(self, path: str, shape: tuple[int, ...]) -> np.ndarray:
         """A weight that is frozen, as the run began with it."""
-        assert self._weights is not None, f"nobody says where {entry.name} is from"
-        return self._weights(entry.name.removeprefix(WEIGHTS), entry.shape)
+        assert self._weights is not None, f"nobody says where {path} is from"
+        return self._weights(path, shape)
 
     def _frozen(self, stage: StageKey, read: Read) -> Any:
-        """What is frozen of a stage, on its devices, in the precision of compute."""
+        """What is frozen of a stage, on its devices, as its programs read it."""
         held, abstract = self.partition.stages[stage], self.stages[stage].updates.frozen
         return place(held, abstract, ({},) * len(abstract), read)[0]
 
@@ -256,7 +258,10 @@ _shared = lru_cache(maxsize=64)(StagePrograms)
 def _activation_shape(model: Model, tokens_shape: tuple[int, int]) -> tuple[int, ...]:
     spec: ModuleSpec = model.layers[0].modules[0]
     tokens_BL = jax.ShapeDtypeStruct(tokens_shape, jnp.int32)
-    params = jax.eval_shape(lambda: init_params(spec, jax.random.key(0)))
+    params = {
+        name: jax.ShapeDtypeStruct(param.shape, param.held_in(jnp.float32))
+        for name, param in abstract_params(spec).items()
+    }
     return jax.eval_shape(lambda p, t: apply(spec, p, t)[0], params, tokens_BL).shape
 
 

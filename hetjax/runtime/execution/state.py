@@ -18,11 +18,18 @@ import numpy as np
 from hetjax.checkpoint.format import WEIGHTS, Entry
 from hetjax.mesh.axes import slices
 from hetjax.mesh.multihost import to_mesh, whole_value
-from hetjax.models.model import Model, ModuleSpec, init_adapters, init_params
+from hetjax.models.model import (
+    Model,
+    ModuleSpec,
+    init_adapters,
+    init_params,
+    quantised_weights,
+)
+from hetjax.models.quantised import SCALES, quantised_on_host
 from hetjax.stage.partition import NamedStack, StageParameters
 
 Read = Callable[["Entry"], np.ndarray]  # whole value of an entry
-# fp32 value of the parameter with this full path and shape
+# fp32 value of the parameter with this full path and shape, none quantised
 Weights = Callable[[str, tuple[int, ...]], np.ndarray]
 # What of a module's parameters is drawn with a key
 Init = Callable[[ModuleSpec, jax.Array], dict[str, Any]]
@@ -112,6 +119,12 @@ def fresh_weights(model: Model, held: StageParameters, seed: int) -> Read:
     They are drawn on the host's CPU, whatever the stage runs on, from the seed and the
     module's place in the model: replicas on unlike devices start bit-equal.
     """
+    values = _all_drawn(model, held, seed)
+    return frozen_weights(model, lambda path, shape: values[path])
+
+
+def _all_drawn(model: Model, held: StageParameters, seed: int) -> dict[str, np.ndarray]:
+    """Those by path."""
     number = {module.path: i for i, module in enumerate(model.modules)}
     modules = {m.path: m for named in held.stacks for m in named.modules()}
     of_kind: dict[Any, list[str]] = {}
@@ -122,13 +135,12 @@ def fresh_weights(model: Model, held: StageParameters, seed: int) -> Read:
         values: dict[str, np.ndarray] = {}
         for path in paths:
             params = _drawn(init_params, kind, seed, number[path])
-            values |= {f"{WEIGHTS}{path}.{k}": v for k, v in params.items()}
+            values |= {f"{path}.{k}": v for k, v in params.items()}
         return values
 
     with ThreadPoolExecutor() as pool:  # each kind is a program to compile
         of_kinds = pool.map(drawn, of_kind.keys(), of_kind.values())
-        values = {name: value for part in of_kinds for name, value in part.items()}
-    return lambda entry: values[entry.name]
+        return {name: value for part in of_kinds for name, value in part.items()}
 
 
 def given_weights(model: Model, weights: Weights, seed: int) -> Read:
@@ -142,9 +154,37 @@ def given_weights(model: Model, weights: Weights, seed: int) -> Read:
         for name in adapter.names
     }
 
+    def read(path: str, shape: tuple[int, ...]) -> np.ndarray:
+        return (adapters if path in names else weights)(path, shape)
+
+    return frozen_weights(model, read)
+
+
+def frozen_weights(model: Model, weights: Weights) -> Read:
+    """Such weights as a stage holds them: those that are frozen quantised, if so said.
+
+    Each is read and quantised once, by whoever holds it; what is kept until it is asked
+    for is the scales of one leaf.
+    """
+    specs = {spec.path: spec for spec in model.modules}
+    kept: dict[str, np.ndarray] = {}
+
     def read(entry: Entry) -> np.ndarray:
         path = entry.name.removeprefix(WEIGHTS)
-        return (adapters if path in names else weights)(path, entry.shape)
+        if path in kept:
+            return kept.pop(path)
+        module = next(m for m in _prefixes(path) if m in specs)
+        form, own = specs[module].frozen_as, quantised_weights(specs[module])
+        name = path.removeprefix(f"{module}.").removesuffix(SCALES)
+        if form is None or name not in own:
+            return weights(path, entry.shape)
+        whole, num_inputs = own[name], own[name].num_inputs
+        assert num_inputs is not None, path
+        codes, scales = quantised_on_host(
+            form, weights(f"{module}.{name}", whole.shape), num_inputs
+        )
+        kept[f"{module}.{name}"], kept[f"{module}.{name}{SCALES}"] = codes, scales
+        return kept.pop(path)
 
     return read
 

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frozen linear weights in few bits (QLoRA, arXiv 2305.14314), made whole where used.
+
+A weight is cut into blocks of 64 along the last dim of its inputs. Each block has one
+fp32 scale: its largest magnitude, which `nf4` codes are fractions of, or a 127th of it,
+which `int8` codes count. The 16 numbers of NF4 are those of the paper's appendix E; of
+codes two share a byte, the first of the pair in its low bits. The scales themselves are
+not quantised again.
+
+The product makes the weight in the precision of its input and lets go of it; the
+backward makes it again from the codes, whatever is otherwise kept for it.
+
+Owns the forms, how a weight comes into one, and its product. Does not own which weights
+are held so (`finetuning.py`).
+"""
+
+import math
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hetjax.models.configs import FrozenForm
+
+SCALES = "_scales"  # what the name of the scales ends with, beside the codes'
+BLOCK = 64
+DTYPES: dict[FrozenForm, str] = {"int8": "int8", "nf4": "uint8"}
+_PER_BYTE: dict[FrozenForm, int] = {"int8": 1, "nf4": 2}
+_LARGEST = 127
+NF4 = (
+    -1.0,
+    -0.6961928009986877,
+    -0.5250730514526367,
+    -0.39491748809814453,
+    -0.28444138169288635,
+    -0.18477343022823334,
+    -0.09105003625154495,
+    0.0,
+    0.07958029955625534,
+    0.16093020141124725,
+    0.24611230194568634,
+    0.33791524171829224,
+    0.44070982933044434,
+    0.5626170039176941,
+    0.7229568362236023,
+    1.0,
+)
+
+Shape = tuple[int, ...]
+
+
+class Quantised(NamedTuple):
+    """A weight as it is held: arrays, or their shapes."""
+
+    codes: Any
+    scales: Any
+
+
+def quantised_shapes(form: FrozenForm, shape: Shape, num_inputs: int) -> Quantised:
+    """Shapes of codes and scales of a weight, whose dims stay in their places."""
+    size, dim = shape[num_inputs - 1], num_inputs - 1
+    codes, scales = size // _PER_BYTE[form], size // _block(size)
+    return Quantised(*((*shape[:dim], n, *shape[dim + 1 :]) for n in (codes, scales)))
+
+
+def can_quantise(form: FrozenForm, shape: Shape, num_inputs: int) -> bool:
+    """Whether codes fill their bytes."""
+    return shape[num_inputs - 1] % _PER_BYTE[form] == 0
+
+
+def quantised(form: FrozenForm, weight: jax.Array, num_inputs: int) -> Quantised:
+    """Bring a weight (fp32) into the form: of each number the nearest code."""
+    dim = num_inputs - 1
+    blocks = _split(weight, dim, weight.shape[dim] // _block(weight.shape[dim]))
+    largest = jnp.max(jnp.abs(blocks), axis=dim + 1, keepdims=True)
+    scales = largest / _LARGEST if form == "int8" else largest
+    shares = (blocks / jnp.where(scales > 0, scales, 1)).reshape(weight.shape)
+    if form == "int8":
+        codes = jnp.round(shares).astype(jnp.int8)
+    else:
+        codes = _packed(_nearest(shares), dim)
+    return Quantised(codes, jnp.squeeze(scales, dim + 1))
+
+
+def whole(held: Quantised, num_inputs: int, dtype: Any) -> jax.Array:
+    """Make the weight that is held so, in this precision."""
+    dim = num_inputs - 1
+    if held.codes.dtype == DTYPES["nf4"]:
+        values = _looked_up(_unpacked(held.codes, dim))
+    else:
+        values = held.codes.astype(jnp.float32)
+    blocks = _split(values, dim, held.scales.shape[dim])
+    scaled = blocks * jnp.expand_dims(held.scales, dim + 1)
+    return scaled.reshape(values.shape).astype(dtype)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def product(formula: str, x: jax.Array, held: Quantised) -> jax.Array:
+    """Contract x with the weight by the formula, as einsum does.
+
+    The weight has no gradient.
+    """
+    return jnp.einsum(formula, x, _operand(formula, held, x.dtype))
+
+
+def _product_forward(
+    formula: str, x: jax.Array, held: Quantised
+) -> tuple[jax.Array, Quantised]:
+    return jnp.einsum(formula, x, _operand(formula, held, x.dtype)), held
+
+
+def _product_backward(
+    formula: str, held: Quantised, dy: jax.Array
+) -> tuple[jax.Array, None]:
+    of_x, of_weight, of_y = _dims(formula)
+    weight = _operand(formula, held, dy.dtype)
+    return jnp.einsum(f"{of_y},{of_weight}->{of_x}", dy, weight), None
+
+
+product.defvjp(_product_forward, _product_backward)
+
+
+def _operand(formula: str, held: Quantised, dtype: Any) -> jax.Array:
+    _, of_weight, of_y = _dims(formula)
+    return whole(held, sum(dim not in of_y for dim in of_weight), dtype)
+
+
+def _dims(formula: str) -> tuple[str, str, str]:
+    operands, of_y = formula.split("->")
+    of_x, of_weight = operands.split(",")
+    return of_x, of_weight, of_y
+
+
+def quantised_on_host(
+    form: FrozenForm, weight: np.ndarray, num_inputs: int
+) -> Quantised:
+    """The same by the host's CPU, whatever devices there are: equal bits for all."""
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        held = _quantiser(form, num_inputs)(weight)
+    return Quantised(*map(np.asarray, held))
+
+
+def rounded(form: FrozenForm, weight: np.ndarray, num_inputs: int) -> np.ndarray:
+    """What a weight (fp32) is, once it has been in the form."""
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        held = _quantiser(form, num_inputs)(weight)
+        return np.asarray(whole(held, num_inputs, jnp.float32))
+
+
+@cache
+def _quantiser(form: FrozenForm, num_inputs: int) -> Any:
+    return jax.jit(lambda weight: quantised(form, weight, num_inputs))
+
+
+def _block(size: int) -> int:
+    """64, or the largest power of two below it that divides the size."""
+    return math.gcd(BLOCK, size)
+
+
+def _split(value: jax.Array, dim: int, num_blocks: int) -> jax.Array:
+    before, after = value.shape[:dim], value.shape[dim + 1 :]
+    return value.reshape(*before, num_blocks, value.shape[dim] // num_blocks, *after)
+
+
+def _nearest(shares: jax.Array) -> jax.Array:
+    """The place of the nearest of the 16 numbers."""
+    between = [(low + high) / 2 for low, high in zip(NF4, NF4[1:], strict=False)]
+    return sum(
+        ((shares > middle).astype(jnp.uint8) for middle in between),
+        start=jnp.zeros(shares.shape, jnp.uint8),
+    )
+
+
+def _packed(codes: jax.Array, dim: int) -> jax.Array:
+    pairs = _split(codes, dim, codes.shape[dim] // 2)
+    first, second = (
+        jax.lax.index_in_dim(pairs, at, dim + 1, keepdims=False) for at in (0, 1)
+    )
+    return first | (second << 4)
+
+
+def _unpacked(codes: jax.Array, dim: int) -> jax.Array:
+    rank = codes.ndim + 1
+    shifts = jax.lax.broadcasted_iota(
+        jnp.uint8, tuple(2 if at == dim + 1 else 1 for at in range(rank)), dim + 1
+    )
+    pairs = (jnp.expand_dims(codes, dim + 1) >> (4 * shifts)) & 15
+    return pairs.reshape(*codes.shape[:dim], -1, *codes.shape[dim + 1 :])
+
+
+def _looked_up(codes: jax.Array) -> jax.Array:
+    """The number of each code, by comparisons: no device has to gather for it."""
+    numbers = [jnp.full(codes.shape, value, jnp.float32) for value in NF4]
+    return jax.lax.select_n(codes.astype(jnp.int32), *numbers)
