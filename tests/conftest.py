@@ -37,8 +37,7 @@ def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGcs]:
 def pytest_configure(config: pytest.Config) -> None:
     """Both test processes and all that they start keep what they compile for others.
 
-    JAX locks the folder for each entry; entries are told apart by program, options
-    and release of JAX.
+    Entries are told apart by program, options and release of JAX.
     """
     cache = getattr(config, "cache", None)
     if cache is not None:
@@ -47,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--plans", type=int, default=40, help="random plans to hold against one jit"
+        "--plans", type=int, default=24, help="random plans to hold against one jit"
     )
     parser.addoption(
         "--island-plans", type=int, default=4, help="of them over worker processes"
@@ -55,7 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--bound-requests",
         type=int,
-        default=40,
+        default=20,
         help="requests whose bound is held against plans that come near it",
     )
     parser.addoption(

@@ -27,10 +27,14 @@ def strict_simulation() -> None:
 
 
 def keep_compiled(folder: Path) -> None:
-    """Share a folder of compiled programs with the processes that tests start."""
+    """Share a folder of compiled programs with the processes that tests start.
+
+    Without a limit of its size: to keep one, JAX reads the folder at each new entry,
+    under a lock, which took longer than compiling. An entry that is read while it is
+    written is refused by its compression, and compiled.
+    """
     settings = {
         "jax_compilation_cache_dir": str(folder),
-        "jax_compilation_cache_max_size": 8 << 30,  # a limit makes JAX lock
         "jax_persistent_cache_min_compile_time_secs": 0.0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
     }
