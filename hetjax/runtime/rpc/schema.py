@@ -33,10 +33,10 @@ class Limit:
     seconds: float
     what: str
 
-    def passed(self, patience: float) -> str:
+    def passed(self, limit_s: float) -> str:
         """Why a worker that took longer counts as lost."""
         return (
-            f"took more than {patience * self.seconds:g} s to {self.what} "
+            f"took more than {limit_s:g} s to {self.what} "
             "(--patience multiplies all such limits)"
         )
 
@@ -393,7 +393,11 @@ class Leave(Request[Done], minutes=120, what="finish what it writes, and leave")
 class BreakOff(
     Request[Done], minutes=2, what="leave a step that another worker has broken"
 ):
-    """Wait no longer for this worker, which is lost; nobody answers this."""
+    """Wait no longer for this worker, which is lost; nobody answers this.
+
+    One that `is_late` has itself taken too long, and writes to its log where it is.
+    """
 
     worker: str
     reason: str
+    is_late: bool = False

@@ -1,32 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a controller and its workers talk: requests and their answers.
+"""How a controller and its workers talk: sockets on both sides of requests and answers.
 
-Owns matching answers with requests, refusing what does not follow from a request, and
-noticing at once that one side is gone. A side that sends what is no message, or none
-that it may send now, is lost like one that has ended. Does not own the messages
-(`schema.py`), nor what they mean (`runtime/worker/`, `runtime/control/`).
+Owns the connections, and waiting for what comes of a round. A side that sends what is
+no message, or none that it may send now, is lost like one that has ended. Does not own
+what follows from what has come (`rounds.py`), the messages (`schema.py`), nor what they
+mean (`runtime/worker/`, `runtime/control/`).
 """
 
+import itertools
+import queue
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol, TypeVar
 
 import numpy as np
 
 from hetjax.comm.connections import SILENCE_S, Connection, Ends, Key, Listener, dial
 from hetjax.errors import BadInput
-from hetjax.runtime.rpc import schema
-from hetjax.runtime.rpc.encoding import BadMessage, decode, encode
+from hetjax.runtime.rpc import rounds, schema
+from hetjax.runtime.rpc.encoding import decode, encode
+from hetjax.runtime.rpc.rounds import WATCHDOG_FACTOR, Rounds
 
 CONTROLLER = "controller"
 Answer = TypeVar("Answer", bound=schema.Message)
 Progress = Callable[[str, schema.Compiling], None]  # from whom, and how far it is
 
+Record = Callable[[rounds.Event, float, Sequence[rounds.Action]], None]
+
 _LOOK_S = 0.5  # whether a limit has passed, or somebody interrupts
+_CALL_S = 0.1  # the same while workers start, which may end without a word
 
 
 class WorkerLost(ConnectionError):
@@ -101,13 +108,8 @@ class ControllerConnection:
         silence_s: float = SILENCE_S,
     ) -> None:
         def deliver(peer: str, key: Key, data: np.ndarray) -> None:
-            request = decode(data, schema.Request)
-            if request.epoch < self._epoch:
-                raise BadMessage(f"epoch {request.epoch} after epoch {self._epoch}")
-            self._epoch = request.epoch
-            heard(key[1], request)
+            heard(key[1], decode(data, schema.Request))
 
-        self._epoch = 0
         found = dial(address, own, CONTROLLER, secret)
         lost = lambda peer, reason: gone(reason)  # noqa: E731
         self._socket = Connection(found, CONTROLLER, deliver, lost, silence_s)
@@ -123,7 +125,8 @@ class ControllerConnection:
 class SocketConnections:
     """A controller's sockets to its workers, by name.
 
-    Every wait has its limit (`schema.py`) times `patience`.
+    What has come is taken in on the controller's own thread, one event after the other;
+    `record` hears of each, with the time and what was done about it.
     """
 
     def __init__(
@@ -132,25 +135,26 @@ class SocketConnections:
         secret: bytes,
         silence_s: float = SILENCE_S,
         patience: float = 1.0,
+        watchdog_factor: float = WATCHDOG_FACTOR,
+        record: Record = lambda event, now_s, actions: None,
     ) -> None:
-        self._silence_s, self._patience = silence_s, patience
-        self._interrupt: Callable[[], None] = lambda: None
-        self._changed = threading.Condition()
-        self._sockets: dict[str, Connection] = {}
-        self._lost: dict[str, str] = {}
+        self._silence_s, self._record = silence_s, record
+        self._state = Rounds(patience=patience, watchdog_factor=watchdog_factor)
+        self._events = queue.SimpleQueue[rounds.Event | _Arrival]()
+        self._sockets: dict[tuple[str, int], Connection] = {}
+        self._admitted = itertools.count()
         self.only, self.epoch = None, 0
-        self._number = 0  # of what was asked last
-        self._asked: dict[str, schema.AnyRequest] = {}
-        self._replies: dict[str, schema.Message] = {}
+        self._interrupt: Callable[[], None] = lambda: None
         self._progress: Progress | None = None
+        self._finished: rounds.Finish | None = None
         self.noticed: Callable[[str, schema.Noticed], None] = _nobody_listens
         self._listener = Listener(CONTROLLER, address, secret, self._admit)
         self.address = self._listener.address
 
     @property
     def workers(self) -> list[str]:
-        with self._changed:
-            return [name for name in self._sockets if self._is_there(name)]
+        self._catch_up()
+        return [*self._state.there]
 
     def wait_for(
         self,
@@ -158,15 +162,16 @@ class SocketConnections:
         alive: Callable[[], None] = lambda: None,
     ) -> None:
         """Wait until they have called; `alive` may raise if they never will."""
-        end_s = self._end_s(schema.START)
-        with self._changed:
-            while missing := [name for name in workers if not self._is_there(name)]:
-                alive()
-                self._interrupt()
-                if time.monotonic() > end_s:
-                    reason = schema.LIMITS[schema.START].passed(self._patience)
-                    raise WorkerLost(missing[0], reason)
-                self._changed.wait(0.1)
+        limit_s = self._state.limit_s(schema.START)
+        end_s = time.monotonic() + limit_s
+        while missing := [name for name in workers if name not in self.workers]:
+            alive()
+            self._interrupt()
+            if time.monotonic() > end_s:
+                raise WorkerLost(
+                    missing[0], schema.LIMITS[schema.START].passed(limit_s)
+                )
+            self._take_next(_CALL_S)
 
     @contextmanager
     def interrupted_by(self, interrupt: Callable[[], None]) -> Iterator[None]:
@@ -186,169 +191,113 @@ class SocketConnections:
             return {}
         (what,) = {type(request) for request in requests.values()}
         asked = {w: replace(r, epoch=self.epoch) for w, r in requests.items()}
-        with self._changed:
-            self._number += 1
-            # a copy, from which answers are taken while the others are still asked
-            self._asked, self._replies = dict(asked), {}
-            self._progress = progress
-        for worker, request in asked.items():
-            self._send(worker, request)
-        return self._answers(list(asked), what)
+        self._catch_up()
+        self._finished, self._progress = None, progress
+        self._take(rounds.Asked(asked))
+        while self._finished is None:
+            self._interrupt()
+            self._take_next(_LOOK_S)
+            self._take(rounds.TimePassed())
+        return answers_of(self._finished, what)
 
     def lose(self, worker: str, reason: str) -> None:
-        self._gone(worker, reason)
-        found = self._sockets.get(worker)
-        if found is not None:
-            threading.Thread(target=found.close, daemon=True).start()
+        """May be called from any thread."""
+        self._events.put(rounds.TakenForLost(worker, reason))
 
     def close(self) -> None:
         """End all connections; workers end themselves then."""
         self._listener.close()
-        for found in self._sockets.values():
+        for found in [*self._sockets.values()]:
             found.close()
 
-    def _is_there(self, worker: str) -> bool:
-        return worker in self._sockets and worker not in self._lost
+    def _catch_up(self) -> None:
+        """Take in all that has come."""
+        while not self._events.empty():
+            self._take(self._events.get())
 
-    def _answers(
-        self, workers: Sequence[str], what: type[schema.Request[Answer]]
-    ) -> dict[str, Answer]:
-        there, trouble = self._waited(workers, what)
-        kind = schema.answer_of(what)
-        answers = {w: m for w, m in there.items() if isinstance(m, kind)}
-        if trouble is None:
-            return answers
-        for message in there.values():
-            if isinstance(message, schema.RequestRefused):
-                raise BadInput(
-                    got=message.got, allowed=message.allowed, fix=message.fix
-                )
-        raise WorkerLost(*trouble, {w: m for w, m in there.items() if m is not None})
+    def _take_next(self, limit_s: float) -> None:
+        """Take in what comes next, unless nothing does for so long."""
+        with suppress(queue.Empty):
+            self._take(self._events.get(timeout=limit_s))
 
-    def _waited(
-        self, workers: Sequence[str], what: type[schema.AnyRequest]
-    ) -> tuple[dict[str, schema.Message | None], tuple[str, str] | None]:
-        """The answers of all, once they are there, and the trouble if there was any.
+    def _take(self, event: "rounds.Event | _Arrival") -> None:
+        if isinstance(event, _Arrival):
+            self._connect(event.ends, event.called.worker, event.called.incarnation)
+            event = event.called
+        elif isinstance(event, rounds.Ended):
+            self._sockets.pop((event.worker, event.incarnation), None)
+        now_s = time.monotonic()
+        self._state, actions = rounds.react(event, self._state, now_s)
+        self._record(event, now_s, actions)
+        for action in actions:
+            self._do(action)
 
-        Past the limit all that have not answered are told to break off. Those that do
-        have waited for another: who does not even do that is lost.
-        """
-        end_s, told = self._end_s(what), None
-        with self._changed:
-            while len(there := self._there(workers)) < len(workers):
-                late = [worker for worker in workers if worker not in there]
-                is_late = time.monotonic() > end_s
-                if is_late and told is not None:
-                    for worker in late:
-                        self.lose(worker, schema.LIMITS[what].passed(self._patience))
-                    continue
-                trouble = _trouble(there, self._lost)
-                if is_late and trouble is None:
-                    trouble = late[0], schema.LIMITS[what].passed(self._patience)
-                if trouble is not None and told is None:
-                    told, end_s = trouble, max(end_s, self._end_s(schema.BreakOff))
-                    lost, reason = trouble
-                    for worker in late:
-                        request = schema.BreakOff(
-                            worker=lost, reason=reason, epoch=self.epoch
-                        )
-                        self._send(worker, request)
-                self._interrupt()
-                self._changed.wait(_LOOK_S)
-        return there, _trouble(there, self._lost) or told
+    def _do(self, action: rounds.Action) -> None:
+        if isinstance(action, rounds.Send):
+            found = self._sockets.get((action.worker, action.incarnation))
+            if found is not None:
+                found.send(_key(action.number), [encode(action.request)])
+        elif isinstance(action, rounds.Close):
+            found = self._sockets.pop((action.worker, action.incarnation), None)
+            if found is not None:  # saying goodbye may take long
+                threading.Thread(target=found.close, daemon=True).start()
+        elif isinstance(action, rounds.Tell):
+            if self._progress is not None:
+                self._progress(action.worker, action.message)
+        else:
+            self._finished = action
 
-    def _end_s(self, what: type[schema.AnyRequest] | str) -> float:
-        return time.monotonic() + self._patience * schema.LIMITS[what].seconds
-
-    def _there(self, workers: Sequence[str]) -> dict[str, schema.Message | None]:
-        """Answers by worker; None of one that is lost."""
-        return {
-            worker: self._replies.get(worker)
-            for worker in workers
-            if worker in self._lost or worker in self._replies
-        }
-
-    def _send(self, worker: str, request: schema.AnyRequest) -> None:
-        found = self._sockets.get(worker)
-        if found is not None:
-            found.send(_key(self._number), [encode(request)])
-
-    def _deliver(self, worker: str, key: Key, data: np.ndarray) -> None:
+    def _deliver(
+        self, incarnation: int, worker: str, key: Key, data: np.ndarray
+    ) -> None:
         """Called by the connection's thread; what this raises loses the worker."""
         message, number = decode(data, schema.Message), key[1]
         if isinstance(message, schema.Warned):
             return warnings.warn(f"worker {worker}: {message.text}", stacklevel=1)
         if isinstance(message, schema.Noticed):
             return self.noticed(worker, message)
-        with self._changed:
-            if number < self._number:
-                return  # nobody waits for it any more
-            _check_answers(message, number == self._number, self._asked.get(worker))
-            if isinstance(message, schema.Compiling):
-                return self._progress and self._progress(worker, message)
-            self._replies[worker] = message
-            del self._asked[worker]
-            self._changed.notify_all()
-
-    def _gone(self, worker: str, reason: str) -> None:
-        with self._changed:
-            self._lost.setdefault(worker, reason)
-            self._changed.notify_all()
+        self._events.put(rounds.Heard(worker, incarnation, number, message))
 
     def _admit(self, found: Ends, worker: str) -> None:
-        with self._changed:
-            self._lost.pop(worker, None)
-            self._sockets[worker] = Connection(
-                found, worker, self._deliver, self._gone, self._silence_s
-            )
-            self._changed.notify_all()
+        """Called by the listener's thread."""
+        called = rounds.Called(worker, next(self._admitted))
+        self._events.put(_Arrival(found, called))
+
+    def _connect(self, found: Ends, worker: str, incarnation: int) -> None:
+        self._sockets[worker, incarnation] = Connection(
+            found,
+            worker,
+            partial(self._deliver, incarnation),
+            lambda _, reason: self._events.put(
+                rounds.Ended(worker, incarnation, reason)
+            ),
+            self._silence_s,
+        )
 
 
-def _check_answers(
-    message: schema.Message, is_now: bool, asked: schema.AnyRequest | None
-) -> None:
-    """Raise BadMessage unless it follows from what the worker was asked."""
-    told = type(message).__name__
-    if not is_now or asked is None:
-        raise BadMessage(f"{told} answers what was not asked")
-    if message.epoch != asked.epoch:
-        raise BadMessage(f"{told} is of epoch {message.epoch}, not {asked.epoch}")
-    kinds = (
-        schema.answer_of(type(asked)),
-        schema.Lost,
-        schema.RequestRefused,
-        schema.RequestFailed,
-    )
-    if not isinstance(message, kinds):
-        if not isinstance(message, schema.Compiling) or not isinstance(
-            asked, schema.Compile
-        ):
-            raise BadMessage(f"{told} does not answer {type(asked).__name__}")
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    """A worker whose messages are not read yet."""
+
+    ends: Ends
+    called: rounds.Called
+
+
+def answers_of(
+    finished: rounds.Finish, what: type[schema.Request[Answer]]
+) -> dict[str, Answer]:
+    """The answers of a round; raises what `WorkerConnections.ask` says."""
+    kind, replies = schema.answer_of(what), finished.replies
+    if finished.trouble is None:
+        return {w: m for w, m in replies.items() if isinstance(m, kind)}
+    for message in replies.values():
+        if isinstance(message, schema.RequestRefused):
+            raise BadInput(got=message.got, allowed=message.allowed, fix=message.fix)
+    raise WorkerLost(*finished.trouble, replies)
 
 
 def _nobody_listens(worker: str, notice: schema.Noticed) -> None:
     warnings.warn(f"worker {worker}: {notice}, and nobody listens", stacklevel=1)
-
-
-def _trouble(
-    there: Mapping[str, schema.Message | None], lost: Mapping[str, str]
-) -> tuple[str, str] | None:
-    """Who is lost or failed, and how: first-hand news before hearsay.
-
-    One that is lost may have made others fail.
-    """
-    for worker, message in there.items():
-        if message is None:
-            return worker, lost[worker]
-    for worker, message in there.items():
-        if isinstance(message, schema.RequestFailed):
-            return worker, f"failed: {message.error}"
-        if isinstance(message, schema.RequestRefused):
-            return worker, "failed: bad input"
-    for message in there.values():
-        if isinstance(message, schema.Lost):
-            return message.worker, message.reason
-    return None
 
 
 def _key(number: int) -> Key:

@@ -29,11 +29,11 @@ from hetjax.comm.peers import Peers
 from hetjax.comm.pull import PullServer
 from hetjax.data.batches import Batch, num_targets
 from hetjax.plans.worker_map import WorkerMap, file_name
-from hetjax.runtime.execution.gradient_sync import StepCommit
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.execution.tracer import Timeline
 from hetjax.runtime.rpc import schema
 from hetjax.runtime.rpc.schema import AnyRequest, Json, Message
+from hetjax.runtime.worker.duties import Progress, begun, committed, done
 from hetjax.runtime.worker.host_group import HostGroup
 from hetjax.runtime.worker.state_inventory import (
     StateInventory,
@@ -153,8 +153,7 @@ class WorkerService:
         self.peers: Peers | None = None
         self._work: Work | None = None
         self._timelines: list[tuple[Timeline, WorkerMap]] = []  # one for each plan
-        self._at: int | None = None  # steps that the state has behind it
-        self._commit: StepCommit | None = None  # of the last one, if done here
+        self._progress = Progress()
         self._inventory = StateInventory()
         self._writer: CheckpointWriter | None = None
         self._copies: PeerReplication | None = None  # of what others save
@@ -165,8 +164,11 @@ class WorkerService:
         )
 
     def answer(self, request: AnyRequest) -> Message:
-        """Do it; raises PeerLost, BadInput, or whatever went wrong."""
-        return HANDLERS[type(request)](self, request) or schema.Done()
+        """Do it; raises PeerLost, BadInput, OutOfOrder, or whatever went wrong."""
+        self._progress = begun(self._progress, request)
+        answer = HANDLERS[type(request)](self, request) or schema.Done()
+        self._progress = done(self._progress, request)
+        return answer
 
     def close(self) -> None:
         """Finish what is being written, and let go of everything."""
@@ -186,7 +188,7 @@ class WorkerService:
         if self._work is not None:
             self._work.close()
         self._warmer.clear()
-        self._work = self._at = None  # what it held may have been kept: `HoldState`
+        self._work = None  # what it held may have been kept: `HoldState`
         self._work = self._make(request.settings)
         self._timelines.append((Timeline(self._runtime.plan), self._runtime.members))
 
@@ -218,30 +220,24 @@ class WorkerService:
     def _initialise(self, request: schema.Initialise) -> None:
         self._inventory.forget()
         self._runtime.initialise(request.seed)
-        self._at = 0
 
     def _train(self, request: schema.Train) -> schema.Trained:
         assert self._work is not None
         batch = self._work.batch(request.step)
-        self._commit = None
         observer = self._timelines[-1][0] if request.traced else None
-        self._commit = self._runtime.step(
-            request.turn, batch, observer, request.loss_scale
-        )
-        self._at = request.step + 1
-        return schema.Trained(commit=self._commit)
+        commit = self._runtime.step(request.turn, batch, observer, request.loss_scale)
+        self._progress = committed(request.step, commit)
+        return schema.Trained(commit=commit)
 
     def _reached(self, request: schema.TellReached) -> schema.Reached:
-        return schema.Reached(at=self._at, commit=self._commit)
+        return schema.Reached(at=self._progress.at, commit=self._progress.commit)
 
     def _finish(self, request: schema.FinishStep) -> None:
-        assert self._at is not None
-        self._commit = self._runtime.finish(request.commit)
-        self._at += 1
+        self._runtime.finish(request.commit)
 
     def _hold(self, request: schema.HoldState) -> schema.HeldState:
-        if self._at is not None:
-            self._inventory.keep(self._at, self._runtime.held())
+        if self._progress.at is not None:
+            self._inventory.keep(self._progress.at, self._runtime.held())
         return schema.HeldState(
             at=self._inventory.memory_step, leaves=self._inventory.memory
         )
@@ -253,7 +249,7 @@ class WorkerService:
 
     def _needs(self, request: schema.TellNeeds) -> schema.NeededState:
         leaves = {leaf: leaf_bytes(entry) for leaf, entry in self._needed().items()}
-        return schema.NeededState(at=self._at, leaves=leaves)
+        return schema.NeededState(at=self._progress.at, leaves=leaves)
 
     def _collect(self, request: schema.CollectLeaves) -> schema.Collected:
         if request.own.get("cloud"):
@@ -267,11 +263,10 @@ class WorkerService:
         return storage.at(file_name(self._worker))
 
     def _place(self, request: schema.PlaceState) -> None:
-        if self._at != request.step:
+        if self._progress.at != request.step:
             values = self._inventory.taken
             self._inventory.let_go()
             self._runtime.restore(lambda entry: from_leaves(values, entry))
-            self._at, self._commit = request.step, None
         self._inventory.forget()
 
     def _needed(self) -> dict[str, Entry]:

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker process at its controller's service.
 
-Owns the loop from request to reply, what becomes of errors, and what is of the whole
-process: its warnings, and that it ends with its controller. Does not own what is done
-about a request (`service.py`).
+Owns the threads between request and reply, what becomes of errors, and what is of the
+whole process: its warnings, where it is when it takes too long, and that it ends with
+its controller. Does not own what is done next (`duties.py`), nor what is done about a
+request (`service.py`).
 """
 
+import faulthandler
 import os
 import queue
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable
@@ -20,6 +23,18 @@ from hetjax.comm.peers import PeerLost
 from hetjax.errors import BadInput
 from hetjax.runtime.rpc import schema
 from hetjax.runtime.rpc.worker_connections import ControllerConnection
+from hetjax.runtime.worker.duties import (
+    Action,
+    Answered,
+    Begin,
+    BreakOff,
+    ControllerGone,
+    Duties,
+    Event,
+    Reply,
+    Requested,
+    react,
+)
 from hetjax.runtime.worker.service import Work, WorkerBootstrap, WorkerService
 
 # Calls what it is given for each notice, within `with`
@@ -52,10 +67,9 @@ class WorkerServer:
         warm: Callable[[schema.Json], None],
     ) -> None:
         self._bootstrap = bootstrap
-        self._requests: queue.SimpleQueue[tuple[int, schema.AnyRequest]] = (
-            queue.SimpleQueue()
-        )
-        self._number, self._epoch = 0, 0  # of what is being answered
+        self._lock, self._duties = threading.Lock(), Duties()
+        self._begun = queue.SimpleQueue[Begin]()
+        self._now = Begin(0, schema.TellReached())  # what is being answered
         self._service = WorkerService(
             bootstrap.worker,
             make,
@@ -77,12 +91,12 @@ class WorkerServer:
         host_group, own = self._service.host_group, self._bootstrap.worker
         is_over = False
         while not is_over:
-            self._number, request = self._requests.get()
-            self._epoch, is_over = request.epoch, isinstance(request, schema.Leave)
-            answer = self._answer(request)
+            self._now = self._begun.get()
+            answer = self._answer(self._now.request)
+            is_over = isinstance(self._now.request, schema.Leave)
             if is_over:
                 host_group.leave()
-            self._connection.send(self._number, replace(answer, epoch=self._epoch))
+            self._take(Answered(answer))
             host_group.done(_lost_in(answer, own), self._connection.close)
         self._connection.close()
 
@@ -90,7 +104,8 @@ class WorkerServer:
         self._connection.send(0, notice)
 
     def _tell_compiling(self, compiling: schema.Compiling) -> None:
-        self._connection.send(self._number, replace(compiling, epoch=self._epoch))
+        number, request = self._now.number, self._now.request
+        self._connection.send(number, replace(compiling, epoch=request.epoch))
 
     def _tell_warning(self, message: Any, *_: object) -> None:
         """Warnings are the controller's to show."""
@@ -98,16 +113,40 @@ class WorkerServer:
 
     def _hear(self, number: int, request: schema.AnyRequest) -> None:
         """Called by another thread: breaking off cannot wait for the step's end."""
-        service = self._service
         if not isinstance(request, schema.BreakOff):
-            service.host_group.begin(number, type(request))
-            self._requests.put((number, request))
-            return
-        if service.peers is not None:
-            service.peers.mailbox.lose(request.worker, request.reason)
-        service.host_group.break_off()
+            self._service.host_group.begin(number, type(request))
+        self._take(Requested(number, request))
+
+    def _take(self, event: Event) -> None:
+        """Let what follows be done, in the order in which it comes."""
+        with self._lock:
+            self._duties, actions = react(event, self._duties)
+            for action in actions:
+                self._do(action)
+
+    def _do(self, action: Action) -> None:
+        if isinstance(action, Begin):
+            self._begun.put(action)
+        elif isinstance(action, Reply):
+            self._connection.send(action.number, action.message)
+        elif isinstance(action, BreakOff):
+            self._break_off(action.request)
+        elif action.reason:
+            self._die(action.reason)
+
+    def _break_off(self, request: schema.BreakOff) -> None:
+        if request.is_late:
+            with suppress(OSError):
+                print(f"told to break off: {request.reason}", file=sys.stderr)
+                faulthandler.dump_traceback(sys.stderr)
+        if self._service.peers is not None:
+            self._service.peers.mailbox.lose(request.worker, request.reason)
+        self._service.host_group.break_off()
 
     def _end(self, reason: str) -> None:
+        self._take(ControllerGone(reason))
+
+    def _die(self, reason: str) -> None:
         with suppress(OSError):  # a full disk under the log must not keep us here
             print(
                 f"worker {self._bootstrap.worker}: controller {reason}", file=sys.stderr

@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a controller knows of its workers, and the round that it waits for: no I/O.
+
+A round asks several workers the same kind of thing at once. It is over when all that
+were asked have answered or are lost: then no other worker is busy with it any more, and
+the survivors' state is known. Owns who is there (a worker's newest start alone, which
+its incarnation tells from earlier ones), which answers count, the limits, and when the
+others are told to break off. Pure: `react` gives the next state and what to do. Does
+not own connections or clocks (`worker_connections.py`), the messages (`schema.py`), nor
+what is asked when (`runtime/control/`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import singledispatch
+from typing import TypeAlias
+
+from hetjax.runtime.rpc import schema
+from hetjax.runtime.rpc.schema import AnyRequest, Message
+
+Trouble = tuple[str, str]  # which worker is lost, and why
+
+# --- events
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A worker has called and shown who it is; a later start has a greater number."""
+
+    worker: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The connection to this start of a worker has ended."""
+
+    worker: str
+    incarnation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """This start of a worker answers the request of a number, or says how far it is."""
+
+    worker: str
+    incarnation: int
+    number: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The run wants these workers to do something; a round before is given up."""
+
+    requests: Mapping[str, AnyRequest]
+
+
+@dataclass(frozen=True, slots=True)
+class TakenForLost:
+    """A worker is lost, whatever its connection says."""
+
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """Nothing has happened: a limit may have passed."""
+
+
+Event: TypeAlias = Called | Ended | Heard | Asked | TakenForLost | TimePassed
+
+# --- actions
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    worker: str
+    incarnation: int
+    number: int
+    request: AnyRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """End the connection to this start of a worker."""
+
+    worker: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """A worker says how far its part of the round is."""
+
+    worker: str
+    message: schema.Compiling
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The round is over: its answers, and who was lost in it, if anybody was."""
+
+    replies: Mapping[str, Message]
+    trouble: Trouble | None
+
+
+Action: TypeAlias = Send | Close | Tell | Finish
+
+# --- state
+
+WATCHDOG_FACTOR = 10.0  # times as long as expected, and a worker hangs
+LEAST_S = 60.0  # however quick it is expected to be: a machine may be starved
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Round:
+    """Who was asked what, as which start of it, and what has come of it so far.
+
+    `broken_by` is why the others were told to break off, once they were.
+    """
+
+    asked: Mapping[str, AnyRequest]
+    incarnations: Mapping[str, int]
+    begin_s: float
+    end_s: float
+    replies: Mapping[str, Message] = field(default_factory=dict)
+    lost: Mapping[str, str] = field(default_factory=dict)
+    broken_by: Trouble | None = None
+
+    @property
+    def late(self) -> list[str]:
+        """Those of whom nothing is known yet."""
+        return [w for w in self.asked if w not in self.replies and w not in self.lost]
+
+    @property
+    def what(self) -> type[AnyRequest]:
+        return type(next(iter(self.asked.values())))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rounds:
+    """The workers of a run, by the newest start of each, and the round of now.
+
+    Requests are of `epoch`. Limits are multiplied by `patience`; `expected_s` has by
+    kind of request how long it takes, where that is known: then `watchdog_factor` times
+    as long is the limit, but no less than `LEAST_S`.
+    """
+
+    patience: float = 1.0
+    watchdog_factor: float = WATCHDOG_FACTOR
+    expected_s: Mapping[type[AnyRequest], float] = field(default_factory=dict)
+    number: int = 0  # of the round that was asked last
+    there: Mapping[str, int] = field(default_factory=dict)
+    newest: Mapping[str, int] = field(default_factory=dict)
+    lost: Mapping[str, str] = field(default_factory=dict)
+    round: Round | None = None
+
+    def limit_s(self, what: type[AnyRequest] | str) -> float:
+        """How long a worker may take for this kind of request."""
+        most_s = schema.LIMITS[what].seconds
+        if not isinstance(what, str) and what in self.expected_s:
+            most_s = min(most_s, max(LEAST_S, self._slow_s(what)))
+        return self.patience * most_s
+
+    def _slow_s(self, what: type[AnyRequest]) -> float:
+        return self.watchdog_factor * self.expected_s[what]
+
+
+_STEADY = (schema.Train, schema.Evaluate)  # they take about as long each time
+Reaction = tuple[Rounds, tuple[Action, ...]]
+
+
+@singledispatch
+def react(event: Event, state: Rounds, now_s: float) -> Reaction:
+    """The state after an event, and what is to be done, in this order.
+
+    `now_s` is of a clock that never goes back.
+    """
+    raise TypeError(event)
+
+
+@react.register
+def _called(event: Called, state: Rounds, now_s: float) -> Reaction:
+    worker, incarnation = event.worker, event.incarnation
+    if incarnation <= state.newest.get(worker, -1):
+        return state, (Close(worker, incarnation),)  # an earlier start, of no more use
+    earlier = state.there.get(worker)
+    if earlier is not None:
+        state = _without(state, worker, "was started again")
+    state = replace(
+        state,
+        there={**state.there, worker: incarnation},
+        newest={**state.newest, worker: incarnation},
+        lost={name: why for name, why in state.lost.items() if name != worker},
+    )
+    after, actions = _see_to_round(state, now_s)
+    closing = () if earlier is None else (Close(worker, earlier),)
+    return after, (*closing, *actions)
+
+
+@react.register
+def _ended(event: Ended, state: Rounds, now_s: float) -> Reaction:
+    if state.there.get(event.worker) != event.incarnation:
+        return state, ()  # an earlier start, which has long been replaced or given up
+    return _see_to_round(_without(state, event.worker, event.reason), now_s)
+
+
+@react.register
+def _taken_for_lost(event: TakenForLost, state: Rounds, now_s: float) -> Reaction:
+    return _lose(state, {event.worker: event.reason}, now_s)
+
+
+@react.register
+def _heard(event: Heard, state: Rounds, now_s: float) -> Reaction:
+    if state.there.get(event.worker) != event.incarnation:
+        return state, ()
+    if event.number < state.number:
+        return state, ()  # nobody waits for it any more
+    found, worker = state.round, event.worker
+    asked = None
+    if found is not None and event.number == state.number and worker in found.late:
+        asked = found.asked[worker]
+    if wrong := _refusal(event.message, asked):
+        reason = f"sent what cannot be read (BadMessage: {wrong})"
+        return _lose(state, {worker: reason}, now_s)
+    if isinstance(event.message, schema.Compiling):
+        return state, (Tell(worker, event.message),)
+    assert found is not None
+    replies = {**found.replies, worker: event.message}
+    return _see_to_round(replace(state, round=replace(found, replies=replies)), now_s)
+
+
+@react.register
+def _asked(event: Asked, state: Rounds, now_s: float) -> Reaction:
+    number, requests = state.number + 1, event.requests
+    there = {
+        worker: state.there[worker] for worker in requests if worker in state.there
+    }
+    (what,) = {type(request) for request in requests.values()}
+    found = Round(
+        asked=requests,
+        incarnations=there,
+        begin_s=now_s,
+        end_s=now_s + state.limit_s(what),
+        lost={w: state.lost.get(w, _NEVER) for w in requests if w not in there},
+    )
+    sending = [Send(w, there[w], number, requests[w]) for w in there]
+    after, actions = _see_to_round(replace(state, number=number, round=found), now_s)
+    return after, (*sending, *actions)
+
+
+@react.register
+def _time_passed(event: TimePassed, state: Rounds, now_s: float) -> Reaction:
+    return _see_to_round(state, now_s)
+
+
+_NEVER = "has not called"
+
+
+def _see_to_round(state: Rounds, now_s: float) -> Reaction:
+    """End the round if nobody is late; past its limit, or after a loss, break it off.
+
+    Those that answer then have waited for another: who does not even do that is lost.
+    """
+    found = state.round
+    if found is None:
+        return state, ()
+    late, trouble = found.late, trouble_of(found.replies, found.lost)
+    if not late:
+        return _finished(state, found, now_s)
+    is_over = now_s > found.end_s
+    passed = schema.LIMITS[found.what].passed(state.limit_s(found.what))
+    if found.broken_by is not None:
+        return (
+            _lose(state, dict.fromkeys(late, passed), now_s) if is_over else (state, ())
+        )
+    if is_over:
+        trouble = trouble or (late[0], passed)
+    if trouble is None:
+        return state, ()
+    end_s = max(found.end_s, now_s + state.limit_s(schema.BreakOff))
+    broken = replace(found, broken_by=trouble, end_s=end_s)
+    return replace(state, round=broken), _breaking_off(state.number, broken, is_over)
+
+
+def _breaking_off(number: int, found: Round, is_late: bool) -> tuple[Action, ...]:
+    assert found.broken_by is not None
+    worker, reason = found.broken_by
+    return tuple(
+        Send(
+            late,
+            found.incarnations[late],
+            number,
+            schema.BreakOff(
+                worker=worker,
+                reason=reason,
+                epoch=found.asked[late].epoch,
+                is_late=is_late,
+            ),
+        )
+        for late in found.late
+    )
+
+
+def _finished(state: Rounds, found: Round, now_s: float) -> Reaction:
+    trouble = trouble_of(found.replies, found.lost) or found.broken_by
+    expected_s = dict(state.expected_s)
+    if trouble is None and found.what in _STEADY:
+        took_s = now_s - found.begin_s
+        expected_s[found.what] = max(expected_s.get(found.what, 0.0), took_s)
+    after = replace(state, round=None, expected_s=expected_s)
+    return after, (Finish(found.replies, trouble),)
+
+
+def _lose(state: Rounds, reasons: Mapping[str, str], now_s: float) -> Reaction:
+    """Take workers for lost, and end their connections."""
+    closing = [Close(w, state.there[w]) for w in reasons if w in state.there]
+    for worker, reason in reasons.items():
+        state = _without(state, worker, reason)
+    after, actions = _see_to_round(state, now_s)
+    return after, (*closing, *actions)
+
+
+def _without(state: Rounds, worker: str, reason: str) -> Rounds:
+    """The state without this start of the worker, also in the round of now."""
+    there = {name: at for name, at in state.there.items() if name != worker}
+    lost = {worker: reason, **state.lost}  # the first reason that was known stays
+    found = state.round
+    if found is not None and worker in found.late:
+        found = replace(found, lost={**found.lost, worker: lost[worker]})
+    return replace(state, there=there, lost=lost, round=found)
+
+
+def _refusal(message: Message, asked: AnyRequest | None) -> str | None:
+    """Why a message does not follow from what the worker was asked."""
+    told = type(message).__name__
+    if asked is None:
+        return f"{told} answers what was not asked"
+    if message.epoch != asked.epoch:
+        return f"{told} is of epoch {message.epoch}, not {asked.epoch}"
+    if isinstance(message, (schema.answer_of(type(asked)), *_EXCUSES)):
+        return None
+    if isinstance(message, schema.Compiling) and isinstance(asked, schema.Compile):
+        return None
+    return f"{told} does not answer {type(asked).__name__}"
+
+
+_EXCUSES = schema.Lost, schema.RequestRefused, schema.RequestFailed
+
+
+def trouble_of(
+    replies: Mapping[str, Message], lost: Mapping[str, str]
+) -> Trouble | None:
+    """Who is lost or failed, and how: first-hand news before hearsay.
+
+    One that is lost may have made others fail.
+    """
+    for worker, reason in lost.items():
+        return worker, reason
+    for worker, message in replies.items():
+        if isinstance(message, schema.RequestFailed):
+            return worker, f"failed: {message.error}"
+        if isinstance(message, schema.RequestRefused):
+            return worker, "failed: bad input"
+    for message in replies.values():
+        if isinstance(message, schema.Lost):
+            return message.worker, message.reason
+    return None

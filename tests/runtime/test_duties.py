@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a worker does next: one request after the other, of no epoch that is over."""
+
+import pytest
+
+from hetjax.checkpoint.storage import CheckpointStorage
+from hetjax.runtime.execution.gradient_sync import StepCommit
+from hetjax.runtime.rpc.schema import (
+    BreakOff,
+    Build,
+    Compile,
+    Done,
+    FinishStep,
+    Initialise,
+    Leave,
+    Lost,
+    PlaceState,
+    Request,
+    SaveState,
+    TellReached,
+    Train,
+)
+from hetjax.runtime.worker import duties
+from hetjax.runtime.worker.duties import (
+    Action,
+    Answered,
+    Begin,
+    ControllerGone,
+    Duties,
+    End,
+    Event,
+    OutOfOrder,
+    Progress,
+    Reply,
+    Requested,
+    begun,
+    committed,
+    done,
+)
+
+TRAIN = Train(step=4, turn=0, traced=False)
+SAVE = SaveState(
+    storage=CheckpointStorage(directory="anywhere"),
+    step=4,
+    host={},
+    workers=["a"],
+    safe=None,
+    is_stored=True,
+)
+COMMIT = StepCommit(squares=1.0, losses=(), num_tokens=8)
+
+
+def after(*events: Event) -> list[Action]:
+    """All that is done about these events, one after the other."""
+    state, found = Duties(), []
+    for event in events:
+        state, actions = duties.react(event, state)
+        found += actions
+    return found
+
+
+def test_requests_are_begun_one_after_the_other_and_answered_as_they_were_asked():
+    asked = Compile(epoch=1), TellReached(epoch=1)
+    assert after(Requested(7, asked[0]), Requested(8, asked[1])) == [Begin(7, asked[0])]
+    assert after(Requested(7, asked[0]), Requested(8, asked[1]), Answered(Done())) == [
+        Begin(7, asked[0]),
+        Reply(7, Done(epoch=1)),
+        Begin(8, asked[1]),
+    ]
+
+
+def test_breaking_off_waits_for_nothing_and_is_not_answered():
+    breaking = BreakOff(worker="b", reason="left", epoch=1)
+    lost = Lost(worker="b", reason="left")
+    assert after(Requested(7, TRAIN), Requested(7, breaking), Answered(lost)) == [
+        Begin(7, TRAIN),
+        duties.BreakOff(breaking),
+        Reply(7, Lost(worker="b", reason="left", epoch=0)),
+    ]
+
+
+def test_no_request_of_an_epoch_that_is_over_is_begun():
+    for later in (1, 2, 2):
+        assert after(Requested(1, Compile(epoch=1)), Requested(2, Compile(epoch=later)))
+    found = after(Requested(1, Compile(epoch=2)), Requested(2, Compile(epoch=1)))
+    assert found == [Begin(1, Compile(epoch=2)), End("sent epoch 1 after epoch 2")]
+
+
+def test_it_ends_after_the_answer_to_leave_or_with_its_controller_and_does_no_more():
+    leaving = Requested(1, Leave()), Answered(Done()), ControllerGone("left")
+    assert after(*leaving)[1:] == [Reply(1, Done()), End()]
+    gone = Requested(1, TRAIN), ControllerGone("left"), Answered(Done())
+    assert after(*gone, Requested(2, Compile()))[1:] == [End("left")]
+
+
+@pytest.mark.parametrize(
+    ("progress", "request_"),
+    [
+        (Progress(at=3), SAVE),
+        (Progress(at=5), SAVE),
+        (Progress(), SAVE),
+        (Progress(), FinishStep(commit=COMMIT)),
+        (Progress(at=4, commit=COMMIT), FinishStep(commit=COMMIT)),
+    ],
+)
+def test_what_does_not_follow_from_the_state_is_not_begun(
+    progress: Progress, request_: Request
+):
+    with pytest.raises(OutOfOrder):
+        begun(progress, request_)
+
+
+def test_a_step_that_was_broken_off_leaves_the_state_as_it_was_and_can_be_finished():
+    broken = begun(Progress(at=4, commit=COMMIT), TRAIN)
+    assert broken == Progress(at=4, commit=None)
+    finishing = FinishStep(commit=COMMIT)
+    assert done(begun(broken, finishing), finishing) == committed(4, COMMIT)
+
+
+def test_the_state_is_gone_with_its_stages_and_there_once_it_is_made_or_placed():
+    assert begun(Progress(at=4, commit=COMMIT), Build(settings={})) == Progress()
+    assert done(Progress(), Initialise(seed=1)) == Progress(at=0)
+    placed = PlaceState(step=4)
+    assert done(Progress(at=6, commit=COMMIT), placed) == Progress(at=4)
+    assert done(Progress(at=4, commit=COMMIT), placed) == Progress(at=4, commit=COMMIT)
