@@ -46,16 +46,18 @@ from hetjax.checkpoint.stored_steps import committed_steps
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.cluster_files import cluster_toml, load_cluster
 from hetjax.data.dataset import Dataset
-from hetjax.elastic.driver import Driver, Terms
+from hetjax.elastic.driver import Driver
 from hetjax.elastic.loss_scaling import LossScaling
 from hetjax.elastic.membership import Membership
 from hetjax.elastic.recovered import Recovered, RolledBack
 from hetjax.elastic.standby_plans import StandbyPlans
+from hetjax.elastic.terms import Terms
 from hetjax.errors import NoFeasiblePlan
-from hetjax.launch.launching import OnThisMachine, Place, started
+from hetjax.launch.launching import OnThisMachine, Place
 from hetjax.models.model import parameter_count
 from hetjax.models.presets import model_preset
 from hetjax.plans.plan import Plan
+from hetjax.runtime.control.controller import Controller
 from hetjax.training.config import RunConfig
 from hetjax.training.rundir import LOGS
 from hetjax.training.worker import worker_settings
@@ -169,28 +171,21 @@ class Trial:
                 _SOON_S if scenario.is_foreseen else 0.0,
             ),
             membership=Membership(cluster, self._file),
-            compile=lambda controller, cluster: controller.compile(),
+            compile=lambda controller, cluster, is_first: controller.compile(),
             transport="sockets",
             seed=0,
             storage=storage,
             host={},
             recovery=recovery,
         )
-        controller = started(launcher, scenario.before, cluster.nodes)
-        controller.build(terms.settings(cluster, scenario.before))
-        controller.connect()
-        controller.compile()
-        controller.initialise(0)
         self.driver = Driver(
-            controller,
+            Controller(scenario.before, launcher.connections, cluster.nodes),
             launcher,
-            stack,
             terms,
             cluster=cluster,
-            at=0,
-            resumed=None,
             validation_weights=(),
         )
+        self.driver.begin()
 
     def prepare(self) -> float:
         """Some steps, a checkpoint in the cloud, a step; seconds of the last one."""

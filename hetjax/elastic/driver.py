@@ -12,16 +12,13 @@ loop, which hears of `RolledBack`.
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from hetjax.checkpoint.recovery_plan import PartialSnapshot
-from hetjax.checkpoint.storage import CheckpointStorage
-from hetjax.cluster.cluster import Cluster, Node, part_of
-from hetjax.elastic.loss_scaling import LossScaling
-from hetjax.elastic.membership import Membership
+from hetjax.checkpoint.stored_steps import in_store
+from hetjax.cluster.cluster import Cluster, part_of
 from hetjax.elastic.recovered import (
     MOST_OF_A_NODE,
     Clock,
@@ -30,75 +27,69 @@ from hetjax.elastic.recovered import (
     Recovered,
     RolledBack,
     difference,
+    nodes_used,
     verdict,
 )
-from hetjax.elastic.standby_plans import StandbyPlans, plan_or_warn
+from hetjax.elastic.standby_plans import plan_or_warn
+from hetjax.elastic.terms import Terms
 from hetjax.launch.launching import Launcher
 from hetjax.plans.plan import Plan
 from hetjax.plans.worker_map import node_of
 from hetjax.runtime.control import recovery
 from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.execution.gradient_sync import StepCommit
-from hetjax.runtime.rpc.schema import Leave, TransportName
+from hetjax.runtime.rpc.schema import Leave
 from hetjax.runtime.rpc.worker_connections import WorkerLost
 from hetjax.schedule.simulation.trace import Span
 
 _Answer = TypeVar("_Answer")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Terms:
-    """What workers are built with, and where their checkpoints are.
-
-    `settings` are for a cluster and a plan, `standby_plans` gives a plan for a
-    cluster in place of another plan; `compile` lets workers compile theirs.
-    """
-
-    settings: Callable[[Cluster, Plan], Mapping[str, Any]]
-    loss_scaling: LossScaling
-    standby_plans: StandbyPlans
-    membership: Membership
-    compile: Callable[[Controller, Cluster], None]
-    transport: TransportName
-    seed: int
-    storage: CheckpointStorage
-    host: Mapping[str, Any]
-    recovery: Literal["local-first", "cloud-only", "none"]
-
-    @property
-    def recovers(self) -> bool:
-        return self.recovery != "none"
-
-
 class Driver:
-    """The run of a controller whose workers have the state after `at` steps.
+    """The run of a controller whose workers are started by `begin`.
 
     `plan` and `cluster` are those of now, `resumed` tells where the state is from,
-    `heard` is told of every recovery.
+    `heard` is told of every recovery. Leaving `with` closes what is in `stack`, too.
     """
 
     def __init__(
         self,
         controller: Controller,
         launcher: Launcher,
-        stack: ExitStack,
         terms: Terms,
         *,
         cluster: Cluster,
-        at: int,
-        resumed: Mapping[str, Any] | None,
         validation_weights: Sequence[float],
     ) -> None:
-        self._controller, self._launcher, self._stack = controller, launcher, stack
-        self._terms, self._at, self._losses = terms, at, Losses()
-        self.resumed = resumed
+        self._controller, self._launcher = controller, launcher
+        self.stack = ExitStack()
+        self._terms, self._at, self._losses = terms, 0, Losses()
+        self._has_begun = False
+        self.resumed: Mapping[str, Any] | None = None
         self._commit: StepCommit | None = None
-        self.cluster, self._unbuilt, self._gone = cluster, set[str](), set[str]()
+        self.cluster, self._gone = cluster, set[str]()
+        self._fresh = set(controller.workers)  # started, or to be; never built
+        self._unbuilt = set(controller.workers)  # for the plan of now
         self._refused: Cluster | None = None  # as there is no plan for it
         self.plan, self.validation_weights = controller.plan, validation_weights
         self.heard: Callable[[Recovered], None] = lambda recovered: None
         self.hurried: Callable[[], bool] = lambda: False
         self._has_given_up = False
+
+    def begin(self) -> recovery.Restored | None:
+        """Start all workers; give them the newest state there is, or None: the first.
+
+        One that is lost meanwhile is started again. Raises WorkerLost if that does not
+        help or it has failed by itself, BadInput, and NoFeasiblePlan if the programs
+        turn out to need more memory than there is.
+        """
+        restored = self._restored_at_last(None, Clock())
+        self._has_begun, self._losses = True, Losses()
+        if restored is None:
+            return None
+        self._at = self._controller.saved = restored.step
+        self._terms.loss_scaling.go_on(restored)
+        return restored
 
     def step(self, number: int, *, traced: bool = False) -> StepCommit:
         """Train the next step; raises RolledBack where state was lost meanwhile."""
@@ -207,7 +198,7 @@ class Driver:
             text = f"{lost} as the run ended, with its state saved"
             warnings.warn(text, stacklevel=2)
         finally:
-            self._stack.close()
+            self.stack.close()
 
     def _surely(self, ask: Callable[[], _Answer]) -> _Answer:
         """Ask again after a loss, if the state is as it was."""
@@ -233,7 +224,7 @@ class Driver:
         self._gone.clear()
         reason, cluster = lost and str(lost), self.cluster
         with self._controller.connections.interrupted_by(self._check_time):
-            restored = self._restored_at_last(lost, clock)
+            restored = self._restored_at_last(lost, clock) or recovery.Restored(step=0)
         self._at = restored.step
         self._terms.loss_scaling.go_on(restored)
         plan = None if self.plan == before else self.plan
@@ -270,7 +261,7 @@ class Driver:
 
     def _restored_at_last(
         self, lost: WorkerLost | None, clock: Clock
-    ) -> recovery.Restored:
+    ) -> recovery.Restored | None:
         """Try until no other worker is lost meanwhile, or too many were."""
         while True:
             if lost is not None:
@@ -282,6 +273,8 @@ class Driver:
 
     def _count_loss(self, lost: WorkerLost) -> None:
         """Count a loss; go on without a node that is lost again and again."""
+        if lost.has_failed and not self._has_begun:
+            raise lost  # it would again
         node = node_of(lost.worker)
         self._losses = self._losses.with_one_of(node)
         then = verdict(self._losses, node, self._terms.recovers)
@@ -295,31 +288,38 @@ class Driver:
                 stacklevel=2,
             )
 
-    def _restored(self, lost: WorkerLost | None, clock: Clock) -> recovery.Restored:
-        """One try: the state that is left, laid out for the nodes that are there."""
+    def _restored(
+        self, lost: WorkerLost | None, clock: Clock
+    ) -> recovery.Restored | None:
+        """One try: the state that is left, laid out for the nodes that are there.
+
+        None if nothing is left, as nothing was ever saved: the first state.
+        """
         controller, connections = self._controller, self._controller.connections
         if lost is not None and lost.worker in connections.workers:
             connections.lose(lost.worker, lost.reason)
         left = connections.workers
-        self._commit = recovery.finish_step(connections, left) or self._commit
-        held = self._held(left)
+        built = [worker for worker in left if worker not in self._fresh]
+        self._commit = recovery.finish_step(connections, built) or self._commit
+        held = self._held(built)
         clock.lap("finish")
         self._replan(lost)
         clock.lap("replan")
         gone = [worker for worker in controller.workers if worker not in left]
-        leaving = [worker for worker in left if worker not in controller.workers]
+        leaving = [worker for worker in built if worker not in controller.workers]
         self._start(gone, clock)
-        held += self._on_disk(gone)
+        held += self._on_disk(gone) if self._has_begun else self._found()
         controller.connect(self._terms.transport, leaving)
-        self._terms.compile(controller, self.cluster)
+        self._terms.compile(controller, self.cluster, not self._has_begun)
         clock.lap("compile")
         in_memory_ = [h.save[0] for h in held if h.tier == "memory"]
-        most = max([self._at, *in_memory_])  # what is later was given up once
+        # what is later was given up once
+        most = max([self._at, *in_memory_]) if self._has_begun else None
         restored = recovery.restore(
             controller, held, self._terms.storage, leaving, most
         )
         if restored is None:
-            restored = self._from_nothing(lost)
+            self._begin_anew(lost, held)
         elif controller.saved is not None:
             controller.saved = min(controller.saved, restored.step)
         if leaving:
@@ -327,6 +327,13 @@ class Driver:
             controller.connect(self._terms.transport)  # or they would be missed
         clock.lap("move")
         return restored
+
+    def _found(self) -> list[PartialSnapshot]:
+        """What an earlier start has left on disks and in the store."""
+        stored = in_store(self._terms.storage.store())
+        found = self._on_disk(self._controller.workers) + stored
+        self._terms.check_found(found)
+        return found
 
     def _held(self, workers: Sequence[str]) -> list[PartialSnapshot]:
         if self._terms.recovery == "cloud-only":
@@ -342,22 +349,28 @@ class Driver:
 
     def _start(self, gone: Sequence[str], clock: Clock) -> None:
         """Start the lost workers; build them, and all others that have another plan."""
+        for waiting in (self._fresh, self._unbuilt, self._gone):
+            waiting.update(gone)
         self._launcher.start(gone)
+        if gone and not self._has_begun:
+            self._terms.heard_started(gone)
         clock.lap("start")
-        self._unbuilt.update(gone)
-        self._gone.update(gone)
         building = [w for w in self._controller.workers if w in self._unbuilt]
         settings = self._terms.settings(self.cluster, self._controller.plan)
         self._controller.build(settings, building)
+        self._fresh.clear()
         self._unbuilt.clear()
         clock.lap("build")
 
-    def _from_nothing(self, lost: WorkerLost | None) -> recovery.Restored:
-        """Begin again, as nothing was ever saved; else what was saved must be found."""
+    def _begin_anew(
+        self, lost: WorkerLost | None, held: Sequence[PartialSnapshot]
+    ) -> None:
+        """Make the first state, as nothing was ever saved; else that must be found."""
         if self._controller.saved is not None:
             raise lost or WorkerLost(self._controller.workers[0], "finds no checkpoint")
+        if not self._has_begun:
+            self._terms.check_begins_anew(held)
         self._controller.initialise(self._terms.seed)
-        return recovery.Restored(step=0)
 
     def _look_ahead(self) -> None:
         """Let workers compile what a lost node would ask of them."""
@@ -385,13 +398,10 @@ class Driver:
         elif (plan := self._plan_or_warn(cluster)) is None:
             self._refused = cluster  # the run keeps the plan that it has
             return
-        if plan != self.plan or _used(cluster, plan) != _used(self.cluster, plan):
+        if plan != self.plan or nodes_used(cluster, plan) != nodes_used(
+            self.cluster, plan
+        ):
             self.plan = plan
             self._controller.adopt(plan, cluster.nodes)
             self._unbuilt.update(self._controller.workers)
         self.cluster = cluster
-
-
-def _used(cluster: Cluster, plan: Plan) -> list[Node]:
-    names = {stage.node for _, _, stage in plan.stages()}
-    return [node for node in cluster.nodes if node.name in names]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hetjax.cluster.cluster import Cluster
+from hetjax.cluster.cluster import Cluster, Node
 from hetjax.plans.plan import Plan
 
 
@@ -66,6 +66,12 @@ def difference(before: Cluster, now: Cluster) -> str:
     gone, new = ", ".join(sorted(were - are)), ", ".join(sorted(are - were))
     words = [f"without {gone}"] * bool(gone) + [f"with {new}"] * bool(new)
     return "going on " + " and ".join(words) if words else "other links or devices"
+
+
+def nodes_used(cluster: Cluster, plan: Plan) -> list[Node]:
+    """The nodes of the cluster that the plan has stages on."""
+    names = {stage.node for _, _, stage in plan.stages()}
+    return [node for node in cluster.nodes if node.name in names]
 
 
 # Losses without a committed step between them: in all, and of one node

@@ -221,6 +221,7 @@ class Processes:
                     worker,
                     f"ended with code {child.returncode} ({last}); its log is "
                     f"{self._log(worker)}",
+                    has_failed=child.returncode > 0,  # and was not killed
                 )
 
     def _log(self, worker: str) -> Path:

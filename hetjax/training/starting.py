@@ -23,20 +23,21 @@ from hetjax.checkpoint.reader import (
 )
 from hetjax.checkpoint.recovery_plan import PartialSnapshot
 from hetjax.checkpoint.storage import CheckpointStorage
-from hetjax.checkpoint.stored_steps import fetch_newest, in_store
+from hetjax.checkpoint.stored_steps import fetch_newest
 from hetjax.cluster.cluster import Cluster, Precision
 from hetjax.cluster.cluster_files import cluster_toml
 from hetjax.data.batches import Batch, weights
 from hetjax.data.dataset import Dataset
-from hetjax.elastic.driver import Driver, Terms
+from hetjax.elastic.driver import Driver
 from hetjax.elastic.loss_scaling import LossScaling
 from hetjax.elastic.membership import Membership
 from hetjax.elastic.notices import Notice
 from hetjax.elastic.standby_plans import StandbyPlans
+from hetjax.elastic.terms import Terms
 from hetjax.errors import BadInput
 from hetjax.launch.in_process import InThisProcess
 from hetjax.launch.isolation import hidden_devices, worker_environments
-from hetjax.launch.launching import Launcher, OnThisMachine, started
+from hetjax.launch.launching import Launcher, OnThisMachine
 from hetjax.launch.on_ray import OnRay
 from hetjax.mesh.process_setup import keep_compiled
 from hetjax.models.attention import head_sizes
@@ -48,7 +49,7 @@ from hetjax.plans.precision import with_precisions
 from hetjax.plans.worker_map import EMBEDDED, node_of
 from hetjax.report.progress import Display
 from hetjax.runtime.control.controller import Controller
-from hetjax.runtime.control.recovery import Restored, on_disk, restore
+from hetjax.runtime.control.recovery import Restored
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.rpc.schema import Json
 from hetjax.training import rundir
@@ -173,7 +174,7 @@ class Start:
 def driver_of(
     start: Start, dataset: Dataset, shown: Display, noticed: Callable[[Notice], None]
 ) -> Driver:
-    """Compile the plan's programs and fill in the state to start from.
+    """Start workers, compile the plan's programs and fill in the state to start from.
 
     NoFeasiblePlan if the programs turn out to need more memory than there is.
     `noticed` is called, from other threads, with what workers hear of their machines.
@@ -186,26 +187,20 @@ def driver_of(
         launcher.connections.noticed = lambda worker, told: noticed(
             Notice(source=told.source, grace_s=told.grace_s, node=node_of(worker))
         )
-        terms = _terms(start, dataset, launcher)
+        terms = _terms(start, dataset, launcher, shown)
         stack.callback(terms.standby_plans.close)
-        controller = started(launcher, plan, cluster.nodes)
-        if config.launcher != EMBEDDED:
-            shown.note(f"workers ({config.launcher}): {', '.join(controller.workers)}")
-        controller.build(terms.settings(cluster, plan))
-        controller.connect(terms.transport)
-        said = partial(_said, config, start.model)
-        compile_all(config, start.model, said, controller, cluster, shown.compiled)
-        restored = _restored(controller, terms, start)
-        return Driver(
+        controller = Controller(plan, launcher.connections, cluster.nodes)
+        driver = Driver(
             controller,
             launcher,
-            stack.pop_all(),
             terms,
             cluster=cluster,
-            at=0 if restored is None else restored.step,
-            resumed=restored and _origin(restored, config),
             validation_weights=weights(validation),
         )
+        restored = driver.begin()
+        driver.resumed = restored and _origin(restored, config)
+        driver.stack = stack.pop_all()
+        return driver
 
 
 def _origin(restored: Restored, config: RunConfig) -> dict[str, Any]:
@@ -238,12 +233,20 @@ def _work_here(
     )
 
 
-def _terms(start: Start, dataset: Dataset, launcher: Launcher) -> Terms:
+def _terms(start: Start, dataset: Dataset, launcher: Launcher, shown: Display) -> Terms:
     config = start.config
     # who asks whether there is a plan asks for it next
     replan = lru_cache(maxsize=4)(partial(next_plan, config, start.model))
 
     precise = lru_cache(maxsize=4)(partial(_said, config, start.model))
+    storage, host = checkpoint_storage(config), {"run": identity(config, dataset)}
+
+    def compile_(controller: Controller, cluster: Cluster, is_first: bool) -> None:
+        of_run = config, start.model, precise, controller, cluster
+        if is_first:
+            compile_all(*of_run, shown.compiled)
+        else:
+            compile_again(*of_run)
 
     return Terms(
         settings=lambda cluster, plan: worker_settings(
@@ -259,12 +262,17 @@ def _terms(start: Start, dataset: Dataset, launcher: Launcher) -> Terms:
             0.0 if config.launcher == EMBEDDED else config.foresee_after_s,
         ),
         membership=Membership(start.hardware.cluster, config.cluster, launcher.present),
-        compile=partial(compile_again, config, start.model, precise),
+        compile=compile_,
         transport=config.transport,
         seed=config.seed,
-        storage=checkpoint_storage(config),
-        host={"run": identity(config, dataset)},
+        storage=storage,
+        host=host,
         recovery=config.recovery,
+        heard_started=lambda workers: shown.note(
+            f"workers ({config.launcher}): {', '.join(workers)}"
+        ),
+        check_found=partial(_check_is_of_run, storage, host),
+        check_begins_anew=partial(_check_begins, start),
     )
 
 
@@ -283,26 +291,18 @@ def _said(config: RunConfig, model: Model, cluster: Cluster, plan: Plan) -> Plan
     return with_attentions(plan, cluster, sizes, precisions, config.attention)
 
 
-def _restored(controller: Controller, terms: Terms, start: Start) -> Restored | None:
-    """Bring all workers to the newest save there is; None if they begin anew."""
-    storage, held = terms.storage, list[PartialSnapshot]()
-    if terms.recovery != "cloud-only":
-        held = on_disk(controller.connections, controller.workers, storage)
-    stored = in_store(storage.store())
-    for snapshot in [*held, *stored]:
+def _check_is_of_run(
+    storage: CheckpointStorage,
+    host: Mapping[str, Any],
+    found: Sequence[PartialSnapshot],
+) -> None:
+    """Raise BadInput where what an earlier start has left is of another run."""
+    for snapshot in found:
         where = storage.directory if snapshot.worker else str(storage.cloud)
-        check_identity(snapshot.host, terms.host, snapshot.save[0], where)
-    restored = restore(controller, [*held, *stored], storage)
-    if restored is None:
-        _check_begins(held, start)
-        controller.initialise(terms.seed)
-        return None
-    controller.saved = restored.step
-    terms.loss_scaling.go_on(restored)
-    return restored
+        check_identity(snapshot.host, host, snapshot.save[0], where)
 
 
-def _check_begins(held: Sequence[PartialSnapshot], start: Start) -> None:
+def _check_begins(start: Start, held: Sequence[PartialSnapshot]) -> None:
     """Raise BadInput if the run has saved before, and some of that is missing."""
     config, saved = start.config, start.saved
     if saved is None or not (held or config.checkpoint.local):

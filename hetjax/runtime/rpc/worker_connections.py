@@ -39,7 +39,8 @@ _CALL_S = 0.1  # the same while workers start, which may end without a word
 class WorkerLost(ConnectionError):
     """A worker is gone, or failed; the others have left the step and wait.
 
-    `reports` has by worker what the survivors said.
+    `reports` has by worker what the survivors said. One that `has_failed` came upon an
+    error of its own.
     """
 
     def __init__(
@@ -47,9 +48,12 @@ class WorkerLost(ConnectionError):
         worker: str,
         reason: str,
         reports: Mapping[str, schema.Message] | None = None,
+        has_failed: bool = False,
     ) -> None:
         super().__init__(f"worker {worker!r} {reason}")
         self.worker, self.reason, self.reports = worker, reason, dict(reports or {})
+        told = self.reports.get(worker)
+        self.has_failed = has_failed or isinstance(told, schema.RequestFailed)
 
 
 class WorkerConnections(Protocol):

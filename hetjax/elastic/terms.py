@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run's driver is told once, by whoever starts the run.
+
+Does not own what is done with it (`driver.py`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hetjax.checkpoint.recovery_plan import PartialSnapshot
+from hetjax.checkpoint.storage import CheckpointStorage
+from hetjax.cluster.cluster import Cluster
+from hetjax.elastic.loss_scaling import LossScaling
+from hetjax.elastic.membership import Membership
+from hetjax.elastic.standby_plans import StandbyPlans
+from hetjax.plans.plan import Plan
+from hetjax.runtime.control.controller import Controller
+from hetjax.runtime.rpc.schema import TransportName
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Terms:
+    """What workers are built with, and where their checkpoints are.
+
+    `settings` are for a cluster and a plan, `standby_plans` gives a plan for a
+    cluster in place of another plan; `compile` lets workers compile theirs, for the
+    first time if so. `heard_started` is told who was started when the run begins. What was saved earlier is shown to `check_found` when the run
+    begins; with nothing left of it, `check_begins_anew` may raise BadInput.
+    """
+
+    settings: Callable[[Cluster, Plan], Mapping[str, Any]]
+    loss_scaling: LossScaling
+    standby_plans: StandbyPlans
+    membership: Membership
+    compile: Callable[[Controller, Cluster, bool], None]
+    transport: TransportName
+    seed: int
+    storage: CheckpointStorage
+    host: Mapping[str, Any]
+    recovery: Literal["local-first", "cloud-only", "none"]
+    heard_started: Callable[[Sequence[str]], None] = lambda workers: None
+    check_found: Callable[[Sequence[PartialSnapshot]], None] = lambda found: None
+    check_begins_anew: Callable[[Sequence[PartialSnapshot]], None] = lambda found: None
+
+    @property
+    def recovers(self) -> bool:
+        return self.recovery != "none"
