@@ -9,7 +9,7 @@ cleanup that never leaves half a step. Does not own what is written (`writer.py`
 import os
 import shutil
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -105,8 +105,24 @@ def retain(
     numbers = step_numbers(directory)
     parts = {step: part_directory(directory, step, worker) for step in numbers}
     complete = [s for s, part in parts.items() if s <= last and is_complete(part)]
-    for step in sorted(parts.keys() - {*complete[-keep:], *also}):
+    for step in outdated(parts, complete, keep, also):
         remove_part(parts[step])
+
+
+def outdated(
+    steps: Iterable[int],
+    complete: Sequence[int],
+    keep: int,
+    also: Collection[int | None],
+) -> list[int]:
+    """The steps that go: all but the newest `keep` of the complete ones, and `also`.
+
+    `complete` are ascending.
+
+    >>> outdated([2, 4, 6, 8], [2, 4, 6], 2, {None})
+    [2, 8]
+    """
+    return sorted({*steps} - {*complete[-keep:], *also})
 
 
 def make_directory(part: Path) -> None:

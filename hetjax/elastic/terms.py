@@ -25,8 +25,9 @@ class Terms:
 
     `settings` are for a cluster and a plan, `standby_plans` gives a plan for a
     cluster in place of another plan; `compile` lets workers compile theirs, for the
-    first time if so. `heard_started` is told who was started when the run begins. What was saved earlier is shown to `check_found` when the run
-    begins; with nothing left of it, `check_begins_anew` may raise BadInput.
+    first time if so. When the run begins `heard_started` is told who was started, and
+    `check_found` sees what was saved earlier; with nothing left of that,
+    `check_begins_anew` may raise BadInput.
     """
 
     settings: Callable[[Cluster, Plan], Mapping[str, Any]]

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Disks on which parts of checkpoints come about piece by piece.
+
+What a process has written is there for others at once, and outlives it; what was not
+flushed may be gone, or torn, after a loss of power. A part counts by its manifest,
+which is written last. Owns what is there. Does not own the order in which a worker
+writes (`writer.py`).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from experiments.simulation.world import World
+from hetjax.checkpoint.recovery_plan import Save
+
+TORN = -1  # in place of a leaf's value; its checksum tells
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """One worker's part of a save; it `is_durable` once its manifest was flushed."""
+
+    save: Save
+    workers: tuple[str, ...]
+    host: dict[str, object]
+    leaves: dict[str, int]
+    is_durable: bool = False
+
+
+@dataclass
+class Part:
+    """What is in a part's folder: `before` is what its manifest said last."""
+
+    committed: Written | None = None
+    before: Written | None = None
+    building: dict[str, int] = field(default_factory=dict)
+    is_flushed: bool = False
+
+
+@dataclass
+class Disk:
+    """Parts by step and worker, of one machine or of all."""
+
+    world: World
+    parts: dict[tuple[int, str], Part] = field(default_factory=dict)
+    is_full: bool = False
+    slowness: float = 1.0
+
+    def committed(self) -> Iterator[tuple[int, str, Written]]:
+        for (step, worker), part in self.parts.items():
+            if part.committed is not None:
+                yield step, worker, part.committed
+
+    def read(self, save: Save, leaf: str) -> int | None:
+        """The leaf's value in this save; None where it cannot be read as written."""
+        for _, _, found in self.committed():
+            if found.save == save and found.leaves.get(leaf, TORN) != TORN:
+                return found.leaves[leaf]
+        return None
+
+    def lose_power(self) -> None:
+        """What was not flushed may be there, or torn, or not."""
+        chance = self.world.random
+        for key, part in [*self.parts.items()]:
+            part.building = {}
+            found = part.committed
+            if found is not None and not found.is_durable:
+                part.committed = chance.choice([found, part.before])
+                if part.committed is found and not part.is_flushed:
+                    leaves = {
+                        leaf: chance.choice([value, TORN])
+                        for leaf, value in found.leaves.items()
+                    }
+                    part.committed = replace(found, leaves=leaves)
+            if part.committed is None:
+                del self.parts[key]

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes wrong in a run, drawn from its seed.
+
+Owns the kinds of faults, how often they are drawn, and when they end: after that a run
+has to come to its end. Does not own what they do to connections and disks.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from experiments.simulation.network import Network
+from experiments.simulation.ports import CONTROLLER, Machines
+from experiments.simulation.worker import SimWorker
+from experiments.simulation.world import World
+
+LEAVE = "leave"
+
+
+@dataclass
+class Faults:
+    """The faults of a run; they begin by `spread` and count what they have done.
+
+    `notice` is called with a node that is about to go.
+    """
+
+    world: World
+    network: Network
+    machines: Machines
+    notice: Callable[[str], None] = lambda node: None
+    ask_to_stop: Callable[[], None] = lambda: None
+    counts: Counter[str] = field(default_factory=Counter)
+    num_disks_lost: int = 0
+
+    def spread(self, number: int, until_s: float) -> None:
+        """Draw so many faults of the time until then."""
+        for _ in range(number):
+            kind = self.world.random.choice(_KINDS)
+            at_s = self.world.random.uniform(0.0, until_s)
+            self.world.after(at_s, lambda kind=kind: self._strike(kind))
+
+    def end(self) -> None:
+        """From now on all goes well."""
+        self.machines.up = {node.name for node in self.machines.cluster.nodes}
+        self.machines.starts_fail = 0
+        for disk in self.machines.disks:
+            disk.is_full, disk.slowness = False, 1.0
+
+    def _strike(self, kind: Callable[["Faults"], None]) -> None:
+        name = kind.__name__.strip("_")
+        self.world.tell(f"fault: {name}")
+        self.counts[name] += 1
+        kind(self)
+
+    def _some_worker(self) -> SimWorker | None:
+        alive = self.machines.alive()
+        return self.world.random.choice(alive) if alive else None
+
+    def _some_host(self) -> str:
+        names = [node.name for node in self.machines.cluster.nodes]
+        return self.world.random.choice(names)
+
+    def _kill(self) -> None:
+        if worker := self._some_worker():
+            worker.kill()
+
+    def _kill_two(self) -> None:
+        self._kill()
+        self._kill()
+
+    def _kill_soon_after(self) -> None:
+        """One more while the others are busy with the loss of the first."""
+        self._kill()
+        self.world.after(self.world.random.uniform(0.0, 15.0), self._kill)
+
+    def _stop(self) -> None:
+        """A process that does nothing for a while, or for ever."""
+        if worker := self._some_worker():
+            worker.stop()
+            self.network.process_stopped(worker)
+            self.world.after(self.world.random.uniform(1.0, 60.0), worker.go_on)
+
+    def _get_stuck(self) -> None:
+        """A worker that gives signs of life, and does not come to an end."""
+        if worker := self._some_worker():
+            worker.is_stuck = True
+
+    def _cut(self) -> None:
+        chance, one = self.world.random, self._some_host()
+        others = [CONTROLLER, *(node.name for node in self.machines.cluster.nodes)]
+        other = chance.choice([name for name in others if name != one])
+        self.network.cut(one, other, chance.uniform(1.0, 40.0))
+
+    def _cut_off(self) -> None:
+        """A host that reaches nobody."""
+        one, for_s = self._some_host(), self.world.random.uniform(1.0, 40.0)
+        for name in (CONTROLLER, *(node.name for node in self.machines.cluster.nodes)):
+            if name != one:
+                self.network.cut(one, name, for_s)
+
+    def _reset(self) -> None:
+        chance, one = self.world.random, self._some_host()
+        others = [CONTROLLER, *(node.name for node in self.machines.cluster.nodes)]
+        self.network.reset(one, chance.choice([n for n in others if n != one]))
+
+    def _garble(self) -> None:
+        self.network.garble(self.world.random.randint(1, 3))
+
+    def _take_machine(self) -> None:
+        """A machine that is gone, and perhaps comes back, with or without its disk."""
+        chance, host = self.world.random, self._some_host()
+        if len(self.machines.up) <= 1:
+            return
+        keeps_disk = chance.random() < 0.5
+        self.num_disks_lost += not keeps_disk
+        self.machines.take_away(host, keeps_disk)
+        delay_s = chance.uniform(1.0, 100.0)
+        self.world.after(delay_s, lambda: self.machines.up.add(host))
+
+    def _lose_power(self) -> None:
+        """A machine that starts again at once."""
+        host = self._some_host()
+        self.machines.take_away(host, keeps_disk=True)
+        self.machines.up.add(host)
+
+    def _fill_disk(self) -> None:
+        disk = self.machines.disk(self._some_host())
+        disk.is_full = True
+        self.world.after(
+            self.world.random.uniform(1.0, 60.0),
+            lambda: setattr(disk, "is_full", False),
+        )
+
+    def _slow_disk(self) -> None:
+        disk = self.machines.disk(self._some_host())
+        disk.slowness = self.world.random.choice([10.0, 100.0])
+        self.world.after(
+            self.world.random.uniform(1.0, 60.0), lambda: setattr(disk, "slowness", 1.0)
+        )
+
+    def _fail_to_start(self) -> None:
+        self.machines.starts_fail += self.world.random.randint(1, 2)
+        self._kill()
+
+    def _crash_controller(self) -> None:
+        self.world.crash_at = self.world.num_events + self.world.random.randint(1, 60)
+
+    def _give_notice(self) -> None:
+        """A machine that says that it will be gone, and is soon after."""
+        host = self._some_host()
+        self.notice(host)
+        if len(self.machines.up) > 1 and self.world.one_in(2):
+            delay_s = self.world.random.uniform(5.0, 40.0)
+            self.world.after(delay_s, lambda: self._go(host))
+
+    def _go(self, host: str) -> None:
+        if len(self.machines.up) > 1:
+            self.num_disks_lost += 1
+            self.machines.take_away(host, keeps_disk=False)
+            back_s = self.world.random.uniform(10.0, 100.0)
+            self.world.after(back_s, lambda: self.machines.up.add(host))
+
+    def _ask_to_stop(self) -> None:
+        self.ask_to_stop()
+
+
+_KINDS = [
+    *[Faults._kill] * 5,
+    *[Faults._kill_two] * 2,
+    *[Faults._kill_soon_after] * 4,
+    *[Faults._stop] * 2,
+    Faults._get_stuck,
+    *[Faults._cut] * 3,
+    *[Faults._cut_off] * 2,
+    *[Faults._reset] * 2,
+    Faults._garble,
+    *[Faults._take_machine] * 3,
+    Faults._lose_power,
+    Faults._fill_disk,
+    Faults._slow_disk,
+    Faults._fail_to_start,
+    *[Faults._crash_controller] * 3,
+    *[Faults._give_notice] * 2,
+    Faults._ask_to_stop,
+]

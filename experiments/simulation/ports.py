@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a controller sees of the world: connections, machines, plans and a journal.
+
+The same as in a real run, but that waiting lets simulated time pass. What follows from
+what comes is the real function (`hetjax/runtime/rpc/rounds.py`), and so is all that
+stands on these ports: `Controller`, `Driver`, `Loop`. Owns the ports.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from experiments.simulation.disk import Disk
+from experiments.simulation.network import End
+from experiments.simulation.worker import SimWorker, Site
+from experiments.simulation.world import Process
+from hetjax.cluster.cluster import Cluster, part_of
+from hetjax.errors import NoFeasiblePlan
+from hetjax.plans.plan import Plan, Replica, Stage
+from hetjax.runtime.rpc import rounds, schema
+from hetjax.runtime.rpc.rounds import Rounds
+from hetjax.runtime.rpc.schema import Request
+from hetjax.runtime.rpc.worker_connections import (
+    Answer,
+    Progress,
+    WorkerLost,
+    answers_of,
+)
+
+CONTROLLER = "controller"
+_START_S = 0.5, 4.0
+_LOOK_S = 0.5
+
+
+class SimConnections:
+    """`WorkerConnections` over simulated ones."""
+
+    def __init__(self, site: Site, process: Process) -> None:
+        self._site, self._process = site, process
+        self._state = Rounds()
+        self._lines: dict[tuple[str, int], End] = {}
+        self._finished: rounds.Finish | None = None
+        self._interrupt: Callable[[], None] = lambda: None
+        self.only, self.epoch = None, 0
+        self.noticed: Callable[[str, schema.Noticed], None] = lambda worker, told: None
+
+    @property
+    def workers(self) -> list[str]:
+        return [*self._state.there]
+
+    def admit(self, worker: SimWorker, line: End) -> None:
+        """A worker has called."""
+        name, incarnation = worker.worker, worker.incarnation
+
+        def received(message: tuple[int, schema.Message]) -> None:
+            number, told = message
+            if isinstance(told, schema.Noticed):
+                return self.noticed(name, told)
+            self._take(rounds.Heard(name, incarnation, number, told))
+
+        line.received = received
+        line.ended = lambda why: self._take(rounds.Ended(name, incarnation, why))
+        self._lines[name, incarnation] = line
+        self._take(rounds.Called(name, incarnation))
+
+    def wait_for(self, workers: Sequence[str], alive: Callable[[], None]) -> None:
+        world = self._site.world
+        limit_s = self._state.limit_s(schema.START)
+        end_s = world.now_s + limit_s
+        while missing := [w for w in workers if w not in self._state.there]:
+            alive()
+            self._interrupt()
+            if world.now_s > end_s:
+                reason = schema.LIMITS[schema.START].passed(limit_s)
+                raise WorkerLost(missing[0], reason)
+            self._sleep(0.1, lambda m=missing: m[0] in self._state.there)
+
+    @contextmanager
+    def interrupted_by(self, interrupt: Callable[[], None]) -> Iterator[None]:
+        before, self._interrupt = self._interrupt, interrupt
+        try:
+            yield
+        finally:
+            self._interrupt = before
+
+    def ask(
+        self,
+        requests: Mapping[str, Request[Answer]],
+        progress: Progress | None = None,
+    ) -> dict[str, Answer]:
+        if not requests:
+            return {}
+        (what,) = {type(request) for request in requests.values()}
+        names = ", ".join(requests)
+        self._site.world.tell(f"asks {names}: {what.__name__}")
+        self._finished = None
+        asked = {w: replace(r, epoch=self.epoch) for w, r in requests.items()}
+        self._take(rounds.Asked(asked))
+        while self._finished is None:
+            self._interrupt()
+            found = self._state.round
+            assert found is not None
+            left_s = found.end_s - self._site.world.now_s + 0.001
+            self._sleep(max(0.001, left_s), lambda: self._finished is not None)
+            self._take(rounds.TimePassed())
+        if self._finished.trouble is not None:
+            self._site.world.tell(f"  trouble: {self._finished.trouble}")
+        return answers_of(self._finished, what)
+
+    def lose(self, worker: str, reason: str) -> None:
+        self._take(rounds.TakenForLost(worker, reason))
+
+    def close(self) -> None:
+        for line in [*self._lines.values()]:
+            line.close()
+
+    def _sleep(self, limit_s: float, is_over: Callable[[], bool]) -> None:
+        """Let time pass; somebody who interrupts is asked now and then."""
+        world = self._site.world
+        end_s = world.now_s + limit_s
+        while not is_over() and world.now_s < end_s:
+            self._interrupt()
+            world.run_until(is_over, min(end_s, world.now_s + 60.0))
+
+    def _take(self, event: rounds.Event) -> None:
+        self._state, actions = rounds.react(event, self._state, self._site.world.now_s)
+        for action in actions:
+            if isinstance(action, rounds.Send):
+                line = self._lines.get((action.worker, action.incarnation))
+                if line is not None:
+                    line.send((action.number, action.request))
+            elif isinstance(action, rounds.Close):
+                line = self._lines.pop((action.worker, action.incarnation), None)
+                if line is not None:
+                    line.close()
+            elif isinstance(action, rounds.Finish):
+                self._finished = action
+
+
+class Machines:
+    """Which hosts are there, what runs on them, and their disks."""
+
+    def __init__(self, site: Site, cluster: Cluster, is_shared: bool) -> None:
+        self.site, self.cluster, self._is_shared = site, cluster, is_shared
+        self.up = {node.name for node in cluster.nodes}
+        self.running: dict[str, list[SimWorker]] = {}
+        self._shared, self._own = Disk(site.world), dict[str, Disk]()
+        self._num_started = 0
+        self.starts_fail = 0  # so many of those to come
+
+    def disk(self, host: str) -> Disk:
+        if self._is_shared:
+            return self._shared
+        return self._own.setdefault(host, Disk(self.site.world))
+
+    @property
+    def disks(self) -> list[Disk]:
+        return [self._shared] if self._is_shared else [*self._own.values()]
+
+    def alive(self) -> list[SimWorker]:
+        return [w for some in self.running.values() for w in some if w.is_alive]
+
+    def start(self, worker: str) -> SimWorker:
+        self._num_started += 1
+        found = SimWorker(self.site, worker, self._num_started, self.disk(worker))
+        self.running.setdefault(worker, []).append(found)
+        return found
+
+    def take_away(self, host: str, keeps_disk: bool) -> None:
+        """The machine is gone at once, with all that runs there."""
+        self.up.discard(host)
+        for process in self.running.get(host, []):
+            process.kill()
+        if self._is_shared:
+            return
+        if keeps_disk:
+            self.disk(host).lose_power()
+        else:
+            self._own[host] = Disk(self.site.world)
+
+
+class SimLauncher:
+    """`Launcher` of simulated processes, which a controller that dies leaves behind."""
+
+    def __init__(self, machines: Machines, process: Process) -> None:
+        self.machines, self._process = machines, process
+        self.connections = SimConnections(machines.site, process)
+        self._own: dict[str, SimWorker] = {}
+
+    def start(self, workers: Sequence[str]) -> None:
+        site = self.machines.site
+        ended: dict[str, str] = {}
+        for worker in workers:
+            self._end_earlier(worker)
+            if worker not in self.machines.up:
+                ended[worker] = "has no machine"
+                continue
+            self._own[worker] = started = self.machines.start(worker)
+            site.world.tell(f"{started.name} starts")
+            delay_s = site.world.random.uniform(*_START_S)
+            if self.machines.starts_fail:
+                self.machines.starts_fail -= 1
+                started.after(delay_s, started.kill)
+            else:
+                started.after(delay_s, lambda w=started: self._call(w))
+
+        def alive() -> None:
+            for worker in workers:
+                if worker in ended:
+                    raise WorkerLost(worker, ended[worker])
+                if not self._own[worker].is_alive:
+                    raise WorkerLost(worker, "ended with code -9")
+
+        self.connections.wait_for(workers, alive)
+
+    @property
+    def pids(self) -> Mapping[str, int]:
+        return {}
+
+    def present(self, cluster: Cluster, again: bool) -> Cluster:
+        there = {node.name for node in cluster.nodes} & self.machines.up
+        return part_of(cluster, there) if there else cluster
+
+    def _end_earlier(self, worker: str) -> None:
+        """What is left of it, unless its host cannot be reached."""
+        earlier, site = self._own.pop(worker, None), self.machines.site
+        if earlier is None:
+            return
+        if site.network.cut_until_s(CONTROLLER, worker) <= site.world.now_s:
+            earlier.kill()
+
+    def _call(self, worker: SimWorker) -> None:
+        site = self.machines.site
+        healed_s = site.network.cut_until_s(CONTROLLER, worker.host)
+        if healed_s > site.world.now_s:
+            delay_s = healed_s - site.world.now_s
+            return worker.after(delay_s, lambda: self._call(worker))
+        if not self._process.is_alive:
+            return worker.kill()
+        line, other = site.network.connect(worker, self._process)
+        worker.line = line
+        line.received, line.ended = worker.hear, worker.controller_gone
+        self.connections.admit(worker, other)
+
+
+class SimJournal:
+    """`Journal` of metrics, which outlives the controller."""
+
+    def __init__(self) -> None:
+        self.lines: list[dict[str, Any]] = []
+
+    def append(self, line: dict[str, Any]) -> None:
+        self.lines.append(line)
+
+    def rewind(self, last_step: int) -> list[dict[str, Any]]:
+        dropped = [line for line in self.lines if line["step"] > last_step]
+        self.lines = [line for line in self.lines if line["step"] <= last_step]
+        return dropped
+
+
+def planned(cluster: Cluster, num_layers: int, num_replicas: int) -> Plan:
+    """Replicas of unlike depth on all nodes; NoFeasiblePlan if there are none."""
+    names = [node.name for node in cluster.nodes]
+    if not names:
+        raise NoFeasiblePlan(got="no node", allowed="one", fix="add one")
+    num_replicas = min(num_replicas, len(names))
+    replicas = []
+    for number in range(num_replicas):
+        nodes = names[number::num_replicas][:num_layers]
+        cuts = [at * num_layers // len(nodes) for at in range(len(nodes) + 1)]
+        stages = tuple(
+            Stage(
+                node=node, devices=(0,), layers=(cuts[at], cuts[at + 1]), launch_ahead=1
+            )
+            for at, node in enumerate(nodes)
+        )
+        replicas.append(Replica(num_microbatches=1, microbatch_size=1, stages=stages))
+    return Plan(
+        model="simulated",
+        seq_len=8,
+        global_batch=num_replicas,
+        replicas=tuple(replicas),
+    )

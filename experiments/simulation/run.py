@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One simulated run: the real loop, driver and controller, and what must hold.
+
+Owns what a run consists of (nodes, replicas, steps, where checkpoints are), starting it
+again after it has ended too soon, and the invariants, which are checked whenever a
+state changes or something is said to be saved. Does not own what goes wrong
+(`faults.py`).
+"""
+
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from experiments.simulation.faults import Faults
+from experiments.simulation.network import Network
+from experiments.simulation.ports import (
+    CONTROLLER,
+    Machines,
+    SimJournal,
+    SimLauncher,
+    planned,
+)
+from experiments.simulation.truth import State, Truth
+from experiments.simulation.worker import SimWorker, Site
+from experiments.simulation.world import (
+    ControllerCrashed,
+    Process,
+    Stuck,
+    Violation,
+    World,
+)
+from hetjax.checkpoint.storage import CheckpointStorage
+from hetjax.cluster.cluster import Cluster, Node
+from hetjax.elastic.driver import Driver
+from hetjax.elastic.loss_scaling import LossScaling
+from hetjax.elastic.membership import Membership
+from hetjax.elastic.recovered import Recovered
+from hetjax.elastic.standby_plans import StandbyPlans
+from hetjax.elastic.terms import Terms
+from hetjax.errors import NoFeasiblePlan, RunFailed
+from hetjax.plans.plan import Plan
+from hetjax.runtime.control.controller import Controller
+from hetjax.runtime.rpc.worker_connections import WorkerLost
+from hetjax.training.config import CheckpointConfig, EvaluationConfig, RunConfig
+from hetjax.training.goodput import Spent
+from hetjax.training.loop import Loop
+
+_LAYERS = tuple(f"layer_{number}" for number in range(4))
+_FAULTS_S = 150.0  # from then on all goes well
+_MOST_STARTS = 60
+_LONGEST_S = 1e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What a run consists of, drawn from its seed."""
+
+    seed: int
+    num_nodes: int
+    num_replicas: int
+    steps: int
+    save_every: int
+    keep: int
+    is_shared: bool
+    num_faults: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a run has seen, or how it went wrong: `told` are its last events."""
+
+    seed: int
+    num_events: int
+    num_starts: int
+    num_recoveries: int
+    faults: dict[str, int]
+    violation: str | None = None
+    told: tuple[str, ...] = ()
+
+
+def case_of(world: World, seed: int) -> Case:
+    chance = world.random
+    num_nodes = chance.randint(1, 8)
+    return Case(
+        seed=seed,
+        num_nodes=num_nodes,
+        num_replicas=chance.randint(1, min(3, num_nodes)),
+        steps=chance.randint(3, 16),
+        save_every=chance.choice([0, 1, 2, 3, 5]),
+        keep=chance.randint(1, 3),
+        is_shared=chance.random() < 0.4,
+        num_faults=chance.choice([0, 1, 1, 2, 2, 3, 4, 6, 9]),
+    )
+
+
+class Run:
+    """A run from its first start to its last; what it must not do raises Violation."""
+
+    def __init__(self, seed: int) -> None:
+        self.world = World(seed)
+        self.case = case = case_of(self.world, seed)
+        self._truth = Truth(_LAYERS, seed)
+        self._network = Network(self.world)
+        nodes = tuple(
+            Node(name=f"n{number}", device="cpu", count=1)
+            for number in range(case.num_nodes)
+        )
+        self._cluster = Cluster(name="simulated", nodes=nodes)
+        site = Site(
+            world=self.world,
+            network=self._network,
+            layers=_LAYERS,
+            first=lambda: self._truth.state(0),
+            told=self._check_state,
+            keep=case.keep,
+        )
+        self._machines = Machines(site, self._cluster, case.is_shared)
+        self.faults = Faults(self.world, self._network, self._machines)
+        self._journal = SimJournal()
+        self._driver: Driver | None = None
+        self._stop_reason: str | None = None
+        self.num_starts = self.num_recoveries = 0
+        self._saved: int | None = None  # by the newest event that says so
+
+    def to_its_end(self) -> None:
+        case = self.case
+        self.faults.spread(case.num_faults, _FAULTS_S)
+        self.world.after(_FAULTS_S, self.faults.end)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            while not self._start():
+                if self.num_starts > _MOST_STARTS or self.world.now_s > _LONGEST_S:
+                    raise Stuck(f"not done after {self.num_starts} starts")
+                self.world.run_until(lambda: False, self.world.now_s + 5.0)
+        self._check_end()
+
+    def _start(self) -> bool:
+        """One start of the same command; whether all is done after it."""
+        self.num_starts += 1
+        self._stop_reason = None
+        self.world.tell(f"start {self.num_starts}")
+        process = Process(self.world, CONTROLLER, f"{CONTROLLER}#{self.num_starts}")
+        process.ended = lambda: self._network.process_ended(process)
+        self.world.after(60.0, lambda: None)  # time can pass
+        try:
+            with ExitStack() as stack:
+                return self._train(process, stack) == self.case.steps
+        except ControllerCrashed:
+            self.world.tell("the controller is gone")
+        except (WorkerLost, NoFeasiblePlan, RunFailed) as error:
+            self.world.tell(f"ended: {error}")
+            if self.world.now_s > _FAULTS_S + 1200.0:
+                raise Violation(f"it ends though all is well: {error!r}") from error
+        finally:
+            self._driver = None
+            process.kill()
+        return False
+
+    def _train(self, process: Process, stack: ExitStack) -> int:
+        launcher = SimLauncher(self._machines, process)
+        membership = Membership(self._cluster, None, launcher.present)
+        cluster = membership.now(again=True)
+        terms = self._terms(membership)
+        driver = Driver(
+            Controller(self._plan(cluster), launcher.connections, cluster.nodes),
+            launcher,
+            terms,
+            cluster=cluster,
+            validation_weights=(1.0,),
+        )
+        before = self._complete()
+        restored = driver.begin()
+        self._check_begins(before, restored)
+        self._journal.rewind(driver.at)
+        self._driver = driver
+        stop = SimpleNamespace(reason=None, grace_s=None, leaves_no_time=False)
+        self.faults.ask_to_stop = lambda: setattr(stop, "reason", "asked")
+        self.faults.notice = lambda node: (
+            driver.leave(node) or setattr(stop, "reason", "notice")
+        )
+        loop = self._loop(driver, stop)
+        driver.heard = lambda what: self._heard(loop, what)
+        with driver:
+            return loop.run(driver.at)
+
+    def _loop(self, driver: Driver, stop: Any) -> Loop:
+        return Loop(
+            config=self._config(),
+            driver=driver,
+            dataset=SimpleNamespace(bytes_per_token=1.0),  # type: ignore[arg-type]
+            learning_rates=[0.1] * self.case.steps,  # type: ignore[arg-type]
+            metrics=self._journal,  # type: ignore[arg-type]
+            evaluated=set(),
+            heard_saved=self._heard_saved,
+            seconds_at_peak=None,
+            trace=None,
+            display=SimpleNamespace(  # type: ignore[arg-type]
+                note=lambda text: None, trained=lambda line: None
+            ),
+            stop=stop,
+            spent=Spent(after=driver.at),
+            compared=lambda step, seconds: None,
+        )
+
+    def _config(self) -> RunConfig:
+        return RunConfig(
+            model="tiny",
+            run_dir=Path("simulated"),
+            steps=self.case.steps,
+            seq_len=8,
+            global_batch=8,
+            checkpoint=replace(CheckpointConfig(), every=self.case.save_every),
+            evaluation=replace(EvaluationConfig(), every=4, sample_tokens=0),
+        )
+
+    def _terms(self, membership: Membership) -> Terms:
+        replan: Callable[[Cluster, Plan], Plan] = lambda c, p: self._plan(c)  # noqa: E731
+        return Terms(
+            settings=lambda cluster, plan: {"plan": plan},
+            loss_scaling=LossScaling(1.0, 1, lambda cluster, plan: plan),
+            standby_plans=StandbyPlans(replan, _nobody_looks, 0.0),
+            membership=membership,
+            compile=lambda controller, cluster, is_first: controller.compile(),
+            transport="sockets",
+            seed=0,
+            storage=CheckpointStorage(directory="simulated", keep=self.case.keep),
+            host={"run": self.case.seed},
+            recovery="local-first",
+        )
+
+    def _plan(self, cluster: Cluster) -> Plan:
+        return planned(cluster, len(_LAYERS), self.case.num_replicas)
+
+    # --- what must hold
+
+    def _check_state(self, worker: SimWorker, state: State, at: int) -> None:
+        """A worker's state is the one that there is after so many steps."""
+        truth = self._truth.state(at)
+        for layer, value in state.items():
+            if value != truth[layer]:
+                raise Violation(f"{worker.name} has a wrong {layer} after {at} steps")
+
+    def _heard_saved(self, step: int) -> None:
+        """What is said to be saved is there, whole, unless a disk was lost."""
+        self.world.tell(f"saved {step}")
+        self._saved = step
+        if step not in self._complete() and not self._disks_suffer:
+            raise Violation(f"step {step} is said to be saved, and is not")
+
+    def _heard(self, loop: Loop, what: Recovered) -> None:
+        self.num_recoveries += 1
+        self.world.tell(f"recovered: {what.from_step} -> {what.step}, {what.reason}")
+        loop.hear(what)
+
+    @property
+    def _disks_suffer(self) -> bool:
+        kinds = ("take_machine", "give_notice", "lose_power")
+        return any(self.faults.counts[kind] for kind in kinds)
+
+    def _complete(self) -> list[int]:
+        """Steps of which the disks have all layers of one save, as they must be."""
+        found: dict[Any, dict[str, int]] = {}
+        for disk in self._machines.disks:
+            for _, _, written in disk.committed():
+                found.setdefault(written.save, {}).update(written.leaves)
+        whole = [save for save, leaves in found.items() if leaves.keys() == {*_LAYERS}]
+        for step, attempt in whole:
+            leaves, truth = found[step, attempt], self._truth.state(step)
+            wrong = [
+                layer for layer in _LAYERS if leaves[layer] not in (truth[layer], -1)
+            ]
+            if wrong:
+                raise Violation(f"a checkpoint of step {step} has a wrong {wrong[0]}")
+        return sorted({step for step, _ in whole})
+
+    def _check_begins(self, before: list[int], restored: Any) -> None:
+        """A start goes on from the newest step that the disks have."""
+        at = 0 if restored is None else restored.step
+        if before and at < before[-1] and not self._disks_suffer:
+            raise Violation(
+                f"a start goes on from {at}, and step {before[-1]} is there"
+            )
+
+    def _check_end(self) -> None:
+        """Each step is there once, with the loss that it must have; all is saved."""
+        lines = [line for line in self._journal.lines if "loss" in line]
+        if [line["step"] for line in lines] != [*range(1, self.case.steps + 1)]:
+            raise Violation(f"metrics of steps {[line['step'] for line in lines]}")
+        for step, line in enumerate(lines):
+            if line["loss"] != self._truth.commit(step).loss():
+                raise Violation(f"step {step + 1} has a wrong loss")
+        if self.case.steps not in self._complete():
+            raise Violation("the last step is not saved")
+        self.world.run_until(lambda: not self._machines.alive(), self.world.now_s + 900)
+        left = [worker.name for worker in self._machines.alive()]
+        if left:
+            raise Violation(f"{left[0]} is left behind")
+
+
+def _nobody_looks(clusters: Any, plan: Plan) -> Any:
+    raise AssertionError("no plans are made ahead here")
+
+
+def simulate(seed: int) -> Outcome:
+    """Run one seed; an error of whatever kind is a violation."""
+    run = Run(seed)
+    violation: str | None = None
+    try:
+        run.to_its_end()
+    except Exception as error:
+        violation = f"{type(error).__name__}: {error}"
+    return Outcome(
+        seed=seed,
+        num_events=run.world.num_events,
+        num_starts=run.num_starts,
+        num_recoveries=run.num_recoveries,
+        faults=dict(run.faults.counts),
+        violation=violation,
+        told=tuple(run.world.told) if violation else (),
+    )

@@ -1,0 +1,452 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A simulated worker: the real one's decisions, and work that only takes time.
+
+What it does next, how far its state is and which requests it refuses are the real
+functions (`hetjax/runtime/worker/duties.py`). Owns what stands for the work: stages
+that are a number per layer, peers that a step waits for, leaves that are given and
+taken.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from experiments.simulation.disk import Disk
+from experiments.simulation.network import End, Network
+from experiments.simulation.truth import State, commit_of, share, updated
+from experiments.simulation.world import Process, World
+from experiments.simulation.writer import Writer
+from hetjax.plans.plan import Plan
+from hetjax.plans.worker_map import file_name
+from hetjax.runtime.rpc import schema
+from hetjax.runtime.rpc.schema import AnyRequest, Message
+from hetjax.runtime.worker import duties
+from hetjax.runtime.worker.duties import Duties, Progress, begun, committed, done
+
+_CONNECT_S = 120.0
+_TAKES_S: dict[type[AnyRequest], tuple[float, float]] = {
+    schema.Build: (0.3, 3.0),
+    schema.Compile: (0.2, 5.0),
+    schema.Train: (0.2, 1.0),
+    schema.Evaluate: (0.1, 0.5),
+    schema.FindSaves: (0.01, 0.2),
+    schema.PlaceState: (0.01, 0.2),
+}
+_SOON_S = 0.001, 0.02
+Heard = Callable[["SimWorker", State, int], None]  # its state after so many steps
+
+
+class PeerGone(Exception):
+    """Another worker is lost, so that this request comes to nothing."""
+
+    def __init__(self, peer: str, reason: str) -> None:
+        super().__init__(peer, reason)
+        self.peer, self.reason = peer, reason
+
+
+@dataclass
+class PeerGroup:
+    """The connections of an epoch and what has come over them."""
+
+    ends: dict[str, End] = field(default_factory=dict)
+    messages: dict[tuple[str, Any], Any] = field(default_factory=dict)
+    lost: tuple[str, str] | None = None
+
+    def lose(self, peer: str, reason: str) -> None:
+        self.lost = self.lost or (peer, reason)
+
+    def check(self) -> None:
+        if self.lost is not None:
+            raise PeerGone(*self.lost)
+
+    def close(self) -> None:
+        for end in self.ends.values():
+            end.close()
+
+
+@dataclass(frozen=True)
+class Site:
+    """What all processes of a run share: hosts' disks, the network, who is where.
+
+    `listening` has by address who can be called there, `told` hears of every state.
+    """
+
+    world: World
+    network: Network
+    layers: tuple[str, ...]
+    first: Callable[[], State]
+    told: Heard
+    keep: int
+    listening: dict[str, tuple["SimWorker", PeerGroup]] = field(default_factory=dict)
+
+
+class SimWorker(Process):
+    """A worker process, once it has called its controller by `line`."""
+
+    def __init__(self, site: Site, worker: str, incarnation: int, disk: Disk) -> None:
+        super().__init__(site.world, worker, f"{worker}#{incarnation}")
+        self.worker, self.incarnation = worker, incarnation
+        self.line: End
+        self.is_stuck = False  # in what it does, though it gives signs of life
+        self._site, self._disk = site, disk
+        self._duties, self._progress = Duties(), Progress()
+        self._plan: Plan | None = None
+        self._state: dict[str, int] | None = None
+        self._held: tuple[int, dict[str, int]] | None = None
+        self._taken: dict[str, int] = {}
+        self._peers: PeerGroup | None = None
+        self._writer: Writer | None = None
+        self._unfinished: dict[str, int] | None = None
+        self._looking: list[Callable[[], None]] = []  # at what has come
+        self.ended = self._has_ended
+
+    def hear(self, message: tuple[int, AnyRequest]) -> None:
+        """A request has come from the controller."""
+        self._take(duties.Requested(*message))
+
+    def controller_gone(self, reason: str) -> None:
+        self._take(duties.ControllerGone(reason))
+
+    @property
+    def state(self) -> State | None:
+        return self._state
+
+    @property
+    def at(self) -> int | None:
+        return self._progress.at
+
+    def leave_by_itself(self) -> None:
+        """End in good order."""
+        self.line.close()
+        self.kill()
+
+    def _has_ended(self) -> None:
+        self.world.tell(f"{self.name} has ended")
+        self._site.network.process_ended(self)
+
+    def _take(self, event: duties.Event) -> None:
+        self._duties, actions = duties.react(event, self._duties)
+        for action in actions:
+            if isinstance(action, duties.Begin):
+                self._begin(action.request)
+            elif isinstance(action, duties.Reply):
+                self.line.send((action.number, action.message))
+            elif isinstance(action, duties.BreakOff):
+                if self._peers is not None:
+                    self._peers.lose(action.request.worker, action.request.reason)
+                    self._look()
+            else:
+                self.leave_by_itself()
+
+    def _begin(self, request: AnyRequest) -> None:
+        try:
+            self._progress = begun(self._progress, request)
+        except duties.OutOfOrder as wrong:
+            return self._answer(schema.RequestFailed(error=f"OutOfOrder: {wrong}"))
+        if isinstance(request, schema.Train):
+            self._unfinished = self._state
+        if isinstance(request, schema.Build):
+            self._state = None
+        delay_s = self.world.random.uniform(*_TAKES_S.get(type(request), _SOON_S))
+        if self.world.one_in(300):
+            delay_s *= 30
+        self.after(delay_s, lambda: self._go_on(request))
+
+    def _go_on(self, request: AnyRequest) -> None:
+        if self.is_stuck:
+            return
+        found = _HANDLERS[type(request)](self, request)
+        if found is not None:
+            self._finish(request, found)
+
+    def _finish(self, request: AnyRequest, answer: Message) -> None:
+        self._progress = done(self._progress, request)
+        self._tell_state()
+        self._answer(answer)
+
+    def _answer(self, answer: Message) -> None:
+        self._take(duties.Answered(answer))
+
+    def _tell_state(self) -> None:
+        if self._state is not None and self._progress.at is not None:
+            self._site.told(self, self._state, self._progress.at)
+
+    def _wait(self, request: AnyRequest, look: Callable[[], Message | None]) -> None:
+        """Answer once `look` finds an answer in what has come; PeerGone ends it."""
+
+        def again() -> None:
+            if self.is_stuck:
+                return
+            try:
+                found = look()
+            except PeerGone as gone:
+                self._looking.remove(again)
+                return self._answer(schema.Lost(worker=gone.peer, reason=gone.reason))
+            if found is not None:
+                self._looking.remove(again)
+                self._finish(request, found)
+
+        self._looking.append(again)
+        again()
+
+    def _look(self) -> None:
+        for look in [*self._looking]:
+            look()
+
+    # --- what the requests ask for
+
+    def _build(self, request: schema.Build) -> Message:
+        self._plan = request.settings["plan"]
+        return schema.Done()
+
+    def _listen(self, request: schema.Listen) -> Message:
+        self._peers = PeerGroup()
+        address = f"{self.name}:{self.world.num_events}"
+        self._site.listening[address] = self, self._peers
+        self._listening = self._peers
+        return schema.Address(address=address)
+
+    def _join(self, request: schema.Join) -> None:
+        peers = self._peers
+        assert peers is not None
+        for peer, address in request.addresses.items():
+            if self.worker < peer:
+                self._call(peers, peer, address)
+        begin_s = self.world.now_s
+
+        def look() -> Message | None:
+            if peers.ends.keys() >= request.addresses.keys():
+                return schema.Done()
+            peers.check()
+            if self.world.now_s - begin_s > _CONNECT_S:
+                missing = min(request.addresses.keys() - peers.ends.keys())
+                raise PeerGone(missing, "did not connect")
+            return None
+
+        self.after(_CONNECT_S + 1.0, self._look)
+        self._wait(request, look)
+
+    def _call(self, peers: PeerGroup, peer: str, address: str) -> None:
+        other, theirs = self._site.listening[address]
+        network = self._site.network
+        cut_s = network.cut_until_s(self.host, other.host) - self.world.now_s
+
+        def call() -> None:
+            if not other.is_alive:
+                peers.lose(peer, f"cannot be reached at {address}")
+                return self._look()
+            mine, its = network.connect(self, other)
+            self._take_over(peers, peer, mine)
+            other.call(lambda: other._take_over(theirs, self.worker, its))
+
+        if cut_s > 30.0:
+            self.after(30.0, lambda: (peers.lose(peer, "timed out"), self._look()))
+        else:
+            self.after(max(0.0, cut_s) + network.latency_s(), call)
+
+    def _take_over(self, peers: PeerGroup, peer: str, end: End) -> None:
+        def received(message: tuple[Any, Any]) -> None:
+            key, value = message
+            peers.messages[peer, key] = value
+            self._look()
+
+        def ended(reason: str) -> None:
+            peers.lose(peer, reason)
+            self._look()
+
+        end.received, end.ended = received, ended
+        peers.ends[peer] = end
+        self._look()
+
+    def _compile(self, request: schema.Compile) -> Message:
+        return schema.Done()
+
+    def _initialise(self, request: schema.Initialise) -> Message:
+        self._forget()
+        first = self._site.first()
+        self._state = {layer: first[layer] for layer in self._layers()}
+        return schema.Done()
+
+    def _train(self, request: schema.Train) -> None:
+        peers, plan, state = self._peers, self._plan, self._state
+        assert peers is not None and plan is not None and state is not None
+        if peers.lost is not None and self.world.one_in(2):
+            # it needed something of theirs before it could do its own part
+            return self._answer(schema.Lost(worker=peers.lost[0], reason=peers.lost[1]))
+        key = "squares", request.turn
+        mine = {layer: share(state[layer], request.step) for layer in self._leads()}
+        everybody = _workers(plan)
+        for worker in everybody:
+            if worker != self.worker and worker in peers.ends:
+                peers.ends[worker].send((key, sum(mine.values())))
+        peers.messages[self.worker, key] = sum(mine.values())
+
+        def look() -> Message | None:
+            if any((worker, key) not in peers.messages for worker in everybody):
+                peers.check()
+                return None
+            total = sum(peers.messages[worker, key] for worker in everybody)
+            commit = commit_of(total)
+            self._state = updated(state, commit)
+            self._progress = committed(request.step, commit)
+            return schema.Trained(commit=commit)
+
+        self._wait(request, look)
+
+    def _finish_step(self, request: schema.FinishStep) -> Message:
+        assert self._unfinished is not None, "no step was broken off"
+        self._state, self._unfinished = updated(self._unfinished, request.commit), None
+        return schema.Done()
+
+    def _reached(self, request: schema.TellReached) -> Message:
+        return schema.Reached(at=self._progress.at, commit=self._progress.commit)
+
+    def _hold(self, request: schema.HoldState) -> Message:
+        if self._progress.at is not None and self._state is not None:
+            self._held = self._progress.at, dict(self._state)
+        if self._held is None:
+            return schema.HeldState(at=None, leaves=[])
+        return schema.HeldState(at=self._held[0], leaves=sorted(self._held[1]))
+
+    def _find_saves(self, request: schema.FindSaves) -> Message:
+        found: dict[Any, tuple[dict[str, int], Any]] = {}
+        for _, _, written in self._disk.committed():
+            leaves, host = found.setdefault(written.save, ({}, written.host))
+            leaves.update(written.leaves)
+        return schema.FoundSaves(
+            saves=[
+                schema.FoundSave(save=save, leaves=sorted(leaves), host=host)
+                for save, (leaves, host) in found.items()
+            ]
+        )
+
+    def _needs(self, request: schema.TellNeeds) -> Message:
+        leaves = dict.fromkeys(self._layers(), 8)
+        return schema.NeededState(at=self._progress.at, leaves=leaves)
+
+    def _collect(self, request: schema.CollectLeaves) -> None:
+        peers = self._peers
+        assert peers is not None
+        for worker, tier, leaves in request.give:
+            for leaf in leaves:
+                if worker in peers.ends:  # else it has gone since
+                    key = "leaf", request.turn, leaf
+                    peers.ends[worker].send((key, self._read(tier, request.save, leaf)))
+        own = {
+            leaf: self._read(tier, request.save, leaf)
+            for tier, leaves in request.own.items()
+            for leaf in leaves
+        }
+        wanted = {
+            (worker, ("leaf", request.turn, leaf)): leaf
+            for worker, leaves in request.take
+            for leaf in leaves
+        }
+
+        def look() -> Message | None:
+            if not wanted.keys() <= peers.messages.keys():
+                peers.check()
+                return None
+            values = own | {leaf: peers.messages[at] for at, leaf in wanted.items()}
+            self._taken |= {leaf: v for leaf, v in values.items() if v is not None}
+            peers.check()
+            return schema.Collected(
+                missing=[leaf for leaf, value in values.items() if value is None],
+                num_bytes={},
+                seconds={},
+            )
+
+        self._wait(request, look)
+
+    def _read(self, tier: str, save: tuple[int, str], leaf: str) -> int | None:
+        if tier == "disk":
+            return self._disk.read(save, leaf)
+        assert tier == "memory" and self._held is not None, (self.name, tier, save)
+        assert self._held[0] == save[0], "what is kept is of another step"
+        return self._held[1][leaf]
+
+    def _place(self, request: schema.PlaceState) -> Message:
+        if self._progress.at != request.step:
+            self._state = {layer: self._taken[layer] for layer in self._layers()}
+        self._forget()
+        return schema.Done()
+
+    def _forget(self) -> None:
+        self._held, self._taken, self._unfinished = None, {}, None
+
+    def _evaluate(self, request: schema.Evaluate) -> Message:
+        assert self._peers is not None
+        if self._peers.lost is not None:
+            peer, reason = self._peers.lost
+            return schema.Lost(worker=peer, reason=reason)
+        return schema.Evaluated(losses=[((0, 0), 1.0)], num_tokens=8)
+
+    def _saving_state(self, request: schema.TellSaving) -> Message:
+        writer, saves = self._writer, bool(self._leads())
+        if writer is None:
+            return schema.SavingState(saves=saves)
+        return schema.SavingState(saves=saves, busy=writer.busy, newest=writer.newest)
+
+    def _save(self, request: schema.SaveState) -> Message:
+        assert self._state is not None
+        if file_name(self.worker) in request.workers:
+            if self._writer is None:
+                self._writer = Writer(self, self._disk, self.worker, self._site.keep)
+            state = self._state
+            self._writer.save(request, {layer: state[layer] for layer in self._leads()})
+        return schema.Done()
+
+    def _await_saved(self, request: schema.AwaitSaved | schema.Leave) -> None:
+        answer = lambda: self._finish(request, schema.Done())  # noqa: E731
+        if self._writer is None:
+            answer()
+        else:
+            self._writer.wait(answer)
+
+    def _layers(self) -> list[str]:
+        """What the stages of this worker are made of, of whichever replica."""
+        return _layers_of(self._plan, self._site.layers).get(self.worker, [])
+
+    def _leads(self) -> list[str]:
+        """The layers that it saves and counts in the norm: of its holders one does."""
+        assert self._plan is not None
+        by_worker = _layers_of(self._plan, self._site.layers)
+        found = []
+        for number, layer in enumerate(self._site.layers):
+            holders = [worker for worker, has in by_worker.items() if layer in has]
+            if holders[number % len(holders)] == self.worker:
+                found.append(layer)
+        return found
+
+
+def _workers(plan: Plan) -> list[str]:
+    return [*dict.fromkeys(stage.node for _, _, stage in plan.stages())]
+
+
+def _layers_of(plan: Plan | None, layers: tuple[str, ...]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for _, _, stage in plan.stages() if plan is not None else ():
+        found.setdefault(stage.node, []).extend(layers[slice(*stage.layers)])
+    return found
+
+
+_HANDLERS: Mapping[type[AnyRequest], Callable[[SimWorker, Any], Message | None]] = {
+    schema.Build: SimWorker._build,
+    schema.Listen: SimWorker._listen,
+    schema.Join: SimWorker._join,
+    schema.Compile: SimWorker._compile,
+    schema.Initialise: SimWorker._initialise,
+    schema.Train: SimWorker._train,
+    schema.FinishStep: SimWorker._finish_step,
+    schema.TellReached: SimWorker._reached,
+    schema.HoldState: SimWorker._hold,
+    schema.FindSaves: SimWorker._find_saves,
+    schema.TellNeeds: SimWorker._needs,
+    schema.CollectLeaves: SimWorker._collect,
+    schema.PlaceState: SimWorker._place,
+    schema.Evaluate: SimWorker._evaluate,
+    schema.TellSaving: SimWorker._saving_state,
+    schema.SaveState: SimWorker._save,
+    schema.AwaitSaved: SimWorker._await_saved,
+    schema.Leave: SimWorker._await_saved,
+}

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time that passes only when something happens, and chance that a seed repeats.
+
+Owns the clock, the events to come, the processes that they happen to, and what is told
+of a run that went wrong. Does not own what happens (`network.py`, `worker.py`).
+"""
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable
+
+_MOST_EVENTS = 400_000
+_NEVER_S = 1e12
+_NUM_TOLD = 400  # events of a run that went wrong
+
+Do = Callable[[], None]
+
+
+class ControllerCrashed(BaseException):
+    """The controller's process is gone: nothing of it runs any more."""
+
+
+class Violation(AssertionError):
+    """What must never happen has happened."""
+
+
+class Stuck(Violation):
+    """Somebody waits, and nothing will ever happen."""
+
+
+class World:
+    """The clock and the events of one run; `crash_at` counts events."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.now_s = 0.0
+        self.num_events = 0
+        self.crash_at: int | None = None
+        self.told: deque[str] = deque(maxlen=_NUM_TOLD)
+        self._queue: list[tuple[float, int, Do]] = []
+        self._count = 0
+
+    def after(self, delay_s: float, do: Do) -> None:
+        """Let this happen in so many seconds."""
+        self._count += 1
+        heapq.heappush(self._queue, (self.now_s + delay_s, self._count, do))
+
+    def run_until(self, is_over: Callable[[], bool], until_s: float = _NEVER_S) -> None:
+        """Let events happen, one after the other, until it is over or that late.
+
+        Raises ControllerCrashed where that happens to who waits here.
+        """
+        while not is_over():
+            if not self._queue and until_s >= _NEVER_S:
+                raise Stuck("nothing will ever happen")
+            if not self._queue or self._queue[0][0] > until_s:
+                self.now_s = until_s
+                return
+            self.now_s, _, do = heapq.heappop(self._queue)
+            do()
+            self.num_events += 1
+            if self.num_events > _MOST_EVENTS:
+                raise Stuck("there is no end to it")
+            if self.crash_at is not None and self.num_events >= self.crash_at:
+                self.crash_at = None
+                raise ControllerCrashed
+
+    def tell(self, text: str) -> None:
+        self.told.append(f"{self.now_s:10.3f} {text}")
+
+    def one_in(self, count: float) -> bool:
+        return self.random.random() * count < 1
+
+
+class Process:
+    """What runs on a host until it ends; while it is stopped, everything waits."""
+
+    def __init__(self, world: World, host: str, name: str) -> None:
+        self.world, self.host, self.name = world, host, name
+        self.is_alive, self.is_stopped = True, False
+        self.ended: Do = lambda: None
+        self._waiting: list[Do] = []
+
+    def call(self, do: Do) -> None:
+        """Let it happen to this process, if it still is."""
+        if self.is_stopped:
+            self._waiting.append(do)
+        elif self.is_alive:
+            do()
+
+    def after(self, delay_s: float, do: Do) -> None:
+        self.world.after(delay_s, lambda: self.call(do))
+
+    def stop(self) -> None:
+        """As by SIGSTOP: no sign of life either."""
+        self.is_stopped = self.is_alive
+
+    def go_on(self) -> None:
+        if self.is_alive and self.is_stopped:
+            self.is_stopped = False
+            waiting, self._waiting = self._waiting, []
+            for do in waiting:
+                self.call(do)
+
+    def kill(self) -> None:
+        """As by SIGKILL; others see that its connections end."""
+        if self.is_alive:
+            self.is_alive = self.is_stopped = False
+            self._waiting.clear()
+            self.ended()

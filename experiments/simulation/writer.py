@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a simulated worker writes its part of a checkpoint, as the real one does.
+
+Leaves first, then a flush, then the manifest in one piece, then another flush, and only
+then what is outdated goes. Owns this order in time. Does not own what is outdated
+(`hetjax/checkpoint/disk.py`) nor the disk (`disk.py`).
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from experiments.simulation.disk import Disk, Part, Written
+from experiments.simulation.world import Process
+from hetjax.checkpoint.disk import outdated
+from hetjax.checkpoint.recovery_plan import Save
+from hetjax.runtime.rpc.schema import SaveState
+
+_WRITE_S = 0.01, 0.2
+Then = Callable[[], None]
+
+
+class Writer:
+    """One save at a time; `newest` is the last that is there for good."""
+
+    def __init__(self, process: Process, disk: Disk, worker: str, keep: int) -> None:
+        self._process, self._disk, self._worker = process, disk, worker
+        self._keep = keep
+        self.newest: Save | None = None
+        self.busy = False
+        self._waiting: list[Then] = []
+        for (_, owner), part in disk.parts.items():
+            if owner == worker:
+                part.building = {}
+
+    def save(self, order: SaveState, leaves: dict[str, int]) -> None:
+        assert not self.busy, "the controller asks who is busy first"
+        self.busy = True
+        save = order.step, str(order.host["attempt"])
+        whole = Written(
+            save=save,
+            workers=tuple(order.workers),
+            host=dict(order.host),
+            leaves=dict(leaves),
+        )
+        part = self._disk.parts.setdefault((order.step, self._worker), Part())
+        part.building, part.is_flushed = {}, False
+        self._write([*leaves], whole, part, order)
+
+    def wait(self, then: Then) -> None:
+        """Call this once nothing is being written."""
+        self._waiting.append(then) if self.busy else then()
+
+    def _write(
+        self, left: list[str], whole: Written, part: Part, order: SaveState
+    ) -> None:
+        def next_leaf() -> None:
+            if self._disk.is_full:
+                return self._fail(part, order.step)
+            if left:
+                leaf = left.pop(0)
+                part.building[leaf] = whole.leaves[leaf]
+                return self._write(left, whole, part, order)
+            self._flush(whole, part, order)
+
+        self._later(next_leaf)
+
+    def _flush(self, whole: Written, part: Part, order: SaveState) -> None:
+        def flushed() -> None:
+            part.is_flushed = True
+            self._later(lambda: self._commit(whole, part, order))
+
+        self._later(flushed)
+
+    def _commit(self, whole: Written, part: Part, order: SaveState) -> None:
+        if self._disk.is_full:
+            return self._fail(part, order.step)
+        self._disk.parts[order.step, self._worker] = part
+        part.before, part.committed = part.committed, whole
+
+        def durable() -> None:
+            if part.committed is whole:
+                part.committed = replace(whole, is_durable=True)
+                part.before = None
+            self._retain(order)
+            self._done(whole.save)
+
+        self._later(durable)
+
+    def _retain(self, order: SaveState) -> None:
+        parts = self._disk.parts
+        own = sorted(step for step, worker in parts if worker == self._worker)
+        complete = [
+            step
+            for step in own
+            if step <= order.step and parts[step, self._worker].committed is not None
+        ]
+        for step in outdated(own, complete, self._keep, {order.safe}):
+            del parts[step, self._worker]
+
+    def _fail(self, part: Part, step: int) -> None:
+        part.building = {}
+        if part.committed is None:
+            self._disk.parts.pop((step, self._worker), None)
+        self._done(self.newest)
+
+    def _done(self, newest: Save | None) -> None:
+        self.newest, self.busy = newest, False
+        waiting, self._waiting = self._waiting, []
+        for then in waiting:
+            then()
+
+    def _later(self, do: Then) -> None:
+        delay_s = self._process.world.random.uniform(*_WRITE_S) * self._disk.slowness
+        self._process.after(delay_s, do)
