@@ -8,6 +8,7 @@ state changes or something is said to be saved. Does not own what goes wrong
 """
 
 import warnings
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -97,6 +98,10 @@ def case_of(world: World, seed: int) -> Case:
     )
 
 
+class StateLost(Exception):
+    """Too many disks are gone: what is left of the run is told to its user."""
+
+
 class Run:
     """A run from its first start to its last; what it must not do raises Violation."""
 
@@ -121,10 +126,9 @@ class Run:
         self._machines = Machines(site, self._cluster, case.is_shared)
         self.faults = Faults(self.world, self._network, self._machines)
         self._journal = SimJournal()
-        self._driver: Driver | None = None
-        self._stop_reason: str | None = None
+        # layers that each process has had, by steps behind them
+        self._had: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
         self.num_starts = self.num_recoveries = 0
-        self._saved: int | None = None  # by the newest event that says so
 
     def to_its_end(self) -> None:
         case = self.case
@@ -141,7 +145,6 @@ class Run:
     def _start(self) -> bool:
         """One start of the same command; whether all is done after it."""
         self.num_starts += 1
-        self._stop_reason = None
         self.world.tell(f"start {self.num_starts}")
         process = Process(self.world, CONTROLLER, f"{CONTROLLER}#{self.num_starts}")
         process.ended = lambda: self._network.process_ended(process)
@@ -153,10 +156,12 @@ class Run:
             self.world.tell("the controller is gone")
         except (WorkerLost, NoFeasiblePlan, RunFailed) as error:
             self.world.tell(f"ended: {error}")
+            if "no whole copy" in str(error) and self._disks_suffer:
+                raise StateLost from error
             if self.world.now_s > _FAULTS_S + 1200.0:
                 raise Violation(f"it ends though all is well: {error!r}") from error
         finally:
-            self._driver = None
+            self.world.crash_at = None  # a controller that is not there cannot crash
             process.kill()
         return False
 
@@ -176,12 +181,14 @@ class Run:
         restored = driver.begin()
         self._check_begins(before, restored)
         self._journal.rewind(driver.at)
-        self._driver = driver
         stop = SimpleNamespace(reason=None, grace_s=None, leaves_no_time=False)
         self.faults.ask_to_stop = lambda: setattr(stop, "reason", "asked")
-        self.faults.notice = lambda node: (
-            driver.leave(node) or setattr(stop, "reason", "notice")
-        )
+
+        def noticed(node: str) -> None:
+            if not driver.leave(node):
+                stop.reason = "notice"
+
+        self.faults.notice = noticed
         loop = self._loop(driver, stop)
         driver.heard = lambda what: self._heard(loop, what)
         with driver:
@@ -239,6 +246,7 @@ class Run:
 
     def _check_state(self, worker: SimWorker, state: State, at: int) -> None:
         """A worker's state is the one that there is after so many steps."""
+        self._had[worker.name, at] |= {*state}
         truth = self._truth.state(at)
         for layer, value in state.items():
             if value != truth[layer]:
@@ -247,14 +255,26 @@ class Run:
     def _heard_saved(self, step: int) -> None:
         """What is said to be saved is there, whole, unless a disk was lost."""
         self.world.tell(f"saved {step}")
-        self._saved = step
         if step not in self._complete() and not self._disks_suffer:
             raise Violation(f"step {step} is said to be saved, and is not")
 
     def _heard(self, loop: Loop, what: Recovered) -> None:
         self.num_recoveries += 1
         self.world.tell(f"recovered: {what.from_step} -> {what.step}, {what.reason}")
+        if what.step < what.from_step and {*_LAYERS} <= self._survived(what.from_step):
+            raise Violation(f"back to {what.step} though all have {what.from_step}")
+        for process, at in [*self._had]:
+            if at > what.step:
+                del self._had[process, at]  # it is of a past that was given up
         loop.hear(what)
+
+    def _survived(self, at: int) -> set[str]:
+        """Layers that processes which are still in their places had after a step."""
+        found = set[str]()
+        for processes in self._machines.running.values():
+            if processes[-1].is_alive:
+                found |= self._had[processes[-1].name, at]
+        return found
 
     @property
     def _disks_suffer(self) -> bool:
@@ -293,7 +313,7 @@ class Run:
         for step, line in enumerate(lines):
             if line["loss"] != self._truth.commit(step).loss():
                 raise Violation(f"step {step + 1} has a wrong loss")
-        if self.case.steps not in self._complete():
+        if self.case.steps not in self._complete() and not self._disks_suffer:
             raise Violation("the last step is not saved")
         self.world.run_until(lambda: not self._machines.alive(), self.world.now_s + 900)
         left = [worker.name for worker in self._machines.alive()]
@@ -311,6 +331,8 @@ def simulate(seed: int) -> Outcome:
     violation: str | None = None
     try:
         run.to_its_end()
+    except StateLost:
+        pass
     except Exception as error:
         violation = f"{type(error).__name__}: {error}"
     return Outcome(

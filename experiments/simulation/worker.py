@@ -239,8 +239,12 @@ class SimWorker(Process):
             self._take_over(peers, peer, mine)
             other.call(lambda: other._take_over(theirs, self.worker, its))
 
+        def give_up() -> None:
+            peers.lose(peer, "timed out")
+            self._look()
+
         if cut_s > 30.0:
-            self.after(30.0, lambda: (peers.lose(peer, "timed out"), self._look()))
+            self.after(30.0, give_up)
         else:
             self.after(max(0.0, cut_s) + network.latency_s(), call)
 

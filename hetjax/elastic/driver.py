@@ -28,6 +28,7 @@ from hetjax.elastic.recovered import (
     RolledBack,
     difference,
     nodes_used,
+    state_lost,
     verdict,
 )
 from hetjax.elastic.standby_plans import plan_or_warn
@@ -64,7 +65,7 @@ class Driver:
         self._controller, self._launcher = controller, launcher
         self.stack = ExitStack()
         self._terms, self._at, self._losses = terms, 0, Losses()
-        self._has_begun = False
+        self._has_begun, self._last_saved = False, None
         self.resumed: Mapping[str, Any] | None = None
         self._commit: StepCommit | None = None
         self.cluster, self._gone = cluster, set[str]()
@@ -155,7 +156,7 @@ class Driver:
             )
         )
         if restored is None:
-            raise WorkerLost(controller.workers[0], "finds no checkpoint to go back to")
+            raise state_lost(controller.saved)
         controller.forget_saving()
         self._at, self._commit = restored.step, None
         self._terms.loss_scaling.go_on(restored)
@@ -298,6 +299,8 @@ class Driver:
         controller, connections = self._controller, self._controller.connections
         if lost is not None and lost.worker in connections.workers:
             connections.lose(lost.worker, lost.reason)
+        if controller.saved is not None:
+            self._last_saved = controller.saved
         left = connections.workers
         built = [worker for worker in left if worker not in self._fresh]
         self._commit = recovery.finish_step(connections, built) or self._commit
@@ -319,9 +322,9 @@ class Driver:
             controller, held, self._terms.storage, leaving, most
         )
         if restored is None:
-            self._begin_anew(lost, held)
+            self._begin_anew(held)
         elif controller.saved is not None:
-            controller.saved = min(controller.saved, restored.step)
+            controller.saved = self._still_saved(controller.saved, restored)
         if leaving:
             connections.ask(dict.fromkeys(leaving, Leave()))
             controller.connect(self._terms.transport)  # or they would be missed
@@ -362,12 +365,17 @@ class Driver:
         self._unbuilt.clear()
         clock.lap("build")
 
-    def _begin_anew(
-        self, lost: WorkerLost | None, held: Sequence[PartialSnapshot]
-    ) -> None:
+    def _still_saved(self, saved: int, restored: recovery.Restored) -> int | None:
+        """The newest checkpoint that is left: disks may be gone with machines."""
+        saved = min(saved, restored.step)
+        if self._terms.storage.cloud is not None:
+            return saved  # the store may have more than was looked for
+        return None if restored.kept is None else min(saved, restored.kept)
+
+    def _begin_anew(self, held: Sequence[PartialSnapshot]) -> None:
         """Make the first state, as nothing was ever saved; else that must be found."""
-        if self._controller.saved is not None:
-            raise lost or WorkerLost(self._controller.workers[0], "finds no checkpoint")
+        if self._last_saved is not None:
+            raise state_lost(self._last_saved)
         if not self._has_begun:
             self._terms.check_begins_anew(held)
         self._controller.initialise(self._terms.seed)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hetjax.cluster.cluster import Cluster, Node
+from hetjax.errors import RunFailed
 from hetjax.plans.plan import Plan
 
 
@@ -20,6 +21,19 @@ class RolledBack(Exception):
     def __init__(self, step: int) -> None:
         super().__init__(f"back to step {step}")
         self.step = step
+
+
+def state_lost(saved: int | None) -> RunFailed:
+    """A run of whose state too little is left anywhere."""
+    newest = "none" if saved is None else f"step {saved}"
+    return RunFailed(
+        got="no whole copy of the state: workers that are left, disks and the store do "
+        f"not have all of it together (the last checkpoint was of {newest})",
+        allowed="each layer on a worker that is left, a disk or in the store",
+        fix="bring back a machine with its disk and run the same command again; copies "
+        "on a second node (--checkpoint.copies 2) or a store (--checkpoint.cloud) keep "
+        "a run from this",
+    )
 
 
 class GivenUp(Exception):

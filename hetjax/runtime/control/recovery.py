@@ -33,6 +33,7 @@ from hetjax.runtime.control.recovery_decisions import (
     Restored,
     after_round,
     committed_step,
+    kept_step,
     next_save,
 )
 from hetjax.runtime.execution.gradient_sync import StepCommit
@@ -133,7 +134,8 @@ def restore(
         if restored is not None:
             request = schema.PlaceState(step=save[0])
             controller.connections.ask(dict.fromkeys(controller.workers, request))
-            return replace(restored, host=_said(left.held, save))
+            said, kept = _said(left.held, save), kept_step(left)
+            return replace(restored, host=said, kept=kept)
         left = replace(left, failed=save)
     return None
 

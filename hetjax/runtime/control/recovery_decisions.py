@@ -66,6 +66,13 @@ def next_save(left: Leftovers) -> Save | Literal["ask the store"] | None:
     return save
 
 
+def kept_step(left: Leftovers) -> int | None:
+    """The newest step that disks, or the store, have all leaves of."""
+    lasting = [snapshot for snapshot in left.held if snapshot.tier != "memory"]
+    save = newest(lasting, left.needed)
+    return None if save is None else save[0]
+
+
 def _is_behind(save: Save, left: Leftovers) -> bool:
     """Whether there has been a newer save, of which the workers lack something."""
     return save[0] < left.saved or save < max(holding.save for holding in left.held)
@@ -75,10 +82,12 @@ def _is_behind(save: Save, left: Leftovers) -> bool:
 class Restored:
     """All workers have the state after `step`; what moved, and until when, by tier.
 
-    `host` is what its checkpoint says besides; empty if it was in memory alone.
+    `host` is what its checkpoint says besides; empty if it was in memory alone. `kept`
+    is the newest step that is whole without anybody's memory, as far as was seen.
     """
 
     step: int
+    kept: int | None = None
     host: Mapping[str, Any] = field(default_factory=dict)
     num_bytes: Mapping[str, int] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
