@@ -246,7 +246,7 @@ class Run:
 
     def _check_state(self, worker: SimWorker, state: State, at: int) -> None:
         """A worker's state is the one that there is after so many steps."""
-        self._had[worker.name, at] |= {*state}
+        self._had[worker.name, at] = {*state}
         truth = self._truth.state(at)
         for layer, value in state.items():
             if value != truth[layer]:
