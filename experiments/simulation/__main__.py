@@ -4,8 +4,8 @@
     python -m experiments.simulation --runs 100000 --output FILE
     python -m experiments.simulation --seed 650
 
-The first appends a line for every hundred runs to the file and goes on after the last;
-the other runs one seed and prints its last events. Exit code 1 where something is wrong.
+The first appends a line for every hundred runs to the file and goes on after the last,
+the other runs one seed and prints its last events. Exit code 1 if something is wrong.
 """
 
 import argparse

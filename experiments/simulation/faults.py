@@ -14,7 +14,7 @@ from experiments.simulation.ports import CONTROLLER, Machines
 from experiments.simulation.worker import SimWorker
 from experiments.simulation.world import World
 
-LEAVE = "leave"
+_MEAN_S = 30.0  # until a fault; a run without any takes about as long
 
 
 @dataclass
@@ -32,11 +32,11 @@ class Faults:
     counts: Counter[str] = field(default_factory=Counter)
     num_disks_lost: int = 0
 
-    def spread(self, number: int, until_s: float) -> None:
-        """Draw so many faults of the time until then."""
+    def spread(self, number: int, most_s: float) -> None:
+        """Draw so many faults of the time until then, most of them early."""
         for _ in range(number):
             kind = self.world.random.choice(_KINDS)
-            at_s = self.world.random.uniform(0.0, until_s)
+            at_s = min(most_s, self.world.random.expovariate(1 / _MEAN_S))
             self.world.after(at_s, lambda kind=kind: self._strike(kind))
 
     def end(self) -> None:

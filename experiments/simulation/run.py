@@ -90,7 +90,7 @@ def case_of(world: World, seed: int) -> Case:
         seed=seed,
         num_nodes=num_nodes,
         num_replicas=chance.randint(1, min(3, num_nodes)),
-        steps=chance.randint(3, 16),
+        steps=chance.randint(3, 20),
         save_every=chance.choice([0, 1, 2, 3, 5]),
         keep=chance.randint(1, 3),
         is_shared=chance.random() < 0.4,
