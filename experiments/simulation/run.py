@@ -10,7 +10,7 @@ state changes or something is said to be saved. Does not own what goes wrong
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -139,8 +139,15 @@ class Run:
             while not self._start():
                 if self.num_starts > _MOST_STARTS or self.world.now_s > _LONGEST_S:
                     raise Stuck(f"not done after {self.num_starts} starts")
-                self.world.run_until(lambda: False, self.world.now_s + 5.0)
+                self._let_pass(5.0)
         self._check_end()
+
+    def _let_pass(self, seconds: float) -> None:
+        """Time in which no controller is there that could crash."""
+        end_s = self.world.now_s + seconds
+        while self.world.now_s < end_s:
+            with suppress(ControllerCrashed):
+                self.world.run_until(lambda: False, end_s)
 
     def _start(self) -> bool:
         """One start of the same command; whether all is done after it."""
