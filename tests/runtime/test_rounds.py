@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a round is over, which answers count, and who is told to break off."""
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetjax.runtime.execution.gradient_sync import StepCommit
+from hetjax.runtime.rpc import rounds
+from hetjax.runtime.rpc.rounds import (
+    LEAST_S,
+    Action,
+    Asked,
+    Called,
+    Close,
+    Ended,
+    Event,
+    Finish,
+    Heard,
+    Rounds,
+    Send,
+    TakenForLost,
+    TimePassed,
+)
+from hetjax.runtime.rpc.schema import (
+    LIMITS,
+    BreakOff,
+    Compile,
+    Done,
+    Lost,
+    Message,
+    RequestFailed,
+    TellReached,
+    Train,
+    Trained,
+)
+
+NAMES = "abc"
+COMPILE = Compile(epoch=1)
+DONE = Done(epoch=1)
+COMMIT = StepCommit(squares=1.0, losses=(), num_tokens=8)
+TRAIN = Train(step=0, turn=0, traced=False)
+
+
+def after(
+    *events: Event | float, state: Rounds | None = None
+) -> tuple[Rounds, list[Action]]:
+    """The state after events, and all that is done; numbers let seconds pass."""
+    found, actions, now_s = state or Rounds(), list[Action](), 0.0
+    for event in events:
+        if isinstance(event, (int, float)):
+            now_s += event
+            event = TimePassed()
+        found, more = rounds.react(event, found, now_s)
+        actions += more
+    return found, actions
+
+
+def asked(*names: str) -> list[Event]:
+    """These workers have called, and are asked for something: round 1."""
+    return [*(Called(name, 1) for name in names), Asked(dict.fromkeys(names, COMPILE))]
+
+
+def ends(actions: Sequence[Action]) -> list[Finish]:
+    return [action for action in actions if isinstance(action, Finish)]
+
+
+def told_to_break_off(actions: Sequence[Action]) -> list[str]:
+    return [
+        action.worker
+        for action in actions
+        if isinstance(action, Send) and isinstance(action.request, BreakOff)
+    ]
+
+
+def test_a_round_is_over_when_all_have_answered():
+    answers = [Heard(name, 1, 1, DONE) for name in NAMES]
+    _, actions = after(*asked(*NAMES), *answers[:2])
+    assert not ends(actions)
+    _, actions = after(*asked(*NAMES), *answers)
+    assert ends(actions) == [Finish(dict.fromkeys(NAMES, DONE), None)]
+
+
+def test_a_loss_breaks_off_the_others_once_and_ends_when_they_have_answered():
+    lost = Ended("b", 1, "left"), Ended("b", 1, "left")
+    _, actions = after(*asked(*NAMES), Heard("a", 1, 1, DONE), *lost, 1.0, 1.0)
+    assert told_to_break_off(actions) == ["c"] and not ends(actions)
+    told = Lost(worker="b", reason="left", epoch=1)
+    events = *asked(*NAMES), Heard("a", 1, 1, DONE), *lost, Heard("c", 1, 1, told)
+    assert ends(after(*events)[1]) == [Finish({"a": DONE, "c": told}, ("b", "left"))]
+
+
+def test_what_was_seen_comes_before_what_was_told():
+    hearsay = Lost(worker="b", reason="gave no sign of life", epoch=1)
+    failed = RequestFailed(error="no room", epoch=1)
+    events = Heard("a", 1, 1, hearsay), Heard("c", 1, 1, failed), Heard("b", 1, 1, DONE)
+    (found,) = ends(after(*asked(*NAMES), *events)[1])
+    assert found.trouble == ("c", "failed: no room")
+
+
+def test_past_the_limit_the_late_are_told_and_past_that_of_breaking_off_they_are_lost():
+    limit_s, more_s = LIMITS[Compile].seconds, LIMITS[BreakOff].seconds
+    events = *asked("a", "b"), Heard("a", 1, 1, DONE), limit_s, 1.0
+    state, actions = after(*events)
+    assert told_to_break_off(actions) == ["b"] and "b" in state.there
+    _, actions = after(*events, more_s - 0.5)
+    assert not ends(actions)
+    state, actions = after(*events, more_s, 1.0)
+    assert Close("b", 1) in actions and [*state.there] == ["a"]
+    (found,) = ends(actions)
+    assert found.trouble is not None and found.trouble[0] == "b"
+    assert found.trouble[1].startswith("took more than 7200 s to compile its stages")
+
+
+def test_an_older_start_is_turned_away_and_its_end_is_no_loss_of_the_newer():
+    events: list[Event] = [Called("a", 2), Called("a", 1), Ended("a", 1, "left")]
+    state, actions = after(*events)
+    assert actions == [Close("a", 1)] and state.there == {"a": 2} and not state.lost
+    answer = Heard("a", 1, 1, DONE)
+    _, actions = after(*events, Asked({"a": COMPILE}), answer)
+    assert not ends(actions)
+
+
+def test_a_newer_start_loses_the_older_in_the_round_that_it_was_asked_in():
+    state, actions = after(*asked("a", "b"), Called("a", 2), Heard("b", 1, 1, DONE))
+    assert Close("a", 1) in actions and state.there == {"a": 2, "b": 1}
+    assert ends(actions)[0].trouble == ("a", "was started again")
+    again = after(Asked({"a": COMPILE}), Heard("a", 2, 2, DONE), state=state)
+    assert ends(again[1]) == [Finish({"a": DONE}, None)]
+
+
+def test_who_never_called_is_lost_at_once():
+    assert ends(after(*asked("a"), Asked({"z": COMPILE}))[1])[-1].trouble == (
+        "z",
+        "has not called",
+    )
+
+
+def test_an_older_number_is_passed_over_and_what_was_not_asked_loses_the_worker():
+    events = *asked("a", "b"), Asked({"a": COMPILE})
+    state, actions = after(*events, Heard("a", 1, 1, DONE), Heard("b", 1, 1, DONE))
+    assert not ends(actions) and {*state.there} == {"a", "b"}
+    for number, message in ((2, DONE), (3, DONE)):
+        state, actions = after(*events, Heard("b", 1, number, message))
+        assert [*state.there] == ["a"] and Close("b", 1) in actions
+
+
+def test_a_step_is_expected_to_take_as_long_as_the_longest_before():
+    state, _ = after(Called("a", 1))
+    answers = Trained(commit=COMMIT), Trained(commit=COMMIT), RequestFailed(error="")
+    for number, (took_s, answer) in enumerate(
+        zip((20.0, 3.0, 90.0), answers, strict=True), 1
+    ):
+        events = Asked({"a": TRAIN}), took_s, Heard("a", 1, number, answer)
+        state, _ = after(*events, state=state)
+    assert state.expected_s == {Train: 20.0}  # trouble teaches nothing
+    state, _ = after(Asked({"a": COMPILE}), 5.0, Heard("a", 1, 4, DONE), state=state)
+    assert state.expected_s == {Train: 20.0}  # it may be more the next time
+    assert Rounds().limit_s(Train) == LIMITS[Train].seconds
+    taught = Rounds(expected_s={Train: 20.0}, watchdog_factor=10.0)
+    assert taught.limit_s(Train) == 200.0
+    assert Rounds(expected_s={Train: 0.1}).limit_s(Train) == LEAST_S
+    assert Rounds(expected_s={Train: 1e6}).limit_s(Train) == LIMITS[Train].seconds
+
+
+MESSAGES: list[Message] = [
+    DONE,
+    Done(epoch=0),
+    Lost(worker="b", reason="told", epoch=1),
+    RequestFailed(error="no room", epoch=1),
+]
+EVENTS = st.one_of(
+    st.builds(Called, st.sampled_from(NAMES), st.integers(1, 4)),
+    st.builds(Ended, st.sampled_from(NAMES), st.integers(1, 4), st.just("left")),
+    st.builds(TakenForLost, st.sampled_from(NAMES), st.just("gone")),
+    st.builds(
+        Heard,
+        st.sampled_from(NAMES),
+        st.integers(1, 4),
+        st.integers(1, 4),
+        st.sampled_from(MESSAGES),
+    ),
+    st.builds(
+        Asked,
+        st.sets(st.sampled_from(NAMES), min_size=1).map(
+            lambda names: dict.fromkeys(sorted(names), COMPILE)
+        ),
+    ),
+    st.sampled_from([1.0, 200.0, 8000.0]),
+)
+
+
+@given(st.lists(EVENTS, max_size=30))
+def test_whatever_comes_a_round_ends_once_and_only_who_is_there_is_asked(events: list):
+    state, now_s, open_rounds = Rounds(), 0.0, 0
+    called: dict[str, int] = {}
+    for event in [*events, 8000.0, 200.0, 8000.0]:
+        if isinstance(event, (int, float)):
+            now_s, event = now_s + event, TimePassed()
+        if isinstance(event, Asked):
+            open_rounds = 1
+        if isinstance(event, Called):
+            called[event.worker] = max(called.get(event.worker, 0), event.incarnation)
+        state, actions = rounds.react(event, state, now_s)
+        for action in actions:
+            if isinstance(action, Send):
+                assert action.incarnation == called[action.worker]
+            if isinstance(action, Finish):
+                open_rounds -= 1
+        assert open_rounds in (0, 1) and (state.round is not None) == bool(open_rounds)
+        assert not state.there.keys() & state.lost.keys()
+        assert all(called[name] == at for name, at in state.there.items())
+    assert not open_rounds, "a round never ends"
+
+
+def test_what_is_decided_does_not_depend_on_when_it_is_decided():
+    """The same events give the same actions again."""
+    events = [*asked(*NAMES), Ended("b", 1, "left"), Heard("a", 1, 1, DONE), 300.0]
+    assert after(*events) == after(*events)
+    reached = TellReached(epoch=1)
+    assert after(*events, Asked({"a": reached})) == after(
+        *events, Asked({"a": reached})
+    )
