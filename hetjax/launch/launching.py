@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -32,6 +33,7 @@ from hetjax.runtime.rpc.worker_connections import (
 from hetjax.runtime.worker.service import WorkerBootstrap
 
 LOOPBACK = "127.0.0.1"
+_STARTS = 2**32  # of workers by one controller, at most
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,11 +74,15 @@ class Bootstraps:
     """What workers are told when they are started; they call its `connections`.
 
     Those that are not at the controller's `address` watch their machines; it watches
-    its own.
+    its own. `start` is greater with each controller of a run, and incarnations of
+    workers grow with it and with each that is started.
     """
 
-    def __init__(self, address: str, stack: ExitStack, patience: float) -> None:
+    def __init__(
+        self, address: str, stack: ExitStack, patience: float, start: int = 0
+    ) -> None:
         self._secret, self._own = secrets.token_bytes(32), address
+        self._incarnations = count(start * _STARTS + 1)
         self.connections = SocketConnections(
             f"{address}:0", self._secret, patience=patience
         )
@@ -90,6 +96,7 @@ class Bootstraps:
             listen=f"{address}:0",
             secret=self._secret,
             watches=address != self._own,
+            incarnation=next(self._incarnations),
         )
 
 

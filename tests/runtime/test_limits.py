@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hetjax.comm.handshake import StaleIncarnation
 from hetjax.runtime.rpc.encoding import kinds
 from hetjax.runtime.rpc.schema import (
     LIMITS,
@@ -261,3 +262,37 @@ def test_a_worker_hears_no_request_of_an_epoch_that_is_over():
         with pytest.raises(WorkerLost, match="'a' closed the connection|'a' left"):
             connections.ask({"a": Compile()})
         assert heard == [1, 2, 2]
+
+
+def test_the_end_of_an_older_start_of_a_worker_is_no_loss_of_the_newer():
+    """Another start comes while the first is asked; only then the first one ends."""
+    ended: list[str] = []
+    connections = SocketConnections("127.0.0.1:0", SECRET)
+
+    def worker(incarnation: int, heard: Callable) -> ControllerConnection:
+        return ControllerConnection(
+            connections.address, "a", SECRET, heard, ended.append, 10.0, incarnation
+        )
+
+    first = worker(1, lambda number, message: None)
+    connections.wait_for(["a"])
+    second: list[ControllerConnection] = []
+
+    def replace_it() -> None:
+        heard = lambda number, message: answers(second[0], number, message)  # noqa: E731
+        second.append(worker(2, heard))
+
+    timer = threading.Timer(0.05, replace_it)
+    timer.start()
+    with pytest.raises(WorkerLost, match="'a' failed: it was started again meanwhile"):
+        connections.ask({"a": Compile()})
+    timer.join()
+    first.close()
+    time.sleep(0.2)
+    assert ended and connections.workers == ["a"]
+    assert connections.ask({"a": Compile()}) == {"a": Done(epoch=connections.epoch)}
+    with pytest.raises(StaleIncarnation):
+        worker(1, lambda number, message: None)
+    assert connections.ask({"a": Compile()}) == {"a": Done(epoch=connections.epoch)}
+    second[0].close()
+    connections.close()

@@ -17,7 +17,10 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from hetjax.comm.connections import SILENCE_S, Connection, Ends, Key, Listener, dial
+from hetjax.comm.connections import SILENCE_S, Connection
+from hetjax.comm.door import Listener
+from hetjax.comm.frames import Key
+from hetjax.comm.handshake import Ends, dial
 from hetjax.errors import BadInput
 from hetjax.runtime.rpc import schema
 from hetjax.runtime.rpc.encoding import BadMessage, decode, encode
@@ -99,6 +102,7 @@ class ControllerConnection:
         heard: Callable[[int, schema.AnyRequest], None],
         gone: Callable[[str], None],
         silence_s: float = SILENCE_S,
+        incarnation: int = 0,
     ) -> None:
         def deliver(peer: str, key: Key, data: np.ndarray) -> None:
             request = decode(data, schema.Request)
@@ -108,7 +112,7 @@ class ControllerConnection:
             heard(key[1], request)
 
         self._epoch = 0
-        found = dial(address, own, CONTROLLER, secret)
+        found = dial(address, own, CONTROLLER, secret, incarnation)
         lost = lambda peer, reason: gone(reason)  # noqa: E731
         self._socket = Connection(found, CONTROLLER, deliver, lost, silence_s)
 
@@ -137,6 +141,7 @@ class SocketConnections:
         self._interrupt: Callable[[], None] = lambda: None
         self._changed = threading.Condition()
         self._sockets: dict[str, Connection] = {}
+        self._admitted: dict[str, int] = {}  # how many connections, by worker
         self._lost: dict[str, str] = {}
         self.only, self.epoch = None, 0
         self._number = 0  # of what was asked last
@@ -295,13 +300,31 @@ class SocketConnections:
             self._lost.setdefault(worker, reason)
             self._changed.notify_all()
 
-    def _admit(self, found: Ends, worker: str) -> None:
+    def _admit(self, found: Ends, worker: str, incarnation: int) -> None:
+        """Let a start of a worker in; the later end of the one before is no loss."""
         with self._changed:
+            number = self._admitted[worker] = self._admitted.get(worker, 0) + 1
             self._lost.pop(worker, None)
+            earlier, asked = self._sockets.get(worker), self._asked.pop(worker, None)
+            if asked is not None:
+                self._replies[worker] = schema.RequestFailed(
+                    error="it was started again meanwhile", epoch=asked.epoch
+                )
+
+            def deliver(worker: str, key: Key, data: np.ndarray) -> None:
+                if self._admitted[worker] == number:
+                    self._deliver(worker, key, data)
+
+            def gone(worker: str, reason: str) -> None:
+                if self._admitted[worker] == number:
+                    self._gone(worker, reason)
+
             self._sockets[worker] = Connection(
-                found, worker, self._deliver, self._gone, self._silence_s
+                found, worker, deliver, gone, self._silence_s
             )
             self._changed.notify_all()
+        if earlier is not None:
+            earlier.close()
 
 
 def _check_answers(

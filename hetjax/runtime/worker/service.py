@@ -52,7 +52,8 @@ class WorkerBootstrap:
     """Where a worker stands: what it is told by whoever starts it.
 
     `listen` is the address at which its peers reach it (port 0: any). One that
-    `watches` tells of notices that its machine is about to go.
+    `watches` tells of notices that its machine is about to go. `incarnation` is greater
+    with each start of a worker: an older one is let in nowhere any more.
     """
 
     worker: str
@@ -61,6 +62,7 @@ class WorkerBootstrap:
     secret: bytes
     silence_s: float = SILENCE_S
     watches: bool = False
+    incarnation: int = 0
 
     @property
     def host(self) -> str:
@@ -195,7 +197,9 @@ class WorkerService:
 
     def _listen(self, request: schema.Listen) -> schema.Address:
         own = self._told
-        self.peers = Peers(own.worker, own.listen, own.secret, own.silence_s)
+        self.peers = Peers(
+            own.worker, own.listen, own.secret, own.silence_s, own.incarnation
+        )
         return schema.Address(address=self.peers.address)
 
     def _join(self, request: schema.Join) -> None:
@@ -324,7 +328,9 @@ class WorkerService:
     def _keep_copies(self, request: schema.KeepCopies) -> schema.Address:
         if self._copies is None:
             own, name = self._told, file_name(self._worker)
-            self._copies = PeerReplication(name, own.host, own.secret, own.silence_s)
+            self._copies = PeerReplication(
+                name, own.host, own.secret, own.silence_s, own.incarnation
+            )
         storage = request.storage
         self._copies.store_in(self._directory(storage), storage.keep)
         return schema.Address(address=self._copies.address)

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
+from hetjax.comm.handshake import HandshakeRefused
 from hetjax.comm.peers import PeerLost
 from hetjax.errors import BadInput
 from hetjax.runtime.rpc import schema
@@ -37,7 +38,10 @@ def serve(
     `make` makes what the worker works on; `warm` compiles its programs, as may be asked
     ahead of it. What `watching` hears is passed on at once, whatever goes on meanwhile.
     """
-    server = WorkerServer(bootstrap, make, warm)
+    try:
+        server = WorkerServer(bootstrap, make, warm)
+    except HandshakeRefused as refused:  # nobody is there to work for
+        sys.exit(f"worker {bootstrap.worker} ends: {refused}")
     with watching(server.tell_notice):
         server.run()
 
@@ -71,6 +75,7 @@ class WorkerServer:
             self._hear,
             self._end,
             bootstrap.silence_s,
+            bootstrap.incarnation,
         )
 
     def run(self) -> None:
