@@ -5,15 +5,18 @@
 
 Owns this form, and that nothing is believed that the other side did not send: a code is
 a keyed BLAKE2b of how many messages came before, of the header, and, after the bytes,
-of these. So frames that are changed, left out, repeated or swapped end the stream, and
-no length is believed unproven. Does not own the keys (`handshake.py`) nor threads
-(`connections.py`).
+of the digests of their pieces, which other threads make meanwhile. So frames that are
+changed, left out, repeated or swapped end the stream, and no length is believed
+unproven. Does not own the keys (`handshake.py`) nor threads (`connections.py`).
 """
 
 import hmac
+import os
 import socket
 import struct
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from hashlib import blake2b
 
 import numpy as np
@@ -24,6 +27,7 @@ _HEADER = struct.Struct("<6IQ")
 _COUNT = struct.Struct("<Q")
 _CODE_BYTES = 16
 _CHUNK_BYTES = 1 << 20  # so much is in the caches when it is sent
+_SMALL_BYTES, _NUM_THREADS = 64 << 10, min(8, os.cpu_count() or 1)
 _ALIGNMENT = 64  # bytes: JAX takes over such host arrays without a copy
 _MOST_VIEWS = 64  # in one call, of what the system takes
 
@@ -52,14 +56,15 @@ class FrameWriter:
         of_header, of_bytes = _codes(key, self._count, header)
         self._count += 1
         waiting = [memoryview(header), memoryview(of_header.digest())]
-        for piece in _pieces(views):
-            of_bytes.update(piece)
-            waiting.append(piece)
-            if len(piece) == _CHUNK_BYTES:
+        pieces = [*_pieces(views)]
+        digests = [_digest(key, piece) for piece in pieces]
+        for piece, digest in zip(pieces, digests, strict=True):
+            waiting += piece
+            if not digest.done() or piece is not pieces[-1]:
                 _write(self._socket, waiting)
                 waiting = []
         if views:
-            waiting.append(memoryview(of_bytes.digest()))
+            waiting.append(memoryview(_code_of(of_bytes, digests)))
         _write(self._socket, waiting)
 
 
@@ -79,13 +84,14 @@ class FrameReader:
             return key, data
         of_header, of_bytes = _codes(self._key, self._count, self._header)
         self._count += 1
-        self._check(of_header)
+        self._check(of_header.digest())
         key, data = self._parsed()
         if len(data):
+            digests = []
             for piece in _pieces([data.data]):
-                _fill(self._socket, piece)
-                of_bytes.update(piece)
-            self._check(of_bytes)
+                _fill(self._socket, piece[0])
+                digests.append(_digest(self._key, piece))
+            self._check(_code_of(of_bytes, digests))
         return key, data
 
     def _parsed(self) -> tuple[Key, np.ndarray]:
@@ -93,10 +99,10 @@ class FrameReader:
         key: Key = tuple(numbers)
         return key, _aligned(size)
 
-    def _check(self, expected: blake2b) -> None:
+    def _check(self, expected: bytes) -> None:
         code = bytearray(_CODE_BYTES)
         _fill(self._socket, memoryview(code))
-        if not hmac.compare_digest(code, expected.digest()):
+        if not hmac.compare_digest(code, expected):
             raise ForgedFrame("something else has come than what it sent")
 
 
@@ -112,10 +118,48 @@ def _codes(
     )
 
 
-def _pieces(views: Sequence[memoryview]) -> Iterator[memoryview]:
+def _digest(key: bytes, piece: Sequence[memoryview]) -> Future[bytes]:
+    """The digest of a piece, small ones at once: no other thread is worth it."""
+    if sum(map(len, piece)) >= _SMALL_BYTES:
+        return _threads().submit(_piece_digest, key, piece)
+    done: Future[bytes] = Future()
+    done.set_result(_piece_digest(key, piece))
+    return done
+
+
+def _piece_digest(key: bytes, piece: Sequence[memoryview]) -> bytes:
+    """Without the interpreter's lock for all but the smallest."""
+    digest = blake2b(key=key, digest_size=_CODE_BYTES, person=b"piece")
+    for view in piece:
+        digest.update(view)
+    return digest.digest()
+
+
+def _code_of(of_bytes: blake2b, digests: Sequence[Future[bytes]]) -> bytes:
+    """The code of pieces; whoever cuts them otherwise gets another one."""
+    for digest in digests:
+        of_bytes.update(digest.result())
+    return of_bytes.digest()
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="codes")
+
+
+def _pieces(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
+    """The same pieces of the bytes, however these are cut into views."""
+    piece, left = list[memoryview](), _CHUNK_BYTES
     for view in views:
-        for start in range(0, len(view), _CHUNK_BYTES):
-            yield view[start : start + _CHUNK_BYTES]
+        while len(view):
+            part, view = view[:left], view[left:]
+            piece.append(part)
+            left -= len(part)
+            if not left:
+                yield piece
+                piece, left = [], _CHUNK_BYTES
+    if piece:
+        yield piece
 
 
 def _write(found: socket.socket, views: list[memoryview]) -> None:
