@@ -14,7 +14,6 @@ last, and atomically. Does not own writing (`writer.py`) nor reading (`reader.py
 import base64
 import json
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +29,7 @@ MANIFEST, VERSION = "manifest.json", 1
 STATES = ("state", "state_2")  # the second while a step is saved over itself
 WEIGHTS = "params."  # how names of entries begin that are weights
 _ATTEMPT = re.compile("[0-9a-f]{16}")
+_ATTEMPTS = 2**32  # of one start, at most
 _STEP = re.compile(r"step_(\d{8,})")
 _CHUNK_BYTES = 1 << 20
 _END_OF_STEPS = 2**63
@@ -78,11 +78,13 @@ def step_of(name: str) -> int | None:
 class AttemptNames:
     """Names of attempts to save a step: each sorts after all that were noted here.
 
-    The clock, which may have been set back, only keeps them apart from unknown ones.
+    They begin with the number of the start of the run (its lease, which grows), so
+    that those of an earlier start sort before them even if they were never noted. No
+    clock has a say in it.
     """
 
-    def __init__(self) -> None:
-        self._last = 0
+    def __init__(self, start: int = 0) -> None:
+        self._last = start * _ATTEMPTS
 
     def note(self, names: Iterable[str]) -> None:
         """Take note of names that exist already; what is not such a name is ignored."""
@@ -91,7 +93,7 @@ class AttemptNames:
 
     def new(self) -> str:
         """The name of the next attempt."""
-        self._last = max(self._last + 1, time.time_ns())
+        self._last += 1
         return f"{self._last:016x}"
 
 

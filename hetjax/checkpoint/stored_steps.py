@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +35,7 @@ from hetjax.checkpoint.format import (
     step_of,
     to_text,
 )
+from hetjax.checkpoint.lease import Fence
 from hetjax.checkpoint.reader import DamagedCheckpoint, merge
 from hetjax.checkpoint.recovery_plan import CLOUD, PartialSnapshot
 from hetjax.checkpoint.stores.store import CorruptData, Store
@@ -89,24 +91,55 @@ def manifests(store: Store, step: int) -> list[Manifest]:
     return found
 
 
-def commit(store: Store, step: int, workers: Iterable[str]) -> None:
+def committed_lease(store: Store, step: int) -> int:
+    """The lease under which a step was committed; -1 if it was not.
+
+    0 is that of a COMMIT without one.
+    """
+    text = store.get_text(object_name(step, COMMIT))
+    if text is None:
+        return -1
+    try:
+        return int(json.loads(text).get("lease", 0))
+    except (ValueError, TypeError, AttributeError) as error:
+        name = object_name(step, COMMIT)
+        raise CorruptData(f"{store}: {name} cannot be used: {error!r}") from error
+
+
+def commit(
+    store: Store, step: int, workers: Iterable[str], fence: Fence | None = None
+) -> None:
     """Write COMMIT if the manifests of all workers of the step are there.
+
+    It carries the number of the lease of `fence`, and LeaseLost is raised if that is
+    over: then COMMIT does not stay.
 
     Meanwhile a worker may remove its part, left by an earlier run. It removes its
     manifest before it looks for COMMIT, and we write COMMIT before we look for its
     manifest: one of the two sees the other, and COMMIT does not stay.
     """
+    fence = fence or Fence(store, str(store), 0)
+    name = object_name(step, COMMIT)
     for _ in range(_NUM_COMMITS):
-        text = _commit_text(store, step, workers)
+        text = _commit_text(store, step, workers, fence.number)
         if text is None:
             return
-        store.put_text(object_name(step, COMMIT), text)
-        if _commit_text(store, step, workers) == text:
+        with fence.around(lambda text=text: _remove_if(store, name, text)):
+            store.put_text(name, text)
+        if _commit_text(store, step, workers, fence.number) == text:
             return
-        store.remove([object_name(step, COMMIT)])
+        store.remove([name])
 
 
-def _commit_text(store: Store, step: int, workers: Iterable[str]) -> str | None:
+def _remove_if(store: Store, name: str, text: str) -> None:
+    """Remove what we wrote, unless another one is there by now."""
+    if store.get_text(name) == text:
+        store.remove([name])
+
+
+def _commit_text(
+    store: Store, step: int, workers: Iterable[str], lease: int
+) -> str | None:
     """The content of COMMIT; None while the manifest of a worker is missing.
 
     A manifest of other workers, or of another attempt than the rest, was left by an
@@ -122,7 +155,9 @@ def _commit_text(store: Store, step: int, workers: Iterable[str]) -> str | None:
         if set(manifest.workers) != set(workers) or manifest.host != hosts[0]:
             return None
         checksums[worker] = record_of_bytes(text.encode()).crc32c
-    body = {"version": _VERSION, "step": step, "manifests": checksums}
+    body: dict[str, Any] = {"version": _VERSION, "step": step, "manifests": checksums}
+    if lease:
+        body["lease"] = lease
     return json.dumps(body) + "\n"
 
 

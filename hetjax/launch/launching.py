@@ -74,15 +74,15 @@ class Bootstraps:
     """What workers are told when they are started; they call its `connections`.
 
     Those that are not at the controller's `address` watch their machines; it watches
-    its own. `start` is greater with each controller of a run, and incarnations of
+    its own. `number` is greater with each controller of a run, and incarnations of
     workers grow with it and with each that is started.
     """
 
     def __init__(
-        self, address: str, stack: ExitStack, patience: float, start: int = 0
+        self, address: str, stack: ExitStack, patience: float, number: int = 0
     ) -> None:
         self._secret, self._own = secrets.token_bytes(32), address
-        self._incarnations = count(start * _STARTS + 1)
+        self._incarnations = count(number * _STARTS + 1)
         self.connections = SocketConnections(
             f"{address}:0", self._secret, patience=patience
         )
@@ -121,6 +121,7 @@ class OnThisMachine:
         address: str = LOOPBACK,
         module: str = "hetjax.training.worker",
         patience: float = 1.0,
+        number: int = 0,
         cluster: Cluster | None = None,
         environments: Environments = lambda cluster: {},
     ) -> None:
@@ -130,7 +131,7 @@ class OnThisMachine:
         self._own = environments(cluster) if cluster else {}
         self._processes = stack.enter_context(Processes(logs=logs))
         self._places, self._module = dict(places or {}), module
-        self._bootstraps = Bootstraps(address, stack, patience)
+        self._bootstraps = Bootstraps(address, stack, patience, number)
         self.connections = self._bootstraps.connections
 
     def start(self, workers: Sequence[str]) -> None:

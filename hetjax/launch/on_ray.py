@@ -101,6 +101,7 @@ class OnRay:
         simulate: bool,
         discovered: bool,
         patience: float,
+        number: int = 0,
     ) -> None:
         """BadInput if a node has no machine, or too few."""
         self._cluster, self._simulate, self._stack = cluster, simulate, stack
@@ -109,7 +110,7 @@ class OnRay:
         self._machines = on_ray_nodes(cluster, self._all.now(), simulate)
         self._looked_s = time.monotonic()
         self._bootstraps = Bootstraps(
-            _ray().util.get_node_ip_address(), stack, patience
+            _ray().util.get_node_ip_address(), stack, patience, number
         )
         self.connections = self._bootstraps.connections
         self._actors: dict[str, Any] = {}

@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from hetjax.checkpoint.format import step_directory
+from hetjax.checkpoint.format import AttemptNames, step_directory
 from hetjax.checkpoint.reader import (
     Checkpoint,
     DamagedCheckpoint,
@@ -56,6 +56,7 @@ from hetjax.training.ahead import Planning
 from hetjax.training.compiled_memory import compile_again, compile_all
 from hetjax.training.config import RunConfig
 from hetjax.training.hardware import Hardware, is_virtual
+from hetjax.training.leases import Leases
 from hetjax.training.optimizer import optimizer
 from hetjax.training.placement import Choice, next_plan
 from hetjax.training.rundir import (
@@ -168,6 +169,23 @@ class Start:
     previous: Previous | None
     saved: int | None
     is_done: bool
+    leases: Leases | None = None  # once it is to write
+
+    def check_leases(self) -> None:
+        """Raise LeaseLost if the run may not write any more."""
+        if self.leases is not None:
+            self.leases.check()
+
+    @property
+    def number(self) -> int:
+        """Greater with each start of the run."""
+        return 0 if self.leases is None else self.leases.start
+
+    @property
+    def storage(self) -> CheckpointStorage:
+        """Where checkpoints go, under the leases."""
+        storage = checkpoint_storage(self.config)
+        return storage if self.leases is None else self.leases.of(storage)
 
 
 def driver_of(
@@ -189,6 +207,7 @@ def driver_of(
         terms = _terms(start, dataset, launcher)
         stack.callback(terms.standby_plans.close)
         controller = started(launcher, plan, cluster.nodes)
+        controller.new_attempts = AttemptNames(start.number)
         if config.launcher != EMBEDDED:
             shown.note(f"workers ({config.launcher}): {', '.join(controller.workers)}")
         controller.build(terms.settings(cluster, plan))
@@ -262,7 +281,7 @@ def _terms(start: Start, dataset: Dataset, launcher: Launcher) -> Terms:
         compile=partial(compile_again, config, start.model, precise),
         transport=config.transport,
         seed=config.seed,
-        storage=checkpoint_storage(config),
+        storage=start.storage,
         host={"run": identity(config, dataset)},
         recovery=config.recovery,
     )
@@ -333,11 +352,13 @@ def _launcher(
             simulate=config.simulate,
             discovered=start.hardware.discovered,
             patience=config.patience,
+            number=start.number,
         )
     return OnThisMachine(
         config.run_dir / LOGS,
         stack,
         patience=config.patience,
+        number=start.number,
         cluster=cluster,
         environments=partial(_environments, start),
     )
