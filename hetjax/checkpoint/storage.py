@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 from hetjax.checkpoint.lease import Fence
 from hetjax.checkpoint.replication import PeerReplication
+from hetjax.checkpoint.signing import read_key
 from hetjax.checkpoint.stores.local import FileStore, open_directory
 from hetjax.checkpoint.stores.store import BandwidthLimit, Store, TimeLimitedStore
 from hetjax.checkpoint.uploader import Uploader
@@ -30,6 +31,7 @@ class CheckpointStorage:
     of nodes that have each slice on their disks. `lease` is the folder of the run's
     lease, `number` its number and `store_number` that of the store's: what is written
     carries them, and is not written once they are over (0: nobody looks).
+    Manifests are signed with the key in `key_file`, and no others are believed.
     """
 
     directory: str
@@ -40,6 +42,7 @@ class CheckpointStorage:
     lease: str = ""
     number: int = 0
     store_number: int = 0
+    key_file: str | None = None
 
     def at(self, worker: str) -> Path:
         """The folder on its host in which this worker saves."""
@@ -59,10 +62,16 @@ class CheckpointStorage:
         directory, store, uploader = self.at(worker), self.store(), None
         if store is not None:
             fence = Fence(store, f"checkpoint store {store}", self.store_number)
-            uploader = Uploader(store, directory, worker, keep=self.keep, fence=fence)
+            uploader = Uploader(
+                store, directory, worker, keep=self.keep, fence=fence, key=self.key()
+            )
         return CheckpointWriter(
-            directory, worker, self.keep, uploader, copies, self._fence()
+            *(directory, worker, self.keep, uploader, copies, self._fence(), self.key())
         )
+
+    def key(self) -> bytes | None:
+        """The run's key, if it has one; BadInput if that is not here."""
+        return None if self.key_file is None else read_key(Path(self.key_file))
 
     def _fence(self) -> Fence | None:
         """The run's; on a machine that does not see its directory it holds nobody."""

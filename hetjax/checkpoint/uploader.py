@@ -35,7 +35,8 @@ class Uploader:
     A step that is overtaken while it waits is skipped; one that fails warns once, and
     training goes on. The store keeps the newest `keep` committed steps. An older one is
     removed only after a newer COMMIT is in place, and only this worker's files of it.
-    Once the lease of `fence` is over, nothing is written or removed any more.
+    Once the lease of `fence` is over, nothing is written or removed any more. COMMIT is
+    signed with `key`.
     """
 
     def __init__(
@@ -46,8 +47,9 @@ class Uploader:
         num_threads: int = 8,
         keep: int = 2,
         fence: Fence | None = None,
+        key: bytes | None = None,
     ) -> None:
-        self._fence = fence or Fence(store, str(store), 0)
+        self._fence, self._key = fence or Fence(store, str(store), 0), key
         assert num_threads >= 1 and keep >= 1, (num_threads, keep)
         self._store, self._directory, self._worker = store, directory, worker
         self._num_threads, self._keep = num_threads, keep
@@ -134,7 +136,7 @@ class Uploader:
     def _upload(self, step: int) -> None:
         part = part_directory(self._directory, step, self._worker)
         text = (part / MANIFEST).read_text()
-        manifest = from_text(text)
+        manifest = from_text(text, self._key)
         assert (manifest.step, manifest.worker) == (step, self._worker), part
         self._fence.check()
         try:
@@ -148,7 +150,7 @@ class Uploader:
         with self._changed:
             if self._waiting is None or self._waiting > step:
                 self._uploaded.add(step)
-        commit(self._store, step, manifest.workers, self._fence)
+        commit(self._store, step, manifest.workers, self._fence, self._key)
 
     def _put(self, part: Path, manifest: Manifest, text: str) -> None:
         def put(path: str) -> None:

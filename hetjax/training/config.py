@@ -130,6 +130,9 @@ class CheckpointConfig:
     file:///FOLDER. A run that ends waits for the last copy, an hour at most."""
     upload_mbit_per_s: float | None = None
     """Limit on what copying may take of a worker's network; None: no limit."""
+    key_file: Path | None = None
+    """File of 32 or more random bytes on every machine, which checkpoints are signed
+    with: others are refused. None: whoever may write where they are is trusted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

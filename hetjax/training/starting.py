@@ -78,12 +78,14 @@ from hetjax.training.worker import (
 def checkpoint_storage(config: RunConfig) -> CheckpointStorage:
     """Where the run's checkpoints go."""
     directory = config.checkpoint.local or config.run_dir / rundir.CHECKPOINTS
+    key_file = config.checkpoint.key_file
     return CheckpointStorage(
         directory=str(directory.absolute()),
         keep=config.checkpoint.keep,
         copies=config.checkpoint.copies,
         cloud=config.checkpoint.cloud,
         upload_mbit_per_s=config.checkpoint.upload_mbit_per_s,
+        key_file=None if key_file is None else str(key_file.absolute()),
     )
 
 
@@ -139,10 +141,11 @@ def _newest_step(config: RunConfig, shown: Display) -> int | None:
     """The newest that is here or in the store, which mends what is damaged here."""
     kept = checkpoint_storage(config)
     directory, store = kept.at(EMBEDDED), kept.store()
-    newest = max(steps(directory), default=0)
+    key = kept.key()
+    newest = max(steps(directory, key), default=0)
     fetched = None
     if store is not None:
-        fetched = fetch_newest(store, directory, newest - 1)
+        fetched = fetch_newest(store, directory, newest - 1, key)
     if fetched is not None and fetched.cloud_bytes:
         shown.note(
             f"fetched step {fetched.step} from {config.checkpoint.cloud}: "
@@ -151,7 +154,7 @@ def _newest_step(config: RunConfig, shown: Display) -> int | None:
         )
     try:
         with rundir.usable(config.run_dir):
-            return Checkpoint.open(directory).step
+            return Checkpoint.open(directory, key=key).step
     except (DamagedCheckpoint, rundir.Unusable):
         raise  # starting anew would write over what may be mended
     except BadInput:
@@ -307,7 +310,7 @@ def _restored(controller: Controller, terms: Terms, start: Start) -> Restored | 
     storage, held = terms.storage, list[PartialSnapshot]()
     if terms.recovery != "cloud-only":
         held = on_disk(controller.connections, controller.workers, storage)
-    stored = in_store(storage.store())
+    stored = in_store(storage.store(), storage.key())
     for snapshot in [*held, *stored]:
         where = storage.directory if snapshot.worker else str(storage.cloud)
         check_identity(snapshot.host, terms.host, snapshot.save[0], where)

@@ -251,8 +251,8 @@ class WorkerService:
         )
 
     def _find_saves(self, request: schema.FindSaves) -> schema.FoundSaves:
-        directory = self._directory(request.storage)
-        found = self._inventory.look(directory, self._needed())
+        directory, key = self._directory(request.storage), request.storage.key()
+        found = self._inventory.look(directory, self._needed(), key)
         return schema.FoundSaves(saves=[*found])
 
     def _needs(self, request: schema.TellNeeds) -> schema.NeededState:
@@ -261,10 +261,10 @@ class WorkerService:
 
     def _collect(self, request: schema.CollectLeaves) -> schema.Collected:
         if request.own.get("cloud"):
-            store = request.storage.store()
+            store, key = request.storage.store(), request.storage.key()
             assert store is not None
             directory = self._directory(request.storage)
-            self._inventory.fetch_from(store, request.save[0], directory)
+            self._inventory.fetch_from(store, request.save[0], directory, key)
         return collect_leaves(request, self._inventory, self.peers, self._needed())
 
     def _directory(self, storage: CheckpointStorage) -> Path:
