@@ -124,6 +124,11 @@ class Lease:
         with suppress(OSError, BadInput):
             self._store.put_text(_name(self.number, _RELEASED), "")
 
+    def forget(self) -> None:
+        """Remove all traces of it, once it is given back; its number may come again."""
+        own = [n for n in self._store.names(_PREFIX) if _number_of(n) == self.number]
+        self._store.remove(own)
+
     def _run(self) -> None:
         while not self._ended.wait(self._renew_s):
             try:

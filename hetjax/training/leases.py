@@ -8,13 +8,13 @@ one machine apart at once (`rundir.py`).
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from hetjax.checkpoint.lease import Lease, take
 from hetjax.checkpoint.storage import CheckpointStorage, lease_folder
-from hetjax.training.rundir import LEASE, usable
+from hetjax.training.rundir import CONFIG, LEASE, usable
 
 _LOOK_S = 1.0  # between two looks at the run directory
 
@@ -36,12 +36,19 @@ class Leases:
         with usable(run_dir):
             where = f"run directory {str(run_dir)!r}"
             self._run = take(lease_folder(self._folder), where, told)
-            stack.enter_context(self._run)
+        stack.callback(self._leave_nothing, run_dir / CONFIG)
+        stack.enter_context(self._run)
         self._store: Lease | None = None
         if (store := storage.store()) is not None:
             self._store = take(store, f"checkpoint store {store}", told)
             stack.enter_context(self._store)
         self._looked_s = time.monotonic()
+
+    def _leave_nothing(self, config: Path) -> None:
+        """Forget a lease under which no run has come to be."""
+        if not config.exists():
+            with suppress(OSError):
+                self._run.forget()
 
     @property
     def start(self) -> int:

@@ -108,9 +108,16 @@ def locked(path: Path) -> Iterator[None]:
             yield
         finally:
             if {entry.name for entry in path.iterdir()} <= {_LOCK, LEASE}:
-                shutil.rmtree(path / LEASE, ignore_errors=True)
+                _remove_empty(path / LEASE)
+            if [entry.name for entry in path.iterdir()] == [_LOCK]:
                 (path / _LOCK).unlink()
                 path.rmdir()
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove a folder of folders, unless there is a file: somebody's lease."""
+    if not any(path.is_file() for path in folder.rglob("*")):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_start(config: RunConfig) -> None:
