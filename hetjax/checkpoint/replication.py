@@ -34,6 +34,7 @@ from hetjax.comm.connections import SILENCE_S, Connection
 from hetjax.comm.door import Listener
 from hetjax.comm.frames import Key
 from hetjax.comm.handshake import Ends, dial
+from hetjax.comm.tls import Tls
 from hetjax.names import inside
 
 _LONGEST_S = 3600.0  # until a copy is given up, though its peer is alive
@@ -82,9 +83,10 @@ class PeerReplication:
         secret: bytes,
         silence_s: float = SILENCE_S,
         incarnation: int = 0,
+        tls: Tls | None = None,
     ) -> None:
         self._name, self._secret, self._silence_s = name, secret, silence_s
-        self._incarnation = incarnation
+        self._incarnation, self._tls = incarnation, tls
         self._directory, self._keep = Path(), 1
         self._changed = threading.Condition()
         self._to: dict[str, Connection] = {}
@@ -93,7 +95,7 @@ class PeerReplication:
         self._lost: dict[str, str] = {}
         self._incoming: dict[str, _IncomingPart] = {}
         self._closed = False
-        self._listener = Listener(name, f"{host}:0", secret, self._accept)
+        self._listener = Listener(name, f"{host}:0", secret, self._accept, tls)
         self.address = self._listener.address
 
     def store_in(self, directory: Path, keep: int) -> None:
@@ -106,7 +108,8 @@ class PeerReplication:
             link.close()
         self._to, self._lost = {}, {}
         for name, address in addresses.items():
-            found = dial(address, self._name, name, self._secret, self._incarnation)
+            own, secret = self._name, self._secret
+            found = dial(address, own, name, secret, self._incarnation, tls=self._tls)
             self._to[name] = Connection(
                 found, name, self._on_answer, self._on_lost, self._silence_s
             )

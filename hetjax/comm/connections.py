@@ -21,6 +21,7 @@ import numpy as np
 from hetjax.comm.frames import ForgedFrame, FrameReader, FrameWriter, Key
 from hetjax.comm.handshake import Ends
 from hetjax.comm.heart import heart
+from hetjax.comm.tls import Stream
 
 Deliver = Callable[[str, Key, np.ndarray], None]  # from whom, under which key, bytes
 Lost = Callable[[str, str], None]  # who, and why
@@ -114,7 +115,7 @@ class Connection:
         self._outbox.put(None)
 
 
-def _prepare(found: socket.socket) -> None:
+def _prepare(found: Stream) -> None:
     found.settimeout(None)
     if found.family != socket.AF_UNIX:  # TCP fits its buffers to the path, unless told
         found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

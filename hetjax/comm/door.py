@@ -12,7 +12,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from hetjax.comm.addresses import listen
-from hetjax.comm.handshake import MESSAGES, Caller, Ends, answer
+from hetjax.comm.handshake import MESSAGES, PULSES, Caller, Ends, answer
+from hetjax.comm.tls import Tls
 
 Admit = Callable[[Ends, str, int], None]  # whom: connections, name and incarnation
 
@@ -29,8 +30,15 @@ class Listener:
     that do not show who they are the first has to go: others get their turn.
     """
 
-    def __init__(self, own: str, address: str, secret: bytes, admit: Admit) -> None:
-        self._own, self._secret, self._admit = own, secret, admit
+    def __init__(
+        self,
+        own: str,
+        address: str,
+        secret: bytes,
+        admit: Admit,
+        tls: Tls | None = None,
+    ) -> None:
+        self._own, self._secret, self._admit, self._tls = own, secret, admit, tls
         self._listener, self.address = listen(address)
         self._closed, self._lock = threading.Event(), threading.Lock()
         self._waiting: dict[socket.socket, None] = {}  # the first to come first
@@ -84,7 +92,7 @@ class Listener:
 
     def _answer(self, found: socket.socket) -> None:
         try:
-            caller = answer(found, self._own, self._secret, self._is_stale)
+            caller = answer(found, self._own, self._secret, self._is_stale, self._tls)
         except OSError:
             caller = None
         if not self._take_out(found) or caller is None:
@@ -117,11 +125,10 @@ def _link(caller: Caller) -> tuple[int, bytes]:
 
 def _ends(*both: tuple[Caller, socket.socket]) -> Ends | None:
     """One link of two connections; None, and closes them, if both are for the same."""
-    found = {caller.use: (one, caller.keys) for caller, one in both}
+    found = {caller.use: (caller, one) for caller, one in both}
     if len(found) < len(both):
         for _, one in both:
             one.close()
         return None
-    messages, message_keys = found.pop(MESSAGES)
-    ((pulses, pulse_keys),) = found.values()
-    return Ends(messages, pulses, message_keys, pulse_keys)
+    (messages, _), (pulses, pulse_socket) = found[MESSAGES], found[PULSES]
+    return Ends(messages.stream, pulse_socket, messages.keys, pulses.keys)

@@ -21,6 +21,8 @@ from hashlib import blake2b
 
 import numpy as np
 
+from hetjax.comm.tls import Stream
+
 Key = tuple[int, int, int, int, int, int]
 
 _HEADER = struct.Struct("<6IQ")
@@ -39,7 +41,7 @@ class ForgedFrame(ConnectionError):
 class FrameWriter:
     """Writes messages, with codes if there is a key; for one thread."""
 
-    def __init__(self, found: socket.socket, key: bytes | None) -> None:
+    def __init__(self, found: Stream, key: bytes | None) -> None:
         self._socket, self._key, self._count = found, key, 0
 
     def write(self, key: Key, parts: Sequence[np.ndarray]) -> None:
@@ -71,7 +73,7 @@ class FrameWriter:
 class FrameReader:
     """Reads messages, and checks their codes if there is a key; for one thread."""
 
-    def __init__(self, found: socket.socket, key: bytes | None) -> None:
+    def __init__(self, found: Stream, key: bytes | None) -> None:
         self._socket, self._key, self._count = found, key, 0
         self._header = bytearray(_HEADER.size)
 
@@ -162,7 +164,7 @@ def _pieces(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
         yield piece
 
 
-def _write(found: socket.socket, views: list[memoryview]) -> None:
+def _write(found: Stream, views: list[memoryview]) -> None:
     """Write all, the header together with what follows: it wakes nobody for itself."""
     while views:
         count = found.sendmsg(views[:_MOST_VIEWS])
@@ -172,7 +174,7 @@ def _write(found: socket.socket, views: list[memoryview]) -> None:
             views[0] = views[0][count:]
 
 
-def _fill(found: socket.socket, view: memoryview) -> None:
+def _fill(found: Stream, view: memoryview) -> None:
     while len(view):
         count = found.recv_into(view, 0, socket.MSG_WAITALL)
         if count == 0:

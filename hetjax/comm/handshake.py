@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hetjax.comm.addresses import endpoint, socket_for, stays_here
+from hetjax.comm.tls import FIRST_BYTE, Stream, Tls, TlsStream
 from hetjax.names import LONGEST_WORKER, is_worker
 
 _HANDSHAKE_S = 30.0  # for all of it: the other side may be starved
@@ -57,7 +58,7 @@ class Ends:
     Without keys what is sent has no codes.
     """
 
-    messages: socket.socket
+    messages: Stream
     pulses: socket.socket
     message_keys: Keys | None = None
     pulse_keys: Keys | None = None
@@ -76,6 +77,7 @@ class Caller:
     use: bytes
     pair: bytes
     keys: Keys | None
+    stream: Stream
 
 
 def dial(
@@ -85,23 +87,26 @@ def dial(
     secret: bytes,
     incarnation: int = 0,
     coded: bool | None = None,
+    tls: Tls | None = None,
 ) -> Ends:
     """Connect to the peer that listens there and prove to each other who we are.
 
     `coded` says whether what is sent carries codes; None: where it leaves this machine.
-    Raises OSError: StaleIncarnation if a newer start of us has called there.
+    With `tls` messages go within that, and signs of life have codes. Raises OSError:
+    StaleIncarnation if a newer start of us has called there.
     """
     pair = os.urandom(_PAIR_BYTES)
-    found = dict[bytes, tuple[socket.socket, Keys | None]]()
+    found = dict[bytes, tuple[Stream, Keys | None]]()
     try:
         for use in (PULSES, MESSAGES):
             about = own, peer, incarnation, use, pair
-            found[use] = _dialled(address, secret, about, coded)
+            found[use] = _dialled(address, secret, about, coded, tls)
     except BaseException:
         for one, _ in found.values():
             one.close()
         raise
     (messages, message_keys), (pulses, pulse_keys) = found[MESSAGES], found[PULSES]
+    assert isinstance(pulses, socket.socket), "handed to another process"
     return Ends(messages, pulses, message_keys, pulse_keys)
 
 
@@ -110,19 +115,27 @@ def _dialled(
     secret: bytes,
     about: tuple[str, str, int, bytes, bytes],
     coded: bool | None,
-) -> tuple[socket.socket, Keys | None]:
-    found, end_s = socket_for(address), time.monotonic() + _HANDSHAKE_S
+    tls: Tls | None = None,
+) -> tuple[Stream, Keys | None]:
+    end_s = time.monotonic() + _HANDSHAKE_S
+    found: Stream = socket_for(address)
     own, peer, incarnation, use, pair = about
     try:
         found.settimeout(_HANDSHAKE_S)
         found.connect(endpoint(address))
         coded = not stays_here(found) if coded is None else coded
+        binding = b""
+        if tls is not None:
+            coded = use == PULSES
+        if tls is not None and use == MESSAGES:
+            found = TlsStream(found, tls, is_called=False)
+            binding = found.binding
         names = [_name_bytes(name) for name in (own, peer)]
         nonce = os.urandom(_NONCE_BYTES)
         greeting = _GREETING.pack(*names, nonce, incarnation, use, coded, pair)
         found.sendall(greeting)
         answer = read(found, _NONCE_BYTES + _PROOF_BYTES, end_s)
-        said = greeting + answer[:_NONCE_BYTES]
+        said = greeting + answer[:_NONCE_BYTES] + binding
         if not _is_proof(answer[_NONCE_BYTES:], secret, b"accept", said):
             raise HandshakeRefused(
                 f"{peer} at {address} does not know this run's secret"
@@ -141,30 +154,46 @@ def answer(
     own: str,
     secret: bytes,
     is_stale: Callable[[str, int], bool] = lambda name, incarnation: False,
+    tls: Tls | None = None,
 ) -> Caller:
     """Let a caller prove who it is, and prove who we are; raises OSError.
 
-    One that `is_stale`, by name and incarnation, is told so, and refused.
+    With `tls` it must come within that, but for its signs of life. One that `is_stale`,
+    by name and incarnation, is told so, and refused.
     """
     end_s = time.monotonic() + _HANDSHAKE_S
-    greeting = read(found, _GREETING.size, end_s)
+    stream = found if tls is None else _within(found, tls)
+    binding = stream.binding if isinstance(stream, TlsStream) else b""
+    greeting = read(stream, _GREETING.size, end_s)
     nonce = os.urandom(_NONCE_BYTES)
-    said = greeting + nonce
-    found.sendall(nonce + _proof(secret, b"accept", said))
-    if not _is_proof(read(found, _PROOF_BYTES, end_s), secret, b"dial", said):
+    said = greeting + nonce + binding
+    stream.sendall(nonce + _proof(secret, b"accept", said))
+    if not _is_proof(read(stream, _PROOF_BYTES, end_s), secret, b"dial", said):
         raise HandshakeRefused("a caller does not know this run's secret")
-    caller = _caller(greeting, own, secret, said)
+    caller = _caller(greeting, own, secret, said, stream)
+    if tls is not None and bool(binding) != (caller.use == MESSAGES):
+        raise HandshakeRefused(f"{caller.name!r} does not come within TLS")
     if is_stale(caller.name, caller.incarnation):
-        found.sendall(_proof(secret, b"stale", said))
+        stream.sendall(_proof(secret, b"stale", said))
         raise HandshakeRefused(
             f"an older start of {caller.name!r} (incarnation {caller.incarnation}) "
             "calls"
         )
-    found.sendall(_proof(secret, b"welcome", said))
+    stream.sendall(_proof(secret, b"welcome", said))
     return caller
 
 
-def _caller(greeting: bytes, own: str, secret: bytes, said: bytes) -> Caller:
+def _within(found: socket.socket, tls: Tls) -> Stream:
+    """The stream that the caller begins: within TLS, or the socket as it is."""
+    found.settimeout(_HANDSHAKE_S)
+    if found.recv(1, socket.MSG_PEEK) != FIRST_BYTE:
+        return found
+    return TlsStream(found, tls, is_called=True)
+
+
+def _caller(
+    greeting: bytes, own: str, secret: bytes, said: bytes, stream: Stream
+) -> Caller:
     """Who a greeting is from that has been proven; raises HandshakeRefused."""
     name_bytes, called, _, incarnation, use, coded, pair = _GREETING.unpack(greeting)
     if called != _name_bytes(own):
@@ -180,7 +209,7 @@ def _caller(greeting: bytes, own: str, secret: bytes, said: bytes) -> Caller:
         raise HandshakeRefused(f"{name!r} calls for {use!r}")
     theirs = _keys(secret, said)
     keys = Keys(sends=theirs.takes, takes=theirs.sends) if coded else None
-    return Caller(name, incarnation, use, pair, keys)
+    return Caller(name, incarnation, use, pair, keys, stream)
 
 
 def _check_verdict(verdict: bytes, secret: bytes, said: bytes, own: str) -> None:
@@ -214,7 +243,7 @@ def _keys(secret: bytes, said: bytes) -> Keys:
     )
 
 
-def read(found: socket.socket, size: int, end_s: float) -> bytes:
+def read(found: Stream, size: int, end_s: float) -> bytes:
     """Read all of it by then, however little of it comes at a time."""
     data = b""
     while len(data) < size:

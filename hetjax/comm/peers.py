@@ -16,6 +16,7 @@ from hetjax.comm.connections import SILENCE_S, Connection
 from hetjax.comm.door import Listener
 from hetjax.comm.frames import Key
 from hetjax.comm.handshake import Ends, dial
+from hetjax.comm.tls import Tls
 from hetjax.comm.transport import Tally
 
 
@@ -100,14 +101,15 @@ class Peers:
         silence_s: float = SILENCE_S,
         incarnation: int = 0,
         coded: bool | None = None,
+        tls: Tls | None = None,
     ) -> None:
         self.own, self.mailbox, self.sent = own, Mailbox(), Tally()
         self.links: dict[str, Connection] = {}
         self._secret, self._silence_s = secret, silence_s
-        self._incarnation, self._coded = incarnation, coded
+        self._incarnation, self._coded, self._tls = incarnation, coded, tls
         self._admitted: dict[str, int] = {}  # how many connections, by peer
         self._joined = threading.Condition()
-        self._listener = Listener(own, address, secret, self._add)
+        self._listener = Listener(own, address, secret, self._add, tls)
         self.address = self._listener.address
 
     def connect(self, addresses: Mapping[str, str], timeout_s: float) -> None:
@@ -138,7 +140,13 @@ class Peers:
     def _dial(self, peer: str, address: str) -> Ends:
         try:
             return dial(
-                address, self.own, peer, self._secret, self._incarnation, self._coded
+                address,
+                self.own,
+                peer,
+                self._secret,
+                self._incarnation,
+                self._coded,
+                self._tls,
             )
         except OSError as error:
             raise PeerLost(peer, f"cannot be reached at {address} ({error})") from error

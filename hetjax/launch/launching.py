@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from hetjax.cluster.cluster import Cluster, Node
+from hetjax.comm.tls import Tls
 from hetjax.errors import BadInput
 from hetjax.mesh.process_setup import malloc_environment
 from hetjax.plans.plan import Plan
@@ -30,7 +31,7 @@ from hetjax.runtime.rpc.worker_connections import (
     WorkerConnections,
     WorkerLost,
 )
-from hetjax.runtime.worker.service import WorkerBootstrap
+from hetjax.runtime.worker.bootstrap import WorkerBootstrap
 
 LOOPBACK = "127.0.0.1"
 _STARTS = 2**32  # of workers by one controller, at most
@@ -75,16 +76,21 @@ class Bootstraps:
 
     Those that are not at the controller's `address` watch their machines; it watches
     its own. `number` is greater with each controller of a run, and incarnations of
-    workers grow with it and with each that is started.
+    workers grow with it and with each that is started. `tls` is the same everywhere.
     """
 
     def __init__(
-        self, address: str, stack: ExitStack, patience: float, number: int = 0
+        self,
+        address: str,
+        stack: ExitStack,
+        patience: float,
+        number: int = 0,
+        tls: Tls | None = None,
     ) -> None:
         self._secret, self._own = secrets.token_bytes(32), address
-        self._incarnations = count(number * _STARTS + 1)
+        self._tls, self._incarnations = tls, count(number * _STARTS + 1)
         self.connections = SocketConnections(
-            f"{address}:0", self._secret, patience=patience
+            f"{address}:0", self._secret, patience=patience, tls=tls
         )
         stack.callback(self.connections.close)
 
@@ -97,6 +103,7 @@ class Bootstraps:
             secret=self._secret,
             watches=address != self._own,
             incarnation=next(self._incarnations),
+            tls=self._tls,
         )
 
 
@@ -122,6 +129,7 @@ class OnThisMachine:
         module: str = "hetjax.training.worker",
         patience: float = 1.0,
         number: int = 0,
+        tls: Tls | None = None,
         cluster: Cluster | None = None,
         environments: Environments = lambda cluster: {},
     ) -> None:
@@ -131,7 +139,7 @@ class OnThisMachine:
         self._own = environments(cluster) if cluster else {}
         self._processes = stack.enter_context(Processes(logs=logs))
         self._places, self._module = dict(places or {}), module
-        self._bootstraps = Bootstraps(address, stack, patience, number)
+        self._bootstraps = Bootstraps(address, stack, patience, number, tls)
         self.connections = self._bootstraps.connections
 
     def start(self, workers: Sequence[str]) -> None:

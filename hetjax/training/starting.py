@@ -26,6 +26,7 @@ from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.stored_steps import fetch_newest, in_store
 from hetjax.cluster.cluster import Cluster, Precision
 from hetjax.cluster.cluster_files import cluster_toml
+from hetjax.comm.tls import Tls
 from hetjax.data.batches import Batch, weights
 from hetjax.data.dataset import Dataset
 from hetjax.elastic.driver import Driver, Terms
@@ -341,10 +342,20 @@ def _check_begins(held: Sequence[PartialSnapshot], start: Start) -> None:
     )
 
 
+def _tls_of(config: RunConfig) -> Tls | None:
+    """What encrypts, if something does; BadInput where that cannot be used here."""
+    given = config.tls
+    if given.cert is None or given.key is None or given.ca is None:
+        return None
+    found = Tls(*(str(path.absolute()) for path in (given.cert, given.key, given.ca)))
+    found.check()
+    return found
+
+
 def _launcher(
     start: Start, work: Callable[[Json], TrainingWork], stack: ExitStack
 ) -> Launcher:
-    config, cluster = start.config, start.hardware.cluster
+    config, cluster, tls = start.config, start.hardware.cluster, _tls_of(start.config)
     if config.launcher == EMBEDDED:
         keep_compiled(config.data.cache_dir.expanduser())
         return InThisProcess(cluster, work, stack)
@@ -356,12 +367,14 @@ def _launcher(
             discovered=start.hardware.discovered,
             patience=config.patience,
             number=start.number,
+            tls=tls,
         )
     return OnThisMachine(
         config.run_dir / LOGS,
         stack,
         patience=config.patience,
         number=start.number,
+        tls=tls,
         cluster=cluster,
         environments=partial(_environments, start),
     )

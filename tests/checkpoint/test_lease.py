@@ -164,7 +164,8 @@ def test_it_is_undone_if_the_lease_is_lost_in_the_very_moment(tmp_path: Path):
 
         def check(self) -> None:
             super().check()
-            held or held.append(taken(leases))
+            if not held:
+                held.append(taken(leases))
 
     fence = silent(leases, 1)
     late = Late(fence.store, fence.where, fence.number)
@@ -223,7 +224,8 @@ def test_a_commit_is_taken_back_if_the_lease_was_lost_meanwhile(store: Store):
     class Late(Fence):
         def check(self) -> None:
             super().check()
-            held or held.append(taken(store))
+            if not held:
+                held.append(taken(store))
 
     with pytest.raises(LeaseLost):
         commit(store, 1, ["a"], Late(store, "it", fence.number))

@@ -103,7 +103,7 @@ ATTACKS: dict[str, Attack] = {
     "injected": injected,
     "length": of_another_length,
     "dropped": lambda number, frames: [] if number == 1 else frames[-1:],
-    "replayed": lambda number, frames: frames[-1:] * (2 if number == 1 else 1),
+    "replayed": lambda number, frames: [frames[-1]] * (2 if number == 1 else 1),
     "replayed later": lambda number, frames: (
         [frames[0], frames[-1]] if number == 2 else frames[-1:]
     ),
@@ -241,7 +241,7 @@ def test_only_what_leaves_the_machine_needs_codes():
             (ends.pulse_keys, theirs.pulse_keys),
         ):
             if coded:
-                assert mine is not None
+                assert mine is not None and other is not None
                 assert (mine.sends, mine.takes) == (other.takes, other.sends)
                 assert mine.sends != mine.takes
             else:

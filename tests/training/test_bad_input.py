@@ -345,7 +345,7 @@ def test_checkpoints_that_cannot_be_read_are_refused(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    def closed(path: Path) -> None:
+    def closed(path: Path, **_: object) -> None:
         name = str(path)
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
 

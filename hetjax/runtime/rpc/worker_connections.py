@@ -21,6 +21,7 @@ from hetjax.comm.connections import SILENCE_S, Connection
 from hetjax.comm.door import Listener
 from hetjax.comm.frames import Key
 from hetjax.comm.handshake import Ends, dial
+from hetjax.comm.tls import Tls
 from hetjax.errors import BadInput
 from hetjax.runtime.rpc import schema
 from hetjax.runtime.rpc.encoding import BadMessage, decode, encode
@@ -103,6 +104,7 @@ class ControllerConnection:
         gone: Callable[[str], None],
         silence_s: float = SILENCE_S,
         incarnation: int = 0,
+        tls: Tls | None = None,
     ) -> None:
         def deliver(peer: str, key: Key, data: np.ndarray) -> None:
             request = decode(data, schema.Request)
@@ -112,7 +114,7 @@ class ControllerConnection:
             heard(key[1], request)
 
         self._epoch = 0
-        found = dial(address, own, CONTROLLER, secret, incarnation)
+        found = dial(address, own, CONTROLLER, secret, incarnation, tls=tls)
         lost = lambda peer, reason: gone(reason)  # noqa: E731
         self._socket = Connection(found, CONTROLLER, deliver, lost, silence_s)
 
@@ -136,6 +138,7 @@ class SocketConnections:
         secret: bytes,
         silence_s: float = SILENCE_S,
         patience: float = 1.0,
+        tls: Tls | None = None,
     ) -> None:
         self._silence_s, self._patience = silence_s, patience
         self._interrupt: Callable[[], None] = lambda: None
@@ -149,7 +152,7 @@ class SocketConnections:
         self._replies: dict[str, schema.Message] = {}
         self._progress: Progress | None = None
         self.noticed: Callable[[str, schema.Noticed], None] = _nobody_listens
-        self._listener = Listener(CONTROLLER, address, secret, self._admit)
+        self._listener = Listener(CONTROLLER, address, secret, self._admit, tls)
         self.address = self._listener.address
 
     @property

@@ -8,14 +8,12 @@ nor anything that is of the whole process. What a worker works on is made by a r
 above.
 """
 
-import json
 import os
 import threading
 import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
@@ -34,6 +32,7 @@ from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.execution.tracer import Timeline
 from hetjax.runtime.rpc import schema
 from hetjax.runtime.rpc.schema import AnyRequest, Json, Message
+from hetjax.runtime.worker.bootstrap import WorkerBootstrap
 from hetjax.runtime.worker.host_group import HostGroup
 from hetjax.runtime.worker.state_inventory import (
     StateInventory,
@@ -45,39 +44,6 @@ from hetjax.schedule.programs.action import format_program
 
 _LOWEST = 19  # of the system's priorities: training comes first
 _CONNECT_S = 120.0  # until all peers have called: they may be starved
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerBootstrap:
-    """Where a worker stands: what it is told by whoever starts it.
-
-    `listen` is the address at which its peers reach it (port 0: any). One that
-    `watches` tells of notices that its machine is about to go. `incarnation` is greater
-    with each start of a worker: an older one is let in nowhere any more.
-    """
-
-    worker: str
-    controller: str
-    listen: str
-    secret: bytes
-    silence_s: float = SILENCE_S
-    watches: bool = False
-    incarnation: int = 0
-
-    @property
-    def host(self) -> str:
-        return self.listen.rpartition(":")[0]
-
-    def text(self) -> str:
-        """One line, for a pipe that nobody else reads."""
-        fields = {name: getattr(self, name) for name in self.__slots__}
-        return json.dumps(fields | {"secret": self.secret.hex()})
-
-
-def read_bootstrap(text: str) -> WorkerBootstrap:
-    """Inverse of `WorkerBootstrap.text`."""
-    fields = json.loads(text)
-    return WorkerBootstrap(**(fields | {"secret": bytes.fromhex(fields["secret"])}))
 
 
 class Work(Protocol):
@@ -198,7 +164,12 @@ class WorkerService:
     def _listen(self, request: schema.Listen) -> schema.Address:
         own = self._told
         self.peers = Peers(
-            own.worker, own.listen, own.secret, own.silence_s, own.incarnation
+            own.worker,
+            own.listen,
+            own.secret,
+            own.silence_s,
+            own.incarnation,
+            tls=own.tls,
         )
         return schema.Address(address=self.peers.address)
 
@@ -329,7 +300,7 @@ class WorkerService:
         if self._copies is None:
             own, name = self._told, file_name(self._worker)
             self._copies = PeerReplication(
-                name, own.host, own.secret, own.silence_s, own.incarnation
+                name, own.host, own.secret, own.silence_s, own.incarnation, own.tls
             )
         storage = request.storage
         self._copies.store_in(self._directory(storage), storage.keep)

@@ -21,7 +21,8 @@ from hetjax.comm.peers import PeerLost
 from hetjax.errors import BadInput
 from hetjax.runtime.rpc import schema
 from hetjax.runtime.rpc.worker_connections import ControllerConnection
-from hetjax.runtime.worker.service import Work, WorkerBootstrap, WorkerService
+from hetjax.runtime.worker.bootstrap import WorkerBootstrap
+from hetjax.runtime.worker.service import Work, WorkerService
 
 # Calls what it is given for each notice, within `with`
 Watching = Callable[[Callable[[schema.Noticed], None]], AbstractContextManager[object]]
@@ -76,6 +77,7 @@ class WorkerServer:
             self._end,
             bootstrap.silence_s,
             bootstrap.incarnation,
+            bootstrap.tls,
         )
 
     def run(self) -> None:
