@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker that hangs: every wait of its controller has a limit that says for what."""
 
+import queue
 import secrets
 import threading
 import time
@@ -266,12 +267,12 @@ def test_a_worker_hears_no_request_of_an_epoch_that_is_over():
 
 def test_the_end_of_an_older_start_of_a_worker_is_no_loss_of_the_newer():
     """Another start comes while the first is asked; only then the first one ends."""
-    ended: list[str] = []
+    ended: queue.Queue[str] = queue.Queue()
     connections = SocketConnections("127.0.0.1:0", SECRET)
 
     def worker(incarnation: int, heard: Callable) -> ControllerConnection:
         return ControllerConnection(
-            connections.address, "a", SECRET, heard, ended.append, 10.0, incarnation
+            connections.address, "a", SECRET, heard, ended.put, 10.0, incarnation
         )
 
     first = worker(1, lambda number, message: None)
@@ -287,9 +288,9 @@ def test_the_end_of_an_older_start_of_a_worker_is_no_loss_of_the_newer():
     with pytest.raises(WorkerLost, match="'a' failed: it was started again meanwhile"):
         connections.ask({"a": Compile()})
     timer.join()
+    assert ended.get(timeout=5) == "left"  # told that it is of no use any more
     first.close()
-    time.sleep(0.2)
-    assert ended and connections.workers == ["a"]
+    assert connections.workers == ["a"]
     assert connections.ask({"a": Compile()}) == {"a": Done(epoch=connections.epoch)}
     with pytest.raises(StaleIncarnation):
         worker(1, lambda number, message: None)
