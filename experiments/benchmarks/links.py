@@ -7,9 +7,10 @@
 message into a buffer of its own, all made and touched before. `plain_arrays`: the same,
 but each message is read into fresh memory that is handed to JAX as an array on a CPU
 device. `link`: the same bytes as messages, delivered to the mailbox and handed to JAX
-likewise, as `wire.py` does it. All alternate in one run over loopback (or Unix
-sockets); medians of rounds, each of as many messages as make 128 MiB. Prints one JSON
-object; `share` is link over plain, `share_of_arrays` link over plain_arrays.
+likewise, as `wire.py` does it. `coded`: a link whose frames carry codes, as between
+machines. All alternate in one run over loopback (or Unix sockets); medians of rounds,
+each of as many messages as make 128 MiB. Prints one JSON object; `share` is link over
+plain, `share_of_arrays` link over plain_arrays, `share_coded` coded over link.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from statistics import median
 import jax
 import numpy as np
 
-from hetjax.comm.connections import listen
+from hetjax.comm.addresses import listen
 from hetjax.comm.peers import Peers
 from hetjax.comm.wire import laid_out
 from hetjax.mesh.process_setup import simulate_devices
@@ -44,15 +45,18 @@ def _buffers(found: socket.socket) -> None:
         found.setsockopt(socket.SOL_SOCKET, size, 4 * MIB)
 
 
-def sending(plain: str, link: str, rounds: int, directory: str | None) -> None:
+def sending(
+    plain: str, links: Sequence[str], rounds: int, directory: str | None
+) -> None:
     """The other process: sends what is asked for, as the receiver says go."""
     unix = plain.startswith("unix:")
     sock = socket.socket(socket.AF_UNIX if unix else socket.AF_INET)
     host, _, port = plain.rpartition(":")
     _buffers(sock)
     sock.connect(port if unix else (host, int(port)))
-    peers = Peers("a", _own("a", directory), _SECRET)
-    peers.connect({"b": link}, 10.0)
+    both = [_peers("a", directory, coded) for coded in (False, True)]
+    for peers, address in zip(both, links, strict=True):
+        peers.connect({"b": address}, 10.0)
     for size in SIZES:
         data = np.ones(size, np.uint8)
         for number in range(rounds):
@@ -60,38 +64,52 @@ def sending(plain: str, link: str, rounds: int, directory: str | None) -> None:
                 assert sock.recv(1)
                 for _ in range(ROUND_BYTES // size):
                     sock.sendall(data.data)
-            peers.mailbox.take("b", (0, 1, size, number, 0, 0))
-            for index in range(ROUND_BYTES // size):
-                peers.send("b", (0, 0, size, number, index, 0), [data])
+            for peers in both:
+                peers.mailbox.take("b", (0, 1, size, number, 0, 0))
+                for index in range(ROUND_BYTES // size):
+                    peers.send("b", (0, 0, size, number, index, 0), [data])
     assert sock.recv(1) == b""
-    peers.close()
+    for peers in both:
+        peers.close()
+
+
+def _peers(name: str, directory: str | None, coded: bool) -> Peers:
+    own = _own(f"{name}-coded" if coded else name, directory)
+    return Peers(name, own, _SECRET, coded=coded)
 
 
 def receiving(rounds: int, directory: str | None) -> list[dict[str, float]]:
     """Measure; this process says when, and what counts is when all is here."""
     listener, plain = listen(_own("plain", directory))
-    peers = Peers("b", _own("b", directory), _SECRET)
+    both = [_peers("b", directory, coded) for coded in (False, True)]
     command = [sys.executable, "-m", "experiments.benchmarks.links"]
-    command += ["--sending", plain, peers.address, "--rounds", str(rounds)]
+    command += ["--sending", plain, *(peers.address for peers in both)]
+    command += ["--rounds", str(rounds)]
     command += ["--unix", directory] if directory else []
     child = subprocess.Popen(command)
     sock, _ = listener.accept()
     _buffers(sock)
-    peers.connect({"a": ""}, 10.0)
-    rows = [_row(sock, peers, size, rounds) for size in SIZES]
+    for peers in both:
+        peers.connect({"a": ""}, 10.0)
+    rows = [_row(sock, both, size, rounds) for size in SIZES]
     sock.close()
     child.wait(10)
     return rows
 
 
-def _row(sock: socket.socket, peers: Peers, size: int, rounds: int) -> dict[str, float]:
+def _row(
+    sock: socket.socket, both: Sequence[Peers], size: int, rounds: int
+) -> dict[str, float]:
+    link, coded = both
     buffers = [memoryview(bytearray(size)) for _ in range(ROUND_BYTES // size)]
-    times: dict[str, list[float]] = {"plain": [], "plain_arrays": [], "link": []}
+    names = ("plain", "plain_arrays", "link", "coded")
+    times: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds):
         for name, receive in {
             "plain": lambda: _plain(sock, buffers),
             "plain_arrays": lambda: _plain_arrays(sock, size),
-            "link": lambda number=number: _link(peers, size, number),
+            "link": lambda number=number: _link(link, size, number),
+            "coded": lambda number=number: _link(coded, size, number),
         }.items():
             start_s = time.perf_counter()
             receive()
@@ -103,6 +121,7 @@ def _row(sock: socket.socket, peers: Peers, size: int, rounds: int) -> dict[str,
         **shown,
         "share": round(rates["link"] / rates["plain"], 3),
         "share_of_arrays": round(rates["link"] / rates["plain_arrays"], 3),
+        "share_coded": round(rates["coded"] / rates["link"], 3),
     }
 
 
@@ -146,12 +165,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--unix", metavar="DIRECTORY")
-    parser.add_argument("--sending", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--sending", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     simulate_devices(1)
     if given.sending:
-        plain, link = given.sending
-        return sending(plain, link, given.rounds, given.unix)
+        plain, *links = given.sending
+        return sending(plain, links, given.rounds, given.unix)
     print(json.dumps({"rows": receiving(given.rounds, given.unix)}, indent=1))
 
 

@@ -35,7 +35,7 @@ from hetjax.plans.plan import Plan
 from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.rpc.schema import Lost
 from hetjax.runtime.rpc.worker_connections import SocketConnections, WorkerLost
-from hetjax.runtime.worker.service import WorkerBootstrap
+from hetjax.runtime.worker.bootstrap import WorkerBootstrap
 from hetjax.training.worker import worker_settings
 
 NODES = ("east", "north", "south", "west")

@@ -29,7 +29,7 @@ from hetjax.plans.plan_files import parse_plan, plan_json
 from hetjax.plans.worker_map import WorkerMap, file_name
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.execution.state import Read
-from hetjax.runtime.worker.service import read_bootstrap
+from hetjax.runtime.worker.bootstrap import read_bootstrap
 from hetjax.runtime.worker.serving import serve
 
 MODEL = llama_model(

@@ -220,14 +220,14 @@ def open_checkpoint(config: RunConfig, step: int | None) -> Iterator[Checkpoint]
     storage = checkpoint_storage(config)
     store = storage.store() if step is None else None
     if store is None and "{worker}" not in storage.directory:
-        yield Checkpoint.open(Path(storage.directory), step)
+        yield Checkpoint.open(Path(storage.directory), step, storage.key())
         return
     with TemporaryDirectory() as scratch:
         for root in glob(storage.directory.replace("{worker}", "*")):
             shutil.copytree(root, scratch, copy_function=_linked, dirs_exist_ok=True)
         if store is not None:
-            fetch_newest(store, Path(scratch), -1)
-        yield Checkpoint.open(Path(scratch), step)
+            fetch_newest(store, Path(scratch), -1, storage.key())
+        yield Checkpoint.open(Path(scratch), step, storage.key())
 
 
 def _linked(source: str, target: str) -> None:

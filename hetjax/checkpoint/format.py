@@ -14,9 +14,9 @@ last, and atomically. Does not own writing (`writer.py`) nor reading (`reader.py
 import base64
 import json
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +24,18 @@ import google_crc32c
 import ml_dtypes
 import numpy as np
 
+from hetjax.checkpoint.signing import signed, unsigned
 from hetjax.names import check_relative, inside, is_worker
 
 MANIFEST, VERSION = "manifest.json", 1
 STATES = ("state", "state_2")  # the second while a step is saved over itself
 WEIGHTS = "params."  # how names of entries begin that are weights
 _ATTEMPT = re.compile("[0-9a-f]{16}")
+_ATTEMPTS = 2**32  # of one start, at most
 _STEP = re.compile(r"step_(\d{8,})")
 _CHUNK_BYTES = 1 << 20
 _END_OF_STEPS = 2**63
+_DIGEST_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +81,13 @@ def step_of(name: str) -> int | None:
 class AttemptNames:
     """Names of attempts to save a step: each sorts after all that were noted here.
 
-    The clock, which may have been set back, only keeps them apart from unknown ones.
+    They begin with the number of the start of the run (its lease, which grows), so
+    that those of an earlier start sort before them even if they were never noted. No
+    clock has a say in it.
     """
 
-    def __init__(self) -> None:
-        self._last = 0
+    def __init__(self, start: int = 0) -> None:
+        self._last = start * _ATTEMPTS
 
     def note(self, names: Iterable[str]) -> None:
         """Take note of names that exist already; what is not such a name is ignored."""
@@ -91,7 +96,7 @@ class AttemptNames:
 
     def new(self) -> str:
         """The name of the next attempt."""
-        self._last = max(self._last + 1, time.time_ns())
+        self._last += 1
         return f"{self._last:016x}"
 
 
@@ -136,10 +141,14 @@ def leaf_tree(named: Iterable[tuple[str, np.ndarray]]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileRecord:
-    """A file as written; `crc32c` is the base64 text that object stores report too."""
+    """A file as written; `crc32c` is the base64 text that object stores report too.
+
+    Where manifests are signed there is also a `digest`, which cannot be met on purpose.
+    """
 
     size_bytes: int
     crc32c: str
+    digest: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,8 +169,8 @@ class Manifest:
     files: Mapping[str, FileRecord] = field(default_factory=dict)
 
 
-def to_text(manifest: Manifest) -> str:
-    """The manifest as JSON with a checksum of itself."""
+def to_text(manifest: Manifest, key: bytes | None = None) -> str:
+    """The manifest as JSON with a checksum of itself, signed if there is a key."""
     body = {
         "version": VERSION,
         "step": manifest.step,
@@ -171,21 +180,21 @@ def to_text(manifest: Manifest) -> str:
         "host": manifest.host,
         "entries": {e.name: _entry_record(e) for e in manifest.entries},
         "files": {
-            path: {"size": record.size_bytes, "crc32c": record.crc32c}
-            for path, record in manifest.files.items()
+            path: _file_record(record) for path, record in manifest.files.items()
         },
     }
     body = json.loads(json.dumps(body))  # as it will be read, tuples and keys too
-    return json.dumps({"crc32c": _checksum(body), **body}) + "\n"
+    return json.dumps(signed({"crc32c": _checksum(body), **body}, key)) + "\n"
 
 
-def from_text(text: str) -> Manifest:
+def from_text(text: str, key: bytes | None = None) -> Manifest:
     """The manifest of a text; ValueError where it is damaged or of another version.
 
-    The checksum detects damage, not forgery, so the names are checked as well.
+    So it is where there is a key that it is not signed with. The checksum detects
+    damage, not forgery, so the names are checked as well.
     """
     try:
-        body = json.loads(text)
+        body = unsigned(json.loads(text), key)
         if (version := body["version"]) != VERSION:
             raise ValueError(f"version {version}, this hetjax reads {VERSION}")
         if body.pop("crc32c") != _checksum(body):
@@ -197,7 +206,11 @@ def from_text(text: str) -> Manifest:
             state=body["state"],
             entries=tuple(_entry(name, e) for name, e in body["entries"].items()),
             files={
-                path: FileRecord(size_bytes=f["size"], crc32c=f["crc32c"])
+                path: FileRecord(
+                    size_bytes=f["size"],
+                    crc32c=f["crc32c"],
+                    digest=f.get("blake2b", "") if key is None else f["blake2b"],
+                )
                 for path, f in body["files"].items()
             },
             host=body["host"],
@@ -216,14 +229,21 @@ def attempt(host: Mapping[str, Any]) -> str:
     return str(host.get("attempt", ""))
 
 
-def record_of_file(path: Path) -> FileRecord:
-    """Size and checksum of a file, from reading it."""
+def record_of_file(path: Path, *, with_digest: bool = False) -> FileRecord:
+    """Size and checksum of a file, from reading it, and its digest if asked for."""
     checksum, size_bytes = google_crc32c.Checksum(), 0
+    digest = blake2b(digest_size=_DIGEST_BYTES) if with_digest else None
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
             checksum.update(chunk)
+            if digest is not None:
+                digest.update(chunk)
             size_bytes += len(chunk)
-    return FileRecord(size_bytes=size_bytes, crc32c=_base64(checksum.digest()))
+    return FileRecord(
+        size_bytes=size_bytes,
+        crc32c=_base64(checksum.digest()),
+        digest="" if digest is None else digest.hexdigest(),
+    )
 
 
 def record_of_bytes(data: bytes) -> FileRecord:
@@ -248,11 +268,13 @@ def mismatch(path: Path, expected: FileRecord) -> str | None:
     if wrong := size_mismatch(path, expected):
         return wrong
     try:
-        found = record_of_file(path)
+        found = record_of_file(path, with_digest=bool(expected.digest))
     except OSError as error:
         return f"{path} cannot be read ({error.strerror})"
     if found != expected:
         return f"{path} has crc32c {found.crc32c}, not {expected.crc32c}"
+    if found.digest != expected.digest:
+        return f"{path} is not what was signed"
     return None
 
 
@@ -269,6 +291,11 @@ def _check_names(found: Manifest) -> None:
         check_relative(path)
         if not path.startswith(f"{found.state}/"):
             raise ValueError(f"{path[:80]!r} is not in {found.state}")
+
+
+def _file_record(record: FileRecord) -> dict[str, Any]:
+    found = {"size": record.size_bytes, "crc32c": record.crc32c}
+    return found | ({"blake2b": record.digest} if record.digest else {})
 
 
 def _entry_record(entry: Entry) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from hetjax.checkpoint.format import (
     step_directory,
     step_numbers,
 )
+from hetjax.checkpoint.signing import NotSigned
 from hetjax.errors import BadInput
 from hetjax.names import UnsafeName, inside
 
@@ -74,16 +75,19 @@ class Checkpoint:
         return attempt(self.host)
 
     @classmethod
-    def open(cls, directory: Path, step: int | None = None) -> "Checkpoint":
+    def open(
+        cls, directory: Path, step: int | None = None, key: bytes | None = None
+    ) -> "Checkpoint":
         """Open a step, or the newest complete one as `newest` does.
 
-        Raises BadInput where there is none, DamagedCheckpoint naming a damaged file.
+        With a key nothing is read that is not signed with it. Raises BadInput where
+        there is none, DamagedCheckpoint naming a damaged file.
         """
         if step is None:
-            found = newest(directory)
+            found = newest(directory, key)
         else:
             path = step_directory(directory, step)
-            manifests = _manifests(path)
+            manifests = _manifests(path, key)
             found = merge(path, manifests) if manifests else None
         if found is None:
             raise _no_checkpoint(directory, step)
@@ -134,7 +138,7 @@ class Checkpoint:
         return self.leaves[name]
 
 
-def newest(directory: Path) -> Checkpoint | None:
+def newest(directory: Path, key: bytes | None = None) -> Checkpoint | None:
     """The newest complete checkpoint; None if no save was ever committed.
 
     Warns of each newer one that is damaged; raises DamagedCheckpoint if all are.
@@ -143,7 +147,7 @@ def newest(directory: Path) -> Checkpoint | None:
     for step in reversed(step_numbers(directory)):
         path = step_directory(directory, step)
         try:
-            manifests = _manifests(path)
+            manifests = _manifests(path, key)
         except DamagedCheckpoint as error:
             damages.append(error)
             continue
@@ -162,7 +166,7 @@ def damaged_after(directory: Path, step: int) -> list[int]:
     return [s for s in after if any(step_directory(directory, s).glob(f"*/{MANIFEST}"))]
 
 
-def partial_checkpoints(directory: Path) -> list[Checkpoint]:
+def partial_checkpoints(directory: Path, key: bytes | None = None) -> list[Checkpoint]:
     """What this disk has of each save of each step, complete or not.
 
     It may hold the parts of some workers only. Slices with a missing or short file are
@@ -171,7 +175,7 @@ def partial_checkpoints(directory: Path) -> list[Checkpoint]:
     found = []
     for step in step_numbers(directory):
         path = step_directory(directory, step)
-        for manifests in _by_attempt(_readable(path)).values():
+        for manifests in _by_attempt(_readable(path, key)).values():
             try:
                 union = merge(path, manifests)
             except DamagedCheckpoint as damage:
@@ -188,11 +192,11 @@ def _by_attempt(manifests: Iterable[Manifest]) -> dict[str, list[Manifest]]:
     return dict(sorted(found.items()))
 
 
-def _readable(path: Path) -> list[Manifest]:
+def _readable(path: Path, key: bytes | None) -> list[Manifest]:
     found = []
     for file in sorted(path.glob(f"*/{MANIFEST}")):
         try:
-            found.append(_manifest(path, file))
+            found.append(_manifest(path, file, key))
         except DamagedCheckpoint as damage:
             warnings.warn(f"skipped: {damage.got}", stacklevel=2)
     return found
@@ -206,24 +210,24 @@ def _of_right_size(leaves: Mapping[str, Leaf]) -> dict[str, Leaf]:
     }
 
 
-def steps(directory: Path) -> list[int]:
+def steps(directory: Path, key: bytes | None = None) -> list[int]:
     """Complete steps, ascending: all manifests in place, all files of their size."""
     found = []
     for step in step_numbers(directory):
         with suppress(DamagedCheckpoint):
-            if _manifests(step_directory(directory, step)):
+            if _manifests(step_directory(directory, step), key):
                 found.append(step)
     return found
 
 
-def _manifests(path: Path) -> list[Manifest]:
+def _manifests(path: Path, key: bytes | None) -> list[Manifest]:
     """The manifests of all workers of a step; empty if the save was not finished.
 
     Of several saves of the step, the latest. Raises DamagedCheckpoint where a manifest
     or the size of a file is wrong.
     """
     files = sorted(path.glob(f"*/{MANIFEST}"))
-    saves = [*_by_attempt(_manifest(path, file) for file in files).values()]
+    saves = [*_by_attempt(_manifest(path, file, key) for file in files).values()]
     whole = next(filter(None, map(_complete_save, reversed(saves))), [])
     for manifest in whole:
         for name, expected in manifest.files.items():
@@ -238,9 +242,11 @@ def _complete_save(manifests: Sequence[Manifest]) -> list[Manifest]:
     return [m for m in manifests if present.issuperset(m.workers)]
 
 
-def _manifest(path: Path, file: Path) -> Manifest:
+def _manifest(path: Path, file: Path, key: bytes | None) -> Manifest:
     try:
-        manifest = from_text(file.read_text())
+        manifest = from_text(file.read_text(), key)
+    except NotSigned as unsigned:
+        raise _not_trusted(path, f"{file}: {unsigned}") from unsigned
     except (OSError, ValueError) as error:
         raise _damaged(path, f"{file} cannot be used: {error}") from error
     if file != step_directory(path.parent, manifest.step) / manifest.worker / MANIFEST:
@@ -318,6 +324,15 @@ def _damaged(path: Path, what: str) -> DamagedCheckpoint:
         allowed="files as they were saved",
         fix="remove this step, the run then resumes from the newest one before it "
         f"(from the start if there is none): rm -r {path}",
+    )
+
+
+def _not_trusted(path: Path, what: str) -> DamagedCheckpoint:
+    return DamagedCheckpoint(
+        got=f"checkpoint {path} is not trusted: {what}",
+        allowed="checkpoints that were written with the key of this run",
+        fix="give the --checkpoint.key-file that it was written with, or none if you "
+        "trust whoever may write there",
     )
 
 

@@ -30,7 +30,11 @@ from hetjax.checkpoint.format import (
     record_of_bytes,
 )
 from hetjax.checkpoint.stores.store import StoreError
-from hetjax.comm.connections import SILENCE_S, Connection, Ends, Key, Listener, dial
+from hetjax.comm.connections import SILENCE_S, Connection
+from hetjax.comm.door import Listener
+from hetjax.comm.frames import Key
+from hetjax.comm.handshake import Ends, dial
+from hetjax.comm.tls import Tls
 from hetjax.names import inside
 
 _LONGEST_S = 3600.0  # until a copy is given up, though its peer is alive
@@ -73,9 +77,16 @@ class PeerReplication:
     """
 
     def __init__(
-        self, name: str, host: str, secret: bytes, silence_s: float = SILENCE_S
+        self,
+        name: str,
+        host: str,
+        secret: bytes,
+        silence_s: float = SILENCE_S,
+        incarnation: int = 0,
+        tls: Tls | None = None,
     ) -> None:
         self._name, self._secret, self._silence_s = name, secret, silence_s
+        self._incarnation, self._tls = incarnation, tls
         self._directory, self._keep = Path(), 1
         self._changed = threading.Condition()
         self._to: dict[str, Connection] = {}
@@ -84,7 +95,7 @@ class PeerReplication:
         self._lost: dict[str, str] = {}
         self._incoming: dict[str, _IncomingPart] = {}
         self._closed = False
-        self._listener = Listener(name, f"{host}:0", secret, self._accept)
+        self._listener = Listener(name, f"{host}:0", secret, self._accept, tls)
         self.address = self._listener.address
 
     def store_in(self, directory: Path, keep: int) -> None:
@@ -97,7 +108,8 @@ class PeerReplication:
             link.close()
         self._to, self._lost = {}, {}
         for name, address in addresses.items():
-            found = dial(address, self._name, name, self._secret)
+            own, secret = self._name, self._secret
+            found = dial(address, own, name, secret, self._incarnation, tls=self._tls)
             self._to[name] = Connection(
                 found, name, self._on_answer, self._on_lost, self._silence_s
             )
@@ -146,7 +158,7 @@ class PeerReplication:
             self._lost[name] = reason
             self._changed.notify_all()
 
-    def _accept(self, found: Ends, name: str) -> None:
+    def _accept(self, found: Ends, name: str, incarnation: int) -> None:
         with self._changed:
             if self._closed:
                 return found.close()

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
+from hetjax.checkpoint.lease import Fence
 from hetjax.checkpoint.replication import PeerReplication
-from hetjax.checkpoint.stores.local import open_directory
-from hetjax.checkpoint.stores.store import BandwidthLimit, Store
+from hetjax.checkpoint.signing import read_key
+from hetjax.checkpoint.stores.local import FileStore, open_directory
+from hetjax.checkpoint.stores.store import BandwidthLimit, Store, TimeLimitedStore
 from hetjax.checkpoint.uploader import Uploader
 from hetjax.checkpoint.writer import CheckpointWriter
 from hetjax.errors import BadInput
@@ -26,7 +28,10 @@ class CheckpointStorage:
     `directory` is a path on each worker's host, in which `{worker}` stands for its
     name: one folder shared by all, or a local disk of each. `cloud` is the URL of a
     store that they are uploaded to (see `open_store`), or None. `copies` is the number
-    of nodes that have each slice on their disks.
+    of nodes that have each slice on their disks. `lease` is the folder of the run's
+    lease, `number` its number and `store_number` that of the store's: what is written
+    carries them, and is not written once they are over (0: nobody looks).
+    Manifests are signed with the key in `key_file`, and no others are believed.
     """
 
     directory: str
@@ -34,6 +39,10 @@ class CheckpointStorage:
     copies: int = 1
     cloud: str | None = None
     upload_mbit_per_s: float | None = None
+    lease: str = ""
+    number: int = 0
+    store_number: int = 0
+    key_file: str | None = None
 
     def at(self, worker: str) -> Path:
         """The folder on its host in which this worker saves."""
@@ -52,8 +61,29 @@ class CheckpointStorage:
         """The writer of this worker; `copies` replicates what it saves to peers."""
         directory, store, uploader = self.at(worker), self.store(), None
         if store is not None:
-            uploader = Uploader(store, directory, worker, keep=self.keep)
-        return CheckpointWriter(directory, worker, self.keep, uploader, copies)
+            fence = Fence(store, f"checkpoint store {store}", self.store_number)
+            uploader = Uploader(
+                store, directory, worker, keep=self.keep, fence=fence, key=self.key()
+            )
+        return CheckpointWriter(
+            *(directory, worker, self.keep, uploader, copies, self._fence(), self.key())
+        )
+
+    def key(self) -> bytes | None:
+        """The run's key, if it has one; BadInput if that is not here."""
+        return None if self.key_file is None else read_key(Path(self.key_file))
+
+    def _fence(self) -> Fence | None:
+        """The run's; on a machine that does not see its directory it holds nobody."""
+        if not self.lease:
+            return None
+        where = f"run directory {str(Path(self.lease).parent)!r}"
+        return Fence(lease_folder(Path(self.lease)), where, self.number)
+
+
+def lease_folder(path: Path) -> Store:
+    """A folder as a store for a lease."""
+    return TimeLimitedStore(FileStore(path, needs_links=False))
 
 
 def open_store(url: str, bytes_per_s: float = math.inf) -> Store:

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -34,8 +35,10 @@ from hetjax.checkpoint.format import (
     step_of,
     to_text,
 )
+from hetjax.checkpoint.lease import Fence
 from hetjax.checkpoint.reader import DamagedCheckpoint, merge
 from hetjax.checkpoint.recovery_plan import CLOUD, PartialSnapshot
+from hetjax.checkpoint.signing import signed, unsigned
 from hetjax.checkpoint.stores.store import CorruptData, Store
 from hetjax.names import inside, is_worker
 
@@ -70,43 +73,78 @@ def committed_steps(store: Store) -> list[int]:
     return stored_steps(store.names("step_"), COMMIT)
 
 
-def manifests(store: Store, step: int) -> list[Manifest]:
+def manifests(store: Store, step: int, key: bytes | None = None) -> list[Manifest]:
     """The manifests that the COMMIT of a step vouches for, sorted by worker.
 
-    Raises FileNotFoundError where the step has no COMMIT, CorruptData where a manifest
-    is not the one that was committed.
+    With a key all of them must be signed with it. Raises FileNotFoundError where the
+    step has no COMMIT, CorruptData where a manifest is not the one that was committed.
     """
     commit = store.get_text(object_name(step, COMMIT))
     if commit is None:
         raise FileNotFoundError(f"{store}: step {step} has no {COMMIT}")
     found = []
-    for worker, crc32c in _committed_workers(store, step, commit).items():
+    for worker, crc32c in _committed_workers(store, step, commit, key).items():
         text = _manifest_text(store, step, worker)
         if text is None or record_of_bytes(text.encode()).crc32c != crc32c:
             name = object_name(step, worker, MANIFEST)
             raise CorruptData(f"{store}: {name} is not the one that was committed")
-        found.append(_parse(store, step, worker, text))
+        found.append(_parse(store, step, worker, text, key))
     return found
 
 
-def commit(store: Store, step: int, workers: Iterable[str]) -> None:
+def committed_lease(store: Store, step: int) -> int:
+    """The lease under which a step was committed; -1 if it was not.
+
+    0 is that of a COMMIT without one.
+    """
+    text = store.get_text(object_name(step, COMMIT))
+    if text is None:
+        return -1
+    try:
+        return int(json.loads(text).get("lease", 0))
+    except (ValueError, TypeError, AttributeError) as error:
+        name = object_name(step, COMMIT)
+        raise CorruptData(f"{store}: {name} cannot be used: {error!r}") from error
+
+
+def commit(
+    store: Store,
+    step: int,
+    workers: Iterable[str],
+    fence: Fence | None = None,
+    key: bytes | None = None,
+) -> None:
     """Write COMMIT if the manifests of all workers of the step are there.
+
+    It carries the number of the lease of `fence`, and LeaseLost is raised if that is
+    over: then COMMIT does not stay.
 
     Meanwhile a worker may remove its part, left by an earlier run. It removes its
     manifest before it looks for COMMIT, and we write COMMIT before we look for its
     manifest: one of the two sees the other, and COMMIT does not stay.
     """
+    fence = fence or Fence(store, str(store), 0)
+    name = object_name(step, COMMIT)
     for _ in range(_NUM_COMMITS):
-        text = _commit_text(store, step, workers)
+        text = _commit_text(store, step, workers, fence.number, key)
         if text is None:
             return
-        store.put_text(object_name(step, COMMIT), text)
-        if _commit_text(store, step, workers) == text:
+        with fence.around(lambda text=text: _remove_if(store, name, text)):
+            store.put_text(name, text)
+        if _commit_text(store, step, workers, fence.number, key) == text:
             return
-        store.remove([object_name(step, COMMIT)])
+        store.remove([name])
 
 
-def _commit_text(store: Store, step: int, workers: Iterable[str]) -> str | None:
+def _remove_if(store: Store, name: str, text: str) -> None:
+    """Remove what we wrote, unless another one is there by now."""
+    if store.get_text(name) == text:
+        store.remove([name])
+
+
+def _commit_text(
+    store: Store, step: int, workers: Iterable[str], lease: int, key: bytes | None
+) -> str | None:
     """The content of COMMIT; None while the manifest of a worker is missing.
 
     A manifest of other workers, or of another attempt than the rest, was left by an
@@ -117,18 +155,22 @@ def _commit_text(store: Store, step: int, workers: Iterable[str]) -> str | None:
         text = _manifest_text(store, step, worker)
         if text is None:
             return None
-        manifest = _parse(store, step, worker, text)
+        manifest = _parse(store, step, worker, text, key)
         hosts.append(manifest.host)
         if set(manifest.workers) != set(workers) or manifest.host != hosts[0]:
             return None
         checksums[worker] = record_of_bytes(text.encode()).crc32c
-    body = {"version": _VERSION, "step": step, "manifests": checksums}
-    return json.dumps(body) + "\n"
+    body: dict[str, Any] = {"version": _VERSION, "step": step, "manifests": checksums}
+    if lease:
+        body["lease"] = lease
+    return json.dumps(signed(body, key)) + "\n"
 
 
-def _committed_workers(store: Store, step: int, commit: str) -> dict[str, str]:
+def _committed_workers(
+    store: Store, step: int, commit: str, key: bytes | None
+) -> dict[str, str]:
     try:
-        body = json.loads(commit)
+        body = unsigned(json.loads(commit), key)
         if (body["version"], body["step"]) != (_VERSION, step):
             raise ValueError(f"version {body['version']}, step {body['step']}")
         checksums = dict(sorted(body["manifests"].items()))
@@ -144,10 +186,12 @@ def _manifest_text(store: Store, step: int, worker: str) -> str | None:
     return store.get_text(object_name(step, worker, MANIFEST))
 
 
-def _parse(store: Store, step: int, worker: str, text: str) -> Manifest:
+def _parse(
+    store: Store, step: int, worker: str, text: str, key: bytes | None
+) -> Manifest:
     name = object_name(step, worker, MANIFEST)
     try:
-        manifest = from_text(text)
+        manifest = from_text(text, key)
     except ValueError as error:
         raise CorruptData(f"{store}: {name} cannot be used: {error}") from error
     if (manifest.step, manifest.worker) != (step, worker):
@@ -166,7 +210,9 @@ class FetchResult:
     seconds: float
 
 
-def fetch_newest(store: Store, directory: Path, after: int = -1) -> FetchResult | None:
+def fetch_newest(
+    store: Store, directory: Path, after: int = -1, key: bytes | None = None
+) -> FetchResult | None:
     """Complete the newest committed step on the disk; None if none is after `after`.
 
     Files that are here are read and checked. Raises OSError where the store fails.
@@ -174,19 +220,21 @@ def fetch_newest(store: Store, directory: Path, after: int = -1) -> FetchResult 
     committed = committed_steps(store)
     if not committed or committed[-1] <= after:
         return None
-    return fetch(store, directory, committed[-1])
+    return fetch(store, directory, committed[-1], key)
 
 
-def fetch(store: Store, directory: Path, step: int) -> FetchResult:
+def fetch(
+    store: Store, directory: Path, step: int, key: bytes | None = None
+) -> FetchResult:
     """Complete a committed step on the disk, each worker's manifest last."""
     start_s = time.perf_counter()
-    found = manifests(store, step)
+    found = manifests(store, step, key)
     files = [(m, name, record) for m in found for name, record in m.files.items()]
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         sources = list(pool.map(lambda file: _complete(store, directory, *file), files))
     for manifest in found:
         part = part_directory(directory, step, manifest.worker)
-        replace_text(part / MANIFEST, to_text(manifest))
+        replace_text(part / MANIFEST, to_text(manifest, key))
     num_bytes = {True: 0, False: 0}
     for was_here, (_, _, record) in zip(sources, files, strict=True):
         num_bytes[was_here] += record.size_bytes
@@ -198,7 +246,7 @@ def fetch(store: Store, directory: Path, step: int) -> FetchResult:
     )
 
 
-def in_store(store: Store | None) -> list[PartialSnapshot]:
+def in_store(store: Store | None, key: bytes | None = None) -> list[PartialSnapshot]:
     """What the store has of each committed step; nothing if there is no store.
 
     A step that cannot be used is left out with a warning.
@@ -208,7 +256,7 @@ def in_store(store: Store | None) -> list[PartialSnapshot]:
     found = []
     for step in committed_steps(store):
         try:
-            merged = merge(Path(), manifests(store, step))
+            merged = merge(Path(), manifests(store, step, key))
         except (CorruptData, DamagedCheckpoint, FileNotFoundError) as damage:
             warnings.warn(f"step {step} in {store} is not used: {damage}", stacklevel=2)
             continue
@@ -231,10 +279,12 @@ class StoredStep:
     FileNotFoundError and CorruptData as `manifests` does.
     """
 
-    def __init__(self, store: Store, step: int, directory: Path) -> None:
+    def __init__(
+        self, store: Store, step: int, directory: Path, key: bytes | None = None
+    ) -> None:
         self._store = store
         path = step_directory(directory, step)
-        self.checkpoint = merge(path, manifests(store, step))
+        self.checkpoint = merge(path, manifests(store, step, key))
 
     def read(self, leaf: str) -> np.ndarray:
         """The value of a slice; raises OSError where the store fails."""

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from hetjax.checkpoint.format import MANIFEST, Manifest, from_text, part_directory
+from hetjax.checkpoint.lease import Fence, LeaseLost
 from hetjax.checkpoint.stored_steps import (
     COMMIT,
     commit,
+    committed_lease,
     object_name,
     stored_steps,
 )
@@ -33,6 +35,8 @@ class Uploader:
     A step that is overtaken while it waits is skipped; one that fails warns once, and
     training goes on. The store keeps the newest `keep` committed steps. An older one is
     removed only after a newer COMMIT is in place, and only this worker's files of it.
+    Once the lease of `fence` is over, nothing is written or removed any more. COMMIT is
+    signed with `key`.
     """
 
     def __init__(
@@ -42,7 +46,10 @@ class Uploader:
         worker: str,
         num_threads: int = 8,
         keep: int = 2,
+        fence: Fence | None = None,
+        key: bytes | None = None,
     ) -> None:
+        self._fence, self._key = fence or Fence(store, str(store), 0), key
         assert num_threads >= 1 and keep >= 1, (num_threads, keep)
         self._store, self._directory, self._worker = store, directory, worker
         self._num_threads, self._keep = num_threads, keep
@@ -120,6 +127,7 @@ class Uploader:
         except Exception as error:
             return _warn_of_loss(step, self._store, _cause(error))
         try:
+            self._fence.check()
             self._retain()
         except Exception as error:
             text = f"old checkpoints in {self._store} were not removed"
@@ -128,19 +136,21 @@ class Uploader:
     def _upload(self, step: int) -> None:
         part = part_directory(self._directory, step, self._worker)
         text = (part / MANIFEST).read_text()
-        manifest = from_text(text)
+        manifest = from_text(text, self._key)
         assert (manifest.step, manifest.worker) == (step, self._worker), part
+        self._fence.check()
         try:
             self._put(part, manifest, text)
         except Conflict:
-            if self._store.get_text(object_name(step, COMMIT)) is not None:
+            self._fence.check()
+            if committed_lease(self._store, step) >= self._fence.number:
                 raise
             self._remove_part(step)  # remains of a run that was given up
             self._put(part, manifest, text)
         with self._changed:
             if self._waiting is None or self._waiting > step:
                 self._uploaded.add(step)
-        commit(self._store, step, manifest.workers)
+        commit(self._store, step, manifest.workers, self._fence, self._key)
 
     def _put(self, part: Path, manifest: Manifest, text: str) -> None:
         def put(path: str) -> None:
@@ -219,5 +229,5 @@ def _warn_of_loss(step: int, store: Store, why: str) -> None:
 
 
 def _cause(error: Exception) -> str:
-    got = error.got if isinstance(error, Conflict) else str(error)
+    got = error.got if isinstance(error, Conflict | LeaseLost) else str(error)
     return f"{type(error).__name__}: {got}".splitlines()[0]

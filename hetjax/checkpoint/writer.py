@@ -13,7 +13,9 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,7 @@ from hetjax.checkpoint.format import (
     step_numbers,
     to_text,
 )
+from hetjax.checkpoint.lease import Fence
 from hetjax.checkpoint.recovery_plan import Save
 from hetjax.checkpoint.replication import PeerReplication
 from hetjax.checkpoint.stores.store import LAST_UPLOAD_S
@@ -64,7 +67,8 @@ class CheckpointWriter:
     The newest `keep` steps stay, and those that `uploader` is still copying. Only one
     process may save as `worker` in a directory, because opening it removes unfinished
     saves. The interpreter does not wait for a save when it exits: use `with` or
-    `close`. Raises BadInput if the directory cannot be written.
+    `close`. Nothing is committed once the lease of `fence` is over, and manifests are
+    signed with `key`. Raises BadInput if the directory cannot be written.
     """
 
     def __init__(
@@ -74,10 +78,13 @@ class CheckpointWriter:
         keep: int = 2,
         uploader: Uploader | None = None,
         copies: PeerReplication | None = None,
+        fence: Fence | None = None,
+        key: bytes | None = None,
     ) -> None:
         assert keep >= 1, keep
         self.directory, self._worker, self._keep = directory, worker, keep
-        self._uploader, self._copies = uploader, copies
+        self._uploader, self._copies, self._fence = uploader, copies, fence
+        self._key = key
         self.newest: Save | None = None  # committed and replicated
         self.not_finite: Save | None = None  # the last one, if its weights are not
         _open(directory)
@@ -197,8 +204,10 @@ class CheckpointWriter:
         _flush(part / state)
         for name, _ in leaves:
             assert (part / state / name / "zarr.json").exists(), f"{name} not written"
-        whole = replace(manifest, state=state, files=_records(part, state))
-        replace_text(part / MANIFEST, to_text(whole))
+        whole = replace(manifest, state=state, files=self._records(part, state))
+        undo = partial(remove_part, part)
+        with nullcontext() if self._fence is None else self._fence.around(undo):
+            replace_text(part / MANIFEST, to_text(whole, self._key))
         for path in (part, part.parent, self.directory):
             fsync(path)
         remove_uncommitted(part)
@@ -220,6 +229,16 @@ class CheckpointWriter:
             part = self._part(step)
             if not (part / MANIFEST).exists() or read_manifest(part):
                 remove_uncommitted(part)  # a damaged manifest stays for the user to see
+
+    def _records(self, part: Path, state: str) -> dict[str, FileRecord]:
+        """What is known of each file of the state, by its path within the part."""
+        walk = os.walk(part / state)
+        files = sorted(Path(at, name) for at, _, names in walk for name in names)
+        signs = self._key is not None
+        return {
+            str(path.relative_to(part)): record_of_file(path, with_digest=signs)
+            for path in files
+        }
 
     def _part(self, step: int) -> Path:
         return part_directory(self.directory, step, self._worker)
@@ -338,13 +357,6 @@ def _is_finite(leaves: _Leaves) -> bool:
         for name, value in leaves
         if name.startswith(WEIGHTS)
     )
-
-
-def _records(part: Path, state: str) -> dict[str, FileRecord]:
-    """Size and checksum of each file of the state, by its path within the part."""
-    walk = os.walk(part / state)
-    files = sorted(Path(at, name) for at, _, names in walk for name in names)
-    return {str(path.relative_to(part)): record_of_file(path) for path in files}
 
 
 def _flush(state: Path) -> None:

@@ -12,10 +12,13 @@ the parent computes: asleep most of the time, it is let run even where a quota s
 all others. It is silent while the parent is stopped, and ends with it.
 
 Their control socket brings the child what to watch, each with its connection, and takes
-the numbers of those that were silent for too long. Does not own the connections' proof
-of identity (`connections.py`).
+the numbers of those that were silent for too long. Where a connection has keys each
+beat carries its number and a keyed BLAKE2b of that: one that is made up or repeated is
+none, nor is anything that follows it. Does not own the connections' proof of identity
+(`handshake.py`).
 """
 
+import hmac
 import os
 import select
 import socket
@@ -26,10 +29,16 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from hashlib import blake2b
 
 Silent = Callable[[str], None]  # why it is taken for lost
+Codes = tuple[bytes, bytes]  # keys of what is sent, and of what is heard
 
-_COMMAND = struct.Struct("<Id")  # number, time of silence; 0: watch it no more
+_KEY_BYTES = 32
+# number, time of silence (0: watch it no more), whether there are keys, both
+_COMMAND = struct.Struct(f"<Id?{_KEY_BYTES}s{_KEY_BYTES}s")
+_NO_KEYS = bytes(_KEY_BYTES), bytes(_KEY_BYTES)
+_COUNT, _CODE_BYTES = struct.Struct("<Q"), 16
 _SILENT = struct.Struct("<I")  # number
 _BEATS = 5  # in a time of silence
 _PATIENCE = 0.95  # share of that time: the rest is for telling others of the loss
@@ -62,7 +71,13 @@ class Heart:
         """Whether it does, and for this process."""
         return self._parent == os.getpid() and self._child.poll() is None
 
-    def watch(self, found: socket.socket, silence_s: float, silent: Silent) -> int:
+    def watch(
+        self,
+        found: socket.socket,
+        silence_s: float,
+        silent: Silent,
+        codes: Codes | None = None,
+    ) -> int:
         """Beat on this connection, and call `silent`, once, if the other end does not.
 
         Takes the connection over; returns the number to `forget` it by.
@@ -70,7 +85,8 @@ class Heart:
         with self._lock, found:
             self._number += 1
             self._silent[self._number] = silent
-            command = _COMMAND.pack(self._number, silence_s)
+            keys = codes or _NO_KEYS
+            command = _COMMAND.pack(self._number, silence_s, codes is not None, *keys)
             socket.send_fds(self._control, [command], [found.fileno()])
             return self._number
 
@@ -79,7 +95,7 @@ class Heart:
         with self._lock:
             if self._silent.pop(number, None) is not None:
                 with suppress(OSError):  # it has ended, and this with it
-                    self._control.sendall(_COMMAND.pack(number, 0.0))
+                    self._control.sendall(_COMMAND.pack(number, 0.0, False, *_NO_KEYS))
 
     def _listen(self) -> None:
         with suppress(OSError):
@@ -108,11 +124,54 @@ def heart() -> Heart:
         return _hearts[-1]
 
 
+class Beats:
+    """Beats of one direction: bare bytes, or numbered ones with codes."""
+
+    def __init__(self, key: bytes | None) -> None:
+        self._key, self._count = key, 0
+        self._waiting = b""  # what could not be sent, or came in part
+
+    def next(self, send: Callable[[bytes], int]) -> None:
+        """Send the next one, or the rest of the last; raises OSError."""
+        if not self._waiting:
+            self._waiting = self._beat()
+            self._count += 1
+        self._waiting = self._waiting[send(self._waiting) :]
+
+    def are_in(self, heard: bytes) -> bool:
+        """Whether these bytes go on with the next ones, and nothing else."""
+        if self._key is None:
+            return bool(heard)
+        self._waiting += heard
+        size = _COUNT.size + _CODE_BYTES
+        while len(self._waiting) >= size:
+            if not hmac.compare_digest(self._waiting[:size], self._beat()):
+                return False
+            self._waiting = self._waiting[size:]
+            self._count += 1
+        return bool(heard)
+
+    def _beat(self) -> bytes:
+        if self._key is None:
+            return b"\1"
+        count = _COUNT.pack(self._count)
+        code = blake2b(count, key=self._key, digest_size=_CODE_BYTES, person=b"beat")
+        return count + code.digest()
+
+
 class Watched:
     """A connection to another heart: when to beat next, and until when to hear it."""
 
-    def __init__(self, found: socket.socket, silence_s: float, now_s: float) -> None:
+    def __init__(
+        self,
+        found: socket.socket,
+        silence_s: float,
+        now_s: float,
+        codes: Codes | None = None,
+    ) -> None:
         self.found, self.silence_s = found, silence_s
+        sends, takes = codes or (None, None)
+        self._sent, self._heard = Beats(sends), Beats(takes)
         self.beat_s = now_s
         self.patient_until_s = now_s + _FIRST * silence_s
         self.is_told = False
@@ -131,15 +190,16 @@ class Watched:
             return True
         except OSError:
             return False
-        if heard:
+        is_theirs = self._heard.are_in(heard)
+        if is_theirs:
             self.patient_until_s = now_s + _PATIENCE * self.silence_s
-        return bool(heard)
+        return is_theirs
 
     def beat(self, now_s: float, runs: bool) -> None:
         self.beat_s = now_s + self.silence_s / _BEATS
         if runs:
             try:
-                self.found.send(b"\1")
+                self._sent.next(self.found.send)
             except OSError:
                 pass  # it does not listen, or is gone: silence tells
 
@@ -198,10 +258,11 @@ class Hearing:
             if not more:
                 return False
             data += more
-        number, silence_s = _COMMAND.unpack(data)
+        number, silence_s, has_keys, *keys = _COMMAND.unpack(data)
         if fds:
             found = socket.socket(fileno=fds[0])
-            watched = self._watched[number] = Watched(found, silence_s, now_s)
+            codes: Codes | None = (keys[0], keys[1]) if has_keys else None
+            watched = self._watched[number] = Watched(found, silence_s, now_s, codes)
             watched.beat(now_s, runs=True)  # whatever the parent does: it begins
             self._numbers[fds[0]] = number
             self._poll.register(found, select.POLLIN)

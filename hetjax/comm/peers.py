@@ -8,10 +8,15 @@ not own one connection (`connections.py`) nor what messages mean.
 
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
-from hetjax.comm.connections import SILENCE_S, Connection, Ends, Key, Listener, dial
+from hetjax.comm.connections import SILENCE_S, Connection
+from hetjax.comm.door import Listener
+from hetjax.comm.frames import Key
+from hetjax.comm.handshake import Ends, dial
+from hetjax.comm.tls import Tls
 from hetjax.comm.transport import Tally
 
 
@@ -84,17 +89,27 @@ class Peers:
     """The connections of worker `own` to the other workers of a run.
 
     Listens on `address` as soon as it is made; `address` then has the port. `sent`
-    counts what goes to each of them.
+    counts what goes to each of them. `incarnation` is this worker's; `coded` says
+    whether what it sends when it calls carries codes (see `dial`).
     """
 
     def __init__(
-        self, own: str, address: str, secret: bytes, silence_s: float = SILENCE_S
+        self,
+        own: str,
+        address: str,
+        secret: bytes,
+        silence_s: float = SILENCE_S,
+        incarnation: int = 0,
+        coded: bool | None = None,
+        tls: Tls | None = None,
     ) -> None:
         self.own, self.mailbox, self.sent = own, Mailbox(), Tally()
         self.links: dict[str, Connection] = {}
         self._secret, self._silence_s = secret, silence_s
+        self._incarnation, self._coded, self._tls = incarnation, coded, tls
+        self._admitted: dict[str, int] = {}  # how many connections, by peer
         self._joined = threading.Condition()
-        self._listener = Listener(own, address, secret, self._add)
+        self._listener = Listener(own, address, secret, self._add, tls)
         self.address = self._listener.address
 
     def connect(self, addresses: Mapping[str, str], timeout_s: float) -> None:
@@ -124,14 +139,38 @@ class Peers:
 
     def _dial(self, peer: str, address: str) -> Ends:
         try:
-            return dial(address, self.own, peer, self._secret)
+            return dial(
+                address,
+                self.own,
+                peer,
+                self._secret,
+                self._incarnation,
+                self._coded,
+                self._tls,
+            )
         except OSError as error:
             raise PeerLost(peer, f"cannot be reached at {address} ({error})") from error
 
-    def _add(self, found: Ends, peer: str) -> None:
-        box = self.mailbox
+    def _add(self, found: Ends, peer: str, incarnation: int = 0) -> None:
+        """Let a peer in; of one that was there the later end is no loss any more."""
         with self._joined:
+            number = self._admitted[peer] = self._admitted.get(peer, 0) + 1
+            earlier = self.links.get(peer)
             self.links[peer] = Connection(
-                found, peer, box.put, box.lose, self._silence_s
+                found,
+                peer,
+                partial(self._deliver, number),
+                partial(self._lose, number),
+                self._silence_s,
             )
             self._joined.notify_all()
+        if earlier is not None:
+            earlier.close()
+
+    def _deliver(self, number: int, peer: str, key: Key, data: np.ndarray) -> None:
+        if self._admitted[peer] == number:
+            self.mailbox.put(peer, key, data)
+
+    def _lose(self, number: int, peer: str, reason: str) -> None:
+        if self._admitted[peer] == number:
+            self.mailbox.lose(peer, reason)

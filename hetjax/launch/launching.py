@@ -15,10 +15,12 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import IO, Protocol
 
 from hetjax.cluster.cluster import Cluster, Node
+from hetjax.comm.tls import Tls
 from hetjax.errors import BadInput
 from hetjax.mesh.process_setup import malloc_environment
 from hetjax.plans.plan import Plan
@@ -29,9 +31,10 @@ from hetjax.runtime.rpc.worker_connections import (
     WorkerConnections,
     WorkerLost,
 )
-from hetjax.runtime.worker.service import WorkerBootstrap
+from hetjax.runtime.worker.bootstrap import WorkerBootstrap
 
 LOOPBACK = "127.0.0.1"
+_STARTS = 2**32  # of workers by one controller, at most
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,13 +75,22 @@ class Bootstraps:
     """What workers are told when they are started; they call its `connections`.
 
     Those that are not at the controller's `address` watch their machines; it watches
-    its own.
+    its own. `number` is greater with each controller of a run, and incarnations of
+    workers grow with it and with each that is started. `tls` is the same everywhere.
     """
 
-    def __init__(self, address: str, stack: ExitStack, patience: float) -> None:
+    def __init__(
+        self,
+        address: str,
+        stack: ExitStack,
+        patience: float,
+        number: int = 0,
+        tls: Tls | None = None,
+    ) -> None:
         self._secret, self._own = secrets.token_bytes(32), address
+        self._tls, self._incarnations = tls, count(number * _STARTS + 1)
         self.connections = SocketConnections(
-            f"{address}:0", self._secret, patience=patience
+            f"{address}:0", self._secret, patience=patience, tls=tls
         )
         stack.callback(self.connections.close)
 
@@ -90,6 +102,8 @@ class Bootstraps:
             listen=f"{address}:0",
             secret=self._secret,
             watches=address != self._own,
+            incarnation=next(self._incarnations),
+            tls=self._tls,
         )
 
 
@@ -114,6 +128,8 @@ class OnThisMachine:
         address: str = LOOPBACK,
         module: str = "hetjax.training.worker",
         patience: float = 1.0,
+        number: int = 0,
+        tls: Tls | None = None,
         cluster: Cluster | None = None,
         environments: Environments = lambda cluster: {},
     ) -> None:
@@ -123,7 +139,7 @@ class OnThisMachine:
         self._own = environments(cluster) if cluster else {}
         self._processes = stack.enter_context(Processes(logs=logs))
         self._places, self._module = dict(places or {}), module
-        self._bootstraps = Bootstraps(address, stack, patience)
+        self._bootstraps = Bootstraps(address, stack, patience, number, tls)
         self.connections = self._bootstraps.connections
 
     def start(self, workers: Sequence[str]) -> None:

@@ -33,13 +33,14 @@ from hetjax.cluster.ray_nodes import (
     ray_nodes,
     with_known_figures,
 )
+from hetjax.comm.tls import Tls
 from hetjax.errors import BadInput
 from hetjax.launch.isolation import memory_share, passed_on, visible_devices
 from hetjax.launch.launching import Bootstraps
 from hetjax.launch.looking import accelerators_here
 from hetjax.mesh.process_setup import malloc_environment
 from hetjax.runtime.rpc.worker_connections import WorkerLost
-from hetjax.runtime.worker.service import read_bootstrap
+from hetjax.runtime.worker.bootstrap import read_bootstrap
 
 _ENTRY = "hetjax.training.worker:serve_run"  # of a room above: by name
 _LOOK_S = 0.5
@@ -101,6 +102,8 @@ class OnRay:
         simulate: bool,
         discovered: bool,
         patience: float,
+        number: int = 0,
+        tls: Tls | None = None,
     ) -> None:
         """BadInput if a node has no machine, or too few."""
         self._cluster, self._simulate, self._stack = cluster, simulate, stack
@@ -109,7 +112,7 @@ class OnRay:
         self._machines = on_ray_nodes(cluster, self._all.now(), simulate)
         self._looked_s = time.monotonic()
         self._bootstraps = Bootstraps(
-            _ray().util.get_node_ip_address(), stack, patience
+            _ray().util.get_node_ip_address(), stack, patience, number, tls
         )
         self.connections = self._bootstraps.connections
         self._actors: dict[str, Any] = {}

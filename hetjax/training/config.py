@@ -130,6 +130,21 @@ class CheckpointConfig:
     file:///FOLDER. A run that ends waits for the last copy, an hour at most."""
     upload_mbit_per_s: float | None = None
     """Limit on what copying may take of a worker's network; None: no limit."""
+    key_file: Path | None = None
+    """File of 32 or more random bytes on every machine, which checkpoints are signed
+    with: others are refused. None: whoever may write where they are is trusted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TlsConfig:
+    """Encryption of what workers and their controller send each other, by TLS 1.3."""
+
+    cert: Path | None = None
+    """Certificate of the machine, a PEM file; under the same path on all of them."""
+    key: Path | None = None
+    """Its key, a PEM file."""
+    ca: Path | None = None
+    """Certificate of the authority that has signed all of them, a PEM file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -208,6 +223,7 @@ class RunConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    tls: TlsConfig = field(default_factory=TlsConfig)
 
 
 def check_config(config: RunConfig) -> None:
@@ -234,6 +250,7 @@ def _problems(config: RunConfig) -> Iterator[BadInput]:
     yield from _optimizer_problems(config.optimizer)
     for of in _profile_problems, _upload_problems, _copies_problems, _recovery_problems:
         yield from of(config)
+    yield from _tls_problems(config)
 
 
 def _optimizer_problems(config: OptimizerConfig) -> Iterator[BadInput]:
@@ -275,6 +292,24 @@ def _copies_problems(config: RunConfig) -> Iterator[BadInput]:
             allowed="copies on the disks of several nodes: with --launcher ray, or "
             "with a folder for each worker",
             fix="add --checkpoint.local '/disk/{worker}', or leave copies out",
+        )
+
+
+def _tls_problems(config: RunConfig) -> Iterator[BadInput]:
+    """All of it or nothing: what is left out would not be missed."""
+    names = ("cert", "key", "ca")
+    missing = [name for name in names if getattr(config.tls, name) is None]
+    if 0 < len(missing) < len(names):
+        yield BadInput(
+            got=f"TLS without --tls.{missing[0]}",
+            allowed="--tls.cert, --tls.key and --tls.ca, or none of them",
+            fix=f"add --tls.{missing[0]} FILE.pem",
+        )
+    if not missing and config.transport == "transfer":
+        yield BadInput(
+            got="--tls.cert with --transport transfer, which nothing encrypts",
+            allowed="TLS with --transport sockets",
+            fix="leave --transport out",
         )
 
 

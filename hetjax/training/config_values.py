@@ -74,7 +74,11 @@ def _record(cls: Any, raw: object, where: str) -> Any:
     empty = {name for name in table if table[name] is None and kinds.get(name) is None}
     known: dict[str, Kind] = {n: kind for n, kind in kinds.items() if kind}
     # settings that came later have a default: files of before are without them
-    later = {f.name for f in fields(cls) if f.default is not MISSING}
+    later = {
+        f.name
+        for f in fields(cls)
+        if f.default is not MISSING or f.default_factory is not MISSING
+    }
     present = {name: value for name, value in table.items() if name not in empty}
     read_record(
         present,

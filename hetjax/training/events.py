@@ -73,8 +73,9 @@ def begin(
     rundir.write_start(
         run_dir, config, dataset, start.hardware.cluster, start.choice.plan
     )
-    metrics = Journal(run_dir / rundir.METRICS, last_step=driver.at)
-    events = Journal(run_dir / rundir.EVENTS, last_step=config.steps)
+    check = start.check_leases
+    metrics = Journal(run_dir / rundir.METRICS, last_step=driver.at, may_write=check)
+    events = Journal(run_dir / rundir.EVENTS, last_step=config.steps, may_write=check)
     if driver.resumed is not None:
         event(events, "restored", driver.at, **driver.resumed)
         shown.note(f"resumed at step {driver.at}{_origin(driver.resumed)}")

@@ -16,6 +16,7 @@ from functools import lru_cache, partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from hetjax.checkpoint.lease import LeaseLost
 from hetjax.cluster.cluster import Cluster
 from hetjax.costs.utilization import seconds_at_peak
 from hetjax.data.batches import Batch
@@ -43,6 +44,7 @@ from hetjax.training.events import (
 )
 from hetjax.training.goodput import Spent
 from hetjax.training.hardware import choose_hardware, with_needed_launcher
+from hetjax.training.leases import Leases
 from hetjax.training.loop import Loop
 from hetjax.training.optimizer import LearningRates
 from hetjax.training.packed import check_balance_loss, with_packing
@@ -53,6 +55,7 @@ from hetjax.training.rundir import Journal, read_journal
 from hetjax.training.starting import (
     Start,
     check_reached,
+    checkpoint_storage,
     driver_of,
     evaluated,
     read_progress,
@@ -134,6 +137,8 @@ class Session(ExitStack):
         found = self._open(shown)
         try:
             return self._fit(found, config, shown)
+        except LeaseLost:
+            raise  # the directory is another process's now
         except Exception:
             write_report(config.run_dir, self._predict, shown)
             raise
@@ -218,6 +223,9 @@ class Session(ExitStack):
         if self._opened is not None:
             return self._opened
         start = self._settle(shown)
+        storage = checkpoint_storage(start.config)
+        leases = Leases(start.config.run_dir, storage, self, shown.note)
+        self._settled = start = replace(start, leases=leases)
         dataset = _dataset(start, shown)
         describe(start, dataset, shown)
         shown.doing("preparing the programs")

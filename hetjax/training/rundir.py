@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -52,10 +52,10 @@ KEPT = ("model", "seed", "seq_len", "global_batch", "optimizer.name")
 KEPT += ("optimizer.state_bits", "optimizer.ema")
 KEPT += ("data.mixture", "train.only")
 KEPT += ("lora.rank", "lora.alpha", "lora.targets", "lora.frozen")
-_LOCK = ".lock"
+_LOCK, LEASE = ".lock", ".lease"
 # What may be there before config.json: a start writes some, and may have been killed
 _BEFORE_CONFIG = (
-    *(_LOCK, CLUSTER, PLAN, *FILES, METRICS, EVENTS, PROFILE, COMPILED, LOGS),
+    *(_LOCK, LEASE, CLUSTER, PLAN, *FILES, METRICS, EVENTS, PROFILE, COMPILED, LOGS),
 )
 
 
@@ -107,9 +107,17 @@ def locked(path: Path) -> Iterator[None]:
         try:
             yield
         finally:
+            if {entry.name for entry in path.iterdir()} <= {_LOCK, LEASE}:
+                _remove_empty(path / LEASE)
             if [entry.name for entry in path.iterdir()] == [_LOCK]:
                 (path / _LOCK).unlink()
                 path.rmdir()
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove a folder of folders, unless there is a file: somebody's lease."""
+    if not any(path.is_file() for path in folder.rglob("*")):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_start(config: RunConfig) -> None:
@@ -292,9 +300,18 @@ def check_identity(
 class Journal:
     """Appends objects to a file, one flushed line each; each line has a `step`."""
 
-    def __init__(self, path: Path, *, last_step: int) -> None:
-        """Open the file, without the lines of steps after `last_step`."""
-        self._path, self._lock = path, threading.Lock()
+    def __init__(
+        self,
+        path: Path,
+        *,
+        last_step: int,
+        may_write: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Open the file, without the lines of steps after `last_step`.
+
+        `may_write` raises where no line may be written any more.
+        """
+        self._path, self._lock, self._may_write = path, threading.Lock(), may_write
         self._file, _ = self._without_later(last_step)
 
     def rewind(self, last_step: int) -> list[dict[str, Any]]:
@@ -315,6 +332,7 @@ class Journal:
 
         Where there is no room for all of it, nothing is written: an OSError says so.
         """
+        self._may_write()
         data = _text(line).encode()
         with self._lock, naming(self._path):
             end = self._file.seek(0, os.SEEK_END)

@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from hetjax.checkpoint.format import step_directory
+from hetjax.checkpoint.format import AttemptNames, step_directory
 from hetjax.checkpoint.reader import (
     Checkpoint,
     DamagedCheckpoint,
@@ -26,6 +26,7 @@ from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.stored_steps import fetch_newest
 from hetjax.cluster.cluster import Cluster, Precision
 from hetjax.cluster.cluster_files import cluster_toml
+from hetjax.comm.tls import Tls
 from hetjax.data.batches import Batch, weights
 from hetjax.data.dataset import Dataset
 from hetjax.elastic.driver import Driver
@@ -57,6 +58,7 @@ from hetjax.training.ahead import Planning
 from hetjax.training.compiled_memory import compile_again, compile_all
 from hetjax.training.config import RunConfig
 from hetjax.training.hardware import Hardware, is_virtual
+from hetjax.training.leases import Leases
 from hetjax.training.optimizer import optimizer
 from hetjax.training.placement import Choice, next_plan
 from hetjax.training.rundir import (
@@ -78,12 +80,14 @@ from hetjax.training.worker import (
 def checkpoint_storage(config: RunConfig) -> CheckpointStorage:
     """Where the run's checkpoints go."""
     directory = config.checkpoint.local or config.run_dir / rundir.CHECKPOINTS
+    key_file = config.checkpoint.key_file
     return CheckpointStorage(
         directory=str(directory.absolute()),
         keep=config.checkpoint.keep,
         copies=config.checkpoint.copies,
         cloud=config.checkpoint.cloud,
         upload_mbit_per_s=config.checkpoint.upload_mbit_per_s,
+        key_file=None if key_file is None else str(key_file.absolute()),
     )
 
 
@@ -139,10 +143,11 @@ def _newest_step(config: RunConfig, shown: Display) -> int | None:
     """The newest that is here or in the store, which mends what is damaged here."""
     kept = checkpoint_storage(config)
     directory, store = kept.at(EMBEDDED), kept.store()
-    newest = max(steps(directory), default=0)
+    key = kept.key()
+    newest = max(steps(directory, key), default=0)
     fetched = None
     if store is not None:
-        fetched = fetch_newest(store, directory, newest - 1)
+        fetched = fetch_newest(store, directory, newest - 1, key)
     if fetched is not None and fetched.cloud_bytes:
         shown.note(
             f"fetched step {fetched.step} from {config.checkpoint.cloud}: "
@@ -151,7 +156,7 @@ def _newest_step(config: RunConfig, shown: Display) -> int | None:
         )
     try:
         with rundir.usable(config.run_dir):
-            return Checkpoint.open(directory).step
+            return Checkpoint.open(directory, key=key).step
     except (DamagedCheckpoint, rundir.Unusable):
         raise  # starting anew would write over what may be mended
     except BadInput:
@@ -169,6 +174,23 @@ class Start:
     previous: Previous | None
     saved: int | None
     is_done: bool
+    leases: Leases | None = None  # once it is to write
+
+    def check_leases(self) -> None:
+        """Raise LeaseLost if the run may not write any more."""
+        if self.leases is not None:
+            self.leases.check()
+
+    @property
+    def number(self) -> int:
+        """Greater with each start of the run."""
+        return 0 if self.leases is None else self.leases.start
+
+    @property
+    def storage(self) -> CheckpointStorage:
+        """Where checkpoints go, under the leases."""
+        storage = checkpoint_storage(self.config)
+        return storage if self.leases is None else self.leases.of(storage)
 
 
 def driver_of(
@@ -190,6 +212,7 @@ def driver_of(
         terms = _terms(start, dataset, launcher, shown)
         stack.callback(terms.standby_plans.close)
         controller = Controller(plan, launcher.connections, cluster.nodes)
+        controller.new_attempts = AttemptNames(start.number)
         driver = Driver(
             controller,
             launcher,
@@ -239,7 +262,7 @@ def _terms(start: Start, dataset: Dataset, launcher: Launcher, shown: Display) -
     replan = lru_cache(maxsize=4)(partial(next_plan, config, start.model))
 
     precise = lru_cache(maxsize=4)(partial(_said, config, start.model))
-    storage, host = checkpoint_storage(config), {"run": identity(config, dataset)}
+    storage, host = start.storage, {"run": identity(config, dataset)}
 
     def compile_(controller: Controller, cluster: Cluster, is_first: bool) -> None:
         of_run = config, start.model, precise, controller, cluster
@@ -319,10 +342,20 @@ def _check_begins(start: Start, held: Sequence[PartialSnapshot]) -> None:
     )
 
 
+def _tls_of(config: RunConfig) -> Tls | None:
+    """What encrypts, if something does; BadInput where that cannot be used here."""
+    given = config.tls
+    if given.cert is None or given.key is None or given.ca is None:
+        return None
+    found = Tls(*(str(path.absolute()) for path in (given.cert, given.key, given.ca)))
+    found.check()
+    return found
+
+
 def _launcher(
     start: Start, work: Callable[[Json], TrainingWork], stack: ExitStack
 ) -> Launcher:
-    config, cluster = start.config, start.hardware.cluster
+    config, cluster, tls = start.config, start.hardware.cluster, _tls_of(start.config)
     if config.launcher == EMBEDDED:
         keep_compiled(config.data.cache_dir.expanduser())
         return InThisProcess(cluster, work, stack)
@@ -333,11 +366,15 @@ def _launcher(
             simulate=config.simulate,
             discovered=start.hardware.discovered,
             patience=config.patience,
+            number=start.number,
+            tls=tls,
         )
     return OnThisMachine(
         config.run_dir / LOGS,
         stack,
         patience=config.patience,
+        number=start.number,
+        tls=tls,
         cluster=cluster,
         environments=partial(_environments, start),
     )

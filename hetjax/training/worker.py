@@ -40,7 +40,7 @@ from hetjax.plans.worker_map import WorkerMap, node_of
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.execution.state import Weights, drawn_weights
 from hetjax.runtime.rpc.schema import Noticed
-from hetjax.runtime.worker.service import WorkerBootstrap, read_bootstrap
+from hetjax.runtime.worker.bootstrap import WorkerBootstrap, read_bootstrap
 from hetjax.runtime.worker.serving import serve
 from hetjax.training.config import RunConfig
 from hetjax.training.config_values import config_values, read_config

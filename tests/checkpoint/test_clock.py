@@ -3,7 +3,8 @@
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -12,55 +13,59 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetjax.checkpoint.format import AttemptNames
-from hetjax.checkpoint.reader import Checkpoint, partial_checkpoints
+from hetjax.checkpoint.reader import Checkpoint
 from hetjax.checkpoint.storage import open_store
 from hetjax.checkpoint.writer import CheckpointWriter
 from tests.checkpoint.values import state_of
 
-YEAR_NS = 365 * 24 * 3600 * 10**9
+YEAR_S = 365 * 24 * 3600
 
 
-def named_after(known: Iterable[str]) -> AttemptNames:
-    names = AttemptNames()
+def named_after(known: Iterable[str], start: int) -> AttemptNames:
+    names = AttemptNames(start)
     names.note(known)
     return names
 
 
 @given(
-    clock_ns=st.lists(st.integers(0, 2**62), min_size=2, max_size=9),
     heard=st.lists(
         st.integers(0, 2**62).map("{:016x}".format) | st.just(""), max_size=4
     ),
-    restart=st.integers(0, 8),
+    starts=st.lists(st.integers(0, 3), min_size=1, max_size=4).map(accumulate),
 )
-def test_each_name_comes_after_all_before_it_whatever_the_clock_says(
-    clock_ns: list[int], heard: list[str], restart: int
-):
+def test_each_name_comes_after_all_before_it(heard: list[str], starts: Iterable[int]):
+    """Those of this start and of all before it, if they were noted."""
     names = list(heard)
-    with pytest.MonkeyPatch.context() as patched:
-        told: Iterator[int] = iter(clock_ns)
-        patched.setattr("hetjax.checkpoint.format.time.time_ns", lambda: next(told))
-        found = named_after(names)
-        for number in range(len(clock_ns)):
-            if number == restart:
-                found = named_after(names)
+    for start in starts:
+        found = named_after(names, start)
+        for _ in range(2):
             names.append(found.new())
             assert all(name < names[-1] for name in names[:-1]), names
             assert len(names[-1]) == 16
 
 
-def test_a_step_saved_again_after_the_clock_was_set_back_is_the_one_that_counts(
+@given(st.integers(0, 2**31), st.integers(1, 100), st.integers(1, 5))
+def test_names_of_a_later_start_come_after_those_that_it_never_saw(
+    start: int, later: int, count: int
+):
+    earlier, names = AttemptNames(start), AttemptNames(start + later)
+    for _ in range(count):
+        assert earlier.new() < names.new()
+
+
+def test_a_step_saved_again_by_a_later_start_is_the_one_that_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """By another worker, as after a loss; the first one's part is still there."""
-    now_ns = time.time_ns()
-    for worker, values, at_ns in (("a", 1, now_ns), ("b", 2, now_ns - YEAR_NS)):
-        monkeypatch.setattr(
-            "hetjax.checkpoint.format.time.time_ns", lambda at=at_ns: at
-        )
-        name = named_after(c.attempt for c in partial_checkpoints(tmp_path)).new()
+    """By another worker, whose clock is a year behind and who saw nothing of it."""
+    now_s = time.time()
+    for start, worker in ((1, "a"), (2, "b")):
+        at_s = now_s - start * YEAR_S
+        monkeypatch.setattr(time, "time", lambda at_s=at_s: at_s)
+        monkeypatch.setattr(time, "time_ns", lambda at_s=at_s: int(at_s * 1e9))
         with CheckpointWriter(tmp_path, worker) as writer:
-            writer.save(10, state_of(values), {"attempt": name})
+            name = AttemptNames(start).new()
+            writer.save(10, state_of(start), {"attempt": name})
+    monkeypatch.undo()
     found = Checkpoint.open(tmp_path)
     for entry, value in state_of(2):
         np.testing.assert_array_equal(found.read(entry), value)

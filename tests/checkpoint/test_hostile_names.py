@@ -23,7 +23,8 @@ from hetjax.checkpoint.reader import Checkpoint, partial_checkpoints
 from hetjax.checkpoint.replication import PeerReplication
 from hetjax.checkpoint.stored_steps import StoredStep, fetch, in_store, manifests
 from hetjax.checkpoint.stores.local import FileStore
-from hetjax.comm.connections import Connection, dial
+from hetjax.comm.connections import Connection
+from hetjax.comm.handshake import dial
 from hetjax.errors import BadInput
 
 SECRET = b"secret"

@@ -14,7 +14,7 @@ import pytest
 from hetjax.launch import on_ray
 from hetjax.launch.on_ray import OnRay, ray_cluster, run_on_ray
 from hetjax.runtime.rpc.worker_connections import WorkerLost
-from hetjax.runtime.worker.service import WorkerBootstrap
+from hetjax.runtime.worker.bootstrap import WorkerBootstrap
 from tests.launch.cards import UUIDS, put_cards
 
 SEEN = "CUDA_VISIBLE_DEVICES", "XLA_PYTHON_CLIENT_MEM_FRACTION", "NCCL_DEBUG"

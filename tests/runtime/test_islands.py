@@ -31,7 +31,7 @@ from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.execution.gradient_sync import StepCommit
 from hetjax.runtime.rpc.schema import Listen, Lost, TransportName
 from hetjax.runtime.rpc.worker_connections import SocketConnections, WorkerLost
-from hetjax.runtime.worker.service import WorkerBootstrap
+from hetjax.runtime.worker.bootstrap import WorkerBootstrap
 from tests.runtime.charged import link_bytes, messages, sums
 from tests.runtime.oracle import (
     assert_gradients_equal,

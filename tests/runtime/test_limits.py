@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker that hangs: every wait of its controller has a limit that says for what."""
 
+import queue
 import secrets
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hetjax.comm.handshake import StaleIncarnation
 from hetjax.runtime.rpc.encoding import kinds
 from hetjax.runtime.rpc.rounds import Action, Send
 from hetjax.runtime.rpc.schema import (
@@ -245,3 +247,37 @@ def test_an_answer_to_what_was_given_up_is_passed_over():
         with pytest.raises(KeyboardInterrupt), connections.interrupted_by(interrupt):
             connections.ask({"a": Listen()})
         assert connections.ask({"a": Listen()})["a"].address == "now:1"
+
+
+def test_the_end_of_an_older_start_of_a_worker_is_no_loss_of_the_newer():
+    """Another start comes while the first is asked; only then the first one ends."""
+    ended: queue.Queue[str] = queue.Queue()
+    connections = SocketConnections("127.0.0.1:0", SECRET)
+
+    def worker(incarnation: int, heard: Callable) -> ControllerConnection:
+        return ControllerConnection(
+            connections.address, "a", SECRET, heard, ended.put, 10.0, incarnation
+        )
+
+    first = worker(1, lambda number, message: None)
+    connections.wait_for(["a"])
+    second: list[ControllerConnection] = []
+
+    def replace_it() -> None:
+        heard = lambda number, message: answers(second[0], number, message)  # noqa: E731
+        second.append(worker(2, heard))
+
+    timer = threading.Timer(0.05, replace_it)
+    timer.start()
+    with pytest.raises(WorkerLost, match="'a' was started again"):
+        connections.ask({"a": Compile()})
+    timer.join()
+    assert ended.get(timeout=5) == "left"  # told that it is of no use any more
+    first.close()
+    assert connections.workers == ["a"]
+    assert connections.ask({"a": Compile()}) == {"a": Done(epoch=connections.epoch)}
+    with pytest.raises(StaleIncarnation):
+        worker(1, lambda number, message: None)
+    assert connections.ask({"a": Compile()}) == {"a": Done(epoch=connections.epoch)}
+    second[0].close()
+    connections.close()

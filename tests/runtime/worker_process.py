@@ -19,7 +19,7 @@ from hetjax.mesh.multihost import world_devices
 from hetjax.plans.worker_map import WorkerMap, file_name, node_of
 from hetjax.runtime.execution.gradient_sync import StepCommit
 from hetjax.runtime.execution.stage_runtime import StageRuntime
-from hetjax.runtime.worker.service import read_bootstrap
+from hetjax.runtime.worker.bootstrap import read_bootstrap
 from hetjax.runtime.worker.serving import serve
 from tests.jax_settings import compile_quickly, strict_simulation
 from tests.runtime.oracle import keep_gradients, kept_gradients, random_batch

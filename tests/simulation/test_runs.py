@@ -6,8 +6,8 @@ import pytest
 from experiments.simulation.run import Outcome, simulate
 
 NUM_RUNS, NUM_PARTS = 1000, 8
-# They failed once: a checkpoint of which a disk was gone was taken for the last; a state
-# that was nowhere any more was looked for again and again.
+# They failed once: a checkpoint of which a disk was gone was taken for the last one,
+# and a state that was nowhere any more was looked for again and again.
 ONCE_WRONG = [540, 650, 996]
 
 

@@ -81,7 +81,7 @@ def test_a_missing_setting_in_the_file_is_named():
 
 def test_a_file_from_before_a_setting_came_gives_its_default():
     values = config_values(BASE)
-    del values["launcher"], values["optimizer"]["beta2"]
+    del values["launcher"], values["optimizer"]["beta2"], values["tls"]
     assert read_config(values, "config") == BASE
 
 

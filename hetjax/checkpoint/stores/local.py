@@ -5,6 +5,7 @@ Owns `FileStore`: objects as files that are created once and never overwritten. 
 own the protocol that it follows, attempts and checks (`store.py`).
 """
 
+import errno
 import os
 import uuid
 from collections.abc import Iterable, Iterator
@@ -30,18 +31,27 @@ from hetjax.errors import BadInput
 from hetjax.names import inside
 
 _BUILDING = ".parts"  # next to the objects, so that a link can put them in place
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _OLD_S = 24 * 3600.0
 _NUM_LINKS = 5
 _CHUNK_BYTES = 1 << 20
 
 
 class FileStore:
-    """Objects as files of a directory, on any file system that knows hard links."""
+    """Objects as files of a directory, on any file system that knows hard links.
+
+    Without them, if that is asked for, objects may be seen before they are whole.
+    """
 
     def __init__(
-        self, directory: Path, limit: BandwidthLimit | None = None, pause_s: float = 0.1
+        self,
+        directory: Path,
+        limit: BandwidthLimit | None = None,
+        pause_s: float = 0.1,
+        needs_links: bool = True,
     ) -> None:
         self._directory, self._pause_s = directory, pause_s
+        self._needs_links = needs_links
         self.limit = limit or BandwidthLimit()
 
     def __str__(self) -> str:
@@ -125,13 +135,24 @@ class FileStore:
         for _ in range(_NUM_LINKS):
             try:
                 _make(target.parent)
-                os.link(part, target)
+                self._place(part, target)
                 return fsync(target.parent)
             except FileExistsError:
                 return check_same(str(target), record_of_file(target), expected)
             except FileNotFoundError:  # another worker removed the empty folder
                 continue
         raise StoreError(f"{target}: tried {_NUM_LINKS} times, its folder vanishes")
+
+    def _place(self, part: Path, target: Path) -> None:
+        try:
+            os.link(part, target)
+        except OSError as error:
+            if self._needs_links or error.errno not in _NO_LINKS:
+                raise
+            with target.open("xb") as file:  # decides as well who is first
+                file.write(part.read_bytes())
+                file.flush()
+                os.fsync(file.fileno())
 
 
 def open_directory(directory: Path, limit: BandwidthLimit) -> Store:

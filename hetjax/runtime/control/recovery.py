@@ -153,7 +153,7 @@ def _in_store(
 ) -> list[PartialSnapshot]:
     """What the store has; nothing, with a warning, if it cannot be read."""
     try:
-        found = in_store(storage.store())
+        found = in_store(storage.store(), storage.key())
     except OSError as error:
         warnings.warn(f"the store is not used: {error}", stacklevel=2)
         return []

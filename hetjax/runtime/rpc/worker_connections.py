@@ -20,7 +20,11 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from hetjax.comm.connections import SILENCE_S, Connection, Ends, Key, Listener, dial
+from hetjax.comm.connections import SILENCE_S, Connection
+from hetjax.comm.door import Listener
+from hetjax.comm.frames import Key
+from hetjax.comm.handshake import Ends, dial
+from hetjax.comm.tls import Tls
 from hetjax.errors import BadInput
 from hetjax.runtime.rpc import rounds, schema
 from hetjax.runtime.rpc.encoding import decode, encode
@@ -110,11 +114,13 @@ class ControllerConnection:
         heard: Callable[[int, schema.AnyRequest], None],
         gone: Callable[[str], None],
         silence_s: float = SILENCE_S,
+        incarnation: int = 0,
+        tls: Tls | None = None,
     ) -> None:
         def deliver(peer: str, key: Key, data: np.ndarray) -> None:
             heard(key[1], decode(data, schema.Request))
 
-        found = dial(address, own, CONTROLLER, secret)
+        found = dial(address, own, CONTROLLER, secret, incarnation, tls=tls)
         lost = lambda peer, reason: gone(reason)  # noqa: E731
         self._socket = Connection(found, CONTROLLER, deliver, lost, silence_s)
 
@@ -140,6 +146,7 @@ class SocketConnections:
         silence_s: float = SILENCE_S,
         patience: float = 1.0,
         watchdog_factor: float = WATCHDOG_FACTOR,
+        tls: Tls | None = None,
         record: Record = lambda event, now_s, actions: None,
     ) -> None:
         self._silence_s, self._record = silence_s, record
@@ -152,7 +159,7 @@ class SocketConnections:
         self._progress: Progress | None = None
         self._finished: rounds.Finish | None = None
         self.noticed: Callable[[str, schema.Noticed], None] = _nobody_listens
-        self._listener = Listener(CONTROLLER, address, secret, self._admit)
+        self._listener = Listener(CONTROLLER, address, secret, self._admit, tls)
         self.address = self._listener.address
 
     @property
@@ -262,8 +269,11 @@ class SocketConnections:
             return self.noticed(worker, message)
         self._events.put(rounds.Heard(worker, incarnation, number, message))
 
-    def _admit(self, found: Ends, worker: str) -> None:
-        """Called by the listener's thread."""
+    def _admit(self, found: Ends, worker: str, incarnation: int) -> None:
+        """Called by the listener's threads, which let no older start in after a newer.
+
+        So the order in which they come tells starts apart, also those of one number.
+        """
         called = rounds.Called(worker, next(self._admitted))
         self._events.put(_Arrival(found, called))
 

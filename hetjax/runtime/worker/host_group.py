@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from hetjax.comm.connections import listen
+from hetjax.comm.addresses import listen
 from hetjax.errors import BadInput
 from hetjax.mesh.multihost import World, join_world, leave_world
 from hetjax.plans.worker_map import node_of

@@ -8,14 +8,12 @@ nor anything that is of the whole process. What a worker works on is made by a r
 above.
 """
 
-import json
 import os
 import threading
 import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
@@ -33,6 +31,7 @@ from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.execution.tracer import Timeline
 from hetjax.runtime.rpc import schema
 from hetjax.runtime.rpc.schema import AnyRequest, Json, Message
+from hetjax.runtime.worker.bootstrap import WorkerBootstrap
 from hetjax.runtime.worker.duties import Progress, begun, committed, done
 from hetjax.runtime.worker.host_group import HostGroup
 from hetjax.runtime.worker.state_inventory import (
@@ -45,37 +44,6 @@ from hetjax.schedule.programs.action import format_program
 
 _LOWEST = 19  # of the system's priorities: training comes first
 _CONNECT_S = 120.0  # until all peers have called: they may be starved
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerBootstrap:
-    """Where a worker stands: what it is told by whoever starts it.
-
-    `listen` is the address at which its peers reach it (port 0: any). One that
-    `watches` tells of notices that its machine is about to go.
-    """
-
-    worker: str
-    controller: str
-    listen: str
-    secret: bytes
-    silence_s: float = SILENCE_S
-    watches: bool = False
-
-    @property
-    def host(self) -> str:
-        return self.listen.rpartition(":")[0]
-
-    def text(self) -> str:
-        """One line, for a pipe that nobody else reads."""
-        fields = {name: getattr(self, name) for name in self.__slots__}
-        return json.dumps(fields | {"secret": self.secret.hex()})
-
-
-def read_bootstrap(text: str) -> WorkerBootstrap:
-    """Inverse of `WorkerBootstrap.text`."""
-    fields = json.loads(text)
-    return WorkerBootstrap(**(fields | {"secret": bytes.fromhex(fields["secret"])}))
 
 
 class Work(Protocol):
@@ -197,7 +165,14 @@ class WorkerService:
 
     def _listen(self, request: schema.Listen) -> schema.Address:
         own = self._told
-        self.peers = Peers(own.worker, own.listen, own.secret, own.silence_s)
+        self.peers = Peers(
+            own.worker,
+            own.listen,
+            own.secret,
+            own.silence_s,
+            own.incarnation,
+            tls=own.tls,
+        )
         return schema.Address(address=self.peers.address)
 
     def _join(self, request: schema.Join) -> None:
@@ -243,8 +218,8 @@ class WorkerService:
         )
 
     def _find_saves(self, request: schema.FindSaves) -> schema.FoundSaves:
-        directory = self._directory(request.storage)
-        found = self._inventory.look(directory, self._needed())
+        directory, key = self._directory(request.storage), request.storage.key()
+        found = self._inventory.look(directory, self._needed(), key)
         return schema.FoundSaves(saves=[*found])
 
     def _needs(self, request: schema.TellNeeds) -> schema.NeededState:
@@ -253,10 +228,10 @@ class WorkerService:
 
     def _collect(self, request: schema.CollectLeaves) -> schema.Collected:
         if request.own.get("cloud"):
-            store = request.storage.store()
+            store, key = request.storage.store(), request.storage.key()
             assert store is not None
             directory = self._directory(request.storage)
-            self._inventory.fetch_from(store, request.save[0], directory)
+            self._inventory.fetch_from(store, request.save[0], directory, key)
         return collect_leaves(request, self._inventory, self.peers, self._needed())
 
     def _directory(self, storage: CheckpointStorage) -> Path:
@@ -319,7 +294,9 @@ class WorkerService:
     def _keep_copies(self, request: schema.KeepCopies) -> schema.Address:
         if self._copies is None:
             own, name = self._told, file_name(self._worker)
-            self._copies = PeerReplication(name, own.host, own.secret, own.silence_s)
+            self._copies = PeerReplication(
+                name, own.host, own.secret, own.silence_s, own.incarnation, own.tls
+            )
         storage = request.storage
         self._copies.store_in(self._directory(storage), storage.keep)
         return schema.Address(address=self._copies.address)

@@ -19,10 +19,12 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
+from hetjax.comm.handshake import HandshakeRefused
 from hetjax.comm.peers import PeerLost
 from hetjax.errors import BadInput
 from hetjax.runtime.rpc import schema
 from hetjax.runtime.rpc.worker_connections import ControllerConnection
+from hetjax.runtime.worker.bootstrap import WorkerBootstrap
 from hetjax.runtime.worker.duties import (
     Action,
     Answered,
@@ -35,7 +37,7 @@ from hetjax.runtime.worker.duties import (
     Requested,
     react,
 )
-from hetjax.runtime.worker.service import Work, WorkerBootstrap, WorkerService
+from hetjax.runtime.worker.service import Work, WorkerService
 
 # Calls what it is given for each notice, within `with`
 Watching = Callable[[Callable[[schema.Noticed], None]], AbstractContextManager[object]]
@@ -52,7 +54,10 @@ def serve(
     `make` makes what the worker works on; `warm` compiles its programs, as may be asked
     ahead of it. What `watching` hears is passed on at once, whatever goes on meanwhile.
     """
-    server = WorkerServer(bootstrap, make, warm)
+    try:
+        server = WorkerServer(bootstrap, make, warm)
+    except HandshakeRefused as refused:  # nobody is there to work for
+        sys.exit(f"worker {bootstrap.worker} ends: {refused}")
     with watching(server.tell_notice):
         server.run()
 
@@ -85,6 +90,8 @@ class WorkerServer:
             self._hear,
             self._end,
             bootstrap.silence_s,
+            bootstrap.incarnation,
+            bootstrap.tls,
         )
 
     def run(self) -> None:

@@ -70,23 +70,27 @@ class StateInventory:
         """The leaves of the state that is kept."""
         return sorted(self._memory)
 
-    def look(self, directory: Path, needed: Mapping[str, Entry]) -> Iterator[FoundSave]:
-        """Find out which saves the disk holds.
+    def look(
+        self, directory: Path, needed: Mapping[str, Entry], key: bytes | None = None
+    ) -> Iterator[FoundSave]:
+        """Find out which saves the disk holds, signed with the key if there is one.
 
         Raises BadInput where they are of a model with other `needed` entries.
         """
         self._disk = {}
-        for found in partial_checkpoints(directory):
+        for found in partial_checkpoints(directory, key):
             found.check_same_kind({e.name: e for e in needed.values()}.values())
             save = found.step, found.attempt
             self._disk[save] = found
             yield FoundSave(save=save, leaves=sorted(found.leaves), host=found.host)
 
-    def fetch_from(self, store: Store, step: int, directory: Path) -> None:
+    def fetch_from(
+        self, store: Store, step: int, directory: Path, key: bytes | None = None
+    ) -> None:
         """Read of the tier "cloud" what the store has of this step."""
         directory.mkdir(parents=True, exist_ok=True)
         self._fetched = tempfile.TemporaryDirectory(prefix=".fetched-", dir=directory)
-        self._stored = StoredStep(store, step, Path(self._fetched.name))
+        self._stored = StoredStep(store, step, Path(self._fetched.name), key)
 
     def forget(self) -> None:
         """Let go of all but the disk."""

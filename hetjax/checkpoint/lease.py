@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may write: a lease with a number on a folder or a store, which one holder has.
+
+    lease/0000000003/holder        created once: who holds number 3
+    lease/0000000003/renewed-12    another one every few seconds, as long as it does
+    lease/0000000003/released      once it does not any more
+
+Owns taking, renewing and giving back a lease. The greatest number is the one that
+counts, so whoever has another may not write any more, and what is written carries the
+number. A store creates an object once (by a link on a disk, by a precondition in a
+bucket), which alone decides who is first: no lock of a system, and no clock of another
+machine. Does not own what is written under a lease (`writer.py`, `uploader.py`).
+"""
+
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+from hetjax.checkpoint.stores.store import Conflict, Store
+from hetjax.errors import BadInput, RunFailed
+
+LEASE_S = 60.0  # without a renewal, by the clock of whoever waits for it, it is over
+RENEW_S = 10.0
+_LOOK_S = 0.5
+_PREFIX, _HOLDER, _RENEWED, _RELEASED = "lease/", "holder", "renewed-", "released"
+_END_S = 5.0  # for giving it back: whoever comes next can do without
+
+
+class Held(BadInput):
+    """Another process has the lease, and renews it."""
+
+
+class LeaseLost(RunFailed):
+    """Another process has taken the lease over: this one must not write any more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Holder:
+    """A process: `machine` tells whether its number means the same here."""
+
+    token: str
+    host: str
+    pid: int
+    machine: str
+    started: str
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+    @property
+    def is_known_dead(self) -> bool:
+        """Whether it was a process of this machine, and is none any more."""
+        is_here = bool(self.machine) and self.machine == _machine()
+        return is_here and _started(self.pid) != self.started
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """What keeps a process from writing whose lease is over; number 0: nothing does.
+
+    `where` is for people: what it is the lease of.
+    """
+
+    store: Store
+    where: str
+    number: int
+
+    def check(self) -> None:
+        """Raise LeaseLost if somebody has a greater number."""
+        newest = _last(self.store) if self.number else 0
+        if newest > self.number:
+            raise _lost(self.store, self.where, self.number, newest)
+
+    @contextmanager
+    def around(self, undo: Callable[[], None]) -> Iterator[None]:
+        """Do what may be done under the lease alone; undone if it was over meanwhile.
+
+        Raises LeaseLost.
+        """
+        self.check()
+        yield
+        try:
+            self.check()
+        except LeaseLost:
+            undo()
+            raise
+
+
+class Lease:
+    """A lease that this process has taken, and renews until it is given back."""
+
+    def __init__(self, fence: Fence, renew_s: float) -> None:
+        self.fence, self.number, self._store = fence, fence.number, fence.store
+        self._count, self._renew_s = 0, renew_s
+        self._over: LeaseLost | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="lease")
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def check_seen(self) -> None:
+        """Raise LeaseLost if it was seen to be over at the last renewal."""
+        if self._over is not None:
+            raise self._over
+
+    def release(self) -> None:
+        """Let the next one begin at once."""
+        self._ended.set()
+        self._thread.join(_END_S)
+        with suppress(OSError, BadInput):
+            self._store.put_text(_name(self.number, _RELEASED), "")
+
+    def forget(self) -> None:
+        """Remove all traces of it, once it is given back; its number may come again."""
+        own = [n for n in self._store.names(_PREFIX) if _number_of(n) == self.number]
+        self._store.remove(own)
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._renew_s):
+            try:
+                self._renew()
+                self.fence.check()
+            except LeaseLost as lost:
+                self._over = lost
+                return
+            except (OSError, BadInput) as error:  # it is tried again
+                with suppress(Warning):  # lives on where warnings are made errors
+                    warnings.warn(
+                        f"the lease on {self.fence.where} was not renewed ({error}); "
+                        f"after {LEASE_S:g} s others may take it over",
+                        stacklevel=1,
+                    )
+
+    def _renew(self) -> None:
+        names = [_name(self.number, f"{_RENEWED}{n}") for n in self._next()]
+        self._store.put_text(names[1], "")
+        self._store.remove(names[:1])
+
+    def _next(self) -> tuple[int, int]:
+        self._count += 1
+        return self._count - 1, self._count
+
+
+def take(
+    store: Store,
+    where: str,
+    told: Callable[[str], None] = lambda text: None,
+    *,
+    lease_s: float = LEASE_S,
+    renew_s: float = RENEW_S,
+) -> Lease:
+    """Take the lease; raises Held if another process has it, and OSError.
+
+    From one that is known to be dead, or gave it back, at once; else once it was not
+    renewed for `lease_s`. `told` hears that this has to be waited for.
+    """
+    last = _last(store)
+    if last:
+        _await_end(store, where, last, lease_s, told)
+    number = last + 1
+    own = _own()
+    try:
+        store.put_text(_name(number, _HOLDER), own)
+    except Conflict as conflict:
+        raise _held(store, where, number) from conflict
+    if (newest := _last(store)) != number:  # it came when we had long been overtaken
+        raise _held(store, where, newest)
+    old = [name for name in store.names(_PREFIX) if _number_of(name) < number]
+    store.remove(old)
+    return Lease(Fence(store, where, number), renew_s)
+
+
+def _lost(store: Store, where: str, number: int, newest: int) -> LeaseLost:
+    holder = _holder(store, newest) or "another process"
+    return LeaseLost(
+        got=f"{where} was taken over by {holder} (lease {newest}): this process did "
+        f"not renew its lease {number} for {LEASE_S:g} s, or was taken for dead",
+        allowed="one run at a time on it; what this process had not saved by then is "
+        "not saved any more",
+        fix="let the other process go on, or stop it and run the same command again",
+    )
+
+
+def _await_end(
+    store: Store, where: str, last: int, lease_s: float, told: Callable[[str], None]
+) -> None:
+    """Return once the last lease is over; raises Held if it is not."""
+    names = _from(store, last)
+    holder = _holder(store, last)
+    if _is_over(names, last) or (holder is not None and holder.is_known_dead):
+        return
+    told(f"waiting up to {lease_s:g} s: {where} may be in use by {holder}")
+    end_s = time.monotonic() + lease_s
+    while time.monotonic() < end_s:
+        time.sleep(min(_LOOK_S, lease_s / 10))
+        now = _from(store, last)
+        if _is_over(now, last):
+            return
+        if now != names:
+            raise _held(store, where, max(map(_number_of, now), default=last))
+
+
+def _from(store: Store, number: int) -> set[str]:
+    """All that there is of the leases from this one on."""
+    return {name for name in store.names(_PREFIX) if _number_of(name) >= number}
+
+
+def _is_over(names: set[str], number: int) -> bool:
+    return _name(number, _RELEASED) in names
+
+
+def _held(store: Store, where: str, number: int) -> Held:
+    holder = _holder(store, number)
+    return Held(
+        got=f"{where} is in use by {holder or 'another process'} (lease {number})",
+        allowed="one run at a time",
+        fix="wait for it or stop it, or give another --run-dir and --checkpoint.cloud",
+    )
+
+
+def _holder(store: Store, number: int) -> Holder | None:
+    text = store.get_text(_name(number, _HOLDER))
+    try:
+        return None if text is None else Holder(**json.loads(text))
+    except (TypeError, ValueError):
+        return None
+
+
+def _own() -> str:
+    pid = os.getpid()
+    holder = Holder(
+        token=secrets.token_hex(16),
+        host=socket.gethostname(),
+        pid=pid,
+        machine=_machine(),
+        started=_started(pid),
+    )
+    return json.dumps(asdict(holder)) + "\n"
+
+
+def _machine() -> str:
+    """This start of this machine, and its space of process ids; "" if unknown."""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    return ""
+
+
+def _started(pid: int) -> str:
+    """When a process of this machine was started, in its own words; "" if it is none.
+
+    Ids are given out again, both together are not.
+    """
+    with suppress(OSError, IndexError):
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        state, *rest = stat.rpartition(")")[2].split()
+        return "" if state in "ZX" else rest[18]
+    return ""
+
+
+def _last(store: Store) -> int:
+    """The greatest number of all leases so far; 0 if there was none."""
+    return max(map(_number_of, store.names(_PREFIX)), default=0)
+
+
+def _number_of(name: str) -> int:
+    digits = name.removeprefix(_PREFIX).partition("/")[0]
+    return int(digits) if digits.isdecimal() else 0
+
+
+def _name(number: int, part: str) -> str:
+    return f"{_PREFIX}{number:010d}/{part}"

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The key of a run: what is signed with it was written by somebody who has it.
+
+Owns reading a key file and signatures of JSON. Does not own what is signed: manifests
+(`format.py`) and COMMIT (`stored_steps.py`).
+"""
+
+import hmac
+import json
+import os
+from collections.abc import Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from hetjax.errors import BadInput
+
+_LEAST_BYTES, _MOST_BYTES = 32, 4096
+_SIGNATURE = "signature"
+_SIZE = 32
+
+
+def read_key(path: Path) -> bytes:
+    """The key in a file; BadInput where there is none, or others may read it."""
+    try:
+        data = path.read_bytes()
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise _refused(f"key file {path} cannot be read ({error.strerror})") from error
+    if not _LEAST_BYTES <= len(data) <= _MOST_BYTES:
+        raise _refused(f"key file {path} with {len(data)} bytes")
+    if os.name == "posix" and mode & 0o007:
+        raise _refused(f"key file {path}, which everybody on this machine may use")
+    return blake2b(data, digest_size=_SIZE, person=b"run's key").digest()
+
+
+class NotSigned(ValueError):
+    """What is not signed with the run's key, which says nothing of who wrote it."""
+
+
+def signed(body: Mapping[str, Any], key: bytes | None) -> dict[str, Any]:
+    """The body with its signature, if there is a key."""
+    return dict(body) if key is None else {**body, _SIGNATURE: _of(body, key)}
+
+
+def unsigned(found: Mapping[str, Any], key: bytes | None) -> dict[str, Any]:
+    """The body without its signature; NotSigned if a key does not fit that."""
+    body = dict(found)
+    signature = body.pop(_SIGNATURE, None)
+    if key is None:
+        return body
+    if signature is None:
+        raise NotSigned("it is not signed, and this run has a key")
+    if not hmac.compare_digest(str(signature), _of(body, key)):
+        raise NotSigned("it is not signed with this run's key")
+    return body
+
+
+def _of(body: Mapping[str, Any], key: bytes) -> str:
+    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    digest = blake2b(canonical.encode(), key=key, digest_size=_SIZE, person=b"signed")
+    return digest.hexdigest()
+
+
+def _refused(got: str) -> BadInput:
+    return BadInput(
+        got=got,
+        allowed=f"a file of {_LEAST_BYTES} to {_MOST_BYTES} random bytes on every "
+        "machine of the run, which others may not read",
+        fix="make one: (umask 077; head -c 64 /dev/urandom > run.key)",
+    )

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Encrypted streams between processes, where certificates are given.
+
+Owns a socket within TLS 1.3 that one thread may read while another writes, which the
+standard library's may not, and what a handshake has to say of both certificates: then
+nobody can stand in between with a third one, even of the same authority. Does not own
+who is at the other end (`handshake.py`).
+"""
+
+import socket
+import ssl
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+
+from hetjax.errors import BadInput
+
+_PIECE_BYTES = 256 << 10
+FIRST_BYTE = b"\x16"  # of a TLS connection, and of no greeting of ours
+
+
+@dataclass(frozen=True)
+class Tls:
+    """Paths of this machine's certificate and key, and of the authority's (PEM)."""
+
+    cert: str
+    key: str
+    ca: str
+
+    def check(self) -> None:
+        """Raise BadInput where they cannot be used."""
+        try:
+            self.context(True)
+        except (OSError, ValueError) as error:
+            raise BadInput(
+                got=f"--tls.cert {self.cert}, --tls.key {self.key} and --tls.ca "
+                f"{self.ca}, which cannot be used ({error})",
+                allowed="a certificate, its key and the certificate of the authority "
+                "that signed it, in PEM files on every machine of the run",
+                fix="openssl verify -CAfile CA CERT says whether they fit",
+            ) from error
+
+    def context(self, is_called: bool) -> ssl.SSLContext:
+        """For the side that is called, or calls; both must show certificates."""
+        side = ssl.PROTOCOL_TLS_SERVER if is_called else ssl.PROTOCOL_TLS_CLIENT
+        found = ssl.SSLContext(side)
+        found.minimum_version = ssl.TLSVersion.TLSv1_3
+        found.check_hostname = False  # the run's secret says who it is
+        found.verify_mode = ssl.CERT_REQUIRED
+        found.load_cert_chain(self.cert, self.key)
+        found.load_verify_locations(self.ca)
+        return found
+
+    @cached_property
+    def fingerprint(self) -> bytes:
+        """Of this machine's own certificate, the first in its file."""
+        end = "-----END CERTIFICATE-----"
+        first = Path(self.cert).read_text().partition(end)[0]
+        first = first[first.index("-----BEGIN CERTIFICATE-----") :]
+        return sha256(ssl.PEM_cert_to_DER_cert(first + end)).digest()
+
+
+class TlsStream:
+    """A socket within TLS: what frames and handshakes need of one."""
+
+    def __init__(self, found: socket.socket, tls: Tls, is_called: bool) -> None:
+        """Takes the socket over; raises OSError, within the socket's timeout."""
+        self._socket, self._lock = found, threading.Lock()
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        context = tls.context(is_called)
+        self._tls = context.wrap_bio(self._in, self._out, server_side=is_called)
+        while True:
+            try:
+                self._tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                self._flush()
+                self._in.write(self._received())
+        self._flush()
+        theirs = sha256(self._tls.getpeercert(binary_form=True) or b"").digest()
+        both = (theirs, tls.fingerprint) if is_called else (tls.fingerprint, theirs)
+        self.binding = b"".join(both)  # the caller's certificate, and the called's
+
+    @property
+    def family(self) -> int:
+        return self._socket.family
+
+    def setsockopt(self, *what: int) -> None:
+        self._socket.setsockopt(*what)
+
+    def settimeout(self, seconds: float | None) -> None:
+        self._socket.settimeout(seconds)
+
+    def sendall(self, data: bytes | memoryview) -> None:
+        """For one thread at a time, as all that writes."""
+        view = memoryview(data)
+        for start in range(0, len(view), _PIECE_BYTES):
+            with self._lock:
+                self._tls.write(view[start : start + _PIECE_BYTES])
+            self._flush()
+
+    def sendmsg(self, views: Sequence[memoryview]) -> int:
+        """Send all of it: small ones together."""
+        if sum(map(len, views)) <= _PIECE_BYTES:
+            views = [memoryview(b"".join(views))]
+        for view in views:
+            self.sendall(view)
+        return sum(map(len, views))
+
+    def recv(self, size: int) -> bytes:
+        data = bytearray(size)
+        return bytes(data[: self.recv_into(memoryview(data))])
+
+    def recv_into(self, view: memoryview, size: int = 0, flags: int = 0) -> int:
+        """Read some bytes, 0 at the end; for one thread at a time."""
+        while True:
+            with self._lock:
+                try:
+                    return self._tls.read(len(view), view)  # pyright: ignore
+                except ssl.SSLWantReadError:
+                    pass
+                except ssl.SSLZeroReturnError:
+                    return 0
+            data = self._received()
+            with self._lock:
+                self._in.write(data)
+
+    def shutdown(self, how: int) -> None:
+        self._socket.shutdown(how)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _received(self) -> bytes:
+        data = self._socket.recv(_PIECE_BYTES)
+        if not data:
+            raise ConnectionError("end of stream")
+        return data
+
+    def _flush(self) -> None:
+        with self._lock:
+            data = self._out.read()
+        if data:
+            self._socket.sendall(data)
+
+
+Stream = socket.socket | TlsStream

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run whose workers talk within TLS is the same run."""
+
+from pathlib import Path
+
+import pytest
+
+from hetjax.train import main
+from tests.comm.test_tls import certified, new_key
+from tests.training.test_workers import command, losses, set_environment
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> list[str]:
+    new_key(tmp_path, "ca", "-x509", "-days", "2", "-out", "ca.pem")
+    own = certified(tmp_path, "machine", "ca")
+    return ["--tls.cert", own.cert, "--tls.key", own.key, "--tls.ca", own.ca]
+
+
+def test_losses_within_tls_are_those_without(
+    tmp_path: Path, tls: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    set_environment(monkeypatch)
+    cache = tmp_path / "cache"
+    workers = ["--steps", "2", "--launcher", "processes"]
+    for name, options in (("plain", []), ("within", tls)):
+        assert main(command(tmp_path / name, cache, *workers, *options)) == 0
+    assert losses(tmp_path / "within") == losses(tmp_path / "plain")
+
+
+def test_a_part_of_tls_is_refused(
+    tmp_path: Path, tls: list[str], capsys: pytest.CaptureFixture[str]
+):
+    for options, words in (
+        (tls[:4], "TLS without --tls.ca"),
+        ([*tls[:4], "--tls.ca", tls[3]], "which cannot be used"),
+        ([*tls, "--transport", "transfer"], "which nothing encrypts"),
+    ):
+        given = [*options, "--launcher", "processes"]
+        assert main(command(tmp_path / "run", tmp_path / "cache", *given)) == 2
+        assert words in capsys.readouterr().err
