@@ -46,11 +46,14 @@ from hetjax.checkpoint.stored_steps import committed_steps
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.cluster_files import cluster_toml, load_cluster
 from hetjax.data.dataset import Dataset
-from hetjax.elastic.driver import Driver, Terms
+from hetjax.elastic.driver import Driver
 from hetjax.elastic.loss_scaling import LossScaling
 from hetjax.elastic.membership import Membership
 from hetjax.elastic.recovered import Recovered, RolledBack
+from hetjax.elastic.spikes import SpikeRule
 from hetjax.elastic.standby_plans import StandbyPlans
+from hetjax.elastic.step_checking import StepChecking
+from hetjax.elastic.terms import Terms
 from hetjax.errors import NoFeasiblePlan
 from hetjax.launch.launching import OnThisMachine, Place, started
 from hetjax.models.model import parameter_count
@@ -162,6 +165,7 @@ class Trial:
             settings=lambda cluster, plan: worker_settings(
                 site.config, cluster_toml(cluster), plan, site.dataset
             ),
+            checking=StepChecking(SpikeRule(factor=2.0, window=64), {}),
             loss_scaling=LossScaling(1.0, 1, lambda cluster, plan: plan),
             standby_plans=StandbyPlans(
                 lambda cluster, current: _after(scenario, cluster),

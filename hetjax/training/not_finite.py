@@ -1,21 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers that are not finite: how many are borne, and how they end a run.
+"""Steps that are skipped: why, how many are borne, and how they end a run.
 
-Does not own where they are found nor the going back to a checkpoint (`loop.py`).
+Does not own where they are found nor the going back to a checkpoint (`loop.py`,
+`going_back.py`).
 """
 
 from hetjax.errors import RunFailed
+from hetjax.runtime.execution.commit import StepCommit
 from hetjax.training.config import RunConfig
 
 MOST_SKIPPED = 20  # steps in a row: they halve the usual first scale down to 2**-12
-
-
-class NotFinite(Exception):
-    """A step, or the weights after it, have numbers that are not finite."""
-
-    def __init__(self, step: int, got: str) -> None:
-        super().__init__(got)
-        self.step, self.got = step, got
 
 
 def diverged(got: str, config: RunConfig, saved: int | None) -> RunFailed:
@@ -29,11 +23,19 @@ def diverged(got: str, config: RunConfig, saved: int | None) -> RunFailed:
     )
 
 
-def overflows(
+def skips_all(
     step: int, scale: float | None, config: RunConfig, saved: int | None
 ) -> RunFailed:
-    """A run whose gradients overflow whatever its loss is scaled by."""
+    """A run that has skipped too many steps in a row, to this one."""
     state, then = _saved(saved)
+    if scale is None:
+        return RunFailed(
+            got=f"{MOST_SKIPPED} steps in a row, to step {step}, whose gradients are "
+            "not finite or whose loss is a spike: all were skipped",
+            allowed=f"such a step now and then; {state}",
+            fix=f"{then} with a lower --optimizer.learning-rate, which is "
+            f"{config.optimizer.learning_rate} now, or with --on-spike warn",
+        )
     return RunFailed(
         got=f"gradients that are not finite in {MOST_SKIPPED} steps in a row, to "
         f"step {step}, where the loss was scaled by {scale:.10g}, less each time",
@@ -43,6 +45,17 @@ def overflows(
         "no precision of float16 in the plan, or with a lower "
         f"--optimizer.learning-rate, which is {config.optimizer.learning_rate} now",
     )
+
+
+def why_skipped(result: StepCommit) -> str:
+    """What `metrics.jsonl` says of a step that changed nothing."""
+    if result.is_left_out:
+        return "left out, as a loss has spiked"
+    if result.is_spike:
+        return f"loss {result.loss():.4f}, more than {result.most_loss:.4f}"
+    if result.loss_scale is not None:
+        return f"gradients x {result.loss_scale:.10g} overflow"
+    return "gradients that are not finite"
 
 
 def _saved(saved: int | None) -> tuple[str, str]:

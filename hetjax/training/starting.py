@@ -25,14 +25,17 @@ from hetjax.checkpoint.recovery_plan import PartialSnapshot
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.stored_steps import fetch_newest, in_store
 from hetjax.cluster.cluster import Cluster, Precision
-from hetjax.cluster.cluster_files import cluster_toml
+from hetjax.cluster.cluster_files import cluster_toml, parse_cluster
 from hetjax.data.batches import Batch, weights
 from hetjax.data.dataset import Dataset
-from hetjax.elastic.driver import Driver, Terms
+from hetjax.elastic.driver import Driver
 from hetjax.elastic.loss_scaling import LossScaling
 from hetjax.elastic.membership import Membership
 from hetjax.elastic.notices import Notice
+from hetjax.elastic.spikes import SpikeRule
 from hetjax.elastic.standby_plans import StandbyPlans
+from hetjax.elastic.step_checking import StepChecking
+from hetjax.elastic.terms import Terms
 from hetjax.errors import BadInput
 from hetjax.launch.in_process import InThisProcess
 from hetjax.launch.isolation import hidden_devices, worker_environments
@@ -67,6 +70,7 @@ from hetjax.training.rundir import (
 )
 from hetjax.training.worker import (
     TrainingWork,
+    device_kinds,
     first_weights,
     held_out,
     training_feed,
@@ -232,6 +236,7 @@ def _work_here(
             optimizer(config.optimizer, config.steps),
             clip_norm=config.optimizer.clip_norm,
             weights=first_weights(config, start.model),
+            kinds=device_kinds(config, parse_cluster(settings["cluster"])),
         ),
         feed=training_feed(config, dataset),
         held_out=validation,
@@ -258,6 +263,7 @@ def _terms(start: Start, dataset: Dataset, launcher: Launcher) -> Terms:
             # no compiling ahead beside the step that trains in this very process
             0.0 if config.launcher == EMBEDDED else config.foresee_after_s,
         ),
+        checking=_checking(config),
         membership=Membership(start.hardware.cluster, config.cluster, launcher.present),
         compile=partial(compile_again, config, start.model, precise),
         transport=config.transport,
@@ -265,6 +271,18 @@ def _terms(start: Start, dataset: Dataset, launcher: Launcher) -> Terms:
         storage=checkpoint_storage(config),
         host={"run": identity(config, dataset)},
         recovery=config.recovery,
+    )
+
+
+def _checking(config: RunConfig) -> StepChecking:
+    """Checks of steps, with the losses of those that are done."""
+    lines = read_journal(config.run_dir / rundir.METRICS)
+    return StepChecking(
+        SpikeRule(factor=config.spike_factor, window=config.spike_window),
+        {line["step"] - 1: line["loss"] for line in lines if "loss" in line},
+        digest_every=config.digest_every,
+        save_every=config.checkpoint.every,
+        skips_spikes=config.on_spike == "skip",
     )
 
 
@@ -296,9 +314,11 @@ def _restored(controller: Controller, terms: Terms, start: Start) -> Restored | 
     if restored is None:
         _check_begins(held, start)
         controller.initialise(terms.seed)
+        terms.checking.go_on(Restored(step=0))
         return None
     controller.saved = restored.step
     terms.loss_scaling.go_on(restored)
+    terms.checking.go_on(restored)
     return restored
 
 

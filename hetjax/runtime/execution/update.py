@@ -35,7 +35,8 @@ class GradientGroup:
 
     Packed as `rows` rows, or plain accumulator leaves if `rows` is 0, which
     needs one data rank and one holder. `owned` by its first holder, whose NORM counts
-    it; `shared` with other holders.
+    it; `shared` with other holders, on all of which an update `is_exact` if it rounds
+    the same way.
     """
 
     name: Group
@@ -43,6 +44,7 @@ class GradientGroup:
     rows: int
     owned: bool
     shared: bool
+    is_exact: bool = True
 
     def touches(self, index: int) -> bool:
         """Whether the stack has a leaf of this group."""

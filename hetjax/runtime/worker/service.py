@@ -9,15 +9,10 @@ above.
 """
 
 import json
-import os
-import threading
 import time
-import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from hetjax.checkpoint.format import Entry, leaf_names
@@ -29,7 +24,7 @@ from hetjax.comm.peers import Peers
 from hetjax.comm.pull import PullServer
 from hetjax.data.batches import Batch, num_targets
 from hetjax.plans.worker_map import WorkerMap, file_name
-from hetjax.runtime.execution.gradient_sync import StepCommit
+from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.execution.tracer import Timeline
 from hetjax.runtime.rpc import schema
@@ -41,9 +36,9 @@ from hetjax.runtime.worker.state_inventory import (
     from_leaves,
     leaf_bytes,
 )
+from hetjax.runtime.worker.warmer import Warmer
 from hetjax.schedule.programs.action import format_program
 
-_LOWEST = 19  # of the system's priorities: training comes first
 _CONNECT_S = 120.0  # until all peers have called: they may be starved
 
 
@@ -95,40 +90,6 @@ class Work(Protocol):
     def validation(self, number: int) -> Batch:
         """One of the global batches of an evaluation."""
         ...
-
-
-class Warmer:
-    """Compiles one after the other what it is given, in the background.
-
-    It stays in JAX's cache on the disk and, as long as this process lives, in memory.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def add(self, compile_: Callable[[], None]) -> None:
-        """Compile this when all before it are done; returns at once."""
-        self._waiting.put(compile_)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, daemon=True, name="warm")
-            self._thread.start()
-
-    def clear(self) -> None:
-        """Forget what waits: now something else has to be compiled."""
-        with suppress(Empty):
-            while True:
-                self._waiting.get_nowait()
-
-    def _run(self) -> None:
-        with suppress(AttributeError, OSError):  # of this thread alone, on Linux
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
-        while True:
-            compile_ = self._waiting.get()
-            try:
-                compile_()
-            except Exception as error:
-                warnings.warn(f"not compiled ahead: {error}", stacklevel=1)
 
 
 class WorkerService:
@@ -226,10 +187,22 @@ class WorkerService:
         self._commit = None
         observer = self._timelines[-1][0] if request.traced else None
         self._commit = self._runtime.step(
-            request.turn, batch, observer, request.loss_scale
+            request.turn, batch, observer, request.loss_scale, request.checks
         )
         self._at = request.step + 1
         return schema.Trained(commit=self._commit)
+
+    def _leave_out(self, request: schema.LeaveOut) -> None:
+        if self._at == request.step:  # asked again after a loss: some have done it
+            self._runtime.skip()
+            self._commit, self._at = request.commit, request.step + 1
+
+    def _check_state(self, request: schema.CheckState) -> schema.CheckedState:
+        return schema.CheckedState(stages=[*self._runtime.numbers(request.digests)])
+
+    def _drop(self, request: schema.DropState) -> None:
+        self._inventory.forget()
+        self._at = self._commit = None
 
     def _reached(self, request: schema.TellReached) -> schema.Reached:
         return schema.Reached(at=self._at, commit=self._commit)
@@ -374,6 +347,9 @@ HANDLERS: dict[type[AnyRequest], Callable[[WorkerService, Any], Message | None]]
     schema.TellCompiled: WorkerService._compiled,
     schema.Initialise: WorkerService._initialise,
     schema.Train: WorkerService._train,
+    schema.LeaveOut: WorkerService._leave_out,
+    schema.CheckState: WorkerService._check_state,
+    schema.DropState: WorkerService._drop,
     schema.TellReached: WorkerService._reached,
     schema.FinishStep: WorkerService._finish,
     schema.HoldState: WorkerService._hold,
