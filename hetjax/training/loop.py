@@ -38,7 +38,7 @@ from hetjax.training.going_back import (
     verdict,
 )
 from hetjax.training.goodput import Spent
-from hetjax.training.not_finite import MOST_SKIPPED, diverged, skips_all, why_skipped
+from hetjax.training.not_finite import MOST_SKIPPED, diverged, skipped_line, skips_all
 from hetjax.training.optimizer import LearningRates
 from hetjax.training.rundir import Journal
 from hetjax.training.sampling import sample_text
@@ -86,6 +86,7 @@ class Loop:
     _bad_step: int = -1  # the last one with numbers that were not finite
     _went_back: list[WentBack] = field(default_factory=list)
     _num_skipped: int = 0  # steps in a row, up to now
+    _is_late: bool = False  # a checkpoint, as its step was skipped
     _traced: range = range(0)
     _num_traced: int = 0
 
@@ -174,8 +175,8 @@ class Loop:
                 break
             self._train(step, step - first)
             step += 1
-            if self._due(self.config.checkpoint.every, step):
-                self._save(step)
+            if self._is_late or self._due(self.config.checkpoint.every, step):
+                self._save_good(step)
         self._record()
         self._save_last(step)
         if step == self.config.steps:
@@ -188,6 +189,7 @@ class Loop:
         if self._done is not None:
             self.spent.lost_s += self._done.step_time_s
         self._done, self._is_in_step = None, False
+        self._num_skipped, self._is_late = 0, False
         self.spent.undo(self.metrics.rewind(step), step)
         self.evaluated = {at for at in self.evaluated if at <= step}
 
@@ -270,16 +272,7 @@ class Loop:
     def _record_skipped(self, done: _Done) -> None:
         """Write of a step that changed nothing; count those that could have."""
         step, result = done.step, done.result
-        line = {
-            "step": step,
-            "skipped": True,
-            "reason": why_skipped(result),
-            "tokens": result.num_tokens,
-            "step_time_s": done.step_time_s,
-            "learning_rate": done.learning_rate,
-        }
-        if result.loss_scale is not None:
-            line["loss_scale"] = result.loss_scale
+        line = skipped_line(step, result, done.step_time_s, done.learning_rate)
         self.metrics.append(line)
         self.display.note(f"step {step} skipped: {line['reason']}")
         if result.is_left_out:
@@ -307,6 +300,7 @@ class Loop:
         loss = float(np.mean(losses))
         if not math.isfinite(loss):
             got = f"validation loss {loss} after step {step}"
+            self.driver.wait_saved()
             raise diverged(got, self.config, self.driver.saved)
         bits_per_byte = loss / math.log(2) / self.dataset.bytes_per_token
         line = {"step": step, "val_loss": loss, "val_bits_per_byte": bits_per_byte}
@@ -325,6 +319,14 @@ class Loop:
             evaluation,
             seed=(self.config.seed, step),
         )
+
+    def _save_good(self, step: int) -> None:
+        """Save as soon as a step is not skipped: weights that give no numbers must not
+        take the place of those that did."""
+        self._record()
+        self._is_late = self._num_skipped > 0
+        if not self._is_late:
+            self._save(step)
 
     def _save(self, step: int) -> None:
         """Start a checkpoint, unless the one before is still being written."""

@@ -5,6 +5,8 @@ Does not own where they are found nor the going back to a checkpoint (`loop.py`,
 `going_back.py`).
 """
 
+from typing import Any
+
 from hetjax.errors import RunFailed
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.training.config import RunConfig
@@ -47,8 +49,24 @@ def skips_all(
     )
 
 
-def why_skipped(result: StepCommit) -> str:
-    """What `metrics.jsonl` says of a step that changed nothing."""
+def skipped_line(
+    step: int, result: StepCommit, step_time_s: float, learning_rate: float
+) -> dict[str, Any]:
+    """What `metrics.jsonl` says of a step that changed nothing: no loss."""
+    line = {
+        "step": step,
+        "skipped": True,
+        "reason": _why(result),
+        "tokens": 0 if result.is_left_out else result.num_tokens,
+        "step_time_s": step_time_s,
+        "learning_rate": learning_rate,
+    }
+    if result.loss_scale is not None:
+        line["loss_scale"] = result.loss_scale
+    return line
+
+
+def _why(result: StepCommit) -> str:
     if result.is_left_out:
         return "left out, as a loss has spiked"
     if result.is_spike:

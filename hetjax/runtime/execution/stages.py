@@ -22,7 +22,7 @@ from hetjax.checkpoint.format import Entry
 from hetjax.mesh.axes import stage_mesh
 from hetjax.mesh.multihost import is_member, leads, value_here
 from hetjax.models.model import Model, ModuleSpec, abstract_params, apply
-from hetjax.plans.plan import Plan, Stage
+from hetjax.plans.plan import Group, Plan, Stage
 from hetjax.runtime.execution.check_programs import CheckPrograms
 from hetjax.runtime.execution.checks import StageNumbers
 from hetjax.runtime.execution.digests import whole
@@ -304,22 +304,27 @@ def _activation_shape(model: Model, tokens_shape: tuple[int, int]) -> tuple[int,
 def rounds_alike(
     optimizer: optax.GradientTransformation,
     kinds: Mapping[str, str],
+    group: Group,
     holders: Sequence[Stage],
 ) -> bool:
-    """Whether an update gives the weights of these stages the same bits.
+    """Whether an update gives the weights of a group the same bits on these stages.
 
     On CPUs it is compiled so that it does (`UpdatePrograms`), elsewhere where it is the
-    same program for the same devices. What sums over a leaf may take another order.
+    same program for the same devices: not that of a tied parameter, whose stacks are
+    unlike. What sums over a leaf may take another order anywhere.
     """
     if isinstance(optimizer, OfWholeLeaves):
         return False
     found = {kinds.get(stage.node, CPU) for stage in holders}
     meshes = {stage.mesh for stage in holders}
-    return found == {CPU} or len(found) == len(meshes) == 1
+    is_same = len(found) == len(meshes) == 1 and not isinstance(group, str)
+    return found == {CPU} or is_same
 
 
 def _groups(
-    partition: PlanPartition, key: StageKey, is_exact: Callable[[list[Stage]], bool]
+    partition: PlanPartition,
+    key: StageKey,
+    is_exact: Callable[[Group, list[Stage]], bool],
 ) -> tuple[GradientGroup, ...]:
     """Groups of the stage; data ranks or several holders make packing necessary."""
     plan, found = partition.plan, []
@@ -335,7 +340,7 @@ def _groups(
                 math.lcm(*counts) if packed else 0,
                 owned=key == next(iter(holders)),
                 shared=len(holders) > 1,
-                is_exact=is_exact([stages[holder] for holder in holders]),
+                is_exact=is_exact(name, [stages[holder] for holder in holders]),
             )
         )
     return tuple(found)
