@@ -24,6 +24,12 @@ from hetjax.runtime.execution.programs import Compiled, StagePrograms, compiled
 from hetjax.stage import arrays, eight_bits
 from hetjax.stage.partition import BlockStack, LeafId
 
+# The plain emitters round according to shapes, whatever else is said; XLA_FLAGS may
+# have chosen them. JAX 0.11 has no others than the fusion emitters.
+_EMITTERS = (
+    {"xla_cpu_use_fusion_emitters": True} if jax.__version_info__ < (0, 11) else {}
+)
+
 
 class OfWholeLeaves(optax.GradientTransformation):
     """A rule that sums over a leaf, so that how it is cut could change the rounding."""
@@ -212,6 +218,7 @@ class UpdatePrograms:
         return {
             "xla_disable_hlo_passes": "algsimp",
             "xla_backend_optimization_level": 0,
+            **_EMITTERS,
         }
 
     def _of_stack(self, index: int, gradients: Any) -> list[Any]:
