@@ -279,6 +279,7 @@ class Loop:
             return
         self._num_skipped += 1
         if self._num_skipped == MOST_SKIPPED:
+            self.driver.wait_saved()
             raise skips_all(step, result.loss_scale, self.config, self.driver.saved)
 
     def _compare(self, step: int, step_time_s: float) -> None:
