@@ -50,7 +50,9 @@ from hetjax.elastic.driver import Driver
 from hetjax.elastic.loss_scaling import LossScaling
 from hetjax.elastic.membership import Membership
 from hetjax.elastic.recovered import Recovered, RolledBack
+from hetjax.elastic.spikes import SpikeRule
 from hetjax.elastic.standby_plans import StandbyPlans
+from hetjax.elastic.step_checking import StepChecking
 from hetjax.elastic.terms import Terms
 from hetjax.errors import NoFeasiblePlan
 from hetjax.launch.launching import OnThisMachine, Place
@@ -164,6 +166,7 @@ class Trial:
             settings=lambda cluster, plan: worker_settings(
                 site.config, cluster_toml(cluster), plan, site.dataset
             ),
+            checking=StepChecking(SpikeRule(factor=2.0, window=64), {}),
             loss_scaling=LossScaling(1.0, 1, lambda cluster, plan: plan),
             standby_plans=StandbyPlans(
                 lambda cluster, current: _after(scenario, cluster),

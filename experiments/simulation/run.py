@@ -40,7 +40,9 @@ from hetjax.elastic.driver import Driver
 from hetjax.elastic.loss_scaling import LossScaling
 from hetjax.elastic.membership import Membership
 from hetjax.elastic.recovered import Recovered
+from hetjax.elastic.spikes import SpikeRule
 from hetjax.elastic.standby_plans import StandbyPlans
+from hetjax.elastic.step_checking import StepChecking
 from hetjax.elastic.terms import Terms
 from hetjax.errors import NoFeasiblePlan, RunFailed
 from hetjax.plans.plan import Plan
@@ -236,6 +238,7 @@ class Run:
         return Terms(
             settings=lambda cluster, plan: {"plan": plan},
             loss_scaling=LossScaling(1.0, 1, lambda cluster, plan: plan),
+            checking=StepChecking(SpikeRule(factor=10.0, window=8), {}),
             standby_plans=StandbyPlans(replan, _nobody_looks, 0.0),
             membership=membership,
             compile=lambda controller, cluster, is_first: controller.compile(),

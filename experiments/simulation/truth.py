@@ -9,7 +9,7 @@ steps, or a step that was taken twice, shows. Owns these numbers.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hetjax.runtime.execution.gradient_sync import StepCommit
+from hetjax.runtime.execution.commit import StepCommit
 
 State = Mapping[str, int]  # by layer
 _MASK = (1 << 44) - 1

@@ -385,6 +385,14 @@ class SimWorker(Process):
             return schema.Lost(worker=peer, reason=reason)
         return schema.Evaluated(losses=[((0, 0), 1.0)], num_tokens=8)
 
+    def _check_state(self, request: schema.CheckState) -> Message:
+        return schema.CheckedState(stages=[])
+
+    def _drop(self, request: schema.DropState) -> Message:
+        self._forget()
+        self._state = None
+        return schema.Done()
+
     def _saving_state(self, request: schema.TellSaving) -> Message:
         writer, saves = self._writer, bool(self._leads())
         if writer is None:
@@ -449,6 +457,8 @@ _HANDLERS: Mapping[type[AnyRequest], Callable[[SimWorker, Any], Message | None]]
     schema.CollectLeaves: SimWorker._collect,
     schema.PlaceState: SimWorker._place,
     schema.Evaluate: SimWorker._evaluate,
+    schema.CheckState: SimWorker._check_state,
+    schema.DropState: SimWorker._drop,
     schema.TellSaving: SimWorker._saving_state,
     schema.SaveState: SimWorker._save,
     schema.AwaitSaved: SimWorker._await_saved,

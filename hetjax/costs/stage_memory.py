@@ -54,7 +54,7 @@ from hetjax.stage.partition import (
 class StaticBytes:
     """Bytes on each device of the stage; `copies` are compute weights that are not
     the masters themselves, `frozen` those that have none, `accumulators` include the
-    loss."""
+    loss, and whether the weights are finite."""
 
     masters: int
     optimizer: int
@@ -92,7 +92,7 @@ def static_bytes(
         optimizer=sum(units * one.optimizer for units, one in held),
         copies=sum(units * one.copies for units, one in held),
         frozen=sum(units * one.frozen for units, one in held),
-        accumulators=sum(units * one.accumulators for units, one in held) + 4,
+        accumulators=sum(units * one.accumulators for units, one in held) + 4 + 1,
     )
 
 

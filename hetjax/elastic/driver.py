@@ -38,7 +38,8 @@ from hetjax.plans.plan import Plan
 from hetjax.plans.worker_map import node_of
 from hetjax.runtime.control import recovery
 from hetjax.runtime.control.controller import Controller
-from hetjax.runtime.execution.gradient_sync import StepCommit
+from hetjax.runtime.execution.checks import Disagreement
+from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.rpc.schema import Leave
 from hetjax.runtime.rpc.worker_connections import WorkerLost
 from hetjax.schedule.simulation.trace import Span
@@ -87,9 +88,10 @@ class Driver:
         restored = self._restored_at_last(None, Clock())
         self._has_begun, self._losses = True, Losses()
         if restored is None:
+            self._terms.checking.go_on(recovery.Restored(step=0))
             return None
         self._at = self._controller.saved = restored.step
-        self._terms.loss_scaling.go_on(restored)
+        self._go_on(restored)
         return restored
 
     def step(self, number: int, *, traced: bool = False) -> StepCommit:
@@ -99,8 +101,7 @@ class Driver:
             self._recover_in_place(None)
         try:
             self._look_ahead()
-            scale = self._terms.loss_scaling.of(self.cluster, self.plan)
-            found = self._controller.step(number, traced=traced, loss_scale=scale)
+            found = self._ask_step(number, traced)
         except WorkerLost as lost:
             self._recover(lost)
             if self._at == number:
@@ -112,7 +113,27 @@ class Driver:
         self._at = number + 1
         self._losses = Losses()
         self._terms.loss_scaling.hear(number, found)
+        self._terms.checking.hear(number, found)
         return found
+
+    def _ask_step(self, number: int, traced: bool) -> StepCommit:
+        terms = self._terms
+        if terms.checking.is_left_out(number):
+            return self._controller.leave_out(number)
+        scale = terms.loss_scaling.of(self.cluster, self.plan)
+        checks = terms.checking.of(number)
+        return self._controller.step(
+            number, traced=traced, loss_scale=scale, checks=checks
+        )
+
+    def check(self) -> tuple[bool, Sequence[Disagreement]]:
+        """Whether all weights are finite, and where holders have unlike ones."""
+        compares = self._terms.checking.compares
+        return self._surely(lambda: self._controller.check_state(compares))
+
+    def leave_out(self, steps: range) -> None:
+        """Train on nothing in these steps when they come."""
+        self._terms.checking.leave_out(steps)
 
     def spans(self) -> Sequence[Span]:
         """When the actions of all traced steps ran."""
@@ -145,24 +166,34 @@ class Driver:
         return self._controller.is_not_finite
 
     def go_back(self, reason: str) -> int:
-        """Go on from the newest checkpoint; return its step."""
+        """Go on from the newest checkpoint, or anew if there is none; return its step.
+
+        Nothing that is in memory is taken along.
+        """
         clock, at, controller = Clock(), self._at, self._controller
-        restored = self._surely(
-            lambda: recovery.restore(
-                controller,
-                self._on_disk(controller.workers),
-                self._terms.storage,
-                most=controller.saved,
-            )
-        )
-        if restored is None:
-            raise state_lost(controller.saved)
+        restored = self._surely(self._restored_anew)
         controller.forget_saving()
         self._at, self._commit = restored.step, None
-        self._terms.loss_scaling.go_on(restored)
+        self._go_on(restored)
         clock.lap("move")
         self._tell(reason, at, restored, clock)
         return restored.step
+
+    def _restored_anew(self) -> recovery.Restored:
+        controller = self._controller
+        controller.drop_state()
+        held, storage = self._on_disk(controller.workers), self._terms.storage
+        if controller.saved is None:
+            self._begin_anew(held)
+            return recovery.Restored(step=0)
+        found = recovery.restore(controller, held, storage, most=controller.saved)
+        if found is None:
+            raise state_lost(controller.saved)
+        return found
+
+    def _go_on(self, restored: recovery.Restored) -> None:
+        self._terms.loss_scaling.go_on(restored)
+        self._terms.checking.go_on(restored)
 
     def save(self, step: int) -> bool:
         """Start a checkpoint; False if one is still being written somewhere."""
@@ -227,7 +258,7 @@ class Driver:
         with self._controller.connections.interrupted_by(self._check_time):
             restored = self._restored_at_last(lost, clock) or recovery.Restored(step=0)
         self._at = restored.step
-        self._terms.loss_scaling.go_on(restored)
+        self._go_on(restored)
         plan = None if self.plan == before else self.plan
         reason = reason or difference(cluster, self.cluster)
         self._tell(reason, at, restored, clock, plan, frozenset(self._gone))

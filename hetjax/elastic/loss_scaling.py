@@ -13,7 +13,7 @@ from typing import Any
 from hetjax.cluster.cluster import Cluster
 from hetjax.plans.plan import Plan
 from hetjax.runtime.control.recovery_decisions import Restored
-from hetjax.runtime.execution.gradient_sync import StepCommit
+from hetjax.runtime.execution.commit import StepCommit
 
 _MOST = 2.0**40  # gradients of float32 stages are scaled too, and squared in float32
 _NAME = "loss_scale"  # in what a checkpoint says besides its arrays

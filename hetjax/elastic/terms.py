@@ -14,6 +14,7 @@ from hetjax.cluster.cluster import Cluster
 from hetjax.elastic.loss_scaling import LossScaling
 from hetjax.elastic.membership import Membership
 from hetjax.elastic.standby_plans import StandbyPlans
+from hetjax.elastic.step_checking import StepChecking
 from hetjax.plans.plan import Plan
 from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.rpc.schema import TransportName
@@ -32,6 +33,7 @@ class Terms:
 
     settings: Callable[[Cluster, Plan], Mapping[str, Any]]
     loss_scaling: LossScaling
+    checking: StepChecking
     standby_plans: StandbyPlans
     membership: Membership
     compile: Callable[[Controller, Cluster, bool], None]

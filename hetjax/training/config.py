@@ -38,6 +38,9 @@ _RANGES = {
     "checkpoint.copies": ranges.COUNT,
     "foresee_after_s": Range(0, 1e9),
     "loss_scale_growth_interval": Range(1, _MOST_STEPS),
+    "spike_factor": Range(1, 1e9),
+    "spike_window": Range(2, 10_000),
+    "digest_every": Range(0, _MOST_STEPS),
     "patience": Range(0.01, 1e4),
     "stop_after": Range(1, _MOST_STEPS),
     "max_hours": Range(1e-4, 1e6),
@@ -180,6 +183,16 @@ class RunConfig:
     """What gradients of the sum over tokens are multiplied by at first for float16."""
     loss_scale_growth_interval: int = 2_000
     """Good steps after which that is doubled; a bad one is skipped, and halves it."""
+    on_spike: Literal["warn", "skip", "rollback"] = "warn"
+    """What a loss far beyond the usual does. warn: is told of; skip: its step changes
+    no weights; rollback: back to the newest checkpoint, without the batches since."""
+    spike_factor: float = 2.0
+    """How many times the median of the losses before it a loss is, to be a spike."""
+    spike_window: int = 64
+    """Losses of which that median is; of the first half of them none is a spike."""
+    digest_every: int = 20
+    """Steps between comparisons of what replicas hold, of which there is one at every
+    checkpoint, too; 0: never."""
     cluster: Path | None = None
     """Cluster file, or lab, office or tiny; None: the preset's, or the devices here."""
     plan: Path | None = None

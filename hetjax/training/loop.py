@@ -10,8 +10,8 @@ and after the loop (`run.py`).
 import json
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +23,22 @@ from hetjax.elastic.notices import StopRequest
 from hetjax.elastic.recovered import GivenUp, Recovered, RolledBack
 from hetjax.errors import RunFailed
 from hetjax.report.progress import Display, metrics_line
-from hetjax.runtime.execution.gradient_sync import StepCommit
+from hetjax.runtime.execution.checks import Disagreement
+from hetjax.runtime.execution.commit import StepCommit
 from hetjax.schedule.simulation.trace import perfetto
 from hetjax.training.config import EvaluationConfig, RunConfig
+from hetjax.training.going_back import (
+    MustGoBack,
+    NotFinite,
+    Spiked,
+    WentBack,
+    disagreed,
+    keeps_disagreeing,
+    keeps_spiking,
+    verdict,
+)
 from hetjax.training.goodput import Spent
-from hetjax.training.not_finite import MOST_SKIPPED, NotFinite, diverged, overflows
+from hetjax.training.not_finite import MOST_SKIPPED, diverged, skipped_line, skips_all
 from hetjax.training.optimizer import LearningRates
 from hetjax.training.rundir import Journal
 from hetjax.training.sampling import sample_text
@@ -67,12 +78,15 @@ class Loop:
     stop: StopRequest
     spent: Spent
     compared: Callable[[int, float], None]
+    remark: Callable[..., None] = lambda name, step, **details: None  # an event
     _done: _Done | None = None
     _since_s: float = 0.0
     _is_in_step: bool = False
     _saved: int | None = None
     _bad_step: int = -1  # the last one with numbers that were not finite
+    _went_back: list[WentBack] = field(default_factory=list)
     _num_skipped: int = 0  # steps in a row, up to now
+    _is_late: bool = False  # a checkpoint, as its step was skipped
     _traced: range = range(0)
     _num_traced: int = 0
 
@@ -90,7 +104,7 @@ class Loop:
                 return self._run(step, first)
             except RolledBack as back:
                 step = back.step
-            except NotFinite as bad:
+            except MustGoBack as bad:
                 step = self._back_from(bad)
             except GivenUp:
                 return self._left()
@@ -101,23 +115,44 @@ class Loop:
         self.display.note("no time is left to recover: what was not saved is lost")
         return self.driver.saved or 0
 
-    def _back_from(self, bad: NotFinite) -> int:
-        """Go back to the newest checkpoint: it may have been chance.
-
-        It was not if it comes again, at the same step or before: that ends the run.
-        """
+    def _back_from(self, bad: MustGoBack) -> int:
+        """Go back to the newest checkpoint: it may have been chance."""
         self.driver.wait_saved()
         self._tell_saved()
         kept = self.driver.saved
+        if isinstance(bad, NotFinite):
+            self._check_was_chance(bad, kept)
+        else:
+            self.remark(bad.name, bad.step, reason=bad.got, nodes=[*bad.nodes])
+            self._judge(bad, kept)
+        try:
+            return self.driver.go_back(f"{bad.got}: back to step {kept or 0}")
+        except RolledBack as back:  # a worker was lost meanwhile
+            return back.step
+
+    def _check_was_chance(self, bad: NotFinite, kept: int | None) -> None:
+        """It was not if it comes again, at the same step or before: ends the run."""
         if kept is None:
             raise diverged(bad.got, self.config, kept)
         if bad.step <= self._bad_step:
             raise diverged(f"{bad.got}, again after going back", self.config, kept)
         self._bad_step = bad.step
-        try:
-            return self.driver.go_back(f"{bad.got}: back to step {kept}")
-        except RolledBack as back:  # a worker was lost meanwhile
-            return back.step
+
+    def _judge(self, bad: MustGoBack, kept: int | None) -> None:
+        """Leave out what has come again, or end the run."""
+        now = WentBack(bad.name, bad.nodes, kept)
+        then = verdict(self._went_back, now)
+        self._went_back.append(now)
+        if isinstance(bad, Spiked):
+            if then == "give up":
+                raise keeps_spiking(bad, kept)
+            self.driver.leave_out(range(kept or 0, bad.step))
+        elif then == "leave the nodes":
+            if not all([self.driver.leave(node) for node in bad.nodes]):
+                raise keeps_disagreeing(bad, kept)
+            self.display.note(f"going on without {', '.join(bad.nodes)}")
+        elif then == "give up":
+            raise keeps_disagreeing(bad, kept)
 
     def hear(self, recovered: Recovered) -> None:
         """Take a recovery, and what it has undone, out of the time of the step."""
@@ -140,8 +175,8 @@ class Loop:
                 break
             self._train(step, step - first)
             step += 1
-            if self._due(self.config.checkpoint.every, step):
-                self._save(step)
+            if self._is_late or self._due(self.config.checkpoint.every, step):
+                self._save_good(step)
         self._record()
         self._save_last(step)
         if step == self.config.steps:
@@ -154,6 +189,7 @@ class Loop:
         if self._done is not None:
             self.spent.lost_s += self._done.step_time_s
         self._done, self._is_in_step = None, False
+        self._num_skipped, self._is_late = 0, False
         self.spent.undo(self.metrics.rewind(step), step)
         self.evaluated = {at for at in self.evaluated if at <= step}
 
@@ -181,19 +217,38 @@ class Loop:
             learning_rate=self.learning_rates[step],
             seconds_at_peak=self.seconds_at_peak,
         )
-        if not math.isfinite(result.grad_norm):
-            self._record()
+        self._check(step, result.is_finite, result.disagreements)
+        if result.is_spike:
+            self._remark_spike(step + 1, result)
+
+    def _check(self, step: int, is_finite: bool, found: Sequence[Disagreement]) -> None:
+        """Raise MustGoBack unless the weights after this step are in order."""
+        if found:
+            raise disagreed(step, found, self.driver.plan)
+        if not is_finite:
+            raise NotFinite(step, f"weights that are not finite after step {step}")
+
+    def _remark_spike(self, step: int, result: StepCommit) -> None:
+        """Say so; raise Spiked to go back, if there is a checkpoint."""
+        loss, most = result.loss(), result.most_loss
+        got = f"loss {loss:.4f} in step {step}, more than {most:.4f}"
+        if self.config.on_spike == "rollback":
+            self.driver.wait_saved()
+            if self.driver.saved is not None:
+                raise Spiked(step, f"{got}, {self.config.spike_factor:g} x the usual")
+        self.remark(Spiked.name, step, loss=loss, most=most)
+        self.display.note(f"{got}: {self.config.spike_factor:g} x the usual")
 
     def _record(self) -> None:
         """Fetch the last step's loss, write its metrics line and show it."""
         if self._done is None:
             return
         done, self._done = self._done, None
-        step, loss = done.step, done.result.loss()
-        norm, num_tokens = done.result.grad_norm, done.result.num_tokens
         if done.result.is_skipped:
             return self._record_skipped(done)
         self._num_skipped = 0
+        step, loss = done.step, done.result.loss()
+        norm, num_tokens = done.result.grad_norm, done.result.num_tokens
         if not (math.isfinite(loss) and math.isfinite(norm)):
             got = f"loss {loss} and grad_norm {norm} in step {step}"
             raise NotFinite(step, got)
@@ -215,21 +270,17 @@ class Loop:
         self._compare(step, done.step_time_s)
 
     def _record_skipped(self, done: _Done) -> None:
-        """Write of a step that overflowed, and so changed nothing; count these."""
-        step, scale = done.step, done.result.loss_scale
-        line = {
-            "step": step,
-            "skipped": True,
-            "loss_scale": scale,
-            "tokens": done.result.num_tokens,
-            "step_time_s": done.step_time_s,
-            "learning_rate": done.learning_rate,
-        }
+        """Write of a step that changed nothing; count those that could have."""
+        step, result = done.step, done.result
+        line = skipped_line(step, result, done.step_time_s, done.learning_rate)
         self.metrics.append(line)
-        self.display.note(f"step {step} skipped: gradients x {scale:.10g} overflow")
+        self.display.note(f"step {step} skipped: {line['reason']}")
+        if result.is_left_out:
+            return
         self._num_skipped += 1
         if self._num_skipped == MOST_SKIPPED:
-            raise overflows(step, scale, self.config, self.driver.saved)
+            self.driver.wait_saved()
+            raise skips_all(step, result.loss_scale, self.config, self.driver.saved)
 
     def _compare(self, step: int, step_time_s: float) -> None:
         """Hold a step's time against what was predicted; that is no step's time."""
@@ -250,6 +301,7 @@ class Loop:
         loss = float(np.mean(losses))
         if not math.isfinite(loss):
             got = f"validation loss {loss} after step {step}"
+            self.driver.wait_saved()
             raise diverged(got, self.config, self.driver.saved)
         bits_per_byte = loss / math.log(2) / self.dataset.bytes_per_token
         line = {"step": step, "val_loss": loss, "val_bits_per_byte": bits_per_byte}
@@ -269,9 +321,18 @@ class Loop:
             seed=(self.config.seed, step),
         )
 
+    def _save_good(self, step: int) -> None:
+        """Save as soon as a step is not skipped: weights that give no numbers must not
+        take the place of those that did."""
+        self._record()
+        self._is_late = self._num_skipped > 0
+        if not self._is_late:
+            self._save(step)
+
     def _save(self, step: int) -> None:
         """Start a checkpoint, unless the one before is still being written."""
         self._record()  # a state that has no finite loss must not be saved
+        self._check(step, *self.driver.check())
         self._check_finite(step)
         started = self.driver.save(step)
         self._tell_saved()

@@ -317,6 +317,7 @@ class Session(ExitStack):
             stop=stop,
             spent=Spent(after=driver.at),
             compared=partial(record_comparison, found.comparison, found.events, shown),
+            remark=partial(event, found.events),
         )
 
         def recovered(what: Recovered) -> None:

@@ -25,7 +25,7 @@ from hetjax.checkpoint.recovery_plan import PartialSnapshot
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.stored_steps import fetch_newest
 from hetjax.cluster.cluster import Cluster, Precision
-from hetjax.cluster.cluster_files import cluster_toml
+from hetjax.cluster.cluster_files import cluster_toml, parse_cluster
 from hetjax.comm.tls import Tls
 from hetjax.data.batches import Batch, weights
 from hetjax.data.dataset import Dataset
@@ -33,7 +33,9 @@ from hetjax.elastic.driver import Driver
 from hetjax.elastic.loss_scaling import LossScaling
 from hetjax.elastic.membership import Membership
 from hetjax.elastic.notices import Notice
+from hetjax.elastic.spikes import SpikeRule
 from hetjax.elastic.standby_plans import StandbyPlans
+from hetjax.elastic.step_checking import StepChecking
 from hetjax.elastic.terms import Terms
 from hetjax.errors import BadInput
 from hetjax.launch.in_process import InThisProcess
@@ -70,6 +72,7 @@ from hetjax.training.rundir import (
 )
 from hetjax.training.worker import (
     TrainingWork,
+    device_kinds,
     first_weights,
     held_out,
     training_feed,
@@ -250,6 +253,7 @@ def _work_here(
             optimizer(config.optimizer, config.steps),
             clip_norm=config.optimizer.clip_norm,
             weights=first_weights(config, start.model),
+            kinds=device_kinds(config, parse_cluster(settings["cluster"])),
         ),
         feed=training_feed(config, dataset),
         held_out=validation,
@@ -284,6 +288,7 @@ def _terms(start: Start, dataset: Dataset, launcher: Launcher, shown: Display) -
             # no compiling ahead beside the step that trains in this very process
             0.0 if config.launcher == EMBEDDED else config.foresee_after_s,
         ),
+        checking=_checking(config),
         membership=Membership(start.hardware.cluster, config.cluster, launcher.present),
         compile=compile_,
         transport=config.transport,
@@ -296,6 +301,18 @@ def _terms(start: Start, dataset: Dataset, launcher: Launcher, shown: Display) -
         ),
         check_found=partial(_check_is_of_run, storage, host),
         check_begins_anew=partial(_check_begins, start),
+    )
+
+
+def _checking(config: RunConfig) -> StepChecking:
+    """Checks of steps, with the losses of those that are done."""
+    lines = read_journal(config.run_dir / rundir.METRICS)
+    return StepChecking(
+        SpikeRule(factor=config.spike_factor, window=config.spike_window),
+        {line["step"] - 1: line["loss"] for line in lines if "loss" in line},
+        digest_every=config.digest_every,
+        save_every=config.checkpoint.every,
+        skips_spikes=config.on_spike == "skip",
     )
 
 

@@ -38,6 +38,7 @@ from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import parse_plan, plan_json
 from hetjax.plans.worker_map import WorkerMap, node_of
 from hetjax.runtime.execution.stage_runtime import StageRuntime
+from hetjax.runtime.execution.stages import CPU
 from hetjax.runtime.execution.state import Weights, drawn_weights
 from hetjax.runtime.rpc.schema import Noticed
 from hetjax.runtime.worker.bootstrap import WorkerBootstrap, read_bootstrap
@@ -169,9 +170,16 @@ def _runtime(
         clip_norm=config.optimizer.clip_norm,
         gradient_wire=config.gradient_wire,
         weights=first_weights(config, model),
+        kinds=device_kinds(config, whole),
         worker=worker,
         members=WorkerMap(plan, whole.nodes),
     )
+
+
+def device_kinds(config: RunConfig, cluster: Cluster) -> dict[str, str]:
+    """Give what the nodes compute on, of which some are CPUs that stand in."""
+    is_cpu = config.simulate or config.platform == "cpu"
+    return {node.name: CPU if is_cpu else node.device for node in cluster.nodes}
 
 
 def _devices(worker: str, cluster: Cluster, config: RunConfig) -> Sequence[jax.Device]:

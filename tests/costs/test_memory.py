@@ -37,7 +37,8 @@ def static_of(state: StageState) -> int:
         for run, copied in zip(programs.params, copies, strict=True)
     ]
     held = updates.masters, updates.opt_state, programs.accumulators, programs.scalar
-    return device_bytes((held, placed, updates.frozen))
+    is_finite = jax.ShapeDtypeStruct((), bool, sharding=programs.scalar.sharding)
+    return device_bytes((held, placed, updates.frozen, is_finite))
 
 
 def temporary_bytes(program: Any) -> int:
@@ -164,7 +165,8 @@ def test_bytes_of_adam_in_fp32_are_sixteen_per_parameter():
     plan = pipeline(model, (0, 1), (1, 5), (5, 6), mesh=ONE)
     memory = stage_memory(plan, model, (0, 1))
     block = 12 * WIDTH**2 + 13 * WIDTH  # of a GPT block, biases and norms included
-    counts_and_loss = 4 * 2 * 4 + 4  # a count per module of 4 blocks; the loss
+    # a count per module of 4 blocks; the loss; whether weights are finite
+    counts_and_loss = 4 * 2 * 4 + 4 + 1
     assert memory.static_bytes == 16 * 4 * block + counts_and_loss
 
 
@@ -174,7 +176,7 @@ def test_a_parameter_tied_over_stages_is_held_by_both():
     whole = pipeline(model, (0, 6), mesh=ONE)
     parts = sum(stage_memory(ends, model, (0, s)).static_bytes for s in (0, 1))
     table = 16 * 256 * WIDTH
-    count, loss = 4, 4
+    count, loss = 4, 4 + 1  # and whether weights are finite
     together = stage_memory(whole, model, (0, 0)).static_bytes
     assert parts == together + table + count + loss
 

@@ -4,7 +4,7 @@
 import pytest
 
 from hetjax.checkpoint.storage import CheckpointStorage
-from hetjax.runtime.execution.gradient_sync import StepCommit
+from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.rpc.schema import (
     BreakOff,
     Build,

@@ -28,7 +28,7 @@ from hetjax.costs.plan_costs import costs_of
 from hetjax.errors import BadInput
 from hetjax.launch.launching import Processes
 from hetjax.runtime.control.controller import Controller
-from hetjax.runtime.execution.gradient_sync import StepCommit
+from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.rpc.schema import Listen, Lost, TransportName
 from hetjax.runtime.rpc.worker_connections import SocketConnections, WorkerLost
 from hetjax.runtime.worker.bootstrap import WorkerBootstrap

@@ -23,7 +23,7 @@ from hetjax.models.decoders import llama_model
 from hetjax.models.finetuning import LoraConfig, TrainConfig, fine_tuned
 from hetjax.models.model import Layer, Model, ModuleSpec, apply, bind
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
-from hetjax.runtime.execution.gradient_sync import total_loss
+from hetjax.runtime.execution.commit import total_loss
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from tests.runtime.oracle import (
     assert_gradients_equal,

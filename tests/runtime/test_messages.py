@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetjax.runtime.execution.gradient_sync import StepCommit
+from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.rpc.encoding import VERSION, BadMessage, decode, encode, kinds
 from hetjax.runtime.rpc.schema import (
     BreakOff,
@@ -67,7 +67,7 @@ def read(found: Any) -> Message:
 
 
 def test_every_class_is_known_and_every_request_has_an_answer_and_somebody_to_do_it():
-    assert len(kinds()) == 47
+    assert len(kinds()) == 51
     requests = {k for k in kinds().values() if issubclass(k, Request)}
     assert all(issubclass(answer_of(kind), Message) for kind in requests)
     assert requests == service.HANDLERS.keys() | {BreakOff}

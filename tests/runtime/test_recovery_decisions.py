@@ -16,7 +16,7 @@ from hetjax.runtime.control.recovery_decisions import (
     committed_step,
     next_save,
 )
-from hetjax.runtime.execution.gradient_sync import StepCommit
+from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.rpc.schema import Collected, Reached
 
 NEEDED = frozenset("xy")

@@ -14,8 +14,9 @@ import pytest
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.comm.transport import InProcess, Tally
 from hetjax.costs.plan_costs import costs_of
+from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.execution.executor import StepContext
-from hetjax.runtime.execution.gradient_sync import LocalSync, StepCommit
+from hetjax.runtime.execution.gradient_sync import LocalSync
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.schedule.programs.generate import rounds_of
 from tests.runtime.charged import link_bytes, messages, sums

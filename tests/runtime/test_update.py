@@ -13,7 +13,7 @@ import pytest
 from hetjax.costs.stage_memory import static_bytes
 from hetjax.models.decoders import LlamaConfig, llama_model
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
-from hetjax.runtime.execution.gradient_sync import total_loss
+from hetjax.runtime.execution.commit import total_loss
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.execution.update import OfWholeLeaves
 from hetjax.training.config import OptimizerConfig

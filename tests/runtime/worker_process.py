@@ -17,7 +17,7 @@ from hetjax.data.batches import Batch
 from hetjax.errors import BadInput
 from hetjax.mesh.multihost import world_devices
 from hetjax.plans.worker_map import WorkerMap, file_name, node_of
-from hetjax.runtime.execution.gradient_sync import StepCommit
+from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.worker.bootstrap import read_bootstrap
 from hetjax.runtime.worker.serving import serve

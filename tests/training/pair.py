@@ -12,7 +12,7 @@ import pytest
 from hetjax.elastic.driver import Driver
 from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.plans.plan_files import read_plan, write_plan
-from hetjax.runtime.execution.gradient_sync import StepCommit
+from hetjax.runtime.execution.commit import StepCommit
 from hetjax.training.rundir import LOGS
 from tests.training.small import lines
 from tests.training.test_workers import command

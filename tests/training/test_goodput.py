@@ -105,6 +105,9 @@ class _Outcome:
     num_tokens: int = 8
     is_skipped: bool = False
     loss_scale: float | None = None
+    is_finite: bool = True
+    is_spike: bool = False
+    disagreements: tuple[()] = ()
 
     def loss(self) -> float:
         return 2.0
@@ -150,6 +153,9 @@ class _Driver:
 
     def validate(self, number: int) -> float:
         return 2.0
+
+    def check(self) -> tuple[bool, tuple[()]]:
+        return True, ()
 
     def save(self, step: int) -> bool:
         self.saved = step

@@ -13,7 +13,7 @@ from hetjax.elastic.loss_scaling import LossScale, LossScaling
 from hetjax.errors import RunFailed
 from hetjax.plans.plan import Plan
 from hetjax.runtime.control.recovery_decisions import Restored
-from hetjax.runtime.execution.gradient_sync import StepCommit
+from hetjax.runtime.execution.commit import StepCommit
 from hetjax.train import main
 from hetjax.training.not_finite import MOST_SKIPPED
 from hetjax.training.presets import Preset

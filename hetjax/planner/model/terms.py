@@ -48,7 +48,7 @@ from hetjax.planner.model.problem import (
 from hetjax.planner.model.request import PlanRequest
 from hetjax.plans.plan import Stage, StageMesh
 
-_GRADIENT_BYTES = _LOSS_BYTES = 4  # gradients are summed in fp32, losses too
+_GRADIENT_BYTES, _LOSS_BYTES = 4, 4 + 1  # fp32 sums; and whether weights are finite
 _MOST_IN_FLIGHT = 16  # of pipelines that are searched
 
 

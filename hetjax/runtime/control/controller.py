@@ -22,7 +22,13 @@ from hetjax.errors import BadInput
 from hetjax.mesh.multihost import World
 from hetjax.plans.plan import Plan, StageKey
 from hetjax.plans.worker_map import WorkerMap, file_name, node_of
-from hetjax.runtime.execution.gradient_sync import StepCommit, total_loss
+from hetjax.runtime.execution.checks import (
+    NO_CHECKS,
+    Disagreement,
+    StepChecks,
+    disagreements,
+)
+from hetjax.runtime.execution.commit import StepCommit, total_loss
 from hetjax.runtime.rpc import schema
 from hetjax.runtime.rpc.schema import Json, Request, TransportName
 from hetjax.runtime.rpc.worker_connections import Answer, WorkerConnections
@@ -146,7 +152,12 @@ class Controller:
         self._all(schema.Initialise(seed=seed))
 
     def step(
-        self, number: int, *, traced: bool = False, loss_scale: float | None = None
+        self,
+        number: int,
+        *,
+        traced: bool = False,
+        loss_scale: float | None = None,
+        checks: StepChecks = NO_CHECKS,
     ) -> StepCommit:
         """Train on the global batch of this step; returns once all know NORM.
 
@@ -154,12 +165,33 @@ class Controller:
         step ran is told by `spans`.
         """
         request = schema.Train(
-            step=number, turn=self.next_turn(), traced=traced, loss_scale=loss_scale
+            step=number,
+            turn=self.next_turn(),
+            traced=traced,
+            loss_scale=loss_scale,
+            checks=checks,
         )
         told = self._all(request)
         first, *others = told.values()
         assert all(other == first for other in others), f"they disagree on {number}"
         return first.commit
+
+    def leave_out(self, number: int) -> StepCommit:
+        """Commit this step without its batch: it changes nothing."""
+        left_out = StepCommit(squares=0.0, losses=(), num_tokens=1, is_left_out=True)
+        self._all(schema.LeaveOut(step=number, commit=left_out))
+        return left_out
+
+    def check_state(self, digests: bool) -> tuple[bool, tuple[Disagreement, ...]]:
+        """Whether all weights are finite, and where holders have unlike ones."""
+        told = self._all(schema.CheckState(digests=digests))
+        found = [stage for answer in told.values() for stage in answer.stages]
+        of_stages = {stage.stage: dict(stage.digests) for stage in found}
+        return all(stage.is_finite for stage in found), disagreements(of_stages)
+
+    def drop_state(self) -> None:
+        """Let no worker believe what it has in memory."""
+        self._all(schema.DropState())
 
     def spans(self) -> list[Span]:
         """When the actions of all traced steps ran, by the controller's clock."""

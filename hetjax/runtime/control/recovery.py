@@ -36,7 +36,7 @@ from hetjax.runtime.control.recovery_decisions import (
     kept_step,
     next_save,
 )
-from hetjax.runtime.execution.gradient_sync import StepCommit
+from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.rpc import schema
 from hetjax.runtime.rpc.worker_connections import WorkerConnections
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from hetjax.checkpoint.recovery_plan import PartialSnapshot, Save, newest
-from hetjax.runtime.execution.gradient_sync import StepCommit
+from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.rpc.schema import Collected, Reached
 
 ASK_STORE: Literal["ask the store"] = "ask the store"

@@ -10,7 +10,7 @@ Nothing here waits for a device except NORM, the commit point.
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import jax
@@ -23,8 +23,12 @@ from hetjax.errors import BadInput
 from hetjax.mesh.axes import replicated
 from hetjax.mesh.multihost import to_mesh
 from hetjax.plans.plan import Group, Plan, StageKey, first_sample
-from hetjax.runtime.execution.gradient_sync import GradientSync, StepCommit
+from hetjax.runtime.execution.check_programs import CheckPrograms
+from hetjax.runtime.execution.checks import NO_CHECKS, StepChecks
+from hetjax.runtime.execution.commit import StepCommit
+from hetjax.runtime.execution.gradient_sync import GradientSync
 from hetjax.runtime.execution.programs import StagePrograms
+from hetjax.runtime.execution.shares import StageShare
 from hetjax.runtime.execution.update import UpdatePrograms
 from hetjax.schedule.programs.action import Action, Op, Program, Programs
 from hetjax.stage.function import Given, LossScales, Packed, Scale
@@ -62,10 +66,14 @@ class Observer(Protocol):
 
 @dataclass(slots=True)
 class StageState:
-    """One stage on its devices: programs, and the arrays that outlive a step."""
+    """One stage on its devices: programs, and the arrays that outlive a step.
+
+    `is_finite` is that of the masters as UPDATE has left them, or None.
+    """
 
     programs: StagePrograms
     updates: UpdatePrograms
+    checks: CheckPrograms
     masters: Any = None
     frozen: Any = None
     opt_state: Any = None
@@ -73,12 +81,17 @@ class StageState:
     acc: Any = None
     loss: Any = None
     loss_scale: Any = None
+    is_finite: Any = None
     gradients: dict[Group, Any] = field(default_factory=dict)
+
+    def skip(self) -> None:
+        """Leave the weights as they are, which is looked at again."""
+        self.opt_state, self.is_finite = self.updates.skipped(self.opt_state), None
 
     def clear(self) -> None:
         """Let go of all arrays."""
         self.masters = self.opt_state = self.params = self.acc = self.loss = None
-        self.frozen = None
+        self.frozen = self.is_finite = None
         self.gradients.clear()
 
 
@@ -92,6 +105,7 @@ class StepContext:
     sync: GradientSync
     clip_norm: float
     loss_scale: float | None = None
+    checks: StepChecks = NO_CHECKS
     observer: Observer | None = None
     epoch: int = 0
 
@@ -239,8 +253,15 @@ class Executor:
                 summed = [state.acc[run][leaf] for run, leaf in group.leaf_ids]
             state.gradients[group.name] = summed
         state.acc = None
-        squares = state.updates.square_sum(tuple(state.gradients.values()))
-        step.sync.post_squares(stage, squares)
+        gradients = tuple(state.gradients.values())
+        squares = state.updates.square_sum(gradients)
+        if state.is_finite is None:
+            state.is_finite = state.checks.is_finite(state.masters)
+        share = StageShare(squares=squares, is_finite=state.is_finite)
+        if step.checks.digests:
+            groups, digests = state.checks.digests(state.masters, gradients)
+            share = replace(share, groups=groups, digests=digests)
+        step.sync.post_share(stage, share)
         return squares
 
     def _update(self, action: Action, step: StepContext) -> Any:
@@ -249,7 +270,7 @@ class Executor:
         assert commit is not None
         if commit.is_skipped:
             state.gradients.clear()
-            state.opt_state = state.updates.skipped(state.opt_state)
+            state.skip()
             return jax.tree.leaves(state.masters)[:1]
         scale = gradient_scale(commit, step.clip_norm)
         whole = replicated(state.programs.mesh)
@@ -260,6 +281,7 @@ class Executor:
             to_mesh(np.float32(scale), whole),
         )
         state.params = state.updates.with_copies(state.masters, copies, state.frozen)
+        state.is_finite = state.checks.is_finite(state.masters)
         state.gradients.clear()
         return jax.tree.leaves(state.masters)[:1]
 

@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What REDUCE and NORM mean: where stages meet in one step, and what it comes to.
 
-Owns the commit of a step, and the meeting of stages in one process, where devices add,
-or in several, where hosts do while the devices go on. A stage posts and goes on;
-results are there once every holder has posted. Does not own the arithmetic of a group's
-sum (`hetjax/comm/reduction.py`).
+Owns the meeting of stages in one process, where devices add, or in several, where
+hosts do while the devices go on. A stage posts and goes on; results are there once
+every holder has posted. Does not own the arithmetic of a group's sum
+(`hetjax/comm/reduction.py`) nor the commit of a step (`commit.py`).
 """
 
 import math
-import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence, Set
 
 import jax
 import numpy as np
@@ -25,43 +23,14 @@ from hetjax.comm.wire import SQUARES, SUMS, HostWorkPool, no_value
 from hetjax.mesh.multihost import value_here
 from hetjax.plans.plan import Group, StageKey
 from hetjax.plans.worker_map import WorkerMap
-
-StageLoss = tuple[StageKey, float]  # summed over the microbatches of a last stage
-_SHARE = struct.Struct("<IId?d")  # replica, stage, squares, whether last, its loss
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepCommit:
-    """What all workers know once a step is committed, the same bits for each.
-
-    `num_tokens` are the targets of the whole batch that count, `squares` is the squared
-    norm of the summed gradients, which UPDATE finds multiplied by `loss_scale`, if that
-    is there; `losses` has all last stages.
-    """
-
-    squares: float
-    losses: Sequence[StageLoss]
-    num_tokens: int
-    loss_scale: float | None = None
-
-    @property
-    def is_skipped(self) -> bool:
-        """Whether UPDATE does nothing: the scaled gradients are not finite."""
-        return self.loss_scale is not None and not math.isfinite(self.squares)
-
-    @property
-    def grad_norm(self) -> float:
-        """Global norm of the token-mean gradient, before clipping."""
-        return self.squares**0.5 / self.num_tokens
-
-    def loss(self) -> float:
-        """Mean cross-entropy in nats per token."""
-        return total_loss(self.losses) / self.num_tokens
-
-
-def total_loss(losses: Iterable[StageLoss]) -> float:
-    """The sum over last stages, in double precision, in the order of the stages."""
-    return float(np.sum([loss for _, loss in sorted(losses)]))
+from hetjax.runtime.execution.checks import NO_CHECKS, StepChecks, disagreements
+from hetjax.runtime.execution.commit import StepCommit
+from hetjax.runtime.execution.shares import (
+    StageShare,
+    ToldShare,
+    packed_shares,
+    unpacked_shares,
+)
 
 
 class GradientSync(ABC):
@@ -79,12 +48,13 @@ class GradientSync(ABC):
         num_tokens: int,
         losses: Callable[[], Mapping[StageKey, jax.Array]],
         loss_scale: float | None = None,
+        checks: StepChecks = NO_CHECKS,
     ) -> None:
         self._holders, self._num_tokens, self._losses = holders, num_tokens, losses
-        self._loss_scale = loss_scale
+        self._loss_scale, self._checks = loss_scale, checks
         self._posted: dict[Group, dict[StageKey, Rows]] = {}
         self._sums: dict[tuple[Group, StageKey], Rows] = {}
-        self._squares: dict[StageKey, jax.Array] = {}
+        self._shares: dict[StageKey, StageShare] = {}
         self._commit: StepCommit | None = None
 
     def post(self, group: Group, stage: StageKey, rows: Rows) -> None:
@@ -98,9 +68,9 @@ class GradientSync(ABC):
         """The group's sum for this holder, or None while a holder is missing."""
         return self._sums.get((group, stage))
 
-    def post_squares(self, stage: StageKey, squares: jax.Array) -> None:
-        """Contribute the squared norm of the groups that the stage owns."""
-        self._squares[stage] = squares
+    def post_share(self, stage: StageKey, share: StageShare) -> None:
+        """Contribute what the stage tells at NORM."""
+        self._shares[stage] = share
 
     @property
     def commit(self) -> StepCommit | None:
@@ -112,10 +82,10 @@ class GradientSync(ABC):
         self._commit = commit
 
     def _come_to(
-        self, squares: Mapping[StageKey, float], losses: Mapping[StageKey, float]
+        self, told: Mapping[StageKey, ToldShare], losses: Mapping[StageKey, float]
     ) -> StepCommit:
         """The commit of all stages, which are added in their order."""
-        ordered = [squares[stage] for stage in sorted(squares)]
+        ordered = [told[stage].squares for stage in sorted(told)]
         scale = self._loss_scale or 1.0
         found = float(np.sum(ordered, dtype=np.float64)) / scale**2
         return StepCommit(
@@ -124,6 +94,10 @@ class GradientSync(ABC):
             losses=tuple((stage, float(losses[stage])) for stage in sorted(losses)),
             num_tokens=self._num_tokens,
             loss_scale=self._loss_scale,
+            most_loss=self._checks.most_loss,
+            skips_spikes=self._checks.skips_spikes,
+            is_finite=all(share.is_finite for share in told.values()),
+            disagreements=disagreements({s: t.digests for s, t in told.items()}),
         )
 
     @abstractmethod
@@ -151,16 +125,18 @@ class LocalSync(GradientSync):
         num_tokens: int,
         losses: Callable[[], Mapping[StageKey, jax.Array]],
         loss_scale: float | None = None,
+        checks: StepChecks = NO_CHECKS,
     ) -> None:
-        super().__init__(holders, num_tokens, losses, loss_scale)
+        super().__init__(holders, num_tokens, losses, loss_scale, checks)
         self._num_stages, self.sent = num_stages, Tally()
 
     @property
     def commit(self) -> StepCommit | None:
         """Waits for the devices once all stages have posted."""
-        if self._commit is None and len(self._squares) == self._num_stages:
-            found = jax.device_get((self._squares, self._losses()))
-            self._commit = self._come_to(*found)
+        if self._commit is None and len(self._shares) == self._num_stages:
+            losses = jax.device_get(self._losses())
+            told = {stage: share.read() for stage, share in self._shares.items()}
+            self._commit = self._come_to(told, losses)
         return self._commit
 
     def attend(self) -> None:
@@ -200,8 +176,9 @@ class PeerSync(GradientSync):
         wire: np.dtype,
         losses: Callable[[], Mapping[StageKey, jax.Array]],
         loss_scale: float | None = None,
+        checks: StepChecks = NO_CHECKS,
     ) -> None:
-        super().__init__(holders, num_tokens, losses, loss_scale)
+        super().__init__(holders, num_tokens, losses, loss_scale, checks)
         self._peers, self._pool, self._members = peers, pool, members
         self._number = {group: at for at, group in enumerate(holders)}
         self._at, self._wire = at, wire
@@ -223,17 +200,16 @@ class PeerSync(GradientSync):
         like = self._like.get((group, stage))
         return None if like is None else tuple(map(no_value, like))
 
-    def post_squares(self, stage: StageKey, squares: jax.Array) -> None:
-        super().post_squares(stage, squares)
+    def post_share(self, stage: StageKey, share: StageShare) -> None:
+        super().post_share(stage, share)
         if self._given_up:
             return
-        if self._squares.keys() == self._here([*self._members.members]):
-            squares.copy_to_host_async()
+        if self._shares.keys() == self._here([*self._members.members]):
             self.attend()
 
     def attend(self) -> None:
         """Start to learn the norm: all stages here, if there are any, have posted."""
-        self._pool.run(self._exchange_squares)
+        self._pool.run(self._exchange_shares)
 
     def _here(self, stages: Sequence[StageKey]) -> Set[StageKey]:
         own, members = self._peers.own, self._members.members
@@ -286,42 +262,29 @@ class PeerSync(GradientSync):
         flat = total(self._peers, workers, key, rows.reshape(-1), self._wire)
         return flat.reshape(rows.shape)
 
-    def _exchange_squares(self) -> None:
-        """Tell all workers our stages' squares; all add them in the same order.
+    def _exchange_shares(self) -> None:
+        """Tell all workers our stages' shares; all add them in the same order.
 
         Their losses, too: a worker that is lost after NORM takes none along.
         """
         key: Key = (*self._at, SQUARES, 0, 0, 0)
         peers, leader = self._peers, self._members.leader
         losses = {s: float(value_here(loss)) for s, loss in self._losses().items()}
-        own = b"".join(
-            _SHARE.pack(
-                *stage,
-                float(value_here(squares)),
-                stage in losses,
-                losses.get(stage, 0.0),
-            )
-            for stage, squares in self._squares.items()
+        mine = {
+            stage: share.read()
+            for stage, share in self._shares.items()
             if leader(stage) == peers.own
-        )
+        }
+        own = packed_shares(mine, losses, self._number)
         for worker in self._members.workers if own else ():
             if worker != peers.own:
                 peers.send(worker, key, [np.frombuffer(own, np.uint8)])
-        told = {
-            worker: own
-            if worker == peers.own
-            else peers.mailbox.take(worker, key).tobytes()
+        told = [
+            own if worker == peers.own else peers.mailbox.take(worker, key).tobytes()
             for worker in dict.fromkeys(map(leader, self._members.members))
-        }
-        shares = [share for data in told.values() for share in _SHARE.iter_unpack(data)]
-        self._commit = self._come_to(
-            {(replica, stage): squares for replica, stage, squares, *_ in shares},
-            {
-                (replica, stage): loss
-                for replica, stage, _, is_last, loss in shares
-                if is_last
-            },
-        )
+        ]
+        shares, of_last = unpacked_shares(told, [*self._holders])
+        self._commit = self._come_to(shares, of_last)
         peers.mailbox.touch()
 
 

@@ -25,14 +25,10 @@ from hetjax.mesh.multihost import leads, to_mesh, value_here
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan
 from hetjax.plans.worker_map import EMBEDDED, WorkerMap, node_of
+from hetjax.runtime.execution.checks import NO_CHECKS, StepChecks
+from hetjax.runtime.execution.commit import StageLoss, StepCommit
 from hetjax.runtime.execution.executor import BatchFeed, Executor, Observer, StepContext
-from hetjax.runtime.execution.gradient_sync import (
-    GradientSync,
-    LocalSync,
-    PeerSync,
-    StageLoss,
-    StepCommit,
-)
+from hetjax.runtime.execution.gradient_sync import GradientSync, LocalSync, PeerSync
 from hetjax.runtime.execution.stages import Stages
 from hetjax.runtime.execution.state import Weights
 from hetjax.schedule.programs.action import Programs, StageKey
@@ -74,12 +70,15 @@ class StageRuntime(Stages):
         *,
         dtype: str = "float32",
         weights: Weights | None = None,
+        kinds: Mapping[str, str] | None = None,
         clip_norm: float = float("inf"),
         gradient_wire: str = "float32",
         worker: str = EMBEDDED,
         members: WorkerMap | None = None,
     ) -> None:
-        super().__init__(plan, model, devices, optimizer, dtype=dtype, weights=weights)
+        super().__init__(
+            plan, model, devices, optimizer, dtype=dtype, weights=weights, kinds=kinds
+        )
         self.worker, self.clip_norm = worker, clip_norm
         self.members = members or WorkerMap(plan, only=worker)
         here = {key for key, of in self.members.members.items() if worker in of}
@@ -134,6 +133,7 @@ class StageRuntime(Stages):
         batch: Batch,
         observer: Observer | None = None,
         loss_scale: float | None = None,
+        checks: StepChecks = NO_CHECKS,
     ) -> StepCommit:
         """Train on one global batch; returns once NORM is known and UPDATE enqueued.
 
@@ -141,7 +141,7 @@ class StageRuntime(Stages):
         PeerLost.
         """
         assert self.is_scaled == (loss_scale is not None), loss_scale
-        step = self._step(number, batch, observer, loss_scale)
+        step = self._step(number, batch, observer, loss_scale, checks)
         runs = self._runs(self._training, step)
         self._unfinished = runs, step
         if not self.stages:
@@ -156,8 +156,12 @@ class StageRuntime(Stages):
     def finish(self, commit: StepCommit) -> StepCommit:
         """Commit the step that a PeerLost has broken off, as others have.
 
-        Who knows the commit has had our part of it: only UPDATE is left to do.
+        Who knows the commit has had our part of it: only UPDATE is left to do; nothing
+        of a step that is left out.
         """
+        if commit.is_left_out:
+            self.skip()
+            return commit
         assert self._unfinished is not None, "no step was broken off"
         runs, step = self._unfinished
         step.sync.settle(commit)
@@ -220,6 +224,7 @@ class StageRuntime(Stages):
         batch: Batch,
         observer: Observer | None = None,
         loss_scale: float | None = None,
+        checks: StepChecks = NO_CHECKS,
     ) -> StepContext:
         joined, num_tokens = self._joined, num_targets(batch)
         transport: Transport = InProcess(self._layouts)
@@ -227,7 +232,9 @@ class StageRuntime(Stages):
         if joined is None:
             holders, stages = self.partition.holders, len(self.members.members)
             assert len(self.stages) == stages, "join first"
-            sync = LocalSync(holders, stages, num_tokens, self._last_losses, loss_scale)
+            sync = LocalSync(
+                holders, stages, num_tokens, self._last_losses, loss_scale, checks
+            )
         else:
             # what a broken step left of messages within goes with its own
             transport = Routed(self._within, transport, joined.transport)
@@ -241,6 +248,7 @@ class StageRuntime(Stages):
                 wire=self._wire,
                 losses=self._last_losses,
                 loss_scale=loss_scale,
+                checks=checks,
             )
         return StepContext(
             number=number,
@@ -249,6 +257,7 @@ class StageRuntime(Stages):
             sync=sync,
             clip_norm=self.clip_norm,
             loss_scale=loss_scale,
+            checks=checks,
             observer=observer,
             epoch=0 if joined is None else joined.epoch,
         )

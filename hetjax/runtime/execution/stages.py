@@ -20,9 +20,12 @@ from jax.sharding import Mesh
 
 from hetjax.checkpoint.format import Entry
 from hetjax.mesh.axes import stage_mesh
-from hetjax.mesh.multihost import is_member, leads
+from hetjax.mesh.multihost import is_member, leads, value_here
 from hetjax.models.model import Model, ModuleSpec, abstract_params, apply
-from hetjax.plans.plan import Plan
+from hetjax.plans.plan import Group, Plan, Stage
+from hetjax.runtime.execution.check_programs import CheckPrograms
+from hetjax.runtime.execution.checks import StageNumbers
+from hetjax.runtime.execution.digests import whole
 from hetjax.runtime.execution.executor import StageState, check_runnable
 from hetjax.runtime.execution.programs import StagePrograms, temp_bytes
 from hetjax.runtime.execution.state import (
@@ -36,12 +39,14 @@ from hetjax.runtime.execution.state import (
     place,
     stage_entries,
 )
-from hetjax.runtime.execution.update import GradientGroup, UpdatePrograms
+from hetjax.runtime.execution.update import GradientGroup, OfWholeLeaves, UpdatePrograms
 from hetjax.schedule.programs.action import COMPUTE, Op, Programs, StageKey
 from hetjax.schedule.programs.check import check, check_evaluation
 from hetjax.schedule.programs.lower import lower, lower_evaluation
 from hetjax.stage.function import StageFunction
 from hetjax.stage.partition import NamedStack, PlanPartition
+
+CPU = "cpu"  # the kind of device whose updates round the same on any mesh
 
 
 class Stages:
@@ -51,6 +56,7 @@ class Stages:
     `training` and `evaluation` are the programs of all nodes of the plan. `dtype` is
     what stages compute in that do not say. Where one computes in float16 the loss is
     scaled for all of them: `is_scaled`. First weights are `weights`, if they are given.
+    `kinds` are those of the devices of each node of the plan: `CPU` unless it is there.
     """
 
     def __init__(
@@ -62,6 +68,7 @@ class Stages:
         *,
         dtype: str = "float32",
         weights: Weights | None = None,
+        kinds: Mapping[str, str] | None = None,
     ) -> None:
         self._weights = weights
         self.plan, self.model = plan, model
@@ -72,7 +79,9 @@ class Stages:
         self.evaluation = lower_evaluation(plan)
         check_evaluation(self.evaluation, plan)
         self.is_scaled = needs_scaling(_dtypes(plan, dtype))
-        self.stages = _stages(self.partition, devices, optimizer, dtype, self.is_scaled)
+        self.stages = _stages(
+            self.partition, devices, optimizer, dtype, self.is_scaled, kinds or {}
+        )
 
     def compile(
         self, progress: Callable[[int, int], None] = lambda done, of: None
@@ -159,6 +168,30 @@ class Stages:
             held = self.partition.stages[stage]
             yield from held_values(held, state.masters, state.opt_state)
 
+    def numbers(self, with_digests: bool) -> Iterator[StageNumbers]:
+        """What the weights of each stage are, of those that are led from here.
+
+        A program of all members of a stage: they all have to ask.
+        """
+        for stage, state in self.stages.items():
+            is_finite = state.checks.is_finite(state.masters)
+            groups, digests = (), ()
+            if with_digests:
+                groups, digests = state.checks.digests(state.masters)
+            found = [d for some in digests for d in whole(value_here(some))]
+            told = StageNumbers(
+                stage=stage,
+                is_finite=bool(value_here(is_finite)),
+                digests=tuple(zip(groups, found, strict=True)),
+            )
+            if leads(state.programs.mesh):
+                yield told
+
+    def skip(self) -> None:
+        """Go on to the next step with the weights as they are."""
+        for state in self.stages.values():
+            state.skip()
+
     def _saves(self, stage: StageKey, named: NamedStack, unit: int) -> bool:
         mine = named.stack.only is None
         return mine and self.partition.savers.get(named.name_of(unit)) == stage
@@ -185,6 +218,7 @@ class Stages:
         state.masters, state.opt_state, state.frozen = masters, opt_state, frozen
         copies = state.updates.copies(masters)
         state.params = state.updates.with_copies(masters, copies, frozen)
+        state.is_finite = None
 
 
 def _stages(
@@ -193,6 +227,7 @@ def _stages(
     optimizer: optax.GradientTransformation,
     dtype: str,
     is_scaled: bool,
+    kinds: Mapping[str, str],
 ) -> dict[StageKey, StageState]:
     states, dtypes = {}, _dtypes(partition.plan, dtype)
     for r, s, stage in partition.plan.stages():
@@ -206,8 +241,9 @@ def _stages(
         if not is_member(mesh):
             continue
         programs = _programs(partition, (r, s), mesh, dtypes, is_scaled)
-        updates = UpdatePrograms(programs, optimizer, _groups(partition, (r, s)))
-        states[r, s] = StageState(programs, updates)
+        groups = _groups(partition, (r, s), partial(rounds_alike, optimizer, kinds))
+        updates = UpdatePrograms(programs, optimizer, groups)
+        states[r, s] = StageState(programs, updates, CheckPrograms(updates))
     return states
 
 
@@ -265,7 +301,31 @@ def _activation_shape(model: Model, tokens_shape: tuple[int, int]) -> tuple[int,
     return jax.eval_shape(lambda p, t: apply(spec, p, t)[0], params, tokens_BL).shape
 
 
-def _groups(partition: PlanPartition, key: StageKey) -> tuple[GradientGroup, ...]:
+def rounds_alike(
+    optimizer: optax.GradientTransformation,
+    kinds: Mapping[str, str],
+    group: Group,
+    holders: Sequence[Stage],
+) -> bool:
+    """Whether an update gives the weights of a group the same bits on these stages.
+
+    On CPUs it is compiled so that it does (`UpdatePrograms`), elsewhere where it is the
+    same program for the same devices: not that of a tied parameter, whose stacks are
+    unlike. What sums over a leaf may take another order anywhere.
+    """
+    if isinstance(optimizer, OfWholeLeaves):
+        return False
+    found = {kinds.get(stage.node, CPU) for stage in holders}
+    meshes = {stage.mesh for stage in holders}
+    is_same = len(found) == len(meshes) == 1 and not isinstance(group, str)
+    return found == {CPU} or is_same
+
+
+def _groups(
+    partition: PlanPartition,
+    key: StageKey,
+    is_exact: Callable[[Group, list[Stage]], bool],
+) -> tuple[GradientGroup, ...]:
     """Groups of the stage; data ranks or several holders make packing necessary."""
     plan, found = partition.plan, []
     stages = {(r, s): stage for r, s, stage in plan.stages()}
@@ -280,6 +340,7 @@ def _groups(partition: PlanPartition, key: StageKey) -> tuple[GradientGroup, ...
                 math.lcm(*counts) if packed else 0,
                 owned=key == next(iter(holders)),
                 shared=len(holders) > 1,
+                is_exact=is_exact(name, [stages[holder] for holder in holders]),
             )
         )
     return tuple(found)
@@ -295,7 +356,7 @@ def _ops(programs: Programs) -> dict[StageKey, list[Op]]:
 
 
 def _compile_jobs(state: StageState, ops: Sequence[Op]) -> list[Callable[[], object]]:
-    programs, updates = state.programs, state.updates
+    programs, updates, checks = state.programs, state.updates, state.checks
     packs = [
         lambda group=group: programs.pack(group.leaf_ids, group.rows)
         for group in updates.groups
@@ -308,5 +369,8 @@ def _compile_jobs(state: StageState, ops: Sequence[Op]) -> list[Callable[[], obj
         lambda: updates.copies,
         lambda: updates.square_sum,
         lambda: updates.stack_updates,
+        lambda: checks.is_finite,
+        lambda: checks.weight_digests,
+        lambda: checks.gradient_digests,
     ]
     return [lambda: [programs.of(op) for op in ops], *others, *packs]

@@ -24,6 +24,12 @@ from hetjax.runtime.execution.programs import Compiled, StagePrograms, compiled
 from hetjax.stage import arrays, eight_bits
 from hetjax.stage.partition import BlockStack, LeafId
 
+# The plain emitters round according to shapes, whatever else is said; XLA_FLAGS may
+# have chosen them. JAX 0.11 has no others than the fusion emitters.
+_EMITTERS = (
+    {"xla_cpu_use_fusion_emitters": True} if jax.__version_info__ < (0, 11) else {}
+)
+
 
 class OfWholeLeaves(optax.GradientTransformation):
     """A rule that sums over a leaf, so that how it is cut could change the rounding."""
@@ -35,7 +41,8 @@ class GradientGroup:
 
     Packed as `rows` rows, or plain accumulator leaves if `rows` is 0, which
     needs one data rank and one holder. `owned` by its first holder, whose NORM counts
-    it; `shared` with other holders.
+    it; `shared` with other holders, on all of which an update `is_exact` if it rounds
+    the same way.
     """
 
     name: Group
@@ -43,6 +50,7 @@ class GradientGroup:
     rows: int
     owned: bool
     shared: bool
+    is_exact: bool = True
 
     def touches(self, index: int) -> bool:
         """Whether the stack has a leaf of this group."""
@@ -210,6 +218,7 @@ class UpdatePrograms:
         return {
             "xla_disable_hlo_passes": "algsimp",
             "xla_backend_optimization_level": 0,
+            **_EMITTERS,
         }
 
     def _of_stack(self, index: int, gradients: Any) -> list[Any]:

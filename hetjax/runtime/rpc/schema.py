@@ -2,8 +2,9 @@
 """The messages between a controller and its workers.
 
 Owns a class for each request, for what answers it, and for what a worker tells unasked.
-Does not own how they travel (`encoding.py`, `worker_connections.py`), who sends which
-when (`runtime/control/`), nor what a worker does about them (`runtime/worker/`).
+Does not own what all have (`message.py`, whose names are here, too), how they travel
+(`encoding.py`, `worker_connections.py`), who sends which when (`runtime/control/`), nor
+what a worker does about them (`runtime/worker/`).
 
 `epoch` counts how often the controller has connected its workers to each other. A
 request is of the epoch in which it is asked, an answer of that of its request.
@@ -11,75 +12,22 @@ request is of the epoch in which it is asked, an answer of that of its request.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar, dataclass_transform, get_args
+from typing import Any, Literal
 
 from hetjax.checkpoint.recovery_plan import Save, Tier
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.mesh.multihost import World
-from hetjax.runtime.execution.gradient_sync import StageLoss, StepCommit
+from hetjax.runtime.execution.checks import NO_CHECKS, StageNumbers, StepChecks
+from hetjax.runtime.execution.commit import StageLoss, StepCommit
+from hetjax.runtime.rpc.message import LIMITS as LIMITS
+from hetjax.runtime.rpc.message import START as START
+from hetjax.runtime.rpc.message import AnyRequest as AnyRequest
+from hetjax.runtime.rpc.message import Limit as Limit
+from hetjax.runtime.rpc.message import Message, Request
+from hetjax.runtime.rpc.message import answer_of as answer_of
 
 Json = Mapping[str, Any]
 TransportName = Literal["sockets", "transfer"]
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """How long a controller waits for a worker to do `what`.
-
-    Generous, as it only has to end what would never end: a worker that is gone, or
-    stopped, is told of by other means (`hetjax/comm/heart.py`).
-    """
-
-    seconds: float
-    what: str
-
-    def passed(self, limit_s: float) -> str:
-        """Why a worker that took longer counts as lost."""
-        return (
-            f"took more than {limit_s:g} s to {self.what} "
-            "(--patience multiplies all such limits)"
-        )
-
-
-START = "start"  # of a worker, which nobody can ask for it
-LIMITS: dict[type["Request[Any]"] | str, Limit] = {
-    START: Limit(600.0, "start and call its controller")
-}
-
-
-@dataclass_transform(frozen_default=True, kw_only_default=True)
-@dataclass(frozen=True, kw_only=True)
-class Message:
-    """What one side tells the other; every class of messages is a frozen dataclass."""
-
-    epoch: int = 0
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        dataclass(frozen=True, kw_only=True)(cls)
-
-
-A = TypeVar("A", bound=Message)
-
-
-class Request(Message, Generic[A]):
-    """What a worker is asked; it answers with an `A`, or tells of trouble.
-
-    It may take so many `minutes` to do `what`, before it counts as lost.
-    """
-
-    def __init_subclass__(cls, *, minutes: float, what: str) -> None:
-        super().__init_subclass__()
-        LIMITS[cls] = Limit(60 * minutes, what)
-
-
-AnyRequest = Request[Any]
-
-
-def answer_of(request: type[Request[A]]) -> type[A]:
-    """The class of what answers a request of this class."""
-    (base,) = request.__orig_bases__  # pyright: ignore[reportAttributeAccessIssue]
-    return get_args(base)[0]
 
 
 # --- answers
@@ -104,6 +52,12 @@ class Reached(Message):
 
     at: int | None
     commit: StepCommit | None
+
+
+class CheckedState(Message):
+    """Of the stages that the worker leads."""
+
+    stages: Sequence[StageNumbers]
 
 
 class HeldState(Message):
@@ -279,6 +233,24 @@ class Train(Request[Trained], minutes=30, what="train a step"):
     turn: int
     traced: bool
     loss_scale: float | None = None
+    checks: StepChecks = NO_CHECKS
+
+
+class LeaveOut(Request[Done], minutes=30, what="leave a step out"):
+    """Commit the step of this number without a look at its batch."""
+
+    step: int
+    commit: StepCommit
+
+
+class CheckState(Request[CheckedState], minutes=30, what="check its weights"):
+    """Tell whether the weights are finite, and digests of them if so asked."""
+
+    digests: bool
+
+
+class DropState(Request[Done], minutes=10, what="drop its state"):
+    """Have no state any more: it is not to be believed."""
 
 
 class TellReached(Request[Reached], minutes=10, what="tell which step it has reached"):

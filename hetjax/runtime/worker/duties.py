@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import singledispatch
 from typing import TypeAlias
 
-from hetjax.runtime.execution.gradient_sync import StepCommit
+from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.rpc import schema
 from hetjax.runtime.rpc.schema import AnyRequest, Message
 
@@ -177,6 +177,10 @@ def done(progress: Progress, request: AnyRequest) -> Progress:
     match request:
         case schema.Initialise():
             return Progress(at=0)
+        case schema.DropState():
+            return Progress()
+        case schema.LeaveOut() if progress.at == request.step:
+            return Progress(at=request.step + 1, commit=request.commit)
         case schema.FinishStep():
             assert progress.at is not None
             return Progress(at=progress.at + 1, commit=request.commit)

@@ -8,14 +8,9 @@ nor anything that is of the whole process. What a worker works on is made by a r
 above.
 """
 
-import os
-import threading
 import time
-import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from hetjax.checkpoint.format import Entry, leaf_names
@@ -40,9 +35,9 @@ from hetjax.runtime.worker.state_inventory import (
     from_leaves,
     leaf_bytes,
 )
+from hetjax.runtime.worker.warmer import Warmer
 from hetjax.schedule.programs.action import format_program
 
-_LOWEST = 19  # of the system's priorities: training comes first
 _CONNECT_S = 120.0  # until all peers have called: they may be starved
 
 
@@ -63,40 +58,6 @@ class Work(Protocol):
     def validation(self, number: int) -> Batch:
         """One of the global batches of an evaluation."""
         ...
-
-
-class Warmer:
-    """Compiles one after the other what it is given, in the background.
-
-    It stays in JAX's cache on the disk and, as long as this process lives, in memory.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def add(self, compile_: Callable[[], None]) -> None:
-        """Compile this when all before it are done; returns at once."""
-        self._waiting.put(compile_)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, daemon=True, name="warm")
-            self._thread.start()
-
-    def clear(self) -> None:
-        """Forget what waits: now something else has to be compiled."""
-        with suppress(Empty):
-            while True:
-                self._waiting.get_nowait()
-
-    def _run(self) -> None:
-        with suppress(AttributeError, OSError):  # of this thread alone, on Linux
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
-        while True:
-            compile_ = self._waiting.get()
-            try:
-                compile_()
-            except Exception as error:
-                warnings.warn(f"not compiled ahead: {error}", stacklevel=1)
 
 
 class WorkerService:
@@ -200,9 +161,21 @@ class WorkerService:
         assert self._work is not None
         batch = self._work.batch(request.step)
         observer = self._timelines[-1][0] if request.traced else None
-        commit = self._runtime.step(request.turn, batch, observer, request.loss_scale)
+        commit = self._runtime.step(
+            request.turn, batch, observer, request.loss_scale, request.checks
+        )
         self._progress = committed(request.step, commit)
         return schema.Trained(commit=commit)
+
+    def _leave_out(self, request: schema.LeaveOut) -> None:
+        if self._progress.at == request.step:  # else asked again, and it was done here
+            self._runtime.skip()
+
+    def _check_state(self, request: schema.CheckState) -> schema.CheckedState:
+        return schema.CheckedState(stages=[*self._runtime.numbers(request.digests)])
+
+    def _drop(self, request: schema.DropState) -> None:
+        self._inventory.forget()
 
     def _reached(self, request: schema.TellReached) -> schema.Reached:
         return schema.Reached(at=self._progress.at, commit=self._progress.commit)
@@ -346,6 +319,9 @@ HANDLERS: dict[type[AnyRequest], Callable[[WorkerService, Any], Message | None]]
     schema.TellCompiled: WorkerService._compiled,
     schema.Initialise: WorkerService._initialise,
     schema.Train: WorkerService._train,
+    schema.LeaveOut: WorkerService._leave_out,
+    schema.CheckState: WorkerService._check_state,
+    schema.DropState: WorkerService._drop,
     schema.TellReached: WorkerService._reached,
     schema.FinishStep: WorkerService._finish,
     schema.HoldState: WorkerService._hold,

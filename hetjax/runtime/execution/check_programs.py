@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that check a stage's numbers: whether they are finite, and their digests.
+
+Owns what is compared between holders of a gradient group: the weights, where an update
+gives all of them the same bits, else the summed gradients, which are the same bits in
+any case (`hetjax/comm/reduction.py`) and of which the weights are made. Does not own
+the arithmetic (`digests.py`) nor the judgement (`checks.py`).
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+
+from hetjax.mesh.axes import replicated
+from hetjax.mesh.multihost import to_mesh
+from hetjax.plans.plan import Group
+from hetjax.runtime.execution.digests import digests, is_finite
+from hetjax.runtime.execution.programs import Compiled, compiled
+from hetjax.runtime.execution.update import GradientGroup, UpdatePrograms
+from hetjax.stage import arrays
+
+
+@dataclass(frozen=True)
+class CheckPrograms:
+    """Programs over the weights and gradients of a stage, which change nothing."""
+
+    updates: UpdatePrograms
+
+    @cached_property
+    def is_finite(self) -> Compiled:
+        """(masters) -> whether all of them are."""
+        abstract = jax.tree.leaves(self.updates.masters)
+        whole = replicated(self.updates.programs.mesh)
+        if not abstract:
+            return lambda masters: to_mesh(jax.numpy.bool_(True), whole)
+        given = (self.updates.masters,)
+        specs = arrays.shardings(abstract)
+        check = lambda masters: is_finite(jax.tree.leaves(masters), specs)  # noqa: E731
+        return compiled(check, given, out=whole)
+
+    def digests(
+        self, masters: Any, gradients: Any = None
+    ) -> tuple[tuple[Group, ...], tuple[jax.Array, ...]]:
+        """The groups that other stages have, too, and their digests, uint32[N, 2].
+
+        Without gradients of those alone whose weights are compared.
+        """
+        names, found = list[Group](), list[jax.Array]()
+        if self.weight_digests is not None:
+            names += [group.name for group in self._of_weights]
+            found.append(self.weight_digests(masters))
+        if self.gradient_digests is not None and gradients is not None:
+            names += [group.name for group in self._of_gradients]
+            found.append(self.gradient_digests(gradients))
+        return tuple(names), tuple(found)
+
+    @cached_property
+    def weight_digests(self) -> Compiled | None:
+        """(masters) -> uint32[N, 2] of the groups whose weights are compared."""
+
+        def of_groups(masters: Any) -> Any:
+            return [[masters[at][leaf] for at, leaf in ids] for ids in leaf_ids]
+
+        leaf_ids = [group.leaf_ids for group in self._of_weights]
+        return self._compiled(of_groups, self.updates.masters)
+
+    @cached_property
+    def gradient_digests(self) -> Compiled | None:
+        """(gradients) -> uint32[N, 2] of the groups whose sums are compared."""
+
+        def of_groups(gradients: Any) -> Any:
+            by_group = zip(self.updates.groups, gradients, strict=True)
+            return [list(rows) for group, rows in by_group if group in compared]
+
+        compared = self._of_gradients
+        return self._compiled(of_groups, self.updates.gradients)
+
+    def _compiled(self, of_groups: Any, abstract: Any) -> Compiled | None:
+        found = of_groups(abstract)
+        if not found:
+            return None
+        specs = arrays.shardings(found)
+        return compiled(
+            lambda given: digests(of_groups(given), specs),
+            (abstract,),
+            out=replicated(self.updates.programs.mesh),
+        )
+
+    @property
+    def _of_weights(self) -> list[GradientGroup]:
+        return [g for g in self.updates.groups if g.shared and g.is_exact]
+
+    @property
+    def _of_gradients(self) -> list[GradientGroup]:
+        return [g for g in self.updates.groups if g.shared and not g.is_exact]

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One flipped bit: in the weights of a stage, or in gradients before or after a sum."""
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from hetjax.comm.reduction import Rows
+from hetjax.plans.plan import Group, StageKey
+from hetjax.runtime.execution.gradient_sync import GradientSync, LocalSync
+from hetjax.runtime.execution.stage_runtime import StageRuntime
+from hetjax.runtime.execution.stages import Stages
+from hetjax.training import worker
+from hetjax.training.worker import TrainingWork
+
+BIT = 21  # of the mantissa's 23: a quarter more or less, which no loss gives away
+
+
+def flipped(array: jax.Array) -> jax.Array:
+    """A bit of the largest element: one that matters."""
+    value = np.array(array)
+    at = np.abs(value).argmax()
+    value.reshape(-1).view(np.uint32)[at] ^= np.uint32(1 << BIT)
+    return jax.device_put(value, array.sharding)
+
+
+def flip_weight(stages: Stages, stage: StageKey) -> None:
+    """In the masters of the stage's last stack, and in all that is made of them."""
+    state = stages.stages[stage]
+    *others, last = state.masters
+    leaf, held = next(iter(last.items()))
+    masters = *others, last | {leaf: flipped(held)}
+    stages._install(state, masters, state.opt_state, state.frozen)
+
+
+class Injected:
+    """Steps of a run in this process, of which some have something done to them.
+
+    `now` is the step that is under way, counted from 1; `left` how often it is to
+    happen still.
+    """
+
+    def __init__(self, patched: pytest.MonkeyPatch, step: int, times: int = 1) -> None:
+        self._patched, self._step, self.left, self.now = patched, step, times, 0
+        batch = TrainingWork.batch
+
+        def noted_batch(work: TrainingWork, number: int) -> Any:
+            self.now = number + 1
+            return batch(work, number)
+
+        patched.setattr(TrainingWork, "batch", noted_batch)
+
+    def is_due(self) -> bool:
+        """Whether it is to happen now, which counts."""
+        due = self.now == self._step and self.left > 0
+        self.left -= due
+        return due
+
+    def in_weights(self, stage: StageKey) -> None:
+        """After the update of the step."""
+        train = StageRuntime.step
+
+        def step_and_flip(runtime: StageRuntime, *arguments: Any) -> Any:
+            result = train(runtime, *arguments)
+            if stage in runtime.stages and self.is_due():
+                flip_weight(runtime, stage)
+            return result
+
+        self._patched.setattr(StageRuntime, "step", step_and_flip)
+
+    def in_summed(self, stage: StageKey) -> None:
+        """In what this holder has got of the first sum that is done."""
+        start = LocalSync._start_sum
+
+        def start_and_flip(
+            sync: LocalSync, group: Group, posted: Mapping[StageKey, Rows]
+        ) -> None:
+            start(sync, group, posted)
+            if (group, stage) in sync._sums and self.is_due():
+                first, *others = sync._sums[group, stage]
+                sync._sums[group, stage] = (flipped(first), *others)
+
+        self._patched.setattr(LocalSync, "_start_sum", start_and_flip)
+
+    def in_contribution(self, stage: StageKey) -> None:
+        """In what the stage gives to the sum."""
+        post = GradientSync.post
+
+        def flip_and_post(
+            sync: GradientSync, group: Group, key: StageKey, rows: Rows
+        ) -> None:
+            if key == stage and self.is_due():
+                rows = flipped(rows[0]), *rows[1:]
+            post(sync, group, key, rows)
+
+        self._patched.setattr(GradientSync, "post", flip_and_post)
+
+
+def flipping_worker(after_step: int, once: Path) -> None:
+    """Work as a worker does, but for one bit of its weights after a step, once."""
+    step = StageRuntime.step
+    num_steps: dict[StageRuntime, int] = {}
+
+    def step_and_flip(runtime: StageRuntime, *arguments: Any) -> Any:
+        told = step(runtime, *arguments)
+        num_steps[runtime] = num_steps.get(runtime, 0) + 1
+        if num_steps[runtime] == after_step:
+            with suppress(FileNotFoundError):  # another worker has been quicker
+                once.unlink()
+                flip_weight(runtime, next(iter(runtime.stages)))
+        return told
+
+    StageRuntime.step = step_and_flip  # pyright: ignore
+    worker.main()
+
+
+if __name__ == "__main__":
+    flipping_worker(3, Path(os.environ["HETJAX_TEST_FLIP"]))
