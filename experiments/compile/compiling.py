@@ -17,11 +17,12 @@ from typing import Any
 import jax
 
 from experiments.compile.cells import Cell
-from experiments.compile.expected import beyond, most_collectives
+from experiments.compile.expected import beyond, most_collectives, most_permuted
 from experiments.compile.hlo import (
     aliased_parameters,
     collectives,
     hidden_collectives,
+    permuted_numbers,
     square_arrays,
 )
 from experiments.compile.stages import (
@@ -32,9 +33,14 @@ from experiments.compile.stages import (
     stage_state,
 )
 from experiments.compile.targets import TARGETS, installed
+from hetjax.cluster.catalogue import catalogue
+from hetjax.cluster.discovery import Device, device_name
+from hetjax.costs.costs import StageMemory
 from hetjax.costs.stage_memory import stage_memory
 from hetjax.runtime.execution.executor import StageState
 from hetjax.stage.arrays import device_bytes
+
+_OUT_OF_MEMORY = "Ran out of memory"  # a TPU's compiler; those of GPUs never say so
 
 
 def serve(connection: Connection, target: str) -> None:
@@ -78,10 +84,23 @@ def record(cell: Cell, devices: Sequence[jax.Device]) -> dict[str, Any]:
     try:
         programs = compiled_programs(cell, state)
     except Exception as error:  # whatever a compiler refuses is what we came to see
-        found["failures"] = [f"does not compile: {first_line(error)}"]
+        found |= refused(cell, state, own[0], first_line(error))
     else:
         found |= seen(cell, state, programs)
     return found | {"seconds": round(time.perf_counter() - started, 1)}
+
+
+def refused(cell: Cell, state: StageState, device: Device, said: str) -> dict[str, Any]:
+    """Return what follows from the compiler's words for such a device.
+
+    A stage that is beyond the device by our own model, by what it holds alone, is not
+    to compile: no plan has it. Then `beyond` has the bytes of both.
+    """
+    held = _ours(cell, state).static_bytes
+    there = int(2**30 * catalogue()[device_name(device)].memory_gib)
+    if _OUT_OF_MEMORY in said and held > there:
+        return {"failures": [], "beyond": {"held_bytes": held, "memory_bytes": there}}
+    return {"failures": [f"does not compile: {said}"]}
 
 
 def seen(cell: Cell, state: StageState, programs: list[Any]) -> dict[str, Any]:
@@ -100,6 +119,9 @@ def seen(cell: Cell, state: StageState, programs: list[Any]) -> dict[str, Any]:
     if more := beyond(used, most):
         told = ", ".join(f"{times} {name}" for name, times in sorted(more.items()))
         failures.append(f"collectives beyond those expected: {told}")
+    permuted = sum(map(permuted_numbers, texts))
+    if permuted > most_permuted(cell, state):
+        failures.append(f"collectives permute {permuted} numbers")
     return {
         "failures": failures,
         "donated": donated,
@@ -107,6 +129,7 @@ def seen(cell: Cell, state: StageState, programs: list[Any]) -> dict[str, Any]:
         "square_arrays": arrays,
         "collectives": dict(used),
         "most_collectives": dict(most),
+        "permuted_numbers": permuted,
         "hidden_collectives": sum(map(hidden_collectives, texts)),
         "memory": memory(cell, state, programs),
     }
@@ -118,20 +141,7 @@ def memory(cell: Cell, state: StageState, programs: list[Any]) -> dict[str, int]
     `workspace_bytes` is the stage's: of the larger of F and B, of FB, or of F, I and W.
     What is compared with it is in `temp_bytes`: that of the passes compiled here.
     """
-    form = state.programs.function.attention
-    assert form is not None, "every stage of the gate says its form"
-    model, plan, key = model_and_plan(cell, form)
-    split = cell.program in ("input gradient", "weight gradient")
-    dtype = TARGETS[cell.target].dtype
-    ours = stage_memory(
-        plan,
-        model,
-        key,
-        dtype=dtype,
-        optimizer=OPTIMIZER.init,
-        split=split,
-        backend=TARGETS[cell.target].backend,
-    )
+    ours = _ours(cell, state)
     largest = max(programs, key=temp_bytes)
     analysis = largest.memory_analysis()
     return {
@@ -148,6 +158,22 @@ def memory(cell: Cell, state: StageState, programs: list[Any]) -> dict[str, int]
         "output_bytes": analysis.output_size_in_bytes,
         "alias_bytes": analysis.alias_size_in_bytes,
     }
+
+
+def _ours(cell: Cell, state: StageState) -> StageMemory:
+    """The memory of the cell's stage by our model."""
+    form = state.programs.function.attention
+    assert form is not None, "every stage of the gate says its form"
+    model, plan, key = model_and_plan(cell, form)
+    return stage_memory(
+        plan,
+        model,
+        key,
+        dtype=TARGETS[cell.target].dtype,
+        optimizer=OPTIMIZER.init,
+        split=cell.program in ("input gradient", "weight gradient"),
+        backend=TARGETS[cell.target].backend,
+    )
 
 
 def _passes(cell: Cell, state: StageState) -> list[Any]:

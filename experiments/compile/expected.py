@@ -15,14 +15,22 @@ are cut over it are gathered. The rows of a sum lie as masters do that both axes
 those of a master that data does not cut are gathered, and those of one that tensor does
 not cut are first permuted: rows are numbered tensor by tensor.
 
+A device keeps only its rows of a sum over the data axis. A TPU's compiler sums them in
+whole chunks, of so many rows as its memory takes; where a device's rows are no multiple
+of these, its neighbour sums some of them and sends them on: a permute for a leaf, of a
+small part of it (`most_permuted`). The other way is that all devices get all of the
+sum, which is twice the bytes. GPUs cut a sum anywhere.
+
 These are the most that there may be: a compiler may join several. Owns this reasoning.
 Does not own the counting (`hlo.py`).
 """
 
+import math
 from collections import Counter
 from typing import Any
 
 from experiments.compile.cells import Cell
+from experiments.compile.targets import TARGETS
 from hetjax.mesh.axes import tensor_dim
 from hetjax.runtime.execution.executor import StageState
 
@@ -82,9 +90,20 @@ def _passes(cell: Cell, state: StageState) -> Counter[str]:
     )
 
 
+def most_permuted(cell: Cell, state: StageState) -> float:
+    """Return how many numbers the permutes of a device may send in PACK: a tenth of its
+    rows. Those of other programs are counted alone."""
+    if cell.program != "pack":
+        return math.inf
+    groups = zip(state.updates.groups, state.updates.gradients, strict=True)
+    return 0.1 * sum(a.shape[1] for group, rows in groups if group.rows for a in rows)
+
+
 def _pack(cell: Cell, state: StageState) -> Counter[str]:
     leaves = sum(len(g.leaf_ids) for g in state.updates.groups if g.rows)
-    return Counter({"all-reduce": leaves * (cell.data > 1)})
+    in_chunks = TARGETS[cell.target].backend == "tpu"
+    summed = leaves * (cell.data > 1)
+    return Counter({"all-reduce": summed, "collective-permute": summed * in_chunks})
 
 
 def _square_sum(cell: Cell, state: StageState) -> Counter[str]:

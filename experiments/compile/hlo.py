@@ -4,6 +4,7 @@
 Owns the reading of XLA's text. Does not own what should be found there.
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -23,6 +24,9 @@ _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) .*\{$")
 _INSTRUCTION = re.compile(r"^ +(?:ROOT )?%?[\w.-]+ = (.*?) ([a-z][a-z0-9-]*)\(")
 _NAMED = re.compile(r"^ +(?:ROOT )?%?([\w.-]+) = .*? ([a-z][a-z0-9-]*)\((.*)")
 _CHANNEL = re.compile(r"channel_id=(\d+)")
+_PERMUTED = re.compile(
+    r" = \(?[a-z]+\d*\w*\[([\d,]*)\].* collective-permute(?:-start)?\("
+)
 _STEPS = re.compile(r"^%async_collective_fusion.*?^}", re.MULTILINE | re.DOTALL)
 _KERNELS = frozenset({"convolution", "custom-call", "dot", "fusion", "while"})
 _FUSED = re.compile(r" fusion\(.*calls=%?([\w.-]+)")
@@ -37,6 +41,14 @@ def collectives(text: str) -> Counter[str]:
     """
     seen = {(name, channel or line) for name, channel, line in _collectives(text)}
     return Counter(name for name, _ in seen)
+
+
+def permuted_numbers(text: str) -> int:
+    """Return how many numbers a device sends in collective-permutes."""
+    return sum(
+        math.prod(int(dim) for dim in dims.split(",") if dim)
+        for dims in _PERMUTED.findall(text)
+    )
 
 
 def hidden_collectives(text: str) -> int:

@@ -36,12 +36,17 @@ def _head(rows: Sequence[Row]) -> str:
         {f"{TARGETS[r['target']].compiler} {r['compiler']}" for r in rows}
     )
     jax = ", ".join(sorted({row["jax"] for row in rows}))
-    passed = sum(not row["failures"] for row in rows)
+    passed = sum(not (row["failures"] or "beyond" in row) for row in rows)
     return (
         f"{len(rows)} of the {len(covering())} programs were compiled, on "
         f"{' and '.join(dict.fromkeys((days[0], days[-1])))}, with JAX {jax}, "
-        f"{' and '.join(compilers)}; {passed} are without fault."
+        f"{' and '.join(compilers)}; {passed} are without fault{_unfit(rows)}."
     )
+
+
+def _unfit(rows: Sequence[Row]) -> str:
+    num = sum("beyond" in row for row in rows)
+    return f", {num} is beyond the card by our own figure and refused" if num else ""
 
 
 def _hidden(rows: Sequence[Row]) -> str:
@@ -75,7 +80,8 @@ def _matrix(rows: Sequence[Row]) -> str:
 def _word(row: Row | None) -> str:
     if row is None:
         return ""
-    return ", ".join(map(_fault, row["failures"])) or "ok"
+    fitting = "beyond the card" if row.get("beyond") else "ok"
+    return ", ".join(map(_fault, row["failures"])) or fitting
 
 
 def _fault(failure: str) -> str:
@@ -109,6 +115,8 @@ def _choices(rows: Sequence[Row]) -> str:
     for name in ("model", "mesh", "remat", "place", "part"):
         given, passed = Counter(), Counter()
         for row in rows:
+            if "beyond" in row:
+                continue
             choice = _choice(name, row[name])
             given[choice] += 1
             passed[choice] += not row["failures"]

@@ -1,30 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
 """The accelerators of one machine, as its driver tells of them.
 
-Owns what is known of each before JAX starts, how what `nvidia-smi` prints is read under
-the user's own CUDA_VISIBLE_DEVICES, and the cluster that they make: a node for each
-kind. Starts nothing and imports no JAX. Does not
-own asking (`hetjax/launch/looking.py`), nor what a worker gets to see of them
+Owns what is known of each before JAX starts, which of NVIDIA's the user's own
+CUDA_VISIBLE_DEVICES shows, and the cluster that they make: a node for each kind. Starts
+nothing and imports no JAX. Does not own asking (`hetjax/launch/looking.py`,
+`hetjax/mesh/driver.py`), nor what a worker gets to see of them
 (`hetjax/launch/isolation.py`).
 """
 
-import csv
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Protocol
 
 from hetjax.cluster.catalogue import unlike_memory_gib
 from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.discovery import device_name, discover
 
-NVIDIA_SMI = (
-    "nvidia-smi",
-    "--query-gpu=uuid,name,memory.total,mig.mode.current",
-    "--format=csv,noheader,nounits",
-)
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 VISIBLE_AMD = "HIP_VISIBLE_DEVICES"  # indices into ROCR_VISIBLE_DEVICES, which stays
 _ORDER = "CUDA_DEVICE_ORDER"
+
+
+class DriverCard(Protocol):
+    """What is read of a card that NVIDIA's driver tells of."""
+
+    @property
+    def uuid(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def memory_gib(self) -> float: ...
+
+    @property
+    def is_cut(self) -> bool: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,28 +88,25 @@ def own_memory_gib(device: str, devices: Iterable[LocalDevice]) -> float | None:
 
 
 def nvidia_devices(
-    printed: str, environment: Mapping[str, str]
+    told: Sequence[DriverCard], environment: Mapping[str, str]
 ) -> list[LocalDevice] | None:
-    """Return the cards of what `NVIDIA_SMI` prints that CUDA shows to a process.
+    """Return those of the driver's cards that CUDA shows to a process.
 
     None where only CUDA itself can tell: cards cut into instances (MIG), and indices in
     CUDA_VISIBLE_DEVICES of unlike cards, which CUDA counts from the fastest and
     nvidia-smi by their place on the bus, unless CUDA_DEVICE_ORDER says so too.
     """
-    rows = csv.reader(printed.splitlines(), skipinitialspace=True)
-    cards, modes = [], []
-    for uuid, name, mebibytes, mode in (row for row in rows if row):
-        cards.append(
-            LocalDevice(
-                platform="cuda",
-                device_kind=name,
-                handle=uuid,
-                memory_bytes=int(float(mebibytes) * 2**20),
-            )
-        )
-        modes.append(mode)
-    if "Enabled" in modes:
+    if any(card.is_cut for card in told):
         return None
+    cards = [
+        LocalDevice(
+            platform="cuda",
+            device_kind=card.name,
+            handle=card.uuid,
+            memory_bytes=int(card.memory_gib * 2**30),
+        )
+        for card in told
+    ]
     visible = environment.get(VISIBLE)
     if visible is None:
         return cards

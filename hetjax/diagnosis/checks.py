@@ -6,6 +6,7 @@ words. Does not own how facts are found out (`gathering.py`).
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from hetjax.cluster.catalogue import (
     best_precision,
@@ -95,7 +96,7 @@ def _extra(plugin: str) -> str:
 def _wheels(installed: Installed) -> Iterator[Finding]:
     """What NVIDIA's driver and cards are too old for."""
     plugins = [name for name in NVIDIA.extras if name in installed.versions]
-    for card in dict.fromkeys(installed.cards):
+    for card in dict.fromkeys(replace(card, uuid="") for card in installed.cards):
         capability, driver = _number(card.compute_capability), _number(card.driver)
         shown = f"{card.name} (compute capability {card.compute_capability})"
         for plugin in plugins:

@@ -4,8 +4,9 @@
 JAX takes hold of all that it sees, and of several kinds in one process it may mistake
 one for another. So NVIDIA's own command is asked, which takes part of a second; where
 that cannot tell, JAX is, in a process of its own that ends. Every wait has a limit.
-Does not own how answers are read (`hetjax/cluster/local_devices.py`), nor which of them
-a worker gets (`isolation.py`). `python -m hetjax.launch.looking` prints what is here.
+Does not own how the command is asked (`hetjax/mesh/driver.py`), which of its cards CUDA
+shows (`hetjax/cluster/local_devices.py`), nor which of them a worker gets
+(`isolation.py`). `python -m hetjax.launch.looking` prints what is here.
 """
 
 import os
@@ -19,7 +20,6 @@ from pathlib import Path
 import jax
 
 from hetjax.cluster.local_devices import (
-    NVIDIA_SMI,
     VISIBLE,
     VISIBLE_AMD,
     LocalDevice,
@@ -28,8 +28,8 @@ from hetjax.cluster.local_devices import (
     read_devices,
 )
 from hetjax.mesh.accelerators import amd_nodes, visible_accelerator
+from hetjax.mesh.driver import driver_cards
 
-_COMMAND_S = 20.0
 _JAX_S = 120.0  # a TPU takes tens of seconds to start
 _ASK_JAX = "from hetjax.launch.looking import print_devices; print_devices()"
 # take no memory but what is needed, and tell of all that there is
@@ -87,13 +87,8 @@ def _platform(device: jax.Device) -> str:
 
 def _told_by_driver(environment: Mapping[str, str]) -> list[LocalDevice] | None:
     """What NVIDIA's command says; None where it cannot tell, or is not there."""
-    try:
-        done = subprocess.run(
-            NVIDIA_SMI, capture_output=True, text=True, timeout=_COMMAND_S, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return nvidia_devices(done.stdout, environment)
+    cards = driver_cards()
+    return nvidia_devices(cards, environment) if cards else None
 
 
 def _by_jax(environment: Mapping[str, str]) -> list[LocalDevice]:

@@ -2,29 +2,34 @@
 """What NVIDIA's driver says of its cards, without JAX.
 
 Owns the question and how its answer is read. Does not own what follows from it
-(`hetjax/diagnosis/`, `hetjax/profiling/`).
+(`hetjax/diagnosis/`, `hetjax/profiling/`, `hetjax/launch/`).
 """
 
 import subprocess
 from dataclasses import dataclass
 
-_ASKED = "name,memory.total,compute_cap,driver_version"
+_ASKED = "uuid,name,memory.total,mig.mode.current,compute_cap,driver_version"
 _COMMAND = ("nvidia-smi", f"--query-gpu={_ASKED}", "--format=csv,noheader,nounits")
-_LIMIT_S = 5.0
+_LIMIT_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Card:
-    """One card; `compute_capability` as in 8.6, `driver` as in 550.54.15."""
+    """One card; `compute_capability` as in 8.6, `driver` as in 550.54.15.
 
+    `memory_gib` is 0 where the driver does not say it; `is_cut` into instances (MIG).
+    """
+
+    uuid: str
     name: str
     memory_gib: float
+    is_cut: bool
     compute_capability: str
     driver: str
 
 
 def driver_cards() -> tuple[Card, ...]:
-    """Return the cards that the driver shows; none where it does not answer in 5 s."""
+    """Return the cards that the driver shows; none where it does not answer in time."""
     try:
         told = subprocess.run(
             _COMMAND, capture_output=True, text=True, timeout=_LIMIT_S, check=True
@@ -37,17 +42,20 @@ def driver_cards() -> tuple[Card, ...]:
 def read_cards(text: str) -> tuple[Card, ...]:
     """Read the lines of nvidia-smi; those that are otherwise are left out.
 
-    >>> read_cards("Tesla T4, 15360, 7.5, 550.54.15").__len__()
-    1
+    >>> read_cards("GPU-1a2b, Tesla T4, 15360, [N/A], 7.5, 550.54.15")[0].memory_gib
+    15.0
     """
     rows = (tuple(map(str.strip, line.split(","))) for line in text.splitlines())
     return tuple(
         Card(
-            name=row[0],
-            memory_gib=float(row[1]) / 1024,
-            compute_capability=row[2],
-            driver=row[3],
+            uuid=uuid,
+            name=name,
+            memory_gib=int(mebibytes) / 1024 if mebibytes.isdigit() else 0.0,
+            is_cut=mode == "Enabled",
+            compute_capability=capability,
+            driver=driver,
         )
-        for row in rows
-        if len(row) == 4 and row[1].isdigit()
+        for uuid, name, mebibytes, mode, capability, driver in (
+            row for row in rows if len(row) == 6
+        )
     )

@@ -135,7 +135,7 @@ def memory_gib_of(device: Any) -> float | None:
     if stats and stats.get("bytes_limit"):
         return stats["bytes_limit"] / _share_of_jax(device) / 2**30
     named = (c.memory_gib for c in driver_cards() if c.name == device.device_kind)
-    return next(named, None)
+    return next(named, None) or None
 
 
 def _share_of_jax(device: Any) -> float:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What nvidia-smi prints, as the cards that CUDA shows to a process."""
+"""Of the cards that the driver tells of, those that CUDA shows to a process."""
+
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -11,20 +13,27 @@ from hetjax.cluster.local_devices import (
     read_devices,
 )
 
-UNLIKE = """\
-GPU-3090, NVIDIA GeForce RTX 3090, 24576, [N/A]
-GPU-4090, NVIDIA GeForce RTX 4090, 24564, [N/A]
-"""
-ALIKE = """\
-GPU-a, NVIDIA A100-SXM4-80GB, 81920, Disabled
-GPU-b, NVIDIA A100-SXM4-80GB, 81920, Disabled
-GPU-c, NVIDIA A100-SXM4-80GB, 81920, Disabled
-"""
+
+@dataclass(frozen=True)
+class Told:
+    """A card as the driver tells of it."""
+
+    uuid: str
+    name: str
+    memory_gib: float
+    is_cut: bool = False
+
+
+UNLIKE = (
+    Told("GPU-3090", "NVIDIA GeForce RTX 3090", 24576 / 1024),
+    Told("GPU-4090", "NVIDIA GeForce RTX 4090", 24564 / 1024),
+)
+ALIKE = tuple(Told(f"GPU-{name}", "NVIDIA A100-SXM4-80GB", 80.0) for name in "abc")
 BY_BUS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 @pytest.mark.parametrize(
-    ("printed", "environment", "handles"),
+    ("told", "environment", "handles"),
     [
         (UNLIKE, {}, ["GPU-3090", "GPU-4090"]),
         (UNLIKE, {"CUDA_VISIBLE_DEVICES": "GPU-4"}, ["GPU-4090"]),
@@ -37,19 +46,19 @@ BY_BUS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         # CUDA reads up to the first that is not there
         (ALIKE, {"CUDA_VISIBLE_DEVICES": "1,7,2"}, ["1"]),
         (ALIKE, {"CUDA_VISIBLE_DEVICES": "GPU-"}, []),
-        (ALIKE.replace("Disabled", "Enabled", 1), {}, None),
+        ((replace(ALIKE[0], is_cut=True), *ALIKE[1:]), {}, None),
     ],
 )
 def test_cards_are_those_that_cuda_would_show(
-    printed: str, environment: dict[str, str], handles: list[str] | None
+    told: tuple[Told, ...], environment: dict[str, str], handles: list[str] | None
 ):
-    found = nvidia_devices(printed, environment)
+    found = nvidia_devices(told, environment)
     assert (found and [device.handle for device in found]) == (handles or found)
     assert (found is None) == (handles is None)
 
 
 def test_unlike_cards_are_two_nodes_and_a_card_of_other_memory_says_so():
-    found = nvidia_devices(UNLIKE.replace("24564", "49140"), {})
+    found = nvidia_devices((UNLIKE[0], replace(UNLIKE[1], memory_gib=49140 / 1024)), {})
     assert found is not None
     assert [
         (n.device, n.count, n.memory_gib) for n in cluster_of_devices(found).nodes

@@ -120,7 +120,7 @@ def test_a_card_that_a_variable_hides(
 
 def test_a_driver_too_old_for_the_wheels(install, driver):
     install("jax-cuda13-plugin", jaxlib())
-    driver("NVIDIA GeForce RTX 3090, 24576, 8.6, 535.183.01")
+    driver("GPU-1, NVIDIA GeForce RTX 3090, 24576, [N/A], 8.6, 535.183.01")
     found = only(Scope())
     assert "driver 580 or newer, here is 535.183.01" in found.found
     assert "pip install 'hetjax[cuda12]'" in found.fix
@@ -129,7 +129,7 @@ def test_a_driver_too_old_for_the_wheels(install, driver):
 def test_a_card_too_old_for_cudnn(install, driver):
     install("jax-cuda12-plugin", jaxlib())
     install("nvidia-cudnn-cu12", "9.28.0.42")
-    driver("Tesla V100-SXM2-16GB, 16384, 7.0, 535.183.01")
+    driver("GPU-1, Tesla V100-SXM2-16GB, 16384, [N/A], 7.0, 535.183.01")
     found = only(Scope())
     assert "nvidia-cudnn-cu12 9.28.0.42 has no code for Tesla V100" in found.found
     assert found.fix == "pip install 'hetjax[cuda12-volta]'"

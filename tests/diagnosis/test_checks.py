@@ -30,8 +30,10 @@ MACHINE = Installed(
     visible=CARD,
     cards=(
         Card(
+            uuid="GPU-1",
             name="Tesla T4",
             memory_gib=15.0,
+            is_cut=False,
             compute_capability="7.5",
             driver="550.54.15",
         ),
@@ -166,10 +168,19 @@ def test_room_and_speed_of_the_disk_are_judged(free_gib, speed, levels):
 
 
 def test_cards_are_read_as_the_driver_tells_them():
-    told = "Tesla V100-SXM2-16GB, 16384, 7.0, 535.183.01\nno devices were found\n"
+    told = "GPU-1, Tesla V100-SXM2-16GB, 16384, [N/A], 7.0, 535.183.01\nnone other\n"
     (card,) = read_cards(told)
+    assert (card.uuid, card.is_cut) == ("GPU-1", False)
+    assert read_cards(told.replace("16384", "[N/A]"))[0].memory_gib == 0
+    assert read_cards(told.replace("[N/A]", "Enabled"))[0].is_cut
     assert (card.memory_gib, card.compute_capability) == (16.0, "7.0")
     assert (card.name, card.driver) == ("Tesla V100-SXM2-16GB", "535.183.01")
+
+
+def test_cards_of_one_kind_are_told_of_once():
+    (card,) = MACHINE.cards
+    both = replace(MACHINE, cards=(card, replace(card, uuid="GPU-2")))
+    assert diagnosis(replace(WELL, installed=both)) == diagnosis(WELL)
 
 
 def test_json_and_html_have_every_finding():

@@ -17,17 +17,19 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from experiments.compile import attention, loss
 from experiments.compile.__main__ import rows_of
 from experiments.compile.cells import MODELS, PROGRAMS, Cell, all_cells, covering
-from experiments.compile.compiling import seen
+from experiments.compile.compiling import refused, seen
 from experiments.compile.expected import beyond, most_collectives
 from experiments.compile.hlo import (
     aliased_parameters,
     collectives,
     hidden_collectives,
+    permuted_numbers,
     square_arrays,
 )
 from experiments.compile.stages import SEQ_LEN, compiled_programs, stage_state
 from experiments.compile.table import markdown
 from experiments.compile.targets import TARGETS
+from hetjax.cluster.local_devices import LocalDevice
 from hetjax.models.decoders import model_of
 from hetjax.models.model import abstract_params
 from hetjax.models.presets import model_config
@@ -165,6 +167,58 @@ def test_programs_over_the_state_pass_on_simulated_devices(program):
     # nine masters, two moments of each, and a count of steps for either module
     donated = 29 if program == "update" else 0
     assert found["donated"] == found["aliased"] == donated
+
+
+def test_what_permutes_send_is_counted():
+    text = """
+  %p.1 = (f32[32,2048]{1,0:T(8)}, f32[32,2048]{1,0}) collective-permute-start(%a)
+  %p.2 = f32[32,2048]{1,0} collective-permute-done(%p.1)
+  %p.3 = f32[8]{0} collective-permute(%p.2), channel_id=3
+"""
+    assert permuted_numbers(text) == 32 * 2048 + 8
+
+
+def test_a_permute_is_expected_of_a_tpu_that_sums_rows_and_of_no_gpu():
+    pack = replace(TINY, program="pack")
+    state = stage_state(pack, jax.devices()[:4], "float32")
+    gpu = most_collectives(replace(pack, target="H100"), state)
+    tpu = most_collectives(pack, state)
+    assert tpu - gpu == {"collective-permute": gpu["all-reduce"]}
+    assert not gpu["collective-permute"]
+
+
+@pytest.mark.usefixtures("quick_compiling")
+def test_a_permute_of_more_than_a_small_part_is_told(monkeypatch: pytest.MonkeyPatch):
+    cell = replace(TINY, program="pack")
+    state = stage_state(cell, jax.devices()[:4], "float32")
+    programs, rows = compiled_programs(cell, state), state.updates.gradients
+    numbers = sum(array.shape[1] for group in rows for array in group)
+    for sent, failures in ((numbers // 11, 0), (numbers // 9, 1)):
+        monkeypatch.setattr(
+            "experiments.compile.compiling.permuted_numbers", lambda _, sent=sent: sent
+        )
+        assert len(seen(cell, state, programs)["failures"]) == failures
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "is_fault"),
+    [
+        ("TPU v4", "Ran out of memory on HBM", False),  # 51 GiB on 32
+        ("TPU v5p", "Ran out of memory on HBM", True),  # on 95: something is wrong
+        ("TPU v4", "Unsupported algorithm", True),
+    ],
+)
+def test_only_what_is_beyond_a_device_by_our_own_model_need_not_compile(
+    kind: str, said: str, is_fault: bool
+):
+    cell = replace(
+        TINY, program="update", model="mixtral-8x7b", mesh=(1, 1), place="first"
+    )
+    state = stage_state(cell, jax.devices()[:1], "bfloat16", "splash")
+    device = LocalDevice(platform="tpu", device_kind=kind, handle="0", memory_bytes=0)
+    found = refused(cell, state, device, said)
+    assert bool(found["failures"]) == is_fault
+    assert ("beyond" in found) != is_fault
 
 
 @pytest.mark.usefixtures("quick_compiling")

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 UUIDS = "GPU-3090aaaa-0000-0000-0000-000000000000", "GPU-4090bbbb-0000-0000-0000-1"
-UNLIKE = f"""{UUIDS[0]}, NVIDIA GeForce RTX 3090, 24576, [N/A]
-{UUIDS[1]}, NVIDIA GeForce RTX 4090, 24564, [N/A]
+UNLIKE = f"""{UUIDS[0]}, NVIDIA GeForce RTX 3090, 24576, [N/A], 8.6, 550.54.15
+{UUIDS[1]}, NVIDIA GeForce RTX 4090, 24564, [N/A], 8.9, 550.54.15
 """
 
 
