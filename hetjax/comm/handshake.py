@@ -128,7 +128,7 @@ def _dialled(
         if tls is not None:
             coded = use == PULSES
         if tls is not None and use == MESSAGES:
-            found = TlsStream(found, tls, is_called=False)
+            found = TlsStream(found, tls, is_called=False, end_s=end_s)
             binding = found.binding
         names = [_name_bytes(name) for name in (own, peer)]
         nonce = os.urandom(_NONCE_BYTES)
@@ -162,7 +162,7 @@ def answer(
     by name and incarnation, is told so, and refused.
     """
     end_s = time.monotonic() + _HANDSHAKE_S
-    stream = found if tls is None else _within(found, tls)
+    stream = found if tls is None else _within(found, tls, end_s)
     binding = stream.binding if isinstance(stream, TlsStream) else b""
     greeting = read(stream, _GREETING.size, end_s)
     nonce = os.urandom(_NONCE_BYTES)
@@ -183,12 +183,12 @@ def answer(
     return caller
 
 
-def _within(found: socket.socket, tls: Tls) -> Stream:
+def _within(found: socket.socket, tls: Tls, end_s: float) -> Stream:
     """The stream that the caller begins: within TLS, or the socket as it is."""
     found.settimeout(_HANDSHAKE_S)
     if found.recv(1, socket.MSG_PEEK) != FIRST_BYTE:
         return found
-    return TlsStream(found, tls, is_called=True)
+    return TlsStream(found, tls, is_called=True, end_s=end_s)
 
 
 def _caller(

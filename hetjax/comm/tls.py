@@ -10,6 +10,7 @@ who is at the other end (`handshake.py`).
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -66,8 +67,13 @@ class Tls:
 class TlsStream:
     """A socket within TLS: what frames and handshakes need of one."""
 
-    def __init__(self, found: socket.socket, tls: Tls, is_called: bool) -> None:
-        """Takes the socket over; raises OSError, within the socket's timeout."""
+    def __init__(
+        self, found: socket.socket, tls: Tls, is_called: bool, end_s: float
+    ) -> None:
+        """Takes the socket over; raises OSError, by that monotonic time at the latest.
+
+        However little comes at a time.
+        """
         self._socket, self._lock = found, threading.Lock()
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         context = tls.context(is_called)
@@ -78,6 +84,7 @@ class TlsStream:
                 break
             except ssl.SSLWantReadError:
                 self._flush()
+                found.settimeout(_left_s(end_s))
                 self._in.write(self._received())
         self._flush()
         theirs = sha256(self._tls.getpeercert(binary_form=True) or b"").digest()
@@ -145,6 +152,13 @@ class TlsStream:
             data = self._out.read()
         if data:
             self._socket.sendall(data)
+
+
+def _left_s(end_s: float) -> float:
+    left_s = end_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError("no handshake of TLS in time")
+    return left_s
 
 
 Stream = socket.socket | TlsStream

@@ -64,21 +64,30 @@ def test_whatever_the_order_the_newest_is_let_in_last(
     assert number == 3
 
 
-def test_the_end_of_an_older_start_is_no_loss_of_the_newer():
+@pytest.mark.parametrize("is_late", [False, True])
+def test_the_end_of_an_older_start_is_no_loss_of_the_newer(is_late: bool):
+    """Late: it ends by itself, when the newer one is there, before it is cut off."""
     two = Peers("two", "127.0.0.1:0", SECRET)
     first = Peers("one", "127.0.0.1:0", SECRET, incarnation=1)
     second = Peers("one", "127.0.0.1:0", SECRET, incarnation=2)
     first.connect({"two": two.address}, 5.0)
     two.connect({"one": ""}, 5.0)
     old = two.links["one"]
+    cut_off = old.close
+    if is_late:
+        old.close = lambda: None
     second.connect({"two": two.address}, 5.0)
     end_s = time.monotonic() + 5
     while two.links["one"] is old:
         assert time.monotonic() < end_s
         time.sleep(0.01)
-    with pytest.raises(PeerLost):  # it hears that it is of no use any more
-        first.mailbox.take("two", KEY)
+    if not is_late:
+        with pytest.raises(PeerLost):  # it hears that it is of no use any more
+            first.mailbox.take("two", KEY)
     first.close()
+    if is_late:
+        assert old._closing.wait(5)
+        cut_off()
     second.send("two", KEY, [np.arange(3)])
     assert two.mailbox.take("one", KEY).view(np.int64).tolist() == [0, 1, 2]
     two.mailbox.check()

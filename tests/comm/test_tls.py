@@ -8,6 +8,7 @@ import secrets
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -123,8 +124,9 @@ class Between:
                 caller, _ = self._door.accept()
                 called = socket.create_connection(endpoint(self._to))  # pyright: ignore
                 if caller.recv(1, socket.MSG_PEEK) == b"\x16":
-                    caller = TlsStream(caller, self._own, is_called=True)
-                    called = TlsStream(called, self._own, is_called=False)
+                    end_s = time.monotonic() + 5.0
+                    caller = TlsStream(caller, self._own, True, end_s)
+                    called = TlsStream(called, self._own, False, end_s)
                 for both in ((caller, called), (called, caller)):
                     threading.Thread(target=self._pass, args=both, daemon=True).start()
 
@@ -186,6 +188,37 @@ def test_nothing_of_a_message_is_to_be_read_on_the_way(certificates: dict[str, T
             np.testing.assert_array_equal(two.mailbox.take("one", KEY), text)
             assert (b"weights weights" in relay.heard) == is_read
             relay.close()
+
+
+@pytest.mark.parametrize(
+    "first", [b"", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"]
+)
+def test_a_handshake_within_tls_has_one_limit_however_slowly_it_comes(
+    certificates: dict[str, Tls], first: bytes, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("hetjax.comm.handshake._HANDSHAKE_S", 0.5)
+    door = Listener(
+        "two", "127.0.0.1:0", SECRET, lambda *caller: None, certificates["two"]
+    )
+    slow = socket.create_connection(endpoint(door.address))  # pyright: ignore
+    slow.sendall(first)
+    slow.settimeout(0.05)
+    begin_s, is_open = time.monotonic(), True
+    while is_open and time.monotonic() < begin_s + 10.0:
+        with suppress(TimeoutError):
+            is_open = _trickled(slow, b"\0" if first else b"")
+    assert not is_open
+    slow.close()
+    door.close()
+
+
+def _trickled(found: socket.socket, data: bytes) -> bool:
+    """Send a little, then look whether the other side is still there."""
+    try:
+        found.sendall(data)
+        return found.recv(1000) != b""
+    except (ConnectionResetError, BrokenPipeError):
+        return False
 
 
 def test_files_that_cannot_be_used_are_refused(

@@ -249,8 +249,12 @@ def test_an_answer_to_what_was_given_up_is_passed_over():
         assert connections.ask({"a": Listen()})["a"].address == "now:1"
 
 
-def test_the_end_of_an_older_start_of_a_worker_is_no_loss_of_the_newer():
-    """Another start comes while the first is asked; only then the first one ends."""
+@pytest.mark.parametrize("is_late", [False, True])
+def test_the_end_of_an_older_start_of_a_worker_is_no_loss_of_the_newer(is_late: bool):
+    """Another start comes while the first is asked; only then the first one ends.
+
+    Late: it ends by itself, before it is cut off.
+    """
     ended: queue.Queue[str] = queue.Queue()
     connections = SocketConnections("127.0.0.1:0", SECRET)
 
@@ -262,6 +266,10 @@ def test_the_end_of_an_older_start_of_a_worker_is_no_loss_of_the_newer():
     first = worker(1, lambda number, message: None)
     connections.wait_for(["a"])
     second: list[ControllerConnection] = []
+    ((_, old),) = connections._sockets.items()
+    cut_off = old.close
+    if is_late:
+        old.close = lambda: None
 
     def replace_it() -> None:
         heard = lambda number, message: answers(second[0], number, message)  # noqa: E731
@@ -272,8 +280,11 @@ def test_the_end_of_an_older_start_of_a_worker_is_no_loss_of_the_newer():
     with pytest.raises(WorkerLost, match="'a' was started again"):
         connections.ask({"a": Compile()})
     timer.join()
-    assert ended.get(timeout=5) == "left"  # told that it is of no use any more
+    if not is_late:
+        assert ended.get(timeout=5) == "left"  # told that it is of no use any more
     first.close()
+    assert old._closing.wait(5)
+    cut_off()
     assert connections.workers == ["a"]
     assert connections.ask({"a": Compile()}) == {"a": Done(epoch=connections.epoch)}
     with pytest.raises(StaleIncarnation):
