@@ -172,11 +172,11 @@ class Driver:
         self._tell(reason, at, restored, clock)
         return restored.step
 
-    def save(self, step: int) -> bool:
-        """Start a checkpoint; False if one is still being written somewhere."""
-        terms = self._terms
+    def save(self, step: int, best: Callable[[], int | None]) -> bool:
+        """As `Controller.save` does."""
+        terms, save = self._terms, self._controller.save
         host = {**terms.host, **terms.loss_scaling.said(), "step": step}
-        return self._surely(lambda: self._controller.save(terms.storage, step, host))
+        return self._surely(lambda: save(terms.storage, step, host, best))
 
     def wait_saved(self) -> None:
         self._surely(self._controller.wait_saved)

@@ -119,7 +119,8 @@ class CheckpointConfig:
     every: int = 500
     """Steps between checkpoints; 0: only when the run ends or is stopped."""
     keep: int = 2
-    """How many checkpoints are kept: the newest."""
+    """How many checkpoints are kept: the newest, and beside them the best of those at
+    which the run was evaluated."""
     local: Path | None = None
     """Folder for checkpoints on each worker's own machine; {worker} in it is replaced
     by the worker's name. None: the run directory, which all workers must then reach."""
