@@ -234,6 +234,7 @@ def _request(
         microbatch_sizes=config.microbatch_sizes,
         tensor_degrees=known_degrees(config.tensor, cluster, profile),
         remats=config.remat,
+        offloads=OFFLOADS[config.offload],
         unequal_tensor=config.unequal_tensor,
     )
 

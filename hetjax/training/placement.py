@@ -24,7 +24,7 @@ from hetjax.planner.model.costing import (
     compute_dtype,
     known_degrees,
 )
-from hetjax.planner.model.request import PlanRequest
+from hetjax.planner.model.request import OFFLOADS, PlanRequest
 from hetjax.plans.attention import without_kernels
 from hetjax.plans.even import even_plan
 from hetjax.plans.plan import Plan
@@ -155,6 +155,7 @@ def _even(config: RunConfig, model: Model, cluster: Cluster) -> Choice:
         global_batch=config.global_batch,
         microbatch_size=config.microbatch_size,
         tensor_sizes=tensor_sizes(model),
+        offload=OFFLOADS[config.offload][0],
     )
     return Choice(plan=plan, source="planner 'even'")
 
@@ -225,6 +226,7 @@ def _request(config: RunConfig, model: Model, cluster: Cluster) -> PlanRequest:
         compiled=read_run_compiled(config),
         microbatch_sizes=tuple(sorted({*_SIZES, config.microbatch_size})),
         tensor_degrees=known_degrees(_SIZES, cluster, profile),
+        offloads=OFFLOADS[config.offload],
     )
 
 
@@ -248,9 +250,9 @@ def optimizer_init(config: RunConfig) -> OptimizerInit:
     return optimizer(config.optimizer, config.steps).init
 
 
-def _how(config: RunConfig) -> tuple[str, int, Path | None]:
+def _how(config: RunConfig) -> tuple[object, ...]:
     """What the planner is told; another value than before asks for its plan."""
-    return config.planner, config.microbatch_size, config.profile
+    return config.planner, config.microbatch_size, config.profile, config.offload
 
 
 def _shared(plan: Plan, config: RunConfig) -> list[tuple[str, object, object]]:

@@ -47,12 +47,13 @@ class DeviceClass:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Option:
-    """A way to run a stage: on which devices, cut how, keeping what."""
+    """A way to run a stage: on which devices, cut how, keeping what where."""
 
     device_class: int
     tensor: int = 1
     data: int = 1
     remat: Remat = "none"
+    offload: Offload = "none"
 
     @property
     def num_devices(self) -> int:

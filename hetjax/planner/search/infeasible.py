@@ -16,7 +16,7 @@ from hetjax.planner.bound.column_generation import lower_bound
 from hetjax.planner.bound.feasibility import one_fits_all
 from hetjax.planner.model.deadline import check_deadline
 from hetjax.planner.model.objectives import Objective
-from hetjax.planner.model.request import REMATS, PlanRequest
+from hetjax.planner.model.request import OFFLOADS, REMATS, PlanRequest
 from hetjax.planner.model.terms import search_problem
 from hetjax.plans.plan import StageMesh
 from hetjax.stage.partition import stage_stacks
@@ -110,6 +110,9 @@ def _freedoms(request: PlanRequest) -> Iterator[tuple[str, dict[str, Any]]]:
         typed = " ".join(map(str, degrees))
         told = f"allow more tensor parallelism: --tensor {typed}"
         yield told, {"tensor_degrees": degrees}
+    if "optimizer" not in request.offloads:
+        told = "let optimizer state be on the hosts: --offload auto"
+        yield told, {"offloads": OFFLOADS["auto"]}
 
 
 def _more_nodes(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:

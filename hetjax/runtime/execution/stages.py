@@ -24,6 +24,7 @@ from hetjax.mesh.multihost import is_member, leads
 from hetjax.models.model import Model, ModuleSpec, abstract_params, apply
 from hetjax.plans.plan import Plan
 from hetjax.runtime.execution.executor import StageState, check_runnable
+from hetjax.runtime.execution.offload import host_mesh
 from hetjax.runtime.execution.programs import StagePrograms, temp_bytes
 from hetjax.runtime.execution.state import (
     Read,
@@ -183,7 +184,7 @@ class Stages:
         self, state: StageState, masters: object, opt_state: object, frozen: object
     ) -> None:
         state.masters, state.opt_state, state.frozen = masters, opt_state, frozen
-        copies = state.updates.copies(masters)
+        copies = state.updates.copied(masters)
         state.params = state.updates.with_copies(masters, copies, frozen)
 
 
@@ -206,7 +207,9 @@ def _stages(
         if not is_member(mesh):
             continue
         programs = _programs(partition, (r, s), mesh, dtypes, is_scaled)
-        updates = UpdatePrograms(programs, optimizer, _groups(partition, (r, s)))
+        host = None if stage.offload == "none" else host_mesh()
+        groups = _groups(partition, (r, s))
+        updates = UpdatePrograms(programs, optimizer, groups, host)
         states[r, s] = StageState(programs, updates)
     return states
 
