@@ -85,6 +85,7 @@ def _replica(
     microbatch_size: int,
     schedule: str,
     remat: Remat,
+    offload: Offload,
 ) -> Replica:
     """Even stages, one for each of the groups."""
     stages = tuple(
@@ -94,6 +95,7 @@ def _replica(
             mesh=StageMesh(tensor=len(group.devices)),
             layers=(num_layers * s // len(groups), num_layers * (s + 1) // len(groups)),
             remat=remat,
+            offload=offload,
             launch_ahead=default_launch_ahead(
                 schedule,
                 num_stages=len(groups),

@@ -238,7 +238,13 @@ def _problems(config: RunConfig) -> Iterator[BadInput]:
             yield _out_of_range(config, name, allowed.format(name), example)
     yield from _prompt_problems(config.evaluation.prompt)
     yield from _optimizer_problems(config.optimizer)
-    for of in _profile_problems, _offload_problems, _upload_problems, _copies_problems, _recovery_problems:
+    for of in (
+        _profile_problems,
+        _offload_problems,
+        _upload_problems,
+        _copies_problems,
+        _recovery_problems,
+    ):
         yield from of(config)
 
 
@@ -317,9 +323,9 @@ def _offload_problems(config: RunConfig) -> Iterator[BadInput]:
         with_ = f"plan {config.plan}" if config.plan is not None else "planner even"
         yield BadInput(
             got=f"--offload {config.offload} with --{with_}",
-            allowed="offload where a plan is made here, auto where planner hetjax makes "
-            "it; a plan file says it stage by stage",
-            fix="leave --offload out, or write \"offload\": \"optimizer\" into stages of "
+            allowed="offload where a plan is made here, auto where planner hetjax "
+            "makes it; a plan file says it stage by stage",
+            fix='leave --offload out, or write "offload": "optimizer" into stages of '
             "the plan file",
         )
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetjax.planner.model.meshes import Meshes, fragment_limits, merged
-from hetjax.plans.plan import Remat
+from hetjax.plans.plan import Offload, Remat
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

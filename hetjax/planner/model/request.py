@@ -163,6 +163,11 @@ class PlanRequest:
         return found
 
 
+def may_offload(offload: Offload, node: Node) -> bool:
+    """Say whether stages on the node may do so: all of one are then on one host."""
+    return offload == "none" or node.hosts == 1
+
+
 def node_classes(cluster: Cluster) -> tuple[NodeClass, ...]:
     """Return the nodes by class, in the order of the file.
 

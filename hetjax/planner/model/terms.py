@@ -45,7 +45,7 @@ from hetjax.planner.model.problem import (
     Problem,
     problem,
 )
-from hetjax.planner.model.request import PlanRequest
+from hetjax.planner.model.request import PlanRequest, may_offload
 from hetjax.plans.plan import Stage, StageMesh
 
 _GRADIENT_BYTES = _LOSS_BYTES = 4  # gradients are summed in fp32, losses too
@@ -55,9 +55,7 @@ _MOST_IN_FLIGHT = 16  # of pipelines that are searched
 def options_of(request: PlanRequest, degrees: Sequence[int]) -> tuple[Option, ...]:
     """Return every way to run a stage with one of these tensor degrees."""
     return tuple(
-        Option(
-            device_class=c, tensor=tensor, data=data, remat=remat, offload=offload
-        )
+        Option(device_class=c, tensor=tensor, data=data, remat=remat, offload=offload)
         for c, nodes in enumerate(request.classes)
         for tensor, data in product(degrees, sorted(set(request.data_degrees)))
         if tensor * data <= nodes.devices_per_node
