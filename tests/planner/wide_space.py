@@ -36,6 +36,7 @@ from tests.planner.whole_space import small_model
 SEQ_LEN = 64
 DTYPE: Precision = "float32"
 AMPLE_GIB = 1000.0
+BOTH = OFFLOADS["auto"]
 MOST_LAYERS, MOST_DEVICES = 24, 28
 _DEGREES = (1, 2, 4)
 _TRIES = 30
@@ -73,7 +74,7 @@ def wide_request(seed: int) -> PlanRequest:
         tensor_degrees=tensor,
         data_degrees=data,
         remats=remats,
-        offloads=OFFLOADS[Random(f"offload {seed}").choice(["none", "none", "auto"])],
+        offloads=Random(f"offload {seed}").choice([*[OFFLOADS["none"]] * 2, BOTH]),
         unequal_tensor=True,
     )
 
@@ -290,8 +291,9 @@ def _seat(
 
 
 def _offload(r: Random, request: PlanRequest, node: str) -> Offload:
-    is_open = len(request.offloads) > 1 and request.cluster.node(node).hosts == 1
-    return r.choice(request.offloads) if is_open else "none"
+    if len(request.offloads) == 1 or request.cluster.node(node).hosts > 1:
+        return "none"
+    return r.choice(request.offloads)
 
 
 def _cuts(r: Random, request: PlanRequest, depth: int) -> list[LayerRange]:
