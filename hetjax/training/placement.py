@@ -170,6 +170,7 @@ def next_plan(config: RunConfig, model: Model, cluster: Cluster, current: Plan) 
 
     NoFeasiblePlan if the model does not fit there.
     """
+    config = _as_now(config, current)
     if config.planner == "even":
         plan = _packing(config, _even(config, model, cluster).plan)
         check_plan_fits(
@@ -185,6 +186,15 @@ def next_plan(config: RunConfig, model: Model, cluster: Cluster, current: Plan) 
     from hetjax.planner.search.replan import replan  # as in `_searched`
 
     return replan(_request(config, model, cluster), current).best.plan
+
+
+def _as_now(config: RunConfig, current: Plan) -> RunConfig:
+    """The settings, by which hosts may have what they have under the plan of now."""
+    away = {stage.offload for _, _, stage in current.stages()} != {"none"}
+    if config.offload != "none" or not away:
+        return config
+    is_even = config.planner == "even"
+    return replace(config, offload="optimizer" if is_even else "auto")
 
 
 def _searched(config: RunConfig, model: Model, cluster: Cluster) -> Choice:

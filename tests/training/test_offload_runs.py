@@ -4,16 +4,21 @@ devices, and goes on from its checkpoints; who asks for what nobody does is told
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
+from hetjax.cluster.cluster_files import load_cluster
 from hetjax.errors import BadInput
+from hetjax.planner.model.request import PlanRequest
+from hetjax.planner.search.replan import replan
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import read_plan, write_plan
 from hetjax.training.config import check_config
+from hetjax.training.placement import next_plan
 from hetjax.training.presets import Preset
 from hetjax.training.run import run
-from tests.training.small import MODEL, TWO_REPLICAS, but, losses, small_preset
+from tests.training.small import MODEL, SIX, TWO_REPLICAS, but, losses, small_preset
 
 pytestmark = pytest.mark.usefixtures("quick_compiling")
 
@@ -56,6 +61,27 @@ def test_the_even_planner_does_so_where_asked(tmp_path: Path):
     assert run(asked.config, preset, MODEL) == 4
     plan = read_plan(preset.config.run_dir / "plan.json")
     assert {stage.offload for _, _, stage in plan.stages()} == {"optimizer"}
+
+
+@pytest.mark.parametrize("planner", ["even", "hetjax"])
+def test_another_plan_for_fewer_nodes_may_do_so_too(
+    planner: Literal["even", "hetjax"], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    config = replace(small_preset(tmp_path).config, planner=planner)
+    cluster = load_cluster(SIX)
+    fewer = replace(cluster, nodes=cluster.nodes[1:])
+    asked: list[PlanRequest] = []
+
+    def looked(request: PlanRequest, *given: Any, **others: Any) -> Any:
+        asked.append(request)
+        return replan(request, *given, **others)
+
+    monkeypatch.setattr("hetjax.planner.search.replan.replan", looked)
+    found = next_plan(config, MODEL, fewer, offloaded(TWO_REPLICAS))
+    if planner == "even":
+        assert {stage.offload for _, _, stage in found.stages()} == {"optimizer"}
+    else:
+        assert [request.offloads for request in asked] == [("none", "optimizer")]
 
 
 @pytest.mark.parametrize(
