@@ -48,6 +48,7 @@ from hetjax.errors import NoFeasiblePlan, RunFailed
 from hetjax.plans.plan import Plan
 from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.rpc.worker_connections import WorkerLost
+from hetjax.training.best import BestCheckpoint
 from hetjax.training.config import CheckpointConfig, EvaluationConfig, RunConfig
 from hetjax.training.goodput import Spent
 from hetjax.training.loop import Loop
@@ -211,7 +212,9 @@ class Run:
             learning_rates=[0.1] * self.case.steps,  # type: ignore[arg-type]
             metrics=self._journal,  # type: ignore[arg-type]
             evaluated=set(),
+            best=BestCheckpoint({}, self.case.keep),
             heard_saved=self._heard_saved,
+            heard_best=lambda step, loss: None,
             seconds_at_peak=None,
             trace=None,
             display=SimpleNamespace(  # type: ignore[arg-type]

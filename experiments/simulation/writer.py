@@ -94,7 +94,7 @@ class Writer:
             for step in own
             if step <= order.step and parts[step, self._worker].committed is not None
         ]
-        for step in outdated(own, complete, self._keep, {order.safe}):
+        for step in outdated(own, complete, self._keep, {order.safe, order.best}):
             del parts[step, self._worker]
 
     def _fail(self, part: Part, step: int) -> None:

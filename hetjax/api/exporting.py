@@ -9,7 +9,7 @@ tokenizer, generation settings. Does not own the format
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from glob import glob
@@ -20,8 +20,9 @@ from typing import Any, Literal
 import numpy as np
 
 from hetjax.checkpoint.format import WEIGHTS
-from hetjax.checkpoint.reader import Checkpoint
-from hetjax.checkpoint.stored_steps import fetch_newest
+from hetjax.checkpoint.reader import Checkpoint, steps
+from hetjax.checkpoint.stored_steps import committed_steps, fetch, fetch_newest
+from hetjax.checkpoint.stores.store import Store
 from hetjax.data.hugging_face import CONFIG as TOKENIZER_CONFIG
 from hetjax.data.hugging_face import FILES, TOKENIZER
 from hetjax.data.tokenizer import END_OF_DOCUMENT, load
@@ -35,6 +36,7 @@ from hetjax.models.model import quantised_weights
 from hetjax.models.named import is_function, is_path, named_config
 from hetjax.models.quantised import rounded
 from hetjax.training import rundir
+from hetjax.training.best import best_of, losses_of
 from hetjax.training.config import RunConfig
 from hetjax.training.optimizer import AVERAGES
 from hetjax.training.run_model import run_model
@@ -42,6 +44,7 @@ from hetjax.training.starting import checkpoint_storage
 from hetjax.training.worker import first_weights
 
 GENERATION = "generation_config.json"
+AskedStep = int | Literal["best"] | None  # None: the newest
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -60,12 +63,12 @@ def export_model(
     to: str | Path,
     *,
     dtype: str | None = None,
-    step: int | None = None,
+    step: AskedStep = None,
     merged: bool = False,
     ema: bool = False,
     written: Callable[[int, int], None] = lambda done, of: None,
 ) -> Exported:
-    """Write the newest checkpoint of a run, or that of a step, as safetensors.
+    """Write a run's newest checkpoint, its best, or that of a step, as safetensors.
 
     Of a run with adapters (LoRA) these alone are written, for PEFT, unless they are to
     be `merged` into the weights that the run began with. `ema`: the averages of weights
@@ -212,22 +215,54 @@ def _check_empty(folder: Path) -> None:
 
 
 @contextmanager
-def open_checkpoint(config: RunConfig, step: int | None) -> Iterator[Checkpoint]:
+def open_checkpoint(config: RunConfig, step: AskedStep) -> Iterator[Checkpoint]:
     """Open what is on the disks here, else what the run's store has.
 
-    BadInput where there is no complete checkpoint, or none of that step.
+    BadInput where there is no complete checkpoint, or none of that step, or for the
+    best one none that was evaluated.
     """
     storage = checkpoint_storage(config)
-    store = storage.store() if step is None else None
+    store = None if isinstance(step, int) else storage.store()
     if store is None and "{worker}" not in storage.directory:
-        yield Checkpoint.open(Path(storage.directory), step, storage.key())
+        directory = Path(storage.directory)
+        here = steps(directory, storage.key())
+        found = _best(config, here) if step == "best" else step
+        yield Checkpoint.open(directory, found, storage.key())
         return
     with TemporaryDirectory() as scratch:
         for root in glob(storage.directory.replace("{worker}", "*")):
             shutil.copytree(root, scratch, copy_function=_linked, dirs_exist_ok=True)
-        if store is not None:
+        if step == "best":
+            step = _fetch_best(config, store, Path(scratch), storage.key())
+        elif store is not None:
             fetch_newest(store, Path(scratch), -1, storage.key())
         yield Checkpoint.open(Path(scratch), step, storage.key())
+
+
+def _fetch_best(
+    config: RunConfig, store: Store | None, directory: Path, key: bytes | None
+) -> int:
+    """The best step of those here and in the store; it is here afterwards."""
+    here = steps(directory, key)
+    stored = [] if store is None else committed_steps(store)
+    best = _best(config, {*here, *stored})
+    if store is not None and best not in here:
+        fetch(store, directory, best, key)
+    return best
+
+
+def _best(config: RunConfig, saved: Collection[int]) -> int:
+    metrics = rundir.read_journal(config.run_dir / rundir.METRICS)
+    found = best_of(losses_of(metrics), saved)
+    if found is None:
+        raise BadInput(
+            got=f"--step best, of a run in {str(config.run_dir)!r} none of whose "
+            "checkpoints was evaluated",
+            allowed="runs that have evaluated at a step that they saved, as all do at "
+            "their end",
+            fix="leave --step out: the newest checkpoint is taken",
+        )
+    return found
 
 
 def _linked(source: str, target: str) -> None:

@@ -11,7 +11,7 @@ from typing import get_args
 from hetjax.models.finetuning import LoraConfig, TrainConfig
 from hetjax.planner.model.objectives import Objective, Wish
 from hetjax.plans.attention import Attention
-from hetjax.plans.plan import Remat
+from hetjax.plans.plan import OffloadChoice, Remat
 from hetjax.plans.precision import Dtype
 from hetjax.training.presets import Preset
 
@@ -54,6 +54,9 @@ class PlanConfig:
     """Tensor-parallel degrees to try, where model and nodes allow them."""
     remat: tuple[Remat, ...] = get_args(Remat)
     """What backward passes may compute again to save memory."""
+    offload: OffloadChoice = "none"
+    """Where masters and optimizer state are: on the devices (none), on the hosts, which
+    then update them (optimizer), or either, stage by stage (auto)."""
     unequal_tensor: bool = False
     """Let every stage have a tensor degree of its own."""
     compare: tuple[str, ...] | None = None
@@ -89,4 +92,5 @@ def plan_config(preset: Preset | None) -> PlanConfig:
         microbatch_sizes=tuple(sorted({*_SIZES, config.microbatch_size})),
         train=config.train,
         lora=config.lora,
+        offload=config.offload,
     )

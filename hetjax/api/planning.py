@@ -39,7 +39,7 @@ from hetjax.planner.model.costing import (
 )
 from hetjax.planner.model.deadline import Deadline, TimeUp, deadline
 from hetjax.planner.model.objectives import Objective, Wish
-from hetjax.planner.model.request import PlanRequest
+from hetjax.planner.model.request import OFFLOADS, PlanRequest
 from hetjax.planner.search.comparison import Questions, planned
 from hetjax.planner.search.find import LOCAL_SEARCH_S
 from hetjax.plans.plan import Plan
@@ -234,6 +234,7 @@ def _request(
         microbatch_sizes=config.microbatch_sizes,
         tensor_degrees=known_degrees(config.tensor, cluster, profile),
         remats=config.remat,
+        offloads=OFFLOADS[config.offload],
         unequal_tensor=config.unequal_tensor,
     )
 

@@ -15,6 +15,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from hetjax.api.exporting import AskedStep
 from hetjax.api.trained_sources import find_trained, turn_ends
 from hetjax.cluster.cluster import Node, Precision
 from hetjax.cluster.discovery import device_name
@@ -60,7 +61,8 @@ class TrainedModel:
     """A model to use: of a run's newest checkpoint, or of a Hugging Face folder.
 
     It is on one device if that has room, else its layers follow each other over the
-    devices of this process. `ema`: the averages of a run's weights. `dtype` is what
+    devices of this process. `step` "best": of a run's checkpoint of the
+    lowest validation loss. `ema`: the averages of a run's weights. `dtype` is what
     weights are read and computed in; "best": what the device does best. Experts turn no
     token away, also those that did so in training. BadInput for a folder without a
     model or a tokenizer, a run without a checkpoint, and devices without room.
@@ -76,7 +78,7 @@ class TrainedModel:
         self,
         run_or_folder: str | Path,
         *,
-        step: int | None = None,
+        step: AskedStep = None,
         ema: bool = False,
         dtype: Dtype = "best",
         platform: Literal["auto", "cpu"] = "auto",

@@ -17,6 +17,7 @@ import numpy as np
 
 from hetjax.api.exporting import (
     GENERATION,
+    AskedStep,
     check_averaged,
     open_checkpoint,
     run_config,
@@ -61,11 +62,12 @@ class TrainedSource:
 
 
 def find_trained(
-    name: str | Path, step: int | None = None, *, ema: bool = False
+    name: str | Path, step: AskedStep = None, *, ema: bool = False
 ) -> TrainedSource:
     """Find the model of a run directory, of a folder, or of a name on the hub.
 
-    `step` None: a run's newest checkpoint; `ema`: the averages of its weights. BadInput
+    `step` None: a run's newest checkpoint; "best": that of the lowest validation loss.
+    `ema`: the averages of its weights. BadInput
     for what is neither, and for a folder without a tokenizer.
     """
     path = Path(name).expanduser()
@@ -88,7 +90,7 @@ def find_trained(
     return _of_folder(local_folder(str(name)))
 
 
-def _of_run(run_dir: Path, step: int | None, ema: bool) -> TrainedSource:
+def _of_run(run_dir: Path, step: AskedStep, ema: bool) -> TrainedSource:
     config = run_config(run_dir)
     check_averaged(config, ema)
     ids, template = _tokenizer(run_dir)

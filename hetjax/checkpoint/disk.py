@@ -96,7 +96,7 @@ def remove_part(part: Path) -> None:
 
 
 def retain(
-    directory: Path, worker: str, last: int, keep: int, also: Collection[int | None]
+    directory: Path, worker: str, last: int, keep: int, also: Collection[int]
 ) -> None:
     """Keep a worker's newest `keep` complete parts up to step `last`, and `also`.
 

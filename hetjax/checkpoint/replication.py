@@ -9,7 +9,7 @@ acknowledged once it is as durable as the original. Does not own the connections
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -66,7 +66,7 @@ class _IncomingPart:
     text: str
     manifest: Manifest
     names: list[str]
-    safe: int
+    also: frozenset[int]
     missing: set[int] = field(default_factory=set)
 
 
@@ -114,17 +114,18 @@ class PeerReplication:
                 found, name, self._on_answer, self._on_lost, self._silence_s
             )
 
-    def replicate(self, part: Path, step: int, safe: int | None) -> None:
+    def replicate(self, part: Path, step: int, also: Collection[int] = ()) -> None:
         """Send this worker's part of a step; returns once all peers have stored it.
 
-        Step `safe` is kept there as it is here. Raises StoreError naming a peer that
-        has no copy.
+        Steps `also`, two at most, are kept there as they are here. Raises StoreError
+        naming a peer that has no copy.
         """
         text = (part / MANIFEST).read_text()
         names = sorted(from_text(text).files)
         for name, link in self._to.items():
             self._answers.pop((name, step), None)
-            start = _MANIFEST, step, 0 if safe is None else safe + 1, 0, 0, 0
+            first, second = [*(s + 1 for s in sorted(also)), 0, 0][:2]
+            start = _MANIFEST, step, first, second, 0, 0
             link.send(start, [np.frombuffer(text.encode(), np.uint8)])
             for number, file in enumerate(names):
                 link.send((_FILE, step, number, 0, 0, 0), [_bytes(part / file)])
@@ -171,12 +172,13 @@ class PeerReplication:
 
     def _receive(self, name: str, key: Key, data: np.ndarray) -> None:
         """Runs on the link's thread, so that slow writes slow the sender down."""
-        kind, step, number, *_ = key
+        kind, step, number, second, *_ = key
         with self._changed:
             link = self._from[name]
         try:
             if kind == _MANIFEST:
-                self._begin_part(name, data.tobytes().decode(), number - 1)
+                also = frozenset(s - 1 for s in (number, second) if s)
+                self._begin_part(name, data.tobytes().decode(), also)
             elif name in self._incoming:
                 self._write_file(name, number, data)
             if name in self._incoming and not self._incoming[name].missing:
@@ -186,11 +188,11 @@ class PeerReplication:
             self._incoming.pop(name, None)
             link.send((_REFUSED, step, 0, 0, 0, 0), [])
 
-    def _begin_part(self, name: str, text: str, safe: int) -> None:
+    def _begin_part(self, name: str, text: str, also: frozenset[int]) -> None:
         manifest = from_text(text)
         if manifest.worker != name:
             raise ValueError(f"{name} sends a part of {manifest.worker}")
-        incoming = _IncomingPart(text, manifest, sorted(manifest.files), safe)
+        incoming = _IncomingPart(text, manifest, sorted(manifest.files), also)
         part = self._part(manifest)
         if _manifest_text(part) != text:  # else both workers share a disk
             remove_part(part)
@@ -220,7 +222,7 @@ class PeerReplication:
             for path in (part, part.parent, self._directory):
                 fsync(path)
         worker, last = incoming.manifest.worker, incoming.manifest.step
-        retain(self._directory, worker, last, self._keep, {incoming.safe})
+        retain(self._directory, worker, last, self._keep, incoming.also)
 
     def _part(self, manifest: Manifest) -> Path:
         return part_directory(self._directory, manifest.step, manifest.worker)

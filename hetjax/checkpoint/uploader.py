@@ -33,10 +33,10 @@ class Uploader:
     """Uploads one worker's committed steps, the newest first.
 
     A step that is overtaken while it waits is skipped; one that fails warns once, and
-    training goes on. The store keeps the newest `keep` committed steps. An older one is
-    removed only after a newer COMMIT is in place, and only this worker's files of it.
-    Once the lease of `fence` is over, nothing is written or removed any more. COMMIT is
-    signed with `key`.
+    training goes on. The store keeps the newest `keep` committed steps, and the one
+    that `keep_also` named. An older one is removed only after a newer COMMIT is in
+    place, and only this worker's files of it. Once the lease of `fence` is over,
+    nothing is written or removed any more. COMMIT is signed with `key`.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class Uploader:
         self._waiting: int | None = None
         self._uploading: int | None = None
         self._uploaded: set[int] = set()  # by this run, as it stands now
+        self._also: int | None = None
         self._closed = False
         # A daemon: a store that does not answer must not hold up the program's end.
         self._thread = threading.Thread(target=self._run, daemon=True, name="upload")
@@ -78,6 +79,11 @@ class Uploader:
             self._waiting = step
             self._uploaded = {other for other in self._uploaded if other < step}
             self._changed.notify_all()
+
+    def keep_also(self, step: int | None) -> None:
+        """Let this step stay in the store, if it is there, however old."""
+        with self._changed:
+            self._also = step
 
     @property
     def in_flight(self) -> frozenset[int]:
@@ -168,14 +174,14 @@ class Uploader:
         run.
         """
         with self._changed:
-            uploaded = set(self._uploaded)
+            uploaded, also = set(self._uploaded), self._also
         names = self._store.names("step_")
         committed = stored_steps(names, COMMIT)
         newest = max(uploaded.intersection(committed), default=None)
         if newest is None:
             return
         kept = set([step for step in committed if step <= newest][-self._keep :])
-        kept |= {step for step in uploaded if step > newest}
+        kept |= {step for step in uploaded if step > newest} | {also}
         for step in set(stored_steps(names, self._worker)) - kept:
             self._remove_part(step)
 

@@ -107,14 +107,15 @@ class CheckpointWriter:
         workers: Sequence[str] = (),
         safe: int | None = None,
         is_stored: bool = True,
+        best: int | None = None,
     ) -> bool:
         """Start saving; False, without reading `entries`, if a save is in flight.
 
-        `workers` names all workers that save this step (default: this one alone). Step
-        `safe`, the newest that all of them have, is kept as well. A step that is not
-        `is_stored` is uploaded only at the end of the run, if no later one is. The
-        arrays must not change afterwards; `host` is JSON and is copied. A save that
-        fails later warns once, and training goes on.
+        `workers` names all workers that save this step (default: this one alone). Steps
+        `safe`, the newest that all of them have, and `best` are kept as well. A step
+        that is not `is_stored` is uploaded only at the end of the run, if no later one
+        is. The arrays must not change afterwards; `host` is JSON and is copied. A save
+        that fails later warns once, and training goes on.
         """
         if self.busy:
             return False
@@ -129,8 +130,11 @@ class CheckpointWriter:
             entries=tuple(entry for entry, _ in found),
             host=json.loads(json.dumps(host)),
         )
-        write = self._thread.submit(self._write, manifest, leaves, safe, is_stored)
+        also = frozenset(step for step in (safe, best) if step is not None)
+        write = self._thread.submit(self._write, manifest, leaves, also, is_stored)
         self._pending = write
+        if self._uploader is not None:
+            self._uploader.keep_also(best)
         return True
 
     @property
@@ -166,7 +170,11 @@ class CheckpointWriter:
                 self._uploader.close()
 
     def _write(
-        self, manifest: Manifest, leaves: _Leaves, safe: int | None, is_stored: bool
+        self,
+        manifest: Manifest,
+        leaves: _Leaves,
+        also: frozenset[int],
+        is_stored: bool,
     ) -> None:
         step = manifest.step
         if not _is_finite(leaves):
@@ -186,10 +194,10 @@ class CheckpointWriter:
         self._not_stored = None if is_stored else step
         if self._uploader is not None and is_stored:
             self._uploader.enqueue(step)
-        self._replicate(part, manifest, safe)
+        self._replicate(part, manifest, also)
         in_flight = () if self._uploader is None else self._uploader.in_flight
         try:
-            retain(self.directory, self._worker, step, self._keep, {safe, *in_flight})
+            retain(self.directory, self._worker, step, self._keep, {*also, *in_flight})
         except OSError as error:
             warnings.warn(f"old checkpoint not removed: {error}", stacklevel=1)
 
@@ -212,10 +220,10 @@ class CheckpointWriter:
             fsync(path)
         remove_uncommitted(part)
 
-    def _replicate(self, part: Path, manifest: Manifest, safe: int | None) -> None:
+    def _replicate(self, part: Path, manifest: Manifest, also: frozenset[int]) -> None:
         try:
             if self._copies is not None:
-                self._copies.replicate(part, manifest.step, safe)
+                self._copies.replicate(part, manifest.step, also)
             self.newest = manifest.step, attempt(manifest.host)
         except OSError as error:
             warnings.warn(

@@ -44,8 +44,9 @@ class EvalOptions:
     """Tokens from one window of a long text to the next; None: as many as one has."""
     batch_size: int = 8
     """Windows that are computed at once."""
-    step: int | None = None
-    """Step of a run's checkpoint; None: the newest."""
+    step: int | Literal["best"] | None = None
+    """Step of a run's checkpoint; None: the newest, best: of the lowest validation
+    loss."""
     ema: bool = False
     """Take the averages of weights of a run with --optimizer.ema."""
     dtype: Literal["best", "bfloat16", "float16", "float32"] = "best"

@@ -31,8 +31,8 @@ class ExportOptions:
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Precision of the weights; None: that of the folder that the run began with, else
     float32."""
-    step: int | None = None
-    """Step of the checkpoint; None: the newest."""
+    step: int | Literal["best"] | None = None
+    """Step of the checkpoint; None: the newest, best: of the lowest validation loss."""
     merged: bool = False
     """Of a run with adapters write the whole model, these added to its weights. Without
     it the adapters alone are written, for PEFT."""

@@ -45,8 +45,9 @@ class SampleOptions:
     """The text ends before this one."""
     seed: int = 0
     """The same seed gives the same text."""
-    step: int | None = None
-    """Step of a run's checkpoint; None: the newest."""
+    step: int | Literal["best"] | None = None
+    """Step of a run's checkpoint; None: the newest, best: of the lowest validation
+    loss."""
     ema: bool = False
     """Take the averages of weights of a run with --optimizer.ema."""
     dtype: Literal["best", "bfloat16", "float16", "float32"] = "best"

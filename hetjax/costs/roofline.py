@@ -21,10 +21,14 @@ from hetjax.costs.measured.layer_profile import DTYPES
 from hetjax.costs.network.routes import NETWORK_LATENCY_S
 from hetjax.costs.stage_memory import StaticBytes
 from hetjax.models.kernel_attention import BACKWARD, FORWARD
+from hetjax.plans.plan import StageMesh
 
 # Products of an attention kernel: scores and output; in the backward the scores again,
 # and the gradients of probabilities, queries, keys and values.
 _PRODUCTS = {FORWARD: 2, BACKWARD: 5}
+# What PCIe 3.0 x16 gives of its 15.8 GB/s one way, which most cards have at least; and
+# AdamW compiled for a host, of 36 bytes per parameter: 15 GB/s on two cores
+_HOST_LINK_BYTES_PER_S, _HOST_BYTES_PER_S = 12e9, 15e9
 _BLOCK = 128  # positions that a kernel scores or leaves out as one
 
 
@@ -127,6 +131,26 @@ def update_s(held: StaticBytes, device: DeviceSpec) -> float:
     return traffic / _bytes_per_s(device) + calibration(device).launch_s
 
 
+def host_update_s(
+    held: StaticBytes, mesh: StageMesh, device: DeviceSpec, per_host: int
+) -> float:
+    """Estimate the seconds of an update on the host, and of the norm before it.
+
+    Gradients of a device go there over its link, compute copies back. Masters and state
+    are read and written, gradients read, by a host that does as much for each of the
+    `per_host` devices that it has. One after the other: only stacks overlap.
+    """
+    link = min(_HOST_LINK_BYTES_PER_S, device.intra_node_gb_per_s * 1e9)
+    gradients, num_devices = held.accumulators / mesh.data, mesh.data * mesh.tensor
+    traffic = 2 * held.on_host + gradients * num_devices
+    return (
+        2 * held.accumulators / _bytes_per_s(device)
+        + (gradients + held.copies) / link
+        + traffic / num_devices * per_host / _HOST_BYTES_PER_S
+        + calibration(device).launch_s
+    )
+
+
 def data_sync_s(held: StaticBytes, gradient_bytes: float, data: int, hop: Hop) -> float:
     """Estimate the seconds of the data axis in an update, on one device.
 
@@ -134,7 +158,8 @@ def data_sync_s(held: StaticBytes, gradient_bytes: float, data: int, hop: Hop) -
     compute copies gathered from the ranks' shares of the masters: 2 (d - 1) / d of the
     ones and (d - 1) / d of the others leave every device.
     """
-    gather_s = ring_s(held.copies, data, data - 1, hop)
+    gathered = 0 if held.on_host else held.copies  # a host gives each its own
+    gather_s = ring_s(gathered, data, data - 1, hop)
     return all_reduce_s(gradient_bytes, data, hop) + gather_s
 
 

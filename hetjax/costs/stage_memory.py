@@ -23,6 +23,7 @@ from hetjax.costs.workspace import saved_bytes, workspace_bytes
 from hetjax.mesh.axes import abstract_mesh
 from hetjax.models.model import Model, abstract_params, apply
 from hetjax.plans.plan import (
+    Offload,
     Plan,
     Remat,
     Replica,
@@ -54,13 +55,15 @@ from hetjax.stage.partition import (
 class StaticBytes:
     """Bytes on each device of the stage; `copies` are compute weights that are not
     the masters themselves, `frozen` those that have none, `accumulators` include the
-    loss, and whether the weights are finite."""
+    loss, and whether the weights are finite. `on_host` is what the stage has on its
+    host in place of masters and optimizer state on each device."""
 
     masters: int
     optimizer: int
     copies: int
     frozen: int
     accumulators: int
+    on_host: int = 0
 
     @property
     def total(self) -> int:
@@ -78,12 +81,13 @@ def static_bytes(
     mesh: StageMesh,
     dtype: Precision,
     optimizer: OptimizerInit,
+    offload: Offload = "none",
 ) -> StaticBytes:
     """Add up what the stage holds from the first action of a step to the last."""
     held = [
         (
             stack.num_units,
-            _unit_bytes(replace(stack, num_units=1), mesh, dtype, optimizer),
+            _unit_bytes(replace(stack, num_units=1), mesh, dtype, optimizer, offload),
         )
         for stack in stacks
     ]
@@ -93,6 +97,7 @@ def static_bytes(
         copies=sum(units * one.copies for units, one in held),
         frozen=sum(units * one.frozen for units, one in held),
         accumulators=sum(units * one.accumulators for units, one in held) + 4 + 1,
+        on_host=sum(units * one.on_host for units, one in held),
     )
 
 
@@ -105,11 +110,26 @@ def gradient_bytes(stacks: Sequence[BlockStack], mesh: StageMesh) -> int:
 
 @lru_cache(maxsize=4096)
 def _unit_bytes(
-    unit: BlockStack, mesh: StageMesh, dtype: Precision, optimizer: OptimizerInit
+    unit: BlockStack,
+    mesh: StageMesh,
+    dtype: Precision,
+    optimizer: OptimizerInit,
+    offload: Offload,
 ) -> StaticBytes:
     on = abstract_mesh(data=mesh.data, tensor=mesh.tensor)
     weights, masters = compute_weights([unit], on, dtype), master_weights([unit], on)
     trained = trained_part([unit], weights)
+    if offload == "optimizer":
+        whole = master_weights([unit], abstract_mesh(data=1, tensor=1))
+        state = optimizer_state([unit], whole, optimizer)
+        return StaticBytes(
+            masters=0,
+            optimizer=0,
+            copies=device_bytes(trained),
+            frozen=device_bytes(frozen_part([unit], weights)),
+            accumulators=device_bytes(accumulators(trained)),
+            on_host=device_bytes((whole, state)),
+        )
     return StaticBytes(
         masters=device_bytes(masters),
         optimizer=device_bytes(optimizer_state([unit], masters, optimizer)),
@@ -153,7 +173,9 @@ def stage_memory(
     packing = _packing_bytes(plan, model, key) - free - buffers.output_bytes
     return replace(
         buffers,
-        static_bytes=static_bytes(held.stacks, stage.mesh, dtype, optimizer).total,
+        static_bytes=static_bytes(
+            held.stacks, stage.mesh, dtype, optimizer, stage.offload
+        ).total,
         half_saved_bytes=half_bytes(*way) if halves else 0,
         workspace_bytes=max(workspace, packing),
     )

@@ -23,17 +23,19 @@ from hetjax.costs.roofline import (
     Hop,
     data_sync_s,
     half_times,
+    host_update_s,
     pass_times,
     ring_hop,
     update_s,
 )
 from hetjax.costs.stage_memory import gradient_bytes, stage_shares, static_bytes
 from hetjax.models.model import Model
-from hetjax.plans.plan import Plan, Remat, Stage, segments, segments_of
+from hetjax.plans.plan import Offload, Plan, Remat, Stage, segments, segments_of
 from hetjax.stage.arrays import OptimizerInit
 from hetjax.stage.partition import BlockStack, StageStacks, stage_stacks
 
-_Way = tuple[Precision, OptimizerInit]  # dtype of compute, the optimizer
+# dtype of compute, the optimizer, and where its state is
+_Way = tuple[Precision, OptimizerInit, Offload]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,22 +66,27 @@ def layer_times(
     update is that of a layer which several replicas hold, where that was measured.
     """
     held = layer_stacks(model, layer)
-    sync_s = _data_sync_s(held.stacks, stage, node, (shares.dtype, optimizer))
+    way: _Way = shares.dtype, optimizer, stage.offload
+    sync_s = _data_sync_s(held.stacks, stage, node, way)
     if profile is not None and canonical_name(node.device) in profile.devices:
         m = _measured(profile, stage, layer, node.device, shares.num_sequences)
         return LayerTimes(
             busy_s=m.forward_s + m.backward_s,
             backward_s=m.backward_s,
-            update_s=_update_s(m, shared=True) + sync_s,
+            update_s=sync_s
+            + (
+                _update_s(m, shared=True)
+                if stage.offload == "none"
+                else _stage_update_s(held.stacks, stage, node, way)
+            ),
         )
     device = device_spec(node)
     hop = ring_hop(device, tensor_card_bytes_per_s)
     forward_s, backward_s = _layer_times(held, shares, stage.remat, device, hop)
-    static = static_bytes(held.stacks, stage.mesh, shares.dtype, optimizer)
     return LayerTimes(
         busy_s=forward_s + backward_s,
         backward_s=backward_s,
-        update_s=update_s(static, device) + sync_s,
+        update_s=_stage_update_s(held.stacks, stage, node, way) + sync_s,
     )
 
 
@@ -101,8 +108,8 @@ def stage_times(
     Estimates of I and W, and their tracing, are left out without `halves`.
     """
     replica = plan.replicas[key[0]]
-    way: _Way = dtype, optimizer
     stage = replica.stages[key[1]]
+    way: _Way = dtype, optimizer, stage.offload
     stacks = stage_stacks(model, segments_of(stage, segments(plan))).stacks
     sync_s = _data_sync_s(stacks, stage, node, way)
     if profile is not None and canonical_name(node.device) in profile.devices:
@@ -113,6 +120,9 @@ def stage_times(
             microbatch_size=replica.microbatch_size,
             shared=len(plan.replicas) > 1,
         )
+        if stage.offload != "none":  # nobody measures that
+            on_host_s = _stage_update_s(stacks, stage, node, way)
+            times = replace(times, update_s=on_host_s)
         times = replace(times, update_s=times.update_s + sync_s)
         without = dict(input_gradient_s=None, weight_gradient_s=None)
         return times if halves else replace(times, **without)
@@ -127,7 +137,7 @@ def stage_times(
         forward_s=forward_s,
         backward_s=backward_s,
         fused_s=forward_s + backward_s,
-        update_s=update_s(static_bytes(stacks, stage.mesh, *way), device) + sync_s,
+        update_s=_stage_update_s(stacks, stage, node, way) + sync_s,
     )
     if not halves:
         return times
@@ -216,6 +226,15 @@ def _layer_halves(
     held: StageStacks, shares: Shares, remat: Remat, device: DeviceSpec, hop: Hop
 ) -> tuple[float, float]:
     return half_times(split_passes(held, shares, remat), device, shares.dtype, hop)
+
+
+def _stage_update_s(
+    stacks: tuple[BlockStack, ...], stage: Stage, node: Node, way: _Way
+) -> float:
+    held, device = static_bytes(stacks, stage.mesh, *way), device_spec(node)
+    if stage.offload == "none":
+        return update_s(held, device)
+    return host_update_s(held, stage.mesh, device, node.devices_per_host)
 
 
 def _data_sync_s(

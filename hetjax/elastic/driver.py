@@ -47,6 +47,10 @@ from hetjax.schedule.simulation.trace import Span
 _Answer = TypeVar("_Answer")
 
 
+def _nobody() -> None:
+    """No step is the best."""
+
+
 class Driver:
     """The run of a controller whose workers are started by `begin`.
 
@@ -195,11 +199,11 @@ class Driver:
         self._terms.loss_scaling.go_on(restored)
         self._terms.checking.go_on(restored)
 
-    def save(self, step: int) -> bool:
-        """Start a checkpoint; False if one is still being written somewhere."""
-        terms = self._terms
+    def save(self, step: int, best: Callable[[], int | None] = _nobody) -> bool:
+        """As `Controller.save` does."""
+        terms, save = self._terms, self._controller.save
         host = {**terms.host, **terms.loss_scaling.said(), "step": step}
-        return self._surely(lambda: self._controller.save(terms.storage, step, host))
+        return self._surely(lambda: save(terms.storage, step, host, best))
 
     def wait_saved(self) -> None:
         self._surely(self._controller.wait_saved)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.errors import BadInput
-from hetjax.plans.plan import Plan, Remat, Replica, Stage, StageMesh
+from hetjax.plans.plan import Offload, Plan, Remat, Replica, Stage, StageMesh
 from hetjax.plans.schedules import default_launch_ahead
 from hetjax.plans.validation import tensor_problems
 
@@ -36,6 +36,7 @@ def even_plan(
     tensor_sizes: Mapping[str, Collection[int]],
     schedule: str = "1f1b",
     remat: Remat = "none",
+    offload: Offload = "none",
 ) -> Plan:
     """Return symmetric replicas of even stages, whatever the devices are.
 
@@ -64,6 +65,7 @@ def even_plan(
             microbatch_size,
             schedule,
             remat,
+            offload,
         )
         for r in range(num_replicas)  # Megatron's ranks: tensor, then data, then stages
     ]
@@ -83,6 +85,7 @@ def _replica(
     microbatch_size: int,
     schedule: str,
     remat: Remat,
+    offload: Offload,
 ) -> Replica:
     """Even stages, one for each of the groups."""
     stages = tuple(
@@ -92,6 +95,7 @@ def _replica(
             mesh=StageMesh(tensor=len(group.devices)),
             layers=(num_layers * s // len(groups), num_layers * (s + 1) // len(groups)),
             remat=remat,
+            offload=offload,
             launch_ahead=default_launch_ahead(
                 schedule,
                 num_stages=len(groups),

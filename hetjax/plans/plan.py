@@ -15,13 +15,16 @@ from hetjax.cluster.catalogue import Precision
 from hetjax.plans.table import aligned, html_table
 
 Remat = Literal["none", "selective", "full"]
+Offload = Literal["none", "optimizer"]
+OffloadChoice = Literal["none", "optimizer", "auto"]  # auto: the planner's
 AttentionForm = Literal["xla", "chunked", "cudnn", "splash"]
 StageKey = tuple[int, int]  # (replica, stage)
 LayerRange = tuple[int, int]  # half-open
 Group = LayerRange | str  # of gradients: a segment, or the path of a tied parameter
 
 _BEFORE = ("replica", "stage", "node", "devices", "data x tensor", "layers", "remat")
-_CHOICES = ("precision", "attention")  # of fields that a stage may leave out
+_CHOICES = ("precision", "attention", "offload")  # that a stage may leave out
+_UNSAID = (None, "none")
 _AFTER = ("launch-ahead", "microbatches")
 
 
@@ -40,7 +43,9 @@ class Stage:
     `devices` are indices into the node's devices, in mesh order (data-major).
     `launch_ahead` is the number of forwards that may be in flight (warm-up + 1).
     `precision` is what the stage computes in; None: what `precision.py` finds for its
-    device. `attention` is the form of it; None: what `attention.py` finds.
+    device. `attention` is the form of it; None: what `attention.py` finds. `offload`
+    says what is on the stage's host in place of its devices: nothing, or masters and
+    optimizer state, which are then updated there.
     """
 
     node: str
@@ -51,6 +56,7 @@ class Stage:
     launch_ahead: int
     precision: Precision | None = None
     attention: AttentionForm | None = None
+    offload: Offload = "none"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,7 +147,9 @@ class Plan:
     def _said(self) -> tuple[str, ...]:
         """The choices that some stage says itself."""
         stages = [stage for _, _, stage in self.stages()]
-        return tuple(n for n in _CHOICES if any(getattr(s, n) for s in stages))
+        return tuple(
+            n for n in _CHOICES if any(getattr(s, n) not in _UNSAID for s in stages)
+        )
 
     def stages(self) -> list[tuple[int, int, Stage]]:
         """All stages as (replica index, stage index, stage), in order."""

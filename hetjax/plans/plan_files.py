@@ -29,6 +29,7 @@ from hetjax.plans.plan import Plan, Prediction, Replica, Stage, StageMesh
 from hetjax.plans.schedules import default_launch_ahead
 
 VERSION = 1
+_CHOICES = {"precision": None, "attention": None, "offload": "none"}
 _STAGE_DEPTH = 4  # replicas, one of them, stages, one of them
 
 _PLAN: dict[str, Kind] = {
@@ -105,8 +106,8 @@ def _said(replica: Replica) -> dict[str, Any]:
     """The fields of a replica; what a stage does not say of its choices is left out."""
     values = asdict(replica)
     for stage in values["stages"]:
-        for name in ("precision", "attention"):
-            if stage[name] is None:
+        for name, unsaid in _CHOICES.items():
+            if stage[name] == unsaid:
                 del stage[name]
     return values
 
@@ -189,6 +190,7 @@ def _stage(raw: object, where: str, schedule: str, launch_ahead: int) -> Stage:
         launch_ahead=values.get("launch_ahead", launch_ahead),
         precision=values.get("precision"),
         attention=values.get("attention"),
+        offload=values.get("offload", "none"),
     )
 
 

@@ -18,7 +18,7 @@ from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.ranges import Range
 from hetjax.cluster.user_files import did_you_mean
 from hetjax.errors import BadInput
-from hetjax.plans.plan import AttentionForm, Plan, Remat, Stage
+from hetjax.plans.plan import AttentionForm, Offload, Plan, Remat, Stage
 from hetjax.plans.schedules import SCHEDULES
 
 _SHARING = [name for name, schedule in SCHEDULES.items() if schedule.shares]
@@ -76,6 +76,8 @@ def _names(case: _Case) -> Iterator[BadInput]:
         if stage.attention not in (None, *get_args(AttentionForm)):
             told = str(stage.attention)
             yield _unknown(f"{where}.attention", told, get_args(AttentionForm))
+        if stage.offload not in get_args(Offload):
+            yield _unknown(f"{where}.offload", stage.offload, get_args(Offload))
     for node in case.plan.programs:
         if node not in case.nodes:
             yield _unknown("programs for node", node, tuple(case.nodes))
@@ -217,6 +219,19 @@ def _mesh(case: _Case) -> Iterator[BadInput]:
             )
 
 
+def _offload(case: _Case) -> Iterator[BadInput]:
+    for where, _, stage in case.stages():
+        per_host = case.nodes[stage.node].devices_per_host
+        hosts = {index // per_host for index in stage.devices}
+        if stage.offload != "none" and len(hosts) > 1:
+            yield BadInput(
+                got=f"{where}.offload = {stage.offload!r}, on {len(hosts)} hosts",
+                allowed="masters and optimizer state on the host of a stage that has "
+                "one",
+                fix="leave offload out, or give the stage devices of one host",
+            )
+
+
 def _tensor(case: _Case) -> Iterator[BadInput]:
     for where, _, stage in case.stages():
         where = f"{where}.mesh.tensor"
@@ -285,6 +300,7 @@ _CHECKS = (
     _devices,
     _device_used_twice,
     _mesh,
+    _offload,
     _tensor,
     _batch,
     _launch_ahead,

@@ -312,7 +312,7 @@ def _install(runtime: StageRuntime, model: Model, key: tuple[int, int]) -> None:
         for abstract in (state.updates.masters, state.updates.frozen)
     )
     state.opt_state = state.updates.init_opt_state(state.masters)
-    copies = state.updates.copies(state.masters)
+    copies = state.updates.copied(state.masters)
     state.params = state.updates.with_copies(state.masters, copies, state.frozen)
     state.acc, state.loss = state.programs.zeros()
 

@@ -41,7 +41,7 @@ def alike_replicas(plan: Plan, cluster: Cluster) -> tuple[tuple[int, ...], ...]:
     groups: dict[object, list[int]] = {}
     for r, replica in enumerate(plan.replicas):
         stages = tuple(
-            (kinds[s.node], s.mesh, s.layers, s.remat, s.launch_ahead)
+            (kinds[s.node], s.mesh, s.layers, s.remat, s.offload, s.launch_ahead)
             for s in replica.stages
         )
         shape = replica.num_microbatches, replica.microbatch_size, stages
@@ -223,6 +223,7 @@ def _texts(name: str, s: int, replica: Replica, stage: Stage) -> list[str]:
     sizes = {"tensor": stage.mesh.tensor, "data": stage.mesh.data}
     split = [f"{axis} {size}" for axis, size in sizes.items() if size > 1]
     remat = [] if stage.remat == "none" else [f"remat {stage.remat}"]
+    remat += [] if stage.offload == "none" else ["updated on the host"]
     batches = f"{replica.num_microbatches} x {replica.microbatch_size}"
     split_line = [", ".join(split)] if split else []
     how = [", ".join([*split, *remat])] if split or remat else []

@@ -19,6 +19,7 @@ from hetjax.data.settings import DataConfig
 from hetjax.errors import BadInput
 from hetjax.models.finetuning import LoraConfig, TrainConfig, check_finetuning
 from hetjax.plans.attention import Attention
+from hetjax.plans.plan import OffloadChoice
 from hetjax.plans.precision import Dtype
 
 _MOST_STEPS = 10**9  # a schedule counts them in 32 bits
@@ -122,7 +123,8 @@ class CheckpointConfig:
     every: int = 500
     """Steps between checkpoints; 0: only when the run ends or is stopped."""
     keep: int = 2
-    """How many checkpoints are kept: the newest."""
+    """How many checkpoints are kept: the newest, and beside them the best of those at
+    which the run was evaluated."""
     local: Path | None = None
     """Folder for checkpoints on each worker's own machine; {worker} in it is replaced
     by the worker's name. None: the run directory, which all workers must then reach."""
@@ -201,6 +203,10 @@ class RunConfig:
     """Who plans where no plan file is given; even ignores devices and links."""
     microbatch_size: int = 1
     """Sequences per microbatch of planner even; hetjax tries it among others."""
+    offload: OffloadChoice = "none"
+    """Where a plan that is made here has masters and optimizer state: on the devices
+    (none), on the hosts, which then update them (optimizer), or either, stage by stage,
+    as planner hetjax finds best (auto)."""
     profile: Path | None = None
     """Measured times to plan with; None: profile.json of the run directory, if any."""
     launcher: Literal["embedded", "processes", "ray"] = "embedded"
@@ -261,7 +267,13 @@ def _problems(config: RunConfig) -> Iterator[BadInput]:
             yield _out_of_range(config, name, allowed.format(name), example)
     yield from _prompt_problems(config.evaluation.prompt)
     yield from _optimizer_problems(config.optimizer)
-    for of in _profile_problems, _upload_problems, _copies_problems, _recovery_problems:
+    for of in (
+        _profile_problems,
+        _offload_problems,
+        _upload_problems,
+        _copies_problems,
+        _recovery_problems,
+    ):
         yield from of(config)
     yield from _tls_problems(config)
 
@@ -350,6 +362,20 @@ def _profile_problems(config: RunConfig) -> Iterator[BadInput]:
                 allowed="measured times for planner hetjax, which makes its own plan",
                 fix=f"leave {option('profile')} or {option(name)} out",
             )
+
+
+def _offload_problems(config: RunConfig) -> Iterator[BadInput]:
+    """A choice that nobody would make."""
+    is_even = config.planner == "even" and config.offload == "auto"
+    if config.offload != "none" and (config.plan is not None or is_even):
+        with_ = f"plan {config.plan}" if config.plan is not None else "planner even"
+        yield BadInput(
+            got=f"--offload {config.offload} with --{with_}",
+            allowed="offload where a plan is made here, auto where planner hetjax "
+            "makes it; a plan file says it stage by stage",
+            fix='leave --offload out, or write "offload": "optimizer" into stages of '
+            "the plan file",
+        )
 
 
 def _prompt_problems(prompt: str) -> Iterator[BadInput]:

@@ -26,6 +26,7 @@ from hetjax.report.progress import Display, metrics_line
 from hetjax.runtime.execution.checks import Disagreement
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.schedule.simulation.trace import perfetto
+from hetjax.training.best import BestCheckpoint
 from hetjax.training.config import EvaluationConfig, RunConfig
 from hetjax.training.going_back import (
     MustGoBack,
@@ -71,7 +72,9 @@ class Loop:
     learning_rates: LearningRates
     metrics: Journal
     evaluated: set[int]
+    best: BestCheckpoint
     heard_saved: Callable[[int], None]
+    heard_best: Callable[[int, float], None]
     seconds_at_peak: float | None
     trace: Path | None
     display: Display
@@ -83,6 +86,7 @@ class Loop:
     _since_s: float = 0.0
     _is_in_step: bool = False
     _saved: int | None = None
+    _best: int | None = None
     _bad_step: int = -1  # the last one with numbers that were not finite
     _went_back: list[WentBack] = field(default_factory=list)
     _num_skipped: int = 0  # steps in a row, up to now
@@ -96,7 +100,7 @@ class Loop:
         Returns the step reached, with its state saved. Raises RunFailed.
         """
         self._traced = steps_to_trace(self.config, step)
-        self._saved = self.driver.saved
+        self._saved, self._best = self.driver.saved, self.best.step
         self._since_s = time.perf_counter()
         first = step
         while True:
@@ -192,6 +196,8 @@ class Loop:
         self._num_skipped, self._is_late = 0, False
         self.spent.undo(self.metrics.rewind(step), step)
         self.evaluated = {at for at in self.evaluated if at <= step}
+        self.best.forget_after(step)
+        self._tell_best()
 
     def _due(self, every: int, step: int) -> bool:
         """Whether it is the turn of what happens every so many steps, and at 0."""
@@ -307,6 +313,8 @@ class Loop:
         line = {"step": step, "val_loss": loss, "val_bits_per_byte": bits_per_byte}
         self.metrics.append(line)
         self.evaluated.add(step)
+        self.best.hear_loss(step, loss)
+        self._tell_best()
         self.display.note(metrics_line(line, self.config.steps))
         if self.config.evaluation.sample_tokens:
             self.display.note(f"sample: {self.sample(step, self.config.evaluation)!r}")
@@ -334,7 +342,7 @@ class Loop:
         self._record()  # a state that has no finite loss must not be saved
         self._check(step, *self.driver.check())
         self._check_finite(step)
-        started = self.driver.save(step)
+        started = self.driver.save(step, self._best_saved)
         self._tell_saved()
         self._check_finite(step)
         if not started:
@@ -367,6 +375,18 @@ class Loop:
         if self.driver.saved not in (None, self._saved):
             self._saved = self.driver.saved
             self.heard_saved(self._saved)
+            self.best.hear_saved(self._saved)
+            self._tell_best()
+
+    def _best_saved(self) -> int | None:
+        self._tell_saved()
+        return self.best.step
+
+    def _tell_best(self) -> None:
+        step, loss = self.best.step, self.best.loss
+        if step is not None and loss is not None and step != self._best:
+            self.heard_best(step, loss)
+        self._best = step
 
     def _is_traced(self, num_trained: int) -> bool:
         traced = self.trace is not None and num_trained in self._traced

@@ -24,7 +24,7 @@ from hetjax.planner.model.costing import (
     compute_dtype,
     known_degrees,
 )
-from hetjax.planner.model.request import PlanRequest
+from hetjax.planner.model.request import OFFLOADS, PlanRequest
 from hetjax.plans.attention import without_kernels
 from hetjax.plans.even import even_plan
 from hetjax.plans.plan import Plan
@@ -155,6 +155,7 @@ def _even(config: RunConfig, model: Model, cluster: Cluster) -> Choice:
         global_batch=config.global_batch,
         microbatch_size=config.microbatch_size,
         tensor_sizes=tensor_sizes(model),
+        offload=OFFLOADS[config.offload][0],
     )
     return Choice(plan=plan, source="planner 'even'")
 
@@ -169,6 +170,7 @@ def next_plan(config: RunConfig, model: Model, cluster: Cluster, current: Plan) 
 
     NoFeasiblePlan if the model does not fit there.
     """
+    config = _as_now(config, current)
     if config.planner == "even":
         plan = _packing(config, _even(config, model, cluster).plan)
         check_plan_fits(
@@ -184,6 +186,15 @@ def next_plan(config: RunConfig, model: Model, cluster: Cluster, current: Plan) 
     from hetjax.planner.search.replan import replan  # as in `_searched`
 
     return replan(_request(config, model, cluster), current).best.plan
+
+
+def _as_now(config: RunConfig, current: Plan) -> RunConfig:
+    """The settings, by which hosts may have what they have under the plan of now."""
+    away = {stage.offload for _, _, stage in current.stages()} != {"none"}
+    if config.offload != "none" or not away:
+        return config
+    is_even = config.planner == "even"
+    return replace(config, offload="optimizer" if is_even else "auto")
 
 
 def _searched(config: RunConfig, model: Model, cluster: Cluster) -> Choice:
@@ -225,6 +236,7 @@ def _request(config: RunConfig, model: Model, cluster: Cluster) -> PlanRequest:
         compiled=read_run_compiled(config),
         microbatch_sizes=tuple(sorted({*_SIZES, config.microbatch_size})),
         tensor_degrees=known_degrees(_SIZES, cluster, profile),
+        offloads=OFFLOADS[config.offload],
     )
 
 
@@ -248,9 +260,9 @@ def optimizer_init(config: RunConfig) -> OptimizerInit:
     return optimizer(config.optimizer, config.steps).init
 
 
-def _how(config: RunConfig) -> tuple[str, int, Path | None]:
+def _how(config: RunConfig) -> tuple[object, ...]:
     """What the planner is told; another value than before asks for its plan."""
-    return config.planner, config.microbatch_size, config.profile
+    return config.planner, config.microbatch_size, config.profile, config.offload
 
 
 def _shared(plan: Plan, config: RunConfig) -> list[tuple[str, object, object]]:

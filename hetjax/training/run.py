@@ -30,6 +30,7 @@ from hetjax.models.model import Model
 from hetjax.plans.plan import Plan
 from hetjax.report.progress import Display, display
 from hetjax.training import rundir
+from hetjax.training.best import BEST, VAL_LOSS
 from hetjax.training.config import EvaluationConfig, RunConfig, check_config
 from hetjax.training.events import (
     DONE,
@@ -54,6 +55,7 @@ from hetjax.training.run_reports import write_report
 from hetjax.training.rundir import Journal, read_journal
 from hetjax.training.starting import (
     Start,
+    best_so_far,
     check_reached,
     checkpoint_storage,
     driver_of,
@@ -310,7 +312,11 @@ class Session(ExitStack):
             learning_rates=LearningRates(config.optimizer, config.steps, driver.at),
             metrics=found.metrics,
             evaluated=evaluated(run_dir),
+            best=best_so_far(config),
             heard_saved=lambda step: event(found.events, "saved", step),
+            heard_best=lambda step, loss: event(
+                found.events, BEST, step, **{VAL_LOSS: loss}
+            ),
             seconds_at_peak=self._at_peak(driver),
             trace=run_dir / rundir.TRACE if config.trace else None,
             display=shown,

@@ -57,6 +57,7 @@ from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.rpc.schema import Json
 from hetjax.training import rundir
 from hetjax.training.ahead import Planning
+from hetjax.training.best import BestCheckpoint
 from hetjax.training.compiled_memory import compile_again, compile_all
 from hetjax.training.config import RunConfig
 from hetjax.training.hardware import Hardware, is_virtual
@@ -125,6 +126,14 @@ def evaluated(run_dir: Path) -> set[int]:
     """Steps after which the run was evaluated."""
     lines = read_journal(run_dir / rundir.METRICS)
     return {line["step"] for line in lines if "val_loss" in line}
+
+
+def best_so_far(config: RunConfig) -> BestCheckpoint:
+    """Which checkpoint is the best, by what the run has written."""
+    metrics, events = (
+        read_journal(config.run_dir / name) for name in (rundir.METRICS, rundir.EVENTS)
+    )
+    return BestCheckpoint.before(metrics, events, config.checkpoint.keep)
 
 
 def last_saved(events: Iterable[Mapping[str, Any]]) -> int | None:

@@ -37,11 +37,15 @@ def state(step: int) -> list[tuple[Entry, np.ndarray]]:
 
 
 def save(
-    folder: Path, copies: PeerReplication, *steps: int, safe: int | None = None
+    folder: Path,
+    copies: PeerReplication,
+    *steps: int,
+    safe: int | None = None,
+    best: int | None = None,
 ) -> CheckpointWriter:
     with CheckpointWriter(folder, "a", copies=copies) as writer:
         for step in steps:
-            writer.save(step, state(step), {"step": step}, safe=safe)
+            writer.save(step, state(step), {"step": step}, safe=safe, best=best)
             writer.wait()
     return writer
 
@@ -68,6 +72,14 @@ def test_a_copy_is_the_original_file_by_file_and_can_be_read(
 def test_the_newest_steps_stay_and_the_one_that_all_have(pair: Pair, tmp_path: Path):
     save(tmp_path / "a", pair[0], 1, 2, 3, 4, safe=1)
     assert step_numbers(tmp_path / "b") == [1, 3, 4]
+
+
+def test_the_best_step_stays_beside_them_here_and_at_the_peer(
+    pair: Pair, tmp_path: Path
+):
+    save(tmp_path / "a", pair[0], 0, 1, 2, 3, 4, 5, safe=2, best=0)
+    assert step_numbers(tmp_path / "a") == [0, 2, 4, 5]
+    assert step_numbers(tmp_path / "b") == [0, 2, 4, 5]
 
 
 def test_without_its_keeper_a_step_does_not_count_and_training_goes_on(
@@ -106,7 +118,7 @@ def test_what_was_damaged_before_it_was_sent_is_refused(pair: Pair, tmp_path: Pa
     data[3] ^= 1
     chunk.write_bytes(data)
     with pytest.raises(StoreError, match="'b' has no copy of step 1"):
-        pair[0].replicate(own, 1, None)
+        pair[0].replicate(own, 1)
     assert not (tmp_path / "b/step_00000001/a/manifest.json").exists()
 
 

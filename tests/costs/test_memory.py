@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from hetjax.cluster.catalogue import Precision
-from hetjax.costs.stage_memory import stage_memory
+from hetjax.costs.stage_memory import stage_memory, static_bytes
 from hetjax.models.model import Model, abstract_params
 from hetjax.plans.plan import Plan, Remat, Replica, Stage, StageMesh
 from hetjax.runtime.execution.executor import StageState
@@ -79,6 +79,38 @@ def test_buffers_equal_those_of_the_compiled_programs_to_the_byte(
     assert memory.input_bytes == device_bytes(programs.given)
     assert memory.output_bytes == device_bytes(programs.outputs)
     assert memory.saved_bytes == device_bytes((programs.saved, programs.given))
+
+
+@pytest.mark.usefixtures("quick_compiling")
+@pytest.mark.parametrize(
+    ("name", "mesh", "dtype"),
+    [
+        ("gpt", FOUR, "float32"),
+        ("llama", TWO, "bfloat16"),
+        ("adapted", ONE, "bfloat16"),
+    ],
+)
+def test_masters_and_state_on_the_host_leave_the_devices_the_rest_to_the_byte(
+    name: str, mesh: StageMesh, dtype: Precision
+):
+    model = family(name)
+    plan = pipeline(model, (0, 2), (2, 6), mesh=mesh, remat="none")
+    (replica,) = plan.replicas
+    stages = tuple(replace(stage, offload="optimizer") for stage in replica.stages)
+    plan = replace(plan, replicas=(replace(replica, stages=stages),))
+    run = StageRuntime(plan, model, {"n": jax.devices()}, OPTIMIZER, dtype=dtype)
+    run.initialise(0)
+    for key, state in run.stages.items():
+        programs = state.programs
+        there = device_bytes((state.params, programs.accumulators, programs.scalar))
+        memory = stage_memory(plan, model, key, dtype=dtype, optimizer=OPTIMIZER.init)
+        assert memory.static_bytes == there
+        held = static_bytes(
+            programs.function.stacks, mesh, dtype, OPTIMIZER.init, "optimizer"
+        )
+        on_host = jax.tree.leaves((state.masters, state.opt_state))
+        assert held.on_host == sum(array.nbytes for array in on_host)
+        assert all(len(array.devices()) == 1 for array in on_host)
 
 
 @pytest.mark.usefixtures("quick_compiling")

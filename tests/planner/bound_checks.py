@@ -88,13 +88,16 @@ def template_of(proof: Proof, plan: Plan, r: int) -> Template:
         node.name: c for c, own in enumerate(request.classes) for node in own.nodes
     }
     options = {
-        (o.device_class, o.tensor, o.data, o.remat): n for n, o in enumerate(p.options)
+        (o.device_class, o.tensor, o.data, o.remat, o.offload): n
+        for n, o in enumerate(p.options)
     }
     return Template(
         microbatch_size=replica.microbatch_size,
         stages=tuple(
             TemplateStage(
-                option=options[class_of[s.node], s.mesh.tensor, s.mesh.data, s.remat],
+                option=options[
+                    class_of[s.node], s.mesh.tensor, s.mesh.data, s.remat, s.offload
+                ],
                 layers=s.layers,
             )
             for s in replica.stages

@@ -149,6 +149,7 @@ def _seats(
                 devices=tuple(taken),
                 mesh=StageMesh(data=option.data, tensor=option.tensor),
                 remat=option.remat,
+                offload=option.offload,
             )
         )
     for name, devices in left.items():

@@ -18,8 +18,8 @@ from hetjax.errors import NoFeasiblePlan
 from hetjax.models.decoders import LlamaConfig, llama_model
 from hetjax.models.model import Model
 from hetjax.planner.model.evaluator import evaluate_plan
-from hetjax.planner.model.request import PlanRequest
-from hetjax.plans.plan import Plan, Remat, Replica, Stage, StageMesh
+from hetjax.planner.model.request import OFFLOADS, PlanRequest
+from hetjax.plans.plan import Offload, Plan, Remat, Replica, Stage, StageMesh
 from hetjax.plans.schedules import default_launch_ahead
 from hetjax.schedule.bound import prefix_bound_s
 
@@ -56,8 +56,14 @@ def random_request(seed: int) -> PlanRequest:
         tensor_degrees=(1, 2),
         data_degrees=(1, 2),
         remats=remats[:1] if many else remats,
+        offloads=_offloads(seed, many),
         unequal_tensor=r.random() < 0.3,
     )
+
+
+def _offloads(seed: int, many: bool) -> tuple[Offload, ...]:
+    is_open = not many and Random(f"offload {seed}").random() < 0.3
+    return OFFLOADS["auto" if is_open else "none"]
 
 
 def _node(r: Random, name: str, count: int) -> Node:
@@ -207,9 +213,11 @@ def _filled(request: PlanRequest, pipelines: list[tuple[_Seat, ...]]) -> Iterato
     num_layers = len(request.model.layers)
     ways = [
         [
-            (cuts, remats, size)
+            (cuts, choices, size)
             for cuts in combinations(range(1, num_layers), len(pipeline) - 1)
-            for remats in product(request.remats, repeat=len(pipeline))
+            for choices in product(
+                product(request.remats, request.offloads), repeat=len(pipeline)
+            )
             for size in request.microbatch_sizes
             if all(size % seat.data == 0 for seat in pipeline)
         ]
@@ -234,12 +242,14 @@ def _counts(batch: int, sizes: list[int]) -> Iterator[tuple[int, ...]]:
 def _plan(request: PlanRequest, pipelines, chosen, counts) -> Plan:
     taken = {node.name: 0 for node in request.cluster.nodes}
     replicas = []
-    for pipeline, (cuts, remats, size), m in zip(
+    for pipeline, (cuts, choices, size), m in zip(
         pipelines, chosen, counts, strict=True
     ):
         bounds = (0, *cuts, len(request.model.layers))
         stages = []
-        for s, (seat, remat) in enumerate(zip(pipeline, remats, strict=True)):
+        for s, (seat, (remat, offload)) in enumerate(
+            zip(pipeline, choices, strict=True)
+        ):
             first = taken[seat.node]
             taken[seat.node] += seat.num
             stages.append(
@@ -249,6 +259,7 @@ def _plan(request: PlanRequest, pipelines, chosen, counts) -> Plan:
                     mesh=StageMesh(data=seat.data, tensor=seat.tensor),
                     layers=(bounds[s], bounds[s + 1]),
                     remat=remat,
+                    offload=offload,
                     launch_ahead=default_launch_ahead(
                         "1f1b", num_stages=len(pipeline), stage=s, num_microbatches=m
                     ),

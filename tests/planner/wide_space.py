@@ -20,14 +20,23 @@ from hetjax.cluster.catalogue import Precision
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.costs.measured.layer_profile import LinkMeasurement, Measurement, Profile
 from hetjax.models.model import Model
-from hetjax.planner.model.request import REMATS, PlanRequest
-from hetjax.plans.plan import LayerRange, Plan, Remat, Replica, Stage, StageMesh
+from hetjax.planner.model.request import OFFLOADS, REMATS, PlanRequest
+from hetjax.plans.plan import (
+    LayerRange,
+    Offload,
+    Plan,
+    Remat,
+    Replica,
+    Stage,
+    StageMesh,
+)
 from hetjax.plans.schedules import default_launch_ahead
 from tests.planner.whole_space import small_model
 
 SEQ_LEN = 64
 DTYPE: Precision = "float32"
 AMPLE_GIB = 1000.0
+BOTH = OFFLOADS["auto"]
 MOST_LAYERS, MOST_DEVICES = 24, 28
 _DEGREES = (1, 2, 4)
 _TRIES = 30
@@ -65,6 +74,7 @@ def wide_request(seed: int) -> PlanRequest:
         tensor_degrees=tensor,
         data_degrees=data,
         remats=remats,
+        offloads=Random(f"offload {seed}").choice([*[OFFLOADS["none"]] * 2, BOTH]),
         unequal_tensor=True,
     )
 
@@ -210,6 +220,7 @@ class Seat:
     devices: tuple[int, ...]
     mesh: StageMesh
     remat: Remat
+    offload: Offload = "none"
 
 
 def random_plan(r: Random, request: PlanRequest) -> Plan:
@@ -271,8 +282,18 @@ def _seat(
         free[node].sort()
     taken, free[node] = free[node][:num], free[node][num:]
     return Seat(
-        node=node, devices=tuple(taken), mesh=mesh, remat=r.choice(request.remats)
+        node=node,
+        devices=tuple(taken),
+        mesh=mesh,
+        remat=r.choice(request.remats),
+        offload=_offload(r, request, node),
     )
+
+
+def _offload(r: Random, request: PlanRequest, node: str) -> Offload:
+    if len(request.offloads) == 1 or request.cluster.node(node).hosts > 1:
+        return "none"
+    return r.choice(request.offloads)
 
 
 def _cuts(r: Random, request: PlanRequest, depth: int) -> list[LayerRange]:
@@ -307,6 +328,7 @@ def replica_of(
                 mesh=seat.mesh,
                 layers=held,
                 remat=seat.remat,
+                offload=seat.offload,
                 launch_ahead=default_launch_ahead(
                     "1f1b", num_stages=len(seats), stage=s, num_microbatches=count
                 ),
@@ -335,7 +357,14 @@ def _with(request: PlanRequest, plan: Plan, at: int, stages: Sequence[Stage]) ->
     """The plan with other stages in one replica, launch-aheads as by default."""
     old = plan.replicas[at]
     seats = [
-        Seat(node=s.node, devices=s.devices, mesh=s.mesh, remat=s.remat) for s in stages
+        Seat(
+            node=s.node,
+            devices=s.devices,
+            mesh=s.mesh,
+            remat=s.remat,
+            offload=s.offload,
+        )
+        for s in stages
     ]
     layers = [stage.layers for stage in stages]
     new = replica_of(old.num_microbatches, old.microbatch_size, seats, layers)
@@ -384,7 +413,12 @@ def _reseated(r: Random, request: PlanRequest, plan: Plan) -> Plan | None:
     r.shuffle(free[node])
     seat = _seat(r, request, free, node, mesh)
     stages[s] = replace(
-        old, node=seat.node, devices=seat.devices, mesh=seat.mesh, remat=seat.remat
+        old,
+        node=seat.node,
+        devices=seat.devices,
+        mesh=seat.mesh,
+        remat=seat.remat,
+        offload=seat.offload,
     )
     return _with(request, plan, at, stages)
 
@@ -415,11 +449,12 @@ def _merged(r: Random, request: PlanRequest, plan: Plan) -> Plan | None:
 
 
 def _kept(r: Random, request: PlanRequest, plan: Plan) -> Plan | None:
-    """Another choice of remat."""
+    """Another choice of remat, and of what is on the host."""
     at = r.randrange(len(plan.replicas))
     stages = list(plan.replicas[at].stages)
     s = r.randrange(len(stages))
-    stages[s] = replace(stages[s], remat=r.choice(request.remats))
+    offload = _offload(r, request, stages[s].node)
+    stages[s] = replace(stages[s], remat=r.choice(request.remats), offload=offload)
     return _with(request, plan, at, stages)
 
 

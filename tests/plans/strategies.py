@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hetjax.cluster.catalogue import Precision
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.names import is_node
-from hetjax.plans.plan import Plan, Prediction, Replica, Stage, StageMesh
+from hetjax.plans.plan import Offload, Plan, Prediction, Replica, Stage, StageMesh
 from hetjax.plans.validation import validate_plan
 
 REMATS = ("none", "selective", "full")
@@ -101,11 +101,12 @@ def valid_cases(
             stages=tuple(stages),
         )
         replicas.append(replica)
-    nodes = [
-        Node(name=name, device="cpu", count=used + draw(st.integers(0, 2)))
-        for name, used in free.items()
-        if used
-    ]
+    nodes = []
+    for name, used in free.items():
+        if used:
+            count = used + draw(st.integers(0, 2))
+            hosts = draw(st.sampled_from([1, count]))
+            nodes.append(Node(name=name, device="cpu", count=count, hosts=hosts))
     seq_len = draw(st.integers(1, 64))
     plan = Plan(
         model="random",
@@ -156,6 +157,7 @@ any_stages = st.builds(
     remat=st.sampled_from(REMATS),
     launch_ahead=integers,
     precision=st.none() | st.sampled_from(get_args(Precision)),
+    offload=st.sampled_from(get_args(Offload)),
 )
 
 any_plans = st.builds(

@@ -37,6 +37,7 @@ PLAN = Plan(
                     launch_ahead=1,
                     precision="float16",
                     attention="chunked",
+                    offload="optimizer",
                 ),
             ),
         ),
@@ -66,7 +67,7 @@ GOLDEN = """\
 "layers": [0, 3], "remat": "selective", "launch_ahead": 2},
         {"node": "v100-0", "devices": [0], "mesh": {"data": 1, "tensor": 1}, \
 "layers": [3, 6], "remat": "none", "launch_ahead": 1, "precision": "float16", \
-"attention": "chunked"}
+"attention": "chunked", "offload": "optimizer"}
       ]
     },
     {
@@ -202,7 +203,7 @@ STAGE = "replicas[0].stages[1]"
             '"device": [1]',
             f"unknown key '{STAGE}.device'",
             f"keys of {STAGE}: node, devices, layers, mesh, remat, launch_ahead, "
-            "precision, attention",
+            "precision, attention, offload",
             "did you mean 'devices'?",
         ),
         (

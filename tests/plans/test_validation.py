@@ -91,6 +91,12 @@ ONE_STAGE = f"a device in one stage only (schedules {_SHARING} allow more)"
             "use one of none, selective, full",
         ),
         (
+            stage(offload="masters"),
+            f"{STAGE}.offload = 'masters'",
+            "one of none, optimizer",
+            "use one of none, optimizer",
+        ),
+        (
             stage(precision="fp16"),
             f"{STAGE}.precision = 'fp16'",
             "one of bfloat16, float16, float32",
@@ -254,3 +260,17 @@ def test_a_tensor_degree_that_does_not_divide_names_the_axis_and_the_degrees():
 
 def test_the_example_is_valid():
     validate(CASE, CASE.plan)
+
+
+def test_masters_cannot_be_on_the_host_of_a_stage_that_has_two():
+    a100, *others = CASE.cluster.nodes
+    cluster = replace(CASE.cluster, nodes=(replace(a100, hosts=2), *others))
+    case = replace(CASE, cluster=cluster)
+    validate(case, case.plan)
+    with pytest.raises(BadInput) as caught:
+        validate(case, with_stage(case.plan, 0, 0, offload="optimizer"))
+    told = caught.value
+    assert told.got == "replicas[0].stages[0].offload = 'optimizer', on 2 hosts"
+    assert told.allowed.startswith("masters and optimizer state on the host of a stage")
+    assert told.fix.startswith("leave offload out")
+    validate(case, with_stage(case.plan, 0, 1, offload="optimizer"))

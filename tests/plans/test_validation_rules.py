@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetjax.errors import BadInput
-from hetjax.plans.plan import Plan, StageMesh
+from hetjax.plans.plan import Plan, Stage, StageMesh
 from tests.plans.strategies import (
     Case,
     valid_cases,
@@ -45,6 +45,7 @@ def holds(case: Case, plan: Plan) -> bool:
         len(used) == len(set(used))
         and set(used) <= there
         and all(s.mesh.data * s.mesh.tensor == len(s.devices) for s in stages)
+        and all(s.offload == "none" or _num_hosts(case, s) == 1 for s in stages)
         and all(size % s.mesh.tensor == 0 for size in sizes for s in stages)
         and all(
             r.microbatch_size % s.mesh.data == 0
@@ -58,6 +59,12 @@ def holds(case: Case, plan: Plan) -> bool:
             for ahead in ([s.launch_ahead for s in r.stages] for r in plan.replicas)
         )
     )
+
+
+def _num_hosts(case: Case, stage: Stage) -> int:
+    (node,) = (n for n in case.cluster.nodes if n.name == stage.node)
+    each = node.count // node.hosts
+    return len({index // each for index in stage.devices})
 
 
 def change(plan: Plan, field: str, r: int, s: int, by: int) -> Plan:
@@ -83,6 +90,8 @@ def change(plan: Plan, field: str, r: int, s: int, by: int) -> Plan:
         case "data":
             mesh = replace(stage.mesh, data=stage.mesh.data + by)
             return with_stage(plan, r, s, mesh=mesh)
+        case "offload":
+            return with_stage(plan, r, s, offload="optimizer")
         case "first layer":
             return with_stage(plan, r, s, layers=(lo + by, hi))
         case "last layer":
@@ -101,6 +110,7 @@ FIELDS = [
     "fewer devices",
     "all tensor",
     "data",
+    "offload",
     "first layer",
     "last layer",
     "order",

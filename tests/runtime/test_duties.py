@@ -45,6 +45,7 @@ SAVE = SaveState(
     host={},
     workers=["a"],
     safe=None,
+    best=None,
     is_stored=True,
 )
 COMMIT = StepCommit(squares=1.0, losses=(), num_tokens=8)

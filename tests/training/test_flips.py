@@ -65,8 +65,8 @@ def no_checkpoint_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Because one is still being written."""
     save = Driver.save
 
-    def save_whole(driver: Driver, step: int) -> bool:
-        begun = save(driver, step)
+    def save_whole(driver: Driver, step: int, *best: Any) -> bool:
+        begun = save(driver, step, *best)
         driver.wait_saved()
         return begun
 

@@ -16,6 +16,7 @@ from hetjax.cluster.cluster import Cluster, Node
 from hetjax.elastic.notices import StopRequest
 from hetjax.elastic.recovered import Recovered, RolledBack
 from hetjax.report.progress import Display
+from hetjax.training.best import BestCheckpoint
 from hetjax.training.config import CheckpointConfig, EvaluationConfig, RunConfig
 from hetjax.training.goodput import (
     Goodput,
@@ -157,7 +158,7 @@ class _Driver:
     def check(self) -> tuple[bool, tuple[()]]:
         return True, ()
 
-    def save(self, step: int) -> bool:
+    def save(self, step: int, best: Callable[[], int | None]) -> bool:
         self.saved = step
         return True
 
@@ -181,7 +182,9 @@ def _told(
         learning_rates=LearningRates(config.optimizer, config.steps, 0),
         metrics=journal,
         evaluated=set(),
+        best=BestCheckpoint({}, keep=2),
         heard_saved=lambda step: None,
+        heard_best=lambda step, loss: None,
         seconds_at_peak=None,
         trace=None,
         display=Display(4),

@@ -121,8 +121,8 @@ def test_workers_go_back_together_from_one_bad_weight(
     between_steps(monkeypatch, once.touch)
     save = Driver.save
 
-    def save_whole(driver: Driver, step: int) -> bool:
-        begun = save(driver, step)
+    def save_whole(driver: Driver, step: int, *best: Any) -> bool:
+        begun = save(driver, step, *best)
         if step < 4:  # so that none is left out before the weights are bad
             driver.wait_saved()
         return begun

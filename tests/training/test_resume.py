@@ -98,8 +98,8 @@ def test_five_steps_a_stop_and_five_more_are_ten_steps_bit_for_bit(
     assert evaluations[0] == evaluations[1]
     assert [step for step, _ in evaluations[0]] == [0, 5, 10]
     events = [line["event"] for line in lines(preset.config.run_dir / "events.jsonl")]
-    before = ["started", "compared", "saved", "goodput", "preempted"]
-    after = ["restored", "compared", "saved", "goodput", "finished"]
+    before = ["started", "compared", "saved", "best", "goodput", "preempted"]
+    after = ["restored", "compared", "saved", "best", "goodput", "finished"]
     assert events == [*before, *after]
 
 

@@ -119,7 +119,11 @@ def seated_plan(
     """Return the 1F1B plan of these replicas, `seats_RS` being indices of seats."""
     # a seat's class is known by its node
     option = Option(
-        device_class=0, tensor=shape.tensor, data=shape.data, remat=shape.remat
+        device_class=0,
+        tensor=shape.tensor,
+        data=shape.data,
+        remat=shape.remat,
+        offload=request.offloads[0],
     )
     replicas = []
     for row, cuts, count in zip(seats_RS, cuts_R, num_microbatches_R, strict=True):

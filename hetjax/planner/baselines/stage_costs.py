@@ -89,6 +89,7 @@ class StageCosts:
         return {
             (o.device_class, o.tensor, o.data, o.remat): n
             for n, o in enumerate(self.problem.options)
+            if o.offload == self.request.offloads[0]
         }
 
 

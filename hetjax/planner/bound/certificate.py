@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.bound.column_generation import lower_bound
-from hetjax.planner.model.request import PlanRequest
+from hetjax.planner.model.request import PlanRequest, may_offload
 from hetjax.planner.model.terms import bound_problem
 from hetjax.plans.plan import Plan
 from hetjax.plans.schedules import SCHEDULES
@@ -27,9 +27,10 @@ def in_space(request: PlanRequest, plan: Plan) -> bool:
     """Say whether a valid plan is one of those that the bound is about.
 
     It does the request's batch, under any of the schedules, with what the request
-    leaves open: tensor and data degrees, remat choices and microbatch sizes. Stages and
-    replicas may differ in all of them, and lie on any devices of a node in any order;
-    they compute in the precision of the request, and attention in its form.
+    leaves open: tensor and data degrees, remat choices, what is on hosts, and
+    microbatch sizes. Stages and replicas may differ in all of them, and lie on any
+    devices of a node in any order; they compute in the precision of the request, and
+    attention in its form.
     """
     return (
         not SCHEDULES[plan.schedule].shares
@@ -39,6 +40,8 @@ def in_space(request: PlanRequest, plan: Plan) -> bool:
         and all(r.microbatch_size in request.microbatch_sizes for r in plan.replicas)
         and all(
             stage.remat in request.remats
+            and stage.offload in request.offloads
+            and may_offload(stage.offload, request.cluster.node(stage.node))
             and stage.mesh.tensor in request.degrees
             and stage.mesh.data in request.data_degrees
             and stage.precision in (None, request.precisions[stage.node])

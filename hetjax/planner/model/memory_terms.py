@@ -20,7 +20,7 @@ from hetjax.costs.measured.layer_profile import DTYPES
 from hetjax.costs.stage_memory import hidden_size, static_bytes
 from hetjax.planner.model.problem import Floats, Option
 from hetjax.planner.model.request import PlanRequest
-from hetjax.plans.plan import StageMesh
+from hetjax.plans.plan import Offload, StageMesh
 
 
 def kept_bytes(
@@ -70,12 +70,15 @@ def static_bytes_OK(
 ) -> Floats:
     stacks_K = [layer_stacks(request.model, at).stacks for at in firsts]
     held = [[s for s in own if borrowed or s.only is None] for own in stacks_K]
-    ways_O: list[tuple[StageMesh, Precision]] = [
-        (StageMesh(data=o.data, tensor=o.tensor), precision_of(request, o))
+    ways_O: list[tuple[StageMesh, Precision, Offload]] = [
+        (StageMesh(data=o.data, tensor=o.tensor), precision_of(request, o), o.offload)
         for o in options
     ]
     by_way = {
-        way: [static_bytes(stacks, *way, request.optimizer).total for stacks in held]
+        way: [
+            static_bytes(stacks, *way[:2], request.optimizer, way[2]).total
+            for stacks in held
+        ]
         for way in set(ways_O)
     }
     return np.array([by_way[way] for way in ways_O], dtype=np.float64)

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetjax.planner.model.meshes import Meshes, fragment_limits, merged
-from hetjax.plans.plan import Remat
+from hetjax.plans.plan import Offload, Remat
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -47,12 +47,13 @@ class DeviceClass:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Option:
-    """A way to run a stage: on which devices, cut how, keeping what."""
+    """A way to run a stage: on which devices, cut how, keeping what where."""
 
     device_class: int
     tensor: int = 1
     data: int = 1
     remat: Remat = "none"
+    offload: Offload = "none"
 
     @property
     def num_devices(self) -> int:

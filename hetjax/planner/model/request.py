@@ -20,11 +20,23 @@ from hetjax.errors import BadInput
 from hetjax.models.attention import head_sizes
 from hetjax.models.model import Model, tensor_sizes
 from hetjax.plans.attention import Attention, Heads, node_attention, with_forms
-from hetjax.plans.plan import AttentionForm, Plan, Remat, StageKey
+from hetjax.plans.plan import (
+    AttentionForm,
+    Offload,
+    OffloadChoice,
+    Plan,
+    Remat,
+    StageKey,
+)
 from hetjax.plans.precision import Dtype, with_node_precisions
 from hetjax.stage.arrays import OptimizerInit
 
 REMATS: tuple[Remat, ...] = ("none", "selective", "full")
+OFFLOADS: Mapping[OffloadChoice, tuple[Offload, ...]] = {
+    "none": ("none",),
+    "optimizer": ("optimizer",),
+    "auto": ("none", "optimizer"),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +64,8 @@ class PlanRequest:
     other, equal pipelines at a degree for each stage. With `unequal_tensor` every stage
     of every replica has its own. `microbatch_sizes` count sequences before the split
     over `data`. `dtype` and `attention` are what was asked for; None, or "best": what
-    every kind of device does best. `compiled` is what a compiler has said of programs.
+    every kind of device does best. `offloads` are what stages may have on their host,
+    those on nodes of one. `compiled` is what a compiler has said of programs.
     """
 
     model: Model
@@ -69,6 +82,7 @@ class PlanRequest:
     tensor_degrees: tuple[int, ...] = (1, 2, 4, 8)
     data_degrees: tuple[int, ...] = (1, 2, 4, 8)
     remats: tuple[Remat, ...] = REMATS
+    offloads: tuple[Offload, ...] = OFFLOADS["none"]
     unequal_tensor: bool = False
 
     @cached_property
@@ -147,6 +161,11 @@ class PlanRequest:
                 fix="add 1 to the tensor degrees",
             )
         return found
+
+
+def may_offload(offload: Offload, node: Node) -> bool:
+    """Say whether stages on the node may do so: all of one are then on one host."""
+    return offload == "none" or node.hosts == 1
 
 
 def node_classes(cluster: Cluster) -> tuple[NodeClass, ...]:

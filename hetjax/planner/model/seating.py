@@ -125,6 +125,7 @@ def seated(pipeline: UnplacedReplica, seats: Sequence[Seat]) -> Replica:
                 mesh=StageMesh(data=option.data, tensor=option.tensor),
                 layers=layers,
                 remat=option.remat,
+                offload=option.offload,
                 launch_ahead=default_launch_ahead(
                     "1f1b",
                     num_stages=num_stages,

@@ -45,7 +45,7 @@ from hetjax.planner.model.problem import (
     Problem,
     problem,
 )
-from hetjax.planner.model.request import PlanRequest
+from hetjax.planner.model.request import PlanRequest, may_offload
 from hetjax.plans.plan import Stage, StageMesh
 
 _GRADIENT_BYTES, _LOSS_BYTES = 4, 4 + 1  # fp32 sums; and whether weights are finite
@@ -55,12 +55,13 @@ _MOST_IN_FLIGHT = 16  # of pipelines that are searched
 def options_of(request: PlanRequest, degrees: Sequence[int]) -> tuple[Option, ...]:
     """Return every way to run a stage with one of these tensor degrees."""
     return tuple(
-        Option(device_class=c, tensor=tensor, data=data, remat=remat)
+        Option(device_class=c, tensor=tensor, data=data, remat=remat, offload=offload)
         for c, nodes in enumerate(request.classes)
         for tensor, data in product(degrees, sorted(set(request.data_degrees)))
         if tensor * data <= nodes.devices_per_node
         and any(size % data == 0 for size in request.microbatch_sizes)
-        for remat in request.remats
+        for remat, offload in product(request.remats, request.offloads)
+        if may_offload(offload, nodes.nodes[0])
     )
 
 
@@ -337,5 +338,6 @@ def _stage_of(request: PlanRequest, option: Option) -> Stage:
         mesh=StageMesh(data=option.data, tensor=option.tensor),
         layers=(0, 1),
         remat=option.remat,
+        offload=option.offload,
         launch_ahead=1,
     )

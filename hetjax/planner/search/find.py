@@ -317,4 +317,5 @@ def even_plans(request: PlanRequest) -> Iterator[Plan]:
                 tensor=tensor,
                 tensor_sizes=tensor_sizes(request.model),
                 remat=remat,
+                offload=request.offloads[0],
             )

@@ -16,12 +16,18 @@ from hetjax.planner.bound.column_generation import lower_bound
 from hetjax.planner.bound.feasibility import one_fits_all
 from hetjax.planner.model.deadline import check_deadline
 from hetjax.planner.model.objectives import Objective
-from hetjax.planner.model.request import REMATS, PlanRequest
+from hetjax.planner.model.request import OFFLOADS, REMATS, PlanRequest
 from hetjax.planner.model.terms import search_problem
 from hetjax.plans.plan import StageMesh
 from hetjax.stage.partition import stage_stacks
 
 _GIB = 2**30
+_ON_HOSTS: dict[str, dict[str, Any]] = {
+    "let optimizer state be on the hosts: --offload auto": {
+        "offloads": OFFLOADS["auto"]
+    }
+}
+_ALL = ", gradients and optimizer state"
 
 
 def why_infeasible(request: PlanRequest, objective: Objective) -> NoFeasiblePlan:
@@ -81,13 +87,18 @@ def _limits(objective: Objective) -> list[str]:
 
 def _changes(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
     """What to type, and the request that it makes; small changes first."""
-    freed = dict(_freedoms(request))
+    freed, everything = dict(_freedoms(request)), request
     for told, changed in freed.items():
         yield told, replace(request, **changed)
-    everything = request
+    away = {} if "optimizer" in request.offloads else _ON_HOSTS
+    for told, changed in away.items():
+        yield told, replace(request, **changed)
     for changed in freed.values():
         everything = replace(everything, **changed)
     if len(freed) > 1:
+        yield "; ".join(freed), everything
+    for told, changed in away.items() if freed else ():
+        freed[told], everything = changed, replace(everything, **changed)
         yield "; ".join(freed), everything
     yield from _more_nodes(request)
     for told, changed in _more_nodes(everything) if freed else ():
@@ -136,12 +147,20 @@ def _binding(request: PlanRequest) -> str:
         )
     whole = stage_stacks(request.model, [(0, len(request.model.layers))])
     held_bytes = min(
-        static_bytes(whole.stacks, StageMesh(), precision, request.optimizer).total
+        static_bytes(
+            whole.stacks,
+            StageMesh(),
+            precision,
+            request.optimizer,
+            request.offloads[-1],
+        ).total
         for precision in set(request.precisions.values())
     )
+    on_host = request.offloads[-1] == "optimizer"
+    what = "weights" + (" and gradients" if on_host else _ALL)
     there = sum(node.count * node_plan_bytes(node) for node in request.cluster.nodes)
     return (
-        "memory binds: weights, gradients and optimizer state alone take "
+        f"memory binds: {what} alone take "
         f"{held_bytes / _GIB:.1f} GiB of {there / _GIB:.1f} GiB, and activations come "
         "on top"
     )

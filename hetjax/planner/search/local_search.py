@@ -31,7 +31,7 @@ def alike(plan: Plan, request: PlanRequest) -> list[list[int]]:
     found: dict[tuple[object, ...], list[int]] = {}
     for r, replica in enumerate(plan.replicas):
         cut = tuple(
-            (s.layers, s.mesh, s.remat, request.class_of[s.node])
+            (s.layers, s.mesh, s.remat, s.offload, request.class_of[s.node])
             for s in replica.stages
         )
         found.setdefault((replica.microbatch_size, cut), []).append(r)
@@ -111,6 +111,16 @@ def with_other_remat(
         for remat in remats:
             if remat != stage.remat:
                 change = partial(_replaced, s=s, end=s + 1, remat=remat)
+                yield _of_group(plan, group, change)
+
+
+def with_other_offload(
+    plan: Plan, group: Sequence[int], request: PlanRequest
+) -> Iterator[Plan]:
+    for s, stage in enumerate(plan.replicas[group[0]].stages):
+        for offload in request.offloads:
+            if offload != stage.offload:
+                change = partial(_replaced, s=s, end=s + 1, offload=offload)
                 yield _of_group(plan, group, change)
 
 
@@ -269,6 +279,7 @@ def _moves(predicted: Predicted, request: PlanRequest) -> Iterator[Plan]:
         yield from shifted(predicted, plan, group)
     for group in groups:
         yield from with_other_remat(plan, group, request.remats)
+        yield from with_other_offload(plan, group, request)
         yield from with_other_size(plan, group, request.microbatch_sizes)
         yield from swapped(plan, group, request)
     for group in groups:

@@ -226,13 +226,18 @@ class Controller:
         return np.array(logits_V, np.float32)
 
     def save(
-        self, storage: CheckpointStorage, step: int, host: Mapping[str, Any]
+        self,
+        storage: CheckpointStorage,
+        step: int,
+        host: Mapping[str, Any],
+        best: Callable[[], int | None] = lambda: None,
     ) -> bool:
         """Start a checkpoint; False if one is still being written somewhere.
 
-        Workers write side by side, each what it owns, and `host` with it. All of them
-        copy the same steps to the store: those at which none is still copying another,
-        and the last.
+        Workers write side by side, each what it owns, and `host` with it. Step `best`,
+        asked for once it is known which step all have saved, stays, however old. All
+        of them copy the same steps to the store: those at which none is still copying
+        another, and the last.
         """
         told = self._savers()
         if any(message.busy for message in told.values()):
@@ -247,6 +252,7 @@ class Controller:
             host={**host, "attempt": self.attempts[step]},
             workers=[*map(file_name, saving)],
             safe=self.saved,
+            best=best(),
             is_stored=len(saving) == 1
             or not any(message.storing for message in told.values()),
         )

@@ -27,6 +27,7 @@ from hetjax.runtime.execution.check_programs import CheckPrograms
 from hetjax.runtime.execution.checks import StageNumbers
 from hetjax.runtime.execution.digests import whole
 from hetjax.runtime.execution.executor import StageState, check_runnable
+from hetjax.runtime.execution.offload import host_mesh
 from hetjax.runtime.execution.programs import StagePrograms, temp_bytes
 from hetjax.runtime.execution.state import (
     Read,
@@ -216,7 +217,7 @@ class Stages:
         self, state: StageState, masters: object, opt_state: object, frozen: object
     ) -> None:
         state.masters, state.opt_state, state.frozen = masters, opt_state, frozen
-        copies = state.updates.copies(masters)
+        copies = state.updates.copied(masters)
         state.params = state.updates.with_copies(masters, copies, frozen)
         state.is_finite = None
 
@@ -241,8 +242,9 @@ def _stages(
         if not is_member(mesh):
             continue
         programs = _programs(partition, (r, s), mesh, dtypes, is_scaled)
+        host = None if stage.offload == "none" else host_mesh()
         groups = _groups(partition, (r, s), partial(rounds_alike, optimizer, kinds))
-        updates = UpdatePrograms(programs, optimizer, groups)
+        updates = UpdatePrograms(programs, optimizer, groups, host)
         states[r, s] = StageState(programs, updates, CheckPrograms(updates))
     return states
 

@@ -14,12 +14,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 from hetjax.comm.reduction import row_sharding, unpack
 from hetjax.mesh.axes import replicated
 from hetjax.plans.plan import Group
 from hetjax.runtime.execution.leaf_updates import updated_by_leaf
+from hetjax.runtime.execution.offload import moved, start_reading, whole_on
 from hetjax.runtime.execution.programs import Compiled, StagePrograms, compiled
 from hetjax.stage import arrays, eight_bits
 from hetjax.stage.partition import BlockStack, LeafId
@@ -64,11 +65,12 @@ class UpdatePrograms:
     programs: StagePrograms
     optimizer: optax.GradientTransformation
     groups: tuple[GradientGroup, ...]
+    host: Mesh | None = None  # where masters and optimizer state are, if not there
 
     @cached_property
     def masters(self) -> Any:
         """fp32 master weights as abstract arrays, one dict per stack."""
-        return arrays.master_weights(self._stacks, self.programs.mesh)
+        return arrays.master_weights(self._stacks, self._home)
 
     @cached_property
     def opt_state(self) -> Any:
@@ -92,12 +94,15 @@ class UpdatePrograms:
 
     @cached_property
     def copies(self) -> Compiled:
-        """(masters) -> compute weights that are not the masters themselves."""
+        """(masters) -> compute weights that are not the masters themselves, there."""
         if not jax.tree.leaves(self._copied):
             return self._copies
-        return compiled(
-            self._copies, (self.masters,), out=arrays.shardings(self._copied)
-        )
+        out = arrays.shardings(self._copied_at_home)
+        return compiled(self._copies, (self.masters,), out=out)
+
+    def copied(self, masters: Any) -> Any:
+        """Compute weights that are not the masters themselves, on the stage."""
+        return self._on_stage(self.copies(masters))
 
     @cached_property
     def square_sum(self) -> Compiled:
@@ -128,16 +133,38 @@ class UpdatePrograms:
 
     def update(self, masters: Any, opt_state: Any, gradients: Any, scale: Any) -> Any:
         """(masters, opt_state, copies) after one step; masters, opt_state donated."""
+        if self._is_away:
+            start_reading(gradients)
+            scale = moved(scale, whole_on(self._home, self.programs.scalar))
         done = [
             update(
                 masters[index],
                 opt_state[index],
-                self._of_stack(index, gradients),
+                self._at_home(index, self._of_stack(index, gradients)),
                 scale,
             )
             for index, update in enumerate(self.stack_updates)
         ]
-        return tuple(zip(*done, strict=True))
+        masters, opt_state, copies = zip(*done, strict=True)
+        return masters, opt_state, self._on_stage(copies)
+
+    @property
+    def _is_away(self) -> bool:
+        return self.host is not None
+
+    @property
+    def _home(self) -> Mesh:
+        return self.host or self.programs.mesh
+
+    def _at_home(self, index: int, gradients: Any) -> Any:
+        like = self._gradients_at_home[index]
+        return moved(gradients, like) if self._is_away else gradients
+
+    def _on_stage(self, copies: Any) -> Any:
+        if not self._is_away:
+            return copies
+        start_reading(copies)
+        return moved(copies, self._copied)
 
     def skipped(self, opt_state: Any) -> Any:
         """The optimizer state after a step that changes nothing.
@@ -184,12 +211,12 @@ class UpdatePrograms:
         inputs = (
             abstract,
             self.opt_state[index],
-            self._of_stack(index, self.gradients),
-            self.programs.scalar,
+            self._gradients_at_home[index],
+            whole_on(self._home, self.programs.scalar),
         )
         out = (
             *map(arrays.shardings, inputs[:2]),
-            arrays.shardings(self._copied[index]),
+            arrays.shardings(self._copied_at_home[index]),
         )
         options = self._exact_arithmetic(index)
         return compiled(step, inputs, donate=(0, 1), out=out, options=options)
@@ -201,7 +228,7 @@ class UpdatePrograms:
         """
         shared = any(g.shared and g.touches(index) for g in self.groups)
         sums = isinstance(self.optimizer, OfWholeLeaves)
-        return replicated(self.programs.mesh) if shared and sums else None
+        return replicated(self._home) if shared and sums else None
 
     def _exact_arithmetic(self, index: int) -> dict[str, Any]:
         """Compiler options that round every operation as written, for shared weights.
@@ -287,7 +314,20 @@ class UpdatePrograms:
 
     @cached_property
     def _copied(self) -> Any:
+        """Of masters that are elsewhere all that is trained."""
+        if self._is_away:
+            return self.programs.trained
         return arrays.copied_weights(self.programs.trained, self.masters)
+
+    @cached_property
+    def _copied_at_home(self) -> Any:
+        return whole_on(self._home, self._copied) if self._is_away else self._copied
+
+    @cached_property
+    def _gradients_at_home(self) -> list[Any]:
+        """What each stack's update gets."""
+        found = [self._of_stack(i, self.gradients) for i in range(len(self.masters))]
+        return whole_on(self._home, found) if self._is_away else found
 
 
 @cache

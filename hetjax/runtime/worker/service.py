@@ -291,6 +291,7 @@ class WorkerService:
             request.workers,
             request.safe,
             request.is_stored,
+            request.best,
         )
         assert started, "the controller asks who is busy first"
 

@@ -8,7 +8,7 @@ from functools import reduce
 import pytest
 
 from hetjax.errors import NoFeasiblePlan
-from hetjax.planner.model.request import REMATS, PlanRequest
+from hetjax.planner.model.request import OFFLOADS, REMATS, PlanRequest
 from hetjax.planner.search.find import find_plan
 from tests.planner.whole_space import two_kinds
 
@@ -37,6 +37,8 @@ def done(request: PlanRequest, told: str) -> PlanRequest:
         added = [replace(node, name=f"new-{n}") for n in range(int(more[1]))]
         nodes = (*request.cluster.nodes, *added)
         return replace(request, cluster=replace(request.cluster, nodes=nodes))
+    if told == "let optimizer state be on the hosts: --offload auto":
+        return replace(request, offloads=OFFLOADS["auto"])
     typed = re.fullmatch(r"allow [a-z ]+: (--\S+) (.+)", told)
     assert typed, told
     field, kind = OPTIONS[typed[1]]
@@ -66,7 +68,9 @@ def test_freedoms_that_are_told_make_a_plan_and_one_less_does_not(
 
 
 def test_nodes_that_are_told_make_a_plan_and_one_node_less_does_not() -> None:
-    request = two_kinds(0.001, remats=REMATS, tensor_degrees=(1, 2))
+    request = two_kinds(
+        0.0007, remats=REMATS, tensor_degrees=(1, 2), offloads=OFFLOADS["auto"]
+    )
     (told,) = told_for(request)
     assert told.startswith("add 2 more ")
     assert has_plan(done(request, told))
@@ -74,7 +78,7 @@ def test_nodes_that_are_told_make_a_plan_and_one_node_less_does_not() -> None:
 
 
 def test_where_only_all_together_helps_all_is_told() -> None:
-    request = two_kinds(0.001, microbatch_sizes=(2,))
+    request = two_kinds(0.00075, microbatch_sizes=(2,))
     things = told_for(request)
-    assert [thing.split()[0] for thing in things] == ["allow", "allow", "allow", "add"]
+    assert [thing.split()[0] for thing in things] == [*["allow"] * 3, "let", "add"]
     assert has_plan(reduce(done, things, request))

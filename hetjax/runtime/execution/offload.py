@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays of a stage on its host: where they are, and their way there and back.
+
+Owns the mesh of the host's CPU, on which every array is whole, and copies between it
+and a stage's devices. Does not own what is kept there (`update.py`) nor which stages do
+so (the plan).
+"""
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from hetjax.mesh.axes import replicated, stage_mesh
+from hetjax.mesh.multihost import to_mesh
+from hetjax.stage.arrays import shardings
+
+
+def host_mesh() -> Mesh:
+    """The CPU of this process's host, as a mesh of one device."""
+    return stage_mesh(jax.local_devices(backend="cpu")[:1], data=1, tensor=1)
+
+
+def whole_on(mesh: Mesh, abstract: Any) -> Any:
+    """Abstract arrays of these shapes, whole on every device of the mesh."""
+    return jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=replicated(mesh)),
+        abstract,
+    )
+
+
+def start_reading(arrays: Any) -> None:
+    """Start copies to the host, which `moved` will wait for."""
+    for array in jax.tree.leaves(arrays):
+        array.copy_to_host_async()
+
+
+def moved(arrays: Any, like: Any) -> Any:
+    """The arrays laid out like abstract ones, by way of the host; waits for them."""
+    return jax.tree.map(
+        lambda array, sharding: to_mesh(np.asarray(array), sharding),
+        arrays,
+        shardings(like),
+    )

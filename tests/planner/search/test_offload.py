@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masters and optimizer state go to hosts where that is allowed and helps."""
+
+from dataclasses import replace
+
+import pytest
+
+from hetjax.errors import NoFeasiblePlan
+from hetjax.planner.bound.certificate import in_space
+from hetjax.planner.model.evaluator import evaluate_plan
+from hetjax.planner.model.request import OFFLOADS, REMATS, PlanRequest
+from hetjax.planner.search.find import find_plan
+from hetjax.plans.plan import OffloadChoice, Plan
+from tests.planner.whole_space import fastest_s, two_kinds
+
+TIGHT_GIB, AMPLE_GIB = 0.0009, 1.0
+
+
+def request_of(
+    memory_gib: float, choice: OffloadChoice, **changes: object
+) -> PlanRequest:
+    return two_kinds(memory_gib, offloads=OFFLOADS[choice], **changes)
+
+
+def offloads(plan: Plan) -> set[str]:
+    return {stage.offload for _, _, stage in plan.stages()}
+
+
+def test_what_fits_only_with_masters_on_hosts_is_found_where_they_may_be_there():
+    tight = request_of(TIGHT_GIB, "none", remats=REMATS, tensor_degrees=(1, 2))
+    with pytest.raises(NoFeasiblePlan, match="--offload auto"):
+        find_plan(tight, local_search_s=0.1)
+    found = find_plan(replace(tight, offloads=OFFLOADS["auto"]), local_search_s=0.1)
+    assert "optimizer" in offloads(found.best.plan)
+    assert found.lower_bound_s is not None
+    assert found.lower_bound_s <= found.best.simulation.step_time_s
+
+
+def test_with_room_for_all_nothing_is_moved_away():
+    found = find_plan(request_of(AMPLE_GIB, "auto"), local_search_s=0.1)
+    assert offloads(found.best.plan) == {"none"}
+
+
+def test_asked_for_all_stages_do_it():
+    found = find_plan(request_of(AMPLE_GIB, "optimizer"), local_search_s=0.1)
+    assert offloads(found.best.plan) == {"optimizer"}
+
+
+def test_the_plan_found_is_near_the_fastest_of_all():
+    request = request_of(0.0015, "auto", global_batch=2, microbatch_sizes=(1,))
+    best_s = fastest_s(request)
+    found = find_plan(request, local_search_s=1.0)
+    assert best_s <= found.best.simulation.step_time_s * (1 + 1e-9)
+    assert found.best.simulation.step_time_s <= best_s * 1.05
+    assert found.lower_bound_s is not None and found.lower_bound_s <= best_s
+
+
+def test_nodes_of_several_hosts_keep_what_they_have():
+    request = request_of(AMPLE_GIB, "auto")
+    nodes = tuple(replace(node, hosts=2) for node in request.cluster.nodes)
+    spread = replace(request, cluster=replace(request.cluster, nodes=nodes))
+    plan = find_plan(request_of(AMPLE_GIB, "optimizer"), local_search_s=0.1).best.plan
+    assert in_space(request, plan) and not in_space(spread, plan)
+
+
+def test_an_update_on_the_host_takes_longer_in_the_simulation():
+    plan = find_plan(request_of(AMPLE_GIB, "optimizer"), local_search_s=0.1).best.plan
+    here = replace(
+        plan,
+        replicas=tuple(
+            replace(
+                replica,
+                stages=tuple(replace(s, offload="none") for s in replica.stages),
+            )
+            for replica in plan.replicas
+        ),
+    )
+    request = request_of(AMPLE_GIB, "auto")
+    seconds = [evaluate_plan(request, p).simulation.step_time_s for p in (here, plan)]
+    assert seconds[0] < seconds[1]
