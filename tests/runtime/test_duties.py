@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a worker does next: one request after the other, of no epoch that is over."""
 
+from dataclasses import replace
+
 import pytest
 
 from hetjax.checkpoint.storage import CheckpointStorage
@@ -10,9 +12,11 @@ from hetjax.runtime.rpc.schema import (
     Build,
     Compile,
     Done,
+    DropState,
     FinishStep,
     Initialise,
     Leave,
+    LeaveOut,
     Lost,
     PlaceState,
     Request,
@@ -116,6 +120,17 @@ def test_a_step_that_was_broken_off_leaves_the_state_as_it_was_and_can_be_finish
     assert broken == Progress(at=4, commit=None)
     finishing = FinishStep(commit=COMMIT)
     assert done(begun(broken, finishing), finishing) == committed(4, COMMIT)
+
+
+def test_a_step_that_others_have_left_out_is_finished_although_none_was_broken_off():
+    left_out = replace(COMMIT, is_left_out=True)
+    before, late = Progress(at=4, commit=COMMIT), FinishStep(commit=left_out)
+    asked = LeaveOut(step=4, commit=left_out)
+    assert done(begun(before, late), late) == committed(4, left_out)
+    assert done(begun(before, asked), asked) == committed(4, left_out)
+    again = committed(4, left_out)  # asked once more after a loss
+    assert done(begun(again, asked), asked) == again
+    assert done(before, DropState()) == Progress()
 
 
 def test_the_state_is_gone_with_its_stages_and_there_once_it_is_made_or_placed():

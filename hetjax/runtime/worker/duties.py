@@ -163,13 +163,20 @@ def begun(progress: Progress, request: AnyRequest) -> Progress:
     at = progress.at
     if isinstance(request, schema.SaveState) and request.step != at:
         raise OutOfOrder(f"asked to save step {request.step}, and is at step {at}")
-    if isinstance(request, schema.FinishStep) and (at is None or progress.commit):
+    if isinstance(request, schema.FinishStep) and not _can_finish(progress, request):
         raise OutOfOrder(f"asked to finish a step after step {at}, and has broken none")
     if isinstance(request, schema.Train):
         return replace(progress, commit=None)
     if isinstance(request, schema.Build):
         return Progress()
     return progress
+
+
+def _can_finish(progress: Progress, request: schema.FinishStep) -> bool:
+    """Whether a step was broken off, or is one to leave out, which is never begun."""
+    if progress.at is None:
+        return False
+    return progress.commit is None or request.commit.is_left_out
 
 
 def done(progress: Progress, request: AnyRequest) -> Progress:
