@@ -62,7 +62,10 @@ class SimConnections:
         line.received = received
         line.ended = lambda why: self._take(rounds.Ended(name, incarnation, why))
         self._lines[name, incarnation] = line
-        self._take(rounds.Called(name, incarnation))
+        self._take(rounds.Called(name, incarnation, incarnation))
+
+    def expect(self, worker: str, incarnation: int) -> None:
+        self._take(rounds.Started(worker, incarnation))
 
     def wait_for(self, workers: Sequence[str], alive: Callable[[], None]) -> None:
         world = self._site.world
@@ -198,6 +201,7 @@ class SimLauncher:
                 continue
             self._own[worker] = started = self.machines.start(worker)
             site.world.tell(f"{started.name} starts")
+            self.connections.expect(worker, started.incarnation)
             delay_s = site.world.random.uniform(*_START_S)
             if self.machines.starts_fail:
                 self.machines.starts_fail -= 1

@@ -9,7 +9,7 @@ state changes or something is said to be saved. Does not own what goes wrong
 
 import warnings
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,6 +34,7 @@ from experiments.simulation.world import (
     Violation,
     World,
 )
+from hetjax.checkpoint.recovery_plan import PartialSnapshot
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.elastic.driver import Driver
@@ -44,7 +45,7 @@ from hetjax.elastic.spikes import SpikeRule
 from hetjax.elastic.standby_plans import StandbyPlans
 from hetjax.elastic.step_checking import StepChecking
 from hetjax.elastic.terms import Terms
-from hetjax.errors import NoFeasiblePlan, RunFailed
+from hetjax.errors import BadInput, NoFeasiblePlan, RunFailed
 from hetjax.plans.plan import Plan
 from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.rpc.worker_connections import WorkerLost
@@ -132,6 +133,9 @@ class Run:
         # layers that each process has had, by steps behind them
         self._had: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
         self.num_starts = self.num_recoveries = 0
+        self._driver: Driver | None = None
+        self._plan_of_save: Plan | None = None
+        self._is_refused = False  # as a start without the disks of the save would be
 
     def to_its_end(self) -> None:
         case = self.case
@@ -164,6 +168,11 @@ class Run:
                 return self._train(process, stack) == self.case.steps
         except ControllerCrashed:
             self.world.tell("the controller is gone")
+        except BadInput as bad:
+            self.world.tell(f"refused: {bad.got}")
+            if self._is_refused and self._disks_suffer:
+                raise StateLost from bad
+            self._is_refused = True
         except (WorkerLost, NoFeasiblePlan, RunFailed) as error:
             self.world.tell(f"ended: {error}")
             if "no whole copy" in str(error) and self._disks_suffer:
@@ -180,8 +189,8 @@ class Run:
         membership = Membership(self._cluster, None, launcher.present)
         cluster = membership.now(again=True)
         terms = self._terms(membership)
-        driver = Driver(
-            Controller(self._plan(cluster), launcher.connections, cluster.nodes),
+        driver = self._driver = Driver(
+            Controller(self._first_plan(cluster), launcher.connections, cluster.nodes),
             launcher,
             terms,
             cluster=cluster,
@@ -189,6 +198,7 @@ class Run:
         )
         before = self._complete()
         restored = driver.begin()
+        self._is_refused = False
         self._check_begins(before, restored)
         self._journal.rewind(driver.at)
         stop = SimpleNamespace(reason=None, grace_s=None, leaves_no_time=False)
@@ -250,7 +260,21 @@ class Run:
             storage=CheckpointStorage(directory="simulated", keep=self.case.keep),
             host={"run": self.case.seed},
             recovery="local-first",
+            check_begins_anew=self._refuse_to_begin_anew,
         )
+
+    def _refuse_to_begin_anew(self, held: Sequence[PartialSnapshot]) -> None:
+        """As `hetjax.training.starting` does where something was saved."""
+        if self._plan_of_save is not None:
+            raise BadInput(got="no complete checkpoint", allowed="one", fix="--plan")
+
+    def _first_plan(self, cluster: Cluster) -> Plan:
+        """Of a start; after a refusal the user gives the plan of what was saved."""
+        given, names = self._plan_of_save, {node.name for node in cluster.nodes}
+        if self._is_refused and given is not None:
+            if {stage.node for _, _, stage in given.stages()} <= names:
+                return given
+        return self._plan(cluster)
 
     def _plan(self, cluster: Cluster) -> Plan:
         return planned(cluster, len(_LAYERS), self.case.num_replicas)
@@ -268,6 +292,8 @@ class Run:
     def _heard_saved(self, step: int) -> None:
         """What is said to be saved is there, whole, unless a disk was lost."""
         self.world.tell(f"saved {step}")
+        if self._driver is not None:
+            self._plan_of_save = self._driver.plan
         if step not in self._complete() and not self._disks_suffer:
             raise Violation(f"step {step} is said to be saved, and is not")
 
@@ -311,7 +337,7 @@ class Run:
         return sorted({step for step, _ in whole})
 
     def _check_begins(self, before: list[int], restored: Any) -> None:
-        """A start goes on from the newest step that the disks have."""
+        """A start goes on from the newest step that the disks have, or is refused."""
         at = 0 if restored is None else restored.step
         if before and at < before[-1] and not self._disks_suffer:
             raise Violation(

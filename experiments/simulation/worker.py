@@ -209,6 +209,8 @@ class SimWorker(Process):
     def _join(self, request: schema.Join) -> None:
         peers = self._peers
         assert peers is not None
+        if self._plan is None:
+            return self._answer(schema.RequestFailed(error="build first"))
         for peer, address in request.addresses.items():
             if self.worker < peer:
                 self._call(peers, peer, address)
