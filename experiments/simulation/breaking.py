@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -42,14 +43,24 @@ def function(original: Callable[..., Any], other: Callable[..., Any]) -> Break:
     @contextmanager
     def broken() -> Iterator[None]:
         with ExitStack() as stack:
-            for module in [*sys.modules.values()]:
-                if module.__name__.startswith(("hetjax.", "experiments.simulation.")):
-                    for name, value in [*vars(module).items()]:
-                        if value is original:
-                            stack.enter_context(patch.object(module, name, other))
+            for module in _modules():
+                for name, value in [*vars(module).items()]:
+                    if value is original:
+                        stack.enter_context(patch.object(module, name, other))
             yield
 
     return broken
+
+
+def _modules() -> list[ModuleType]:
+    """The product, and what runs it; those of broken rules know what was there."""
+    found = [*sys.modules.values()]
+    run = ("hetjax.", "experiments.simulation.")
+    return [
+        module
+        for module in found
+        if module.__name__.startswith(run) and ".broken_" not in module.__name__
+    ]
 
 
 def method(owner: object, name: str, other: object) -> Break:
