@@ -108,7 +108,7 @@ def _one_round(
 ) -> Any:
     """All go on after one round, whatever was missing in it."""
     unheard = lambda before, told: replace(before, step=save[0])  # noqa: E731
-    complete = _Complete(controller)
+    complete: Any = _Complete(controller)
     with patch.object(recovery, "after_round", unheard):
         return _rounds(complete, others, held, save, lacking, size_bytes, storage)
 

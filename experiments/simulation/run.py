@@ -288,7 +288,7 @@ class Run:
         loop.hear(what)
 
     def _survived(self, at: int) -> set[str]:
-        """Layers that processes had after a step which are still there, or just left."""
+        """Layers that processes had after a step which are there, or just left."""
         found = set[str]()
         for processes in self._machines.running.values():
             if processes[-1].is_alive or processes[-1].has_left:
