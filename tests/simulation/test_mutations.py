@@ -2,8 +2,9 @@
 """Simulated runs notice when a rule of the protocol is broken.
 
 The rules were broken from the protocol's text. Of each that runs notice a seed is kept
-that does; the others are in `UNNOTICED`: most
-of these need what no fault of `faults.py` brings about yet, such as a late answer.
+that does; the others are in `UNNOTICED`: not
+all were tried over 1,000 runs, and many need what no fault of `faults.py` brings about
+yet, such as the answer to a round that is over.
 """
 
 import pytest
@@ -32,39 +33,6 @@ NOTICED_AT = {
     "a run ends without saving its last step": 2,
 }
 UNNOTICED = {
-    "the answer to an earlier round is taken for this one's",
-    "the epoch of an answer is not looked at",
-    "the kind of an answer is not looked at",
-    "what was told comes before what was seen",
-    "one that fails is not lost",
-    "the connection of one that is lost is left open",
-    "an older start that calls takes the place of the newer",
-    "the answer of an older start counts",
-    "the end of an older connection loses the newer start",
-    "the epoch does not grow",
-    "a worker does what is asked of an earlier epoch",
-    "what was asked last is done first",
-    "a state of another step is saved",
-    "all that are behind finish the step, however far",
-    "the commit of a step before the newest counts",
-    "losses are counted across steps",
-    "a node that is lost again and again is not left out",
-    "no number of losses ends the run",
-    "the newest save is taken, whole or not",
-    "leaves of different attempts go together",
-    "saves of steps that were given up are taken",
-    "the store is asked only if the workers have nothing",
-    "all go on after a round, though something was damaged",
-    "not all have their state in place when the run goes on",
-    "a run begins anew though something was saved",
-    "a step is saved whatever the attempts at it",
-    "a checkpoint stays the newest though its disks are gone",
-    "a node leaves before its state was handed over",
-    "what a node that leaves has in memory is not taken",
-    "a node leaves whether or not the others can go on",
-    "a node that comes is not taken in",
-}
-NOTICED = {
     "the answer to an earlier round is taken for this one's",
     "the epoch of an answer is not looked at",
     "the kind of an answer is not looked at",
