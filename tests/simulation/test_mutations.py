@@ -2,9 +2,9 @@
 """Simulated runs notice when a rule of the protocol is broken.
 
 The rules were broken from the protocol's text. Of each that runs notice a seed is kept
-that does; the others are in `UNNOTICED`: not
-all were tried over 1,000 runs, and many need what no fault of `faults.py` brings about
-yet, such as the answer to a round that is over.
+that does. The others are in `UNNOTICED`: not all were tried over 1,000 runs, and many
+need what no fault of `faults.py` brings about yet, such as the answer to a round that
+is over.
 """
 
 import pytest
