@@ -150,6 +150,7 @@ class Machines:
         self.running: dict[str, list[SimWorker]] = {}
         self._shared, self._own = Disk(site.world), dict[str, Disk]()
         self._num_started = 0
+        self.num_called = 0  # of those that were started
         self.starts_fail = 0  # so many of those to come
 
     def disk(self, host: str) -> Disk:
@@ -245,6 +246,7 @@ class SimLauncher:
         line, other = site.network.connect(worker, self._process)
         worker.line = line
         line.received, line.ended = worker.hear, worker.controller_gone
+        self.machines.num_called += 1
         self.connections.admit(worker, other)
 
 

@@ -58,6 +58,18 @@ _LAYERS = tuple(f"layer_{number}" for number in range(4))
 _FAULTS_S = 150.0  # from then on all goes well
 _MOST_STARTS = 60
 _LONGEST_S = 1e6
+# How many processes each of these faults ends at most; others may end any number
+_ENDS_AT_MOST = {
+    "kill": 1,
+    "kill_two": 2,
+    "kill_soon_after": 2,
+    "stop": 1,
+    "get_stuck": 1,
+    "fail_to_start": 3,
+    "fill_disk": 0,
+    "slow_disk": 0,
+    "ask_to_stop": 0,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,10 +320,10 @@ class Run:
         loop.hear(what)
 
     def _survived(self, at: int) -> set[str]:
-        """Layers that processes which are still in their places had after a step."""
+        """Layers that processes had after a step which are there, or just left."""
         found = set[str]()
         for processes in self._machines.running.values():
-            if processes[-1].is_alive:
+            if processes[-1].is_alive or processes[-1].has_left:
                 found |= self._had[processes[-1].name, at]
         return found
 
@@ -355,9 +367,20 @@ class Run:
         if self.case.steps not in self._complete() and not self._disks_suffer:
             raise Violation("the last step is not saved")
         self.world.run_until(lambda: not self._machines.alive(), self.world.now_s + 900)
+        self._check_calls()
         left = [worker.name for worker in self._machines.alive()]
         if left:
             raise Violation(f"{left[0]} is left behind")
+
+    def _check_calls(self) -> None:
+        """No more workers call again than something has ended."""
+        counts = self.faults.counts
+        if not counts.keys() <= _ENDS_AT_MOST.keys():
+            return
+        most = sum(_ENDS_AT_MOST[kind] * number for kind, number in counts.items())
+        again = self._machines.num_called - self.case.num_nodes * self.num_starts
+        if again > most:
+            raise Violation(f"{again} workers have called again, though {most} ended")
 
 
 def _nobody_looks(clusters: Any, plan: Plan) -> Any:

@@ -87,6 +87,7 @@ class SimWorker(Process):
         super().__init__(site.world, worker, f"{worker}#{incarnation}")
         self.worker, self.incarnation = worker, incarnation
         self.line: End
+        self.has_left = False  # asked to, in good order
         self.is_stuck = False  # in what it does, though it gives signs of life
         self._site, self._disk = site, disk
         self._duties, self._progress = Duties(), Progress()
@@ -136,6 +137,7 @@ class SimWorker(Process):
                     self._peers.lose(action.request.worker, action.request.reason)
                     self._look()
             else:
+                self.has_left = self.is_alive and not action.reason
                 self.leave_by_itself()
 
     def _begin(self, request: AnyRequest) -> None:
