@@ -6,6 +6,7 @@ what comes is the real function (`hetjax/runtime/rpc/rounds.py`), and so is all 
 stands on these ports: `Controller`, `Driver`, `Loop`. Owns the ports.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -36,10 +37,11 @@ _LOOK_S = 0.5
 class SimConnections:
     """`WorkerConnections` over simulated ones."""
 
-    def __init__(self, site: Site, process: Process) -> None:
-        self._site, self._process = site, process
+    def __init__(self, site: Site, process: Process, asked_s: deque[float]) -> None:
+        self._site, self._process, self._asked_s = site, process, asked_s
         self._state = Rounds()
         self._lines: dict[tuple[str, int], End] = {}
+        self._is_busy, self._waiting = False, list[rounds.Event]()
         self._finished: rounds.Finish | None = None
         self._interrupt: Callable[[], None] = lambda: None
         self.only, self.epoch = None, 0
@@ -97,6 +99,8 @@ class SimConnections:
         (what,) = {type(request) for request in requests.values()}
         names = ", ".join(requests)
         self._site.world.tell(f"asks {names}: {what.__name__}")
+        self._be_busy()
+        self._asked_s.append(self._site.world.now_s)
         self._finished = None
         asked = {w: replace(r, epoch=self.epoch) for w, r in requests.items()}
         self._take(rounds.Asked(asked))
@@ -118,6 +122,21 @@ class SimConnections:
         for line in [*self._lines.values()]:
             line.close()
 
+    def _be_busy(self) -> None:
+        """Now and then the controller does something else, and events wait for it."""
+        world = self._site.world
+        if not world.one_in(30):
+            return
+        self._is_busy = True
+        try:
+            end_s = world.now_s + world.random.uniform(0.1, 20.0)
+            world.run_until(lambda: False, end_s)
+        finally:
+            self._is_busy = False
+        waiting, self._waiting = self._waiting, []
+        for event in waiting:
+            self._take(event)
+
     def _sleep(self, limit_s: float, is_over: Callable[[], bool]) -> None:
         """Let time pass; somebody who interrupts is asked now and then."""
         world = self._site.world
@@ -127,6 +146,8 @@ class SimConnections:
             world.run_until(is_over, min(end_s, world.now_s + 60.0))
 
     def _take(self, event: rounds.Event) -> None:
+        if self._is_busy:
+            return self._waiting.append(event)
         self._state, actions = rounds.react(event, self._state, self._site.world.now_s)
         for action in actions:
             if isinstance(action, rounds.Send):
@@ -141,6 +162,9 @@ class SimConnections:
                 self._finished = action
 
 
+_NUM_ROUNDS = 8  # in which a loss may still be unknown to the controller
+
+
 class Machines:
     """Which hosts are there, what runs on them, and their disks."""
 
@@ -150,6 +174,7 @@ class Machines:
         self.running: dict[str, list[SimWorker]] = {}
         self._shared, self._own = Disk(site.world), dict[str, Disk]()
         self._num_started = 0
+        self.asked_s: deque[float] = deque(maxlen=_NUM_ROUNDS)  # the last rounds
         self.num_called = 0  # of those that were started
         self.starts_fail = 0  # so many of those to come
 
@@ -189,7 +214,7 @@ class SimLauncher:
 
     def __init__(self, machines: Machines, process: Process) -> None:
         self.machines, self._process = machines, process
-        self.connections = SimConnections(machines.site, process)
+        self.connections = SimConnections(machines.site, process, machines.asked_s)
         self._own: dict[str, SimWorker] = {}
 
     def start(self, workers: Sequence[str]) -> None:

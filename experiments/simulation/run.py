@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from experiments.simulation.disk import TORN
 from experiments.simulation.faults import Faults
 from experiments.simulation.network import Network
 from experiments.simulation.ports import (
@@ -68,6 +69,8 @@ _ENDS_AT_MOST = {
     "fail_to_start": 3,
     "fill_disk": 0,
     "slow_disk": 0,
+    "damage_disk": 0,
+    "fail": 1,
     "ask_to_stop": 0,
 }
 
@@ -182,12 +185,12 @@ class Run:
             self.world.tell("the controller is gone")
         except BadInput as bad:
             self.world.tell(f"refused: {bad.got}")
-            if self._is_refused and self._disks_suffer:
+            if self._is_refused and self._has_lost_something:
                 raise StateLost from bad
             self._is_refused = True
         except (WorkerLost, NoFeasiblePlan, RunFailed) as error:
             self.world.tell(f"ended: {error}")
-            if "no whole copy" in str(error) and self._disks_suffer:
+            if "no whole copy" in str(error) and self._has_lost_something:
                 raise StateLost from error
             if self.world.now_s > _FAULTS_S + 1200.0:
                 raise Violation(f"it ends though all is well: {error!r}") from error
@@ -208,10 +211,11 @@ class Run:
             cluster=cluster,
             validation_weights=(1.0,),
         )
-        before = self._complete()
+        before, begin_s = self._complete(), self.world.now_s
         restored = driver.begin()
         self._is_refused = False
-        self._check_begins(before, restored)
+        if self.faults.last_loss_s < begin_s:
+            self._check_begins(before, restored, cluster)
         self._journal.rewind(driver.at)
         stop = SimpleNamespace(reason=None, grace_s=None, leaves_no_time=False)
         self.faults.ask_to_stop = lambda: setattr(stop, "reason", "asked")
@@ -306,7 +310,7 @@ class Run:
         self.world.tell(f"saved {step}")
         if self._driver is not None:
             self._plan_of_save = self._driver.plan
-        if step not in self._complete() and not self._disks_suffer:
+        if step not in self._complete() and not self._is_excused:
             raise Violation(f"step {step} is said to be saved, and is not")
 
     def _heard(self, loop: Loop, what: Recovered) -> None:
@@ -328,9 +332,21 @@ class Run:
         return found
 
     @property
-    def _disks_suffer(self) -> bool:
-        kinds = ("take_machine", "give_notice", "lose_power")
-        return any(self.faults.counts[kind] for kind in kinds)
+    def _has_lost_something(self) -> bool:
+        """Whether a disk ever lost what was on it."""
+        return self.faults.last_loss_s >= 0.0
+
+    @property
+    def _is_excused(self) -> bool:
+        """Whether the controller cannot know of what a disk has lost.
+
+        Of a machine it knows after some rounds; what was damaged is seen when it is
+        read.
+        """
+        asked_s = self._machines.asked_s[0] if self._machines.asked_s else 0.0
+        return self.faults.last_loss_s >= asked_s or bool(
+            self.faults.counts["damage_disk"]
+        )
 
     def _complete(self) -> list[int]:
         """Steps of which the disks have all layers of one save, as they must be."""
@@ -338,20 +354,24 @@ class Run:
         for disk in self._machines.disks:
             for _, _, written in disk.committed():
                 found.setdefault(written.save, {}).update(written.leaves)
-        whole = [save for save, leaves in found.items() if leaves.keys() == {*_LAYERS}]
-        for step, attempt in whole:
-            leaves, truth = found[step, attempt], self._truth.state(step)
-            wrong = [
-                layer for layer in _LAYERS if leaves[layer] not in (truth[layer], -1)
-            ]
+        for (step, _), leaves in found.items():
+            truth = self._truth.state(step)
+            wrong = [at for at in leaves if leaves[at] not in (truth[at], TORN)]
             if wrong:
                 raise Violation(f"a checkpoint of step {step} has a wrong {wrong[0]}")
-        return sorted({step for step, _ in whole})
+        return sorted(
+            {
+                step
+                for (step, _), leaves in found.items()
+                if leaves.keys() == {*_LAYERS} and TORN not in leaves.values()
+            }
+        )
 
-    def _check_begins(self, before: list[int], restored: Any) -> None:
+    def _check_begins(self, before: list[int], restored: Any, cluster: Cluster) -> None:
         """A start goes on from the newest step that the disks have, or is refused."""
         at = 0 if restored is None else restored.step
-        if before and at < before[-1] and not self._disks_suffer:
+        are_all_there = {n.name for n in cluster.nodes} == self._machines.up
+        if before and at < before[-1] and are_all_there:
             raise Violation(
                 f"a start goes on from {at}, and step {before[-1]} is there"
             )
@@ -364,7 +384,7 @@ class Run:
         for step, line in enumerate(lines):
             if line["loss"] != self._truth.commit(step).loss():
                 raise Violation(f"step {step + 1} has a wrong loss")
-        if self.case.steps not in self._complete() and not self._disks_suffer:
+        if self.case.steps not in self._complete() and not self._is_excused:
             raise Violation("the last step is not saved")
         self.world.run_until(lambda: not self._machines.alive(), self.world.now_s + 900)
         self._check_calls()

@@ -89,6 +89,7 @@ class SimWorker(Process):
         self.line: End
         self.has_left = False  # asked to, in good order
         self.is_stuck = False  # in what it does, though it gives signs of life
+        self.fails_next = False
         self._site, self._disk = site, disk
         self._duties, self._progress = Duties(), Progress()
         self._plan: Plan | None = None
@@ -157,6 +158,9 @@ class SimWorker(Process):
     def _go_on(self, request: AnyRequest) -> None:
         if self.is_stuck:
             return
+        if self.fails_next:
+            self.fails_next = False
+            return self._answer(schema.RequestFailed(error="OSError: no luck"))
         found = _HANDLERS[type(request)](self, request)
         if found is not None:
             self._finish(request, found)

@@ -182,6 +182,7 @@ class Loop:
         self._save_last(step)
         if step == self.config.steps:
             self.evaluate(step)
+            self._save_last(step)  # a disk may have gone with a machine meanwhile
         self._write_trace()
         return step
 
