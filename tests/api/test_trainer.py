@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -122,7 +123,7 @@ def test_after_an_error_it_goes_on_from_the_checkpoint(
     trainer = hetjax.Trainer("small")
     trainer.fit(2)
 
-    def full(self: Driver, step: int) -> bool:
+    def full(self: Driver, step: int, *best: Any) -> bool:
         raise OSError(28, "No space left on device", "a file")
 
     with monkeypatch.context() as patched:
