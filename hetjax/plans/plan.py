@@ -57,12 +57,18 @@ class Stage:
 class Replica:
     """One pipeline that holds a whole model.
 
-    `microbatch_size` counts sequences before the split over the `data` axis.
+    `microbatch_size` counts sequences before the split over the `data` axis. One with
+    no microbatches is idle: others have its samples (`rerouting.py`), but it still cuts
+    segments, so that those who go on hold the same arrays.
     """
 
     num_microbatches: int
     microbatch_size: int
     stages: tuple[Stage, ...]
+
+    @property
+    def is_idle(self) -> bool:
+        return self.num_microbatches == 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,11 +150,15 @@ class Plan:
         return tuple(n for n in _CHOICES if any(getattr(s, n) for s in stages))
 
     def stages(self) -> list[tuple[int, int, Stage]]:
-        """All stages as (replica index, stage index, stage), in order."""
+        """All stages as (replica index, stage index, stage), in order.
+
+        Without those of replicas that are idle.
+        """
         return [
             (r, s, stage)
             for r, replica in enumerate(self.replicas)
             for s, stage in enumerate(replica.stages)
+            if not replica.is_idle
         ]
 
 
@@ -172,7 +182,8 @@ def _row(
 
 def segments(plan: Plan) -> list[LayerRange]:
     """Maximal layer ranges that no replica's stage boundary cuts, ascending."""
-    cuts = {bound for _, _, stage in plan.stages() for bound in stage.layers}
+    stages = [stage for replica in plan.replicas for stage in replica.stages]
+    cuts = {bound for stage in stages for bound in stage.layers}
     return list(pairwise(sorted(cuts)))
 
 
