@@ -112,6 +112,11 @@ class Plan:
         return self.replicas[0].stages[-1].layers[1]
 
     @property
+    def first_replica(self) -> int:
+        """Index of the first replica that is not idle."""
+        return next(r for r, replica in enumerate(self.replicas) if not replica.is_idle)
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens that all replicas train on in one step."""
         return self.global_batch * self.seq_len

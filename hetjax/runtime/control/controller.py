@@ -68,6 +68,21 @@ class Controller:
             {w: schema.Build(settings=settings, world=worlds.get(w)) for w in asked}
         )
 
+    def reroute(self, plan: Plan) -> None:
+        """Go on with this plan, of the same replicas, of which others are idle.
+
+        It differs from the one that workers were built for in the microbatches alone
+        (`plans/rerouting.py`). Those without a stage that takes part keep their state,
+        and are not asked for steps. The others have to be connected.
+        """
+        before, nodes = self.workers, self.members.nodes
+        self.adopt(plan, nodes)
+        concerned = {*before, *self.workers}
+        there = [w for w in self.connections.workers if w in concerned]
+        counts = [replica.num_microbatches for replica in plan.replicas]
+        request = schema.Reroute(num_microbatches=counts)
+        self.connections.ask(dict.fromkeys(there, request))
+
     def compile_ahead(self, settings: Json, plan: Plan) -> None:
         """Let workers compile in the background what this plan will ask of them."""
         used = {stage.node for _, _, stage in plan.stages()}

@@ -23,6 +23,7 @@ from hetjax.mesh.axes import stage_mesh
 from hetjax.mesh.multihost import is_member, leads
 from hetjax.models.model import Model, ModuleSpec, abstract_params, apply
 from hetjax.plans.plan import Plan
+from hetjax.plans.rerouting import with_microbatches
 from hetjax.runtime.execution.executor import StageState, check_runnable
 from hetjax.runtime.execution.programs import StagePrograms, temp_bytes
 from hetjax.runtime.execution.state import (
@@ -51,6 +52,8 @@ class Stages:
     `training` and `evaluation` are the programs of all nodes of the plan. `dtype` is
     what stages compute in that do not say. Where one computes in float16 the loss is
     scaled for all of them: `is_scaled`. First weights are `weights`, if they are given.
+
+    After `reroute` those of idle replicas are not among `stages`, but keep their state.
     """
 
     def __init__(
@@ -63,16 +66,33 @@ class Stages:
         dtype: str = "float32",
         weights: Weights | None = None,
     ) -> None:
-        self._weights = weights
-        self.plan, self.model = plan, model
-        self.partition = PlanPartition(plan, model)
+        self._weights, self.model = weights, model
+        self._lay_out(plan)
+        self.is_scaled = needs_scaling(_dtypes(plan, dtype))
+        self.stages = _stages(self.partition, devices, optimizer, dtype, self.is_scaled)
+        self._built_for, self._built = plan, self.stages
+        self._parameters = self.partition.stages
+        self._behind = frozenset[StageKey]()  # idle while others were updated
+
+    def _lay_out(self, plan: Plan) -> None:
+        self.plan, self.partition = plan, PlanPartition(plan, self.model)
         self.training = lower(plan, self.partition.tied)
         check(self.training, plan, self.partition.tied)
         check_runnable(self.training)
         self.evaluation = lower_evaluation(plan)
         check_evaluation(self.evaluation, plan)
-        self.is_scaled = needs_scaling(_dtypes(plan, dtype))
-        self.stages = _stages(self.partition, devices, optimizer, dtype, self.is_scaled)
+
+    def reroute(self, num_microbatches: Sequence[int]) -> None:
+        """Go on with so many microbatches by replica (`plans/rerouting.py`) of the plan
+        that the stages were built for."""
+        self._lay_out(with_microbatches(self._built_for, num_microbatches))
+        left = self.partition.stages
+        self.stages = {key: state for key, state in self._built.items() if key in left}
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether one of the stages was idle while others were updated."""
+        return not self._behind.isdisjoint(self.stages)
 
     def compile(
         self, progress: Callable[[int, int], None] = lambda done, of: None
@@ -84,7 +104,8 @@ class Stages:
             for key, state in self.stages.items()
             for job in _compile_jobs(state, ops[key])
         ]
-        samples = self.stages.get((0, len(self.plan.replicas[0].stages) - 1))
+        first = self.plan.first_replica
+        samples = self.stages.get((first, len(self.plan.replicas[first].stages) - 1))
         if samples is not None:
             jobs.append(lambda: samples.programs.logits)
         if not jobs:
@@ -120,6 +141,7 @@ class Stages:
             masters, _ = place(held, abstract, ({},) * len(abstract), read)
             opt_state = state.updates.init_opt_state(masters)
             self._install(state, masters, opt_state, self._frozen(stage, read))
+        self._behind -= self.stages.keys()
 
     def restore(self, read: Read) -> None:
         """State of all stages from plan-independent entries; what is frozen is no
@@ -127,11 +149,12 @@ class Stages:
         for stage, state in self.stages.items():
             abstract = state.updates.masters, state.updates.opt_state
             state.clear()  # or devices would have to hold it twice
-            held = self.partition.stages[stage]
+            held = self._parameters[stage]
             masters, opt_state = place(held, *abstract, read)
             read_first = frozen_weights(self.model, self._first_weights)
             frozen = self._frozen(stage, read_first)
             self._install(state, masters, opt_state, frozen)
+        self._behind -= self.stages.keys()
 
     def _first_weights(self, path: str, shape: tuple[int, ...]) -> np.ndarray:
         """A weight that is frozen, as the run began with it."""
@@ -154,10 +177,14 @@ class Stages:
             yield from host_values(held, state.masters, state.opt_state, wanted)
 
     def held(self) -> Iterator[tuple[Entry, Callable[[], np.ndarray]]]:
-        """All state that is here, also of what others save, copied when it is asked."""
-        for stage, state in self.stages.items():
-            held = self.partition.stages[stage]
-            yield from held_values(held, state.masters, state.opt_state)
+        """All state that is here, also of what others save, copied when it is asked.
+
+        Without stages that are behind.
+        """
+        for stage, state in self._built.items():
+            if stage not in self._behind:
+                held = self._parameters[stage]
+                yield from held_values(held, state.masters, state.opt_state)
 
     def _saves(self, stage: StageKey, named: NamedStack, unit: int) -> bool:
         mine = named.stack.only is None
@@ -178,6 +205,10 @@ class Stages:
             stage in savers and leads(state.programs.mesh)
             for stage, state in self.stages.items()
         )
+
+    def _leave_idle_behind(self) -> None:
+        """A step was committed, of which idle stages know nothing."""
+        self._behind |= self._built.keys() - self.stages.keys()
 
     def _install(
         self, state: StageState, masters: object, opt_state: object, frozen: object
@@ -278,7 +309,7 @@ def _groups(partition: PlanPartition, key: StageKey) -> tuple[GradientGroup, ...
                 name,
                 leaf_ids,
                 math.lcm(*counts) if packed else 0,
-                owned=key == next(iter(holders)),
+                owned=key == next(holder for holder in holders if holder[0] == key[0]),
                 shared=len(holders) > 1,
             )
         )

@@ -34,8 +34,8 @@ class GradientGroup:
     """A gradient group of the stage.
 
     Packed as `rows` rows, or plain accumulator leaves if `rows` is 0, which
-    needs one data rank and one holder. `owned` by its first holder, whose NORM counts
-    it; `shared` with other holders.
+    needs one data rank and one holder. `owned` by its first holder in each replica,
+    of which one counts it at NORM; `shared` with other holders.
     """
 
     name: Group

@@ -17,28 +17,10 @@ from hetjax.checkpoint.recovery_plan import Save, Tier
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.mesh.multihost import World
 from hetjax.runtime.execution.gradient_sync import StageLoss, StepCommit
+from hetjax.runtime.rpc.limits import Limit
 
 Json = Mapping[str, Any]
 TransportName = Literal["sockets", "transfer"]
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """How long a controller waits for a worker to do `what`.
-
-    Generous, as it only has to end what would never end: a worker that is gone, or
-    stopped, is told of by other means (`hetjax/comm/heart.py`).
-    """
-
-    seconds: float
-    what: str
-
-    def passed(self, patience: float) -> str:
-        """Why a worker that took longer counts as lost."""
-        return (
-            f"took more than {patience * self.seconds:g} s to {self.what} "
-            "(--patience multiplies all such limits)"
-        )
 
 
 START = "start"  # of a worker, which nobody can ask for it
@@ -279,6 +261,16 @@ class Train(Request[Trained], minutes=30, what="train a step"):
     turn: int
     traced: bool
     loss_scale: float | None = None
+
+
+class Reroute(Request[Done], minutes=10, what="take over samples of others"):
+    """Go on with other numbers of microbatches by replica; one of none is idle.
+
+    The state stays as it is, and what a broken step has come to is dropped. Peers are
+    left: `Join` others.
+    """
+
+    num_microbatches: Sequence[int]
 
 
 class TellReached(Request[Reached], minutes=10, what="tell which step it has reached"):

@@ -190,6 +190,10 @@ class WorkerService:
         self._work = self._make(request.settings)
         self._timelines.append((Timeline(self._runtime.plan), self._runtime.members))
 
+    def _reroute(self, request: schema.Reroute) -> None:
+        self._runtime.reroute(request.num_microbatches)
+        self._timelines.append((Timeline(self._runtime.plan), self._runtime.members))
+
     def _compile_ahead(self, request: schema.CompileAhead) -> None:
         self._warmer.add(lambda: self._warm_up(request.settings))
 
@@ -253,7 +257,8 @@ class WorkerService:
 
     def _needs(self, request: schema.TellNeeds) -> schema.NeededState:
         leaves = {leaf: leaf_bytes(entry) for leaf, entry in self._needed().items()}
-        return schema.NeededState(at=self._at, leaves=leaves)
+        at = None if self._runtime.is_behind else self._at
+        return schema.NeededState(at=at, leaves=leaves)
 
     def _collect(self, request: schema.CollectLeaves) -> schema.Collected:
         if request.own.get("cloud"):
@@ -267,7 +272,7 @@ class WorkerService:
         return storage.at(file_name(self._worker))
 
     def _place(self, request: schema.PlaceState) -> None:
-        if self._at != request.step:
+        if self._at != request.step or self._runtime.is_behind:
             values = self._inventory.taken
             self._inventory.let_go()
             self._runtime.restore(lambda entry: from_leaves(values, entry))
@@ -374,6 +379,7 @@ HANDLERS: dict[type[AnyRequest], Callable[[WorkerService, Any], Message | None]]
     schema.TellCompiled: WorkerService._compiled,
     schema.Initialise: WorkerService._initialise,
     schema.Train: WorkerService._train,
+    schema.Reroute: WorkerService._reroute,
     schema.TellReached: WorkerService._reached,
     schema.FinishStep: WorkerService._finish,
     schema.HoldState: WorkerService._hold,
