@@ -12,6 +12,7 @@ from hetjax.plans.plan import Plan
 from hetjax.plans.rerouting import rerouted
 from hetjax.runtime.control import recovery
 from hetjax.runtime.control.controller import Controller
+from hetjax.runtime.control.rerouting import TakenOver, take_over
 from hetjax.runtime.rpc.worker_connections import SocketConnections, WorkerLost
 from tests.runtime.oracle import (
     assert_gradients_equal,
@@ -59,9 +60,9 @@ def test_others_take_over_and_give_back(
     connections: SocketConnections, tmp_path: Path, seed: int, lost: str
 ):
     controller = joined(connections, seed, tmp_path)
-    plan = controller.plan
+    plan, everybody = controller.plan, controller.workers
     check_step(controller, seed, 0, tmp_path)
-    controller.reroute(without(plan, lost))
+    controller.reroute(without(plan, lost), everybody)
     assert lost not in controller.workers
     controller.connect()
     for number in (1, 2):
@@ -69,7 +70,7 @@ def test_others_take_over_and_give_back(
     held = recovery.in_memory(controller, connections.workers)
     newest = {found.worker for found in held if found.save[0] == 3}
     assert newest == set(controller.workers)
-    controller.reroute(plan)
+    controller.reroute(plan, everybody)
     controller.connect()
     storage = CheckpointStorage(directory=str(tmp_path / "checkpoints"))
     restored = recovery.restore(controller, held, storage)
@@ -87,9 +88,35 @@ def test_what_a_killed_worker_broke_off_is_done_again_by_those_that_are_left(
         processes.children[lost].send_signal(signal.SIGKILL)
         with pytest.raises(WorkerLost):
             controller.step(1)
-        assert recovery.finish_step(connections, connections.workers) is None
-        controller.reroute(without(controller.plan, lost))
+        found = take_over(controller, controller.plan, connections.workers)
+        assert found == TakenOver(at=1, commit=None)
         assert controller.workers == ["west"]
-        controller.connect()
         check_step(controller, seed, 1, tmp_path)
         assert sorted(connections.workers) == ["east", "north", "west"]
+
+
+def test_a_step_that_one_has_committed_is_finished_before_others_take_over(
+    connections: SocketConnections, tmp_path: Path
+):
+    controller = joined(connections, 13, tmp_path)
+    commit = controller.step(0)
+    left = [worker for worker in NODES if worker != "west"]
+    found = take_over(controller, controller.plan, left)
+    assert found == TakenOver(at=1, commit=commit)
+    assert controller.workers == ["south"]
+    # nobody is late where all that was known of it is behind them
+    assert recovery.finish_step(connections, left) is None
+
+
+def test_nobody_takes_over_where_no_replica_is_whole_or_states_are_of_other_steps(
+    connections: SocketConnections, tmp_path: Path
+):
+    controller = joined(connections, 3, tmp_path)
+    plan = controller.plan
+    check_step(controller, 3, 0, tmp_path)
+    assert take_over(controller, plan, ["east", "west"]) is None
+    check_step(controller, 3, 1, tmp_path)  # nothing has changed
+    assert take_over(controller, plan, ["east", "south"]) is not None
+    check_step(controller, 3, 2, tmp_path)
+    controller.reroute(plan, NODES)  # whose state has not come yet
+    assert take_over(controller, plan, NODES) is None

@@ -192,6 +192,7 @@ class WorkerService:
 
     def _reroute(self, request: schema.Reroute) -> None:
         self._runtime.reroute(request.num_microbatches)
+        self._at, self._commit = None if self._runtime.is_behind else self._at, None
         self._timelines.append((Timeline(self._runtime.plan), self._runtime.members))
 
     def _compile_ahead(self, request: schema.CompileAhead) -> None:
@@ -257,8 +258,7 @@ class WorkerService:
 
     def _needs(self, request: schema.TellNeeds) -> schema.NeededState:
         leaves = {leaf: leaf_bytes(entry) for leaf, entry in self._needed().items()}
-        at = None if self._runtime.is_behind else self._at
-        return schema.NeededState(at=at, leaves=leaves)
+        return schema.NeededState(at=self._at, leaves=leaves)
 
     def _collect(self, request: schema.CollectLeaves) -> schema.Collected:
         if request.own.get("cloud"):
@@ -272,7 +272,7 @@ class WorkerService:
         return storage.at(file_name(self._worker))
 
     def _place(self, request: schema.PlaceState) -> None:
-        if self._at != request.step or self._runtime.is_behind:
+        if self._at != request.step:
             values = self._inventory.taken
             self._inventory.let_go()
             self._runtime.restore(lambda entry: from_leaves(values, entry))
