@@ -5,7 +5,7 @@ Nobody's cuts, meshes, microbatch sizes or launch-aheads change, only how many
 microbatches go through: weights stay where they are, compiled programs stay valid, and
 no stage has more forwards in flight. Lost replicas become idle. Owns which replicas are
 left and the share of each. Does not own what workers do about it
-(`runtime/execution/stage_runtime.py`), nor when it is done (`elastic/driver.py`).
+(`runtime/execution/stage_runtime.py`), nor who asks them to (`runtime/control/`).
 """
 
 from bisect import bisect_left
