@@ -19,12 +19,14 @@ import numpy as np
 from hetjax.checkpoint.recovery_plan import PartialSnapshot
 from hetjax.checkpoint.stored_steps import in_store
 from hetjax.cluster.cluster import Cluster, part_of
+from hetjax.elastic.detour import Detour
 from hetjax.elastic.recovered import (
     MOST_OF_A_NODE,
     Clock,
     GivenUp,
     Losses,
     Recovered,
+    Rerouted,
     RolledBack,
     difference,
     nodes_used,
@@ -55,7 +57,7 @@ class Driver:
     """The run of a controller whose workers are started by `begin`.
 
     `plan` and `cluster` are those of now, `resumed` tells where the state is from,
-    `heard` is told of every recovery. Leaving `with` closes what is in `stack`, too.
+    `heard` is told of every recovery and detour. Leaving `with` closes what is in `stack`, too.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Driver:
         self._controller, self._launcher = controller, launcher
         self.stack = ExitStack()
         self._terms, self._at, self._losses = terms, 0, Losses()
+        self._detour = Detour(controller, launcher, terms)
         self._has_begun, self._last_saved = False, None
         self.resumed: Mapping[str, Any] | None = None
         self._commit: StepCommit | None = None
@@ -78,7 +81,7 @@ class Driver:
         self._unbuilt = set(controller.workers)  # for the plan of now
         self._refused: Cluster | None = None  # as there is no plan for it
         self.plan, self.validation_weights = controller.plan, validation_weights
-        self.heard: Callable[[Recovered], None] = lambda recovered: None
+        self.heard: Callable[[Recovered | Rerouted], None] = lambda happened: None
         self.hurried: Callable[[], bool] = lambda: False
         self._has_given_up = False
 
@@ -101,13 +104,14 @@ class Driver:
     def step(self, number: int, *, traced: bool = False) -> StepCommit:
         """Train the next step; raises RolledBack where state was lost meanwhile."""
         assert number == self._at, (number, self._at)
-        if self._terms.recovers and self._is_other(self._terms.membership.now()):
+        if self._terms.recovers and self._is_due():
             self._recover_in_place(None)
         try:
             self._look_ahead()
             found = self._ask_step(number, traced)
         except WorkerLost as lost:
-            self._recover(lost)
+            if not self._take_detour(lost):
+                self._recover(lost)
             if self._at == number:
                 return self.step(number, traced=traced)
             if self._at < number:
@@ -129,6 +133,23 @@ class Driver:
         return self._controller.step(
             number, traced=traced, loss_scale=scale, checks=checks
         )
+
+    def _is_due(self) -> bool:
+        """Whether others are there than take part."""
+        is_other = self._is_other(self._terms.membership.now())
+        return is_other or self._detour.is_over(self._at)
+
+    def _take_detour(self, lost: WorkerLost) -> bool:
+        """Go on at once with the replicas that are left, if there are some."""
+        if self._unbuilt or self._is_other(self._terms.membership.now(again=True)):
+            return False
+        found = self._detour.begin(lost, self.plan, self._at, self._check_time)
+        if found is None:
+            return False
+        self._count_loss(lost)
+        self._at, self._commit = found.step, found.commit or self._commit
+        self.heard(found)
+        return True
 
     def check(self) -> tuple[bool, Sequence[Disagreement]]:
         """Whether all weights are finite, and where holders have unlike ones."""
@@ -230,6 +251,7 @@ class Driver:
         try:
             if kind is None and not self._has_given_up:
                 self._controller.end()
+                self._detour.dismiss()
         except WorkerLost as lost:
             text = f"{lost} as the run ended, with its state saved"
             warnings.warn(text, stacklevel=2)
@@ -258,7 +280,8 @@ class Driver:
         """
         clock, at, before = Clock(), self._at, self.plan
         self._gone.clear()
-        reason, cluster = lost and str(lost), self.cluster
+        cause = lost or self._detour.lost
+        reason, cluster = cause and str(cause), self.cluster
         with self._controller.connections.interrupted_by(self._check_time):
             restored = self._restored_at_last(lost, clock) or recovery.Restored(step=0)
         self._at = restored.step
@@ -337,11 +360,14 @@ class Driver:
         if controller.saved is not None:
             self._last_saved = controller.saved
         left = connections.workers
+        self._are_new(self._detour.come(left))
         built = [worker for worker in left if worker not in self._fresh]
-        self._commit = recovery.finish_step(connections, built) or self._commit
+        abreast = self._detour.taking_part(built)
+        self._commit = recovery.finish_step(connections, abreast) or self._commit
         held = self._held(built)
         clock.lap("finish")
-        self._replan(lost)
+        self._detour.end(self.plan, built)
+        self._replan(lost or self._detour.lost)
         clock.lap("replan")
         gone = [worker for worker in controller.workers if worker not in left]
         leaving = [worker for worker in built if worker not in controller.workers]
@@ -364,7 +390,13 @@ class Driver:
             connections.ask(dict.fromkeys(leaving, Leave()))
             controller.connect(self._terms.transport)  # or they would be missed
         clock.lap("move")
+        self._detour.forget()
         return restored
+
+    def _are_new(self, workers: Sequence[str]) -> None:
+        """Take these for ones that were started, or are to be, and have no state."""
+        for waiting in (self._fresh, self._unbuilt, self._gone):
+            waiting.update(workers)
 
     def _found(self) -> list[PartialSnapshot]:
         """What an earlier start has left on disks and in the store."""
@@ -387,8 +419,7 @@ class Driver:
 
     def _start(self, gone: Sequence[str], clock: Clock) -> None:
         """Start the lost workers; build them, and all others that have another plan."""
-        for waiting in (self._fresh, self._unbuilt, self._gone):
-            waiting.update(gone)
+        self._are_new(gone)
         self._launcher.start(gone)
         if gone and not self._has_begun:
             self._terms.heard_started(gone)

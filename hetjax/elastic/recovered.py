@@ -6,13 +6,14 @@ so far. Does not own recovering (`driver.py`) nor who is told of it.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.errors import RunFailed
 from hetjax.plans.plan import Plan
+from hetjax.runtime.execution.commit import StepCommit
 
 
 class RolledBack(Exception):
@@ -56,6 +57,21 @@ class Recovered:
     step: int
     num_bytes: Mapping[str, int]
     tier_s: Mapping[str, float]
+    seconds: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rerouted:
+    """Others have the samples of these `replicas` from now on, after `step` steps.
+
+    `commit` is that of the last one, if it was broken off and some had it.
+    """
+
+    reason: str
+    replicas: Sequence[int]
+    from_step: int
+    step: int
+    commit: StepCommit | None
     seconds: Mapping[str, float]
 
 

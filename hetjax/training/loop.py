@@ -20,7 +20,7 @@ from hetjax.cluster.user_files import write_whole
 from hetjax.data.dataset import Dataset
 from hetjax.elastic.driver import Driver
 from hetjax.elastic.notices import StopRequest
-from hetjax.elastic.recovered import GivenUp, Recovered, RolledBack
+from hetjax.elastic.recovered import GivenUp, Recovered, Rerouted, RolledBack
 from hetjax.errors import RunFailed
 from hetjax.report.progress import Display, metrics_line
 from hetjax.runtime.execution.checks import Disagreement
@@ -158,8 +158,8 @@ class Loop:
         elif then == "give up":
             raise keeps_disagreeing(bad, kept)
 
-    def hear(self, recovered: Recovered) -> None:
-        """Take a recovery, and what it has undone, out of the time of the step."""
+    def hear(self, recovered: Recovered | Rerouted) -> None:
+        """Take a recovery or a detour, and what it has undone, out of the time of the step."""
         now_s, took_s = time.perf_counter(), sum(recovered.seconds.values())
         self.spent.recoveries.append(recovered.seconds)
         if recovered.step > recovered.from_step:  # the survivors' work has counted

@@ -14,7 +14,7 @@ from hetjax.checkpoint.format import Entry
 from hetjax.models.decoders import GPTConfig, gpt_model
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from hetjax.plans.rerouting import rerouted
-from hetjax.runtime.execution.gradient_sync import total_loss
+from hetjax.runtime.execution.commit import total_loss
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from tests.runtime.oracle import (
     assert_gradients_equal,

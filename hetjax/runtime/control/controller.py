@@ -202,8 +202,9 @@ class Controller:
         return all(stage.is_finite for stage in found), disagreements(of_stages)
 
     def drop_state(self) -> None:
-        """Let no worker believe what it has in memory."""
-        self._all(schema.DropState())
+        """Let no worker believe what it has in memory, not even one without a part."""
+        there = self.connections.workers
+        self.connections.ask(dict.fromkeys(there, schema.DropState()))
 
     def spans(self) -> list[Span]:
         """When the actions of all traced steps ran, by the controller's clock."""
