@@ -57,7 +57,7 @@ class Driver:
     """The run of a controller whose workers are started by `begin`.
 
     `plan` and `cluster` are those of now, `resumed` tells where the state is from,
-    `heard` is told of every recovery and detour. Leaving `with` closes what is in `stack`, too.
+    `heard` is told of recoveries and detours. Leaving `with` closes `stack`, too.
     """
 
     def __init__(

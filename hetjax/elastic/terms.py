@@ -26,7 +26,8 @@ class Terms:
 
     `settings` are for a cluster and a plan, `standby_plans` gives a plan for a
     cluster in place of another plan; `compile` lets workers compile theirs, for the
-    first time if so; it `reroutes` if a lost worker is not waited for at once. When the run begins `heard_started` is told who was started, and
+    first time if so. A run that `reroutes` does not wait for a lost worker where others
+    can go on. When the run begins `heard_started` is told who was started, and
     `check_found` sees what was saved earlier; with nothing left of that,
     `check_begins_anew` may raise BadInput.
     """

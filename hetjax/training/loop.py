@@ -159,7 +159,7 @@ class Loop:
             raise keeps_disagreeing(bad, kept)
 
     def hear(self, recovered: Recovered | Rerouted) -> None:
-        """Take a recovery or a detour, and what it has undone, out of the time of the step."""
+        """Take what it took, and what it has undone, out of the time of the step."""
         now_s, took_s = time.perf_counter(), sum(recovered.seconds.values())
         self.spent.recoveries.append(recovered.seconds)
         if recovered.step > recovered.from_step:  # the survivors' work has counted
