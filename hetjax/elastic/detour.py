@@ -16,7 +16,9 @@ from hetjax.launch.launching import Launcher
 from hetjax.plans.plan import Plan
 from hetjax.plans.worker_map import WorkerMap, node_of
 from hetjax.runtime.control.controller import Controller
-from hetjax.runtime.control.rerouting import TakenOver, take_over
+from hetjax.runtime.control.recovery import finish_step
+from hetjax.runtime.control.rerouting import take_over
+from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.rpc.schema import Leave
 from hetjax.runtime.rpc.worker_connections import WorkerLost
 
@@ -40,11 +42,17 @@ class Detour:
         self._since: _Since | None = None
         self._is_whole = True  # so the workers have been told
         self._aside = set[str]()  # workers whose state is not that of the run
+        self.commit: StepCommit | None = None  # of a step that was broken off
 
     @property
     def lost(self) -> WorkerLost | None:
         """The loss that is to be recovered from when the detour is over."""
         return self._since and self._since.lost
+
+    @property
+    def missing(self) -> Sequence[str]:
+        """Workers that were started again, for the end of it."""
+        return self._since.missing if self._since else ()
 
     def begin(
         self, lost: WorkerLost, plan: Plan, at: int, interrupt: Callable[[], None]
@@ -52,35 +60,37 @@ class Detour:
         """Let the whole replicas of the plan that are left go on at once.
 
         What was lost is started meanwhile. None if there are none, or if another worker
-        is lost meanwhile: recover otherwise.
+        is lost meanwhile: recover otherwise. If a step that was broken off is finished,
+        its `commit` is kept in any case.
         """
         if not self._terms.reroutes:
             return None
-        clock, connections = Clock(), self._controller.connections
+        clock, connections, self.commit = Clock(), self._controller.connections, None
         if lost.worker in connections.workers:
             connections.lose(lost.worker, lost.reason)
-        coming = self._since.missing if self._since else ()
-        left = [worker for worker in connections.workers if worker not in coming]
+        left = [w for w in connections.workers if w not in self.missing]
         with connections.interrupted_by(interrupt):
             found = self._taken_over(plan, left)
         if found is None:
             return None
-        self._start(lost, plan, left, found.at)
+        self._start(lost, plan, left, found)
         clock.lap("reroute")
         replicas = self._controller.plan.replicas
         return Rerouted(
             reason=str(lost),
             replicas=[r for r, replica in enumerate(replicas) if replica.is_idle],
             from_step=at,
-            step=found.at,
-            commit=found.commit,
+            step=found,
             seconds=clock.seconds,
         )
 
-    def _taken_over(self, plan: Plan, left: Sequence[str]) -> TakenOver | None:
+    def _taken_over(self, plan: Plan, left: Sequence[str]) -> int | None:
+        """How many steps those have behind them who go on; None if nobody can."""
         controller = self._controller
         self._is_whole = False
+        abreast = [worker for worker in left if worker in controller.workers]
         try:
+            self.commit = finish_step(controller.connections, abreast)
             found = take_over(controller, plan, left, self._terms.transport)
         except WorkerLost as another:
             controller.connections.lose(another.worker, another.reason)
@@ -95,8 +105,7 @@ class Detour:
         """Start what is missing and was not begun before."""
         members = WorkerMap(plan, self._controller.members.nodes)
         missing = [worker for worker in members.workers if worker not in left]
-        begun = self._since.missing if self._since else ()
-        self._launcher.begin([worker for worker in missing if worker not in begun])
+        self._launcher.begin([w for w in missing if w not in self.missing])
         self._since = _Since(at=at, lost=lost, missing=missing)
 
     def is_over(self, at: int) -> bool:
@@ -112,11 +121,6 @@ class Detour:
         except WorkerLost as lost:
             warnings.warn(f"{lost}: it is started once more", stacklevel=2)
             return True
-
-    def come(self, workers: Sequence[str]) -> list[str]:
-        """Those of the workers that were started for the end of it."""
-        missing = self._since.missing if self._since else ()
-        return [worker for worker in workers if worker in missing]
 
     def taking_part(self, workers: Sequence[str]) -> list[str]:
         """Those of the workers whose state is that of the run, or was a step ago."""

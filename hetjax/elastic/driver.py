@@ -141,13 +141,15 @@ class Driver:
 
     def _take_detour(self, lost: WorkerLost) -> bool:
         """Go on at once with the replicas that are left, if there are some."""
-        if self._unbuilt or self._is_other(self._terms.membership.now(again=True)):
+        if self._is_other(self._terms.membership.now(again=True)):
             return False
         found = self._detour.begin(lost, self.plan, self._at, self._check_time)
+        self._commit = self._detour.commit or self._commit
         if found is None:
             return False
         self._count_loss(lost)
-        self._at, self._commit = found.step, found.commit or self._commit
+        self._are_new(self._detour.missing)
+        self._at = found.step
         self.heard(found)
         return True
 
@@ -279,7 +281,7 @@ class Driver:
         GivenUp where it is `hurried` meanwhile.
         """
         clock, at, before = Clock(), self._at, self.plan
-        self._gone.clear()
+        self._gone = {*self._detour.missing}
         cause = lost or self._detour.lost
         reason, cluster = cause and str(cause), self.cluster
         with self._controller.connections.interrupted_by(self._check_time):
@@ -360,7 +362,6 @@ class Driver:
         if controller.saved is not None:
             self._last_saved = controller.saved
         left = connections.workers
-        self._are_new(self._detour.come(left))
         built = [worker for worker in left if worker not in self._fresh]
         abreast = self._detour.taking_part(built)
         self._commit = recovery.finish_step(connections, abreast) or self._commit

@@ -13,7 +13,6 @@ from typing import Literal
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.errors import RunFailed
 from hetjax.plans.plan import Plan
-from hetjax.runtime.execution.commit import StepCommit
 
 
 class RolledBack(Exception):
@@ -62,16 +61,12 @@ class Recovered:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rerouted:
-    """Others have the samples of these `replicas` from now on, after `step` steps.
-
-    `commit` is that of the last one, if it was broken off and some had it.
-    """
+    """Others have the samples of these `replicas` from now on, after `step` steps."""
 
     reason: str
     replicas: Sequence[int]
     from_step: int
     step: int
-    commit: StepCommit | None
     seconds: Mapping[str, float]
 
 

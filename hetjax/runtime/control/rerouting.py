@@ -1,34 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The controller's side of going on at once with the replicas that are left.
 
-Owns getting those who are left to one step and to a plan in which they have the samples
-of all. No state moves and nobody waits for a worker to be started. Does not own the
-shares (`plans/rerouting.py`), what a worker does about them
-(`execution/stage_runtime.py`), nor when the others come back (`recovery.py`).
+Owns getting them to a plan in which they have the samples of all. No state moves and
+nobody waits for a worker to be started. Does not own the shares
+(`plans/rerouting.py`), what a worker does about them (`execution/stage_runtime.py`),
+nor when it is done and the others come back (`hetjax/elastic/`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from hetjax.plans.plan import Plan
 from hetjax.plans.rerouting import rerouted
 from hetjax.plans.worker_map import WorkerMap, node_of
 from hetjax.runtime.control.controller import Controller
-from hetjax.runtime.control.recovery import finish_step
-from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.rpc import schema
 from hetjax.runtime.rpc.schema import TransportName
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TakenOver:
-    """Those who are left have `at` steps behind them.
-
-    `commit` is that of the last one, if it was broken off and one of them had it.
-    """
-
-    at: int
-    commit: StepCommit | None
 
 
 def take_over(
@@ -36,16 +22,15 @@ def take_over(
     whole: Plan,
     workers: Sequence[str],
     transport: TransportName = "sockets",
-) -> TakenOver | None:
+) -> int | None:
     """Let the whole replicas that `workers` have of a plan train on all samples.
 
-    Those of them that the `whole` plan has were built for it. A step that one has
-    committed is finished by all. None if no replica is whole, or if those that are have
-    no common state: then recover otherwise. Raises WorkerLost.
+    Those of them that the `whole` plan has were built for it; a step that one has
+    committed is finished before (`recovery.py`). Returns how many steps they have
+    behind them. None if no replica is whole, or if those that are have no common state:
+    then recover otherwise. Raises WorkerLost.
     """
     connections, nodes = controller.connections, controller.members.nodes
-    taking_part = [worker for worker in workers if worker in controller.workers]
-    commit = finish_step(connections, taking_part)
     built_for = WorkerMap(whole, nodes).workers
     plan = rerouted(whole, {node_of(w) for w in built_for if w not in workers})
     if plan is None:
@@ -56,4 +41,4 @@ def take_over(
     if at is None or others:
         return None
     controller.connect(transport)
-    return TakenOver(at=at, commit=commit)
+    return at
