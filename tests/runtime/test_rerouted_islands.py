@@ -107,7 +107,7 @@ def test_a_step_that_one_has_committed_is_finished_before_others_take_over(
     assert take_over(controller, controller.plan, left) == 1
     assert controller.workers == ["south"]
     # nobody is late where all that was known of it is behind them
-    assert recovery.finish_step(connections, left) is None
+    assert recovery.finish_step(connections, taking_part) is None
 
 
 def test_nobody_takes_over_where_no_replica_is_whole_or_states_are_of_other_steps(
