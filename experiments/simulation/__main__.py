@@ -3,9 +3,11 @@
 
     python -m experiments.simulation --runs 100000 --output FILE
     python -m experiments.simulation --seed 650
+    python -m experiments.simulation --mutations --runs 1000
 
 The first appends a line for every hundred runs to the file and goes on after the last,
-the other runs one seed and prints its last events. Exit code 1 if something is wrong.
+the second runs one seed and prints its last events. Exit code 1 if something is wrong.
+The third breaks the protocol's rules one by one, and tells at which run that shows.
 """
 
 import argparse
@@ -18,6 +20,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.simulation.mutations import MUTATIONS, first_found, table_row
 from experiments.simulation.run import Outcome, simulate
 
 _BATCH = 100
@@ -29,9 +32,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--output", type=Path, help="a line of JSON per 100 runs")
     parser.add_argument("--seed", type=int, help="run this one alone, and tell of it")
+    parser.add_argument(
+        "--mutations", action="store_true", help="which runs notice broken rules"
+    )
     options = parser.parse_args(arguments)
     if options.seed is not None:
         return _tell(simulate(options.seed))
+    if options.mutations:
+        return _tell_found(range(options.first, options.first + options.runs))
     rows = _read(options.output)
     first = options.first + sum(row["runs"] for row in rows)
     last = options.first + options.runs
@@ -93,6 +101,12 @@ def _tell(outcome: Outcome) -> int:
         f"seed {outcome.seed}: {outcome.violation or 'all is well'}; {outcome.faults}"
     )
     return int(outcome.violation is not None)
+
+
+def _tell_found(seeds: range) -> int:
+    for mutation in MUTATIONS:
+        print(table_row(mutation, first_found(mutation, seeds)), flush=True)
+    return 0
 
 
 def _read(output: Path | None) -> list[dict[str, Any]]:

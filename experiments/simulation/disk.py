@@ -58,6 +58,18 @@ class Disk:
                 return found.leaves[leaf]
         return None
 
+    def damage(self) -> bool:
+        """Let one leaf be unreadable; False if there is none."""
+        found = [(key, part) for key, part in self.parts.items() if part.committed]
+        if not found:
+            return False
+        _, part = self.world.random.choice(found)
+        assert part.committed is not None
+        leaf = self.world.random.choice(sorted(part.committed.leaves) or [""])
+        leaves = {**part.committed.leaves, leaf: TORN}
+        part.committed = replace(part.committed, leaves=leaves)
+        return True
+
     def lose_power(self) -> None:
         """What was not flushed may be there, or torn, or not."""
         chance = self.world.random

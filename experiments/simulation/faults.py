@@ -30,7 +30,7 @@ class Faults:
     notice: Callable[[str], None] = lambda node: None
     ask_to_stop: Callable[[], None] = lambda: None
     counts: Counter[str] = field(default_factory=Counter)
-    num_disks_lost: int = 0
+    last_loss_s: float = -1e9  # when a disk lost something, last
 
     def spread(self, number: int, most_s: float) -> None:
         """Draw so many faults of the time until then, most of them early."""
@@ -111,17 +111,30 @@ class Faults:
         chance, host = self.world.random, self._some_host()
         if len(self.machines.up) <= 1:
             return
-        keeps_disk = chance.random() < 0.5
-        self.num_disks_lost += not keeps_disk
-        self.machines.take_away(host, keeps_disk)
+        self._take_away(host, keeps_disk=chance.random() < 0.5)
         delay_s = chance.uniform(1.0, 100.0)
         self.world.after(delay_s, lambda: self.machines.up.add(host))
 
     def _lose_power(self) -> None:
         """A machine that starts again at once."""
         host = self._some_host()
-        self.machines.take_away(host, keeps_disk=True)
+        self._take_away(host, keeps_disk=True)
         self.machines.up.add(host)
+
+    def _take_away(self, host: str, keeps_disk: bool) -> None:
+        self.last_loss_s = self.world.now_s
+        self.machines.take_away(host, keeps_disk)
+
+    def _damage_disk(self) -> None:
+        """One leaf of a checkpoint cannot be read any more."""
+        disk = self.machines.disk(self._some_host())
+        if disk.damage():
+            self.last_loss_s = self.world.now_s
+
+    def _fail(self) -> None:
+        """A worker that comes upon an error of its own in what it does next."""
+        if worker := self._some_worker():
+            worker.fails_next = True
 
     def _fill_disk(self) -> None:
         disk = self.machines.disk(self._some_host())
@@ -155,8 +168,7 @@ class Faults:
 
     def _go(self, host: str) -> None:
         if len(self.machines.up) > 1:
-            self.num_disks_lost += 1
-            self.machines.take_away(host, keeps_disk=False)
+            self._take_away(host, keeps_disk=False)
             back_s = self.world.random.uniform(10.0, 100.0)
             self.world.after(back_s, lambda: self.machines.up.add(host))
 
@@ -176,6 +188,8 @@ _KINDS = [
     Faults._garble,
     *[Faults._take_machine] * 3,
     Faults._lose_power,
+    Faults._damage_disk,
+    *[Faults._fail] * 2,
     Faults._fill_disk,
     Faults._slow_disk,
     Faults._fail_to_start,

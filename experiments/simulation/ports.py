@@ -6,6 +6,7 @@ what comes is the real function (`hetjax/runtime/rpc/rounds.py`), and so is all 
 stands on these ports: `Controller`, `Driver`, `Loop`. Owns the ports.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -36,10 +37,11 @@ _LOOK_S = 0.5
 class SimConnections:
     """`WorkerConnections` over simulated ones."""
 
-    def __init__(self, site: Site, process: Process) -> None:
-        self._site, self._process = site, process
+    def __init__(self, site: Site, process: Process, asked_s: deque[float]) -> None:
+        self._site, self._process, self._asked_s = site, process, asked_s
         self._state = Rounds()
         self._lines: dict[tuple[str, int], End] = {}
+        self._is_busy, self._waiting = False, list[rounds.Event]()
         self._finished: rounds.Finish | None = None
         self._interrupt: Callable[[], None] = lambda: None
         self.only, self.epoch = None, 0
@@ -62,13 +64,17 @@ class SimConnections:
         line.received = received
         line.ended = lambda why: self._take(rounds.Ended(name, incarnation, why))
         self._lines[name, incarnation] = line
-        self._take(rounds.Called(name, incarnation))
+        self._take(rounds.Called(name, incarnation, incarnation))
+
+    def expect(self, worker: str, incarnation: int) -> None:
+        self._take(rounds.Started(worker, incarnation))
 
     def wait_for(self, workers: Sequence[str], alive: Callable[[], None]) -> None:
         begun_s = self._site.world.now_s
         while not self.have_called(workers, begun_s, alive):
             self._interrupt()
-            self._sleep(0.1, lambda: {*workers} <= self._state.there.keys())
+            first = next(w for w in workers if w not in self._state.there)
+            self._sleep(0.1, lambda first=first: first in self._state.there)
 
     def have_called(
         self, workers: Sequence[str], begun_s: float, alive: Callable[[], None]
@@ -101,6 +107,8 @@ class SimConnections:
         (what,) = {type(request) for request in requests.values()}
         names = ", ".join(requests)
         self._site.world.tell(f"asks {names}: {what.__name__}")
+        self._be_busy()
+        self._asked_s.append(self._site.world.now_s)
         self._finished = None
         asked = {w: replace(r, epoch=self.epoch) for w, r in requests.items()}
         self._take(rounds.Asked(asked))
@@ -122,6 +130,21 @@ class SimConnections:
         for line in [*self._lines.values()]:
             line.close()
 
+    def _be_busy(self) -> None:
+        """Now and then the controller does something else, and events wait for it."""
+        world = self._site.world
+        if not world.one_in(30):
+            return
+        self._is_busy = True
+        try:
+            end_s = world.now_s + world.random.uniform(0.1, 20.0)
+            world.run_until(lambda: False, end_s)
+        finally:
+            self._is_busy = False
+        waiting, self._waiting = self._waiting, []
+        for event in waiting:
+            self._take(event)
+
     def _sleep(self, limit_s: float, is_over: Callable[[], bool]) -> None:
         """Let time pass; somebody who interrupts is asked now and then."""
         world = self._site.world
@@ -131,6 +154,8 @@ class SimConnections:
             world.run_until(is_over, min(end_s, world.now_s + 60.0))
 
     def _take(self, event: rounds.Event) -> None:
+        if self._is_busy:
+            return self._waiting.append(event)
         self._state, actions = rounds.react(event, self._state, self._site.world.now_s)
         for action in actions:
             if isinstance(action, rounds.Send):
@@ -145,6 +170,9 @@ class SimConnections:
                 self._finished = action
 
 
+_NUM_ROUNDS = 8  # in which a loss may still be unknown to the controller
+
+
 class Machines:
     """Which hosts are there, what runs on them, and their disks."""
 
@@ -154,6 +182,8 @@ class Machines:
         self.running: dict[str, list[SimWorker]] = {}
         self._shared, self._own = Disk(site.world), dict[str, Disk]()
         self._num_started = 0
+        self.asked_s: deque[float] = deque(maxlen=_NUM_ROUNDS)  # the last rounds
+        self.num_called = 0  # of those that were started
         self.starts_fail = 0  # so many of those to come
 
     def disk(self, host: str) -> Disk:
@@ -192,7 +222,7 @@ class SimLauncher:
 
     def __init__(self, machines: Machines, process: Process) -> None:
         self.machines, self._process = machines, process
-        self.connections = SimConnections(machines.site, process)
+        self.connections = SimConnections(machines.site, process, machines.asked_s)
         self._own: dict[str, SimWorker] = {}
         self._begun_s: dict[str, float] = {}
         self._machineless = set[str]()
@@ -212,6 +242,7 @@ class SimLauncher:
                 continue
             self._own[worker] = started = self.machines.start(worker)
             site.world.tell(f"{started.name} starts")
+            self.connections.expect(worker, started.incarnation)
             delay_s = site.world.random.uniform(*_START_S)
             if self.machines.starts_fail:
                 self.machines.starts_fail -= 1
@@ -258,6 +289,7 @@ class SimLauncher:
         line, other = site.network.connect(worker, self._process)
         worker.line = line
         line.received, line.ended = worker.hear, worker.controller_gone
+        self.machines.num_called += 1
         self.connections.admit(worker, other)
 
 

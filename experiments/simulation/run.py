@@ -9,13 +9,14 @@ state changes or something is said to be saved. Does not own what goes wrong
 
 import warnings
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from experiments.simulation.disk import TORN
 from experiments.simulation.faults import Faults
 from experiments.simulation.network import Network
 from experiments.simulation.ports import (
@@ -34,6 +35,7 @@ from experiments.simulation.world import (
     Violation,
     World,
 )
+from hetjax.checkpoint.recovery_plan import PartialSnapshot
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.elastic.driver import Driver
@@ -44,7 +46,7 @@ from hetjax.elastic.spikes import SpikeRule
 from hetjax.elastic.standby_plans import StandbyPlans
 from hetjax.elastic.step_checking import StepChecking
 from hetjax.elastic.terms import Terms
-from hetjax.errors import NoFeasiblePlan, RunFailed
+from hetjax.errors import BadInput, NoFeasiblePlan, RunFailed
 from hetjax.plans.plan import Plan
 from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.rpc.worker_connections import WorkerLost
@@ -57,6 +59,20 @@ _LAYERS = tuple(f"layer_{number}" for number in range(4))
 _FAULTS_S = 150.0  # from then on all goes well
 _MOST_STARTS = 60
 _LONGEST_S = 1e6
+# How many processes each of these faults ends at most; others may end any number
+_ENDS_AT_MOST = {
+    "kill": 1,
+    "kill_two": 2,
+    "kill_soon_after": 2,
+    "stop": 1,
+    "get_stuck": 1,
+    "fail_to_start": 3,
+    "fill_disk": 0,
+    "slow_disk": 0,
+    "damage_disk": 0,
+    "fail": 1,
+    "ask_to_stop": 0,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +151,9 @@ class Run:
         # layers that each process has had, by steps behind them
         self._had: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
         self.num_starts = self.num_recoveries = self.num_detours = 0
+        self._driver: Driver | None = None
+        self._plan_of_save: Plan | None = None
+        self._is_refused = False  # as a start without the disks of the save would be
 
     def to_its_end(self) -> None:
         case = self.case
@@ -167,9 +186,14 @@ class Run:
                 return self._train(process, stack) == self.case.steps
         except ControllerCrashed:
             self.world.tell("the controller is gone")
+        except BadInput as bad:
+            self.world.tell(f"refused: {bad.got}")
+            if self._is_refused and self._has_lost_something:
+                raise StateLost from bad
+            self._is_refused = True
         except (WorkerLost, NoFeasiblePlan, RunFailed) as error:
             self.world.tell(f"ended: {error}")
-            if "no whole copy" in str(error) and self._disks_suffer:
+            if "no whole copy" in str(error) and self._has_lost_something:
                 raise StateLost from error
             if self.world.now_s > _FAULTS_S + 1200.0:
                 raise Violation(f"it ends though all is well: {error!r}") from error
@@ -183,16 +207,18 @@ class Run:
         membership = Membership(self._cluster, None, launcher.present)
         cluster = membership.now(again=True)
         terms = self._terms(membership)
-        driver = Driver(
-            Controller(self._plan(cluster), launcher.connections, cluster.nodes),
+        driver = self._driver = Driver(
+            Controller(self._first_plan(cluster), launcher.connections, cluster.nodes),
             launcher,
             terms,
             cluster=cluster,
             validation_weights=(1.0,),
         )
-        before = self._complete()
+        before, begin_s = self._complete(), self.world.now_s
         restored = driver.begin()
-        self._check_begins(before, restored)
+        self._is_refused = False
+        if self.faults.last_loss_s < begin_s:
+            self._check_begins(before, restored, cluster)
         self._journal.rewind(driver.at)
         stop = SimpleNamespace(reason=None, grace_s=None, leaves_no_time=False)
         self.faults.ask_to_stop = lambda: setattr(stop, "reason", "asked")
@@ -254,7 +280,21 @@ class Run:
             host={"run": self.case.seed},
             recovery="local-first",
             reroutes=self.case.reroutes,
+            check_begins_anew=self._refuse_to_begin_anew,
         )
+
+    def _refuse_to_begin_anew(self, held: Sequence[PartialSnapshot]) -> None:
+        """As `hetjax.training.starting` does where something was saved."""
+        if self._plan_of_save is not None:
+            raise BadInput(got="no complete checkpoint", allowed="one", fix="--plan")
+
+    def _first_plan(self, cluster: Cluster) -> Plan:
+        """Of a start; after a refusal the user gives the plan of what was saved."""
+        given, names = self._plan_of_save, {node.name for node in cluster.nodes}
+        if self._is_refused and given is not None:
+            if {stage.node for _, _, stage in given.stages()} <= names:
+                return given
+        return self._plan(cluster)
 
     def _plan(self, cluster: Cluster) -> Plan:
         return planned(cluster, len(_LAYERS), self.case.num_replicas)
@@ -272,7 +312,9 @@ class Run:
     def _heard_saved(self, step: int) -> None:
         """What is said to be saved is there, whole, unless a disk was lost."""
         self.world.tell(f"saved {step}")
-        if step not in self._complete() and not self._disks_suffer:
+        if self._driver is not None:
+            self._plan_of_save = self._driver.plan
+        if step not in self._complete() and not self._is_excused:
             raise Violation(f"step {step} is said to be saved, and is not")
 
     def _heard(self, loop: Loop, what: Recovered | Rerouted) -> None:
@@ -290,17 +332,29 @@ class Run:
         loop.hear(what)
 
     def _survived(self, at: int) -> set[str]:
-        """Layers that processes which are still in their places had after a step."""
+        """Layers that processes had after a step which are there, or just left."""
         found = set[str]()
         for processes in self._machines.running.values():
-            if processes[-1].is_alive:
+            if processes[-1].is_alive or processes[-1].has_left:
                 found |= self._had[processes[-1].name, at]
         return found
 
     @property
-    def _disks_suffer(self) -> bool:
-        kinds = ("take_machine", "give_notice", "lose_power")
-        return any(self.faults.counts[kind] for kind in kinds)
+    def _has_lost_something(self) -> bool:
+        """Whether a disk ever lost what was on it."""
+        return self.faults.last_loss_s >= 0.0
+
+    @property
+    def _is_excused(self) -> bool:
+        """Whether the controller cannot know of what a disk has lost.
+
+        Of a machine it knows after some rounds; what was damaged is seen when it is
+        read.
+        """
+        asked_s = self._machines.asked_s[0] if self._machines.asked_s else 0.0
+        return self.faults.last_loss_s >= asked_s or bool(
+            self.faults.counts["damage_disk"]
+        )
 
     def _complete(self) -> list[int]:
         """Steps of which the disks have all layers of one save, as they must be."""
@@ -308,20 +362,24 @@ class Run:
         for disk in self._machines.disks:
             for _, _, written in disk.committed():
                 found.setdefault(written.save, {}).update(written.leaves)
-        whole = [save for save, leaves in found.items() if leaves.keys() == {*_LAYERS}]
-        for step, attempt in whole:
-            leaves, truth = found[step, attempt], self._truth.state(step)
-            wrong = [
-                layer for layer in _LAYERS if leaves[layer] not in (truth[layer], -1)
-            ]
+        for (step, _), leaves in found.items():
+            truth = self._truth.state(step)
+            wrong = [at for at in leaves if leaves[at] not in (truth[at], TORN)]
             if wrong:
                 raise Violation(f"a checkpoint of step {step} has a wrong {wrong[0]}")
-        return sorted({step for step, _ in whole})
+        return sorted(
+            {
+                step
+                for (step, _), leaves in found.items()
+                if leaves.keys() == {*_LAYERS} and TORN not in leaves.values()
+            }
+        )
 
-    def _check_begins(self, before: list[int], restored: Any) -> None:
-        """A start goes on from the newest step that the disks have."""
+    def _check_begins(self, before: list[int], restored: Any, cluster: Cluster) -> None:
+        """A start goes on from the newest step that the disks have, or is refused."""
         at = 0 if restored is None else restored.step
-        if before and at < before[-1] and not self._disks_suffer:
+        are_all_there = {n.name for n in cluster.nodes} == self._machines.up
+        if before and at < before[-1] and are_all_there:
             raise Violation(
                 f"a start goes on from {at}, and step {before[-1]} is there"
             )
@@ -334,12 +392,23 @@ class Run:
         for step, line in enumerate(lines):
             if line["loss"] != self._truth.commit(step).loss():
                 raise Violation(f"step {step + 1} has a wrong loss")
-        if self.case.steps not in self._complete() and not self._disks_suffer:
+        if self.case.steps not in self._complete() and not self._is_excused:
             raise Violation("the last step is not saved")
         self.world.run_until(lambda: not self._machines.alive(), self.world.now_s + 900)
+        self._check_calls()
         left = [worker.name for worker in self._machines.alive()]
         if left:
             raise Violation(f"{left[0]} is left behind")
+
+    def _check_calls(self) -> None:
+        """No more workers call again than something has ended."""
+        counts = self.faults.counts
+        if not counts.keys() <= _ENDS_AT_MOST.keys():
+            return
+        most = sum(_ENDS_AT_MOST[kind] * number for kind, number in counts.items())
+        again = self._machines.num_called - self.case.num_nodes * self.num_starts
+        if again > most:
+            raise Violation(f"{again} workers have called again, though {most} ended")
 
 
 def _nobody_looks(clusters: Any, plan: Plan) -> Any:

@@ -95,7 +95,9 @@ class SimWorker(Process):
         super().__init__(site.world, worker, f"{worker}#{incarnation}")
         self.worker, self.incarnation = worker, incarnation
         self.line: End
+        self.has_left = False  # asked to, in good order
         self.is_stuck = False  # in what it does, though it gives signs of life
+        self.fails_next = False
         self._site, self._disk = site, disk
         self._duties, self._progress = Duties(), Progress()
         self._plan: Plan | None = None
@@ -145,6 +147,7 @@ class SimWorker(Process):
                     self._peers.lose(action.request.worker, action.request.reason)
                     self._look()
             else:
+                self.has_left = self.is_alive and not action.reason
                 self.leave_by_itself()
 
     def _begin(self, request: AnyRequest) -> None:
@@ -164,6 +167,9 @@ class SimWorker(Process):
     def _go_on(self, request: AnyRequest) -> None:
         if self.is_stuck:
             return
+        if self.fails_next:
+            self.fails_next = False
+            return self._answer(schema.RequestFailed(error="OSError: no luck"))
         found = _HANDLERS[type(request)](self, request)
         if found is not None:
             self._finish(request, found)
@@ -225,6 +231,8 @@ class SimWorker(Process):
     def _join(self, request: schema.Join) -> None:
         peers = self._peers
         assert peers is not None
+        if self._plan is None:
+            return self._answer(schema.RequestFailed(error="build first"))
         for peer, address in request.addresses.items():
             if self.worker < peer:
                 self._call(peers, peer, address)

@@ -36,6 +36,7 @@ class World:
         self.random = random.Random(seed)
         self.now_s = 0.0
         self.num_events = 0
+        self._num_waits = 0  # in which nothing has happened
         self.crash_at: int | None = None
         self.told: deque[str] = deque(maxlen=_NUM_TOLD)
         self._queue: list[tuple[float, int, Do]] = []
@@ -56,6 +57,9 @@ class World:
                 raise Stuck("nothing will ever happen")
             if not self._queue or self._queue[0][0] > until_s:
                 self.now_s = until_s
+                self._num_waits += 1
+                if self._num_waits > _MOST_EVENTS:
+                    raise Stuck("there is no end to waiting")
                 return
             self.now_s, _, do = heapq.heappop(self._queue)
             do()

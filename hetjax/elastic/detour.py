@@ -33,7 +33,7 @@ class _Since:
 
 
 class Detour:
-    """Replicas that are left train on all samples, if the terms say so."""
+    """Replicas that are left train on all samples, since `begin`."""
 
     def __init__(
         self, controller: Controller, launcher: Launcher, terms: Terms
@@ -63,8 +63,6 @@ class Detour:
         is lost meanwhile: recover otherwise. If a step that was broken off is finished,
         its `commit` is kept in any case.
         """
-        if not self._terms.reroutes:
-            return None
         clock, connections, self.commit = Clock(), self._controller.connections, None
         if lost.worker in connections.workers:
             connections.lose(lost.worker, lost.reason)

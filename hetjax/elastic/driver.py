@@ -18,10 +18,10 @@ import numpy as np
 
 from hetjax.checkpoint.recovery_plan import PartialSnapshot
 from hetjax.checkpoint.stored_steps import in_store
-from hetjax.cluster.cluster import Cluster, part_of
+from hetjax.cluster.cluster import Cluster
 from hetjax.elastic.detour import Detour
+from hetjax.elastic.plan_of_now import PlanOfNow
 from hetjax.elastic.recovered import (
-    MOST_OF_A_NODE,
     Clock,
     GivenUp,
     Losses,
@@ -29,17 +29,18 @@ from hetjax.elastic.recovered import (
     Rerouted,
     RolledBack,
     difference,
-    nodes_used,
+    left_out,
+    recovered,
     state_lost,
     verdict,
 )
-from hetjax.elastic.standby_plans import plan_or_warn
 from hetjax.elastic.terms import Terms
 from hetjax.launch.launching import Launcher
 from hetjax.plans.plan import Plan
 from hetjax.plans.worker_map import node_of
 from hetjax.runtime.control import recovery
 from hetjax.runtime.control.controller import Controller
+from hetjax.runtime.control.recovery_decisions import still_saved
 from hetjax.runtime.execution.checks import Disagreement
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.rpc.schema import Leave
@@ -47,10 +48,6 @@ from hetjax.runtime.rpc.worker_connections import WorkerLost
 from hetjax.schedule.simulation.trace import Span
 
 _Answer = TypeVar("_Answer")
-
-
-def _nobody() -> None:
-    """No step is the best."""
 
 
 class Driver:
@@ -76,11 +73,10 @@ class Driver:
         self._has_begun, self._last_saved = False, None
         self.resumed: Mapping[str, Any] | None = None
         self._commit: StepCommit | None = None
-        self.cluster, self._gone = cluster, set[str]()
+        self._now, self._gone = PlanOfNow(cluster, controller.plan, terms), set[str]()
         self._fresh = set(controller.workers)  # started, or to be; never built
         self._unbuilt = set(controller.workers)  # for the plan of now
-        self._refused: Cluster | None = None  # as there is no plan for it
-        self.plan, self.validation_weights = controller.plan, validation_weights
+        self.validation_weights = validation_weights
         self.heard: Callable[[Recovered | Rerouted], None] = lambda happened: None
         self.hurried: Callable[[], bool] = lambda: False
         self._has_given_up = False
@@ -104,10 +100,11 @@ class Driver:
     def step(self, number: int, *, traced: bool = False) -> StepCommit:
         """Train the next step; raises RolledBack where state was lost meanwhile."""
         assert number == self._at, (number, self._at)
-        if self._terms.recovers and self._is_due():
+        if self._now.is_outdated() or self._detour.is_over(self._at):
             self._recover_in_place(None)
         try:
-            self._look_ahead()
+            for settings, plan in self._now.standby():
+                self._controller.compile_ahead(settings, plan)
             found = self._ask_step(number, traced)
         except WorkerLost as lost:
             if not self._take_detour(lost):
@@ -134,14 +131,9 @@ class Driver:
             number, traced=traced, loss_scale=scale, checks=checks
         )
 
-    def _is_due(self) -> bool:
-        """Whether others are there than take part."""
-        is_other = self._is_other(self._terms.membership.now())
-        return is_other or self._detour.is_over(self._at)
-
     def _take_detour(self, lost: WorkerLost) -> bool:
         """Go on at once with the replicas that are left, if there are some."""
-        if self._is_other(self._terms.membership.now(again=True)):
+        if not self._terms.reroutes or self._now.is_outdated(again=True):
             return False
         found = self._detour.begin(lost, self.plan, self._at, self._check_time)
         self._commit = self._detour.commit or self._commit
@@ -173,6 +165,14 @@ class Driver:
     def next_logits(self, tokens: Sequence[int]) -> np.ndarray:
         """logits_V that follow the (last seq_len) tokens."""
         return self._surely(lambda: self._controller.next_logits(tokens))
+
+    @property
+    def plan(self) -> Plan:
+        return self._now.plan
+
+    @property
+    def cluster(self) -> Cluster:
+        return self._now.cluster
 
     @property
     def pids(self) -> Mapping[str, int]:
@@ -222,7 +222,7 @@ class Driver:
         self._terms.loss_scaling.go_on(restored)
         self._terms.checking.go_on(restored)
 
-    def save(self, step: int, best: Callable[[], int | None] = _nobody) -> bool:
+    def save(self, step: int, best: Callable[[], int | None] = lambda: None) -> bool:
         """As `Controller.save` does."""
         terms, save = self._terms, self._controller.save
         host = {**terms.host, **terms.loss_scaling.said(), "step": step}
@@ -233,14 +233,7 @@ class Driver:
 
     def leave(self, node: str) -> bool:
         """Go on without the node from the next step on; False if nothing can."""
-        membership = self._terms.membership
-        now = membership.now()
-        rest = {found.name for found in now.nodes} - {node}
-        if not (self._terms.recovers and rest):
-            return False
-        if self._plan_or_warn(part_of(now, rest)) is None:
-            return False
-        return membership.leave(node)
+        return self._now.leave(node)
 
     def __enter__(self) -> Self:
         return self
@@ -301,19 +294,8 @@ class Driver:
         plan: Plan | None = None,
         gone: frozenset[str] = frozenset(),
     ) -> None:
-        self.heard(
-            Recovered(
-                reason=reason,
-                plan=plan,
-                cluster=self.cluster,
-                gone=gone,
-                from_step=from_step,
-                step=restored.step,
-                num_bytes=restored.num_bytes,
-                tier_s=restored.seconds,
-                seconds=clock.seconds,
-            )
-        )
+        now = {"plan": plan, "cluster": self.cluster, "gone": gone}
+        self.heard(recovered(reason, from_step, restored, clock, **now))
 
     def _check_time(self) -> None:
         if self.hurried():
@@ -343,11 +325,7 @@ class Driver:
             raise lost
         if then == "leave the node" and self.leave(node):
             self._losses = self._losses.without(node)
-            warnings.warn(
-                f"node {node} was lost {MOST_OF_A_NODE} times without a step between: "
-                f"going on without it ({lost.reason})",
-                stacklevel=2,
-            )
+            warnings.warn(left_out(node, lost.reason), stacklevel=2)
 
     def _restored(
         self, lost: WorkerLost | None, clock: Clock
@@ -386,7 +364,8 @@ class Driver:
         if restored is None:
             self._begin_anew(held)
         elif controller.saved is not None:
-            controller.saved = self._still_saved(controller.saved, restored)
+            has_store = self._terms.storage.cloud is not None
+            controller.saved = still_saved(controller.saved, restored, has_store)
         if leaving:
             connections.ask(dict.fromkeys(leaving, Leave()))
             controller.connect(self._terms.transport)  # or they would be missed
@@ -401,7 +380,8 @@ class Driver:
 
     def _found(self) -> list[PartialSnapshot]:
         """What an earlier start has left on disks and in the store."""
-        stored = in_store(self._terms.storage.store())
+        storage = self._terms.storage
+        stored = in_store(storage.store(), storage.key())
         found = self._on_disk(self._controller.workers) + stored
         self._terms.check_found(found)
         return found
@@ -409,7 +389,7 @@ class Driver:
     def _held(self, workers: Sequence[str]) -> list[PartialSnapshot]:
         if self._terms.recovery == "cloud-only":
             return []
-        return recovery.in_memory(self._controller, workers) + self._on_disk(workers)
+        return [*recovery.in_memory(self._controller, workers), *self._on_disk(workers)]
 
     def _on_disk(self, workers: Sequence[str]) -> list[PartialSnapshot]:
         if self._terms.recovery == "cloud-only":
@@ -426,18 +406,10 @@ class Driver:
             self._terms.heard_started(gone)
         clock.lap("start")
         building = [w for w in self._controller.workers if w in self._unbuilt]
-        settings = self._terms.settings(self.cluster, self._controller.plan)
-        self._controller.build(settings, building)
+        self._controller.build(self._now.settings, building)
         self._fresh.clear()
         self._unbuilt.clear()
         clock.lap("build")
-
-    def _still_saved(self, saved: int, restored: recovery.Restored) -> int | None:
-        """The newest checkpoint that is left: disks may be gone with machines."""
-        saved = min(saved, restored.step)
-        if self._terms.storage.cloud is not None:
-            return saved  # the store may have more than was looked for
-        return None if restored.kept is None else min(saved, restored.kept)
 
     def _begin_anew(self, held: Sequence[PartialSnapshot]) -> None:
         """Make the first state, as nothing was ever saved; else that must be found."""
@@ -447,36 +419,8 @@ class Driver:
             self._terms.check_begins_anew(held)
         self._controller.initialise(self._terms.seed)
 
-    def _look_ahead(self) -> None:
-        """Let workers compile what a lost node would ask of them."""
-        terms = self._terms
-        if terms.recovers:
-            for cluster, plan in terms.standby_plans.found(self.cluster, self.plan):
-                self._controller.compile_ahead(terms.settings(cluster, plan), plan)
-
-    def _is_other(self, cluster: Cluster) -> bool:
-        return cluster not in (self.cluster, self._refused)
-
-    def _plan_or_warn(self, cluster: Cluster) -> Plan | None:
-        return plan_or_warn(self._terms.standby_plans.plan, cluster, self.plan)
-
     def _replan(self, lost: WorkerLost | None) -> None:
-        """Make another plan if there are other nodes than before.
-
-        Raises NoFeasiblePlan if one is lost and there is none for those that are left.
-        """
-        cluster = self._terms.membership.now(again=True)
-        if not self._is_other(cluster):
-            return
-        if lost is not None:
-            plan = self._terms.standby_plans.plan(cluster, self.plan)
-        elif (plan := self._plan_or_warn(cluster)) is None:
-            self._refused = cluster  # the run keeps the plan that it has
-            return
-        if plan != self.plan or nodes_used(cluster, plan) != nodes_used(
-            self.cluster, plan
-        ):
-            self.plan = plan
-            self._controller.adopt(plan, cluster.nodes)
+        """Go by another plan if there are other nodes than before."""
+        if self._now.replan(is_needed=lost is not None):
+            self._controller.adopt(self.plan, self.cluster.nodes)
             self._unbuilt.update(self._controller.workers)
-        self.cluster = cluster

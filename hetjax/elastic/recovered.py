@@ -8,11 +8,12 @@ so far. Does not own recovering (`driver.py`) nor who is told of it.
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.errors import RunFailed
 from hetjax.plans.plan import Plan
+from hetjax.runtime.control.recovery_decisions import Restored
 
 
 class RolledBack(Exception):
@@ -70,6 +71,21 @@ class Rerouted:
     seconds: Mapping[str, float]
 
 
+def recovered(
+    reason: str, from_step: int, restored: Restored, clock: "Clock", **now: Any
+) -> Recovered:
+    """What a change has cost that led to this state; `now` are the other fields."""
+    return Recovered(
+        reason=reason,
+        from_step=from_step,
+        step=restored.step,
+        num_bytes=restored.num_bytes,
+        tier_s=restored.seconds,
+        seconds=clock.seconds,
+        **now,
+    )
+
+
 @dataclass(slots=True)
 class Clock:
     """Seconds by phase, one after the other."""
@@ -116,6 +132,14 @@ class Losses:
     def without(self, node: str) -> "Losses":
         """The node has left: what it lost counts no more."""
         return Losses({name: n for name, n in self.by_node.items() if name != node})
+
+
+def left_out(node: str, reason: str) -> str:
+    """What is said of a node that is lost again and again."""
+    return (
+        f"node {node} was lost {MOST_OF_A_NODE} times without a step between: "
+        f"going on without it ({reason})"
+    )
 
 
 def verdict(losses: Losses, node: str, recovers: bool) -> Verdict:

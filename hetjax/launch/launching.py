@@ -103,14 +103,19 @@ class Bootstraps:
         stack.callback(self.connections.close)
 
     def of(self, worker: str, address: str) -> WorkerBootstrap:
-        """The bootstrap of a worker that others reach at this address."""
+        """The bootstrap of a worker that others reach at this address.
+
+        What was started before it under its name is let in no more.
+        """
+        incarnation = next(self._incarnations)
+        self.connections.expect(worker, incarnation)
         return WorkerBootstrap(
             worker=worker,
             controller=self.connections.address,
             listen=f"{address}:0",
             secret=self._secret,
             watches=address != self._own,
-            incarnation=next(self._incarnations),
+            incarnation=incarnation,
             tls=self._tls,
         )
 

@@ -7,7 +7,6 @@ of the state after it. Does not own the step (`hetjax/runtime/`) nor what comes 
 and after the loop (`run.py`).
 """
 
-import json
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 
-from hetjax.cluster.user_files import write_whole
 from hetjax.data.dataset import Dataset
 from hetjax.elastic.driver import Driver
 from hetjax.elastic.notices import StopRequest
@@ -25,7 +23,6 @@ from hetjax.errors import RunFailed
 from hetjax.report.progress import Display, metrics_line
 from hetjax.runtime.execution.checks import Disagreement
 from hetjax.runtime.execution.commit import StepCommit
-from hetjax.schedule.simulation.trace import perfetto
 from hetjax.training.best import BestCheckpoint
 from hetjax.training.config import EvaluationConfig, RunConfig
 from hetjax.training.going_back import (
@@ -43,8 +40,8 @@ from hetjax.training.not_finite import MOST_SKIPPED, diverged, skipped_line, ski
 from hetjax.training.optimizer import LearningRates
 from hetjax.training.rundir import Journal
 from hetjax.training.sampling import sample_text
+from hetjax.training.tracing import steps_to_trace, write_trace
 
-_NUM_TRACED, _WARM_UP = 3, 2  # steps
 _NUM_LAST_SAVES = 2  # a worker may be lost in one
 
 
@@ -185,6 +182,7 @@ class Loop:
         self._save_last(step)
         if step == self.config.steps:
             self.evaluate(step)
+            self._save_last(step)  # a disk may have gone with a machine meanwhile
         self._write_trace()
         return step
 
@@ -394,22 +392,6 @@ class Loop:
         return traced
 
     def _write_trace(self) -> None:
-        if self.trace is None:
-            return
-        if not self._num_traced:
-            self.display.note("--trace: too few steps were left to trace one")
-            return
-        write_whole(self.trace, json.dumps(perfetto(self.driver.spans())))
-        self.display.note(
-            f"trace of {self._num_traced} steps: {self.trace}, to open in "
-            "ui.perfetto.dev"
-        )
-
-
-def steps_to_trace(config: RunConfig, first: int) -> range:
-    """Return which steps of this start to trace: past the warm-up, else the last."""
-    left = config.steps - first
-    if config.stop_after is not None:
-        left = min(left, config.stop_after)
-    start = max(0, min(_WARM_UP, left - _NUM_TRACED))
-    return range(start, min(start + _NUM_TRACED, left))
+        if self.trace is not None:
+            spans = self.driver.spans() if self._num_traced else ()
+            self.display.note(write_trace(self.trace, spans, self._num_traced))

@@ -6,7 +6,6 @@ gets, and what workers are told. Does not own what else is settled, nor what a s
 writes (`run.py`).
 """
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,7 +25,6 @@ from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.stored_steps import fetch_newest
 from hetjax.cluster.cluster import Cluster, Precision
 from hetjax.cluster.cluster_files import cluster_toml, parse_cluster
-from hetjax.comm.tls import Tls
 from hetjax.data.batches import Batch, weights
 from hetjax.data.dataset import Dataset
 from hetjax.elastic.driver import Driver
@@ -38,11 +36,7 @@ from hetjax.elastic.standby_plans import StandbyPlans
 from hetjax.elastic.step_checking import StepChecking
 from hetjax.elastic.terms import Terms
 from hetjax.errors import BadInput
-from hetjax.launch.in_process import InThisProcess
-from hetjax.launch.isolation import hidden_devices, worker_environments
-from hetjax.launch.launching import Launcher, OnThisMachine
-from hetjax.launch.on_ray import OnRay
-from hetjax.mesh.process_setup import keep_compiled
+from hetjax.launch.launching import Launcher
 from hetjax.models.attention import head_sizes
 from hetjax.models.model import Model
 from hetjax.plans.attention import with_attentions, without_kernels
@@ -61,11 +55,11 @@ from hetjax.training.best import BestCheckpoint
 from hetjax.training.compiled_memory import compile_again, compile_all
 from hetjax.training.config import RunConfig
 from hetjax.training.hardware import Hardware, is_virtual
+from hetjax.training.launchers import launcher_of
 from hetjax.training.leases import Leases
 from hetjax.training.optimizer import optimizer
 from hetjax.training.placement import Choice, next_plan
 from hetjax.training.rundir import (
-    LOGS,
     Previous,
     check_identity,
     identity,
@@ -217,7 +211,7 @@ def driver_of(
     validation = held_out(config, dataset)
     with ExitStack() as stack:
         work = partial(_work_here, start, dataset, validation)
-        launcher = _launcher(start, work, stack)
+        launcher = launcher_of(config, start.hardware, start.number, work, stack)
         launcher.connections.noticed = lambda worker, told: noticed(
             Notice(source=told.source, grace_s=told.grace_s, node=node_of(worker))
         )
@@ -367,48 +361,3 @@ def _check_begins(start: Start, held: Sequence[PartialSnapshot]) -> None:
         fix="start with the nodes that have the rest, give --checkpoint.cloud, or "
         "start anew with another --run-dir",
     )
-
-
-def _tls_of(config: RunConfig) -> Tls | None:
-    """What encrypts, if something does; BadInput where that cannot be used here."""
-    given = config.tls
-    if given.cert is None or given.key is None or given.ca is None:
-        return None
-    found = Tls(*(str(path.absolute()) for path in (given.cert, given.key, given.ca)))
-    found.check()
-    return found
-
-
-def _launcher(
-    start: Start, work: Callable[[Json], TrainingWork], stack: ExitStack
-) -> Launcher:
-    config, cluster, tls = start.config, start.hardware.cluster, _tls_of(start.config)
-    if config.launcher == EMBEDDED:
-        keep_compiled(config.data.cache_dir.expanduser())
-        return InThisProcess(cluster, work, stack)
-    if config.launcher == "ray":
-        return OnRay(
-            cluster,
-            stack,
-            simulate=config.simulate,
-            discovered=start.hardware.discovered,
-            patience=config.patience,
-            number=start.number,
-            tls=tls,
-        )
-    return OnThisMachine(
-        config.run_dir / LOGS,
-        stack,
-        patience=config.patience,
-        number=start.number,
-        tls=tls,
-        cluster=cluster,
-        environments=partial(_environments, start),
-    )
-
-
-def _environments(start: Start, cluster: Cluster) -> dict[str, dict[str, str]]:
-    """What is set for workers on this machine, so that each sees its own devices."""
-    if is_virtual(start.config):
-        return hidden_devices(cluster)
-    return worker_environments(cluster, start.hardware.here, os.environ)

@@ -20,6 +20,7 @@ from hetjax.runtime.rpc.rounds import (
     Heard,
     Rounds,
     Send,
+    Started,
     TakenForLost,
     TimePassed,
 )
@@ -128,6 +129,14 @@ def test_a_newer_start_loses_the_older_in_the_round_that_it_was_asked_in():
     assert ends(actions)[0].trouble == ("a", "was started again")
     again = after(Asked({"a": COMPILE}), Heard("a", 2, 2, DONE), state=state)
     assert ends(again[1]) == [Finish({"a": DONE}, None)]
+
+
+def test_of_two_starts_under_way_only_the_one_that_was_started_last_is_let_in():
+    events = Started("a", 7), Started("a", 8), Called("a", 1, 7), Called("a", 2, 8)
+    state, actions = after(*events)
+    assert actions == [Close("a", 1)] and state.there == {"a": 2}
+    state, actions = after(*events, Started("a", 9))
+    assert actions[1:] == [Close("a", 2)] and not state.there
 
 
 def test_who_never_called_is_lost_at_once():

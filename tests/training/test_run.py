@@ -17,10 +17,10 @@ from hetjax.train import main
 from hetjax.training import run as run_module
 from hetjax.training.config import CheckpointConfig, OptimizerConfig
 from hetjax.training.config_values import config_values
-from hetjax.training.loop import steps_to_trace
 from hetjax.training.optimizer import LearningRates
 from hetjax.training.presets import PRESETS
 from hetjax.training.run import run
+from hetjax.training.tracing import steps_to_trace
 from tests.report.html_page import Page
 from tests.training.small import MODEL, SIX, TWO_REPLICAS, but, lines, small_preset
 

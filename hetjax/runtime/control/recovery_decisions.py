@@ -93,6 +93,14 @@ class Restored:
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 
+def still_saved(saved: int, restored: Restored, has_store: bool) -> int | None:
+    """The newest checkpoint that is left: disks may be gone with their machines."""
+    saved = min(saved, restored.step)
+    if has_store:
+        return saved  # it may have more than was looked for
+    return None if restored.kept is None else min(saved, restored.kept)
+
+
 def after_round(before: Restored, told: Collection[Collected]) -> Restored:
     """Add a round: its bytes of all workers, and the time of the slowest."""
     num_bytes, seconds = dict(before.num_bytes), dict(before.seconds)

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from hetjax.mesh.axes import replicated
 from hetjax.mesh.multihost import to_mesh
@@ -32,7 +33,7 @@ class CheckPrograms:
     def is_finite(self) -> Compiled:
         """(masters) -> whether all of them are."""
         abstract = jax.tree.leaves(self.updates.masters)
-        whole = replicated(self.updates.programs.mesh)
+        whole = replicated(self.updates.home)
         if not abstract:
             return lambda masters: to_mesh(jax.numpy.bool_(True), whole)
         given = (self.updates.masters,)
@@ -64,7 +65,7 @@ class CheckPrograms:
             return [[masters[at][leaf] for at, leaf in ids] for ids in leaf_ids]
 
         leaf_ids = [group.leaf_ids for group in self._of_weights]
-        return self._compiled(of_groups, self.updates.masters)
+        return self._compiled(of_groups, self.updates.masters, self.updates.home)
 
     @cached_property
     def gradient_digests(self) -> Compiled | None:
@@ -75,9 +76,10 @@ class CheckPrograms:
             return [list(rows) for group, rows in by_group if group in compared]
 
         compared = self._of_gradients
-        return self._compiled(of_groups, self.updates.gradients)
+        of_stage = self.updates.programs.mesh
+        return self._compiled(of_groups, self.updates.gradients, of_stage)
 
-    def _compiled(self, of_groups: Any, abstract: Any) -> Compiled | None:
+    def _compiled(self, of_groups: Any, abstract: Any, mesh: Mesh) -> Compiled | None:
         found = of_groups(abstract)
         if not found:
             return None
@@ -85,7 +87,7 @@ class CheckPrograms:
         return compiled(
             lambda given: digests(of_groups(given), specs),
             (abstract,),
-            out=replicated(self.updates.programs.mesh),
+            out=replicated(mesh),
         )
 
     @property

@@ -347,13 +347,17 @@ def rounds_alike(
 ) -> bool:
     """Whether an update gives the weights of a group the same bits on these stages.
 
-    On CPUs it is compiled so that it does (`UpdatePrograms`), elsewhere where it is the
-    same program for the same devices: not that of a tied parameter, whose stacks are
-    unlike. What sums over a leaf may take another order anywhere.
+    On CPUs, those of hosts too, it is compiled so that it does (`UpdatePrograms`),
+    elsewhere where it is the same program for the same devices: not that of a tied
+    parameter, whose stacks are unlike. What sums over a leaf may take another order
+    anywhere.
     """
     if isinstance(optimizer, OfWholeLeaves):
         return False
-    found = {kinds.get(stage.node, CPU) for stage in holders}
+    found = {
+        kinds.get(stage.node, CPU) if stage.offload == "none" else CPU
+        for stage in holders
+    }
     meshes = {stage.mesh for stage in holders}
     is_same = len(found) == len(meshes) == 1 and not isinstance(group, str)
     return found == {CPU} or is_same

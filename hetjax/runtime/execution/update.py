@@ -70,7 +70,7 @@ class UpdatePrograms:
     @cached_property
     def masters(self) -> Any:
         """fp32 master weights as abstract arrays, one dict per stack."""
-        return arrays.master_weights(self._stacks, self._home)
+        return arrays.master_weights(self._stacks, self.home)
 
     @cached_property
     def opt_state(self) -> Any:
@@ -135,7 +135,7 @@ class UpdatePrograms:
         """(masters, opt_state, copies) after one step; masters, opt_state donated."""
         if self._is_away:
             start_reading(gradients)
-            scale = moved(scale, whole_on(self._home, self.programs.scalar))
+            scale = moved(scale, whole_on(self.home, self.programs.scalar))
         done = [
             update(
                 masters[index],
@@ -153,7 +153,8 @@ class UpdatePrograms:
         return self.host is not None
 
     @property
-    def _home(self) -> Mesh:
+    def home(self) -> Mesh:
+        """Where masters and optimizer state are."""
         return self.host or self.programs.mesh
 
     def _at_home(self, index: int, gradients: Any) -> Any:
@@ -212,7 +213,7 @@ class UpdatePrograms:
             abstract,
             self.opt_state[index],
             self._gradients_at_home[index],
-            whole_on(self._home, self.programs.scalar),
+            whole_on(self.home, self.programs.scalar),
         )
         out = (
             *map(arrays.shardings, inputs[:2]),
@@ -228,7 +229,7 @@ class UpdatePrograms:
         """
         shared = any(g.shared and g.touches(index) for g in self.groups)
         sums = isinstance(self.optimizer, OfWholeLeaves)
-        return replicated(self._home) if shared and sums else None
+        return replicated(self.home) if shared and sums else None
 
     def _exact_arithmetic(self, index: int) -> dict[str, Any]:
         """Compiler options that round every operation as written, for shared weights.
@@ -321,13 +322,13 @@ class UpdatePrograms:
 
     @cached_property
     def _copied_at_home(self) -> Any:
-        return whole_on(self._home, self._copied) if self._is_away else self._copied
+        return whole_on(self.home, self._copied) if self._is_away else self._copied
 
     @cached_property
     def _gradients_at_home(self) -> list[Any]:
         """What each stack's update gets."""
         found = [self._of_stack(i, self.gradients) for i in range(len(self.masters))]
-        return whole_on(self._home, found) if self._is_away else found
+        return whole_on(self.home, found) if self._is_away else found
 
 
 @cache

@@ -24,11 +24,23 @@ Trouble = tuple[str, str]  # which worker is lost, and why
 
 
 @dataclass(frozen=True, slots=True)
+class Started:
+    """A worker is being started; what was started before it counts no more."""
+
+    worker: str
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
 class Called:
-    """A worker has called and shown who it is; a later start has a greater number."""
+    """A worker has called and shown who it is; who calls later has a greater number.
+
+    `start` is the number of its start, by which it is known to who started it.
+    """
 
     worker: str
     incarnation: int
+    start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +82,7 @@ class TimePassed:
     """Nothing has happened: a limit may have passed."""
 
 
-Event: TypeAlias = Called | Ended | Heard | Asked | TakenForLost | TimePassed
+Event: TypeAlias = Started | Called | Ended | Heard | Asked | TakenForLost | TimePassed
 
 # --- actions
 
@@ -155,6 +167,7 @@ class Rounds:
     number: int = 0  # of the round that was asked last
     there: Mapping[str, int] = field(default_factory=dict)
     newest: Mapping[str, int] = field(default_factory=dict)
+    started: Mapping[str, int] = field(default_factory=dict)
     lost: Mapping[str, str] = field(default_factory=dict)
     round: Round | None = None
 
@@ -183,9 +196,19 @@ def react(event: Event, state: Rounds, now_s: float) -> Reaction:
 
 
 @react.register
+def _started(event: Started, state: Rounds, now_s: float) -> Reaction:
+    started = {**state.started, event.worker: event.start}
+    state = replace(state, started=started)
+    if event.worker not in state.there:
+        return state, ()
+    return _lose(state, {event.worker: "was started again"}, now_s)
+
+
+@react.register
 def _called(event: Called, state: Rounds, now_s: float) -> Reaction:
     worker, incarnation = event.worker, event.incarnation
-    if incarnation <= state.newest.get(worker, -1):
+    is_newest = incarnation > state.newest.get(worker, -1)
+    if not is_newest or event.start < state.started.get(worker, 0):
         return state, (Close(worker, incarnation),)  # an earlier start, of no more use
     earlier = state.there.get(worker)
     if earlier is not None:

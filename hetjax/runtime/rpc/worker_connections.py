@@ -167,6 +167,10 @@ class SocketConnections:
         self._catch_up()
         return [*self._state.there]
 
+    def expect(self, worker: str, incarnation: int) -> None:
+        """Let no earlier start of the worker in any more: this one is on its way."""
+        self._events.put(rounds.Started(worker, incarnation))
+
     def wait_for(
         self,
         workers: Sequence[str],
@@ -284,7 +288,7 @@ class SocketConnections:
 
         So the order in which they come tells starts apart, also those of one number.
         """
-        called = rounds.Called(worker, next(self._admitted))
+        called = rounds.Called(worker, next(self._admitted), incarnation)
         self._events.put(_Arrival(found, called))
 
     def _connect(self, found: Ends, worker: str, incarnation: int) -> None:

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ways of breaking a rule of the protocol, for the duration of a `with`.
+
+Owns replacing functions, methods and reactions of the product by others. Does not own
+which (`broken_messages.py`, `broken_recovery.py`).
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+Break = Callable[[], AbstractContextManager[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """A rule of `docs/how/protocol.md`, by its number, with a check left out."""
+
+    rule: int
+    what: str
+    breaks: tuple[Break, ...]
+
+    @contextmanager
+    def broken(self) -> Iterator[None]:
+        """The product breaks the rule within this."""
+        with ExitStack() as stack:
+            for broken in self.breaks:
+                stack.enter_context(broken())
+            yield
+
+
+def breaks(rule: int, what: str, *breaks: Break) -> Mutation:
+    return Mutation(rule, what, breaks)
+
+
+def function(original: Callable[..., Any], other: Callable[..., Any]) -> Break:
+    """Another function in its place, under whatever name it was imported."""
+
+    @contextmanager
+    def broken() -> Iterator[None]:
+        with ExitStack() as stack:
+            for module in _modules():
+                for name, value in [*vars(module).items()]:
+                    if value is original:
+                        stack.enter_context(patch.object(module, name, other))
+            yield
+
+    return broken
+
+
+def _modules() -> list[ModuleType]:
+    """The product, and what runs it; those of broken rules know what was there."""
+    found = [*sys.modules.values()]
+    run = ("hetjax.", "experiments.simulation.")
+    return [
+        module
+        for module in found
+        if module.__name__.startswith(run) and ".broken_" not in module.__name__
+    ]
+
+
+def method(owner: object, name: str, other: object) -> Break:
+    return lambda: patch.object(owner, name, other)
+
+
+def handler(react: Any, event: type, other: Callable[..., Any]) -> Break:
+    """Another reaction to this kind of event."""
+
+    @contextmanager
+    def broken() -> Iterator[None]:
+        original = react.registry[event]
+        react.register(event, other)
+        try:
+            yield
+        finally:
+            react.register(event, original)
+
+    return broken
+
+
+def events(react: Any, event: type, other: Callable[[Any, Any], Any]) -> Break:
+    """The reaction to another event or, for None, none."""
+    original = react.registry[event]
+
+    def reaction(found: Any, state: Any, *now_s: float) -> Any:
+        taken = other(found, state)
+        return (state, ()) if taken is None else original(taken, state, *now_s)
+
+    return handler(react, event, reaction)

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which run of chance notices a broken rule.
+
+Owns looking for it. Does not own the rules (`broken_messages.py`,
+`broken_recovery.py`), nor runs (`run.py`).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from experiments.simulation.breaking import Mutation
+from experiments.simulation.broken_messages import MESSAGES
+from experiments.simulation.broken_recovery import RECOVERY
+from experiments.simulation.run import simulate
+
+MUTATIONS = (*MESSAGES, *RECOVERY)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The first of the seeds at which the mutation goes wrong, and how."""
+
+    seed: int
+    violation: str
+
+
+def simulated(mutation: Mutation, seed: int) -> str | None:
+    """What is wrong with this run where the rule is broken, if anything."""
+    with mutation.broken():
+        return simulate(seed).violation
+
+
+def first_found(mutation: Mutation, seeds: Iterable[int]) -> Found | None:
+    """None if the mutation goes unnoticed: a seed that fails anyway does not count."""
+    for seed in seeds:
+        violation = simulated(mutation, seed)
+        if violation is not None and simulate(seed).violation is None:
+            return Found(seed, violation)
+    return None
+
+
+def table_row(mutation: Mutation, found: Found | None) -> str:
+    told = "not found" if found is None else f"{found.seed + 1:5d} {found.violation}"
+    return f"{mutation.rule:2d} | {mutation.what:64s} | {told[:66]}"
