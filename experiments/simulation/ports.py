@@ -70,16 +70,24 @@ class SimConnections:
         self._take(rounds.Started(worker, incarnation))
 
     def wait_for(self, workers: Sequence[str], alive: Callable[[], None]) -> None:
-        world = self._site.world
-        limit_s = self._state.limit_s(schema.START)
-        end_s = world.now_s + limit_s
-        while missing := [w for w in workers if w not in self._state.there]:
-            alive()
+        begun_s = self._site.world.now_s
+        while not self.have_called(workers, begun_s, alive):
             self._interrupt()
-            if world.now_s > end_s:
-                reason = schema.LIMITS[schema.START].passed(limit_s)
-                raise WorkerLost(missing[0], reason)
-            self._sleep(0.1, lambda m=missing: m[0] in self._state.there)
+            first = next(w for w in workers if w not in self._state.there)
+            self._sleep(0.1, lambda first=first: first in self._state.there)
+
+    def have_called(
+        self, workers: Sequence[str], begun_s: float, alive: Callable[[], None]
+    ) -> bool:
+        limit_s = self._state.limit_s(schema.START)
+        missing = [w for w in workers if w not in self._state.there]
+        if not missing:
+            return True
+        alive()
+        if self._site.world.now_s > begun_s + limit_s:
+            reason = schema.LIMITS[schema.START].passed(limit_s)
+            raise WorkerLost(missing[0], reason)
+        return False
 
     @contextmanager
     def interrupted_by(self, interrupt: Callable[[], None]) -> Iterator[None]:
@@ -216,14 +224,21 @@ class SimLauncher:
         self.machines, self._process = machines, process
         self.connections = SimConnections(machines.site, process, machines.asked_s)
         self._own: dict[str, SimWorker] = {}
+        self._begun_s: dict[str, float] = {}
+        self._machineless = set[str]()
 
     def start(self, workers: Sequence[str]) -> None:
+        self.begin(workers)
+        self.connections.wait_for(workers, lambda: self._check(workers))
+
+    def begin(self, workers: Sequence[str]) -> None:
         site = self.machines.site
-        ended: dict[str, str] = {}
+        self._machineless.difference_update(workers)
         for worker in workers:
             self._end_earlier(worker)
+            self._begun_s[worker] = site.world.now_s
             if worker not in self.machines.up:
-                ended[worker] = "has no machine"
+                self._machineless.add(worker)
                 continue
             self._own[worker] = started = self.machines.start(worker)
             site.world.tell(f"{started.name} starts")
@@ -235,14 +250,17 @@ class SimLauncher:
             else:
                 started.after(delay_s, lambda w=started: self._call(w))
 
-        def alive() -> None:
-            for worker in workers:
-                if worker in ended:
-                    raise WorkerLost(worker, ended[worker])
-                if not self._own[worker].is_alive:
-                    raise WorkerLost(worker, "ended with code -9")
+    def are_there(self, workers: Sequence[str]) -> bool:
+        begun_s = min((self._begun_s[worker] for worker in workers), default=0.0)
+        check = lambda: self._check(workers)  # noqa: E731
+        return self.connections.have_called(workers, begun_s, check)
 
-        self.connections.wait_for(workers, alive)
+    def _check(self, workers: Sequence[str]) -> None:
+        for worker in workers:
+            if worker in self._machineless:
+                raise WorkerLost(worker, "has no machine")
+            if not self._own[worker].is_alive:
+                raise WorkerLost(worker, "ended with code -9")
 
     @property
     def pids(self) -> Mapping[str, int]:

@@ -41,7 +41,7 @@ from hetjax.cluster.cluster import Cluster, Node
 from hetjax.elastic.driver import Driver
 from hetjax.elastic.loss_scaling import LossScaling
 from hetjax.elastic.membership import Membership
-from hetjax.elastic.recovered import Recovered
+from hetjax.elastic.recovered import Recovered, Rerouted
 from hetjax.elastic.spikes import SpikeRule
 from hetjax.elastic.standby_plans import StandbyPlans
 from hetjax.elastic.step_checking import StepChecking
@@ -87,6 +87,7 @@ class Case:
     keep: int
     is_shared: bool
     num_faults: int
+    reroutes: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +98,7 @@ class Outcome:
     num_events: int
     num_starts: int
     num_recoveries: int
+    num_detours: int
     faults: dict[str, int]
     violation: str | None = None
     told: tuple[str, ...] = ()
@@ -114,6 +116,7 @@ def case_of(world: World, seed: int) -> Case:
         keep=chance.randint(1, 3),
         is_shared=chance.random() < 0.4,
         num_faults=chance.choice([0, 1, 1, 2, 2, 3, 4, 6, 9]),
+        reroutes=seed % 3 == 1,
     )
 
 
@@ -147,7 +150,7 @@ class Run:
         self._journal = SimJournal()
         # layers that each process has had, by steps behind them
         self._had: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
-        self.num_starts = self.num_recoveries = 0
+        self.num_starts = self.num_recoveries = self.num_detours = 0
         self._driver: Driver | None = None
         self._plan_of_save: Plan | None = None
         self._is_refused = False  # as a start without the disks of the save would be
@@ -276,6 +279,7 @@ class Run:
             storage=CheckpointStorage(directory="simulated", keep=self.case.keep),
             host={"run": self.case.seed},
             recovery="local-first",
+            reroutes=self.case.reroutes,
             check_begins_anew=self._refuse_to_begin_anew,
         )
 
@@ -313,7 +317,11 @@ class Run:
         if step not in self._complete() and not self._is_excused:
             raise Violation(f"step {step} is said to be saved, and is not")
 
-    def _heard(self, loop: Loop, what: Recovered) -> None:
+    def _heard(self, loop: Loop, what: Recovered | Rerouted) -> None:
+        if isinstance(what, Rerouted):
+            self.num_detours += 1
+            self.world.tell(f"goes on from {what.step} without {what.replicas}")
+            return loop.hear(what)
         self.num_recoveries += 1
         self.world.tell(f"recovered: {what.from_step} -> {what.step}, {what.reason}")
         if what.step < what.from_step and {*_LAYERS} <= self._survived(what.from_step):
@@ -422,6 +430,7 @@ def simulate(seed: int) -> Outcome:
         num_events=run.world.num_events,
         num_starts=run.num_starts,
         num_recoveries=run.num_recoveries,
+        num_detours=run.num_detours,
         faults=dict(run.faults.counts),
         violation=violation,
         told=tuple(run.world.told) if violation else (),

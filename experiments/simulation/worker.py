@@ -17,11 +17,19 @@ from experiments.simulation.truth import State, commit_of, share, updated
 from experiments.simulation.world import Process, World
 from experiments.simulation.writer import Writer
 from hetjax.plans.plan import Plan
+from hetjax.plans.rerouting import with_microbatches
 from hetjax.plans.worker_map import file_name
 from hetjax.runtime.rpc import schema
 from hetjax.runtime.rpc.schema import AnyRequest, Message
 from hetjax.runtime.worker import duties
-from hetjax.runtime.worker.duties import Duties, Progress, begun, committed, done
+from hetjax.runtime.worker.duties import (
+    Duties,
+    Progress,
+    begun,
+    committed,
+    done,
+    rerouted,
+)
 
 _CONNECT_S = 120.0
 _TAKES_S: dict[type[AnyRequest], tuple[float, float]] = {
@@ -93,6 +101,7 @@ class SimWorker(Process):
         self._site, self._disk = site, disk
         self._duties, self._progress = Duties(), Progress()
         self._plan: Plan | None = None
+        self._built_for: Plan | None = None
         self._state: dict[str, int] | None = None
         self._held: tuple[int, dict[str, int]] | None = None
         self._taken: dict[str, int] = {}
@@ -202,7 +211,14 @@ class SimWorker(Process):
     # --- what the requests ask for
 
     def _build(self, request: schema.Build) -> Message:
-        self._plan = request.settings["plan"]
+        self._plan = self._built_for = request.settings["plan"]
+        return schema.Done()
+
+    def _reroute(self, request: schema.Reroute) -> Message:
+        """Its one stage is idle or not: it is never behind another of its own."""
+        assert self._built_for is not None
+        self._plan = with_microbatches(self._built_for, request.num_microbatches)
+        self._progress, self._unfinished = rerouted(self._progress, False), None
         return schema.Done()
 
     def _listen(self, request: schema.Listen) -> Message:
@@ -457,6 +473,7 @@ _HANDLERS: Mapping[type[AnyRequest], Callable[[SimWorker, Any], Message | None]]
     schema.Compile: SimWorker._compile,
     schema.Initialise: SimWorker._initialise,
     schema.Train: SimWorker._train,
+    schema.Reroute: SimWorker._reroute,
     schema.FinishStep: SimWorker._finish_step,
     schema.TellReached: SimWorker._reached,
     schema.HoldState: SimWorker._hold,

@@ -19,12 +19,14 @@ import numpy as np
 from hetjax.checkpoint.recovery_plan import PartialSnapshot
 from hetjax.checkpoint.stored_steps import in_store
 from hetjax.cluster.cluster import Cluster
+from hetjax.elastic.detour import Detour
 from hetjax.elastic.plan_of_now import PlanOfNow
 from hetjax.elastic.recovered import (
     Clock,
     GivenUp,
     Losses,
     Recovered,
+    Rerouted,
     RolledBack,
     difference,
     left_out,
@@ -52,7 +54,7 @@ class Driver:
     """The run of a controller whose workers are started by `begin`.
 
     `plan` and `cluster` are those of now, `resumed` tells where the state is from,
-    `heard` is told of every recovery. Leaving `with` closes what is in `stack`, too.
+    `heard` is told of recoveries and detours. Leaving `with` closes `stack`, too.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Driver:
         self._controller, self._launcher = controller, launcher
         self.stack = ExitStack()
         self._terms, self._at, self._losses = terms, 0, Losses()
+        self._detour = Detour(controller, launcher, terms)
         self._has_begun, self._last_saved = False, None
         self.resumed: Mapping[str, Any] | None = None
         self._commit: StepCommit | None = None
@@ -74,7 +77,7 @@ class Driver:
         self._fresh = set(controller.workers)  # started, or to be; never built
         self._unbuilt = set(controller.workers)  # for the plan of now
         self.validation_weights = validation_weights
-        self.heard: Callable[[Recovered], None] = lambda recovered: None
+        self.heard: Callable[[Recovered | Rerouted], None] = lambda happened: None
         self.hurried: Callable[[], bool] = lambda: False
         self._has_given_up = False
 
@@ -97,14 +100,15 @@ class Driver:
     def step(self, number: int, *, traced: bool = False) -> StepCommit:
         """Train the next step; raises RolledBack where state was lost meanwhile."""
         assert number == self._at, (number, self._at)
-        if self._now.is_outdated:
+        if self._now.is_outdated() or self._detour.is_over(self._at):
             self._recover_in_place(None)
         try:
             for settings, plan in self._now.standby():
                 self._controller.compile_ahead(settings, plan)
             found = self._ask_step(number, traced)
         except WorkerLost as lost:
-            self._recover(lost)
+            if not self._take_detour(lost):
+                self._recover(lost)
             if self._at == number:
                 return self.step(number, traced=traced)
             if self._at < number:
@@ -126,6 +130,20 @@ class Driver:
         return self._controller.step(
             number, traced=traced, loss_scale=scale, checks=checks
         )
+
+    def _take_detour(self, lost: WorkerLost) -> bool:
+        """Go on at once with the replicas that are left, if there are some."""
+        if not self._terms.reroutes or self._now.is_outdated(again=True):
+            return False
+        found = self._detour.begin(lost, self.plan, self._at, self._check_time)
+        self._commit = self._detour.commit or self._commit
+        if found is None:
+            return False
+        self._count_loss(lost)
+        self._are_new(self._detour.missing)
+        self._at = found.step
+        self.heard(found)
+        return True
 
     def check(self) -> tuple[bool, Sequence[Disagreement]]:
         """Whether all weights are finite, and where holders have unlike ones."""
@@ -228,6 +246,7 @@ class Driver:
         try:
             if kind is None and not self._has_given_up:
                 self._controller.end()
+                self._detour.dismiss()
         except WorkerLost as lost:
             text = f"{lost} as the run ended, with its state saved"
             warnings.warn(text, stacklevel=2)
@@ -255,8 +274,9 @@ class Driver:
         GivenUp where it is `hurried` meanwhile.
         """
         clock, at, before = Clock(), self._at, self.plan
-        self._gone.clear()
-        reason, cluster = lost and str(lost), self.cluster
+        self._gone = {*self._detour.missing}
+        cause = lost or self._detour.lost
+        reason, cluster = cause and str(cause), self.cluster
         with self._controller.connections.interrupted_by(self._check_time):
             restored = self._restored_at_last(lost, clock) or recovery.Restored(step=0)
         self._at = restored.step
@@ -321,10 +341,12 @@ class Driver:
             self._last_saved = controller.saved
         left = connections.workers
         built = [worker for worker in left if worker not in self._fresh]
-        self._commit = recovery.finish_step(connections, built) or self._commit
+        abreast = self._detour.taking_part(built)
+        self._commit = recovery.finish_step(connections, abreast) or self._commit
         held = self._held(built)
         clock.lap("finish")
-        self._replan(lost)
+        self._detour.end(self.plan, built)
+        self._replan(lost or self._detour.lost)
         clock.lap("replan")
         gone = [worker for worker in controller.workers if worker not in left]
         leaving = [worker for worker in built if worker not in controller.workers]
@@ -348,7 +370,13 @@ class Driver:
             connections.ask(dict.fromkeys(leaving, Leave()))
             controller.connect(self._terms.transport)  # or they would be missed
         clock.lap("move")
+        self._detour.forget()
         return restored
+
+    def _are_new(self, workers: Sequence[str]) -> None:
+        """Take these for ones that were started, or are to be, and have no state."""
+        for waiting in (self._fresh, self._unbuilt, self._gone):
+            waiting.update(workers)
 
     def _found(self) -> list[PartialSnapshot]:
         """What an earlier start has left on disks and in the store."""
@@ -372,8 +400,7 @@ class Driver:
 
     def _start(self, gone: Sequence[str], clock: Clock) -> None:
         """Start the lost workers; build them, and all others that have another plan."""
-        for waiting in (self._fresh, self._unbuilt, self._gone):
-            waiting.update(gone)
+        self._are_new(gone)
         self._launcher.start(gone)
         if gone and not self._has_begun:
             self._terms.heard_started(gone)

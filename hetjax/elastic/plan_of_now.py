@@ -23,10 +23,10 @@ class PlanOfNow:
         self.cluster, self.plan, self._terms = cluster, plan, terms
         self._refused: Cluster | None = None  # as there is no plan for it
 
-    @property
-    def is_outdated(self) -> bool:
+    def is_outdated(self, again: bool = False) -> bool:
         """Whether nodes have come or gone, and another plan is to be looked for."""
-        return self._terms.recovers and self._is_other(self._terms.membership.now())
+        now = self._terms.membership.now
+        return self._terms.recovers and self._is_other(now(again=again))
 
     @property
     def settings(self) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@ so far. Does not own recovering (`driver.py`) nor who is told of it.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -57,6 +57,17 @@ class Recovered:
     step: int
     num_bytes: Mapping[str, int]
     tier_s: Mapping[str, float]
+    seconds: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rerouted:
+    """Others have the samples of these `replicas` from now on, after `step` steps."""
+
+    reason: str
+    replicas: Sequence[int]
+    from_step: int
+    step: int
     seconds: Mapping[str, float]
 
 

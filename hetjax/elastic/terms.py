@@ -26,7 +26,8 @@ class Terms:
 
     `settings` are for a cluster and a plan, `standby_plans` gives a plan for a
     cluster in place of another plan; `compile` lets workers compile theirs, for the
-    first time if so. When the run begins `heard_started` is told who was started, and
+    first time if so. A run that `reroutes` does not wait for a lost worker where others
+    can go on. When the run begins `heard_started` is told who was started, and
     `check_found` sees what was saved earlier; with nothing left of that,
     `check_begins_anew` may raise BadInput.
     """
@@ -42,6 +43,7 @@ class Terms:
     storage: CheckpointStorage
     host: Mapping[str, Any]
     recovery: Literal["local-first", "cloud-only", "none"]
+    reroutes: bool = False
     heard_started: Callable[[Sequence[str]], None] = lambda workers: None
     check_found: Callable[[Sequence[PartialSnapshot]], None] = lambda found: None
     check_begins_anew: Callable[[Sequence[PartialSnapshot]], None] = lambda found: None

@@ -39,6 +39,12 @@ class InThisProcess:
     def start(self, workers: Sequence[str]) -> None:
         """It is there."""
 
+    def begin(self, workers: Sequence[str]) -> None:
+        """It is there."""
+
+    def are_there(self, workers: Sequence[str]) -> bool:
+        return True
+
     @property
     def pids(self) -> Mapping[str, int]:
         return {EMBEDDED: os.getpid()}

@@ -58,6 +58,14 @@ class Launcher(Protocol):
         """
         ...
 
+    def begin(self, workers: Sequence[str]) -> None:
+        """The same without waiting."""
+        ...
+
+    def are_there(self, workers: Sequence[str]) -> bool:
+        """Whether these, which were begun, have called; WorkerLost if one does not."""
+        ...
+
     @property
     def pids(self) -> Mapping[str, int]:
         """Process ids of the workers on this machine; other machines' are not in it."""
@@ -144,10 +152,15 @@ class OnThisMachine:
         self._own = environments(cluster) if cluster else {}
         self._processes = stack.enter_context(Processes(logs=logs))
         self._places, self._module = dict(places or {}), module
+        self._begun_s: dict[str, float] = {}
         self._bootstraps = Bootstraps(address, stack, patience, number, tls)
         self.connections = self._bootstraps.connections
 
     def start(self, workers: Sequence[str]) -> None:
+        self.begin(workers)
+        self.connections.wait_for(workers, lambda: self._processes.check(workers))
+
+    def begin(self, workers: Sequence[str]) -> None:
         shared = os.environ | malloc_environment()
         for worker in workers:
             environment = {**shared, **self._own.get(worker, {})}
@@ -155,8 +168,12 @@ class OnThisMachine:
             command = [*place.prefix, sys.executable, "-m", self._module]
             bootstrap = self._bootstraps.of(worker, place.address)
             self._processes.start(bootstrap, command, environment)
+            self._begun_s[worker] = time.monotonic()
+
+    def are_there(self, workers: Sequence[str]) -> bool:
+        begun_s = min((self._begun_s[worker] for worker in workers), default=0.0)
         check = lambda: self._processes.check(workers)  # noqa: E731
-        self.connections.wait_for(workers, check)
+        return self.connections.have_called(workers, begun_s, check)
 
     @property
     def pids(self) -> Mapping[str, int]:

@@ -117,11 +117,16 @@ class OnRay:
         self.connections = self._bootstraps.connections
         self._actors: dict[str, Any] = {}
         self._running: dict[str, Any] = {}
+        self._begun_s: dict[str, float] = {}
         self._last_words: dict[str, str] = {}
         self._ended = threading.Event()
         stack.callback(self._ended.set)
 
     def start(self, workers: Sequence[str]) -> None:
+        self.begin(workers)
+        self.connections.wait_for(workers, lambda: self._check(workers))
+
+    def begin(self, workers: Sequence[str]) -> None:
         ray = _ray()
         for worker in workers:
             if earlier := self._actors.pop(worker, None):
@@ -132,14 +137,18 @@ class OnRay:
             (node,) = (n for n in self._cluster.nodes if worker in n.workers)
             actor = _actor(node, machine, self._simulate)
             self._stack.callback(ray.kill, actor)
-            self._actors[worker] = actor
+            self._actors[worker], self._begun_s[worker] = actor, time.monotonic()
             bootstrap = self._bootstraps.of(worker, machine.address).text()
             self._running[worker] = actor.work.remote(
                 _ENTRY, bootstrap, _visible(node, machine, self._simulate)
             )
         running = {self._running[worker]: worker for worker in workers}
         threading.Thread(target=self._watch, args=(running,), daemon=True).start()
-        self.connections.wait_for(workers, lambda: self._check(workers))
+
+    def are_there(self, workers: Sequence[str]) -> bool:
+        begun_s = min((self._begun_s[worker] for worker in workers), default=0.0)
+        check = lambda: self._check(workers)  # noqa: E731
+        return self.connections.have_called(workers, begun_s, check)
 
     @property
     def pids(self) -> Mapping[str, int]:

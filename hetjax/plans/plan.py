@@ -63,12 +63,18 @@ class Stage:
 class Replica:
     """One pipeline that holds a whole model.
 
-    `microbatch_size` counts sequences before the split over the `data` axis.
+    `microbatch_size` counts sequences before the split over the `data` axis. One with
+    no microbatches is idle: others have its samples (`rerouting.py`), but it still cuts
+    segments, so that those who go on hold the same arrays.
     """
 
     num_microbatches: int
     microbatch_size: int
     stages: tuple[Stage, ...]
+
+    @property
+    def is_idle(self) -> bool:
+        return self.num_microbatches == 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,6 +118,11 @@ class Plan:
         return self.replicas[0].stages[-1].layers[1]
 
     @property
+    def first_replica(self) -> int:
+        """Index of the first replica that is not idle."""
+        return next(r for r, replica in enumerate(self.replicas) if not replica.is_idle)
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens that all replicas train on in one step."""
         return self.global_batch * self.seq_len
@@ -152,11 +163,15 @@ class Plan:
         )
 
     def stages(self) -> list[tuple[int, int, Stage]]:
-        """All stages as (replica index, stage index, stage), in order."""
+        """All stages as (replica index, stage index, stage), in order.
+
+        Without those of replicas that are idle.
+        """
         return [
             (r, s, stage)
             for r, replica in enumerate(self.replicas)
             for s, stage in enumerate(replica.stages)
+            if not replica.is_idle
         ]
 
 
@@ -180,7 +195,8 @@ def _row(
 
 def segments(plan: Plan) -> list[LayerRange]:
     """Maximal layer ranges that no replica's stage boundary cuts, ascending."""
-    cuts = {bound for _, _, stage in plan.stages() for bound in stage.layers}
+    stages = [stage for replica in plan.replicas for stage in replica.stages]
+    cuts = {bound for stage in stages for bound in stage.layers}
     return list(pairwise(sorted(cuts)))
 
 

@@ -219,6 +219,9 @@ class RunConfig:
     """Where state comes from when a worker is lost. local-first: the nearest place that
     has it; cloud-only, for comparison: always the store of --checkpoint.cloud; none:
     the run ends instead, and keeps its plan when nodes come or leave."""
+    reroute: bool = False
+    """Let the replicas that are left take over the samples of a lost one at once, and
+    go on while it is started again; losses are then the same to rounding."""
     foresee_after_s: float = 60.0
     """Seconds of training until plans for the loss of each node are made and compiled
     in the background, where workers are processes or Ray's; 0: never."""
@@ -273,6 +276,7 @@ def _problems(config: RunConfig) -> Iterator[BadInput]:
         _upload_problems,
         _copies_problems,
         _recovery_problems,
+        _reroute_problems,
     ):
         yield from of(config)
     yield from _tls_problems(config)
@@ -304,6 +308,22 @@ def _recovery_problems(config: RunConfig) -> Iterator[BadInput]:
             got="--recovery cloud-only without a store",
             allowed="cloud-only with --checkpoint.cloud",
             fix="add --checkpoint.cloud gs://BUCKET/PREFIX, or leave --recovery out",
+        )
+
+
+def _reroute_problems(config: RunConfig) -> Iterator[BadInput]:
+    """Others can go on where there are others, who have the state."""
+    if config.reroute and config.launcher == "embedded":
+        yield BadInput(
+            got="--reroute without workers that could be lost",
+            allowed="--reroute with --launcher processes or ray",
+            fix="add --launcher processes, or leave --reroute out",
+        )
+    if config.reroute and config.recovery != "local-first":
+        yield BadInput(
+            got=f"--reroute with --recovery {config.recovery}",
+            allowed="--reroute with --recovery local-first, the default",
+            fix="leave out one of the two",
         )
 
 

@@ -19,7 +19,7 @@ from hetjax.data.batches import packing
 from hetjax.data.dataset import Dataset
 from hetjax.elastic.driver import Driver
 from hetjax.elastic.notices import StopRequest
-from hetjax.elastic.recovered import Recovered
+from hetjax.elastic.recovered import Recovered, Rerouted
 from hetjax.errors import RunFailed
 from hetjax.models.model import parameter_count
 from hetjax.report.progress import Display
@@ -38,7 +38,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PASSING = ("run_dir", "cluster", "plan", "planner", "microbatch_size", "profile")
 _PASSING += ("launcher", "transport", "recovery", "simulate", "stop_after", "trace")
 _PASSING += ("max_hours", "foresee_after_s", "patience", "data.path", "data.cache_dir")
-_PASSING += ("data.column", "data.validation", "data.tokenizer")
+_PASSING += ("reroute", "data.column", "data.validation", "data.tokenizer")
 
 
 def describe(start: Start, dataset: Dataset, shown: Display) -> None:
@@ -118,6 +118,24 @@ def record_recovery(
     shown.note(
         f"{recovered.reason}; all are at step {recovered.step} again after "
         f"{sum(seconds.values()):.1f} s ({moved or 'nothing had to move'})"
+    )
+
+
+def record_rerouting(rerouted: Rerouted, events: Journal, shown: Display) -> None:
+    """Say whose samples others train on until they are back."""
+    took_s = sum(rerouted.seconds.values())
+    event(
+        events,
+        "rerouted",
+        rerouted.step,
+        reason=rerouted.reason,
+        replicas=list(rerouted.replicas),
+        seconds=round(took_s, 3),
+    )
+    named = ", ".join(map(str, rerouted.replicas))
+    shown.note(
+        f"{rerouted.reason}; others have the samples of replica {named} after "
+        f"{took_s:.1f} s, while it is started again"
     )
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from hetjax.data.dataset import Dataset
 from hetjax.elastic.driver import Driver
 from hetjax.elastic.notices import StopRequest
-from hetjax.elastic.recovered import GivenUp, Recovered, RolledBack
+from hetjax.elastic.recovered import GivenUp, Recovered, Rerouted, RolledBack
 from hetjax.errors import RunFailed
 from hetjax.report.progress import Display, metrics_line
 from hetjax.runtime.execution.checks import Disagreement
@@ -155,8 +155,8 @@ class Loop:
         elif then == "give up":
             raise keeps_disagreeing(bad, kept)
 
-    def hear(self, recovered: Recovered) -> None:
-        """Take a recovery, and what it has undone, out of the time of the step."""
+    def hear(self, recovered: Recovered | Rerouted) -> None:
+        """Take what it took, and what it has undone, out of the time of the step."""
         now_s, took_s = time.perf_counter(), sum(recovered.seconds.values())
         self.spent.recoveries.append(recovered.seconds)
         if recovered.step > recovered.from_step:  # the survivors' work has counted

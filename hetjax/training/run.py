@@ -24,7 +24,7 @@ from hetjax.data.dataset import Dataset, load, prepare
 from hetjax.data.settings import ingredients
 from hetjax.elastic.driver import Driver
 from hetjax.elastic.notices import Notice, StopRequest, Watch, of_workers
-from hetjax.elastic.recovered import Recovered, RolledBack
+from hetjax.elastic.recovered import Recovered, Rerouted, RolledBack
 from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan
@@ -42,6 +42,7 @@ from hetjax.training.events import (
     record_comparison,
     record_goodput,
     record_recovery,
+    record_rerouting,
 )
 from hetjax.training.goodput import Spent
 from hetjax.training.hardware import choose_hardware, with_needed_launcher
@@ -326,14 +327,16 @@ class Session(ExitStack):
             remark=partial(event, found.events),
         )
 
-        def recovered(what: Recovered) -> None:
+        def heard(what: Recovered | Rerouted) -> None:
             loop.hear(what)
+            if isinstance(what, Rerouted):
+                return record_rerouting(what, found.events, shown)
             record_recovery(what, run_dir, found.events, shown)
             if what.plan is not None and what.cluster is not None:
                 found.comparison.begin(what.plan, what.cluster)
                 loop.seconds_at_peak = self._at_peak(driver)
 
-        driver.heard = recovered
+        driver.heard = heard
         return loop
 
     def _at_peak(self, driver: Driver) -> float | None:

@@ -299,6 +299,7 @@ def _terms(start: Start, dataset: Dataset, launcher: Launcher, shown: Display) -
         storage=storage,
         host=host,
         recovery=config.recovery,
+        reroutes=config.reroute,
         heard_started=lambda workers: shown.note(
             f"workers ({config.launcher}): {', '.join(workers)}"
         ),

@@ -40,6 +40,7 @@ from hetjax.runtime.worker.duties import (
     begun,
     committed,
     done,
+    rerouted,
 )
 
 TRAIN = Train(step=4, turn=0, traced=False)
@@ -131,6 +132,12 @@ def test_a_step_that_others_have_left_out_is_finished_although_none_was_broken_o
     again = committed(4, left_out)  # asked once more after a loss
     assert done(begun(again, asked), asked) == again
     assert done(before, DropState()) == Progress()
+
+
+def test_who_takes_samples_over_has_its_state_unless_a_stage_was_left_behind():
+    before = Progress(at=4, commit=COMMIT)
+    assert rerouted(before, False) == Progress(at=4)
+    assert rerouted(before, True) == Progress()
 
 
 def test_the_state_is_gone_with_its_stages_and_there_once_it_is_made_or_placed():

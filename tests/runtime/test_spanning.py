@@ -13,11 +13,12 @@ import jax
 import numpy as np
 import pytest
 
-from hetjax.cluster.cluster import Cluster
+from hetjax.cluster.cluster import Cluster, Node
 from hetjax.comm.wire import SUMS
 from hetjax.costs.plan_costs import costs_of
 from hetjax.errors import BadInput
 from hetjax.runtime.control.controller import Controller
+from hetjax.runtime.control.rerouting import take_over
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.rpc.schema import Listen
 from hetjax.runtime.rpc.worker_connections import SocketConnections, WorkerLost
@@ -85,6 +86,25 @@ def test_stages_over_two_hosts_give_the_gradients_of_one_jit(
     assert controller.step(SEED) == first
     for path, values in gradients(tmp_path).items():
         np.testing.assert_array_equal(values, held[path])
+
+
+@pytest.mark.parametrize("left", [SLICE, SINGLE], ids=lambda node: node.name)
+def test_one_replica_takes_over_from_the_other_over_both_hosts_or_from_them(
+    connections: SocketConnections, tmp_path: Path, left: Node
+):
+    case = spanning_case("replicas")
+    controller = joined(connections, "replicas", tmp_path)
+    controller.step(0)
+    assert take_over(controller, controller.plan, left.workers) is not None
+    assert controller.workers == [*left.workers]
+    for file in tmp_path.glob("*.npz"):
+        file.unlink()
+    batch = random_batch(case.plan, case.model.vocab_size, SEED)
+    params = random_params(case.model, SEED)
+    loss, expected = oracle_gradients(case.model, params, batch)
+    assert controller.step(SEED).loss() == pytest.approx(loss, rel=1e-5)
+    assert_gradients_equal(gradients(tmp_path), expected)
+    assert controller.evaluate([SEED]) == pytest.approx(loss, rel=1e-5)
 
 
 def assert_charged(case: Case, directory: Path) -> None:

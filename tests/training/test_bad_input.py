@@ -125,6 +125,11 @@ def refused(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -
             ["small", "--recovery", "cloud-only"],
             ["without workers", "--launcher processes"],
         ),
+        (["small", "--reroute"], ["without workers", "--launcher processes"]),
+        (
+            "small --reroute --launcher processes --recovery none".split(),
+            ["--reroute with --recovery none", "local-first"],
+        ),
         (["small", "--no-simulate"], ["A100-SXM4-80GB", "--simulate"]),
     ],
 )

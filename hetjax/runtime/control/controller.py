@@ -74,6 +74,18 @@ class Controller:
             {w: schema.Build(settings=settings, world=worlds.get(w)) for w in asked}
         )
 
+    def reroute(self, plan: Plan, workers: Sequence[str]) -> None:
+        """Go on with this plan, of the same replicas, of which others are idle.
+
+        These `workers` were built for one that differs from it in the microbatches
+        alone (`plans/rerouting.py`). Those without a stage that takes part keep their
+        state, and are not asked for steps. The others have to be connected.
+        """
+        self.adopt(plan, self.members.nodes)
+        counts = [replica.num_microbatches for replica in plan.replicas]
+        request = schema.Reroute(num_microbatches=counts)
+        self.connections.ask(dict.fromkeys(workers, request))
+
     def compile_ahead(self, settings: Json, plan: Plan) -> None:
         """Let workers compile in the background what this plan will ask of them."""
         used = {stage.node for _, _, stage in plan.stages()}
@@ -190,8 +202,9 @@ class Controller:
         return all(stage.is_finite for stage in found), disagreements(of_stages)
 
     def drop_state(self) -> None:
-        """Let no worker believe what it has in memory."""
-        self._all(schema.DropState())
+        """Let no worker believe what it has in memory, not even one without a part."""
+        there = self.connections.workers
+        self.connections.ask(dict.fromkeys(there, schema.DropState()))
 
     def spans(self) -> list[Span]:
         """When the actions of all traced steps ran, by the controller's clock."""

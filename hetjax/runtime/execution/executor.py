@@ -90,8 +90,13 @@ class StageState:
 
     def clear(self) -> None:
         """Let go of all arrays."""
-        self.masters = self.opt_state = self.params = self.acc = self.loss = None
-        self.frozen = self.is_finite = None
+        self.masters = self.opt_state = self.params = self.frozen = None
+        self.is_finite = None
+        self.drop_step()
+
+    def drop_step(self) -> None:
+        """Let go of what a step has come to so far."""
+        self.acc = self.loss = None
         self.gradients.clear()
 
 
@@ -121,8 +126,7 @@ class Executor:
         """Enqueue the whole program; yield where an action is that has to wait."""
         self._buffers.clear()  # of a step that was broken off
         for state in self.stages.values():
-            state.acc = state.loss = None
-            state.gradients.clear()
+            state.drop_step()
             state.loss_scale = _placed(step, state)
         for at, action in enumerate(program):
             while not self._ready(action, step):
@@ -141,7 +145,7 @@ class Executor:
             return all(
                 step.sync.summed(group.name, action.key) is not None
                 for group in self._state(action).updates.groups
-                if group.shared
+                if step.sync.is_shared(group.name)
             )
         if action.op is Op.UPDATE:
             return step.sync.commit is not None
@@ -254,7 +258,10 @@ class Executor:
             state.gradients[group.name] = summed
         state.acc = None
         gradients = tuple(state.gradients.values())
-        squares = state.updates.square_sum(gradients)
+        if action.replica == step.feed.plan.first_replica:
+            squares = state.updates.square_sum(gradients)
+        else:  # others have the same sums
+            squares = to_mesh(np.float32(0), state.programs.scalar.sharding)
         if state.is_finite is None:
             state.is_finite = state.checks.is_finite(state.masters)
         share = StageShare(squares=squares, is_finite=state.is_finite)

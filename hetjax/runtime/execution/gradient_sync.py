@@ -64,6 +64,10 @@ class GradientSync(ABC):
         if posted.keys() == self._here(self._holders[group]):
             self._start_sum(group, self._posted.pop(group))
 
+    def is_shared(self, group: Group) -> bool:
+        """Whether several stages hold it, which sum it."""
+        return len(self._holders[group]) > 1
+
     def summed(self, group: Group, stage: StageKey) -> Rows | None:
         """The group's sum for this holder, or None while a holder is missing."""
         return self._sums.get((group, stage))

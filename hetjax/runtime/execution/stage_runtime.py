@@ -8,7 +8,7 @@ controller says so (`runtime/worker/serving.py`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
@@ -80,17 +80,37 @@ class StageRuntime(Stages):
             plan, model, devices, optimizer, dtype=dtype, weights=weights, kinds=kinds
         )
         self.worker, self.clip_norm = worker, clip_norm
-        self.members = members or WorkerMap(plan, only=worker)
+        self._wire = np.dtype(jnp.dtype(gradient_wire))
+        self._joined: _Joined | None = None
+        self._unfinished: tuple[list[Iterator[int]], StepContext] | None = None
+        self._take_part(members or WorkerMap(plan, only=worker))
+
+    def reroute(self, num_microbatches: Sequence[int]) -> None:
+        """As there; what a step that was broken off has come to is dropped.
+
+        The state stays as it was before that. The next step needs peers of another
+        epoch, those whose replicas are not idle.
+        """
+        super().reroute(num_microbatches)
+        self.leave()
+        self._unfinished = None
+        for state in self._built.values():
+            state.drop_step()
+        self._take_part(replace(self.members, plan=self.plan))
+
+    def _take_part(self, members: WorkerMap) -> None:
+        """Find out what is ours of the plan: who runs which stages, and how."""
+        self.members, worker = members, self.worker
         here = {key for key, of in self.members.members.items() if worker in of}
         assert here == self.stages.keys(), (worker, here, list(self.stages))
         self._within = self.members.within(worker)
         self._spans = bool(here - self._within)
-        self._wire = np.dtype(jnp.dtype(gradient_wire))
-        self._nodes = nodes = {(r, s): stage.node for r, s, stage in plan.stages()}
+        self._nodes = nodes = {(r, s): stage.node for r, s, stage in self.plan.stages()}
+        own_nodes = {nodes[key] for key in here}
         self._executors = {
             node: Executor({k: v for k, v in self.stages.items() if nodes[k] == node})
             for node in self.training
-            if node in devices
+            if node in own_nodes
         }
         self._training, self._evaluation = map(
             self._own, (self.training, self.evaluation)
@@ -98,8 +118,6 @@ class StageRuntime(Stages):
         self._layouts = {
             key: state.programs.outputs.sharding for key, state in self.stages.items()
         }
-        self._joined: _Joined | None = None
-        self._unfinished: tuple[list[Iterator[int]], StepContext] | None = None
 
     def join(self, peers: Peers, epoch: int, server: PullServer | None = None) -> None:
         """Go on with these peers; those of before are left.
@@ -124,7 +142,7 @@ class StageRuntime(Stages):
     def close(self) -> None:
         """Let go of the peers, and of all state that nobody else holds."""
         self.leave()
-        for state in self.stages.values():
+        for state in self._built.values():
             state.clear()
 
     def step(
@@ -150,7 +168,7 @@ class StageRuntime(Stages):
         version = self._version
         while (commit := step.sync.commit) is None:
             version = self._wait(version)
-        self._unfinished = None
+        self._done()
         return commit
 
     def finish(self, commit: StepCommit) -> StepCommit:
@@ -167,8 +185,12 @@ class StageRuntime(Stages):
         step.sync.settle(commit)
         left = [at for run in runs if (at := next(run, None)) is not None]
         assert not left, "others have the commit without our part"
-        self._unfinished = None
+        self._done()
         return commit
+
+    def _done(self) -> None:
+        self._unfinished = None
+        self._leave_idle_behind()
 
     def evaluate(self, number: int, batch: Batch) -> list[StageLoss]:
         """Summed losses of last stages that are led from here, no update.
@@ -181,7 +203,8 @@ class StageRuntime(Stages):
         return [(stage, float(value_here(loss))) for stage, loss in found.items()]
 
     def next_logits(self, number: int, tokens: Sequence[int]) -> np.ndarray | None:
-        """logits_V that follow the (last seq_len) tokens, by the first replica.
+        """logits_V that follow the (last seq_len) tokens, by the first replica that is
+        not idle.
 
         From the worker that leads its last stage. Raises PeerLost.
         """
@@ -195,15 +218,16 @@ class StageRuntime(Stages):
         self, step: StepContext, position: int, found: list[np.ndarray]
     ) -> Iterator[int]:
         """Yield whenever the next stage here has to wait for the one before."""
-        last = len(self.plan.replicas[0].stages) - 1
-        tag = partial(Tag, step.epoch, step.number, "F", 0, microbatch=0)
+        r = self.plan.first_replica
+        last = len(self.plan.replicas[r].stages) - 1
+        tag = partial(Tag, step.epoch, step.number, "F", r, microbatch=0)
         for s in range(last + 1):
-            state = self.stages.get((0, s))
+            state = self.stages.get((r, s))
             if state is None:
                 continue
             programs = state.programs
             if s == 0:
-                x = to_mesh(step.feed.inputs(0, 0), programs.tokens.sharding)
+                x = to_mesh(step.feed.inputs(r, 0), programs.tokens.sharding)
             else:
                 while not step.transport.arrived(tag(s)):
                     yield s
@@ -336,8 +360,8 @@ def _one_document(x: jax.Array) -> np.ndarray:
 
 def _window(plan: Plan, tokens: Sequence[int]) -> tuple[np.ndarray, int]:
     """(inputs_BL, position): the last tokens as the first sequence of a microbatch of
-    the first replica, and where in it the last one is."""
-    last = list(tokens)[-plan.seq_len :]
-    inputs_BL = np.zeros((plan.replicas[0].microbatch_size, plan.seq_len), np.int32)
+    that replica, and where in it the last one is."""
+    last, replica = list(tokens)[-plan.seq_len :], plan.replicas[plan.first_replica]
+    inputs_BL = np.zeros((replica.microbatch_size, plan.seq_len), np.int32)
     inputs_BL[0, : len(last)] = last
     return inputs_BL, len(last) - 1

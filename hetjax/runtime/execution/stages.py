@@ -23,6 +23,7 @@ from hetjax.mesh.axes import stage_mesh
 from hetjax.mesh.multihost import is_member, leads, value_here
 from hetjax.models.model import Model, ModuleSpec, abstract_params, apply
 from hetjax.plans.plan import Group, Plan, Stage
+from hetjax.plans.rerouting import with_microbatches
 from hetjax.runtime.execution.check_programs import CheckPrograms
 from hetjax.runtime.execution.checks import StageNumbers
 from hetjax.runtime.execution.digests import whole
@@ -58,6 +59,8 @@ class Stages:
     what stages compute in that do not say. Where one computes in float16 the loss is
     scaled for all of them: `is_scaled`. First weights are `weights`, if they are given.
     `kinds` are those of the devices of each node of the plan: `CPU` unless it is there.
+
+    After `reroute` those of idle replicas are not among `stages`, but keep their state.
     """
 
     def __init__(
@@ -71,18 +74,35 @@ class Stages:
         weights: Weights | None = None,
         kinds: Mapping[str, str] | None = None,
     ) -> None:
-        self._weights = weights
-        self.plan, self.model = plan, model
-        self.partition = PlanPartition(plan, model)
+        self._weights, self.model = weights, model
+        self._lay_out(plan)
+        self.is_scaled = needs_scaling(_dtypes(plan, dtype))
+        self.stages = _stages(
+            self.partition, devices, optimizer, dtype, self.is_scaled, kinds or {}
+        )
+        self._built_for, self._built = plan, self.stages
+        self._parameters = self.partition.stages
+        self._behind = frozenset[StageKey]()  # idle while others were updated
+
+    def _lay_out(self, plan: Plan) -> None:
+        self.plan, self.partition = plan, PlanPartition(plan, self.model)
         self.training = lower(plan, self.partition.tied)
         check(self.training, plan, self.partition.tied)
         check_runnable(self.training)
         self.evaluation = lower_evaluation(plan)
         check_evaluation(self.evaluation, plan)
-        self.is_scaled = needs_scaling(_dtypes(plan, dtype))
-        self.stages = _stages(
-            self.partition, devices, optimizer, dtype, self.is_scaled, kinds or {}
-        )
+
+    def reroute(self, num_microbatches: Sequence[int]) -> None:
+        """Go on with so many microbatches by replica (`plans/rerouting.py`) of the plan
+        that the stages were built for."""
+        self._lay_out(with_microbatches(self._built_for, num_microbatches))
+        left = self.partition.stages
+        self.stages = {key: state for key, state in self._built.items() if key in left}
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether one of the stages was idle while others were updated."""
+        return not self._behind.isdisjoint(self.stages)
 
     def compile(
         self, progress: Callable[[int, int], None] = lambda done, of: None
@@ -94,7 +114,8 @@ class Stages:
             for key, state in self.stages.items()
             for job in _compile_jobs(state, ops[key])
         ]
-        samples = self.stages.get((0, len(self.plan.replicas[0].stages) - 1))
+        first = self.plan.first_replica
+        samples = self.stages.get((first, len(self.plan.replicas[first].stages) - 1))
         if samples is not None:
             jobs.append(lambda: samples.programs.logits)
         if not jobs:
@@ -130,6 +151,7 @@ class Stages:
             masters, _ = place(held, abstract, ({},) * len(abstract), read)
             opt_state = state.updates.init_opt_state(masters)
             self._install(state, masters, opt_state, self._frozen(stage, read))
+        self._behind = self._idle
 
     def restore(self, read: Read) -> None:
         """State of all stages from plan-independent entries; what is frozen is no
@@ -137,11 +159,12 @@ class Stages:
         for stage, state in self.stages.items():
             abstract = state.updates.masters, state.updates.opt_state
             state.clear()  # or devices would have to hold it twice
-            held = self.partition.stages[stage]
+            held = self._parameters[stage]
             masters, opt_state = place(held, *abstract, read)
             read_first = frozen_weights(self.model, self._first_weights)
             frozen = self._frozen(stage, read_first)
             self._install(state, masters, opt_state, frozen)
+        self._behind = self._idle
 
     def _first_weights(self, path: str, shape: tuple[int, ...]) -> np.ndarray:
         """A weight that is frozen, as the run began with it."""
@@ -164,10 +187,14 @@ class Stages:
             yield from host_values(held, state.masters, state.opt_state, wanted)
 
     def held(self) -> Iterator[tuple[Entry, Callable[[], np.ndarray]]]:
-        """All state that is here, also of what others save, copied when it is asked."""
-        for stage, state in self.stages.items():
-            held = self.partition.stages[stage]
-            yield from held_values(held, state.masters, state.opt_state)
+        """All state that is here, also of what others save, copied when it is asked.
+
+        Without stages that are behind.
+        """
+        for stage, state in self._built.items():
+            if stage not in self._behind:
+                held = self._parameters[stage]
+                yield from held_values(held, state.masters, state.opt_state)
 
     def numbers(self, with_digests: bool) -> Iterator[StageNumbers]:
         """What the weights of each stage are, of those that are led from here.
@@ -192,6 +219,7 @@ class Stages:
         """Go on to the next step with the weights as they are."""
         for state in self.stages.values():
             state.skip()
+        self._leave_idle_behind()
 
     def _saves(self, stage: StageKey, named: NamedStack, unit: int) -> bool:
         mine = named.stack.only is None
@@ -212,6 +240,14 @@ class Stages:
             stage in savers and leads(state.programs.mesh)
             for stage, state in self.stages.items()
         )
+
+    def _leave_idle_behind(self) -> None:
+        """A step was committed, of which idle stages know nothing."""
+        self._behind |= self._idle
+
+    @property
+    def _idle(self) -> frozenset[StageKey]:
+        return frozenset(self._built.keys() - self.stages.keys())
 
     def _install(
         self, state: StageState, masters: object, opt_state: object, frozen: object
@@ -344,7 +380,7 @@ def _groups(
                 name,
                 leaf_ids,
                 math.lcm(*counts) if packed else 0,
-                owned=key == next(iter(holders)),
+                owned=key == next(holder for holder in holders if holder[0] == key[0]),
                 shared=len(holders) > 1,
                 is_exact=is_exact(name, [stages[holder] for holder in holders]),
             )

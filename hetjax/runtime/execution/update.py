@@ -41,9 +41,9 @@ class GradientGroup:
     """A gradient group of the stage.
 
     Packed as `rows` rows, or plain accumulator leaves if `rows` is 0, which
-    needs one data rank and one holder. `owned` by its first holder, whose NORM counts
-    it; `shared` with other holders, on all of which an update `is_exact` if it rounds
-    the same way.
+    needs one data rank and one holder. `owned` by its first holder in each replica, of
+    which one counts it at NORM; `shared` with other holders, on all of which an update
+    `is_exact` if it rounds the same way.
     """
 
     name: Group

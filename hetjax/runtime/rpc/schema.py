@@ -253,6 +253,16 @@ class DropState(Request[Done], minutes=10, what="drop its state"):
     """Have no state any more: it is not to be believed."""
 
 
+class Reroute(Request[Done], minutes=10, what="take over samples of others"):
+    """Go on with other numbers of microbatches by replica; one of none is idle.
+
+    The state stays as it is, and what a broken step has come to is dropped. Peers are
+    left: `Join` others.
+    """
+
+    num_microbatches: Sequence[int]
+
+
 class TellReached(Request[Reached], minutes=10, what="tell which step it has reached"):
     """Tell how far the state is."""
 

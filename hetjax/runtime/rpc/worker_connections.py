@@ -177,16 +177,26 @@ class SocketConnections:
         alive: Callable[[], None] = lambda: None,
     ) -> None:
         """Wait until they have called; `alive` may raise if they never will."""
-        limit_s = self._state.limit_s(schema.START)
-        end_s = time.monotonic() + limit_s
-        while missing := [name for name in workers if name not in self.workers]:
-            alive()
+        begun_s = time.monotonic()
+        while not self.have_called(workers, begun_s, alive):
             self._interrupt()
-            if time.monotonic() > end_s:
-                raise WorkerLost(
-                    missing[0], schema.LIMITS[schema.START].passed(limit_s)
-                )
             self._take_next(_CALL_S)
+
+    def have_called(
+        self, workers: Sequence[str], begun_s: float, alive: Callable[[], None]
+    ) -> bool:
+        """Whether they are there; `alive` may raise if they never will be.
+
+        Raises WorkerLost where one takes too long.
+        """
+        limit_s = self._state.limit_s(schema.START)
+        missing = [name for name in workers if name not in self.workers]
+        if not missing:
+            return True
+        alive()
+        if time.monotonic() > begun_s + limit_s:
+            raise WorkerLost(missing[0], schema.LIMITS[schema.START].passed(limit_s))
+        return False
 
     @contextmanager
     def interrupted_by(self, interrupt: Callable[[], None]) -> Iterator[None]:

@@ -199,3 +199,11 @@ def done(progress: Progress, request: AnyRequest) -> Progress:
 def committed(step: int, commit: StepCommit) -> Progress:
     """How far the state is once a step of training is committed here."""
     return Progress(at=step + 1, commit=commit)
+
+
+def rerouted(progress: Progress, is_behind: bool) -> Progress:
+    """How far the state is once other stages take part, some of which may be behind.
+
+    What a broken step has come to is dropped, and nobody finishes it any more.
+    """
+    return Progress(at=None if is_behind else progress.at)

@@ -27,7 +27,7 @@ from hetjax.runtime.execution.tracer import Timeline
 from hetjax.runtime.rpc import schema
 from hetjax.runtime.rpc.schema import AnyRequest, Json, Message
 from hetjax.runtime.worker.bootstrap import WorkerBootstrap
-from hetjax.runtime.worker.duties import Progress, begun, committed, done
+from hetjax.runtime.worker.duties import Progress, begun, committed, done, rerouted
 from hetjax.runtime.worker.host_group import HostGroup
 from hetjax.runtime.worker.state_inventory import (
     StateInventory,
@@ -119,6 +119,11 @@ class WorkerService:
         self._warmer.clear()
         self._work = None  # what it held may have been kept: `HoldState`
         self._work = self._make(request.settings)
+        self._timelines.append((Timeline(self._runtime.plan), self._runtime.members))
+
+    def _reroute(self, request: schema.Reroute) -> None:
+        self._runtime.reroute(request.num_microbatches)
+        self._progress = rerouted(self._progress, self._runtime.is_behind)
         self._timelines.append((Timeline(self._runtime.plan), self._runtime.members))
 
     def _compile_ahead(self, request: schema.CompileAhead) -> None:
@@ -323,6 +328,7 @@ HANDLERS: dict[type[AnyRequest], Callable[[WorkerService, Any], Message | None]]
     schema.LeaveOut: WorkerService._leave_out,
     schema.CheckState: WorkerService._check_state,
     schema.DropState: WorkerService._drop,
+    schema.Reroute: WorkerService._reroute,
     schema.TellReached: WorkerService._reached,
     schema.FinishStep: WorkerService._finish,
     schema.HoldState: WorkerService._hold,

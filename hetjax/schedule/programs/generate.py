@@ -78,7 +78,8 @@ def lane_orders(plan: Plan) -> list[list[Action]]:
         )
     order = SCHEDULES[plan.schedule].order
     if order == "interleaved" or order == "zero-bubble":
-        return [lane for r in range(len(plan.replicas)) for lane in _listed(plan, r)]
+        trained = dict.fromkeys(r for r, _, _ in plan.stages())
+        return [lane for r in trained for lane in _listed(plan, r)]
     if order == "gpipe" or order == "1f1b":
         return [_stage_order(plan, r, s) for r, s, _ in plan.stages()]
     assert_never(order)
