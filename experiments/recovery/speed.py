@@ -49,7 +49,7 @@ from hetjax.data.dataset import Dataset
 from hetjax.elastic.driver import Driver
 from hetjax.elastic.loss_scaling import LossScaling
 from hetjax.elastic.membership import Membership
-from hetjax.elastic.recovered import Recovered, RolledBack
+from hetjax.elastic.recovered import RolledBack
 from hetjax.elastic.spikes import SpikeRule
 from hetjax.elastic.standby_plans import StandbyPlans
 from hetjax.elastic.step_checking import StepChecking
@@ -205,7 +205,7 @@ class Trial:
 
     def strike(self) -> dict[str, Any]:
         """What the scenario says happens in the middle of the next step."""
-        heard: list[tuple[float, Recovered]] = []
+        heard: list[tuple[float, Any]] = []
         self.driver.heard = lambda found: heard.append((time.perf_counter(), found))
         struck: list[float] = []
         timer = threading.Timer(_INTO_STEP_S, lambda: struck.append(self._strike()))

@@ -17,6 +17,8 @@ from experiments.simulation.breaking import breaks, function, method
 from hetjax.checkpoint import disk, recovery_plan
 from hetjax.elastic import recovered
 from hetjax.elastic.driver import Driver
+from hetjax.elastic.left_state import LeftState
+from hetjax.elastic.plan_of_now import PlanOfNow
 from hetjax.runtime.control import recovery, recovery_decisions
 from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.rpc import schema
@@ -48,7 +50,7 @@ def _all_behind_finish(reached: Reached) -> Any:
 
 _restore, _until = recovery.restore, recovery._until
 _rounds, _newest = recovery._rounds, recovery_plan.newest
-_count_loss, _held = Driver._count_loss, Driver._held
+_count_loss, _held = Driver._count_loss, LeftState.held
 
 
 class _Unheeding:
@@ -133,7 +135,7 @@ def _whole_or_not(snapshots: Any, needed: Any, limit: Any = None) -> Any:
 
 def _memory_unheard(self: Any, workers: Sequence[str]) -> Any:
     recovery.in_memory(self._controller, workers)
-    return self._on_disk(workers)
+    return self.on_disk(workers)
 
 
 def _given_up_while_starting(self: Any, lost: WorkerLost) -> None:
@@ -222,7 +224,7 @@ RECOVERY = (
     breaks(
         13,
         "what survivors have in memory is not asked for",
-        method(Driver, "_held", _memory_unheard),
+        method(LeftState, "held", _memory_unheard),
     ),
     breaks(
         14,
@@ -336,6 +338,6 @@ RECOVERY = (
     breaks(
         25,
         "a node that comes is not taken in",
-        method(Driver, "_is_other", _fewer_only),
+        method(PlanOfNow, "_is_other", _fewer_only),
     ),
 )

@@ -48,7 +48,7 @@ from hetjax.plans.precision import Dtype
 from hetjax.report.found import ComparedPlanners, FoundPlan
 from hetjax.report.prediction import check_finite
 from hetjax.report.progress import working
-from hetjax.training.config import option
+from hetjax.training.config_checks import option
 from hetjax.training.hardware import cluster_of
 from hetjax.training.optimizer import optimizer
 from hetjax.training.presets import Preset

@@ -18,7 +18,8 @@ from hetjax.report.journals import Events, Metrics
 from hetjax.report.progress import Display, display
 from hetjax.report.run_report import RunReport
 from hetjax.training import rundir
-from hetjax.training.config import RunConfig, check_config
+from hetjax.training.config import RunConfig
+from hetjax.training.config_checks import check_config
 from hetjax.training.config_values import changed_config
 from hetjax.training.events import clear_ends
 from hetjax.training.hardware import has_room

@@ -25,7 +25,7 @@ from hetjax.cli.options import parse_options
 from hetjax.cluster.cluster_files import load_cluster
 from hetjax.errors import BadInput
 from hetjax.report.race_view import race_view
-from hetjax.training.config import option
+from hetjax.training.config_checks import option
 
 if TYPE_CHECKING:  # JAX and solvers take seconds
     from hetjax.report.race import Race

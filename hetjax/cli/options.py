@@ -22,7 +22,7 @@ from tyro.constructors import (
 )
 
 from hetjax.errors import BadInput
-from hetjax.training.config import option
+from hetjax.training.config_checks import option
 from hetjax.training.presets import PRESETS, Preset, preset
 
 T = TypeVar("T")

@@ -11,7 +11,8 @@ from hetjax.cli.command import check_inputs, main_of
 from hetjax.cli.options import parse_options, preset_first, preset_lines
 from hetjax.data.settings import ingredients
 from hetjax.report.progress import working
-from hetjax.training.config import RunConfig, check_config
+from hetjax.training.config import RunConfig
+from hetjax.training.config_checks import check_config
 from hetjax.training.presets import Preset
 from hetjax.training.rundir import check_start
 

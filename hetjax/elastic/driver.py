@@ -17,9 +17,9 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from hetjax.checkpoint.recovery_plan import PartialSnapshot
-from hetjax.checkpoint.stored_steps import in_store
 from hetjax.cluster.cluster import Cluster
 from hetjax.elastic.detour import Detour
+from hetjax.elastic.left_state import LeftState
 from hetjax.elastic.plan_of_now import PlanOfNow
 from hetjax.elastic.recovered import (
     Clock,
@@ -69,6 +69,7 @@ class Driver:
         self._controller, self._launcher = controller, launcher
         self.stack = ExitStack()
         self._terms, self._at, self._losses = terms, 0, Losses()
+        self._left = LeftState(controller, terms)
         self._detour = Detour(controller, launcher, terms)
         self._has_begun, self._last_saved = False, None
         self.resumed: Mapping[str, Any] | None = None
@@ -209,7 +210,7 @@ class Driver:
     def _restored_anew(self) -> recovery.Restored:
         controller = self._controller
         controller.drop_state()
-        held, storage = self._on_disk(controller.workers), self._terms.storage
+        held, storage = self._left.on_disk(controller.workers), self._terms.storage
         if controller.saved is None:
             self._begin_anew(held)
             return recovery.Restored(step=0)
@@ -283,19 +284,19 @@ class Driver:
         self._go_on(restored)
         plan = None if self.plan == before else self.plan
         reason = reason or difference(cluster, self.cluster)
-        self._tell(reason, at, restored, clock, plan, frozenset(self._gone))
+        gone = frozenset(self._gone)
+        self._tell(reason, at, restored, clock, plan=plan, gone=gone)
 
     def _tell(
         self,
         reason: str,
-        from_step: int,
+        at: int,
         restored: recovery.Restored,
         clock: Clock,
-        plan: Plan | None = None,
-        gone: frozenset[str] = frozenset(),
+        **now: Any,
     ) -> None:
-        now = {"plan": plan, "cluster": self.cluster, "gone": gone}
-        self.heard(recovered(reason, from_step, restored, clock, **now))
+        now = {"plan": None, "cluster": self.cluster, "gone": frozenset(), **now}
+        self.heard(recovered(reason, at, restored, clock, **now))
 
     def _check_time(self) -> None:
         if self.hurried():
@@ -343,7 +344,7 @@ class Driver:
         built = [worker for worker in left if worker not in self._fresh]
         abreast = self._detour.taking_part(built)
         self._commit = recovery.finish_step(connections, abreast) or self._commit
-        held = self._held(built)
+        held = self._left.held(built)
         clock.lap("finish")
         self._detour.end(self.plan, built)
         self._replan(lost or self._detour.lost)
@@ -351,7 +352,7 @@ class Driver:
         gone = [worker for worker in controller.workers if worker not in left]
         leaving = [worker for worker in built if worker not in controller.workers]
         self._start(gone, clock)
-        held += self._on_disk(gone) if self._has_begun else self._found()
+        held += self._left.on_disk(gone) if self._has_begun else self._left.found()
         controller.connect(self._terms.transport, leaving)
         self._terms.compile(controller, self.cluster, not self._has_begun)
         clock.lap("compile")
@@ -377,26 +378,6 @@ class Driver:
         """Take these for ones that were started, or are to be, and have no state."""
         for waiting in (self._fresh, self._unbuilt, self._gone):
             waiting.update(workers)
-
-    def _found(self) -> list[PartialSnapshot]:
-        """What an earlier start has left on disks and in the store."""
-        storage = self._terms.storage
-        stored = in_store(storage.store(), storage.key())
-        found = self._on_disk(self._controller.workers) + stored
-        self._terms.check_found(found)
-        return found
-
-    def _held(self, workers: Sequence[str]) -> list[PartialSnapshot]:
-        if self._terms.recovery == "cloud-only":
-            return []
-        return [*recovery.in_memory(self._controller, workers), *self._on_disk(workers)]
-
-    def _on_disk(self, workers: Sequence[str]) -> list[PartialSnapshot]:
-        if self._terms.recovery == "cloud-only":
-            return []
-        return recovery.on_disk(
-            self._controller.connections, workers, self._terms.storage
-        )
 
     def _start(self, gone: Sequence[str], clock: Clock) -> None:
         """Start the lost workers; build them, and all others that have another plan."""

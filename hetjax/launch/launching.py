@@ -26,6 +26,7 @@ from hetjax.mesh.process_setup import malloc_environment
 from hetjax.plans.plan import Plan
 from hetjax.plans.worker_map import file_name
 from hetjax.runtime.control.controller import Controller
+from hetjax.runtime.rpc.rounds import WATCHDOG_FACTOR
 from hetjax.runtime.rpc.worker_connections import (
     SocketConnections,
     WorkerConnections,
@@ -94,11 +95,16 @@ class Bootstraps:
         patience: float,
         number: int = 0,
         tls: Tls | None = None,
+        watchdog_factor: float = WATCHDOG_FACTOR,
     ) -> None:
         self._secret, self._own = secrets.token_bytes(32), address
         self._tls, self._incarnations = tls, count(number * _STARTS + 1)
         self.connections = SocketConnections(
-            f"{address}:0", self._secret, patience=patience, tls=tls
+            f"{address}:0",
+            self._secret,
+            patience=patience,
+            watchdog_factor=watchdog_factor,
+            tls=tls,
         )
         stack.callback(self.connections.close)
 
@@ -143,6 +149,7 @@ class OnThisMachine:
         patience: float = 1.0,
         number: int = 0,
         tls: Tls | None = None,
+        watchdog_factor: float = WATCHDOG_FACTOR,
         cluster: Cluster | None = None,
         environments: Environments = lambda cluster: {},
     ) -> None:
@@ -153,7 +160,9 @@ class OnThisMachine:
         self._processes = stack.enter_context(Processes(logs=logs))
         self._places, self._module = dict(places or {}), module
         self._begun_s: dict[str, float] = {}
-        self._bootstraps = Bootstraps(address, stack, patience, number, tls)
+        self._bootstraps = Bootstraps(
+            address, stack, patience, number, tls, watchdog_factor
+        )
         self.connections = self._bootstraps.connections
 
     def start(self, workers: Sequence[str]) -> None:

@@ -39,6 +39,7 @@ from hetjax.launch.isolation import memory_share, passed_on, visible_devices
 from hetjax.launch.launching import Bootstraps
 from hetjax.launch.looking import accelerators_here
 from hetjax.mesh.process_setup import malloc_environment
+from hetjax.runtime.rpc.rounds import WATCHDOG_FACTOR
 from hetjax.runtime.rpc.worker_connections import WorkerLost
 from hetjax.runtime.worker.bootstrap import read_bootstrap
 
@@ -104,6 +105,7 @@ class OnRay:
         patience: float,
         number: int = 0,
         tls: Tls | None = None,
+        watchdog_factor: float = WATCHDOG_FACTOR,
     ) -> None:
         """BadInput if a node has no machine, or too few."""
         self._cluster, self._simulate, self._stack = cluster, simulate, stack
@@ -112,7 +114,12 @@ class OnRay:
         self._machines = on_ray_nodes(cluster, self._all.now(), simulate)
         self._looked_s = time.monotonic()
         self._bootstraps = Bootstraps(
-            _ray().util.get_node_ip_address(), stack, patience, number, tls
+            _ray().util.get_node_ip_address(),
+            stack,
+            patience,
+            number,
+            tls,
+            watchdog_factor,
         )
         self.connections = self._bootstraps.connections
         self._actors: dict[str, Any] = {}

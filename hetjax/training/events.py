@@ -25,7 +25,8 @@ from hetjax.models.model import parameter_count
 from hetjax.report.progress import Display
 from hetjax.runtime.rpc.worker_connections import WorkerLost
 from hetjax.training import rundir
-from hetjax.training.config import RunConfig, option
+from hetjax.training.config import RunConfig
+from hetjax.training.config_checks import option
 from hetjax.training.goodput import Goodput
 from hetjax.training.hardware import share_of_gpus
 from hetjax.training.rundir import LOGS, Journal, read_journal
@@ -37,8 +38,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Settings that may differ from start to start without a word
 _PASSING = ("run_dir", "cluster", "plan", "planner", "microbatch_size", "profile")
 _PASSING += ("launcher", "transport", "recovery", "simulate", "stop_after", "trace")
-_PASSING += ("max_hours", "foresee_after_s", "patience", "data.path", "data.cache_dir")
-_PASSING += ("reroute", "data.column", "data.validation", "data.tokenizer")
+_PASSING += ("max_hours", "foresee_after_s", "patience", "watchdog_factor", "reroute")
+_PASSING += ("data.path", "data.cache_dir")
+_PASSING += ("data.column", "data.validation", "data.tokenizer")
 
 
 def describe(start: Start, dataset: Dataset, shown: Display) -> None:

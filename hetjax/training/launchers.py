@@ -46,6 +46,7 @@ def launcher_of(
             simulate=config.simulate,
             discovered=hardware.discovered,
             patience=config.patience,
+            watchdog_factor=config.watchdog_factor,
             number=number,
             tls=_tls_of(config),
         )
@@ -53,6 +54,7 @@ def launcher_of(
         config.run_dir / LOGS,
         stack,
         patience=config.patience,
+        watchdog_factor=config.watchdog_factor,
         number=number,
         tls=_tls_of(config),
         cluster=hardware.cluster,

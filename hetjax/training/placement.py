@@ -33,7 +33,8 @@ from hetjax.plans.validation import validate_plan
 from hetjax.report.prediction import certificate, found_plan
 from hetjax.stage.arrays import OptimizerInit
 from hetjax.training.compiled_memory import read_run_compiled
-from hetjax.training.config import RunConfig, option
+from hetjax.training.config import RunConfig
+from hetjax.training.config_checks import option
 from hetjax.training.hardware import is_virtual
 from hetjax.training.optimizer import optimizer
 from hetjax.training.presets import Preset

@@ -31,7 +31,8 @@ from hetjax.plans.plan import Plan
 from hetjax.report.progress import Display, display
 from hetjax.training import rundir
 from hetjax.training.best import BEST, VAL_LOSS
-from hetjax.training.config import EvaluationConfig, RunConfig, check_config
+from hetjax.training.config import EvaluationConfig, RunConfig
+from hetjax.training.config_checks import check_config
 from hetjax.training.events import (
     DONE,
     begin,

@@ -38,7 +38,8 @@ from hetjax.data.settings import ingredients
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import read_plan, write_plan
-from hetjax.training.config import RunConfig, option
+from hetjax.training.config import RunConfig
+from hetjax.training.config_checks import option
 from hetjax.training.config_values import config_values, flat_values, read_config
 
 CONFIG, CLUSTER, PLAN = "config.json", "cluster.toml", "plan.json"

@@ -18,8 +18,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from hetjax.plans.plan import Group, Stage, StageKey, StageMesh
 from hetjax.runtime.execution.checks import disagreements
 from hetjax.runtime.execution.digests import digests, is_finite, whole
+from hetjax.runtime.execution.groups import CPU, rounds_alike
 from hetjax.runtime.execution.shares import ToldShare, packed_shares, unpacked_shares
-from hetjax.runtime.execution.stages import CPU, rounds_alike
 from hetjax.runtime.execution.update import OfWholeLeaves
 from hetjax.training.config import OptimizerConfig
 from hetjax.training.optimizer import optimizer

@@ -17,8 +17,8 @@ from hetjax.training.config import (
     EvaluationConfig,
     OptimizerConfig,
     RunConfig,
-    check_config,
 )
+from hetjax.training.config_checks import check_config
 from hetjax.training.config_values import config_values, flat_values, read_config
 
 BASE = RunConfig(model="m", run_dir=Path("d"), steps=3, seq_len=4, global_batch=2)

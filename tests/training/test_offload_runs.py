@@ -14,7 +14,7 @@ from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.search.replan import replan
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import read_plan, write_plan
-from hetjax.training.config import check_config
+from hetjax.training.config_checks import check_config
 from hetjax.training.placement import next_plan
 from hetjax.training.presets import Preset
 from hetjax.training.run import run

@@ -15,7 +15,7 @@ from hetjax.models.presets import MODEL_CONFIGS
 from hetjax.planner.model.costing import known_memory_bytes
 from hetjax.plans.plan_files import read_plan, write_plan
 from hetjax.train import main
-from hetjax.training.config import check_config
+from hetjax.training.config_checks import check_config
 from hetjax.training.placement import Choice, choose_plan
 from hetjax.training.presets import PRESETS, Preset
 from hetjax.training.run import run

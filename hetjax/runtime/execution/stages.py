@@ -6,7 +6,6 @@ state to and from plan-independent entries. Does not own steps
 (`stage_runtime.py`).
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
@@ -22,12 +21,13 @@ from hetjax.checkpoint.format import Entry
 from hetjax.mesh.axes import stage_mesh
 from hetjax.mesh.multihost import is_member, leads, value_here
 from hetjax.models.model import Model, ModuleSpec, abstract_params, apply
-from hetjax.plans.plan import Group, Plan, Stage
+from hetjax.plans.plan import Plan
 from hetjax.plans.rerouting import with_microbatches
 from hetjax.runtime.execution.check_programs import CheckPrograms
 from hetjax.runtime.execution.checks import StageNumbers
 from hetjax.runtime.execution.digests import whole
 from hetjax.runtime.execution.executor import StageState, check_runnable
+from hetjax.runtime.execution.groups import groups_of, rounds_alike
 from hetjax.runtime.execution.offload import host_mesh
 from hetjax.runtime.execution.programs import StagePrograms, temp_bytes
 from hetjax.runtime.execution.state import (
@@ -41,14 +41,12 @@ from hetjax.runtime.execution.state import (
     place,
     stage_entries,
 )
-from hetjax.runtime.execution.update import GradientGroup, OfWholeLeaves, UpdatePrograms
+from hetjax.runtime.execution.update import UpdatePrograms
 from hetjax.schedule.programs.action import COMPUTE, Op, Programs, StageKey
 from hetjax.schedule.programs.check import check, check_evaluation
 from hetjax.schedule.programs.lower import lower, lower_evaluation
 from hetjax.stage.function import StageFunction
 from hetjax.stage.partition import NamedStack, PlanPartition
-
-CPU = "cpu"  # the kind of device whose updates round the same on any mesh
 
 
 class Stages:
@@ -279,7 +277,7 @@ def _stages(
             continue
         programs = _programs(partition, (r, s), mesh, dtypes, is_scaled)
         host = None if stage.offload == "none" else host_mesh()
-        groups = _groups(partition, (r, s), partial(rounds_alike, optimizer, kinds))
+        groups = groups_of(partition, (r, s), partial(rounds_alike, optimizer, kinds))
         updates = UpdatePrograms(programs, optimizer, groups, host)
         states[r, s] = StageState(programs, updates, CheckPrograms(updates))
     return states
@@ -337,55 +335,6 @@ def _activation_shape(model: Model, tokens_shape: tuple[int, int]) -> tuple[int,
         for name, param in abstract_params(spec).items()
     }
     return jax.eval_shape(lambda p, t: apply(spec, p, t)[0], params, tokens_BL).shape
-
-
-def rounds_alike(
-    optimizer: optax.GradientTransformation,
-    kinds: Mapping[str, str],
-    group: Group,
-    holders: Sequence[Stage],
-) -> bool:
-    """Whether an update gives the weights of a group the same bits on these stages.
-
-    On CPUs, those of hosts too, it is compiled so that it does (`UpdatePrograms`),
-    elsewhere where it is the same program for the same devices: not that of a tied
-    parameter, whose stacks are unlike. What sums over a leaf may take another order
-    anywhere.
-    """
-    if isinstance(optimizer, OfWholeLeaves):
-        return False
-    found = {
-        kinds.get(stage.node, CPU) if stage.offload == "none" else CPU
-        for stage in holders
-    }
-    meshes = {stage.mesh for stage in holders}
-    is_same = len(found) == len(meshes) == 1 and not isinstance(group, str)
-    return found == {CPU} or is_same
-
-
-def _groups(
-    partition: PlanPartition,
-    key: StageKey,
-    is_exact: Callable[[Group, list[Stage]], bool],
-) -> tuple[GradientGroup, ...]:
-    """Groups of the stage; data ranks or several holders make packing necessary."""
-    plan, found = partition.plan, []
-    stages = {(r, s): stage for r, s, stage in plan.stages()}
-    for name, leaf_ids in partition.stages[key].groups.items():
-        holders = partition.holders[name]
-        packed = len(holders) > 1 or stages[key].mesh.data > 1
-        counts = [len(stages[holder].devices) for holder in holders]
-        found.append(
-            GradientGroup(
-                name,
-                leaf_ids,
-                math.lcm(*counts) if packed else 0,
-                owned=key == next(holder for holder in holders if holder[0] == key[0]),
-                shared=len(holders) > 1,
-                is_exact=is_exact(name, [stages[holder] for holder in holders]),
-            )
-        )
-    return tuple(found)
 
 
 def _ops(programs: Programs) -> dict[StageKey, list[Op]]:

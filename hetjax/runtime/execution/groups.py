@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gradient groups of a stage: who holds them, and how alike their updates are.
+
+Does not own their sums (`gradient_sync.py`) nor their updates (`update.py`).
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import optax
+
+from hetjax.plans.plan import Group, Stage
+from hetjax.runtime.execution.update import GradientGroup, OfWholeLeaves
+from hetjax.schedule.programs.action import StageKey
+from hetjax.stage.partition import PlanPartition
+
+CPU = "cpu"  # the kind of device whose updates round the same on any mesh
+
+
+def rounds_alike(
+    optimizer: optax.GradientTransformation,
+    kinds: Mapping[str, str],
+    group: Group,
+    holders: Sequence[Stage],
+) -> bool:
+    """Whether an update gives the weights of a group the same bits on these stages.
+
+    On CPUs, those of hosts too, it is compiled so that it does (`UpdatePrograms`),
+    elsewhere where it is the same program for the same devices: not that of a tied
+    parameter, whose stacks are unlike. What sums over a leaf may take another order
+    anywhere.
+    """
+    if isinstance(optimizer, OfWholeLeaves):
+        return False
+    found = {
+        kinds.get(stage.node, CPU) if stage.offload == "none" else CPU
+        for stage in holders
+    }
+    meshes = {stage.mesh for stage in holders}
+    is_same = len(found) == len(meshes) == 1 and not isinstance(group, str)
+    return found == {CPU} or is_same
+
+
+def groups_of(
+    partition: PlanPartition,
+    key: StageKey,
+    is_exact: Callable[[Group, list[Stage]], bool],
+) -> tuple[GradientGroup, ...]:
+    """Groups of the stage; data ranks or several holders make packing necessary."""
+    plan, found = partition.plan, []
+    stages = {(r, s): stage for r, s, stage in plan.stages()}
+    for name, leaf_ids in partition.stages[key].groups.items():
+        holders = partition.holders[name]
+        packed = len(holders) > 1 or stages[key].mesh.data > 1
+        counts = [len(stages[holder].devices) for holder in holders]
+        found.append(
+            GradientGroup(
+                name,
+                leaf_ids,
+                math.lcm(*counts) if packed else 0,
+                owned=key == next(holder for holder in holders if holder[0] == key[0]),
+                shared=len(holders) > 1,
+                is_exact=is_exact(name, [stages[holder] for holder in holders]),
+            )
+        )
+    return tuple(found)
