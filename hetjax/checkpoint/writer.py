@@ -13,7 +13,7 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -233,10 +233,12 @@ class CheckpointWriter:
             )
 
     def _remove_unfinished(self) -> None:
+        """What an earlier process is still writing is removed at the next save."""
         for step in step_numbers(self.directory):
             part = self._part(step)
             if not (part / MANIFEST).exists() or read_manifest(part):
-                remove_uncommitted(part)  # a damaged manifest stays for the user to see
+                with suppress(OSError):
+                    remove_uncommitted(part)  # a damaged manifest stays to be seen
 
     def _records(self, part: Path, state: str) -> dict[str, FileRecord]:
         """What is known of each file of the state, by its path within the part."""

@@ -91,12 +91,13 @@ def static_bytes(
         )
         for stack in stacks
     ]
+    scalars = 4 + (1 if offload == "none" else 0)  # whether masters are finite: there
     return StaticBytes(
         masters=sum(units * one.masters for units, one in held),
         optimizer=sum(units * one.optimizer for units, one in held),
         copies=sum(units * one.copies for units, one in held),
         frozen=sum(units * one.frozen for units, one in held),
-        accumulators=sum(units * one.accumulators for units, one in held) + 4 + 1,
+        accumulators=sum(units * one.accumulators for units, one in held) + scalars,
         on_host=sum(units * one.on_host for units, one in held),
     )
 

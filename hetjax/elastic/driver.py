@@ -91,11 +91,9 @@ class Driver:
         """
         restored = self._restored_at_last(None, Clock())
         self._has_begun, self._losses = True, Losses()
-        if restored is None:
-            self._terms.checking.go_on(recovery.Restored(step=0))
-            return None
-        self._at = self._controller.saved = restored.step
-        self._go_on(restored)
+        self._terms.go_on(restored or recovery.Restored(step=0))
+        if restored is not None:
+            self._at = self._controller.saved = restored.step
         return restored
 
     def step(self, number: int, *, traced: bool = False) -> StepCommit:
@@ -118,8 +116,7 @@ class Driver:
             found = self._commit
         self._at = number + 1
         self._losses = Losses()
-        self._terms.loss_scaling.hear(number, found)
-        self._terms.checking.hear(number, found)
+        self._terms.hear(number, found)
         return found
 
     def _ask_step(self, number: int, traced: bool) -> StepCommit:
@@ -202,7 +199,7 @@ class Driver:
         restored = self._surely(self._restored_anew)
         controller.forget_saving()
         self._at, self._commit = restored.step, None
-        self._go_on(restored)
+        self._terms.go_on(restored)
         clock.lap("move")
         self._tell(reason, at, restored, clock)
         return restored.step
@@ -218,10 +215,6 @@ class Driver:
         if found is None:
             raise state_lost(controller.saved)
         return found
-
-    def _go_on(self, restored: recovery.Restored) -> None:
-        self._terms.loss_scaling.go_on(restored)
-        self._terms.checking.go_on(restored)
 
     def save(self, step: int, best: Callable[[], int | None] = lambda: None) -> bool:
         """As `Controller.save` does."""
@@ -281,7 +274,7 @@ class Driver:
         with self._controller.connections.interrupted_by(self._check_time):
             restored = self._restored_at_last(lost, clock) or recovery.Restored(step=0)
         self._at = restored.step
-        self._go_on(restored)
+        self._terms.go_on(restored)
         plan = None if self.plan == before else self.plan
         reason = reason or difference(cluster, self.cluster)
         gone = frozenset(self._gone)

@@ -17,6 +17,8 @@ from hetjax.elastic.standby_plans import StandbyPlans
 from hetjax.elastic.step_checking import StepChecking
 from hetjax.plans.plan import Plan
 from hetjax.runtime.control.controller import Controller
+from hetjax.runtime.control.recovery_decisions import Restored
+from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.rpc.schema import TransportName
 
 
@@ -47,6 +49,16 @@ class Terms:
     heard_started: Callable[[Sequence[str]], None] = lambda workers: None
     check_found: Callable[[Sequence[PartialSnapshot]], None] = lambda found: None
     check_begins_anew: Callable[[Sequence[PartialSnapshot]], None] = lambda found: None
+
+    def hear(self, step: int, commit: StepCommit) -> None:
+        """Take in what a step has come to."""
+        self.loss_scaling.hear(step, commit)
+        self.checking.hear(step, commit)
+
+    def go_on(self, restored: Restored) -> None:
+        """Go on from a state, and forget what came after it."""
+        self.loss_scaling.go_on(restored)
+        self.checking.go_on(restored)
 
     @property
     def recovers(self) -> bool:

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.rpc.schema import (
     BreakOff,
@@ -20,7 +19,6 @@ from hetjax.runtime.rpc.schema import (
     Lost,
     PlaceState,
     Request,
-    SaveState,
     TellReached,
     Train,
 )
@@ -44,15 +42,6 @@ from hetjax.runtime.worker.duties import (
 )
 
 TRAIN = Train(step=4, turn=0, traced=False)
-SAVE = SaveState(
-    storage=CheckpointStorage(directory="anywhere"),
-    step=4,
-    host={},
-    workers=["a"],
-    safe=None,
-    best=None,
-    is_stored=True,
-)
 COMMIT = StepCommit(squares=1.0, losses=(), num_tokens=8)
 
 
@@ -102,9 +91,6 @@ def test_it_ends_after_the_answer_to_leave_or_with_its_controller_and_does_no_mo
 @pytest.mark.parametrize(
     ("progress", "request_"),
     [
-        (Progress(at=3), SAVE),
-        (Progress(at=5), SAVE),
-        (Progress(), SAVE),
         (Progress(), FinishStep(commit=COMMIT)),
         (Progress(at=4, commit=COMMIT), FinishStep(commit=COMMIT)),
     ],

@@ -161,8 +161,6 @@ class Progress:
 def begun(progress: Progress, request: AnyRequest) -> Progress:
     """How far the state is once the request is begun; raises OutOfOrder."""
     at = progress.at
-    if isinstance(request, schema.SaveState) and request.step != at:
-        raise OutOfOrder(f"asked to save step {request.step}, and is at step {at}")
     if isinstance(request, schema.FinishStep) and not _can_finish(progress, request):
         raise OutOfOrder(f"asked to finish a step after step {at}, and has broken none")
     if isinstance(request, schema.Train):
