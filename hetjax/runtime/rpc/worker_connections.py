@@ -190,7 +190,8 @@ class SocketConnections:
         Raises WorkerLost where one takes too long.
         """
         limit_s = self._state.limit_s(schema.START)
-        missing = [name for name in workers if name not in self.workers]
+        there = self.workers
+        missing = [name for name in workers if name not in there]
         if not missing:
             return True
         alive()
@@ -232,6 +233,7 @@ class SocketConnections:
     def close(self) -> None:
         """End all connections; workers end themselves then."""
         self._listener.close()
+        self._catch_up()  # who has just called is to end, too
         for found in [*self._sockets.values()]:
             found.close()
 
