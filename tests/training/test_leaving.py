@@ -13,7 +13,7 @@ import pytest
 
 from hetjax.launch.launching import OnThisMachine, Place
 from hetjax.train import main
-from hetjax.training import starting
+from hetjax.training import launchers
 from hetjax.training.rundir import LOGS
 from tests.elastic.test_notices import GCE, Cloud, serving_google
 from tests.training.pair import (
@@ -55,7 +55,7 @@ def machines(
             prefix = ("sh", "-c", script, "sh")
             places[worker] = Place(prefix=prefix, address=address)
         launcher = partial(OnThisMachine, places=places)
-        patched.setattr(starting, "OnThisMachine", launcher)
+        patched.setattr(launchers, "OnThisMachine", launcher)
         yield clouds
 
 
@@ -135,7 +135,7 @@ def test_a_node_whose_worker_does_not_start_again_is_left_out(
     script = f'[ -e {broken} ] && exit 1; exec "$@"'
     places = {"right": Place(prefix=("sh", "-c", script, "sh"))}
     launcher = partial(OnThisMachine, places=places)
-    monkeypatch.setattr(starting, "OnThisMachine", launcher)
+    monkeypatch.setattr(launchers, "OnThisMachine", launcher)
 
     def break_down() -> None:
         broken.touch()
