@@ -2,23 +2,25 @@
 """Workers killed at random instants: does every run end as an uninterrupted one?
 
     python -m experiments.recovery.kills [--kills 100] [--seed 0] [--steps 12]
-        [--folder runs/kills] [--results FOLDER/results.jsonl]
+        [--launcher processes|ray] [--folder runs/kills]
+        [--results FOLDER/results.jsonl]
 
-Trains preset `tiny` on worker processes of this machine, kills one (SIGKILL) at random
-moments, a few per run, whatever the run does then: training, evaluating, saving or
-recovering. At the end each loss must have the bits of a run without kills. Where a node
-was killed so often that the run went on without it, that is a run that changed to the
-same plan after the same step (and an evaluation just there may be of either, within
-rounding); the learning rate is constant for its sake, so that steps
-can be trained in two parts. `lost_steps` are those that were done again from a
-checkpoint, and `lost_beside_a_replica` recoveries that lost some although all workers
-of a replica were there.
+Trains preset `tiny` on worker processes of this machine, or on actors of a Ray cluster
+that each run starts here; kills one (SIGKILL) at random moments, a few per run,
+whatever the run does then: training, evaluating, saving or recovering. At the end each
+loss must have the bits of a run without kills. Where a node was killed so often that
+the run went on without it, that is a run that changed to the same plan after the same
+step (and an evaluation just there may be of either, within rounding); the learning rate
+is constant for its sake, so that steps can be trained in two parts. `lost_steps` are
+those that were done again from a checkpoint, and `lost_beside_a_replica` recoveries
+that lost some although all workers of a replica were there.
 
-Each run adds a line to the results, which may hold several seeds. `--kills` is how many
-there are to be in all of the seed: a second start goes on where the first has stopped,
-in runs with other numbers. Each run has its folder, with what it said (`stdout`,
-`stderr`), its run directory and the logs of its workers; only the checkpoints of a run
-that ended as expected are removed. Prints one JSON object, a summary for each seed.
+Each run adds a line to the results, which may hold several seeds and launchers.
+`--kills` is how many there are to be in all of the seed: a second start goes on where
+the first has stopped, in runs with other numbers. Each run has its folder, with what it
+said (`stdout`, `stderr`), its run directory and the logs of its workers; only the
+checkpoints of a run that ended as expected are removed. Prints one JSON object, a
+summary for each seed and launcher.
 """
 
 import argparse
@@ -30,7 +32,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from math import isclose
 from pathlib import Path
@@ -44,12 +46,13 @@ from hetjax.training.rundir import CHECKPOINTS, EVENTS, LOGS, METRICS, read_jour
 _PER_RUN, _PAUSE_S, _LOOK_S = 3, (0.2, 6.0), 0.1
 _LONGEST_RUN_S, _LAST_WORDS_S = 1200, 30
 _ROUNDING = 1e-6  # relative
+_MARK = "HETJAX_KILLED_RUN"
 _MOST_IDLE = 5  # runs on end in which nobody could be killed
 Lines = list[dict[str, Any]]
 
 
-def command(run_dir: Path, steps: int, *more: str) -> list[str]:
-    words = [sys.executable, "-m", "hetjax.train", "tiny", "--launcher", "processes"]
+def command(run_dir: Path, steps: int, launcher: str, *more: str) -> list[str]:
+    words = [sys.executable, "-m", "hetjax.train", "tiny", "--launcher", launcher]
     words += ["--run-dir", str(run_dir), "--steps", str(steps)]
     words += ["--optimizer.schedule", "constant", "--optimizer.warmup-steps", "0"]
     words += ["--checkpoint.every", "3", "--evaluation.every", "5"]
@@ -60,18 +63,18 @@ def command(run_dir: Path, steps: int, *more: str) -> list[str]:
 def started(words: Sequence[str], said: Path) -> subprocess.Popen[bytes]:
     """Start a command; what it says is added to `said`/stdout and `said`/stderr.
 
-    A fatal signal, in its workers too, leaves the stacks of all threads there.
+    A fatal signal, in its workers too, leaves the stacks of all threads there. All that
+    it starts has `said` in its environment.
     """
     said.mkdir(parents=True, exist_ok=True)
     with (said / "stdout").open("ab") as out, (said / "stderr").open("ab") as err:
-        return subprocess.Popen(
-            words, stdout=out, stderr=err, env=os.environ | {"PYTHONFAULTHANDLER": "1"}
-        )
+        own = {"PYTHONFAULTHANDLER": "1", _MARK: str(said)}
+        return subprocess.Popen(words, stdout=out, stderr=err, env=os.environ | own)
 
 
-def trained(run_dir: Path, steps: int, *more: str) -> int:
+def trained(run_dir: Path, steps: int, launcher: str, *more: str) -> int:
     """Train without kills, from where the run has come; return the exit code."""
-    return started(command(run_dir, steps, *more), run_dir.parent).wait()
+    return started(command(run_dir, steps, launcher, *more), run_dir.parent).wait()
 
 
 def losses(run_dir: Path) -> Lines:
@@ -81,7 +84,7 @@ def losses(run_dir: Path) -> Lines:
     return [{name: line[name] for name in kept if name in line} for line in lines]
 
 
-def unlike(run_dir: Path, whole: Lines, steps: int) -> list[str]:
+def unlike(run_dir: Path, whole: Lines, steps: int, launcher: str) -> list[str]:
     """What is wrong with the losses: they must have the bits of `whole`; since a
     change of plan, those of a run that changed without kills."""
     found = losses(run_dir)
@@ -89,8 +92,8 @@ def unlike(run_dir: Path, whole: Lines, steps: int) -> list[str]:
         return [] if found == whole else ["losses differ"]
     at = events(run_dir, "replanned")[-1]["step"]
     other = run_dir.parent / "changed" / "run"
-    codes = [trained(other, at)] if at else []
-    codes += [trained(other, steps, "--plan", str(run_dir / "plan.json"))]
+    codes = [trained(other, at, launcher)] if at else []
+    codes += [trained(other, steps, launcher, "--plan", str(run_dir / "plan.json"))]
     if any(codes):
         return [f"the run without kills ended with {codes}"]
     before = [line for line in whole if line["step"] <= at]
@@ -128,12 +131,26 @@ def workers(run_dir: Path) -> dict[str, int]:
     return found
 
 
+def actors(run_dir: Path) -> dict[str, int]:
+    """Pids of the workers that the run has in Ray, by name."""
+    mark, found = f"{_MARK}={run_dir.parent}\0".encode(), dict[str, int]()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            is_actor = (entry / "cmdline").read_bytes().startswith(b"ray::_Worker")
+            if is_actor and mark in (entry / "environ").read_bytes():
+                found[entry.name] = int(entry.name)
+    return found
+
+
+WORKERS = {"processes": workers, "ray": actors}
+
+
 def killed_run(
-    folder: Path, steps: int, random_: random.Random, most: int
+    folder: Path, steps: int, launcher: str, random_: random.Random, most: int
 ) -> dict[str, Any]:
     """Train to the end, killing workers on the way; its exit code and the kills."""
     run_dir, end_s = folder / "run", time.monotonic() + _LONGEST_RUN_S
-    run = started(command(run_dir, steps), folder)
+    run = started(command(run_dir, steps, launcher), folder)
     kills: dict[int, str] = {}  # by pid: one that is still dying is not there
 
     def goes_on() -> bool:
@@ -145,17 +162,18 @@ def killed_run(
         while goes_on() and len(kills) < most:
             time.sleep(random_.uniform(*_PAUSE_S))
             if run.poll() is None:
-                kills |= killed(run_dir, random_, kills.keys())
+                there = WORKERS[launcher](run_dir)
+                kills |= killed(there, random_, kills.keys())
         return {"code": _ended(run, end_s), "kills": [*kills.values()]}
     finally:
         run.kill()  # it is still there only if this was interrupted
 
 
 def killed(
-    run_dir: Path, random_: random.Random, before: Collection[int]
+    found: Mapping[str, int], random_: random.Random, before: Collection[int]
 ) -> dict[int, str]:
-    """Kill a worker of the run; its name by pid, nothing if none was there."""
-    there = {w: pid for w, pid in workers(run_dir).items() if pid not in before}
+    """Kill one of these workers; its name by pid, nothing if none was there."""
+    there = {worker: pid for worker, pid in found.items() if pid not in before}
     with suppress(ProcessLookupError):
         for worker in random_.sample(sorted(there), min(1, len(there))):
             os.kill(there[worker], signal.SIGKILL)
@@ -199,12 +217,14 @@ def beside_a_replica(run_dir: Path) -> Lines:
     ]
 
 
-def outcome(folder: Path, ended: dict[str, Any], whole: Lines) -> dict[str, Any]:
+def outcome(
+    folder: Path, launcher: str, ended: dict[str, Any], whole: Lines
+) -> dict[str, Any]:
     """What came of a run, and what of it was not expected."""
     run_dir, code, steps = folder / "run", ended["code"], whole[-1]["step"]
     wrong = [] if code == 0 else [f"exit code {code}: {_words(code)}"]
     finished = bool(events(run_dir, "finished"))
-    wrong += unlike(run_dir, whole, steps) if finished else ["not finished"]
+    wrong += unlike(run_dir, whole, steps, launcher) if finished else ["not finished"]
     found = recoveries(run_dir)
     if not wrong:
         for checkpoints in folder.glob(f"**/{CHECKPOINTS}"):
@@ -244,21 +264,22 @@ def next_number(folder: Path) -> int:
 
 def measure(given: argparse.Namespace) -> None:
     """Add runs to the results until there are as many kills as were asked for."""
-    reference = given.folder / f"whole-{given.steps}" / "run"
-    if code := trained(reference, given.steps):
+    launcher = given.launcher
+    reference = given.folder / f"whole-{launcher}-{given.steps}" / "run"
+    if code := trained(reference, given.steps, launcher):
         sys.exit(f"a run without kills ended with code {code}: see {reference.parent}")
     whole = losses(reference)
-    key = {"seed": given.seed, "steps": given.steps}
+    key = {"seed": given.seed, "steps": given.steps, "launcher": launcher}
     num_kills, num_idle = _num_kills(given.results, key), 0
     while num_kills < given.kills:
-        runs = given.folder / f"seed{given.seed}-{given.steps}"
+        runs = given.folder / f"{launcher}-seed{given.seed}-{given.steps}"
         number = next_number(runs)
         folder = runs / f"run{number}"
         random_ = random.Random(f"{given.seed} {number}")
         most = min(_PER_RUN, given.kills - num_kills)
-        line = key | {"run": number, "folder": str(folder)}
-        ended = killed_run(folder, given.steps, random_, most)
-        line |= outcome(folder, ended, whole)
+        line = key | {"run": number, "folder": str(folder), "commit": commit()}
+        ended = killed_run(folder, given.steps, launcher, random_, most)
+        line |= outcome(folder, launcher, ended, whole)
         append_result(given.results, line)
         num_kills = _num_kills(given.results, key)
         said = f"run {number}: code {line['code']}, kills {' '.join(line['kills'])}"
@@ -267,6 +288,12 @@ def measure(given: argparse.Namespace) -> None:
         num_idle = 0 if line["kills"] else num_idle + 1
         if num_idle == _MOST_IDLE:
             sys.exit(f"nobody could be killed in {num_idle} runs: see {folder}")
+
+
+def commit() -> str:
+    """The commit that this code is of."""
+    words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    return subprocess.run(words, capture_output=True, text=True).stdout.strip()
 
 
 def _num_kills(results: Path, key: dict[str, Any]) -> int:
@@ -283,6 +310,8 @@ def summary(lines: Lines) -> dict[str, Any]:
     return {
         "seed": lines[0]["seed"],
         "steps": lines[0]["steps"],
+        "launcher": lines[0]["launcher"],
+        "commits": sorted({line["commit"] for line in lines}),
         "runs": len(lines),
         "kills": sum(len(line["kills"]) for line in lines),
         "wrong": [line for line in lines if line["wrong"]],
@@ -300,12 +329,12 @@ def summary(lines: Lines) -> dict[str, Any]:
 
 
 def summaries(lines: Lines) -> Lines:
-    """One for each seed and number of steps, in their order."""
-    keys = dict.fromkeys((line["seed"], line["steps"]) for line in lines)
-    return [
-        summary([line for line in lines if (line["seed"], line["steps"]) == key])
-        for key in keys
-    ]
+    """One for each seed, number of steps and launcher, in their order."""
+    parts = dict[tuple[object, ...], Lines]()
+    for line in lines:
+        key = line["seed"], line["steps"], line["launcher"]
+        parts.setdefault(key, []).append(line)
+    return [summary(part) for part in parts.values()]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -313,6 +342,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--launcher", choices=sorted(WORKERS), default="processes")
     parser.add_argument("--folder", type=Path, default=Path("runs/kills"))
     parser.add_argument("--results", type=Path)
     given = parser.parse_args(arguments)

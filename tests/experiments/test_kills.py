@@ -43,7 +43,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(kills, "_LOOK_S", 0.02)
     failing = set[str]()
 
-    def command(run_dir: Path, steps: int, *more: str) -> list[str]:
+    def command(run_dir: Path, steps: int, launcher: str, *more: str) -> list[str]:
         code = 7 if run_dir.parent.name in failing else 0
         return [sys.executable, "-c", RUN, str(run_dir), str(code)]
 
@@ -63,7 +63,7 @@ def test_a_second_start_goes_on_and_seeds_share_a_file(start, tmp_path, capsys):
     assert [line["run"] for line in start(5, 2)] == [0, 1]  # all of them are done
     results = tmp_path / "results.jsonl"
     results.write_text(results.read_text() + '{"seed": 5, "ki')  # cut off in writing
-    (tmp_path / "seed5-1" / "run2").mkdir()  # given up
+    (tmp_path / "processes-seed5-1" / "run2").mkdir()  # given up
     told = [(line["seed"], line["run"]) for line in start(5, 3)]
     assert told == [(5, 0), (5, 1), (5, 3)]
     capsys.readouterr()
@@ -96,12 +96,14 @@ def test_a_run_that_ends_unexpectedly_is_told_of_and_kept_whole(start, tmp_path)
 
 def test_other_losses_are_found(start, tmp_path):
     start(5, 0)  # the run without kills
-    metrics = tmp_path / "whole-1" / "run" / "metrics.jsonl"
+    metrics = tmp_path / "whole-processes-1" / "run" / "metrics.jsonl"
     whole = [{"step": 1, "loss": 2.0000001}]
-    folder = tmp_path / "seed5-1" / "run0"
-    ended = kills.killed_run(folder, 1, random.Random(0), 1)
-    assert kills.outcome(folder, ended, kills.losses(metrics.parent))["wrong"] == []
-    assert kills.outcome(folder, ended, whole)["wrong"] == ["losses differ"]
+    folder = tmp_path / "processes-seed5-1" / "run0"
+    ended = kills.killed_run(folder, 1, "processes", random.Random(0), 1)
+    same = kills.outcome(folder, "processes", ended, kills.losses(metrics.parent))
+    assert same["wrong"] == []
+    other = kills.outcome(folder, "processes", ended, whole)
+    assert other["wrong"] == ["losses differ"]
 
 
 def test_only_an_evaluation_where_the_plan_changed_may_round_otherwise():
