@@ -206,11 +206,17 @@ with Testbed([{FAST!r}]):
 @needs_root
 def test_a_process_gets_its_quota_of_the_cpu():
     probe = Path(hosts.__file__).with_name("probe.py")
+    loop = [sys.executable, "-I", str(probe), "loop", "2000000"]
     with Testbed([SLOW]) as testbed:
-        words = [*testbed.prefix("slow"), sys.executable, "-I", str(probe)]
-        text = subprocess.check_output([*words, "loop", "2000000"])
-    times = json.loads(text)
-    assert 0.125 < times["cpu_s"] / times["wall_s"] < 0.5
+        words = [*testbed.prefix("slow"), *loop]
+        share, free = _cpu_share(words), _cpu_share(loop)
+    # on a machine that others use, even one without a quota gets less than all
+    assert min(0.125, free / 3) < share < 0.5
+
+
+def _cpu_share(words: list[str]) -> float:
+    times = json.loads(subprocess.check_output(words))
+    return times["cpu_s"] / times["wall_s"]
 
 
 @needs_root
