@@ -35,9 +35,9 @@ from experiments.simulation.world import (
     Violation,
     World,
 )
-from hetjax.checkpoint.recovery_plan import PartialSnapshot
+from hetjax.checkpoint.recovery_plan import PartialSnapshot, unasked
 from hetjax.checkpoint.storage import CheckpointStorage
-from hetjax.cluster.cluster import Cluster, Node
+from hetjax.cluster.cluster import Cluster, Node, part_of
 from hetjax.elastic.driver import Driver
 from hetjax.elastic.loss_scaling import LossScaling
 from hetjax.elastic.membership import Membership
@@ -54,6 +54,7 @@ from hetjax.training.best import BestCheckpoint
 from hetjax.training.config import CheckpointConfig, EvaluationConfig, RunConfig
 from hetjax.training.goodput import Spent
 from hetjax.training.loop import Loop
+from hetjax.training.starting import may_be_whole
 
 _LAYERS = tuple(f"layer_{number}" for number in range(4))
 _FAULTS_S = 150.0  # from then on all goes well
@@ -143,6 +144,7 @@ class Run:
             layers=_LAYERS,
             first=lambda: self._truth.state(0),
             told=self._check_state,
+            left=self._hear_left,
             keep=case.keep,
         )
         self._machines = Machines(site, self._cluster, case.is_shared)
@@ -153,6 +155,7 @@ class Run:
         self.num_starts = self.num_recoveries = self.num_detours = 0
         self._driver: Driver | None = None
         self._plan_of_save: Plan | None = None
+        self._named = set[str]()  # who have a save together, a refusal says
         self._is_refused = False  # as a start without the disks of the save would be
 
     def to_its_end(self) -> None:
@@ -216,7 +219,7 @@ class Run:
         )
         before, begin_s = self._complete(), self.world.now_s
         restored = driver.begin()
-        self._is_refused = False
+        self._is_refused, self._named = False, set()
         if self.faults.last_loss_s < begin_s:
             self._check_begins(before, restored, cluster)
         self._journal.rewind(driver.at)
@@ -283,14 +286,22 @@ class Run:
             check_begins_anew=self._refuse_to_begin_anew,
         )
 
-    def _refuse_to_begin_anew(self, held: Sequence[PartialSnapshot]) -> None:
-        """As `hetjax.training.starting` does where something was saved."""
+    def _refuse_to_begin_anew(
+        self, held: Sequence[PartialSnapshot], asked: Sequence[str]
+    ) -> None:
+        """As `hetjax.training.starting` does where something was, or may be, saved."""
+        for step, workers in unasked(held, {*asked}).items():
+            have = {found.worker for found in held if found.save[0] == step}
+            self._named = workers | have
+            raise may_be_whole(step, workers)
         if self._plan_of_save is not None:
             raise BadInput(got="no complete checkpoint", allowed="one", fix="--plan")
 
     def _first_plan(self, cluster: Cluster) -> Plan:
         """Of a start; after a refusal the user gives the plan of what was saved."""
         given, names = self._plan_of_save, {node.name for node in cluster.nodes}
+        if self._is_refused and self._named and self._named <= names:
+            return self._plan(part_of(cluster, self._named))
         if self._is_refused and given is not None:
             if {stage.node for _, _, stage in given.stages()} <= names:
                 return given
@@ -330,6 +341,24 @@ class Run:
             if at > what.step:
                 del self._had[process, at]  # it is of a past that was given up
         loop.hear(what)
+
+    def _hear_left(self, worker: SimWorker) -> None:
+        """What it had and others have now was handed over, and is no more its concern.
+
+        If these are lost later, that is as if it had never been.
+        """
+        for name, at in [*self._had]:
+            if name == worker.name and self._had[name, at] <= self._alive_have(at):
+                del self._had[name, at]
+
+    def _alive_have(self, at: int) -> set[str]:
+        alive = {worker.name for worker in self._machines.alive()}
+        return {
+            layer
+            for (name, step), layers in self._had.items()
+            if step == at and name in alive
+            for layer in layers
+        }
 
     def _survived(self, at: int) -> set[str]:
         """Layers that processes had after a step which are there, or just left."""

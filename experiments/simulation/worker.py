@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from experiments.simulation.disk import Disk
+from experiments.simulation.disk import Disk, Written
 from experiments.simulation.network import End, Network
 from experiments.simulation.truth import State, commit_of, share, updated
 from experiments.simulation.world import Process, World
@@ -76,7 +76,8 @@ class PeerGroup:
 class Site:
     """What all processes of a run share: hosts' disks, the network, who is where.
 
-    `listening` has by address who can be called there, `told` hears of every state.
+    `listening` has by address who can be called there, `told` hears of every state,
+    and `left` of who has left in good order.
     """
 
     world: World
@@ -85,6 +86,7 @@ class Site:
     first: Callable[[], State]
     told: Heard
     keep: int
+    left: Callable[["SimWorker"], None] = lambda worker: None
     listening: dict[str, tuple["SimWorker", PeerGroup]] = field(default_factory=dict)
 
 
@@ -149,6 +151,8 @@ class SimWorker(Process):
             else:
                 self.has_left = self.is_alive and not action.reason
                 self.leave_by_itself()
+                if self.has_left:
+                    self._site.left(self)
 
     def _begin(self, request: AnyRequest) -> None:
         try:
@@ -337,14 +341,20 @@ class SimWorker(Process):
         return schema.HeldState(at=self._held[0], leaves=sorted(self._held[1]))
 
     def _find_saves(self, request: schema.FindSaves) -> Message:
-        found: dict[Any, tuple[dict[str, int], Any]] = {}
-        for _, _, written in self._disk.committed():
-            leaves, host = found.setdefault(written.save, ({}, written.host))
-            leaves.update(written.leaves)
+        found: dict[Any, list[Written]] = {}
+        own: dict[Any, set[str]] = {}
+        for _, worker, written in self._disk.committed():
+            found.setdefault(written.save, []).append(written)
+            own.setdefault(written.save, set()).add(worker)
         return schema.FoundSaves(
             saves=[
-                schema.FoundSave(save=save, leaves=sorted(leaves), host=host)
-                for save, (leaves, host) in found.items()
+                schema.FoundSave(
+                    save=save,
+                    leaves=sorted({leaf for part in parts for leaf in part.leaves}),
+                    host=parts[0].host,
+                    absent=sorted({*parts[0].workers} - own[save]),
+                )
+                for save, parts in found.items()
             ]
         )
 

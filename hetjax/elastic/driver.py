@@ -277,8 +277,7 @@ class Driver:
         self._terms.go_on(restored)
         plan = None if self.plan == before else self.plan
         reason = reason or difference(cluster, self.cluster)
-        gone = frozenset(self._gone)
-        self._tell(reason, at, restored, clock, plan=plan, gone=gone)
+        self._tell(reason, at, restored, clock, plan=plan, gone=frozenset(self._gone))
 
     def _tell(
         self,
@@ -375,7 +374,8 @@ class Driver:
     def _start(self, gone: Sequence[str], clock: Clock) -> None:
         """Start the lost workers; build them, and all others that have another plan."""
         self._are_new(gone)
-        self._launcher.start(gone)
+        there = self._controller.connections.workers  # a start may have called since
+        self._launcher.start([worker for worker in gone if worker not in there])
         if gone and not self._has_begun:
             self._terms.heard_started(gone)
         clock.lap("start")
@@ -390,7 +390,7 @@ class Driver:
         if self._last_saved is not None:
             raise state_lost(self._last_saved)
         if not self._has_begun:
-            self._terms.check_begins_anew(held)
+            self._terms.check_begins_anew(held, self._controller.workers)
         self._controller.initialise(self._terms.seed)
 
     def _replan(self, lost: WorkerLost | None) -> None:
