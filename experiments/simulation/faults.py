@@ -43,6 +43,7 @@ class Faults:
         """From now on all goes well."""
         self.machines.up = {node.name for node in self.machines.cluster.nodes}
         self.machines.starts_fail = 0
+        self.network.garble_no_more()
         for worker in self.machines.alive():
             worker.fails_next = False
         for disk in self.machines.disks:

@@ -7,7 +7,7 @@ stands on these ports: `Controller`, `Driver`, `Loop`. Owns the ports.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -193,7 +193,14 @@ class Machines:
 
     @property
     def disks(self) -> list[Disk]:
-        return [self._shared] if self._is_shared else [*self._own.values()]
+        return self.disks_of(None)
+
+    def disks_of(self, hosts: Collection[str] | None) -> list[Disk]:
+        """The disks of these machines, or of all."""
+        if self._is_shared:
+            return [self._shared]
+        own = self._own.items()
+        return [disk for host, disk in own if hosts is None or host in hosts]
 
     def alive(self) -> list[SimWorker]:
         return [w for some in self.running.values() for w in some if w.is_alive]
@@ -294,13 +301,15 @@ class SimLauncher:
 
 
 class SimJournal:
-    """`Journal` of metrics, which outlives the controller."""
+    """`Journal` of metrics, which outlives the controller; `heard` is told of lines."""
 
-    def __init__(self) -> None:
+    def __init__(self, heard: Callable[[], None]) -> None:
         self.lines: list[dict[str, Any]] = []
+        self._heard = heard
 
     def append(self, line: dict[str, Any]) -> None:
         self.lines.append(line)
+        self._heard()
 
     def rewind(self, last_step: int) -> list[dict[str, Any]]:
         dropped = [line for line in self.lines if line["step"] > last_step]

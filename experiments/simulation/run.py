@@ -58,6 +58,7 @@ from hetjax.training.starting import may_be_whole
 
 _LAYERS = tuple(f"layer_{number}" for number in range(4))
 _FAULTS_S = 150.0  # from then on all goes well
+_AFTER_FAULTS_S = 60.0  # until all is heard of what has gone wrong before
 _MOST_STARTS = 60
 _LONGEST_S = 1e6
 # How many processes each of these faults ends at most; others may end any number
@@ -149,7 +150,8 @@ class Run:
         )
         self._machines = Machines(site, self._cluster, case.is_shared)
         self.faults = Faults(self.world, self._network, self._machines)
-        self._journal = SimJournal()
+        self._journal = SimJournal(self._hear_step)
+        self._last_well_s = 0.0  # a start, or a step: losses are counted from there
         # layers that each process has had, by steps behind them
         self._had: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
         self.num_starts = self.num_recoveries = self.num_detours = 0
@@ -180,6 +182,7 @@ class Run:
     def _start(self) -> bool:
         """One start of the same command; whether all is done after it."""
         self.num_starts += 1
+        self._last_well_s = self.world.now_s
         self.world.tell(f"start {self.num_starts}")
         process = Process(self.world, CONTROLLER, f"{CONTROLLER}#{self.num_starts}")
         process.ended = lambda: self._network.process_ended(process)
@@ -196,9 +199,9 @@ class Run:
             self._is_refused = True
         except (WorkerLost, NoFeasiblePlan, RunFailed) as error:
             self.world.tell(f"ended: {error}")
-            if "no whole copy" in str(error) and self._has_lost_something:
-                raise StateLost from error
-            if self.world.now_s > _FAULTS_S + 1200.0:
+            if "no whole copy" in str(error):
+                self._check_lost(error)
+            if self._last_well_s > _FAULTS_S + _AFTER_FAULTS_S:
                 raise Violation(f"it ends though all is well: {error!r}") from error
         finally:
             self.world.crash_at = None  # a controller that is not there cannot crash
@@ -342,6 +345,9 @@ class Run:
                 del self._had[process, at]  # it is of a past that was given up
         loop.hear(what)
 
+    def _hear_step(self) -> None:
+        self._last_well_s = self.world.now_s
+
     def _hear_left(self, worker: SimWorker) -> None:
         """What it had and others have now was handed over, and is no more its concern.
 
@@ -385,10 +391,20 @@ class Run:
             self.faults.counts["damage_disk"]
         )
 
-    def _complete(self) -> list[int]:
+    def _check_lost(self, error: Exception) -> None:
+        """No state is taken for lost that the disks of the plan's workers have."""
+        assert self._driver is not None
+        workers = {stage.node for _, _, stage in self._driver.plan.stages()}
+        whole = self._complete(workers) if workers <= self._machines.up else []
+        if whole and not self._is_excused:
+            raise Violation(f"taken for lost, and step {whole[-1]} is there") from error
+        if self._has_lost_something:
+            raise StateLost from error
+
+    def _complete(self, hosts: set[str] | None = None) -> list[int]:
         """Steps of which the disks have all layers of one save, as they must be."""
         found: dict[Any, dict[str, int]] = {}
-        for disk in self._machines.disks:
+        for disk in self._machines.disks_of(hosts):
             for _, _, written in disk.committed():
                 found.setdefault(written.save, {}).update(written.leaves)
         for (step, _), leaves in found.items():

@@ -341,10 +341,10 @@ class Driver:
         self._detour.end(self.plan, built)
         self._replan(lost or self._detour.lost)
         clock.lap("replan")
-        gone = [worker for worker in controller.workers if worker not in left]
+        new = [worker for worker in controller.workers if worker not in built]
         leaving = [worker for worker in built if worker not in controller.workers]
-        self._start(gone, clock)
-        held += self._left.on_disk(gone) if self._has_begun else self._left.found()
+        self._start([worker for worker in new if worker not in left], clock)
+        held += self._left.on_disk(new) if self._has_begun else self._left.found()
         controller.connect(self._terms.transport, leaving)
         self._terms.compile(controller, self.cluster, not self._has_begun)
         clock.lap("compile")

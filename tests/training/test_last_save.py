@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run ends with its last step saved: whatever of its saves fails, each is waited for."""
+"""A run ends with its last step saved: each save is waited for, whatever fails."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
