@@ -156,6 +156,7 @@ def _anew_whatever_was_saved(self: Any, held: Any) -> None:
 
 # --- checkpoints
 
+_still_saved = recovery_decisions.still_saved
 _savers, _save, _retain = Controller._savers, Controller.save, disk.outdated
 
 
@@ -176,6 +177,10 @@ def _saved_by(is_saved: Callable[[Any, Any], bool]) -> Callable[[Any], Any]:
         return told
 
     return savers
+
+
+def _saved_as_the_next(self: Any, storage: Any, step: int, *args: Any) -> bool:
+    return _save(self, storage, step + 1, *args)
 
 
 def _nothing_else_kept(steps: Any, complete: Any, keep: int, also: Any) -> list[int]:
@@ -287,6 +292,11 @@ RECOVERY = (
         method(Controller, "_savers", _idle_savers),
     ),
     breaks(
+        19,
+        "a state of another step is saved",
+        method(Controller, "save", _saved_as_the_next),
+    ),
+    breaks(
         21,
         "a step is saved once one worker has its part",
         method(Controller, "_savers", _saved_by(lambda have, save: save in have)),
@@ -313,7 +323,7 @@ RECOVERY = (
     breaks(
         22,
         "a checkpoint stays the newest though its disks are gone",
-        method(Driver, "_still_saved", lambda self, saved, restored: saved),
+        function(_still_saved, lambda saved, restored, has_store: saved),
     ),
     breaks(
         23,
