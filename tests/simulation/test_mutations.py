@@ -2,16 +2,29 @@
 """Simulated runs notice when a rule of the protocol is broken.
 
 The rules were broken from the protocol's text. Of each that runs notice a seed is kept
-that does. The others are in `UNNOTICED`: not all were tried over 1,000 runs, and many
-need what no fault of `faults.py` brings about yet, such as the answer to a round that
-is over.
+that does. Of the others another rule takes care, too: a test of the function that they
+are in notices them.
 """
+
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from experiments.simulation.breaking import Mutation
 from experiments.simulation.mutations import MUTATIONS, simulated
 from experiments.simulation.run import simulate
+from tests.runtime import (
+    test_duties,
+    test_epochs,
+    test_recovery_decisions,
+    test_rounds,
+)
+from tests.runtime.test_recovery_decisions import at, commit
+
+TURNED_AWAY = (
+    test_rounds.test_an_older_start_is_turned_away_and_its_end_is_no_loss_of_the_newer
+)
 
 NOTICED_AT = {
     "a round is over with the first loss, while others are busy": 64,
@@ -36,35 +49,49 @@ NOTICED_AT = {
     "losses are counted across steps": 64,
     "the newest save is taken, whole or not": 458,
 }
-UNNOTICED = {
-    "the newest that all have may go while another is written",
-    "the answer to an earlier round is taken for this one's",
-    "the epoch of an answer is not looked at",
-    "the kind of an answer is not looked at",
-    "what was told comes before what was seen",
-    "the connection of one that is lost is left open",
-    "an older start that calls takes the place of the newer",
-    "the answer of an older start counts",
-    "the end of an older connection loses the newer start",
-    "the epoch does not grow",
-    "a worker does what is asked of an earlier epoch",
-    "what was asked last is done first",
-    "a state of another step is saved",
-    "all that are behind finish the step, however far",
-    "the commit of a step before the newest counts",
-    "a node that is lost again and again is not left out",
-    "no number of losses ends the run",
-    "a node leaves whether or not the others can go on",
-    "leaves of different attempts go together",
-    "saves of steps that were given up are taken",
-    "a step is saved whatever the attempts at it",
-    "the store is asked only if the workers have nothing",
-    "a run begins anew though something was saved",
-    "a node that comes is not taken in",
-    "all go on after a round, though something was damaged",
-    "not all have their state in place when the run goes on",
-    "a checkpoint stays the newest though its disks are gone",
+# Rules that another one covers, so that no run comes to need them, with the test of the
+# pure function that they are in
+COVERED: dict[str, Callable[[], object]] = {
+    # The others would be lost by what is seen in the next round
+    "what was told comes before what was seen": (
+        test_rounds.test_what_was_seen_comes_before_what_was_told
+    ),
+    # Older starts: their connections are ended first (5), and each start is known (7)
+    "an older start that calls takes the place of the newer": TURNED_AWAY,
+    "the answer of an older start counts": TURNED_AWAY,
+    "the end of an older connection loses the newer start": TURNED_AWAY,
+    # Requests of one controller come in order, and peers are called by new addresses
+    "the epoch does not grow": (
+        test_epochs.test_each_time_workers_are_connected_is_of_another_epoch
+    ),
+    "a worker does what is asked of an earlier epoch": (
+        test_duties.test_no_request_of_an_epoch_that_is_over_is_begun
+    ),
+    # After a round nobody is busy with it any more (1): nothing waits for its turn
+    "what was asked last is done first": (
+        test_duties.test_requests_are_begun_one_after_the_other_and_answered_as_they_were_asked
+    ),
+    # No step is begun before all have done the one before (10)
+    "all that are behind finish the step, however far": partial(
+        test_recovery_decisions.test_a_step_that_one_has_committed_is_finished_by_who_lacks_it,
+        {"a": at(1), "b": at(3), "c": at(2)},
+        commit(3),
+        ["c"],
+    ),
+    # Those who are given a state have all of it before the first goes on from it (16)
+    "the commit of a step before the newest counts": partial(
+        test_recovery_decisions.test_a_step_that_one_has_committed_is_finished_by_who_lacks_it,
+        {"a": at(3, knows=False), "b": at(2)},
+        None,
+        [],
+    ),
+    # Simulated runs have no store
+    "the store is asked only if the workers have nothing": (
+        test_recovery_decisions.test_the_store_is_asked_where_it_may_have_what_the_workers_lack
+    ),
 }
+# A leaf is read as that of a save, attempt and all: what is of another one lacks (16)
+REDUNDANT = {"leaves of different attempts go together"}
 NOTICED = [mutation for mutation in MUTATIONS if mutation.what in NOTICED_AT]
 
 
@@ -78,6 +105,14 @@ def test_the_same_run_goes_well_where_no_rule_is_broken(seed: int):
     assert simulate(seed).violation is None
 
 
+@pytest.mark.parametrize("what", COVERED)
+def test_a_test_of_a_function_notices_what_no_run_does(what: str):
+    (mutation,) = [mutation for mutation in MUTATIONS if mutation.what == what]
+    COVERED[what]()
+    with mutation.broken(), pytest.raises(AssertionError):
+        COVERED[what]()
+
+
 def test_of_each_broken_rule_it_is_known_whether_runs_notice_it():
-    known = [*NOTICED_AT, *UNNOTICED]
+    known = [*NOTICED_AT, *COVERED, *REDUNDANT]
     assert sorted(known) == sorted(mutation.what for mutation in MUTATIONS)
