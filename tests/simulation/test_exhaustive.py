@@ -11,7 +11,7 @@ from experiments.simulation import exhaustive
 from experiments.simulation.broken_recovery import RECOVERY
 from experiments.simulation.exhaustive import Broken, State, explore
 
-NUM_STATES = 42_696
+NUM_STATES = 43_827
 
 
 def rule(what: str) -> AbstractContextManager[None]:

@@ -98,7 +98,7 @@ COVERED: dict[str, Callable[[], object]] = {
     ),
 }
 REDUNDANT = {
-    # A leaf is read as that of a save, attempt and all: what is of another one lacks (16)
+    # A leaf is read as that of a save, attempt and all: others of it are lacking (16)
     "leaves of different attempts go together",
     # A run for whose nodes there is no plan keeps the one that it has
     "a node leaves whether or not the others can go on",
