@@ -14,6 +14,9 @@ import pytest
 from experiments.simulation.breaking import Mutation
 from experiments.simulation.mutations import MUTATIONS, simulated
 from experiments.simulation.run import simulate
+from hetjax.runtime.control import recovery_decisions
+from hetjax.runtime.execution.commit import StepCommit
+from hetjax.runtime.rpc.schema import Reached
 from tests.runtime import (
     test_duties,
     test_epochs,
@@ -25,6 +28,14 @@ from tests.runtime.test_recovery_decisions import at, commit
 TURNED_AWAY = (
     test_rounds.test_an_older_start_is_turned_away_and_its_end_is_no_loss_of_the_newer
 )
+
+
+def commit_is(
+    reached: dict[str, Reached], expected: StepCommit | None, late: list[str]
+) -> None:
+    """By whichever function decides it now."""
+    assert recovery_decisions.committed_step(reached) == (expected, late)
+
 
 NOTICED_AT = {
     "a round is over with the first loss, while others are busy": 5,
@@ -80,17 +91,11 @@ COVERED: dict[str, Callable[[], object]] = {
     ),
     # No step is begun before all have done the one before (10)
     "all that are behind finish the step, however far": partial(
-        test_recovery_decisions.test_a_step_that_one_has_committed_is_finished_by_who_lacks_it,
-        {"a": at(1), "b": at(3), "c": at(2)},
-        commit(3),
-        ["c"],
+        commit_is, {"a": at(1), "b": at(3), "c": at(2)}, commit(3), ["c"]
     ),
     # Those who are given a state have all of it before the first goes on from it (16)
     "the commit of a step before the newest counts": partial(
-        test_recovery_decisions.test_a_step_that_one_has_committed_is_finished_by_who_lacks_it,
-        {"a": at(3, knows=False), "b": at(2)},
-        None,
-        [],
+        commit_is, {"a": at(3, knows=False), "b": at(2)}, None, []
     ),
     # Simulated runs have no store
     "the store is asked only if the workers have nothing": (
