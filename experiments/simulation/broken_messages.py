@@ -114,11 +114,6 @@ def _commit_kept(progress: Any, request: Any) -> Any:
     return replace(after, commit=progress.commit) if is_train else after
 
 
-def _any_step_saved(progress: Any, request: Any) -> Any:
-    is_save = isinstance(request, schema.SaveState)
-    return progress if is_save else _begun(progress, request)
-
-
 MESSAGES = (
     breaks(
         1,
@@ -226,5 +221,4 @@ MESSAGES = (
         "a step that is broken off keeps the commit of the one before",
         function(_begun, _commit_kept),
     ),
-    breaks(19, "a state of another step is saved", function(_begun, _any_step_saved)),
 )

@@ -70,33 +70,35 @@ class _Unheeding:
         return {}
 
 
-def _placed_or_not(controller: Any, *args: Any) -> Any:
+def _placed_or_not(controller: Any, *args: Any, **named: Any) -> Any:
     unheeding = _Unheeding(controller.connections, schema.PlaceState)
     with patch.object(controller, "connections", unheeding):
-        return _restore(controller, *args)
+        return _restore(controller, *args, **named)
 
 
-def _in_one_attempt(controller: Any, held: Sequence[Any], *args: Any) -> Any:
+def _in_one_attempt(
+    controller: Any, held: Sequence[Any], *args: Any, **named: Any
+) -> Any:
     """All leaves of a step are of the newest attempt at it, as it were."""
     newest: dict[int, str] = {}
     for step, attempt in (h.save for h in held):
         newest[step] = max(attempt, newest.get(step, ""))
     held = [replace(h, save=(h.save[0], newest[h.save[0]])) for h in held]
-    return _restore(controller, held, *args)
+    return _restore(controller, held, *args, **named)
 
 
 def _leaving_first(
-    controller: Any, held: Any, storage: Any, others: Any = (), *args: Any
+    controller: Any, held: Any, storage: Any, others: Any = (), *args: Any, **named: Any
 ) -> Any:
     controller.connections.ask(dict.fromkeys(others, schema.Leave()))
-    return _restore(controller, held, storage, others, *args)
+    return _restore(controller, held, storage, others, *args, **named)
 
 
 def _without_those_that_leave(
-    controller: Any, held: Any, storage: Any, others: Any = (), *args: Any
+    controller: Any, held: Any, storage: Any, others: Any = (), *args: Any, **named: Any
 ) -> Any:
     stay = [h for h in held if h.worker not in others]
-    return _restore(controller, stay, storage, others, *args)
+    return _restore(controller, stay, storage, others, *args, **named)
 
 
 def _one_round(
@@ -156,6 +158,7 @@ def _anew_whatever_was_saved(self: Any, held: Any) -> None:
 
 # --- checkpoints
 
+_still_saved = recovery_decisions.still_saved
 _savers, _save, _retain = Controller._savers, Controller.save, disk.outdated
 
 
@@ -176,6 +179,10 @@ def _saved_by(is_saved: Callable[[Any, Any], bool]) -> Callable[[Any], Any]:
         return told
 
     return savers
+
+
+def _saved_as_the_next(self: Any, storage: Any, step: int, *args: Any) -> bool:
+    return _save(self, storage, step + 1, *args)
 
 
 def _nothing_else_kept(steps: Any, complete: Any, keep: int, also: Any) -> list[int]:
@@ -287,6 +294,11 @@ RECOVERY = (
         method(Controller, "_savers", _idle_savers),
     ),
     breaks(
+        19,
+        "a state of another step is saved",
+        method(Controller, "save", _saved_as_the_next),
+    ),
+    breaks(
         21,
         "a step is saved once one worker has its part",
         method(Controller, "_savers", _saved_by(lambda have, save: save in have)),
@@ -313,7 +325,7 @@ RECOVERY = (
     breaks(
         22,
         "a checkpoint stays the newest though its disks are gone",
-        method(Driver, "_still_saved", lambda self, saved, restored: saved),
+        function(_still_saved, lambda saved, restored, has_store: saved),
     ),
     breaks(
         23,

@@ -44,12 +44,18 @@ class Disk:
     world: World
     parts: dict[tuple[int, str], Part] = field(default_factory=dict)
     is_full: bool = False
+    fails_one_in: float = 0.0  # writes; 0: none does
     slowness: float = 1.0
 
     def committed(self) -> Iterator[tuple[int, str, Written]]:
         for (step, worker), part in self.parts.items():
             if part.committed is not None:
                 yield step, worker, part.committed
+
+    def refuses(self) -> bool:
+        """Whether what is to be written now is not."""
+        is_bad = self.fails_one_in > 0 and self.world.one_in(self.fails_one_in)
+        return self.is_full or is_bad
 
     def read(self, save: Save, leaf: str) -> int | None:
         """The leaf's value in this save; None where it cannot be read as written."""

@@ -13,7 +13,27 @@ from experiments.simulation.network import Network
 from experiments.simulation.ports import CONTROLLER, Machines
 from experiments.simulation.worker import SimWorker
 from experiments.simulation.world import World
+from hetjax.runtime.rpc import schema
 
+FAULTS_S = 150.0  # from then on all goes well
+# How many processes each of these faults ends at most; others may end any number
+ENDS_AT_MOST = {
+    "kill": 1,
+    "kill_two": 2,
+    "kill_soon_after": 2,
+    "stop": 1,
+    "get_stuck": 1,
+    "fail_to_start": 3,
+    "fill_disk": 0,
+    "slow_disk": 0,
+    "spoil_disks": 0,
+    "damage_disk": 0,
+    "fail": 1,
+    "fail_at": 2,
+    "mumble": 1,
+    "repeat": 0,
+    "ask_to_stop": 0,
+}
 _MEAN_S = 30.0  # until a fault; a run without any takes about as long
 
 
@@ -32,19 +52,28 @@ class Faults:
     counts: Counter[str] = field(default_factory=Counter)
     last_loss_s: float = -1e9  # when a disk lost something, last
 
-    def spread(self, number: int, most_s: float) -> None:
-        """Draw so many faults of the time until then, most of them early."""
+    @property
+    def has_damaged(self) -> bool:
+        return bool(self.counts["damage_disk"] or self.counts["damage_and_crash"])
+
+    def spread(self, number: int) -> None:
+        """Draw so many faults, most of them early, until all goes well."""
+        self.world.after(FAULTS_S, self.end)
         for _ in range(number):
             kind = self.world.random.choice(_KINDS)
-            at_s = min(most_s, self.world.random.expovariate(1 / _MEAN_S))
+            at_s = min(FAULTS_S, self.world.random.expovariate(1 / _MEAN_S))
             self.world.after(at_s, lambda kind=kind: self._strike(kind))
 
     def end(self) -> None:
         """From now on all goes well."""
         self.machines.up = {node.name for node in self.machines.cluster.nodes}
         self.machines.starts_fail = 0
+        self.machines.broken.clear()
+        self.network.garble_no_more()
+        for worker in self.machines.alive():
+            worker.mishaps.end()
         for disk in self.machines.disks:
-            disk.is_full, disk.slowness = False, 1.0
+            disk.is_full, disk.slowness, disk.fails_one_in = False, 1.0, 0.0
 
     def _strike(self, kind: Callable[["Faults"], None]) -> None:
         name = kind.__name__.strip("_")
@@ -83,7 +112,7 @@ class Faults:
     def _get_stuck(self) -> None:
         """A worker that gives signs of life, and does not come to an end."""
         if worker := self._some_worker():
-            worker.is_stuck = True
+            worker.mishaps.is_stuck = True
 
     def _cut(self) -> None:
         chance, one = self.world.random, self._some_host()
@@ -131,10 +160,53 @@ class Faults:
         if disk.damage():
             self.last_loss_s = self.world.now_s
 
+    def _damage_and_crash(self) -> None:
+        """The same where it is read soon."""
+        self._damage_disk()
+        self._crash_controller()
+
     def _fail(self) -> None:
         """A worker that comes upon an error of its own in what it does next."""
         if worker := self._some_worker():
-            worker.fails_next = True
+            worker.mishaps.fails_at = object
+
+    def _fail_at(self) -> None:
+        """The same at one kind of request, also one that a loss brings about."""
+        if worker := self._some_worker():
+            worker.mishaps.fails_at = self.world.random.choice(_FAILS_AT)
+        if self.world.one_in(2):
+            self._kill()
+
+    def _mumble(self) -> None:
+        """A worker whose next answer is none."""
+        if worker := self._some_worker():
+            worker.mishaps.mumbles = self.world.random.choice(["kind", "epoch"])
+
+    def _repeat(self) -> None:
+        """A worker that gives its last answer again when it is asked next."""
+        if worker := self._some_worker():
+            worker.mishaps.mumbles = "again"
+
+    def _diverge(self) -> None:
+        """Weights that are not finite, as far as one worker can tell."""
+        if worker := self._some_worker():
+            worker.mishaps.is_not_finite = True
+
+    def _break_machine(self) -> None:
+        """A machine on which no process lives for long."""
+        self._break({self._some_host()})
+
+    def _break_all(self) -> None:
+        self._break({node.name for node in self.machines.cluster.nodes})
+
+    def _break(self, hosts: set[str]) -> None:
+        machines, chance = self.machines, self.world.random
+        machines.broken |= hosts
+        for worker in machines.alive():
+            if worker.host in hosts:
+                worker.kill()
+        mended = lambda: machines.broken.difference_update(hosts)  # noqa: E731
+        self.world.after(chance.uniform(20.0, 100.0), mended)
 
     def _fill_disk(self) -> None:
         disk = self.machines.disk(self._some_host())
@@ -143,6 +215,18 @@ class Faults:
             self.world.random.uniform(1.0, 60.0),
             lambda: setattr(disk, "is_full", False),
         )
+
+    def _spoil_disks(self) -> None:
+        """Disks that refuse to write now and then."""
+        disks = self.machines.disks
+        for disk in disks:
+            disk.fails_one_in = self.world.random.choice([4.0, 8.0])
+
+        def mend() -> None:
+            for disk in disks:
+                disk.fails_one_in = 0.0
+
+        self.world.after(self.world.random.uniform(10.0, 60.0), mend)
 
     def _slow_disk(self) -> None:
         disk = self.machines.disk(self._some_host())
@@ -189,11 +273,28 @@ _KINDS = [
     *[Faults._take_machine] * 3,
     Faults._lose_power,
     Faults._damage_disk,
+    *[Faults._damage_and_crash] * 2,
     *[Faults._fail] * 2,
+    *[Faults._fail_at] * 2,
+    Faults._mumble,
+    Faults._repeat,
+    *[Faults._diverge] * 2,
+    *[Faults._break_machine] * 2,
+    Faults._break_all,
+    *[Faults._spoil_disks] * 2,
     Faults._fill_disk,
     Faults._slow_disk,
     Faults._fail_to_start,
     *[Faults._crash_controller] * 3,
     *[Faults._give_notice] * 2,
     Faults._ask_to_stop,
+]
+_FAILS_AT = [
+    schema.PlaceState,
+    schema.CollectLeaves,
+    schema.FinishStep,
+    schema.HoldState,
+    schema.Reroute,
+    schema.Join,
+    schema.SaveState,
 ]

@@ -115,6 +115,9 @@ class Network:
         """Let a relay drop, repeat or swap the next frames that are sent."""
         self._garble += count
 
+    def garble_no_more(self) -> None:
+        self._garble = 0
+
     def cut_until_s(self, one: str, other: str) -> float:
         return self._cuts.get(frozenset((one, other)), 0.0)
 

@@ -7,7 +7,7 @@ stands on these ports: `Controller`, `Driver`, `Loop`. Owns the ports.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,10 +15,8 @@ from typing import Any
 from experiments.simulation.disk import Disk
 from experiments.simulation.network import End
 from experiments.simulation.worker import SimWorker, Site
-from experiments.simulation.world import Process
+from experiments.simulation.world import Process, Violation
 from hetjax.cluster.cluster import Cluster, part_of
-from hetjax.errors import NoFeasiblePlan
-from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.runtime.rpc import rounds, schema
 from hetjax.runtime.rpc.rounds import Rounds
 from hetjax.runtime.rpc.schema import Request
@@ -108,6 +106,7 @@ class SimConnections:
         names = ", ".join(requests)
         self._site.world.tell(f"asks {names}: {what.__name__}")
         self._be_busy()
+        self._check_lines()
         self._asked_s.append(self._site.world.now_s)
         self._finished = None
         asked = {w: replace(r, epoch=self.epoch) for w, r in requests.items()}
@@ -122,6 +121,12 @@ class SimConnections:
         if self._finished.trouble is not None:
             self._site.world.tell(f"  trouble: {self._finished.trouble}")
         return answers_of(self._finished, what)
+
+    def _check_lines(self) -> None:
+        """Only the newest start of a worker is connected."""
+        for (worker, incarnation), line in self._lines.items():
+            if line.is_open and self._state.there.get(worker) != incarnation:
+                raise Violation(f"a start of {worker} is lost, and still connected")
 
     def lose(self, worker: str, reason: str) -> None:
         self._take(rounds.TakenForLost(worker, reason))
@@ -176,8 +181,17 @@ _NUM_ROUNDS = 8  # in which a loss may still be unknown to the controller
 class Machines:
     """Which hosts are there, what runs on them, and their disks."""
 
-    def __init__(self, site: Site, cluster: Cluster, is_shared: bool) -> None:
+    def __init__(
+        self,
+        site: Site,
+        cluster: Cluster,
+        is_shared: bool,
+        tried: Callable[[], None],
+    ) -> None:
         self.site, self.cluster, self._is_shared = site, cluster, is_shared
+        self.tried = tried  # to start workers, once more
+        self.num_tries = 0  # since the last step
+        self.broken = set[str]()  # hosts on which no process lives
         self.up = {node.name for node in cluster.nodes}
         self.running: dict[str, list[SimWorker]] = {}
         self._shared, self._own = Disk(site.world), dict[str, Disk]()
@@ -193,7 +207,14 @@ class Machines:
 
     @property
     def disks(self) -> list[Disk]:
-        return [self._shared] if self._is_shared else [*self._own.values()]
+        return self.disks_of(None)
+
+    def disks_of(self, hosts: Collection[str] | None) -> list[Disk]:
+        """The disks of these machines, or of all."""
+        if self._is_shared:
+            return [self._shared]
+        own = self._own.items()
+        return [disk for host, disk in own if hosts is None or host in hosts]
 
     def alive(self) -> list[SimWorker]:
         return [w for some in self.running.values() for w in some if w.is_alive]
@@ -228,6 +249,8 @@ class SimLauncher:
         self._machineless = set[str]()
 
     def start(self, workers: Sequence[str]) -> None:
+        self.machines.num_tries += bool(workers)
+        self.machines.tried()
         self.begin(workers)
         self.connections.wait_for(workers, lambda: self._check(workers))
 
@@ -244,8 +267,8 @@ class SimLauncher:
             site.world.tell(f"{started.name} starts")
             self.connections.expect(worker, started.incarnation)
             delay_s = site.world.random.uniform(*_START_S)
-            if self.machines.starts_fail:
-                self.machines.starts_fail -= 1
+            if self.machines.starts_fail or worker in self.machines.broken:
+                self.machines.starts_fail = max(0, self.machines.starts_fail - 1)
                 started.after(delay_s, started.kill)
             else:
                 started.after(delay_s, lambda w=started: self._call(w))
@@ -294,40 +317,17 @@ class SimLauncher:
 
 
 class SimJournal:
-    """`Journal` of metrics, which outlives the controller."""
+    """`Journal` of metrics, which outlives the controller; `heard` is told of lines."""
 
-    def __init__(self) -> None:
+    def __init__(self, heard: Callable[[dict[str, Any]], None]) -> None:
         self.lines: list[dict[str, Any]] = []
+        self._heard = heard
 
     def append(self, line: dict[str, Any]) -> None:
         self.lines.append(line)
+        self._heard(line)
 
     def rewind(self, last_step: int) -> list[dict[str, Any]]:
         dropped = [line for line in self.lines if line["step"] > last_step]
         self.lines = [line for line in self.lines if line["step"] <= last_step]
         return dropped
-
-
-def planned(cluster: Cluster, num_layers: int, num_replicas: int) -> Plan:
-    """Replicas of unlike depth on all nodes; NoFeasiblePlan if there are none."""
-    names = [node.name for node in cluster.nodes]
-    if not names:
-        raise NoFeasiblePlan(got="no node", allowed="one", fix="add one")
-    num_replicas = min(num_replicas, len(names))
-    replicas = []
-    for number in range(num_replicas):
-        nodes = names[number::num_replicas][:num_layers]
-        cuts = [at * num_layers // len(nodes) for at in range(len(nodes) + 1)]
-        stages = tuple(
-            Stage(
-                node=node, devices=(0,), layers=(cuts[at], cuts[at + 1]), launch_ahead=1
-            )
-            for at, node in enumerate(nodes)
-        )
-        replicas.append(Replica(num_microbatches=1, microbatch_size=1, stages=stages))
-    return Plan(
-        model="simulated",
-        seq_len=8,
-        global_batch=num_replicas,
-        replicas=tuple(replicas),
-    )

@@ -3,8 +3,8 @@
 
 What it does next, how far its state is and which requests it refuses are the real
 functions (`hetjax/runtime/worker/duties.py`). Owns what stands for the work: stages
-that are a number per layer, peers that a step waits for, leaves that are given and
-taken.
+that are a number per layer, and a step that waits for peers. Does not own links
+(`peers.py`), leaves (`inventory.py`), nor writing (`writer.py`).
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from experiments.simulation.disk import Disk
+from experiments.simulation.inventory import Inventory
+from experiments.simulation.mishaps import Mishaps
 from experiments.simulation.network import End, Network
+from experiments.simulation.peers import PeerGone, Peers
+from experiments.simulation.shares import layers_of, led_by, workers_of
 from experiments.simulation.truth import State, commit_of, share, updated
 from experiments.simulation.world import Process, World
 from experiments.simulation.writer import Writer
@@ -44,39 +48,12 @@ _SOON_S = 0.001, 0.02
 Heard = Callable[["SimWorker", State, int], None]  # its state after so many steps
 
 
-class PeerGone(Exception):
-    """Another worker is lost, so that this request comes to nothing."""
-
-    def __init__(self, peer: str, reason: str) -> None:
-        super().__init__(peer, reason)
-        self.peer, self.reason = peer, reason
-
-
-@dataclass
-class PeerGroup:
-    """The connections of an epoch and what has come over them."""
-
-    ends: dict[str, End] = field(default_factory=dict)
-    messages: dict[tuple[str, Any], Any] = field(default_factory=dict)
-    lost: tuple[str, str] | None = None
-
-    def lose(self, peer: str, reason: str) -> None:
-        self.lost = self.lost or (peer, reason)
-
-    def check(self) -> None:
-        if self.lost is not None:
-            raise PeerGone(*self.lost)
-
-    def close(self) -> None:
-        for end in self.ends.values():
-            end.close()
-
-
 @dataclass(frozen=True)
 class Site:
     """What all processes of a run share: hosts' disks, the network, who is where.
 
-    `listening` has by address who can be called there, `told` hears of every state.
+    `listening` has by address who can be called there, `told` hears of every state,
+    `left` of who has left in good order, `removed` that old checkpoints are gone.
     """
 
     world: World
@@ -85,7 +62,9 @@ class Site:
     first: Callable[[], State]
     told: Heard
     keep: int
-    listening: dict[str, tuple["SimWorker", PeerGroup]] = field(default_factory=dict)
+    left: Callable[["SimWorker"], None] = lambda worker: None
+    removed: Callable[[], None] = lambda: None
+    listening: dict[str, Peers] = field(default_factory=dict)
 
 
 class SimWorker(Process):
@@ -96,16 +75,14 @@ class SimWorker(Process):
         self.worker, self.incarnation = worker, incarnation
         self.line: End
         self.has_left = False  # asked to, in good order
-        self.is_stuck = False  # in what it does, though it gives signs of life
-        self.fails_next = False
+        self.mishaps = Mishaps()
         self._site, self._disk = site, disk
         self._duties, self._progress = Duties(), Progress()
         self._plan: Plan | None = None
         self._built_for: Plan | None = None
         self._state: dict[str, int] | None = None
-        self._held: tuple[int, dict[str, int]] | None = None
-        self._taken: dict[str, int] = {}
-        self._peers: PeerGroup | None = None
+        self._inventory = Inventory(disk)
+        self._peers: Peers | None = None
         self._writer: Writer | None = None
         self._unfinished: dict[str, int] | None = None
         self._looking: list[Callable[[], None]] = []  # at what has come
@@ -117,14 +94,6 @@ class SimWorker(Process):
 
     def controller_gone(self, reason: str) -> None:
         self._take(duties.ControllerGone(reason))
-
-    @property
-    def state(self) -> State | None:
-        return self._state
-
-    @property
-    def at(self) -> int | None:
-        return self._progress.at
 
     def leave_by_itself(self) -> None:
         """End in good order."""
@@ -141,14 +110,20 @@ class SimWorker(Process):
             if isinstance(action, duties.Begin):
                 self._begin(action.request)
             elif isinstance(action, duties.Reply):
-                self.line.send((action.number, action.message))
+                self._reply(action.number, action.message)
             elif isinstance(action, duties.BreakOff):
                 if self._peers is not None:
                     self._peers.lose(action.request.worker, action.request.reason)
-                    self._look()
             else:
                 self.has_left = self.is_alive and not action.reason
                 self.leave_by_itself()
+                if self.has_left:
+                    self._site.left(self)
+
+    def _reply(self, number: int, message: Message) -> None:
+        is_last = self._duties.has_ended
+        for reply in self.mishaps.replies(number, message, is_last):
+            self.line.send(reply)
 
     def _begin(self, request: AnyRequest) -> None:
         try:
@@ -165,10 +140,9 @@ class SimWorker(Process):
         self.after(delay_s, lambda: self._go_on(request))
 
     def _go_on(self, request: AnyRequest) -> None:
-        if self.is_stuck:
+        if self.mishaps.is_stuck:
             return
-        if self.fails_next:
-            self.fails_next = False
+        if self.mishaps.fails(request):
             return self._answer(schema.RequestFailed(error="OSError: no luck"))
         found = _HANDLERS[type(request)](self, request)
         if found is not None:
@@ -190,7 +164,7 @@ class SimWorker(Process):
         """Answer once `look` finds an answer in what has come; PeerGone ends it."""
 
         def again() -> None:
-            if self.is_stuck:
+            if self.mishaps.is_stuck:
                 return
             try:
                 found = look()
@@ -222,10 +196,9 @@ class SimWorker(Process):
         return schema.Done()
 
     def _listen(self, request: schema.Listen) -> Message:
-        self._peers = PeerGroup()
+        self._peers = Peers(self, self._site.network, self._look)
         address = f"{self.name}:{self.world.num_events}"
-        self._site.listening[address] = self, self._peers
-        self._listening = self._peers
+        self._site.listening[address] = self._peers
         return schema.Address(address=address)
 
     def _join(self, request: schema.Join) -> None:
@@ -235,7 +208,7 @@ class SimWorker(Process):
             return self._answer(schema.RequestFailed(error="build first"))
         for peer, address in request.addresses.items():
             if self.worker < peer:
-                self._call(peers, peer, address)
+                peers.call(self._site.listening[address], address)
         begin_s = self.world.now_s
 
         def look() -> Message | None:
@@ -249,42 +222,6 @@ class SimWorker(Process):
 
         self.after(_CONNECT_S + 1.0, self._look)
         self._wait(request, look)
-
-    def _call(self, peers: PeerGroup, peer: str, address: str) -> None:
-        other, theirs = self._site.listening[address]
-        network = self._site.network
-        cut_s = network.cut_until_s(self.host, other.host) - self.world.now_s
-
-        def call() -> None:
-            if not other.is_alive:
-                peers.lose(peer, f"cannot be reached at {address}")
-                return self._look()
-            mine, its = network.connect(self, other)
-            self._take_over(peers, peer, mine)
-            other.call(lambda: other._take_over(theirs, self.worker, its))
-
-        def give_up() -> None:
-            peers.lose(peer, "timed out")
-            self._look()
-
-        if cut_s > 30.0:
-            self.after(30.0, give_up)
-        else:
-            self.after(max(0.0, cut_s) + network.latency_s(), call)
-
-    def _take_over(self, peers: PeerGroup, peer: str, end: End) -> None:
-        def received(message: tuple[Any, Any]) -> None:
-            key, value = message
-            peers.messages[peer, key] = value
-            self._look()
-
-        def ended(reason: str) -> None:
-            peers.lose(peer, reason)
-            self._look()
-
-        end.received, end.ended = received, ended
-        peers.ends[peer] = end
-        self._look()
 
     def _compile(self, request: schema.Compile) -> Message:
         return schema.Done()
@@ -303,7 +240,7 @@ class SimWorker(Process):
             return self._answer(schema.Lost(worker=peers.lost[0], reason=peers.lost[1]))
         key = "squares", request.turn
         mine = {layer: share(state[layer], request.step) for layer in self._leads()}
-        everybody = _workers(plan)
+        everybody = workers_of(plan)
         for worker in everybody:
             if worker != self.worker and worker in peers.ends:
                 peers.ends[worker].send((key, sum(mine.values())))
@@ -331,22 +268,11 @@ class SimWorker(Process):
 
     def _hold(self, request: schema.HoldState) -> Message:
         if self._progress.at is not None and self._state is not None:
-            self._held = self._progress.at, dict(self._state)
-        if self._held is None:
-            return schema.HeldState(at=None, leaves=[])
-        return schema.HeldState(at=self._held[0], leaves=sorted(self._held[1]))
+            self._inventory.keep(self._progress.at, self._state)
+        return self._inventory.in_memory()
 
     def _find_saves(self, request: schema.FindSaves) -> Message:
-        found: dict[Any, tuple[dict[str, int], Any]] = {}
-        for _, _, written in self._disk.committed():
-            leaves, host = found.setdefault(written.save, ({}, written.host))
-            leaves.update(written.leaves)
-        return schema.FoundSaves(
-            saves=[
-                schema.FoundSave(save=save, leaves=sorted(leaves), host=host)
-                for save, (leaves, host) in found.items()
-            ]
-        )
+        return self._inventory.on_disk()
 
     def _needs(self, request: schema.TellNeeds) -> Message:
         leaves = dict.fromkeys(self._layers(), 8)
@@ -358,13 +284,9 @@ class SimWorker(Process):
         for worker, tier, leaves in request.give:
             for leaf in leaves:
                 if worker in peers.ends:  # else it has gone since
-                    key = "leaf", request.turn, leaf
-                    peers.ends[worker].send((key, self._read(tier, request.save, leaf)))
-        own = {
-            leaf: self._read(tier, request.save, leaf)
-            for tier, leaves in request.own.items()
-            for leaf in leaves
-        }
+                    value = self._inventory.read(tier, request.save, leaf)
+                    peers.ends[worker].send((("leaf", request.turn, leaf), value))
+        own = self._inventory.own(request)
         wanted = {
             (worker, ("leaf", request.turn, leaf)): leaf
             for worker, leaves in request.take
@@ -376,7 +298,9 @@ class SimWorker(Process):
                 peers.check()
                 return None
             values = own | {leaf: peers.messages[at] for at, leaf in wanted.items()}
-            self._taken |= {leaf: v for leaf, v in values.items() if v is not None}
+            self._inventory.taken |= {
+                leaf: v for leaf, v in values.items() if v is not None
+            }
             peers.check()
             return schema.Collected(
                 missing=[leaf for leaf, value in values.items() if value is None],
@@ -386,21 +310,16 @@ class SimWorker(Process):
 
         self._wait(request, look)
 
-    def _read(self, tier: str, save: tuple[int, str], leaf: str) -> int | None:
-        if tier == "disk":
-            return self._disk.read(save, leaf)
-        assert tier == "memory" and self._held is not None, (self.name, tier, save)
-        assert self._held[0] == save[0], "what is kept is of another step"
-        return self._held[1][leaf]
-
     def _place(self, request: schema.PlaceState) -> Message:
         if self._progress.at != request.step:
-            self._state = {layer: self._taken[layer] for layer in self._layers()}
+            taken = self._inventory.taken
+            self._state = {layer: taken[layer] for layer in self._layers()}
         self._forget()
         return schema.Done()
 
     def _forget(self) -> None:
-        self._held, self._taken, self._unfinished = None, {}, None
+        self._inventory.forget()
+        self._unfinished = None
 
     def _evaluate(self, request: schema.Evaluate) -> Message:
         assert self._peers is not None
@@ -410,7 +329,7 @@ class SimWorker(Process):
         return schema.Evaluated(losses=[((0, 0), 1.0)], num_tokens=8)
 
     def _check_state(self, request: schema.CheckState) -> Message:
-        return schema.CheckedState(stages=[])
+        return schema.CheckedState(stages=self.mishaps.stages())
 
     def _drop(self, request: schema.DropState) -> Message:
         self._forget()
@@ -427,7 +346,9 @@ class SimWorker(Process):
         assert self._state is not None
         if file_name(self.worker) in request.workers:
             if self._writer is None:
-                self._writer = Writer(self, self._disk, self.worker, self._site.keep)
+                self._writer = Writer(
+                    self, self._disk, self._site.keep, self._site.removed
+                )
             state = self._state
             self._writer.save(request, {layer: state[layer] for layer in self._leads()})
         return schema.Done()
@@ -441,29 +362,11 @@ class SimWorker(Process):
 
     def _layers(self) -> list[str]:
         """What the stages of this worker are made of, of whichever replica."""
-        return _layers_of(self._plan, self._site.layers).get(self.worker, [])
+        return layers_of(self._plan, self._site.layers).get(self.worker, [])
 
     def _leads(self) -> list[str]:
-        """The layers that it saves and counts in the norm: of its holders one does."""
         assert self._plan is not None
-        by_worker = _layers_of(self._plan, self._site.layers)
-        found = []
-        for number, layer in enumerate(self._site.layers):
-            holders = [worker for worker, has in by_worker.items() if layer in has]
-            if holders[number % len(holders)] == self.worker:
-                found.append(layer)
-        return found
-
-
-def _workers(plan: Plan) -> list[str]:
-    return [*dict.fromkeys(stage.node for _, _, stage in plan.stages())]
-
-
-def _layers_of(plan: Plan | None, layers: tuple[str, ...]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for _, _, stage in plan.stages() if plan is not None else ():
-        found.setdefault(stage.node, []).extend(layers[slice(*stage.layers)])
-    return found
+        return led_by(self.worker, self._plan, self._site.layers)
 
 
 _HANDLERS: Mapping[type[AnyRequest], Callable[[SimWorker, Any], Message | None]] = {

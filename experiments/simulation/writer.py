@@ -22,14 +22,14 @@ Then = Callable[[], None]
 class Writer:
     """One save at a time; `newest` is the last that is there for good."""
 
-    def __init__(self, process: Process, disk: Disk, worker: str, keep: int) -> None:
-        self._process, self._disk, self._worker = process, disk, worker
-        self._keep = keep
+    def __init__(self, process: Process, disk: Disk, keep: int, removed: Then) -> None:
+        self._process, self._disk, self._worker = process, disk, process.host
+        self._keep, self._removed = keep, removed
         self.newest: Save | None = None
         self.busy = False
         self._waiting: list[Then] = []
         for (_, owner), part in disk.parts.items():
-            if owner == worker:
+            if owner == self._worker:
                 part.building = {}
 
     def save(self, order: SaveState, leaves: dict[str, int]) -> None:
@@ -54,7 +54,7 @@ class Writer:
         self, left: list[str], whole: Written, part: Part, order: SaveState
     ) -> None:
         def next_leaf() -> None:
-            if self._disk.is_full:
+            if self._disk.refuses():
                 return self._fail(part, order.step)
             if left:
                 leaf = left.pop(0)
@@ -72,7 +72,7 @@ class Writer:
         self._later(flushed)
 
     def _commit(self, whole: Written, part: Part, order: SaveState) -> None:
-        if self._disk.is_full:
+        if self._disk.refuses():
             return self._fail(part, order.step)
         self._disk.parts[order.step, self._worker] = part
         part.before, part.committed = part.committed, whole
@@ -96,6 +96,7 @@ class Writer:
         ]
         for step in outdated(own, complete, self._keep, {order.safe, order.best}):
             del parts[step, self._worker]
+        self._removed()
 
     def _fail(self, part: Part, step: int) -> None:
         part.building = {}

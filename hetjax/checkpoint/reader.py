@@ -60,7 +60,8 @@ class Leaf:
 class Checkpoint:
     """One step as saved once; `host` is the JSON of who asked for it.
 
-    `path` is the directory of the step, `entries` are keyed by name.
+    `path` is the directory of the step, `entries` are keyed by name. The parts of those
+    that are `absent` are not here, though they took part in it.
     """
 
     step: int
@@ -68,6 +69,7 @@ class Checkpoint:
     host: Mapping[str, Any]
     entries: Mapping[str, Entry]
     leaves: Mapping[str, Leaf] = field(repr=False)
+    absent: frozenset[str] = frozenset()
 
     @property
     def attempt(self) -> str:
@@ -275,8 +277,14 @@ def merge(path: Path, manifests: Sequence[Manifest]) -> Checkpoint:
             if list(other.files.values()) != list(leaf.files.values()):
                 raise _damaged(path, f"{other.path} and {leaf.path} differ")
     first = manifests[0]
+    took_part = {worker for manifest in manifests for worker in manifest.workers}
     return Checkpoint(
-        step=first.step, path=path, host=first.host, entries=entries, leaves=leaves
+        step=first.step,
+        path=path,
+        host=first.host,
+        entries=entries,
+        leaves=leaves,
+        absent=frozenset(took_part - {manifest.worker for manifest in manifests}),
     )
 
 

@@ -22,7 +22,8 @@ _NEAREST = {"memory": 0, "disk": 1, "cloud": 2}
 class PartialSnapshot:
     """The leaves of one save that one place has; `worker` is CLOUD for the cloud.
 
-    `host` is the training loop's JSON of their manifests: empty for memory.
+    `host` is the training loop's JSON of their manifests: empty for memory. `absent`
+    have a part of the save that is not there.
     """
 
     worker: str
@@ -30,6 +31,7 @@ class PartialSnapshot:
     save: Save
     leaves: frozenset[str]
     host: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    absent: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +62,19 @@ def newest(
     whole = [save for save, leaves in covered.items() if needed <= leaves]
     below = [save for save in whole if limit is None or save < limit]
     return max(below, default=None)
+
+
+def unasked(
+    snapshots: Iterable[PartialSnapshot], asked: AbstractSet[str]
+) -> dict[int, set[str]]:
+    """Those that may have what lacks to a save, by its step: nobody has asked them."""
+    absent: dict[Save, set[str]] = {}
+    for snapshot in snapshots:
+        absent.setdefault(snapshot.save, {*snapshot.absent}).intersection_update(
+            snapshot.absent
+        )
+    left = {save[0]: lacking - asked for save, lacking in sorted(absent.items())}
+    return {step: lacking for step, lacking in left.items() if lacking}
 
 
 def assign(

@@ -277,8 +277,7 @@ class Driver:
         self._terms.go_on(restored)
         plan = None if self.plan == before else self.plan
         reason = reason or difference(cluster, self.cluster)
-        gone = frozenset(self._gone)
-        self._tell(reason, at, restored, clock, plan=plan, gone=gone)
+        self._tell(reason, at, restored, clock, plan=plan, gone=frozenset(self._gone))
 
     def _tell(
         self,
@@ -342,10 +341,10 @@ class Driver:
         self._detour.end(self.plan, built)
         self._replan(lost or self._detour.lost)
         clock.lap("replan")
-        gone = [worker for worker in controller.workers if worker not in left]
+        new = [worker for worker in controller.workers if worker not in built]
         leaving = [worker for worker in built if worker not in controller.workers]
-        self._start(gone, clock)
-        held += self._left.on_disk(gone) if self._has_begun else self._left.found()
+        self._start([worker for worker in new if worker not in left], clock)
+        held += self._left.on_disk(new) if self._has_begun else self._left.found()
         controller.connect(self._terms.transport, leaving)
         self._terms.compile(controller, self.cluster, not self._has_begun)
         clock.lap("compile")
@@ -375,7 +374,8 @@ class Driver:
     def _start(self, gone: Sequence[str], clock: Clock) -> None:
         """Start the lost workers; build them, and all others that have another plan."""
         self._are_new(gone)
-        self._launcher.start(gone)
+        there = self._controller.connections.workers  # a start may have called since
+        self._launcher.start([worker for worker in gone if worker not in there])
         if gone and not self._has_begun:
             self._terms.heard_started(gone)
         clock.lap("start")
@@ -390,7 +390,7 @@ class Driver:
         if self._last_saved is not None:
             raise state_lost(self._last_saved)
         if not self._has_begun:
-            self._terms.check_begins_anew(held)
+            self._terms.check_begins_anew(held, self._controller.workers)
         self._controller.initialise(self._terms.seed)
 
     def _replan(self, lost: WorkerLost | None) -> None:

@@ -42,7 +42,7 @@ from hetjax.training.rundir import Journal
 from hetjax.training.sampling import sample_text
 from hetjax.training.tracing import steps_to_trace, write_trace
 
-_NUM_LAST_SAVES = 2  # a worker may be lost in one
+_NUM_LAST_SAVES = 3  # a worker may be lost in one, and a disk full in another
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -351,13 +351,14 @@ class Loop:
         self._since_s = time.perf_counter()
 
     def _save_last(self, step: int) -> None:
-        for _ in range(_NUM_LAST_SAVES + 1):
+        for number in range(_NUM_LAST_SAVES + 1):
             self.driver.wait_saved()
             self._tell_saved()
             self._check_finite(step)
             if self.driver.saved == step:
                 return
-            self._save(step)
+            if number < _NUM_LAST_SAVES:
+                self._save(step)
         raise RunFailed(
             got=f"no complete checkpoint of step {step}",
             allowed="a run ends with its state saved",

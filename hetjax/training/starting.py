@@ -20,7 +20,7 @@ from hetjax.checkpoint.reader import (
     damaged_after,
     steps,
 )
-from hetjax.checkpoint.recovery_plan import PartialSnapshot
+from hetjax.checkpoint.recovery_plan import PartialSnapshot, unasked
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.stored_steps import fetch_newest
 from hetjax.cluster.cluster import Cluster, Precision
@@ -43,7 +43,7 @@ from hetjax.plans.attention import with_attentions, without_kernels
 from hetjax.plans.plan import Plan, StageKey
 from hetjax.plans.plan_files import parse_plan
 from hetjax.plans.precision import with_precisions
-from hetjax.plans.worker_map import EMBEDDED, node_of
+from hetjax.plans.worker_map import EMBEDDED, file_name, node_of
 from hetjax.report.progress import Display
 from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.control.recovery import Restored
@@ -346,9 +346,13 @@ def _check_is_of_run(
         check_identity(snapshot.host, host, snapshot.save[0], where)
 
 
-def _check_begins(start: Start, held: Sequence[PartialSnapshot]) -> None:
+def _check_begins(
+    start: Start, held: Sequence[PartialSnapshot], asked: Sequence[str]
+) -> None:
     """Raise BadInput if the run has saved before, and some of that is missing."""
     config, saved = start.config, start.saved
+    for step, workers in unasked(held, {*map(file_name, asked)}).items():
+        raise may_be_whole(step, workers)
     if saved is None or not (held or config.checkpoint.local):
         return
     where, cloud = checkpoint_storage(config).directory, config.checkpoint.cloud
@@ -360,4 +364,15 @@ def _check_begins(start: Start, held: Sequence[PartialSnapshot]) -> None:
         allowed="all slices of a step on the disks of the workers or in the store",
         fix="start with the nodes that have the rest, give --checkpoint.cloud, or "
         "start anew with another --run-dir",
+    )
+
+
+def may_be_whole(step: int, workers: Iterable[str]) -> BadInput:
+    """A save of which others than a start has asked took part: it may be whole."""
+    return BadInput(
+        got=f"a checkpoint of step {step} that may be complete with the parts of "
+        f"{', '.join(sorted(workers))}, on which the plan has nothing",
+        allowed="a start that asks all workers of a save before it begins anew",
+        fix="give a plan with stages on these, too (--plan, such as the one that the "
+        "run had), or start anew with another --run-dir",
     )

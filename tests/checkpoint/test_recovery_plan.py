@@ -11,6 +11,7 @@ from hetjax.checkpoint.recovery_plan import (
     PartialSnapshot,
     assign,
     newest,
+    unasked,
 )
 
 LEAVES = tuple(f"leaf{n}" for n in range(5))
@@ -118,3 +119,21 @@ def test_peers_share_what_is_to_be_sent():
         for worker in ("a", "b")
     }
     assert abs(sent["a"] - sent["b"]) <= max(SIZES.values())
+
+
+def part(worker: str, step: int, *absent: str) -> PartialSnapshot:
+    return PartialSnapshot(
+        worker=worker,
+        tier="disk",
+        save=(step, "first"),
+        leaves=frozenset(),
+        absent=frozenset(absent),
+    )
+
+
+def test_whose_part_is_on_no_disk_that_was_asked_may_have_it():
+    parts = [part("a", 5, "b", "c"), part("b", 5, "a", "c"), part("a", 3, "b")]
+    assert unasked(parts, {"a", "b"}) == {5: {"c"}}
+    assert unasked(parts, {"a", "b", "c"}) == {}  # it has been asked, and has none
+    shared = [part("a", 5, "c"), part("b", 5)]  # whole on the disk of b
+    assert unasked(shared, {"a", "b"}) == {}

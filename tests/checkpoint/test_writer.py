@@ -10,7 +10,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from hetjax.checkpoint.reader import Checkpoint, steps
+from hetjax.checkpoint.reader import Checkpoint, partial_checkpoints, steps
 from hetjax.checkpoint.writer import CheckpointWriter
 from hetjax.errors import BadInput
 from tests.checkpoint.values import State, state_of
@@ -207,3 +207,12 @@ def test_when_the_disk_refuses_training_goes_on_and_the_next_save_works(
     assert "File too large" in warned
     assert left == "['step_00000001'] [1]"
     assert after == "[1, 3]"
+
+
+def test_a_part_says_who_took_part_and_is_not_there(tmp_path: Path) -> None:
+    took_part = "a", "b", "c"
+    for worker in ("a", "b"):
+        with CheckpointWriter(tmp_path, worker) as writer:
+            writer.save(7, state_of(1), {}, workers=took_part)
+    (found,) = partial_checkpoints(tmp_path)
+    assert found.absent == {"c"}

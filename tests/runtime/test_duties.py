@@ -62,6 +62,9 @@ def test_requests_are_begun_one_after_the_other_and_answered_as_they_were_asked(
         Reply(7, Done(epoch=1)),
         Begin(8, asked[1]),
     ]
+    waiting = [Requested(number, asked[1]) for number in (8, 9, 10)]
+    found = after(Requested(7, asked[0]), *waiting, Answered(Done()))
+    assert found[-1] == Begin(8, asked[1])
 
 
 def test_breaking_off_waits_for_nothing_and_is_not_answered():

@@ -38,6 +38,7 @@ def at(step: int | None, knows: bool = True) -> Reached:
         ({"a": at(3), "b": at(3)}, commit(3), []),
         ({"a": at(2), "b": at(3), "c": at(2)}, commit(3), ["a", "c"]),
         ({"a": at(None), "b": at(3), "c": at(2)}, commit(3), ["c"]),
+        ({"a": at(1), "b": at(3), "c": at(2)}, commit(3), ["c"]),
         ({"a": at(3, knows=False), "b": at(2)}, None, []),
         ({"a": at(3, knows=False), "b": at(3), "c": at(2)}, commit(3), ["c"]),
         ({"a": at(0), "b": at(0)}, None, []),

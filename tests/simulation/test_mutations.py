@@ -2,66 +2,121 @@
 """Simulated runs notice when a rule of the protocol is broken.
 
 The rules were broken from the protocol's text. Of each that runs notice a seed is kept
-that does. The others are in `UNNOTICED`: not all were tried over 1,000 runs, and many
-need what no fault of `faults.py` brings about yet, such as the answer to a round that
-is over.
+that does. Of most others another rule takes care, too: a test of the function that they
+are in notices them.
 """
+
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from experiments.simulation.breaking import Mutation
 from experiments.simulation.mutations import MUTATIONS, simulated
 from experiments.simulation.run import simulate
+from hetjax.runtime.control import recovery_decisions
+from hetjax.runtime.execution.commit import StepCommit
+from hetjax.runtime.rpc.schema import Reached
+from tests.runtime import (
+    test_duties,
+    test_epochs,
+    test_recovery_decisions,
+    test_rounds,
+)
+from tests.runtime.test_recovery_decisions import at, commit
+
+TURNED_AWAY = (
+    test_rounds.test_an_older_start_is_turned_away_and_its_end_is_no_loss_of_the_newer
+)
+
+
+def commit_is(
+    reached: dict[str, Reached], expected: StepCommit | None, late: list[str]
+) -> None:
+    """By whichever function decides it now."""
+    assert recovery_decisions.committed_step(reached) == (expected, late)
+
 
 NOTICED_AT = {
-    "a round is over with the first loss, while others are busy": 64,
-    "the others are not told to break off": 160,
+    "a round is over with the first loss, while others are busy": 5,
+    "the answer to an earlier round is taken for this one's": 399,
+    "the epoch of an answer is not looked at": 18,
+    "the kind of an answer is not looked at": 134,
+    "one that fails is not lost": 201,
     "requests have no limit": 0,
     "breaking off has no limit": 0,
+    "the connection of one that is lost is left open": 17,
     "the limit is the longest so far, not ten times that": 0,
-    "a worker whose controller is gone stays": 1,
-    "breaking off waits for its turn": 558,
-    "a step that is broken off keeps the commit of the one before": 433,
-    "a commit that only some have is dropped": 3,
-    "those one step behind are not given the commit": 507,
-    "what survivors have in memory is not asked for": 0,
-    "a loss while the run starts ends it": 54,
-    "a save begins while another is being written": 3,
-    "a step is saved once one worker has its part": 3,
-    "only the last that is written stays": 47,
-    "a run ends without saving its last step": 1,
-    "a node leaves before its state was handed over": 317,
-    "what a node that leaves has in memory is not taken": 317,
-    "one that fails is not lost": 33,
-    "losses are counted across steps": 64,
-    "the newest save is taken, whole or not": 458,
+    "a worker whose controller is gone stays": 23,
+    "a step that is broken off keeps the commit of the one before": 60,
+    "a commit that only some have is dropped": 16,
+    "what survivors have in memory is not asked for": 6,
+    "a node that is lost again and again is not left out": 3,
+    "no number of losses ends the run": 2,
+    "all go on after a round, though something was damaged": 109,
+    "a loss while the run starts ends it": 3,
+    "a run begins anew though something was saved": 1,
+    "a save begins while another is being written": 19,
+    "a state of another step is saved": 0,
+    "a step is saved once one worker has its part": 13,
+    "a step is saved whatever the attempts at it": 18,
+    "the newest that all have may go while another is written": 4,
+    "only the last that is written stays": 0,
+    "a run ends without saving its last step": 0,
+    "a node leaves before its state was handed over": 6,
+    "what a node that leaves has in memory is not taken": 6,
+    "a node that comes is not taken in": 47,
 }
-UNNOTICED = {
-    "the newest that all have may go while another is written",
-    "the answer to an earlier round is taken for this one's",
-    "the epoch of an answer is not looked at",
-    "the kind of an answer is not looked at",
-    "what was told comes before what was seen",
-    "the connection of one that is lost is left open",
-    "an older start that calls takes the place of the newer",
-    "the answer of an older start counts",
-    "the end of an older connection loses the newer start",
-    "the epoch does not grow",
-    "a worker does what is asked of an earlier epoch",
-    "what was asked last is done first",
-    "a state of another step is saved",
-    "all that are behind finish the step, however far",
-    "the commit of a step before the newest counts",
-    "a node that is lost again and again is not left out",
-    "no number of losses ends the run",
-    "a node leaves whether or not the others can go on",
+# Rules that another one covers, so that no run comes to need them, with the test of the
+# pure function that they are in
+COVERED: dict[str, Callable[[], object]] = {
+    # The others would be lost by what is seen in the next round
+    "what was told comes before what was seen": (
+        test_rounds.test_what_was_seen_comes_before_what_was_told
+    ),
+    # Older starts: their connections are ended first (5), and each start is known (7)
+    "an older start that calls takes the place of the newer": TURNED_AWAY,
+    "the answer of an older start counts": TURNED_AWAY,
+    "the end of an older connection loses the newer start": TURNED_AWAY,
+    # Requests of one controller come in order, and peers are called by new addresses
+    "the epoch does not grow": (
+        test_epochs.test_each_time_workers_are_connected_is_of_another_epoch
+    ),
+    "a worker does what is asked of an earlier epoch": (
+        test_duties.test_no_request_of_an_epoch_that_is_over_is_begun
+    ),
+    # After a round nobody is busy with it any more (1): nothing waits for its turn
+    "what was asked last is done first": (
+        test_duties.test_requests_are_begun_one_after_the_other_and_answered_as_they_were_asked
+    ),
+    # No step is begun before all have done the one before (10)
+    "all that are behind finish the step, however far": partial(
+        commit_is, {"a": at(1), "b": at(3), "c": at(2)}, commit(3), ["c"]
+    ),
+    # Those who are given a state have all of it before the first goes on from it (16)
+    "the commit of a step before the newest counts": partial(
+        commit_is, {"a": at(3, knows=False), "b": at(2)}, None, []
+    ),
+    # Simulated runs have no store
+    "the store is asked only if the workers have nothing": (
+        test_recovery_decisions.test_the_store_is_asked_where_it_may_have_what_the_workers_lack
+    ),
+}
+REDUNDANT = {
+    # A leaf is read as that of a save, attempt and all: others of it are lacking (16)
     "leaves of different attempts go together",
+    # A run for whose nodes there is no plan keeps the one that it has
+    "a node leaves whether or not the others can go on",
+}
+# All ways of a small run notice it (`test_exhaustive.py`)
+NOTICED_OF_ALL_WAYS = {"those one step behind are not given the commit"}
+# Not noticed yet: where these matter is rare, and not all of 1,000 runs were tried
+OPEN = {
+    "the others are not told to break off",
+    "breaking off waits for its turn",
+    "losses are counted across steps",
+    "the newest save is taken, whole or not",
     "saves of steps that were given up are taken",
-    "a step is saved whatever the attempts at it",
-    "the store is asked only if the workers have nothing",
-    "a run begins anew though something was saved",
-    "a node that comes is not taken in",
-    "all go on after a round, though something was damaged",
     "not all have their state in place when the run goes on",
     "a checkpoint stays the newest though its disks are gone",
 }
@@ -78,6 +133,14 @@ def test_the_same_run_goes_well_where_no_rule_is_broken(seed: int):
     assert simulate(seed).violation is None
 
 
+@pytest.mark.parametrize("what", COVERED)
+def test_a_test_of_a_function_notices_what_no_run_does(what: str):
+    (mutation,) = [mutation for mutation in MUTATIONS if mutation.what == what]
+    COVERED[what]()
+    with mutation.broken(), pytest.raises(AssertionError):
+        COVERED[what]()
+
+
 def test_of_each_broken_rule_it_is_known_whether_runs_notice_it():
-    known = [*NOTICED_AT, *UNNOTICED]
+    known = [*NOTICED_AT, *COVERED, *REDUNDANT, *NOTICED_OF_ALL_WAYS, *OPEN]
     assert sorted(known) == sorted(mutation.what for mutation in MUTATIONS)

@@ -88,6 +88,7 @@ def on_disk(
             save=found.save,
             leaves=frozenset(found.leaves),
             host=found.host,
+            absent=frozenset(found.absent),
         )
         for worker, answer in told.items()
         for found in answer.saves

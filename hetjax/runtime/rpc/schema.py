@@ -69,11 +69,15 @@ class HeldState(Message):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundSave:
-    """What a disk has of a save, and what its manifest says besides."""
+    """What a disk has of a save, and what its manifest says besides.
+
+    `absent` took part in it, and have no part there.
+    """
 
     save: Save
     leaves: Sequence[str]
     host: Json
+    absent: Sequence[str] = ()
 
 
 class FoundSaves(Message):

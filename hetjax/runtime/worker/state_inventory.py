@@ -82,7 +82,12 @@ class StateInventory:
             found.check_same_kind({e.name: e for e in needed.values()}.values())
             save = found.step, found.attempt
             self._disk[save] = found
-            yield FoundSave(save=save, leaves=sorted(found.leaves), host=found.host)
+            yield FoundSave(
+                save=save,
+                leaves=sorted(found.leaves),
+                host=found.host,
+                absent=sorted(found.absent),
+            )
 
     def fetch_from(
         self, store: Store, step: int, directory: Path, key: bytes | None = None

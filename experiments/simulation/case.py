@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a simulated run consists of, drawn from its seed.
+
+Owns the sizes. Does not own what goes wrong (`faults.py`).
+"""
+
+from dataclasses import dataclass
+
+from experiments.simulation.world import World
+
+LAYERS = tuple(f"layer_{number}" for number in range(4))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A node has room for `most_layers`."""
+
+    seed: int
+    num_nodes: int
+    num_replicas: int
+    most_layers: int
+    steps: int
+    save_every: int
+    keep: int
+    is_shared: bool
+    num_faults: int
+    reroutes: bool
+
+    def has_room(self, num_nodes: int) -> bool:
+        """Whether so many nodes can have all layers."""
+        return num_nodes * self.most_layers >= len(LAYERS)
+
+
+def case_of(world: World, seed: int) -> Case:
+    chance = world.random
+    num_nodes = chance.randint(1, 8)
+    return Case(
+        seed=seed,
+        num_nodes=num_nodes,
+        num_replicas=chance.randint(1, min(3, num_nodes)),
+        most_layers=4 if num_nodes == 1 else chance.choice([2, 4, 4]),
+        steps=chance.randint(3, 20),
+        save_every=chance.choice([0, 1, 2, 3, 5]),
+        keep=chance.randint(1, 3),
+        is_shared=chance.random() < 0.4,
+        num_faults=chance.choice([0, 1, 1, 2, 2, 3, 4, 6, 9]),
+        reroutes=seed % 3 == 1,
+    )

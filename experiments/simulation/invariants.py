@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What must hold in a simulated run, checked whenever a state changes or is saved.
+
+Owns the invariants, and what has to be known of the past for them. Whatever breaks one
+raises Violation. Does not own the run (`run.py`) nor what goes wrong (`faults.py`).
+"""
+
+from collections import Counter, defaultdict
+from typing import Any
+
+from experiments.simulation.case import LAYERS, Case
+from experiments.simulation.disk import TORN
+from experiments.simulation.faults import ENDS_AT_MOST, FAULTS_S, Faults
+from experiments.simulation.ports import Machines
+from experiments.simulation.truth import State, Truth
+from experiments.simulation.worker import SimWorker
+from experiments.simulation.world import Violation
+from hetjax.cluster.cluster import Cluster
+from hetjax.elastic.driver import Driver
+from hetjax.elastic.membership import Membership
+from hetjax.elastic.recovered import MOST_LOSSES, MOST_OF_A_NODE, Recovered
+from hetjax.plans.plan import Plan
+
+_AFTER_FAULTS_S = 60.0  # until all is heard of what has gone wrong before
+_STEPS_APART = 4  # at most, in which a node that is there has no part
+
+
+class StateLost(Exception):
+    """Too many disks are gone: what is left of the run is told to its user."""
+
+
+class Invariants:
+    """They hold for the machines of a case; `begin` tells of each start."""
+
+    def __init__(self, case: Case, truth: Truth) -> None:
+        self._case, self._truth = case, truth
+        self._machines: Machines
+        self._faults: Faults
+        # layers that each process has had, by steps behind them
+        self._had: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
+        self._driver: Driver | None = None
+        self._membership: Membership | None = None
+        self._apart: Counter[str] = Counter()  # steps that a node had no part in
+        self.plan_of_save: Plan | None = None
+        self._saved: int | None = None  # said last, unless that was given up since
+        self._last_well_s = 0.0  # a start, or a step: losses are counted from there
+
+    def watch(self, machines: Machines, faults: Faults) -> None:
+        self._machines, self._faults = machines, faults
+
+    def begin(self) -> None:
+        """The same command is started again."""
+        self._driver = self._membership = None
+        self._start_counting()
+
+    def follow(self, driver: Driver, membership: Membership) -> None:
+        self._driver, self._membership = driver, membership
+
+    # --- the state of workers
+
+    def check_state(self, worker: SimWorker, state: State, at: int) -> None:
+        """A worker's state is the one that there is after so many steps."""
+        self._had[worker.name, at] = {*state}
+        truth = self._truth.state(at)
+        for layer, value in state.items():
+            if value != truth[layer]:
+                raise Violation(f"{worker.name} has a wrong {layer} after {at} steps")
+
+    def hear_left(self, worker: SimWorker) -> None:
+        """What it had and others have now was handed over, and is no more its concern.
+
+        If these are lost later, that is as if it had never been.
+        """
+        if worker.mishaps.has_mumbled:
+            raise Violation(f"{worker.name} has answered wrongly, and was believed")
+        for name, at in [*self._had]:
+            if name == worker.name and self._had[name, at] <= self._alive_have(at):
+                del self._had[name, at]
+
+    def _alive_have(self, at: int) -> set[str]:
+        alive = {worker.name for worker in self._machines.alive()}
+        return {
+            layer
+            for (name, step), layers in self._had.items()
+            if step == at and name in alive
+            for layer in layers
+        }
+
+    def _survived(self, at: int) -> set[str]:
+        """Layers that processes had after a step which are there, or just left."""
+        found = set[str]()
+        for processes in self._machines.running.values():
+            if processes[-1].is_alive or processes[-1].has_left:
+                found |= self._had[processes[-1].name, at]
+        return found
+
+    # --- steps and recoveries
+
+    def hear_line(self, line: dict[str, Any]) -> None:
+        """A step is behind the run; nodes that are there soon take part."""
+        self._start_counting()
+        if self._driver is None or self._membership is None or "loss" not in line:
+            return
+        names = {node.name for node in self._driver.cluster.nodes}
+        for host in self._machines.up - self._membership._leaving:
+            self._apart[host] = 0 if host in names else self._apart[host] + 1
+            if self._apart[host] > _STEPS_APART:
+                raise Violation(f"{host} is there, and is not taken in")
+
+    def _start_counting(self) -> None:
+        self._last_well_s = self._machines.site.world.now_s
+        self._machines.num_tries = 0
+
+    def check_recovered(self, what: Recovered) -> None:
+        """No step is lost that workers that are left have all of."""
+        is_back = what.step < what.from_step
+        went_back = "not finite" in what.reason
+        if is_back and not went_back and {*LAYERS} <= self._survived(what.from_step):
+            raise Violation(f"back to {what.step} though all have {what.from_step}")
+        if what.step == 0 < what.from_step and self.plan_of_save is not None:
+            raise Violation("it begins anew though something was saved")
+        for process, at in [*self._had]:
+            if at > what.step:
+                del self._had[process, at]  # it is of a past that was given up
+        if self._saved is not None and what.step < self._saved:
+            self._saved = None
+
+    def check_tries(self) -> None:
+        """A run that loses worker after worker, and makes no step, ends."""
+        most = MOST_OF_A_NODE * self._case.num_nodes + MOST_LOSSES + 1
+        if self._machines.num_tries > most:
+            raise Violation(f"started {self._machines.num_tries} times without a step")
+
+    def check_ended(self, error: Exception) -> None:
+        """A run ends only of what has gone wrong."""
+        if "no whole copy" in str(error):
+            self._check_lost(error)
+        if self._last_well_s > FAULTS_S + _AFTER_FAULTS_S:
+            raise Violation(f"it ends though all is well: {error!r}") from error
+        if self._has_only_one("break_machine") and self._can_lose_one:
+            raise Violation(f"it ends though one machine is bad: {error!r}") from error
+        if self._has_only_one("give_notice") and self._faults.last_loss_s < 0.0:
+            raise Violation(f"it ends though all are there: {error!r}") from error
+
+    @property
+    def _can_lose_one(self) -> bool:
+        return self._case.has_room(self._case.num_nodes - 1)
+
+    def _has_only_one(self, kind: str) -> bool:
+        return self._faults.counts == {kind: 1}
+
+    # --- checkpoints
+
+    def check_saved(self, step: int) -> None:
+        """What is said to be saved is there, whole, unless a disk was lost."""
+        if self._driver is not None:
+            self.plan_of_save = self._driver.plan
+        if step not in self.complete() and not self._is_excused:
+            raise Violation(f"step {step} is said to be saved, and is not")
+        self._saved = step
+
+    def check_removed(self) -> None:
+        """What is removed leaves what was said to be saved, or something newer."""
+        if self._saved is None or self.has_lost_something:
+            return
+        if max(self.complete(), default=-1) < self._saved:
+            raise Violation(
+                f"step {self._saved} is removed, and nothing newer is whole"
+            )
+
+    def _check_lost(self, error: Exception) -> None:
+        """No state is taken for lost that the disks of the plan's workers have."""
+        assert self._driver is not None
+        workers = {stage.node for _, _, stage in self._driver.plan.stages()}
+        whole = self.complete(workers) if workers <= self._machines.up else []
+        if whole and not self._is_excused:
+            raise Violation(f"taken for lost, and step {whole[-1]} is there") from error
+        if self.has_lost_something:
+            raise StateLost from error
+
+    @property
+    def has_lost_something(self) -> bool:
+        """Whether a disk ever lost what was on it."""
+        return self._faults.last_loss_s >= 0.0
+
+    @property
+    def _is_excused(self) -> bool:
+        """Whether the controller cannot know of what a disk has lost.
+
+        Of a machine it knows after some rounds; what was damaged is seen when it is
+        read.
+        """
+        asked_s = self._machines.asked_s[0] if self._machines.asked_s else 0.0
+        return self._faults.last_loss_s >= asked_s or self._faults.has_damaged
+
+    def complete(self, hosts: set[str] | None = None) -> list[int]:
+        """Steps of which the disks have all layers of one save, as they must be."""
+        found: dict[Any, dict[str, int]] = {}
+        for disk in self._machines.disks_of(hosts):
+            for _, _, written in disk.committed():
+                found.setdefault(written.save, {}).update(written.leaves)
+        for (step, _), leaves in found.items():
+            truth = self._truth.state(step)
+            wrong = [at for at in leaves if leaves[at] not in (truth[at], TORN)]
+            if wrong:
+                raise Violation(f"a checkpoint of step {step} has a wrong {wrong[0]}")
+        return sorted(
+            {
+                step
+                for (step, _), leaves in found.items()
+                if leaves.keys() == {*LAYERS} and TORN not in leaves.values()
+            }
+        )
+
+    # --- begin and end
+
+    def check_begins(
+        self, before: list[int], begin_s: float, restored: Any, cluster: Cluster
+    ) -> None:
+        """A start goes on from the newest step that the disks have, or is refused."""
+        at = 0 if restored is None else restored.step
+        if restored is None and self.plan_of_save is not None:
+            raise Violation("a start begins anew though something was saved")
+        if self._faults.last_loss_s >= begin_s:
+            return
+        are_all_there = {n.name for n in cluster.nodes} == self._machines.up
+        if before and at < before[-1] and are_all_there:
+            raise Violation(
+                f"a start goes on from {at}, and step {before[-1]} is there"
+            )
+
+    def check_end(self, lines: list[dict[str, Any]], num_starts: int) -> None:
+        """Each step is there once, with the loss that it must have; all is saved."""
+        lines = [line for line in lines if "loss" in line]
+        if [line["step"] for line in lines] != [*range(1, self._case.steps + 1)]:
+            raise Violation(f"metrics of steps {[line['step'] for line in lines]}")
+        for step, line in enumerate(lines):
+            if line["loss"] != self._truth.commit(step).loss():
+                raise Violation(f"step {step + 1} has a wrong loss")
+        if self._case.steps not in self.complete() and not self._is_excused:
+            raise Violation("the last step is not saved")
+        world = self._machines.site.world
+        world.run_until(lambda: not self._machines.alive(), world.now_s + 900)
+        self._check_calls(num_starts)
+        left = [worker.name for worker in self._machines.alive()]
+        if left:
+            raise Violation(f"{left[0]} is left behind")
+
+    def _check_calls(self, num_starts: int) -> None:
+        """No more workers call again than something has ended."""
+        counts = self._faults.counts
+        if not counts.keys() <= ENDS_AT_MOST.keys():
+            return
+        most = sum(ENDS_AT_MOST[kind] * number for kind, number in counts.items())
+        again = self._machines.num_called - self._case.num_nodes * num_starts
+        if again > most:
+            raise Violation(f"{again} workers have called again, though {most} ended")

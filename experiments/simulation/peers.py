@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How simulated workers are joined to each other, and what comes over their links.
+
+Owns the links of an epoch: calling, being called, and learning that a peer is gone.
+Does not own delivery (`network.py`) nor what is sent (`worker.py`).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from experiments.simulation.network import End, Network
+from experiments.simulation.world import Process
+
+_CALL_S = 30.0  # a host that cannot be reached for longer is given up
+
+
+class PeerGone(Exception):
+    """Another worker is lost, so that this request comes to nothing."""
+
+    def __init__(self, peer: str, reason: str) -> None:
+        super().__init__(peer, reason)
+        self.peer, self.reason = peer, reason
+
+
+class Peers:
+    """A worker's links in an epoch, and what has come over them; `look` is told."""
+
+    def __init__(
+        self, process: Process, network: Network, look: Callable[[], None]
+    ) -> None:
+        self.process, self._network, self._look = process, network, look
+        self.ends: dict[str, End] = {}
+        self.messages: dict[tuple[str, Any], Any] = {}
+        self.lost: tuple[str, str] | None = None
+
+    def lose(self, peer: str, reason: str) -> None:
+        self.lost = self.lost or (peer, reason)
+        self._look()
+
+    def check(self) -> None:
+        """Raise PeerGone if one is lost."""
+        if self.lost is not None:
+            raise PeerGone(*self.lost)
+
+    def call(self, other: "Peers", address: str) -> None:
+        """Make a link, once the host can be reached."""
+        here, there = self.process, other.process
+        world, network = here.world, self._network
+        cut_s = network.cut_until_s(here.host, there.host) - world.now_s
+
+        def call() -> None:
+            if not there.is_alive:
+                return self.lose(there.host, f"cannot be reached at {address}")
+            mine, its = network.connect(here, there)
+            self._take_over(there.host, mine)
+            there.call(lambda: other._take_over(here.host, its))
+
+        if cut_s > _CALL_S:
+            here.after(_CALL_S, lambda: self.lose(there.host, "timed out"))
+        else:
+            here.after(max(0.0, cut_s) + network.latency_s(), call)
+
+    def _take_over(self, peer: str, end: End) -> None:
+        def received(message: tuple[Any, Any]) -> None:
+            key, value = message
+            self.messages[peer, key] = value
+            self._look()
+
+        end.received = received
+        end.ended = lambda reason: self.lose(peer, reason)
+        self.ends[peer] = end
+        self._look()

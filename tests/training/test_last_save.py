@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run ends with its last step saved: each save is waited for, whatever fails."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from hetjax.elastic.notices import StopRequest
+from hetjax.errors import RunFailed
+from hetjax.report.progress import Display
+from hetjax.training.best import BestCheckpoint
+from hetjax.training.config import EvaluationConfig, RunConfig
+from hetjax.training.goodput import Spent
+from hetjax.training.loop import Loop
+from hetjax.training.optimizer import LearningRates
+
+
+@dataclass
+class _Driver:
+    """The run after its last step; of its saves the first ones fail."""
+
+    num_failing: int
+    saved: int | None = None
+    is_not_finite: bool = False
+    num_begun: int = 0
+    is_writing: bool = False
+
+    def check(self) -> tuple[bool, tuple[()]]:
+        return True, ()
+
+    def save(self, step: int, best: object) -> bool:
+        self.num_begun += 1
+        self.is_writing = True
+        return True
+
+    def wait_saved(self) -> None:
+        if self.is_writing and self.num_begun > self.num_failing:
+            self.saved = 4
+        self.is_writing = False
+
+
+def ended(driver: _Driver) -> int:
+    config = RunConfig(model="tiny", run_dir=Path(), steps=4, seq_len=8, global_batch=1)
+    loop = Loop(
+        config=replace(config, evaluation=EvaluationConfig(every=0, sample_tokens=0)),
+        driver=cast(Any, driver),
+        dataset=cast(Any, SimpleNamespace()),
+        learning_rates=LearningRates(config.optimizer, config.steps, 0),
+        metrics=cast(Any, None),
+        evaluated={4},
+        best=BestCheckpoint({}, keep=2),
+        heard_saved=lambda step: None,
+        heard_best=lambda step, loss: None,
+        seconds_at_peak=None,
+        trace=None,
+        display=Display(4),
+        stop=StopRequest(),
+        spent=Spent(after=0),
+        compared=lambda step, seconds: None,
+    )
+    return loop.run(4)
+
+
+@pytest.mark.parametrize("num_failing", [0, 1, 2])
+def test_a_run_ends_well_with_the_first_of_its_last_saves_that_does_not_fail(
+    num_failing: int,
+):
+    driver = _Driver(num_failing)
+    assert ended(driver) == 4
+    assert driver.num_begun == num_failing + 1
+
+
+def test_no_save_is_begun_that_is_not_waited_for():
+    driver = _Driver(num_failing=3)
+    with pytest.raises(RunFailed, match="no complete checkpoint of step 4"):
+        ended(driver)
+    assert driver.num_begun == 3 and not driver.is_writing
