@@ -72,6 +72,7 @@ _STATE_BYTES = 12  # of a parameter
 _INTO_STEP_S = 0.3
 _SAVED = 3  # the step of the checkpoint
 _SOON_S, _FORESEEN_S = 0.01, 25.0  # when to look ahead, and until that is compiled
+_SPARE_S = 5.0  # until spare workers are started
 _UPLOAD_S = 300.0
 
 
@@ -160,6 +161,7 @@ class Trial:
             },
             address=site.testbed.controller_address,
             module="experiments.islands.worker",
+            spare_after_s=_SPARE_S,
         )
         cluster = load_cluster(self._file)
         terms = Terms(
