@@ -9,6 +9,7 @@ processes are started (`launch/`), nor what they do (`runtime/worker/`).
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -63,16 +64,22 @@ class Controller:
         self.members = WorkerMap(plan, tuple(nodes), self.connections.only)
         self.workers = list(self.members.workers)
 
-    def build(self, settings: Json, workers: Sequence[str] | None = None) -> None:
+    def build(
+        self,
+        settings: Json,
+        workers: Sequence[str] | None = None,
+        *,
+        compiles: bool = False,
+    ) -> None:
         """Let these workers, all by default, make their stages from these settings.
 
         The hosts of a node that has several are joined first, on a port of the first.
+        `compiles` lets them begin at once with what `compile` then waits for.
         """
         asked = self.workers if workers is None else workers
         worlds = self._worlds(asked)
-        self.connections.ask(
-            {w: schema.Build(settings=settings, world=worlds.get(w)) for w in asked}
-        )
+        request = schema.Build(settings=settings, compiles=compiles)
+        self.connections.ask({w: replace(request, world=worlds.get(w)) for w in asked})
 
     def reroute(self, plan: Plan, workers: Sequence[str]) -> None:
         """Go on with this plan, of the same replicas, of which others are idle.

@@ -186,10 +186,14 @@ class Coordinate(
 
 
 class Build(Request[Done], minutes=60, what="make its stages and open the data"):
-    """Make stages and data from settings; `world` is entered first."""
+    """Make stages and data from settings; `world` is entered first.
+
+    If so asked, what `Compile` waits for is begun at once, beside what comes next.
+    """
 
     settings: Json
     world: World | None = None
+    compiles: bool = False
 
 
 class CompileAhead(Request[Done], minutes=5, what="begin to compile in the background"):
