@@ -2,6 +2,7 @@
 """How long a run stands still: local-first recovery against all from the cloud.
 
     python -m experiments.recovery.speed [--scenario NAME ...] [--peer-mbit 1000]
+        [--model gpt-12x768] [--only local-first] [--reroute]
 
 Stands up hosts as a testbed (`experiments/testbed`: namespaces with shaped links; needs
 root) and one more for the cloud, whose link has a fifth of the rate. Each scenario
@@ -10,7 +11,9 @@ workers with disks of their own: three steps, a checkpoint of about 1 GB, its co
 the cloud, a step more. By then the plan for a node less is compiled, as it would be
 after a minute of any run. Then what the scenario says happens in the middle of a step.
 Times are from there to the end of the first step after it. `floor_s` is what has to
-move over the link that has most to carry, at its rate. Prints one JSON object.
+move over the link that has most to carry, at its rate; `stood_s` is what was lost
+beside it and the step itself. With `--reroute` a step by those who are left comes
+first: `rerouted` has when it was done, and how long it took. Prints one JSON object.
 """
 
 import argparse
@@ -49,7 +52,7 @@ from hetjax.data.dataset import Dataset
 from hetjax.elastic.driver import Driver
 from hetjax.elastic.loss_scaling import LossScaling
 from hetjax.elastic.membership import Membership
-from hetjax.elastic.recovered import RolledBack
+from hetjax.elastic.recovered import Recovered, Rerouted, RolledBack
 from hetjax.elastic.spikes import SpikeRule
 from hetjax.elastic.standby_plans import StandbyPlans
 from hetjax.elastic.step_checking import StepChecking
@@ -64,7 +67,7 @@ from hetjax.training.config import RunConfig
 from hetjax.training.rundir import LOGS
 from hetjax.training.worker import worker_settings
 
-MODEL = "gpt-12x768"
+MODELS = "gpt-12x768", "gpt-12x256"
 Recovery = Literal["local-first", "cloud-only"]
 _CLOUD = "cloud"  # the host that stands for it
 _CLOUD_SHARE = 5  # of a peer's link, what the cloud's has
@@ -137,7 +140,12 @@ class Trial:
     """A run on workers of its own, with a cluster file that may be changed."""
 
     def __init__(
-        self, site: Site, scenario: Scenario, recovery: Recovery, stack: ExitStack
+        self,
+        site: Site,
+        scenario: Scenario,
+        recovery: Recovery,
+        stack: ExitStack,
+        reroutes: bool,
     ) -> None:
         self._scenario = scenario
         self._folder = Path(tempfile.mkdtemp(dir=site.folder))
@@ -182,6 +190,7 @@ class Trial:
             storage=storage,
             host={},
             recovery=recovery,
+            reroutes=reroutes,
         )
         self.driver = Driver(
             Controller(scenario.before, launcher.connections, cluster.nodes),
@@ -212,35 +221,46 @@ class Trial:
         struck: list[float] = []
         timer = threading.Timer(_INTO_STEP_S, lambda: struck.append(self._strike()))
         timer.start()
-        step = _SAVED + 1
-        while not heard:
-            try:
-                self.driver.step(step)
-            except RolledBack as back:
-                step = back.step
-                self.driver.step(step)
-            step += 1
-        end_s, (at_s, recovered) = time.perf_counter(), heard[0]
+        ended = [self._stepped()]
+        while not any(isinstance(found, Recovered) for _, found in heard):
+            ended.append(self._stepped())
+        at_s, recovered = heard[-1]
         phases_s = dict(recovered.seconds)
-        return {
-            "total_s": end_s - struck[0],
-            "detect_s": at_s - sum(phases_s.values()) - struck[0],
+        begun_s, from_s = at_s - sum(phases_s.values()), struck[0]
+        found: dict[str, Any] = {}
+        if len(heard) > 1:  # others went on first
+            found["rerouted"] = _detour(heard[0], struck[0], ended)
+            from_s = begun_s  # since then all stand still
+        return found | {
+            "total_s": ended[-1] - from_s,
+            "detect_s": begun_s - from_s,
             **{f"{phase}_s": seconds for phase, seconds in phases_s.items()},
-            "first_step_s": end_s - at_s,
+            "first_step_s": ended[-1] - at_s,
             "lost_steps": max(0, recovered.from_step - recovered.step),
             "bytes": dict(recovered.num_bytes),
             "tier_s": dict(recovered.tier_s),
+            "later_step_s": self._stepped() - ended[-1],
         }
 
+    def _stepped(self) -> float:
+        """When the next step was done."""
+        try:
+            self.driver.step(self.driver.at)
+        except RolledBack as back:
+            self.driver.step(back.step)
+        return time.perf_counter()
+
     def _strike(self) -> float:
-        scenario, at_s = self._scenario, time.perf_counter()
-        before = {stage.node for _, _, stage in scenario.before.stages()}
-        if set(scenario.there) != before:
-            self._join(scenario.there)
+        scenario = self._scenario
         if scenario.wiped:
             rmtree(self._storage.at(str(scenario.killed)), ignore_errors=True)
-        if scenario.killed is not None:
-            os.kill(workers(self._folder)[scenario.killed], signal.SIGKILL)
+        pid = scenario.killed and workers(self._folder)[scenario.killed]
+        before = {stage.node for _, _, stage in scenario.before.stages()}
+        at_s = time.perf_counter()
+        if set(scenario.there) != before:
+            self._join(scenario.there)
+        if pid:
+            os.kill(int(pid), signal.SIGKILL)
         return at_s
 
     def _join(self, names: Sequence[str]) -> None:
@@ -255,6 +275,18 @@ class Trial:
         while step not in committed_steps(self._store):
             assert time.monotonic() < end_s, "the upload takes too long"
             time.sleep(0.5)
+
+
+def _detour(
+    told: tuple[float, Rerouted], struck_s: float, ended: Sequence[float]
+) -> dict[str, Any]:
+    """When others had done the step that was under way, and how many they did."""
+    at_s, rerouted = told
+    return {
+        "next_step_done_s": next(end for end in ended if end > at_s) - struck_s,
+        "reroute_s": sum(rerouted.seconds.values()),
+        "steps": sum(at_s < end for end in ended[:-1]),
+    }
 
 
 @contextmanager
@@ -295,18 +327,28 @@ def floor_s(site: Site, scenario: Scenario, recovery: Recovery) -> float:
     return max(cloud_s, from_peer / site.peer_bytes_per_s)
 
 
-def tried(site: Site, scenario: Scenario, recovery: Recovery) -> dict[str, Any]:
+def tried(
+    site: Site, scenario: Scenario, recovery: Recovery, reroutes: bool = False
+) -> dict[str, Any]:
     """One scenario by one way of recovery."""
     with ExitStack() as stack:
-        trial = Trial(site, scenario, recovery, stack)
+        trial = Trial(site, scenario, recovery, stack, reroutes)
         step_s = trial.prepare()
         found = trial.strike()
     floor = floor_s(site, scenario, recovery)
-    return found | {"floor_s": floor, "step_s": step_s}
+    stood_s = found["total_s"] - floor - found["later_step_s"]
+    return found | {"floor_s": floor, "step_s": step_s, "stood_s": stood_s}
 
 
-def compared(site: Site, scenario: Scenario) -> dict[str, Any]:
-    ours = tried(site, scenario, "local-first")
+def compared(
+    site: Site, scenario: Scenario, only: Recovery | None, reroutes: bool
+) -> dict[str, Any]:
+    if only is not None:
+        return {
+            "title": scenario.title,
+            only: tried(site, scenario, only, reroutes),
+        }
+    ours = tried(site, scenario, "local-first", reroutes)
     theirs = tried(site, scenario, "cloud-only")
     fixed_s = ours["total_s"] - ours["move_s"]
     return {
@@ -320,14 +362,14 @@ def compared(site: Site, scenario: Scenario) -> dict[str, Any]:
 
 
 def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    every = scenarios(MODEL)
+    every = scenarios(given.model)
     mbit = given.peer_mbit
     hosts = [Host(name=name, egress_mbit_per_s=mbit) for name in NODES]
     hosts.append(Host(name=_CLOUD, egress_mbit_per_s=mbit / _CLOUD_SHARE))
-    model = model_preset(MODEL)
+    model = model_preset(given.model)
     dataset = models.own_sources(folder, model.vocab_size)
     config = RunConfig(
-        model=MODEL,
+        model=given.model,
         run_dir=folder,
         steps=100,
         seq_len=SEQ_LEN,
@@ -347,10 +389,10 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         found = {}
         for name in given.scenario or every:
             print(f"{name} ...", file=sys.stderr, flush=True)
-            found[name] = compared(site, every[name])
+            found[name] = compared(site, every[name], given.only, given.reroute)
             print(json.dumps(found[name]), file=sys.stderr, flush=True)
     return {
-        "model": MODEL,
+        "model": given.model,
         "state_bytes": _STATE_BYTES * sum(map(parameter_count, model.layers)),
         "peer_mbit_per_s": mbit,
         "cloud_mbit_per_s": mbit / _CLOUD_SHARE,
@@ -365,8 +407,11 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--scenario", action="append", choices=[*scenarios(MODEL)])
+    parser.add_argument("--scenario", action="append", choices=[*scenarios(MODELS[0])])
     parser.add_argument("--peer-mbit", type=float, default=1000.0)
+    parser.add_argument("--model", choices=MODELS, default=MODELS[0])
+    parser.add_argument("--only", choices=["local-first", "cloud-only"])
+    parser.add_argument("--reroute", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         print(json.dumps(measured(given, Path(folder)), indent=1))

@@ -99,7 +99,7 @@ class Driver:
     def step(self, number: int, *, traced: bool = False) -> StepCommit:
         """Train the next step; raises RolledBack where state was lost meanwhile."""
         assert number == self._at, (number, self._at)
-        if self._now.is_outdated() or self._detour.is_over(self._at):
+        if self._now.is_outdated() or self._detour.is_over(self._at, self._now):
             self._recover_in_place(None)
         try:
             for settings, plan in self._now.standby():

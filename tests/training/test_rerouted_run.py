@@ -41,11 +41,19 @@ def has_called(driver: Driver) -> None:
     wait_until(lambda: "right" in driver._controller.connections.workers)
 
 
+def has_compiled(driver: Driver) -> None:
+    wait_until(lambda: driver._controller.are_compiled(["right"]))
+
+
 def test_others_train_on_the_samples_of_a_killed_worker_until_it_is_back(
     tmp_path: Path, cache: Path, whole: list[float], monkeypatch: pytest.MonkeyPatch
 ):
     run_dir = tmp_path / "run"
-    before: Before = {1: lambda driver: kill(run_dir, "right"), 4: has_called}
+    before: Before = {
+        1: lambda driver: kill(run_dir, "right"),
+        3: has_called,
+        4: has_compiled,
+    }
     rerouted_run(run_dir, cache, monkeypatch, before)
     assert_as_if_nothing_had_happened(run_dir, whole)
     (rerouted,) = events(run_dir, "rerouted")

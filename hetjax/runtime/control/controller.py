@@ -97,9 +97,17 @@ class Controller:
         """Let workers compile in the background what this plan will ask of them."""
         used = {stage.node for _, _, stage in plan.stages()}
         there = [worker for worker in self.workers if node_of(worker) in used]
-        self.connections.ask(
-            dict.fromkeys(there, schema.CompileAhead(settings=settings))
-        )
+        self.begin_compiling(settings, there)
+
+    def begin_compiling(self, settings: Json, workers: Sequence[str]) -> None:
+        """The same for these workers, which have nothing else to do."""
+        request = schema.CompileAhead(settings=settings)
+        self.connections.ask(dict.fromkeys(workers, request))
+
+    def are_compiled(self, workers: Sequence[str]) -> bool:
+        """Whether these have done all that they were to compile in the background."""
+        told = self.connections.ask(dict.fromkeys(workers, schema.TellAhead()))
+        return all(answer.is_done for answer in told.values())
 
     def _worlds(self, asked: Sequence[str]) -> dict[str, World]:
         """The place of each host of a node with several in their world."""

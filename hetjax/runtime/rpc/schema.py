@@ -99,6 +99,12 @@ class ClockTime(Message):
     now_s: float
 
 
+class Ahead(Message):
+    """Whether all that was to be compiled ahead is, or cannot be."""
+
+    is_done: bool
+
+
 class CompiledBytes(Message):
     stages: Sequence[tuple[int, int, Mapping[str, int]]]  # replica, stage, by pass
 
@@ -200,6 +206,10 @@ class CompileAhead(Request[Done], minutes=5, what="begin to compile in the backg
     """Compile in the background what other settings would ask for."""
 
     settings: Json
+
+
+class TellAhead(Request[Ahead], minutes=5, what="tell what it compiles ahead"):
+    """Tell how compiling in the background goes."""
 
 
 class Listen(Request[Address], minutes=5, what="listen for its peers"):

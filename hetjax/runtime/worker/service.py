@@ -134,6 +134,9 @@ class WorkerService:
     def _compile_ahead(self, request: schema.CompileAhead) -> None:
         self._warmer.add(lambda: self._warm_up(request.settings))
 
+    def _ahead(self, request: schema.TellAhead) -> schema.Ahead:
+        return schema.Ahead(is_done=self._warmer.is_done)
+
     def _listen(self, request: schema.Listen) -> schema.Address:
         own = self._told
         self.peers = Peers(
@@ -333,6 +336,7 @@ HANDLERS: dict[type[AnyRequest], Callable[[WorkerService, Any], Message | None]]
     schema.Coordinate: WorkerService._coordinate,
     schema.Build: WorkerService._build,
     schema.CompileAhead: WorkerService._compile_ahead,
+    schema.TellAhead: WorkerService._ahead,
     schema.Listen: WorkerService._listen,
     schema.Join: WorkerService._join,
     schema.Compile: WorkerService._compile,
