@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from unittest.mock import patch
 
 from experiments.islands import models
@@ -139,6 +139,10 @@ def _cluster(case: Case) -> Cluster:
     return Cluster(name="here", nodes=nodes)
 
 
+def _nobody_looks(*_: object) -> NoReturn:
+    raise AssertionError("plans for other clusters are not asked for")
+
+
 class Trial:
     """A run of the case, on workers of its own."""
 
@@ -169,9 +173,7 @@ class Trial:
             ),
             checking=StepChecking(SpikeRule(factor=2.0, window=64), {}),
             loss_scaling=LossScaling(1.0, 1, lambda cluster, plan: plan),
-            standby_plans=StandbyPlans(
-                lambda cluster, current: current, lambda clusters, current: None, 0.0
-            ),
+            standby_plans=StandbyPlans(lambda cluster, now: now, _nobody_looks, 0.0),
             membership=Membership(cluster, None),
             compile=lambda controller, cluster, is_first: controller.compile(),
             transport="sockets",

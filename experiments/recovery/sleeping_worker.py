@@ -36,8 +36,9 @@ def slowed(run: _Run, seconds: float) -> _Run:
 
 def serve(bootstrap: serving.WorkerBootstrap, *rest: Any) -> None:
     device_s = json.loads(os.environ[DEVICE_S])[node_of(bootstrap.worker)]
+    meaning: dict[Op, Any] = executor._MEANING
     for op, share in _SHARES.items():
-        executor._MEANING[op] = slowed(executor._MEANING[op], share * device_s)
+        meaning[op] = slowed(meaning[op], share * device_s)
     serving.serve(bootstrap, *rest)
 
 
