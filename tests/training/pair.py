@@ -90,8 +90,8 @@ def between_steps(patched: pytest.MonkeyPatch, *actions: Callable[[], object]) -
     patched.setattr(Driver, "step", step_and_do)
 
 
-def wait_until(is_so: Callable[[], object]) -> None:
-    end_s = time.monotonic() + PATIENCE_S
+def wait_until(is_so: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
+    end_s = time.monotonic() + patience_s
     while not is_so():
         assert time.monotonic() < end_s
         time.sleep(0.02)
