@@ -21,7 +21,7 @@ SEQ_LEN = 16
 NODES = ("left", "right")
 STEPS = range(1, 7)
 EVERY = 2  # steps something happens
-PATIENCE_S = 30.0
+PATIENCE_S, STARTED_S = 30.0, 300.0
 
 ONE_NODE = """
 name = "pair"
@@ -110,6 +110,8 @@ def process_of(run_dir: Path, worker: str) -> int | None:
 
 
 def kill(run_dir: Path, worker: str) -> None:
+    """Once it writes to its log, if it was a spare that still imports."""
+    wait_until(lambda: process_of(run_dir, worker), STARTED_S)
     pid = process_of(run_dir, worker)
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
