@@ -97,8 +97,8 @@ def test_one_that_is_lost_meanwhile_is_met_in_the_ordinary_way():
     others = Others()
     detour, others.has_called = begun(others), True
 
-    def lost(*_: object) -> None:
-        raise WorkerLost("right", "closed the connection")
+    def lost(settings: Any, workers: Sequence[str]) -> None:
+        raise WorkerLost(*workers, "closed the connection")
 
     others.begin_compiling = lost
     with pytest.warns(UserWarning, match="it is started once more"):
