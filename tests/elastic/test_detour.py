@@ -98,7 +98,7 @@ def test_one_that_is_lost_meanwhile_is_met_in_the_ordinary_way():
     detour, others.has_called = begun(others), True
 
     def lost(settings: Any, workers: Sequence[str]) -> None:
-        raise WorkerLost(*workers, "closed the connection")
+        raise WorkerLost(workers[0], "closed the connection")
 
     others.begin_compiling = lost
     with pytest.warns(UserWarning, match="it is started once more"):
