@@ -48,6 +48,14 @@ CONFIGS = {
         num_heads=8,
         max_seq_len=256,
     ),
+    "gpt-12x256": GPTConfig(
+        name="gpt-12x256",
+        vocab_size=512,
+        hidden_size=256,
+        num_blocks=12,
+        num_heads=8,
+        max_seq_len=128,
+    ),
     "gpt-12x768": GPTConfig(
         name="gpt-12x768",
         vocab_size=512,

@@ -2,6 +2,7 @@
 """How long a run stands still: local-first recovery against all from the cloud.
 
     python -m experiments.recovery.speed [--scenario NAME ...] [--peer-mbit 1000]
+        [--model gpt-12x768] [--only local-first] [--reroute]
 
 Stands up hosts as a testbed (`experiments/testbed`: namespaces with shaped links; needs
 root) and one more for the cloud, whose link has a fifth of the rate. Each scenario
@@ -10,249 +11,40 @@ workers with disks of their own: three steps, a checkpoint of about 1 GB, its co
 the cloud, a step more. By then the plan for a node less is compiled, as it would be
 after a minute of any run. Then what the scenario says happens in the middle of a step.
 Times are from there to the end of the first step after it. `floor_s` is what has to
-move over the link that has most to carry, at its rate. Prints one JSON object.
+move over the link that has most to carry, at its rate; `stood_s` is what was lost
+beside it and the step itself. With `--reroute` a step by those who are left comes
+first: `rerouted` has when it was done, and how long it took. Prints one JSON object.
 """
 
 import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from shutil import rmtree
-from typing import Any, Literal
+from typing import Any
 
 from experiments.islands import models
-from experiments.recovery.cloud_host import BUCKET
-from experiments.recovery.kills import workers
 from experiments.recovery.scenarios import (
     BATCH,
-    DEVICES,
     NODES,
     SEQ_LEN,
     Scenario,
     scenarios,
 )
+from experiments.recovery.trial import Recovery, Site, Trial
 from experiments.testbed.hosts import Host, Testbed
-from hetjax.checkpoint.storage import CheckpointStorage
-from hetjax.checkpoint.stored_steps import committed_steps
-from hetjax.cluster.cluster import Cluster, Node
-from hetjax.cluster.cluster_files import cluster_toml, load_cluster
-from hetjax.data.dataset import Dataset
-from hetjax.elastic.driver import Driver
-from hetjax.elastic.loss_scaling import LossScaling
-from hetjax.elastic.membership import Membership
-from hetjax.elastic.recovered import RolledBack
-from hetjax.elastic.spikes import SpikeRule
-from hetjax.elastic.standby_plans import StandbyPlans
-from hetjax.elastic.step_checking import StepChecking
-from hetjax.elastic.terms import Terms
-from hetjax.errors import NoFeasiblePlan
-from hetjax.launch.launching import OnThisMachine, Place
 from hetjax.models.model import parameter_count
 from hetjax.models.presets import model_preset
-from hetjax.plans.plan import Plan
-from hetjax.runtime.control.controller import Controller
 from hetjax.training.config import RunConfig
-from hetjax.training.rundir import LOGS
-from hetjax.training.worker import worker_settings
 
-MODEL = "gpt-12x768"
-Recovery = Literal["local-first", "cloud-only"]
+MODELS = "gpt-12x768", "gpt-12x256"
 _CLOUD = "cloud"  # the host that stands for it
 _CLOUD_SHARE = 5  # of a peer's link, what the cloud's has
 _STATE_BYTES = 12  # of a parameter
-_INTO_STEP_S = 0.3
-_SAVED = 3  # the step of the checkpoint
-_SOON_S, _FORESEEN_S = 0.01, 25.0  # when to look ahead, and until that is compiled
-_UPLOAD_S = 300.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Site:
-    """Where trials run: hosts with links of this rate, and a cloud."""
-
-    testbed: Testbed
-    config: RunConfig
-    dataset: Dataset
-    folder: Path
-    peer_bytes_per_s: float
-
-
-def cluster_of(names: Sequence[str]) -> Cluster:
-    nodes = tuple(
-        Node(
-            name=name,
-            device="core",
-            count=DEVICES,
-            peak_tflops=0.05,
-            memory_gib=4.0,
-            memory_gb_per_s=10.0,
-            intra_node_gb_per_s=10.0,
-            network_gbit_per_s=1.0,
-        )
-        for name in names
-    )
-    return Cluster(name="testbed", nodes=nodes)
-
-
-def _after(scenario: Scenario, cluster: Cluster) -> Plan:
-    """What there is a plan for: the nodes that the scenario leaves."""
-    nodes = {stage.node for _, _, stage in scenario.after.stages()}
-    there = {node.name for node in cluster.nodes}
-    if not nodes <= there:
-        raise NoFeasiblePlan(
-            got=f"{', '.join(sorted(there))} alone",
-            allowed=f"{', '.join(sorted(nodes))}",
-            fix="none is needed",
-        )
-    return scenario.after
-
-
-class _Foreseen:
-    """The scenario's plan for each of the likely clusters, known at once."""
-
-    def __init__(self, scenario: Scenario, clusters: Sequence[Cluster]) -> None:
-        self._fresh: list[tuple[Cluster, Plan]] = []
-        for cluster in clusters:
-            with suppress(NoFeasiblePlan):
-                self._fresh.append((cluster, _after(scenario, cluster)))
-
-    def found(self) -> list[tuple[Cluster, Plan]]:
-        fresh, self._fresh = self._fresh, []
-        return fresh
-
-    def close(self) -> None: ...
-
-
-class Trial:
-    """A run on workers of its own, with a cluster file that may be changed."""
-
-    def __init__(
-        self, site: Site, scenario: Scenario, recovery: Recovery, stack: ExitStack
-    ) -> None:
-        self._scenario = scenario
-        self._folder = Path(tempfile.mkdtemp(dir=site.folder))
-        stack.callback(rmtree, self._folder, ignore_errors=True)
-        storage = CheckpointStorage(
-            directory=f"{self._folder}/disks/{{worker}}",
-            cloud=f"gs://{BUCKET}/{self._folder.name}",
-        )
-        self._store, self._storage = storage.store(), storage
-        self._file = self._folder / "cluster.toml"
-        self._join(tuple({s.node: 0 for _, _, s in scenario.before.stages()}))
-        launcher = OnThisMachine(
-            self._folder / LOGS,
-            stack,
-            places={
-                name: Place(
-                    prefix=tuple(site.testbed.prefix(name)),
-                    address=site.testbed.address(name),
-                )
-                for name in NODES
-            },
-            address=site.testbed.controller_address,
-            module="experiments.islands.worker",
-        )
-        cluster = load_cluster(self._file)
-        terms = Terms(
-            settings=lambda cluster, plan: worker_settings(
-                site.config, cluster_toml(cluster), plan, site.dataset
-            ),
-            checking=StepChecking(SpikeRule(factor=2.0, window=64), {}),
-            loss_scaling=LossScaling(1.0, 1, lambda cluster, plan: plan),
-            standby_plans=StandbyPlans(
-                lambda cluster, current: _after(scenario, cluster),
-                lambda clusters, current: _Foreseen(scenario, clusters),
-                _SOON_S if scenario.is_foreseen else 0.0,
-            ),
-            membership=Membership(cluster, self._file),
-            compile=lambda controller, cluster, is_first: controller.compile(),
-            transport="sockets",
-            seed=0,
-            storage=storage,
-            host={},
-            recovery=recovery,
-        )
-        self.driver = Driver(
-            Controller(scenario.before, launcher.connections, cluster.nodes),
-            launcher,
-            terms,
-            cluster=cluster,
-            validation_weights=(),
-        )
-        self.driver.begin()
-
-    def prepare(self) -> float:
-        """Some steps, a checkpoint in the cloud, a step; seconds of the last one."""
-        for step in range(_SAVED):
-            self.driver.step(step)
-        begin_s = time.perf_counter()
-        self.driver.save(_SAVED)
-        self.driver.wait_saved()
-        self._wait_uploaded(_SAVED)
-        time.sleep(max(0.0, begin_s + _FORESEEN_S - time.perf_counter()))
-        begin_s = time.perf_counter()
-        self.driver.step(_SAVED)
-        return time.perf_counter() - begin_s
-
-    def strike(self) -> dict[str, Any]:
-        """What the scenario says happens in the middle of the next step."""
-        heard: list[tuple[float, Any]] = []
-        self.driver.heard = lambda found: heard.append((time.perf_counter(), found))
-        struck: list[float] = []
-        timer = threading.Timer(_INTO_STEP_S, lambda: struck.append(self._strike()))
-        timer.start()
-        step = _SAVED + 1
-        while not heard:
-            try:
-                self.driver.step(step)
-            except RolledBack as back:
-                step = back.step
-                self.driver.step(step)
-            step += 1
-        end_s, (at_s, recovered) = time.perf_counter(), heard[0]
-        phases_s = dict(recovered.seconds)
-        return {
-            "total_s": end_s - struck[0],
-            "detect_s": at_s - sum(phases_s.values()) - struck[0],
-            **{f"{phase}_s": seconds for phase, seconds in phases_s.items()},
-            "first_step_s": end_s - at_s,
-            "lost_steps": max(0, recovered.from_step - recovered.step),
-            "bytes": dict(recovered.num_bytes),
-            "tier_s": dict(recovered.tier_s),
-        }
-
-    def _strike(self) -> float:
-        scenario, at_s = self._scenario, time.perf_counter()
-        before = {stage.node for _, _, stage in scenario.before.stages()}
-        if set(scenario.there) != before:
-            self._join(scenario.there)
-        if scenario.wiped:
-            rmtree(self._storage.at(str(scenario.killed)), ignore_errors=True)
-        if scenario.killed is not None:
-            os.kill(workers(self._folder)[scenario.killed], signal.SIGKILL)
-        return at_s
-
-    def _join(self, names: Sequence[str]) -> None:
-        """These nodes are there from now on."""
-        part = self._file.with_suffix(".part")
-        part.write_text(cluster_toml(cluster_of(names)))
-        part.replace(self._file)
-
-    def _wait_uploaded(self, step: int) -> None:
-        assert self._store is not None
-        end_s = time.monotonic() + _UPLOAD_S
-        while step not in committed_steps(self._store):
-            assert time.monotonic() < end_s, "the upload takes too long"
-            time.sleep(0.5)
 
 
 @contextmanager
@@ -293,18 +85,28 @@ def floor_s(site: Site, scenario: Scenario, recovery: Recovery) -> float:
     return max(cloud_s, from_peer / site.peer_bytes_per_s)
 
 
-def tried(site: Site, scenario: Scenario, recovery: Recovery) -> dict[str, Any]:
+def tried(
+    site: Site, scenario: Scenario, recovery: Recovery, reroutes: bool = False
+) -> dict[str, Any]:
     """One scenario by one way of recovery."""
     with ExitStack() as stack:
-        trial = Trial(site, scenario, recovery, stack)
+        trial = Trial(site, scenario, recovery, stack, reroutes)
         step_s = trial.prepare()
         found = trial.strike()
     floor = floor_s(site, scenario, recovery)
-    return found | {"floor_s": floor, "step_s": step_s}
+    stood_s = found["total_s"] - floor - found["later_step_s"]
+    return found | {"floor_s": floor, "step_s": step_s, "stood_s": stood_s}
 
 
-def compared(site: Site, scenario: Scenario) -> dict[str, Any]:
-    ours = tried(site, scenario, "local-first")
+def compared(
+    site: Site, scenario: Scenario, only: Recovery | None, reroutes: bool
+) -> dict[str, Any]:
+    if only is not None:
+        return {
+            "title": scenario.title,
+            only: tried(site, scenario, only, reroutes),
+        }
+    ours = tried(site, scenario, "local-first", reroutes)
     theirs = tried(site, scenario, "cloud-only")
     fixed_s = ours["total_s"] - ours["move_s"]
     return {
@@ -318,14 +120,14 @@ def compared(site: Site, scenario: Scenario) -> dict[str, Any]:
 
 
 def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    every = scenarios(MODEL)
+    every = scenarios(given.model)
     mbit = given.peer_mbit
     hosts = [Host(name=name, egress_mbit_per_s=mbit) for name in NODES]
     hosts.append(Host(name=_CLOUD, egress_mbit_per_s=mbit / _CLOUD_SHARE))
-    model = model_preset(MODEL)
+    model = model_preset(given.model)
     dataset = models.own_sources(folder, model.vocab_size)
     config = RunConfig(
-        model=MODEL,
+        model=given.model,
         run_dir=folder,
         steps=100,
         seq_len=SEQ_LEN,
@@ -345,10 +147,10 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         found = {}
         for name in given.scenario or every:
             print(f"{name} ...", file=sys.stderr, flush=True)
-            found[name] = compared(site, every[name])
+            found[name] = compared(site, every[name], given.only, given.reroute)
             print(json.dumps(found[name]), file=sys.stderr, flush=True)
     return {
-        "model": MODEL,
+        "model": given.model,
         "state_bytes": _STATE_BYTES * sum(map(parameter_count, model.layers)),
         "peer_mbit_per_s": mbit,
         "cloud_mbit_per_s": mbit / _CLOUD_SHARE,
@@ -363,8 +165,11 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--scenario", action="append", choices=[*scenarios(MODEL)])
+    parser.add_argument("--scenario", action="append", choices=[*scenarios(MODELS[0])])
     parser.add_argument("--peer-mbit", type=float, default=1000.0)
+    parser.add_argument("--model", choices=MODELS, default=MODELS[0])
+    parser.add_argument("--only", choices=["local-first", "cloud-only"])
+    parser.add_argument("--reroute", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         print(json.dumps(measured(given, Path(folder)), indent=1))

@@ -6,10 +6,12 @@ its two ends. Does not own the shares (`plans/rerouting.py`), what workers do ab
 (`runtime/control/rerouting.py`), nor how all come back to one state (`driver.py`).
 """
 
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from hetjax.elastic.plan_of_now import PlanOfNow
 from hetjax.elastic.recovered import Clock, Rerouted
 from hetjax.elastic.terms import Terms
 from hetjax.launch.launching import Launcher
@@ -19,7 +21,7 @@ from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.control.recovery import finish_step
 from hetjax.runtime.control.rerouting import take_over
 from hetjax.runtime.execution.commit import StepCommit
-from hetjax.runtime.rpc.schema import Leave
+from hetjax.runtime.rpc.schema import LIMITS, Compile, Leave
 from hetjax.runtime.rpc.worker_connections import WorkerLost
 
 
@@ -40,6 +42,7 @@ class Detour:
     ) -> None:
         self._controller, self._launcher, self._terms = controller, launcher, terms
         self._since: _Since | None = None
+        self._prepared_s: float | None = None  # since what is missing compiles
         self._is_whole = True  # so the workers have been told
         self._aside = set[str]()  # workers whose state is not that of the run
         self.commit: StepCommit | None = None  # of a step that was broken off
@@ -105,9 +108,11 @@ class Detour:
         missing = [worker for worker in members.workers if worker not in left]
         self._launcher.begin([w for w in missing if w not in self.missing])
         self._since = _Since(at=at, lost=lost, missing=missing)
+        self._prepared_s = None
 
-    def is_over(self, at: int) -> bool:
-        """Whether it has had a step, and all that were missing have called.
+    def is_over(self, at: int, now: PlanOfNow) -> bool:
+        """Whether it has had a step, and all that were missing have called and compiled
+        what the plan of now asks of them.
 
         One that never will is waited for in the ordinary way, as all others are.
         """
@@ -115,10 +120,25 @@ class Detour:
         if since is None or since.at == at:
             return False
         try:
-            return self._launcher.are_there(since.missing)
+            return self._launcher.are_there(since.missing) and self._are_ready(now)
         except WorkerLost as lost:
             warnings.warn(f"{lost}: it is started once more", stacklevel=2)
             return True
+
+    def _are_ready(self, now: PlanOfNow) -> bool:
+        """Let what was missing compile while the others train, for a time at most.
+
+        Hosts of one node would have to do so together.
+        """
+        controller, missing = self._controller, self.missing
+        if any(len(controller.members.hosts(node_of(w))) > 1 for w in missing):
+            return True
+        if self._prepared_s is None:
+            self._prepared_s = time.monotonic()
+            controller.begin_compiling(now.settings, missing)
+            return False
+        is_late = time.monotonic() > self._prepared_s + LIMITS[Compile].seconds
+        return is_late or controller.are_compiled(missing)
 
     def taking_part(self, workers: Sequence[str]) -> list[str]:
         """Those of the workers whose state is that of the run, or was a step ago."""

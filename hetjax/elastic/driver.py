@@ -19,6 +19,7 @@ import numpy as np
 from hetjax.checkpoint.recovery_plan import PartialSnapshot
 from hetjax.cluster.cluster import Cluster
 from hetjax.elastic.detour import Detour
+from hetjax.elastic.fresh_workers import FreshWorkers
 from hetjax.elastic.left_state import LeftState
 from hetjax.elastic.plan_of_now import PlanOfNow
 from hetjax.elastic.recovered import (
@@ -74,9 +75,8 @@ class Driver:
         self._has_begun, self._last_saved = False, None
         self.resumed: Mapping[str, Any] | None = None
         self._commit: StepCommit | None = None
-        self._now, self._gone = PlanOfNow(cluster, controller.plan, terms), set[str]()
-        self._fresh = set(controller.workers)  # started, or to be; never built
-        self._unbuilt = set(controller.workers)  # for the plan of now
+        self._now = PlanOfNow(cluster, controller.plan, terms)
+        self._fresh = FreshWorkers(controller, launcher, terms)
         self.validation_weights = validation_weights
         self.heard: Callable[[Recovered | Rerouted], None] = lambda happened: None
         self.hurried: Callable[[], bool] = lambda: False
@@ -99,7 +99,7 @@ class Driver:
     def step(self, number: int, *, traced: bool = False) -> StepCommit:
         """Train the next step; raises RolledBack where state was lost meanwhile."""
         assert number == self._at, (number, self._at)
-        if self._now.is_outdated() or self._detour.is_over(self._at):
+        if self._now.is_outdated() or self._detour.is_over(self._at, self._now):
             self._recover_in_place(None)
         try:
             for settings, plan in self._now.standby():
@@ -138,7 +138,7 @@ class Driver:
         if found is None:
             return False
         self._count_loss(lost)
-        self._are_new(self._detour.missing)
+        self._fresh.add(self._detour.missing)
         self._at = found.step
         self.heard(found)
         return True
@@ -268,7 +268,7 @@ class Driver:
         GivenUp where it is `hurried` meanwhile.
         """
         clock, at, before = Clock(), self._at, self.plan
-        self._gone = {*self._detour.missing}
+        self._fresh.gone = {*self._detour.missing}
         cause = lost or self._detour.lost
         reason, cluster = cause and str(cause), self.cluster
         with self._controller.connections.interrupted_by(self._check_time):
@@ -277,7 +277,8 @@ class Driver:
         self._terms.go_on(restored)
         plan = None if self.plan == before else self.plan
         reason = reason or difference(cluster, self.cluster)
-        self._tell(reason, at, restored, clock, plan=plan, gone=frozenset(self._gone))
+        gone = frozenset(self._fresh.gone)
+        self._tell(reason, at, restored, clock, plan=plan, gone=gone)
 
     def _tell(
         self,
@@ -333,7 +334,7 @@ class Driver:
         if controller.saved is not None:
             self._last_saved = controller.saved
         left = connections.workers
-        built = [worker for worker in left if worker not in self._fresh]
+        built = self._fresh.built_before(left)
         abreast = self._detour.taking_part(built)
         self._commit = recovery.finish_step(connections, abreast) or self._commit
         held = self._left.held(built)
@@ -343,11 +344,13 @@ class Driver:
         clock.lap("replan")
         new = [worker for worker in controller.workers if worker not in built]
         leaving = [worker for worker in built if worker not in controller.workers]
-        self._start([worker for worker in new if worker not in left], clock)
+        is_first = not self._has_begun
+        gone = [worker for worker in new if worker not in left]
+        self._fresh.start(gone, self._now.settings, clock, is_first)
         held += self._left.on_disk(new) if self._has_begun else self._left.found()
         controller.connect(self._terms.transport, leaving)
-        self._terms.compile(controller, self.cluster, not self._has_begun)
-        clock.lap("compile")
+        if is_first:
+            self._compile(clock)  # before anybody takes state into memory
         in_memory_ = [h.save[0] for h in held if h.tier == "memory"]
         # what is later was given up once
         most = max([self._at, *in_memory_]) if self._has_begun else None
@@ -363,27 +366,14 @@ class Driver:
             connections.ask(dict.fromkeys(leaving, Leave()))
             controller.connect(self._terms.transport)  # or they would be missed
         clock.lap("move")
+        if not is_first:
+            self._compile(clock)  # it has gone on meanwhile
         self._detour.forget()
         return restored
 
-    def _are_new(self, workers: Sequence[str]) -> None:
-        """Take these for ones that were started, or are to be, and have no state."""
-        for waiting in (self._fresh, self._unbuilt, self._gone):
-            waiting.update(workers)
-
-    def _start(self, gone: Sequence[str], clock: Clock) -> None:
-        """Start the lost workers; build them, and all others that have another plan."""
-        self._are_new(gone)
-        there = self._controller.connections.workers  # a start may have called since
-        self._launcher.start([worker for worker in gone if worker not in there])
-        if gone and not self._has_begun:
-            self._terms.heard_started(gone)
-        clock.lap("start")
-        building = [w for w in self._controller.workers if w in self._unbuilt]
-        self._controller.build(self._now.settings, building)
-        self._fresh.clear()
-        self._unbuilt.clear()
-        clock.lap("build")
+    def _compile(self, clock: Clock) -> None:
+        self._terms.compile(self._controller, self.cluster, not self._has_begun)
+        clock.lap("compile")
 
     def _begin_anew(self, held: Sequence[PartialSnapshot]) -> None:
         """Make the first state, as nothing was ever saved; else that must be found."""
@@ -397,4 +387,4 @@ class Driver:
         """Go by another plan if there are other nodes than before."""
         if self._now.replan(is_needed=lost is not None):
             self._controller.adopt(self.plan, self.cluster.nodes)
-            self._unbuilt.update(self._controller.workers)
+            self._fresh.add_other_plan()

@@ -9,7 +9,6 @@ they are driven by (`elastic/driver.py`).
 import os
 import secrets
 import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from typing import IO, Protocol
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.comm.tls import Tls
 from hetjax.errors import BadInput
+from hetjax.launch.spares import Command, Spares
 from hetjax.mesh.process_setup import malloc_environment
 from hetjax.plans.plan import Plan
 from hetjax.plans.worker_map import file_name
@@ -152,12 +152,15 @@ class OnThisMachine:
         watchdog_factor: float = WATCHDOG_FACTOR,
         cluster: Cluster | None = None,
         environments: Environments = lambda cluster: {},
+        spare_after_s: float = 0.0,
     ) -> None:
-        """Errors as `environments` raises them."""
+        """Errors as `environments` raises them; `spare_after_s` as in `Spares`."""
         self._cluster = self._seen = cluster
         self._environments = environments
         self._own = environments(cluster) if cluster else {}
         self._processes = stack.enter_context(Processes(logs=logs))
+        self._spares = Spares(spare_after_s)
+        stack.callback(self._spares.end)
         self._places, self._module = dict(places or {}), module
         self._begun_s: dict[str, float] = {}
         self._bootstraps = Bootstraps(
@@ -172,12 +175,17 @@ class OnThisMachine:
     def begin(self, workers: Sequence[str]) -> None:
         shared = os.environ | malloc_environment()
         for worker in workers:
-            environment = {**shared, **self._own.get(worker, {})}
             place = self._places.get(worker, Place())
-            command = [*place.prefix, sys.executable, "-m", self._module]
+            command = Command(
+                prefix=place.prefix,
+                module=self._module,
+                environment={**shared, **self._own.get(worker, {})},
+            )
             bootstrap = self._bootstraps.of(worker, place.address)
-            self._processes.start(bootstrap, command, environment)
+            spare = self._spares.take(worker, command)
+            self._processes.start(bootstrap, command, spare)
             self._begun_s[worker] = time.monotonic()
+            self._spares.keep(worker, command)
 
     def are_there(self, workers: Sequence[str]) -> bool:
         begun_s = min((self._begun_s[worker] for worker in workers), default=0.0)
@@ -229,33 +237,39 @@ class Processes:
     def start(
         self,
         bootstrap: WorkerBootstrap,
-        command: Sequence[str],
-        environment: Mapping[str, str],
+        command: Command,
+        spare: subprocess.Popen[str] | None = None,
     ) -> None:
         """Start a worker; its bootstrap is written to its standard input, one line.
 
-        What is left of an earlier one of that name is killed.
+        A `spare` becomes that worker instead. What is left of an earlier one of that
+        name is killed.
         """
-        if earlier := self.children.pop(bootstrap.worker, None):
+        worker, lines = bootstrap.worker, [bootstrap.text()]
+        if earlier := self.children.pop(worker, None):
             earlier.kill()
             earlier.wait()
         self.logs.mkdir(parents=True, exist_ok=True)
-        log = self._log(bootstrap.worker).open("a")
-        child = subprocess.Popen(
-            command,
+        if spare is not None:
+            lines.insert(0, str(self._log(worker).absolute()))
+        child = self.children[worker] = spare or self._started(worker, command)
+        assert child.stdin is not None
+        with suppress(BrokenPipeError):  # `check` tells
+            child.stdin.write("".join(f"{line}\n" for line in lines))
+            child.stdin.close()
+
+    def _started(self, worker: str, command: Command) -> subprocess.Popen[str]:
+        log = self._log(worker).open("a")
+        self._files.append(log)
+        return subprocess.Popen(
+            command.words,
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=dict(environment),
+            env=dict(command.environment),
             text=True,
             start_new_session=True,
         )
-        self._files.append(log)
-        self.children[bootstrap.worker] = child
-        assert child.stdin is not None
-        with suppress(BrokenPipeError):  # `check` tells
-            child.stdin.write(bootstrap.text() + "\n")
-            child.stdin.close()
 
     def check(self, workers: Sequence[str]) -> None:
         """Raise WorkerLost for one of these that has ended, with its last words."""

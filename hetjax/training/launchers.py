@@ -59,6 +59,7 @@ def launcher_of(
         tls=_tls_of(config),
         cluster=hardware.cluster,
         environments=partial(_environments, config, hardware),
+        spare_after_s=0.0 if config.recovery == "none" else config.foresee_after_s,
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +156,10 @@ def first_weights(config: RunConfig, model: Model) -> Weights | None:
     return weights
 
 
+# the same object each time, by which programs that were compiled ahead are found
+_rule = lru_cache(maxsize=4)(optimizer)
+
+
 def _runtime(
     worker: str, settings: Mapping[str, Any], config: RunConfig
 ) -> StageRuntime:
@@ -166,7 +170,7 @@ def _runtime(
         plan,
         model,
         {node_of(worker): _devices(worker, cluster, config)},
-        optimizer(config.optimizer, config.steps),
+        _rule(config.optimizer, config.steps),
         clip_norm=config.optimizer.clip_norm,
         gradient_wire=config.gradient_wire,
         weights=first_weights(config, model),

@@ -205,3 +205,22 @@ def test_what_fails_in_the_background_holds_nobody_up():
     warmer.add(fails)
     warmer.add(lambda: done.append(2))
     assert until(lambda: done == [1, 2])
+    assert until(lambda: warmer.is_done)
+
+
+def test_what_waits_in_the_background_is_not_done_until_it_is_or_is_forgotten():
+    go_on, begun = threading.Event(), threading.Event()
+
+    def compile_() -> None:
+        begun.set()
+        go_on.wait()
+
+    warmer = Warmer()
+    assert warmer.is_done
+    warmer.add(compile_)
+    warmer.add(compile_)
+    begun.wait()
+    warmer.clear()
+    assert not warmer.is_done
+    go_on.set()
+    assert until(lambda: warmer.is_done)

@@ -27,6 +27,7 @@ from hetjax.costs.network.wire_bytes import Transport
 from hetjax.costs.plan_costs import costs_of
 from hetjax.errors import BadInput
 from hetjax.launch.launching import Processes
+from hetjax.launch.spares import Command
 from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.rpc.schema import Listen, Lost, TransportName
@@ -80,8 +81,10 @@ def started(
                     secret=secret,
                     silence_s=SILENCE_S,
                 )
-                command = [sys.executable, "-m", "tests.runtime.worker_process"]
-                processes.start(bootstrap, command, environment)
+                command = Command(
+                    module="tests.runtime.worker_process", environment=environment
+                )
+                processes.start(bootstrap, command)
             connections.wait_for(nodes, lambda: processes.check(nodes))
             yield connections, processes
         finally:

@@ -265,3 +265,23 @@ def loss_of_last_token(prompt: list[int], target: int) -> float:
     with_last, _ = oracle_gradients(MODEL, params, (inputs, targets))
     shorter, _ = oracle_gradients(MODEL, params, (inputs[:, :2], targets[:, :2]))
     return 3 * with_last - 2 * shorter
+
+
+@pytest.mark.usefixtures("quick_compiling")
+def test_stages_that_are_made_again_compile_nothing_again(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    rule = optax.adamw(0.1)
+    ahead, again = runtime_of(rule), runtime_of(rule)
+    ahead.compile()
+    compiled, compile_ = list[object](), jax.stages.Lowered.compile
+
+    def note_and_compile(lowered: jax.stages.Lowered, **options: Any) -> Any:
+        compiled.append(lowered)
+        return compile_(lowered, **options)
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", note_and_compile)
+    again.compile()
+    assert not compiled
+    runtime_of(optax.adamw(0.1)).compile()  # another rule, for all that is known
+    assert compiled

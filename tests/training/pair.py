@@ -21,7 +21,7 @@ SEQ_LEN = 16
 NODES = ("left", "right")
 STEPS = range(1, 7)
 EVERY = 2  # steps something happens
-PATIENCE_S = 30.0
+PATIENCE_S, STARTED_S = 30.0, 300.0
 
 ONE_NODE = """
 name = "pair"
@@ -90,8 +90,8 @@ def between_steps(patched: pytest.MonkeyPatch, *actions: Callable[[], object]) -
     patched.setattr(Driver, "step", step_and_do)
 
 
-def wait_until(is_so: Callable[[], object]) -> None:
-    end_s = time.monotonic() + PATIENCE_S
+def wait_until(is_so: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
+    end_s = time.monotonic() + patience_s
     while not is_so():
         assert time.monotonic() < end_s
         time.sleep(0.02)
@@ -110,6 +110,8 @@ def process_of(run_dir: Path, worker: str) -> int | None:
 
 
 def kill(run_dir: Path, worker: str) -> None:
+    """Once it writes to its log, if it was a spare that still imports."""
+    wait_until(lambda: process_of(run_dir, worker), STARTED_S)
     pid = process_of(run_dir, worker)
     assert pid is not None
     os.kill(pid, signal.SIGKILL)

@@ -3,22 +3,38 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from hetjax.elastic.driver import Driver
+from hetjax.plans.plan import Plan
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.train import main
-from tests.training.pair import STEPS, kill, trained, training, wait_until
+from tests.training.pair import (
+    STEPS,
+    TWO_REPLICAS,
+    kill,
+    trained,
+    training,
+    wait_until,
+)
 from tests.training.small import events
+from tests.training.test_offload_runs import offloaded
 from tests.training.test_workers import losses, processes_of
 
 pytestmark = pytest.mark.usefixtures("environment")
+COMPILED_S = 300.0  # at the lowest priority
 Before = dict[int, Callable[[Driver], object]]  # steps, what is done first
 
 
 def rerouted_run(
-    run_dir: Path, cache: Path, patched: pytest.MonkeyPatch, before: Before
+    run_dir: Path,
+    cache: Path,
+    patched: pytest.MonkeyPatch,
+    before: Before,
+    *options: str,
+    of: Plan = TWO_REPLICAS,
 ) -> None:
     step = Driver.step
 
@@ -28,7 +44,7 @@ def rerouted_run(
         return step(driver, number, traced=traced)
 
     patched.setattr(Driver, "step", do_and_step)
-    assert main(training(run_dir, cache, "--reroute")) == 0
+    assert main(training(run_dir, cache, "--reroute", *options, of=of)) == 0
     assert not processes_of(run_dir)
 
 
@@ -41,11 +57,20 @@ def has_called(driver: Driver) -> None:
     wait_until(lambda: "right" in driver._controller.connections.workers)
 
 
+def has_compiled(driver: Driver) -> None:
+    is_so = lambda: driver._controller.are_compiled(["right"])  # noqa: E731
+    wait_until(is_so, COMPILED_S)
+
+
 def test_others_train_on_the_samples_of_a_killed_worker_until_it_is_back(
     tmp_path: Path, cache: Path, whole: list[float], monkeypatch: pytest.MonkeyPatch
 ):
     run_dir = tmp_path / "run"
-    before: Before = {1: lambda driver: kill(run_dir, "right"), 4: has_called}
+    before: Before = {
+        1: lambda driver: kill(run_dir, "right"),
+        3: has_called,
+        4: has_compiled,
+    }
     rerouted_run(run_dir, cache, monkeypatch, before)
     assert_as_if_nothing_had_happened(run_dir, whole)
     (rerouted,) = events(run_dir, "rerouted")
@@ -55,6 +80,28 @@ def test_others_train_on_the_samples_of_a_killed_worker_until_it_is_back(
     assert 2 <= recovered["step"] <= 4 and recovered["gone"] == ["right"]
     assert recovered["lost_steps"] == 0
     assert recovered["bytes"].keys() <= {"peer", "disk"}
+
+
+@pytest.mark.parametrize("offload", ["none", "optimizer"])
+def test_holders_have_the_same_bits_after_a_detour_wherever_their_masters_are(
+    tmp_path: Path,
+    cache: Path,
+    whole: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    offload: Literal["none", "optimizer"],
+):
+    run_dir = tmp_path / "run"
+    before: Before = {
+        1: lambda driver: kill(run_dir, "right"),
+        3: has_called,
+        4: has_compiled,
+    }
+    plan = offloaded(TWO_REPLICAS) if offload == "optimizer" else TWO_REPLICAS
+    words = "--digest-every", "1"
+    rerouted_run(run_dir, cache, monkeypatch, before, *words, of=plan)
+    assert_as_if_nothing_had_happened(run_dir, whole)
+    assert len(events(run_dir, "rerouted")) == len(events(run_dir, "recovered")) == 1
+    assert not events(run_dir, "disagreed")
 
 
 def test_a_run_may_end_before_the_worker_is_back(

@@ -9,6 +9,7 @@ processes are started (`launch/`), nor what they do (`runtime/worker/`).
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -63,16 +64,22 @@ class Controller:
         self.members = WorkerMap(plan, tuple(nodes), self.connections.only)
         self.workers = list(self.members.workers)
 
-    def build(self, settings: Json, workers: Sequence[str] | None = None) -> None:
+    def build(
+        self,
+        settings: Json,
+        workers: Sequence[str] | None = None,
+        *,
+        compiles: bool = False,
+    ) -> None:
         """Let these workers, all by default, make their stages from these settings.
 
         The hosts of a node that has several are joined first, on a port of the first.
+        `compiles` lets them begin at once with what `compile` then waits for.
         """
         asked = self.workers if workers is None else workers
         worlds = self._worlds(asked)
-        self.connections.ask(
-            {w: schema.Build(settings=settings, world=worlds.get(w)) for w in asked}
-        )
+        request = schema.Build(settings=settings, compiles=compiles)
+        self.connections.ask({w: replace(request, world=worlds.get(w)) for w in asked})
 
     def reroute(self, plan: Plan, workers: Sequence[str]) -> None:
         """Go on with this plan, of the same replicas, of which others are idle.
@@ -90,9 +97,17 @@ class Controller:
         """Let workers compile in the background what this plan will ask of them."""
         used = {stage.node for _, _, stage in plan.stages()}
         there = [worker for worker in self.workers if node_of(worker) in used]
-        self.connections.ask(
-            dict.fromkeys(there, schema.CompileAhead(settings=settings))
-        )
+        self.begin_compiling(settings, there)
+
+    def begin_compiling(self, settings: Json, workers: Sequence[str]) -> None:
+        """The same for these workers, which have nothing else to do."""
+        request = schema.CompileAhead(settings=settings)
+        self.connections.ask(dict.fromkeys(workers, request))
+
+    def are_compiled(self, workers: Sequence[str]) -> bool:
+        """Whether these have done all that they were to compile in the background."""
+        told = self.connections.ask(dict.fromkeys(workers, schema.TellAhead()))
+        return all(answer.is_done for answer in told.values())
 
     def _worlds(self, asked: Sequence[str]) -> dict[str, World]:
         """The place of each host of a node with several in their world."""

@@ -278,8 +278,8 @@ def _stages(
         programs = _programs(partition, (r, s), mesh, dtypes, is_scaled)
         host = None if stage.offload == "none" else host_mesh()
         groups = groups_of(partition, (r, s), partial(rounds_alike, optimizer, kinds))
-        updates = UpdatePrograms(programs, optimizer, groups, host)
-        states[r, s] = StageState(programs, updates, CheckPrograms(updates))
+        updates = _shared_updates(programs, optimizer, groups, host)
+        states[r, s] = StageState(programs, updates, _shared_checks(updates))
     return states
 
 
@@ -322,8 +322,11 @@ def _dtypes(plan: Plan, otherwise: str) -> dict[StageKey, str]:
     return {(r, s): stage.precision or otherwise for r, s, stage in plan.stages()}
 
 
-# a new plan finds the programs of stages that stay as they are; bounded, not for ever
+# a new plan finds the programs of stages that stay as they are, and one that was
+# compiled ahead all of them; bounded, not for ever
 _shared = lru_cache(maxsize=64)(StagePrograms)
+_shared_updates = lru_cache(maxsize=64)(UpdatePrograms)
+_shared_checks = lru_cache(maxsize=64)(CheckPrograms)
 
 
 @lru_cache(maxsize=64)

@@ -103,6 +103,12 @@ class ClockTime(Message):
     now_s: float
 
 
+class Ahead(Message):
+    """Whether all that was to be compiled ahead is, or cannot be."""
+
+    is_done: bool
+
+
 class CompiledBytes(Message):
     stages: Sequence[tuple[int, int, Mapping[str, int]]]  # replica, stage, by pass
 
@@ -190,16 +196,24 @@ class Coordinate(
 
 
 class Build(Request[Done], minutes=60, what="make its stages and open the data"):
-    """Make stages and data from settings; `world` is entered first."""
+    """Make stages and data from settings; `world` is entered first.
+
+    If so asked, what `Compile` waits for is begun at once, beside what comes next.
+    """
 
     settings: Json
     world: World | None = None
+    compiles: bool = False
 
 
 class CompileAhead(Request[Done], minutes=5, what="begin to compile in the background"):
     """Compile in the background what other settings would ask for."""
 
     settings: Json
+
+
+class TellAhead(Request[Ahead], minutes=5, what="tell what it compiles ahead"):
+    """Tell how compiling in the background goes."""
 
 
 class Listen(Request[Address], minutes=5, what="listen for its peers"):

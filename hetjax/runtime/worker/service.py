@@ -26,6 +26,7 @@ from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.execution.tracer import Timeline
 from hetjax.runtime.rpc import schema
 from hetjax.runtime.rpc.schema import AnyRequest, Json, Message
+from hetjax.runtime.worker.background import Background
 from hetjax.runtime.worker.bootstrap import WorkerBootstrap
 from hetjax.runtime.worker.duties import Progress, begun, committed, done, rerouted
 from hetjax.runtime.worker.host_group import HostGroup
@@ -79,6 +80,7 @@ class WorkerService:
         self._worker, self._bootstrap = worker, bootstrap
         self._make, self._warm_up, self._tell = make, warm, tell
         self._warmer = Warmer()
+        self._compiling: Background | None = None  # since the stages were made
         self.peers: Peers | None = None
         self._work: Work | None = None
         self._timelines: list[tuple[Timeline, WorkerMap]] = []  # one for each plan
@@ -119,6 +121,9 @@ class WorkerService:
         self._warmer.clear()
         self._work = None  # what it held may have been kept: `HoldState`
         self._work = self._make(request.settings)
+        self._compiling = None
+        if request.compiles and request.world is None:  # else hosts would part ways
+            self._compiling = Background(self._runtime.compile, "compile")
         self._timelines.append((Timeline(self._runtime.plan), self._runtime.members))
 
     def _reroute(self, request: schema.Reroute) -> None:
@@ -128,6 +133,9 @@ class WorkerService:
 
     def _compile_ahead(self, request: schema.CompileAhead) -> None:
         self._warmer.add(lambda: self._warm_up(request.settings))
+
+    def _ahead(self, request: schema.TellAhead) -> schema.Ahead:
+        return schema.Ahead(is_done=self._warmer.is_done)
 
     def _listen(self, request: schema.Listen) -> schema.Address:
         own = self._told
@@ -150,9 +158,16 @@ class WorkerService:
         self._runtime.join(self.peers, request.epoch, server)
 
     def _compile(self, request: schema.Compile) -> None:
+        self._wait_compiled()
         self._runtime.compile(
             lambda done, of: self._tell(schema.Compiling(num_done=done, num_all=of))
         )
+
+    def _wait_compiled(self) -> None:
+        """What is compiled beside is not to be compiled twice."""
+        begun, self._compiling = self._compiling, None
+        if begun is not None:
+            begun.wait()
 
     def _compiled(self, request: schema.TellCompiled) -> schema.CompiledBytes:
         found = self._runtime.temp_bytes().items()
@@ -160,6 +175,7 @@ class WorkerService:
 
     def _initialise(self, request: schema.Initialise) -> None:
         self._inventory.forget()
+        self._wait_compiled()
         self._runtime.initialise(request.seed)
 
     def _train(self, request: schema.Train) -> schema.Trained:
@@ -219,6 +235,7 @@ class WorkerService:
         if self._progress.at != request.step:
             values = self._inventory.taken
             self._inventory.let_go()
+            self._wait_compiled()
             self._runtime.restore(lambda entry: from_leaves(values, entry))
         self._inventory.forget()
 
@@ -319,6 +336,7 @@ HANDLERS: dict[type[AnyRequest], Callable[[WorkerService, Any], Message | None]]
     schema.Coordinate: WorkerService._coordinate,
     schema.Build: WorkerService._build,
     schema.CompileAhead: WorkerService._compile_ahead,
+    schema.TellAhead: WorkerService._ahead,
     schema.Listen: WorkerService._listen,
     schema.Join: WorkerService._join,
     schema.Compile: WorkerService._compile,

@@ -9,7 +9,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 
 _LOWEST = 19  # of the system's priorities: training comes first
 
@@ -21,7 +21,7 @@ class Warmer:
     """
 
     def __init__(self) -> None:
-        self._waiting: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._waiting: Queue[Callable[[], None]] = Queue()
         self._thread: threading.Thread | None = None
 
     def add(self, compile_: Callable[[], None]) -> None:
@@ -31,11 +31,17 @@ class Warmer:
             self._thread = threading.Thread(target=self._run, daemon=True, name="warm")
             self._thread.start()
 
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing waits, nor is being compiled."""
+        return not self._waiting.unfinished_tasks
+
     def clear(self) -> None:
         """Forget what waits: now something else has to be compiled."""
         with suppress(Empty):
             while True:
                 self._waiting.get_nowait()
+                self._waiting.task_done()
 
     def _run(self) -> None:
         with suppress(AttributeError, OSError):  # of this thread alone, on Linux
@@ -46,3 +52,5 @@ class Warmer:
                 compile_()
             except Exception as error:
                 warnings.warn(f"not compiled ahead: {error}", stacklevel=1)
+            finally:
+                self._waiting.task_done()
