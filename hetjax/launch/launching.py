@@ -26,7 +26,7 @@ from hetjax.mesh.process_setup import malloc_environment
 from hetjax.plans.plan import Plan
 from hetjax.plans.worker_map import file_name
 from hetjax.runtime.control.controller import Controller
-from hetjax.runtime.rpc.rounds import WATCHDOG_FACTOR
+from hetjax.runtime.rpc.limits import WATCHDOG_FACTOR
 from hetjax.runtime.rpc.worker_connections import (
     SocketConnections,
     WorkerConnections,
