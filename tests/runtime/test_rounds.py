@@ -180,12 +180,13 @@ def test_a_step_is_expected_to_take_as_long_as_the_longest_before():
 
 
 def test_the_first_step_is_expected_to_take_what_the_plan_says_and_what_compiling_did():
-    compiled = Rounds(longest_s={Compile: 15.0})
-    assert compiled.limit_s(Train, 3.0) == 10 * (3.0 + 15.0)
+    compiled = Rounds(longest_s={Compile: 70.0})
+    assert compiled.limit_s(Train, 3.0) == 10 * (3.0 + 70.0)
+    assert Rounds(longest_s={Compile: 0.1}).limit_s(Train, 3.0) == LEAST_COMPILE_S
     assert compiled.limit_s(Train) == LIMITS[Train].seconds
     assert Rounds().limit_s(Train, 3.0) == LIMITS[Train].seconds
-    assert Rounds(longest_s={Compile: 15.0, Train: 40.0}).limit_s(Train, 3.0) == 400.0
-    assert replace(compiled, patience=2.0).limit_s(Train, 3.0) == 360.0
+    assert Rounds(longest_s={Compile: 1.0, Train: 90.0}).limit_s(Train, 3.0) == 900.0
+    assert replace(compiled, patience=2.0).limit_s(Train, 3.0) == 1460.0
 
 
 def test_what_was_asked_with_a_prediction_has_its_limit():

@@ -29,13 +29,16 @@ def limit_s(
     """How long a worker may take for this kind of request, before it hangs.
 
     `predicted_s` is what it should take, `longest_s` what it took at most so far; what
-    is not known is None. If neither is, the table alone says.
+    is not known is None. If neither is, the table alone says. Of steps the first of a
+    plan alone is predicted, and may compile something, too.
     """
     most_s = schema.LIMITS[what].seconds
     known_s = [found for found in (predicted_s, longest_s) if found is not None]
     if not known_s:
         return most_s
-    least_s = LEAST_COMPILE_S if what is schema.Compile else LEAST_S
+    is_first = what is schema.Train and predicted_s is not None
+    compiles = what is schema.Compile or is_first
+    least_s = LEAST_COMPILE_S if compiles else LEAST_S
     return min(most_s, max(least_s, factor * max(known_s)))
 
 
