@@ -6,7 +6,6 @@ Each is done to a run in one process, a command of its own. Does not own the run
 """
 
 import json
-import os
 import resource
 import socket
 import threading
@@ -31,7 +30,7 @@ from experiments.attacks.victim import CALL_S
 from hetjax.checkpoint.format import record_of_bytes
 from hetjax.plans.plan import Replica
 from hetjax.plans.plan_files import write_plan
-from hetjax.training.rundir import CHECKPOINTS, LEASE, METRICS
+from hetjax.training.rundir import CHECKPOINTS, METRICS
 from tests.checkpoint.test_hostile_names import LOOT, OUT, manifest, store_with
 from tests.training.pair import TWO_NODES, TWO_REPLICAS
 
@@ -230,7 +229,6 @@ def clock_set_back(folder: Path) -> Outcome:
     codes = [run.ended(*EMBEDDED, "--stop-after", "2")]
     back = {"PYTHONPATH": str(shifted)}
     codes.append(run.ended(*EMBEDDED, "--stop-after", "2", env=back))
-    os.utime(run.run_dir / LEASE, (0, 0))
     codes.append(run.ended(*EMBEDDED))
     found = [event["step"] for event in run.events("restored")]
     wrong = unless(

@@ -17,9 +17,9 @@ from experiments.recovery.kills import recoveries
 from hetjax.elastic.notices import GRACE_S
 from hetjax.runtime.rpc import schema
 
-# by the step after which a worker hangs in them: no more than two between two steps
+# at the start, and by the step after which a worker hangs: two between steps at most
+_AT_THE_START = (schema.Build, schema.Compile)
 _HANGS = {
-    0: (schema.Build, schema.Compile),
     2: (schema.Train, schema.PlaceState),
     4: (schema.SaveState, schema.CollectLeaves),
     6: (schema.AwaitSaved,),
@@ -34,14 +34,19 @@ def _same(run: Run, folder: Path) -> bool:
     return run.losses == unharmed(folder)
 
 
+def _hang(kind: type[schema.AnyRequest]) -> str:
+    return f"hang-{kind.__name__}"
+
+
 def hangs(folder: Path) -> Outcome:
     run = run_in(folder)
+    run.attack(*map(_hang, _AT_THE_START))
     with run.going(*_EVERY_STEP, env={LIMIT_S: str(_HUNG_S)}) as going:
         for step, kinds in _HANGS.items():
             run.wait_until(going, run.has_done(step))
-            run.attack(*(f"hang-{kind.__name__}" for kind in kinds))
+            run.attack(*map(_hang, kinds))
         code = going.wait()
-    kinds = [kind for some in _HANGS.values() for kind in some]
+    kinds = [*_AT_THE_START, *(kind for some in _HANGS.values() for kind in some)]
     told = [schema.LIMITS[kind].what for kind in kinds]
     seen = [what for what in told if f"{_HUNG_S:g} s to {what}" in run.logs]
     stacks = run.logs.count(" in attacked\n")
