@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -45,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, help="a line of JSON per finding")
     parser.add_argument("--folder", type=Path, help="keep the runs here")
     options = parser.parse_args(arguments)
+    # what is left of an attack that is given up is ended, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     known = {row["finding"] for row in rows_of(options.output)}
     is_wrong = False
     with tempfile.TemporaryDirectory() as temporary:
@@ -63,7 +66,7 @@ def attacked(attack: Attack, folder: Path) -> dict[str, Any]:
     """Do it; one that could not be done is wrong, too."""
     shutil.rmtree(folder, ignore_errors=True)  # of an earlier try
     folder.mkdir(parents=True)
-    begin_s = time.monotonic()
+    begin_s, commit = time.monotonic(), _commit()
     try:
         outcome = attack.act(folder)
     except Exception as error:
@@ -78,7 +81,7 @@ def attacked(attack: Attack, folder: Path) -> dict[str, Any]:
         "ok": not outcome.wrong,
         "took_s": round(time.monotonic() - begin_s, 1),
         "load": round(os.getloadavg()[0], 1),
-        "commit": _commit(),
+        "commit": commit,
     }
 
 
