@@ -49,7 +49,7 @@ def hangs(folder: Path) -> Outcome:
     kinds = [*_AT_THE_START, *(kind for some in _HANGS.values() for kind in some)]
     told = [schema.LIMITS[kind].what for kind in kinds]
     seen = [what for what in told if f"{_HUNG_S:g} s to {what}" in run.logs]
-    stacks = run.logs.count(" in attacked\n")
+    stacks = run.logs.count(" in hang\n")
     wrong = unless(
         it_goes_on=code == DONE,
         each_hang_is_noticed=seen == told,

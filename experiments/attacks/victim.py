@@ -50,10 +50,14 @@ def is_due(attack: str) -> bool:
     return False
 
 
+def hang() -> None:
+    time.sleep(_FOR_EVER_S)
+
+
 def attacked(service: WorkerService, request: schema.AnyRequest) -> schema.Message:
     asked = type(request).__name__
     if is_due(f"hang-{asked}"):
-        time.sleep(_FOR_EVER_S)
+        hang()
     if is_due(f"die-{asked}"):
         os.kill(os.getpid(), signal.SIGKILL)
     told = _answer(service, request)
