@@ -69,7 +69,9 @@ def controller(
 ) -> tuple[Controller, Told]:
     plan = replace(TWO_REPLICAS, predicted=Prediction(step_time_s=step_s))
     told = Told(leaves or {})
-    return Controller(plan, told), told  # pyright: ignore[reportArgumentType]
+    found = Controller(plan, told)  # pyright: ignore[reportArgumentType]
+    found.predicts_steps = True
+    return found, told
 
 
 def on_disk(worker: str, leaf: str) -> PartialSnapshot:

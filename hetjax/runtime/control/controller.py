@@ -57,7 +57,7 @@ class Controller:
         self._expected_save_s: float | None = None  # until that is written
         self._copying: tuple[int, int] | None = None  # since when, how many
         self._turn = 0
-        self.predicts_steps = True  # the plan's figures are those of these devices
+        self.predicts_steps = False  # else the plan's figures are of these devices
         self.state_bytes: Mapping[str, int] = {}  # by worker, once they have told
         self.adopt(plan, nodes)
 
