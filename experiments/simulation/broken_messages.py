@@ -36,6 +36,13 @@ def _patient_with_the_broken(state: rounds.Rounds, now_s: float) -> rounds.React
     return _see_to_round(state, now_s)
 
 
+def _longest_alone(
+    what: Any, predicted_s: Any, longest_s: float | None, factor: float
+) -> float:
+    most_s = schema.LIMITS[what].seconds
+    return most_s if longest_s is None else min(most_s, longest_s)
+
+
 def _told_first(replies: Any, lost: Any) -> rounds.Trouble | None:
     for message in replies.values():
         if isinstance(message, schema.Lost):
@@ -164,8 +171,7 @@ MESSAGES = (
     breaks(
         6,
         "the limit is the longest so far, not ten times that",
-        method(rounds, "LEAST_S", 0.0),
-        method(rounds.Rounds, "_slow_s", lambda self, what: self.expected_s[what]),
+        method(rounds, "limit_s", _longest_alone),
     ),
     breaks(
         7,

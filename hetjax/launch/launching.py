@@ -26,7 +26,7 @@ from hetjax.mesh.process_setup import malloc_environment
 from hetjax.plans.plan import Plan
 from hetjax.plans.worker_map import file_name
 from hetjax.runtime.control.controller import Controller
-from hetjax.runtime.rpc.rounds import WATCHDOG_FACTOR
+from hetjax.runtime.rpc.limits import WATCHDOG_FACTOR
 from hetjax.runtime.rpc.worker_connections import (
     SocketConnections,
     WorkerConnections,
@@ -80,31 +80,41 @@ class Launcher(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartTerms:
+    """What one start of a run has for all of its workers, wherever they are started.
+
+    `number` is greater with each start. Limits of what workers are asked are multiplied
+    by `patience`; `watchdog_factor` times as long as expected, and a worker hangs.
+    `tls` is what encrypts, if something does.
+    """
+
+    number: int = 0
+    patience: float = 1.0
+    watchdog_factor: float = WATCHDOG_FACTOR
+    tls: Tls | None = None
+
+
+FIRST_START = StartTerms()
+
+
 class Bootstraps:
     """What workers are told when they are started; they call its `connections`.
 
     Those that are not at the controller's `address` watch their machines; it watches
-    its own. `number` is greater with each controller of a run, and incarnations of
-    workers grow with it and with each that is started. `tls` is the same everywhere.
+    its own. Incarnations of workers grow with the number of the start, and with each
+    that is started.
     """
 
-    def __init__(
-        self,
-        address: str,
-        stack: ExitStack,
-        patience: float,
-        number: int = 0,
-        tls: Tls | None = None,
-        watchdog_factor: float = WATCHDOG_FACTOR,
-    ) -> None:
+    def __init__(self, address: str, stack: ExitStack, terms: StartTerms) -> None:
         self._secret, self._own = secrets.token_bytes(32), address
-        self._tls, self._incarnations = tls, count(number * _STARTS + 1)
+        self._tls, self._incarnations = terms.tls, count(terms.number * _STARTS + 1)
         self.connections = SocketConnections(
             f"{address}:0",
             self._secret,
-            patience=patience,
-            watchdog_factor=watchdog_factor,
-            tls=tls,
+            patience=terms.patience,
+            watchdog_factor=terms.watchdog_factor,
+            tls=terms.tls,
         )
         stack.callback(self.connections.close)
 
@@ -146,10 +156,7 @@ class OnThisMachine:
         places: Mapping[str, Place] | None = None,
         address: str = LOOPBACK,
         module: str = "hetjax.training.worker",
-        patience: float = 1.0,
-        number: int = 0,
-        tls: Tls | None = None,
-        watchdog_factor: float = WATCHDOG_FACTOR,
+        terms: StartTerms = FIRST_START,
         cluster: Cluster | None = None,
         environments: Environments = lambda cluster: {},
         spare_after_s: float = 0.0,
@@ -163,9 +170,7 @@ class OnThisMachine:
         stack.callback(self._spares.end)
         self._places, self._module = dict(places or {}), module
         self._begun_s: dict[str, float] = {}
-        self._bootstraps = Bootstraps(
-            address, stack, patience, number, tls, watchdog_factor
-        )
+        self._bootstraps = Bootstraps(address, stack, terms)
         self.connections = self._bootstraps.connections
 
     def start(self, workers: Sequence[str]) -> None:

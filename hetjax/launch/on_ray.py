@@ -33,13 +33,11 @@ from hetjax.cluster.ray_nodes import (
     ray_nodes,
     with_known_figures,
 )
-from hetjax.comm.tls import Tls
 from hetjax.errors import BadInput
 from hetjax.launch.isolation import memory_share, passed_on, visible_devices
-from hetjax.launch.launching import Bootstraps
+from hetjax.launch.launching import FIRST_START, Bootstraps, StartTerms
 from hetjax.launch.looking import accelerators_here
 from hetjax.mesh.process_setup import malloc_environment
-from hetjax.runtime.rpc.rounds import WATCHDOG_FACTOR
 from hetjax.runtime.rpc.worker_connections import WorkerLost
 from hetjax.runtime.worker.bootstrap import read_bootstrap
 
@@ -102,10 +100,7 @@ class OnRay:
         *,
         simulate: bool,
         discovered: bool,
-        patience: float,
-        number: int = 0,
-        tls: Tls | None = None,
-        watchdog_factor: float = WATCHDOG_FACTOR,
+        terms: StartTerms = FIRST_START,
     ) -> None:
         """BadInput if a node has no machine, or too few."""
         self._cluster, self._simulate, self._stack = cluster, simulate, stack
@@ -113,14 +108,8 @@ class OnRay:
         self._all = _Machines()
         self._machines = on_ray_nodes(cluster, self._all.now(), simulate)
         self._looked_s = time.monotonic()
-        self._bootstraps = Bootstraps(
-            _ray().util.get_node_ip_address(),
-            stack,
-            patience,
-            number,
-            tls,
-            watchdog_factor,
-        )
+        own = _ray().util.get_node_ip_address()
+        self._bootstraps = Bootstraps(own, stack, terms)
         self.connections = self._bootstraps.connections
         self._actors: dict[str, Any] = {}
         self._running: dict[str, Any] = {}

@@ -79,7 +79,7 @@ class Replica:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """What the planner expects of the plan; informative only."""
+    """What the planner expects of the plan; at most limits of a run go by it."""
 
     step_time_s: float | None = None
     lower_bound_s: float | None = None

@@ -85,14 +85,19 @@ def _text(file: IO[bytes], start: int) -> str:
 
 
 def main() -> None:
-    """Answer the request on standard input, a line for each plan."""
+    """Answer the request on standard input, a line for each plan.
+
+    What else is written to standard output, as by a solver, goes to that of errors.
+    """
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     request = json.load(sys.stdin)
     config = read_config(request["config"], "settings")
     model, current = run_model(config), parse_plan(request["current"])
     for number, text in enumerate(request["clusters"]):
         with suppress(NoFeasiblePlan):  # then there is nothing to be ready for
             plan = next_plan(config, model, parse_cluster(text), current)
-            print(json.dumps([number, plan_json(plan)]), flush=True)
+            print(json.dumps([number, plan_json(plan)]), file=answers, flush=True)
 
 
 if __name__ == "__main__":

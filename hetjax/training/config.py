@@ -178,8 +178,8 @@ class RunConfig:
     """Multiplies all limits on waiting for a worker (30 minutes for a step), after
     which it counts as lost."""
     watchdog_factor: float = 10.0
-    """How many times as long as any step so far one may take (a minute at least) until
-    a worker that is late has to say where it is, and counts as lost."""
+    """How many times as long as they should steps, saves and restores may take (a
+    minute at least) until a worker that is late has to say where it is, and is lost."""
     simulate: bool = False
     """Let CPU devices stand in for those of the cluster."""
     platform: Literal["auto", "cpu"] = "auto"

@@ -13,7 +13,7 @@ from hetjax.cluster.cluster import Cluster
 from hetjax.comm.tls import Tls
 from hetjax.launch.in_process import InThisProcess
 from hetjax.launch.isolation import hidden_devices, worker_environments
-from hetjax.launch.launching import Launcher, OnThisMachine
+from hetjax.launch.launching import Launcher, OnThisMachine, StartTerms
 from hetjax.launch.on_ray import OnRay
 from hetjax.mesh.process_setup import keep_compiled
 from hetjax.plans.worker_map import EMBEDDED
@@ -39,24 +39,24 @@ def launcher_of(
     if config.launcher == EMBEDDED:
         keep_compiled(config.data.cache_dir.expanduser())
         return InThisProcess(hardware.cluster, work, stack)
+    terms = StartTerms(
+        number=number,
+        patience=config.patience,
+        watchdog_factor=config.watchdog_factor,
+        tls=_tls_of(config),
+    )
     if config.launcher == "ray":
         return OnRay(
             hardware.cluster,
             stack,
             simulate=config.simulate,
             discovered=hardware.discovered,
-            patience=config.patience,
-            watchdog_factor=config.watchdog_factor,
-            number=number,
-            tls=_tls_of(config),
+            terms=terms,
         )
     return OnThisMachine(
         config.run_dir / LOGS,
         stack,
-        patience=config.patience,
-        watchdog_factor=config.watchdog_factor,
-        number=number,
-        tls=_tls_of(config),
+        terms=terms,
         cluster=hardware.cluster,
         environments=partial(_environments, config, hardware),
         spare_after_s=0.0 if config.recovery == "none" else config.foresee_after_s,

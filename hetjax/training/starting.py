@@ -219,6 +219,7 @@ def driver_of(
         stack.callback(terms.standby_plans.close)
         controller = Controller(plan, launcher.connections, cluster.nodes)
         controller.new_attempts = AttemptNames(start.number)
+        controller.predicts_steps = not is_virtual(config)
         driver = Driver(
             controller,
             launcher,

@@ -152,6 +152,23 @@ def test_a_process_plans_as_the_run_would_and_says_nothing_where_nothing_fits():
         planning.close()
 
 
+def test_what_a_library_prints_beside_the_plans_is_no_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A solver may, past the descriptor that Python knows."""
+    code = "import atexit, os\natexit.register(lambda: os.write(1, b'no plan\\n'))\n"
+    (tmp_path / "sitecustomize.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    config, cluster, plan = tiny(planner="even")
+    planning = Planning(config, likely(cluster, plan)[:1], plan)
+    found = list[tuple[Cluster, Plan]]()
+    try:
+        until(lambda: found.extend(planning.found()) or planning.has_ended, 60.0)
+        assert len(found + planning.found()) == 1
+    finally:
+        planning.close()
+
+
 def test_a_process_that_fails_says_why_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -62,9 +62,7 @@ def test_the_cards_of_a_machine_are_two_nodes_whose_workers_see_one_each(
         with pytest.raises(subprocess.TimeoutExpired):
             run(cluster.nodes[0], "http.server", "0", 3.0)
         with ExitStack() as stack:
-            launcher = OnRay(
-                cluster, stack, simulate=False, discovered=True, patience=1.0
-            )
+            launcher = OnRay(cluster, stack, simulate=False, discovered=True)
             names = [node.name for node in cluster.nodes]
             for name in names:
                 with pytest.raises(WorkerLost, match="has left"):

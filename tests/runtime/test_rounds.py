@@ -2,14 +2,15 @@
 """When a round is over, which answers count, and who is told to break off."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.rpc import rounds
+from hetjax.runtime.rpc.limits import LEAST_COMPILE_S, LEAST_S
 from hetjax.runtime.rpc.rounds import (
-    LEAST_S,
     Action,
     Asked,
     Called,
@@ -26,11 +27,14 @@ from hetjax.runtime.rpc.rounds import (
 )
 from hetjax.runtime.rpc.schema import (
     LIMITS,
+    AwaitSaved,
     BreakOff,
     Compile,
+    Compiling,
     Done,
     Lost,
     Message,
+    Reached,
     RequestFailed,
     TellReached,
     Train,
@@ -163,14 +167,54 @@ def test_a_step_is_expected_to_take_as_long_as_the_longest_before():
     ):
         events = Asked({"a": TRAIN}), took_s, Heard("a", 1, number, answer)
         state, _ = after(*events, state=state)
-    assert state.expected_s == {Train: 20.0}  # trouble teaches nothing
-    state, _ = after(Asked({"a": COMPILE}), 5.0, Heard("a", 1, 4, DONE), state=state)
-    assert state.expected_s == {Train: 20.0}  # it may be more the next time
+    assert state.longest_s == {Train: 20.0}  # trouble teaches nothing
+    reached = TellReached(epoch=1)
+    told = Reached(at=1, commit=None, epoch=1)
+    state, _ = after(Asked({"a": reached}), 5.0, Heard("a", 1, 4, told), state=state)
+    assert state.longest_s == {Train: 20.0}  # it may be more the next time
     assert Rounds().limit_s(Train) == LIMITS[Train].seconds
-    taught = Rounds(expected_s={Train: 20.0}, watchdog_factor=10.0)
+    taught = Rounds(longest_s={Train: 20.0}, watchdog_factor=10.0)
     assert taught.limit_s(Train) == 200.0
-    assert Rounds(expected_s={Train: 0.1}).limit_s(Train) == LEAST_S
-    assert Rounds(expected_s={Train: 1e6}).limit_s(Train) == LIMITS[Train].seconds
+    assert Rounds(longest_s={Train: 0.1}).limit_s(Train) == LEAST_S
+    assert Rounds(longest_s={Train: 1e6}).limit_s(Train) == LIMITS[Train].seconds
+
+
+def test_the_first_step_is_expected_to_take_what_the_plan_says_and_what_compiling_did():
+    compiled = Rounds(longest_s={Compile: 70.0})
+    assert compiled.limit_s(Train, 3.0) == 10 * (3.0 + 70.0)
+    assert Rounds(longest_s={Compile: 0.1}).limit_s(Train, 3.0) == LEAST_COMPILE_S
+    assert compiled.limit_s(Train) == LIMITS[Train].seconds
+    assert Rounds().limit_s(Train, 3.0) == LIMITS[Train].seconds
+    assert Rounds(longest_s={Compile: 1.0, Train: 90.0}).limit_s(Train, 3.0) == 900.0
+    assert replace(compiled, patience=2.0).limit_s(Train, 3.0) == 1460.0
+
+
+def test_what_was_asked_with_a_prediction_has_its_limit():
+    asked_to = {"a": AwaitSaved(expected_s=9.0), "b": AwaitSaved(expected_s=9.0)}
+    state, _ = after(Called("a", 1), Called("b", 1), Asked(asked_to))
+    assert state.round is not None and state.round.limit_s == 90.0
+    _, actions = after(Heard("a", 1, 1, Done()), 91.0, state=state)
+    assert told_to_break_off(actions) == ["b"]
+    (late,) = [action for action in actions if isinstance(action, Send)]
+    assert isinstance(late.request, BreakOff) and late.request.is_late
+    assert late.request.reason.startswith("took more than 90 s to finish a checkpoint")
+
+
+def test_each_program_that_is_compiled_has_the_limit_anew_within_that_of_all():
+    state = Rounds(longest_s={Compile: 2.0})
+    state, _ = after(*asked("a"), state=state)
+    far = Compiling(num_done=1, num_all=99, epoch=1)
+    least_s, most_s = LEAST_COMPILE_S, LIMITS[Compile].seconds
+    heard = Heard("a", 1, 1, far)
+    _, actions = after(least_s + 1.0, state=state)
+    assert told_to_break_off(actions) == ["a"]
+    _, actions = after(least_s - 1.0, heard, least_s - 1.0, heard, 500.0, state=state)
+    assert not told_to_break_off(actions)
+    _, actions = after(least_s - 1.0, heard, least_s + 1.0, state=state)
+    assert told_to_break_off(actions) == ["a"]
+    often = [least_s - 1.0, heard] * 20
+    state, actions = after(*often, state=state)
+    assert told_to_break_off(actions) == ["a"] and 20 * least_s > most_s
 
 
 MESSAGES: list[Message] = [

@@ -15,8 +15,12 @@ from hetjax.launch.launching import OnThisMachine
 from hetjax.runtime.rpc.schema import (
     LIMITS,
     START,
+    AwaitSaved,
     BreakOff,
+    CollectLeaves,
+    Compile,
     Limit,
+    PlaceState,
     Request,
     SaveState,
     Train,
@@ -69,6 +73,41 @@ def test_a_worker_that_hangs_in_a_step_or_a_save_is_replaced_and_no_number_chang
     reasons = [found["reason"] for found in events(run_dir, "recovered")]
     for reason, what in zip(reasons, ("train a step", "begin a check"), strict=True):
         assert f"took more than 8 s to {what}" in reason
+    assert not processes_of(run_dir)
+
+
+def test_a_worker_that_hangs_while_it_compiles_restores_or_ends_a_save_is_survived(
+    tmp_path: Path,
+    cache: Path,
+    whole: list[float],
+    hangs: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    run_dir = tmp_path / "run"
+    phases = Compile, CollectLeaves, PlaceState, AwaitSaved
+    for phase in phases:
+        limit(monkeypatch, phase, 20.0)  # of honest ones, on a machine that is shared
+    limit(monkeypatch, BreakOff, 2.0)
+    first, *others = (hangs / phase.__name__ for phase in phases)
+    first.touch()
+
+    def lose_one(worker: str, then: Path) -> None:
+        then.touch()
+        kill(run_dir, worker)
+
+    collecting, placing, waiting = others
+    between_steps(
+        monkeypatch,
+        lambda: lose_one("right", collecting),
+        lambda: lose_one("left", placing),
+        waiting.touch,
+    )
+    assert main(training(run_dir, cache, "--checkpoint.every", "1")) == 0
+    assert losses(run_dir) == whole
+    logs = "".join(log.read_text() for log in (run_dir / "logs").iterdir())
+    for phase in phases:
+        assert f"break off: took more than 20 s to {LIMITS[phase].what}" in logs
+    assert logs.count(" in hang\n") == len(phases)  # each has said where it was
     assert not processes_of(run_dir)
 
 

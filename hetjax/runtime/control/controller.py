@@ -31,6 +31,7 @@ from hetjax.runtime.execution.checks import (
 )
 from hetjax.runtime.execution.commit import StepCommit, total_loss
 from hetjax.runtime.rpc import schema
+from hetjax.runtime.rpc.limits import moving_s
 from hetjax.runtime.rpc.schema import Json, Request, TransportName
 from hetjax.runtime.rpc.worker_connections import Answer, WorkerConnections
 from hetjax.schedule.programs.action import parse_program
@@ -54,13 +55,16 @@ class Controller:
         self.saved: int | None = None  # newest step that all workers have saved
         self.is_not_finite = False  # what was to be saved last: it is not
         self._saving = 0, list[str]()  # what they began to save last, and who
+        self._expected_save_s: float | None = None  # until that is written
         self._copying: tuple[int, int] | None = None  # since when, how many
         self._turn = 0
+        self.predicts_steps = False  # else the plan's figures are of these devices
+        self.state_bytes: Mapping[str, int] = {}  # by worker, once they have told
         self.adopt(plan, nodes)
 
     def adopt(self, plan: Plan, nodes: Sequence[Node] = ()) -> None:
         """Go on with this plan, once its workers are built and connected."""
-        self.plan = plan
+        self.plan, self._is_first_step = plan, True
         self.members = WorkerMap(plan, tuple(nodes), self.connections.only)
         self.workers = list(self.members.workers)
 
@@ -197,11 +201,18 @@ class Controller:
             traced=traced,
             loss_scale=loss_scale,
             checks=checks,
+            expected_s=self._predicted_step_s(),
         )
         told = self._all(request)
+        self._is_first_step = False
         first, *others = told.values()
         assert all(other == first for other in others), f"they disagree on {number}"
         return first.commit
+
+    def _predicted_step_s(self) -> float | None:
+        """What the plan says of its first step; those before tell of all others."""
+        is_known = self.predicts_steps and self._is_first_step and self.plan.predicted
+        return is_known.step_time_s if is_known else None
 
     def leave_out(self, number: int) -> StepCommit:
         """Commit this step without its batch: it changes nothing."""
@@ -283,10 +294,20 @@ class Controller:
             best=best(),
             is_stored=len(saving) == 1
             or not any(message.storing for message in told.values()),
+            expected_s=self.moving_s(),
         )
         self._saving = step, saving
+        self._expected_save_s = self.moving_s(storage.copies, storage.cloud is None)
         self.connections.ask(dict.fromkeys([*saving, *helping], request))
         return True
+
+    def moving_s(self, times: int = 1, is_bounded: bool = True) -> float | None:
+        """How long it takes to write or send the whole state so often, at worst.
+
+        None if that is not known: a store may be slower than all that is.
+        """
+        found = sum(self.state_bytes.values())
+        return times * moving_s(found) if found and is_bounded else None
 
     def _see_to_copies(self, storage: CheckpointStorage) -> None:
         """Tell workers who keeps copies for whom, once for each epoch."""
@@ -307,7 +328,7 @@ class Controller:
 
     def wait_saved(self) -> None:
         """Return once no checkpoint is being written."""
-        self._all(schema.AwaitSaved())
+        self._all(schema.AwaitSaved(expected_s=self._expected_save_s))
         self._savers()
 
     def _savers(self) -> dict[str, schema.SavingState]:
@@ -334,8 +355,9 @@ class Controller:
         first = [hosts[0] for hosts in self._hosts()]
         self.wait_saved()
         others = [worker for worker in self.workers if worker not in first]
+        request = schema.Leave(expected_s=self._expected_save_s)
         for leaving in filter(None, (others, first)):
-            self.connections.ask(dict.fromkeys(leaving, schema.Leave()))
+            self.connections.ask(dict.fromkeys(leaving, request))
 
     def _check_one_host_each(self) -> None:
         for hosts in self._hosts():

@@ -38,6 +38,7 @@ from hetjax.runtime.control.recovery_decisions import (
 )
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.rpc import schema
+from hetjax.runtime.rpc.limits import moving_s
 from hetjax.runtime.rpc.worker_connections import WorkerConnections
 
 _NUM_NAMED = 3  # slices that an error spells out
@@ -115,6 +116,7 @@ def restore(
         dict.fromkeys(controller.workers, schema.TellNeeds())
     )
     leaves = {worker: needs.leaves for worker, needs in told.items()}
+    controller.state_bytes = {w: sum(needed.values()) for w, needed in leaves.items()}
     size_bytes = {leaf: n for needed in leaves.values() for leaf, n in needed.items()}
     left = Leftovers(
         held=held, needed=frozenset(size_bytes), saved=controller.saved or 0
@@ -133,7 +135,8 @@ def restore(
             controller, others, left.held, save, lacking, size_bytes, storage
         )
         if restored is not None:
-            request = schema.PlaceState(step=save[0])
+            expected_s = controller.moving_s()
+            request = schema.PlaceState(step=save[0], expected_s=expected_s)
             controller.connections.ask(dict.fromkeys(controller.workers, request))
             said, kept = _said(left.held, save), kept_step(left)
             return replace(restored, host=said, kept=kept)
@@ -196,7 +199,11 @@ def _rounds(
         except KeyError:
             return None
         turn, workers = controller.next_turn(), [*controller.workers, *others]
-        told = controller.connections.ask(_orders(workers, found, save, turn, storage))
+        orders = _orders(workers, found, save, turn, storage)
+        expected_s = _expected_s(found, size_bytes)
+        told = controller.connections.ask(
+            {w: replace(order, expected_s=expected_s) for w, order in orders.items()}
+        )
         restored = after_round(restored, told.values())
         lacking = {w: set(m.missing) for w, m in told.items() if m.missing}
         excluded |= {
@@ -239,6 +246,14 @@ def _orders(
         )
         for worker in workers
     }
+
+
+def _expected_s(found: Assignment, size_bytes: Mapping[str, int]) -> float | None:
+    """How long it takes at worst to move all of it; None where a store has some."""
+    moves = [move for sources in found.values() for move in sources.items()]
+    if any(source.worker == CLOUD for _, source in moves):
+        return None
+    return moving_s(sum(size_bytes[leaf] for leaf, _ in moves))
 
 
 def _leaves(found: Assignment) -> set[str]:

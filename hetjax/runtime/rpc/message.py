@@ -51,8 +51,11 @@ A = TypeVar("A", bound=Message)
 class Request(Message, Generic[A]):
     """What a worker is asked; it answers with an `A`, or tells of trouble.
 
-    It may take so many `minutes` to do `what`, before it counts as lost.
+    It may take so many `minutes` to do `what`, before it counts as lost; less, where
+    it is told or known how long that should take (`limits.py`).
     """
+
+    expected_s: float | None = None
 
     def __init_subclass__(cls, *, minutes: float, what: str) -> None:
         super().__init_subclass__()

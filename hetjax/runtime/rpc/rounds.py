@@ -16,6 +16,7 @@ from functools import singledispatch
 from typing import TypeAlias
 
 from hetjax.runtime.rpc import schema
+from hetjax.runtime.rpc.limits import WATCHDOG_FACTOR, first_step_s, limit_s
 from hetjax.runtime.rpc.schema import AnyRequest, Message
 
 Trouble = tuple[str, str]  # which worker is lost, and why
@@ -123,9 +124,6 @@ Action: TypeAlias = Send | Close | Tell | Finish
 
 # --- state
 
-WATCHDOG_FACTOR = 10.0  # times as long as expected, and a worker hangs
-LEAST_S = 60.0  # however quick it is expected to be: a machine may be starved
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Round:
@@ -137,6 +135,7 @@ class Round:
     asked: Mapping[str, AnyRequest]
     incarnations: Mapping[str, int]
     begin_s: float
+    limit_s: float
     end_s: float
     replies: Mapping[str, Message] = field(default_factory=dict)
     lost: Mapping[str, str] = field(default_factory=dict)
@@ -156,14 +155,13 @@ class Round:
 class Rounds:
     """The workers of a run, by the newest start of each, and the round of now.
 
-    Requests are of `epoch`. Limits are multiplied by `patience`; `expected_s` has by
-    kind of request how long it takes, where that is known: then `watchdog_factor` times
-    as long is the limit, but no less than `LEAST_S`.
+    Limits (`limits.py`) are multiplied by `patience`; `longest_s` has by kind of
+    request how long it has taken at most, of those that take about as long each time.
     """
 
     patience: float = 1.0
     watchdog_factor: float = WATCHDOG_FACTOR
-    expected_s: Mapping[type[AnyRequest], float] = field(default_factory=dict)
+    longest_s: Mapping[type[AnyRequest], float] = field(default_factory=dict)
     number: int = 0  # of the round that was asked last
     there: Mapping[str, int] = field(default_factory=dict)
     newest: Mapping[str, int] = field(default_factory=dict)
@@ -171,18 +169,19 @@ class Rounds:
     lost: Mapping[str, str] = field(default_factory=dict)
     round: Round | None = None
 
-    def limit_s(self, what: type[AnyRequest] | str) -> float:
+    def limit_s(
+        self, what: type[AnyRequest] | str, expected_s: float | None = None
+    ) -> float:
         """How long a worker may take for this kind of request."""
-        most_s = schema.LIMITS[what].seconds
-        if not isinstance(what, str) and what in self.expected_s:
-            most_s = min(most_s, max(LEAST_S, self._slow_s(what)))
-        return self.patience * most_s
-
-    def _slow_s(self, what: type[AnyRequest]) -> float:
-        return self.watchdog_factor * self.expected_s[what]
+        longest_s = None if isinstance(what, str) else self.longest_s.get(what)
+        if what is schema.Train and expected_s is not None:
+            expected_s = first_step_s(expected_s, self.longest_s)
+        found_s = limit_s(what, expected_s, longest_s, self.watchdog_factor)
+        return self.patience * found_s
 
 
-_STEADY = (schema.Train, schema.Evaluate)  # they take about as long each time
+# they take about as long each time, or have a least limit that allows for more
+_STEADY = (schema.Train, schema.Evaluate, schema.Compile)
 Reaction = tuple[Rounds, tuple[Action, ...]]
 
 
@@ -249,9 +248,13 @@ def _heard(event: Heard, state: Rounds, now_s: float) -> Reaction:
     if wrong := _refusal(event.message, asked):
         reason = f"sent what cannot be read (BadMessage: {wrong})"
         return _lose(state, {worker: reason}, now_s)
-    if isinstance(event.message, schema.Compiling):
-        return state, (Tell(worker, event.message),)
     assert found is not None
+    if isinstance(event.message, schema.Compiling):
+        # a limit for each program, within what the table has for all
+        most_s = state.patience * schema.LIMITS[schema.Compile].seconds
+        end_s = min(found.begin_s + most_s, now_s + found.limit_s)
+        found = replace(found, end_s=max(found.end_s, end_s))
+        return replace(state, round=found), (Tell(worker, event.message),)
     replies = {**found.replies, worker: event.message}
     return _see_to_round(replace(state, round=replace(found, replies=replies)), now_s)
 
@@ -263,11 +266,14 @@ def _asked(event: Asked, state: Rounds, now_s: float) -> Reaction:
         worker: state.there[worker] for worker in requests if worker in state.there
     }
     (what,) = {type(request) for request in requests.values()}
+    (expected_s,) = {request.expected_s for request in requests.values()}
+    most_s = state.limit_s(what, expected_s)
     found = Round(
         asked=requests,
         incarnations=there,
         begin_s=now_s,
-        end_s=now_s + state.limit_s(what),
+        limit_s=most_s,
+        end_s=now_s + most_s,
         lost={w: state.lost.get(w, _NEVER) for w in requests if w not in there},
     )
     sending = [Send(w, there[w], number, requests[w]) for w in there]
@@ -295,7 +301,7 @@ def _see_to_round(state: Rounds, now_s: float) -> Reaction:
     if not late:
         return _finished(state, found, now_s)
     is_over = now_s > found.end_s
-    passed = schema.LIMITS[found.what].passed(state.limit_s(found.what))
+    passed = schema.LIMITS[found.what].passed(found.limit_s)
     if found.broken_by is not None:
         return (
             _lose(state, dict.fromkeys(late, passed), now_s) if is_over else (state, ())
@@ -330,11 +336,11 @@ def _breaking_off(number: int, found: Round, is_late: bool) -> tuple[Action, ...
 
 def _finished(state: Rounds, found: Round, now_s: float) -> Reaction:
     trouble = trouble_of(found.replies, found.lost) or found.broken_by
-    expected_s = dict(state.expected_s)
+    longest_s = dict(state.longest_s)
     if trouble is None and found.what in _STEADY:
         took_s = now_s - found.begin_s
-        expected_s[found.what] = max(expected_s.get(found.what, 0.0), took_s)
-    after = replace(state, round=None, expected_s=expected_s)
+        longest_s[found.what] = max(longest_s.get(found.what, 0.0), took_s)
+    after = replace(state, round=None, longest_s=longest_s)
     return after, (Finish(found.replies, trouble),)
 
 

@@ -28,7 +28,8 @@ from hetjax.comm.tls import Tls
 from hetjax.errors import BadInput
 from hetjax.runtime.rpc import rounds, schema
 from hetjax.runtime.rpc.encoding import decode, encode
-from hetjax.runtime.rpc.rounds import WATCHDOG_FACTOR, Rounds
+from hetjax.runtime.rpc.limits import WATCHDOG_FACTOR
+from hetjax.runtime.rpc.rounds import Rounds
 
 CONTROLLER = "controller"
 Answer = TypeVar("Answer", bound=schema.Message)
