@@ -268,8 +268,10 @@ def _is_packed(plan: Plan, stage: Stage) -> bool:
 
 def _update_bytes(static: StaticBytes, *, packed: bool) -> int:
     """New copies of weights beside the old; a leaf's gradient, where it is taken out of
-    rows; and of one unit the scaled gradient, and what a compiler stores besides. Read off
-    programs for GPUs; a CPU with data ranks has the gradients of all leaves at once."""
+    rows; and of one unit the scaled gradient, and what a compiler stores besides.
+
+    Read off programs for GPUs. A CPU with data ranks has the gradients of all at once.
+    """
     whole = static.largest_master if packed else 0
     return static.copies + whole + 2 * static.largest_unit
 

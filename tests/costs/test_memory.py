@@ -185,7 +185,7 @@ def test_with_the_backward_cut_in_two_the_total_is_close_to_what_xla_reports():
 
 @pytest.mark.parametrize(
     ("name", "mesh", "dtype"),
-    # with data ranks a CPU has all gradients at once, and a GPU one after another
+    # with data ranks a CPU has all gradients at once, a GPU one after another
     [("llama", ONE, "bfloat16"), ("gpt", TWO, "float32"), ("adapted", ONE, "bfloat16")],
 )
 def test_an_update_needs_no_more_than_is_foretold_and_that_is_little(
