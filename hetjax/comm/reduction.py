@@ -17,6 +17,7 @@ per row.
 import math
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache, partial
+from itertools import accumulate
 
 import jax
 import jax.numpy as jnp
@@ -52,18 +53,13 @@ def pack(
     return tuple(rows_DKN[:, k] for k in range(rows // num_devices))
 
 
-def unpack(
-    packed: Rows, shapes: Sequence[tuple[int, ...]], dims: Sequence[int]
-) -> list[jax.Array]:
-    """Inverse of `pack`; traced inside a program of the holder's mesh."""
+def unpacked_rows(packed: Rows, shapes: Sequence[tuple[int, ...]]) -> list[jax.Array]:
+    """The rows of each leaf that was packed; traced inside a program of the holder's
+    mesh."""
     rows = len(packed) * packed[0].shape[0]
     rows_RN = jnp.stack(packed, axis=1).reshape(rows, -1)
-    leaves, at = [], 0
-    for shape, dim in zip(shapes, dims, strict=True):
-        width = -(-math.prod(shape) // rows)
-        leaves.append(_from_rows(rows_RN[:, at : at + width], shape, dim))
-        at += width
-    return leaves
+    ends = list(accumulate(-(-math.prod(shape) // rows) for shape in shapes))
+    return [rows_RN[:, a:b] for a, b in zip([0, *ends], ends, strict=False)]
 
 
 def exchange(
@@ -147,7 +143,8 @@ def _to_rows(leaf: jax.Array, dim: int, rows: int) -> jax.Array:
     return jnp.pad(flat, (0, -flat.size % rows)).reshape(rows, -1)
 
 
-def _from_rows(part_RN: jax.Array, shape: tuple[int, ...], dim: int) -> jax.Array:
+def leaf_of_rows(part_RN: jax.Array, shape: tuple[int, ...], dim: int) -> jax.Array:
+    """The leaf of this shape that has these rows, cut along the dim."""
     moved = (shape[dim], *shape[:dim], *shape[dim + 1 :])
     flat = part_RN.reshape(-1)[: math.prod(shape)]
     return jnp.moveaxis(flat.reshape(moved), 0, dim)

@@ -37,7 +37,8 @@ class StageMemory:
     from F to B, the stage's input and the residuals, `half_saved_bytes` what it keeps
     from I to W. `input_bytes` and `output_bytes` are one microbatch's activation on
     each side, equal to the bytes of its gradient. `workspace_bytes` is the largest that
-    any program of the stage needs while it runs.
+    any program of the stage needs while it runs, `update_bytes` what its update does,
+    when no microbatch is in flight.
     """
 
     static_bytes: int = 0
@@ -46,6 +47,7 @@ class StageMemory:
     input_bytes: int = 0
     output_bytes: int = 0
     workspace_bytes: int = 0
+    update_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

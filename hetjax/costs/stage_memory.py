@@ -56,7 +56,8 @@ class StaticBytes:
     """Bytes on each device of the stage; `copies` are compute weights that are not
     the masters themselves, `frozen` those that have none, `accumulators` include the
     loss, and whether the weights are finite. `on_host` is what the stage has on its
-    host in place of masters and optimizer state on each device."""
+    host in place of masters and optimizer state on each device. `largest_master` is the
+    masters' largest array, `largest_unit` that of one unit of a stack."""
 
     masters: int
     optimizer: int
@@ -64,6 +65,8 @@ class StaticBytes:
     frozen: int
     accumulators: int
     on_host: int = 0
+    largest_master: int = 0
+    largest_unit: int = 0
 
     @property
     def total(self) -> int:
@@ -99,6 +102,8 @@ def static_bytes(
         frozen=sum(units * one.frozen for units, one in held),
         accumulators=sum(units * one.accumulators for units, one in held) + scalars,
         on_host=sum(units * one.on_host for units, one in held),
+        largest_master=max(units * one.largest_unit for units, one in held),
+        largest_unit=max(one.largest_unit for _, one in held),
     )
 
 
@@ -137,6 +142,7 @@ def _unit_bytes(
         copies=device_bytes(copied_weights(trained, masters)),
         frozen=device_bytes(frozen_part([unit], weights)),
         accumulators=device_bytes(accumulators(trained)),
+        largest_unit=max(map(device_bytes, jax.tree.leaves(masters)), default=0),
     )
 
 
@@ -172,13 +178,13 @@ def stage_memory(
     free = buffers.input_bytes if fused else buffers.saved_bytes
     workspace = buffers.workspace_bytes if compiled_bytes is None else compiled_bytes
     packing = _packing_bytes(plan, model, key) - free - buffers.output_bytes
+    static = static_bytes(held.stacks, stage.mesh, dtype, optimizer, stage.offload)
     return replace(
         buffers,
-        static_bytes=static_bytes(
-            held.stacks, stage.mesh, dtype, optimizer, stage.offload
-        ).total,
+        static_bytes=static.total,
         half_saved_bytes=half_bytes(*way) if halves else 0,
         workspace_bytes=max(workspace, packing),
+        update_bytes=_update_bytes(static, packed=_is_packed(plan, stage)),
     )
 
 
@@ -255,10 +261,25 @@ def residual_bytes(traced: Passes, data: int) -> int:
     return sum(saved_bytes(traced, value, data) for value in traced.saved)
 
 
+def _is_packed(plan: Plan, stage: Stage) -> bool:
+    """Whether gradients are summed as packed rows."""
+    return len(plan.replicas) > 1 or stage.mesh.data > 1
+
+
+def _update_bytes(static: StaticBytes, *, packed: bool) -> int:
+    """New copies of weights beside the old; a leaf's gradient, where it is taken out of
+    rows; and of one unit the scaled gradient, and what a compiler stores besides.
+
+    Read off programs for GPUs. A CPU with data ranks has the gradients of all at once.
+    """
+    whole = static.largest_master if packed else 0
+    return static.copies + whole + 2 * static.largest_unit
+
+
 def _packing_bytes(plan: Plan, model: Model, key: StageKey) -> int:
     """The rows of the largest gradient group, and the arrays that they are cut from."""
     stage = plan.replicas[key[0]].stages[key[1]]
-    if len(plan.replicas) == 1 and stage.mesh.data == 1:
+    if not _is_packed(plan, stage):
         return 0
     num_devices = [len(stage.devices) for _, _, stage in plan.stages()]
     rows = math.lcm(*num_devices) if len(plan.replicas) > 1 else len(stage.devices)

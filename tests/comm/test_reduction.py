@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hetjax.comm.reduction import (
+    Rows,
     exchange,
+    leaf_of_rows,
     pack,
     row_sharding,
-    unpack,
+    unpacked_rows,
 )
 from hetjax.mesh.axes import stage_mesh
 
@@ -42,6 +44,11 @@ def packed_on(mesh: Mesh, leaves: list[np.ndarray], rows: int):
     return program(*(jax.device_put(leaf, whole) for leaf in leaves))
 
 
+def unpacked(rows: Rows) -> list[jax.Array]:
+    leaves = zip(unpacked_rows(rows, SHAPES), SHAPES, DIMS, strict=True)
+    return [leaf_of_rows(*each) for each in leaves]
+
+
 @settings(max_examples=12)
 @given(st.lists(st.sampled_from(WIDTHS), min_size=1, max_size=3), st.integers(0, 99))
 def test_every_holder_gets_the_same_sum_to_the_last_bit(
@@ -65,7 +72,7 @@ def test_every_holder_gets_the_same_sum_to_the_last_bit(
     ]
     for mesh, total in zip(meshes, sums, strict=True):
         assert {d for a in total for d in a.devices()} == set(mesh.devices.flat)
-        found = jax.jit(lambda rows: unpack(rows, SHAPES, DIMS))(total)
+        found = jax.jit(unpacked)(total)
         for leaf, wanted in zip(found, expected, strict=True):
             np.testing.assert_array_equal(leaf, wanted)
 

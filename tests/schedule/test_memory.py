@@ -322,6 +322,18 @@ def test_static_bytes_and_workspace_stand_on_top():
     assert use.total_bytes == 122
 
 
+@pytest.mark.parametrize(("update_bytes", "total"), [(22, 122), (23, 123)])
+def test_an_update_has_the_room_of_all_that_was_in_flight(
+    update_bytes: int, total: int
+):
+    plan = plan_of(2, 4)
+    sizes = {"static_bytes": 100, "workspace_bytes": 20, "saved_bytes": 1}
+    costs = costs_of(plan, update_bytes=update_bytes, **sizes)
+    use = memory_uses(lower(plan), plan, costs)["n0/0"]
+    assert use.residual_bytes == 2
+    assert use.total_bytes == total
+
+
 def test_stages_that_share_a_device_are_summed_with_the_larger_workspace():
     text = (
         "r0.s0.F0 r0.s0.SEND_F0>s1 r0.s0.FREE_y0 r0.s1.RECV_F0<s0 r0.s1.FB0 "

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The update of a stack whose moments are held in 8 bits, a leaf of a unit at a time.
+"""The update of a stack, one leaf after another.
 
-So no more than that is in fp32 at once of moments, and of scaled gradients. Owns the
-order and the state of one leaf. Does not own the rule (`update.py`) nor the codes
-(`hetjax/stage/eight_bits.py`).
+Of a stack a unit at a time, in place: so no more than that is there at once of scaled
+gradients, of moments decoded from 8 bits, and of whatever else a compiler stores on the
+way. CPUs fuse all of it, and are much slower in such a loop: there units are updated
+all at once, unless moments are in 8 bits. Owns the order and the state of one leaf.
+Does not own the rule (`update.py`) nor the codes (`hetjax/stage/eight_bits.py`).
 """
 
 from collections.abc import Callable
@@ -21,37 +23,25 @@ Rule = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 
 def updated_by_leaf(
-    rule: Rule,
-    stack: BlockStack,
+    step: Rule,
     masters: dict[str, jax.Array],
     state: dict[str, Any],
-    grads: dict[str, jax.Array],
-    scale: jax.Array,
+    grads: dict[str, Any],
+    whole_gradient: Callable[[str, Any], jax.Array],
 ) -> tuple[dict[str, jax.Array], dict[str, Any]]:
-    """Traceable: masters and state after a step; gradients are still to be scaled."""
-    parameters = stack.trained()
+    """Traceable: masters and state after the `step` of every leaf.
 
-    def one(params: Any, state: Any, grads: Any) -> Any:
-        grads = jax.tree.map(lambda g: g * scale, grads)
-        # what is read is read before anything is written, so that both can be in place;
-        # as in `update.py`, data movement stays out of the rule's kernels
-        params, state, grads = jax.lax.optimization_barrier((params, state, grads))
-        # codes in kernels of their own, which round the same on all meshes
-        seen = jax.lax.optimization_barrier(eight_bits.seen(state))
-        params, state = jax.lax.optimization_barrier(rule(params, seen, grads))
-        held = eight_bits.held(state, parameters)
-        return jax.lax.optimization_barrier((params, held))
-
-    step = partial(_in_turn, one) if stack.stacked else one
+    `whole_gradient` makes a leaf's gradient, still to be scaled, out of what is given.
+    """
     new_masters: dict[str, jax.Array] = {}
     new_state: dict[str, Any] = {}
     last: Any = ()
     for name, params in by_module(masters).items():
         found = []
         for leaf in params:
+            given, last = jax.lax.optimization_barrier((grads[leaf], last))  # in turn
             own = {leaf: params[leaf]}, _part(state[name], leaf, params.keys())
-            own, last = jax.lax.optimization_barrier((own, last))  # one after another
-            last = step(*own, {leaf: grads[leaf]})
+            last = step(*own, {leaf: whole_gradient(leaf, given)})
             found.append(last)
         for params, _ in found:
             new_masters |= params
@@ -59,7 +49,34 @@ def updated_by_leaf(
     return new_masters, new_state
 
 
-def _in_turn(one: Rule, params: Any, state: Any, grads: Any) -> Any:
+def scaled(rule: Rule, scale: jax.Array) -> Rule:
+    """The step of a unit's leaf whose gradients are still to be scaled."""
+
+    def one(params: Any, state: Any, grads: Any) -> Any:
+        grads = jax.tree.map(lambda g: g * scale, grads)
+        # what is read is read before anything is written, so that both can be in place;
+        # and data movement stays out of the rule's kernels, which would otherwise be
+        # fused with it, and rounded, differently on unlike meshes
+        return rule(*jax.lax.optimization_barrier((params, state, grads)))
+
+    return one
+
+
+def in_eight_bits(rule: Rule, stack: BlockStack) -> Rule:
+    """The rule where moments are held as codes."""
+    parameters = stack.trained()
+
+    def one(params: Any, state: Any, grads: Any) -> Any:
+        # codes in kernels of their own, which round the same on all meshes
+        seen = jax.lax.optimization_barrier(eight_bits.seen(state))
+        params, state = jax.lax.optimization_barrier(rule(params, seen, grads))
+        held = eight_bits.held(state, parameters)
+        return jax.lax.optimization_barrier((params, held))
+
+    return one
+
+
+def in_turn(one: Rule, params: Any, state: Any, grads: Any) -> Any:
     """The updates of a stack's units, one after another and in place."""
 
     def step(unit: jax.Array, held: Any) -> Any:

@@ -16,10 +16,16 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding
 
-from hetjax.comm.reduction import row_sharding, unpack
+from hetjax.comm.reduction import leaf_of_rows, row_sharding, unpacked_rows
 from hetjax.mesh.axes import replicated
 from hetjax.plans.plan import Group
-from hetjax.runtime.execution.leaf_updates import updated_by_leaf
+from hetjax.runtime.execution.leaf_updates import (
+    Rule,
+    in_eight_bits,
+    in_turn,
+    scaled,
+    updated_by_leaf,
+)
 from hetjax.runtime.execution.offload import moved, start_reading, whole_on
 from hetjax.runtime.execution.programs import Compiled, StagePrograms, compiled
 from hetjax.stage import arrays, eight_bits
@@ -157,6 +163,10 @@ class UpdatePrograms:
         """Where masters and optimizer state are."""
         return self.host or self.programs.mesh
 
+    @property
+    def _is_on_cpu(self) -> bool:
+        return self.home.devices.flat[0].platform == "cpu"
+
     def _at_home(self, index: int, gradients: Any) -> Any:
         like = self._gradients_at_home[index]
         return moved(gradients, like) if self._is_away else gradients
@@ -184,33 +194,33 @@ class UpdatePrograms:
 
     def _stack_update(self, index: int) -> Compiled:
         def step(masters: Any, opt_state: Any, gradients: Any, scale: jax.Array) -> Any:
-            grads = self._leaves(index, gradients)
-            if eight_bits.has_codes(opt_state):
-                grads = jax.tree.map(lying_like, grads, abstract)
-                masters, opt_state = updated_by_leaf(
-                    partial(_rule, self.optimizer),
-                    self._stacks[index],
-                    masters,
-                    opt_state,
-                    grads,
-                    scale,
-                )
-                return masters, opt_state, self._stack_copies(index, masters)
-            grads = jax.tree.map(lambda g, m: lying_like(g * scale, m), grads, abstract)
-            # keeps the data movement above out of the optimizer's kernels, which
-            # would otherwise be fused, and rounded, differently on unlike meshes
-            grads = jax.lax.optimization_barrier(grads)
-            masters, opt_state = _update_stack(
-                self.optimizer, self._stacks[index], masters, opt_state, grads, whole
+            coded = eight_bits.has_codes(opt_state)
+            one = partial(_rule, self.optimizer)
+            if whole is not None:
+                one = _seeing_all(one, whole)
+            if coded:
+                one = in_eight_bits(one, stack)
+            one = scaled(one, scale)
+            if stack.stacked:
+                looped = coded or not self._is_on_cpu
+                one = partial(in_turn, one) if looped else _at_once(one, whole)
+            masters, opt_state = updated_by_leaf(
+                one,
+                masters,
+                opt_state,
+                self._leaves(index, gradients),
+                lying_like_master,
             )
             return masters, opt_state, self._stack_copies(index, masters)
 
-        def lying_like(gradient: jax.Array, master: Any) -> jax.Array:
-            return jax.lax.with_sharding_constraint(gradient, master.sharding)
+        def lying_like_master(leaf: str, given: jax.Array) -> jax.Array:
+            gradient = self._whole_leaf(index, leaf, given)
+            lying = self.masters[index][leaf].sharding
+            return jax.lax.with_sharding_constraint(gradient, lying)
 
-        abstract, whole = self.masters[index], self._whole(index)
+        stack, whole = self._stacks[index], self._whole(index)
         inputs = (
-            abstract,
+            self.masters[index],
             self.opt_state[index],
             self._gradients_at_home[index],
             whole_on(self.home, self.programs.scalar),
@@ -285,7 +295,7 @@ class UpdatePrograms:
         return arrays.joined_parts(trained, frozen)
 
     def _leaves(self, index: int, gradients: list[Any]) -> dict[str, jax.Array]:
-        """Gradients of a stack by leaf, data ranks and holders summed."""
+        """Gradients of a stack by leaf, as they come: accumulators, or packed rows."""
         groups = [group for group in self.groups if group.touches(index)]
         return {
             leaf: gradient
@@ -298,11 +308,17 @@ class UpdatePrograms:
 
     def _of_group(self, group: GradientGroup, value: Any) -> list[jax.Array]:
         if not group.rows:
-            return [jnp.sum(leaf, axis=0) for leaf in value]
-        stacks = self._stacks
+            return value
         shapes = [self.masters[at][leaf].shape for at, leaf in group.leaf_ids]
-        dims = [arrays.pack_dim(stacks[at], leaf) for at, leaf in group.leaf_ids]
-        return unpack(value, shapes, dims)
+        return unpacked_rows(value, shapes)
+
+    def _whole_leaf(self, index: int, leaf: str, gradient: jax.Array) -> jax.Array:
+        """The gradient of a leaf, data ranks and holders summed."""
+        group = next(g for g in self.groups if (index, leaf) in g.leaf_ids)
+        if not group.rows:
+            return jnp.sum(gradient, axis=0)
+        dim = arrays.pack_dim(self._stacks[index], leaf)
+        return leaf_of_rows(gradient, self.masters[index][leaf].shape, dim)
 
     def _copies(self, masters: Any) -> Any:
         return tuple(
@@ -345,31 +361,19 @@ def _rule(
         return optax.apply_updates(params, updates), state
 
 
-def _update_stack(
-    optimizer: optax.GradientTransformation,
-    stack: BlockStack,
-    masters: dict[str, jax.Array],
-    state: dict[str, Any],
-    grads: dict[str, jax.Array],
-    whole: NamedSharding | None,
-) -> tuple[dict[str, jax.Array], dict[str, Any]]:
-    one = partial(_rule, optimizer)
+def _at_once(one: Rule, whole: NamedSharding | None) -> Rule:
+    """The step of all units; no more than one of them is whole at once."""
+    if whole is None:
+        return jax.vmap(one)
+    return lambda *given: jax.lax.map(lambda unit: one(*unit), given)
 
-    def one_whole(given: Any) -> Any:
-        lying = partial(jax.lax.with_sharding_constraint, shardings=whole)
-        made = one(*jax.lax.optimization_barrier(jax.tree.map(lying, given)))
+
+def _seeing_all(rule: Rule, whole: NamedSharding) -> Rule:
+    """The rule for arrays that are made whole for it, one unit's at a time."""
+    lying = partial(jax.lax.with_sharding_constraint, shardings=whole)
+
+    def one(*given: Any) -> Any:
+        made = rule(*jax.lax.optimization_barrier(jax.tree.map(lying, given)))
         return jax.lax.optimization_barrier(jax.tree.map(lying, made))
 
-    def step(*given: Any) -> Any:
-        if whole is None:
-            return arrays.per_unit(stack, one)(*given)
-        # a unit at a time, so that no more than one has to be whole at once
-        return jax.lax.map(one_whole, given) if stack.stacked else one_whole(given)
-
-    new_masters: dict[str, jax.Array] = {}
-    new_state: dict[str, Any] = {}
-    of_modules = arrays.by_module(grads)
-    for name, params in arrays.by_module(masters).items():
-        params, new_state[name] = step(params, state[name], of_modules[name])
-        new_masters |= params
-    return new_masters, new_state
+    return one

@@ -132,12 +132,15 @@ class _Ledger:
 
     def use(self, memory: list[StageMemory]) -> MemoryUse:
         residual_bytes, activation_bytes, in_flight = self.peak
+        # an update begins when nothing is in flight on any stage
+        free_bytes = residual_bytes + activation_bytes
+        updating_bytes = max(m.update_bytes for m in memory) - free_bytes
         return MemoryUse(
             static_bytes=sum(m.static_bytes for m in memory),
             residual_bytes=residual_bytes,
             activation_bytes=activation_bytes,
             # programs of one device run one at a time
-            workspace_bytes=max(m.workspace_bytes for m in memory),
+            workspace_bytes=max(updating_bytes, *(m.workspace_bytes for m in memory)),
             in_flight=in_flight,
         )
 
