@@ -24,7 +24,7 @@ from hetjax.checkpoint.reader import Checkpoint, steps
 from hetjax.checkpoint.stored_steps import committed_steps, fetch, fetch_newest
 from hetjax.checkpoint.stores.store import Store
 from hetjax.data.hugging_face import CONFIG as TOKENIZER_CONFIG
-from hetjax.data.hugging_face import FILES, TOKENIZER
+from hetjax.data.hugging_face import FILES, TOKENIZER, check_fits, kept_tokenizer
 from hetjax.data.tokenizer import END_OF_DOCUMENT, load
 from hetjax.errors import BadInput
 from hetjax.models.adapters import merged_weight
@@ -104,6 +104,9 @@ def export_model(
             fix="give --dtype bfloat16, say",
         )
     _check_empty(folder)
+    if (Path(run_dir) / TOKENIZER).exists():
+        ids = kept_tokenizer(Path(run_dir)).ids
+        check_fits(ids, sizes.vocab_size, Path(run_dir))
     with open_checkpoint(config, step) as checkpoint:
         folder.mkdir(parents=True, exist_ok=True)
         read = weight_reader(config, checkpoint, ema=ema, dtype=DTYPES[dtype])
