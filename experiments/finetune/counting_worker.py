@@ -38,7 +38,7 @@ def counting_work(worker: str, settings: Mapping[str, Any]) -> TrainingWork:
         file.write_text(json.dumps(rows))
         return told
 
-    runtime.step = counted
+    runtime.step = counted  # pyright: ignore
     return work
 
 

@@ -4,6 +4,7 @@ on the wire."""
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,9 @@ from hetjax.models.decoders import model_of
 from hetjax.models.finetuning import LoraConfig, with_adapters
 from hetjax.models.model import parameter_count
 
-SIZES = dict(hidden_size=32, inner_size=48, num_blocks=2, num_heads=4, num_kv_heads=4)
+SIZES: dict[str, Any] = dict(
+    hidden_size=32, inner_size=48, num_blocks=2, num_heads=4, num_kv_heads=4
+)
 SMALL = replace(MODEL, vocab_size=384, **SIZES)
 
 

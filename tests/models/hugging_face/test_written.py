@@ -7,6 +7,7 @@ import tracemalloc
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -64,7 +65,9 @@ def test_the_fields_that_we_write_say_the_same_model(folder: Path):
     assert config_of(fields_of(config), config.name) == config
 
 
-_SIZES = dict(vocab_size=4096, hidden_size=256, num_blocks=3, num_heads=4)
+_SIZES: dict[str, Any] = dict(
+    vocab_size=4096, hidden_size=256, num_blocks=3, num_heads=4
+)
 _LLAMA = LlamaConfig(
     name="dense", inner_size=1024, num_kv_heads=4, max_seq_len=16, **_SIZES
 )
