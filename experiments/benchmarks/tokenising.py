@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 
@@ -124,18 +124,22 @@ def _machine() -> str:
     )
 
 
-def measured(gigabytes: float, num_turns: int) -> dict[str, object]:
+def measured(
+    gigabytes: float, num_turns: int, tell: Callable[[dict[str, object]], None]
+) -> None:
+    """Tell what is known so far, after each part: they take minutes to hours."""
     found: dict[str, object] = {"machine": _machine()}
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder, "text.jsonl")
         write_text(text, RATE_BYTES)
         found |= rates(text, num_turns)
+        tell(found)
         for name, size in ("small", SMALL_BYTES), ("large", round(gigabytes * 1e9)):
             if size:
                 write_text(text, size)
                 found[f"{name}_mb"] = text.stat().st_size / 1e6
                 found[f"{name}_largest_mb"] = largest_mb(text)
-    return found
+                tell(found)
 
 
 def main() -> None:
@@ -149,11 +153,14 @@ def main() -> None:
         build(asked.build)
         return
     command = " ".join(["python -m experiments.benchmarks.tokenising", *sys.argv[1:]])
-    found = {"command": command, **measured(asked.gigabytes, asked.turns)}
-    text = json.dumps(found, indent=1) + "\n"
-    print(text, end="")
-    if asked.output is not None:
-        asked.output.write_text(text)
+
+    def tell(found: dict[str, object]) -> None:
+        text = json.dumps({"command": command, **found}, indent=1) + "\n"
+        print(text, end="", flush=True)
+        if asked.output is not None:
+            asked.output.write_text(text)
+
+    measured(asked.gigabytes, asked.turns, tell)
 
 
 if __name__ == "__main__":

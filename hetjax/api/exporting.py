@@ -24,7 +24,7 @@ from hetjax.checkpoint.reader import Checkpoint, steps
 from hetjax.checkpoint.stored_steps import committed_steps, fetch, fetch_newest
 from hetjax.checkpoint.stores.store import Store
 from hetjax.data.hugging_face import CONFIG as TOKENIZER_CONFIG
-from hetjax.data.hugging_face import FILES, TOKENIZER
+from hetjax.data.hugging_face import FILES, TOKENIZER, check_fits, kept_tokenizer
 from hetjax.data.tokenizer import END_OF_DOCUMENT, load
 from hetjax.errors import BadInput
 from hetjax.models.adapters import merged_weight
@@ -45,6 +45,7 @@ from hetjax.training.worker import first_weights
 
 GENERATION = "generation_config.json"
 AskedStep = int | Literal["best"] | None  # None: the newest
+_FLOAT32 = np.dtype(np.float32)
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -103,9 +104,12 @@ def export_model(
             fix="give --dtype bfloat16, say",
         )
     _check_empty(folder)
+    if (Path(run_dir) / TOKENIZER).exists():
+        ids = kept_tokenizer(Path(run_dir)).ids
+        check_fits(ids, sizes.vocab_size, Path(run_dir))
     with open_checkpoint(config, step) as checkpoint:
         folder.mkdir(parents=True, exist_ok=True)
-        read = weight_reader(config, checkpoint, ema=ema)
+        read = weight_reader(config, checkpoint, ema=ema, dtype=DTYPES[dtype])
         if alone:
             write_adapters(
                 folder,
@@ -129,14 +133,19 @@ def export_model(
 
 
 def weight_reader(
-    config: RunConfig, checkpoint: Checkpoint, *, ema: bool = False
+    config: RunConfig,
+    checkpoint: Checkpoint,
+    *,
+    ema: bool = False,
+    dtype: np.dtype = _FLOAT32,
 ) -> Read:
-    """Return what gives each parameter, fp32, by its full path: as saved, or its saved
+    """Return what gives each parameter by its full path: as saved, or its saved
     average, or as it has been from the beginning, rounded as it was held, with its
-    adapter added."""
+    adapter added. What is computed is in fp32, all else in the dtype."""
     model = run_model(config)
     saved_as = AVERAGES if ema else WEIGHTS
     first = first_weights(config, model)
+    first_written = first_weights(config, model, dtype)
     adapters = {
         f"{m.path}.{a.weight}": (m, a) for m in model.modules for a in m.adapters
     }
@@ -147,15 +156,17 @@ def weight_reader(
         for name, weight in quantised_weights(m).items()
     }
 
-    def saved(path: str) -> np.ndarray:
-        return checkpoint.read(checkpoint.entries[f"{saved_as}{path}"])
+    def saved(path: str, dtype: np.dtype = _FLOAT32) -> np.ndarray:
+        return checkpoint.read(checkpoint.entries[f"{saved_as}{path}"], dtype)
 
     def read(path: str, shape: tuple[int, ...]) -> np.ndarray:
+        is_computed = path in adapters or path in quantised
         if f"{WEIGHTS}{path}" in checkpoint.entries:
-            value = saved(path)
+            value = saved(path, _FLOAT32 if is_computed else dtype)
         else:
-            assert first is not None, path
-            value = first(path, shape)
+            weights = first if is_computed else first_written
+            assert weights is not None, path
+            value = weights(path, shape)
         assert value.shape == shape, (path, value.shape)
         form, num_inputs = quantised.get(path, (None, 0))
         if form is not None:

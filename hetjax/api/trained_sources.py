@@ -24,10 +24,8 @@ from hetjax.api.exporting import (
     weight_reader,
 )
 from hetjax.data.chat_template import ASSISTANT, ChatTemplate, TemplateRefuses
-from hetjax.data.hugging_face import CONFIG as TOKENIZER_CONFIG
-from hetjax.data.hugging_face import TOKENIZER, check_fits, read_tokenizer
+from hetjax.data.hugging_face import TOKENIZER, check_fits, kept_tokenizer
 from hetjax.data.tokenizer import Tokenizer
-from hetjax.data.tokenizer import load as load_tokenizer
 from hetjax.errors import BadInput
 from hetjax.inference.loaded import Read
 from hetjax.models.hugging_face.configs import CONFIG
@@ -94,7 +92,8 @@ def _of_run(run_dir: Path, step: AskedStep, ema: bool) -> TrainedSource:
     config = run_config(run_dir)
     check_averaged(config, ema)
     ids, template = _tokenizer(run_dir)
-    folder = Path(config.model)
+    model, folder = load_named(config.model), Path(config.model)
+    check_fits(ids, model.vocab_size, run_dir)
     ends = _told_ends(folder) if folder.is_dir() else set[int]()
 
     @contextmanager
@@ -103,7 +102,7 @@ def _of_run(run_dir: Path, step: AskedStep, ema: bool) -> TrainedSource:
             yield weight_reader(config, checkpoint, ema=ema)
 
     return TrainedSource(
-        model=load_named(config.model),
+        model=model,
         ids=ids,
         template=template,
         ends=frozenset(ends | {ids.end_of_document}),
@@ -138,9 +137,7 @@ def _tokenizer(folder: Path) -> tuple[Tokenizer, ChatTemplate | None]:
             fix="save it there: AutoTokenizer.from_pretrained(NAME)"
             f".save_pretrained({str(folder)!r})",
         )
-    if not (folder / TOKENIZER_CONFIG).is_file():
-        return load_tokenizer(folder / TOKENIZER), None
-    found = read_tokenizer(folder)
+    found = kept_tokenizer(folder)
     return found.ids, found.template
 
 

@@ -30,10 +30,9 @@ from hetjax.checkpoint.format import (
     Manifest,
     attempt,
     from_text,
-    join_leaves,
-    leaf_names,
     mismatch,
     size_mismatch,
+    split_leaves,
     step_directory,
     step_numbers,
 )
@@ -95,17 +94,22 @@ class Checkpoint:
             raise _no_checkpoint(directory, step)
         return found
 
-    def read(self, entry: Entry) -> np.ndarray:
-        """The whole value of the entry, its files checked first.
+    def read(self, entry: Entry, dtype: np.dtype | None = None) -> np.ndarray:
+        """The whole value of the entry, in this precision if one is given.
 
-        Raises BadInput where the checkpoint has no such entry, or one of another
-        shape or dtype; DamagedCheckpoint naming the file that is not as written.
+        Its files are checked first. It is read slice after slice, so that this takes
+        little more memory than what is given. Raises
+        BadInput where the checkpoint has no such entry, or one of another shape or
+        dtype; DamagedCheckpoint naming the file that is not as written.
         """
         saved = self.entries.get(entry.name)
         if saved is None or _kind(saved) != _kind(entry):
             raise _other_model(self, [_difference(saved, entry)])
-        values = self.read_leaves(leaf_names(saved))
-        return join_leaves(saved, values)
+        value = np.empty(saved.shape, dtype or saved.dtype)
+        parts = replace(saved, dtype=value.dtype)
+        for name, part in split_leaves(parts, value):
+            part[...] = self.read_leaves([name])[0]
+        return value
 
     def read_leaves(self, names: Sequence[str]) -> list[np.ndarray]:
         """The values of some slices, their files checked first.

@@ -14,7 +14,7 @@ from typing import Any
 import tokenizers
 
 from hetjax.data.chat_template import ChatTemplate
-from hetjax.data.tokenizer import Tokenizer
+from hetjax.data.tokenizer import Tokenizer, own_tokenizer
 from hetjax.errors import BadInput
 
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -45,6 +45,16 @@ def read_tokenizer(folder: Path) -> ModelTokenizer:
         ids=Tokenizer(core, opening, end),
         template=None if source is None else ChatTemplate(source, special),
     )
+
+
+def kept_tokenizer(folder: Path) -> ModelTokenizer:
+    """Read what a run or a model keeps: a model's, or our own, with nothing beside it.
+
+    BadInput names the file that is missing or broken.
+    """
+    if (folder / CONFIG).is_file():
+        return read_tokenizer(folder)
+    return ModelTokenizer(ids=own_tokenizer(_core(folder)), template=None)
 
 
 def check_fits(ids: Tokenizer, vocab_size: int, folder: Path) -> None:

@@ -108,7 +108,7 @@ def train(documents: Iterable[str], vocab_size: int) -> Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )
     core.train_from_iterator((piece.text for piece in _pieces(documents)), trainer)
-    return _literal(core)
+    return own_tokenizer(core)
 
 
 def sample(documents: Iterable[str], max_chars: int) -> Iterator[str]:
@@ -127,10 +127,13 @@ def save(tokenizer: Tokenizer, path: Path) -> None:
 
 def load(path: Path) -> Tokenizer:
     """Read what `save` wrote."""
-    return _literal(tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8")))
+    return own_tokenizer(
+        tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    )
 
 
-def _literal(core: tokenizers.Tokenizer) -> Tokenizer:
+def own_tokenizer(core: tokenizers.Tokenizer) -> Tokenizer:
+    """Take one that `train` made."""
     # A text that spells the marker out must stay that text, or decoding would lie.
     core.encode_special_tokens = True
     return Tokenizer(core)

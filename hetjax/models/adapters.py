@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from hetjax.models.quantised import Quantised, product
@@ -70,10 +71,15 @@ def first_factors(
     return a, jnp.zeros(b_shape, jnp.float32)
 
 
-def merged_weight(weight: Any, a: Any, b: Any, scale: float) -> Any:
-    """W + scale A B, of arrays of JAX or NumPy."""
-    inner = a.reshape(-1, a.shape[-1]) @ b.reshape(b.shape[0], -1)
-    return weight + scale * inner.reshape(weight.shape)
+def merged_weight(
+    weight: np.ndarray, a: np.ndarray, b: np.ndarray, scale: float
+) -> np.ndarray:
+    """W + scale A B; only the sum is there besides W."""
+    merged = a.reshape(-1, a.shape[-1]) @ b.reshape(b.shape[0], -1)
+    merged *= scale
+    merged = merged.reshape(weight.shape)
+    merged += weight
+    return merged
 
 
 def linear(formula: str, x: jax.Array, weight: nnx.Param) -> jax.Array:

@@ -15,9 +15,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hetjax.models.layers import Norm, activated, normal
+from hetjax.models.adapters import Held
+from hetjax.models.layers import Norm, activated, expert_weights, normal
+from hetjax.models.mapped import mapped_like
 from hetjax.models.model import AuxLoss, ModuleSpec, PositionWise
 from hetjax.models.moe import Moe, MoeConfig, routed
+from hetjax.models.quantised import ragged_product
 
 
 class DroplessMoe(PositionWise):
@@ -28,9 +31,10 @@ class DroplessMoe(PositionWise):
         self.config = config
         self.norm = Norm(config.norm, D)
         self.router = normal(rngs, (D, E), (None, None))
-        self.gate = normal(rngs, (E, D, F), (None, None, "mlp"))
-        self.up = normal(rngs, (E, D, F), (None, None, "mlp"))
-        self.down = normal(rngs, (E, F, D), (None, "mlp", None), config.output_std)
+        inwards, outwards = (None, None, "mlp"), (None, "mlp", None)
+        self.gate = expert_weights(rngs, (E, D, F), inwards)
+        self.up = expert_weights(rngs, (E, D, F), inwards)
+        self.down = expert_weights(rngs, (E, F, D), outwards, config.output_std)
         self.balance_loss = AuxLoss(jnp.zeros((), jnp.float32))
 
     def __call__(
@@ -49,10 +53,17 @@ class DroplessMoe(PositionWise):
 
     def _experts(self, y_RD: jax.Array, rows_E: jax.Array) -> jax.Array:
         """The first rows are the first expert's, and so on."""
-        gate_RF = jax.lax.ragged_dot(y_RD, self.gate[...], rows_E)
-        up_RF = jax.lax.ragged_dot(y_RD, self.up[...], rows_E)
+        gate_RF = _ragged(y_RD, self.gate, rows_E)
+        up_RF = _ragged(y_RD, self.up, rows_E)
         inner_RF = activated(gate_RF, self.config.activation) * up_RF
-        return jax.lax.ragged_dot(inner_RF, self.down[...], rows_E)
+        return _ragged(inner_RF, self.down, rows_E)
+
+
+def _ragged(x_RI: jax.Array, weight: nnx.Param, rows_E: jax.Array) -> jax.Array:
+    held: Held | None = weight.get_metadata().get("held")
+    if held is None:
+        return jax.lax.ragged_dot(x_RI, mapped_like(rows_E, weight[...]), rows_E)
+    return ragged_product(x_RI, held.weight, rows_E)
 
 
 def without_capacity(spec: ModuleSpec) -> ModuleSpec:

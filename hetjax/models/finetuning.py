@@ -170,8 +170,7 @@ def with_adapters(model: "Model", lora: LoraConfig) -> "Model":
         adapters = tuple(
             Adapter(name, lora.rank, lora.alpha / lora.rank)
             for name, parameter in own.items()
-            if parameter.num_inputs is not None
-            and pattern.search(f"{spec.path}.{name}")
+            if parameter.can_have_adapter and pattern.search(f"{spec.path}.{name}")
         )
         frozen = replace(spec, frozen=tuple(own), adapters=adapters)
         return frozen if lora.frozen is None else _quantised(frozen, lora.frozen)
@@ -182,7 +181,7 @@ def with_adapters(model: "Model", lora: LoraConfig) -> "Model":
             f"{spec.path}.{name}"
             for spec in model.modules
             for name, parameter in abstract_params(spec).items()
-            if parameter.num_inputs is not None
+            if parameter.can_have_adapter
         ]
         raise _no_match("lora.targets", lora.targets or "", "linear weights", paths)
     return found

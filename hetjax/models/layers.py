@@ -49,6 +49,17 @@ def linear_weight(
     return nnx.Param(value, logical=logical, num_inputs=num_inputs)
 
 
+def expert_weights(
+    rngs: nnx.Rngs, shape: tuple[int, ...], logical: Logical, std: float = STD
+) -> nnx.Param:
+    """Make such parameters, a linear weight for each expert: (expert, inputs, outputs).
+
+    They have no adapters.
+    """
+    value = jax.random.normal(rngs.params(), shape, jnp.float32) * std
+    return nnx.Param(value, logical=logical, num_inputs=2, of_experts=True)
+
+
 def zeros(shape: tuple[int, ...], logical: Logical) -> nnx.Param:
     """Make an fp32 parameter of zeros (biases)."""
     return nnx.Param(jnp.zeros(shape, jnp.float32), logical=logical)

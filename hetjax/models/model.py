@@ -18,7 +18,8 @@ The protocol of a module class `C` used in a `ModuleSpec`:
 * a module may hold one `AuxLoss` variable and set it in the call to an auxiliary loss
   summed over the microbatch's tokens, coefficient included;
 * a linear weight may say how many of its leading dims are its inputs, `num_inputs=1`:
-  then it may have an adapter, if the module multiplies by it with `adapters.linear`;
+  then it may have an adapter, and be held quantised, if the module multiplies by it
+  with `adapters.linear`; a stack of experts' (`of_experts=True`) has no adapter;
 * a module whose call takes `documents_BL` besides is given, where sequences are packed,
   the number of each position's document (int32; 0: padding): one that lets positions
   see each other parts documents by it, and losses leave padding out;
@@ -154,8 +155,9 @@ class Model:
 class AbstractParam:
     """Shape and logical axes of one parameter (fp32 as master weight).
 
-    Of a linear weight also how many of its leading dims are its inputs. One that is not
-    `trained` has neither master nor gradient. `dtype` is that of codes and scales.
+    Of a linear weight also how many of its leading dims are its inputs; of a weight for
+    each expert the first of them says which. One that is not `trained` has neither
+    master nor gradient. `dtype` is that of codes and scales.
     """
 
     shape: tuple[int, ...]
@@ -163,6 +165,11 @@ class AbstractParam:
     num_inputs: int | None = None
     trained: bool = True
     dtype: str | None = None  # None: that of compute
+    of_experts: bool = False
+
+    @property
+    def can_have_adapter(self) -> bool:
+        return self.num_inputs is not None and not self.of_experts
 
     def held_in(self, compute: Any) -> Any:
         """What dtype it has beside weights in the dtype of compute."""
@@ -189,6 +196,7 @@ def abstract_params(spec: ModuleSpec) -> dict[str, AbstractParam]:
             tuple(leaf.get_metadata()["logical"]),
             leaf.get_metadata().get("num_inputs"),
             trained=name not in spec.frozen,
+            of_experts=leaf.get_metadata().get("of_experts", False),
         )
         for name, leaf in named.items()
         if name not in tied

@@ -20,8 +20,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from hetjax.models.adapters import linear
 from hetjax.models.configs import Routing, require_positive
-from hetjax.models.layers import MlpConfig, Norm, activated, normal
+from hetjax.models.layers import MlpConfig, Norm, activated, expert_weights, normal
 from hetjax.models.model import AuxLoss
 
 
@@ -52,9 +53,10 @@ class Moe(nnx.Module):
         self.config = config
         self.norm = Norm(config.norm, D)
         self.router = normal(rngs, (D, E), (None, None))
-        self.gate = normal(rngs, (E, D, F), ("experts", None, None))
-        self.up = normal(rngs, (E, D, F), ("experts", None, None))
-        self.down = normal(rngs, (E, F, D), ("experts", None, None), config.output_std)
+        cut = ("experts", None, None)
+        self.gate = expert_weights(rngs, (E, D, F), cut)
+        self.up = expert_weights(rngs, (E, D, F), cut)
+        self.down = expert_weights(rngs, (E, F, D), cut, config.output_std)
         self.balance_loss = AuxLoss(jnp.zeros((), jnp.float32))
 
     def __call__(
@@ -87,10 +89,10 @@ class Moe(nnx.Module):
         return _outer(to_BLkE, to_BLkC), _outer(gate_BLk[..., None] * to_BLkE, to_BLkC)
 
     def _experts(self, x_EBCD: jax.Array) -> jax.Array:
-        gate_EBCF = jnp.einsum("ebcd,edf->ebcf", x_EBCD, self.gate[...])
-        up_EBCF = jnp.einsum("ebcd,edf->ebcf", x_EBCD, self.up[...])
+        gate_EBCF = linear("ebcd,edf->ebcf", x_EBCD, self.gate)
+        up_EBCF = linear("ebcd,edf->ebcf", x_EBCD, self.up)
         inner_EBCF = activated(gate_EBCF, self.config.activation) * up_EBCF
-        return jnp.einsum("ebcf,efd->ebcd", inner_EBCF, self.down[...])
+        return linear("ebcf,efd->ebcd", inner_EBCF, self.down)
 
 
 def _outer(a_BLkE: jax.Array, b_BLkC: jax.Array) -> jax.Array:

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hetjax.models.configs import FrozenForm
+from hetjax.models.mapped import mapped_like
 
 SCALES = "_scales"  # what the name of the scales ends with, beside the codes'
 BLOCK = 64
@@ -123,14 +124,44 @@ product.defvjp(_product_forward, _product_backward)
 
 
 def _operand(formula: str, held: Quantised, dtype: Any) -> jax.Array:
+    """The weight, whose inputs end with the last dim that is summed over."""
     _, of_weight, of_y = _dims(formula)
-    return whole(held, sum(dim not in of_y for dim in of_weight), dtype)
+    last = max(at for at, dim in enumerate(of_weight) if dim not in of_y)
+    return whole(held, last + 1, dtype)
 
 
 def _dims(formula: str) -> tuple[str, str, str]:
     operands, of_y = formula.split("->")
     of_x, of_weight = operands.split(",")
     return of_x, of_weight, of_y
+
+
+@jax.custom_vjp
+def ragged_product(x_RI: jax.Array, held: Quantised, rows_E: jax.Array) -> jax.Array:
+    """Multiply rows with the weight of their expert, as `ragged_dot` does.
+
+    The weight (experts, inputs, outputs) has no gradient.
+    """
+    held = Quantised(held.codes, mapped_like(rows_E, held.scales))
+    return jax.lax.ragged_dot(x_RI, whole(held, 2, x_RI.dtype), rows_E)
+
+
+def _ragged_forward(
+    x_RI: jax.Array, held: Quantised, rows_E: jax.Array
+) -> tuple[jax.Array, tuple[Quantised, jax.Array]]:
+    return ragged_product(x_RI, held, rows_E), (held, rows_E)
+
+
+def _ragged_backward(
+    kept: tuple[Quantised, jax.Array], dy_RO: jax.Array
+) -> tuple[jax.Array, None, None]:
+    held, rows_E = kept
+    held = Quantised(held.codes, mapped_like(rows_E, held.scales))
+    weight_EOI = jnp.swapaxes(whole(held, 2, dy_RO.dtype), 1, 2)
+    return jax.lax.ragged_dot(dy_RO, weight_EOI, rows_E), None, None
+
+
+ragged_product.defvjp(_ragged_forward, _ragged_backward)
 
 
 def quantised_on_host(

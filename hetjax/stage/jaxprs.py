@@ -57,6 +57,13 @@ def called(params: Mapping[str, Any]) -> tuple[Jaxpr, Sequence[Any]] | None:
     return (inner, ()) if isinstance(inner, Jaxpr) else None
 
 
+def is_no_choice(eqn: JaxprEqn) -> bool:
+    """Say whether the operation chooses among operands that are one and the same."""
+    cases = eqn.invars[1:]
+    same = all(case is cases[0] for case in cases)
+    return eqn.primitive is lax.select_n_p and same and not is_literal(cases[0])
+
+
 def waits_for_all(params: Mapping[str, Any]) -> bool:
     """Say whether a call begins when all that it is given is there.
 

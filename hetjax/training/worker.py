@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from hetjax.cluster.cluster import Cluster, part_of
 from hetjax.cluster.cluster_files import parse_cluster
@@ -142,16 +143,18 @@ def warm_up(worker: str, settings: Mapping[str, Any]) -> None:
     _runtime(worker, settings, read_config(settings["config"], "settings")).compile()
 
 
-def first_weights(config: RunConfig, model: Model) -> Weights | None:
+def first_weights(
+    config: RunConfig, model: Model, dtype: Any = np.float32
+) -> Weights | None:
     """Give what the run begins with, if that is not drawn from its seed, and what it
-    comes back to if some of it is frozen.
+    comes back to if some of it is frozen. What is read has the dtype.
 
     BadInput where the folder is not whole, or is another model's.
     """
     if config.init is None:
         is_frozen = any(spec.frozen for spec in model.modules)
         return drawn_weights(model, config.seed) if is_frozen else None
-    weights = FolderWeights(local_folder(config.init))
+    weights = FolderWeights(local_folder(config.init), dtype)
     weights.check_model(model)
     return weights
 

@@ -10,7 +10,14 @@ import pytest
 from scipy.stats import norm
 
 from hetjax.models.configs import FrozenForm
-from hetjax.models.quantised import NF4, product, quantised, rounded, whole
+from hetjax.models.quantised import (
+    NF4,
+    product,
+    quantised,
+    ragged_product,
+    rounded,
+    whole,
+)
 
 FORMULAS = {1: "bld,dnh->blnh", 2: "blnh,nhd->bld"}
 SHAPES = [((128, 3, 5), 1), ((3, 192, 5), 2), ((48, 2, 2), 1), ((2, 4, 6), 2)]
@@ -102,6 +109,25 @@ def test_a_product_and_its_gradient_are_those_of_the_weight_made_whole(
     dx = np.tensordot(dy, kept, axes=([*range(2, 2 + num_free)], of_outputs))
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(vjp(jnp.asarray(dy))[0], dx, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("form", ["int8", "nf4"])
+def test_a_ragged_product_and_its_gradient_are_those_of_each_row_with_its_expert(
+    form: FrozenForm,
+):
+    weight, rows = random_weight((3, 64, 6)), [4, 0, 5]
+    rng = np.random.default_rng(1)
+    x, dy = (rng.standard_normal((9, n)).astype(np.float32) for n in (64, 6))
+    held = quantised(form, jnp.asarray(weight), 2)
+    kept = brute_force(form, weight, 2)[np.repeat(np.arange(3), rows)]
+    y, vjp = jax.vjp(
+        lambda x: ragged_product(x, held, jnp.asarray(rows)), jnp.asarray(x)
+    )
+    expected, dx = np.einsum("ri,rio->ro", x, kept), np.einsum("ro,rio->ri", dy, kept)
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(vjp(jnp.asarray(dy))[0], dx, rtol=1e-4, atol=1e-4)
+    still = sum(leaf.nbytes for leaf in jax.tree.leaves(vjp))
+    assert still <= held.codes.nbytes + held.scales.nbytes + 4 * len(rows)
 
 
 @pytest.mark.parametrize("form", ["int8", "nf4"])

@@ -48,18 +48,22 @@ CONFIG = LlamaConfig(
 BASE = llama_model(CONFIG)
 
 
-def quantised_model(form: FrozenForm) -> Model:
-    return with_adapters(BASE, replace(LORA, frozen=form))
+def quantised_model(form: FrozenForm, base: Model = BASE) -> Model:
+    return with_adapters(base, replace(LORA, frozen=form))
 
 
-def first_values(seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    return parts(with_adapters(BASE, LORA), seed)
+def first_values(
+    seed: int, base: Model = BASE
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    return parts(with_adapters(base, LORA), seed)
 
 
-def as_rounded(form: FrozenForm, own: dict[str, Any]) -> dict[str, Any]:
+def as_rounded(
+    form: FrozenForm, own: dict[str, Any], base: Model = BASE
+) -> dict[str, Any]:
     """The values that frozen weights have once they are quantised, by brute force."""
     found = dict(own)
-    for spec in quantised_model(form).modules:
+    for spec in quantised_model(form, base).modules:
         for name, weight in quantised_weights(spec).items():
             path = f"{spec.path}.{name}"
             assert weight.num_inputs is not None

@@ -25,6 +25,7 @@ from hetjax.stage.jaxprs import (
     attention_kernel,
     called,
     is_literal,
+    is_no_choice,
     scan_counts,
     waits_for_all,
 )
@@ -206,6 +207,8 @@ def _inlined(
 def _outputs(
     equation: Any, arguments: tuple[Value, ...], dims: Dims, steps: list[Operation]
 ) -> tuple[Value, ...]:
+    if is_no_choice(equation):
+        return (arguments[1],)
     if equation.primitive.name == "scan":
         step = _scan(equation, arguments, dims)
     elif (kernel := attention_kernel(equation)) is not None:

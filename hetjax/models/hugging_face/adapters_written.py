@@ -74,7 +74,7 @@ def _pairs(
     found: dict[str, dict[int, _Pair]] = {}
     for spec in model.modules:
         for name, parameter in abstract_params(spec.unquantised).items():
-            if parameter.num_inputs is None:
+            if not parameter.can_have_adapter:
                 continue
             part, *others = parts[f"{spec.path}.{name}"]
             assert not others, f"experts have no adapters: {spec.path}"

@@ -1,29 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file of safetensors written one tensor at a time.
+"""A file of safetensors written one tensor at a time, each some rows at a time.
 
 `safetensors.save_file` wants all tensors of a file at once, and copies them. A header
-tells where each will be, so that it can be written as soon as it is made.
+tells where each will be, so that it can be written as soon as it is made. Only the rows
+that are being written are there a second time, in the file's order and precision.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 _DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _ALIGNED_BYTES = 8  # of the header; spaces fill it up
+_ROWS_BYTES = 2**20  # converted at once, unless one row is larger
 
 
 def write_tensors(
     path: Path,
     shapes: Mapping[str, tuple[int, ...]],
     dtype: np.dtype,
-    values: Iterable[tuple[str, np.ndarray]],
+    values: Iterator[tuple[str, np.ndarray]],
 ) -> int:
-    """Write tensors of one dtype, whose values come in any order; return their bytes.
+    """Write tensors in one dtype, whose values come in any order; return their bytes.
 
-    No more than one value is held at a time.
+    Values may have another dtype, and lie in any order (views of others). None is held
+    once the next is asked for.
     """
     places: dict[str, int] = {}
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
@@ -38,9 +42,17 @@ def write_tensors(
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         first = file.tell()
-        for name, value in values:
-            assert (value.shape, value.dtype) == (shapes[name], dtype), name
-            file.seek(first + places.pop(name))
-            value.tofile(file)
+        while each := next(values, None):
+            assert each[1].shape == shapes[each[0]], each[0]
+            file.seek(first + places.pop(each[0]))
+            _write_rows(file, each[1], dtype)
+            del each
     assert not places, f"not written: {sorted(places)}"
     return end
+
+
+def _write_rows(file: BinaryIO, value: np.ndarray, dtype: np.dtype) -> None:
+    row_bytes = max(1, int(np.prod(value.shape[1:])) * dtype.itemsize)
+    num_rows = max(1, _ROWS_BYTES // row_bytes)
+    for start in range(0, len(value), num_rows):
+        np.ascontiguousarray(value[start : start + num_rows], dtype).tofile(file)

@@ -23,6 +23,7 @@ from hetjax.models.hugging_face.tensor_names import TensorPart, tensor_parts
 from hetjax.models.model import Model, abstract_params
 
 _DTYPES = ("BF16", "F16", "F32", "F64")
+_TOLD = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 _NAMED = 3  # of many tensors that are missing, so many are named
 # names as other exporters write them -> as the tables have them
 _SPELLINGS = (
@@ -155,13 +156,20 @@ class FolderWeights:
     def __call__(self, path: str, shape: tuple[int, ...]) -> np.ndarray:
         """Give the parameter in our shape; rows that pad the vocabulary are zero."""
         parts = self._parts[path]
-        values = [
-            part.read(self.tensors.read(part.name, part.row.third)) for part in parts
-        ]
-        value = values[0] if parts[0].expert is None else np.stack(values)
+        if self._is_whole(parts[0], shape):
+            return parts[0].read(self.tensors.read(parts[0].name))
         found = np.zeros(shape, self.dtype)
-        found[: value.shape[0]] = value
+        for part in parts:
+            own = found if part.expert is None else found[part.expert]
+            theirs = self.tensors.read(part.name, part.row.third)
+            own[: part.ours[0]] = part.read(theirs)
         return found
+
+    def _is_whole(self, part: TensorPart, shape: tuple[int, ...]) -> bool:
+        """Whether the tensor is the parameter as it is, so that no copy is made."""
+        is_alone = part.expert is None and part.row.third is None
+        same = self.tensors.dtype(part.name) == _TOLD.get(self.dtype.name)
+        return is_alone and part.ours == shape and same
 
 
 def _files(folder: Path) -> Iterable[tuple[Path, list[str]]]:

@@ -29,7 +29,7 @@ DTYPES = {
     "float16": np.dtype(np.float16),
 }
 
-Read = Callable[[str, tuple[int, ...]], np.ndarray]  # by full path and shape, fp32
+Read = Callable[[str, tuple[int, ...]], np.ndarray]  # by full path and shape
 Named = dict[str, np.ndarray]
 
 
@@ -53,7 +53,7 @@ def write_model(
         name = f"model-{number:05d}-of-{len(files):05d}.safetensors"
         name = WHOLE if len(files) == 1 else name
         shapes = {part.name: part.shape for each in parts.values() for part in each}
-        values = _tensors(config, parts, read, DTYPES[dtype])
+        values = _tensors(config, parts, read)
         total_bytes += write_tensors(folder / name, shapes, DTYPES[dtype], values)
         where |= dict.fromkeys(shapes, name)
         written(number, len(files))
@@ -203,12 +203,13 @@ def _files(
 
 
 def _tensors(
-    config: DecoderConfig,
-    parts: Mapping[str, list[TensorPart]],
-    read: Read,
-    dtype: np.dtype,
+    config: DecoderConfig, parts: Mapping[str, list[TensorPart]], read: Read
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Their tensors by name, of some parameters of ours, one in memory at a time."""
+    """Their tensors by name, views of some parameters of ours.
+
+    One parameter is in memory at a time, where its tensors are let go of: the last of
+    them is not held here while the next parameter is read.
+    """
     shapes = {
         f"{spec.path}.{name}": parameter.shape
         for spec in model_of(config).modules
@@ -219,12 +220,12 @@ def _tensors(
         value = read(path, shapes[path])
         for part in each:
             own = value if part.expert is None else value[part.expert]
-            theirs = np.ascontiguousarray(part.write(own[: part.ours[0]]), dtype)
             if part.row.third is None:
-                yield part.name, theirs
+                yield part.name, part.write(own[: part.ours[0]])
                 continue
             of = thirds.setdefault(part.name, {})
-            of[part.row.third] = theirs
+            of[part.row.third] = part.write(own[: part.ours[0]])
             if len(of) == 3:
-                yield part.name, np.concatenate([of[0], of[1], of[2]], axis=-1)
                 del thirds[part.name]
+                yield part.name, np.concatenate([of.pop(0), of.pop(1), of.pop(2)], -1)
+        del value, own
