@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a controller asks of workers whose model is used, not trained.
+
+Owns putting together what several of them tell. Does not own how workers got there
+(`controller.py`), nor what is asked for (`hetjax/training/using.py`).
+"""
+
+import numpy as np
+
+from hetjax.runtime.control.controller import Controller
+from hetjax.runtime.execution.use import Piece
+from hetjax.runtime.rpc.use_schema import GoOn, Score
+
+
+def row_losses(
+    controller: Controller, inputs_GL: np.ndarray, targets_GL: np.ndarray
+) -> np.ndarray:
+    """Summed losses (nats) of the rows of a global batch, in order."""
+    request = Score(
+        inputs=inputs_GL.tolist(),
+        targets=targets_GL.tolist(),
+        turn=controller.next_turn(),
+    )
+    told = controller.connections.ask(dict.fromkeys(controller.workers, request))
+    losses_G = np.full(len(inputs_GL), np.nan)
+    for first, losses in (rows for m in told.values() for rows in m.losses):
+        losses_G[first : first + len(losses)] = losses
+    return losses_G
+
+
+def logits_after(controller: Controller, piece: Piece) -> np.ndarray:
+    """logits_V (fp32) of what follows a piece of a text."""
+    request = GoOn(piece=piece, turn=controller.next_turn())
+    told = controller.connections.ask(dict.fromkeys(controller.workers, request))
+    (logits_V,) = [m.logits for m in told.values() if m.logits is not None]
+    return np.array(logits_V, np.float32)
