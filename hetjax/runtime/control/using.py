@@ -9,7 +9,7 @@ import numpy as np
 
 from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.execution.use import Piece
-from hetjax.runtime.rpc.use_schema import GoOn, Score
+from hetjax.runtime.rpc.use_schema import GoOn, Score, array_text, text_array
 
 
 def row_losses(
@@ -17,8 +17,9 @@ def row_losses(
 ) -> np.ndarray:
     """Summed losses (nats) of the rows of a global batch, in order."""
     request = Score(
-        inputs=inputs_GL.tolist(),
-        targets=targets_GL.tolist(),
+        num_rows=len(inputs_GL),
+        inputs=array_text(inputs_GL),
+        targets=array_text(targets_GL),
         turn=controller.next_turn(),
     )
     told = controller.connections.ask(dict.fromkeys(controller.workers, request))
@@ -33,4 +34,4 @@ def logits_after(controller: Controller, piece: Piece) -> np.ndarray:
     request = GoOn(piece=piece, turn=controller.next_turn())
     told = controller.connections.ask(dict.fromkeys(controller.workers, request))
     (logits_V,) = [m.logits for m in told.values() if m.logits is not None]
-    return np.array(logits_V, np.float32)
+    return text_array(logits_V, np.float32)[0]

@@ -261,12 +261,17 @@ class WorkerService:
         return schema.NextLogits(logits=None if found_V is None else found_V.tolist())
 
     def _score(self, request: use_schema.Score) -> use_schema.Scored:
-        rows = (np.array(of, np.int32) for of in (request.inputs, request.targets))
-        return use_schema.Scored(losses=self._in_use.row_losses(request.turn, *rows))
+        inputs_GL, targets_GL = (
+            use_schema.text_array(text, np.int32, request.num_rows)
+            for text in (request.inputs, request.targets)
+        )
+        found = self._in_use.row_losses(request.turn, inputs_GL, targets_GL)
+        return use_schema.Scored(losses=found)
 
-    def _go_on(self, request: use_schema.GoOn) -> schema.NextLogits:
+    def _go_on(self, request: use_schema.GoOn) -> use_schema.Continued:
         found_V = self._in_use.go_on(request.turn, request.piece)
-        return schema.NextLogits(logits=None if found_V is None else found_V.tolist())
+        text = None if found_V is None else use_schema.array_text(found_V)
+        return use_schema.Continued(logits=text)
 
     def _saving_state(self, request: schema.TellSaving) -> schema.SavingState:
         writer, saves = self._writer, self._runtime.saves
