@@ -29,6 +29,7 @@ from experiments.islands import models
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.cluster_files import cluster_toml
 from hetjax.launch.launching import Processes
+from hetjax.launch.spares import Command
 from hetjax.models.model import Model
 from hetjax.models.presets import model_preset
 from hetjax.plans.plan import Plan
@@ -68,8 +69,8 @@ class Lab:
             secret=self._secret,
             silence_s=self._silence_s,
         )
-        command = [sys.executable, "-m", "experiments.islands.worker"]
-        self.processes.start(bootstrap, command, os.environ)
+        module = "experiments.islands.worker"
+        self.processes.start(bootstrap, Command(module=module, environment=os.environ))
 
     def replace(self, node: str) -> None:
         """End what is left of the worker for good, and start another."""

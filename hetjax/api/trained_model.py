@@ -1,39 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """A trained model in use from Python: `TrainedModel`.
 
-Owns what its methods ask of `hetjax/inference/`, and on which devices and in which
-precision it is. Does not own where models are found (`trained_sources.py`), nor how
-texts are made and judged.
+Owns what its methods ask of `hetjax/inference/`. Does not own where models are found
+(`trained_sources.py`) and computed (`model_places.py`), nor how texts are made and
+judged.
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Literal
-
-import jax
-import jax.numpy as jnp
+from typing import Any, Literal, Self
 
 from hetjax.api.exporting import AskedStep
+from hetjax.api.model_places import Asked, On, placed
 from hetjax.api.trained_sources import find_trained, turn_ends
-from hetjax.cluster.cluster import Node, Precision
-from hetjax.cluster.discovery import device_name
 from hetjax.data.chat_template import ChatTemplate, TemplateRefuses
 from hetjax.data.conversations import RowEncoder
 from hetjax.data.corpus import files
 from hetjax.data.questions import read_questions
 from hetjax.data.rows import TEXT_COLUMN
-from hetjax.data.settings import DataConfig
 from hetjax.errors import BadInput
 from hetjax.inference.choice_score import ChoiceScore, score_choices
 from hetjax.inference.choosing import Sampling
 from hetjax.inference.generating import Reason, Writing, generated, write_text
-from hetjax.inference.loaded import load_layers
+from hetjax.inference.scoring import Scorer
 from hetjax.inference.text_score import TextScore, score_text
-from hetjax.mesh.accelerators import check_accelerator_used
-from hetjax.mesh.process_setup import keep_compiled
-from hetjax.plans.precision import Dtype, node_precision
+from hetjax.plans.precision import Dtype
 
 LONGEST_WINDOW = 2048  # tokens, unless another length is asked for
 
@@ -60,8 +54,11 @@ class Sampled:
 class TrainedModel:
     """A model to use: of a run's newest checkpoint, or of a Hugging Face folder.
 
-    It is on one device if that has room, else its layers follow each other over the
-    devices of this process. `step` "best": of a run's checkpoint of the
+    `on` "plan": the devices of a run's plan compute it, as they did in training; then
+    `close` it, or use it in `with`. "one-device": it is on one device if that has room,
+    else its layers follow each other over the devices of this process. "auto": on one
+    device of this machine if that has room, else, if it is a run's, on the plan; `told`
+    hears which, and why. `step` "best": of a run's checkpoint of the
     lowest validation loss. `ema`: the averages of a run's weights. `dtype` is what
     weights are read and computed in; "best": what the device does best. Experts turn no
     token away, also those that did so in training. BadInput for a folder without a
@@ -82,17 +79,31 @@ class TrainedModel:
         ema: bool = False,
         dtype: Dtype = "best",
         platform: Literal["auto", "cpu"] = "auto",
-        loaded: Callable[[int, int], None] = lambda done, of: None,
+        on: On = "auto",
+        told: Callable[[str], None] = lambda line: None,
+        doing: Callable[[str], None] = lambda what: None,
     ) -> None:
         self._source = find_trained(run_or_folder, step, ema=ema)
-        devices = _devices(platform)
-        self.dtype = _precision(devices[0], dtype)
-        keep_compiled(DataConfig().cache_dir.expanduser())
-        numbers = jnp.dtype(self.dtype)
-        with self._source.reading(numbers) as read:
-            self._loaded = load_layers(
-                self._source.model, read, numbers, devices, loaded=loaded
-            )
+        self._stack = ExitStack()
+        asked = Asked(step=step, ema=ema, dtype=dtype, platform=platform)
+        self._place = self._stack.enter_context(
+            placed(self._source, asked, on, told, doing)
+        )
+
+    def close(self) -> None:
+        """End the workers that it has, if any; it is of no more use."""
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._stack.__exit__(*raised)
+
+    @property
+    def dtype(self) -> str:
+        """What it is computed in."""
+        return self._place.dtype
 
     def sample(
         self,
@@ -135,7 +146,14 @@ class TrainedModel:
             )
         writing = Writing(source.ids, ends, stop)
         clock = _Clock()
-        tokens = generated(self._loaded, given, num_tokens, sampling, source.num_words)
+        tokens = generated(
+            self._place.begun,
+            source.model.max_seq_len,
+            given,
+            num_tokens,
+            sampling,
+            source.num_words,
+        )
         write_text(map(clock.ticked, tokens), writing, said, asked=num_tokens)
         assert writing.reason is not None
         return Sampled(
@@ -154,7 +172,7 @@ class TrainedModel:
         column: str = TEXT_COLUMN,
         window: int | None = None,
         stride: int | None = None,
-        batch_size: int = 8,
+        batch_size: int | None = None,
         scored: Callable[[int], None] = lambda num_tokens: None,
     ) -> TextScore:
         """Return how well the model predicts a text, JSONL or Parquet file, or folder.
@@ -167,15 +185,14 @@ class TrainedModel:
         """
         length = self._length(window)
         stride = _within("stride", length if stride is None else stride, length)
-        batch_size = _within("batch-size", batch_size)
+        scores = self._scorer(batch_size)
         path = Path(data)
         found = score_text(
-            self._loaded,
+            scores,
             RowEncoder(self._source.ids, self._source.template),
             files(path, column, "--data").rows(),
             length=length,
             stride=stride,
-            batch_size=batch_size,
             scored=scored,
         )
         if found is None:
@@ -192,7 +209,7 @@ class TrainedModel:
         *,
         delimiter: str = " ",
         window: int | None = None,
-        batch_size: int = 8,
+        batch_size: int | None = None,
         scored: Callable[[int, int], None] = lambda done, of: None,
     ) -> ChoiceScore:
         """Return how many multiple-choice questions of a JSONL file it answers right.
@@ -202,18 +219,21 @@ class TrainedModel:
         Contexts that are too long for a window are cut at their beginning.
         """
         return score_choices(
-            self._loaded,
+            self._scorer(batch_size),
             self._source.ids,
             read_questions(Path(choices)),
             delimiter=delimiter,
             length=self._length(window),
-            batch_size=_within("batch-size", batch_size),
             scored=scored,
         )
 
     def __repr__(self) -> str:
-        where = ", ".join(map(str, self._loaded.devices))
-        return f"TrainedModel({self._source.model.name!r}, {self.dtype}, {where})"
+        return f"TrainedModel({self._source.model.name!r}, {self.dtype}, {self._place})"
+
+    def _scorer(self, batch_size: int | None) -> Scorer:
+        if batch_size is not None:
+            batch_size = _within("batch-size", batch_size)
+        return self._place.scorer(batch_size)
 
     def _length(self, window: int | None) -> int:
         most = self._source.model.max_seq_len
@@ -268,17 +288,6 @@ class _Clock:
         later_s = self._times_s[1:]
         took_s = later_s[-1] - later_s[0] if later_s else 0.0
         return (len(later_s) - 1) / took_s if took_s else 0.0
-
-
-def _devices(platform: Literal["auto", "cpu"]) -> list[jax.Device]:
-    if platform == "cpu":
-        return jax.local_devices(backend="cpu")
-    check_accelerator_used()
-    return jax.local_devices()
-
-
-def _precision(device: jax.Device, asked: Dtype) -> Precision:
-    return node_precision(Node(name="here", device=device_name(device), count=1), asked)
 
 
 def _within(name: str, value: int, most: int | None = None) -> int:

@@ -43,7 +43,7 @@ _SAID = "hetjax"  # by an assistant, to see what the template puts after it
 class TrainedSource:
     """A model with its tokenizer; `reading` gives its weights in a dtype while open.
 
-    `ends` are tokens after which a text is over.
+    `ends` are tokens after which a text is over. `run_dir` is there if it is a run's.
     """
 
     model: Model
@@ -51,6 +51,7 @@ class TrainedSource:
     template: ChatTemplate | None
     ends: frozenset[int]
     reading: Callable[[np.dtype], AbstractContextManager[Read]]
+    run_dir: Path | None = None
 
     @property
     def num_words(self) -> int:
@@ -107,6 +108,7 @@ def _of_run(run_dir: Path, step: AskedStep, ema: bool) -> TrainedSource:
         template=template,
         ends=frozenset(ends | {ids.end_of_document}),
         reading=reading,
+        run_dir=run_dir,
     )
 
 

@@ -6,7 +6,7 @@ Owns its options and what is printed. Does not own what is computed
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,7 +17,7 @@ from hetjax.cli.command import main_of
 from hetjax.cli.options import parse_options
 from hetjax.data.rows import TEXT_COLUMN
 from hetjax.errors import BadInput
-from hetjax.report.progress import now_and_then, working
+from hetjax.report.progress import now_and_then, say_aside, working
 
 _PROGRAM = "python -m hetjax.eval"
 _USAGE = f"{_PROGRAM} RUN_OR_FOLDER --data FILE, or --choices FILE, or both"
@@ -42,13 +42,16 @@ class EvalOptions:
     """Tokens that are seen at once; None: all the model takes, up to 2,048."""
     stride: int | None = None
     """Tokens from one window of a long text to the next; None: as many as one has."""
-    batch_size: int = 8
-    """Windows that are computed at once."""
+    batch_size: int | None = None
+    """Windows that are computed at once; None: 8, or on a plan as many as in a step."""
     step: int | Literal["best"] | None = None
     """Step of a run's checkpoint; None: the newest, best: of the lowest validation
     loss."""
     ema: bool = False
     """Take the averages of weights of a run with --optimizer.ema."""
+    on: Literal["auto", "plan", "one-device"] = "auto"
+    """plan: the devices of a run's plan, as in training; one-device: those of this
+    process; auto: one device of this machine if it has room, else the plan."""
     dtype: Literal["best", "bfloat16", "float16", "float32"] = "best"
     """What is computed in; best: what the device does best."""
     platform: Literal["auto", "cpu"] = "auto"
@@ -78,9 +81,8 @@ def evaluate(arguments: Sequence[str]) -> None:
 
 def _scores(options: EvalOptions) -> list[tuple[str, list[tuple[str, Any]]]]:
     """For each file a line, and figures by name."""
-    found: list[tuple[str, list[tuple[str, Any]]]] = []
-    with working("starting", quiet=options.json) as line:  # JAX takes seconds to import
-        tell = now_and_then(line)
+    # JAX takes seconds to import
+    with working("starting", quiet=options.json) as line:
         from hetjax.api.trained_model import TrainedModel
 
         model = TrainedModel(
@@ -89,32 +91,40 @@ def _scores(options: EvalOptions) -> list[tuple[str, list[tuple[str, Any]]]]:
             ema=options.ema,
             dtype=options.dtype,
             platform=options.platform,
-            loaded=lambda done, of: tell(f"reading layer {done}/{of}"),
+            on=options.on,
+            told=say_aside,
+            doing=line,
         )
-        if options.data is not None:
-            text = model.evaluate(
-                options.data,
-                column=options.column,
-                window=options.window,
-                stride=options.stride,
-                batch_size=options.batch_size,
-                scored=lambda number: tell(f"scored {number:,} tokens"),
-            )
-            derived = (
-                ("perplexity", text.perplexity),
-                ("bits_per_byte", text.bits_per_byte),
-            )
-            found.append((_text_line(text), [*asdict(text).items(), *derived]))
-        if options.choices is not None:
-            score = model.evaluate_choices(
-                options.choices,
-                delimiter=options.delimiter,
-                window=options.window,
-                batch_size=options.batch_size,
-                scored=lambda done, of: tell(f"answered {done:,} of {of:,} questions"),
-            )
-            found.append((_choice_line(score), [*asdict(score).items()]))
-    return found
+        with model:
+            return [*_each_score(model, options, now_and_then(line))]
+
+
+def _each_score(
+    model: Any, options: EvalOptions, tell: Callable[[str], None]
+) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
+    if options.data is not None:
+        text = model.evaluate(
+            options.data,
+            column=options.column,
+            window=options.window,
+            stride=options.stride,
+            batch_size=options.batch_size,
+            scored=lambda number: tell(f"scored {number:,} tokens"),
+        )
+        derived = (
+            ("perplexity", text.perplexity),
+            ("bits_per_byte", text.bits_per_byte),
+        )
+        yield _text_line(text), [*asdict(text).items(), *derived]
+    if options.choices is not None:
+        score = model.evaluate_choices(
+            options.choices,
+            delimiter=options.delimiter,
+            window=options.window,
+            batch_size=options.batch_size,
+            scored=lambda done, of: tell(f"answered {done:,} of {of:,} questions"),
+        )
+        yield _choice_line(score), [*asdict(score).items()]
 
 
 def _text_line(text: Any) -> str:

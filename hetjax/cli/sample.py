@@ -8,6 +8,7 @@ Owns its options and what is printed. Does not own how texts are made
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Annotated, Literal
 
@@ -16,7 +17,7 @@ import tyro
 from hetjax.cli.command import main_of
 from hetjax.cli.options import parse_options
 from hetjax.errors import BadInput
-from hetjax.report.progress import now_and_then, working
+from hetjax.report.progress import say_aside, working
 
 _PROGRAM = "python -m hetjax.sample"
 _USAGE = f"{_PROGRAM} RUN_OR_FOLDER --prompt TEXT"
@@ -50,6 +51,9 @@ class SampleOptions:
     loss."""
     ema: bool = False
     """Take the averages of weights of a run with --optimizer.ema."""
+    on: Literal["auto", "plan", "one-device"] = "auto"
+    """plan: the devices of a run's plan, as in training; one-device: those of this
+    process; auto: one device of this machine if it has room, else the plan."""
     dtype: Literal["best", "bfloat16", "float16", "float32"] = "best"
     """What is computed in; best: what the device does best."""
     platform: Literal["auto", "cpu"] = "auto"
@@ -65,29 +69,32 @@ def sample(arguments: Sequence[str]) -> None:
         raise BadInput(got="no RUN_OR_FOLDER", allowed=_USAGE, fix=fix)
     default = SampleOptions(model=tyro.MISSING)
     options = parse_options(default, arguments, program=_PROGRAM, description=_HELP)
-    with working("starting", quiet=options.json) as line:  # JAX takes seconds to import
-        tell = now_and_then(line)
-        from hetjax.api.trained_model import TrainedModel
+    with ExitStack() as stack:
+        with working("starting", quiet=options.json) as line:  # JAX takes seconds
+            from hetjax.api.trained_model import TrainedModel
 
-        model = TrainedModel(
-            options.model,
-            step=options.step,
-            ema=options.ema,
-            dtype=options.dtype,
-            platform=options.platform,
-            loaded=lambda done, of: tell(f"reading layer {done}/{of}"),
+            model = TrainedModel(
+                options.model,
+                step=options.step,
+                ema=options.ema,
+                dtype=options.dtype,
+                platform=options.platform,
+                on=options.on,
+                told=say_aside,
+                doing=line,
+            )
+            stack.enter_context(model)
+        found = model.sample(
+            options.prompt,
+            num_tokens=options.tokens,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            stop=options.stop,
+            seed=options.seed,
+            chat=options.chat,
+            said=(lambda piece: None) if options.json else _say,
         )
-    found = model.sample(
-        options.prompt,
-        num_tokens=options.tokens,
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        stop=options.stop,
-        seed=options.seed,
-        chat=options.chat,
-        said=(lambda piece: None) if options.json else _say,
-    )
     print(json.dumps(asdict(found)) if options.json else "")
 
 

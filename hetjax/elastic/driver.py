@@ -93,7 +93,7 @@ class Driver:
         self._has_begun, self._losses = True, Losses()
         self._terms.go_on(restored or recovery.Restored(step=0))
         if restored is not None:
-            self._at = self._controller.saved = restored.step
+            self._at = self._controller.saved = self._controller.safe = restored.step
         return restored
 
     def step(self, number: int, *, traced: bool = False) -> StepCommit:

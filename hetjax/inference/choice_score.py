@@ -13,8 +13,7 @@ import numpy as np
 from hetjax.data.questions import Question
 from hetjax.data.tokenizer import Tokenizer
 from hetjax.errors import BadInput
-from hetjax.inference.loaded import LoadedModel
-from hetjax.inference.scoring import Window, log_likelihoods
+from hetjax.inference.scoring import Scorer, Window
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,13 +33,12 @@ class ChoiceScore:
 
 
 def score_choices(
-    loaded: LoadedModel,
+    scores: Scorer,
     tokenizer: Tokenizer,
     questions: Sequence[Question],
     *,
     delimiter: str,
     length: int,
-    batch_size: int,
     scored: Callable[[int, int], None] = lambda done, of: None,
 ) -> ChoiceScore:
     """Score all questions; `delimiter` is between a context and each of its choices.
@@ -49,12 +47,9 @@ def score_choices(
     """
     found: list[list[float]] = [[] for _ in questions]
     given = list(_windows(tokenizer, questions, delimiter, length))
-    both = log_likelihoods(
-        loaded, (window for window, _ in given), length=length, batch_size=batch_size
-    )
-    for window, found_T in both:
+    for window, found_sum in scores((window for window, _ in given), length=length):
         own = found[window.passage]
-        own.append(float(np.sum(found_T, dtype=np.float64)))
+        own.append(found_sum)
         if len(own) == len(questions[window.passage].choices):
             scored(window.passage + 1, len(questions))
     right, right_by_bytes = [], []

@@ -9,14 +9,14 @@ Legend: B = 1 sequence, L new positions, D residual width, V padded vocabulary.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 
-from hetjax.errors import BadInput
 from hetjax.inference.loaded import LoadedModel
-from hetjax.models.model import Continuing, ModuleSpec, Params, PositionWise, bind
+from hetjax.models.continuing import check_continuing, continued, room
+from hetjax.models.model import ModuleSpec, Params, bind
 
 LENGTHS = (1, 16, 64, 256)  # of new positions, that programs are compiled for
 _LONGEST = LENGTHS[-1]
@@ -24,55 +24,78 @@ _LONGEST = LENGTHS[-1]
 Kept = tuple[Any, ...]  # by module of a layer
 
 
-class Continuation:
+class Text(Protocol):
+    """One text; `begin` comes first, then `go_on` for every token."""
+
+    def begin(self, tokens: Sequence[int]) -> np.ndarray:
+        """Give logits_V (fp32) of what follows these tokens, at least one."""
+        ...
+
+    def go_on(self, token: int) -> np.ndarray:
+        """Give logits_V (fp32) of what follows when this token is the next."""
+        ...
+
+
+class PassedText:
+    """A `Text` whose tokens pass the layers in pieces of a few lengths.
+
+    `passed` gives the logits_V that follow a piece, which is put where the pieces
+    before it end.
+    """
+
+    def __init__(self) -> None:
+        self._length = 0
+
+    def begin(self, tokens: Sequence[int]) -> np.ndarray:
+        assert self._length == 0 and len(tokens) > 0
+        logits_V = np.zeros(0)
+        for start in range(0, len(tokens), _LONGEST):
+            logits_V = self._added(tokens[start : start + _LONGEST])
+        return logits_V
+
+    def go_on(self, token: int) -> np.ndarray:
+        assert self._length > 0
+        return self._added([token])
+
+    def _added(self, tokens: Sequence[int]) -> np.ndarray:
+        logits_V = self.passed(tokens, self._length)
+        self._length += len(tokens)
+        return logits_V
+
+    def passed(self, tokens: Sequence[int], start: int) -> np.ndarray:
+        raise NotImplementedError
+
+
+class Continuation(PassedText):
     """One text of at most `num_positions` tokens, of which the first are given at once.
 
-    Room for what layers keep is made once, and used again at each step. `begin` comes
-    first, then `go_on` for every token.
+    Room for what layers keep is made once, and used again at each step.
     """
 
     def __init__(self, loaded: LoadedModel, num_positions: int) -> None:
         """BadInput names a module that cannot go on after others."""
+        super().__init__()
         self._loaded = loaded
-        self._length = 0
         *body, last = loaded.layers
         *before_head, self._head = last.specs
         layers = [(layer.specs, layer.params, layer.device) for layer in body]
         layers.append((tuple(before_head), last.params, last.device))
         self._layers = [layer for layer in layers if layer[0]]
         for specs, _, _ in self._layers:
-            _check_continuing(specs)
-        room = _room(num_positions)
+            check_continuing(specs)
+        size = room_for(num_positions)
         self._kept = [
-            _keeps(specs, room, _of(specs, params)) for specs, params, _ in self._layers
+            _keeps(specs, size, _of(specs, params)) for specs, params, _ in self._layers
         ]
 
-    def begin(self, tokens: Sequence[int]) -> np.ndarray:
-        """Give logits_V (fp32) of what follows these tokens, at least one."""
-        assert self._length == 0 and len(tokens) > 0
-        logits_V = np.zeros(0)
-        for start in range(0, len(tokens), _LONGEST):
-            logits_V = self._passed(tokens[start : start + _LONGEST])
-        return logits_V
-
-    def go_on(self, token: int) -> np.ndarray:
-        """Give logits_V (fp32) of what follows when this token is the next."""
-        assert self._length > 0
-        return self._passed([token])
-
-    def _passed(self, tokens: Sequence[int]) -> np.ndarray:
-        """What is added to fill a length comes after, and is written over later."""
-        num_tokens, start = len(tokens), np.int32(self._length)
-        filled = next(length for length in LENGTHS if length >= num_tokens)
-        tokens_BL = np.zeros((1, filled), np.int32)
-        tokens_BL[0, :num_tokens] = tokens
-        x: Any = tokens_BL
+    def passed(self, tokens: Sequence[int], start: int) -> np.ndarray:
+        num_tokens = len(tokens)
+        x: Any = filled(tokens)
         for at, (specs, params, device) in enumerate(self._layers):
             x = jax.device_put(x, device)
             x, self._kept[at] = _continued(
-                specs, _of(specs, params), x, self._kept[at], start
+                specs, _of(specs, params), x, self._kept[at], np.int32(start)
             )
-        self._length += num_tokens
         last = self._loaded.layers[-1]
         x = jax.device_put(x, last.device)
         params = last.params[self._head.name]
@@ -84,16 +107,24 @@ def _of(specs: tuple[ModuleSpec, ...], params: dict[str, Params]) -> dict[str, P
     return {spec.name: params[spec.name] for spec in specs}
 
 
-def _room(num_positions: int) -> int:
+def filled(tokens: Sequence[int]) -> np.ndarray:
+    """Give tokens_BL of one of the lengths: what is added comes after, and is written
+    over later."""
+    length = next(length for length in LENGTHS if length >= len(tokens))
+    tokens_BL = np.zeros((1, length), np.int32)
+    tokens_BL[0, : len(tokens)] = tokens
+    return tokens_BL
+
+
+def room_for(num_positions: int) -> int:
     """Of a few sizes, so that programs are found again, and for all that is filled."""
     fitting = (length for length in LENGTHS if length >= num_positions)
     return next(fitting, -(-num_positions // _LONGEST) * _LONGEST)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _keeps(specs: tuple[ModuleSpec, ...], room: int, params: dict[str, Params]) -> Kept:
-    modules = (bind(spec, params[spec.name]) for spec in specs)
-    return tuple(m.keeps(room) if isinstance(m, Continuing) else () for m in modules)
+def _keeps(specs: tuple[ModuleSpec, ...], size: int, params: dict[str, Params]) -> Kept:
+    return tuple(room(spec, params[spec.name], size) for spec in specs)
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=3)
@@ -106,11 +137,7 @@ def _continued(
 ) -> tuple[jax.Array, Kept]:
     now: list[Any] = []
     for spec, before in zip(specs, kept, strict=True):
-        module: Any = bind(spec, params[spec.name])
-        if isinstance(module, Continuing):
-            x, after = module.continued(x, before, start)
-        else:
-            x, after = module(x), before
+        x, after = continued(spec, params[spec.name], x, before, start)
         now.append(after)
     return x, tuple(now)
 
@@ -120,15 +147,3 @@ def _logits(spec: ModuleSpec, params: Params, x_BLD: jax.Array, at: jax.Array):
     x_11D = jax.lax.dynamic_slice_in_dim(x_BLD, at, 1, axis=1)
     head: Any = bind(spec, params)
     return head.logits(x_11D)[0, 0]
-
-
-def _check_continuing(specs: Sequence[ModuleSpec]) -> None:
-    for spec in specs:
-        if not issubclass(spec.cls, PositionWise | Continuing):
-            raise BadInput(
-                got=f"a model with a module {spec.cls.__name__}, that says nothing of "
-                "how a text goes on",
-                allowed="modules that are PositionWise, or that have `keeps` and "
-                "`continued` (hetjax.models.model.Continuing)",
-                fix="let it be one of these; hetjax eval needs neither",
-            )

@@ -14,15 +14,15 @@ import numpy as np
 
 from hetjax.data.tokenizer import Tokenizer
 from hetjax.inference.choosing import Sampling, choose
-from hetjax.inference.continuing import Continuation
-from hetjax.inference.loaded import LoadedModel
+from hetjax.inference.continuing import Text
 
 Reason = Literal["end", "stop", "tokens", "max_seq_len"]
 _HALF = "\ufffd"  # what a tokenizer shows of a part of a character
 
 
 def generated(
-    loaded: LoadedModel,
+    begun: Callable[[int], Text],
+    max_seq_len: int,
     prompt: Sequence[int],
     num_tokens: int,
     sampling: Sampling,
@@ -30,16 +30,15 @@ def generated(
 ) -> Iterator[int]:
     """Yield the tokens that follow the prompt: so many, or as many as the model can.
 
-    They are below `num_words`: a model may have more rows than a tokenizer has ids.
-    The same seed gives the same tokens.
+    `begun` gives a text of at most so many tokens. They are below `num_words`: a model
+    may have more rows than a tokenizer has ids. The same seed gives the same tokens.
     """
-    max_seq_len = loaded.model.max_seq_len
     assert 0 < len(prompt) <= max_seq_len
     num_tokens = min(num_tokens, max_seq_len - len(prompt) + 1)
     if num_tokens < 1:
         return
     rng = np.random.default_rng(sampling.seed)
-    text = Continuation(loaded, len(prompt) + num_tokens - 1)
+    text = begun(len(prompt) + num_tokens - 1)
     token = choose(text.begin(prompt)[:num_words], sampling, rng)
     yield token
     for _ in range(num_tokens - 1):

@@ -113,6 +113,11 @@ def spread(layer_bytes: Sequence[int], free_bytes: Sequence[float]) -> list[int]
     return found
 
 
+def model_bytes(model: Model, dtype: np.dtype) -> int:
+    """Return how many bytes the weights of all layers take."""
+    return sum(_layer_bytes(model, layer, dtype) for layer in model.layers)
+
+
 def free_memory(device: jax.Device) -> float:
     """Return how many bytes of it are free; infinite where it does not say (CPUs)."""
     told = device.memory_stats()
@@ -148,5 +153,5 @@ def _no_room(layer_bytes: Sequence[int], free_bytes: Sequence[float]) -> BadInpu
         f"{free} GiB free",
         allowed=f"whole layers on devices, in {SHARE:.0%} of what each has free",
         fix="end what else uses the devices, give --dtype bfloat16 if it is float32 "
-        "now, or --platform cpu",
+        "now, --platform cpu, or, for a run on its own plan, --on plan",
     )

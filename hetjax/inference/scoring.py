@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -62,6 +62,28 @@ def windows(
             return
 
 
+class Scorer(Protocol):
+    """Yields each window with the sum of the log-likelihoods (nats) of what counts in
+    it; no window has more than `length` inputs."""
+
+    def __call__(
+        self, given: Iterable[Window], *, length: int
+    ) -> Iterator[tuple[Window, float]]: ...
+
+
+def scorer(loaded: LoadedModel, batch_size: int) -> Scorer:
+    """Give what scores by a model on devices of this process, so many at once."""
+
+    def summed(
+        given: Iterable[Window], *, length: int
+    ) -> Iterator[tuple[Window, float]]:
+        both = log_likelihoods(loaded, given, length=length, batch_size=batch_size)
+        for window, found_T in both:
+            yield window, float(np.sum(found_T, dtype=np.float64))
+
+    return summed
+
+
 def log_likelihoods(
     loaded: LoadedModel, given: Iterable[Window], *, length: int, batch_size: int
 ) -> Iterator[tuple[Window, np.ndarray]]:
@@ -77,17 +99,25 @@ def log_likelihoods(
 def _scored(
     loaded: LoadedModel, batch: Sequence[Window], length: int, batch_size: int
 ) -> Iterator[np.ndarray]:
-    """Rows and positions that fill a batch up come last, where no other sees them."""
-    longest = max(len(window.tokens) for window in batch) - 1
-    filled = _SHORTEST
-    while filled < longest:
-        filled *= 2
-    tokens_BL = np.zeros((batch_size, max(min(filled, length), longest) + 1), np.int32)
-    for row_L, window in zip(tokens_BL, batch, strict=False):
-        row_L[: len(window.tokens)] = window.tokens
+    tokens_BL = filled_batch(batch, length, batch_size)
     found_BL = token_log_likelihoods(loaded, tokens_BL[:, :-1], tokens_BL[:, 1:])
     for row_L, window in zip(found_BL, batch, strict=False):
         yield row_L[: len(window.tokens) - 1][np.array(window.counted[1:], bool)]
+
+
+def filled_batch(batch: Sequence[Window], length: int, num_rows: int) -> np.ndarray:
+    """Give the windows as rows of inputs, and a last target, of one of a few lengths.
+
+    Rows and positions that fill a batch up come last, where no other sees them.
+    """
+    longest = max(len(window.tokens) for window in batch) - 1
+    size = _SHORTEST
+    while size < longest:
+        size *= 2
+    tokens_BL = np.zeros((num_rows, max(min(size, length), longest) + 1), np.int32)
+    for row_L, window in zip(tokens_BL, batch, strict=False):
+        row_L[: len(window.tokens)] = window.tokens
+    return tokens_BL
 
 
 def token_log_likelihoods(

@@ -10,12 +10,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from hetjax.data.conversations import RowEncoder
 from hetjax.data.rows import Row
-from hetjax.inference.loaded import LoadedModel
-from hetjax.inference.scoring import Window, log_likelihoods, windows
+from hetjax.inference.scoring import Scorer, Window, windows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,13 +44,12 @@ class _Counts:
 
 
 def score_text(
-    loaded: LoadedModel,
+    scores: Scorer,
     encoder: RowEncoder,
     rows: Iterable[Row],
     *,
     length: int,
     stride: int,
-    batch_size: int,
     scored: Callable[[int], None] = lambda num_tokens: None,
 ) -> TextScore | None:
     """Score all rows in windows of so many tokens, that begin so far apart.
@@ -62,11 +58,9 @@ def score_text(
     """
     counts, total, num_tokens = _Counts(), 0.0, 0
     given = _windows(encoder, rows, counts, length, stride)
-    for _, found in log_likelihoods(
-        loaded, given, length=length, batch_size=batch_size
-    ):
-        total += float(np.sum(found, dtype=np.float64))
-        num_tokens += len(found)
+    for window, found in scores(given, length=length):
+        total += found
+        num_tokens += sum(window.counted)
         scored(num_tokens)
     if not num_tokens or not counts.bytes:
         return None

@@ -112,7 +112,8 @@ class Attention(nnx.Module):
     def keeps(self, num_positions: int) -> KeysValues:
         """Give room for the keys and values of one text of so many positions."""
         shape = 1, num_positions, self.config.num_kv_heads, self.config.head_size
-        return KeysValues(*(jnp.zeros(shape, w[...].dtype) for w in (self.k, self.v)))
+        dtype = self.norm.scale[...].dtype  # of compute: linear weights may be codes
+        return KeysValues(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
     def continued(
         self, x_BLD: jax.Array, kept: KeysValues, start: jax.Array

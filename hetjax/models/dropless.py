@@ -4,7 +4,8 @@
 Legend: B sequences, L positions, D residual width, F inner width, E experts, k choices
 of a token; R = B L k rows, one for each choice, in the order of their experts.
 
-Owns how rows go to their experts and back. Does not own routing and its balance loss
+Owns how rows go to their experts and back, and what stands for experts with a capacity
+where none may turn a token away. Does not own routing and its balance loss
 (`moe.py`). Devices that share a stage cut all experts' inner widths (`mlp`), so that
 each has the same work whatever the router does.
 """
@@ -66,10 +67,25 @@ def _ragged(x_RI: jax.Array, weight: nnx.Param, rows_E: jax.Array) -> jax.Array:
     return ragged_product(x_RI, held.weight, rows_E)
 
 
+class UnlimitedMoe(Moe, PositionWise):
+    """A `Moe` whose experts take all tokens that choose them, on the devices where
+    their weights lie."""
+
+
+def unlimited(spec: ModuleSpec) -> ModuleSpec:
+    """Give the module, with parameters that are cut as they were, whose experts turn no
+    token away."""
+    return replace(without_capacity(spec), cls=UnlimitedMoe) if _limits(spec) else spec
+
+
 def without_capacity(spec: ModuleSpec) -> ModuleSpec:
     """Give the module with the same parameters whose experts turn no token away."""
-    if spec.cls is not Moe:
+    if not _limits(spec):
         return spec
     config: MoeConfig = spec.config  # pyright: ignore[reportAssignmentType]
     routing = replace(config.routing, capacity_factor=None)
     return replace(spec, cls=DroplessMoe, config=replace(config, routing=routing))
+
+
+def _limits(spec: ModuleSpec) -> bool:
+    return spec.cls is Moe

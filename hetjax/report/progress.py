@@ -226,7 +226,7 @@ def working(what: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]
             yield lambda line: bar.update(task, description=line)
     else:
         with _told_after(_SILENCE_S, what):
-            yield _tell
+            yield say_aside
 
 
 def now_and_then(
@@ -244,14 +244,15 @@ def now_and_then(
     return told
 
 
-def _tell(line: str) -> None:
+def say_aside(line: str) -> None:
+    """Say it on standard error, where it is no result."""
     print(line, file=sys.stderr, flush=True)
 
 
 @contextmanager
 def _told_after(silence_s: float, what: str) -> Iterator[None]:
     """Tell what is being done, unless it is done before."""
-    timer = threading.Timer(silence_s, _tell, [f"{what} ..."])
+    timer = threading.Timer(silence_s, say_aside, [f"{what} ..."])
     timer.daemon = True
     timer.start()
     try:

@@ -90,9 +90,7 @@ def output(
     x, aux = stream(function, params, given)
     if not function.last:
         return x, aux
-    module, module_params = _head(function, params)
-    documents_BL = _parts(given)[1]
-    return apply(module, module_params, x, targets, documents_BL=documents_BL)[0], aux
+    return head_loss(function, params, x, targets, _parts(given)[1]), aux
 
 
 def stream(
@@ -101,10 +99,22 @@ def stream(
     """The residual stream after all but the head, and the auxiliary loss."""
     aux = jnp.zeros((), jnp.float32)
     x, documents_BL = _parts(given)
-    for stack, own in _called(function, params)[0]:
+    for stack, own in called_stacks(function, params)[0]:
         x, stack_aux = _call_stack(function, stack, own, params, x, documents_BL)
         aux += stack_aux
     return x, aux
+
+
+def head_loss(
+    function: StageFunction,
+    params: StageParams,
+    x: jax.Array,
+    targets: Any,
+    documents_BL: jax.Array | None = None,
+) -> jax.Array:
+    """The summed loss of the last stage where its head is given this stream."""
+    spec, own = _head(function, params)
+    return apply(spec, own, x, targets, documents_BL=documents_BL)[0]
 
 
 def head_logits(
@@ -196,7 +206,7 @@ def _differentiable(
     return of_stream, trained, x
 
 
-def _called(function: StageFunction, params: StageParams):
+def called_stacks(function: StageFunction, params: StageParams):
     """The stacks that are called, with their parameters: (body, head or None)."""
     pairs = zip(function.stacks, params, strict=True)
     called = [(stack, own) for stack, own in pairs if stack.only is None]
@@ -206,10 +216,10 @@ def _called(function: StageFunction, params: StageParams):
 def _head(
     function: StageFunction, params: StageParams
 ) -> tuple[ModuleSpec, dict[str, jax.Array]]:
-    head = _called(function, params)[1]
+    head = called_stacks(function, params)[1]
     assert head is not None, "only the last stage has a head"
     (module,), own = head[0].unit, head[1]
-    return module, _module_params(function, module, own, params)
+    return module, params_of(function, module, own, params)
 
 
 def _call_stack(
@@ -224,7 +234,7 @@ def _call_stack(
         aux = jnp.zeros((), jnp.float32)
         for module in stack.unit:
             module = in_form(module, function.attention)
-            module_params = _module_params(function, module, own, params)
+            module_params = params_of(function, module, own, params)
             called = module, module_params, x
             x, module_aux = apply(*called, documents_BL=documents_BL)
             aux += module_aux
@@ -237,7 +247,7 @@ def _call_stack(
     return x, jnp.sum(aux)
 
 
-def _module_params(
+def params_of(
     function: StageFunction,
     module: ModuleSpec,
     own: dict[str, jax.Array],

@@ -26,6 +26,7 @@ from hetjax.stage.function import (
     StageFunction,
     StageParams,
     head_logits,
+    head_loss,
     output,
     rank_forward,
     rank_fused,
@@ -49,6 +50,21 @@ def evaluate(
     targets = None if targets is None else _split(function, targets)
     y = _over_data(function, one)(_arrived(function, params, x), targets)
     return jnp.sum(y) if function.last else _merge(y)
+
+
+def row_losses(
+    function: StageFunction, params: StageParams, x: jax.Array, targets: jax.Array
+) -> jax.Array:
+    """Cross-entropy of each sequence of a microbatch, of the last stage: losses_B."""
+    function = replace(function, held=function.held.validated())
+
+    def one(x: jax.Array, targets: jax.Array) -> jax.Array:
+        x = stream(function, params, x)[0]
+        head = partial(head_loss, function, params)
+        return jax.lax.map(lambda row: head(row[0][None], row[1][None]), (x, targets))
+
+    split = _arrived(function, params, x), _split(function, targets)
+    return _merge(_over_data(function, one)(*split))
 
 
 def logits(

@@ -269,7 +269,7 @@ def _terms(start: Start, dataset: Dataset, launcher: Launcher, shown: Display) -
     # who asks whether there is a plan asks for it next
     replan = lru_cache(maxsize=4)(partial(next_plan, config, start.model))
 
-    precise = lru_cache(maxsize=4)(partial(_said, config, start.model))
+    precise = lru_cache(maxsize=4)(partial(precise_plan, config, start.model))
     storage, host = start.storage, {"run": identity(config, dataset)}
 
     def compile_(controller: Controller, cluster: Cluster, is_first: bool) -> None:
@@ -321,7 +321,7 @@ def _checking(config: RunConfig) -> StepChecking:
     )
 
 
-def _said(config: RunConfig, model: Model, cluster: Cluster, plan: Plan) -> Plan:
+def precise_plan(config: RunConfig, model: Model, cluster: Cluster, plan: Plan) -> Plan:
     """The plan with what its stages compute in, and by which attention.
 
     Where CPUs stand in for the devices of the cluster they have none of its kernels.

@@ -43,11 +43,12 @@ from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.execution.state import Weights, drawn_weights
 from hetjax.runtime.rpc.schema import Noticed
 from hetjax.runtime.worker.bootstrap import WorkerBootstrap, read_bootstrap
+from hetjax.runtime.worker.service import Work
 from hetjax.runtime.worker.serving import serve
 from hetjax.training.config import RunConfig
 from hetjax.training.config_values import config_values, read_config
 from hetjax.training.optimizer import optimizer
-from hetjax.training.run_model import run_model
+from hetjax.training.work_in_use import WorkInUse, is_in_use, model_of, stages_for
 
 
 class BatchPrefetcher:
@@ -126,10 +127,13 @@ def worker_settings(
     }
 
 
-def training_work(worker: str, settings: Mapping[str, Any]) -> TrainingWork:
-    """Make a worker's part from what `worker_settings` gave its controller."""
+def work_of(worker: str, settings: Mapping[str, Any]) -> Work:
+    """Make a worker's part from what its controller was given by `worker_settings`, or
+    by `settings_in_use`."""
     config = read_config(settings["config"], "settings")
     keep_compiled(config.data.cache_dir.expanduser())
+    if is_in_use(settings):
+        return WorkInUse(runtime=_runtime(worker, settings, config))
     dataset = _dataset(settings, config, load_named(config.model).vocab_size)
     return TrainingWork(
         runtime=_runtime(worker, settings, config),
@@ -168,8 +172,8 @@ def _runtime(
 ) -> StageRuntime:
     whole = parse_cluster(settings["cluster"])
     cluster = part_of(whole, [node_of(worker)])
-    plan, model = parse_plan(settings["plan"]), run_model(config)
-    return StageRuntime(
+    plan, model = parse_plan(settings["plan"]), model_of(settings, config)
+    return stages_for(settings)(
         plan,
         model,
         {node_of(worker): _devices(worker, cluster, config)},
@@ -234,7 +238,7 @@ def serve_run(bootstrap: WorkerBootstrap) -> None:
         )
 
     worker = bootstrap.worker
-    serve(bootstrap, partial(training_work, worker), partial(warm_up, worker), watching)
+    serve(bootstrap, partial(work_of, worker), partial(warm_up, worker), watching)
 
 
 def main() -> None:

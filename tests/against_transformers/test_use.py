@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Texts that models go on with, and scores, against transformers itself."""
 
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from hetjax.inference.choosing import Sampling
+from hetjax.inference.continuing import Continuation
 from hetjax.inference.generating import generated
 from hetjax.inference.loaded import LoadedModel, load_layers
 from hetjax.inference.scoring import token_log_likelihoods
@@ -42,7 +44,8 @@ def test_the_likeliest_tokens_are_those_of_generate(family: str, tmp_path: Path)
                 pad_token_id=0,
             )[0, length:]
             found = generated(
-                ours,
+                partial(Continuation, ours),
+                ours.model.max_seq_len,
                 prompt_L[:length].tolist(),
                 _NUM_TOKENS,
                 Sampling(temperature=0),

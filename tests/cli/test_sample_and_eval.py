@@ -145,6 +145,7 @@ BAD_SAMPLES: list[tuple[Callable[[Path], list[str]], str]] = [
     (without_template, "no chat template"),
     (lambda folder: [str(folder), "--prompt", "word " * 70], "a prompt of"),
     (lambda folder: [str(folder), "--step", "3"], "which is no run"),
+    (lambda folder: [str(folder), "--on", "plan"], "of a model that is no run's"),
     (lambda folder: [str(folder), "--top-p", "0"], "--top-p 0"),
     (lambda folder: [str(folder), "--tokens", "0"], "--tokens 0"),
     (lambda folder: [str(folder), "--tokns", "3"], "unknown option"),

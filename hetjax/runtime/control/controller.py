@@ -53,6 +53,9 @@ class Controller:
         self.attempts: dict[int, str] = {}  # at saving, by step
         self.new_attempts = AttemptNames()  # they come after those it has noted
         self.saved: int | None = None  # newest step that all workers have saved
+        # the newest that ever was: kept until there is a newer one, as who has gone with
+        # a part of it may come back
+        self.safe: int | None = None
         self.is_not_finite = False  # what was to be saved last: it is not
         self._saving = 0, list[str]()  # what they began to save last, and who
         self._expected_save_s: float | None = None  # until that is written
@@ -290,7 +293,7 @@ class Controller:
             step=step,
             host={**host, "attempt": self.attempts[step]},
             workers=[*map(file_name, saving)],
-            safe=self.saved,
+            safe=self.safe,
             best=best(),
             is_stored=len(saving) == 1
             or not any(message.storing for message in told.values()),
@@ -337,7 +340,7 @@ class Controller:
         step, workers = self._saving
         save = step, self.attempts.get(step)
         if workers and all(w in told and told[w].newest == save for w in workers):
-            self.saved = step
+            self.saved = self.safe = step
         self.is_not_finite = any(
             w in told and told[w].not_finite == save for w in workers
         )

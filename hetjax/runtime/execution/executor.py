@@ -42,15 +42,15 @@ class BatchFeed:
     batch: Batch
 
     def inputs(self, replica: int, microbatch: int) -> np.ndarray:
-        return self.batch[0][self._rows(replica, microbatch)]
+        return self.batch[0][self.rows(replica, microbatch)]
 
     def targets(self, replica: int, microbatch: int) -> np.ndarray:
-        return self.batch[1][self._rows(replica, microbatch)]
+        return self.batch[1][self.rows(replica, microbatch)]
 
     def documents(self, replica: int, microbatch: int) -> np.ndarray:
-        return self.batch[2][self._rows(replica, microbatch)]
+        return self.batch[2][self.rows(replica, microbatch)]
 
-    def _rows(self, replica: int, microbatch: int) -> slice:
+    def rows(self, replica: int, microbatch: int) -> slice:
         size = self.plan.replicas[replica].microbatch_size
         start = first_sample(self.plan, replica) + microbatch * size
         return slice(start, start + size)
@@ -113,6 +113,7 @@ class StepContext:
     checks: StepChecks = NO_CHECKS
     observer: Observer | None = None
     epoch: int = 0
+    rows: dict[Action, jax.Array] | None = None  # gets the losses of each row
 
 
 class Executor:
@@ -218,9 +219,14 @@ class Executor:
             y = state.programs.evaluate(state.params, x)
             self._put("y", action, y)
             return y
+        targets = self._targets(action, step)
+        if step.rows is not None:
+            made = step.rows[action] = state.programs.row_losses(
+                state.params, x, targets
+            )
+            return made
         if state.loss is None:
             state.loss = to_mesh(np.float32(0), state.programs.scalar.sharding)
-        targets = self._targets(action, step)
         state.loss = state.programs.evaluate(state.params, x, targets, state.loss)
         return state.loss
 

@@ -269,6 +269,13 @@ class StagePrograms:
         return compiled(add_loss, inputs, donate=(3,), out=self.scalar.sharding)
 
     @cached_property
+    def row_losses(self) -> Compiled:
+        """(params, x, targets) -> losses_B of a microbatch, whole (last stage)."""
+        inputs = (self.params, self.inputs, self.tokens)
+        function = partial(stage.row_losses, self.function)
+        return compiled(function, inputs, out=replicated(self.mesh))
+
+    @cached_property
     def logits(self) -> Compiled:
         """(params, x, position) -> logits_V of the first sequence (last stage)."""
         whole = replicated(self.mesh)

@@ -7,9 +7,10 @@ here or for a peer. Does not own the stages (`stages.py`), the meaning of action
 controller says so (`runtime/worker/serving.py`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +28,13 @@ from hetjax.plans.plan import Plan
 from hetjax.plans.worker_map import EMBEDDED, WorkerMap, node_of
 from hetjax.runtime.execution.checks import NO_CHECKS, StepChecks
 from hetjax.runtime.execution.commit import StageLoss, StepCommit
-from hetjax.runtime.execution.executor import BatchFeed, Executor, Observer, StepContext
+from hetjax.runtime.execution.executor import (
+    BatchFeed,
+    Executor,
+    Observer,
+    StageState,
+    StepContext,
+)
 from hetjax.runtime.execution.gradient_sync import GradientSync, LocalSync, PeerSync
 from hetjax.runtime.execution.stages import Stages
 from hetjax.runtime.execution.state import Weights
@@ -209,38 +216,51 @@ class StageRuntime(Stages):
         From the worker that leads its last stage. Raises PeerLost.
         """
         inputs_BL, position = _window(self.plan, tokens)
-        step = self._step(number, (inputs_BL, inputs_BL))
         found: list[np.ndarray] = []
-        self._run([self._sample(step, position, found)], step)
+
+        def call(key: StageKey, x: Any) -> jax.Array | None:
+            state, programs = self.stages[key], self.stages[key].programs
+            if programs.is_packed:
+                x = Packed(x, to_mesh(_one_document(x), programs.tokens.sharding))
+            if not programs.function.last:
+                return programs.evaluate(state.params, x)
+            logits_V = programs.last_logits(state.params, x, position)
+            if leads(programs.mesh):
+                found.append(logits_V)
+            return None
+
+        step = self._step(number, (inputs_BL, inputs_BL))
+        self._run([self._along(step, inputs_BL, self.stages, call)], step)
         return found[0] if found else None
 
-    def _sample(
-        self, step: StepContext, position: int, found: list[np.ndarray]
+    def _along(
+        self,
+        step: StepContext,
+        tokens_BL: np.ndarray,
+        stages: Mapping[StageKey, StageState],
+        call: Callable[[StageKey, Any], jax.Array | None],
     ) -> Iterator[int]:
-        """Yield whenever the next stage here has to wait for the one before."""
+        """Call those of the stages that are the first replica's which is not idle, one
+        after the other.
+
+        Yield whenever the next one has to wait for the one before. What a stage is
+        called with and gives is as its programs say; the last gives None.
+        """
         r = self.plan.first_replica
-        last = len(self.plan.replicas[r].stages) - 1
         tag = partial(Tag, step.epoch, step.number, "F", r, microbatch=0)
-        for s in range(last + 1):
-            state = self.stages.get((r, s))
-            if state is None:
+        for s in range(len(self.plan.replicas[r].stages)):
+            if (r, s) not in stages:
                 continue
-            programs = state.programs
+            programs = stages[r, s].programs
             if s == 0:
-                x = to_mesh(step.feed.inputs(r, 0), programs.tokens.sharding)
+                x = to_mesh(tokens_BL, programs.tokens.sharding)
             else:
                 while not step.transport.arrived(tag(s)):
                     yield s
                 x = step.transport.receive(tag(s), programs.inputs)
-            if programs.is_packed:
-                x = Packed(x, to_mesh(_one_document(x), programs.tokens.sharding))
-            if s < last:
-                y = programs.evaluate(state.params, x)
+            y = call((r, s), x)
+            if y is not None:
                 step.transport.send(tag(s + 1), y)
-                continue
-            logits_V = programs.last_logits(state.params, x, position)
-            if leads(programs.mesh):
-                found.append(logits_V)
 
     def _step(
         self,

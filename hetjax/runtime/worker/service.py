@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from hetjax.checkpoint.format import Entry, leaf_names
 from hetjax.checkpoint.replication import PeerReplication
 from hetjax.checkpoint.storage import CheckpointStorage
@@ -24,7 +26,8 @@ from hetjax.data.batches import Batch, num_targets
 from hetjax.plans.worker_map import WorkerMap, file_name
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.execution.tracer import Timeline
-from hetjax.runtime.rpc import schema
+from hetjax.runtime.execution.use import StagesInUse
+from hetjax.runtime.rpc import schema, use_schema
 from hetjax.runtime.rpc.schema import AnyRequest, Json, Message
 from hetjax.runtime.worker.background import Background
 from hetjax.runtime.worker.bootstrap import WorkerBootstrap
@@ -274,6 +277,19 @@ class WorkerService:
         found_V = self._runtime.next_logits(request.turn, request.tokens)
         return schema.NextLogits(logits=None if found_V is None else found_V.tolist())
 
+    def _score(self, request: use_schema.Score) -> use_schema.Scored:
+        inputs_GL, targets_GL = (
+            use_schema.text_array(text, np.int32, request.num_rows)
+            for text in (request.inputs, request.targets)
+        )
+        found = self._in_use.row_losses(request.turn, inputs_GL, targets_GL)
+        return use_schema.Scored(losses=found)
+
+    def _go_on(self, request: use_schema.GoOn) -> use_schema.Continued:
+        found_V = self._in_use.go_on(request.turn, request.piece)
+        text = None if found_V is None else use_schema.array_text(found_V)
+        return use_schema.Continued(logits=text)
+
     def _saving_state(self, request: schema.TellSaving) -> schema.SavingState:
         writer, saves = self._writer, self._runtime.saves
         if writer is None:
@@ -327,6 +343,11 @@ class WorkerService:
         return self._bootstrap
 
     @property
+    def _in_use(self) -> StagesInUse:
+        assert isinstance(self._runtime, StagesInUse), "built to be trained"
+        return self._runtime
+
+    @property
     def _runtime(self) -> StageRuntime:
         assert self._work is not None, "build first"
         return self._work.runtime
@@ -358,6 +379,8 @@ HANDLERS: dict[type[AnyRequest], Callable[[WorkerService, Any], Message | None]]
     schema.TellSpans: WorkerService._spans,
     schema.Evaluate: WorkerService._evaluate,
     schema.Predict: WorkerService._predict,
+    use_schema.Score: WorkerService._score,
+    use_schema.GoOn: WorkerService._go_on,
     schema.TellSaving: WorkerService._saving_state,
     schema.KeepCopies: WorkerService._keep_copies,
     schema.SendCopies: WorkerService._send_copies,

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a trained model is computed: on devices of this process, or on its run's plan.
+
+Owns which of the two it is where nobody says, and what each is asked for. Does not own
+how layers come onto devices (`hetjax/inference/loaded.py`), nor workers of plans
+(`hetjax/training/using.py`).
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from hetjax.api.exporting import AskedStep
+from hetjax.api.trained_sources import TrainedSource
+from hetjax.cluster.cluster import Node, Precision
+from hetjax.cluster.discovery import device_name
+from hetjax.cluster.local_devices import LocalDevice
+from hetjax.data.settings import DataConfig
+from hetjax.errors import BadInput
+from hetjax.inference.continuing import Continuation, Text
+from hetjax.inference.loaded import SHARE, LoadedModel, load_layers, model_bytes
+from hetjax.inference.scoring import Scorer, scorer
+from hetjax.launch.looking import accelerators_here
+from hetjax.mesh.accelerators import check_accelerator_used
+from hetjax.mesh.process_setup import keep_compiled
+from hetjax.plans.precision import Dtype, node_precision
+from hetjax.report.progress import now_and_then
+from hetjax.training.using import PlanInUse, on_plan
+
+On = Literal["auto", "plan", "one-device"]
+_BATCH = 8  # windows at once on one device, unless somebody says
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """Which weights, in what, and whether accelerators are left alone."""
+
+    step: AskedStep
+    ema: bool
+    dtype: Dtype
+    platform: Literal["auto", "cpu"]
+
+
+class Place(Protocol):
+    """Where a model is computed; texts are one at a time."""
+
+    @property
+    def dtype(self) -> str: ...
+
+    def scorer(self, batch_size: int | None) -> Scorer: ...
+
+    def begun(self, num_positions: int) -> Text: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OnDevices:
+    """Each layer whole on a device of this process."""
+
+    loaded: LoadedModel
+    dtype: str
+
+    def scorer(self, batch_size: int | None) -> Scorer:
+        return scorer(self.loaded, batch_size or _BATCH)
+
+    def begun(self, num_positions: int) -> Text:
+        return Continuation(self.loaded, num_positions)
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.loaded.devices))
+
+
+@dataclass(frozen=True, slots=True)
+class OnPlan:
+    """Each layer where the run's plan has it."""
+
+    used: PlanInUse
+
+    @property
+    def dtype(self) -> str:
+        found = {stage.precision or "" for _, _, stage in self.used.plan.stages()}
+        return ", ".join(sorted(found))
+
+    def scorer(self, batch_size: int | None) -> Scorer:
+        if batch_size is not None:
+            raise BadInput(
+                got=f"--batch-size {batch_size}, on the run's plan",
+                allowed=f"there {self.used.plan.global_batch} windows at once, as many "
+                "as in a step of training",
+                fix="leave --batch-size out, or give --on one-device",
+            )
+        return self.used.summed
+
+    def begun(self, num_positions: int) -> Text:
+        return self.used.begun(num_positions)
+
+    def __str__(self) -> str:
+        return str(self.used)
+
+
+@contextmanager
+def placed(
+    source: TrainedSource,
+    asked: Asked,
+    on: On,
+    told: Callable[[str], None],
+    doing: Callable[[str], None],
+) -> Iterator[Place]:
+    """Make the model ready where it is asked for; `told` hears where that is if nobody
+    said.
+
+    BadInput where the plan is asked for of what has none, or devices have no room.
+    """
+    if on == "auto":
+        on, why = _chosen(source, asked)
+        if source.run_dir is not None:
+            told(f"{_WORDS[on]}: {why}")
+    if on == "one-device":
+        yield _on_devices(source, asked, doing)
+        return
+    _check_plan_can(source, asked)
+    assert source.run_dir is not None
+    with on_plan(source.run_dir, step=asked.step, ema=asked.ema, doing=doing) as used:
+        yield OnPlan(used)
+
+
+_WORDS = {"plan": "on the run's plan", "one-device": "on one device"}
+
+
+def _chosen(
+    source: TrainedSource, asked: Asked
+) -> tuple[Literal["plan", "one-device"], str]:
+    """One device if the largest accelerator here has room, or there is none."""
+    if source.run_dir is None:
+        return "one-device", "it is no run's"
+    here = [] if asked.platform == "cpu" else accelerators_here(os.environ)
+    if not here:
+        return "one-device", "nothing limits the memory of CPUs (--on plan: the run's)"
+    largest = max(here, key=lambda device: device.memory_bytes)
+    need = model_bytes(source.model, jnp.dtype(_precision(largest, asked.dtype)))
+    fits = need <= SHARE * largest.memory_bytes
+    why = (
+        f"{need / 2**30:.1f} GiB of weights {'' if fits else 'do not '}fit into "
+        f"{SHARE:.0%} of the {largest.memory_bytes / 2**30:.1f} GiB of one "
+        f"{largest.device_kind}"
+    )
+    return ("one-device" if fits else "plan"), why
+
+
+def _check_plan_can(source: TrainedSource, asked: Asked) -> None:
+    if source.run_dir is None:
+        raise BadInput(
+            got="--on plan, of a model that is no run's",
+            allowed="--on plan with the --run-dir of a run, whose plan it is",
+            fix="leave --on out",
+        )
+    for option in ("dtype", "platform"):
+        if (value := getattr(asked, option)) not in ("best", "auto"):
+            raise BadInput(
+                got=f"--{option} {value}, on the run's plan",
+                allowed="what the run was trained with, on the devices of its plan",
+                fix=f"leave --{option} out, or give --on one-device",
+            )
+
+
+def _on_devices(
+    source: TrainedSource, asked: Asked, doing: Callable[[str], None]
+) -> OnDevices:
+    devices, tell = _devices(asked.platform), now_and_then(doing)
+    dtype = _precision(devices[0], asked.dtype)
+    keep_compiled(DataConfig().cache_dir.expanduser())
+    numbers = jnp.dtype(dtype)
+    with source.reading(numbers) as read:
+        loaded = load_layers(
+            source.model,
+            read,
+            numbers,
+            devices,
+            loaded=lambda done, of: tell(f"reading layer {done}/{of}"),
+        )
+    return OnDevices(loaded, dtype)
+
+
+def _devices(platform: Literal["auto", "cpu"]) -> list[jax.Device]:
+    if platform == "cpu":
+        return jax.local_devices(backend="cpu")
+    check_accelerator_used()
+    return jax.local_devices()
+
+
+def _precision(device: jax.Device | LocalDevice, asked: Dtype) -> Precision:
+    return node_precision(Node(name="here", device=device_name(device), count=1), asked)

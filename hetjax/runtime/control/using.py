@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a controller asks of workers whose model is used, not trained.
+
+Owns putting together what several of them tell. Does not own how workers got there
+(`controller.py`), nor what is asked for (`hetjax/training/using.py`).
+"""
+
+import numpy as np
+
+from hetjax.runtime.control.controller import Controller
+from hetjax.runtime.execution.use import Piece
+from hetjax.runtime.rpc.use_schema import GoOn, Score, array_text, text_array
+
+
+def row_losses(
+    controller: Controller, inputs_GL: np.ndarray, targets_GL: np.ndarray
+) -> np.ndarray:
+    """Summed losses (nats) of the rows of a global batch, in order."""
+    request = Score(
+        num_rows=len(inputs_GL),
+        inputs=array_text(inputs_GL),
+        targets=array_text(targets_GL),
+        turn=controller.next_turn(),
+    )
+    told = controller.connections.ask(dict.fromkeys(controller.workers, request))
+    losses_G = np.full(len(inputs_GL), np.nan)
+    for first, losses in (rows for m in told.values() for rows in m.losses):
+        losses_G[first : first + len(losses)] = losses
+    return losses_G
+
+
+def logits_after(controller: Controller, piece: Piece) -> np.ndarray:
+    """logits_V (fp32) of what follows a piece of a text."""
+    request = GoOn(piece=piece, turn=controller.next_turn())
+    told = controller.connections.ask(dict.fromkeys(controller.workers, request))
+    (logits_V,) = [m.logits for m in told.values() if m.logits is not None]
+    return text_array(logits_V, np.float32)[0]

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The messages between a controller and workers whose model is used, not trained.
+
+Owns a class for each request, for what answers it, and arrays in them: as text, of
+which JSON makes one value and not one for each number. Does not own those that come
+before: how workers are built, joined and given their weights (`schema.py`).
+"""
+
+from base64 import b64decode, b64encode
+from collections.abc import Sequence
+
+import numpy as np
+
+from hetjax.runtime.execution.use import Piece, RowLosses
+from hetjax.runtime.rpc.message import Message, Request
+
+
+def array_text(values: np.ndarray) -> str:
+    """The numbers as text; shape and dtype are not in it."""
+    return b64encode(np.ascontiguousarray(values).tobytes()).decode()
+
+
+def text_array(text: str, dtype: type[np.generic], num_rows: int = 1) -> np.ndarray:
+    """The numbers again, in so many rows."""
+    return np.frombuffer(b64decode(text), dtype).reshape(num_rows, -1)
+
+
+class Scored(Message):
+    """Summed losses of rows of which the worker leads the last stage."""
+
+    losses: Sequence[RowLosses]
+
+
+class Continued(Message):
+    """logits_V (float32 as text), of the one worker that has them."""
+
+    logits: str | None
+
+
+class Score(Request[Scored], minutes=120, what="compile for a batch, and score it"):
+    """Tell the losses of the rows (int32 as text) of a global batch.
+
+    Targets that do not count have none.
+    """
+
+    num_rows: int
+    inputs: str
+    targets: str
+    turn: int
+
+
+class GoOn(Request[Continued], minutes=120, what="compile for a text, and go on"):
+    """Tell the logits of what follows a piece of a text, after those before it."""
+
+    piece: Piece
+    turn: int

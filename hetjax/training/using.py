@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run's model on the run's plan, to be used: it scores windows and lets texts go on.
+
+Owns how the workers of a run that is not going on are started, joined and given the
+weights of a checkpoint: each reads its own layers, as a run that resumes does. Nothing
+is written. Does not own what is computed (`hetjax/runtime/execution/use.py`), nor what
+is asked for (`hetjax/api/trained_model.py`).
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from hetjax.checkpoint.recovery_plan import PartialSnapshot
+from hetjax.checkpoint.stored_steps import in_store
+from hetjax.cluster.cluster_files import cluster_toml, parse_cluster
+from hetjax.data.windows import UNCOUNTED
+from hetjax.errors import BadInput, RunFailed
+from hetjax.inference.continuing import PassedText, filled, room_for
+from hetjax.inference.scoring import Window, filled_batch
+from hetjax.models.continuing import check_continuing
+from hetjax.models.model import Model
+from hetjax.plans.plan import Plan
+from hetjax.plans.plan_files import parse_plan
+from hetjax.runtime.control import recovery, using
+from hetjax.runtime.control.controller import Controller
+from hetjax.runtime.execution.use import Piece
+from hetjax.runtime.rpc.schema import Json
+from hetjax.runtime.rpc.worker_connections import WorkerLost
+from hetjax.training import rundir
+from hetjax.training.best import best_of, losses_of
+from hetjax.training.config import RunConfig
+from hetjax.training.hardware import Hardware, choose_hardware, with_needed_launcher
+from hetjax.training.launchers import launcher_of
+from hetjax.training.optimizer import optimizer
+from hetjax.training.presets import Preset
+from hetjax.training.rundir import Previous
+from hetjax.training.starting import checkpoint_storage, precise_plan
+from hetjax.training.work_in_use import (
+    WorkInUse,
+    model_of,
+    settings_in_use,
+    stages_for,
+)
+from hetjax.training.worker import device_kinds, first_weights
+
+AskedStep = int | Literal["best"] | None  # None: the newest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanInUse:
+    """The workers of a plan, which have the weights of a step."""
+
+    model: Model
+    plan: Plan
+    step: int
+    _controller: Controller
+
+    def summed(
+        self, given: Iterable[Window], *, length: int
+    ) -> Iterator[tuple[Window, float]]:
+        """Yield windows with their log-likelihoods, as a `Scorer` does.
+
+        A batch has as many as one of training.
+        """
+        given, num_rows = iter(given), self.plan.global_batch
+        while batch := list(islice(given, num_rows)):
+            tokens_GL = filled_batch(batch, length, num_rows)
+            targets_GL = _counted(batch, tokens_GL[:, 1:])
+            with _workers_stay():
+                losses_G = using.row_losses(
+                    self._controller, tokens_GL[:, :-1], targets_GL
+                )
+            yield from zip(batch, (-losses_G).tolist(), strict=False)
+
+    def begun(self, num_positions: int) -> "TextOnPlan":
+        """Give a text of at most so many tokens; BadInput if the model cannot go on."""
+        check_continuing(self.model.modules[:-1])
+        return TextOnPlan(self._controller, self.model.vocab_size, num_positions)
+
+    def __str__(self) -> str:
+        stages = self.plan.stages()
+        nodes = dict.fromkeys(stage.node for _, _, stage in stages)
+        return f"the run's plan, {len(stages)} stages on {', '.join(nodes)}"
+
+
+class TextOnPlan(PassedText):
+    """A text that passes the stages of the first replica, which keep what they need."""
+
+    def __init__(
+        self, controller: Controller, vocab_size: int, num_positions: int
+    ) -> None:
+        super().__init__()
+        self._controller, self._vocab_size = controller, vocab_size
+        self._room = room_for(num_positions)
+
+    def passed(self, tokens: Sequence[int], start: int) -> np.ndarray:
+        piece = Piece(
+            tokens=filled(tokens)[0].tolist(),
+            last=len(tokens) - 1,
+            start=start,
+            num_positions=self._room,
+        )
+        with _workers_stay():
+            logits_V = using.logits_after(self._controller, piece)
+        return logits_V[: self._vocab_size]
+
+
+@contextmanager
+def on_plan(
+    run_dir: Path,
+    *,
+    step: AskedStep = None,
+    ema: bool = False,
+    doing: Callable[[str], None] = lambda what: None,
+) -> Iterator[PlanInUse]:
+    """Start the workers of the run's plan, and give them the weights of a step.
+
+    `doing` is told what takes time. BadInput where there is no run, one that goes on,
+    no such checkpoint, or where the run's devices are not here.
+    """
+    previous = rundir.read_previous(run_dir)
+    assert previous is not None, run_dir
+    with rundir.locked(run_dir), ExitStack() as stack:
+        doing("looking for the run's devices")
+        config, hardware = _hardware(previous, run_dir)
+        settings = _settings(config, hardware, previous, ema)
+        plan, model = parse_plan(settings["plan"]), model_of(settings, config)
+        work = partial(_work_here, config, hardware, model)
+        launcher = launcher_of(config, hardware, 0, work, stack)
+        controller = Controller(plan, launcher.connections, hardware.cluster.nodes)
+        with _workers_stay():
+            doing("starting workers")
+            launcher.start(controller.workers)
+            controller.build(settings)
+            controller.connect(config.transport)
+            doing("reading weights")
+            found = _restored(controller, config, step)
+        yield PlanInUse(model=model, plan=plan, step=found, _controller=controller)
+        with _workers_stay():
+            controller.end()
+
+
+def _hardware(previous: Previous, run_dir: Path) -> tuple[RunConfig, Hardware]:
+    """The run's devices, which have to be here, and how its workers are started."""
+    config = replace(previous.config, run_dir=run_dir)
+    preset = Preset(summary="", config=config, cluster=run_dir / rundir.CLUSTER)
+    try:
+        config = with_needed_launcher(config, preset, previous.cluster)
+        return config, choose_hardware(config, preset, previous.cluster)
+    except BadInput as bad:
+        raise BadInput(
+            got=f"--on plan, of a run whose cluster is not here: {bad.got}",
+            allowed=f"the machines of {run_dir / rundir.CLUSTER}: {bad.allowed}",
+            fix="start it where the run was, or give --on one-device",
+        ) from bad
+
+
+def _settings(
+    config: RunConfig, hardware: Hardware, previous: Previous, ema: bool
+) -> dict[str, Any]:
+    """What workers are told; nothing is packed, whatever was in training."""
+    cluster = hardware.cluster
+    plan = replace(previous.plan, packed=False, predicted=None)
+    plan = precise_plan(config, model_of({}, config), cluster, plan)
+    return settings_in_use(config, cluster_toml(cluster), plan, ema=ema)
+
+
+def _work_here(
+    config: RunConfig, hardware: Hardware, model: Model, settings: Json
+) -> WorkInUse:
+    """What the worker in this process makes of its settings."""
+    runtime = stages_for(settings)(
+        parse_plan(settings["plan"]),
+        model,
+        hardware.devices,
+        optimizer(config.optimizer, config.steps),
+        weights=first_weights(config, model),
+        kinds=device_kinds(config, parse_cluster(settings["cluster"])),
+    )
+    return WorkInUse(runtime=runtime)
+
+
+def _restored(controller: Controller, config: RunConfig, asked: AskedStep) -> int:
+    """Give all workers the weights of a step; return which it is."""
+    storage = checkpoint_storage(config)
+    held = recovery.on_disk(controller.connections, controller.workers, storage)
+    held += in_store(storage.store(), storage.key())
+    step = _best(config, held) if asked == "best" else asked
+    some = [h for h in held if step in (None, h.save[0])]
+    restored = recovery.restore(controller, some, storage, most=step)
+    if restored is not None and step in (None, restored.step):
+        return restored.step
+    there = ", ".join(map(str, sorted({h.save[0] for h in held}))) or "none"
+    raise BadInput(
+        got=f"no complete checkpoint{'' if step is None else f' of step {step}'} on "
+        f"the disks of the run's workers in {storage.directory}, nor in the store "
+        f"{storage.cloud or 'that it does not have'}",
+        allowed=f"a step of which all parts are there; parts are there of: {there}",
+        fix="leave --step out, or start it where the rest of the parts is",
+    )
+
+
+def _best(config: RunConfig, held: Sequence[PartialSnapshot]) -> int:
+    metrics = rundir.read_journal(config.run_dir / rundir.METRICS)
+    found = best_of(losses_of(metrics), {h.save[0] for h in held})
+    if found is None:
+        raise BadInput(
+            got=f"--step best, of a run in {str(config.run_dir)!r} none of whose "
+            "checkpoints was evaluated",
+            allowed="runs that have evaluated at a step that they saved",
+            fix="leave --step out: the newest checkpoint is taken",
+        )
+    return found
+
+
+def _counted(batch: Sequence[Window], targets_GL: np.ndarray) -> np.ndarray:
+    """The targets that count; all others have no loss."""
+    found_GL = np.full_like(targets_GL, UNCOUNTED)
+    for row_L, own_L, window in zip(found_GL, targets_GL, batch, strict=False):
+        counts_L = np.zeros(len(row_L), bool)
+        counts_L[: len(window.counted) - 1] = window.counted[1:]
+        row_L[counts_L] = own_L[counts_L]
+    return found_GL
+
+
+@contextmanager
+def _workers_stay() -> Iterator[None]:
+    """Say what to do where one does not: nothing is lost with it."""
+    try:
+        yield
+    except WorkerLost as lost:
+        raise RunFailed(
+            got=str(lost),
+            allowed="workers that stay until all is done",
+            fix="run the same command again; the run's checkpoints are as they were",
+        ) from lost

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What workers are told, and make of it, where a run's model is used, not trained.
+
+Owns these settings, the model in use (no expert turns a token away) and the class of
+stages. Does not own the devices of a worker (`worker.py`), nor what is asked of it
+(`using.py`).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from hetjax.data.batches import Batch
+from hetjax.models.dropless import unlimited
+from hetjax.models.model import Model
+from hetjax.plans.plan import Plan
+from hetjax.plans.plan_files import plan_json
+from hetjax.runtime.execution.stage_runtime import StageRuntime
+from hetjax.runtime.execution.use import StagesInUse
+from hetjax.training.config import RunConfig
+from hetjax.training.config_values import config_values
+from hetjax.training.optimizer import AVERAGES
+from hetjax.training.run_model import run_model
+
+_IN_USE = "in_use"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkInUse:
+    """One worker's part of a model in use, which has no data of its own."""
+
+    runtime: StageRuntime
+
+    def close(self) -> None:
+        self.runtime.close()
+
+    def batch(self, step: int) -> Batch:
+        raise AssertionError("nothing is trained")
+
+    def validation(self, number: int) -> Batch:
+        raise AssertionError("nothing is validated")
+
+
+def settings_in_use(
+    config: RunConfig, cluster: str, plan: Plan, *, ema: bool
+) -> dict[str, Any]:
+    """Return what workers need to know, as JSON values; `cluster` is TOML."""
+    return {
+        "config": config_values(config),
+        "cluster": cluster,
+        "plan": plan_json(plan),
+        _IN_USE: {"ema": ema},
+    }
+
+
+def is_in_use(settings: Mapping[str, Any]) -> bool:
+    """Whether the settings are those."""
+    return _IN_USE in settings
+
+
+def model_of(settings: Mapping[str, Any], config: RunConfig) -> Model:
+    """Give the run's model, as it is trained or used; errors as of `run_model`."""
+    model = run_model(config)
+    if not is_in_use(settings):
+        return model
+    layers = (
+        replace(layer, modules=tuple(map(unlimited, layer.modules)))
+        for layer in model.layers
+    )
+    return replace(model, layers=tuple(layers))
+
+
+def stages_for(settings: Mapping[str, Any]) -> Callable[..., StageRuntime]:
+    """Give what makes the stages of a worker."""
+    if not is_in_use(settings):
+        return StageRuntime
+    if settings[_IN_USE]["ema"]:
+        return partial(StagesInUse, weights_in=AVERAGES)
+    return StagesInUse
