@@ -22,7 +22,8 @@ from experiments.attacks.attack import Attack, Outcome, unless
 from hetjax.comm.addresses import endpoint
 from hetjax.comm.handshake import _HANDSHAKE_S, HandshakeRefused, StaleIncarnation
 from hetjax.comm.peers import Peers
-from hetjax.runtime.rpc.schema import AnyRequest, Compile, Done
+from hetjax.runtime.rpc.message import AnyRequest
+from hetjax.runtime.rpc.schema import Compile, Done
 from hetjax.runtime.rpc.worker_connections import (
     ControllerConnection,
     SocketConnections,

@@ -16,6 +16,7 @@ from experiments.attacks.victim import LIMIT_S
 from experiments.recovery.kills import recoveries
 from hetjax.elastic.notices import GRACE_S
 from hetjax.runtime.rpc import schema
+from hetjax.runtime.rpc.message import LIMITS, AnyRequest
 
 # at the start, and by the step after which a worker hangs: two between steps at most
 _AT_THE_START = (schema.Build, schema.Compile)
@@ -34,7 +35,7 @@ def _same(run: Run, folder: Path) -> bool:
     return run.losses == unharmed(folder)
 
 
-def _hang(kind: type[schema.AnyRequest]) -> str:
+def _hang(kind: type[AnyRequest]) -> str:
     return f"hang-{kind.__name__}"
 
 
@@ -47,7 +48,7 @@ def hangs(folder: Path) -> Outcome:
             run.attack(*map(_hang, kinds))
         code = going.wait()
     kinds = [*_AT_THE_START, *(kind for some in _HANGS.values() for kind in some)]
-    told = [schema.LIMITS[kind].what for kind in kinds]
+    told = [LIMITS[kind].what for kind in kinds]
     seen = [what for what in told if f"{_HUNG_S:g} s to {what}" in run.logs]
     stacks = run.logs.count(" in hang\n")
     wrong = unless(

@@ -28,6 +28,7 @@ from hetjax.checkpoint.stores import store
 from hetjax.launch.launching import OnThisMachine
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.rpc import schema
+from hetjax.runtime.rpc.message import LIMITS, START, AnyRequest, Limit
 from hetjax.runtime.worker.service import WorkerService
 from hetjax.training import worker
 from tests.training.flips import flip_weight
@@ -54,7 +55,7 @@ def hang() -> None:
     time.sleep(_FOR_EVER_S)
 
 
-def attacked(service: WorkerService, request: schema.AnyRequest) -> schema.Message:
+def attacked(service: WorkerService, request: AnyRequest) -> schema.Message:
     asked = type(request).__name__
     if is_due(f"hang-{asked}"):
         hang()
@@ -80,11 +81,11 @@ def shorten_limits() -> None:
     """Let no wait of the run take as long as it may."""
     if LIMIT_S in os.environ:
         most_s = float(os.environ[LIMIT_S])
-        for kind, limit in schema.LIMITS.items():
-            if kind != schema.START:
-                schema.LIMITS[kind] = schema.Limit(most_s, limit.what)
+        for kind, limit in LIMITS.items():
+            if kind != START:
+                LIMITS[kind] = Limit(most_s, limit.what)
         kind = schema.BreakOff
-        schema.LIMITS[kind] = schema.Limit(_BREAK_OFF_S, schema.LIMITS[kind].what)
+        LIMITS[kind] = Limit(_BREAK_OFF_S, LIMITS[kind].what)
     store.CALL_S = float(os.environ.get(CALL_S, store.CALL_S))
 
 

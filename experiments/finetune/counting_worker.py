@@ -19,14 +19,15 @@ from hetjax.plans.worker_map import file_name
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.worker.bootstrap import read_bootstrap
 from hetjax.runtime.worker.serving import serve
-from hetjax.training.worker import TrainingWork, training_work
+from hetjax.training.worker import TrainingWork, work_of
 
 FOLDER = "sent"  # of the settings: where it tells
 
 
 def counting_work(worker: str, settings: Mapping[str, Any]) -> TrainingWork:
     """Make the work of a run's worker, which tells."""
-    work, folder = training_work(worker, settings), Path(settings[FOLDER])
+    work, folder = work_of(worker, settings), Path(settings[FOLDER])
+    assert isinstance(work, TrainingWork)
     runtime, step, steps = work.runtime, work.runtime.step, count()
 
     def counted(number: int, batch: Batch, *others: Any) -> StepCommit:

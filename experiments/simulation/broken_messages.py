@@ -13,6 +13,7 @@ from typing import Any
 from experiments.simulation.breaking import breaks, events, function, handler, method
 from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.rpc import rounds, schema
+from hetjax.runtime.rpc.message import LIMITS
 from hetjax.runtime.worker import duties
 
 _see_to_round = rounds._see_to_round
@@ -39,7 +40,7 @@ def _patient_with_the_broken(state: rounds.Rounds, now_s: float) -> rounds.React
 def _longest_alone(
     what: Any, predicted_s: Any, longest_s: float | None, factor: float
 ) -> float:
-    most_s = schema.LIMITS[what].seconds
+    most_s = LIMITS[what].seconds
     return most_s if longest_s is None else min(most_s, longest_s)
 
 

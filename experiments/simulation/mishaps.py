@@ -11,7 +11,8 @@ from typing import Literal
 
 from hetjax.runtime.execution.checks import StageNumbers
 from hetjax.runtime.rpc import schema
-from hetjax.runtime.rpc.schema import AnyRequest, Message
+from hetjax.runtime.rpc.message import AnyRequest
+from hetjax.runtime.rpc.schema import Message
 
 # Of another kind or epoch than was asked for, or the one before once more
 Mumble = Literal["kind", "epoch", "again"]

@@ -18,6 +18,7 @@ from experiments.simulation.worker import SimWorker, Site
 from experiments.simulation.world import Process, Violation
 from hetjax.cluster.cluster import Cluster, part_of
 from hetjax.runtime.rpc import rounds, schema
+from hetjax.runtime.rpc.message import LIMITS, START
 from hetjax.runtime.rpc.rounds import Rounds
 from hetjax.runtime.rpc.schema import Request
 from hetjax.runtime.rpc.worker_connections import (
@@ -77,13 +78,13 @@ class SimConnections:
     def have_called(
         self, workers: Sequence[str], begun_s: float, alive: Callable[[], None]
     ) -> bool:
-        limit_s = self._state.limit_s(schema.START)
+        limit_s = self._state.limit_s(START)
         missing = [w for w in workers if w not in self._state.there]
         if not missing:
             return True
         alive()
         if self._site.world.now_s > begun_s + limit_s:
-            reason = schema.LIMITS[schema.START].passed(limit_s)
+            reason = LIMITS[START].passed(limit_s)
             raise WorkerLost(missing[0], reason)
         return False
 

@@ -24,7 +24,8 @@ from hetjax.plans.plan import Plan
 from hetjax.plans.rerouting import with_microbatches
 from hetjax.plans.worker_map import file_name
 from hetjax.runtime.rpc import schema
-from hetjax.runtime.rpc.schema import AnyRequest, Message
+from hetjax.runtime.rpc.message import AnyRequest
+from hetjax.runtime.rpc.schema import Message
 from hetjax.runtime.worker import duties
 from hetjax.runtime.worker.duties import (
     Duties,

@@ -21,7 +21,8 @@ from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.control.recovery import finish_step
 from hetjax.runtime.control.rerouting import take_over
 from hetjax.runtime.execution.commit import StepCommit
-from hetjax.runtime.rpc.schema import LIMITS, Compile, Leave
+from hetjax.runtime.rpc.message import LIMITS
+from hetjax.runtime.rpc.schema import Compile, Leave
 from hetjax.runtime.rpc.worker_connections import WorkerLost
 
 

@@ -15,7 +15,8 @@ from dataclasses import replace
 
 from hetjax.cluster.cluster import Cluster, Node, part_of
 from hetjax.plans.worker_map import EMBEDDED
-from hetjax.runtime.rpc.schema import Compiling, Json, Noticed, Request, answer_of
+from hetjax.runtime.rpc.message import answer_of
+from hetjax.runtime.rpc.schema import Compiling, Json, Noticed, Request
 from hetjax.runtime.rpc.worker_connections import Answer, Progress
 from hetjax.runtime.worker.service import Work, WorkerService
 

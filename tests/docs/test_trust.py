@@ -5,7 +5,7 @@ import importlib
 import re
 from pathlib import Path
 
-from hetjax.runtime.rpc.schema import LIMITS
+from hetjax.runtime.rpc.message import LIMITS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/how/trust.md").read_text()

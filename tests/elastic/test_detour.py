@@ -11,7 +11,8 @@ import pytest
 from hetjax.cluster.cluster import Node
 from hetjax.elastic.detour import Detour
 from hetjax.plans.worker_map import WorkerMap
-from hetjax.runtime.rpc.schema import LIMITS, Compile
+from hetjax.runtime.rpc.message import LIMITS
+from hetjax.runtime.rpc.schema import Compile
 from hetjax.runtime.rpc.worker_connections import WorkerLost
 from tests.training.pair import TWO_REPLICAS
 

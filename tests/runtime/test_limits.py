@@ -15,12 +15,10 @@ import pytest
 
 from hetjax.comm.handshake import StaleIncarnation
 from hetjax.runtime.rpc.encoding import kinds
+from hetjax.runtime.rpc.message import LIMITS, START, AnyRequest, Limit
 from hetjax.runtime.rpc.rounds import Action, Send
 from hetjax.runtime.rpc.schema import (
-    LIMITS,
-    START,
     Address,
-    AnyRequest,
     AwaitSaved,
     BreakOff,
     ClockTime,
@@ -28,7 +26,6 @@ from hetjax.runtime.rpc.schema import (
     Compiling,
     Done,
     Leave,
-    Limit,
     Listen,
     Lost,
     Message,

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.rpc.encoding import VERSION, BadMessage, decode, encode, kinds
+from hetjax.runtime.rpc.message import answer_of
 from hetjax.runtime.rpc.schema import (
     BreakOff,
     Done,
@@ -22,7 +23,6 @@ from hetjax.runtime.rpc.schema import (
     Message,
     Request,
     Train,
-    answer_of,
 )
 from hetjax.runtime.worker import service
 

@@ -17,6 +17,7 @@ from hetjax.runtime.control.recovery import restore
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.rpc import schema
 from hetjax.runtime.rpc.limits import LEAST_COMPILE_S, LEAST_S, limit_s
+from hetjax.runtime.rpc.message import LIMITS
 from hetjax.runtime.rpc.schema import (
     AwaitSaved,
     Collected,
@@ -85,7 +86,7 @@ def test_a_limit_is_within_the_table_and_leaves_time_for_what_is_expected(
     predicted_s: float | None, longest_s: float | None, factor: float, what: Any
 ):
     most_s, found_s = (
-        schema.LIMITS[what].seconds,
+        LIMITS[what].seconds,
         limit_s(what, predicted_s, longest_s, factor),
     )
     known_s = [s for s in (predicted_s, longest_s) if s is not None]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.rpc import rounds
 from hetjax.runtime.rpc.limits import LEAST_COMPILE_S, LEAST_S
+from hetjax.runtime.rpc.message import LIMITS
 from hetjax.runtime.rpc.rounds import (
     Action,
     Asked,
@@ -26,7 +27,6 @@ from hetjax.runtime.rpc.rounds import (
     TimePassed,
 )
 from hetjax.runtime.rpc.schema import (
-    LIMITS,
     AwaitSaved,
     BreakOff,
     Compile,

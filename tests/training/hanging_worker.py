@@ -11,7 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from unittest.mock import patch
 
-from hetjax.runtime.rpc.schema import AnyRequest, Message
+from hetjax.runtime.rpc.message import AnyRequest
+from hetjax.runtime.rpc.schema import Message
 from hetjax.runtime.worker import serving
 from hetjax.training import worker
 

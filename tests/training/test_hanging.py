@@ -12,14 +12,12 @@ from typing import Any
 import pytest
 
 from hetjax.launch.launching import OnThisMachine
+from hetjax.runtime.rpc.message import LIMITS, START, Limit
 from hetjax.runtime.rpc.schema import (
-    LIMITS,
-    START,
     AwaitSaved,
     BreakOff,
     CollectLeaves,
     Compile,
-    Limit,
     PlaceState,
     Request,
     SaveState,

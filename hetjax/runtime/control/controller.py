@@ -53,7 +53,7 @@ class Controller:
         self.attempts: dict[int, str] = {}  # at saving, by step
         self.new_attempts = AttemptNames()  # they come after those it has noted
         self.saved: int | None = None  # newest step that all workers have saved
-        # the newest that ever was: kept until there is a newer one, as who has gone with
+        # the newest that ever was is kept until there is a newer one: who has gone with
         # a part of it may come back
         self.safe: int | None = None
         self.is_not_finite = False  # what was to be saved last: it is not

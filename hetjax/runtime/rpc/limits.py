@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hetjax.runtime.rpc import schema
-from hetjax.runtime.rpc.schema import AnyRequest
+from hetjax.runtime.rpc.message import LIMITS, AnyRequest
 
 WATCHDOG_FACTOR = 10.0  # times as long as expected, and a worker hangs
 LEAST_S = 60.0  # however quick it is expected to be: a machine may be starved
@@ -32,7 +32,7 @@ def limit_s(
     is not known is None. If neither is, the table alone says. Of steps the first of a
     plan alone is predicted, and may compile something, too.
     """
-    most_s = schema.LIMITS[what].seconds
+    most_s = LIMITS[what].seconds
     known_s = [found for found in (predicted_s, longest_s) if found is not None]
     if not known_s:
         return most_s

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from hetjax.runtime.rpc import schema
 from hetjax.runtime.rpc.limits import WATCHDOG_FACTOR, first_step_s, limit_s
-from hetjax.runtime.rpc.schema import AnyRequest, Message
+from hetjax.runtime.rpc.message import LIMITS, AnyRequest, Message, answer_of
 
 Trouble = tuple[str, str]  # which worker is lost, and why
 
@@ -251,7 +251,7 @@ def _heard(event: Heard, state: Rounds, now_s: float) -> Reaction:
     assert found is not None
     if isinstance(event.message, schema.Compiling):
         # a limit for each program, within what the table has for all
-        most_s = state.patience * schema.LIMITS[schema.Compile].seconds
+        most_s = state.patience * LIMITS[schema.Compile].seconds
         end_s = min(found.begin_s + most_s, now_s + found.limit_s)
         found = replace(found, end_s=max(found.end_s, end_s))
         return replace(state, round=found), (Tell(worker, event.message),)
@@ -301,7 +301,7 @@ def _see_to_round(state: Rounds, now_s: float) -> Reaction:
     if not late:
         return _finished(state, found, now_s)
     is_over = now_s > found.end_s
-    passed = schema.LIMITS[found.what].passed(found.limit_s)
+    passed = LIMITS[found.what].passed(found.limit_s)
     if found.broken_by is not None:
         return (
             _lose(state, dict.fromkeys(late, passed), now_s) if is_over else (state, ())
@@ -370,7 +370,7 @@ def _refusal(message: Message, asked: AnyRequest | None) -> str | None:
         return f"{told} answers what was not asked"
     if message.epoch != asked.epoch:
         return f"{told} is of epoch {message.epoch}, not {asked.epoch}"
-    if isinstance(message, (schema.answer_of(type(asked)), *_EXCUSES)):
+    if isinstance(message, (answer_of(type(asked)), *_EXCUSES)):
         return None
     if isinstance(message, schema.Compiling) and isinstance(asked, schema.Compile):
         return None

@@ -2,7 +2,7 @@
 """The messages between a controller and its workers.
 
 Owns a class for each request, for what answers it, and for what a worker tells unasked.
-Does not own what all have (`message.py`, whose names are here, too), how they travel
+Does not own what all have (`message.py`), how they travel
 (`encoding.py`, `worker_connections.py`), who sends which when (`runtime/control/`), nor
 what a worker does about them (`runtime/worker/`).
 
@@ -19,12 +19,7 @@ from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.mesh.multihost import World
 from hetjax.runtime.execution.checks import NO_CHECKS, StageNumbers, StepChecks
 from hetjax.runtime.execution.commit import StageLoss, StepCommit
-from hetjax.runtime.rpc.message import LIMITS as LIMITS
-from hetjax.runtime.rpc.message import START as START
-from hetjax.runtime.rpc.message import AnyRequest as AnyRequest
-from hetjax.runtime.rpc.message import Limit as Limit
 from hetjax.runtime.rpc.message import Message, Request
-from hetjax.runtime.rpc.message import answer_of as answer_of
 
 Json = Mapping[str, Any]
 TransportName = Literal["sockets", "transfer"]

@@ -29,6 +29,7 @@ from hetjax.errors import BadInput
 from hetjax.runtime.rpc import rounds, schema
 from hetjax.runtime.rpc.encoding import decode, encode
 from hetjax.runtime.rpc.limits import WATCHDOG_FACTOR
+from hetjax.runtime.rpc.message import LIMITS, START, AnyRequest, answer_of
 from hetjax.runtime.rpc.rounds import Rounds
 
 CONTROLLER = "controller"
@@ -112,7 +113,7 @@ class ControllerConnection:
         address: str,
         own: str,
         secret: bytes,
-        heard: Callable[[int, schema.AnyRequest], None],
+        heard: Callable[[int, AnyRequest], None],
         gone: Callable[[str], None],
         silence_s: float = SILENCE_S,
         incarnation: int = 0,
@@ -190,14 +191,14 @@ class SocketConnections:
 
         Raises WorkerLost where one takes too long.
         """
-        limit_s = self._state.limit_s(schema.START)
+        limit_s = self._state.limit_s(START)
         there = self.workers
         missing = [name for name in workers if name not in there]
         if not missing:
             return True
         alive()
         if time.monotonic() > begun_s + limit_s:
-            raise WorkerLost(missing[0], schema.LIMITS[schema.START].passed(limit_s))
+            raise WorkerLost(missing[0], LIMITS[START].passed(limit_s))
         return False
 
     @contextmanager
@@ -318,7 +319,7 @@ def answers_of(
     finished: rounds.Finish, what: type[schema.Request[Answer]]
 ) -> dict[str, Answer]:
     """The answers of a round; raises what `WorkerConnections.ask` says."""
-    kind, replies = schema.answer_of(what), finished.replies
+    kind, replies = answer_of(what), finished.replies
     if finished.trouble is None:
         return {w: m for w, m in replies.items() if isinstance(m, kind)}
     for message in replies.values():

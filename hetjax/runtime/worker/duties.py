@@ -14,7 +14,8 @@ from typing import TypeAlias
 
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.rpc import schema
-from hetjax.runtime.rpc.schema import AnyRequest, Message
+from hetjax.runtime.rpc.message import AnyRequest
+from hetjax.runtime.rpc.schema import Message
 
 # --- events
 

@@ -28,7 +28,8 @@ from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.runtime.execution.tracer import Timeline
 from hetjax.runtime.execution.use import StagesInUse
 from hetjax.runtime.rpc import schema, use_schema
-from hetjax.runtime.rpc.schema import AnyRequest, Json, Message
+from hetjax.runtime.rpc.message import AnyRequest
+from hetjax.runtime.rpc.schema import Json, Message
 from hetjax.runtime.worker.background import Background
 from hetjax.runtime.worker.bootstrap import WorkerBootstrap
 from hetjax.runtime.worker.duties import Progress, begun, committed, done, rerouted

@@ -23,6 +23,7 @@ from hetjax.comm.handshake import HandshakeRefused
 from hetjax.comm.peers import PeerLost
 from hetjax.errors import BadInput
 from hetjax.runtime.rpc import schema
+from hetjax.runtime.rpc.message import AnyRequest
 from hetjax.runtime.rpc.worker_connections import ControllerConnection
 from hetjax.runtime.worker.bootstrap import WorkerBootstrap
 from hetjax.runtime.worker.duties import (
@@ -118,7 +119,7 @@ class WorkerServer:
         """Warnings are the controller's to show."""
         self._connection.send(0, schema.Warned(text=str(message)))
 
-    def _hear(self, number: int, request: schema.AnyRequest) -> None:
+    def _hear(self, number: int, request: AnyRequest) -> None:
         """Called by another thread: breaking off cannot wait for the step's end."""
         if not isinstance(request, schema.BreakOff):
             self._service.host_group.begin(number, type(request))
@@ -160,7 +161,7 @@ class WorkerServer:
             )
         os._exit(1)  # nobody is left to work for; threads may be anywhere
 
-    def _answer(self, request: schema.AnyRequest) -> schema.Message:
+    def _answer(self, request: AnyRequest) -> schema.Message:
         try:
             return self._service.answer(request)
         except PeerLost as lost:
