@@ -6,6 +6,7 @@ raises Violation. Does not own the run (`run.py`) nor what goes wrong (`faults.p
 """
 
 from collections import Counter, defaultdict
+from collections.abc import Collection
 from typing import Any
 
 from experiments.simulation.case import LAYERS, Case
@@ -215,16 +216,26 @@ class Invariants:
     # --- begin and end
 
     def check_begins(
-        self, before: list[int], begin_s: float, restored: Any, cluster: Cluster
+        self,
+        before: list[int],
+        begin_s: float,
+        restored: Any,
+        cluster: Cluster,
+        passed_over: Collection[int],
     ) -> None:
-        """A start goes on from the newest step that the disks have, or is refused."""
+        """A start goes on from the newest step that the disks have, or is refused.
+
+        Or it says which step it passes over, as some of it is elsewhere.
+        """
         at = 0 if restored is None else restored.step
+        if passed_over:
+            self._saved = at
         if restored is None and self.plan_of_save is not None:
             raise Violation("a start begins anew though something was saved")
         if self._faults.last_loss_s >= begin_s:
             return
         are_all_there = {n.name for n in cluster.nodes} == self._machines.up
-        if before and at < before[-1] and are_all_there:
+        if before and at < before[-1] and are_all_there and not passed_over:
             raise Violation(
                 f"a start goes on from {at}, and step {before[-1]} is there"
             )

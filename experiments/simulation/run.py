@@ -51,8 +51,8 @@ from hetjax.runtime.rpc.worker_connections import WorkerLost
 from hetjax.training.best import BestCheckpoint
 from hetjax.training.config import CheckpointConfig, EvaluationConfig, RunConfig
 from hetjax.training.goodput import Spent
+from hetjax.training.left_checkpoints import may_be_whole
 from hetjax.training.loop import Loop
-from hetjax.training.starting import may_be_whole
 
 _MOST_STARTS = 60
 _LONGEST_S = 1e6
@@ -104,6 +104,7 @@ class Run:
         self._journal = SimJournal(invariants.hear_line)
         self.num_starts = self.num_recoveries = self.num_detours = 0
         self._named = set[str]()  # who have a save together, a refusal says
+        self._passed_over = set[int]()  # steps that the last start told of
         self._is_refused = False  # as a start without the disks of the save would be
 
     def to_its_end(self) -> None:
@@ -166,7 +167,9 @@ class Run:
         before, begin_s = self.invariants.complete(), self.world.now_s
         restored = driver.begin()
         self._is_refused, self._named = False, set()
-        self.invariants.check_begins(before, begin_s, restored, cluster)
+        self.invariants.check_begins(
+            before, begin_s, restored, cluster, self._passed_over
+        )
         self._journal.rewind(driver.at)
         stop = SimpleNamespace(reason=None, grace_s=None, leaves_no_time=False)
         self.faults.ask_to_stop = lambda: setattr(stop, "reason", "asked")
@@ -228,14 +231,21 @@ class Run:
             host={"run": self.case.seed},
             recovery="local-first",
             reroutes=self.case.reroutes,
-            check_begins_anew=self._refuse_to_begin_anew,
+            check_begins=self._check_begins,
         )
 
-    def _refuse_to_begin_anew(
-        self, held: Sequence[PartialSnapshot], asked: Sequence[str]
+    def _check_begins(
+        self,
+        held: Sequence[PartialSnapshot],
+        asked: Sequence[str],
+        begins_at: int | None,
     ) -> None:
         """As `hetjax.training.starting` does where something was, or may be, saved."""
-        for step, workers in unasked(held, {*asked}).items():
+        missed = unasked(held, {*asked})
+        if begins_at is not None:
+            self._passed_over = {later for later in missed if later > begins_at}
+            return
+        for step, workers in missed.items():
             have = {found.worker for found in held if found.save[0] == step}
             self._named = workers | have
             raise may_be_whole(step, workers)

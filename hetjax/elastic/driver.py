@@ -357,6 +357,9 @@ class Driver:
         restored = recovery.restore(
             controller, held, self._terms.storage, leaving, most
         )
+        if not self._has_begun:
+            step = None if restored is None else restored.step
+            self._terms.check_begins(held, controller.workers, step)
         if restored is None:
             self._begin_anew(held)
         elif controller.saved is not None:
@@ -379,8 +382,6 @@ class Driver:
         """Make the first state, as nothing was ever saved; else that must be found."""
         if self._last_saved is not None:
             raise state_lost(self._last_saved)
-        if not self._has_begun:
-            self._terms.check_begins_anew(held, self._controller.workers)
         self._controller.initialise(self._terms.seed)
 
     def _replan(self, lost: WorkerLost | None) -> None:

@@ -21,7 +21,7 @@ from hetjax.runtime.control.recovery_decisions import Restored
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.rpc.schema import TransportName
 
-CheckBeginsAnew = Callable[[Sequence[PartialSnapshot], Sequence[str]], None]
+CheckBegins = Callable[[Sequence[PartialSnapshot], Sequence[str], int | None], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,8 +32,9 @@ class Terms:
     cluster in place of another plan; `compile` lets workers compile theirs, for the
     first time if so. A run that `reroutes` does not wait for a lost worker where others
     can go on. When the run begins `heard_started` is told who was started, and
-    `check_found` sees what was saved earlier; if none of that is whole,
-    `check_begins_anew` may raise BadInput: it sees it, and which workers were asked.
+    `check_found` sees what was saved earlier; `check_begins` sees it, too, and which
+    workers were asked, and from which step they go on. It may raise BadInput if that is
+    None: no step is whole.
     """
 
     settings: Callable[[Cluster, Plan], Mapping[str, Any]]
@@ -50,7 +51,7 @@ class Terms:
     reroutes: bool = False
     heard_started: Callable[[Sequence[str]], None] = lambda workers: None
     check_found: Callable[[Sequence[PartialSnapshot]], None] = lambda found: None
-    check_begins_anew: CheckBeginsAnew = lambda found, asked: None
+    check_begins: CheckBegins = lambda found, asked, step: None
 
     def hear(self, step: int, commit: StepCommit) -> None:
         """Take in what a step has come to."""

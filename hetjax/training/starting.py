@@ -20,7 +20,6 @@ from hetjax.checkpoint.reader import (
     damaged_after,
     steps,
 )
-from hetjax.checkpoint.recovery_plan import PartialSnapshot, unasked
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.stored_steps import fetch_newest
 from hetjax.cluster.cluster import Cluster, Precision
@@ -43,7 +42,7 @@ from hetjax.plans.attention import with_attentions, without_kernels
 from hetjax.plans.plan import Plan, StageKey
 from hetjax.plans.plan_files import parse_plan
 from hetjax.plans.precision import with_precisions
-from hetjax.plans.worker_map import EMBEDDED, file_name, node_of
+from hetjax.plans.worker_map import EMBEDDED, node_of
 from hetjax.report.progress import Display
 from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.control.recovery import Restored
@@ -57,11 +56,11 @@ from hetjax.training.config import RunConfig
 from hetjax.training.hardware import Hardware, is_virtual
 from hetjax.training.launchers import launcher_of
 from hetjax.training.leases import Leases
+from hetjax.training.left_checkpoints import check_begins, check_is_of_run
 from hetjax.training.optimizer import optimizer
 from hetjax.training.placement import Choice, next_plan
 from hetjax.training.rundir import (
     Previous,
-    check_identity,
     identity,
     read_journal,
 )
@@ -304,8 +303,10 @@ def _terms(start: Start, dataset: Dataset, launcher: Launcher, shown: Display) -
         heard_started=lambda workers: shown.note(
             f"workers ({config.launcher}): {', '.join(workers)}"
         ),
-        check_found=partial(_check_is_of_run, storage, host),
-        check_begins_anew=partial(_check_begins, start),
+        check_found=partial(check_is_of_run, storage, host),
+        check_begins=partial(
+            check_begins, storage, start.saved, config.checkpoint.local is not None
+        ),
     )
 
 
@@ -334,46 +335,3 @@ def precise_plan(config: RunConfig, model: Model, cluster: Cluster, plan: Plan) 
     }
     sizes = head_sizes(model)
     return with_attentions(plan, cluster, sizes, precisions, config.attention)
-
-
-def _check_is_of_run(
-    storage: CheckpointStorage,
-    host: Mapping[str, Any],
-    found: Sequence[PartialSnapshot],
-) -> None:
-    """Raise BadInput where what an earlier start has left is of another run."""
-    for snapshot in found:
-        where = storage.directory if snapshot.worker else str(storage.cloud)
-        check_identity(snapshot.host, host, snapshot.save[0], where)
-
-
-def _check_begins(
-    start: Start, held: Sequence[PartialSnapshot], asked: Sequence[str]
-) -> None:
-    """Raise BadInput if the run has saved before, and some of that is missing."""
-    config, saved = start.config, start.saved
-    for step, workers in unasked(held, {*map(file_name, asked)}).items():
-        raise may_be_whole(step, workers)
-    if saved is None or not (held or config.checkpoint.local):
-        return
-    where, cloud = checkpoint_storage(config).directory, config.checkpoint.cloud
-    steps = sorted({snapshot.save[0] for snapshot in held})
-    there = f"parts of {', '.join(map(str, steps))}" if steps else "nothing"
-    raise BadInput(
-        got=f"no complete checkpoint of a run that has saved step {saved}: its workers "
-        f"have {there} in {where}, and the store is {cloud or 'none'}",
-        allowed="all slices of a step on the disks of the workers or in the store",
-        fix="start with the nodes that have the rest, give --checkpoint.cloud, or "
-        "start anew with another --run-dir",
-    )
-
-
-def may_be_whole(step: int, workers: Iterable[str]) -> BadInput:
-    """A save of which others than a start has asked took part: it may be whole."""
-    return BadInput(
-        got=f"a checkpoint of step {step} that may be complete with the parts of "
-        f"{', '.join(sorted(workers))}, on which the plan has nothing",
-        allowed="a start that asks all workers of a save before it begins anew",
-        fix="give a plan with stages on these, too (--plan, such as the one that the "
-        "run had), or start anew with another --run-dir",
-    )

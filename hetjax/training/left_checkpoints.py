@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a start may do with the checkpoints that earlier ones have left.
+
+Owns whether they are of this run, whether it may begin anew, and what it tells of those
+that it passes over. Does not own finding and restoring them (`checkpoint/`,
+`runtime/control/recovery.py`).
+"""
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from hetjax.checkpoint.recovery_plan import PartialSnapshot, unasked
+from hetjax.checkpoint.storage import CheckpointStorage
+from hetjax.errors import BadInput
+from hetjax.plans.worker_map import file_name
+from hetjax.training.rundir import check_identity
+
+
+def check_is_of_run(
+    storage: CheckpointStorage,
+    host: Mapping[str, Any],
+    found: Sequence[PartialSnapshot],
+) -> None:
+    """Raise BadInput where what an earlier start has left is of another run."""
+    for snapshot in found:
+        where = storage.directory if snapshot.worker else str(storage.cloud)
+        check_identity(snapshot.host, host, snapshot.save[0], where)
+
+
+def check_begins(
+    storage: CheckpointStorage,
+    saved: int | None,
+    is_local: bool,
+    held: Sequence[PartialSnapshot],
+    asked: Sequence[str],
+    step: int | None,
+) -> None:
+    """Raise BadInput if the run has saved before, and none of that is whole.
+
+    `saved` is the newest step that the run's directory tells of, `is_local` whether
+    checkpoints are elsewhere. A start that goes on from `step` tells of a later one
+    that it passes over, as some of that is with others than those `asked`.
+    """
+    missed = unasked(held, {*map(file_name, asked)})
+    if step is not None:
+        for later in [later for later in missed if later > step]:
+            warnings.warn(passed_over(step, later, missed[later]), stacklevel=2)
+        return
+    for later, workers in missed.items():
+        raise may_be_whole(later, workers)
+    if saved is None or not (held or is_local):
+        return
+    steps = sorted({snapshot.save[0] for snapshot in held})
+    there = f"parts of {', '.join(map(str, steps))}" if steps else "nothing"
+    raise BadInput(
+        got=f"no complete checkpoint of a run that has saved step {saved}: its workers "
+        f"have {there} in {storage.directory}, and the store is "
+        f"{storage.cloud or 'none'}",
+        allowed="all slices of a step on the disks of the workers or in the store",
+        fix="start with the nodes that have the rest, give --checkpoint.cloud, or "
+        "start anew with another --run-dir",
+    )
+
+
+def passed_over(step: int, later: int, workers: Iterable[str]) -> str:
+    """That a run goes on from a step though a later one may be whole."""
+    return (
+        f"going on from step {step}: the checkpoint of step {later} may be complete "
+        f"with the parts of {', '.join(sorted(workers))}, on which the plan has "
+        "nothing; to go on from that one, stop now and start with a plan with stages "
+        "on these, too (--plan)"
+    )
+
+
+def may_be_whole(step: int, workers: Iterable[str]) -> BadInput:
+    """A save of which others than a start has asked took part: it may be whole."""
+    return BadInput(
+        got=f"a checkpoint of step {step} that may be complete with the parts of "
+        f"{', '.join(sorted(workers))}, on which the plan has nothing",
+        allowed="a start that asks all workers of a save before it begins anew",
+        fix="give a plan with stages on these, too (--plan, such as the one that the "
+        "run had), or start anew with another --run-dir",
+    )
