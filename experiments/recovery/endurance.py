@@ -121,16 +121,14 @@ def stop(run: Attacked) -> str:
 
 def damage(run: Attacked) -> str:
     """Turn a bit of one file of the newest checkpoint around."""
-    saved = sorted((run.run_dir / CHECKPOINTS).glob("**/step_*"))
-    files = [path for path in saved[-1].glob("**/*") if path.is_file()] if saved else []
-    if not files:
-        return "nothing"
-    hurt = run.random_.choice(sorted(files))
     try:
+        newest = max((run.run_dir / CHECKPOINTS).glob("step_*"))
+        files = [path for path in newest.glob("**/*") if path.is_file()]
+        hurt = run.random_.choice(sorted(files))
         raw = bytearray(hurt.read_bytes())
         raw[run.random_.randrange(len(raw))] ^= 1
         hurt.write_bytes(raw)
-    except (OSError, ValueError):  # it is gone, or empty
+    except (OSError, ValueError, IndexError):  # it is gone, being written, or empty
         return "nothing"
     return hurt.name
 
