@@ -77,6 +77,8 @@ def ray_nodes(
 ) -> list[RayNode]:
     """Read what `ray.nodes()` gives, of machines that are alive, by address.
 
+    Ray tells of them in any order, so those of one address have one of their own.
+
     What is `seen` on a machine, by its id, is believed before what Ray says: Ray names
     the first card only, and 40 and 80 GB of memory alike.
     """
@@ -85,7 +87,7 @@ def ray_nodes(
         if raw["Alive"]:
             node = _node(raw)
             found += _of_kinds(node, seen.get(node.id, ())) or [node]
-    return sorted(found, key=lambda node: node.address)
+    return sorted(found, key=lambda node: (node.address, node.named, node.id))
 
 
 def _of_kinds(node: RayNode, seen: Sequence[LocalDevice]) -> list[RayNode]:

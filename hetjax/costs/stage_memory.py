@@ -184,7 +184,7 @@ def stage_memory(
         static_bytes=static.total,
         half_saved_bytes=half_bytes(*way) if halves else 0,
         workspace_bytes=max(workspace, packing),
-        update_bytes=_update_bytes(static, packed=_is_packed(plan, stage)),
+        update_bytes=_update_bytes(static, _is_packed(plan, stage), backend),
     )
 
 
@@ -266,14 +266,17 @@ def _is_packed(plan: Plan, stage: Stage) -> bool:
     return len(plan.replicas) > 1 or stage.mesh.data > 1
 
 
-def _update_bytes(static: StaticBytes, *, packed: bool) -> int:
+def _update_bytes(static: StaticBytes, packed: bool, backend: Backend) -> int:
     """New copies of weights beside the old; a leaf's gradient, where it is taken out of
     rows; and of one unit the scaled gradient, and what a compiler stores besides.
 
-    Read off programs for GPUs. A CPU with data ranks has the gradients of all at once.
+    Read off programs for GPUs. XLA for CPUs may store the scaled gradient of a whole
+    leaf (of 0.12 it does, of 0.10 it does not); with data ranks all gradients at once.
     """
-    whole = static.largest_master if packed else 0
-    return static.copies + whole + 2 * static.largest_unit
+    scaled = 2 * static.largest_unit
+    if backend == "cpu":
+        scaled = max(scaled, static.largest_master)
+    return static.copies + packed * static.largest_master + scaled
 
 
 def _packing_bytes(plan: Plan, model: Model, key: StageKey) -> int:

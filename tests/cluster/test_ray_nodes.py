@@ -2,6 +2,7 @@
 """What Ray tells of its nodes, as a cluster, and who stands for which node."""
 
 from collections.abc import Mapping
+from itertools import permutations
 from dataclasses import replace
 from typing import Any
 
@@ -49,6 +50,17 @@ def test_unlike_machines_make_a_cluster_and_those_without_accelerators_are_left_
         ("a100-sxm4-80gb-1", "A100-SXM4-80GB", 4),
         ("v100-sxm2-16gb-0", "V100-SXM2-16GB", 2),
     ]
+
+
+@pytest.mark.parametrize("order", permutations(range(3)))
+def test_machines_of_one_address_are_one_cluster_in_whatever_order_ray_tells_of_them(
+    order: tuple[int, ...],
+):
+    names: list[dict[str, Any]] = [{}, {"hetjax_node_a": 1.0}, {"hetjax_node_b": 1.0}]
+    alike = {"NodeManagerAddress": "10.0.0.1"}
+    raw = [told(number, **resources) | alike for number, resources in enumerate(names)]
+    found = cluster_of_ray(ray_nodes([raw[number] for number in order]))
+    assert [node.name for node in found.nodes] == ["cpu-0", "a", "b"]
 
 
 def test_machines_without_accelerators_count_where_there_are_no_others():

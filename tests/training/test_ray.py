@@ -93,18 +93,18 @@ def test_machines_and_workers_of_ray_come_and_go_while_the_run_goes_on(
         os.kill(actors()[0], signal.SIGKILL)
         until(run, "all are at step")
         machines.remove_node(right, allow_graceful=False)
-        until(run, "all are at step")
+        while "right" not in until(run, "all are at step"):
+            pass  # another recovery may come before it
         until(run, "grad_norm")
         run.send_signal(signal.SIGTERM)
         told, _ = run.communicate(timeout=60)
         assert run.returncode == 4, told
     finally:
         run.kill()
-    # a worker may be lost before its machine is known to be: that is a recovery more
     came, killed, *later = events(run_dir, "recovered")
     assert "with right" in came["reason"] and came["lost_steps"] == 0
     assert killed["gone"] and not killed["reason"].startswith("going on")
-    assert any("right" in [*one["gone"], *one["reason"].split()] for one in later)
+    assert any("right" in one["reason"] for one in later)
     replicas = json.loads((run_dir / "plan.json").read_text())["replicas"]
     assert "right" not in {s["node"] for r in replicas for s in r["stages"]}
     steps = trained(run_dir)
