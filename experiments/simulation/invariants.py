@@ -44,6 +44,7 @@ class Invariants:
         self._apart: Counter[str] = Counter()  # steps that a node had no part in
         self.plan_of_save: Plan | None = None
         self._saved: int | None = None  # said last, unless that was given up since
+        self._newest_saved = 0
         self._last_well_s = 0.0  # a start, or a step: losses are counted from there
 
     def watch(self, machines: Machines, faults: Faults) -> None:
@@ -61,25 +62,37 @@ class Invariants:
 
     def check_state(self, worker: SimWorker, state: State, at: int) -> None:
         """A worker's state is the one that there is after so many steps."""
+        if self._driver is not None and self._driver._detour.missing:
+            self.hear_dropped(worker)  # who is aside cannot finish this step, too
         self._had[worker.name, at] = {*state}
         truth = self._truth.state(at)
         for layer, value in state.items():
             if value != truth[layer]:
                 raise Violation(f"{worker.name} has a wrong {layer} after {at} steps")
 
-    def hear_left(self, worker: SimWorker) -> None:
-        """What it had and others have now was handed over, and is no more its concern.
+    def hear_dropped(self, worker: SimWorker) -> None:
+        """What it had is nowhere any more."""
+        for name, at in [*self._had]:
+            if name == worker.name:
+                del self._had[name, at]
+
+    def hear_leaving(self, workers: Collection[str]) -> None:
+        """What they had and others have now was handed over: no concern of theirs.
 
         If these are lost later, that is as if it had never been.
         """
-        if worker.mishaps.has_mumbled:
-            raise Violation(f"{worker.name} has answered wrongly, and was believed")
+        leaving = {self._machines.running[worker][-1].name for worker in workers}
+        for worker in workers:
+            if self._machines.running[worker][-1].mishaps.has_mumbled:
+                raise Violation(f"{worker} has answered wrongly, and was believed")
         for name, at in [*self._had]:
-            if name == worker.name and self._had[name, at] <= self._alive_have(at):
+            if name in leaving and self._had[name, at] <= self._others_have(
+                leaving, at
+            ):
                 del self._had[name, at]
 
-    def _alive_have(self, at: int) -> set[str]:
-        alive = {worker.name for worker in self._machines.alive()}
+    def _others_have(self, leaving: Collection[str], at: int) -> set[str]:
+        alive = {worker.name for worker in self._machines.alive()} - {*leaving}
         return {
             layer
             for (name, step), layers in self._had.items()
@@ -91,8 +104,9 @@ class Invariants:
         """Layers that processes had after a step which are there, or just left."""
         found = set[str]()
         for processes in self._machines.running.values():
-            if processes[-1].is_alive or processes[-1].has_left:
-                found |= self._had[processes[-1].name, at]
+            last = processes[-1]
+            if last.has_left or (last.is_alive and not last.is_stopped):
+                found |= self._had[last.name, at]
         return found
 
     # --- steps and recoveries
@@ -118,7 +132,7 @@ class Invariants:
         went_back = "not finite" in what.reason
         if is_back and not went_back and {*LAYERS} <= self._survived(what.from_step):
             raise Violation(f"back to {what.step} though all have {what.from_step}")
-        if what.step == 0 < what.from_step and self.plan_of_save is not None:
+        if what.step == 0 < what.from_step and self._newest_saved > 0:
             raise Violation("it begins anew though something was saved")
         for process, at in [*self._had]:
             if at > what.step:
@@ -145,7 +159,12 @@ class Invariants:
 
     @property
     def _can_lose_one(self) -> bool:
-        return self._case.has_room(self._case.num_nodes - 1)
+        """Whether those that are left have room for all layers, and have them."""
+        newest = max((at for _, at in self._had), default=None)
+        return self._case.has_room(self._case.num_nodes - 1) and (
+            newest is None
+            or any({*LAYERS} <= self._survived(at) for at in (newest, newest - 1))
+        )
 
     def _has_only_one(self, kind: str) -> bool:
         return self._faults.counts == {kind: 1}
@@ -159,6 +178,7 @@ class Invariants:
         if step not in self.complete() and not self._is_excused:
             raise Violation(f"step {step} is said to be saved, and is not")
         self._saved = step
+        self._newest_saved = max(self._newest_saved, step)
 
     def check_removed(self) -> None:
         """What is removed leaves what was said to be saved, or something newer."""

@@ -52,7 +52,9 @@ class Mishaps:
         if mumbles == "again" and self._last is not None:
             yield self._last
             self.mumbles = None
-        elif mumbles in ("kind", "epoch") and not is_last:
+        elif mumbles in ("kind", "epoch") and not (
+            is_last or _tells_of_failure(message)
+        ):
             message = _mumbled(mumbles, message)
             self.mumbles, self.has_mumbled = None, True
         self._last = number, message
@@ -62,6 +64,11 @@ class Mishaps:
         """What a check of its state finds."""
         is_finite, self.is_not_finite = not self.is_not_finite, False
         return [StageNumbers(stage=(0, 0), is_finite=is_finite, digests=())]
+
+
+def _tells_of_failure(message: Message) -> bool:
+    """Whether all requests may be answered so: another kind might be right, too."""
+    return isinstance(message, (schema.RequestFailed, schema.Lost))
 
 
 def _mumbled(how: Mumble | None, message: Message) -> Message:

@@ -106,6 +106,8 @@ class SimConnections:
         (what,) = {type(request) for request in requests.values()}
         names = ", ".join(requests)
         self._site.world.tell(f"asks {names}: {what.__name__}")
+        if what is schema.Leave:
+            self._site.leaving(requests.keys())
         self._be_busy()
         self._check_lines()
         self._asked_s.append(self._site.world.now_s)

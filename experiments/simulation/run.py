@@ -92,7 +92,8 @@ class Run:
             layers=LAYERS,
             first=lambda: truth.state(0),
             told=invariants.check_state,
-            left=invariants.hear_left,
+            leaving=invariants.hear_leaving,
+            dropped=invariants.hear_dropped,
             removed=invariants.check_removed,
             keep=case.keep,
         )
@@ -168,7 +169,7 @@ class Run:
         restored = driver.begin()
         self._is_refused, self._named = False, set()
         self.invariants.check_begins(
-            before, begin_s, restored, cluster, self._passed_over
+            before, begin_s, restored, driver.cluster, self._passed_over
         )
         self._journal.rewind(driver.at)
         stop = SimpleNamespace(reason=None, grace_s=None, leaves_no_time=False)
@@ -247,7 +248,7 @@ class Run:
             return
         for step, workers in missed.items():
             have = {found.worker for found in held if found.save[0] == step}
-            self._named = workers | have
+            self._named |= workers | have
             raise may_be_whole(step, workers)
         if self.invariants.plan_of_save is not None:
             raise BadInput(got="no complete checkpoint", allowed="one", fix="--plan")

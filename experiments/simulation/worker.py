@@ -7,7 +7,7 @@ that are a number per layer, and a step that waits for peers. Does not own links
 (`peers.py`), leaves (`inventory.py`), nor writing (`writer.py`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,7 +63,8 @@ class Site:
     first: Callable[[], State]
     told: Heard
     keep: int
-    left: Callable[["SimWorker"], None] = lambda worker: None
+    leaving: Callable[[Collection[str]], None] = lambda workers: None
+    dropped: Callable[["SimWorker"], None] = lambda worker: None
     removed: Callable[[], None] = lambda: None
     listening: dict[str, Peers] = field(default_factory=dict)
 
@@ -118,8 +119,6 @@ class SimWorker(Process):
             else:
                 self.has_left = self.is_alive and not action.reason
                 self.leave_by_itself()
-                if self.has_left:
-                    self._site.left(self)
 
     def _reply(self, number: int, message: Message) -> None:
         is_last = self._duties.has_ended
@@ -133,7 +132,7 @@ class SimWorker(Process):
             return self._answer(schema.RequestFailed(error=f"OutOfOrder: {wrong}"))
         if isinstance(request, schema.Train):
             self._unfinished = self._state
-        if isinstance(request, schema.Build):
+        if isinstance(request, (schema.Build, schema.Leave)):
             self._state = None
         delay_s = self.world.random.uniform(*_TAKES_S.get(type(request), _SOON_S))
         if self.world.one_in(300):
@@ -338,6 +337,7 @@ class SimWorker(Process):
     def _drop(self, request: schema.DropState) -> Message:
         self._forget()
         self._state = None
+        self._site.dropped(self)
         return schema.Done()
 
     def _saving_state(self, request: schema.TellSaving) -> Message:

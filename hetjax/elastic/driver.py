@@ -44,7 +44,6 @@ from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.control.recovery_decisions import still_saved
 from hetjax.runtime.execution.checks import Disagreement
 from hetjax.runtime.execution.commit import StepCommit
-from hetjax.runtime.rpc.schema import Leave
 from hetjax.runtime.rpc.worker_connections import WorkerLost
 from hetjax.schedule.simulation.trace import Span
 
@@ -207,6 +206,8 @@ class Driver:
     def _restored_anew(self) -> recovery.Restored:
         controller = self._controller
         controller.drop_state()
+        if self._detour.missing:
+            self._recover_in_place(None)  # they have a part of what was saved
         held, storage = self._left.on_disk(controller.workers), self._terms.storage
         if controller.saved is None:
             self._begin_anew(held)
@@ -366,7 +367,7 @@ class Driver:
             has_store = self._terms.storage.cloud is not None
             controller.saved = still_saved(controller.saved, restored, has_store)
         if leaving:
-            connections.ask(dict.fromkeys(leaving, Leave()))
+            controller.dismiss(leaving)
             controller.connect(self._terms.transport)  # or they would be missed
         clock.lap("move")
         if not is_first:

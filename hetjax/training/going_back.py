@@ -12,6 +12,8 @@ from typing import Literal
 from hetjax.errors import RunFailed
 from hetjax.plans.plan import Plan
 from hetjax.runtime.execution.checks import Disagreement
+from hetjax.training.config import RunConfig
+from hetjax.training.not_finite import diverged
 
 _MOST_UNNAMED = 3  # times that nobody knows who it is
 _MOST_SPIKES = 3  # times to the same checkpoint
@@ -67,6 +69,40 @@ def verdict(before: Sequence[WentBack], now: WentBack) -> Verdict:
         return "go back" if times == 1 else "leave the nodes"
     most = _MOST_SPIKES if now.why == Spiked.name else _MOST_UNNAMED
     return "go back" if times < most else "give up"
+
+
+class Returns:
+    """What a run has gone back for, and what follows from it."""
+
+    def __init__(self) -> None:
+        self._before: list[WentBack] = []
+        self._bad_step = -1  # the last one with numbers that were not finite
+
+    def judge(self, bad: MustGoBack, kept: int | None, config: RunConfig) -> Verdict:
+        """What to do about it, with the newest checkpoint that is `kept`.
+
+        Raises RunFailed where going back would not help.
+        """
+        if isinstance(bad, NotFinite):
+            self._check_was_chance(bad, kept, config)
+            return "go back"
+        now = WentBack(bad.name, bad.nodes, kept)
+        then = verdict(self._before, now)
+        self._before.append(now)
+        if then == "give up":
+            keeps = keeps_spiking if isinstance(bad, Spiked) else keeps_disagreeing
+            raise keeps(bad, kept)
+        return then
+
+    def _check_was_chance(
+        self, bad: NotFinite, kept: int | None, config: RunConfig
+    ) -> None:
+        """It was not if it comes again, at the same step or before."""
+        if kept is None:
+            raise diverged(bad.got, config, kept)
+        if bad.step <= self._bad_step:
+            raise diverged(f"{bad.got}, again after going back", config, kept)
+        self._bad_step = bad.step
 
 
 def disagreed(step: int, found: Sequence[Disagreement], plan: Plan) -> Disagreed:

@@ -28,12 +28,10 @@ from hetjax.training.config import EvaluationConfig, RunConfig
 from hetjax.training.going_back import (
     MustGoBack,
     NotFinite,
+    Returns,
     Spiked,
-    WentBack,
     disagreed,
     keeps_disagreeing,
-    keeps_spiking,
-    verdict,
 )
 from hetjax.training.goodput import Spent
 from hetjax.training.not_finite import MOST_SKIPPED, diverged, skipped_line, skips_all
@@ -84,8 +82,7 @@ class Loop:
     _is_in_step: bool = False
     _saved: int | None = None
     _best: int | None = None
-    _bad_step: int = -1  # the last one with numbers that were not finite
-    _went_back: list[WentBack] = field(default_factory=list)
+    _returns: Returns = field(default_factory=Returns)
     _num_skipped: int = 0  # steps in a row, up to now
     _is_late: bool = False  # a checkpoint, as its step was skipped
     _traced: range = range(0)
@@ -102,11 +99,9 @@ class Loop:
         first = step
         while True:
             try:
-                return self._run(step, first)
+                return self._run_well(step, first)
             except RolledBack as back:
                 step = back.step
-            except MustGoBack as bad:
-                step = self._back_from(bad)
             except GivenUp:
                 return self._left()
             self.forget_after(step)
@@ -116,44 +111,31 @@ class Loop:
         self.display.note("no time is left to recover: what was not saved is lost")
         return self.driver.saved or 0
 
+    def _run_well(self, step: int, first: int) -> int:
+        """Raise RolledBack where bad numbers have come up."""
+        try:
+            return self._run(step, first)
+        except MustGoBack as bad:
+            raise RolledBack(self._back_from(bad)) from bad
+
     def _back_from(self, bad: MustGoBack) -> int:
-        """Go back to the newest checkpoint: it may have been chance."""
+        """Go back to the newest checkpoint: it may have been chance.
+
+        Raises RolledBack if a worker is lost meanwhile.
+        """
         self.driver.wait_saved()
         self._tell_saved()
         kept = self.driver.saved
-        if isinstance(bad, NotFinite):
-            self._check_was_chance(bad, kept)
-        else:
+        if not isinstance(bad, NotFinite):
             self.remark(bad.name, bad.step, reason=bad.got, nodes=[*bad.nodes])
-            self._judge(bad, kept)
-        try:
-            return self.driver.go_back(f"{bad.got}: back to step {kept or 0}")
-        except RolledBack as back:  # a worker was lost meanwhile
-            return back.step
-
-    def _check_was_chance(self, bad: NotFinite, kept: int | None) -> None:
-        """It was not if it comes again, at the same step or before: ends the run."""
-        if kept is None:
-            raise diverged(bad.got, self.config, kept)
-        if bad.step <= self._bad_step:
-            raise diverged(f"{bad.got}, again after going back", self.config, kept)
-        self._bad_step = bad.step
-
-    def _judge(self, bad: MustGoBack, kept: int | None) -> None:
-        """Leave out what has come again, or end the run."""
-        now = WentBack(bad.name, bad.nodes, kept)
-        then = verdict(self._went_back, now)
-        self._went_back.append(now)
+        then = self._returns.judge(bad, kept, self.config)
         if isinstance(bad, Spiked):
-            if then == "give up":
-                raise keeps_spiking(bad, kept)
             self.driver.leave_out(range(kept or 0, bad.step))
         elif then == "leave the nodes":
             if not all([self.driver.leave(node) for node in bad.nodes]):
                 raise keeps_disagreeing(bad, kept)
             self.display.note(f"going on without {', '.join(bad.nodes)}")
-        elif then == "give up":
-            raise keeps_disagreeing(bad, kept)
+        return self.driver.go_back(f"{bad.got}: back to step {kept or 0}")
 
     def hear(self, recovered: Recovered | Rerouted) -> None:
         """Take what it took, and what it has undone, out of the time of the step."""

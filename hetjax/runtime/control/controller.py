@@ -33,7 +33,7 @@ from hetjax.runtime.execution.commit import StepCommit, total_loss
 from hetjax.runtime.rpc import schema
 from hetjax.runtime.rpc.limits import moving_s
 from hetjax.runtime.rpc.schema import Json, Request, TransportName
-from hetjax.runtime.rpc.worker_connections import Answer, WorkerConnections
+from hetjax.runtime.rpc.worker_connections import Answer, WorkerConnections, WorkerLost
 from hetjax.schedule.programs.action import parse_program
 from hetjax.schedule.simulation.trace import Span
 
@@ -361,6 +361,17 @@ class Controller:
         request = schema.Leave(expected_s=self._expected_save_s)
         for leaving in filter(None, (others, first)):
             self.connections.ask(dict.fromkeys(leaving, request))
+
+    def dismiss(self, leaving: Sequence[str]) -> None:
+        """Let these leave, whose state the others have by now.
+
+        Raises WorkerLost if one of the others has gone: then it may be needed again.
+        """
+        there = self.connections.workers
+        for worker in self.workers:
+            if worker not in there:
+                raise WorkerLost(worker, "left")
+        self.connections.ask(dict.fromkeys(leaving, schema.Leave()))
 
     def _check_one_host_each(self) -> None:
         for hosts in self._hosts():
