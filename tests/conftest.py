@@ -2,14 +2,18 @@
 """Every test sees 16 simulated CPU devices and the strictest JAX."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
 import jax
 import pytest
 
+from hetjax.runtime.execution.stages import forget_programs
 from tests import jax_settings
 from tests.checkpoint.fake_gcs import FakeGcs
+
+MAPPINGS, MOST_MAPPINGS = Path("/proc/self/maps"), 20_000
 
 jax_settings.strict_simulation()
 # JAX reads its flags now: some tests set others for the processes that they start
@@ -17,6 +21,18 @@ assert jax.device_count() == jax_settings.NUM_DEVICES
 
 hypothesis.settings.register_profile("hetjax", deadline=None)
 hypothesis.settings.load_profile("hetjax")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_programs() -> Iterator[None]:
+    """What is compiled goes before a process has too many of the system's mappings.
+
+    It may have 65,530, and programs for CPUs have some thousands per file of tests.
+    """
+    yield
+    if MAPPINGS.exists() and len(MAPPINGS.read_bytes().splitlines()) > MOST_MAPPINGS:
+        forget_programs()
+        jax.clear_caches()
 
 
 @pytest.fixture

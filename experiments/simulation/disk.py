@@ -76,6 +76,11 @@ class Disk:
         part.committed = replace(part.committed, leaves=leaves)
         return True
 
+    def give_up_after(self, step: int) -> None:
+        for found, worker in [*self.parts]:
+            if found > step:
+                del self.parts[found, worker]
+
     def lose_power(self) -> None:
         """What was not flushed may be there, or torn, or not."""
         chance = self.world.random

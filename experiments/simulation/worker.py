@@ -337,6 +337,7 @@ class SimWorker(Process):
     def _drop(self, request: schema.DropState) -> Message:
         self._forget()
         self._state = None
+        self._disk.give_up_after(request.kept)
         self._site.dropped(self)
         return schema.Done()
 

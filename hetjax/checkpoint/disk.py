@@ -19,6 +19,7 @@ from hetjax.checkpoint.format import (
     from_text,
     part_directory,
     size_mismatch,
+    step_directory,
     step_numbers,
 )
 
@@ -93,6 +94,15 @@ def remove_part(part: Path) -> None:
     shutil.rmtree(part)
     with suppress(OSError):  # not empty: the parts of other workers stay
         part.parent.rmdir()
+
+
+def remove_after(directory: Path, step: int) -> None:
+    """Remove the parts of all workers of later steps; others may do so, too."""
+    for later in step_numbers(directory):
+        if later > step:
+            for manifest in step_directory(directory, later).glob(f"*/{MANIFEST}"):
+                with suppress(FileNotFoundError):
+                    remove_part(manifest.parent)
 
 
 def retain(

@@ -57,6 +57,7 @@ class Uploader:
         self._waiting: int | None = None
         self._uploading: int | None = None
         self._uploaded: set[int] = set()  # by this run, as it stands now
+        self._most = -1  # no later step is of it
         self._also: int | None = None
         self._closed = False
         # A daemon: a store that does not answer must not hold up the program's end.
@@ -76,9 +77,25 @@ class Uploader:
         """
         with self._changed:
             assert not self._closed, "the uploader is closed"
-            self._waiting = step
+            self._waiting, self._most = step, step
             self._uploaded = {other for other in self._uploaded if other < step}
             self._changed.notify_all()
+
+    def give_up_after(self, step: int) -> None:
+        """Let no later step count that is in the store, or on its way there."""
+        with self._changed:
+            if self._waiting is not None and self._waiting > step:
+                self._waiting = None
+            self._uploaded = {other for other in self._uploaded if other <= step}
+            self._most = step
+        try:
+            self._fence.check()
+            committed = stored_steps(self._store.names("step_"), COMMIT)
+            later = [object_name(other, COMMIT) for other in committed if other > step]
+            self._store.remove(later)
+        except OSError as error:
+            text = f"given up, and not removed from {self._store}"
+            warnings.warn(f"{text} ({_cause(error)})", stacklevel=2)
 
     def keep_also(self, step: int | None) -> None:
         """Let this step stay in the store, if it is there, however old."""
@@ -154,6 +171,8 @@ class Uploader:
             self._remove_part(step)  # remains of a run that was given up
             self._put(part, manifest, text)
         with self._changed:
+            if step > self._most:
+                return  # it was given up meanwhile
             if self._waiting is None or self._waiting > step:
                 self._uploaded.add(step)
         commit(self._store, step, manifest.workers, self._fence, self._key)

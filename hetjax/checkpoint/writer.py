@@ -7,7 +7,6 @@ committed step intact. Weights that are not finite are never committed. Does not
 the format (`format.py`) nor reading (`reader.py`).
 """
 
-import asyncio
 import json
 import os
 import warnings
@@ -19,15 +18,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
-import orbax.checkpoint as ocp
-import tensorstore as ts
 
 from hetjax.checkpoint.disk import (
     fsync,
     make_directory,
     read_manifest,
+    remove_after,
     remove_failed,
     remove_part,
     remove_uncommitted,
@@ -50,6 +47,7 @@ from hetjax.checkpoint.format import (
     to_text,
 )
 from hetjax.checkpoint.lease import Fence
+from hetjax.checkpoint.orbax_leaves import NUM_WRITERS, SaveTree, checkpointer_alone
 from hetjax.checkpoint.recovery_plan import Save
 from hetjax.checkpoint.replication import PeerReplication
 from hetjax.checkpoint.stores.store import LAST_UPLOAD_S
@@ -57,7 +55,6 @@ from hetjax.checkpoint.uploader import Uploader
 from hetjax.errors import BadInput
 
 _MAX_CAUSE_CHARS = 400
-_NUM_WRITERS = 16  # they mostly wait for the disk
 _Leaves = Sequence[tuple[str, np.ndarray]]
 
 
@@ -137,6 +134,24 @@ class CheckpointWriter:
             self._uploader.keep_also(best)
         return True
 
+    def give_up_after(self, step: int) -> None:
+        """Remove what is here of later steps, also copies for others.
+
+        A later one of them that is on its way to the store is removed there once it is
+        saved again. Raises LeaseLost.
+        """
+        self.wait()
+        if self._fence is not None:
+            self._fence.check()
+        if self.newest is not None and self.newest[0] > step:
+            self.newest = None
+        if self._uploader is not None:
+            self._uploader.give_up_after(step)
+        try:
+            remove_after(self.directory, step)
+        except OSError as error:
+            warnings.warn(f"given up, and not removed: {error}", stacklevel=2)
+
     @property
     def busy(self) -> bool:
         """Whether a save is in flight."""
@@ -207,8 +222,8 @@ class CheckpointWriter:
             remove_part(part)
         make_directory(part)
         state = next(name for name in STATES if not (part / name).exists())
-        with _checkpointer(self._worker) as checkpointer:
-            checkpointer.save(part / state, args=_SaveTree(leaf_tree(leaves)))
+        with checkpointer_alone(self._worker) as checkpointer:
+            checkpointer.save(part / state, args=SaveTree(leaf_tree(leaves)))
         _flush(part / state)
         for name, _ in leaves:
             assert (part / state / name / "zarr.json").exists(), f"{name} not written"
@@ -254,98 +269,6 @@ class CheckpointWriter:
         return part_directory(self.directory, step, self._worker)
 
 
-class _LeafHandler(ocp.type_handlers.NumpyHandler):
-    """Writes each leaf as one chunk in one file, in whichever process this is.
-
-    Orbax itself cannot: its NumpyHandler writes only in process 0 of a JAX world, and
-    its ArrayHandler refuses arrays that one of several processes holds alone. Both also
-    make three folders per leaf instead of one. With NumpyHandler a save takes 1.03
-    times as long for 127 leaves (3 MB together), 0.80 times for 205 (205 MB) and 1.61
-    times for 939 (20 MB): medians of 7, 5 and 4 alternating rounds, ext4, two cores.
-    """
-
-    async def serialize(
-        self,
-        values: Sequence[np.ndarray],
-        infos: Sequence[Any],
-        args: Sequence[Any] | None = None,
-    ) -> list[Any]:
-        for info in infos:
-            await info.await_path_creation()
-        context = ts.Context({"file_io_concurrency": {"limit": _NUM_WRITERS}})
-        opened = (
-            ts.open(
-                _zarr(f"{info.parent_dir / info.name}/", value),
-                create=True,
-                context=context,
-            )
-            for info, value in zip(infos, values, strict=True)
-        )
-        arrays = zip(await asyncio.gather(*opened), values, strict=True)
-        await asyncio.gather(
-            *(
-                a.write(v, can_reference_source_data_indefinitely=True)
-                for a, v in arrays
-            )
-        )
-        return []
-
-
-def _zarr(path: str, value: np.ndarray) -> dict[str, Any]:
-    flat = {"separator": "."}  # one folder per leaf: each takes time
-    grid = {"name": "regular", "configuration": {"chunk_shape": value.shape}}
-    return {
-        "driver": "zarr3",
-        "kvstore": {"driver": "file", "path": path},
-        "store_data_equal_to_fill_value": True,  # Orbax refuses a leaf without its file
-        "metadata": {
-            "shape": value.shape,
-            "data_type": value.dtype.name,
-            "chunk_grid": grid,
-            "chunk_key_encoding": {"name": "default", "configuration": flat},
-        },
-    }
-
-
-class _Tree(ocp.PyTreeCheckpointHandler):
-    """Orbax's handler of trees, with one directory per leaf."""
-
-    def finalize(self, directory: Path) -> None:
-        """Do nothing: Orbax would merge OCDBT files, and warn that there are none."""
-
-
-@ocp.args.register_with_handler(_Tree, for_save=True, for_restore=True)
-class _SaveTree(ocp.args.PyTreeSave):
-    """The tree that `_Tree` saves: Orbax looks the handler up by this class."""
-
-
-def _checkpointer(worker: str) -> ocp.Checkpointer:
-    """Orbax for this process alone: no barrier, no collective, no second copy.
-
-    It runs on our own thread, which has to flush, checksum and commit anyway. Orbax's
-    AsyncCheckpointer prepares every leaf before it returns to training: that takes 31,
-    37 and 229 ms for 127, 205 and 1,867 leaves, where our `save` takes 0.4, 1.3 and 4.6
-    ms (medians of 5 alternating rounds, two cores).
-    """
-    process = jax.process_index()
-    alone = ocp.options.MultiprocessingOptions(
-        primary_host=process,
-        active_processes={process},
-        barrier_sync_key_prefix=worker,
-    )
-    handler = _Tree(
-        use_ocdbt=False,  # one directory per leaf: mergeable, fetched one by one
-        use_zarr3=True,
-        use_compression=False,  # zstd is several times slower than the disk
-        multiprocessing_options=alone,
-        type_handler_registry=ocp.type_handlers.create_type_handler_registry(
-            (np.ndarray, _LeafHandler()),
-            (jax.Array, ocp.type_handlers.ArrayHandler()),  # or Orbax warns; unused
-        ),
-    )
-    return ocp.Checkpointer(handler, multiprocessing_options=alone)
-
-
 def _open(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -377,7 +300,7 @@ def _flush(state: Path) -> None:
     """
     paths = {state.parent, state, *(path for path in state.iterdir() if path.is_file())}
     paths |= {Path(at) for at, below, _ in os.walk(state) if below}
-    with ThreadPoolExecutor(_NUM_WRITERS) as pool:
+    with ThreadPoolExecutor(NUM_WRITERS) as pool:
         list(pool.map(fsync, paths))
 
 

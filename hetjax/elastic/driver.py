@@ -204,11 +204,11 @@ class Driver:
         return restored.step
 
     def _restored_anew(self) -> recovery.Restored:
-        controller = self._controller
-        controller.drop_state()
+        controller, storage = self._controller, self._terms.storage
+        controller.drop_state(storage)
         if self._detour.missing:
             self._recover_in_place(None)  # they have a part of what was saved
-        held, storage = self._left.on_disk(controller.workers), self._terms.storage
+        held = self._left.on_disk(controller.workers)
         if controller.saved is None:
             self._begin_anew(held)
             return recovery.Restored(step=0)

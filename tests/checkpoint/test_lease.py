@@ -155,6 +155,17 @@ def test_what_one_without_the_lease_has_saved_is_not_committed(tmp_path: Path):
     assert steps(tmp_path) == []
 
 
+def test_one_without_the_lease_gives_up_nothing(tmp_path: Path):
+    leases = FileStore(tmp_path / "leases")
+    fence = silent(leases, 1)
+    with CheckpointWriter(tmp_path, "a", fence=fence) as writer:
+        writer.save(1, state_of(1), {})
+        writer.wait()
+        with taken(leases), pytest.raises(LeaseLost, match="it was taken over by"):
+            writer.give_up_after(0)
+    assert steps(tmp_path) == [1]
+
+
 def test_it_is_undone_if_the_lease_is_lost_in_the_very_moment(tmp_path: Path):
     leases = FileStore(tmp_path / "leases")
     held: list[Lease] = []

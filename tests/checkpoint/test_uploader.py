@@ -284,6 +284,37 @@ def test_going_back_gives_up_the_later_steps_once_a_new_one_is_committed(
     b.close()
 
 
+def test_what_is_given_up_is_not_committed_in_the_store_any_more(
+    store: Store, tmp_path: Path
+) -> None:
+    with Uploader(store, tmp_path, "a", keep=3) as uploader:
+        for step in (10, 20, 30):
+            save(tmp_path, step)
+            upload(uploader, step)
+        uploader.give_up_after(10)
+        assert committed_steps(store) == [10]
+        save(tmp_path, 20, seed=2)
+        upload(uploader, 20)
+        assert committed_steps(store) == [10, 20]
+
+
+def test_what_is_given_up_on_its_way_to_the_store_does_not_count_there(
+    tmp_path: Path,
+) -> None:
+    for step in (10, 20):
+        save(tmp_path, step)
+    gate = threading.Event()
+    store = Watched(FileStore(tmp_path / "store"), {"step_00000010": gate})
+    with Uploader(store, tmp_path, "a") as uploader:
+        uploader.enqueue(10)
+        assert store.reached.wait(LONG_S)
+        uploader.enqueue(20)
+        uploader.give_up_after(0)
+        gate.set()
+        assert uploader.wait(LONG_S)
+    assert committed_steps(store) == []
+
+
 def test_remains_of_a_run_that_was_given_up_are_replaced(
     store: Store, tmp_path: Path
 ) -> None:

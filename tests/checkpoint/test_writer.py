@@ -99,6 +99,17 @@ def test_resuming_earlier_gives_up_the_later_steps_once_a_save_is_committed(
     assert steps(tmp_path) == [10, 15]
 
 
+def test_what_is_given_up_is_there_no_more_also_of_others(tmp_path: Path) -> None:
+    for worker in ("west", "east"):
+        with CheckpointWriter(tmp_path, worker, keep=3) as writer:
+            for step in (10, 20, 30):
+                writer.save(step, state_of(step), {}, ["west", "east"])
+                writer.wait()
+    with CheckpointWriter(tmp_path, "east", keep=3) as writer:
+        writer.give_up_after(20)
+    assert steps(tmp_path) == [10, 20]
+
+
 def test_a_step_saved_again_replaces_the_first(tmp_path: Path) -> None:
     with CheckpointWriter(tmp_path, "embedded") as writer:
         for seed in (1, 2, 3):

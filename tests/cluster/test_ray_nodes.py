@@ -2,8 +2,8 @@
 """What Ray tells of its nodes, as a cluster, and who stands for which node."""
 
 from collections.abc import Mapping
-from itertools import permutations
 from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import pytest

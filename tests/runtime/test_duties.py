@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.rpc.schema import (
     BreakOff,
@@ -43,6 +44,7 @@ from hetjax.runtime.worker.duties import (
 
 TRAIN = Train(step=4, turn=0, traced=False)
 COMMIT = StepCommit(squares=1.0, losses=(), num_tokens=8)
+NOWHERE = CheckpointStorage(directory="/nowhere")
 
 
 def after(*events: Event) -> list[Action]:
@@ -120,7 +122,7 @@ def test_a_step_that_others_have_left_out_is_finished_although_none_was_broken_o
     assert done(begun(before, asked), asked) == committed(4, left_out)
     again = committed(4, left_out)  # asked once more after a loss
     assert done(begun(again, asked), asked) == again
-    assert done(before, DropState()) == Progress()
+    assert done(before, DropState(kept=3, storage=NOWHERE)) == Progress()
 
 
 def test_who_takes_samples_over_has_its_state_unless_a_stage_was_left_behind():

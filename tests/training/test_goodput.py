@@ -233,6 +233,28 @@ def test_the_comparison_with_the_prediction_is_no_part_of_a_step(
     assert (found.productive_s, found.other_s) == (4.0, 3.0)
 
 
+class _LostAsItGoesBack(_Driver):
+    """Its third step has bad numbers; going back from them, it loses a worker."""
+
+    def step(self, number: int, *, traced: bool = False) -> _Outcome:
+        is_first = self._mishaps.pop(number, None) is not None
+        self.now_s += 1.0
+        return _Outcome(is_finite=not is_first)
+
+    def wait_saved(self) -> None:
+        if self.saved is None:
+            self.saved = 1
+            raise RolledBack(1)
+
+
+def test_a_run_goes_on_where_a_worker_is_lost_while_it_goes_back_from_bad_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    driver = _LostAsItGoesBack({2: lambda driver: None})
+    times_s, _ = _told(driver, tmp_path, monkeypatch)
+    assert times_s == [1.0, 1.0, 1.0, 1.0]
+
+
 def test_steps_that_are_rolled_back_are_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -230,10 +230,15 @@ class Controller:
         of_stages = {stage.stage: dict(stage.digests) for stage in found}
         return all(stage.is_finite for stage in found), disagreements(of_stages)
 
-    def drop_state(self) -> None:
-        """Let no worker believe what it has in memory, not even one without a part."""
-        there = self.connections.workers
-        self.connections.ask(dict.fromkeys(there, schema.DropState()))
+    def drop_state(self, storage: CheckpointStorage) -> None:
+        """Let no worker believe what it has in memory, not even one without a part.
+
+        What they have saved since the newest checkpoint goes, too: a later start would
+        go on from it.
+        """
+        kept = -1 if self.saved is None else self.saved
+        request = schema.DropState(kept=kept, storage=storage)
+        self.connections.ask(dict.fromkeys(self.connections.workers, request))
 
     def spans(self) -> list[Span]:
         """When the actions of all traced steps ran, by the controller's clock."""

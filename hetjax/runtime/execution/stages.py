@@ -323,10 +323,17 @@ def _dtypes(plan: Plan, otherwise: str) -> dict[StageKey, str]:
 
 
 # a new plan finds the programs of stages that stay as they are, and one that was
-# compiled ahead all of them; bounded, not for ever
-_shared = lru_cache(maxsize=64)(StagePrograms)
-_shared_updates = lru_cache(maxsize=64)(UpdatePrograms)
-_shared_checks = lru_cache(maxsize=64)(CheckPrograms)
+# compiled ahead all of them; few, as a process of Linux may have 65,530 mappings, and
+# an update for a CPU can need 500
+_shared = lru_cache(maxsize=32)(StagePrograms)
+_shared_updates = lru_cache(maxsize=32)(UpdatePrograms)
+_shared_checks = lru_cache(maxsize=32)(CheckPrograms)
+
+
+def forget_programs() -> None:
+    """Let go of what is compiled and not in use, as of plans that are over."""
+    for shared in (_shared, _shared_updates, _shared_checks):
+        shared.cache_clear()
 
 
 @lru_cache(maxsize=64)

@@ -263,7 +263,11 @@ class CheckState(Request[CheckedState], minutes=30, what="check its weights"):
 
 
 class DropState(Request[Done], minutes=10, what="drop its state"):
-    """Have no state any more: it is not to be believed."""
+    """Have no state any more, nor what was saved after `kept` steps: it is not to be
+    believed."""
+
+    kept: int
+    storage: CheckpointStorage
 
 
 class Reroute(Request[Done], minutes=10, what="take over samples of others"):

@@ -201,6 +201,7 @@ class WorkerService:
 
     def _drop(self, request: schema.DropState) -> None:
         self._inventory.forget()
+        self._writer_to(request.storage).give_up_after(request.kept)
 
     def _reached(self, request: schema.TellReached) -> schema.Reached:
         return schema.Reached(at=self._progress.at, commit=self._progress.commit)
@@ -321,9 +322,7 @@ class WorkerService:
         name, entries = file_name(self._worker), [*self._runtime.entries()]
         if name not in request.workers:
             return
-        if self._writer is None:
-            self._writer = request.storage.writer(name, self._copies)
-        started = self._writer.save(
+        started = self._writer_to(request.storage).save(
             request.step,
             entries,
             request.host,
@@ -333,6 +332,11 @@ class WorkerService:
             request.best,
         )
         assert started, "the controller asks who is busy first"
+
+    def _writer_to(self, storage: CheckpointStorage) -> CheckpointWriter:
+        if self._writer is None:
+            self._writer = storage.writer(file_name(self._worker), self._copies)
+        return self._writer
 
     def _await_saved(self, request: schema.AwaitSaved) -> None:
         if self._writer is not None:
