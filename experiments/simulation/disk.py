@@ -29,9 +29,11 @@ class Written:
 
 @dataclass
 class Part:
-    """What is in a part's folder: `before` is what its manifest said last."""
+    """What is in a part's folder: `before` is what its manifest said last, `earlier`
+    what stays of an earlier save of the step."""
 
     committed: Written | None = None
+    earlier: Written | None = None
     before: Written | None = None
     building: dict[str, int] = field(default_factory=dict)
     is_flushed: bool = False
@@ -49,8 +51,9 @@ class Disk:
 
     def committed(self) -> Iterator[tuple[int, str, Written]]:
         for (step, worker), part in self.parts.items():
-            if part.committed is not None:
-                yield step, worker, part.committed
+            for found in (part.earlier, part.committed):
+                if found is not None:
+                    yield step, worker, found
 
     def refuses(self) -> bool:
         """Whether what is to be written now is not."""

@@ -106,7 +106,7 @@ class SimConnections:
         (what,) = {type(request) for request in requests.values()}
         names = ", ".join(requests)
         self._site.world.tell(f"asks {names}: {what.__name__}")
-        if what is schema.Leave:
+        if any(isinstance(request, schema.Leave) for request in requests.values()):
             self._site.leaving(requests.keys())
         self._be_busy()
         self._check_lines()

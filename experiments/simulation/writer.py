@@ -44,6 +44,13 @@ class Writer:
         )
         part = self._disk.parts.setdefault((order.step, self._worker), Part())
         part.building, part.is_flushed = {}, False
+        for (_, owner), other in self._disk.parts.items():
+            if (
+                owner == self._worker
+                and other.earlier
+                and other.earlier.save != order.safe
+            ):
+                other.earlier = None
         self._write([*leaves], whole, part, order)
 
     def wait(self, then: Then) -> None:
@@ -75,6 +82,8 @@ class Writer:
         if self._disk.refuses():
             return self._fail(part, order.step)
         self._disk.parts[order.step, self._worker] = part
+        if part.committed is not None and part.committed.save == order.safe:
+            part.earlier = part.committed
         part.before, part.committed = part.committed, whole
 
         def durable() -> None:
@@ -94,7 +103,8 @@ class Writer:
             for step in own
             if step <= order.step and parts[step, self._worker].committed is not None
         ]
-        for step in outdated(own, complete, self._keep, {order.safe, order.best}):
+        also = {order.safe and order.safe[0], order.best}
+        for step in outdated(own, complete, self._keep, also):
             del parts[step, self._worker]
         self._removed()
 

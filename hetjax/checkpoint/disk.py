@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hetjax.checkpoint.format import (
+    EARLIER,
     MANIFEST,
     Manifest,
     from_text,
@@ -45,10 +46,10 @@ def replace_text(path: Path, text: str) -> None:
     os.replace(building, path)
 
 
-def read_manifest(part: Path) -> Manifest | None:
+def read_manifest(part: Path, name: str = MANIFEST) -> Manifest | None:
     """The manifest of the part; None where it is missing or damaged."""
     try:
-        return from_text((part / MANIFEST).read_text())
+        return from_text((part / name).read_text())
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
 
@@ -63,12 +64,15 @@ def is_complete(part: Path) -> bool:
 
 
 def remove_uncommitted(part: Path) -> None:
-    """Remove everything that the manifest does not list."""
-    manifest = read_manifest(part)
+    """Remove everything that no manifest lists."""
+    manifest, earlier = read_manifest(part), read_manifest(part, EARLIER)
     if manifest is None:
         return remove_part(part)
+    kept = {MANIFEST, manifest.state}
+    if earlier is not None:
+        kept |= {EARLIER, earlier.state}
     for path in part.iterdir():
-        if path.name not in (MANIFEST, manifest.state):
+        if path.name not in kept:
             is_folder = path.is_dir() and not path.is_symlink()
             shutil.rmtree(path) if is_folder else path.unlink()
 
@@ -87,10 +91,11 @@ def remove_failed(part: Path) -> None:
 
 
 def remove_part(part: Path) -> None:
-    """Remove the part, its manifest first, so that half a step never counts."""
+    """Remove the part, its manifests first, so that half a step never counts."""
     if not part.is_dir():
         return
-    (part / MANIFEST).unlink(missing_ok=True)
+    for name in (MANIFEST, EARLIER):
+        (part / name).unlink(missing_ok=True)
     shutil.rmtree(part)
     with suppress(OSError):  # not empty: the parts of other workers stay
         part.parent.rmdir()

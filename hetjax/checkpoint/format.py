@@ -28,7 +28,10 @@ from hetjax.checkpoint.signing import signed, unsigned
 from hetjax.names import check_relative, inside, is_worker
 
 MANIFEST, VERSION = "manifest.json", 1
-STATES = ("state", "state_2")  # the second while a step is saved over itself
+# In place of the manifest for an earlier save of the same step, as long as all workers
+# have that one and not this
+EARLIER = "earlier.json"
+STATES = ("state", "state_2", "state_3")  # others where a step is saved over itself
 WEIGHTS = "params."  # how names of entries begin that are weights
 _ATTEMPT = re.compile("[0-9a-f]{16}")
 _ATTEMPTS = 2**32  # of one start, at most

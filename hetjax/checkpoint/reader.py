@@ -24,6 +24,7 @@ import numpy as np
 import tensorstore as ts
 
 from hetjax.checkpoint.format import (
+    EARLIER,
     MANIFEST,
     Entry,
     FileRecord,
@@ -200,7 +201,7 @@ def _by_attempt(manifests: Iterable[Manifest]) -> dict[str, list[Manifest]]:
 
 def _readable(path: Path, key: bytes | None) -> list[Manifest]:
     found = []
-    for file in sorted(path.glob(f"*/{MANIFEST}")):
+    for file in _manifest_files(path):
         try:
             found.append(_manifest(path, file, key))
         except DamagedCheckpoint as damage:
@@ -232,7 +233,7 @@ def _manifests(path: Path, key: bytes | None) -> list[Manifest]:
     Of several saves of the step, the latest. Raises DamagedCheckpoint where a manifest
     or the size of a file is wrong.
     """
-    files = sorted(path.glob(f"*/{MANIFEST}"))
+    files = _manifest_files(path)
     saves = [*_by_attempt(_manifest(path, file, key) for file in files).values()]
     whole = next(filter(None, map(_complete_save, reversed(saves))), [])
     for manifest in whole:
@@ -240,6 +241,12 @@ def _manifests(path: Path, key: bytes | None) -> list[Manifest]:
             if wrong := size_mismatch(path / manifest.worker / name, expected):
                 raise _damaged(path, wrong)
     return whole
+
+
+def _manifest_files(path: Path) -> list[Path]:
+    return [
+        file for name in (EARLIER, MANIFEST) for file in sorted(path.glob(f"*/{name}"))
+    ]
 
 
 def _complete_save(manifests: Sequence[Manifest]) -> list[Manifest]:
@@ -255,7 +262,7 @@ def _manifest(path: Path, file: Path, key: bytes | None) -> Manifest:
         raise _not_trusted(path, f"{file}: {unsigned}") from unsigned
     except (OSError, ValueError) as error:
         raise _damaged(path, f"{file} cannot be used: {error}") from error
-    if file != step_directory(path.parent, manifest.step) / manifest.worker / MANIFEST:
+    if file.parent != step_directory(path.parent, manifest.step) / manifest.worker:
         what = f"{file} is of step {manifest.step}, worker {manifest.worker}"
         raise _damaged(path, what)
     return manifest

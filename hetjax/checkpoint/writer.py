@@ -32,6 +32,7 @@ from hetjax.checkpoint.disk import (
     retain,
 )
 from hetjax.checkpoint.format import (
+    EARLIER,
     MANIFEST,
     STATES,
     WEIGHTS,
@@ -102,17 +103,17 @@ class CheckpointWriter:
         entries: Iterable[tuple[Entry, np.ndarray]],
         host: Mapping[str, Any],
         workers: Sequence[str] = (),
-        safe: int | None = None,
+        safe: Save | None = None,
         is_stored: bool = True,
         best: int | None = None,
     ) -> bool:
         """Start saving; False, without reading `entries`, if a save is in flight.
 
-        `workers` names all workers that save this step (default: this one alone). Steps
-        `safe`, the newest that all of them have, and `best` are kept as well. A step
-        that is not `is_stored` is uploaded only at the end of the run, if no later one
-        is. The arrays must not change afterwards; `host` is JSON and is copied. A save
-        that fails later warns once, and training goes on.
+        `workers` names all workers that save this step (default: this one alone). Save
+        `safe`, the newest that all of them have, and step `best` are kept as well. A
+        step that is not `is_stored` is uploaded only at the end of the run, if no later
+        one is. The arrays must not change afterwards; `host` is JSON and is copied. A
+        save that fails later warns once, and training goes on.
         """
         if self.busy:
             return False
@@ -127,8 +128,9 @@ class CheckpointWriter:
             entries=tuple(entry for entry, _ in found),
             host=json.loads(json.dumps(host)),
         )
-        also = frozenset(step for step in (safe, best) if step is not None)
-        write = self._thread.submit(self._write, manifest, leaves, also, is_stored)
+        write = self._thread.submit(
+            self._write, manifest, leaves, safe, best, is_stored
+        )
         self._pending = write
         if self._uploader is not None:
             self._uploader.keep_also(best)
@@ -188,16 +190,19 @@ class CheckpointWriter:
         self,
         manifest: Manifest,
         leaves: _Leaves,
-        also: frozenset[int],
+        safe: Save | None,
+        best: int | None,
         is_stored: bool,
     ) -> None:
         step = manifest.step
+        newest = safe and safe[0]
+        also = frozenset(step for step in (newest, best) if step is not None)
         if not _is_finite(leaves):
             self.not_finite = step, attempt(manifest.host)
             return
         part = self._part(step)
         try:
-            self._commit(part, manifest, leaves)
+            self._commit(part, manifest, leaves, safe)
         except Exception as error:
             remove_failed(part)
             warnings.warn(
@@ -216,7 +221,10 @@ class CheckpointWriter:
         except OSError as error:
             warnings.warn(f"old checkpoint not removed: {error}", stacklevel=1)
 
-    def _commit(self, part: Path, manifest: Manifest, leaves: _Leaves) -> None:
+    def _commit(
+        self, part: Path, manifest: Manifest, leaves: _Leaves, safe: Save | None
+    ) -> None:
+        self._let_go_of_earlier(safe)
         self._remove_unfinished()
         if read_manifest(part) is None:
             remove_part(part)
@@ -229,6 +237,10 @@ class CheckpointWriter:
             assert (part / state / name / "zarr.json").exists(), f"{name} not written"
         whole = replace(manifest, state=state, files=self._records(part, state))
         undo = partial(remove_part, part)
+        earlier = read_manifest(part)
+        if earlier and _save_of(earlier) == safe and len(manifest.workers) > 1:
+            replace_text(part / EARLIER, (part / MANIFEST).read_text())
+            fsync(part)
         with nullcontext() if self._fence is None else self._fence.around(undo):
             replace_text(part / MANIFEST, to_text(whole, self._key))
         for path in (part, part.parent, self.directory):
@@ -246,6 +258,13 @@ class CheckpointWriter:
                 f"should be ({error}); training goes on, earlier ones stay",
                 stacklevel=1,
             )
+
+    def _let_go_of_earlier(self, safe: Save | None) -> None:
+        """The first save of a step that was saved again stays only while it is safe."""
+        for step in step_numbers(self.directory):
+            earlier = read_manifest(self._part(step), EARLIER)
+            if earlier is not None and _save_of(earlier) != safe:
+                (self._part(step) / EARLIER).unlink()
 
     def _remove_unfinished(self) -> None:
         """What an earlier process is still writing is removed at the next save."""
@@ -267,6 +286,10 @@ class CheckpointWriter:
 
     def _part(self, step: int) -> Path:
         return part_directory(self.directory, step, self._worker)
+
+
+def _save_of(manifest: Manifest) -> Save:
+    return manifest.step, attempt(manifest.host)
 
 
 def _open(directory: Path) -> None:

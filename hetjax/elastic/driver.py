@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from hetjax.checkpoint.format import attempt
 from hetjax.checkpoint.recovery_plan import PartialSnapshot
 from hetjax.cluster.cluster import Cluster
 from hetjax.elastic.detour import Detour
@@ -92,7 +93,8 @@ class Driver:
         self._has_begun, self._losses = True, Losses()
         self._terms.go_on(restored or recovery.Restored(step=0))
         if restored is not None:
-            self._at = self._controller.saved = self._controller.safe = restored.step
+            self._at = self._controller.saved = restored.step
+            self._controller.safe = restored.step, attempt(restored.host)
         return restored
 
     def step(self, number: int, *, traced: bool = False) -> StepCommit:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from hetjax.checkpoint.format import Entry, step_numbers
 from hetjax.checkpoint.reader import Checkpoint
+from hetjax.checkpoint.recovery_plan import Save
 from hetjax.checkpoint.replication import PeerReplication, copy_targets
 from hetjax.checkpoint.stores.store import StoreError
 from hetjax.checkpoint.writer import CheckpointWriter
@@ -40,7 +41,7 @@ def save(
     folder: Path,
     copies: PeerReplication,
     *steps: int,
-    safe: int | None = None,
+    safe: Save | None = None,
     best: int | None = None,
 ) -> CheckpointWriter:
     with CheckpointWriter(folder, "a", copies=copies) as writer:
@@ -70,14 +71,14 @@ def test_a_copy_is_the_original_file_by_file_and_can_be_read(
 
 
 def test_the_newest_steps_stay_and_the_one_that_all_have(pair: Pair, tmp_path: Path):
-    save(tmp_path / "a", pair[0], 1, 2, 3, 4, safe=1)
+    save(tmp_path / "a", pair[0], 1, 2, 3, 4, safe=(1, ""))
     assert step_numbers(tmp_path / "b") == [1, 3, 4]
 
 
 def test_the_best_step_stays_beside_them_here_and_at_the_peer(
     pair: Pair, tmp_path: Path
 ):
-    save(tmp_path / "a", pair[0], 0, 1, 2, 3, 4, 5, safe=2, best=0)
+    save(tmp_path / "a", pair[0], 0, 1, 2, 3, 4, 5, safe=(2, ""), best=0)
     assert step_numbers(tmp_path / "a") == [0, 2, 4, 5]
     assert step_numbers(tmp_path / "b") == [0, 2, 4, 5]
 

@@ -120,6 +120,29 @@ def test_a_step_saved_again_replaces_the_first(tmp_path: Path) -> None:
     assert len(list(own.iterdir())) == 2  # the manifest and one state
 
 
+def test_a_step_saved_again_stays_as_it_was_until_all_have_it_anew(
+    tmp_path: Path,
+) -> None:
+    both, first, again = ["west", "east"], {"attempt": "1"}, {"attempt": "2"}
+    with (
+        CheckpointWriter(tmp_path, "west") as west,
+        CheckpointWriter(tmp_path, "east") as east,
+    ):
+        for writer in (west, east):
+            writer.save(7, state_of(1), first, both)
+            writer.wait()
+        west.save(7, state_of(2), again, both, safe=(7, "1"))
+        west.wait()
+        assert_holds(tmp_path, 7, state_of(1))
+        east.save(7, state_of(2), again, both, safe=(7, "1"))
+        east.wait()
+        assert_holds(tmp_path, 7, state_of(2))
+        for writer in (west, east):
+            writer.save(8, state_of(3), {"attempt": "3"}, both, safe=(7, "2"))
+    for worker in both:  # the manifest and one state
+        assert len(list((tmp_path / "step_00000007" / worker).iterdir())) == 2
+
+
 def test_a_failed_save_over_a_step_leaves_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from hetjax.checkpoint.format import AttemptNames
+from hetjax.checkpoint.recovery_plan import Save
 from hetjax.checkpoint.replication import copy_targets
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.cluster.cluster import Node
@@ -55,7 +56,7 @@ class Controller:
         self.saved: int | None = None  # newest step that all workers have saved
         # the newest that ever was is kept until there is a newer one: who has gone with
         # a part of it may come back
-        self.safe: int | None = None
+        self.safe: Save | None = None
         self.is_not_finite = False  # what was to be saved last: it is not
         self._saving = 0, list[str]()  # what they began to save last, and who
         self._expected_save_s: float | None = None  # until that is written
@@ -345,7 +346,7 @@ class Controller:
         step, workers = self._saving
         save = step, self.attempts.get(step)
         if workers and all(w in told and told[w].newest == save for w in workers):
-            self.saved = self.safe = step
+            self.saved, self.safe = step, (step, self.attempts[step])
         self.is_not_finite = any(
             w in told and told[w].not_finite == save for w in workers
         )

@@ -369,15 +369,15 @@ class SendCopies(Request[Done], minutes=10, what="connect to who keeps its copie
 class SaveState(Request[Done], minutes=30, what="begin a checkpoint"):
     """Start a checkpoint of `step`, if this worker is among `workers` (file names).
 
-    `host` goes into its manifest. Steps `safe` and `best` stay; what is not `is_stored`
-    is not copied to the store for now.
+    `host` goes into its manifest. Save `safe` and step `best` stay; what is not
+    `is_stored` is not copied to the store for now.
     """
 
     storage: CheckpointStorage
     step: int
     host: Json
     workers: Sequence[str]
-    safe: int | None
+    safe: Save | None
     best: int | None
     is_stored: bool
 
