@@ -101,6 +101,12 @@ def _without_those_that_leave(
     return _restore(controller, stay, storage, others, *args, **named)
 
 
+def _state_alone_dropped(controller: Any, storage: Any) -> None:
+    request = schema.DropState(kept=1_000_000, storage=storage)
+    there = controller.connections.workers
+    controller.connections.ask(dict.fromkeys(there, request))
+
+
 def _one_round(
     controller: Any,
     others: Any,
@@ -292,6 +298,11 @@ RECOVERY = (
         19,
         "a save begins while another is being written",
         method(Controller, "_savers", _idle_savers),
+    ),
+    breaks(
+        22,
+        "what a run has gone back from is there for the next start",
+        method(Controller, "drop_state", _state_alone_dropped),
     ),
     breaks(
         19,
