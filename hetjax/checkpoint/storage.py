@@ -48,18 +48,23 @@ class CheckpointStorage:
         """The folder on its host in which this worker saves."""
         return Path(self.directory.replace("{worker}", worker))
 
-    def store(self) -> Store | None:
-        """The store, or None; raises BadInput if it cannot be used."""
+    def store(self, is_tried: bool = True) -> Store | None:
+        """The store, or None; raises BadInput if it cannot be used.
+
+        One that is not tried out raises OSError later, where it is used.
+        """
         if self.cloud is None:
             return None
         limit = self.upload_mbit_per_s
-        return open_store(self.cloud, math.inf if limit is None else limit * 1e6 / 8)
+        bytes_per_s = math.inf if limit is None else limit * 1e6 / 8
+        return open_store(self.cloud, bytes_per_s, is_tried)
 
     def writer(
         self, worker: str, copies: PeerReplication | None = None
     ) -> CheckpointWriter:
         """The writer of this worker; `copies` replicates what it saves to peers."""
-        directory, store, uploader = self.at(worker), self.store(), None
+        # a store that is not there for a while must not keep anybody from saving
+        directory, store, uploader = self.at(worker), self.store(is_tried=False), None
         if store is not None:
             fence = Fence(store, f"checkpoint store {store}", self.store_number)
             uploader = Uploader(
@@ -86,11 +91,11 @@ def lease_folder(path: Path) -> Store:
     return TimeLimitedStore(FileStore(path, needs_links=False))
 
 
-def open_store(url: str, bytes_per_s: float = math.inf) -> Store:
+def open_store(url: str, bytes_per_s: float = math.inf, is_tried: bool = True) -> Store:
     """The store at `gs://bucket/prefix`, `file:///path` or a plain path, tried out.
 
     `bytes_per_s` limits uploads. Raises BadInput where the URL is not one of these, or
-    nothing can be written there.
+    nothing can be written there, if that is tried.
     """
     if bytes_per_s <= 0:
         raise BadInput(
@@ -105,7 +110,7 @@ def open_store(url: str, bytes_per_s: float = math.inf) -> Store:
         from hetjax.checkpoint.stores.gcs import open_bucket
 
         bucket, _, prefix = rest.partition("/")
-        return open_bucket(bucket, prefix.strip("/"), limit)
+        return open_bucket(bucket, prefix.strip("/"), limit, is_tried)
     path = unquote(rest) if found else url
     if not path or (found and (scheme != "file" or not path.startswith("/"))):
         raise BadInput(
@@ -113,4 +118,4 @@ def open_store(url: str, bytes_per_s: float = math.inf) -> Store:
             allowed="gs://BUCKET/PREFIX, file:///PATH or the path of a folder",
             fix="write it like gs://my-bucket/my-run or /mnt/shared/my-run",
         )
-    return open_directory(Path(path).absolute(), limit)
+    return open_directory(Path(path).absolute(), limit, is_tried)

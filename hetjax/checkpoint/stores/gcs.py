@@ -201,8 +201,11 @@ class _Limited:
         return data
 
 
-def open_bucket(bucket: str, prefix: str, limit: BandwidthLimit) -> TimeLimitedStore:
-    """The store, after listing and writing there; BadInput where that cannot be."""
+def open_bucket(
+    bucket: str, prefix: str, limit: BandwidthLimit, is_tried: bool = True
+) -> TimeLimitedStore:
+    """The store, if it is tried after listing and writing there; BadInput where that
+    cannot be."""
     url = f"gs://{bucket}/{prefix}"
     if not bucket:
         raise BadInput(
@@ -212,8 +215,9 @@ def open_bucket(bucket: str, prefix: str, limit: BandwidthLimit) -> TimeLimitedS
         )
     try:
         store = TimeLimitedStore(GcsStore(bucket, prefix, limit))
-        store.names(_WRITABLE)
-        store.put_text(_WRITABLE, "")
+        if is_tried:
+            store.names(_WRITABLE)
+            store.put_text(_WRITABLE, "")
     except DefaultCredentialsError as error:
         raise BadInput(
             got=f"checkpoint store {url}, but no Google Cloud credentials",

@@ -155,10 +155,14 @@ class FileStore:
                 os.fsync(file.fileno())
 
 
-def open_directory(directory: Path, limit: BandwidthLimit) -> Store:
-    """The store, after writing there; raises BadInput where that cannot be."""
+def open_directory(
+    directory: Path, limit: BandwidthLimit, is_tried: bool = True
+) -> Store:
+    """The store, if it is tried after writing there; BadInput where that cannot be."""
     files = FileStore(directory, limit)
     store, probe = TimeLimitedStore(files), uuid.uuid4().hex
+    if not is_tried:
+        return store
     try:
         store.put_text(probe, "")
         store.remove([probe])

@@ -157,7 +157,7 @@ def _in_store(
 ) -> list[PartialSnapshot]:
     """What the store has; nothing, with a warning, if it cannot be read."""
     try:
-        found = in_store(storage.store(), storage.key())
+        found = in_store(storage.store(is_tried=False), storage.key())
     except OSError as error:
         warnings.warn(f"the store is not used: {error}", stacklevel=2)
         return []

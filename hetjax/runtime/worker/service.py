@@ -227,7 +227,7 @@ class WorkerService:
 
     def _collect(self, request: schema.CollectLeaves) -> schema.Collected:
         if request.own.get("cloud"):
-            store, key = request.storage.store(), request.storage.key()
+            store, key = request.storage.store(is_tried=False), request.storage.key()
             assert store is not None
             directory = self._directory(request.storage)
             self._inventory.fetch_from(store, request.save[0], directory, key)
