@@ -324,7 +324,7 @@ class SimJournal:
 
     def __init__(self, heard: Callable[[dict[str, Any]], None]) -> None:
         self.lines: list[dict[str, Any]] = []
-        self._heard = heard
+        self._heard, self._undone = heard, set[int]()
 
     def append(self, line: dict[str, Any]) -> None:
         self.lines.append(line)
@@ -332,5 +332,11 @@ class SimJournal:
 
     def rewind(self, last_step: int) -> list[dict[str, Any]]:
         dropped = [line for line in self.lines if line["step"] > last_step]
+        self._undone |= {line["step"] for line in dropped}
         self.lines = [line for line in self.lines if line["step"] <= last_step]
         return dropped
+
+    def steps_found_again(self, last_step: int) -> set[int]:
+        """Steps up to that of a start which lack a line, as they were undone once."""
+        have = {line["step"] for line in self.lines if "loss" in line}
+        return {step for step in self._undone - have if step <= last_step}

@@ -172,6 +172,7 @@ class Run:
             before, begin_s, restored, driver.cluster, self._passed_over
         )
         self._journal.rewind(driver.at)
+        self.invariants.found_again |= self._journal.steps_found_again(driver.at)
         stop = SimpleNamespace(reason=None, grace_s=None, leaves_no_time=False)
         self.faults.ask_to_stop = lambda: setattr(stop, "reason", "asked")
 

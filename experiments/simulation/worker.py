@@ -54,7 +54,7 @@ class Site:
     """What all processes of a run share: hosts' disks, the network, who is where.
 
     `listening` has by address who can be called there, `told` hears of every state,
-    `left` of who has left in good order, `removed` that old checkpoints are gone.
+    `leaving` of who is to leave, `dropped` of whose state goes, `removed` of old saves.
     """
 
     world: World
@@ -121,8 +121,7 @@ class SimWorker(Process):
                 self.leave_by_itself()
 
     def _reply(self, number: int, message: Message) -> None:
-        is_last = self._duties.has_ended
-        for reply in self.mishaps.replies(number, message, is_last):
+        for reply in self.mishaps.replies(number, message, self._duties.has_ended):
             self.line.send(reply)
 
     def _begin(self, request: AnyRequest) -> None:

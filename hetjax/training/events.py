@@ -7,7 +7,7 @@ that cannot go on: full disks, stores that fail, lost workers. Does not own the 
 """
 
 import errno
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -78,6 +78,12 @@ def begin(
     check = start.check_leases
     metrics = Journal(run_dir / rundir.METRICS, last_step=driver.at, may_write=check)
     events = Journal(run_dir / rundir.EVENTS, last_step=config.steps, may_write=check)
+    missing = _missing(read_journal(run_dir / rundir.METRICS), driver.at)
+    if missing:
+        shown.note(
+            f"{rundir.METRICS} lacks lines of steps up to {missing[-1]}: they were "
+            "removed, or undone before the checkpoint after them was found whole"
+        )
     if driver.resumed is not None:
         event(events, "restored", driver.at, **driver.resumed)
         shown.note(f"resumed at step {driver.at}{_origin(driver.resumed)}")
@@ -93,6 +99,16 @@ def begin(
             shown.note(f"{name} is {now} from here on (was {was})")
             event(events, "reconfigured", driver.at, setting=name, was=was, now=now)
     return metrics, events
+
+
+def _missing(lines: Sequence[Mapping[str, Any]], last: int) -> list[int]:
+    """Steps up to the last that have no line, though later ones may.
+
+    >>> _missing([{"step": 1, "loss": 2.0}, {"step": 3, "reason": "overflow"}], 4)
+    [2, 4]
+    """
+    told = {line["step"] for line in lines if "val_loss" not in line}
+    return sorted({*range(1, last + 1)} - told)
 
 
 def record_recovery(
