@@ -10,12 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from hetjax.checkpoint.reader import Checkpoint
 from hetjax.data.dataset import load
 from hetjax.errors import BadInput
 from hetjax.export import main as export
 from hetjax.models.hugging_face.hub import local_folder
+from hetjax.models.hugging_face.tensor_names import tensor_parts
 from hetjax.models.hugging_face.tensors import FolderWeights
 from hetjax.models.hugging_face.written import fields_of, write_model
 from hetjax.models.named import load_named
@@ -124,6 +126,23 @@ def test_weights_of_another_model_are_refused_before_anything_starts(
     assert "allowed: a folder with a config.json" in capsys.readouterr().err
 
 
+ALL_TENSORS = {
+    part.name
+    for parts in tensor_parts(MODEL_CONFIG, "llama").values()
+    for part in parts
+}
+
+
+def with_index(folder: Path, where: object) -> None:
+    """Write an index, and take from the file the tensor that it would name last."""
+    told = {"metadata": {}, "weight_map": where}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(told))
+    file = folder / "model.safetensors"
+    named = load_file(file)
+    del named["lm_head.weight"]
+    save_file(named, file)
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
@@ -134,6 +153,12 @@ def test_weights_of_another_model_are_refused_before_anything_starts(
                 json.dumps(fields_of(replace(MODEL_CONFIG, num_blocks=3)))
             ),
             "lacks model.layers.2.",
+        ),
+        (lambda f: with_index(f, {"lm_head.weight": 3}), "index.json' that cannot be"),
+        (lambda f: with_index(f, ["lm_head.weight"]), "index.json' that cannot be"),
+        (
+            lambda f: with_index(f, dict.fromkeys(ALL_TENSORS, "model.safetensors")),
+            "without lm_head.weight, which model.safetensors.index.json says it has",
         ),
     ],
 )

@@ -85,7 +85,15 @@ class Tensors:
         place = self.places[name]
         if place.file not in self._files:
             self._files[place.file] = _opened(place.file)
-        return self._files[place.file].get_slice(place.name)
+        try:
+            return self._files[place.file].get_slice(place.name)
+        except SafetensorError:
+            raise BadInput(
+                got=f"{str(place.file)!r} without {place.name}, which {INDEX} says it "
+                "has",
+                allowed="files with the tensors that their index names",
+                fix="fetch the folder again",
+            ) from None
 
 
 def check_tensors(tensors: Tensors, parts: Mapping[str, list[TensorPart]]) -> None:
@@ -196,15 +204,16 @@ def _files(folder: Path) -> Iterable[tuple[Path, list[str]]]:
             yield whole, list(file.keys())
         return
     try:
-        named: dict[str, str] = json.loads(index.read_text())["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError):
+        told = json.loads(index.read_text())["weight_map"]
+        named = {name: Path(file).name for name, file in told.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise BadInput(
             got=f"{str(index)!r} that cannot be read",
             allowed="the index of a model's weights, as Hugging Face writes it",
             fix="fetch the folder again",
         ) from None
     for file in sorted(set(named.values())):
-        path = folder / Path(file).name
+        path = folder / file
         if not path.is_file():
             raise BadInput(
                 got=f"{str(folder)!r} without {path.name}, which its index names",
