@@ -3,6 +3,7 @@
 
 import json
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from hetjax.models.named import load_named
 from hetjax.train import main
 from hetjax.training.presets import Preset, preset
 from hetjax.training.run import run
+from hetjax.training.run_model import warn_of_other_model
 from hetjax.training.rundir import CHECKPOINTS, read_previous
 from hetjax.training.worker import training_feed
 from tests.models.hugging_face import whole
@@ -124,6 +126,26 @@ def test_weights_of_another_model_are_refused_before_anything_starts(
     assert not chosen.config.run_dir.exists()
     assert main([str(tmp_path / "nowhere"), "--steps", "1"]) == 2
     assert "allowed: a folder with a config.json" in capsys.readouterr().err
+
+
+def test_weights_of_a_model_that_is_alike_in_shape_alone_are_told_of(
+    tmp_path: Path, folder: Path, capfd: pytest.CaptureFixture[str]
+):
+    told = json.loads((folder / "config.json").read_text())
+    sizes = tmp_path / "sizes.json"
+    sizes.write_text(json.dumps(told | {"rope_parameters": {"rope_theta": 5e5}}))
+    chosen = of_folder(tmp_path, folder).config
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_other_model(chosen)
+        longer = {"max_position_embeddings": 4096}
+        (tmp_path / "longer.json").write_text(json.dumps(told | longer))
+        warn_of_other_model(replace(chosen, model=str(tmp_path / "longer.json")))
+    with pytest.warns(UserWarning, match=r"rope_theta 10000.0 \(here 500000.0\)"):
+        warn_of_other_model(replace(chosen, model=str(sizes)))
+    other = but(of_folder(tmp_path, folder), model=str(sizes))
+    assert run(other.config, other, load_named(str(sizes))) == 0
+    assert "rope_theta 10000.0 (here 500000.0)" in capfd.readouterr().out
 
 
 ALL_TENSORS = {
