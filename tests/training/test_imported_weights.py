@@ -190,6 +190,20 @@ def test_a_damaged_folder_is_refused(folder: Path, damage, said: str):
         FolderWeights(folder)
 
 
+def test_files_stay_in_memory_unless_they_are_let_go_of(folder: Path):
+    def is_mapped() -> bool:
+        return str(folder) in Path("/proc/self/maps").read_text()
+
+    for lets_go in (False, True):
+        weights = FolderWeights(folder, lets_go=lets_go)
+        table = weights("embedding.table", (384, 16))
+        assert is_mapped() is not lets_go
+        again = weights("embedding.table", (384, 16))
+        np.testing.assert_array_equal(again, table)
+        del weights
+        assert not is_mapped()
+
+
 def test_a_name_on_the_hub_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     asked = []
 

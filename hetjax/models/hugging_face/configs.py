@@ -54,7 +54,7 @@ def read_config(path: Path) -> tuple[DecoderConfig, dict[str, Any]]:
     return config_of(raw, name), raw
 
 
-def _of_text(raw: Any, name: str) -> dict[str, Any]:
+def _of_text(raw: Any, name: str) -> Any:
     """The fields of what reads: all of them, or a part with what the whole has too."""
     if not isinstance(raw, Mapping) or str(raw.get("model_type")) not in _WITH_EYES:
         return raw
