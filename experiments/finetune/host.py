@@ -8,7 +8,10 @@ processes with unlike numbers of layers, is trained for one step and exported. O
 worker: the bytes of its layers in closed form, and those of the file that the kernel
 has mapped into its memory, which is where they are read from (pages, and up to 64 KiB
 around what was asked for). Of the export: the most memory that its process held
-beyond what it had before, in bytes of a block as it is written.
+beyond what it had before, in bytes of a block as it is written. The same of exports
+that add adapters of all linear weights to what is frozen (`--merged`), which is read as
+it is, or rounded as the run held it in four bits. Each export is the second of its
+process: the first takes what it takes to compile, whatever the size of the model.
 """
 
 import argparse
@@ -16,9 +19,11 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -49,7 +54,15 @@ MODEL = LlamaConfig(
     max_seq_len=16,
 )
 LAYERS = {"a100": (0, 2), "v100": (2, 3), "t4": (3, 8)}  # of 8, by node
+ADAPTED = ("--lora.rank", "8")
+RUNS = {
+    "whole": (),
+    "merged": ADAPTED,
+    "merged_nf4": (*ADAPTED, "--lora.frozen", "nf4"),
+}
 _BATCH, _LOOK_S, _LIMIT_S = 4, 0.1, 1200
+# glibc keeps what is freed, up to 32 MiB, so that the next peak would not be seen
+_FREED_AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 _TEXT = "".join(f"{number} times {number} is {number**2}.\n" for number in range(2000))
 
 
@@ -86,7 +99,7 @@ def write_base(folder: Path) -> None:
     write_model(folder, MODEL, fields_of(MODEL), drawn, "bfloat16")
 
 
-def imported(base: Path, run_dir: Path) -> dict[str, int]:
+def imported(base: Path, run_dir: Path, own: Sequence[str] = ()) -> dict[str, int]:
     """Train a step from these weights; give the bytes that each worker read."""
     cluster, file = run_dir.with_suffix(".toml"), run_dir.with_suffix(".json")
     cluster.write_text(cluster_toml(CLUSTER))
@@ -99,7 +112,7 @@ def imported(base: Path, run_dir: Path) -> dict[str, int]:
     words += ["--seq-len", str(MODEL.max_seq_len), "--global-batch", str(_BATCH)]
     words += ["--dtype", "float32", "--data.path", str(text)]
     words += ["--data.cache-dir", str(run_dir.with_name("cache"))]
-    words += ["--evaluation.every", "0", "--evaluation.sample-tokens", "0"]
+    words += ["--evaluation.every", "0", "--evaluation.sample-tokens", "0", *own]
     read: dict[str, int] = {}
     with subprocess.Popen(words, stdout=sys.stderr) as run:
         until_s = time.monotonic() + _LIMIT_S
@@ -135,11 +148,13 @@ def _resident(smaps: Path, file: Path) -> int:
     return found
 
 
-def exporting(run_dir: Path, to: Path, dtype: str) -> None:
+def exporting(run_dir: Path, to: Path, dtype: str, merged: bool) -> None:
     """The other process: prints the most memory that it took for this."""
+    export_model(run_dir, to, dtype=dtype, merged=merged)
+    shutil.rmtree(to)
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak until here
     before = _status_bytes("VmHWM")
-    export_model(run_dir, to, dtype=dtype)
+    export_model(run_dir, to, dtype=dtype, merged=merged)
     print(_status_bytes("VmHWM") - before)
 
 
@@ -152,7 +167,14 @@ def _status_bytes(name: str) -> int:
 def exported(run_dir: Path, to: Path, dtype: str) -> dict[str, float]:
     command = [sys.executable, "-m", __spec__.name, "--dtype", dtype]
     command += ["--run-dir", str(run_dir), "--to", str(to)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    command += ["--merged"] if run_dir.name.startswith("merged") else []
+    done = subprocess.run(
+        command,
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **_FREED_AT_ONCE},
+    )
     block_bytes = layer_bytes(1, 4 if dtype == "float32" else 2)
     peak_bytes = int(done.stdout)
     return {
@@ -164,12 +186,19 @@ def exported(run_dir: Path, to: Path, dtype: str) -> dict[str, float]:
 
 
 def measured(folder: Path) -> dict[str, Any]:
-    base, run_dir = folder / "base", folder / "run"
+    base = folder / "base"
     write_base(base)
-    read = imported(base, run_dir)
+    read, *_ = [imported(base, folder / name, own) for name, own in RUNS.items()]
     own = {
         node: sum(layer_bytes(layer, 2) for layer in range(*layers))
         for node, layers in LAYERS.items()
+    }
+    found: dict[str, Any] = {
+        name: {
+            dtype: exported(folder / name, folder / f"{name}_{dtype}", dtype)
+            for dtype in ("float32", "bfloat16")
+        }
+        for name in RUNS
     }
     return {
         "import": {
@@ -178,10 +207,7 @@ def measured(folder: Path) -> dict[str, Any]:
             "read_bytes": read,
             "read_of_layers": {node: read[node] / own[node] for node in own},
         },
-        "export": {
-            dtype: exported(run_dir, folder / dtype, dtype)
-            for dtype in ("float32", "bfloat16")
-        },
+        "export": found.pop("whole") | found,
     }
 
 
@@ -190,9 +216,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     for name in ("--run-dir", "--to", "--dtype"):
         parser.add_argument(name, help=argparse.SUPPRESS)
+    parser.add_argument("--merged", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.run_dir is not None:
-        exporting(Path(asked.run_dir), Path(asked.to), asked.dtype)
+        exporting(Path(asked.run_dir), Path(asked.to), asked.dtype, merged=asked.merged)
         return
     cpus = f"{os.cpu_count()} CPU cores ({platform.machine()}), shared"
     versions = f"Python {platform.python_version()}, JAX {jax.__version__}"

@@ -144,8 +144,8 @@ def weight_reader(
     adapter added. What is computed is in fp32, all else in the dtype."""
     model = run_model(config)
     saved_as = AVERAGES if ema else WEIGHTS
-    first = first_weights(config, model)
-    first_written = first_weights(config, model, dtype)
+    first = first_weights(config, model, lets_go=True)
+    first_written = first_weights(config, model, dtype, lets_go=True)
     adapters = {
         f"{m.path}.{a.weight}": (m, a) for m in model.modules for a in m.adapters
     }

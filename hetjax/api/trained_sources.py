@@ -147,10 +147,31 @@ def _told_ends(folder: Path) -> set[int]:
     """By the model's generation settings, else by its config."""
     for name in (GENERATION, CONFIG):
         if (folder / name).is_file():
-            told: Any = json.loads((folder / name).read_text()).get(_ENDS)
+            told = _ends_in(folder / name)
             if told is not None:
                 return {told} if isinstance(told, int) else set(told)
     return set()
+
+
+def _ends_in(file: Path) -> int | list[int] | None:
+    """The tokens that end a text, or nothing said; BadInput for what cannot be."""
+    try:
+        found: Any = json.loads(file.read_text()).get(_ENDS)
+    except (OSError, ValueError, AttributeError):
+        raise _bad_settings(f"{str(file)!r}, which is no JSON object") from None
+    ids = found if isinstance(found, list) else [found]
+    if found is not None and not all(type(each) is int for each in ids):
+        raise _bad_settings(f"{_ENDS} = {str(found)[:60]!r} in {str(file)!r}")
+    return found
+
+
+def _bad_settings(got: str) -> BadInput:
+    return BadInput(
+        got=got,
+        allowed=f"a JSON object with {_ENDS}, a token's number or a list of them, or "
+        "without it",
+        fix="fetch the file again, or mend it",
+    )
 
 
 def turn_ends(template: ChatTemplate, ids: Tokenizer) -> set[int]:

@@ -28,6 +28,7 @@ from hetjax.data.conversations import RowEncoder
 from hetjax.data.corpus import Source
 from hetjax.data.hugging_face import TOKENIZER, ModelTokenizer
 from hetjax.data.rows import Completion, Conversation, Row, canonical
+from hetjax.data.settings import VALIDATION
 from hetjax.data.splitting import (
     Outline,
     Split,
@@ -139,7 +140,8 @@ class _Percent:
 
 def _parts(sources: Sources) -> dict[str, "Parts"]:
     """By file name; one source makes both splits."""
-    outlines = [(train, outline(train.name, train.rows())) for train in sources.train]
+    is_split = sources.validation is None
+    outlines = [(train, _outline(train, is_split)) for train in sources.train]
     made: dict[str, Parts] = {}
     if sources.validation is None:
         for number, (train, found) in enumerate(outlines):
@@ -147,7 +149,7 @@ def _parts(sources: Sources) -> dict[str, "Parts"]:
             made |= {file_name(of, number): both for of in ("train", "validation")}
         return made
     other = sources.validation
-    other_found = outline(other.name, other.rows())
+    other_found = _outline(other, is_split=False)
     train, found = outlines[0]
     if len(outlines) == 1 and other_found.is_text != found.is_text:
         raise BadInput(
@@ -163,6 +165,11 @@ def _parts(sources: Sources) -> dict[str, "Parts"]:
     return made | {"validation": parts_of(other, other_found, Split(aside=everything))}
 
 
+def _outline(source: Source, is_split: bool) -> Outline:
+    rows = source.rows()
+    return outline(source.name, rows, option=source.option, is_split=is_split)
+
+
 def _write(
     path: Path,
     part: "Parts",
@@ -173,7 +180,22 @@ def _write(
     rows: Iterator[Any] = part.rows(is_aside=name.startswith("validation"))
     if part.found.is_text:
         return write_documents(path, rows, theirs.ids, done_bytes)
-    return write_rows(path, rows, RowEncoder(theirs.ids, theirs.template), done_bytes)
+    encoder = RowEncoder(theirs.ids, theirs.template)
+    counts = write_rows(path, rows, encoder, done_bytes)
+    if not counts.num_learnt:
+        raise _nothing_to_learn(part.source, name)
+    return counts
+
+
+def _nothing_to_learn(source: Source, name: str) -> BadInput:
+    split = "train" if name.startswith("train") else "validation"
+    return BadInput(
+        got=f"{source.name}, whose {split} split has no row in which the assistant "
+        "says something",
+        allowed="conversations with messages of the role assistant, which are learnt",
+        fix=f"give others with {source.option}"
+        + ("" if split == "train" else f", or rows to validate with by {VALIDATION}"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

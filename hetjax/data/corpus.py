@@ -46,12 +46,14 @@ class Source:
     """Where rows come from.
 
     `identity` is JSON data that changes whenever the rows may change; `rows` yields
-    them in a deterministic order, duplicates included, as often as it is called.
+    them in a deterministic order, duplicates included, as often as it is called;
+    `option` is where people gave it.
     """
 
     name: str
     identity: Mapping[str, Any]
     rows: Callable[[], Iterator[Row]]
+    option: str = PATH
 
 
 def offline() -> Source:
@@ -86,6 +88,7 @@ def files(path: Path, column: str = TEXT_COLUMN, option: str = PATH) -> Source:
         name=str(path),
         identity={"kind": "files", "files": listing, **named},
         rows=lambda: chain.from_iterable(rows(member, column) for member in members),
+        option=option,
     )
 
 

@@ -16,7 +16,9 @@ from itertools import compress
 
 import numpy as np
 
+from hetjax.data.readers import PATH
 from hetjax.data.rows import Row, canonical
+from hetjax.data.settings import VALIDATION
 from hetjax.errors import BadInput
 
 _MIN_VALIDATION_BYTES = 100_000
@@ -57,10 +59,13 @@ class Split:
     cut: tuple[int, float] | None = None
 
 
-def outline(name: str, rows: Iterable[Row]) -> Outline:
+def outline(
+    name: str, rows: Iterable[Row], *, option: str = PATH, is_split: bool = True
+) -> Outline:
     """Read a source once; BadInput where it mixes documents with other rows.
 
-    Also where there is not enough text to split (two characters).
+    Also where there is not enough of it: two characters or two rows if a part is to be
+    set aside, else one. `option` is where people gave it.
     """
     hashes, num_bytes, num_chars = bytearray(), array("q"), array("q")
     counts = bytearray()
@@ -88,7 +93,7 @@ def outline(name: str, rows: Iterable[Row]) -> Outline:
         chars_D=np.array(num_chars, np.int64)[first],
         num_duplicates=int(np.sum(~first)),
     )
-    _check_enough(made)
+    _check_enough(made, option, 1 + is_split)
     return made
 
 
@@ -161,17 +166,20 @@ def _check_kinds(name: str, kinds: set[bool]) -> None:
         )
 
 
-def _check_enough(found: Outline) -> None:
+def _check_enough(found: Outline, option: str, least: int) -> None:
+    """Raise BadInput for fewer characters of documents, or fewer other rows."""
     num_rows = len(found.bytes_D)
-    if found.is_text and found.chars_D.sum() < 2:
+    if found.is_text and found.chars_D.sum() < least:
+        characters = "two characters" if least > 1 else "one character"
         raise BadInput(
             got=f"{found.name} holds no text ({num_rows} documents)",
-            allowed="at least two characters of text that is not blank",
-            fix="point --data.path at a file with text, or leave it out",
+            allowed=f"at least {characters} of text that is not blank",
+            fix=f"point {option} at a file with text, or leave it out",
         )
-    if not found.is_text and num_rows < 2:
+    if not found.is_text and num_rows < least:
+        again = f" ({found.num_duplicates} more times)" if found.num_duplicates else ""
         raise BadInput(
-            got=f"{found.name} holds a single row",
-            allowed="two rows or more, one of them to validate with",
-            fix="point --data.path at a file with more rows",
+            got=f"{found.name} holds a single row{again}",
+            allowed="two different rows or more, one of them to validate with",
+            fix=f"point {option} at a file with more rows, or give {VALIDATION}",
         )

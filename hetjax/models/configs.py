@@ -172,6 +172,12 @@ class LlamaConfig(DecoderConfig):
         if self.head_size is None:
             require_divides(self.name, self, "num_heads", "hidden_size")
         require_divides(self.name, self, "num_kv_heads", "num_heads")
+        if self.size_of_heads % 2:
+            raise BadInput(
+                got=f"{self.name}: heads of {self.size_of_heads} numbers",
+                allowed="an even number: positions turn them in pairs",
+                fix=f"set head_size to {self.size_of_heads + 1}",
+            )
 
     @property
     def size_of_heads(self) -> int:

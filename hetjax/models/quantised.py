@@ -30,6 +30,7 @@ BLOCK = 64
 DTYPES: dict[FrozenForm, str] = {"int8": "int8", "nf4": "uint8"}
 _PER_BYTE: dict[FrozenForm, int] = {"int8": 1, "nf4": 2}
 _LARGEST = 127
+_ROUNDED_AT_ONCE = 2**17  # numbers, unless a row of blocks has more
 NF4 = (
     -1.0,
     -0.6961928009986877,
@@ -174,15 +175,31 @@ def quantised_on_host(
 
 
 def rounded(form: FrozenForm, weight: np.ndarray, num_inputs: int) -> np.ndarray:
-    """What a weight (fp32) is, once it has been in the form."""
+    """What a weight (fp32) is, once it has been in the form.
+
+    Some blocks are brought into it at once: it takes several times their bytes.
+    """
+    size = _block(weight.shape[num_inputs - 1])
+    outputs = math.prod(weight.shape[num_inputs:])
+    blocks = weight.reshape(-1, size, outputs)
+    found = np.empty(blocks.shape, np.float32)
+    step = max(1, _ROUNDED_AT_ONCE // (size * outputs))
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        held = _quantiser(form, num_inputs)(weight)
-        return np.asarray(whole(held, num_inputs, jnp.float32))
+        for start in range(0, len(blocks), step):
+            here = slice(start, start + step)
+            held = _quantiser(form, 2)(blocks[here])
+            found[here] = _restorer(2)(held)
+    return found.reshape(weight.shape)
 
 
 @cache
 def _quantiser(form: FrozenForm, num_inputs: int) -> Any:
     return jax.jit(lambda weight: quantised(form, weight, num_inputs))
+
+
+@cache
+def _restorer(num_inputs: int) -> Any:
+    return jax.jit(lambda held: whole(held, num_inputs, jnp.float32))
 
 
 def _block(size: int) -> int:

@@ -1,16 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model of a run, with what is trained of it.
+"""The model of a run, with what is trained of it, and whether its weights are its own.
 
 Does not own how models are named (`models/named.py`) nor what fine-tuning makes of one
 (`models/finetuning.py`).
 """
 
+import warnings
+from dataclasses import fields
+from typing import Any
+
+from hetjax.models.configs import DecoderConfig, LlamaConfig
 from hetjax.models.finetuning import fine_tuned
+from hetjax.models.hugging_face.configs import read_config
+from hetjax.models.hugging_face.hub import local_folder
 from hetjax.models.model import Model
-from hetjax.models.named import load_named
+from hetjax.models.named import is_function, load_named, named_config
 from hetjax.training.config import RunConfig
+
+# what changes no number that a model gives for its weights
+_NO_NUMBERS = {"name", "max_seq_len", "vocab_size", "vocab_multiple", "grain"}
 
 
 def run_model(config: RunConfig) -> Model:
     """Give what the run trains; BadInput for a model or a part that there is not."""
     return fine_tuned(load_named(config.model), config.train, config.lora)
+
+
+def warn_of_other_model(config: RunConfig) -> None:
+    """Warn where weights to begin with are of a model that is like the run's in their
+    shapes alone."""
+    if config.init is None or is_function(config.model):
+        return
+    ours = _numbers(named_config(config.model))
+    theirs = _numbers(read_config(local_folder(config.init))[0])
+    differ = [
+        f"{name} {theirs.get(name)} (here {ours.get(name)})"
+        for name in sorted(ours.keys() | theirs.keys())
+        if ours.get(name) != theirs.get(name)
+    ]
+    if differ:
+        warnings.warn(
+            f"the weights of {config.init} are of a model that is not {config.model}: "
+            f"{', '.join(differ)}; to begin with what they give there, give the folder "
+            "in place of the model",
+            stacklevel=2,
+        )
+
+
+def _numbers(config: DecoderConfig) -> dict[str, Any]:
+    """What a model's numbers depend on besides weights, as far as it is told."""
+    found = {field.name: getattr(config, field.name) for field in fields(config)}
+    if isinstance(config, LlamaConfig):
+        blocks = range(config.num_blocks)
+        found["windowed"] = tuple(config.has_window(block) for block in blocks)
+        found["head_size"] = config.size_of_heads
+    return {name: found[name] for name in found.keys() - _NO_NUMBERS}

@@ -148,17 +148,22 @@ def warm_up(worker: str, settings: Mapping[str, Any]) -> None:
 
 
 def first_weights(
-    config: RunConfig, model: Model, dtype: Any = np.float32
+    config: RunConfig,
+    model: Model,
+    dtype: Any = np.float32,
+    *,
+    lets_go: bool = False,
 ) -> Weights | None:
     """Give what the run begins with, if that is not drawn from its seed, and what it
-    comes back to if some of it is frozen. What is read has the dtype.
+    comes back to if some of it is frozen. What is read has the dtype; files stay in
+    memory unless it `lets_go` of them.
 
     BadInput where the folder is not whole, or is another model's.
     """
     if config.init is None:
         is_frozen = any(spec.frozen for spec in model.modules)
         return drawn_weights(model, config.seed) if is_frozen else None
-    weights = FolderWeights(local_folder(config.init), dtype)
+    weights = FolderWeights(local_folder(config.init), dtype, lets_go=lets_go)
     weights.check_model(model)
     return weights
 

@@ -165,6 +165,17 @@ def test_a_folder_that_is_not_a_whole_model_is_refused_by_every_command(
     check_refused(command, words, told, capsys)
 
 
+@pytest.mark.parametrize(
+    "told", ["{", "[1]", '{"eos_token_id": "x"}', '{"eos_token_id": [1, null]}']
+)
+def test_settings_of_generation_that_cannot_be_are_refused_in_use(
+    folder: Path, capsys: pytest.CaptureFixture[str], told: str
+):
+    (folder / "generation_config.json").write_text(told)
+    words = [str(folder), "--prompt", "A"]
+    check_refused(sample, words, ["generation_config.json"], capsys)
+
+
 BAD_ROWS: list[tuple[dict, Sequence[str], list[str]]] = [
     (
         {"messages": [{"from": "user", "value": "Hi"}]},

@@ -176,6 +176,40 @@ def test_texts_and_chats_do_not_mix(tmp_path: Path):
 
 
 def test_one_row_is_too_few_to_split(tmp_path: Path):
-    path = _jsonl(tmp_path / "a.jsonl", {"messages": _chat(1)})
-    with pytest.raises(BadInput, match="holds a single row"):
+    path = _jsonl(tmp_path / "a.jsonl", *[{"messages": _chat(1)}] * 3)
+    with pytest.raises(BadInput) as error:
         _prepared(tmp_path, path)
+    assert "holds a single row (2 more times)" in error.value.got
+    assert "--data.validation" in error.value.fix
+
+
+def test_one_row_is_enough_to_learn_from_and_one_to_validate_with(tmp_path: Path):
+    paths = (
+        _jsonl(tmp_path / f"{number}.jsonl", {"messages": _chat(number)})
+        for number in (1, 2)
+    )
+    made = _prepared(tmp_path, next(paths), validation=next(paths))
+    for (tokens,) in made.trains, made.validations:
+        assert tokens.rows is not None
+        assert len(tokens.rows.first_R) == 1
+
+
+def test_an_empty_file_to_validate_with_is_named_by_its_option(tmp_path: Path):
+    path = _jsonl(tmp_path / "a.jsonl", {"text": "some text"})
+    (tmp_path / "b.jsonl").touch()
+    with pytest.raises(BadInput) as error:
+        _prepared(tmp_path, path, validation=tmp_path / "b.jsonl")
+    assert error.value.got.endswith("b.jsonl holds no text (0 documents)")
+    assert "point --data.validation at" in error.value.fix
+
+
+def test_chats_in_which_the_assistant_says_nothing_are_refused(tmp_path: Path):
+    silent = [{"messages": _chat(number)[:1]} for number in range(4)]
+    path = _jsonl(tmp_path / "a.jsonl", *silent)
+    with (
+        pytest.warns(UserWarning, match="the assistant says nothing"),
+        pytest.raises(BadInput) as error,
+    ):
+        _prepared(tmp_path, path)
+    assert "no row in which the assistant says something" in error.value.got
+    assert "--data.path" in error.value.fix

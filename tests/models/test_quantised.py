@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights in few bits: brute force, closed forms and the paper's construction."""
 
+import math
 from typing import Any, get_args
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from hetjax.models import quantised as quantised_module
 from hetjax.models.configs import FrozenForm
 from hetjax.models.quantised import (
     NF4,
@@ -51,6 +53,32 @@ def test_each_number_becomes_the_nearest_of_those_that_its_block_has(
     expected = brute_force(form, weight, num_inputs)
     found = rounded(form, weight, num_inputs)
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("form", ["int8", "nf4"])
+@pytest.mark.parametrize(("shape", "num_inputs"), SHAPES)
+def test_weights_are_rounded_some_blocks_at_a_time(
+    form: FrozenForm,
+    shape: tuple[int, ...],
+    num_inputs: int,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(quantised_module, "_ROUNDED_AT_ONCE", 70)
+    sizes: list[int] = []
+    bring = quantised_module._quantiser
+
+    def told(form: FrozenForm, num_inputs: int) -> Any:
+        quantise = bring(form, num_inputs)
+        return lambda blocks: sizes.append(blocks.size) or quantise(blocks)
+
+    monkeypatch.setattr(quantised_module, "_quantiser", told)
+    weight = random_weight(shape)
+    expected = brute_force(form, weight, num_inputs)
+    found = rounded(form, weight, num_inputs)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=0)
+    assert sum(sizes) == weight.size
+    row = math.gcd(64, shape[num_inputs - 1]) * math.prod(shape[num_inputs:])
+    assert max(sizes) <= max(70, row)
 
 
 def test_int8_is_off_by_half_a_step_and_nf4_by_half_its_widest_gap_at_most():

@@ -3,6 +3,7 @@
 
 import json
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,18 +11,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from hetjax.checkpoint.reader import Checkpoint
 from hetjax.data.dataset import load
 from hetjax.errors import BadInput
 from hetjax.export import main as export
 from hetjax.models.hugging_face.hub import local_folder
+from hetjax.models.hugging_face.tensor_names import tensor_parts
 from hetjax.models.hugging_face.tensors import FolderWeights
 from hetjax.models.hugging_face.written import fields_of, write_model
 from hetjax.models.named import load_named
 from hetjax.train import main
 from hetjax.training.presets import Preset, preset
 from hetjax.training.run import run
+from hetjax.training.run_model import warn_of_other_model
 from hetjax.training.rundir import CHECKPOINTS, read_previous
 from hetjax.training.worker import training_feed
 from tests.models.hugging_face import whole
@@ -124,6 +128,43 @@ def test_weights_of_another_model_are_refused_before_anything_starts(
     assert "allowed: a folder with a config.json" in capsys.readouterr().err
 
 
+def test_weights_of_a_model_that_is_alike_in_shape_alone_are_told_of(
+    tmp_path: Path, folder: Path, capfd: pytest.CaptureFixture[str]
+):
+    told = json.loads((folder / "config.json").read_text())
+    sizes = tmp_path / "sizes.json"
+    sizes.write_text(json.dumps(told | {"rope_parameters": {"rope_theta": 5e5}}))
+    chosen = of_folder(tmp_path, folder).config
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_other_model(chosen)
+        longer = {"max_position_embeddings": 4096}
+        (tmp_path / "longer.json").write_text(json.dumps(told | longer))
+        warn_of_other_model(replace(chosen, model=str(tmp_path / "longer.json")))
+    with pytest.warns(UserWarning, match=r"rope_theta 10000.0 \(here 500000.0\)"):
+        warn_of_other_model(replace(chosen, model=str(sizes)))
+    other = but(of_folder(tmp_path, folder), model=str(sizes))
+    assert run(other.config, other, load_named(str(sizes))) == 0
+    assert "rope_theta 10000.0 (here 500000.0)" in capfd.readouterr().out
+
+
+ALL_TENSORS = {
+    part.name
+    for parts in tensor_parts(MODEL_CONFIG, "llama").values()
+    for part in parts
+}
+
+
+def with_index(folder: Path, where: object) -> None:
+    """Write an index, and take from the file the tensor that it would name last."""
+    told = {"metadata": {}, "weight_map": where}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(told))
+    file = folder / "model.safetensors"
+    named = load_file(file)
+    del named["lm_head.weight"]
+    save_file(named, file)
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
@@ -135,12 +176,32 @@ def test_weights_of_another_model_are_refused_before_anything_starts(
             ),
             "lacks model.layers.2.",
         ),
+        (lambda f: with_index(f, {"lm_head.weight": 3}), "index.json' that cannot be"),
+        (lambda f: with_index(f, ["lm_head.weight"]), "index.json' that cannot be"),
+        (
+            lambda f: with_index(f, dict.fromkeys(ALL_TENSORS, "model.safetensors")),
+            "without lm_head.weight, which model.safetensors.index.json says it has",
+        ),
     ],
 )
 def test_a_damaged_folder_is_refused(folder: Path, damage, said: str):
     damage(folder)
     with pytest.raises(BadInput, match=said):
         FolderWeights(folder)
+
+
+def test_files_stay_in_memory_unless_they_are_let_go_of(folder: Path):
+    def is_mapped() -> bool:
+        return str(folder) in Path("/proc/self/maps").read_text()
+
+    for lets_go in (False, True):
+        weights = FolderWeights(folder, lets_go=lets_go)
+        table = weights("embedding.table", (384, 16))
+        assert is_mapped() is not lets_go
+        again = weights("embedding.table", (384, 16))
+        np.testing.assert_array_equal(again, table)
+        del weights
+        assert not is_mapped()
 
 
 def test_a_name_on_the_hub_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

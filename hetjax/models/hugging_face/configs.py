@@ -22,13 +22,14 @@ from hetjax.models.configs import (
     RopeScaling,
     Routing,
 )
+from hetjax.models.hugging_face.fields import FULL, WINDOW, Fields
 
 CONFIG = "config.json"
 WHOLE = "model.safetensors"  # all weights in one file, or in those of an index
 INDEX = "model.safetensors.index.json"
-_WINDOW = "sliding_attention"
-
-Fields = Mapping[str, Any]
+# with eyes: what reads is a part of it
+_WITH_EYES = {"gemma3": "Gemma3ForCausalLM"}
+_OF_THE_WHOLE = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def read_config(path: Path) -> tuple[DecoderConfig, dict[str, Any]]:
@@ -49,21 +50,29 @@ def read_config(path: Path) -> tuple[DecoderConfig, dict[str, Any]]:
             fix="give its path; hetjax train --help says what else names a model",
         ) from None
     name = (file.parent if file.name == CONFIG else file).resolve().stem
+    raw = _of_text(raw, name)
     return config_of(raw, name), raw
 
 
-def config_of(raw: Fields, name: str) -> DecoderConfig:
+def _of_text(raw: Any, name: str) -> Any:
+    """The fields of what reads: all of them, or a part with what the whole has too."""
+    if not isinstance(raw, Mapping) or str(raw.get("model_type")) not in _WITH_EYES:
+        return raw
+    of_whole = {key: raw[key] for key in _OF_THE_WHOLE if key in raw}
+    text = Fields(raw, name).get("text_config", {})
+    return {**of_whole, **text, "architectures": [_WITH_EYES[raw["model_type"]]]}
+
+
+def config_of(raw: Any, name: str) -> DecoderConfig:
     """Return the sizes of a model by the fields of its `config.json`."""
     kind = str(raw.get("model_type")) if isinstance(raw, Mapping) else "none"
-    if kind == "gemma3":  # with eyes: what reads is a part of it
-        return config_of(raw["text_config"], name)
     if kind not in _FAMILIES:
         raise BadInput(
             got=f"model {name!r}: model_type {kind!r}",
-            allowed=", ".join(sorted(_FAMILIES)),
+            allowed=", ".join(sorted([*_FAMILIES, *_WITH_EYES])),
             fix="give a model of one of these families",
         )
-    fields = _Fields(raw, name)
+    fields = Fields({**_LEFT_OUT.get(kind, {}), **raw}, name)
     try:
         return _FAMILIES[kind](fields)
     except KeyError as missing:
@@ -74,33 +83,7 @@ def config_of(raw: Fields, name: str) -> DecoderConfig:
         ) from None
 
 
-class _Fields:
-    """Fields by name; null is as good as none."""
-
-    def __init__(self, raw: Fields, name: str) -> None:
-        self.raw, self.name = raw, name
-
-    def __getitem__(self, key: str) -> Any:
-        if self.raw.get(key) is None:
-            raise KeyError(key)
-        return self.raw[key]
-
-    def get(self, key: str, default: Any = None) -> Any:
-        value = self.raw.get(key)
-        return default if value is None else value
-
-    def require(self, key: str, *allowed: Any) -> None:
-        """Refuse a value that our models do not have."""
-        value = self.get(key, allowed[0])
-        if value not in allowed:
-            raise BadInput(
-                got=f"model {self.name!r}: {key} = {value!r}",
-                allowed=" or ".join(map(repr, allowed)),
-                fix="give a model without it",
-            )
-
-
-def _gpt2(fields: _Fields) -> GPTConfig:
+def _gpt2(fields: Fields) -> GPTConfig:
     fields.require("activation_function", "gelu_new", "gelu_pytorch_tanh")
     fields.require("scale_attn_weights", True)
     fields.require("scale_attn_by_inverse_layer_idx", False)
@@ -119,12 +102,12 @@ def _gpt2(fields: _Fields) -> GPTConfig:
     )
 
 
-def _llama(fields: _Fields, **own: Any) -> LlamaConfig:
+def _llama(fields: Fields, **own: Any) -> LlamaConfig:
     """What all relatives of Llama have, and what one of them has of its `own`."""
     fields.require("attention_bias", False)
     fields.require("mlp_bias", False)
     num_heads = fields["num_attention_heads"]
-    theta, scaling = _rope(fields, _rope_fields(fields), fields.get("rope_theta"))
+    theta, scaling = _rope(_rope_fields(fields), fields.get("rope_theta"))
     common = dict[str, Any](
         name=fields.name,
         vocab_size=fields["vocab_size"],
@@ -145,11 +128,11 @@ def _llama(fields: _Fields, **own: Any) -> LlamaConfig:
     return LlamaConfig(**common | own)
 
 
-def _mistral(fields: _Fields) -> LlamaConfig:
+def _mistral(fields: Fields) -> LlamaConfig:
     return _llama(fields, window=fields.get("sliding_window"))
 
 
-def _mixtral(fields: _Fields) -> LlamaConfig:
+def _mixtral(fields: Fields) -> LlamaConfig:
     routing = Routing(
         num_experts=fields["num_local_experts"],
         top_k=fields["num_experts_per_tok"],
@@ -159,15 +142,15 @@ def _mixtral(fields: _Fields) -> LlamaConfig:
     return _llama(fields, window=fields.get("sliding_window"), routing=routing)
 
 
-def _qwen2(fields: _Fields) -> LlamaConfig:
+def _qwen2(fields: Fields) -> LlamaConfig:
     return _llama(fields, biases="qkv", **_windows(fields))
 
 
-def _qwen3(fields: _Fields) -> LlamaConfig:
+def _qwen3(fields: Fields) -> LlamaConfig:
     return _llama(fields, qk_norm=True, **_windows(fields))
 
 
-def _qwen3_moe(fields: _Fields) -> LlamaConfig:
+def _qwen3_moe(fields: Fields) -> LlamaConfig:
     fields.require("decoder_sparse_step", 1)
     fields.require("mlp_only_layers", [])
     num_experts = fields.get("num_experts") or fields["num_local_experts"]
@@ -187,33 +170,28 @@ def _qwen3_moe(fields: _Fields) -> LlamaConfig:
     )
 
 
-def _gemma3(fields: _Fields) -> LlamaConfig:
+def _gemma3(fields: Fields) -> LlamaConfig:
     fields.require("hidden_activation", "gelu_pytorch_tanh")
-    for capped in ("attn_logit_softcapping", "final_logit_softcapping"):
-        if fields.get(capped) is not None:
-            fields.require(capped, None)
+    fields.require("attn_logit_softcapping", None)
+    fields.require("final_logit_softcapping", None)
     fields.require("use_bidirectional_attention", False)
     parameters = _rope_fields(fields)
-    whole, windowed = (parameters.get(kind, {}) for kind in ("full_attention", _WINDOW))
-    if not whole:  # the words of transformers 4
-        whole = parameters
-        windowed = {"rope_theta": fields.get("rope_local_base_freq", 10_000.0)}
-    theta, scaling = _rope(fields, whole, fields.get("rope_theta", 1_000_000.0))
+    window_theta = fields["rope_local_base_freq"]
+    if FULL in parameters:  # else the words of transformers 4
+        window_theta = parameters.part(WINDOW)["rope_theta"]
+        parameters = parameters.part(FULL)
+    theta, scaling = _rope(parameters, fields["rope_theta"])
     pattern = fields.get("sliding_window_pattern") or fields.get(
         "_sliding_window_pattern", 6
     )
-    kinds = fields.get("layer_types")
     return _llama(
         fields,
-        num_heads=fields.get("num_attention_heads", 8),
-        num_kv_heads=fields.get("num_key_value_heads", 4),
-        head_size=fields.get("head_dim", 256),
-        query_scale=fields.get("query_pre_attn_scalar", 256) ** -0.5,
-        window=fields.get("sliding_window", 4096),
-        windowed=_windowed(kinds) if kinds else (*(True,) * (pattern - 1), False),
+        query_scale=fields["query_pre_attn_scalar"] ** -0.5,
+        window=fields["sliding_window"],
+        windowed=_windowed(fields) or (*(True,) * (pattern - 1), False),
         rope_theta=theta,
         rope_scaling=scaling,
-        window_rope_theta=windowed["rope_theta"],
+        window_rope_theta=window_theta,
         qk_norm=True,
         activation="gelu",
         norm=NormConfig(
@@ -221,11 +199,33 @@ def _gemma3(fields: _Fields) -> LlamaConfig:
         ),
         norms="around",
         scaled_embedding=True,
-        tied=fields.get("tie_word_embeddings", True),
     )
 
 
-_FAMILIES: Mapping[str, Callable[[_Fields], DecoderConfig]] = {
+# what transformers takes for fields that are left out, where it is not what we do; null
+# is no field that is left out
+_LEFT_OUT: Mapping[str, Mapping[str, Any]] = {
+    "gemma3_text": {
+        "vocab_size": 262_208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4_096,
+        "rope_theta": 1_000_000.0,
+        "rope_local_base_freq": 10_000.0,
+        "tie_word_embeddings": True,
+    },
+    "mistral": {"num_key_value_heads": 8, "sliding_window": 4_096},
+    "mixtral": {
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1_000_000.0,
+    },
+    "qwen3": {"head_dim": 128},
+}
+_FAMILIES: Mapping[str, Callable[[Fields], DecoderConfig]] = {
     "gemma3_text": _gemma3,
     "gpt2": _gpt2,
     "llama": _llama,
@@ -237,31 +237,32 @@ _FAMILIES: Mapping[str, Callable[[_Fields], DecoderConfig]] = {
 }
 
 
-def _windows(fields: _Fields) -> dict[str, Any]:
+def _windows(fields: Fields) -> dict[str, Any]:
     """Qwen's window, of the blocks from `max_window_layers` on if it is used at all."""
     if not fields.get("use_sliding_window", False):
         return {}
-    kinds, num_blocks = fields.get("layer_types"), fields["num_hidden_layers"]
-    first = fields.get("max_window_layers", 28)
+    num_blocks, first = fields["num_hidden_layers"], fields.get("max_window_layers", 28)
+    by_number = tuple(block >= first for block in range(num_blocks))
     return {
         "window": fields["sliding_window"],
-        "windowed": _windowed(kinds)
-        if kinds
-        else tuple(block >= first for block in range(num_blocks)),
+        "windowed": _windowed(fields) or by_number,
     }
 
 
-def _windowed(kinds: list[str]) -> tuple[bool, ...]:
-    return tuple(kind == _WINDOW for kind in kinds)
+def _windowed(fields: Fields) -> tuple[bool, ...]:
+    """Which blocks have a window, where each is told; else nothing."""
+    kinds = fields.get("layer_types", ())
+    if kinds and len(kinds) != fields["num_hidden_layers"]:
+        fields.refuse("layer_types", "one kind for each of num_hidden_layers")
+    return tuple(kind == WINDOW for kind in kinds)
 
 
-def _rope_fields(fields: _Fields) -> Fields:
-    return fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+def _rope_fields(fields: Fields) -> Fields:
+    name = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
+    return fields.part(name)
 
 
-def _rope(
-    fields: _Fields, told: Fields, theta: float | None
-) -> tuple[float, RopeScaling | None]:
+def _rope(told: Fields, theta: float | None) -> tuple[float, RopeScaling | None]:
     """The base of the rotation, and its scaling; Gemma's by kind are taken apart."""
     base: float = told.get("rope_theta") or theta or 10_000.0
     kind = told.get("rope_type") or told.get("type") or "default"
@@ -278,7 +279,7 @@ def _rope(
             original_positions=told["original_max_position_embeddings"],
         )
     raise BadInput(
-        got=f"model {fields.name!r}: rope_type {kind!r}",
+        got=f"model {told.name!r}: rope_type {kind!r}",
         allowed="default, linear, llama3",
         fix="give a model with one of these, or remove the scaling from its "
         f"{CONFIG} if your sequences are not longer than its first training's",

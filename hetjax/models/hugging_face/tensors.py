@@ -76,12 +76,24 @@ class Tensors:
         self.num_bytes += value.nbytes
         return value
 
+    def let_go(self) -> None:
+        """Close the files: what was read of them is in memory no more."""
+        self._files.clear()
+
     def _slice(self, name: str) -> Any:
         """A tensor that is not read yet, of a file whose header is read once."""
         place = self.places[name]
         if place.file not in self._files:
             self._files[place.file] = _opened(place.file)
-        return self._files[place.file].get_slice(place.name)
+        try:
+            return self._files[place.file].get_slice(place.name)
+        except SafetensorError:
+            raise BadInput(
+                got=f"{str(place.file)!r} without {place.name}, which {INDEX} says it "
+                "has",
+                allowed="files with the tensors that their index names",
+                fix="fetch the folder again",
+            ) from None
 
 
 def check_tensors(tensors: Tensors, parts: Mapping[str, list[TensorPart]]) -> None:
@@ -119,11 +131,15 @@ class FolderWeights:
     """The parameters of a model, each by its full path, in `dtype`, from such a folder.
 
     Made, it has checked that all are there; it reads no more than what is asked for.
+    One that `lets_go` keeps no file in memory once a parameter is read.
     """
 
-    def __init__(self, folder: Path, dtype: Any = np.float32) -> None:
+    def __init__(
+        self, folder: Path, dtype: Any = np.float32, *, lets_go: bool = False
+    ) -> None:
         config, raw = read_config(folder)
         self.dtype = np.dtype(dtype)
+        self.lets_go = lets_go
         self.tensors = Tensors(folder)
         self._parts = tensor_parts(config, raw["model_type"])
         check_tensors(self.tensors, self._parts)
@@ -155,7 +171,12 @@ class FolderWeights:
 
     def __call__(self, path: str, shape: tuple[int, ...]) -> np.ndarray:
         """Give the parameter in our shape; rows that pad the vocabulary are zero."""
-        parts = self._parts[path]
+        found = self._read(self._parts[path], shape)
+        if self.lets_go:
+            self.tensors.let_go()
+        return found
+
+    def _read(self, parts: list[TensorPart], shape: tuple[int, ...]) -> np.ndarray:
         if self._is_whole(parts[0], shape):
             return parts[0].read(self.tensors.read(parts[0].name))
         found = np.zeros(shape, self.dtype)
@@ -183,15 +204,16 @@ def _files(folder: Path) -> Iterable[tuple[Path, list[str]]]:
             yield whole, list(file.keys())
         return
     try:
-        named: dict[str, str] = json.loads(index.read_text())["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError):
+        told = json.loads(index.read_text())["weight_map"]
+        named = {name: Path(file).name for name, file in told.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise BadInput(
             got=f"{str(index)!r} that cannot be read",
             allowed="the index of a model's weights, as Hugging Face writes it",
             fix="fetch the folder again",
         ) from None
     for file in sorted(set(named.values())):
-        path = folder / Path(file).name
+        path = folder / file
         if not path.is_file():
             raise BadInput(
                 got=f"{str(folder)!r} without {path.name}, which its index names",

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A `config.json` as it lies on the hub, and one that cannot be."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetjax.errors import BadInput
+from hetjax.models.configs import LlamaConfig
+from hetjax.models.hugging_face.configs import config_of, read_config
+from hetjax.models.presets import model_config
+
+FIXTURES = Path(__file__).parent / "fixtures"
+# what google/gemma-3-4b-pt and -12b-pt have: all else is left to transformers
+GEMMA_WITH_EYES = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "eos_token_id": [1, 106],
+    "model_type": "gemma3",
+    "text_config": {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+    "torch_dtype": "bfloat16",
+    "vision_config": {"hidden_size": 1152},
+}
+OF_12B = {
+    "hidden_size": 3840,
+    "intermediate_size": 15360,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 8,
+}
+
+
+@pytest.mark.parametrize(("preset", "own"), [("gemma3-4b", {}), ("gemma3-12b", OF_12B)])
+def test_what_reads_of_a_gemma_with_eyes_is_its_preset(
+    preset: str, own: dict[str, Any], tmp_path: Path
+):
+    text = GEMMA_WITH_EYES["text_config"] | own
+    told = json.dumps(GEMMA_WITH_EYES | {"text_config": text})
+    (tmp_path / "config.json").write_text(told)
+    config, fields = read_config(tmp_path)
+    assert replace(config, name=preset) == model_config(preset)
+    assert fields["model_type"] == "gemma3_text"
+    assert fields["architectures"] == ["Gemma3ForCausalLM"]
+    assert (fields["eos_token_id"], fields["torch_dtype"]) == ([1, 106], "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "got", "allowed"),
+    [
+        ("llama3", {"hidden_size": "64"}, "hidden_size = '64'", "a whole number"),
+        ("llama3", {"head_dim": 8.0}, "head_dim = 8.0", "a whole number"),
+        ("llama3", {"num_hidden_layers": True}, "num_hidden_layers", "a whole number"),
+        ("llama3", {"head_dim": 7}, "heads of 7 numbers", "an even number"),
+        ("llama3", {"rms_norm_eps": "small"}, "rms_norm_eps", "a number above 0"),
+        ("llama3", {"tie_word_embeddings": "no"}, "tie_word_", "true or false"),
+        ("llama3", {"rope_parameters": [1]}, "rope_parameters = [1]", "an object"),
+        ("llama3", {"rope_parameters": {"rope_theta": -1}}, "rope_theta", "above 0"),
+        ("llama3", {"model_type": ["llama"]}, "model_type", "gemma3, gemma3_text"),
+        ("gemma3", {"layer_types": 3}, "layer_types = 3", "a list of full_attention"),
+        ("gemma3", {"layer_types": ["full_attention"]}, "layer_types", "one kind for"),
+        ("gemma3", {"layer_types": ["chunked"] * 3}, "layer_types", "a list of full"),
+        ("gemma3", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar", "above 0"),
+        ("gemma3", {"final_logit_softcapping": 30.0}, "final_logit", "None"),
+        ("gemma3", {"model_type": "gemma3"}, "model_type 'None'", "gemma3_text"),
+        ("qwen3_moe", {"num_experts": "8"}, "num_experts = '8'", "a whole number"),
+        ("qwen3_moe", {"router_aux_loss_coef": -1}, "router_aux_loss", "0 or more"),
+    ],
+)
+def test_a_field_that_cannot_be_is_refused_by_its_name(
+    family: str, change: dict[str, Any], got: str, allowed: str, tmp_path: Path
+):
+    fields = json.loads((FIXTURES / family / "config.json").read_text()) | change
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(BadInput) as error:
+        read_config(tmp_path)
+    assert got in error.value.got
+    assert allowed in error.value.allowed
+
+
+def test_null_is_no_field_that_is_left_out():
+    fields = json.loads((FIXTURES / "mistral" / "config.json").read_text())
+    assert _window(fields | {"sliding_window": None}) is None
+    del fields["sliding_window"]
+    assert _window(fields) == 4096
+
+
+def _window(fields: dict[str, Any]) -> int | None:
+    config = config_of(fields, "a")
+    assert isinstance(config, LlamaConfig)
+    return config.window
