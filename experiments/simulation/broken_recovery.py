@@ -51,6 +51,7 @@ def _all_behind_finish(reached: Reached) -> Any:
 _restore, _until = recovery.restore, recovery._until
 _rounds, _newest = recovery._rounds, recovery_plan.newest
 _count_loss, _held = Driver._count_loss, LeftState.held
+_drop_state = Controller.drop_state
 
 
 class _Unheeding:
@@ -102,9 +103,9 @@ def _without_those_that_leave(
 
 
 def _state_alone_dropped(controller: Any, storage: Any) -> None:
-    request = schema.DropState(kept=1_000_000, storage=storage)
-    there = controller.connections.workers
-    controller.connections.ask(dict.fromkeys(there, request))
+    kept, controller.saved = controller.saved, 1_000_000
+    _drop_state(controller, storage)
+    controller.saved = kept
 
 
 def _one_round(

@@ -85,7 +85,7 @@ class SimWorker(Process):
         self._state: dict[str, int] | None = None
         self._inventory = Inventory(disk)
         self._peers: Peers | None = None
-        self._writer: Writer | None = None
+        self._writer = Writer(self, disk, site.keep, site.removed)
         self._unfinished: dict[str, int] | None = None
         self._looking: list[Callable[[], None]] = []  # at what has come
         self.ended = self._has_ended
@@ -336,33 +336,23 @@ class SimWorker(Process):
     def _drop(self, request: schema.DropState) -> Message:
         self._forget()
         self._state = None
-        self._disk.give_up_after(request.kept)
+        self._writer.give_up_after(request.kept)
         self._site.dropped(self)
         return schema.Done()
 
     def _saving_state(self, request: schema.TellSaving) -> Message:
         writer, saves = self._writer, bool(self._leads())
-        if writer is None:
-            return schema.SavingState(saves=saves)
         return schema.SavingState(saves=saves, busy=writer.busy, newest=writer.newest)
 
     def _save(self, request: schema.SaveState) -> Message:
         assert self._state is not None
         if file_name(self.worker) in request.workers:
-            if self._writer is None:
-                self._writer = Writer(
-                    self, self._disk, self._site.keep, self._site.removed
-                )
             state = self._state
             self._writer.save(request, {layer: state[layer] for layer in self._leads()})
         return schema.Done()
 
     def _await_saved(self, request: schema.AwaitSaved | schema.Leave) -> None:
-        answer = lambda: self._finish(request, schema.Done())  # noqa: E731
-        if self._writer is None:
-            answer()
-        else:
-            self._writer.wait(answer)
+        self._writer.wait(lambda: self._finish(request, schema.Done()))
 
     def _layers(self) -> list[str]:
         """What the stages of this worker are made of, of whichever replica."""

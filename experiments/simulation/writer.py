@@ -53,6 +53,12 @@ class Writer:
                 other.earlier = None
         self._write([*leaves], whole, part, order)
 
+    def give_up_after(self, step: int) -> None:
+        """What is here of later steps goes, also what others have written."""
+        self._disk.give_up_after(step)
+        if self.newest is not None and self.newest[0] > step:
+            self.newest = None
+
     def wait(self, then: Then) -> None:
         """Call this once nothing is being written."""
         self._waiting.append(then) if self.busy else then()

@@ -196,9 +196,8 @@ class Driver:
 
         Nothing that is in memory is taken along.
         """
-        clock, at, controller = Clock(), self._at, self._controller
+        clock, at = Clock(), self._at
         restored = self._surely(self._restored_anew)
-        controller.forget_saving()
         self._at, self._commit = restored.step, None
         self._terms.go_on(restored)
         clock.lap("move")

@@ -240,6 +240,7 @@ class Controller:
         kept = -1 if self.saved is None else self.saved
         request = schema.DropState(kept=kept, storage=storage)
         self.connections.ask(dict.fromkeys(self.connections.workers, request))
+        self.is_not_finite, self._saving = False, (0, [])
 
     def spans(self) -> list[Span]:
         """When the actions of all traced steps ran, by the controller's clock."""
@@ -351,10 +352,6 @@ class Controller:
             w in told and told[w].not_finite == save for w in workers
         )
         return told
-
-    def forget_saving(self) -> None:
-        """What was saved last is of a past that was given up."""
-        self.is_not_finite, self._saving = False, (0, [])
 
     def end(self) -> None:
         """Let the workers finish what they write, and leave.
