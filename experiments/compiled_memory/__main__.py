@@ -2,13 +2,17 @@
 """Our memory of stages against what the compilers of three backends say.
 
     python -m experiments.compiled_memory --output FILE --backend gpu [--limit N]
+    python -m experiments.compiled_memory --output FILE --backend gpu --draw SEED
     python -m experiments.compiled_memory --judge FILE [FILE ...] --report REPORT
     python -m experiments.compiled_memory --table REPORT
 
 The first compiles stages for devices that need not be here (as `experiments.compile`)
-and appends a line of JSON for each; it leaves out what the file has. The second asks
-the model anew for every line, fits one margin per backend, leaving out one kind of
-device at a time, and writes what comes of it. The third prints that as Markdown.
+and appends a line of JSON for each; it leaves out what the file has. They are a
+pairwise covering of all choices; with a seed they are drawn by lot, so that a model
+can be held against stages that nobody looked at when it was made. The third asks the
+model anew for every line, fits one margin per backend, leaving out one kind of device
+at a time, and writes what comes of it, for each file too. The last prints that as
+Markdown.
 
 A total is what lives through the step, as many microbatches in flight as 1F1B has, and
 the workspace; it is the workspace alone that is estimated. Margins that were fitted are
@@ -17,10 +21,11 @@ put into `hetjax/costs/workspace.py` by hand.
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 
 from experiments.compile.targets import TARGETS
-from experiments.compiled_memory.cells import HOST, backend_of
+from experiments.compiled_memory.cells import HOST, backend_of, cells_of, drawn
 from experiments.compiled_memory.compiling import available, rows_of, run
 from experiments.compiled_memory.judging import markdown, report
 
@@ -31,6 +36,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="rows are appended to this file")
     parser.add_argument("--backend", choices=("cpu", "gpu", "tpu"), default="cpu")
     parser.add_argument("--targets", nargs="+", default=[HOST, *TARGETS])
+    parser.add_argument("--draw", type=int, help="seed of cells in place of covering")
     parser.add_argument("--limit", type=int, default=60, help="cells of the backend")
     parser.add_argument("--judge", type=Path, nargs="+", help="rows of these files")
     parser.add_argument("--report", type=Path, help="what was judged goes here")
@@ -39,15 +45,14 @@ def main() -> None:
     if given.table:
         print(markdown(json.loads(given.table.read_text(encoding="utf-8"))))
     elif given.judge:
-        rows = {
-            cell: row for path in given.judge for cell, row in rows_of(path).items()
-        }
-        text = json.dumps(report(rows), indent=1)
+        files = {path.stem: rows_of(path) for path in given.judge}
+        text = json.dumps(report(files), indent=1)
         given.report.write_text(text + "\n", encoding="utf-8")
     elif given.output:
         own = [t for t in given.targets if backend_of(t) == given.backend]
         here = list(filter(available, own))
-        run(given.output, given.backend, here, given.limit)
+        cells = cells_of if given.draw is None else partial(drawn, seed=given.draw)
+        run(given.output, cells(given.backend)[: given.limit], here)
     else:
         parser.error("give --output, --judge or --table")
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stages whose memory is held against compilers, and what to compile of them.
 
-Owns the choices, a pairwise covering of them for each kind of compiler, and the plan
-that has a cell's stage. Does not own devices (`experiments/compile/targets.py`).
+Owns the choices, for each kind of compiler a pairwise covering of them and draws by
+lot, and the plan that has a cell's stage. Does not own devices
+(`experiments/compile/targets.py`).
 """
 
 from collections.abc import Iterator
@@ -78,10 +79,18 @@ def cells_of(backend: Backend) -> list[MemoryCell]:
     A part of the list from its start covers more than any other part as long. In no
     order before they are chosen: which of equals comes first depends on no choice.
     """
+    return covered(drawn(backend, 0))
+
+
+def drawn(backend: Backend, seed: int) -> list[MemoryCell]:
+    """Return all cells of the backend's targets in an order that the seed gives.
+
+    Its first are as good as any others: no model was made while looking at them.
+    """
     targets = [t for t in (HOST, *TARGETS) if backend_of(t) == backend]
     cells = list(_all_cells(targets))
-    Random(0).shuffle(cells)
-    return covered(cells)
+    Random(seed).shuffle(cells)
+    return cells
 
 
 def _all_cells(targets: list[str]) -> Iterator[MemoryCell]:

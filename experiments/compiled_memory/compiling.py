@@ -31,7 +31,6 @@ from experiments.compile.targets import TARGETS, installed
 from experiments.compiled_memory.cells import (
     HOST,
     MemoryCell,
-    cells_of,
     passes_of,
     stage_state,
 )
@@ -56,10 +55,10 @@ def rows_of(path: Path) -> dict[MemoryCell, Row]:
     return {cell_of(row): row for row in map(json.loads, lines)}
 
 
-def run(path: Path, backend: Any, targets: Sequence[str], limit: int) -> None:
-    """Append what the file lacks of the first cells of the backend's covering."""
+def run(path: Path, cells: Sequence[MemoryCell], targets: Sequence[str]) -> None:
+    """Append what the file lacks of the cells that are of these targets."""
     known = rows_of(path)
-    wanted = [cell for cell in cells_of(backend)[:limit] if cell not in known]
+    wanted = [cell for cell in cells if cell not in known]
     for target in targets:
         own = [cell for cell in wanted if cell.target == target]
         if own:

@@ -26,6 +26,7 @@ from hetjax.plans.plan import segments, segments_of
 from hetjax.stage.partition import stage_stacks
 
 LEAST, MOST = -0.02, 0.10  # of a total
+Rows = Mapping[MemoryCell, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,15 +94,18 @@ def fitted_margin(found: Sequence[Compared]) -> float:
     return max((round(float(m), 2) for m in np.arange(1.0, 1.31, 0.01)), key=quality)
 
 
-def report(rows: Mapping[MemoryCell, Mapping[str, Any]]) -> dict[str, Any]:
-    """Judge the rows of every backend that has some."""
-    found = [compared(cell, row) for cell, row in rows.items() if not row["failures"]]
+def report(files: Mapping[str, Rows]) -> dict[str, Any]:
+    """Judge the rows of every backend that has some, of files by name."""
+    rows = [(name, *row) for name, file in files.items() for row in file.items()]
+    found = [
+        (name, compared(cell, row)) for name, cell, row in rows if not row["failures"]
+    ]
     judged: dict[str, Any] = {}
     for backend in ("cpu", "gpu", "tpu"):
-        own = [one for one in found if backend_of(one.cell.target) == backend]
+        own = [one for one in found if backend_of(one[1].cell.target) == backend]
         if own:
             judged[backend] = _judged(own)
-    refused = sum(bool(row["failures"]) for row in rows.values())
+    refused = sum(bool(row["failures"]) for _, _, row in rows)
     return {
         "limits": [0, MOST],
         "never_under": LEAST,
@@ -110,9 +114,10 @@ def report(rows: Mapping[MemoryCell, Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _judged(found: Sequence[Compared]) -> dict[str, Any]:
-    """The margin of all cells; what each kind's are under the margin of all others; and
-    what forms of attention are under the margin of all."""
+def _judged(named: Sequence[tuple[str, Compared]]) -> dict[str, Any]:
+    """The margin of all cells; what each kind's are under the margin of all others;
+    what forms of attention are under the margin of all, and files under that in use."""
+    found = [one for _, one in named]
     margin = fitted_margin(found)
     in_use = MARGINS[backend_of(found[0].cell.target)]
     kinds = dict.fromkeys(_kind(one.cell) for one in found)
@@ -124,6 +129,7 @@ def _judged(found: Sequence[Compared]) -> dict[str, Any]:
         left_out[kind] = {"margin": theirs} | _summary([o.error(theirs) for o in own])
         errors += [one.error(theirs) for one in own]
     forms = dict.fromkeys(one.cell.attention for one in found)
+    files = dict.fromkeys(name for name, _ in named)
     return {
         "margin": margin,
         "all": _summary([one.error(margin) for one in found]),
@@ -133,6 +139,10 @@ def _judged(found: Sequence[Compared]) -> dict[str, Any]:
         "attention": {
             form: _summary([o.error(margin) for o in found if o.cell.attention == form])
             for form in forms
+        },
+        "files": {
+            name: _summary([one.error(in_use) for file, one in named if file == name])
+            for name in files
         },
     }
 
@@ -167,6 +177,8 @@ def markdown(judged: Mapping[str, Any]) -> str:
             lines.append(_line(f"{backend}, {form}", own["margin"], one))
         lines.append(_line(f"{backend}, all", own["margin"], own["all"]))
         used = own["in_use"]
+        for name, one in own["files"].items():
+            lines.append(_line(f"{backend}, `{name}`", used["margin"], one))
         lines.append(_line(f"**{backend}, in use**", used["margin"], used))
     head = "|  | margin | stages | within 0 and +10 % | least | median | greatest |"
     return "\n".join([head, "| --- | --- | --- | --- | --- | --- | --- |", *lines])

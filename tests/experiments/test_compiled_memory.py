@@ -12,6 +12,7 @@ from experiments.compiled_memory.cells import (
     MemoryCell,
     backend_of,
     cells_of,
+    drawn,
     forms_of,
 )
 from experiments.compiled_memory.compiling import rows_of
@@ -85,6 +86,37 @@ def test_what_lives_in_flight_counts_and_the_model_is_that_of_the_backend():
     first = compared(replace(small, place="inner", num_sequences=4), row)
     assert gpu.predicted_bytes != cpu.predicted_bytes
     assert first.buffer_bytes > gpu.buffer_bytes
+
+
+def test_a_draw_is_one_order_of_all_cells_for_every_seed():
+    one, other = drawn("cpu", 1), drawn("cpu", 2)
+    assert one == drawn("cpu", 1)
+    assert one != other
+    assert set(one) == set(other) >= set(cells_of("cpu"))
+
+
+@pytest.mark.parametrize(("seed", "gpu", "cpu"), [(1, 48, 12), (2, 28, 10)])
+def test_what_was_compiled_is_the_whole_beginning_of_a_draw(
+    seed: int, gpu: int, cpu: int
+):
+    rows = rows_of(RESULTS / f"compiled_memory_draw{seed}.jsonl")
+    assert set(rows) == {*drawn("gpu", seed)[:gpu], *drawn("cpu", seed)[:cpu]}
+
+
+def test_the_page_says_how_many_that_were_drawn_are_within():
+    path = RESULTS / "compiled_memory_held_out.json"
+    held_out = json.loads(path.read_text(encoding="utf-8"))["backends"]
+    page = (ROOT / "docs/how/compiled.md").read_text(encoding="utf-8")
+    told = {}
+    for backend in ("gpu", "cpu"):
+        files = held_out[backend]["files"]
+        found = [files[f"compiled_memory_draw{seed}"] for seed in (1, 2)]
+        cells = sum(one["cells"] for one in found)
+        within = round(sum(one["cells"] * one["within"] for one in found))
+        told[backend] = f"{within} of {cells}", 100 * min(o["least"] for o in found)
+    assert f"{told['gpu'][0]} on GPUs are\nwithin" in page
+    assert f"on CPUs {told['cpu'][0]}, the least {told['cpu'][1]:+.1f} %" in page
+    assert f"the least {told['gpu'][1]:+.1f} %, the greatest" in page
 
 
 @pytest.mark.parametrize("backend", ["cpu", "gpu", "tpu"])
