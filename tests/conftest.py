@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every test sees 16 simulated CPU devices and the strictest JAX."""
 
+import gc
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,8 +55,12 @@ def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGcs]:
 def pytest_configure(config: pytest.Config) -> None:
     """Both test processes and all that they start keep what they compile for others.
 
-    Entries are told apart by program, options and release of JAX.
+    Entries are told apart by program, options and release of JAX. So does Python, whose
+    processes otherwise each compile all that they import: an eighth of a start.
     """
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)  # compiling makes much that lives long
     cache = getattr(config, "cache", None)
     if cache is not None:
         jax_settings.keep_compiled(cache.mkdir("compiled"))
