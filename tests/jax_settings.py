@@ -2,6 +2,8 @@
 """JAX as all tests see it, in pytest and in the processes that tests start."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,9 @@ NUM_DEVICES = 16
 # one LLVM module per program: the programs of the tests are too small to be split
 FLAGS = "--xla_cpu_parallel_codegen_split_count=1"
 # the plain emitters of JAX 0.10 compile three times as fast; later ones have no other
-QUICK = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
+_EMITTERS = "xla_cpu_use_fusion_emitters" if jax.__version_info__ < (0, 11) else None
+QUICK = {_EMITTERS: False} if _EMITTERS else {}
+_RELEASED = {_EMITTERS: True} if _EMITTERS else {}
 
 
 def strict_simulation() -> None:
@@ -43,13 +47,32 @@ def keep_compiled(folder: Path) -> None:
         os.environ[name.upper()] = str(value)
 
 
-_compile = jax.stages.Lowered.compile
+def quick_flags() -> list[str]:
+    """What makes all that a process compiles quick."""
+    return [f"--{name}={value}" for name, value in QUICK.items()]
 
 
 def compile_quickly() -> None:
     """Compile ahead of time in a third of the time; rounds otherwise."""
+    jax.stages.Lowered.compile = _with(QUICK)
 
-    def quick(self: Any, compiler_options: Any = None, **others: Any) -> Any:
-        return _compile(self, QUICK | (compiler_options or {}), **others)
 
-    jax.stages.Lowered.compile = quick
+@contextmanager
+def as_released() -> Iterator[None]:
+    """Compile ahead of time as users do, among what is compiled quickly."""
+    before = jax.stages.Lowered.compile
+    jax.stages.Lowered.compile = _with(_RELEASED)
+    try:
+        yield
+    finally:
+        jax.stages.Lowered.compile = before
+
+
+_compile = jax.stages.Lowered.compile
+
+
+def _with(options: dict[str, bool]) -> Any:
+    def compile_(self: Any, compiler_options: Any = None, **others: Any) -> Any:
+        return _compile(self, options | (compiler_options or {}), **others)
+
+    return compile_

@@ -61,8 +61,8 @@ class Run:
     ) -> Iterator[subprocess.Popen[bytes]]:
         """A start of it, which does not outlive the `with`."""
         command = [sys.executable, "-m", MODULE, *self.words(*options)]
-        flags = [f"--{name}={value}" for name, value in jax_settings.QUICK.items()]
-        quick = {"XLA_FLAGS": " ".join(flags), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+        flags = " ".join(jax_settings.quick_flags())
+        quick = {"XLA_FLAGS": flags, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
         path = [*filter(None, (env or {}).get("PYTHONPATH", "").split(os.pathsep))]
         shared = {
             **os.environ,

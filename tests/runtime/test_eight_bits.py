@@ -16,6 +16,7 @@ from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.training.config import OptimizerConfig
 from hetjax.training.optimizer import matrices, optimizer
+from tests.jax_settings import as_released
 from tests.runtime.oracle import oracle_gradients, random_batch
 from tests.runtime.test_update import PLAN, fully_optimised
 
@@ -46,13 +47,14 @@ ONE = Plan(
         ),
     ),
 )
+RULE = optimizer(CONFIG, 9)  # one: stages of the same rule share their programs
 BATCHES = [random_batch(PLAN, MODEL.vocab_size, step) for step in range(4)]
 
 
-def runtime_of(plan: Plan) -> StageRuntime:
+def runtime_of(plan: Plan, rule: optax.GradientTransformation = RULE) -> StageRuntime:
     devices = jax.devices()
     nodes = {"a": devices[:2], "b": devices[2:6]}
-    runtime = StageRuntime(plan, MODEL, nodes, optimizer(CONFIG, 9), clip_norm=math.inf)
+    runtime = StageRuntime(plan, MODEL, nodes, rule, clip_norm=math.inf)
     runtime.initialise(0)
     return runtime
 
@@ -79,7 +81,7 @@ def weights(state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 @cache
 def after_three_steps() -> tuple[StageRuntime, dict[str, np.ndarray]]:
-    with fully_optimised():
+    with fully_optimised(), as_released():
         runtime = runtime_of(PLAN)
         assert all(s.updates.stack_updates for s in runtime.stages.values())
     for step in range(3):
@@ -87,6 +89,7 @@ def after_three_steps() -> tuple[StageRuntime, dict[str, np.ndarray]]:
     return runtime, state_of(runtime)
 
 
+@pytest.mark.usefixtures("quick_compiling")
 def test_a_step_is_that_of_adamw_from_the_state_that_is_held():
     before = after_three_steps()[1]
     assert sum(".codes." in name for name in before) > 40
@@ -147,9 +150,8 @@ def test_bytes_are_those_foretold_and_an_update_needs_no_more_than_a_leaf():
         stacks = [named.stack for named in runtime.partition.stages[r, s].stacks]
         leaves = jax.tree.leaves(state.opt_state)
         held = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
-        init = optimizer(CONFIG, 9).init
-        assert static_bytes(stacks, mesh, "float32", init).optimizer == held
-    alone = runtime_of(ONE).stages[0, 0].updates
+        assert static_bytes(stacks, mesh, "float32", RULE.init).optimizer == held
+    alone = runtime_of(ONE, optimizer(CONFIG, 9)).stages[0, 0].updates
     for stack, update in zip(alone._stacks, alone.stack_updates, strict=True):
         largest = max(4 * math.prod(p.shape) for p in stack.leaves().values())
         temporary: Any = update.memory_analysis()

@@ -21,8 +21,7 @@ SETTINGS += ["--checkpoint.every", "2"]
 
 def set_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers compile quickly; they round otherwise than this process."""
-    flags = [f"--{name}={value}" for name, value in jax_settings.QUICK.items()]
-    flags.insert(0, os.environ.get("XLA_FLAGS", ""))
+    flags = os.environ.get("XLA_FLAGS", ""), *jax_settings.quick_flags()
     monkeypatch.setenv("XLA_FLAGS", " ".join(flags))
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
