@@ -16,6 +16,8 @@ from experiments.simulation.ports import Machines
 from experiments.simulation.truth import State, Truth
 from experiments.simulation.worker import SimWorker
 from experiments.simulation.world import Violation
+from hetjax.checkpoint.format import attempt
+from hetjax.checkpoint.recovery_plan import Save
 from hetjax.cluster.cluster import Cluster
 from hetjax.elastic.driver import Driver
 from hetjax.elastic.membership import Membership
@@ -43,6 +45,7 @@ class Invariants:
         self._membership: Membership | None = None
         self._apart: Counter[str] = Counter()  # steps that a node had no part in
         self.plan_of_save: Plan | None = None
+        self._gone_back_from = set[Save]()
         # undone once, and behind a checkpoint that a start found whole again
         self.found_again = set[int]()
         self._saved: int | None = None  # said last, unless that was given up since
@@ -132,6 +135,8 @@ class Invariants:
         """No step is lost that workers that are left have all of."""
         is_back = what.step < what.from_step
         went_back = "not finite" in what.reason
+        if went_back:
+            self._gone_back_from |= {s for s in self._saves() if s[0] > what.step}
         if is_back and not went_back and {*LAYERS} <= self._survived(what.from_step):
             raise Violation(f"back to {what.step} though all have {what.from_step}")
         if what.step == 0 < what.from_step and self._newest_saved > 0:
@@ -190,6 +195,11 @@ class Invariants:
             raise Violation(
                 f"step {self._saved} is removed, and nothing newer is whole"
             )
+
+    def _saves(self) -> set[Save]:
+        """Those of which some disk has something."""
+        disks = self._machines.disks
+        return {written.save for disk in disks for _, _, written in disk.committed()}
 
     def _check_lost(self, error: Exception) -> None:
         """No state is taken for lost that the disks of the plan's workers have."""
@@ -250,6 +260,8 @@ class Invariants:
         Or it says which step it passes over, as some of it is elsewhere.
         """
         at = 0 if restored is None else restored.step
+        if restored and (at, attempt(restored.host)) in self._gone_back_from:
+            raise Violation(f"a start goes on from {at}, which was gone back from")
         if passed_over:
             self._saved = at
         if restored is None and self.plan_of_save is not None:
