@@ -46,12 +46,13 @@ from hetjax.elastic.step_checking import StepChecking
 from hetjax.elastic.terms import Terms
 from hetjax.errors import BadInput, NoFeasiblePlan, RunFailed
 from hetjax.plans.plan import Plan
+from hetjax.plans.worker_map import node_of
 from hetjax.runtime.control.controller import Controller
 from hetjax.runtime.rpc.worker_connections import WorkerLost
 from hetjax.training.best import BestCheckpoint
 from hetjax.training.config import CheckpointConfig, EvaluationConfig, RunConfig
 from hetjax.training.goodput import Spent
-from hetjax.training.left_checkpoints import may_be_whole
+from hetjax.training.left_checkpoints import may_be_whole, may_have_saved
 from hetjax.training.loop import Loop
 
 _MOST_STARTS = 60
@@ -106,6 +107,7 @@ class Run:
         self.num_starts = self.num_recoveries = self.num_detours = 0
         self._named = set[str]()  # who have a save together, a refusal says
         self._passed_over = set[int]()  # steps that the last start told of
+        self._was_on = set[str]()  # the nodes of the plan, when it ended
         self._is_refused = False  # as a start without the disks of the save would be
 
     def to_its_end(self) -> None:
@@ -168,6 +170,7 @@ class Run:
         before, begin_s = self.invariants.complete(), self.world.now_s
         restored = driver.begin()
         self._is_refused, self._named = False, set()
+        self._was_on = {stage.node for _, _, stage in driver.plan.stages()}
         self.invariants.check_begins(
             before, begin_s, restored, driver.cluster, self._passed_over
         )
@@ -251,6 +254,11 @@ class Run:
             have = {found.worker for found in held if found.save[0] == step}
             self._named |= workers | have
             raise may_be_whole(step, workers)
+        trained = max((line["step"] for line in self._journal.lines), default=0)
+        has_saved = 0 < self.case.save_every <= trained and not self.case.is_shared
+        if has_saved and (others := self._was_on - {*map(node_of, asked)}):
+            self._named |= self._was_on
+            raise may_have_saved(others)
         if self.invariants.plan_of_save is not None:
             raise BadInput(got="no complete checkpoint", allowed="one", fix="--plan")
 
@@ -282,6 +290,7 @@ class Run:
             return loop.hear(what)
         self.num_recoveries += 1
         self.world.tell(f"recovered: {what.from_step} -> {what.step}, {what.reason}")
+        self._was_on = {stage.node for _, _, stage in loop.driver.plan.stages()}
         self.invariants.check_recovered(what)
         loop.hear(what)
 

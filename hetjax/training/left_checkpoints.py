@@ -7,13 +7,13 @@ that it passes over. Does not own finding and restoring them (`checkpoint/`,
 """
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from hetjax.checkpoint.recovery_plan import PartialSnapshot, unasked
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.errors import BadInput
-from hetjax.plans.worker_map import file_name
+from hetjax.plans.worker_map import file_name, node_of
 from hetjax.training.rundir import check_identity
 
 
@@ -32,6 +32,7 @@ def check_begins(
     storage: CheckpointStorage,
     saved: int | None,
     is_local: bool,
+    was_on: Collection[str],
     held: Sequence[PartialSnapshot],
     asked: Sequence[str],
     step: int | None,
@@ -39,8 +40,9 @@ def check_begins(
     """Raise BadInput if the run has saved before, and none of that is whole.
 
     `saved` is the newest step that the run's directory tells of, `is_local` whether
-    checkpoints are elsewhere. A start that goes on from `step` tells of a later one
-    that it passes over, as some of that is with others than those `asked`.
+    checkpoints are elsewhere, `was_on` the nodes on which it may have saved without
+    telling. A start that goes on from `step` tells of a later one that it passes over,
+    as some of that is with others than those `asked`.
     """
     missed = unasked(held, {*map(file_name, asked)})
     if step is not None:
@@ -49,6 +51,8 @@ def check_begins(
         return
     for later, workers in missed.items():
         raise may_be_whole(later, workers)
+    if not_asked := {*was_on} - {*map(node_of, asked)}:
+        raise may_have_saved(not_asked)
     if saved is None or not (held or is_local):
         return
     steps = sorted({snapshot.save[0] for snapshot in held})
@@ -60,6 +64,18 @@ def check_begins(
         allowed="all slices of a step on the disks of the workers or in the store",
         fix="start with the nodes that have the rest, give --checkpoint.cloud, or "
         "start anew with another --run-dir",
+    )
+
+
+def may_have_saved(nodes: Iterable[str]) -> BadInput:
+    """A run that was on these nodes last, and may have saved there."""
+    names = ", ".join(sorted(nodes))
+    return BadInput(
+        got="no checkpoint on the nodes of the plan, of a run that was on "
+        f"{names} when it ended, on which the plan has nothing",
+        allowed="a start that asks all nodes of the run before it begins anew",
+        fix="give a plan with stages on these, too (--plan), or start anew with "
+        "another --run-dir",
     )
 
 

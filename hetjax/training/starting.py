@@ -305,9 +305,30 @@ def _terms(start: Start, dataset: Dataset, launcher: Launcher, shown: Display) -
         ),
         check_found=partial(check_is_of_run, storage, host),
         check_begins=partial(
-            check_begins, storage, start.saved, config.checkpoint.local is not None
+            check_begins,
+            storage,
+            start.saved,
+            config.checkpoint.local is not None,
+            _may_have_saved_on(start),
         ),
     )
+
+
+def _may_have_saved_on(start: Start) -> set[str]:
+    """Nodes on whose disks the run may have saved without telling.
+
+    It tells of a checkpoint when it makes the next one.
+    """
+    config, before = start.config, start.previous
+    if before is None or config.checkpoint.local is None:
+        return set()
+    every, lines = (
+        config.checkpoint.every,
+        read_journal(config.run_dir / rundir.METRICS),
+    )
+    if not every or max((line["step"] for line in lines), default=0) < every:
+        return set()
+    return {stage.node for _, _, stage in before.plan.stages()}
 
 
 def _checking(config: RunConfig) -> StepChecking:

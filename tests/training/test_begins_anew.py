@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """When a start begins anew, though parts of a save that was never told of are there."""
 
+import json
 import warnings
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -10,8 +14,10 @@ from hetjax.checkpoint.recovery_plan import PartialSnapshot
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.errors import BadInput
 from hetjax.training.left_checkpoints import check_begins
+from hetjax.training.starting import _may_have_saved_on
 
-never_saved = partial(check_begins, CheckpointStorage(directory="d"), None, False)
+NOWHERE = CheckpointStorage(directory="d")
+never_saved = partial(check_begins, NOWHERE, None, False, ())
 PART = PartialSnapshot(
     worker="a",
     tier="disk",
@@ -24,6 +30,33 @@ PART = PartialSnapshot(
 def test_a_save_that_may_be_whole_with_who_was_not_asked_is_not_passed_over():
     with pytest.raises(BadInput, match=r"(?s)step 5 that may be .* parts of c.*--plan"):
         never_saved([PART], ["a", "b", "d/1"], None)
+
+
+def test_a_run_that_may_have_saved_elsewhere_without_telling_does_not_begin_anew():
+    was_on_a_and_b = partial(check_begins, NOWHERE, None, True, {"a", "b"})
+    with pytest.raises(BadInput, match=r"(?s)was on b when it ended.*--plan"):
+        was_on_a_and_b([], ["a", "c/1"], None)
+    was_on_a_and_b([], ["a", "b/1", "c"], None)
+    was_on_a_and_b([PART], ["a", "c", "d/1"], 5)
+
+
+@pytest.mark.parametrize(
+    ("last_step", "every", "local", "expected"),
+    [(5, 5, "/disk", {"a"}), (4, 5, "/disk", set()), (9, 0, "/disk", set())]
+    + [(9, 5, None, set())],
+)
+def test_a_run_may_have_saved_on_disks_of_hosts_once_it_has_trained_for_long_enough(
+    tmp_path: Path, last_step: int, every: int, local: str | None, expected: set[str]
+):
+    lines = (json.dumps({"step": step}) + "\n" for step in range(1, last_step + 1))
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    kept = SimpleNamespace(local=local, every=every)
+    plan = SimpleNamespace(stages=lambda: [(0, 0, SimpleNamespace(node="a"))])
+    start: Any = SimpleNamespace(
+        config=SimpleNamespace(run_dir=tmp_path, checkpoint=kept),
+        previous=SimpleNamespace(plan=plan),
+    )
+    assert _may_have_saved_on(start) == expected
 
 
 def test_what_is_not_whole_on_all_who_saved_it_was_never_saved():
