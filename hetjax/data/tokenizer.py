@@ -22,6 +22,9 @@ END_OF_DOCUMENT = "<|endoftext|>"
 MIN_VOCAB_SIZE = 257  # every byte and the end of a document
 _PIECE_CHARS = 1 << 16  # bounds what one encoding call holds in memory
 _CALL_CHARS = 1 << 20
+# Before a piece that is not the first of its document, and its ids are dropped: some
+# tokenizers put a blank before whatever they are given
+_LEAD = "\n"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,11 +79,16 @@ class Tokenizer:
 
         Uses all cores; of the documents no more is held than two calls encode.
         """
+        lead = self.encode(_LEAD)
         for pieces, encodings in _encoded(self.core, _groups(_pieces(documents))):
             found: list[int] = []
             for piece, encoding in zip(pieces, encodings, strict=True):
-                found.extend(self.opening if piece.is_first else ())
-                found.extend(encoding.ids)
+                ids = encoding.ids
+                if piece.is_first:
+                    found.extend(self.opening)
+                elif ids[: len(lead)] == lead:
+                    ids = ids[len(lead) :]
+                found.extend(ids)
                 found.extend([self.end_of_document] if piece.is_last else ())
             yield np.array(found, self.dtype)
 
@@ -147,15 +155,24 @@ class _Piece:
 
 
 def _pieces(documents: Iterable[str]) -> Iterator[_Piece]:
-    """Cut long documents, at lines where possible."""
+    """Cut long documents, before lines that begin with no blank where possible: there
+    no token of the tokenizers that we know goes on."""
     for text in documents:
         start = 0
         while len(text) - start > _PIECE_CHARS:
-            line = text.rfind("\n", start, start + _PIECE_CHARS) + 1
-            end = line or start + _PIECE_CHARS
+            end = _last_line(text, start, start + _PIECE_CHARS)
             yield _Piece(text[start:end], start == 0, False)
             start = end
         yield _Piece(text[start:], start == 0, True)
+
+
+def _last_line(text: str, start: int, end: int) -> int:
+    """Where the last line of a part begins that begins with no blank, or its end."""
+    at = end
+    while (at := text.rfind("\n", start, at)) >= start:
+        if at + 1 < end and not text[at + 1].isspace():
+            return at + 1
+    return end
 
 
 def _groups(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
@@ -180,7 +197,8 @@ def _encoded(
     with ThreadPoolExecutor(1, thread_name_prefix="encoding") as thread:
         before: tuple[list[_Piece], Future[list[tokenizers.Encoding]]] | None = None
         for group in groups:
-            now = group, thread.submit(encode, [piece.text for piece in group])
+            texts = [p.text if p.is_first else _LEAD + p.text for p in group]
+            now = group, thread.submit(encode, texts)
             if before is not None:
                 yield before[0], before[1].result()
             before = now

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
+from tokenizers import models, normalizers
 
 from hetjax.data.chat_template import ChatTemplate, TemplateRefuses
 from hetjax.data.conversations import RowEncoder
 from hetjax.data.hugging_face import check_fits, read_tokenizer
 from hetjax.data.rows import Completion, Conversation
+from hetjax.data.tokenizer import Tokenizer
 from hetjax.errors import BadInput
 from tests.against_transformers.tokenizer_cases import CHATS, FOLDER, TEXTS, messages_of
 
@@ -49,6 +52,29 @@ def check_like_transformers(folder: Path, expected: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_ids_and_what_is_learnt_are_those_of_transformers(name: str):
     check_like_transformers(FOLDER / name, _expected(name))
+
+
+LONG = "def f(x):\n\n    return x\n\n\nOnce upon a time\n" * 6_000
+
+
+def _is_as_a_whole(ids: Tokenizer) -> bool:
+    found = ids.encode_documents([LONG]).tolist()
+    return found == [*ids.opening, *ids.encode(LONG), ids.end_of_document]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_document_of_several_pieces_has_the_ids_that_it_has_as_a_whole(name: str):
+    assert _is_as_a_whole(read_tokenizer(FOLDER / name).ids)
+
+
+def test_pieces_have_no_blank_before_them_where_a_tokenizer_puts_one_before_a_text():
+    letters = {character: at for at, character in enumerate(sorted({*LONG, "\u2581"}))}
+    core = tokenizers.Tokenizer(models.BPE(letters, []))
+    core.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    assert core.encode("O").tokens == ["\u2581", "O"]
+    assert _is_as_a_whole(Tokenizer(core, end=0))
 
 
 def test_of_a_prompt_with_a_completion_the_completion_and_the_end_are_learnt():
