@@ -2,9 +2,9 @@
 """The messages between a controller and its workers.
 
 Owns a class for each request, for what answers it, and for what a worker tells unasked.
-Does not own what all have (`message.py`), how they travel
-(`encoding.py`, `worker_connections.py`), who sends which when (`runtime/control/`), nor
-what a worker does about them (`runtime/worker/`).
+Does not own what all have (`message.py`), how they travel (`encoding.py`,
+`worker_connections.py`), who sends which when (`runtime/control/`), nor what a worker
+does about them (`runtime/worker/`).
 
 `epoch` counts how often the controller has connected its workers to each other. A
 request is of the epoch in which it is asked, an answer of that of its request.
@@ -129,10 +129,8 @@ class NextLogits(Message):
 
 
 class SavingState(Message):
-    """Whether the worker saves anything, is about to, or copies a save to the store.
-
-    `newest` is done; `not_finite` was not written, for its weights are not.
-    """
+    """Whether it saves anything, is about to, or copies a save to the store. `newest`
+    is done; `not_finite` was not written, for its weights are not."""
 
     saves: bool
     busy: bool = False
@@ -263,8 +261,7 @@ class CheckState(Request[CheckedState], minutes=30, what="check its weights"):
 
 
 class DropState(Request[Done], minutes=10, what="drop its state"):
-    """Have no state any more, nor what was saved after `kept` steps: it is not to be
-    believed."""
+    """Have no state any more, nor saves after `kept` steps: neither is believed."""
 
     kept: int
     storage: CheckpointStorage
