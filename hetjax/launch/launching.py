@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import IO, Protocol
+from typing import Protocol
 
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.comm.tls import Tls
@@ -237,7 +237,6 @@ class Processes:
 
     logs: Path
     children: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
-    _files: list[IO[str]] = field(default_factory=list)
 
     def start(
         self,
@@ -264,17 +263,16 @@ class Processes:
             child.stdin.close()
 
     def _started(self, worker: str, command: Command) -> subprocess.Popen[str]:
-        log = self._log(worker).open("a")
-        self._files.append(log)
-        return subprocess.Popen(
-            command.words,
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=dict(command.environment),
-            text=True,
-            start_new_session=True,
-        )
+        with self._log(worker).open("a") as log:
+            return subprocess.Popen(
+                command.words,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=dict(command.environment),
+                text=True,
+                start_new_session=True,
+            )
 
     def check(self, workers: Sequence[str]) -> None:
         """Raise WorkerLost for one of these that has ended, with its last words."""
@@ -308,6 +306,4 @@ class Processes:
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
-        for log in self._files:
-            log.close()
         self.children.clear()

@@ -104,3 +104,15 @@ def test_none_is_started_where_none_is_wanted_or_all_is_over(spares: Spares):
     spares.keep("left", command())
     for found in (never, spares):
         assert not found._timers and found.take("left", command()) is None
+
+
+def test_workers_that_are_started_again_and_again_leave_no_descriptor_open(
+    tmp_path: Path,
+):
+    open_ones = lambda: len(list(Path("/proc/self/fd").iterdir()))  # noqa: E731
+    with Processes(logs=tmp_path) as processes:
+        processes.start(bootstrap("left"), command())
+        before = open_ones()
+        for _ in range(3):
+            processes.start(bootstrap("left"), command())
+        assert open_ones() == before
