@@ -87,7 +87,8 @@ def test_a_trace_shows_the_devices_of_all_workers_on_one_clock(tmp_path: Path):
 @pytest.mark.usefixtures("environment")
 def test_an_interrupt_while_workers_start_leaves_none_behind(tmp_path: Path):
     run = training(tmp_path)
-    assert len(processes_of(tmp_path / "run")) == 3
+    # a worker that imports may have a process of its own for a moment
+    assert len(processes_of(tmp_path / "run")) >= 3
     run.send_signal(signal.SIGINT)
     told, _ = run.communicate(timeout=30)
     assert run.returncode == 1 and "interrupted" in told
