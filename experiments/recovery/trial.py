@@ -81,7 +81,7 @@ def cluster_of(names: Sequence[str]) -> Cluster:
 
 def _after(scenario: Scenario, cluster: Cluster) -> Plan:
     """What there is a plan for: the nodes that the scenario leaves."""
-    nodes = {stage.node for _, _, stage in scenario.after.stages()}
+    nodes = scenario.after.nodes
     there = {node.name for node in cluster.nodes}
     if not nodes <= there:
         raise NoFeasiblePlan(
@@ -227,9 +227,8 @@ class Trial:
         if scenario.wiped:
             rmtree(self._storage.at(str(scenario.killed)), ignore_errors=True)
         pid = scenario.killed and workers(self._folder)[scenario.killed]
-        before = {stage.node for _, _, stage in scenario.before.stages()}
         at_s = time.perf_counter()
-        if set(scenario.there) != before:
+        if set(scenario.there) != scenario.before.nodes:
             self._join(scenario.there)
         if pid:
             os.kill(int(pid), signal.SIGKILL)

@@ -204,7 +204,7 @@ class Invariants:
     def _check_lost(self, error: Exception) -> None:
         """No state is taken for lost that the disks of the plan's workers have."""
         assert self._driver is not None
-        workers = {stage.node for _, _, stage in self._driver.plan.stages()}
+        workers = {*self._driver.plan.nodes}
         whole = self.complete(workers) if workers <= self._machines.up else []
         if whole and not self._is_excused:
             raise Violation(f"taken for lost, and step {whole[-1]} is there") from error

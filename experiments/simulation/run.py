@@ -107,7 +107,7 @@ class Run:
         self.num_starts = self.num_recoveries = self.num_detours = 0
         self._named = set[str]()  # who have a save together, a refusal says
         self._passed_over = set[int]()  # steps that the last start told of
-        self._was_on = set[str]()  # the nodes of the plan, when it ended
+        self._was_on = frozenset[str]()  # the nodes of the plan, when it ended
         self._is_refused = False  # as a start without the disks of the save would be
 
     def to_its_end(self) -> None:
@@ -170,7 +170,7 @@ class Run:
         before, begin_s = self.invariants.complete(), self.world.now_s
         restored = driver.begin()
         self._is_refused, self._named = False, set()
-        self._was_on = {stage.node for _, _, stage in driver.plan.stages()}
+        self._was_on = driver.plan.nodes
         self.invariants.check_begins(
             before, begin_s, restored, driver.cluster, self._passed_over
         )
@@ -271,7 +271,7 @@ class Run:
         if self._is_refused and self._named and self._named <= names:
             return self._plan(part_of(cluster, self._named))
         if self._is_refused and given is not None:
-            if {stage.node for _, _, stage in given.stages()} <= names:
+            if given.nodes <= names:
                 return given
         return self._plan(cluster)
 
@@ -290,7 +290,7 @@ class Run:
             return loop.hear(what)
         self.num_recoveries += 1
         self.world.tell(f"recovered: {what.from_step} -> {what.step}, {what.reason}")
-        self._was_on = {stage.node for _, _, stage in loop.driver.plan.stages()}
+        self._was_on = loop.driver.plan.nodes
         self.invariants.check_recovered(what)
         loop.hear(what)
 

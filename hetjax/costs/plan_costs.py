@@ -194,7 +194,7 @@ def usd_per_hour(plan: Plan, cluster: Cluster) -> float | None:
 
     A node is rented whole, however few of its devices the plan uses.
     """
-    used = {stage.node for _, _, stage in plan.stages()}
+    used = plan.nodes
     nodes = [node for node in cluster.nodes if node.name in used]
     prices = [(device_price_per_hour(node), node.count) for node in nodes]
     known = [price * count for price, count in prices if price is not None]
@@ -203,5 +203,5 @@ def usd_per_hour(plan: Plan, cluster: Cluster) -> float | None:
 
 def device_kinds(plan: Plan, cluster: Cluster) -> set[str]:
     """Return the device kinds that the plan uses, by the catalogue's names."""
-    used = {stage.node for _, _, stage in plan.stages()}
+    used = plan.nodes
     return {canonical_name(n.device) for n in cluster.nodes if n.name in used}

@@ -111,7 +111,7 @@ def difference(before: Cluster, now: Cluster) -> str:
 
 def nodes_used(cluster: Cluster, plan: Plan) -> list[Node]:
     """The nodes of the cluster that the plan has stages on."""
-    names = {stage.node for _, _, stage in plan.stages()}
+    names = plan.nodes
     return [node for node in cluster.nodes if node.name in names]
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from hetjax.cluster.cluster import Cluster, part_of
+from hetjax.elastic.recovered import nodes_used
 from hetjax.errors import BadInput, NoFeasiblePlan
 from hetjax.plans.plan import Plan
 
@@ -92,8 +93,7 @@ def plan_or_warn(
 
 def likely(cluster: Cluster, plan: Plan) -> Sequence[Cluster]:
     """The cluster without one of the nodes that the plan uses, spot nodes first."""
-    used = {stage.node for _, _, stage in plan.stages()}
-    nodes = [node for node in cluster.nodes if node.name in used]
+    nodes = nodes_used(cluster, plan)
     if len(cluster.nodes) == 1 or any(node.hosts > 1 for node in cluster.nodes):
         return []  # hosts of one node compile together, or not at all
     names = [node.name for node in sorted(nodes, key=lambda node: not node.spot)]

@@ -118,6 +118,11 @@ class Plan:
         return self.replicas[0].stages[-1].layers[1]
 
     @property
+    def nodes(self) -> frozenset[str]:
+        """Names of the nodes that it has stages on."""
+        return frozenset(stage.node for _, _, stage in self.stages())
+
+    @property
     def first_replica(self) -> int:
         """Index of the first replica that is not idle."""
         return next(r for r, replica in enumerate(self.replicas) if not replica.is_idle)

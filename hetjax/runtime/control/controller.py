@@ -103,7 +103,7 @@ class Controller:
 
     def compile_ahead(self, settings: Json, plan: Plan) -> None:
         """Let workers compile in the background what this plan will ask of them."""
-        used = {stage.node for _, _, stage in plan.stages()}
+        used = plan.nodes
         there = [worker for worker in self.workers if node_of(worker) in used]
         self.begin_compiling(settings, there)
 
