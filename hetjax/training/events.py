@@ -78,13 +78,13 @@ def begin(
     check = start.check_leases
     metrics = Journal(run_dir / rundir.METRICS, last_step=driver.at, may_write=check)
     events = Journal(run_dir / rundir.EVENTS, last_step=config.steps, may_write=check)
-    missing = _missing(read_journal(run_dir / rundir.METRICS), driver.at)
-    if missing:
-        shown.note(
-            f"{rundir.METRICS} lacks lines of steps up to {missing[-1]}: they were "
-            "removed, or undone before the checkpoint after them was found whole"
-        )
     if driver.resumed is not None:
+        missing = _missing(read_journal(run_dir / rundir.METRICS), driver.at)
+        if missing:
+            shown.note(
+                f"{rundir.METRICS} lacks lines of steps up to {missing[-1]}: they were "
+                "removed, or undone before the checkpoint after them was found whole"
+            )
         event(events, "restored", driver.at, **driver.resumed)
         shown.note(f"resumed at step {driver.at}{_origin(driver.resumed)}")
     if start.previous is None:

@@ -73,6 +73,8 @@ from hetjax.training.worker import (
     worker_settings,
 )
 
+Metrics = Sequence[Mapping[str, Any]]  # lines of metrics.jsonl
+
 
 def checkpoint_storage(config: RunConfig) -> CheckpointStorage:
     """Where the run's checkpoints go."""
@@ -270,6 +272,7 @@ def _terms(start: Start, dataset: Dataset, launcher: Launcher, shown: Display) -
 
     precise = lru_cache(maxsize=4)(partial(precise_plan, config, start.model))
     storage, host = start.storage, {"run": identity(config, dataset)}
+    metrics = read_journal(config.run_dir / rundir.METRICS)
 
     def compile_(controller: Controller, cluster: Cluster, is_first: bool) -> None:
         of_run = config, start.model, precise, controller, cluster
@@ -291,7 +294,7 @@ def _terms(start: Start, dataset: Dataset, launcher: Launcher, shown: Display) -
             # no compiling ahead beside the step that trains in this very process
             0.0 if config.launcher == EMBEDDED else config.foresee_after_s,
         ),
-        checking=_checking(config),
+        checking=_checking(config, metrics),
         membership=Membership(start.hardware.cluster, config.cluster, launcher.present),
         compile=compile_,
         transport=config.transport,
@@ -309,34 +312,28 @@ def _terms(start: Start, dataset: Dataset, launcher: Launcher, shown: Display) -
             storage,
             start.saved,
             config.checkpoint.local is not None,
-            _may_have_saved_on(start),
+            _may_have_saved_on(start, metrics),
         ),
     )
 
 
-def _may_have_saved_on(start: Start) -> set[str]:
+def _may_have_saved_on(start: Start, metrics: Metrics) -> frozenset[str]:
     """Nodes on whose disks the run may have saved without telling.
 
     It tells of a checkpoint when it makes the next one.
     """
-    config, before = start.config, start.previous
-    if before is None or config.checkpoint.local is None:
-        return set()
-    every, lines = (
-        config.checkpoint.every,
-        read_journal(config.run_dir / rundir.METRICS),
-    )
-    if not every or max((line["step"] for line in lines), default=0) < every:
-        return set()
-    return {stage.node for _, _, stage in before.plan.stages()}
+    kept, before = start.config.checkpoint, start.previous
+    last = max((line["step"] for line in metrics), default=0)
+    if before is None or kept.local is None or not 0 < kept.every <= last:
+        return frozenset()
+    return before.plan.nodes
 
 
-def _checking(config: RunConfig) -> StepChecking:
+def _checking(config: RunConfig, metrics: Metrics) -> StepChecking:
     """Checks of steps, with the losses of those that are done."""
-    lines = read_journal(config.run_dir / rundir.METRICS)
     return StepChecking(
         SpikeRule(factor=config.spike_factor, window=config.spike_window),
-        {line["step"] - 1: line["loss"] for line in lines if "loss" in line},
+        {line["step"] - 1: line["loss"] for line in metrics if "loss" in line},
         digest_every=config.digest_every,
         save_every=config.checkpoint.every,
         skips_spikes=config.on_spike == "skip",

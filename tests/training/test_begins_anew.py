@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """When a start begins anew, though parts of a save that was never told of are there."""
 
-import json
 import warnings
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,17 +44,15 @@ def test_a_run_that_may_have_saved_elsewhere_without_telling_does_not_begin_anew
     + [(9, 5, None, set())],
 )
 def test_a_run_may_have_saved_on_disks_of_hosts_once_it_has_trained_for_long_enough(
-    tmp_path: Path, last_step: int, every: int, local: str | None, expected: set[str]
+    last_step: int, every: int, local: str | None, expected: set[str]
 ):
-    lines = (json.dumps({"step": step}) + "\n" for step in range(1, last_step + 1))
-    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    lines = [{"step": step} for step in range(1, last_step + 1)]
     kept = SimpleNamespace(local=local, every=every)
-    plan = SimpleNamespace(stages=lambda: [(0, 0, SimpleNamespace(node="a"))])
     start: Any = SimpleNamespace(
-        config=SimpleNamespace(run_dir=tmp_path, checkpoint=kept),
-        previous=SimpleNamespace(plan=plan),
+        config=SimpleNamespace(checkpoint=kept),
+        previous=SimpleNamespace(plan=SimpleNamespace(nodes={"a"})),
     )
-    assert _may_have_saved_on(start) == expected
+    assert _may_have_saved_on(start, lines) == expected
 
 
 def test_what_is_not_whole_on_all_who_saved_it_was_never_saved():
