@@ -44,14 +44,16 @@ class Writer:
         )
         part = self._disk.parts.setdefault((order.step, self._worker), Part())
         part.building, part.is_flushed = {}, False
-        for (_, owner), other in self._disk.parts.items():
-            if (
-                owner == self._worker
-                and other.earlier
-                and other.earlier.save != order.safe
-            ):
-                other.earlier = None
+        self._let_go_of_earlier(order.safe)
         self._write([*leaves], whole, part, order)
+
+    def _let_go_of_earlier(self, safe: Save | None) -> None:
+        own = (
+            part for (_, who), part in self._disk.parts.items() if who == self._worker
+        )
+        for part in own:
+            if part.earlier is not None and part.earlier.save != safe:
+                part.earlier = None
 
     def give_up_after(self, step: int) -> None:
         """What is here of later steps goes, also what others have written."""

@@ -137,16 +137,16 @@ class CheckpointWriter:
         return True
 
     def give_up_after(self, step: int) -> None:
-        """Remove what is here of later steps, also copies for others.
-
-        A later one of them that is on its way to the store is removed there once it is
-        saved again. Raises LeaseLost.
+        """Remove what is here of later steps, also copies for others; in the store they
+        do not count any more. Raises LeaseLost.
         """
         self.wait()
         if self._fence is not None:
             self._fence.check()
         if self.newest is not None and self.newest[0] > step:
             self.newest = None
+        if self._not_stored is not None and self._not_stored > step:
+            self._not_stored = None
         if self._uploader is not None:
             self._uploader.give_up_after(step)
         try:
@@ -198,7 +198,7 @@ class CheckpointWriter:
         newest = safe and safe[0]
         also = frozenset(step for step in (newest, best) if step is not None)
         if not _is_finite(leaves):
-            self.not_finite = step, attempt(manifest.host)
+            self.not_finite = _save_of(manifest)
             return
         part = self._part(step)
         try:
@@ -226,7 +226,8 @@ class CheckpointWriter:
     ) -> None:
         self._let_go_of_earlier(safe)
         self._remove_unfinished()
-        if read_manifest(part) is None:
+        before = read_manifest(part)
+        if before is None:
             remove_part(part)
         make_directory(part)
         state = next(name for name in STATES if not (part / name).exists())
@@ -237,8 +238,7 @@ class CheckpointWriter:
             assert (part / state / name / "zarr.json").exists(), f"{name} not written"
         whole = replace(manifest, state=state, files=self._records(part, state))
         undo = partial(remove_part, part)
-        earlier = read_manifest(part)
-        if earlier and _save_of(earlier) == safe and len(manifest.workers) > 1:
+        if before and _save_of(before) == safe and len(manifest.workers) > 1:
             replace_text(part / EARLIER, (part / MANIFEST).read_text())
             fsync(part)
         with nullcontext() if self._fence is None else self._fence.around(undo):
@@ -251,7 +251,7 @@ class CheckpointWriter:
         try:
             if self._copies is not None:
                 self._copies.replicate(part, manifest.step, also)
-            self.newest = manifest.step, attempt(manifest.host)
+            self.newest = _save_of(manifest)
         except OSError as error:
             warnings.warn(
                 f"checkpoint of step {manifest.step} is not on as many nodes as it "

@@ -2,24 +2,25 @@
 import random
 import threading
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from hetjax.checkpoint.format import (
-    AttemptNames,
     FileRecord,
     Manifest,
     record_of_file,
     to_text,
 )
-from hetjax.checkpoint.reader import steps
-from hetjax.checkpoint.storage import CheckpointStorage
-from hetjax.checkpoint.stored_steps import commit, committed_steps, manifests
+from hetjax.checkpoint.stored_steps import (
+    commit,
+    committed_steps,
+    manifests,
+    object_name,
+)
 from hetjax.checkpoint.stores.gcs import GcsStore
 from hetjax.checkpoint.stores.local import FileStore
 from hetjax.checkpoint.stores.store import (
@@ -28,10 +29,7 @@ from hetjax.checkpoint.stores.store import (
     StoreError,
 )
 from hetjax.checkpoint.uploader import Uploader
-from hetjax.errors import BadInput
-from hetjax.runtime.control import recovery
 from tests.checkpoint.fake_gcs import FakeGcs, Fault
-from tests.checkpoint.values import state_of
 
 LONG_S = 30.0
 
@@ -112,6 +110,21 @@ def upload(uploader: Uploader, *steps: int) -> None:
     for step in steps:
         uploader.enqueue(step)
         assert uploader.wait(LONG_S)
+
+
+@contextmanager
+def _uploading_the_first_of(
+    *steps: int, folder: Path
+) -> Iterator[tuple[Uploader, Watched, threading.Event]]:
+    """Steps that are saved, the first on its way to a store until the event is set."""
+    for step in steps:
+        save(folder, step)
+    gate, first = threading.Event(), object_name(steps[0])
+    store = Watched(FileStore(folder / "store"), {first: gate})
+    with Uploader(store, folder, "a") as uploader:
+        uploader.enqueue(steps[0])
+        assert store.reached.wait(LONG_S)
+        yield uploader, store, gate
 
 
 def steps_with_files(store: Store, worker: str = "a") -> set[int]:
@@ -209,13 +222,11 @@ def test_a_step_whose_local_file_is_rotten_is_not_committed(
 
 
 def test_steps_that_are_overtaken_while_they_wait_are_skipped(tmp_path: Path) -> None:
-    for step in (10, 20, 30):
-        save(tmp_path, step)
-    gate = threading.Event()
-    store = Watched(FileStore(tmp_path / "store"), {"step_00000010": gate})
-    with Uploader(store, tmp_path, "a") as uploader:
-        uploader.enqueue(10)
-        assert store.reached.wait(LONG_S)
+    with _uploading_the_first_of(10, 20, 30, folder=tmp_path) as (
+        uploader,
+        store,
+        gate,
+    ):
         uploader.enqueue(20)
         assert uploader.in_flight == {10, 20}
         uploader.enqueue(30)
@@ -314,13 +325,7 @@ def test_what_is_given_up_is_not_committed_in_the_store_any_more(
 def test_what_is_given_up_on_its_way_to_the_store_does_not_count_there(
     tmp_path: Path,
 ) -> None:
-    for step in (10, 20):
-        save(tmp_path, step)
-    gate = threading.Event()
-    store = Watched(FileStore(tmp_path / "store"), {"step_00000010": gate})
-    with Uploader(store, tmp_path, "a") as uploader:
-        uploader.enqueue(10)
-        assert store.reached.wait(LONG_S)
+    with _uploading_the_first_of(10, 20, folder=tmp_path) as (uploader, store, gate):
         uploader.enqueue(20)
         uploader.give_up_after(0)
         gate.set()
@@ -488,30 +493,3 @@ def test_a_store_that_never_answers_well_stops_nothing(
             upload(uploader, 10)
     with pytest.raises(StoreError, match="tried 10 times"):
         committed_steps(bucket)
-
-
-def test_a_worker_saves_while_its_store_is_not_there_and_uploads_once_it_is(
-    tmp_path: Path,
-) -> None:
-    place = tmp_path / "store"
-    place.write_text("no folder")
-    storage = CheckpointStorage(directory=str(tmp_path / "saves"), cloud=str(place))
-    with storage.writer("a") as writer:
-        with pytest.warns(UserWarning, match="step 10 "):
-            writer.save(10, state_of(1), {})
-            writer.wait()
-            assert writer._uploader is not None and writer._uploader.wait(LONG_S)
-        place.unlink()
-        writer.save(20, state_of(2), {})
-    assert steps(tmp_path / "saves") == [10, 20]
-    assert committed_steps(FileStore(place)) == [20]
-
-
-def test_a_recovery_does_without_a_store_that_is_not_there(tmp_path: Path) -> None:
-    place = tmp_path / "store"
-    place.write_text("no folder")
-    storage = CheckpointStorage(directory=str(tmp_path), cloud=str(place))
-    controller: Any = SimpleNamespace(new_attempts=AttemptNames())
-    with pytest.raises(BadInput, match="cannot be used"):
-        storage.store()
-    assert recovery._in_store(controller, storage) == []

@@ -11,6 +11,9 @@ import orbax.checkpoint as ocp
 import pytest
 
 from hetjax.checkpoint.reader import Checkpoint, partial_checkpoints, steps
+from hetjax.checkpoint.storage import CheckpointStorage
+from hetjax.checkpoint.stored_steps import committed_steps
+from hetjax.checkpoint.stores.local import FileStore
 from hetjax.checkpoint.writer import CheckpointWriter
 from hetjax.errors import BadInput
 from tests.checkpoint.values import State, state_of
@@ -108,6 +111,19 @@ def test_what_is_given_up_is_there_no_more_also_of_others(tmp_path: Path) -> Non
     with CheckpointWriter(tmp_path, "east", keep=3) as writer:
         writer.give_up_after(20)
     assert steps(tmp_path) == [10, 20]
+
+
+def test_what_is_given_up_is_not_copied_to_the_store_as_the_run_ends(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    cloud = tmp_path / "store"
+    storage = CheckpointStorage(directory=str(tmp_path / "saves"), cloud=str(cloud))
+    with storage.writer("a") as writer:
+        writer.save(10, state_of(10), {})
+        writer.wait()
+        writer.save(20, state_of(20), {}, is_stored=False)
+        writer.give_up_after(10)
+    assert committed_steps(FileStore(cloud)) == [10] and not recwarn.list
 
 
 def test_a_step_saved_again_replaces_the_first(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ class _Limited:
 def open_bucket(
     bucket: str, prefix: str, limit: BandwidthLimit, is_tried: bool = True
 ) -> TimeLimitedStore:
-    """The store, if it is tried after listing and writing there; BadInput where that
+    """The store; if it is tried, after listing and writing there: BadInput where that
     cannot be."""
     url = f"gs://{bucket}/{prefix}"
     if not bucket:

@@ -158,7 +158,7 @@ class FileStore:
 def open_directory(
     directory: Path, limit: BandwidthLimit, is_tried: bool = True
 ) -> Store:
-    """The store, if it is tried after writing there; BadInput where that cannot be."""
+    """The store; if it is tried, after writing there: BadInput where that cannot be."""
     files = FileStore(directory, limit)
     store, probe = TimeLimitedStore(files), uuid.uuid4().hex
     if not is_tried:
