@@ -11,7 +11,7 @@ import hypothesis
 import jax
 import pytest
 
-from hetjax.runtime.execution.stages import forget_programs
+from hetjax.runtime.execution import stages
 from tests import jax_settings
 from tests.checkpoint.fake_gcs import FakeGcs
 
@@ -33,7 +33,8 @@ def few_programs() -> Iterator[None]:
     """
     yield
     if MAPPINGS.exists() and len(MAPPINGS.read_bytes().splitlines()) > MOST_MAPPINGS:
-        forget_programs()
+        for shared in (stages._shared, stages._shared_updates, stages._shared_checks):
+            shared.cache_clear()
         jax.clear_caches()
 
 

@@ -330,12 +330,6 @@ _shared_updates = lru_cache(maxsize=32)(UpdatePrograms)
 _shared_checks = lru_cache(maxsize=32)(CheckPrograms)
 
 
-def forget_programs() -> None:
-    """Let go of what is compiled and not in use, as of plans that are over."""
-    for shared in (_shared, _shared_updates, _shared_checks):
-        shared.cache_clear()
-
-
 @lru_cache(maxsize=64)
 def _activation_shape(model: Model, tokens_shape: tuple[int, int]) -> tuple[int, ...]:
     spec: ModuleSpec = model.layers[0].modules[0]
