@@ -60,7 +60,7 @@ RUNS = {
     "merged": ADAPTED,
     "merged_nf4": (*ADAPTED, "--lora.frozen", "nf4"),
 }
-_BATCH, _LOOK_S, _LIMIT_S = 4, 0.1, 1200
+_BATCH, _LOOK_S, _LIMIT_S = 4, 0.005, 1200
 # glibc keeps what is freed, up to 32 MiB, so that the next peak would not be seen
 _FREED_AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 _TEXT = "".join(f"{number} times {number} is {number**2}.\n" for number in range(2000))

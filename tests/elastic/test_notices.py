@@ -116,10 +116,12 @@ def serving() -> Iterator[tuple[Cloud, str]]:
     with ThreadingHTTPServer(("127.0.0.1", 0), handler_of(cloud)) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
-        yield cloud, f"127.0.0.1:{server.server_port}"
-        cloud.ended.set()
-        server.shutdown()
-        thread.join()
+        try:
+            yield cloud, f"127.0.0.1:{server.server_port}"
+        finally:  # the process of a test that fails would never end
+            cloud.ended.set()
+            server.shutdown()
+            thread.join()
 
 
 @contextmanager
