@@ -235,12 +235,14 @@ def summary(run: Attacked, lines: Sequence[Line], all_s: float) -> Line:
 
 
 def _growth(seen: Sequence[Line | None], what: str) -> dict[str, float]:
-    """Medians of the first and the last quarter, and the most."""
+    """Medians of the first and the last quarter, growth between, and the most."""
     numbers = [line[what] for line in seen if line is not None]
     quarter = max(1, len(numbers) // 4)
+    first, last = median(numbers[:quarter]), median(numbers[-quarter:])
     return {
-        "first_quarter": median(numbers[:quarter]),
-        "last_quarter": median(numbers[-quarter:]),
+        "first_quarter": first,
+        "last_quarter": last,
+        "grown": round(last / first - 1, 4),
         "most": max(numbers),
     }
 

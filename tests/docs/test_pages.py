@@ -15,8 +15,10 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest import SkipTest
 
+import jax
 import pytest
 from sybil import Document, Example, Region
 from sybil.evaluators.python import PythonEvaluator
@@ -131,6 +133,19 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("home")
 
 
+def few_devices(patched: pytest.MonkeyPatch) -> None:
+    """The reader's machine has two CPU devices, and not the sixteen of the tests.
+
+    Clusters that are simulated ask for CPUs by name, and have all of them.
+    """
+    found = jax.local_devices
+
+    def local_devices(*args: Any, **asked: Any) -> list[jax.Device]:
+        return found(*args, **asked) if args or asked else found()[:2]
+
+    patched.setattr(jax, "local_devices", local_devices)
+
+
 @pytest.fixture
 def reader(
     tmp_path: Path,
@@ -139,6 +154,7 @@ def reader(
     capsys: pytest.CaptureFixture[str],
 ) -> Reader:
     set_environment(monkeypatch)
+    few_devices(monkeypatch)
     monkeypatch.setenv("HOME", str(home))
     here = str(Path(sys.executable).parent)
     monkeypatch.setenv("PATH", os.pathsep.join([here, os.environ["PATH"]]))
