@@ -8,6 +8,7 @@ has to come to its end. Does not own what they do to connections and disks.
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from experiments.simulation.network import Network
 from experiments.simulation.ports import CONTROLLER, Machines
@@ -41,7 +42,8 @@ _MEAN_S = 30.0  # until a fault; a run without any takes about as long
 class Faults:
     """The faults of a run; they begin by `spread` and count what they have done.
 
-    `notice` is called with a node that is about to go.
+    `notice` is called with a node that is about to go. Of those that `coincide` several
+    strike together, as they rarely would by chance alone.
     """
 
     world: World
@@ -49,8 +51,10 @@ class Faults:
     machines: Machines
     notice: Callable[[str], None] = lambda node: None
     ask_to_stop: Callable[[], None] = lambda: None
+    coincide: bool = False
     counts: Counter[str] = field(default_factory=Counter)
     last_loss_s: float = -1e9  # when a disk lost something, last
+    _when: dict[str, Callable[[], None]] = field(default_factory=dict)
 
     @property
     def has_damaged(self) -> bool:
@@ -59,8 +63,9 @@ class Faults:
     def spread(self, number: int) -> None:
         """Draw so many faults, most of them early, until all goes well."""
         self.world.after(FAULTS_S, self.end)
+        kinds = [*_KINDS, *_TOGETHER] if self.coincide else _KINDS
         for _ in range(number):
-            kind = self.world.random.choice(_KINDS)
+            kind = self.world.random.choice(kinds)
             at_s = min(FAULTS_S, self.world.random.expovariate(1 / _MEAN_S))
             self.world.after(at_s, lambda kind=kind: self._strike(kind))
 
@@ -259,6 +264,45 @@ class Faults:
     def _ask_to_stop(self) -> None:
         self.ask_to_stop()
 
+    # --- several together
+
+    def _flap(self) -> None:
+        """A machine with a disk that stays: it goes, comes back, and is gone again, but
+        not for long."""
+        chance, host, at_s = self.world.random, self._some_host(), 0.0
+        for least_s, most_s in ((5.0, 20.0), (1.0, 10.0)):
+            self.world.after(at_s, lambda: self._go_with_its_disk(host))
+            at_s += chance.uniform(least_s, most_s)
+            self.world.after(at_s, lambda: self.machines.up.add(host))
+            at_s += chance.uniform(5.0, 25.0)
+
+    def _go_with_its_disk(self, host: str) -> None:
+        if len(self.machines.up) > 1:
+            self._take_away(host, keeps_disk=True)
+
+    def _leave_and_fail(self) -> None:
+        """A worker that fails in what follows from another one's leaving."""
+        self.notice(self._some_host())
+        if worker := self._some_worker():
+            worker.mishaps.fails_at = self.world.random.choice(_FAILS_AS_ALL_MOVE)
+
+    def _take_at_the_end(self) -> None:
+        """A machine that goes with its disk once the last step is said to be saved."""
+        host, delay_s = self._some_host(), self.world.random.uniform(0.0, 0.5)
+        go = lambda: self._go(host)  # noqa: E731
+        self._when["last saved"] = lambda: self.world.after(delay_s, go)
+
+    def _diverge_and_crash(self) -> None:
+        """Bad numbers beside the loss of a worker; once the run has gone back from them
+        the controller crashes."""
+        self._diverge()
+        self._kill()
+        self._when["gone back"] = self._crash_controller
+
+    def hear(self, moment: Literal["last saved", "gone back"]) -> None:
+        """What was to come at this moment comes."""
+        self._when.pop(moment, lambda: None)()
+
 
 _KINDS = [
     *[Faults._kill] * 5,
@@ -289,6 +333,13 @@ _KINDS = [
     *[Faults._give_notice] * 2,
     Faults._ask_to_stop,
 ]
+_TOGETHER = [
+    *[Faults._flap] * 15,
+    *[Faults._leave_and_fail] * 15,
+    *[Faults._take_at_the_end] * 10,
+    *[Faults._diverge_and_crash] * 10,
+]
+_FAILS_AS_ALL_MOVE = [schema.PlaceState, schema.CollectLeaves, schema.HoldState]
 _FAILS_AT = [
     schema.PlaceState,
     schema.CollectLeaves,

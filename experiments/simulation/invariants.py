@@ -23,6 +23,7 @@ from hetjax.elastic.driver import Driver
 from hetjax.elastic.membership import Membership
 from hetjax.elastic.recovered import MOST_LOSSES, MOST_OF_A_NODE, Recovered
 from hetjax.plans.plan import Plan
+from hetjax.runtime.rpc.worker_connections import WorkerLost
 
 _AFTER_FAULTS_S = 60.0  # until all is heard of what has gone wrong before
 _STEPS_APART = 4  # at most, in which a node that is there has no part
@@ -51,6 +52,7 @@ class Invariants:
         self._saved: int | None = None  # said last, unless that was given up since
         self._newest_saved = 0
         self._last_well_s = 0.0  # a start, or a step: losses are counted from there
+        self._num_lost = 0
 
     def watch(self, machines: Machines, faults: Faults) -> None:
         self._machines, self._faults = machines, faults
@@ -129,7 +131,11 @@ class Invariants:
 
     def _start_counting(self) -> None:
         self._last_well_s = self._machines.site.world.now_s
-        self._machines.num_tries = 0
+        self._machines.num_tries = self._num_lost = 0
+
+    def hear_lost(self) -> None:
+        """The controller is told that a worker is lost, or has failed."""
+        self._num_lost += 1
 
     def check_recovered(self, what: Recovered) -> None:
         """No step is lost that workers that are left have all of."""
@@ -159,6 +165,10 @@ class Invariants:
             self._check_lost(error)
         if self._last_well_s > FAULTS_S + _AFTER_FAULTS_S:
             raise Violation(f"it ends though all is well: {error!r}") from error
+        has_begun = self._driver is not None and self._driver._has_begun
+        is_loss = has_begun and isinstance(error, WorkerLost)
+        if is_loss and self._num_lost <= MOST_LOSSES:
+            raise Violation(f"it ends of {self._num_lost} losses: {error!r}") from error
         if self._has_only_one("break_machine") and self._can_lose_one:
             raise Violation(f"it ends though one machine is bad: {error!r}") from error
         if self._has_only_one("give_notice") and self._faults.last_loss_s < 0.0:

@@ -123,6 +123,7 @@ class SimConnections:
             self._take(rounds.TimePassed())
         if self._finished.trouble is not None:
             self._site.world.tell(f"  trouble: {self._finished.trouble}")
+            self._site.lost()
         return answers_of(self._finished, what)
 
     def _check_lines(self) -> None:
@@ -255,7 +256,11 @@ class SimLauncher:
         self.machines.num_tries += bool(workers)
         self.machines.tried()
         self.begin(workers)
-        self.connections.wait_for(workers, lambda: self._check(workers))
+        try:
+            self.connections.wait_for(workers, lambda: self._check(workers))
+        except WorkerLost:
+            self.machines.site.lost()
+            raise
 
     def begin(self, workers: Sequence[str]) -> None:
         site = self.machines.site

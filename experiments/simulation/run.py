@@ -95,13 +95,16 @@ class Run:
             told=invariants.check_state,
             leaving=invariants.hear_leaving,
             dropped=invariants.hear_dropped,
+            lost=invariants.hear_lost,
             removed=invariants.check_removed,
             keep=case.keep,
         )
         self._machines = Machines(
             site, self._cluster, case.is_shared, invariants.check_tries
         )
-        self.faults = Faults(self.world, self._network, self._machines)
+        self.faults = Faults(
+            self.world, self._network, self._machines, coincide=case.coincides
+        )
         invariants.watch(self._machines, self.faults)
         self._journal = SimJournal(invariants.hear_line)
         self.num_starts = self.num_recoveries = self.num_detours = 0
@@ -282,6 +285,8 @@ class Run:
     def _heard_saved(self, step: int) -> None:
         self.world.tell(f"saved {step}")
         self.invariants.check_saved(step)
+        if step == self.case.steps:
+            self.faults.hear("last saved")
 
     def _heard(self, loop: Loop, what: Recovered | Rerouted) -> None:
         if isinstance(what, Rerouted):
@@ -292,6 +297,8 @@ class Run:
         self.world.tell(f"recovered: {what.from_step} -> {what.step}, {what.reason}")
         self._was_on = loop.driver.plan.nodes
         self.invariants.check_recovered(what)
+        if "not finite" in what.reason:
+            self.faults.hear("gone back")
         loop.hear(what)
 
 

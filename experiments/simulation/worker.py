@@ -54,7 +54,8 @@ class Site:
     """What all processes of a run share: hosts' disks, the network, who is where.
 
     `listening` has by address who can be called there, `told` hears of every state,
-    `leaving` of who is to leave, `dropped` of whose state goes, `removed` of old saves.
+    `leaving` of who is to leave, `dropped` of whose state goes, `lost` whenever a
+    worker is, `removed` of old saves.
     """
 
     world: World
@@ -65,6 +66,7 @@ class Site:
     keep: int
     leaving: Callable[[Collection[str]], None] = lambda workers: None
     dropped: Callable[["SimWorker"], None] = lambda worker: None
+    lost: Callable[[], None] = lambda: None
     removed: Callable[[], None] = lambda: None
     listening: dict[str, Peers] = field(default_factory=dict)
 
