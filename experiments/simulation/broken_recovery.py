@@ -338,6 +338,7 @@ RECOVERY = (
         22,
         "a checkpoint stays the newest though its disks are gone",
         function(_still_saved, lambda saved, restored, has_store: saved),
+        function(recovery_decisions.is_kept, lambda saved, restored: True),
     ),
     breaks(
         23,

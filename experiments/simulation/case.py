@@ -10,9 +10,9 @@ from experiments.simulation.truth import mixed
 from experiments.simulation.world import World
 
 # Numbers at which none of the seeds that tests keep is one of the kind
-_COINCIDES = 36306
+_COINCIDES, _HAS_STORE = 36306, 108
 
-LAYERS = tuple(f"layer_{number}" for number in range(4))
+LAYERS = tuple(f"layer_{number}.0of1" for number in range(4))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,7 @@ class Case:
     num_faults: int
     reroutes: bool
     coincides: bool
+    has_store: bool
 
     def has_room(self, num_nodes: int) -> bool:
         """Whether so many nodes can have all layers."""
@@ -51,6 +52,7 @@ def case_of(world: World, seed: int) -> Case:
         num_faults=chance.choice([0, 1, 1, 2, 2, 3, 4, 6, 9]),
         reroutes=seed % 3 == 1,
         coincides=_is_one_in(4, seed, of=_COINCIDES),
+        has_store=_is_one_in(8, seed, of=_HAS_STORE),
     )
 
 

@@ -13,6 +13,7 @@ from experiments.simulation.case import LAYERS, Case
 from experiments.simulation.disk import TORN
 from experiments.simulation.faults import ENDS_AT_MOST, FAULTS_S, Faults
 from experiments.simulation.ports import Machines
+from experiments.simulation.stored import Stored
 from experiments.simulation.truth import State, Truth
 from experiments.simulation.worker import SimWorker
 from experiments.simulation.world import Violation
@@ -26,6 +27,7 @@ from hetjax.plans.plan import Plan
 from hetjax.runtime.rpc.worker_connections import WorkerLost
 
 _AFTER_FAULTS_S = 60.0  # until all is heard of what has gone wrong before
+_TAKES_S = 120.0  # a recovery, at most, of which some of a store is
 _STEPS_APART = 4  # at most, in which a node that is there has no part
 
 
@@ -53,13 +55,17 @@ class Invariants:
         self._newest_saved = 0
         self._last_well_s = 0.0  # a start, or a step: losses are counted from there
         self._num_lost = 0
+        self._begin_s, self._has_lost = 0.0, False  # of the last start
+        self._begun_at = 0
+        self._stored: Stored | None = None
 
-    def watch(self, machines: Machines, faults: Faults) -> None:
-        self._machines, self._faults = machines, faults
+    def watch(self, machines: Machines, faults: Faults, stored: Stored | None) -> None:
+        self._machines, self._faults, self._stored = machines, faults, stored
 
     def begin(self) -> None:
         """The same command is started again."""
         self._driver = self._membership = None
+        self._begin_s, self._has_lost = self._machines.site.world.now_s, False
         self._start_counting()
 
     def follow(self, driver: Driver, membership: Membership) -> None:
@@ -82,6 +88,11 @@ class Invariants:
         for name, at in [*self._had]:
             if name == worker.name:
                 del self._had[name, at]
+
+    def hear_giving_up(self, kept: int) -> None:
+        """What was saved of later steps goes."""
+        if self._stored is not None:
+            self._stored.go_back(kept + 1)
 
     def hear_leaving(self, workers: Collection[str]) -> None:
         """What they had and others have now was handed over: no concern of theirs.
@@ -136,15 +147,23 @@ class Invariants:
     def hear_lost(self) -> None:
         """The controller is told that a worker is lost, or has failed."""
         self._num_lost += 1
+        self._has_lost = True
 
     def check_recovered(self, what: Recovered) -> None:
         """No step is lost that workers that are left have all of."""
         is_back = what.step < what.from_step
+        if self._stored is not None:
+            self._stored.go_back(what.step)
         went_back = "not finite" in what.reason
         if went_back:
-            self._gone_back_from |= {s for s in self._saves() if s[0] > what.step}
+            saves = self._saves() - self._stored_saves()
+            self._gone_back_from |= {save for save in saves if save[0] > what.step}
         if is_back and not went_back and {*LAYERS} <= self._survived(what.from_step):
             raise Violation(f"back to {what.step} though all have {what.from_step}")
+        stored = self.in_store()
+        is_there = what.step < stored <= what.from_step
+        if is_there and not went_back and not self._store_is_excused(_TAKES_S):
+            raise Violation(f"back to {what.step} though the store has {stored}")
         if what.step == 0 < what.from_step and self._newest_saved > 0:
             raise Violation("it begins anew though something was saved")
         for process, at in [*self._had]:
@@ -188,11 +207,42 @@ class Invariants:
 
     # --- checkpoints
 
+    def check_refused(self) -> None:
+        """Only where a run begins does it need an answer of the store."""
+        if self._driver is not None and self._driver._has_begun:
+            raise Violation("it ends for want of the store")
+        if not self._store_is_excused(_AFTER_FAULTS_S):
+            raise Violation("the store is taken for lost, and all is well")
+
+    def _store_is_excused(self, within_s: float) -> bool:
+        """Whether it may be that it did not do, or tell, what it should of late."""
+        if self._stored is None:
+            return True
+        now_s = self._machines.site.world.now_s
+        return self._stored.bucket.last_trouble_s > now_s - within_s
+
+    def _stored_saves(self) -> set[Save]:
+        """What cannot be removed there for now stays, and a start may go on from it."""
+        return set() if self._stored is None else {*self._stored.whole.items()}
+
+    def in_store(self) -> int:
+        """The newest step that can be restored from the store alone; -1 if none can."""
+        return max((step for step, _ in self._stored_saves()), default=-1)
+
+    @property
+    def is_all_lost(self) -> bool:
+        """Whether a run that is refused can never go on."""
+        if self.in_store() < 0:
+            return self.has_lost_something
+        if not self._store_is_excused(_AFTER_FAULTS_S):
+            raise Violation(f"refused, and the store has step {self.in_store()}")
+        return False
+
     def check_saved(self, step: int) -> None:
         """What is said to be saved is there, whole, unless a disk was lost."""
         if self._driver is not None:
             self.plan_of_save = self._driver.plan
-        if step not in self.complete() and not self._is_excused:
+        if not self._is_whole(step) and not self._is_excused:
             raise Violation(f"step {step} is said to be saved, and is not")
         self._saved = step
         self._newest_saved = max(self._newest_saved, step)
@@ -211,6 +261,11 @@ class Invariants:
         disks = self._machines.disks
         return {written.save for disk in disks for _, _, written in disk.committed()}
 
+    def _is_whole(self, step: int) -> bool:
+        """On disks, or in the store."""
+        is_stored = self._stored is not None and step in self._stored.whole
+        return is_stored or step in self.complete()
+
     def _check_lost(self, error: Exception) -> None:
         """No state is taken for lost that the disks of the plan's workers have."""
         assert self._driver is not None
@@ -218,7 +273,7 @@ class Invariants:
         whole = self.complete(workers) if workers <= self._machines.up else []
         if whole and not self._is_excused:
             raise Violation(f"taken for lost, and step {whole[-1]} is there") from error
-        if self.has_lost_something:
+        if self.is_all_lost:
             raise StateLost from error
 
     @property
@@ -260,6 +315,7 @@ class Invariants:
     def check_begins(
         self,
         before: list[int],
+        stored: int,
         begin_s: float,
         restored: Any,
         cluster: Cluster,
@@ -269,13 +325,20 @@ class Invariants:
 
         Or it says which step it passes over, as some of it is elsewhere.
         """
-        at = 0 if restored is None else restored.step
+        at = self._begun_at = 0 if restored is None else restored.step
         if restored and (at, attempt(restored.host)) in self._gone_back_from:
             raise Violation(f"a start goes on from {at}, which was gone back from")
         if passed_over:
             self._saved = at
         if restored is None and self.plan_of_save is not None:
             raise Violation("a start begins anew though something was saved")
+        if self._stored is not None:
+            self._stored.go_back(at)
+            took_s = self._machines.site.world.now_s - begin_s
+            if at < stored and not self._store_is_excused(took_s):
+                raise Violation(
+                    f"a start goes on from {at}, and the store has {stored}"
+                )
         if self._faults.last_loss_s >= begin_s:
             return
         are_all_there = {n.name for n in cluster.nodes} == self._machines.up
@@ -294,14 +357,25 @@ class Invariants:
         for line in lines:
             if line["loss"] != self._truth.commit(line["step"] - 1).loss():
                 raise Violation(f"step {line['step']} has a wrong loss")
-        if self._case.steps not in self.complete() and not self._is_excused:
+        if not self._is_whole(self._case.steps) and not self._is_excused:
             raise Violation("the last step is not saved")
+        self._check_stored()
         world = self._machines.site.world
         world.run_until(lambda: not self._machines.alive(), world.now_s + 900)
         self._check_calls(num_starts)
         left = [worker.name for worker in self._machines.alive()]
         if left:
             raise Violation(f"{left[0]} is left behind")
+
+    def _check_stored(self) -> None:
+        """The last step is in the store, too, unless something stood in the way."""
+        if self._stored is None or self._has_lost or self._faults.has_damaged:
+            return
+        if self._begun_at == self._case.steps:
+            return  # it was saved by an earlier start, which may have lost the store
+        took_s = self._machines.site.world.now_s - self._begin_s
+        if not self._store_is_excused(took_s) and self.in_store() != self._case.steps:
+            raise Violation(f"the store has step {self.in_store()} in the end")
 
     def _check_calls(self, num_starts: int) -> None:
         """No more workers call again than something has ended."""

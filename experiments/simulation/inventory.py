@@ -6,6 +6,8 @@ not own who gives what to whom (`hetjax/checkpoint/recovery_plan.py`).
 """
 
 from experiments.simulation.disk import Disk, Written
+from experiments.simulation.object_store import Bucket
+from experiments.simulation.uploads import Fetched
 from hetjax.checkpoint.recovery_plan import Save
 from hetjax.runtime.rpc import schema
 
@@ -13,14 +15,15 @@ from hetjax.runtime.rpc import schema
 class Inventory:
     """Leaves by place; `taken` are those that the worker will go on with."""
 
-    def __init__(self, disk: Disk) -> None:
-        self._disk = disk
+    def __init__(self, disk: Disk, bucket: Bucket | None) -> None:
+        self._disk, self._bucket = disk, bucket
+        self._fetched: dict[str, int | None] = {}
         self._held: tuple[int, dict[str, int]] | None = None
         self.taken: dict[str, int] = {}
 
     def forget(self) -> None:
         """Let go of all but the disk."""
-        self._held, self.taken = None, {}
+        self._held, self.taken, self._fetched = None, {}, {}
 
     def keep(self, at: int, state: dict[str, int]) -> None:
         self._held = at, dict(state)
@@ -38,6 +41,12 @@ class Inventory:
             saves=[_found(save, parts) for save, parts in found.items()]
         )
 
+    def fetch(self, request: schema.CollectLeaves) -> None:
+        """Get from the store what is to come from there; raises OSError."""
+        assert self._bucket is not None
+        found = Fetched(self._bucket, request.save[0])
+        self._fetched = {leaf: found.read(leaf) for leaf in request.own["cloud"]}
+
     def own(self, request: schema.CollectLeaves) -> dict[str, int | None]:
         """What this worker needs and has itself."""
         return {
@@ -50,6 +59,8 @@ class Inventory:
         """A leaf; None where it cannot be read as it was written."""
         if tier == "disk":
             return self._disk.read(save, leaf)
+        if tier == "cloud":
+            return self._fetched[leaf]
         assert tier == "memory" and self._held is not None, (tier, save)
         assert self._held[0] == save[0], "what is kept is of another step"
         return self._held[1][leaf]

@@ -2,7 +2,7 @@
 """Which run of chance notices a broken rule.
 
 Owns looking for it. Does not own the rules (`broken_messages.py`,
-`broken_recovery.py`), nor runs (`run.py`).
+`broken_recovery.py`, `broken_store.py`), nor runs (`run.py`).
 """
 
 from collections.abc import Iterable
@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from experiments.simulation.breaking import Mutation
 from experiments.simulation.broken_messages import MESSAGES
 from experiments.simulation.broken_recovery import RECOVERY
+from experiments.simulation.broken_store import STORE
 from experiments.simulation.run import simulate
 
-MUTATIONS = (*MESSAGES, *RECOVERY)
+MUTATIONS = (*MESSAGES, *RECOVERY, *STORE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,13 @@ Owns the links of an epoch: calling, being called, and learning that a peer is g
 Does not own delivery (`network.py`) nor what is sent (`worker.py`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from experiments.simulation.network import End, Network
 from experiments.simulation.world import Process
 
+CONNECT_S = 120.0  # until all have called
 _CALL_S = 30.0  # a host that cannot be reached for longer is given up
 
 
@@ -41,6 +42,15 @@ class Peers:
         """Raise PeerGone if one is lost."""
         if self.lost is not None:
             raise PeerGone(*self.lost)
+
+    def are_there(self, peers: Collection[str], end_s: float) -> bool:
+        """Whether links to all of these are made; PeerGone if one is lost, or late."""
+        missing = {*peers} - self.ends.keys()
+        if missing:
+            self.check()
+            if self.process.world.now_s > end_s:
+                raise PeerGone(min(missing), "did not connect")
+        return not missing
 
     def call(self, other: "Peers", address: str) -> None:
         """Make a link, once the host can be reached."""

@@ -14,7 +14,8 @@ from typing import Any
 
 from experiments.simulation.disk import Disk
 from experiments.simulation.network import End
-from experiments.simulation.worker import SimWorker, Site
+from experiments.simulation.site import Site
+from experiments.simulation.worker import SimWorker
 from experiments.simulation.world import Process, Violation
 from hetjax.cluster.cluster import Cluster, part_of
 from hetjax.runtime.rpc import rounds, schema
@@ -330,8 +331,10 @@ class SimJournal:
     def __init__(self, heard: Callable[[dict[str, Any]], None]) -> None:
         self.lines: list[dict[str, Any]] = []
         self._heard, self._undone = heard, set[int]()
+        self.may_write: Callable[[], None] = lambda: None
 
     def append(self, line: dict[str, Any]) -> None:
+        self.may_write()
         self.lines.append(line)
         self._heard(line)
 

@@ -18,6 +18,7 @@ from experiments.simulation.case import LAYERS, case_of
 from experiments.simulation.faults import Faults
 from experiments.simulation.invariants import Invariants, StateLost
 from experiments.simulation.network import Network
+from experiments.simulation.object_store import Bucket
 from experiments.simulation.ports import (
     CONTROLLER,
     Machines,
@@ -25,16 +26,26 @@ from experiments.simulation.ports import (
     SimLauncher,
 )
 from experiments.simulation.shares import planned
+from experiments.simulation.site import Site
+from experiments.simulation.storage import (
+    RunDirectory,
+    leases_in,
+    storage_of,
+)
+from experiments.simulation.store_faults import StoreFaults
+from experiments.simulation.stored import Stored
+from experiments.simulation.threads import Threads
 from experiments.simulation.truth import Truth
-from experiments.simulation.worker import Site
 from experiments.simulation.world import (
     ControllerCrashed,
     Process,
     Stuck,
     World,
 )
+from hetjax.checkpoint.format import AttemptNames
 from hetjax.checkpoint.recovery_plan import PartialSnapshot, unasked
 from hetjax.checkpoint.storage import CheckpointStorage
+from hetjax.checkpoint.stores.store import StoreError
 from hetjax.cluster.cluster import Cluster, Node, part_of
 from hetjax.elastic.driver import Driver
 from hetjax.elastic.loss_scaling import LossScaling
@@ -52,6 +63,7 @@ from hetjax.runtime.rpc.worker_connections import WorkerLost
 from hetjax.training.best import BestCheckpoint
 from hetjax.training.config import CheckpointConfig, EvaluationConfig, RunConfig
 from hetjax.training.goodput import Spent
+from hetjax.training.leases import Leases
 from hetjax.training.left_checkpoints import may_be_whole, may_have_saved
 from hetjax.training.loop import Loop
 
@@ -87,14 +99,26 @@ class Run:
         )
         self._cluster = Cluster(name="simulated", nodes=nodes)
         self.invariants = invariants = Invariants(case, truth)
+        self._threads = Threads(self.world)
+        bucket = Bucket(self.world) if case.has_store else None
+        stored = None
+        if bucket is not None:
+            stored = Stored(bucket, truth, LAYERS)
+            bucket.changed = stored.hear
+        self._folder = Bucket(self.world)
+        seen = self._folder if case.is_shared else None
+        self._storage = storage_of(case.keep, bucket, seen)
         site = Site(
             world=self.world,
             network=self._network,
+            threads=self._threads,
+            bucket=bucket,
             layers=LAYERS,
             first=lambda: truth.state(0),
             told=invariants.check_state,
             leaving=invariants.hear_leaving,
             dropped=invariants.hear_dropped,
+            giving_up=invariants.hear_giving_up,
             lost=invariants.hear_lost,
             removed=invariants.check_removed,
             keep=case.keep,
@@ -105,7 +129,8 @@ class Run:
         self.faults = Faults(
             self.world, self._network, self._machines, coincide=case.coincides
         )
-        invariants.watch(self._machines, self.faults)
+        invariants.watch(self._machines, self.faults, stored)
+        self._store_faults = stored and StoreFaults(stored, self.faults)
         self._journal = SimJournal(invariants.hear_line)
         self.num_starts = self.num_recoveries = self.num_detours = 0
         self._named = set[str]()  # who have a save together, a refusal says
@@ -116,7 +141,12 @@ class Run:
     def to_its_end(self) -> None:
         case = self.case
         self.faults.spread(case.num_faults)
-        with warnings.catch_warnings():
+        if self._store_faults is not None:
+            self._store_faults.spread()
+        with ExitStack() as stack:
+            stack.enter_context(warnings.catch_warnings())
+            stack.enter_context(self._threads.in_place())
+            stack.enter_context(leases_in(self._threads, self._folder))
             warnings.simplefilter("ignore")
             while not self._start():
                 if self.num_starts > _MOST_STARTS or self.world.now_s > _LONGEST_S:
@@ -140,15 +170,22 @@ class Run:
         process.ended = lambda: self._network.process_ended(process)
         self.world.after(60.0, lambda: None)  # time can pass
         try:
-            with ExitStack() as stack:
-                return self._train(process, stack) == self.case.steps
+            with ExitStack() as stack, self._threads.of(process):
+                try:
+                    return self._train(process, stack) == self.case.steps
+                except ControllerCrashed:
+                    stack.pop_all()  # nothing is given back
+                    raise
         except ControllerCrashed:
             self.world.tell("the controller is gone")
         except BadInput as bad:
             self.world.tell(f"refused: {bad.got}")
-            if self._is_refused and self.invariants.has_lost_something:
+            if self._is_refused and self.invariants.is_all_lost:
                 raise StateLost from bad
             self._is_refused = True
+        except StoreError as error:
+            self.world.tell(f"the store is not there: {error}")
+            self.invariants.check_refused()
         except (WorkerLost, NoFeasiblePlan, RunFailed) as error:
             self.world.tell(f"ended: {error}")
             self.invariants.check_ended(error)
@@ -158,12 +195,21 @@ class Run:
         return False
 
     def _train(self, process: Process, stack: ExitStack) -> int:
+        storage: CheckpointStorage = self._storage
+        leases = None
+        if self.case.has_store:
+            leases = Leases(RunDirectory(), storage, stack, self.world.tell)  # type: ignore[arg-type]
+            storage = leases.of(storage)
         launcher = SimLauncher(self._machines, process)
         membership = Membership(self._cluster, None, launcher.present)
         cluster = membership.now(again=True)
-        terms = self._terms(membership)
+        terms = self._terms(membership, storage)
+        plan = self._first_plan(cluster)
+        controller = Controller(plan, launcher.connections, cluster.nodes)
+        if leases is not None:
+            controller.new_attempts = AttemptNames(leases.start)
         driver = Driver(
-            Controller(self._first_plan(cluster), launcher.connections, cluster.nodes),
+            controller,
             launcher,
             terms,
             cluster=cluster,
@@ -171,12 +217,14 @@ class Run:
         )
         self.invariants.follow(driver, membership)
         before, begin_s = self.invariants.complete(), self.world.now_s
+        stored = self.invariants.in_store()
         restored = driver.begin()
         self._is_refused, self._named = False, set()
         self._was_on = driver.plan.nodes
         self.invariants.check_begins(
-            before, begin_s, restored, driver.cluster, self._passed_over
+            before, stored, begin_s, restored, driver.cluster, self._passed_over
         )
+        self._journal.may_write = self._may_write(leases)
         self._journal.rewind(driver.at)
         self.invariants.found_again |= self._journal.steps_found_again(driver.at)
         stop = SimpleNamespace(reason=None, grace_s=None, leaves_no_time=False)
@@ -191,6 +239,9 @@ class Run:
         driver.heard = lambda what: self._heard(loop, what)
         with driver:
             return loop.run(driver.at)
+
+    def _may_write(self, leases: Leases | None) -> Callable[[], None]:
+        return lambda: None if leases is None else leases.check()
 
     def _loop(self, driver: Driver, stop: Any) -> Loop:
         return Loop(
@@ -224,7 +275,7 @@ class Run:
             evaluation=replace(EvaluationConfig(), every=4, sample_tokens=0),
         )
 
-    def _terms(self, membership: Membership) -> Terms:
+    def _terms(self, membership: Membership, storage: CheckpointStorage) -> Terms:
         replan: Callable[[Cluster, Plan], Plan] = lambda c, p: self._plan(c)  # noqa: E731
         return Terms(
             settings=lambda cluster, plan: {"plan": plan},
@@ -235,7 +286,7 @@ class Run:
             compile=lambda controller, cluster, is_first: controller.compile(),
             transport="sockets",
             seed=0,
-            storage=CheckpointStorage(directory="simulated", keep=self.case.keep),
+            storage=storage,
             host={"run": self.case.seed},
             recovery="local-first",
             reroutes=self.case.reroutes,
@@ -316,6 +367,8 @@ def simulate(seed: int) -> Outcome:
         pass
     except Exception as error:
         violation = f"{type(error).__name__}: {error}"
+    finally:
+        run.world.end()
     return Outcome(
         seed=seed,
         num_events=run.world.num_events,

@@ -7,18 +7,20 @@ that are a number per layer, and a step that waits for peers. Does not own links
 (`peers.py`), leaves (`inventory.py`), nor writing (`writer.py`).
 """
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from experiments.simulation.disk import Disk
+from experiments.simulation.durations import takes_s
 from experiments.simulation.inventory import Inventory
 from experiments.simulation.mishaps import Mishaps
-from experiments.simulation.network import End, Network
-from experiments.simulation.peers import PeerGone, Peers
+from experiments.simulation.network import End
+from experiments.simulation.peers import CONNECT_S, PeerGone, Peers
 from experiments.simulation.shares import layers_of, led_by, workers_of
-from experiments.simulation.truth import State, commit_of, share, updated
-from experiments.simulation.world import Process, World
+from experiments.simulation.site import Site
+from experiments.simulation.truth import commit_of, share, updated
+from experiments.simulation.world import Process, Violation
 from experiments.simulation.writer import Writer
 from hetjax.plans.plan import Plan
 from hetjax.plans.rerouting import with_microbatches
@@ -36,40 +38,6 @@ from hetjax.runtime.worker.duties import (
     rerouted,
 )
 
-_CONNECT_S = 120.0
-_TAKES_S: dict[type[AnyRequest], tuple[float, float]] = {
-    schema.Build: (0.3, 3.0),
-    schema.Compile: (0.2, 5.0),
-    schema.Train: (0.2, 1.0),
-    schema.Evaluate: (0.1, 0.5),
-    schema.FindSaves: (0.01, 0.2),
-    schema.PlaceState: (0.01, 0.2),
-}
-_SOON_S = 0.001, 0.02
-Heard = Callable[["SimWorker", State, int], None]  # its state after so many steps
-
-
-@dataclass(frozen=True)
-class Site:
-    """What all processes of a run share: hosts' disks, the network, who is where.
-
-    `listening` has by address who can be called there, `told` hears of every state,
-    `leaving` of who is to leave, `dropped` of whose state goes, `lost` whenever a
-    worker is, `removed` of old saves.
-    """
-
-    world: World
-    network: Network
-    layers: tuple[str, ...]
-    first: Callable[[], State]
-    told: Heard
-    keep: int
-    leaving: Callable[[Collection[str]], None] = lambda workers: None
-    dropped: Callable[["SimWorker"], None] = lambda worker: None
-    lost: Callable[[], None] = lambda: None
-    removed: Callable[[], None] = lambda: None
-    listening: dict[str, Peers] = field(default_factory=dict)
-
 
 class SimWorker(Process):
     """A worker process, once it has called its controller by `line`."""
@@ -85,9 +53,9 @@ class SimWorker(Process):
         self._plan: Plan | None = None
         self._built_for: Plan | None = None
         self._state: dict[str, int] | None = None
-        self._inventory = Inventory(disk)
+        self._inventory = Inventory(disk, site.bucket)
         self._peers: Peers | None = None
-        self._writer = Writer(self, disk, site.keep, site.removed)
+        self._writer = Writer(self, disk, site)
         self._unfinished: dict[str, int] | None = None
         self._looking: list[Callable[[], None]] = []  # at what has come
         self.ended = self._has_ended
@@ -135,10 +103,7 @@ class SimWorker(Process):
             self._unfinished = self._state
         if isinstance(request, (schema.Build, schema.Leave)):
             self._state = None
-        delay_s = self.world.random.uniform(*_TAKES_S.get(type(request), _SOON_S))
-        if self.world.one_in(300):
-            delay_s *= 30
-        self.after(delay_s, lambda: self._go_on(request))
+        self.after(takes_s(self.world, request), lambda: self._go_on(request))
 
     def _go_on(self, request: AnyRequest) -> None:
         if self.mishaps.is_stuck:
@@ -156,6 +121,22 @@ class SimWorker(Process):
 
     def _answer(self, answer: Message) -> None:
         self._take(duties.Answered(answer))
+
+    def _beside(self, request: AnyRequest, work: Callable[[], Message | None]) -> None:
+        """Answer with what comes of work that waits, unless that is nothing."""
+
+        def do() -> None:
+            try:
+                answer = work()
+            except Violation:
+                raise
+            except Exception as error:
+                failed = f"{type(error).__name__}: {error}"
+                return self._answer(schema.RequestFailed(error=failed))
+            if answer is not None:
+                self._finish(request, answer)
+
+        self.begin(do)
 
     def _tell_state(self) -> None:
         if self._state is not None and self._progress.at is not None:
@@ -213,19 +194,10 @@ class SimWorker(Process):
         for peer, address in request.addresses.items():
             if self.worker < peer:
                 peers.call(self._site.listening[address], address)
-        begin_s = self.world.now_s
-
-        def look() -> Message | None:
-            if peers.ends.keys() >= request.addresses.keys():
-                return schema.Done()
-            peers.check()
-            if self.world.now_s - begin_s > _CONNECT_S:
-                missing = min(request.addresses.keys() - peers.ends.keys())
-                raise PeerGone(missing, "did not connect")
-            return None
-
-        self.after(_CONNECT_S + 1.0, self._look)
-        self._wait(request, look)
+        end_s = self.world.now_s + CONNECT_S
+        self.after(CONNECT_S + 1.0, self._look)
+        are_there = lambda: peers.are_there(request.addresses, end_s)  # noqa: E731
+        self._wait(request, lambda: schema.Done() if are_there() else None)
 
     def _compile(self, request: schema.Compile) -> Message:
         return schema.Done()
@@ -283,6 +255,16 @@ class SimWorker(Process):
         return schema.NeededState(at=self._progress.at, leaves=leaves)
 
     def _collect(self, request: schema.CollectLeaves) -> None:
+        if not request.own.get("cloud"):
+            return self._exchange(request)
+
+        def fetch() -> None:
+            self._inventory.fetch(request)
+            self._exchange(request)
+
+        self._beside(request, fetch)
+
+    def _exchange(self, request: schema.CollectLeaves) -> None:
         peers = self._peers
         assert peers is not None
         for worker, tier, leaves in request.give:
@@ -335,16 +317,29 @@ class SimWorker(Process):
     def _check_state(self, request: schema.CheckState) -> Message:
         return schema.CheckedState(stages=self.mishaps.stages())
 
-    def _drop(self, request: schema.DropState) -> Message:
+    def _drop(self, request: schema.DropState) -> Message | None:
         self._forget()
+        if self._site.bucket is None:
+            return self._dropped(request)
+        self._beside(request, partial(self._dropped, request))
+        return None
+
+    def _dropped(self, request: schema.DropState) -> Message:
         self._state = None
+        self._writer.open(request.storage)
+        self._site.giving_up(request.kept)
         self._writer.give_up_after(request.kept)
         self._site.dropped(self)
         return schema.Done()
 
     def _saving_state(self, request: schema.TellSaving) -> Message:
         writer, saves = self._writer, bool(self._leads())
-        return schema.SavingState(saves=saves, busy=writer.busy, newest=writer.newest)
+        return schema.SavingState(
+            saves=saves,
+            busy=writer.busy,
+            storing=writer.is_storing,
+            newest=writer.newest,
+        )
 
     def _save(self, request: schema.SaveState) -> Message:
         assert self._state is not None
@@ -355,6 +350,18 @@ class SimWorker(Process):
 
     def _await_saved(self, request: schema.AwaitSaved | schema.Leave) -> None:
         self._writer.wait(lambda: self._finish(request, schema.Done()))
+
+    def _leave(self, request: schema.Leave) -> None:
+        """What is not in the store yet is on its way there for as long as it takes."""
+
+        if self._site.bucket is None:
+            return self._await_saved(request)
+
+        def close() -> Message:
+            self._writer.close()
+            return schema.Done()
+
+        self._writer.wait(lambda: self._beside(request, close))
 
     def _layers(self) -> list[str]:
         """What the stages of this worker are made of, of whichever replica."""
@@ -388,5 +395,5 @@ _HANDLERS: Mapping[type[AnyRequest], Callable[[SimWorker, Any], Message | None]]
     schema.TellSaving: SimWorker._saving_state,
     schema.SaveState: SimWorker._save,
     schema.AwaitSaved: SimWorker._await_saved,
-    schema.Leave: SimWorker._await_saved,
+    schema.Leave: SimWorker._leave,
 }

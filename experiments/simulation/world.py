@@ -10,6 +10,8 @@ import random
 from collections import deque
 from collections.abc import Callable
 
+from experiments.simulation.fibers import Fiber
+
 _MOST_EVENTS = 400_000
 _NEVER_S = 1e12
 _NUM_TOLD = 400  # events of a run that went wrong
@@ -39,6 +41,8 @@ class World:
         self._num_waits = 0  # in which nothing has happened
         self.crash_at: int | None = None
         self.told: deque[str] = deque(maxlen=_NUM_TOLD)
+        self.fibers: list[Fiber] = []
+        self.wrong: Violation | None = None  # what was seen where it may be caught
         self._queue: list[tuple[float, int, Do]] = []
         self._count = 0
 
@@ -63,12 +67,19 @@ class World:
                 return
             self.now_s, _, do = heapq.heappop(self._queue)
             do()
+            if self.wrong is not None:
+                raise self.wrong
             self.num_events += 1
             if self.num_events > _MOST_EVENTS:
                 raise Stuck("there is no end to it")
             if self.crash_at is not None and self.num_events >= self.crash_at:
                 self.crash_at = None
                 raise ControllerCrashed
+
+    def end(self) -> None:
+        """Nothing waits any more."""
+        for fiber in self.fibers:
+            fiber.kill()
 
     def tell(self, text: str) -> None:
         self.told.append(f"{self.now_s:10.3f} {text}")
@@ -85,6 +96,15 @@ class Process:
         self.is_alive, self.is_stopped = True, False
         self.ended: Do = lambda: None
         self._waiting: list[Do] = []
+        self._fibers: list[Fiber] = []
+
+    def begin(self, do: Do) -> None:
+        """Let it do something that waits, beside all else."""
+        fiber = Fiber(do, self)
+        self._fibers = [found for found in self._fibers if not found.is_done]
+        self._fibers.append(fiber)
+        self.world.fibers.append(fiber)
+        self.after(0.0, fiber.resume)
 
     def call(self, do: Do) -> None:
         """Let it happen to this process, if it still is."""
@@ -112,4 +132,6 @@ class Process:
         if self.is_alive:
             self.is_alive = self.is_stopped = False
             self._waiting.clear()
+            for fiber in self._fibers:
+                fiber.kill()
             self.ended()

@@ -10,9 +10,15 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from experiments.simulation.disk import Disk, Part, Written
+from experiments.simulation.site import Site
+from experiments.simulation.storage import SimStorage
+from experiments.simulation.uploads import uploader_of
 from experiments.simulation.world import Process
 from hetjax.checkpoint.disk import outdated
 from hetjax.checkpoint.recovery_plan import Save
+from hetjax.checkpoint.storage import CheckpointStorage
+from hetjax.checkpoint.stores.store import LAST_UPLOAD_S
+from hetjax.checkpoint.uploader import Uploader
 from hetjax.runtime.rpc.schema import SaveState
 
 _WRITE_S = 0.01, 0.2
@@ -22,9 +28,12 @@ Then = Callable[[], None]
 class Writer:
     """One save at a time; `newest` is the last that is there for good."""
 
-    def __init__(self, process: Process, disk: Disk, keep: int, removed: Then) -> None:
+    def __init__(self, process: Process, disk: Disk, site: Site) -> None:
         self._process, self._disk, self._worker = process, disk, process.host
-        self._keep, self._removed = keep, removed
+        self._keep, self._removed = site.keep, site.removed
+        self._threads = site.threads
+        self._uploader: Uploader | None = None
+        self._not_stored: int | None = None
         self.newest: Save | None = None
         self.busy = False
         self._waiting: list[Then] = []
@@ -32,8 +41,16 @@ class Writer:
             if owner == self._worker:
                 part.building = {}
 
+    def open(self, storage: CheckpointStorage) -> None:
+        """Be ready to save there, as the first request that needs it says."""
+        assert isinstance(storage, SimStorage)
+        if storage.bucket is not None and self._uploader is None:
+            with self._threads.of(self._process):
+                self._uploader = uploader_of(storage, self._disk, self._worker)
+
     def save(self, order: SaveState, leaves: dict[str, int]) -> None:
         assert not self.busy, "the controller asks who is busy first"
+        self.open(order.storage)
         self.busy = True
         save = order.step, str(order.host["attempt"])
         whole = Written(
@@ -45,6 +62,8 @@ class Writer:
         part = self._disk.parts.setdefault((order.step, self._worker), Part())
         part.building, part.is_flushed = {}, False
         self._let_go_of_earlier(order.safe)
+        if self._uploader is not None:
+            self._uploader.keep_also(order.best, order.safe and order.safe[0])
         self._write([*leaves], whole, part, order)
 
     def _let_go_of_earlier(self, safe: Save | None) -> None:
@@ -57,9 +76,27 @@ class Writer:
 
     def give_up_after(self, step: int) -> None:
         """What is here of later steps goes, also what others have written."""
-        self._disk.give_up_after(step)
+        if self._uploader is None:
+            self._disk.give_up_after(step)
         if self.newest is not None and self.newest[0] > step:
             self.newest = None
+        if self._uploader is not None:
+            if self._not_stored is not None and self._not_stored > step:
+                self._not_stored = None
+            self._uploader.give_up_after(step)
+            self._disk.give_up_after(step)
+
+    @property
+    def is_storing(self) -> bool:
+        return self._uploader is not None and bool(self._uploader.in_flight)
+
+    def close(self) -> None:
+        """Let what was saved last get to the store, too."""
+        if self._uploader is not None:
+            if self._not_stored is not None:
+                self._uploader.enqueue(self._not_stored)
+            self._uploader.wait(LAST_UPLOAD_S)
+            self._uploader.close()
 
     def wait(self, then: Then) -> None:
         """Call this once nothing is being written."""
@@ -98,6 +135,10 @@ class Writer:
             if part.committed is whole:
                 part.committed = replace(whole, is_durable=True)
                 part.before = None
+            if self._uploader is not None:
+                self._not_stored = None if order.is_stored else order.step
+                if order.is_stored:
+                    self._uploader.enqueue(order.step)
             self._retain(order)
             self._done(whole.save)
 
@@ -111,7 +152,8 @@ class Writer:
             for step in own
             if step <= order.step and parts[step, self._worker].committed is not None
         ]
-        also = {order.safe and order.safe[0], order.best}
+        on_their_way = () if self._uploader is None else self._uploader.in_flight
+        also = {order.safe and order.safe[0], order.best, *on_their_way}
         for step in outdated(own, complete, self._keep, also):
             del parts[step, self._worker]
         self._removed()

@@ -33,10 +33,11 @@ class Uploader:
     """Uploads one worker's committed steps, the newest first.
 
     A step that is overtaken while it waits is skipped; one that fails warns once, and
-    training goes on. The store keeps the newest `keep` committed steps, and the one
-    that `keep_also` named. An older one is removed only after a newer COMMIT is in
+    training goes on. The store keeps the newest `keep` committed steps, and what
+    `keep_also` says. An older one is removed only after a newer COMMIT is in
     place, and only this worker's files of it. Once the lease of `fence` is over,
-    nothing is written or removed any more. COMMIT is signed with `key`.
+    nothing is written or removed any more. COMMIT is signed with `key`, `read_text`
+    reads manifests on the local disk.
     """
 
     def __init__(
@@ -48,7 +49,9 @@ class Uploader:
         keep: int = 2,
         fence: Fence | None = None,
         key: bytes | None = None,
+        read_text: Callable[[Path], str] = Path.read_text,
     ) -> None:
+        self._read_text = read_text
         self._fence, self._key = fence or Fence(store, str(store), 0), key
         assert num_threads >= 1 and keep >= 1, (num_threads, keep)
         self._store, self._directory, self._worker = store, directory, worker
@@ -58,7 +61,7 @@ class Uploader:
         self._uploading: int | None = None
         self._uploaded: set[int] = set()  # by this run, as it stands now
         self._most = -1  # no later step is of it
-        self._also: int | None = None
+        self._also: tuple[int | None, int | None] = None, None
         self._closed = False
         # A daemon: a store that does not answer must not hold up the program's end.
         self._thread = threading.Thread(target=self._run, daemon=True, name="upload")
@@ -97,10 +100,11 @@ class Uploader:
             text = f"given up, and not removed from {self._store}"
             warnings.warn(f"{text} ({_cause(error)})", stacklevel=2)
 
-    def keep_also(self, step: int | None) -> None:
-        """Let this step stay in the store, if it is there, however old."""
+    def keep_also(self, best: int | None, safe: int | None) -> None:
+        """Let step `best` stay in the store, if it is there, and the newest up to step
+        `safe`, however old: the run may go back there."""
         with self._changed:
-            self._also = step
+            self._also = best, safe
 
     @property
     def in_flight(self) -> frozenset[int]:
@@ -158,7 +162,7 @@ class Uploader:
 
     def _upload(self, step: int) -> None:
         part = part_directory(self._directory, step, self._worker)
-        text = (part / MANIFEST).read_text()
+        text = self._read_text(part / MANIFEST)
         manifest = from_text(text, self._key)
         assert (manifest.step, manifest.worker) == (step, self._worker), part
         self._fence.check()
@@ -193,14 +197,16 @@ class Uploader:
         run.
         """
         with self._changed:
-            uploaded, also = set(self._uploaded), self._also
+            uploaded, (best, safe) = set(self._uploaded), self._also
         names = self._store.names("step_")
         committed = stored_steps(names, COMMIT)
         newest = max(uploaded.intersection(committed), default=None)
         if newest is None:
             return
         kept = set([step for step in committed if step <= newest][-self._keep :])
-        kept |= {step for step in uploaded if step > newest} | {also}
+        kept |= {step for step in uploaded if step > newest} | {best}
+        if safe is not None:
+            kept |= set([step for step in committed if step <= safe][-1:])
         for step in set(stored_steps(names, self._worker)) - kept:
             self._remove_part(step)
 

@@ -133,7 +133,7 @@ class CheckpointWriter:
         )
         self._pending = write
         if self._uploader is not None:
-            self._uploader.keep_also(best)
+            self._uploader.keep_also(best, safe and safe[0])
         return True
 
     def give_up_after(self, step: int) -> None:

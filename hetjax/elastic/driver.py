@@ -42,7 +42,7 @@ from hetjax.plans.plan import Plan
 from hetjax.plans.worker_map import node_of
 from hetjax.runtime.control import recovery
 from hetjax.runtime.control.controller import Controller
-from hetjax.runtime.control.recovery_decisions import still_saved
+from hetjax.runtime.control.recovery_decisions import is_kept, still_saved
 from hetjax.runtime.execution.checks import Disagreement
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.rpc.worker_connections import WorkerLost
@@ -186,6 +186,11 @@ class Driver:
     @property
     def saved(self) -> int | None:
         return self._controller.saved
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether that is whole on disks, or was looked for in the store and found."""
+        return self._controller.is_kept
 
     @property
     def is_not_finite(self) -> bool:
@@ -367,6 +372,7 @@ class Driver:
         elif controller.saved is not None:
             has_store = self._terms.storage.cloud is not None
             controller.saved = still_saved(controller.saved, restored, has_store)
+            controller.is_kept = is_kept(controller.saved, restored)
         if leaving:
             controller.dismiss(leaving)
             controller.connect(self._terms.transport)  # or they would be missed

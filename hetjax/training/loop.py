@@ -337,7 +337,7 @@ class Loop:
             self.driver.wait_saved()
             self._tell_saved()
             self._check_finite(step)
-            if self.driver.saved == step:
+            if self.driver.saved == step and self.driver.is_kept:
                 return
             if number < _NUM_LAST_SAVES:
                 self._save(step)

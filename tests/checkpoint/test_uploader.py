@@ -248,6 +248,20 @@ def test_only_the_newest_committed_steps_stay(store: Store, tmp_path: Path) -> N
             assert steps_with_files(store) == set(kept)
 
 
+@pytest.mark.parametrize("safe", [20, 25])
+def test_the_newest_step_that_the_run_may_go_back_to_stays(
+    store: Store, tmp_path: Path, safe: int
+) -> None:
+    with Uploader(store, tmp_path, "a", keep=1) as uploader:
+        uploader.keep_also(None, safe)
+        for step in (10, 20, 30, 40):
+            save(tmp_path, step)
+            upload(uploader, step)
+        assert committed_steps(store) == [20, 40]
+        uploader.give_up_after(safe)
+    assert committed_steps(store) == [20]
+
+
 def test_a_step_stays_until_a_newer_one_is_committed(
     store: Store, tmp_path: Path
 ) -> None:

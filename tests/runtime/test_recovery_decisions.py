@@ -14,6 +14,7 @@ from hetjax.runtime.control.recovery_decisions import (
     Restored,
     after_round,
     committed_step,
+    is_kept,
     next_save,
 )
 from hetjax.runtime.execution.commit import StepCommit
@@ -132,3 +133,13 @@ def test_a_round_counts_all_bytes_and_the_slowest_worker():
     assert after_round(before, told) == Restored(
         step=7, num_bytes={"disk": 8, "peer": 1}, seconds={"disk": 5.5, "peer": 1.0}
     )
+
+
+@pytest.mark.parametrize(
+    ("saved", "kept", "expected"),
+    [(None, None, True), (4, None, False), (4, 2, False), (4, 4, True), (4, 6, True)],
+)
+def test_a_checkpoint_is_kept_where_all_of_it_was_seen_without_anybodys_memory(
+    saved: int | None, kept: int | None, expected: bool
+):
+    assert is_kept(saved, Restored(step=6, kept=kept)) is expected

@@ -1,22 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Simulated runs notice when a rule of the protocol is broken.
 
-The rules were broken from the protocol's text. Of each that runs notice a seed below
-1,000 is kept that does. Of most others another rule takes care, too: a test of the
+The rules were broken from the protocol's text. Of each that runs notice a seed is kept
+that does. Of most others another rule takes care, too: a test of the
 function that they are in notices them.
 """
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from experiments.simulation.breaking import Mutation
 from experiments.simulation.mutations import MUTATIONS, simulated
 from experiments.simulation.run import simulate
+from hetjax.checkpoint.stores.local import FileStore
 from hetjax.runtime.control import recovery_decisions
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.runtime.rpc.schema import Reached
+from tests.checkpoint import test_uploader
 from tests.runtime import (
     test_duties,
     test_epochs,
@@ -35,6 +39,13 @@ def commit_is(
 ) -> None:
     """By whichever function decides it now."""
     assert recovery_decisions.committed_step(reached) == (expected, late)
+
+
+def _goes_back_to_what_is_stored() -> None:
+    with TemporaryDirectory() as folder:
+        test_uploader.test_the_newest_step_that_the_run_may_go_back_to_stays(
+            FileStore(Path(folder) / "store"), Path(folder), 20
+        )
 
 
 NOTICED_AT = {
@@ -74,6 +85,11 @@ NOTICED_AT = {
     "a node leaves before its state was handed over": 6,
     "what a node that leaves has in memory is not taken": 6,
     "a node that comes is not taken in": 47,
+    "a last checkpoint that is gone from the disks is taken for stored": 365,
+    "a manifest is uploaded before its files": 33,
+    "a step is committed with the parts that are there": 33,
+    "files are removed before the manifest that lists them": 33,
+    "a recovery needs an answer of the store": 1321,
 }
 # Rules that another one covers, so that no run comes to need them, with the test of the
 # pure function that they are in
@@ -105,10 +121,12 @@ COVERED: dict[str, Callable[[], object]] = {
     "the commit of a step before the newest counts": partial(
         commit_is, {"a": at(3, knows=False), "b": at(2)}, None, []
     ),
-    # Simulated runs have no store
+    # What the store has and the disks do not is mostly of the same step (19)
     "the store is asked only if the workers have nothing": (
         test_recovery_decisions.test_the_store_is_asked_where_it_may_have_what_the_workers_lack
     ),
+    # Few runs go back while the store has nothing but what they give up
+    "what the run may go back to goes from the store": _goes_back_to_what_is_stored,
 }
 REDUNDANT = {
     # A leaf is read as that of a save, attempt and all: others of it are lacking (16)

@@ -117,7 +117,7 @@ class _Outcome:
 class _Driver:
     """Steps of 1 s on a clock that only passes when told, with mishaps in between."""
 
-    is_not_finite = False
+    is_not_finite, is_kept = False, True
 
     def __init__(self, mishaps: dict[int, Callable[["_Driver"], None]]) -> None:
         self.now_s, self._mishaps, self.validation_weights = 100.0, mishaps, [1.0]

@@ -24,6 +24,7 @@ class _Driver:
 
     num_failing: int
     saved: int | None = None
+    is_kept: bool = True
     is_not_finite: bool = False
     num_begun: int = 0
     is_writing: bool = False
@@ -38,7 +39,7 @@ class _Driver:
 
     def wait_saved(self) -> None:
         if self.is_writing and self.num_begun > self.num_failing:
-            self.saved = 4
+            self.saved, self.is_kept = 4, True
         self.is_writing = False
 
 
@@ -78,3 +79,9 @@ def test_no_save_is_begun_that_is_not_waited_for():
     with pytest.raises(RunFailed, match="no complete checkpoint of step 4"):
         ended(driver)
     assert driver.num_begun == 3 and not driver.is_writing
+
+
+def test_a_last_checkpoint_that_disks_have_lost_is_saved_again_with_a_store_too():
+    driver = _Driver(num_failing=0, saved=4, is_kept=False)
+    assert ended(driver) == 4
+    assert driver.num_begun == 1 and driver.is_kept

@@ -54,6 +54,7 @@ class Controller:
         self.attempts: dict[int, str] = {}  # at saving, by step
         self.new_attempts = AttemptNames()  # they come after those it has noted
         self.saved: int | None = None  # newest step that all workers have saved
+        self.is_kept = True  # no recovery has found since that it may be gone
         # the newest that ever was is kept until there is a newer one: who has gone with
         # a part of it may come back
         self.safe: Save | None = None
@@ -348,6 +349,7 @@ class Controller:
         save = step, self.attempts.get(step)
         if workers and all(w in told and told[w].newest == save for w in workers):
             self.saved, self.safe = step, (step, self.attempts[step])
+            self.is_kept = True
         self.is_not_finite = any(
             w in told and told[w].not_finite == save for w in workers
         )

@@ -101,6 +101,11 @@ def still_saved(saved: int, restored: Restored, has_store: bool) -> int | None:
     return None if restored.kept is None else min(saved, restored.kept)
 
 
+def is_kept(saved: int | None, restored: Restored) -> bool:
+    """Whether that checkpoint was seen: else the store may have it, or nobody."""
+    return saved is None or (restored.kept is not None and saved <= restored.kept)
+
+
 def after_round(before: Restored, told: Collection[Collected]) -> Restored:
     """Add a round: its bytes of all workers, and the time of the slowest."""
     num_bytes, seconds = dict(before.num_bytes), dict(before.seconds)
