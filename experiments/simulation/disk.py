@@ -7,7 +7,7 @@ which is written last. Owns what is there. Does not own the order in which a wor
 writes (`writer.py`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from experiments.simulation.world import World
@@ -18,12 +18,16 @@ TORN = -1  # in place of a leaf's value; its checksum tells
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """One worker's part of a save; it `is_durable` once its manifest was flushed."""
+    """One worker's part of a save; it `is_durable` once its manifest was flushed.
+
+    That says what `leaves` were as they were written.
+    """
 
     save: Save
     workers: tuple[str, ...]
     host: dict[str, object]
     leaves: dict[str, int]
+    in_manifest: Mapping[str, int]
     is_durable: bool = False
 
 

@@ -17,6 +17,7 @@ from experiments.simulation.world import World
 from hetjax.runtime.rpc import schema
 
 FAULTS_S = 150.0  # from then on all goes well
+LAST_S = FAULTS_S - 1.0  # the last fault
 # How many processes each of these faults ends at most; others may end any number
 ENDS_AT_MOST = {
     "kill": 1,
@@ -66,7 +67,7 @@ class Faults:
         kinds = [*_KINDS, *_TOGETHER] if self.coincide else _KINDS
         for _ in range(number):
             kind = self.world.random.choice(kinds)
-            at_s = min(FAULTS_S, self.world.random.expovariate(1 / _MEAN_S))
+            at_s = min(LAST_S, self.world.random.expovariate(1 / _MEAN_S))
             self.world.after(at_s, lambda kind=kind: self._strike(kind))
 
     def end(self) -> None:
@@ -276,8 +277,17 @@ class Faults:
             self.world.after(at_s, lambda: self.machines.up.add(host))
             at_s += chance.uniform(5.0, 25.0)
 
+    @property
+    def are_over(self) -> bool:
+        return self.world.now_s > LAST_S
+
+    def go_in_time(self, host: str) -> None:
+        """The machine goes with its disk, unless all goes well by now."""
+        if not self.are_over:
+            self._go(host)
+
     def _go_with_its_disk(self, host: str) -> None:
-        if len(self.machines.up) > 1:
+        if len(self.machines.up) > 1 and not self.are_over:
             self._take_away(host, keeps_disk=True)
 
     def _leave_and_fail(self) -> None:
@@ -289,7 +299,7 @@ class Faults:
     def _take_at_the_end(self) -> None:
         """A machine that goes with its disk once the last step is said to be saved."""
         host, delay_s = self._some_host(), self.world.random.uniform(0.0, 0.5)
-        go = lambda: self._go(host)  # noqa: E731
+        go = lambda: self.go_in_time(host)  # noqa: E731
         self._when["last saved"] = lambda: self.world.after(delay_s, go)
 
     def _diverge_and_crash(self) -> None:

@@ -339,6 +339,7 @@ class SimJournal:
         self._heard(line)
 
     def rewind(self, last_step: int) -> list[dict[str, Any]]:
+        self.may_write()
         dropped = [line for line in self.lines if line["step"] > last_step]
         self._undone |= {line["step"] for line in dropped}
         self.lines = [line for line in self.lines if line["step"] <= last_step]

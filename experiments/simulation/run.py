@@ -147,6 +147,7 @@ class Run:
             stack.enter_context(warnings.catch_warnings())
             stack.enter_context(self._threads.in_place())
             stack.enter_context(leases_in(self._threads, self._folder))
+            stack.callback(self.world.end)
             warnings.simplefilter("ignore")
             while not self._start():
                 if self.num_starts > _MOST_STARTS or self.world.now_s > _LONGEST_S:
@@ -367,8 +368,6 @@ def simulate(seed: int) -> Outcome:
         pass
     except Exception as error:
         violation = f"{type(error).__name__}: {error}"
-    finally:
-        run.world.end()
     return Outcome(
         seed=seed,
         num_events=run.world.num_events,

@@ -6,8 +6,9 @@ Owns these kinds of faults and how often they are drawn. Does not own the others
 """
 
 from collections.abc import Callable
+from functools import partial
 
-from experiments.simulation.faults import FAULTS_S, Faults
+from experiments.simulation.faults import FAULTS_S, LAST_S, Faults
 from experiments.simulation.object_store import spoilt
 from experiments.simulation.stored import Stored
 
@@ -28,7 +29,7 @@ class StoreFaults:
         self._world.after(FAULTS_S, self._end)
         for _ in range(chance.choice([0, 1, 2, 4])):
             kind = chance.choice(_KINDS)
-            at_s = min(FAULTS_S, chance.expovariate(1 / _MEAN_S))
+            at_s = min(LAST_S, chance.expovariate(1 / _MEAN_S))
             self._world.after(at_s, lambda kind=kind: self._strike(kind))
 
     def _end(self) -> None:
@@ -71,13 +72,13 @@ class StoreFaults:
 
     def _lose_machine(self) -> None:
         """A machine goes with its disk: what it had is in the store, or nowhere."""
-        self._faults._go(self._faults._some_host())
+        self._faults.go_in_time(self._faults._some_host())
 
     def _lose_machines(self) -> None:
         """All that are there, one after the other, go with their disks."""
         for node in self._faults.machines.cluster.nodes:
             delay_s = self._world.random.uniform(0.0, 60.0)
-            go = lambda name=node.name: self._faults._go(name)  # noqa: E731
+            go = partial(self._faults.go_in_time, node.name)
             self._world.after(delay_s, go)
 
     def _lose_both(self) -> None:

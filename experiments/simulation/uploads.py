@@ -38,11 +38,12 @@ def manifest_of(step: int, worker: str, written: Written) -> Manifest:
         step=step,
         worker=worker,
         workers=written.workers,
-        entries=tuple(entry_of(leaf) for leaf in written.leaves),
+        entries=tuple(entry_of(leaf) for leaf in written.in_manifest),
         host=written.host,
         state=_STATE,
         files={
-            f"{_STATE}/{leaf}/c": record_of(v) for leaf, v in written.leaves.items()
+            f"{_STATE}/{leaf}/c": record_of(v)
+            for leaf, v in written.in_manifest.items()
         },
     )
 

@@ -58,6 +58,7 @@ class Writer:
             workers=tuple(order.workers),
             host=dict(order.host),
             leaves=dict(leaves),
+            in_manifest=leaves,
         )
         part = self._disk.parts.setdefault((order.step, self._worker), Part())
         part.building, part.is_flushed = {}, False

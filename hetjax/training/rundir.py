@@ -310,13 +310,15 @@ class Journal:
     ) -> None:
         """Open the file, without the lines of steps after `last_step`.
 
-        `may_write` raises where no line may be written any more.
+        `may_write` raises where no line may be written, or dropped, any more.
         """
         self._path, self._lock, self._may_write = path, threading.Lock(), may_write
+        may_write()
         self._file, _ = self._without_later(last_step)
 
     def rewind(self, last_step: int) -> list[dict[str, Any]]:
         """Drop the lines of steps after `last_step`, and return them."""
+        self._may_write()
         self._file.close()
         self._file, dropped = self._without_later(last_step)
         return dropped

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hetjax.errors import BadInput
+from hetjax.errors import BadInput, RunFailed
 from hetjax.training.rundir import Journal, read_journal
 
 
@@ -37,3 +37,25 @@ def test_numbers_that_no_run_writes_are_refused(tmp_path: Path):
 
 def test_a_journal_that_is_not_there_is_empty(tmp_path: Path):
     assert read_journal(tmp_path / "none.jsonl") == []
+
+
+def test_who_may_not_write_drops_no_lines_of_another(tmp_path: Path):
+    """A run that was paused goes back, or begins, when its directory is another's."""
+    path, is_over = tmp_path / "j.jsonl", False
+
+    def may_write() -> None:
+        if is_over:
+            raise RunFailed(got="taken over", allowed="one run", fix="stop")
+
+    journal = Journal(path, last_step=0, may_write=may_write)
+    journal.append({"step": 1, "loss": 0.5})
+    is_over = True
+    for too_late in (
+        lambda: journal.rewind(0),
+        lambda: journal.append({"step": 2, "loss": 0.5}),
+        lambda: Journal(path, last_step=0, may_write=may_write),
+    ):
+        with pytest.raises(RunFailed):
+            too_late()
+    journal.close()
+    assert read_journal(path) == [{"step": 1, "loss": 0.5}]

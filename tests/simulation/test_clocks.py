@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No clock that people set, and that may jump, has a say in the protocol.
+
+So there is no such clock in simulated runs, either.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import hetjax
+
+ROOMS = ("runtime", "elastic", "checkpoint", "comm", "training/loop.py")
+ROOMS += ("training/leases.py", "training/left_checkpoints.py", "training/rundir.py")
+JUMPING = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow"}
+JUMPING |= {"time.localtime", "time.gmtime", "date.today", "os.path.getmtime"}
+# The moment at which a cloud takes a machine away, where its answer bears no date
+EXCUSED = {"elastic/notices.py": {"datetime.now"}}
+
+
+def python_files(house: Path, room: str) -> list[Path]:
+    place = house / room
+    return [place] if place.suffix else sorted(place.rglob("*.py"))
+
+
+def clocks_read(source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in JUMPING:
+            yield ast.unparse(node)
+        if isinstance(node, ast.ImportFrom) and node.module in ("time", "os.path"):
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            yield from names & JUMPING
+
+
+def test_nothing_that_decides_reads_a_clock_that_jumps():
+    house = Path(hetjax.__file__).parent
+    found = {
+        str(path.relative_to(house)): {*clocks_read(path.read_text())}
+        for room in ROOMS
+        for path in python_files(house, room)
+    }
+    assert len(found) > 80
+    assert {path: read for path, read in found.items() if read} == EXCUSED
+
+
+def test_a_clock_that_jumps_is_seen():
+    assert [*clocks_read("import time\nx = time.time() + 1")] == ["time.time"]
+    assert [*clocks_read("from time import time")] == ["time.time"]
+    assert [*clocks_read("import time\nx = time.monotonic()")] == []
