@@ -66,6 +66,7 @@ class Invariants:
         """The same command is started again."""
         self._driver = self._membership = None
         self._begin_s, self._has_lost = self._machines.site.world.now_s, False
+        self._num_lost = 0
         self._start_counting()
 
     def follow(self, driver: Driver, membership: Membership) -> None:
@@ -134,6 +135,7 @@ class Invariants:
         self._start_counting()
         if self._driver is None or self._membership is None or "loss" not in line:
             return
+        self._num_lost = 0
         names = {node.name for node in self._driver.cluster.nodes}
         for host in self._machines.up - self._membership._leaving:
             self._apart[host] = 0 if host in names else self._apart[host] + 1
@@ -142,7 +144,7 @@ class Invariants:
 
     def _start_counting(self) -> None:
         self._last_well_s = self._machines.site.world.now_s
-        self._machines.num_tries = self._num_lost = 0
+        self._machines.num_tries = 0
 
     def hear_lost(self) -> None:
         """The controller is told that a worker is lost, or has failed."""

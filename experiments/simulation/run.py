@@ -134,6 +134,7 @@ class Run:
         self._journal = SimJournal(invariants.hear_line)
         self.num_starts = self.num_recoveries = self.num_detours = 0
         self._named = set[str]()  # who have a save together, a refusal says
+        self._missed = list[str]()  # those of them that were not asked
         self._passed_over = set[int]()  # steps that the last start told of
         self._was_on = frozenset[str]()  # the nodes of the plan, when it ended
         self._is_refused = False  # as a start without the disks of the save would be
@@ -220,7 +221,7 @@ class Run:
         before, begin_s = self.invariants.complete(), self.world.now_s
         stored = self.invariants.in_store()
         restored = driver.begin()
-        self._is_refused, self._named = False, set()
+        self._is_refused, self._named, self._missed = False, set(), []
         self._was_on = driver.plan.nodes
         self.invariants.check_begins(
             before, stored, begin_s, restored, driver.cluster, self._passed_over
@@ -308,6 +309,7 @@ class Run:
         for step, workers in missed.items():
             have = {found.worker for found in held if found.save[0] == step}
             self._named |= workers | have
+            self._missed += sorted(workers)
             raise may_be_whole(step, workers)
         trained = max((line["step"] for line in self._journal.lines), default=0)
         has_saved = 0 < self.case.save_every <= trained and not self.case.is_shared
@@ -324,7 +326,9 @@ class Run:
             {node.name for node in cluster.nodes},
         )
         if self._is_refused and self._named and self._named <= names:
-            return self._plan(part_of(cluster, self._named))
+            named = part_of(cluster, self._named).nodes
+            first = sorted(named, key=lambda node: node.name not in self._missed)
+            return self._plan(replace(cluster, nodes=tuple(first)))
         if self._is_refused and given is not None:
             if given.nodes <= names:
                 return given
