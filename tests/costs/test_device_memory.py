@@ -2,6 +2,8 @@
 """What accelerators store, in which order; the node's device selects the model."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,9 +14,23 @@ import pytest
 from hetjax.cluster.catalogue import Backend, backend_of
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.costs.graph.fusion import Kernel, device_kernels, identities, kernels
-from hetjax.costs.graph.liveness import Surroundings, peak_bytes
-from hetjax.costs.graph.turns import least_memory
-from hetjax.costs.graph.values import Cuts, Dims, Graph, Operation, Origin, graph_of
+from hetjax.costs.graph.liveness import (
+    Order,
+    Surroundings,
+    least_peak_bytes,
+    peak_bytes,
+)
+from hetjax.costs.graph.merging import merged
+from hetjax.costs.graph.turns import depth_first, least_memory
+from hetjax.costs.graph.values import (
+    Cuts,
+    Dims,
+    Graph,
+    Operation,
+    Origin,
+    Value,
+    graph_of,
+)
 from hetjax.costs.plan_costs import costs_of
 from hetjax.costs.stage_memory import stage_memory
 from hetjax.plans.plan import StageMesh
@@ -45,7 +61,8 @@ def test_accelerators_read_a_matrix_either_way_whatever_dims_it_has():
     heads = traced(
         lambda q, k: jnp.einsum("blnh,bmnh->bnlm", q, k), *[(2, 8, 4, 16)] * 2
     )
-    assert sum(k.step.op == "copy" for k in device_kernels(heads)) == 1  # queries
+    # queries and keys, as compiled programs have them: their heads go to the front
+    assert sum(k.step.op == "copy" for k in device_kernels(heads)) == 2
 
 
 def test_kernels_that_read_one_array_are_one_unless_one_reads_the_other():
@@ -96,7 +113,7 @@ def test_another_shape_that_a_graph_gives_back_has_a_buffer_of_its_own():
 @pytest.mark.parametrize("seed", range(5))
 def test_of_all_kernels_that_can_run_the_next_leaves_least_alive(seed: int):
     found, graph = random_kernels(np.random.default_rng(seed), 9)
-    ordered = least_memory(found, graph)
+    ordered = least_memory(found, graph, num_bytes, {})
     assert sorted(map(id, ordered)) == sorted(map(id, found))
     for at, kernel in enumerate(ordered):
         made = {id(v) for k in ordered[:at] for v in k.step.outputs}
@@ -104,6 +121,180 @@ def test_of_all_kernels_that_can_run_the_next_leaves_least_alive(seed: int):
         assert kernel in ready
         left = {id(k): alive([*ordered[:at], k], found) for k in ready}
         assert left[id(kernel)] == min(left.values())
+
+
+def num_bytes(value: Value) -> int:
+    return 4 * value.shape[0]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_depth_first_what_a_kernel_reads_is_made_by_and_by_right_before_it(seed: int):
+    found, graph = random_kernels(np.random.default_rng(seed), 9)
+    maker = {id(kernel.step.outputs[0]): kernel for kernel in found}
+    expected: list[Kernel] = []
+
+    def visit(kernel: Kernel) -> None:
+        if kernel not in expected:
+            for value in kernel.reads:
+                visit(maker[id(value)])
+            expected.append(kernel)
+
+    read = {id(v) for kernel in found for v in kernel.reads}
+    for kernel in found:
+        if id(kernel.step.outputs[0]) not in read:
+            visit(kernel)
+    assert depth_first(found, graph, num_bytes, weighed=False) == expected
+    weighed = depth_first(found, graph, num_bytes, weighed=True)
+    assert sorted(map(id, weighed)) == sorted(map(id, found))
+    for at, kernel in enumerate(weighed):
+        before = {id(k.step.outputs[0]) for k in weighed[:at]}
+        assert all(id(v) in before for v in kernel.reads)
+
+
+def test_depth_first_the_heaviest_operand_is_made_first():
+    dims = Dims()
+    small, large, end = (dims.value((n,), np.float32, Origin.BATCH) for n in (1, 9, 5))
+
+    def kernel(made: Value, *reads: Value) -> Kernel:
+        step = Operation(op="dot_general", params={}, inputs=reads, outputs=(made,))
+        return Kernel(step=step, reads=reads)
+
+    found = [kernel(small), kernel(large), kernel(end, small, large)]
+    graph = Graph(inputs=(), outputs=(end,), steps=())
+    as_read = depth_first(found, graph, num_bytes, weighed=False)
+    assert [k.step.outputs[0] for k in as_read] == [small, large, end]
+    heaviest = depth_first(found, graph, num_bytes, weighed=True)
+    assert [k.step.outputs[0] for k in heaviest] == [large, small, end]
+
+
+def layers(tables_3NDD: jax.Array, y_LD: jax.Array) -> jax.Array:
+    """Each a product with three matrices in turn."""
+
+    def layer(y_LD: jax.Array, w_3DD: Any) -> tuple[jax.Array, None]:
+        for w_DD in w_3DD:
+            y_LD = jnp.tanh(y_LD @ w_DD)
+        return y_LD, None
+
+    return jax.lax.scan(layer, y_LD, tuple(tables_3NDD))[0]
+
+
+def test_a_program_takes_what_the_best_of_its_orders_takes():
+    graph = traced(layers, (3, 4, 64, 64), (8, 64))
+    cuts = Cuts(dims=Dims(), cut=frozenset(), tensor=1)
+    around = Surroundings(backend="gpu")
+    orders: tuple[Order, ...] = ("freeing", "heaviest", "read")
+    every = [peak_bytes(graph, cuts, replace(around, order=o)) for o in orders]
+    assert least_peak_bytes(graph, cuts, around) == min(every)
+    # slices of all matrices at once, or one after the other
+    assert every[0] - min(every) == 2 * 64 * 64 * 4 - 8 * 64 * 4
+    other = replace(around, backend="tpu")
+    assert least_peak_bytes(graph, cuts, other) == peak_bytes(graph, cuts, other)
+
+
+def two_products(
+    x_LD: jax.Array, a_DF: jax.Array, b_DF: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    return x_LD @ a_DF, x_LD @ b_DF
+
+
+def test_small_products_that_share_a_matrix_are_one():
+    graph = traced(two_products, (8, 16), (16, 32), (16, 32))
+    cuts = Cuts(dims=Dims(), cut=frozenset(), tensor=1)
+    joined = merged(graph, cuts)
+    (product,) = [s for s in joined.steps if s.op == "dot_general"]
+    assert product.inputs[0] is graph.inputs[0]
+    assert cuts.num_bytes(product.inputs[1]) == 2 * 16 * 32 * 4
+    assert cuts.num_bytes(product.outputs[0]) == 2 * 8 * 32 * 4
+    assert joined.outputs == graph.outputs
+    # beside both outputs: the matrices side by side, and the product of which these are
+    assert peak(graph, "gpu") == (2 * 16 * 32 + 2 * 8 * 32) * 4
+    assert peak(graph, "tpu") == 2 * 8 * 32 * 4
+
+
+def test_products_are_not_joined_if_they_are_large_or_one_needs_the_other():
+    cuts = Cuts(dims=Dims(), cut=frozenset(), tensor=1)
+    large = traced(two_products, (8, 2048), (2048, 8192), (2048, 8192))
+    assert merged(large, cuts) is large
+    in_turn = traced(lambda x, a: x @ (x @ a), (16, 16), (16, 16))
+    assert merged(in_turn, cuts) is in_turn
+
+
+def scores_of(stack: jax.Array, x_BLNH: jax.Array, order: str) -> jax.Array:
+    """The largest score of heads of all slices of a stack, with dims in this order."""
+
+    def unit(largest: jax.Array, y: jax.Array) -> tuple[jax.Array, None]:
+        y_BLNH = jnp.transpose(y, [order.index(dim) for dim in "blnh"])
+        scores = jnp.einsum("blnh,bmnh->bnlm", y_BLNH, x_BLNH)
+        return jnp.maximum(largest, jnp.max(scores)), None
+
+    return jax.lax.scan(unit, jnp.float32(0), stack)[0]
+
+
+def test_a_stack_is_copied_if_a_product_reads_it_in_another_order_than_it_arrives_in():
+    as_it_is, turned = (64, 2, 4, 16, 8), (64, 2, 8, 4, 16)
+    stack_bytes = 64 * 2 * 8 * 4 * 16 * 4
+    x_BLNH = 2, 8, 4, 16
+
+    def own(stack: jax.Array, x_BLNH: jax.Array) -> jax.Array:
+        return scores_of(jnp.sort(stack, axis=0), x_BLNH, "blnh")
+
+    transposed = traced(partial(scores_of, order="bnhl"), as_it_is, x_BLNH)
+    assert peak(transposed, "gpu") < stack_bytes / 2
+    given = traced(partial(scores_of, order="blnh"), turned, x_BLNH)
+    assert stack_bytes < peak(given, "gpu") < 1.5 * stack_bytes
+    made = traced(own, turned, x_BLNH)  # in the order in which it is read
+    assert stack_bytes < peak(made, "gpu") < 1.5 * stack_bytes
+
+
+def outputs_of(stack: jax.Array, x_BLNH: jax.Array, turned: bool) -> jax.Array:
+    """The largest output of heads whose scores are of slices of a stack."""
+
+    def unit(largest: jax.Array, y: jax.Array) -> tuple[jax.Array, None]:
+        scores_BNLM = jnp.exp(jnp.swapaxes(y, 2, 3) if turned else y)
+        outputs = jnp.einsum("bnlm,bmnh->bnlh", scores_BNLM, x_BLNH)
+        return jnp.maximum(largest, jnp.max(outputs)), None
+
+    return jax.lax.scan(unit, jnp.float32(0), stack)[0]
+
+
+def test_a_stack_of_scores_is_copied_if_rows_and_columns_change_places():
+    stack, x_BLNH = (64, 2, 4, 16, 16), (2, 16, 4, 8)
+    stack_bytes = 64 * 2 * 4 * 16 * 16 * 4
+    as_it_is = traced(partial(outputs_of, turned=False), stack, x_BLNH)
+    assert peak(as_it_is, "gpu") < stack_bytes / 2
+    turned = traced(partial(outputs_of, turned=True), stack, x_BLNH)
+    assert stack_bytes < peak(turned, "gpu") < 1.5 * stack_bytes
+
+
+@pytest.mark.parametrize(("groups", "copies"), [(2, 1), (1, 2)])
+def test_batches_are_read_either_way_but_not_with_rows_beside_a_dim_of_one(
+    groups: int, copies: int
+):
+    graph = traced(
+        lambda scores, x: jnp.einsum("bnmlg,bmnh->bnlgh", scores, x),
+        (2, 4, 8, 8, groups),
+        (2, 8, 4, 16),
+    )
+    found = device_kernels(graph)
+    assert sum(k.step.op == "copy" for k in found) == copies  # x, and then the scores
+
+
+def test_beside_the_sum_of_all_devices_another_product_runs():
+    dims = Dims()
+    part, after, large = (dims.value((n,), np.float32, Origin.BATCH) for n in (2, 1, 9))
+
+    def kernel(op: str, made: Value, *reads: Value) -> Kernel:
+        step = Operation(op=op, params={}, inputs=reads, outputs=(made,))
+        return Kernel(step=step, reads=reads)
+
+    product, reader = kernel("dot_general", part), kernel("add", after, part)
+    other = kernel("dot_general", large)
+    graph = Graph(inputs=(), outputs=(after, large), steps=())
+    found = [product, reader, other]
+    alone = least_memory(found, graph, num_bytes, {})
+    assert alone == [product, reader, other]
+    summed = least_memory(found, graph, num_bytes, {}, {id(part)})
+    assert summed == [product, other, reader]
 
 
 def random_kernels(rng: np.random.Generator, number: int) -> tuple[list[Kernel], Graph]:

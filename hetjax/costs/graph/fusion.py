@@ -34,6 +34,7 @@ _COSTLY = frozenset("cos erf exp log logistic rsqrt sin sqrt tanh".split())
 _CHEAP = frozenset("convert_element_type reduce_precision reshape".split())
 _FORMED = frozenset({"integer_pow", "mul", "square"})
 SUMMED = frozenset({"scatter", "scatter-add"})  # into zeros
+WRITE = "write"  # a kernel that writes an output of a loop's body into its stack
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +96,7 @@ def _fused(
         """The value stored as a whole, its dims in this order, or all but one flat."""
         reads = read(value)
         as_it_is = id(value) in whole and not flat
-        can_read = _plain(value, order) if on_cpu else reads_as_matrix(value, order)
+        can_read = _plain(value, order) if on_cpu else in_place(value, order)
         if not reads or (as_it_is and can_read):
             return reads
         key = id(value), order if on_cpu or not can_read else None
@@ -112,7 +113,8 @@ def _fused(
             roots |= {id(v): reads for v in step.outputs}
             continue
         if step.op == "dot_general":
-            pairs = zip(step.inputs, operand_orders(step), strict=True)
+            on_cpus = zip(step.inputs, operand_orders(step), strict=True)
+            pairs = on_cpus if on_cpu else read_by_devices(step)
             reads = _unique([r for v, order in pairs for r in laid_out(v, order)])
         elif on_cpu and _sums(step):
             terms = [t for v in step.inputs for t in _terms(v, makers)]
@@ -178,6 +180,55 @@ def _plain(value: Value, order: tuple[int, ...]) -> bool:
 def _layout_kernel(value: Value, reads: tuple[Value, ...]) -> Kernel:
     step = Operation(op="copy", params={}, inputs=(value,), outputs=(replace(value),))
     return Kernel(step=step, reads=reads)
+
+
+def read_by_devices(
+    step: Operation, makers: Mapping[int, Operation] | None = None
+) -> list[tuple[Value, tuple[int, ...]]]:
+    """Operands of a product on an accelerator, with their dims in the order in which
+    they lie for it.
+
+    It reads a matrix either way, so that an operand lies as it was made. Batches of
+    matrices it does not where a dim of size 1 is part of what is not contracted: XLA
+    then leaves a reshape between product and transpose, and does not fold the latter.
+    With `makers` what is transposed for the product is told in its place.
+    """
+    contracted, batch = step.params["dimension_numbers"]
+    found = []
+    for number, given in enumerate(zip(step.inputs, operand_orders(step), strict=True)):
+        value, order = _before_transposes(*given, makers or {})
+        inner = order[len(batch[number]) :]
+        num_free = len(inner) - len(contracted[number])
+        free = inner[:num_free] if number == 0 else inner[len(inner) - num_free :]
+        either_way = _either_way(value, order, len(batch[number]), free)
+        found.append((value, _in_order(value) if either_way else order))
+    return found
+
+
+def _before_transposes(
+    value: Value, order: tuple[int, ...], makers: Mapping[int, Operation]
+) -> tuple[Value, tuple[int, ...]]:
+    while (maker := makers.get(id(value))) and maker.op == "transpose":
+        permutation = maker.params["permutation"]
+        value, order = maker.inputs[0], tuple(permutation[dim] for dim in order)
+    return value, order
+
+
+def _either_way(
+    value: Value, order: tuple[int, ...], num_batch: int, free: Sequence[int]
+) -> bool:
+    """Whether a product that reads an operand in this order can read it as it lies."""
+    if not num_batch:
+        return reads_as_matrix(value, order)
+    in_front = order[:num_batch] == tuple(range(num_batch))
+    alone = len(free) > 1 and any(value.shape[dim] == 1 for dim in free)
+    return in_front and not alone and reads_as_matrix(value, order)
+
+
+def in_place(value: Value, order: tuple[int, ...]) -> bool:
+    """Whether an array has its dims in that order, those of size 1 aside."""
+    long = [dim for dim in order if value.shape[dim] > 1]
+    return long == sorted(long)
 
 
 def reads_as_matrix(value: Value, order: tuple[int, ...]) -> bool:

@@ -10,23 +10,32 @@ Does not own the graph (`values.py`), what is stored (`fusion.py`), in which ord
 (`turns.py`), nor the buffers around a program (`costs/stage_memory.py`).
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Literal, get_args
 
 from hetjax.cluster.catalogue import Backend
 from hetjax.costs.graph.fusion import (
     SUMMED,
+    WRITE,
     Kernel,
     device_kernels,
     gathers,
     identities,
+    in_place,
     kernels,
-    operand_orders,
-    reads_as_matrix,
+    read_by_devices,
 )
-from hetjax.costs.graph.turns import breadth_first, least_memory
+from hetjax.costs.graph.kernels import all_reduces, partial_sums
+from hetjax.costs.graph.merging import merged
+from hetjax.costs.graph.turns import breadth_first, depth_first, least_memory
 from hetjax.costs.graph.values import Cuts, Graph, Operation, Value
+
+# Of all that can begin what frees most; depth first, the heaviest or as it is read.
+Order = Literal["freeing", "heaviest", "read"]
+DimOrder = tuple[int, ...] | None  # as a product reads them
+_OTHER: DimOrder = None  # than the value's own, whatever it is
 
 _UPDATES = frozenset({"add", "add_any", "dynamic_update_slice"})
 
@@ -36,12 +45,26 @@ class Surroundings:
     """What is special about values of a program, by identity.
 
     `elsewhere` have buffers of their own, `relaid` are stacks that a loop can only
-    read as a copy in another layout; `backend` is JAX's word for the platform.
+    read as a copy in another layout; `backend` is JAX's word for the platform, `order`
+    that of an accelerator's kernels.
     """
 
     backend: Backend = "cpu"
+    order: Order = "freeing"
     elsewhere: frozenset[int] = frozenset()
     relaid: frozenset[int] = frozenset()
+
+
+def least_peak_bytes(graph: Graph, cuts: Cuts, around: Surroundings) -> int:
+    """The same in the order that takes least of the three that XLA tries.
+
+    Where devices sum up among themselves, kernels are moved again to hide that: these
+    programs were seen in the first order.
+    """
+    if around.backend != "gpu" or all_reduces(graph, cuts):
+        return peak_bytes(graph, cuts, around)
+    orders = get_args(Order)
+    return min(peak_bytes(graph, cuts, replace(around, order=o)) for o in orders)
 
 
 def peak_bytes(
@@ -49,64 +72,114 @@ def peak_bytes(
     cuts: Cuts,
     around: Surroundings,
     slices: frozenset[int] = frozenset(),
+    stacks: tuple[tuple[Value, Value], ...] = (),
 ) -> int:
     """Give the most bytes that live at once in what a graph makes, copies included.
 
     Its inputs do not count, but copies of `slices` do, which a body reads off stacks.
+    Outputs of a body that are written into `stacks` by kernels live until then.
     """
-    ordered = _in_turn(graph, slices, around.backend)
+    ordered = _in_turn(graph, cuts, slices, stacks, around.backend, around.order)
+    written = identities([v for v, _ in stacks])
     last_use = {id(v): at for at, kernel in enumerate(ordered) for v in kernel.reads}
-    last_use |= {id(v): len(ordered) for v in graph.outputs}
+    last_use |= {id(v): len(ordered) for v in graph.outputs if id(v) not in written}
     own = last_use.keys() - identities(graph.inputs) - around.elsewhere
-    live = _there_at_once(ordered, cuts, own)
+    live = _there_at_once(ordered, cuts, own, around)
     peak = 0
     for at, kernel in enumerate(ordered):
         live |= {id(v): cuts.num_bytes(v) for v in kernel.step.outputs if id(v) in own}
-        peak = max(peak, sum(live.values()) + _loop_bytes(kernel.step, cuts, around))
+        inside_bytes = _loop_bytes(kernel.step, graph, cuts, around)
+        peak = max(peak, sum(live.values()) + inside_bytes)
         live = {v: size for v, size in live.items() if last_use[v] > at}
     return peak
 
 
-@lru_cache(maxsize=2048)
+@lru_cache(maxsize=8192)
 def _in_turn(
-    graph: Graph, slices: frozenset[int], backend: Backend
+    graph: Graph,
+    cuts: Cuts,
+    slices: frozenset[int],
+    stacks: tuple[tuple[Value, Value], ...],
+    backend: Backend,
+    order: Order,
 ) -> tuple[Kernel, ...]:
-    """The kernels in the order in which they run: the same however dims are cut."""
+    """The kernels in the order in which they run."""
     if backend == "cpu":
-        return tuple(breadth_first(kernels(graph, slices)))
-    return tuple(least_memory(device_kernels(graph, slices), graph))
+        return _on_cpu(graph, slices)
+    # kernels of loops were seen in an order that the sums of devices do not change
+    partial = frozenset() if slices else partial_sums(graph, cuts)
+    if backend == "gpu":
+        graph = merged(graph, cuts)
+    found = [*device_kernels(graph, slices), *(_write(v) for v, _ in stacks)]
+    if order == "freeing":
+        whole = {id(v): cuts.num_bytes(stack) for v, stack in stacks}
+        return tuple(least_memory(found, graph, cuts.num_bytes, whole, partial))
+    weighed = order == "heaviest"
+    return tuple(depth_first(found, graph, cuts.num_bytes, weighed=weighed))
+
+
+@lru_cache(maxsize=2048)
+def _on_cpu(graph: Graph, slices: frozenset[int]) -> tuple[Kernel, ...]:
+    """The same however dims are cut."""
+    return tuple(breadth_first(kernels(graph, slices)))
+
+
+def _write(value: Value) -> Kernel:
+    step = Operation(op=WRITE, params={}, inputs=(value,), outputs=())
+    return Kernel(step=step, reads=(value,))
 
 
 def _there_at_once(
-    ordered: Sequence[Kernel], cuts: Cuts, own: Collection[int]
+    ordered: Sequence[Kernel],
+    cuts: Cuts,
+    own: Collection[int],
+    around: Surroundings,
 ) -> dict[int, int]:
-    """Bytes by identity of what begins as zeros: stacks and sums that are filled."""
-    zeros = [v for kernel in ordered for v in _filled(kernel.step) if id(v) in own]
+    """Bytes by identity of what begins as zeros: stacks, and sums that are filled, but
+    where their zeros are made when they are read."""
+    at_once = around.order == "freeing"
+    zeros = [v for k in ordered for v in _filled(k.step, at_once) if id(v) in own]
     return {id(v): cuts.num_bytes(v) for v in zeros}
 
 
-def _filled(step: Operation) -> tuple[Value, ...]:
+def _filled(step: Operation, sums: bool) -> tuple[Value, ...]:
     if step.body is not None:
         return step.outputs[step.num_carry :]
-    return step.outputs if step.op in SUMMED else ()
+    return step.outputs if sums and step.op in SUMMED else ()
 
 
-def _loop_bytes(step: Operation, cuts: Cuts, around: Surroundings) -> int:
-    """Bytes that live while a loop runs: its body's, its carry, relaid stacks."""
+def _loop_bytes(step: Operation, graph: Graph, cuts: Cuts, around: Surroundings) -> int:
+    """Bytes that live while a loop of the graph runs: its body's, its carry, relaid
+    stacks."""
     if step.body is None:
         return 0
     num_consts, num_carry = step.num_consts, step.num_carry
     slices = identities(step.body.inputs[num_consts + num_carry :])
     updated = _updated(step)
     own = identities([step.body.outputs[at] for at in updated])
-    written = _written_at_once(step, slices, around.backend)
+    written = _written_at_once(step, slices, cuts, around.backend)
     inside = replace(around, elsewhere=around.elsewhere | written | own)
     given = step.inputs[num_consts : num_consts + num_carry]
     carry = [v for at, v in enumerate(given) if at not in updated]
     turned = () if around.backend == "cpu" else _turned_stacks(step)
+    if around.backend == "gpu":  # one that the graph makes itself is made in that order
+        turned = tuple(v for v in turned if id(v) in identities(graph.inputs))
     relaid = [v for v in step.inputs if id(v) in around.relaid]
     copied = sum(map(cuts.num_bytes, (*carry, *relaid, *turned)))
-    return peak_bytes(step.body, cuts, inside, slices) + copied
+    stacks = _stacks(step, written) if around.backend == "gpu" else ()
+    return peak_bytes(step.body, cuts, inside, slices, stacks) + copied
+
+
+def _stacks(
+    loop: Operation, written: frozenset[int]
+) -> tuple[tuple[Value, Value], ...]:
+    """Outputs of a loop's body that a kernel writes into their stack, with it."""
+    assert loop.body is not None
+    kept, begin = identities(loop.body.outputs[: loop.num_carry]), loop.num_carry
+    made = identities([v for step in loop.body.steps for v in step.outputs])
+    pairs = zip(loop.body.outputs[begin:], loop.outputs[begin:], strict=True)
+    found = {id(v): (v, stack) for v, stack in pairs if id(v) in made - kept - written}
+    return tuple(found.values())
 
 
 @lru_cache(maxsize=1024)
@@ -123,30 +196,52 @@ def _turned_stacks(loop: Operation) -> tuple[Value, ...]:
 
 def _read_turned(graph: Graph) -> frozenset[int]:
     """Inputs of a graph that reach a product of batches which reads them in another
-    order, through nothing but operations element by element."""
+    order, through nothing but operations element by element, transposes among them."""
     makers = {id(v): step for step in graph.steps for v in step.outputs}
-    left = [v for step in graph.steps for v in _turned_operands(step)]
-    seen: dict[int, Value] = {}
+    left = [pair for step in graph.steps for pair in _read_in_order(step, makers)]
+    inputs, seen, turned = identities(graph.inputs), set(), set()
     while left:
-        value = left.pop()
-        if id(value) in seen:
+        value, order = left.pop()
+        if (id(value), order) in seen:
             continue
-        seen[id(value)] = value
+        seen.add((id(value), order))
+        if id(value) in inputs and _is_turned(value, order):
+            turned.add(id(value))
         maker = makers.get(id(value))
         if maker and not gathers(maker):
-            left += [v for v in maker.inputs if len(v.shape) > 2]
-    return identities(graph.inputs) & seen.keys()
+            left += _on_the_way(maker, value, order)
+    return frozenset(turned)
 
 
-def _turned_operands(step: Operation) -> list[Value]:
+def _read_in_order(
+    step: Operation, makers: Mapping[int, Operation]
+) -> list[tuple[Value, DimOrder]]:
+    """What a step reads as a product of batches, and in which order of dims."""
     if step.body is not None:
         turned = _read_turned(step.body)
         pairs = zip(step.inputs, step.body.inputs, strict=True)
-        return [value for value, given in pairs if id(given) in turned]
+        return [(value, _OTHER) for value, given in pairs if id(given) in turned]
     if step.op != "dot_general" or not step.params["dimension_numbers"][1][0]:
         return []
-    orders = zip(step.inputs, operand_orders(step), strict=True)
-    return [value for value, order in orders if not reads_as_matrix(value, order)]
+    return list(read_by_devices(step, makers))
+
+
+def _on_the_way(
+    maker: Operation, value: Value, order: DimOrder
+) -> list[tuple[Value, DimOrder]]:
+    """The inputs of a step element by element in the order in which its output is read;
+    where it gives another shape, those of one that is turned are."""
+    if maker.op == "transpose" and order is not None:
+        permutation = maker.params["permutation"]
+        return [(maker.inputs[0], tuple(permutation[dim] for dim in order))]
+    alike = [v for v in maker.inputs if v.shape == value.shape]
+    others = [v for v in maker.inputs if v.shape != value.shape and len(v.shape) > 2]
+    turned = others if _is_turned(value, order) else []
+    return [(v, order) for v in alike] + [(v, _OTHER) for v in turned]
+
+
+def _is_turned(value: Value, order: DimOrder) -> bool:
+    return order is None or not in_place(value, order)
 
 
 def _updated(loop: Operation) -> list[int]:
@@ -171,7 +266,7 @@ def _updated(loop: Operation) -> list[int]:
 
 
 def _written_at_once(
-    loop: Operation, slices: frozenset[int], backend: Backend
+    loop: Operation, slices: frozenset[int], cuts: Cuts, backend: Backend
 ) -> frozenset[int]:
     """Outputs of a loop's body that are fused with writing them into their stack.
 
@@ -185,7 +280,8 @@ def _written_at_once(
     )
     if backend == "cpu":
         return written
-    ordered = _in_turn(loop.body, slices, backend)
-    read = {id(v) for kernel in ordered for v in kernel.reads}
-    joint = [v for k in ordered if len(k.step.outputs) > 1 for v in k.step.outputs]
+    body = merged(loop.body, cuts) if backend == "gpu" else loop.body
+    found = device_kernels(body, slices)
+    read = {id(v) for kernel in found for v in kernel.reads}
+    joint = [v for k in found if len(k.step.outputs) > 1 for v in k.step.outputs]
     return written - read - identities(joint)

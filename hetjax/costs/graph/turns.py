@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The order in which kernels run.
 
-Owns the two orders of XLA that matter to memory: that of its CPU backend, as soon as
-what a kernel reads is there; and that of its schedulers for accelerators, the kernel
-next that frees most. Does not own kernels (`fusion.py`).
+Owns the orders of XLA that matter to memory: that of its CPU backend, as soon as what a
+kernel reads is there; and the three that it tries for accelerators, the kernel next
+that frees most, and two depth first. Does not own kernels (`fusion.py`), nor which of
+the three a program has (`liveness.py`).
 """
 
-import math
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from hetjax.costs.graph.fusion import Kernel
+from hetjax.costs.graph.fusion import WRITE, Kernel, gathers
 from hetjax.costs.graph.values import Graph, Value
+
+Bytes = Callable[[Value], int]  # of an array on one device
+Stacks = Mapping[int, int]  # bytes of the stack that an output of a body is written to
 
 
 def breadth_first(found: Sequence[Kernel]) -> list[Kernel]:
@@ -29,27 +32,40 @@ def breadth_first(found: Sequence[Kernel]) -> list[Kernel]:
     return ordered
 
 
-def least_memory(found: Sequence[Kernel], graph: Graph) -> list[Kernel]:
+def least_memory(
+    found: Sequence[Kernel],
+    graph: Graph,
+    num_bytes: Bytes,
+    stacks: Stacks,
+    partial: Collection[int] = (),
+) -> list[Kernel]:
     """Give them in the order of a list scheduler: of all that can begin the one next
-    that frees most bytes, less those that it makes; of equals the first."""
+    that frees most bytes, less those that it makes; of equals the first.
+
+    What writes into one of the `stacks` makes the whole of it, by that scheduler. Of
+    `partial` values devices sum up their parts; beside that another product or loop
+    runs, if one can.
+    """
     needs, users = _dependencies(found)
-    made = {id(v): _num_bytes(v) for kernel in found for v in kernel.step.outputs}
-    made |= {id(v): 0 for v in graph.outputs}  # never freed
+    sizes = {id(v): num_bytes(v) for kernel in found for v in kernel.step.outputs}
+    kept = {id(v): 0 for v in graph.outputs if id(v) not in stacks}  # never freed
+    freed, made = sizes | kept, [_made_bytes(k, sizes, stacks) for k in found]
     left = Counter(id(v) for kernel in found for v in kernel.reads)
 
     def freed_bytes(at: int) -> int:
-        kernel = found[at]
-        last = (made.get(id(v), 0) for v in kernel.reads if left[id(v)] == 1)
-        return sum(last) - sum(map(_num_bytes, kernel.step.outputs))
+        last = (freed.get(id(v), 0) for v in found[at].reads if left[id(v)] == 1)
+        return sum(last) - made[at]
 
     ready = {at for at, makers in enumerate(needs) if not makers}
     ordered = []
     begun = [bool(makers) for makers in needs]
+    under_way: set[int] = set()
     while ready:
         done = max(
             ready,
             key=lambda at: (
                 found[at].step.op == "copy" and not begun[at],
+                all(id(v) not in under_way for v in found[at].reads),
                 freed_bytes(at),
                 -at,
             ),
@@ -57,11 +73,88 @@ def least_memory(found: Sequence[Kernel], graph: Graph) -> list[Kernel]:
         ready.remove(done)
         ordered.append(found[done])
         left.subtract(id(v) for v in found[done].reads)
+        if gathers(found[done].step):
+            made_now = found[done].step.outputs
+            under_way = {id(v) for v in made_now if id(v) in partial}
         for user in users[done]:
             needs[user].remove(done)
             if not needs[user]:
                 ready.add(user)
     return ordered
+
+
+def depth_first(
+    found: Sequence[Kernel], graph: Graph, num_bytes: Bytes, *, weighed: bool
+) -> list[Kernel]:
+    """Give them in post-order from what the graph gives back: each after all that it
+    reads. `weighed`: first what, with all behind it, has most further readers, and of
+    equals makes most bytes.
+    """
+    maker = {id(v): at for at, kernel in enumerate(found) for v in kernel.step.outputs}
+    writer = {id(k.reads[0]): at for at, k in enumerate(found) if k.step.op == WRITE}
+    read = [
+        dict.fromkeys(maker[id(v)] for v in (*k.reads, *k.after) if id(v) in maker)
+        for k in found
+    ]
+    ends = [(writer | maker | writer).get(id(v)) for v in graph.outputs]
+    _, users = _dependencies(found)
+    ends += [at for at in range(len(found)) if not users[at]]
+    weights = _weights(found, read, users, num_bytes) if weighed else None
+    ordered: dict[int, None] = {}
+    left = [(at, False) for at in _heaviest_last(ends, weights)]
+    while left:
+        at, is_read = left.pop()
+        if is_read:
+            ordered[at] = None
+        elif at not in ordered:
+            left += [(at, True)]
+            left += [(of, False) for of in _heaviest_last(read[at], weights)]
+    return [found[at] for at in ordered]
+
+
+def _heaviest_last(
+    kernels: Iterable[int | None], weights: Sequence[tuple[int, int]] | None
+) -> list[int]:
+    """Kernels for a stack from which the last is taken first."""
+    found = list(dict.fromkeys(at for at in kernels if at is not None))
+    if weights is not None:
+        found.sort(key=lambda at: weights[at], reverse=True)
+    return found[::-1]
+
+
+def _weights(
+    found: Sequence[Kernel],
+    read: Sequence[Iterable[int]],
+    users: Sequence[Sequence[int]],
+    num_bytes: Bytes,
+) -> list[tuple[int, int]]:
+    """Of each kernel how many more than one read it and what it reads, counted once for
+    every way, and the bytes of these; neither more than there are in all."""
+    own = [sum(map(num_bytes, kernel.step.outputs)) for kernel in found]
+    most, weights = (len(found), sum(own)), [(0, 0)] * len(found)
+    for at in _readers_last(read):
+        readers = max(len(users[at]) - 1, 0) + sum(weights[of][0] for of in read[at])
+        size = own[at] + sum(weights[of][1] for of in read[at])
+        weights[at] = min(readers, most[0]), min(size, most[1])
+    return weights
+
+
+def _readers_last(read: Sequence[Iterable[int]]) -> list[int]:
+    ordered: dict[int, None] = {}
+    left = [(at, False) for at in reversed(range(len(read)))]
+    while left:
+        at, is_read = left.pop()
+        if is_read:
+            ordered[at] = None
+        elif at not in ordered:
+            left += [(at, True), *((of, False) for of in read[at])]
+    return list(ordered)
+
+
+def _made_bytes(kernel: Kernel, sizes: Mapping[int, int], stacks: Stacks) -> int:
+    if kernel.step.op == WRITE:
+        return stacks[id(kernel.reads[0])]
+    return sum(sizes[id(v)] for v in kernel.step.outputs)
 
 
 def _dependencies(found: Sequence[Kernel]) -> tuple[list[set[int]], list[list[int]]]:
@@ -75,8 +168,3 @@ def _dependencies(found: Sequence[Kernel]) -> tuple[list[set[int]], list[list[in
         for made in makers:
             users[made].append(at)
     return needs, users
-
-
-def _num_bytes(value: Value) -> int:
-    """Of the whole array: the order is one however dims are cut."""
-    return math.prod(value.shape) * value.dtype.itemsize

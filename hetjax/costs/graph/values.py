@@ -78,7 +78,7 @@ class Graph:
     steps: tuple[Operation, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Dims:
     """Classes of dims of all graphs of one stage, grown while they are made.
 

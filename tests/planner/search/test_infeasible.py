@@ -10,7 +10,7 @@ import pytest
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.request import OFFLOADS, REMATS, PlanRequest
 from hetjax.planner.search.find import find_plan
-from tests.planner.whole_space import two_kinds
+from tests.planner.whole_space import small_model, two_kinds
 
 OPTIONS = {
     "--remat": ("remats", str),
@@ -53,13 +53,14 @@ def told_for(request: PlanRequest) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("memory_gib", "microbatch_sizes", "num_things"),
-    [(0.0016, (1, 2), 1), (0.00114, (2,), 3)],
+    ("blocks", "memory_gib", "microbatch_sizes", "num_things"),
+    [(2, 0.00165, (1, 2), 1), (8, 0.0031, (2,), 3)],
 )
 def test_freedoms_that_are_told_make_a_plan_and_one_less_does_not(
-    memory_gib: float, microbatch_sizes: tuple[int, ...], num_things: int
+    blocks: int, memory_gib: float, microbatch_sizes: tuple[int, ...], num_things: int
 ) -> None:
-    request = two_kinds(memory_gib, microbatch_sizes=microbatch_sizes)
+    model = small_model(blocks)
+    request = two_kinds(memory_gib, model=model, microbatch_sizes=microbatch_sizes)
     things = told_for(request)
     assert len(things) == num_things
     assert has_plan(reduce(done, things, request))
@@ -69,7 +70,7 @@ def test_freedoms_that_are_told_make_a_plan_and_one_less_does_not(
 
 def test_nodes_that_are_told_make_a_plan_and_one_node_less_does_not() -> None:
     request = two_kinds(
-        0.0007, remats=REMATS, tensor_degrees=(1, 2), offloads=OFFLOADS["auto"]
+        0.00075, remats=REMATS, tensor_degrees=(1, 2), offloads=OFFLOADS["auto"]
     )
     (told,) = told_for(request)
     assert told.startswith("add 2 more ")
