@@ -327,6 +327,8 @@ class Invariants:
 
         Or it says which step it passes over, as some of it is elsewhere.
         """
+        self._num_lost = 0  # rule 14
+        self._start_counting()
         at = self._begun_at = 0 if restored is None else restored.step
         if restored and (at, attempt(restored.host)) in self._gone_back_from:
             raise Violation(f"a start goes on from {at}, which was gone back from")
