@@ -177,7 +177,9 @@ def test_the_store_keeps_it_too(
     assert trained(storing, stop_after=4) == 4  # which ends once it is copied
     assert trained(storing) == 0
     found = {step.name for step in (tmp_path / "store").glob("step_*")}
-    assert found == {"step_00000004", "step_00000010"}
+    best_and_last = {"step_00000004", "step_00000010"}
+    assert found >= best_and_last
+    assert len(found - best_and_last) <= 1  # what it went back to, were the last bad
     shutil.rmtree(storing.config.run_dir / "checkpoints")
     assert_same(weights(storing.config, "best"), weights(at_four.config))
 
