@@ -27,7 +27,7 @@ ENDS_AT_MOST = {
     "get_stuck": 1,
     "fail_to_start": 3,
     "fill_disk": 0,
-    "slow_disk": 0,
+    "slow_disk": 1,  # a save may take longer than its limit
     "spoil_disks": 0,
     "damage_disk": 0,
     "fail": 1,
