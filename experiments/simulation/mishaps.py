@@ -75,5 +75,7 @@ def _mumbled(how: Mumble | None, message: Message) -> Message:
     if how == "epoch":
         return replace(message, epoch=message.epoch - 1)
     if isinstance(message, schema.Address):
-        return schema.Reached(at=None, commit=None, epoch=message.epoch)
+        return schema.Reached(
+            at=None, commit=None, is_broken_off=False, epoch=message.epoch
+        )
     return schema.Address(address="nowhere:1", epoch=message.epoch)

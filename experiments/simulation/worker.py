@@ -240,7 +240,11 @@ class SimWorker(Process):
         return schema.Done()
 
     def _reached(self, request: schema.TellReached) -> Message:
-        return schema.Reached(at=self._progress.at, commit=self._progress.commit)
+        return schema.Reached(
+            at=self._progress.at,
+            commit=self._progress.commit,
+            is_broken_off=self._unfinished is not None,
+        )
 
     def _hold(self, request: schema.HoldState) -> Message:
         if self._progress.at is not None and self._state is not None:

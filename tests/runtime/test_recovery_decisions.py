@@ -27,8 +27,9 @@ def commit(step: int) -> StepCommit:
     return StepCommit(squares=float(step), losses=(), num_tokens=1)
 
 
-def at(step: int | None, knows: bool = True) -> Reached:
-    return Reached(at=step, commit=commit(step) if step and knows else None)
+def at(step: int | None, knows: bool = True, is_broken_off: bool = True) -> Reached:
+    found = commit(step) if step and knows else None
+    return Reached(at=step, commit=found, is_broken_off=is_broken_off)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,8 @@ def at(step: int | None, knows: bool = True) -> Reached:
         ({"a": at(3, knows=False), "b": at(2)}, None, []),
         ({"a": at(3, knows=False), "b": at(3), "c": at(2)}, commit(3), ["c"]),
         ({"a": at(0), "b": at(0)}, None, []),
+        # a was given the state of a checkpoint, since
+        ({"a": at(2, is_broken_off=False), "b": at(3)}, commit(3), []),
     ],
 )
 def test_a_step_that_one_has_committed_is_finished_by_who_lacks_it(

@@ -169,7 +169,7 @@ def test_a_step_is_expected_to_take_as_long_as_the_longest_before():
         state, _ = after(*events, state=state)
     assert state.longest_s == {Train: 20.0}  # trouble teaches nothing
     reached = TellReached(epoch=1)
-    told = Reached(at=1, commit=None, epoch=1)
+    told = Reached(at=1, commit=None, is_broken_off=False, epoch=1)
     state, _ = after(Asked({"a": reached}), 5.0, Heard("a", 1, 4, told), state=state)
     assert state.longest_s == {Train: 20.0}  # it may be more the next time
     assert Rounds().limit_s(Train) == LIMITS[Train].seconds

@@ -22,14 +22,15 @@ def committed_step(
 ) -> tuple[StepCommit | None, list[str]]:
     """The commit of the newest step that a survivor has, and who has to finish it.
 
-    These have done their part of it, or that one would not know it. None and nobody if
-    nobody knows any.
+    These have done their part of it, or that one would not know it; who was given an
+    older state since has none. None and nobody if nobody knows any.
     """
     newest_at = max((r.at for r in reached.values() if r.at is not None), default=None)
     known = [r.commit for r in reached.values() if r.at == newest_at and r.commit]
     if newest_at is None or not known:
         return None, []
-    return known[0], [w for w, r in reached.items() if r.at == newest_at - 1]
+    behind = {w: r for w, r in reached.items() if r.at == newest_at - 1}
+    return known[0], [w for w, r in behind.items() if r.is_broken_off]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

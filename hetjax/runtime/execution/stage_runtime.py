@@ -37,7 +37,7 @@ from hetjax.runtime.execution.executor import (
 )
 from hetjax.runtime.execution.gradient_sync import GradientSync, LocalSync, PeerSync
 from hetjax.runtime.execution.stages import Stages
-from hetjax.runtime.execution.state import Weights
+from hetjax.runtime.execution.state import Read, Weights
 from hetjax.schedule.programs.action import Programs, StageKey
 from hetjax.stage.function import Packed
 
@@ -177,6 +177,16 @@ class StageRuntime(Stages):
             version = self._wait(version)
         self._done()
         return commit
+
+    @property
+    def is_broken_off(self) -> bool:
+        """Whether a step was, and the state is still that of before it."""
+        return self._unfinished is not None
+
+    def restore(self, read: Read) -> None:
+        """As there; a step that was broken off is none of this state."""
+        super().restore(read)
+        self._unfinished = None
 
     def finish(self, commit: StepCommit) -> StepCommit:
         """Commit the step that a PeerLost has broken off, as others have.

@@ -43,10 +43,12 @@ class Trained(Message):
 
 
 class Reached(Message):
-    """`at` steps are behind the state, None: it has none; the commit of the last."""
+    """`at` steps are behind the state, None: it has none; the commit of the last, and
+    whether a step after these was broken off there."""
 
     at: int | None
     commit: StepCommit | None
+    is_broken_off: bool
 
 
 class CheckedState(Message):

@@ -204,7 +204,11 @@ class WorkerService:
         self._writer_to(request.storage).give_up_after(request.kept)
 
     def _reached(self, request: schema.TellReached) -> schema.Reached:
-        return schema.Reached(at=self._progress.at, commit=self._progress.commit)
+        return schema.Reached(
+            at=self._progress.at,
+            commit=self._progress.commit,
+            is_broken_off=self._work is not None and self._runtime.is_broken_off,
+        )
 
     def _finish(self, request: schema.FinishStep) -> None:
         self._runtime.finish(request.commit)
