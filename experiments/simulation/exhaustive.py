@@ -202,11 +202,9 @@ def _commit(step: int) -> StepCommit:
 def _reached(state: State) -> Iterator[State]:
     """The survivors say how far they are; some finish a step that one committed."""
     told = {
-        name: schema.Reached(
-            at=worker.progress.at, commit=worker.progress.commit, is_broken_off=True
-        )
+        name: schema.Reached(at=of.at, commit=of.commit, is_broken_off=True)
         for name in state.alive
-        if (worker := state.of(name)).steps is not None
+        if (worker := state.of(name)).steps is not None and (of := worker.progress)
     }
     commit, late = recovery_decisions.committed_step(told)
     state = replace(state, phase="finish", commit=commit, late=frozenset(late))

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The messages between a controller and its workers.
 
-Owns a class for each request, for what answers it, and for what a worker tells unasked.
-Does not own what all have (`message.py`), how they travel (`encoding.py`,
-`worker_connections.py`), who sends which when (`runtime/control/`), nor what a worker
-does about them (`runtime/worker/`).
+Owns a class for each request, each answer, and for what a worker tells unasked. Does
+not own what all have (`message.py`), how they travel (`worker_connections.py`), who
+sends which when (`runtime/control/`), nor what a worker does then (`runtime/worker/`).
 
 `epoch` counts how often the controller has connected its workers to each other. A
 request is of the epoch in which it is asked, an answer of that of its request.
@@ -43,12 +42,11 @@ class Trained(Message):
 
 
 class Reached(Message):
-    """`at` steps are behind the state, None: it has none; the commit of the last, and
-    whether a step after these was broken off there."""
+    """`at` steps are behind the state, None: it has none; the commit of the last."""
 
     at: int | None
     commit: StepCommit | None
-    is_broken_off: bool
+    is_broken_off: bool  # the next one was
 
 
 class CheckedState(Message):
