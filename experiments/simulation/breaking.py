@@ -2,7 +2,7 @@
 """Ways of breaking a rule of the protocol, for the duration of a `with`.
 
 Owns replacing functions, methods and reactions of the product by others. Does not own
-which (`broken_messages.py`, `broken_recovery.py`).
+which (`broken_messages.py`, `broken_recovery.py`, `broken_store.py`).
 """
 
 import sys

@@ -179,7 +179,9 @@ def test_the_store_keeps_it_too(
     found = {step.name for step in (tmp_path / "store").glob("step_*")}
     best_and_last = {"step_00000004", "step_00000010"}
     assert found >= best_and_last
-    assert len(found - best_and_last) <= 1  # what it went back to, were the last bad
+    # as on disks, the newest before the last, to which it goes back if that is bad
+    assert len(found - best_and_last) <= 1
+    assert found - best_and_last <= {"step_00000006", "step_00000008"}
     shutil.rmtree(storing.config.run_dir / "checkpoints")
     assert_same(weights(storing.config, "best"), weights(at_four.config))
 

@@ -209,9 +209,16 @@ def _before_transposes(
     value: Value, order: tuple[int, ...], makers: Mapping[int, Operation]
 ) -> tuple[Value, tuple[int, ...]]:
     while (maker := makers.get(id(value))) and maker.op == "transpose":
-        permutation = maker.params["permutation"]
-        value, order = maker.inputs[0], tuple(permutation[dim] for dim in order)
+        value, order = before_transpose(maker, order)
     return value, order
+
+
+def before_transpose(
+    transpose: Operation, order: tuple[int, ...]
+) -> tuple[Value, tuple[int, ...]]:
+    """What a transpose reads, with its dims in the order in which the output's are."""
+    permutation = transpose.params["permutation"]
+    return transpose.inputs[0], tuple(permutation[dim] for dim in order)
 
 
 def _either_way(

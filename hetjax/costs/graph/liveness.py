@@ -20,6 +20,7 @@ from hetjax.costs.graph.fusion import (
     SUMMED,
     WRITE,
     Kernel,
+    before_transpose,
     device_kernels,
     gathers,
     identities,
@@ -108,9 +109,8 @@ def _in_turn(
         return _on_cpu(graph, slices)
     # kernels of loops were seen in an order that the sums of devices do not change
     partial = frozenset() if slices else partial_sums(graph, cuts)
-    if backend == "gpu":
-        graph = merged(graph, cuts)
-    found = [*device_kernels(graph, slices), *(_write(v) for v, _ in stacks)]
+    found = list(_on_device(graph, cuts, slices, backend))
+    found += [_write(v) for v, _ in stacks]
     if order == "freeing":
         whole = {id(v): cuts.num_bytes(stack) for v, stack in stacks}
         return tuple(least_memory(found, graph, cuts.num_bytes, whole, partial))
@@ -122,6 +122,15 @@ def _in_turn(
 def _on_cpu(graph: Graph, slices: frozenset[int]) -> tuple[Kernel, ...]:
     """The same however dims are cut."""
     return tuple(breadth_first(kernels(graph, slices)))
+
+
+@lru_cache(maxsize=2048)
+def _on_device(
+    graph: Graph, cuts: Cuts, slices: frozenset[int], backend: Backend
+) -> tuple[Kernel, ...]:
+    """Those of an accelerator, in whatever order they run; GPUs join small products."""
+    joined = merged(graph, cuts) if backend == "gpu" else graph
+    return device_kernels(joined, slices)
 
 
 def _write(value: Value) -> Kernel:
@@ -163,7 +172,8 @@ def _loop_bytes(step: Operation, graph: Graph, cuts: Cuts, around: Surroundings)
     carry = [v for at, v in enumerate(given) if at not in updated]
     turned = () if around.backend == "cpu" else _turned_stacks(step)
     if around.backend == "gpu":  # one that the graph makes itself is made in that order
-        turned = tuple(v for v in turned if id(v) in identities(graph.inputs))
+        given_to_graph = identities(graph.inputs)
+        turned = tuple(v for v in turned if id(v) in given_to_graph)
     relaid = [v for v in step.inputs if id(v) in around.relaid]
     copied = sum(map(cuts.num_bytes, (*carry, *relaid, *turned)))
     stacks = _stacks(step, written) if around.backend == "gpu" else ()
@@ -232,8 +242,7 @@ def _on_the_way(
     """The inputs of a step element by element in the order in which its output is read;
     where it gives another shape, those of one that is turned are."""
     if maker.op == "transpose" and order is not None:
-        permutation = maker.params["permutation"]
-        return [(maker.inputs[0], tuple(permutation[dim] for dim in order))]
+        return [before_transpose(maker, order)]
     alike = [v for v in maker.inputs if v.shape == value.shape]
     others = [v for v in maker.inputs if v.shape != value.shape and len(v.shape) > 2]
     turned = others if _is_turned(value, order) else []
@@ -280,8 +289,7 @@ def _written_at_once(
     )
     if backend == "cpu":
         return written
-    body = merged(loop.body, cuts) if backend == "gpu" else loop.body
-    found = device_kernels(body, slices)
+    found = _on_device(loop.body, cuts, slices, backend)
     read = {id(v) for kernel in found for v in kernel.reads}
     joint = [v for k in found if len(k.step.outputs) > 1 for v in k.step.outputs]
     return written - read - identities(joint)

@@ -100,16 +100,22 @@ def depth_first(
     _, users = _dependencies(found)
     ends += [at for at in range(len(found)) if not users[at]]
     weights = _weights(found, read, users, num_bytes) if weighed else None
+    stacked = [_heaviest_last(of, weights) for of in read]
+    ordered = _post_order(_heaviest_last(ends, weights), stacked)
+    return [found[at] for at in ordered]
+
+
+def _post_order(ends: Iterable[int], read: Sequence[Iterable[int]]) -> list[int]:
+    """Each after all that it reads; of several the last is taken first."""
     ordered: dict[int, None] = {}
-    left = [(at, False) for at in _heaviest_last(ends, weights)]
+    left = [(at, False) for at in ends]
     while left:
         at, is_read = left.pop()
         if is_read:
             ordered[at] = None
         elif at not in ordered:
-            left += [(at, True)]
-            left += [(of, False) for of in _heaviest_last(read[at], weights)]
-    return [found[at] for at in ordered]
+            left += [(at, True), *((of, False) for of in read[at])]
+    return list(ordered)
 
 
 def _heaviest_last(
@@ -132,23 +138,11 @@ def _weights(
     every way, and the bytes of these; neither more than there are in all."""
     own = [sum(map(num_bytes, kernel.step.outputs)) for kernel in found]
     most, weights = (len(found), sum(own)), [(0, 0)] * len(found)
-    for at in _readers_last(read):
+    for at in _post_order(range(len(read)), read):
         readers = max(len(users[at]) - 1, 0) + sum(weights[of][0] for of in read[at])
         size = own[at] + sum(weights[of][1] for of in read[at])
         weights[at] = min(readers, most[0]), min(size, most[1])
     return weights
-
-
-def _readers_last(read: Sequence[Iterable[int]]) -> list[int]:
-    ordered: dict[int, None] = {}
-    left = [(at, False) for at in reversed(range(len(read)))]
-    while left:
-        at, is_read = left.pop()
-        if is_read:
-            ordered[at] = None
-        elif at not in ordered:
-            left += [(at, True), *((of, False) for of in read[at])]
-    return list(ordered)
 
 
 def _made_bytes(kernel: Kernel, sizes: Mapping[int, int], stacks: Stacks) -> int:
