@@ -53,6 +53,10 @@ class Bucket:
     refuses_one_in: float = 0.0  # 0: none
     last_trouble_s: float = -1e9
 
+    def trouble(self, until_s: float) -> None:
+        """Until then nobody need have done what needs the store."""
+        self.last_trouble_s = max(self.last_trouble_s, until_s)
+
     def create(self, name: str, content: Content) -> None:
         if name in self.objects:
             found = _record(self.objects[name])
@@ -122,11 +126,12 @@ class SimStore:
         sleep(world, min(takes_s, CALL_S))
         if world.now_s < bucket.away_until_s:
             return self._given_up(act)
+        if takes_s > CALL_S / 2:
+            bucket.trouble(world.now_s)
         if takes_s > CALL_S:
-            bucket.last_trouble_s = world.now_s
             raise StoreError("no answer in time")
         if bucket.refuses_one_in and world.one_in(bucket.refuses_one_in):
-            bucket.last_trouble_s = world.now_s
+            bucket.trouble(world.now_s)
             if world.one_in(3):
                 with suppress(Conflict):
                     act()
@@ -137,7 +142,7 @@ class SimStore:
         """Answer late if it is there again in time; else what is asked may come later,
         or never."""
         bucket, world = self._bucket, self._bucket.world
-        bucket.last_trouble_s = world.now_s
+        bucket.trouble(world.now_s)
         left_s = bucket.away_until_s - world.now_s + world.random.uniform(0, _AFTER_S)
         if left_s < CALL_S:
             sleep(world, left_s)
@@ -150,7 +155,7 @@ class SimStore:
 
             world.after(left_s, late)
         sleep(world, CALL_S)
-        bucket.last_trouble_s = world.now_s
+        bucket.trouble(world.now_s)
         raise StoreError(f"no answer within {CALL_S:g} s")
 
 

@@ -48,7 +48,7 @@ class StoreFaults:
         now_s = self._world.now_s
         away_s = self._world.random.uniform(1.0, _LONG_S)
         self._bucket.away_until_s = now_s + away_s
-        self._bucket.last_trouble_s = now_s + away_s
+        self._bucket.trouble(now_s + away_s)
 
     def _refuse_store(self) -> None:
         self._bucket.refuses_one_in = self._world.random.choice([1.0, 3.0, 10.0])
@@ -67,7 +67,7 @@ class StoreFaults:
         if names:
             name = self._world.random.choice(sorted(names))
             self._bucket.objects[name] = spoilt(self._bucket.objects[name])
-            self._bucket.last_trouble_s = 1e9
+            self._bucket.trouble(1e9)
             self._stored.is_damaged = True
 
     def _lose_machine(self) -> None:
