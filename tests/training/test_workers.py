@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from hetjax.launch.launching import Processes
 from hetjax.train import main
 from hetjax.training.rundir import LOGS
-from tests import jax_settings
+from tests import forked_workers, jax_settings
 from tests.training.small import LICENCE
 
 SETTINGS = "--evaluation.sample-tokens 2 --evaluation.num-batches 1".split()
@@ -20,7 +21,8 @@ SETTINGS += ["--checkpoint.every", "2"]
 
 
 def set_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers compile quickly; they round otherwise than this process."""
+    """Workers import once and compile quickly; they round otherwise than here."""
+    monkeypatch.setattr(Processes, "_started", forked_workers.started)
     flags = os.environ.get("XLA_FLAGS", ""), *jax_settings.quick_flags()
     monkeypatch.setenv("XLA_FLAGS", " ".join(flags))
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers of tests, forked from a process that has imported what all of them import.
+
+Importing is a fifth of what a short run on workers computes. A forked worker has a log,
+an environment, a standard input and a session of its own, as one that is started has
+them. Does not own the process that forks (the standard library's), nor starts as users
+have them, of which `tests/launch/` and `tests/runtime/test_islands.py` make many.
+"""
+
+import multiprocessing
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import TextIO
+
+from hetjax.launch.launching import Processes
+from hetjax.launch.spares import Command
+
+MODULE = "hetjax.training.worker"
+
+# read while Python starts, or while it imports
+_READ_AT_START = ("JAX_", "LD_", "PYTHON")
+_start = Processes._started
+_forking = multiprocessing.get_context("forkserver")
+_forking.set_forkserver_preload([MODULE])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForkedWorker:
+    """What `Processes` and tests ask of a child."""
+
+    process: ForkServerProcess
+    stdin: TextIO
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid
+        return self.process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self.poll()
+
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self.process.join(timeout)
+        code = self.poll()
+        if code is None:
+            raise subprocess.TimeoutExpired(f"worker {self.pid}", timeout or 0.0)
+        return code
+
+    def kill(self) -> None:
+        self.process.kill()
+
+
+def started(
+    processes: Processes, worker: str, command: Command
+) -> ForkedWorker | subprocess.Popen[str]:
+    """Fork a worker, in place of `Processes._started`; start it where it differs from
+    the process that forks in what cannot be changed later."""
+    is_like = _read_at_start(command.environment) == _read_by_who_forks()
+    if command.prefix or command.module != MODULE or not is_like:
+        return _start(processes, worker, command)
+    told, stdin = os.pipe()
+    log = os.open(processes._log(worker), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Connection(told, writable=False) as lines, Connection(log, False) as output:
+        process = _forking.Process(
+            target=_serve,
+            args=(dict(command.environment), Path.cwd(), limit, lines, output),
+            daemon=True,
+        )
+        process.start()
+    return ForkedWorker(process=process, stdin=os.fdopen(stdin, "w"))
+
+
+@cache
+def _read_by_who_forks() -> frozenset[tuple[str, str]]:
+    """The first worker starts the process that forks, as things are then."""
+    return _read_at_start(os.environ)
+
+
+def _read_at_start(environment: Mapping[str, str]) -> frozenset[tuple[str, str]]:
+    items = environment.items()
+    return frozenset(item for item in items if item[0].startswith(_READ_AT_START))
+
+
+def _serve(
+    environment: Mapping[str, str],
+    folder: Path,
+    file_bytes: tuple[int, int],
+    lines: Connection,
+    output: Connection,
+) -> None:
+    """Be what `python -m MODULE` is."""
+    os.setsid()
+    for theirs, own in ((lines, 0), (output, 1), (output, 2)):
+        os.dup2(theirs.fileno(), own)
+    lines.close()
+    output.close()
+    sys.stdin = open(0)
+    os.chdir(folder)
+    resource.setrlimit(resource.RLIMIT_FSIZE, file_bytes)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv[:] = [MODULE]
+    sys.modules[MODULE].main()
