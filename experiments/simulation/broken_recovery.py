@@ -335,6 +335,11 @@ RECOVERY = (
         function(_retain, _only_the_last_kept),
     ),
     breaks(
+        21,
+        "what is left of the saves after a loss may go while another is written",
+        function(recovery_decisions.safe_save, lambda before, saved, restored: before),
+    ),
+    breaks(
         22,
         "a checkpoint stays the newest though its disks are gone",
         function(_still_saved, lambda saved, restored, has_store: saved),

@@ -234,7 +234,8 @@ class Invariants:
     @property
     def is_all_lost(self) -> bool:
         """Whether a run that is refused can never go on."""
-        if self.in_store() < 0:
+        is_damaged = self._stored is not None and self._stored.is_damaged
+        if self.in_store() < 0 or is_damaged:
             return self.has_lost_something
         if not self._store_is_excused(_AFTER_FAULTS_S):
             raise Violation(f"refused, and the store has step {self.in_store()}")

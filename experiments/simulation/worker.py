@@ -252,6 +252,7 @@ class SimWorker(Process):
         return self._inventory.in_memory()
 
     def _find_saves(self, request: schema.FindSaves) -> Message:
+        self._writer.keep_all()
         return self._inventory.on_disk()
 
     def _needs(self, request: schema.TellNeeds) -> Message:

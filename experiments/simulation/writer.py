@@ -37,6 +37,7 @@ class Writer:
         self.newest: Save | None = None
         self.busy = False
         self._waiting: list[Then] = []
+        self._keeps_all = False
         for (_, owner), part in disk.parts.items():
             if owner == self._worker:
                 part.building = {}
@@ -51,7 +52,7 @@ class Writer:
     def save(self, order: SaveState, leaves: dict[str, int]) -> None:
         assert not self.busy, "the controller asks who is busy first"
         self.open(order.storage)
-        self.busy = True
+        self.busy, self._keeps_all = True, False
         save = order.step, str(order.host["attempt"])
         whole = Written(
             save=save,
@@ -74,6 +75,10 @@ class Writer:
         for part in own:
             if part.earlier is not None and part.earlier.save != safe:
                 part.earlier = None
+
+    def keep_all(self) -> None:
+        """Until the next save begins, what is here stays: others are told of it."""
+        self._keeps_all = True
 
     def give_up_after(self, step: int) -> None:
         """What is here of later steps goes, also what others have written."""
@@ -140,7 +145,8 @@ class Writer:
                 self._not_stored = None if order.is_stored else order.step
                 if order.is_stored:
                     self._uploader.enqueue(order.step)
-            self._retain(order)
+            if not self._keeps_all:
+                self._retain(order)
             self._done(whole.save)
 
         self._later(durable)

@@ -9,6 +9,7 @@ the format (`format.py`) nor reading (`reader.py`).
 
 import json
 import os
+import threading
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -88,6 +89,7 @@ class CheckpointWriter:
         _open(directory)
         self._remove_unfinished()
         self._not_stored: int | None = None  # committed here, not offered to the store
+        self._keeps_all, self._removing = False, threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
 
@@ -118,7 +120,7 @@ class CheckpointWriter:
         if self.busy:
             return False
         self.wait()
-        self.not_finite = None
+        self.not_finite, self._keeps_all = None, False
         found = tuple(entries)
         leaves = [leaf for item in found for leaf in split_leaves(*item)]
         manifest = Manifest(
@@ -135,6 +137,14 @@ class CheckpointWriter:
         if self._uploader is not None:
             self._uploader.keep_also(best, safe and safe[0])
         return True
+
+    def keep_all(self) -> None:
+        """Until the next save begins, what is here stays: others are told of it.
+
+        After a loss, what a save in flight would replace may be all that there is.
+        """
+        with self._removing:
+            self._keeps_all = True
 
     def give_up_after(self, step: int) -> None:
         """Remove what is here of later steps, also copies for others; in the store they
@@ -215,6 +225,11 @@ class CheckpointWriter:
         if self._uploader is not None and is_stored:
             self._uploader.enqueue(step)
         self._replicate(part, manifest, also)
+        with self._removing:
+            if not self._keeps_all:
+                self._retain(step, also)
+
+    def _retain(self, step: int, also: frozenset[int]) -> None:
         in_flight = () if self._uploader is None else self._uploader.in_flight
         try:
             retain(self.directory, self._worker, step, self._keep, {*also, *in_flight})

@@ -91,6 +91,23 @@ def test_only_the_newest_steps_stay(tmp_path: Path) -> None:
     ]
 
 
+def test_a_save_in_flight_removes_nothing_that_others_were_told_of(
+    tmp_path: Path, disk: threading.Event
+) -> None:
+    disk.set()
+    with CheckpointWriter(tmp_path, "embedded", keep=1) as writer:
+        writer.save(2, state_of(2), {})
+        writer.wait()
+        disk.clear()
+        writer.save(4, state_of(4), {})
+        writer.keep_all()
+        disk.set()
+        writer.wait()
+        assert steps(tmp_path) == [2, 4]
+        writer.save(6, state_of(6), {})
+    assert steps(tmp_path) == [6]
+
+
 def test_resuming_earlier_gives_up_the_later_steps_once_a_save_is_committed(
     tmp_path: Path,
 ) -> None:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetjax.checkpoint.recovery_plan import CLOUD, PartialSnapshot, Save
+from hetjax.runtime.control import recovery_decisions
 from hetjax.runtime.control.recovery_decisions import (
     ASK_STORE,
     Leftovers,
@@ -145,4 +146,19 @@ def test_a_round_counts_all_bytes_and_the_slowest_worker():
 def test_a_checkpoint_is_kept_where_all_of_it_was_seen_without_anybodys_memory(
     saved: int | None, kept: int | None, expected: bool
 ):
-    assert is_kept(saved, Restored(step=6, kept=kept)) is expected
+    seen = None if kept is None else (kept, "first")
+    assert is_kept(saved, Restored(step=6, kept=seen)) is expected
+
+
+def test_no_save_removes_what_the_run_would_go_back_to():
+    older, before = (1, "first"), (3, "second")
+
+    def safe(saved: int | None, kept: Save | None) -> Save | None:
+        restored = Restored(step=6, kept=kept)
+        return recovery_decisions.safe_save(before, saved, restored)
+
+    assert safe(1, older) == older  # part of the newest went with a disk
+    assert safe(3, before) == before
+    assert safe(3, (6, "third")) == before  # of which not all have told yet
+    assert safe(3, older) == before  # which the store has
+    assert safe(None, None) == before

@@ -121,6 +121,10 @@ COVERED: dict[str, Callable[[], object]] = {
     "the commit of a step before the newest counts": partial(
         commit_is, {"a": at(3, knows=False), "b": at(2)}, None, []
     ),
+    # A machine would have to go with its disk in a save, and another in the next one
+    "what is left of the saves after a loss may go while another is written": (
+        test_recovery_decisions.test_no_save_removes_what_the_run_would_go_back_to
+    ),
     # What the store has and the disks do not is mostly of the same step (19)
     "the store is asked only if the workers have nothing": (
         test_recovery_decisions.test_the_store_is_asked_where_it_may_have_what_the_workers_lack

@@ -33,7 +33,7 @@ from hetjax.runtime.control.recovery_decisions import (
     Restored,
     after_round,
     committed_step,
-    kept_step,
+    kept_save,
     next_save,
 )
 from hetjax.runtime.execution.commit import StepCommit
@@ -138,7 +138,7 @@ def restore(
             expected_s = controller.moving_s()
             request = schema.PlaceState(step=save[0], expected_s=expected_s)
             controller.connections.ask(dict.fromkeys(controller.workers, request))
-            said, kept = _said(left.held, save), kept_step(left)
+            said, kept = _said(left.held, save), kept_save(left)
             return replace(restored, host=said, kept=kept)
         left = replace(left, failed=save)
     return None

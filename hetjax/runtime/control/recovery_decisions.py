@@ -67,11 +67,10 @@ def next_save(left: Leftovers) -> Save | Literal["ask the store"] | None:
     return save
 
 
-def kept_step(left: Leftovers) -> int | None:
-    """The newest step that disks, or the store, have all leaves of."""
+def kept_save(left: Leftovers) -> Save | None:
+    """The newest save that disks, or the store, have all leaves of."""
     lasting = [snapshot for snapshot in left.held if snapshot.tier != "memory"]
-    save = newest(lasting, left.needed)
-    return None if save is None else save[0]
+    return newest(lasting, left.needed)
 
 
 def _is_behind(save: Save, left: Leftovers) -> bool:
@@ -84,11 +83,11 @@ class Restored:
     """All workers have the state after `step`; what moved, and until when, by tier.
 
     `host` is what its checkpoint says besides; empty if it was in memory alone. `kept`
-    is the newest step that is whole without anybody's memory, as far as was seen.
+    is the newest save that is whole without anybody's memory, as far as was seen.
     """
 
     step: int
-    kept: int | None = None
+    kept: Save | None = None
     host: Mapping[str, Any] = field(default_factory=dict)
     num_bytes: Mapping[str, int] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -99,12 +98,23 @@ def still_saved(saved: int, restored: Restored, has_store: bool) -> int | None:
     saved = min(saved, restored.step)
     if has_store:
         return saved  # it may have more than was looked for
-    return None if restored.kept is None else min(saved, restored.kept)
+    return None if restored.kept is None else min(saved, restored.kept[0])
 
 
 def is_kept(saved: int | None, restored: Restored) -> bool:
     """Whether that checkpoint was seen: else the store may have it, or nobody."""
-    return saved is None or (restored.kept is not None and saved <= restored.kept)
+    return saved is None or (restored.kept is not None and saved <= restored.kept[0])
+
+
+def safe_save(
+    before: Save | None, saved: int | None, restored: Restored
+) -> Save | None:
+    """What no save may remove before it is whole itself: what the run would go back to.
+
+    If that is not what was `before`, it is an older one that was found whole.
+    """
+    is_found = restored.kept is not None and restored.kept[0] == saved
+    return restored.kept if is_found else before
 
 
 def after_round(before: Restored, told: Collection[Collected]) -> Restored:

@@ -221,9 +221,10 @@ class WorkerService:
         )
 
     def _find_saves(self, request: schema.FindSaves) -> schema.FoundSaves:
-        directory, key = self._directory(request.storage), request.storage.key()
-        found = self._inventory.look(directory, self._needed(), key)
-        return schema.FoundSaves(saves=[*found])
+        if self._writer is not None:
+            self._writer.keep_all()
+        where = self._directory(request.storage), self._needed(), request.storage.key()
+        return schema.FoundSaves(saves=[*self._inventory.look(*where)])
 
     def _needs(self, request: schema.TellNeeds) -> schema.NeededState:
         leaves = {leaf: leaf_bytes(entry) for leaf, entry in self._needed().items()}
