@@ -79,6 +79,9 @@ class Invariants:
         if self._driver is not None and self._driver._detour.missing:
             self.hear_dropped(worker)  # who is aside cannot finish this step, too
         self._had[worker.name, at] = {*state}
+        for name, step in self._had:
+            if name == worker.name:
+                self._had[name, step] &= {*state}  # another plan gave others the rest
         truth = self._truth.state(at)
         for layer, value in state.items():
             if value != truth[layer]:
