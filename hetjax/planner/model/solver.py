@@ -4,6 +4,7 @@
 Owns that it is this one, and its silence. Does not own the programs.
 """
 
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -23,9 +24,9 @@ def _silence() -> None:
 
     It does so once in a process, when its first object is first used: by version 1.16
     as soon as a `Highs` is made, before that can be told not to. The class beneath says
-    nothing until it is given a model.
+    nothing until it is given a model. A release made otherwise may say it as before.
     """
-    (beneath,) = highspy.Highs.__bases__
-    first = beneath()
-    first.setOptionValue("log_to_console", False)
-    first.passModel(highspy.HighsModel())
+    with suppress(AttributeError, TypeError):
+        first = highspy.Highs.__bases__[0]()
+        first.setOptionValue("log_to_console", False)
+        first.passModel(highspy.HighsModel())
