@@ -6,10 +6,12 @@ matrix products, reductions and loops store what they make and what they read. A
 product's operand in another layout than its kernel reads is copied.
 
 CPUs (read off compiled programs): operands of a product lie as (batch, free,
-contracted) and (batch, contracted, free); a sum stores what it adds, and a costly
-operation is done once if several kernels read it. Accelerators (read off those for
-GPUs): any matrix is read either way; a sum is fused with what it adds; kernels element
-by element that read an array in common are one kernel, which stores all they make.
+contracted) and (batch, contracted, free); sums are kernels of their own with what is
+around them (`sums.py`); a costly operation is done once if several kernels read it, but
+what a graph gives back is made once more for a product that reads it. Accelerators
+(read off those for GPUs): any matrix is read either way; a sum is fused with what it
+adds; kernels element by element that read an array in common are one kernel, which
+stores all they make.
 
 Does not own the order of kernels (`turns.py`) nor what lives at once (`liveness.py`).
 """
@@ -21,18 +23,24 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hetjax.costs.graph.joins import ATTENTION, RAGGED
+from hetjax.costs.graph.sums import (
+    ALL_REDUCE,
+    REDUCTION,
+    in_place,
+    operand_orders,
+    sums,
+)
 from hetjax.costs.graph.values import Graph, Operation, Origin, Value
 
 _WHOLE = (
     ATTENTION
-    | {RAGGED}
+    | {ALL_REDUCE, RAGGED}
     | frozenset(  # read and write whole arrays
         "argmax argmin cumsum scan scatter scatter-add sort top_k while".split()
     )
 )
 _COSTLY = frozenset("cos erf exp log logistic rsqrt sin sqrt tanh".split())
 _CHEAP = frozenset("convert_element_type reduce_precision reshape".split())
-_FORMED = frozenset({"integer_pow", "mul", "square"})
 SUMMED = frozenset({"scatter", "scatter-add"})  # into zeros
 WRITE = "write"  # a kernel that writes an output of a loop's body into its stack
 
@@ -86,6 +94,9 @@ def _fused(
     whole = _whole(graph, slices, stored)
     roots = {v: (array,) for v, array in whole.items()}
     found: dict[Any, Kernel] = {}
+    again: dict[int, Kernel] = {}  # outputs that a CPU makes anew for a kernel
+    late: dict[int, Kernel] = {}  # those of them that it does, which come after that
+    given_back = identities(graph.outputs) if on_cpu else frozenset()
 
     def read(value: Value) -> tuple[Value, ...]:
         return roots.get(id(value), () if _is_constant(value) else (value,))
@@ -94,17 +105,19 @@ def _fused(
         value: Value, order: tuple[int, ...], *, flat: bool = False
     ) -> tuple[Value, ...]:
         """The value stored as a whole, its dims in this order, or all but one flat."""
-        reads = read(value)
-        as_it_is = id(value) in whole and not flat
+        own = again.get(id(value))
+        reads = own.reads if own else read(value)
+        as_it_is = id(value) in whole and not own and not flat
         can_read = _plain(value, order) if on_cpu else in_place(value, order)
         if not reads or (as_it_is and can_read):
             return reads
-        key = id(value), order if on_cpu or not can_read else None
+        key = id(value), flat, None if can_read else order
         if key not in found:
             found[key] = _layout_kernel(value, reads)
+            if own and found.pop(id(own.step), None):
+                late[id(own.step)] = own
         return found[key].step.outputs
 
-    makers = {id(v): step for step in graph.steps for v in step.outputs}
     for step in graph.steps:
         if any(whole.get(id(v), v) is not v for v in step.outputs):
             continue  # another shape of what is there
@@ -116,15 +129,18 @@ def _fused(
             on_cpus = zip(step.inputs, operand_orders(step), strict=True)
             pairs = on_cpus if on_cpu else read_by_devices(step)
             reads = _unique([r for v, order in pairs for r in laid_out(v, order)])
-        elif on_cpu and _sums(step):
-            terms = [t for v in step.inputs for t in _terms(v, makers)]
-            reads = _unique([r for t in terms for r in laid_out(t, _in_order(t))])
+        elif step.op == REDUCTION:
+            pairs = zip(step.inputs, step.params["orders"], strict=True)
+            reads = _unique([r for v, order in pairs for r in laid_out(v, order)])
         elif on_cpu and step.op in SUMMED:
             updates = laid_out(step.inputs[2], _in_order(step.inputs[2]), flat=True)
             reads = _unique([r for v in step.inputs[:2] for r in read(v)] + [*updates])
         after = _unique([r for v in step.after for r in read(v)])
-        found[id(step)] = Kernel(step=step, reads=reads, after=after)
-    return tuple(found.values())
+        kernel = Kernel(step=step, reads=reads, after=after)
+        if not gathers(step):
+            again |= {id(v): kernel for v in step.outputs if id(v) in given_back}
+        found[id(step)] = kernel
+    return *found.values(), *late.values()
 
 
 def _whole(
@@ -146,25 +162,6 @@ def _whole(
         elif any(id(v) in stored for v in step.outputs):
             there |= {id(v): v for v in step.outputs}
     return there
-
-
-def _terms(value: Value, makers: Mapping[int, Operation]) -> list[Value]:
-    """What a reduction reads: a product or square is formed on the way."""
-    maker = makers.get(id(value))
-    if maker is None or maker.op not in _FORMED:
-        return [value]
-    return [v for v in maker.inputs if v.shape == value.shape]
-
-
-def operand_orders(step: Operation) -> list[tuple[int, ...]]:
-    """Dims of both operands of a product in the order in which it reads them."""
-    (contracted, batch), orders = step.params["dimension_numbers"], []
-    for number, value in enumerate(step.inputs):
-        bound = (*contracted[number], *batch[number])
-        free = tuple(dim for dim in _in_order(value) if dim not in bound)
-        inner = (free, contracted[number])[:: 1 if number == 0 else -1]
-        orders.append((*batch[number], *inner[0], *inner[1]))
-    return orders
 
 
 def _in_order(value: Value) -> tuple[int, ...]:
@@ -230,12 +227,6 @@ def _either_way(
     in_front = order[:num_batch] == tuple(range(num_batch))
     alone = len(free) > 1 and any(value.shape[dim] == 1 for dim in free)
     return in_front and not alone and reads_as_matrix(value, order)
-
-
-def in_place(value: Value, order: tuple[int, ...]) -> bool:
-    """Whether an array has its dims in that order, those of size 1 aside."""
-    long = [dim for dim in order if value.shape[dim] > 1]
-    return long == sorted(long)
 
 
 def reads_as_matrix(value: Value, order: tuple[int, ...]) -> bool:
@@ -316,20 +307,13 @@ def _as_one(group: Sequence[Kernel]) -> Kernel:
 
 def gathers(step: Operation) -> bool:
     """Whether the kernel reads whole operands, and not element by element."""
-    return step.op in _WHOLE or step.op == "dot_general" or _sums(step)
-
-
-def _sums(step: Operation) -> bool:
-    """Whether the kernel reduces a dim; one of size 1 is only dropped."""
-    if not step.op.startswith("reduce_"):
-        return False
-    return math.prod(step.inputs[0].shape) > math.prod(step.outputs[0].shape)
+    return step.op in _WHOLE or step.op in ("dot_general", REDUCTION) or sums(step)
 
 
 def _stored(graph: Graph) -> frozenset[int]:
     """What is stored whoever reads it; a product's operands depend on their layout."""
     stored = set(identities(graph.outputs))
-    summed = [v for step in graph.steps if _sums(step) for v in step.inputs]
+    summed = [v for step in graph.steps if step.op == REDUCTION for v in step.inputs]
     factors = [v for s in graph.steps if s.op == "dot_general" for v in s.inputs]
     stored |= identities(summed) & identities(factors)
     for step in graph.steps:
@@ -349,7 +333,7 @@ def _stored_by_devices(graph: Graph) -> frozenset[int]:
             whole = step.op in _WHOLE or step.op == "gather"
             stored |= identities(step.inputs if whole else ())
     readers = Counter(id(v) for step in graph.steps for v in step.inputs)
-    summed = [v for step in graph.steps if _sums(step) for v in step.inputs]
+    summed = [v for step in graph.steps if sums(step) for v in step.inputs]
     cheap = [v for s in graph.steps if s.op in _CHEAP for v in s.outputs]
     stored |= {id(v) for v in summed if readers[id(v)] > 1} - identities(cheap)
     constant = [v for step in graph.steps for v in step.outputs if _is_constant(v)]

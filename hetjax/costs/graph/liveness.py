@@ -4,12 +4,14 @@
 Owns the walk over kernels in the order in which they run. A loop's body slices the
 stacks that it reads when it starts, and has its space for as long as the loop runs; a
 carry that it only adds to is updated in place. On accelerators a loop whose body reads
-slices in another layout than their stack has is given a copy of the whole stack.
+slices in another layout than their stack has is given a copy of the whole stack. On
+CPUs zeros that a loop adds to, and masks that it is given, lie there before it.
 
 Does not own the graph (`values.py`), what is stored (`fusion.py`), in which order
 (`turns.py`), nor the buffers around a program (`costs/stage_memory.py`).
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -24,14 +26,14 @@ from hetjax.costs.graph.fusion import (
     device_kernels,
     gathers,
     identities,
-    in_place,
     kernels,
     read_by_devices,
 )
 from hetjax.costs.graph.kernels import all_reduces, partial_sums
 from hetjax.costs.graph.merging import merged
+from hetjax.costs.graph.sums import in_place, reduced
 from hetjax.costs.graph.turns import breadth_first, depth_first, least_memory
-from hetjax.costs.graph.values import Cuts, Graph, Operation, Value
+from hetjax.costs.graph.values import Cuts, Graph, Operation, Origin, Value
 
 # Of all that can begin what frees most; depth first, the heaviest or as it is read.
 Order = Literal["freeing", "heaviest", "read"]
@@ -106,7 +108,9 @@ def _in_turn(
 ) -> tuple[Kernel, ...]:
     """The kernels in the order in which they run."""
     if backend == "cpu":
-        return _on_cpu(graph, slices)
+        written = tuple(v for v, _ in stacks)
+        found = _on_cpu(graph, cuts, slices)
+        return tuple(breadth_first([*found, *map(_write, written)]))
     # kernels of loops were seen in an order that the sums of devices do not change
     partial = frozenset() if slices else partial_sums(graph, cuts)
     found = list(_on_device(graph, cuts, slices, backend))
@@ -119,9 +123,9 @@ def _in_turn(
 
 
 @lru_cache(maxsize=2048)
-def _on_cpu(graph: Graph, slices: frozenset[int]) -> tuple[Kernel, ...]:
-    """The same however dims are cut."""
-    return tuple(breadth_first(kernels(graph, slices)))
+def _on_cpu(graph: Graph, cuts: Cuts, slices: frozenset[int]) -> tuple[Kernel, ...]:
+    """Those of a CPU, in the order of the trace."""
+    return kernels(reduced(graph, cuts), slices)
 
 
 @lru_cache(maxsize=2048)
@@ -148,7 +152,16 @@ def _there_at_once(
     where their zeros are made when they are read."""
     at_once = around.order == "freeing"
     zeros = [v for k in ordered for v in _filled(k.step, at_once) if id(v) in own]
+    if around.backend == "cpu":
+        zeros += [v for k in ordered for v in _begun(k.step) if id(v) in own]
     return {id(v): cuts.num_bytes(v) for v in zeros}
+
+
+def _begun(step: Operation) -> list[Value]:
+    """Carries of a loop that it is given as constants, which a CPU makes at once."""
+    given = step.inputs[step.num_consts :] if step.body is not None else ()
+    begun = zip(given, step.outputs[: step.num_carry], strict=False)
+    return [made for value, made in begun if value.origin is Origin.CONSTANT]
 
 
 def _filled(step: Operation, sums: bool) -> tuple[Value, ...]:
@@ -176,8 +189,24 @@ def _loop_bytes(step: Operation, graph: Graph, cuts: Cuts, around: Surroundings)
         turned = tuple(v for v in turned if id(v) in given_to_graph)
     relaid = [v for v in step.inputs if id(v) in around.relaid]
     copied = sum(map(cuts.num_bytes, (*carry, *relaid, *turned)))
-    stacks = _stacks(step, written) if around.backend == "gpu" else ()
+    if around.backend == "cpu":
+        copied += _constant_bytes(step, cuts)
+    stacks = () if around.backend == "tpu" else _stacks(step, written)
     return peak_bytes(step.body, cuts, inside, slices, stacks) + copied
+
+
+def _constant_bytes(loop: Operation, cuts: Cuts) -> int:
+    """Bytes of arrays of constants that a CPU makes before the loop, masks above all,
+    cut as what is made of them in its body."""
+    assert loop.body is not None
+    found = {
+        id(v): math.prod(cuts.shape(step.outputs[0])) * v.dtype.itemsize
+        for step in loop.body.steps
+        for v in step.inputs
+        if v.origin is Origin.CONSTANT and v.shape == step.outputs[0].shape != ()
+    }
+    consts = identities(loop.body.inputs[: loop.num_consts])
+    return sum(size for v, size in found.items() if v in consts)
 
 
 def _stacks(
@@ -284,11 +313,15 @@ def _written_at_once(
     assert loop.body is not None
     stacked = loop.body.outputs[loop.num_carry :]
     makers = {id(v): step for step in loop.body.steps for v in step.outputs}
+    if backend == "cpu":
+        found = _on_cpu(loop.body, cuts, slices)
+        makers |= {id(v): k.step for k in found for v in k.step.outputs}
     written = frozenset(
         id(v) for v in stacked if id(v) in makers and not gathers(makers[id(v)])
     )
     if backend == "cpu":
-        return written
+        whole = [v for k in found if gathers(k.step) for v in k.reads]
+        return written - identities(whole)
     found = _on_device(loop.body, cuts, slices, backend)
     read = {id(v) for kernel in found for v in kernel.reads}
     joint = [v for k in found if len(k.step.outputs) > 1 for v in k.step.outputs]

@@ -103,7 +103,7 @@ def _joined(graph: Graph, cuts: Cuts, number: int, group: Sequence[Operation]) -
     parts = [_step("slice", (whole,), step.outputs) for step in group]
     new = [_step("concatenate", tuple(others), (side,)), product, *parts]
     left = [s for s in graph.steps if not any(s is step for step in group)]
-    return replace(graph, steps=_in_order([*left, *new]))
+    return replace(graph, steps=in_order([*left, *new]))
 
 
 def _step(op: str, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Operation:
@@ -124,7 +124,7 @@ def _array(cuts: Cuts, like: Value, shape: tuple[int, ...]) -> Value:
     )
 
 
-def _in_order(steps: list[Operation]) -> tuple[Operation, ...]:
+def in_order(steps: list[Operation]) -> tuple[Operation, ...]:
     """The steps, each after those that make what it reads."""
     missing = {id(v) for step in steps for v in step.outputs}
     ordered: list[Operation] = []

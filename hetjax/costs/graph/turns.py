@@ -18,18 +18,37 @@ Stacks = Mapping[int, int]  # bytes of the stack that an output of a body is wri
 
 
 def breadth_first(found: Sequence[Kernel]) -> list[Kernel]:
-    """Give the kernels in the order in which they can begin."""
+    """Give the kernels in the order in which they can begin.
+
+    A loop waits for the tuple of what it is given, and that for zeros to be made and
+    copied: three steps more.
+    """
     needs, users = _dependencies(found)
+    for at, kernel in enumerate(found):
+        if kernel.step.body is not None:
+            _wait_for_tuple(at, needs, users)
     ready = deque(at for at, makers in enumerate(needs) if not makers)
     ordered = []
     while ready:
         done = ready.popleft()
-        ordered.append(found[done])
+        if done < len(found):
+            ordered.append(found[done])
         for user in users[done]:
             needs[user].remove(done)
             if not needs[user]:
                 ready.append(user)
     return ordered
+
+
+def _wait_for_tuple(loop: int, needs: list[set[int]], users: list[list[int]]) -> None:
+    """Put zeros, copies of them and a tuple, in a row, between a loop and its needs."""
+    zeros = len(needs)
+    copies, whole = zeros + 1, zeros + 2
+    for made in needs[loop]:
+        users[made] = [whole if user == loop else user for user in users[made]]
+    needs += [set(), {zeros}, needs[loop] | {copies}]
+    users += [[copies], [whole], [loop]]
+    needs[loop] = {whole}
 
 
 def least_memory(
