@@ -72,8 +72,6 @@ class Invariants:
     def follow(self, driver: Driver, membership: Membership) -> None:
         self._driver, self._membership = driver, membership
 
-    # --- the state of workers
-
     def check_state(self, worker: SimWorker, state: State, at: int) -> None:
         """A worker's state is the one that there is after so many steps."""
         if self._driver is not None and self._driver._detour.missing:
@@ -131,8 +129,6 @@ class Invariants:
                 found |= self._had[last.name, at]
         return found
 
-    # --- steps and recoveries
-
     def hear_line(self, line: dict[str, Any]) -> None:
         """A step is behind the run; nodes that are there soon take part."""
         self._start_counting()
@@ -169,7 +165,8 @@ class Invariants:
         is_there = what.step < stored <= what.from_step
         if is_there and not went_back and not self._store_is_excused(_TAKES_S):
             raise Violation(f"back to {what.step} though the store has {stored}")
-        if what.step == 0 < what.from_step and self._newest_saved > 0:
+        is_anew = what.step == 0 < what.from_step and not self._is_whole(0)
+        if is_anew and self._newest_saved > 0:
             raise Violation("it begins anew though something was saved")
         for process, at in [*self._had]:
             if at > what.step:
@@ -210,8 +207,6 @@ class Invariants:
     def _has_only_one(self, kind: str) -> bool:
         return self._faults.counts == {kind: 1}
 
-    # --- checkpoints
-
     def check_refused(self) -> None:
         """Only where a run begins does it need an answer of the store."""
         if self._driver is not None and self._driver._has_begun:
@@ -243,6 +238,11 @@ class Invariants:
         if not self._store_is_excused(_AFTER_FAULTS_S):
             raise Violation(f"refused, and the store has step {self.in_store()}")
         return False
+
+    @property
+    def was_nothing_saved(self) -> bool:
+        """Whether there is no more to lose than what a start cannot know of."""
+        return self._newest_saved == 0 and not self.complete()
 
     def check_saved(self, step: int) -> None:
         """What is said to be saved is there, whole, unless a disk was lost."""
@@ -315,8 +315,6 @@ class Invariants:
                 if leaves.keys() == {*LAYERS} and TORN not in leaves.values()
             }
         )
-
-    # --- begin and end
 
     def check_begins(
         self,

@@ -67,6 +67,7 @@ from hetjax.training.leases import Leases
 from hetjax.training.left_checkpoints import may_be_whole, may_have_saved
 from hetjax.training.loop import Loop
 
+_ON_OTHERS = "on which the plan has nothing"  # where no plan has all nodes
 _MOST_STARTS = 60
 _LONGEST_S = 1e6
 
@@ -182,8 +183,11 @@ class Run:
             self.world.tell("the controller is gone")
         except BadInput as bad:
             self.world.tell(f"refused: {bad.got}")
-            if self._is_refused and self.invariants.is_all_lost:
-                raise StateLost from bad
+            asks_for_others = (
+                _ON_OTHERS in bad.got and self.invariants.was_nothing_saved
+            )
+            if self._is_refused and (asks_for_others or self.invariants.is_all_lost):
+                raise StateLost from bad  # a person would begin anew
             self._is_refused = True
         except StoreError as error:
             self.world.tell(f"the store is not there: {error}")
