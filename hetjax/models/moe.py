@@ -122,7 +122,11 @@ def routed(
     logits_BLE = jnp.einsum(
         "bld,de->ble", y_BLD, router_DE, preferred_element_type=jnp.float32
     )
-    score_BLk, expert_BLk = jax.lax.top_k(logits_BLE, routing.top_k)
+    # Not lax.top_k: where a mesh has a tensor axis, too, XLA gathers over the data axis
+    # what that is given, and data ranks wait for each other in every layer.
+    order_BLE = jnp.argsort(logits_BLE, axis=-1, descending=True, stable=True)
+    expert_BLk = order_BLE[..., : routing.top_k]
+    score_BLk = jnp.take_along_axis(logits_BLE, expert_BLk, axis=-1)
     chosen_BLE = _chosen(expert_BLk, routing.num_experts)
     return ExpertChoices(
         expert_BLk=expert_BLk,

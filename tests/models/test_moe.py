@@ -4,6 +4,7 @@
 Legend: B sequences, L positions, D residual width, E experts.
 """
 
+import re
 from dataclasses import replace
 
 import jax
@@ -12,11 +13,12 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hetjax.errors import BadInput
 from hetjax.models.layers import NormConfig
 from hetjax.models.model import ModuleSpec, abstract_params, apply
-from hetjax.models.moe import Moe, MoeConfig, Routing
+from hetjax.models.moe import Moe, MoeConfig, Routing, routed
 
 CONFIG = MoeConfig(
     hidden_size=8,
@@ -150,6 +152,29 @@ def test_the_loop_over_tokens_gives_the_same_router_gradient_by_differences():
             ends.append((out * weight).sum() + aux)
         slope = (ends[0] - ends[1]) / 2e-5
         np.testing.assert_allclose(grads[d, e], slope, rtol=1e-3, atol=1e-3)
+
+
+def test_experts_are_those_of_the_highest_scores_and_of_equals_the_first():
+    choices = jnp.array([0.0, 1.0, 1.0, 2.0, 2.0, -1e9])
+    logits_BLE = jax.random.choice(jax.random.key(0), choices, (2, 50, 8))
+    to = routed(Routing(num_experts=8, top_k=3), jnp.eye(8), logits_BLE)
+    _, expert_BLk = jax.lax.top_k(logits_BLE, 3)
+    np.testing.assert_array_equal(to.expert_BLk, expert_BLk)
+
+
+def test_data_ranks_route_their_tokens_without_each_other():
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "tensor"))
+    cut = NamedSharding(mesh, PartitionSpec("data"))
+    routing, router_DE = Routing(num_experts=8, top_k=2), jnp.ones((16, 8))
+
+    def weights(y_BLD: jax.Array) -> tuple[jax.Array, jax.Array]:
+        to = routed(routing, router_DE, y_BLD)
+        return to.expert_BLk, to.weight_BLk
+
+    every = jax.jit(jax.vmap(weights, spmd_axis_name="data"), out_shardings=cut)
+    y_RBLD = jax.ShapeDtypeStruct((2, 1, 32, 16), jnp.float32, sharding=cut)
+    text = every.lower(y_RBLD).compile().as_text() or ""
+    assert not re.findall(r"\b(?:all|collective|reduce)-[a-z-]+\(", text)
 
 
 def test_more_choices_than_experts_are_refused():
