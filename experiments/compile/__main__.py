@@ -2,13 +2,15 @@
 """Compile what stages run for accelerators that are not here.
 
     python -m experiments.compile --output FILE [--targets v5e H100 ...] [--limit N]
+        [--programs update pack ...] [--again failed | older]
     python -m experiments.compile --table FILE
 
 The first needs the targets' compilers (`pip install 'jax[tpu]'`, `'jax[cuda12]'`), but
 no device. It appends a line of JSON per program to the file and leaves out what the
 file has, so that it can be stopped and started again, and run once per environment
-where compilers live apart; programs that failed are compiled again with --again. The
-second prints the file as Markdown.
+where compilers live apart. With --again programs are compiled once more that failed, or
+that are older than the package as it is now; of a program's rows the last counts. The
+second command prints the file as Markdown.
 
 Owns the run: a process per target, since a compiler that crashes takes its process
 with it, and a time limit for each program.
@@ -23,14 +25,15 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
-from experiments.compile.cells import Cell, covering
-from experiments.compile.compiling import serve, versions
+from experiments.compile.cells import PROGRAMS, Cell, covering
+from experiments.compile.compiling import commit, serve, versions
 from experiments.compile.table import markdown
 from experiments.compile.targets import TARGETS, installed
 
 LIMIT_S = 600
+Again = Literal["failed", "older"]
 Serve = Callable[[Connection, str], None]
 
 
@@ -86,21 +89,30 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return list({identity(row): row for row in rows}.values())
 
 
-def wanted(path: Path, targets: Sequence[str], again: bool) -> Iterator[Cell]:
-    """Yield the cells of the targets that the file does not have."""
-    done = {identity(r) for r in rows_of(path) if not (again and r["failures"])}
+def wanted(
+    path: Path, targets: Sequence[str], programs: Sequence[str], again: Again | None
+) -> Iterator[Cell]:
+    """Yield the cells that the file does not have, or that have to be made again."""
+    done = {identity(row) for row in rows_of(path) if not _is_left(row, again)}
     for cell in covering():
-        if cell.target in targets and identity(asdict(cell)) not in done:
-            yield cell
+        if cell.target in targets and cell.program in programs:
+            if identity(asdict(cell)) not in done:
+                yield cell
 
 
-def run(path: Path, targets: Sequence[str], limit: int | None, again: bool) -> None:
-    """Compile what is wanted, target by target."""
-    cells = list(wanted(path, targets, again))[:limit]
-    for target in targets:
-        own = [cell for cell in cells if cell.target == target]
-        if own:
-            _run_target(path, target, own)
+def _is_left(row: dict[str, Any], again: Again | None) -> bool:
+    match again:
+        case "failed":
+            return bool(row["failures"])
+        case "older":
+            return row.get("commit") != commit()
+    return False
+
+
+def run(path: Path, cells: Sequence[Cell]) -> None:
+    """Compile the cells, target by target."""
+    for target in dict.fromkeys(cell.target for cell in cells):
+        _run_target(path, target, [cell for cell in cells if cell.target == target])
 
 
 def _run_target(path: Path, target: str, cells: list[Cell]) -> None:
@@ -128,7 +140,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="rows are appended to this file")
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
     parser.add_argument("--limit", type=int, help="compile so many programs at most")
-    parser.add_argument("--again", action="store_true", help="what failed, too")
+    parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=PROGRAMS)
+    parser.add_argument("--again", choices=get_args(Again), help="what to make anew")
     parser.add_argument("--table", type=Path, help="print this file as Markdown")
     given = parser.parse_args()
     if given.table:
@@ -140,7 +153,8 @@ def main() -> None:
     for name in given.targets:
         if name not in here:
             print(f"{name}: no {TARGETS[name].compiler} here", file=sys.stderr)
-    run(given.output, here, given.limit, given.again)
+    cells = wanted(given.output, here, given.programs, given.again)
+    run(given.output, list(cells)[: given.limit])
 
 
 if __name__ == "__main__":

@@ -23,16 +23,23 @@ Program = Literal[
     "input gradient",
     "weight gradient",
     "evaluate",
+    "logits",
+    "zeros",
     "pack",
-    "update",
     "square sum",
+    "update",
     "copies",
+    "first moments",
+    "finite check",
+    "weight digests",
+    "gradient digests",
 ]
 Place = Literal["first", "inner", "last"]
 C = TypeVar("C")  # a frozen dataclass of choices
-Part = Literal["blocks", "attention", "mlp"]  # two whole blocks, or half of one
+# two whole blocks, half of one, or two given sequences of several documents
+Part = Literal["blocks", "attention", "mlp", "packed blocks"]
 
-MODELS = ("llama-1b", "llama3-8b", "gpt3-2.6b", "mixtral-8x7b")
+MODELS = ("llama-1b", "llama3-8b", "gpt3-2.6b", "mixtral-8x7b", "gemma3-12b")
 MESHES = tuple(  # (tensor, data); the covering fills up with the first
     (tensor, data)
     for data, tensor in product((2, 1), (4, 2, 1, 8))
@@ -53,7 +60,14 @@ PROGRAMS: tuple[Program, ...] = (
     "update",
     "square sum",
     "copies",
+    "logits",
+    "zeros",
+    "first moments",
+    "finite check",
+    "weight digests",
+    "gradient digests",
 )
+_LATER = frozenset({"gemma3-12b", *PROGRAMS[PROGRAMS.index("logits") :]})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,23 +91,34 @@ class Cell:
         return self.mesh[1]
 
     @property
+    def packed(self) -> bool:
+        return self.part == "packed blocks"
+
+    @property
     def runs(self) -> bool:
         """Whether a run has such a program, and no other cell has the same one."""
         if self.program not in PASSES and self.remat != "selective":
             return False  # nothing is kept for a backward
         if (self.place, self.part) in (("first", "mlp"), ("last", "attention")):
             return False  # embedding, attention, mlp, ..., mlp, head
+        if self.packed and self.program not in (*PASSES, "evaluate"):
+            return False  # knows of no documents
         if self.program == "pack":
             return self.data > 1
-        if self.program == "fused":
+        if self.program in ("fused", "logits"):
             return self.place == "last"
         return self.program != "backward" or self.place != "last"
+
+    @property
+    def is_later(self) -> bool:
+        """Whether it has a choice that came to the others later."""
+        return self.packed or not _LATER.isdisjoint((self.program, self.model))
 
 
 def all_cells() -> Iterator[Cell]:
     """Yield every cell that a run can have."""
     places: tuple[Place, ...] = ("first", "inner", "last")
-    parts: tuple[Part, ...] = ("blocks", "attention", "mlp")
+    parts: tuple[Part, ...] = ("blocks", "attention", "mlp", "packed blocks")
     for target, program, model, mesh, remat, place, part in product(
         TARGETS, PROGRAMS, MODELS, MESHES, REMATS, places, parts
     ):
@@ -111,19 +136,27 @@ def all_cells() -> Iterator[Cell]:
 
 
 def covering() -> list[Cell]:
-    """Return cells of the gate that have every pair of choices that some cell has."""
-    return covered(all_cells())
+    """Return cells of the gate that have every pair of choices that some cell has.
+
+    What came later is covered after the rest, which stays as it was: TPUs' compilers
+    take minutes for some cells.
+    """
+    cells = list(all_cells())
+    first = covered(cell for cell in cells if not cell.is_later)
+    return [*first, *covered(cells, first)]
 
 
-def covered(cells: Iterable[C]) -> list[C]:
-    """Return some of the cells that have every pair of choices that one of all has.
+def covered(cells: Iterable[C], having: Sequence[C] = ()) -> list[C]:
+    """Return some of the cells that have every pair of choices that one of all has, but
+    for the pairs of those that there are already.
 
     Greedy: the cell that adds most pairs comes next, of equals the first; so a part of
     the list from its start covers more than any other part as long.
     """
-    cells = list(cells)
+    cells = [*having, *cells]
     pairs, num_pairs = _pairs(cells)
     missing, chosen = np.ones(num_pairs, bool), []
+    missing[pairs[: len(having)]] = False
     while missing.any():
         best = int(np.argmax(missing[pairs].sum(axis=1)))
         missing[pairs[best]] = False

@@ -7,27 +7,34 @@ what happens when a compiler dies (`__main__.py`).
 
 import hashlib
 import os
+import subprocess
 import time
 from collections import Counter
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Iterator, Sequence
+from functools import cache, partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import jax
 
-from experiments.compile.cells import Cell
+import hetjax
+from experiments.compile import kernels
+from experiments.compile.cells import PASSES, Cell
 from experiments.compile.expected import beyond, most_collectives, most_permuted
 from experiments.compile.hlo import (
     aliased_parameters,
     collectives,
+    has_type,
     hidden_collectives,
     permuted_numbers,
+    products,
     square_arrays,
 )
 from experiments.compile.stages import (
     OPTIMIZER,
     SEQ_LEN,
+    attention_of,
     compiled_programs,
     model_and_plan,
     stage_state,
@@ -40,6 +47,7 @@ from hetjax.costs.stage_memory import stage_memory
 from hetjax.runtime.execution.executor import StageState
 from hetjax.stage.arrays import device_bytes
 
+_SIXTEEN_BITS = {"float16": "f16", "bfloat16": "bf16"}  # as XLA calls them
 _OUT_OF_MEMORY = "Ran out of memory"  # a TPU's compiler; those of GPUs never say so
 
 
@@ -68,7 +76,8 @@ def compile_equal_programs_once() -> None:
         said = self.as_text(), self.in_tree, self.out_tree, compiler_options, others
         key = hashlib.sha256(repr(said).encode()).digest()
         if key not in known:
-            known[key] = compile_now(self, compiler_options, **others)
+            compile_with = partial(compile_now, self, **others)
+            known[key] = kernels.compiled(compile_with, compiler_options)
         return known[key]
 
     jax.stages.Lowered.compile = compile_once
@@ -77,8 +86,8 @@ def compile_equal_programs_once() -> None:
 def record(cell: Cell, devices: Sequence[jax.Device]) -> dict[str, Any]:
     """Compile the cell; return what is seen, and under `failures` what is wrong."""
     started = time.perf_counter()
-    dtype, attention = TARGETS[cell.target].dtype, TARGETS[cell.target].attention
     own = devices[: cell.tensor * cell.data]
+    dtype, attention = TARGETS[cell.target].dtype, attention_of(cell, own)
     state = stage_state(cell, own, dtype, attention)
     found: dict[str, Any] = {"dtype": dtype, "attention": attention}
     try:
@@ -122,6 +131,8 @@ def seen(cell: Cell, state: StageState, programs: list[Any]) -> dict[str, Any]:
     permuted = sum(map(permuted_numbers, texts))
     if permuted > most_permuted(cell, state):
         failures.append(f"collectives permute {permuted} numbers")
+    multiplied = sum(map(products, texts), start=Counter())
+    failures += wrong_types(cell, state, texts, multiplied)
     return {
         "failures": failures,
         "donated": donated,
@@ -131,8 +142,23 @@ def seen(cell: Cell, state: StageState, programs: list[Any]) -> dict[str, Any]:
         "most_collectives": dict(most),
         "permuted_numbers": permuted,
         "hidden_collectives": sum(map(hidden_collectives, texts)),
+        "products": dict(multiplied),
+        "other_choices": sum(map(kernels.is_other_choice, programs)),
         "memory": memory(cell, state, programs),
     }
+
+
+def wrong_types(
+    cell: Cell, state: StageState, texts: list[str], multiplied: Counter[str]
+) -> Iterator[str]:
+    """Yield what is wrong with types in programs of a stage of 16 bits: numbers of
+    another such type, and passes none of whose products are of the stage's own."""
+    own = _SIXTEEN_BITS.get(state.programs.dtype.name)
+    for other in _SIXTEEN_BITS.values():
+        if own not in (None, other) and any(has_type(text, other) for text in texts):
+            yield f"numbers in {other}"
+    if own and cell.program in PASSES and own not in multiplied:
+        yield f"no product of {own}"
 
 
 def memory(cell: Cell, state: StageState, programs: list[Any]) -> dict[str, int]:
@@ -213,5 +239,21 @@ def first_line(error: Exception) -> str:
 
 @cache
 def versions(target: str) -> dict[str, str | None]:
-    """What compiled: JAX and the target's compiler."""
-    return {"jax": jax.__version__, "compiler": installed(TARGETS[target])}
+    """What compiled, JAX and the target's compiler, and the commit of what it was."""
+    compiler = installed(TARGETS[target])
+    return {"jax": jax.__version__, "compiler": compiler, "commit": commit()}
+
+
+@cache
+def commit() -> str:
+    """The last commit that changed the package; with a + if files are other than it."""
+    package = Path(hetjax.__file__).parent
+
+    def git(*words: str) -> str:
+        command = ("git", *words, "--", str(package))
+        done = subprocess.run(
+            command, cwd=package, check=True, capture_output=True, text=True
+        )
+        return done.stdout.strip()
+
+    return git("log", "-1", "--format=%H")[:10] + "+" * bool(git("status", "--short"))

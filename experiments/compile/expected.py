@@ -7,13 +7,16 @@ gradient in another. Routed experts' input gradient takes one more, of the weigh
 which tokens come back. A lookup in a cut table is one, and no gradient of it; the loss
 over a cut vocabulary takes a maximum, a sum and the target's logit, and its input's
 gradient one. With remat "full" the backward makes a unit again but for its last
-product. Gradients of weights need none.
+product. Gradients of weights need none, but those of a norm of queries or keys: all
+heads share its scale. A halved backward may sum them in either half.
 
 Over the data axis passes are independent, but for the loss, which is one number. PACK
 sums every leaf over it (an all-reduce or a reduce-scatter); the copies of masters that
 are cut over it are gathered. The rows of a sum lie as masters do that both axes cut;
 those of a master that data does not cut are gathered, and those of one that tensor does
-not cut are first permuted: rows are numbered tensor by tensor.
+not cut are first permuted: rows are numbered tensor by tensor. Logits of one position,
+which one data rank has, are summed with nothing, and so are at most two means of its
+last norm; those of a cut vocabulary are gathered. Checks meet once.
 
 A device keeps only its rows of a sum over the data axis. A TPU's compiler sums them in
 whole chunks, of so many rows as its memory takes; where a device's rows are no multiple
@@ -32,6 +35,8 @@ from typing import Any
 from experiments.compile.cells import Cell
 from experiments.compile.targets import TARGETS
 from hetjax.mesh.axes import tensor_dim
+from hetjax.models.attention import AttentionConfig
+from hetjax.models.model import ModuleSpec
 from hetjax.runtime.execution.executor import StageState
 
 REDUCES = frozenset({"all-reduce", "reduce-scatter"})  # one is as good as the other
@@ -57,6 +62,12 @@ def most_collectives(cell: Cell, state: StageState) -> Counter[str]:
         "update": _update,
         "square sum": _square_sum,
         "copies": _copies,
+        "logits": _logits,
+        "zeros": _none,
+        "first moments": _none,
+        "finite check": _one,
+        "weight digests": _one,
+        "gradient digests": _one,
     }.get(cell.program, _passes)(cell, state)
 
 
@@ -76,18 +87,24 @@ def _passes(cell: Cell, state: StageState) -> Counter[str]:
     if cell.remat == "full":
         body = stacks[:-1] if last else stacks
         backward += sum(_FORWARD[m.cls.__name__] for s in body for m in s.unit[:-1])
+    scales = 2 * sum(_norms_heads(m) for s in stacks for m in s.unit)
     times = {
         "forward": forward,
         "evaluate": forward,
-        "backward": backward,
-        "input gradient": backward,
-        "weight gradient": 0,
-        "fused": forward + backward,
+        "backward": backward + scales,
+        "input gradient": backward + scales,
+        "weight gradient": scales,
+        "fused": forward + backward + scales,
     }[cell.program]
     of_loss = last and cell.program in ("forward", "evaluate", "fused")
     return Counter(
         {"all-reduce": times * (cell.tensor > 1) + of_loss * (cell.data > 1)}
     )
+
+
+def _norms_heads(module: ModuleSpec) -> bool:
+    config = module.config
+    return isinstance(config, AttentionConfig) and config.qk_norm is not None
 
 
 def most_permuted(cell: Cell, state: StageState) -> float:
@@ -97,6 +114,25 @@ def most_permuted(cell: Cell, state: StageState) -> float:
         return math.inf
     groups = zip(state.updates.groups, state.updates.gradients, strict=True)
     return 0.1 * sum(a.shape[1] for group, rows in groups if group.rows for a in rows)
+
+
+def _logits(cell: Cell, state: StageState) -> Counter[str]:
+    stacks = [s for s in state.programs.function.stacks if s.only is None]
+    times = sum(_FORWARD[m.cls.__name__] for s in stacks[:-1] for m in s.unit)
+    return Counter(
+        {
+            "all-reduce": times * (cell.tensor > 1) + 3 * (cell.data > 1),
+            "all-gather": int(cell.tensor > 1),
+        }
+    )
+
+
+def _none(_: Cell, __: StageState) -> Counter[str]:
+    return Counter()
+
+
+def _one(_: Cell, __: StageState) -> Counter[str]:
+    return Counter({"all-reduce": 1})
 
 
 def _pack(cell: Cell, state: StageState) -> Counter[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the text of a compiled program says: collectives, aliases, arrays.
+"""What the text of a compiled program says: collectives, aliases, arrays, products.
 
 Owns the reading of XLA's text. Does not own what should be found there.
 """
@@ -30,6 +30,10 @@ _PERMUTED = re.compile(
 _STEPS = re.compile(r"^%async_collective_fusion.*?^}", re.MULTILINE | re.DOTALL)
 _KERNELS = frozenset({"convolution", "custom-call", "dot", "fusion", "while"})
 _FUSED = re.compile(r" fusion\(.*calls=%?([\w.-]+)")
+_TYPED = re.compile(
+    r"^ +(?:ROOT )?%?([\w.-]+) = \(?([a-z]+\d*\w*)\[.*? ([a-z][a-z0-9-]*)\((.*)"
+)
+_LIBRARY = re.compile(r'custom_call_target="__cu(?:blas|dnn)')
 _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]+)\]")
 
 
@@ -86,6 +90,32 @@ def _work_between(text: str) -> Iterator[int]:
             yield running.pop(started, 0)
         elif op in _KERNELS:
             running = {name: work + 1 for name, work in running.items()}
+
+
+def has_type(text: str, dtype: str) -> bool:
+    """Whether some array is of the type, by XLA's name (f16)."""
+    return re.search(rf"\b{dtype}\[", text) is not None
+
+
+def products(text: str) -> Counter[str]:
+    """Count the products of matrices by the types of their factors, such as f16.
+
+    Those of the compiler's own kernels, and calls of cuBLAS and cuDNN.
+    """
+    found: Counter[str] = Counter()
+    types: dict[str, str] = {}
+    for line in text.splitlines():
+        if _COMPUTATION.match(line):
+            types = {}
+        elif instruction := _TYPED.match(line):
+            name, dtype, op, rest = instruction.groups()
+            types[name] = dtype
+            if op in ("dot", "convolution") or (
+                op == "custom-call" and _LIBRARY.search(rest)
+            ):
+                factors = re.findall(r"%([\w.-]+)", rest.partition(")")[0])[:2]
+                found["·".join(sorted({types[f] for f in factors}))] += 1
+    return found
 
 
 def aliased_parameters(text: str) -> set[int]:

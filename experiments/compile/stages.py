@@ -13,9 +13,13 @@ import jax
 import optax
 
 from experiments.compile.cells import Cell
+from experiments.compile.targets import TARGETS
+from hetjax.cluster.discovery import discover
+from hetjax.models.attention import head_sizes
 from hetjax.models.decoders import model_of
 from hetjax.models.model import Model
 from hetjax.models.presets import HALVES, model_config
+from hetjax.plans.attention import Heads, node_attention
 from hetjax.plans.plan import (
     AttentionForm,
     LayerRange,
@@ -45,16 +49,41 @@ _CUTS: dict[tuple[str, str], tuple[int, tuple[LayerRange, ...], int]] = {
 }
 
 
+# Nodes of a plan's replicas. Digests are of what several stages hold: of weights where
+# their devices are alike, else of gradients.
+_NODES: dict[str, tuple[str, ...]] = {
+    "weight digests": ("devices", "alike"),
+    "gradient digests": ("devices", "unlike"),
+}
+KINDS = {"devices": "one", "alike": "one", "unlike": "another"}
+
+
 def model_and_plan(
     cell: Cell, attention: AttentionForm = "chunked"
 ) -> tuple[Model, Plan, StageKey]:
     """Return a few blocks of the model, a plan of it, and the stage that is meant."""
-    num_blocks, cuts, index = _CUTS[cell.part, cell.place]
-    name = cell.model if cell.part == "blocks" else cell.model + HALVES
+    part = "blocks" if cell.packed else cell.part
+    num_blocks, cuts, index = _CUTS[part, cell.place]
+    name = cell.model if part == "blocks" else cell.model + HALVES
     config = replace(model_config(name), num_blocks=num_blocks, max_seq_len=SEQ_LEN)
+    nodes = _NODES.get(cell.program, ("devices",))
+    plan = Plan(
+        model=name,
+        seq_len=SEQ_LEN,
+        global_batch=2 * cell.data * len(nodes),
+        schedule="1f1b",
+        packed=cell.packed,
+        replicas=tuple(_replica(cell, node, cuts, attention) for node in nodes),
+    )
+    return model_of(config), plan, (0, index)
+
+
+def _replica(
+    cell: Cell, node: str, cuts: tuple[LayerRange, ...], attention: AttentionForm
+) -> Replica:
     stages = tuple(
         Stage(
-            node="devices",
+            node=node,
             devices=tuple(range(cell.tensor * cell.data)),
             mesh=StageMesh(data=cell.data, tensor=cell.tensor),
             layers=layers,
@@ -64,15 +93,15 @@ def model_and_plan(
         )
         for number, layers in enumerate(cuts)
     )
-    replica = Replica(num_microbatches=2, microbatch_size=cell.data, stages=stages)
-    plan = Plan(
-        model=name,
-        seq_len=SEQ_LEN,
-        global_batch=2 * cell.data,
-        schedule="1f1b",
-        replicas=(replica,),
-    )
-    return model_of(config), plan, (0, index)
+    return Replica(num_microbatches=2, microbatch_size=cell.data, stages=stages)
+
+
+def attention_of(cell: Cell, devices: Sequence[jax.Device]) -> AttentionForm:
+    """Return the form that the product gives the cell's stage on such devices."""
+    model, plan, _ = model_and_plan(cell)
+    sizes = head_sizes(model)
+    heads = Heads(seq_len=SEQ_LEN, head_sizes=sizes, packed=plan.packed)
+    return node_attention(discover(devices).nodes[0], TARGETS[cell.target].dtype, heads)
 
 
 def stage_state(
@@ -83,13 +112,15 @@ def stage_state(
 ) -> StageState:
     """Return the cell's stage on these devices, nothing of it compiled."""
     model, plan, key = model_and_plan(cell, attention)
-    stages = Stages(plan, model, {"devices": devices}, OPTIMIZER, dtype=dtype)
+    stages = Stages(
+        plan, model, {"devices": devices}, OPTIMIZER, dtype=dtype, kinds=KINDS
+    )
     return stages.stages[key]
 
 
 def compiled_programs(cell: Cell, state: StageState) -> list[Any]:
     """Compile what the cell names: one program, or one for each stack or group."""
-    programs, updates = state.programs, state.updates
+    programs, updates, checks = state.programs, state.updates, state.checks
     match cell.program:
         case "forward":
             return [programs.forward]
@@ -112,3 +143,15 @@ def compiled_programs(cell: Cell, state: StageState) -> list[Any]:
             return [updates.square_sum]
         case "copies":
             return [updates.copies]
+        case "logits":
+            return [programs.logits]
+        case "zeros":
+            return [programs.zeros]
+        case "first moments":
+            return [updates.init_opt_state]
+        case "finite check":
+            return [checks.is_finite]
+        case "weight digests":
+            return [checks.weight_digests]
+        case "gradient digests":
+            return [checks.gradient_digests]

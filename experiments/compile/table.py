@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was compiled, as Markdown: faults by program, what they are, and memory.
+"""What was compiled, as Markdown: faults by program, what they are, types, and memory.
 
 Owns the words of the tables. Does not own the rows (`compiling.py`).
 """
@@ -20,12 +20,14 @@ _FAULTS = {  # the beginning of what a row says of a failure -> the word for it
     "the compiler died": "crash",
     "S x S": "S × S",
     "collectives": "collectives",
+    "numbers in": "types",
+    "no product": "types",
 }
 
 
 def markdown(rows: Sequence[Row]) -> str:
     """Return the tables of the rows, a row for each cell."""
-    tables = (_head, _matrix, _reasons, _choices, _hidden, _memory)
+    tables = (_head, _matrix, _reasons, _choices, _products, _hidden, _memory)
     parts = [table(rows) for table in tables]
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -40,13 +42,36 @@ def _head(rows: Sequence[Row]) -> str:
     return (
         f"{len(rows)} of the {len(covering())} programs were compiled, on "
         f"{' and '.join(dict.fromkeys((days[0], days[-1])))}, with JAX {jax}, "
-        f"{' and '.join(compilers)}; {passed} are without fault{_unfit(rows)}."
+        f"{' and '.join(compilers)}; {passed} are without fault{_unfit(rows)}. "
+        f"Commits of the package, and programs: {_commits(rows)}."
     )
 
 
 def _unfit(rows: Sequence[Row]) -> str:
     num = sum("beyond" in row for row in rows)
-    return f", {num} is beyond the card by our own figure and refused" if num else ""
+    verb = "is" if num == 1 else "are"
+    told = f", {num} {verb} beyond the card by our own figure and refused"
+    return told if num else ""
+
+
+def _commits(rows: Sequence[Row]) -> str:
+    found = Counter(row.get("commit", "not said") for row in rows)
+    return ", ".join(f"{commit} {num}" for commit, num in found.most_common())
+
+
+def _products(rows: Sequence[Row]) -> str:
+    """Products of matrices in passes, by the types of their factors."""
+    lines = []
+    for target in TARGETS:
+        found: Counter[str] = Counter()
+        for row in rows:
+            if row["target"] == target and row["program"] in PASSES:
+                found.update(row.get("products", {}))
+        if found:
+            told = ", ".join(f"{num} of {types}" for types, num in found.most_common())
+            lines.append([target, TARGETS[target].dtype, told])
+    head = ["", "stages in", "products of matrices in passes"]
+    return _table(head, lines) if lines else ""
 
 
 def _hidden(rows: Sequence[Row]) -> str:
@@ -69,19 +94,21 @@ def _hidden(rows: Sequence[Row]) -> str:
 
 def _matrix(rows: Sequence[Row]) -> str:
     """Targets down, programs across: `ok`, what is wrong, or nothing."""
-    found = {(row["target"], row["program"]): row for row in rows}
+    found: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        found[row["target"], row["program"]].append(row)
     lines = [
-        [target, *(_word(found.get((target, program))) for program in PROGRAMS)]
+        [target, *(_word(found[target, program]) for program in PROGRAMS)]
         for target in TARGETS
     ]
     return _table(["", *PROGRAMS], lines)
 
 
-def _word(row: Row | None) -> str:
-    if row is None:
-        return ""
-    fitting = "beyond the card" if row.get("beyond") else "ok"
-    return ", ".join(map(_fault, row["failures"])) or fitting
+def _word(rows: Sequence[Row]) -> str:
+    """What is wrong with any of the rows; if nothing is, whether all fit the card."""
+    faults = dict.fromkeys(_fault(fault) for row in rows for fault in row["failures"])
+    fits = ["beyond the card" if "beyond" in row else "ok" for row in rows]
+    return ", ".join(faults or sorted(set(fits), reverse=True))
 
 
 def _fault(failure: str) -> str:

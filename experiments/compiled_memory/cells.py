@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from experiments.compile.cells import MESHES, MODELS, REMATS, Place, covered
+from experiments.compile.cells import MESHES, REMATS, Place, covered
 from experiments.compile.stages import OPTIMIZER
 from experiments.compile.targets import TARGETS, Gpu
 from hetjax.cluster.catalogue import Backend, Precision
@@ -27,6 +27,7 @@ from hetjax.runtime.execution.executor import StageState
 from hetjax.runtime.execution.stages import Stages
 
 HOST = "cpu"
+MODELS = ("llama-1b", "llama3-8b", "gpt3-2.6b", "mixtral-8x7b")
 NUM_STAGES = 3
 PLACES: tuple[Place, ...] = ("first", "inner", "last")
 NUM_BLOCKS = (2, 5)

@@ -27,6 +27,7 @@ from experiments.compile.compiling import (
     temp_bytes,
     versions,
 )
+from experiments.compile.kernels import is_other_choice
 from experiments.compile.targets import TARGETS, installed
 from experiments.compiled_memory.cells import (
     HOST,
@@ -113,6 +114,7 @@ def _memory(passes: dict[str, Any]) -> Row:
     return {
         "temp_bytes": {name: temp_bytes(program) for name, program in passes.items()},
         "padding_bytes": max(padding.values()),
+        "other_choices": sum(map(is_other_choice, passes.values())),
     }
 
 

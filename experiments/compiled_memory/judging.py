@@ -95,22 +95,44 @@ def fitted_margin(found: Sequence[Compared]) -> float:
 
 
 def report(files: Mapping[str, Rows]) -> dict[str, Any]:
-    """Judge the rows of every backend that has some, of files by name."""
+    """Judge the rows of every backend that has some, of files by name.
+
+    Rows of programs that compile with other kernels alone than the compiler's first
+    guess (`experiments/compile/kernels.py`) are judged beside the rest, and with it.
+    """
     rows = [(name, *row) for name, file in files.items() for row in file.items()]
     found = [
-        (name, compared(cell, row)) for name, cell, row in rows if not row["failures"]
+        (name, compared(cell, row), bool(row.get("other_choices")))
+        for name, cell, row in rows
+        if not row["failures"]
     ]
     judged: dict[str, Any] = {}
     for backend in ("cpu", "gpu", "tpu"):
         own = [one for one in found if backend_of(one[1].cell.target) == backend]
         if own:
-            judged[backend] = _judged(own)
+            judged[backend] = _judged([one[:2] for one in own if not one[2]])
+            judged[backend] |= _with_others(own)
     refused = sum(bool(row["failures"]) for _, _, row in rows)
     return {
         "limits": [0, MOST],
         "never_under": LEAST,
         "refused_by_compilers": refused,
         "backends": judged,
+    }
+
+
+def _with_others(own: Sequence[tuple[str, Compared, bool]]) -> dict[str, Any]:
+    others = [one for _, one, has_others in own if has_others]
+    if not others:
+        return {}
+    margin = MARGINS[backend_of(others[0].cell.target)]
+    every = _judged([one[:2] for one in own])
+    return {
+        "other_kernels": {"margin": margin}
+        | _summary([one.error(margin) for one in others]),
+        "with_other_kernels": {
+            name: every[name] for name in ("in_use", "each_left_out")
+        },
     }
 
 
@@ -180,6 +202,13 @@ def markdown(judged: Mapping[str, Any]) -> str:
         for name, one in own["files"].items():
             lines.append(_line(f"{backend}, `{name}`", used["margin"], one))
         lines.append(_line(f"**{backend}, in use**", used["margin"], used))
+        if others := own.get("other_kernels"):
+            lines.append(_line(f"{backend}, other kernels", others["margin"], others))
+            every = own["with_other_kernels"]
+            name = f"{backend}, in use, with these"
+            lines.append(_line(name, used["margin"], every["in_use"]))
+            name = f"{backend}, each left out, with these"
+            lines.append(_line(name, None, every["each_left_out"]))
     head = "|  | margin | stages | within 0 and +10 % | least | median | greatest |"
     return "\n".join([head, "| --- | --- | --- | --- | --- | --- | --- |", *lines])
 

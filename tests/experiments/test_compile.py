@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The study of compiled programs: what it covers, reads, expects and tells."""
+"""The study of compiled programs: what it covers, compiles, expects and tells."""
 
 import re
 from collections import Counter
@@ -8,31 +8,44 @@ from dataclasses import asdict, replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from experiments.compile import attention, loss
+from experiments.compile import attention, kernels, loss
 from experiments.compile.__main__ import rows_of
-from experiments.compile.cells import MODELS, PROGRAMS, Cell, all_cells, covering
-from experiments.compile.compiling import refused, seen
-from experiments.compile.expected import beyond, most_collectives
-from experiments.compile.hlo import (
-    aliased_parameters,
-    collectives,
-    hidden_collectives,
-    permuted_numbers,
-    square_arrays,
+from experiments.compile.cells import (
+    MODELS,
+    PROGRAMS,
+    Cell,
+    Part,
+    Place,
+    all_cells,
+    covering,
 )
-from experiments.compile.stages import SEQ_LEN, compiled_programs, stage_state
+from experiments.compile.compiling import refused, seen, wrong_types
+from experiments.compile.expected import most_collectives
+from experiments.compile.hlo import (
+    collectives,
+    products,
+)
+from experiments.compile.stages import (
+    KINDS,
+    OPTIMIZER,
+    SEQ_LEN,
+    attention_of,
+    compiled_programs,
+    model_and_plan,
+    stage_state,
+)
 from experiments.compile.table import markdown
 from experiments.compile.targets import TARGETS
 from hetjax.cluster.local_devices import LocalDevice
 from hetjax.models.decoders import model_of
 from hetjax.models.model import abstract_params
 from hetjax.models.presets import model_config
+from hetjax.runtime.execution.stages import Stages
 
 ROOT = Path(__file__).parents[2]
 TINY = Cell(
@@ -61,6 +74,37 @@ def test_every_two_choices_that_can_stand_together_are_compiled_together():
     }
 
 
+@pytest.mark.usefixtures("quick_compiling")
+def test_stages_compile_nothing_that_the_gate_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    cell = replace(TINY, program="weight digests", place="last")
+    model, plan, _ = model_and_plan(cell)
+    here = {"devices": jax.devices()[:4]}
+    stages = Stages(plan, model, here, OPTIMIZER, kinds=KINDS)
+    places: tuple[Place, ...] = ("first", "last")
+    for place, state in zip(places, stages.stages.values(), strict=True):
+        for program in PROGRAMS:
+            own = replace(cell, program=program, place=place)
+            if own.runs:
+                compiled_programs(own, state)
+
+    def refuse(lowered: jax.stages.Lowered, **_: object) -> None:
+        raise AssertionError(lowered.as_text()[:300])
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", refuse)
+    stages.compile()
+
+
+def test_digests_are_of_weights_where_devices_are_alike_and_else_of_gradients():
+    for program in ("weight digests", "gradient digests"):
+        cell = replace(TINY, program=program)
+        state = stage_state(cell, jax.devices()[:4], "float32")
+        assert all(group.shared for group in state.updates.groups)
+        exact = {group.is_exact for group in state.updates.groups}
+        assert exact == {program == "weight digests"}
+
+
 def test_no_size_of_a_model_can_be_taken_for_a_number_of_positions():
     sizes = {
         size
@@ -71,70 +115,6 @@ def test_no_size_of_a_model_can_be_taken_for_a_number_of_positions():
     }
     assert not any(size % 11 == 0 for size in sizes)
     assert SEQ_LEN % 11 == 0
-
-
-def text_of(function, *inputs, **options) -> str:
-    abstract = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in inputs]
-    text = jax.jit(function, **options).lower(*abstract).compile().as_text()
-    assert text is not None
-    return text
-
-
-def test_memory_that_is_given_away_and_taken_is_told_by_its_parameter():
-    add = lambda x, y: (x + y, jnp.sum(y))  # noqa: E731
-    assert aliased_parameters(text_of(add, (8, 8), (8, 8))) == set()
-    donated = text_of(add, (8, 8), (8, 8), donate_argnums=1)
-    assert aliased_parameters(donated) == {1}
-
-
-def test_arrays_of_all_pairs_of_positions_are_found_unless_a_fusion_holds_them():
-    def scores(x):
-        return jax.nn.softmax(x @ x.T) @ x
-
-    assert square_arrays(text_of(scores, (22, 4)), 22) == {"f32[22,22]"}
-    assert square_arrays(text_of(scores, (22, 4)), 33) == set()
-    fused = lambda x: jnp.sum(x[:, None] * x[None], axis=1)  # noqa: E731
-    assert "[22,22]" in text_of(fused, (22,))
-    assert square_arrays(text_of(fused, (22,)), 22) == set()
-
-
-def test_collectives_are_counted_by_name():
-    mesh = Mesh(jax.devices()[:2], ("data",))
-    cut = NamedSharding(mesh, PartitionSpec("data"))
-    whole = NamedSharding(mesh, PartitionSpec())
-    summed = text_of(jnp.sum, (8, 8), in_shardings=cut, out_shardings=whole)
-    assert collectives(summed) == {"all-reduce": 1}
-    gathered = text_of(jnp.sin, (8, 8), in_shardings=cut, out_shardings=whole)
-    assert collectives(gathered) == {"all-gather": 1}
-    assert beyond(Counter(collectives(summed)), Counter()) == {"all-reduce": 1}
-    assert not beyond(Counter({"reduce-scatter": 1}), Counter({"all-reduce": 1}))
-
-
-SCHEDULE = """
-ENTRY %main (a: f32[8]) -> f32[8] {
-  %start.1 = f32[8] all-reduce-start(%a), channel_id=1
-  %other = f32[8] fusion(%a), kind=kLoop, calls=%f
-  %done.1 = f32[8] all-reduce-done(%start.1)
-  %start.2 = f32[8] all-reduce-start(%done.1), channel_id=2
-  %done.2 = f32[8] all-reduce-done(%start.2)
-  ROOT %last = f32[8] all-reduce(%done.2), channel_id=3
-}
-"""
-
-
-def test_a_collective_is_hidden_if_something_runs_between_its_start_and_its_end():
-    assert collectives(SCHEDULE) == {"all-reduce": 3}
-    assert hidden_collectives(SCHEDULE) == 1
-
-
-def test_a_collective_that_is_done_in_steps_counts_once_and_is_hidden():
-    step = """
-%async_collective_fusion.1 (a: f32[8]) -> f32[8] {
-  %all-reduce.1 = f32[8] all-reduce(%a), channel_id=7
-}
-"""
-    assert collectives(2 * step) == {"all-reduce": 1}
-    assert hidden_collectives(2 * step) == 1
 
 
 @pytest.mark.usefixtures("quick_compiling")
@@ -158,9 +138,10 @@ def test_passes_have_the_all_reduces_that_a_stage_needs(cell: Cell, reduced: int
 
 
 @pytest.mark.usefixtures("quick_compiling")
-@pytest.mark.parametrize("program", ["pack", "update", "square sum", "copies"])
+@pytest.mark.parametrize("program", PROGRAMS[PROGRAMS.index("pack") :])
 def test_programs_over_the_state_pass_on_simulated_devices(program):
-    cell = replace(TINY, program=program)
+    place = "last" if program == "logits" else "inner"
+    cell = replace(TINY, program=program, place=place)
     state = stage_state(cell, jax.devices()[:4], "bfloat16")
     found = seen(cell, state, compiled_programs(cell, state))
     assert found["failures"] == []
@@ -169,13 +150,90 @@ def test_programs_over_the_state_pass_on_simulated_devices(program):
     assert found["donated"] == found["aliased"] == donated
 
 
-def test_what_permutes_send_is_counted():
-    text = """
-  %p.1 = (f32[32,2048]{1,0:T(8)}, f32[32,2048]{1,0}) collective-permute-start(%a)
-  %p.2 = f32[32,2048]{1,0} collective-permute-done(%p.1)
-  %p.3 = f32[8]{0} collective-permute(%p.2), channel_id=3
+TILES = "INTERNAL: Couldn't find output tile sizes that satisfy hlo: %dot.48 = bf16[]"
+
+
+@pytest.mark.parametrize("own", [None, {"xla_gpu_enable_latency_hiding": True}])
+@pytest.mark.parametrize(
+    "others",
+    [(), (kernels.SMALL_PARTS,), (kernels.SMALL_PARTS, kernels.CUBLAS)],
+    ids=len,
+)
+def test_kernels_that_do_not_compile_give_way_to_others(own, others):
+    wanted = own
+    for options in others:
+        wanted = (wanted or {}) | options
+
+    def compile_with(options: dict[str, object] | None) -> object:
+        given.append(options)
+        if options != wanted:
+            raise jax.errors.JaxRuntimeError(TILES)
+        return program
+
+    given, program = list[dict[str, object] | None](), object()
+    assert kernels.compiled(compile_with, own) is program
+    assert kernels.is_other_choice(program) == bool(others)
+    assert given[0] == own
+    assert len(given) == 1 + len(others)
+
+
+@pytest.mark.parametrize(
+    ("said", "times"), [(TILES, 3), ("UNIMPLEMENTED: Unsupported algorithm", 1)]
+)
+def test_what_no_kernel_helps_against_is_told(said: str, times: int):
+    def refuse(options: dict[str, object] | None) -> None:
+        given.append(options)
+        raise jax.errors.JaxRuntimeError(said)
+
+    given: list[dict[str, object] | None] = []
+    with pytest.raises(jax.errors.JaxRuntimeError, match=said[:20]):
+        kernels.compiled(refuse, None)
+    assert len(given) == times
+
+
+PRODUCT = """
+ENTRY %main (p: f16[8,8]) -> f16[8,8] {
+  %p = f16[8,8]{1,0} parameter(0)
+  ROOT %dot.1 = f16[8,8]{1,0} dot(%p, %p), lhs_contracting_dims={1}
+}
 """
-    assert permuted_numbers(text) == 32 * 2048 + 8
+
+
+def test_a_stage_of_float16_multiplies_it_and_has_no_bfloat16():
+    cell = replace(TINY, target="V100")
+    state = stage_state(cell, jax.devices()[:4], "float16")
+
+    def faults(text: str) -> list[str]:
+        return list(wrong_types(cell, state, [text], products(text)))
+
+    assert faults(PRODUCT) == []
+    bf16 = PRODUCT.replace("f16", "bf16")
+    assert faults(bf16) == ["numbers in bf16", "no product of f16"]
+    assert faults(PRODUCT + "  %b = bf16[8]{0} parameter(2)") == ["numbers in bf16"]
+
+
+@pytest.mark.parametrize(
+    ("target", "model", "part", "form"),
+    [
+        ("H100", "gpt3-2.6b", "blocks", "cudnn"),
+        ("H100", "gemma3-12b", "blocks", "chunked"),  # heads of 256
+        ("H100", "gpt3-2.6b", "packed blocks", "chunked"),
+        ("V100", "gpt3-2.6b", "blocks", "chunked"),
+        ("v5e", "gemma3-12b", "packed blocks", "splash"),
+    ],
+)
+def test_attention_is_in_the_form_that_the_product_takes(
+    target: str, model: str, part: Part, form: str
+):
+    kind = {"H100": "NVIDIA H100 80GB HBM3", "V100": "Tesla V100-SXM2-32GB"}
+    device: Any = LocalDevice(
+        platform="tpu" if target == "v5e" else "gpu",
+        device_kind=kind.get(target, "TPU v5 lite"),
+        handle="0",
+        memory_bytes=0,
+    )
+    cell = replace(TINY, target=target, model=model, part=part)
+    assert attention_of(cell, [device]) == form
 
 
 def test_a_permute_is_expected_of_a_tpu_that_sums_rows_and_of_no_gpu():
@@ -261,6 +319,22 @@ def test_the_page_has_the_tables_of_the_result(
     between = rf"<!-- from {re.escape(file)} -->\n\n(.*?)\n<!-- end -->"
     (found,) = re.findall(between, page, re.DOTALL)
     assert found.strip() == drawn(ROOT / file).strip()
+
+
+def test_tables_tell_what_is_wrong_with_any_of_the_rows_and_of_which_commits_they_are():
+    def row(model: str, **found: object) -> dict[str, object]:
+        cell = replace(TINY, target="V100", program="forward", model=model)
+        said = {"day": "2026-11-25", "jax": "0.10.2", "compiler": "1", "failures": []}
+        return asdict(cell) | said | found
+
+    refused = row("tiny", failures=["does not compile: no"], commit="abc")
+    multiplied = row("llama-1b", commit="abc", products={"f16": 3, "f32": 1})
+    drawn = markdown([refused, multiplied, row("gpt3-2.6b")])
+    assert "| V100 | no compile |" in drawn
+    assert "Commits of the package, and programs: abc 2, not said 1." in drawn
+    assert "| V100 | float16 | 3 of f16, 1 of f32 |" in drawn
+    drawn = markdown([multiplied, row("gpt3-2.6b", beyond={})])
+    assert "| V100 | ok, beyond the card |" in drawn
 
 
 def test_the_losss_table_says_what_is_in_the_rows():

@@ -139,19 +139,37 @@ def test_the_page_says_how_many_are_within_and_how_many_that_nobody_had_looked_a
     assert f"draws: {within(drawn)} are within, the least {least:+.1f} %" in page
 
 
+def test_the_page_says_how_far_stages_are_off_that_compile_with_other_kernels_alone():
+    own = report_of("compiled_memory.json")["gpu"]
+    cublas = report_of("compiled_memory_cublas.json")["gpu"]["in_use"]
+    page = " ".join((ROOT / "docs/how/compiled.md").read_text(encoding="utf-8").split())
+    every = own["with_other_kernels"]
+    left_out = within([every["each_left_out"]]).split()[0]
+    assert f"With these {within([every['in_use']])} are within, and {left_out} " in page
+    assert own["other_kernels"]["cells"] == cublas["cells"] == 17
+    for one, told in ((own["other_kernels"], "of them are"), (cublas, "are")):
+        num, least = within([one]).split()[0], 100 * one["least"]
+        greatest = 100 * one["greatest"]
+        assert (
+            f"{num} {told} within, the least {least:+.1f} %, the greatest "
+            f"{greatest:+.1f} %" in page
+        )
+
+
 @pytest.mark.parametrize("backend", ["cpu", "gpu", "tpu"])
 def test_totals_are_close_to_those_of_compilers_for_devices_that_are_not_here(
     backend: Backend,
 ):
-    own = [
-        compared(cell, row)
+    found = [
+        (compared(cell, row).error(MARGINS[backend]), row.get("other_choices"))
         for file in (FILES if backend == "gpu" else FILES[:1])
         for cell, row in rows_of(RESULTS / file).items()
         if backend_of(cell.target) == backend and not row["failures"]
         if cell.model != "mixtral-8x7b"  # takes long to trace
     ]
-    errors = [one.error(MARGINS[backend]) for one in own]
-    assert min(errors) >= LEAST
+    assert min(error for error, _ in found) >= LEAST
+    # those with other kernels are judged beside the rest, as docs say
+    errors = [error for error, has_others in found if not has_others]
     lowest = 0 if backend == "gpu" else LEAST
     assert sum(lowest <= error <= MOST for error in errors) >= 0.95 * len(errors)
 
@@ -171,7 +189,9 @@ def test_margins_in_use_are_judged_and_that_of_gpus_foretells_a_kind_left_out():
 
 def test_every_row_is_judged_or_was_refused():
     judged = json.loads((RESULTS / "compiled_memory.json").read_text(encoding="utf-8"))
-    cells = sum(own["all"]["cells"] for own in judged["backends"].values())
+    backends = judged["backends"].values()
+    cells = sum(own["all"]["cells"] for own in backends)
+    cells += sum(own.get("other_kernels", {}).get("cells", 0) for own in backends)
     rows = sum(len(rows_of(RESULTS / file)) for file in FILES)
     assert cells + judged["refused_by_compilers"] == rows
 
