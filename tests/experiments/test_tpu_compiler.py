@@ -35,6 +35,8 @@ def compiler(request: pytest.FixtureRequest) -> Iterator[Compiler]:
         ("pack", "inner", "blocks", 0, 0),
         ("update", "inner", "blocks", 29, 0),  # 9 masters, 18 moments, 2 counts
         ("copies", "inner", "blocks", 0, 0),
+        ("logits", "last", "mlp", 0, 0),
+        ("weight digests", "inner", "blocks", 0, 0),
     ],
 )
 def test_a_small_stage_compiles_without_fault(
