@@ -321,6 +321,14 @@ def test_the_page_has_the_tables_of_the_result(
     assert found.strip() == drawn(ROOT / file).strip()
 
 
+def test_the_page_says_what_was_compiled_with_the_current_jax():
+    rows = rows_of(ROOT / "experiments/results/compile_jax_0_12.jsonl")
+    page = " ".join((ROOT / "docs/how/compiled.md").read_text(encoding="utf-8").split())
+    assert f"the first {len(rows)} of the programs for GPUs" in page
+    assert {row["jax"] for row in rows} == {"0.12.0.1"}
+    assert not any(row["failures"] for row in rows)
+
+
 def test_tables_tell_what_is_wrong_with_any_of_the_rows_and_of_which_commits_they_are():
     def row(model: str, **found: object) -> dict[str, object]:
         cell = replace(TINY, target="V100", program="forward", model=model)
