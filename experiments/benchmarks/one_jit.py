@@ -59,6 +59,7 @@ def one_jit(
     whole.initialise(0)
     (held,) = whole.stages.values()
     function, params = held.programs.function, held.masters
+    whole.close()  # its copies and optimizer state are not needed
     microbatches = plan.replicas[0].num_microbatches
     optimizer = optax.chain(optax.clip_by_global_norm(clip_norm), optimizer)
 

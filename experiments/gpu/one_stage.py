@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model as one stage on one device, in what the product would take there.
+
+Owns the plan with the device's own precision and attention, the runtime that trains by
+it, and what the product predicts of it. Does not own what is measured.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import optax
+
+from experiments.benchmarks.one_jit import even_pipeline, random_batch
+from hetjax.cluster.catalogue import Precision
+from hetjax.cluster.cluster import Cluster, Node
+from hetjax.costs.measured.compiled import NOTHING, CompiledBytes, stage_program
+from hetjax.data.batches import Batch
+from hetjax.models.attention import head_sizes
+from hetjax.models.configs import DecoderConfig
+from hetjax.models.decoders import model_of
+from hetjax.models.model import Model
+from hetjax.planner.model.costing import checked_costs
+from hetjax.plans.attention import Attention, with_attentions
+from hetjax.plans.plan import AttentionForm, Plan, Remat, Stage, StageKey
+from hetjax.plans.precision import Dtype, stage_precision, with_precisions
+from hetjax.profiling.found_here import cluster_here
+from hetjax.runtime.execution.stage_runtime import StageRuntime
+from hetjax.schedule.predicted import Predicted, predict
+from hetjax.stage.partition import tied_holders
+
+CLIP_NORM = 1.0
+NODE = "node"
+_KEY = (0, 0)  # of the one stage
+_LOSS_SCALE = 2.0**8  # what a run begins with, where it scales the loss
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OneStage:
+    """The plan says its stage's precision and attention."""
+
+    model: Model
+    plan: Plan
+    cluster: Cluster
+
+    @property
+    def stage(self) -> Stage:
+        return self.plan.replicas[0].stages[0]
+
+    @property
+    def node(self) -> Node:
+        return self.cluster.node(NODE)
+
+    @property
+    def precision(self) -> Precision:
+        return stage_precision(self.stage, self.node)
+
+    @property
+    def loss_scale(self) -> float | None:
+        """What `step` is given."""
+        return _LOSS_SCALE if self.precision == "float16" else None
+
+    def batch(self) -> Batch:
+        return random_batch(self.plan, self.model.vocab_size)
+
+    def runtime(
+        self, device: jax.Device, optimizer: optax.GradientTransformation, **more: Any
+    ) -> StageRuntime:
+        return StageRuntime(self.plan, self.model, {NODE: [device]}, optimizer, **more)
+
+    def compiled(self, runtime: StageRuntime) -> CompiledBytes:
+        """What the compiler says of the stage's passes, as `train` keeps it."""
+        program = stage_program(
+            self.plan, self.model, _KEY, {_KEY: self.precision}, self.node.device
+        )
+        return {program: runtime.temp_bytes()[_KEY]}
+
+    def predicted(
+        self,
+        optimizer: optax.GradientTransformation,
+        compiled: CompiledBytes = NOTHING,
+    ) -> Predicted:
+        """What `simulate` says; NoFeasiblePlan if the device has too little memory."""
+        costs = checked_costs(
+            self.plan,
+            self.model,
+            self.cluster,
+            None,
+            dtype=None,
+            optimizer=optimizer.init,
+            compiled=compiled,
+        )
+        return predict(self.plan, costs, tied_holders(self.plan, self.model))
+
+
+def node_of(device: jax.Device) -> Node:
+    """The device as the product finds it; a kind that it does not know is measured."""
+    (node,) = cluster_here([device])[0].nodes
+    return replace(node, name=NODE)
+
+
+def one_stage(
+    config: DecoderConfig,
+    node: Node,
+    *,
+    microbatches: int,
+    size: int,
+    remat: Remat = "selective",
+    dtype: Dtype = "best",
+    attention: Attention = "best",
+) -> OneStage:
+    """BadInput for attention that cannot run there."""
+    model, cluster = model_of(config), Cluster(name="here", nodes=(node,))
+    plan = even_pipeline(model, 1, microbatches, size, remat)
+    plan = with_precisions(plan, cluster, dtype)
+    of = OneStage(model=model, plan=plan, cluster=cluster)
+    sizes = head_sizes(model)
+    precisions: dict[StageKey, Precision] = {_KEY: of.precision}
+    return replace(
+        of, plan=with_attentions(plan, cluster, sizes, precisions, attention)
+    )
+
+
+def other_forms(form: AttentionForm | None) -> tuple[AttentionForm, ...]:
+    """What else runs wherever this form does."""
+    everywhere: tuple[AttentionForm, ...] = ("chunked", "xla")
+    return tuple(other for other in everywhere if other != form)
