@@ -365,6 +365,22 @@ def test_a_search_that_has_no_time_ends_with_what_there_is_at_once(
     assert "no time was left for: megatron, whale" in out
 
 
+def test_libraries_beneath_print_nothing_of_their_own(tmp_path: Path):
+    (tmp_path / "cluster.toml").write_text(cluster_toml(CLUSTER))
+    options = "--cluster cluster.toml --compare autohet --json"
+    done = subprocess.run(
+        [sys.executable, "-m", "hetjax.plan", "tiny", *options.split(), *FEW],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,  # a library in C writes past Python's own streams
+        text=True,
+        check=True,
+    )
+    found = json.loads(done.stdout)
+    assert found["baselines"].keys() == {"autohet"}
+
+
 def test_ctrl_c_ends_with_the_best_plan_so_far(tmp_path: Path):
     kinds = ("A100-SXM4-40GB", "V100-SXM2-16GB", "T4", "L4")
     nodes = tuple(Node(name=f"n-{kind}", device=kind, count=4) for kind in kinds)

@@ -42,6 +42,7 @@ from hetjax.planner.model.deadline import check_deadline
 from hetjax.planner.model.problem import Floats, Ints
 from hetjax.planner.model.request import PlanRequest
 from hetjax.planner.model.seating import placed
+from hetjax.planner.model.solver import solve
 from hetjax.plans.plan import Plan
 
 _MOST_TRIED = 8  # groupings that are solved for
@@ -174,7 +175,7 @@ def _fullest(
 
 def _solve(problem: cp.Problem) -> None:
     check_deadline()
-    problem.solve(solver=cp.HIGHS)
+    solve(problem)
     assert problem.status in (cp.OPTIMAL, cp.OPTIMAL_INACCURATE), problem.status
 
 

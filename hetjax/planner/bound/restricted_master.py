@@ -28,6 +28,7 @@ import cvxpy as cp
 import numpy as np
 
 from hetjax.planner.model.problem import Floats, Ints, Problem
+from hetjax.planner.model.solver import solve
 from hetjax.planner.model.templates import Column, most_microbatches
 
 STRICT = 1e-6  # relative: beyond what the linear programs' solver takes for equal
@@ -170,7 +171,7 @@ def _solved(program: cp.Problem, **values: Floats | Ints | float) -> _Solved | N
             filled = np.zeros(parameter.shape)
             filled[tuple(map(slice, value.shape))] = value
             parameter.value = filled
-        program.solve(solver=cp.HIGHS)
+        solve(program)
         if program.status != cp.OPTIMAL:
             return None
         return _Solved(

@@ -27,6 +27,7 @@ import numpy as np
 from hetjax.planner.bound.restricted_master import most_sequences
 from hetjax.planner.model.deadline import check_deadline
 from hetjax.planner.model.problem import Floats, Ints, Problem
+from hetjax.planner.model.solver import solve
 from hetjax.planner.model.templates import Column, Template
 
 # options of the solver: plans must not depend on how busy the machine is, so its work
@@ -156,7 +157,7 @@ def _solved(
     ]
     with warnings.catch_warnings():  # of its being at the end of its work
         warnings.simplefilter("ignore", UserWarning)
-        cp.Problem(goal, limits).solve(solver=cp.HIGHS, **options)
+        solve(cp.Problem(goal, limits), **options)
     if copies_N.value is None:
         return None
     found_N = np.rint(copies_N.value).astype(np.int64)

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The solver of the planner's linear and integer programs: HiGHS, which says nothing.
+
+Owns that it is this one, and its silence. Does not own the programs.
+"""
+
+from functools import cache
+from typing import Any
+
+import cvxpy as cp
+import highspy
+
+
+def solve(problem: cp.Problem, **options: Any) -> None:
+    """Solve it; the problem then has its status and values."""
+    _silence()
+    problem.solve(solver=cp.HIGHS, **options)
+
+
+@cache
+def _silence() -> None:
+    """Let HiGHS say its name where nobody hears it.
+
+    It does so once in a process, when its first object is first used: by version 1.16
+    as soon as a `Highs` is made, before that can be told not to. The class beneath says
+    nothing until it is given a model.
+    """
+    (beneath,) = highspy.Highs.__bases__
+    first = beneath()
+    first.setOptionValue("log_to_console", False)
+    first.passModel(highspy.HighsModel())
