@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What attention takes on accelerators that are not here, form by form.
+"""What attention takes on a CPU and on accelerators that are not here, form by form.
 
     python -m experiments.compile.attention --output FILE [--targets H100 v5e ...]
     python -m experiments.compile.attention --table FILE
@@ -26,10 +26,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
-from experiments.compile.compiling import start_jax, versions
-from experiments.compile.targets import TARGETS, installed
+from experiments.compile.compiling import start_jax
+from experiments.compile.targets import TARGETS, Host, Target, installed
 from hetjax.models.attention import AttentionForm, attend
 
+DEVICES: dict[str, Target] = {**TARGETS, Host().name: Host()}
 LENGTHS = (2_048, 8_192, 32_768)  # positions
 NUM_HEADS, NUM_KV_HEADS, HEAD_SIZE = 32, 8, 128
 _KERNEL = re.compile(r'custom_call_target="(?:__cudnn|tpu_custom_call)[^"]*"')
@@ -37,16 +38,16 @@ _KERNEL = re.compile(r'custom_call_target="(?:__cudnn|tpu_custom_call)[^"]*"')
 
 def forms(target: str) -> tuple[AttentionForm, ...]:
     """The forms that the target has, what it takes by default first."""
-    best = TARGETS[target].attention
+    best = DEVICES[target].attention
     return (best,) if best == "chunked" else (best, "chunked")
 
 
 def record(target: str, form: AttentionForm, length: int) -> dict[str, Any]:
     """Compile one program and return what is seen of it."""
     start_jax()
-    on = SingleDeviceSharding(TARGETS[target].devices()[0])
+    on = SingleDeviceSharding(DEVICES[target].devices()[0])
     heads = NUM_HEADS, NUM_KV_HEADS, NUM_KV_HEADS, NUM_HEADS
-    dtype = TARGETS[target].dtype
+    dtype = DEVICES[target].dtype
     given = [
         jax.ShapeDtypeStruct((1, length, n, HEAD_SIZE), dtype, sharding=on)
         for n in heads
@@ -79,7 +80,8 @@ def run(path: Path, targets: list[str]) -> None:
                 if case in done:
                     continue
                 row = dict(zip(("target", "form", "length"), case, strict=True))
-                row |= compiler.apply(record, case) | versions(target)
+                row |= compiler.apply(record, case) | {"jax": jax.__version__}
+                row |= {"compiler": installed(DEVICES[target])}
                 row |= {"commit": _commit(), "day": f"{datetime.now(UTC).date()}"}
                 with path.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
@@ -110,12 +112,12 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     found = {(r["target"], r["form"], r["length"]): r for r in rows}
     header = ["", "precision", "attention", *(f"{length:,}" for length in LENGTHS)]
     lines = [header, ["---"] * len(header)]
-    for target in TARGETS:
+    for target in DEVICES:
         for form in forms(target):
             own = [found.get((target, form, length)) for length in LENGTHS]
             if any(own):
                 cells = [f"{r['temp_bytes'] / 2**20:,.0f}" if r else "" for r in own]
-                lines.append([target, TARGETS[target].dtype, form, *cells])
+                lines.append([target, DEVICES[target].dtype, form, *cells])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -123,7 +125,7 @@ def main() -> None:
     """Compile, or print the table."""
     parser = argparse.ArgumentParser(description="Compile attention, form by form")
     parser.add_argument("--output", type=Path, help="rows are appended to this file")
-    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
+    parser.add_argument("--targets", nargs="+", choices=DEVICES, default=list(DEVICES))
     parser.add_argument("--table", type=Path, help="print this file as Markdown")
     given = parser.parse_args()
     if given.table:
@@ -131,7 +133,7 @@ def main() -> None:
     elif given.output is None:
         parser.error("give --output FILE, or --table FILE")
     else:
-        run(given.output, [t for t in given.targets if installed(TARGETS[t])])
+        run(given.output, [t for t in given.targets if installed(DEVICES[t])])
 
 
 if __name__ == "__main__":

@@ -113,9 +113,24 @@ device_description_str: "{self.card}"
 """
 
 
-Target = Tpu | Gpu
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Host:
+    """The CPU that is here, which is none of `TARGETS`."""
 
-TARGETS: dict[str, Target] = {
+    name: str = "cpu"
+    dtype: Precision = "float32"
+    attention: AttentionForm = "chunked"
+    compiler: str = "jaxlib"
+    backend: Backend = "cpu"
+
+    def devices(self) -> list[jax.Device]:
+        """Return devices to compile for."""
+        return jax.local_devices(backend="cpu")
+
+
+Target = Tpu | Gpu | Host
+
+TARGETS: dict[str, Tpu | Gpu] = {
     target.name: target
     for target in (
         Gpu(

@@ -239,7 +239,7 @@ def test_the_page_has_the_table_of_attention_which_stores_no_square():
     begin, end = "<!-- attention of .*? -->", "<!-- end of attention -->"
     (drawn,) = re.findall(rf"{begin}\n\n(.*?)\n{end}", page, re.DOTALL)
     assert drawn.strip() == attention.markdown(rows).strip()
-    assert {row["target"] for row in rows} == set(TARGETS)
+    assert {row["target"] for row in rows} == set(attention.DEVICES)
     for row in rows:
         assert not row["has_square"], row
         assert row["kernels"] == {"cudnn": 2, "splash": 3, "chunked": 0}[row["form"]]
