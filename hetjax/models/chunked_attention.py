@@ -28,8 +28,8 @@ from jax.ad_checkpoint import checkpoint_name
 KEPT = "attention"  # what remat policies call the output and its rows' numbers
 # Positions. On two CPU cores, forward and backward, blocks of 512 take this share of
 # the time of all scores at once (`xla`), in bf16 and fp32, with 4 heads of 16 and 16 of
-# 64: at 128 positions 0.4 to 0.9, at 256 and 512 0.6 to 0.8, at 1,024 0.3 to 0.5, at
-# 2,048 0.1 to 0.3. Blocks of 256 take less there (0.2 to 0.5 at 512), but accelerators
+# 64: at 128 positions 0.7 to 0.8, at 256 and 512 0.5 to 0.8, at 1,024 0.1 to 0.4, at
+# 2,048 0.1 to 0.2. Blocks of 256 take less there (0.2 to 0.5 at 512), but accelerators
 # wait for the many small kernels of a loop.
 BLOCK = 512
 _UNSEEN = -1e30  # finite: of a row with nothing seen yet the maximum is a number
