@@ -44,6 +44,7 @@ from experiments.gpu.options import add_options
 from experiments.gpu.repeats import repeats
 from experiments.gpu.speed import speed
 from experiments.gpu.transfers import pull, transfers
+from hetjax.launch.isolation import memory_share
 
 PARTS = {
     "speed": speed,
@@ -61,8 +62,6 @@ _LAST = 4_000  # characters of what a part failed with
 
 def run_part(arguments: argparse.Namespace) -> dict[str, Any]:
     """Run it here; starts JAX."""
-    # two processes may share one card: neither may take all of its memory at once
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     device = jax.local_devices(backend=arguments.platform)[0]
     figures = PARTS[arguments.part](arguments, device)
     return {"part": arguments.part, "device": told(device)} | figures
@@ -134,6 +133,10 @@ def parser() -> argparse.ArgumentParser:
 def main() -> None:
     arguments = parser().parse_args()
     if arguments.part is not None:
+        # as much of the card as plans count on, which two processes may share: neither
+        # takes it before it needs it
+        os.environ.update(memory_share(os.environ))
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         print(json.dumps(run_part(arguments)))
         return
     print(json.dumps(run_all(sys.argv[1:], arguments.output)))

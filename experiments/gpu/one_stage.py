@@ -14,6 +14,7 @@ import optax
 from experiments.benchmarks.one_jit import even_pipeline, random_batch
 from hetjax.cluster.catalogue import Precision
 from hetjax.cluster.cluster import Cluster, Node
+from hetjax.costs.costs import Costs
 from hetjax.costs.measured.compiled import NOTHING, CompiledBytes, stage_program
 from hetjax.data.batches import Batch
 from hetjax.models.attention import head_sizes
@@ -27,6 +28,9 @@ from hetjax.plans.precision import Dtype, stage_precision, with_precisions
 from hetjax.profiling.found_here import cluster_here
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from hetjax.schedule.predicted import Predicted, predict
+from hetjax.schedule.programs.action import Tied
+from hetjax.schedule.programs.lower import lower
+from hetjax.schedule.simulation.memory import MemoryUse, memory_uses
 from hetjax.stage.partition import tied_holders
 
 CLIP_NORM = 1.0
@@ -75,13 +79,23 @@ class OneStage:
         )
         return {program: runtime.temp_bytes()[_KEY]}
 
-    def predicted(
-        self,
-        optimizer: optax.GradientTransformation,
-        compiled: CompiledBytes = NOTHING,
-    ) -> Predicted:
+    def predicted(self, optimizer: optax.GradientTransformation) -> Predicted:
         """What `simulate` says; NoFeasiblePlan if the device has too little memory."""
-        costs = checked_costs(
+        return predict(self.plan, self._costs(optimizer, NOTHING), self._tied)
+
+    def memory(
+        self, optimizer: optax.GradientTransformation, compiled: CompiledBytes
+    ) -> MemoryUse:
+        """What the device would hold at its peak by the compiler's workspaces, whether
+        or not it has that."""
+        programs = lower(self.plan, self._tied)
+        uses = memory_uses(programs, self.plan, self._costs(optimizer, compiled))
+        return uses[f"{NODE}/0"]
+
+    def _costs(
+        self, optimizer: optax.GradientTransformation, compiled: CompiledBytes
+    ) -> Costs:
+        return checked_costs(
             self.plan,
             self.model,
             self.cluster,
@@ -90,7 +104,10 @@ class OneStage:
             optimizer=optimizer.init,
             compiled=compiled,
         )
-        return predict(self.plan, costs, tied_holders(self.plan, self.model))
+
+    @property
+    def _tied(self) -> Tied:
+        return tied_holders(self.plan, self.model)
 
 
 def node_of(device: jax.Device) -> Node:

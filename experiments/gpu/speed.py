@@ -16,11 +16,12 @@ import jax.numpy as jnp
 import optax
 
 from experiments.benchmarks.one_jit import one_jit
-from experiments.gpu.one_stage import CLIP_NORM, OneStage, node_of, one_stage
+from experiments.gpu.one_stage import CLIP_NORM, NODE, OneStage, node_of, one_stage
 from experiments.gpu.options import config_of
 from hetjax.cluster.catalogue import device_spec
 from hetjax.costs.graph.flops import forward_flops
 from hetjax.costs.measured.compiled import CompiledBytes
+from hetjax.schedule.simulation.memory import MemoryUse
 
 _WARM_UP = 2  # steps
 
@@ -55,7 +56,10 @@ def speed(arguments: argparse.Namespace, device: jax.Device) -> dict[str, Any]:
         "ratio": runtime_s / plain_s,
         "predicted_step_s": predicted_s,
         "predicted_over_measured_step": predicted_s / runtime_s,
-        "memory": _memory(of, optimizer, compiled, peaks),
+        "memory": _memory(
+            predicted.memory[f"{NODE}/0"], of.memory(optimizer, compiled), peaks
+        )
+        | {"compiled_temp_bytes": dict(*compiled.values())},
     }
 
 
@@ -122,14 +126,9 @@ def _figures(of: OneStage, step_s: float, rate: float) -> dict[str, float]:
 
 
 def _memory(
-    of: OneStage,
-    optimizer: optax.GradientTransformation,
-    compiled: CompiledBytes,
-    peaks: dict[str, int | None],
+    by_model: MemoryUse, by_compiler: MemoryUse, peaks: dict[str, int | None]
 ) -> dict[str, Any]:
     """Bytes at the peak by the model, with the compiler's workspace, and measured."""
-    (by_model,) = of.predicted(optimizer).memory.values()
-    (by_compiler,) = of.predicted(optimizer, compiled).memory.values()
     measured = peaks["measured"]
     predicted = {
         "predicted": by_model.total_bytes,
@@ -138,7 +137,6 @@ def _memory(
     return {
         "bytes": predicted | peaks,
         "parts": by_model.parts,
-        "compiled_temp_bytes": dict(*compiled.values()),
         "over_measured": {
             name: total / measured if measured else None
             for name, total in predicted.items()
