@@ -340,6 +340,11 @@ RECOVERY = (
         function(recovery_decisions.safe_save, lambda before, saved, restored: before),
     ),
     breaks(
+        21,
+        "who hung removes what a later start has saved",
+        function(disk.is_overtaken, lambda attempts, own: False),
+    ),
+    breaks(
         22,
         "a checkpoint stays the newest though its disks are gone",
         function(_still_saved, lambda saved, restored, has_store: saved),

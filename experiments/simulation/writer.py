@@ -14,6 +14,7 @@ from experiments.simulation.site import Site
 from experiments.simulation.storage import SimStorage
 from experiments.simulation.uploads import uploader_of
 from experiments.simulation.world import Process
+from hetjax.checkpoint import disk as real_disk
 from hetjax.checkpoint.disk import outdated
 from hetjax.checkpoint.recovery_plan import Save
 from hetjax.checkpoint.storage import CheckpointStorage
@@ -129,8 +130,14 @@ class Writer:
 
         self._later(flushed)
 
+    def _is_overtaken(self, save: Save) -> bool:
+        """Whether a later start has saved on this disk meanwhile."""
+        own = (p for (_, who), p in self._disk.parts.items() if who == self._worker)
+        attempts = [part.committed.save[1] for part in own if part.committed]
+        return real_disk.is_overtaken(attempts, save[1])
+
     def _commit(self, whole: Written, part: Part, order: SaveState) -> None:
-        if self._disk.refuses():
+        if self._disk.refuses() or self._is_overtaken(whole.save):
             return self._fail(part, order.step)
         self._disk.parts[order.step, self._worker] = part
         if part.committed is not None and part.committed.save == order.safe:
@@ -145,7 +152,7 @@ class Writer:
                 self._not_stored = None if order.is_stored else order.step
                 if order.is_stored:
                     self._uploader.enqueue(order.step)
-            if not self._keeps_all:
+            if not self._keeps_all and not self._is_overtaken(whole.save):
                 self._retain(order)
             self._done(whole.save)
 

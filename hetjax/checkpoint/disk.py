@@ -17,6 +17,7 @@ from hetjax.checkpoint.format import (
     EARLIER,
     MANIFEST,
     Manifest,
+    attempt,
     from_text,
     part_directory,
     size_mismatch,
@@ -115,13 +116,29 @@ def retain(
 ) -> None:
     """Keep a worker's newest `keep` complete parts up to step `last`, and `also`.
 
-    Later ones were left by a run that was resumed from before them.
+    Later ones were left by a run that was resumed from before them; but all stays if a
+    later start has saved meanwhile.
     """
     numbers = step_numbers(directory)
     parts = {step: part_directory(directory, step, worker) for step in numbers}
+    own = read_manifest(parts[last]) if last in parts else None
+    if own is None or has_been_overtaken(directory, worker, attempt(own.host)):
+        return
     complete = [s for s, part in parts.items() if s <= last and is_complete(part)]
     for step in outdated(parts, complete, keep, also):
         remove_part(parts[step])
+
+
+def has_been_overtaken(directory: Path, worker: str, own: str) -> bool:
+    """Whether a later start has saved as this worker than the one of this attempt."""
+    parts = (part_directory(directory, s, worker) for s in step_numbers(directory))
+    found = [manifest for part in parts if (manifest := read_manifest(part))]
+    return is_overtaken((attempt(manifest.host) for manifest in found), own)
+
+
+def is_overtaken(attempts: Iterable[str], own: str) -> bool:
+    """Whether one of these is later: who hung since may not touch what they saved."""
+    return any(found > own for found in attempts)
 
 
 def outdated(

@@ -23,6 +23,7 @@ import numpy as np
 
 from hetjax.checkpoint.disk import (
     fsync,
+    has_been_overtaken,
     make_directory,
     read_manifest,
     remove_after,
@@ -57,6 +58,7 @@ from hetjax.checkpoint.uploader import Uploader
 from hetjax.errors import BadInput
 
 _MAX_CAUSE_CHARS = 400
+_OVERTAKEN = "a later start of this worker has saved meanwhile"
 _Leaves = Sequence[tuple[str, np.ndarray]]
 
 
@@ -211,6 +213,9 @@ class CheckpointWriter:
             self.not_finite = _save_of(manifest)
             return
         part = self._part(step)
+        if self._is_overtaken(manifest):  # even what it has not finished is not ours
+            warnings.warn(f"step {step} was not saved: {_OVERTAKEN}", stacklevel=1)
+            return
         try:
             self._commit(part, manifest, leaves, safe)
         except Exception as error:
@@ -252,6 +257,8 @@ class CheckpointWriter:
         for name, _ in leaves:
             assert (part / state / name / "zarr.json").exists(), f"{name} not written"
         whole = replace(manifest, state=state, files=self._records(part, state))
+        if self._is_overtaken(manifest):
+            raise OSError(_OVERTAKEN)
         undo = partial(remove_part, part)
         if before and _save_of(before) == safe and len(manifest.workers) > 1:
             replace_text(part / EARLIER, (part / MANIFEST).read_text())
@@ -261,6 +268,10 @@ class CheckpointWriter:
         for path in (part, part.parent, self.directory):
             fsync(path)
         remove_uncommitted(part)
+
+    def _is_overtaken(self, manifest: Manifest) -> bool:
+        own = attempt(manifest.host)
+        return has_been_overtaken(self.directory, self._worker, own)
 
     def _replicate(self, part: Path, manifest: Manifest, also: frozenset[int]) -> None:
         try:

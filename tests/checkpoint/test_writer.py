@@ -5,11 +5,13 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from hetjax.checkpoint.format import AttemptNames
 from hetjax.checkpoint.reader import Checkpoint, partial_checkpoints, steps
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.stored_steps import committed_steps
@@ -106,6 +108,38 @@ def test_a_save_in_flight_removes_nothing_that_others_were_told_of(
         assert steps(tmp_path) == [2, 4]
         writer.save(6, state_of(6), {})
     assert steps(tmp_path) == [6]
+
+
+class SlowCopies:
+    """What copies a save to other machines, until the event is set."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+
+    def replicate(self, part: Path, step: int, also: frozenset[int]) -> None:
+        assert self.done.wait(timeout=30)
+
+
+def test_who_hung_neither_removes_nor_replaces_what_a_later_start_has_saved(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    names, copies = AttemptNames(), SlowCopies()
+    hung = CheckpointWriter(tmp_path, "a", keep=1, copies=cast(Any, copies))
+    hung.save(4, state_of(4), {"attempt": names.new()})
+    while steps(tmp_path) != [4]:
+        time.sleep(0.01)
+    of_hung = names.new()
+    with CheckpointWriter(tmp_path, "a", keep=3) as writer:
+        for step in (6, 8):
+            writer.save(step, state_of(step), {"attempt": names.new()})
+            writer.wait()
+    copies.done.set()
+    hung.wait()
+    assert steps(tmp_path) == [4, 6, 8]
+    hung.save(6, state_of(4), {"attempt": of_hung})
+    hung.close()
+    assert "a later start" in str(recwarn.pop(UserWarning).message)
+    assert_holds(tmp_path, 6, state_of(6))
 
 
 def test_resuming_earlier_gives_up_the_later_steps_once_a_save_is_committed(

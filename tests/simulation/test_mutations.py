@@ -80,6 +80,7 @@ NOTICED_AT = {
     "a step is saved whatever the attempts at it": 18,
     "the newest that all have may go while another is written": 4,
     "only the last that is written stays": 0,
+    "who hung removes what a later start has saved": 1085494,
     "a checkpoint stays the newest though its disks are gone": 68,
     "a run ends without saving its last step": 0,
     "a node leaves before its state was handed over": 6,
