@@ -55,7 +55,7 @@ class Invariants:
         self._newest_saved = 0
         self._last_well_s = 0.0  # a start, or a step: losses are counted from there
         self._num_lost = 0
-        self._begin_s, self._has_lost = 0.0, False  # of the last start
+        self._begin_s, self._has_lost, self._lost_s = 0.0, False, 0.0  # of a start
         self._begun_at = 0
         self._stored: Stored | None = None
 
@@ -148,7 +148,7 @@ class Invariants:
     def hear_lost(self) -> None:
         """The controller is told that a worker is lost, or has failed."""
         self._num_lost += 1
-        self._has_lost = True
+        self._has_lost, self._lost_s = True, self._machines.site.world.now_s
 
     def check_recovered(self, what: Recovered) -> None:
         """No step is lost that workers that are left have all of."""
@@ -161,7 +161,7 @@ class Invariants:
             self._gone_back_from |= {save for save in saves if save[0] > what.step}
         if is_back and not went_back and {*LAYERS} <= self._survived(what.from_step):
             raise Violation(f"back to {what.step} though all have {what.from_step}")
-        stored = self.in_store()
+        stored = -1 if self._stored is None else self._stored.newest_at(self._lost_s)
         is_there = what.step < stored <= what.from_step
         if is_there and not went_back and not self._store_is_excused(_TAKES_S):
             raise Violation(f"back to {what.step} though the store has {stored}")

@@ -27,6 +27,7 @@ class Stored:
     layers: tuple[str, ...]
     is_damaged: bool = False
     whole: dict[int, str] = field(default_factory=dict)
+    since_s: dict[int, float] = field(default_factory=dict)
     behind: int = -1
 
     def hear(self, name: str) -> None:
@@ -43,6 +44,8 @@ class Stored:
             return
         found = self._attempt(step, number)
         if found is not None:
+            if self.whole.get(number) != found:
+                self.since_s[number] = self.bucket.world.now_s
             self.whole[number] = found
             self.behind = max(self.behind, number)
         elif self.whole.pop(number, None) is not None:
@@ -55,6 +58,11 @@ class Stored:
 
     def newest(self) -> int | None:
         return max(self.whole, default=None)
+
+    def newest_at(self, then_s: float) -> int:
+        """The newest step of those that have been complete since then; -1: none."""
+        known = [step for step in self.whole if self.since_s[step] <= then_s]
+        return max(known, default=-1)
 
     def _attempt(self, step: str, number: int) -> str | None:
         """That of a step which counts as complete; it must be."""
