@@ -56,9 +56,6 @@ class Stored:
         """What is of this step or later may be removed, or replaced."""
         self.behind = max((at for at in self.whole if at < step), default=-1)
 
-    def newest(self) -> int | None:
-        return max(self.whole, default=None)
-
     def newest_at(self, then_s: float) -> int:
         """The newest step of those that have been complete since then; -1: none."""
         known = [step for step in self.whole if self.since_s[step] <= then_s]
