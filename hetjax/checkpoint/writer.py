@@ -49,7 +49,7 @@ from hetjax.checkpoint.format import (
     step_numbers,
     to_text,
 )
-from hetjax.checkpoint.lease import Fence
+from hetjax.checkpoint.lease import Fence, LeaseLost
 from hetjax.checkpoint.orbax_leaves import NUM_WRITERS, SaveTree, checkpointer_alone
 from hetjax.checkpoint.recovery_plan import Save
 from hetjax.checkpoint.replication import PeerReplication
@@ -213,8 +213,8 @@ class CheckpointWriter:
             self.not_finite = _save_of(manifest)
             return
         part = self._part(step)
-        if self._is_overtaken(manifest):  # even what it has not finished is not ours
-            warnings.warn(f"step {step} was not saved: {_OVERTAKEN}", stacklevel=1)
+        if why := self._why_not(manifest):  # even what the other has begun is not ours
+            warnings.warn(f"step {step} was not saved: {why}", stacklevel=1)
             return
         try:
             self._commit(part, manifest, leaves, safe)
@@ -257,8 +257,8 @@ class CheckpointWriter:
         for name, _ in leaves:
             assert (part / state / name / "zarr.json").exists(), f"{name} not written"
         whole = replace(manifest, state=state, files=self._records(part, state))
-        if self._is_overtaken(manifest):
-            raise OSError(_OVERTAKEN)
+        if why := self._why_not(manifest):
+            raise OSError(why)
         undo = partial(remove_part, part)
         if before and _save_of(before) == safe and len(manifest.workers) > 1:
             replace_text(part / EARLIER, (part / MANIFEST).read_text())
@@ -269,9 +269,17 @@ class CheckpointWriter:
             fsync(path)
         remove_uncommitted(part)
 
-    def _is_overtaken(self, manifest: Manifest) -> bool:
+    def _why_not(self, manifest: Manifest) -> str | None:
+        """Why nothing may be saved: this process hung, and another one took over."""
         own = attempt(manifest.host)
-        return has_been_overtaken(self.directory, self._worker, own)
+        if not has_been_overtaken(self.directory, self._worker, own):
+            return None
+        try:
+            if self._fence is not None:
+                self._fence.check()
+        except (LeaseLost, OSError) as error:
+            return str(error)
+        return _OVERTAKEN
 
     def _replicate(self, part: Path, manifest: Manifest, also: frozenset[int]) -> None:
         try:
