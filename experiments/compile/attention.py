@@ -14,7 +14,6 @@ import argparse
 import json
 import multiprocessing
 import re
-import subprocess
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -26,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
-from experiments.compile.compiling import start_jax
+from experiments.compile.compiling import commit, start_jax
 from experiments.compile.targets import TARGETS, Host, Target, installed
 from hetjax.models.attention import AttentionForm, attend
 
@@ -82,7 +81,7 @@ def run(path: Path, targets: list[str]) -> None:
                 row = dict(zip(("target", "form", "length"), case, strict=True))
                 row |= compiler.apply(record, case) | {"jax": jax.__version__}
                 row |= {"compiler": installed(DEVICES[target])}
-                row |= {"commit": _commit(), "day": f"{datetime.now(UTC).date()}"}
+                row |= {"commit": commit(), "day": f"{datetime.now(UTC).date()}"}
                 with path.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
 
@@ -91,13 +90,6 @@ def _cases(target: str) -> Iterator[tuple[str, AttentionForm, int]]:
     for form in forms(target):
         for length in LENGTHS:
             yield target, form, length
-
-
-def _commit() -> str:
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent
-    ).stdout.strip()
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:

@@ -23,10 +23,7 @@ _LIMIT_S = 300
 
 def transfers(arguments: argparse.Namespace, device: jax.Device) -> dict[str, Any]:
     """This process offers; a child with the same devices pulls and checks."""
-    host = "127.0.0.1"
-    server = transfer.start_transfer_server(
-        device.client, f"{host}:0", [f"{host}:0"] * 4, transfer_size=1 << 20
-    )
+    server = _server(device)
     for uuid, num_bytes in enumerate(TRANSFER_BYTES):
         server.await_pull(uuid, [_pattern(num_bytes, device)])
     command = [sys.executable, "-m", "experiments.gpu.first_light", "pull"]
@@ -40,10 +37,7 @@ def transfers(arguments: argparse.Namespace, device: jax.Device) -> dict[str, An
 
 def pull(arguments: argparse.Namespace, device: jax.Device) -> dict[str, Any]:
     """The child: `--address` says where the arrays are."""
-    host = "127.0.0.1"
-    server = transfer.start_transfer_server(
-        device.client, f"{host}:0", [f"{host}:0"] * 4, transfer_size=1 << 20
-    )
+    server = _server(device)
     connection = server.connect(arguments.address)
     rates, right = {}, True
     for uuid, num_bytes in enumerate(TRANSFER_BYTES):
@@ -55,6 +49,13 @@ def pull(arguments: argparse.Namespace, device: jax.Device) -> dict[str, Any]:
         rates[str(num_bytes)] = num_bytes / (time.perf_counter() - start_s)
         right &= bool(jnp.array_equal(found, wanted))
     return {"works": right, "bytes_per_s": rates}
+
+
+def _server(device: jax.Device) -> Any:
+    any_port = "127.0.0.1:0"
+    return transfer.start_transfer_server(
+        device.client, any_port, [any_port] * 4, transfer_size=1 << 20
+    )
 
 
 def _pattern(num_bytes: int, device: jax.Device) -> jax.Array:

@@ -55,7 +55,8 @@ class Invariants:
         self._newest_saved = 0
         self._last_well_s = 0.0  # a start, or a step: losses are counted from there
         self._num_lost = 0
-        self._begin_s, self._has_lost, self._lost_s = 0.0, False, 0.0  # of a start
+        self._begin_s, self._has_lost = 0.0, False  # of the last start
+        self._lost_s = 0.0  # when the last worker was
         self._begun_at = 0
         self._stored: Stored | None = None
 

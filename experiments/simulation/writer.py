@@ -14,8 +14,7 @@ from experiments.simulation.site import Site
 from experiments.simulation.storage import SimStorage
 from experiments.simulation.uploads import uploader_of
 from experiments.simulation.world import Process
-from hetjax.checkpoint import disk as real_disk
-from hetjax.checkpoint.disk import outdated
+from hetjax.checkpoint.disk import is_overtaken, outdated
 from hetjax.checkpoint.recovery_plan import Save
 from hetjax.checkpoint.storage import CheckpointStorage
 from hetjax.checkpoint.stores.store import LAST_UPLOAD_S
@@ -134,7 +133,7 @@ class Writer:
         """Whether a later start has saved on this disk meanwhile."""
         own = (p for (_, who), p in self._disk.parts.items() if who == self._worker)
         attempts = [part.committed.save[1] for part in own if part.committed]
-        return real_disk.is_overtaken(attempts, save[1])
+        return is_overtaken(attempts, save[1])
 
     def _commit(self, whole: Written, part: Part, order: SaveState) -> None:
         if self._disk.refuses() or self._is_overtaken(whole.save):

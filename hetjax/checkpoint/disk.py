@@ -9,7 +9,7 @@ cleanup that never leaves half a step. Does not own what is written (`writer.py`
 import os
 import shutil
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -119,10 +119,9 @@ def retain(
     Later ones were left by a run that was resumed from before them; but all stays if a
     later start has saved meanwhile.
     """
-    numbers = step_numbers(directory)
-    parts = {step: part_directory(directory, step, worker) for step in numbers}
-    own = read_manifest(parts[last]) if last in parts else None
-    if own is None or has_been_overtaken(directory, worker, attempt(own.host)):
+    parts = _parts(directory, worker)
+    found = _attempts(parts)
+    if last not in found or is_overtaken(found.values(), found[last]):
         return
     complete = [s for s, part in parts.items() if s <= last and is_complete(part)]
     for step in outdated(parts, complete, keep, also):
@@ -131,9 +130,19 @@ def retain(
 
 def has_been_overtaken(directory: Path, worker: str, own: str) -> bool:
     """Whether a later start has saved as this worker than the one of this attempt."""
-    parts = (part_directory(directory, s, worker) for s in step_numbers(directory))
-    found = [manifest for part in parts if (manifest := read_manifest(part))]
-    return is_overtaken((attempt(manifest.host) for manifest in found), own)
+    return is_overtaken(_attempts(_parts(directory, worker)).values(), own)
+
+
+def _parts(directory: Path, worker: str) -> dict[int, Path]:
+    """Where the worker's part of each step is, or would be."""
+    numbers = step_numbers(directory)
+    return {step: part_directory(directory, step, worker) for step in numbers}
+
+
+def _attempts(parts: Mapping[int, Path]) -> dict[int, str]:
+    """Of which attempt those are that were committed."""
+    manifests = {step: read_manifest(part) for step, part in parts.items()}
+    return {step: attempt(found.host) for step, found in manifests.items() if found}
 
 
 def is_overtaken(attempts: Iterable[str], own: str) -> bool:

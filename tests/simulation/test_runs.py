@@ -16,7 +16,9 @@ NUM_RUNS, NUM_PARTS = 1000, 8
 # did going back in a detour; what had been gone back from was there for the next start;
 # a checkpoint was written over by another of the same step that was not whole yet; what
 # was being saved before a run went back was taken for saved after it; a run began anew
-# where its last plan had saved on another node without a word.
+# where its last plan had saved on another node without a word; a worker that was given
+# an older state was asked to finish a step; a save under way at a loss removed what was
+# left of the saves.
 ONCE_WRONG = [540, 650, 996, 403, 52807, 52992, 50676, 53599, 60139]
 ONCE_WRONG += [301255, 302998, 315181, 300379, 459268, 500792, 808933, 1023816]
 
