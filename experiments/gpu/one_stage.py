@@ -5,6 +5,7 @@ Owns the plan with the device's own precision and attention, the runtime that tr
 it, and what the product predicts of it. Does not own what is measured.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +16,8 @@ from experiments.benchmarks.one_jit import even_pipeline, random_batch
 from hetjax.cluster.catalogue import Precision
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.costs.costs import Costs
-from hetjax.costs.measured.compiled import NOTHING, CompiledBytes, stage_program
+from hetjax.costs.measured.compiled import NOTHING, CompiledBytes, by_program
+from hetjax.costs.plan_costs import stage_devices
 from hetjax.data.batches import Batch
 from hetjax.models.attention import head_sizes
 from hetjax.models.configs import DecoderConfig
@@ -35,7 +37,7 @@ from hetjax.stage.partition import tied_holders
 
 CLIP_NORM = 1.0
 NODE = "node"
-_KEY = (0, 0)  # of the one stage
+KEY: StageKey = (0, 0)  # of the one stage
 _LOSS_SCALE = 2.0**8  # what a run begins with, where it scales the loss
 
 
@@ -72,12 +74,15 @@ class OneStage:
     ) -> StageRuntime:
         return StageRuntime(self.plan, self.model, {NODE: [device]}, optimizer, **more)
 
-    def compiled(self, runtime: StageRuntime) -> CompiledBytes:
-        """What the compiler says of the stage's passes, as `train` keeps it."""
-        program = stage_program(
-            self.plan, self.model, _KEY, {_KEY: self.precision}, self.node.device
-        )
-        return {program: runtime.temp_bytes()[_KEY]}
+    def compiled(
+        self,
+        optimizer: optax.GradientTransformation,
+        told: Mapping[str, int],
+    ) -> CompiledBytes:
+        """What the compiler has told of the stage (`Stages.temp_bytes`), as `train`
+        keeps it."""
+        devices = stage_devices(self.plan, self.cluster)
+        return by_program(self.plan, self.model, devices, optimizer.init, {KEY: told})
 
     def predicted(self, optimizer: optax.GradientTransformation) -> Predicted:
         """What `simulate` says; NoFeasiblePlan if the device has too little memory."""
@@ -132,7 +137,7 @@ def one_stage(
     plan = with_precisions(plan, cluster, dtype)
     of = OneStage(model=model, plan=plan, cluster=cluster)
     sizes = head_sizes(model)
-    precisions: dict[StageKey, Precision] = {_KEY: of.precision}
+    precisions: dict[StageKey, Precision] = {KEY: of.precision}
     return replace(
         of, plan=with_attentions(plan, cluster, sizes, precisions, attention)
     )

@@ -30,8 +30,7 @@ from hetjax.costs.costs import (
 from hetjax.costs.measured.compiled import (
     NOTHING,
     CompiledBytes,
-    stage_program,
-    workspace_of,
+    compiled_stage,
 )
 from hetjax.costs.measured.layer_profile import DTYPES, Profile, check_profile
 from hetjax.costs.network.routes import Place, route, trunks
@@ -79,20 +78,21 @@ def costs_of(
     times: dict[StageKey, StageTimes] = {}
     precisions = stage_precisions(plan, cluster, profile, dtype)
     plan = with_attentions(plan, cluster, head_sizes(model), precisions, attention)
+    devices = stage_devices(plan, cluster)
     for r, s, stage in plan.stages():
         node = cluster.node(stage.node)
         traced = {"optimizer": optimizer, "halves": halves, "dtype": precisions[r, s]}
-        workspace = compiled_workspace(
-            compiled, plan, model, (r, s), precisions, node.device, split=halves
+        told = compiled_stage(
+            compiled, plan, model, (r, s), precisions, devices, optimizer, split=halves
         )
-        if workspace is not None:
+        if told.workspace_bytes is not None:
             known.add((r, s))
         memory[r, s] = stage_memory(
             plan,
             model,
             (r, s),
             backend=backend_of(node.device),
-            compiled_bytes=workspace,
+            compiled=told,
             **traced,
         )
         times[r, s] = stage_times(plan, model, (r, s), node, profile=profile, **traced)
@@ -114,22 +114,9 @@ def costs_of(
     )
 
 
-def compiled_workspace(
-    compiled: CompiledBytes,
-    plan: Plan,
-    model: Model,
-    key: StageKey,
-    precisions: Mapping[StageKey, Precision],
-    device: str,
-    *,
-    split: bool,
-) -> int | None:
-    """Return what the compiler has said of a stage's workspace; None if nothing."""
-    if not compiled:
-        return None
-    program = stage_program(plan, model, key, precisions, device)
-    last = key[1] + 1 == len(plan.replicas[key[0]].stages)
-    return workspace_of(compiled, program, last=last, split=split)
+def stage_devices(plan: Plan, cluster: Cluster) -> dict[StageKey, str]:
+    """Return the kind of device of every stage, as the cluster calls it."""
+    return {(r, s): cluster.node(stage.node).device for r, s, stage in plan.stages()}
 
 
 def _edges(plan: Plan) -> dict[tuple[StageKey, StageKey], tuple[Place, Place]]:

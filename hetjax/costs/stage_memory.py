@@ -19,6 +19,7 @@ from hetjax.cluster.catalogue import Backend, Precision
 from hetjax.costs.costs import StageKey, StageMemory
 from hetjax.costs.graph.fusion import identities
 from hetjax.costs.graph.passes import Passes, Shares, passes, split_passes
+from hetjax.costs.measured.compiled import NOT_COMPILED, CompiledStage
 from hetjax.costs.workspace import saved_bytes, workspace_bytes
 from hetjax.mesh.axes import abstract_mesh
 from hetjax.models.model import Model, abstract_params, apply
@@ -156,7 +157,7 @@ def stage_memory(
     halves: bool = True,
     split: bool = False,
     backend: Backend = "cpu",
-    compiled_bytes: int | None = None,
+    compiled: CompiledStage = NOT_COMPILED,
 ) -> StageMemory:
     """Estimate the memory of one stage of the plan, compiled by this backend.
 
@@ -164,8 +165,8 @@ def stage_memory(
     state. The saved bytes include the stage's input, which the residuals keep alive.
     What lives between I and W is left out, and its tracing, without `halves`.
     The workspace is that of F and B, or FB on the last stage, and enough for F, I and
-    W; with `split` it is that of F, I and W alone. `compiled_bytes` take its place, if
-    the compiler has told them.
+    W; with `split` it is that of F, I and W alone. What the compiler has said takes the
+    place of estimates.
     """
     replica = plan.replicas[key[0]]
     stage = replica.stages[key[1]]
@@ -176,15 +177,22 @@ def stage_memory(
     # while gradients are packed no microbatch is in flight: its buffers are free
     fused = held.last and not split
     free = buffers.input_bytes if fused else buffers.saved_bytes
-    workspace = buffers.workspace_bytes if compiled_bytes is None else compiled_bytes
-    packing = _packing_bytes(plan, model, key) - free - buffers.output_bytes
+    workspace, packing = compiled.workspace_bytes, compiled.packing_bytes
+    if workspace is None:
+        workspace = buffers.workspace_bytes
+    if packing is None:
+        packing = _packing_bytes(plan, model, key)
     static = static_bytes(held.stacks, stage.mesh, dtype, optimizer, stage.offload)
+    updating = compiled.update_bytes
+    if updating is None:
+        updating = _updating_bytes(static, _is_packed(plan, stage), backend)
     return replace(
         buffers,
         static_bytes=static.total,
         half_saved_bytes=half_bytes(*way) if halves else 0,
-        workspace_bytes=max(workspace, packing),
-        update_bytes=_update_bytes(static, _is_packed(plan, stage), backend),
+        workspace_bytes=max(workspace, packing - free - buffers.output_bytes),
+        # new copies of weights are made beside the old
+        update_bytes=static.copies + updating,
     )
 
 
@@ -266,9 +274,9 @@ def _is_packed(plan: Plan, stage: Stage) -> bool:
     return len(plan.replicas) > 1 or stage.mesh.data > 1
 
 
-def _update_bytes(static: StaticBytes, packed: bool, backend: Backend) -> int:
-    """New copies of weights beside the old; a leaf's gradient, where it is taken out of
-    rows; and of one unit the scaled gradient, and what a compiler stores besides.
+def _updating_bytes(static: StaticBytes, packed: bool, backend: Backend) -> int:
+    """A leaf's gradient, where it is taken out of rows; and of one unit the scaled
+    gradient, and what a compiler stores besides.
 
     Read off programs for GPUs. XLA for CPUs may store the scaled gradient of a whole
     leaf (of 0.12 it does, of 0.10 it does not); with data ranks all gradients at once.
@@ -276,7 +284,7 @@ def _update_bytes(static: StaticBytes, packed: bool, backend: Backend) -> int:
     scaled = 2 * static.largest_unit
     if backend == "cpu":
         scaled = max(scaled, static.largest_master)
-    return static.copies + packed * static.largest_master + scaled
+    return packed * static.largest_master + scaled
 
 
 def _packing_bytes(plan: Plan, model: Model, key: StageKey) -> int:

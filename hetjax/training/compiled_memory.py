@@ -9,15 +9,16 @@ planned instead (`run.py`).
 import warnings
 from collections.abc import Callable
 
-from hetjax.cluster.cluster import Cluster, Precision
+from hetjax.cluster.cluster import Cluster
 from hetjax.costs.measured.compiled import (
     NOTHING,
     CompiledBytes,
+    by_program,
     merged,
     read_compiled,
-    stage_program,
     write_compiled,
 )
+from hetjax.costs.plan_costs import stage_devices
 from hetjax.errors import NoFeasiblePlan
 from hetjax.models.model import Model
 from hetjax.planner.model.costing import check_plan_fits
@@ -92,16 +93,14 @@ def _found(
     model: Model,
     plan: Plan,
     cluster: Cluster,
-    passes: dict[StageKey, dict[str, int]],
+    told: dict[StageKey, dict[str, int]],
 ) -> CompiledBytes:
     """The figures by program; none of CPUs that stand in for other devices."""
-    stages = {(r, s): stage for r, s, stage in plan.stages()}
-    precisions: dict[StageKey, Precision] = {
-        key: stage.precision for key, stage in stages.items() if stage.precision
-    }
-    devices = {key: cluster.node(stage.node).device for key, stage in stages.items()}
-    return {
-        stage_program(plan, model, key, precisions, devices[key]): told
-        for key, told in passes.items()
+    devices = stage_devices(plan, cluster)
+    init = optimizer(config.optimizer, config.steps).init
+    real = {
+        key: sizes
+        for key, sizes in told.items()
         if devices[key] == "cpu" or not is_virtual(config)
     }
+    return by_program(plan, model, devices, init, real)

@@ -11,14 +11,19 @@ import optax
 import pytest
 
 from hetjax.cluster.catalogue import Precision
+from hetjax.costs.costs import StageMemory
+from hetjax.costs.measured.compiled import by_program, compiled_stage
 from hetjax.costs.stage_memory import stage_memory, static_bytes
 from hetjax.models.model import Model, abstract_params
-from hetjax.plans.plan import Plan, Remat, Replica, Stage, StageMesh
+from hetjax.plans.plan import Plan, Remat, Replica, Stage, StageKey, StageMesh
+from hetjax.plans.precision import with_node_precisions
 from hetjax.runtime.execution.executor import StageState
 from hetjax.runtime.execution.stage_runtime import StageRuntime
+from hetjax.stage.arrays import OptimizerInit
 from tests.costs.small_models import SEQ_LEN, WIDTH, family, pipeline
 
 OPTIMIZER = optax.adamw(1e-3)
+TWO_RANKS = StageMesh(data=2)
 ONE, TWO, FOUR = StageMesh(), StageMesh(tensor=2), StageMesh(data=2, tensor=2)
 
 
@@ -201,6 +206,61 @@ def test_an_update_needs_no_more_than_is_foretold_and_that_is_little(
     )
     error = (memory.update_bytes - reported) / (memory.static_bytes + reported)
     assert -0.02 <= error <= 0.10
+
+
+def test_what_the_compiler_says_of_updates_takes_the_place_of_estimates():
+    model, key, init = family("llama"), (0, 1), OPTIMIZER.init
+    plan = pipeline(model, (0, 2), (2, 5), (5, 6), mesh=TWO_RANKS, remat="none")
+    run = StageRuntime(plan, model, {"n": jax.devices()}, OPTIMIZER, dtype="bfloat16")
+    state, told = run.stages[key], run.temp_bytes()
+    packs = [
+        temporary_bytes(program) + given_bytes(program)
+        for program in packing_programs(state)
+    ]
+    updates = [*map(temporary_bytes, state.updates.stack_updates)]
+    assert told[key]["UPDATE"] == max(updates) > 0
+    assert told[key]["PACK"] == max(packs) > 0
+    devices = dict.fromkeys(told, "cpu")
+    said = with_node_precisions(plan, {"n": "bfloat16"})
+    compiled = by_program(said, model, devices, init, told)
+    precisions: dict[StageKey, Precision] = dict.fromkeys(told, "bfloat16")
+
+    def memory(plan: Plan, init: OptimizerInit, **more: int) -> StageMemory:
+        given = {p: {**sizes, **more} for p, sizes in compiled.items()}
+        found = compiled_stage(
+            given, plan, model, key, precisions, devices, init, split=False
+        )
+        return stage_memory(
+            plan, model, key, dtype="bfloat16", optimizer=init, compiled=found
+        )
+
+    copies = device_bytes(state.updates._copied)
+    assert memory(plan, init).update_bytes == copies + max(updates)
+    grown = memory(plan, init, PACK=2**40)
+    free = grown.saved_bytes + grown.output_bytes
+    assert grown.workspace_bytes == 2**40 - free
+    # another optimizer's update and those of other stacks are other programs
+    other = optax.sgd(1e-3, momentum=0.9).init
+    assert memory(plan, other) == memory(plan, other, UPDATE=2**40, PACK=2**40)
+    cut = pipeline(model, (0, 1), (1, 5), (5, 6), mesh=TWO_RANKS, remat="none")
+    assert memory(cut, init) == memory(cut, init, UPDATE=2**40, PACK=2**40)
+    # a pass that is recomputed is another, the update the same
+    again = pipeline(model, (0, 2), (2, 5), (5, 6), mesh=TWO_RANKS, remat="full")
+    assert memory(again, init).update_bytes == copies + max(updates)
+
+
+def given_bytes(program: Any) -> int:
+    """Of what the program gives, on one device."""
+    given = zip(program.out_info, program.output_shardings, strict=True)
+    return sum(
+        math.prod(sharding.shard_shape(a.shape)) * a.dtype.itemsize
+        for a, sharding in given
+    )
+
+
+def packing_programs(state: StageState) -> list[Any]:
+    groups = [group for group in state.updates.groups if group.rows]
+    return [state.programs.pack(group.leaf_ids, group.rows) for group in groups]
 
 
 def test_full_remat_keeps_one_input_per_layer_and_the_stage_input():

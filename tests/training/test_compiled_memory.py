@@ -97,8 +97,8 @@ def test_a_run_keeps_what_the_compiler_says_and_costs_use_it(
     modelled, told = workspaces(two_stages(), {}), said_by_xla(monkeypatch)
     assert run(preset.config, preset, MODEL) == 0
     compiled = read_run_compiled(preset.config)
-    passes = sorted(tuple(sorted(found)) for found in compiled.values())
-    assert passes == [("B", "F"), ("FB",)]
+    programs = sorted(tuple(sorted(found)) for found in compiled.values())
+    assert programs == [("B", "F"), ("FB",), ("PACK", "UPDATE"), ("PACK", "UPDATE")]
     found = workspaces(two_stages(), compiled)
     assert found != modelled
     assert {*found} <= {*told}

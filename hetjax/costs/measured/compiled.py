@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What compilers say of the memory of stages: measured workspaces, by program.
 
-Owns what decides a stage's programs, as a key; the look-up of the temporary bytes of
+Owns what decides a stage's programs, as keys; the look-up of the temporary bytes of
 those that a schedule runs; and the JSON that a run keeps them in. Does not own the
 model of what was never compiled (`costs/workspace.py`) nor who compiles
 (`hetjax/runtime/`).
@@ -10,6 +10,8 @@ model of what was never compiled (`costs/workspace.py`) nor who compiles
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 
@@ -17,15 +19,33 @@ import jax
 
 from hetjax.cluster.catalogue import Precision, canonical_name
 from hetjax.cluster.user_files import parsed, read_file, read_record, write_whole
+from hetjax.mesh.axes import abstract_mesh
 from hetjax.models.model import Model
-from hetjax.plans.plan import Plan, StageKey, segments, segments_of
-from hetjax.stage.partition import stage_stacks
+from hetjax.plans.plan import Plan, Stage, StageKey, segments, segments_of
+from hetjax.stage.arrays import OptimizerInit, master_weights, optimizer_state
+from hetjax.stage.partition import BlockStack, PlanPartition, stage_stacks
 
 VERSION = 1
 _PASSES = ("F", "B", "FB", "I", "W")
-# Temporary bytes of each pass on a device, by the stage's key.
+# the largest update of the stage's stacks; the largest packing of a gradient group,
+# with the rows that it gives
+_UPDATES = ("UPDATE", "PACK")
+# Bytes of each program on a device, by the key of a stage's passes or of its updates.
 CompiledBytes = Mapping[str, Mapping[str, int]]
 NOTHING: CompiledBytes = MappingProxyType({})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompiledStage:
+    """What a compiler has said of a stage, None where it has not: temporary bytes of
+    its largest pass, of its update, and of packing gradients, with the packed rows."""
+
+    workspace_bytes: int | None = None
+    update_bytes: int | None = None
+    packing_bytes: int | None = None
+
+
+NOT_COMPILED = CompiledStage()
 
 
 def stage_program(
@@ -56,6 +76,80 @@ def stage_program(
     return hashlib.sha256(repr(decides).encode()).hexdigest()
 
 
+def update_program(
+    plan: Plan,
+    model: Model,
+    key: StageKey,
+    precisions: Mapping[StageKey, Precision],
+    devices: Mapping[StageKey, str],
+    optimizer: OptimizerInit,
+) -> str:
+    """Return the key of what sums up and updates a stage's weights.
+
+    Equal if the stage's arrays are, its optimizer's state among them, and all stages
+    that hold some of its gradients, too. `devices` are the kinds of all stages.
+    """
+    partition, stages = _partition(plan, model), _stages(plan)
+    stacks = tuple(named.stack for named in partition.stages[key].stacks)
+    mesh = stages[key].mesh
+    holders = {
+        group: [
+            (stages[at].mesh, stages[at].offload, canonical_name(devices[at]))
+            for at in partition.holders[group]
+        ]
+        for group in partition.stages[key].groups
+    }
+    decides = (
+        (stacks, mesh, stages[key].offload, precisions[key]),
+        partition.stages[key].groups,
+        holders,
+        _state_layout(stacks, mesh.data, mesh.tensor, optimizer),
+        canonical_name(devices[key]),
+        jax.__version__,
+    )
+    return hashlib.sha256(repr(decides).encode()).hexdigest()
+
+
+_partition = lru_cache(maxsize=64)(PlanPartition)
+
+
+def _stages(plan: Plan) -> dict[StageKey, Stage]:
+    return {(r, s): stage for r, s, stage in plan.stages()}
+
+
+@lru_cache(maxsize=256)
+def _state_layout(
+    stacks: tuple[BlockStack, ...], data: int, tensor: int, optimizer: OptimizerInit
+) -> str:
+    masters = master_weights(stacks, abstract_mesh(data=data, tensor=tensor))
+    return repr(optimizer_state(stacks, masters, optimizer))
+
+
+def compiled_stage(
+    compiled: CompiledBytes,
+    plan: Plan,
+    model: Model,
+    key: StageKey,
+    precisions: Mapping[StageKey, Precision],
+    devices: Mapping[StageKey, str],
+    optimizer: OptimizerInit,
+    *,
+    split: bool,
+) -> CompiledStage:
+    """Return what the compiler has said of a stage's programs."""
+    if not compiled:
+        return NOT_COMPILED
+    passes = stage_program(plan, model, key, precisions, devices[key])
+    updates = update_program(plan, model, key, precisions, devices, optimizer)
+    last = key[1] + 1 == len(plan.replicas[key[0]].stages)
+    told = compiled.get(updates, {})
+    return CompiledStage(
+        workspace_bytes=workspace_of(compiled, passes, last=last, split=split),
+        update_bytes=told.get("UPDATE"),
+        packing_bytes=told.get("PACK"),
+    )
+
+
 def workspace_of(
     compiled: CompiledBytes, program: str, *, last: bool, split: bool
 ) -> int | None:
@@ -66,6 +160,32 @@ def workspace_of(
     if not found.keys() >= {*needed}:
         return None
     return max(found.values() if split else (found[name] for name in needed))
+
+
+def by_program(
+    plan: Plan,
+    model: Model,
+    devices: Mapping[StageKey, str],
+    optimizer: OptimizerInit,
+    told: Mapping[StageKey, Mapping[str, int]],
+) -> CompiledBytes:
+    """Give what is told of stages to the keys of their programs.
+
+    The plan says every stage's precision and attention.
+    """
+    precisions: dict[StageKey, Precision] = {
+        key: stage.precision for key, stage in _stages(plan).items() if stage.precision
+    }
+    found = NOTHING
+    for key, sizes in told.items():
+        passes = stage_program(plan, model, key, precisions, devices[key])
+        updates = update_program(plan, model, key, precisions, devices, optimizer)
+        own = {
+            passes: {name: sizes[name] for name in sizes if name not in _UPDATES},
+            updates: {name: sizes[name] for name in sizes if name in _UPDATES},
+        }
+        found = merged(found, own)
+    return found
 
 
 def merged(compiled: CompiledBytes, found: CompiledBytes) -> CompiledBytes:
@@ -94,7 +214,7 @@ def parse_compiled(text: str) -> CompiledBytes:
             passes,
             where=f"programs.{program}",
             required={},
-            optional=dict.fromkeys(_PASSES, "an integer"),
+            optional=dict.fromkeys((*_PASSES, *_UPDATES), "an integer"),
         )
         for program, passes in values["programs"].items()
     }

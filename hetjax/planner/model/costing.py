@@ -14,10 +14,10 @@ from hetjax.cluster.catalogue import backend_of, canonical_name, catalogue
 from hetjax.cluster.cluster import DEVICE_FIGURES, Cluster, Node, Precision
 from hetjax.cluster.memory_budget import plan_bytes
 from hetjax.costs.costs import Costs
-from hetjax.costs.measured.compiled import NOTHING, CompiledBytes
+from hetjax.costs.measured.compiled import NOTHING, CompiledBytes, compiled_stage
 from hetjax.costs.measured.layer_profile import Profile
 from hetjax.costs.network.wire_bytes import Transport
-from hetjax.costs.plan_costs import compiled_workspace, costs_of, device_kinds
+from hetjax.costs.plan_costs import costs_of, device_kinds, stage_devices
 from hetjax.costs.stage_memory import stage_memory
 from hetjax.costs.stage_times import has_halves
 from hetjax.errors import BadInput
@@ -244,6 +244,7 @@ def check_plan_fits(
     }
     if not any(map(math.isfinite, has_bytes.values())):
         return
+    devices = stage_devices(plan, cluster)
     programs = lower(plan, tied_holders(plan, model))
     splits = any(a.op is Op.I for program in programs.values() for a in program)
     needs = {
@@ -254,18 +255,19 @@ def check_plan_fits(
             dtype=precisions[r, s],
             optimizer=optimizer,
             halves=splits,
-            backend=backend_of(cluster.node(stage.node).device),
-            compiled_bytes=compiled_workspace(
+            backend=backend_of(devices[r, s]),
+            compiled=compiled_stage(
                 compiled,
                 plan,
                 model,
                 (r, s),
                 precisions,
-                cluster.node(stage.node).device,
+                devices,
+                optimizer,
                 split=splits,
             ),
         )
-        for r, s, stage in plan.stages()
+        for r, s, _ in plan.stages()
     }
     costs = Costs(times={}, memory=needs, memory_bytes=has_bytes)
     check_memory(memory_uses(programs, plan, costs), plan, costs)

@@ -6,7 +6,7 @@ state to and from plan-independent entries. Does not own steps
 (`stage_runtime.py`).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import Any
@@ -29,7 +29,7 @@ from hetjax.runtime.execution.digests import whole
 from hetjax.runtime.execution.executor import StageState, check_runnable
 from hetjax.runtime.execution.groups import groups_of, rounds_alike
 from hetjax.runtime.execution.offload import host_mesh
-from hetjax.runtime.execution.programs import StagePrograms, temp_bytes
+from hetjax.runtime.execution.programs import StagePrograms, made_bytes, temp_bytes
 from hetjax.runtime.execution.state import (
     Read,
     Weights,
@@ -123,16 +123,17 @@ class Stages:
                 progress(done, len(jobs))
 
     def temp_bytes(self) -> dict[StageKey, dict[str, int]]:
-        """Temporary bytes of the compiled passes of every stage, as XLA says.
+        """Temporary bytes of the compiled passes of every stage, as XLA says; those of
+        its update (UPDATE) and, with the packed rows, of packing gradients (PACK).
 
-        Without those of which the backend says nothing.
+        Without those of which the backend says nothing, and what runs elsewhere.
         """
         ops = _ops(self.training)
         return {
             key: {
-                op.name: size
-                for op in ops[key]
-                if (size := temp_bytes(state.programs.of(op))) is not None
+                name: max(sizes, default=0)
+                for name, said in _said_bytes(state, ops[key])
+                if None not in (sizes := [*said])
             }
             for key, state in self.stages.items()
         }
@@ -348,6 +349,19 @@ def _ops(programs: Programs) -> dict[StageKey, list[Op]]:
         for action in program:
             found.setdefault(action.key, {})[action.op] = None
     return {key: [op for op in ops if op in COMPUTE] for key, ops in found.items()}
+
+
+def _said_bytes(
+    state: StageState, ops: Sequence[Op]
+) -> Iterator[tuple[str, Iterable[int | None]]]:
+    """What the compiler says of programs of which one is run at a time, by name."""
+    programs, updates = state.programs, state.updates
+    for op in ops:
+        yield op.name, [temp_bytes(programs.of(op))]
+    if updates.host is None:
+        yield "UPDATE", map(temp_bytes, updates.stack_updates)
+    packs = [programs.pack(g.leaf_ids, g.rows) for g in updates.groups if g.rows]
+    yield "PACK", map(made_bytes, packs)
 
 
 def _compile_jobs(state: StageState, ops: Sequence[Op]) -> list[Callable[[], object]]:
