@@ -12,19 +12,27 @@ from functools import lru_cache
 
 from hetjax.cluster.catalogue import Backend
 from hetjax.costs.graph.fusion import identities
+from hetjax.costs.graph.kernels import all_reduces
 from hetjax.costs.graph.liveness import (
     Surroundings,
     least_peak_bytes,
     peak_bytes,
 )
 from hetjax.costs.graph.passes import Passes, SplitPasses
-from hetjax.costs.graph.values import Graph, Operation, Origin, Value
+from hetjax.costs.graph.values import Cuts, Graph, Operation, Origin, Value
 
 # The model of XLA leaves out small buffers, gaps between buffers and the copies that
 # layouts cost; so much more there is of what it says.
 # Chosen by `experiments/compiled_memory/`, which says how well kinds that are left out
 # are foretold.
-MARGINS: Mapping[Backend, float] = {"cpu": 1.05, "gpu": 1.19, "tpu": 1.16}
+MARGINS: Mapping[Backend, float] = {"cpu": 1.05, "gpu": 1.19, "tpu": 1.20}
+
+# Seen of programs for TPUs: the heap of a whole backward over what lives at once, the
+# memory of every all-reduce, whatever its size, and what of a loop's body lies in the
+# memory of the vector unit, or of v4's CMEM (64 to 128 MiB, shared with prefetches).
+_GAPS = 1.25
+_SUMMING_BYTES = 64 * 2**20
+_VECTOR_BYTES = 32 * 2**20
 
 
 def workspace_bytes(traced: Passes | SplitPasses, data: int, backend: Backend) -> int:
@@ -43,15 +51,22 @@ def pass_bytes(
     if isinstance(traced, Passes) and not traced.forward.outputs[0].shape:
         return {"fused": _fused_bytes(traced, data, backend)}  # it gives a loss
     outputs = identities(traced.forward.outputs)
-    around = Surroundings(backend=backend, elsewhere=outputs)
+    around = _around(backend, outputs)
     found = {"forward": least_peak_bytes(traced.forward, traced.cuts, around)}
+    if backend == "tpu":
+        found["forward"] += _summing_bytes(traced.forward, traced.cuts)
     for name, backward in _backwards(traced).items():
         elsewhere = _added_in_place(backward, data, backend)
         if name == "input gradient" or backend == "cpu":
             elsewhere |= identities(backward.outputs)
-        around = Surroundings(backend=backend, elsewhere=elsewhere)
+        around = _around(backend, elsewhere)
         found[name] = _backward_bytes(traced, backward, data, around)
     return found
+
+
+def _around(backend: Backend, elsewhere: frozenset[int]) -> Surroundings:
+    vector_bytes = _VECTOR_BYTES if backend == "tpu" else 0
+    return Surroundings(backend=backend, elsewhere=elsewhere, vector_bytes=vector_bytes)
 
 
 def _backwards(traced: Passes | SplitPasses) -> dict[str, Graph]:
@@ -73,15 +88,21 @@ def _fused_bytes(traced: Passes, data: int, backend: Backend) -> int:
         steps=(*traced.forward.steps, *backward.steps),
     )
     elsewhere = _added_in_place(backward, data, backend)
-    around = Surroundings(backend=backend, elsewhere=elsewhere)
-    return peak_bytes(fused, traced.cuts, around)
+    around = _around(backend, elsewhere)
+    peak = _tpu_bytes if backend == "tpu" else peak_bytes
+    return peak(fused, traced.cuts, around)
 
 
 def _backward_bytes(
     traced: Passes | SplitPasses, backward: Graph, data: int, around: Surroundings
 ) -> int:
-    if around.backend != "cpu":
-        halves = isinstance(traced, SplitPasses)
+    halves = isinstance(traced, SplitPasses)
+    if around.backend == "tpu":
+        if not halves:
+            return _tpu_bytes(backward, traced.cuts, around)
+        sums = _summing_bytes(backward, traced.cuts)
+        return peak_bytes(backward, traced.cuts, around) + sums
+    if around.backend == "gpu":
         # XLA was seen to run whole backwards in the first order where another would do
         # with less
         peak = least_peak_bytes if halves else peak_bytes
@@ -89,6 +110,26 @@ def _backward_bytes(
     relaid = replace(around, relaid=_relaid(traced, data))
     copies_bytes = _own_copies_bytes(traced, backward, data)
     return peak_bytes(backward, traced.cuts, relaid) + copies_bytes
+
+
+def _tpu_bytes(graph: Graph, cuts: Cuts, around: Surroundings) -> int:
+    """Of a whole backward on a TPU: what loops need and what all else does, which were
+    seen to share no space, with the gaps between."""
+    loops = [step for step in graph.steps if step.body is not None]
+    others = [step for step in graph.steps if step.body is None]
+
+    def peak(of: Graph, without: list[Operation]) -> int:
+        made = identities([v for step in without for v in step.outputs])
+        return peak_bytes(of, cuts, replace(around, elsewhere=around.elsewhere | made))
+
+    beside_bytes = peak(replace(graph, steps=tuple(others)), loops)
+    apart_bytes = peak(graph, others) + max(beside_bytes - around.vector_bytes, 0)
+    return round(_GAPS * apart_bytes) + _summing_bytes(graph, cuts)
+
+
+def _summing_bytes(graph: Graph, cuts: Cuts) -> int:
+    """What a TPU sets aside for sums over devices."""
+    return _SUMMING_BYTES if all_reduces(graph, cuts) else 0
 
 
 def saved_bytes(traced: Passes | SplitPasses, value: Value, data: int) -> int:

@@ -219,6 +219,55 @@ def test_products_are_not_joined_if_they_are_large_or_one_needs_the_other():
     assert merged(in_turn, cuts) is in_turn
 
 
+@pytest.mark.parametrize(
+    "function", [lambda x, a: x @ jnp.exp(a), lambda x, a: jnp.exp(x @ a)]
+)
+def test_a_tpu_has_products_in_one_with_what_is_around_them(
+    function: Callable[..., jax.Array],
+):
+    graph = traced(function, (8, 16), (16, 32))
+    assert peak(graph, "tpu") == 8 * 32 * 4
+    assert peak(graph, "gpu") > 8 * 32 * 4
+
+
+def test_a_tpu_stores_a_product_that_two_read():
+    def both(x: jax.Array, a: jax.Array) -> tuple[jax.Array, jax.Array]:
+        product = x @ a
+        return jnp.exp(product), jnp.sin(product)
+
+    graph = traced(both, (8, 16), (16, 32))
+    assert peak(graph, "tpu") == 3 * 8 * 32 * 4
+
+
+def gradients_of(x_ULD: jax.Array, y_ULF: jax.Array) -> jax.Array:
+    """A product of every two slices."""
+
+    def unit(_: None, slices: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array]:
+        x_LD, y_LF = slices
+        return None, jnp.einsum("ld,lf->df", x_LD, y_LF)
+
+    return jax.lax.scan(unit, None, (x_ULD, y_ULF))[1]
+
+
+def test_products_of_a_tpus_loop_are_read_off_stacks_and_written_into_them():
+    graph = traced(gradients_of, (4, 8, 16), (4, 8, 32))
+    assert peak(graph, "tpu") == 4 * 16 * 32 * 4
+    assert peak(graph, "gpu") > 4 * 16 * 32 * 4
+
+
+def test_heads_of_a_batch_fill_the_lanes_of_a_tpu_and_nothing_else_does():
+    dims = Dims()
+    cuts = Cuts(dims=dims, cut=frozenset(), tensor=1, lanes=128)
+    sizes = {
+        (shape, origin): cuts.num_bytes(dims.value(shape, np.float32, origin))
+        for shape in ((2, 8, 4, 80), (8, 4, 80), (2, 8, 4, 256))
+        for origin in (Origin.BATCH, Origin.WEIGHTS)
+    }
+    padded = sizes.pop(((2, 8, 4, 80), Origin.BATCH))
+    assert padded == 2 * 8 * 4 * 128 * 4
+    assert all(size == 4 * np.prod(shape) for (shape, _), size in sizes.items())
+
+
 def scores_of(stack: jax.Array, x_BLNH: jax.Array, order: str) -> jax.Array:
     """The largest score of heads of all slices of a stack, with dims in this order."""
 

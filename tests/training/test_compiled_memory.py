@@ -98,7 +98,7 @@ def test_a_run_keeps_what_the_compiler_says_and_costs_use_it(
     assert run(preset.config, preset, MODEL) == 0
     compiled = read_run_compiled(preset.config)
     programs = sorted(tuple(sorted(found)) for found in compiled.values())
-    assert programs == [("B", "F"), ("FB",), ("PACK", "UPDATE"), ("PACK", "UPDATE")]
+    assert programs == [("B", "F"), ("FB",), ("UPDATE",), ("UPDATE",)]
     found = workspaces(two_stages(), compiled)
     assert found != modelled
     assert {*found} <= {*told}

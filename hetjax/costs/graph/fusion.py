@@ -11,7 +11,9 @@ around them (`sums.py`); a costly operation is done once if several kernels read
 what a graph gives back is made once more for a product that reads it. Accelerators
 (read off those for GPUs): any matrix is read either way; a sum is fused with what it
 adds; kernels element by element that read an array in common are one kernel, which
-stores all they make.
+stores all they make. TPUs (read off their programs): a product is one kernel with what
+is done element by element to what it reads, and to what it makes if nothing else reads
+that.
 
 Does not own the order of kernels (`turns.py`) nor what lives at once (`liveness.py`).
 """
@@ -22,6 +24,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hetjax.cluster.catalogue import Backend
 from hetjax.costs.graph.joins import ATTENTION, RAGGED
 from hetjax.costs.graph.sums import (
     ALL_REDUCE,
@@ -78,19 +81,39 @@ def kernels(graph: Graph, slices: frozenset[int] = frozenset()) -> tuple[Kernel,
 
 
 def device_kernels(
-    graph: Graph, slices: frozenset[int] = frozenset()
+    graph: Graph, slices: frozenset[int] = frozenset(), backend: Backend = "gpu"
 ) -> tuple[Kernel, ...]:
     """The same as on an accelerator."""
-    return _merged(_fused(graph, slices, _stored_by_devices(graph), on_cpu=False))
+    stored = _stored_by_devices(graph)
+    if backend == "tpu":
+        stored -= _in_epilogues(graph)
+        return _fused(graph, slices, stored, backend)
+    return _merged(_fused(graph, slices, stored, backend))
+
+
+def _in_epilogues(graph: Graph) -> frozenset[int]:
+    """What a product makes for one kernel element by element, which a TPU has in one
+    with the product."""
+    readers: dict[int, list[Operation]] = {}
+    for step in graph.steps:
+        for value in step.inputs:
+            readers.setdefault(id(value), []).append(step)
+    products = [s.outputs[0] for s in graph.steps if s.op == "dot_general"]
+    found = []
+    for value in products:
+        match readers.get(id(value)):
+            case [reader] if reader.outputs and not gathers(reader):
+                found.append(value)
+    return identities(found) - identities(graph.outputs)
 
 
 def _fused(
     graph: Graph,
     slices: frozenset[int],
     stored: frozenset[int],
-    *,
-    on_cpu: bool = True,
+    backend: Backend = "cpu",
 ) -> tuple[Kernel, ...]:
+    on_cpu = backend == "cpu"
     whole = _whole(graph, slices, stored)
     roots = {v: (array,) for v, array in whole.items()}
     found: dict[Any, Kernel] = {}
@@ -125,7 +148,7 @@ def _fused(
         if step.outputs and not any(id(v) in stored for v in step.outputs):
             roots |= {id(v): reads for v in step.outputs}
             continue
-        if step.op == "dot_general":
+        if step.op == "dot_general" and backend != "tpu":
             on_cpus = zip(step.inputs, operand_orders(step), strict=True)
             pairs = on_cpus if on_cpu else read_by_devices(step)
             reads = _unique([r for v, order in pairs for r in laid_out(v, order)])

@@ -12,7 +12,7 @@ Does not own the graph (`values.py`), what is stored (`fusion.py`), in which ord
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, get_args
@@ -22,23 +22,20 @@ from hetjax.costs.graph.fusion import (
     SUMMED,
     WRITE,
     Kernel,
-    before_transpose,
     device_kernels,
     gathers,
     identities,
     kernels,
-    read_by_devices,
 )
 from hetjax.costs.graph.kernels import all_reduces, partial_sums
+from hetjax.costs.graph.layouts import in_lanes, turned_stacks
 from hetjax.costs.graph.merging import merged
-from hetjax.costs.graph.sums import in_place, reduced
+from hetjax.costs.graph.sums import reduced
 from hetjax.costs.graph.turns import breadth_first, depth_first, least_memory
 from hetjax.costs.graph.values import Cuts, Graph, Operation, Origin, Value
 
 # Of all that can begin what frees most; depth first, the heaviest or as it is read.
 Order = Literal["freeing", "heaviest", "read"]
-DimOrder = tuple[int, ...] | None  # as a product reads them
-_OTHER: DimOrder = None  # than the value's own, whatever it is
 
 _UPDATES = frozenset({"add", "add_any", "dynamic_update_slice"})
 
@@ -49,13 +46,15 @@ class Surroundings:
 
     `elsewhere` have buffers of their own, `relaid` are stacks that a loop can only
     read as a copy in another layout; `backend` is JAX's word for the platform, `order`
-    that of an accelerator's kernels.
+    that of an accelerator's kernels. Of what lives in a loop's body `vector_bytes` lie
+    in a memory of their own.
     """
 
     backend: Backend = "cpu"
     order: Order = "freeing"
     elsewhere: frozenset[int] = frozenset()
     relaid: frozenset[int] = frozenset()
+    vector_bytes: int = 0
 
 
 def least_peak_bytes(graph: Graph, cuts: Cuts, around: Surroundings) -> int:
@@ -134,7 +133,7 @@ def _on_device(
 ) -> tuple[Kernel, ...]:
     """Those of an accelerator, in whatever order they run; GPUs join small products."""
     joined = merged(graph, cuts) if backend == "gpu" else graph
-    return device_kernels(joined, slices)
+    return device_kernels(joined, slices, backend)
 
 
 def _write(value: Value) -> Kernel:
@@ -150,6 +149,8 @@ def _there_at_once(
 ) -> dict[int, int]:
     """Bytes by identity of what begins as zeros: stacks, and sums that are filled, but
     where their zeros are made when they are read."""
+    if around.backend == "tpu":
+        return {}
     at_once = around.order == "freeing"
     zeros = [v for k in ordered for v in _filled(k.step, at_once) if id(v) in own]
     if around.backend == "cpu":
@@ -177,22 +178,32 @@ def _loop_bytes(step: Operation, graph: Graph, cuts: Cuts, around: Surroundings)
         return 0
     num_consts, num_carry = step.num_consts, step.num_carry
     slices = identities(step.body.inputs[num_consts + num_carry :])
+    if around.backend == "tpu":  # what reads a slice reads it off the stack
+        slices = frozenset()
+    cuts = in_lanes(cuts, step, around.backend)
     updated = _updated(step)
     own = identities([step.body.outputs[at] for at in updated])
     written = _written_at_once(step, slices, cuts, around.backend)
-    inside = replace(around, elsewhere=around.elsewhere | written | own)
+    inside = replace(around, elsewhere=around.elsewhere | written | own, vector_bytes=0)
     given = step.inputs[num_consts : num_consts + num_carry]
     carry = [v for at, v in enumerate(given) if at not in updated]
-    turned = () if around.backend == "cpu" else _turned_stacks(step)
-    if around.backend == "gpu":  # one that the graph makes itself is made in that order
+    if around.backend == "tpu":  # what is given back is carried in its own buffer
+        pairs = zip(given, step.outputs, strict=False)
+        back = [v for v, made in pairs if id(made) in around.elsewhere]
+        carry = [v for v in carry if id(v) not in identities(back)]
+    turned = ()
+    if around.backend != "cpu":  # one that the graph makes is made in that order
         given_to_graph = identities(graph.inputs)
-        turned = tuple(v for v in turned if id(v) in given_to_graph)
+        found = turned_stacks(step, around.backend)
+        turned = tuple(v for v in found if id(v) in given_to_graph)
     relaid = [v for v in step.inputs if id(v) in around.relaid]
-    copied = sum(map(cuts.num_bytes, (*carry, *relaid, *turned)))
+    copied_bytes = sum(map(cuts.num_bytes, (*relaid, *turned)))
     if around.backend == "cpu":
-        copied += _constant_bytes(step, cuts)
+        copied_bytes += _constant_bytes(step, cuts)
     stacks = () if around.backend == "tpu" else _stacks(step, written)
-    return peak_bytes(step.body, cuts, inside, slices, stacks) + copied
+    body_bytes = peak_bytes(step.body, cuts, inside, slices, stacks)
+    body_bytes += sum(map(cuts.num_bytes, carry))
+    return max(body_bytes - around.vector_bytes, 0) + copied_bytes
 
 
 def _constant_bytes(loop: Operation, cuts: Cuts) -> int:
@@ -221,67 +232,6 @@ def _stacks(
     return tuple(found.values())
 
 
-@lru_cache(maxsize=1024)
-def _turned_stacks(loop: Operation) -> tuple[Value, ...]:
-    """Stacks of heads (batch, positions, heads, size) whose slices a product reads in
-    another order: the whole stack is copied into it."""
-    assert loop.body is not None
-    turned, begin = _read_turned(loop.body), loop.num_consts + loop.num_carry
-    pairs = zip(loop.inputs[begin:], loop.body.inputs[begin:], strict=True)
-    return tuple(
-        stack for stack, given in pairs if id(given) in turned and len(given.shape) > 3
-    )
-
-
-def _read_turned(graph: Graph) -> frozenset[int]:
-    """Inputs of a graph that reach a product of batches which reads them in another
-    order, through nothing but operations element by element, transposes among them."""
-    makers = {id(v): step for step in graph.steps for v in step.outputs}
-    left = [pair for step in graph.steps for pair in _read_in_order(step, makers)]
-    inputs, seen, turned = identities(graph.inputs), set(), set()
-    while left:
-        value, order = left.pop()
-        if (id(value), order) in seen:
-            continue
-        seen.add((id(value), order))
-        if id(value) in inputs and _is_turned(value, order):
-            turned.add(id(value))
-        maker = makers.get(id(value))
-        if maker and not gathers(maker):
-            left += _on_the_way(maker, value, order)
-    return frozenset(turned)
-
-
-def _read_in_order(
-    step: Operation, makers: Mapping[int, Operation]
-) -> list[tuple[Value, DimOrder]]:
-    """What a step reads as a product of batches, and in which order of dims."""
-    if step.body is not None:
-        turned = _read_turned(step.body)
-        pairs = zip(step.inputs, step.body.inputs, strict=True)
-        return [(value, _OTHER) for value, given in pairs if id(given) in turned]
-    if step.op != "dot_general" or not step.params["dimension_numbers"][1][0]:
-        return []
-    return list(read_by_devices(step, makers))
-
-
-def _on_the_way(
-    maker: Operation, value: Value, order: DimOrder
-) -> list[tuple[Value, DimOrder]]:
-    """The inputs of a step element by element in the order in which its output is read;
-    where it gives another shape, those of one that is turned are."""
-    if maker.op == "transpose" and order is not None:
-        return [before_transpose(maker, order)]
-    alike = [v for v in maker.inputs if v.shape == value.shape]
-    others = [v for v in maker.inputs if v.shape != value.shape and len(v.shape) > 2]
-    turned = others if _is_turned(value, order) else []
-    return [(v, order) for v in alike] + [(v, _OTHER) for v in turned]
-
-
-def _is_turned(value: Value, order: DimOrder) -> bool:
-    return order is None or not in_place(value, order)
-
-
 def _updated(loop: Operation) -> list[int]:
     """Carries that the loop updates in place: each body reads slices and adds."""
     assert loop.body is not None
@@ -308,7 +258,8 @@ def _written_at_once(
 ) -> frozenset[int]:
     """Outputs of a loop's body that are fused with writing them into their stack.
 
-    On accelerators those that no other kernel reads or makes part of.
+    On accelerators those that no other kernel reads or makes part of; on TPUs what
+    products make, too.
     """
     assert loop.body is not None
     stacked = loop.body.outputs[loop.num_carry :]
@@ -325,4 +276,7 @@ def _written_at_once(
     found = _on_device(loop.body, cuts, slices, backend)
     read = {id(v) for kernel in found for v in kernel.reads}
     joint = [v for k in found if len(k.step.outputs) > 1 for v in k.step.outputs]
+    if backend == "tpu":
+        products = [k.step for k in found if k.step.op == "dot_general"]
+        written |= identities(stacked) & identities([s.outputs[0] for s in products])
     return written - read - identities(joint)

@@ -147,11 +147,15 @@ class Dims:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cuts:
-    """Sizes on one device of `tensor`, once all graphs are made."""
+    """Sizes on one device of `tensor`, once all graphs are made.
+
+    Arrays of heads, with the batch in front, fill whole multiples of `lanes`.
+    """
 
     dims: Dims
     cut: frozenset[int]
     tensor: int
+    lanes: int = 1
 
     def is_cut(self, value: Value, dim: int) -> bool:
         """Say whether the dim is spread over the tensor axis."""
@@ -170,7 +174,10 @@ class Cuts:
 
     def num_bytes(self, value: Value) -> int:
         """Give the bytes of the part that one device holds."""
-        return math.prod(self.shape(value)) * value.dtype.itemsize
+        shape = self.shape(value)
+        if self.lanes > 1 and value.origin is Origin.BATCH and len(shape) > 3:
+            shape = (*shape[:-1], -(-shape[-1] // self.lanes) * self.lanes)
+        return math.prod(shape) * value.dtype.itemsize
 
 
 def graph_of(closed: ClosedJaxpr, inputs: Sequence[Value], dims: Dims) -> Graph:

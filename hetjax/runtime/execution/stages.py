@@ -131,9 +131,9 @@ class Stages:
         ops = _ops(self.training)
         return {
             key: {
-                name: max(sizes, default=0)
+                name: max(sizes)
                 for name, said in _said_bytes(state, ops[key])
-                if None not in (sizes := [*said])
+                if (sizes := [size for size in said if size is not None])
             }
             for key, state in self.stages.items()
         }
