@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from experiments.compile.compiling import commit
 from experiments.compile.hlo import collectives
 from experiments.compile.targets import TARGETS
 from hetjax.models import cross_entropy
@@ -65,6 +66,7 @@ def row(target: str, form: str, tensor: int) -> Row:
         "output_bytes": memory.output_size_in_bytes,
         "collectives": dict(collectives(program.as_text() or "")),
         "jax": jax.__version__,
+        "commit": commit(),
     }
 
 
