@@ -85,7 +85,7 @@ def _buffer_bytes(cell: MemoryCell) -> int:
 
 def fitted_margin(found: Sequence[Compared]) -> float:
     """Return the least margin that has no total under -2 % and, of such, most within 0
-    and +10 %; if none has, the greatest."""
+    and +10 %; if none has, that with most of all."""
 
     def quality(margin: float) -> tuple[bool, int, float]:
         errors = [one.error(margin) for one in found]
