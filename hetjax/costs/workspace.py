@@ -52,15 +52,15 @@ def pass_bytes(
         return {"fused": _fused_bytes(traced, data, backend)}  # it gives a loss
     outputs = identities(traced.forward.outputs)
     around = _around(backend, outputs)
-    found = {"forward": least_peak_bytes(traced.forward, traced.cuts, around)}
-    if backend == "tpu":
-        found["forward"] += _summing_bytes(traced.forward, traced.cuts)
+    forward_bytes = least_peak_bytes(traced.forward, traced.cuts, around)
+    found = {"forward": forward_bytes + _summing_bytes(traced.forward, traced, backend)}
     for name, backward in _backwards(traced).items():
         elsewhere = _added_in_place(backward, data, backend)
         if name == "input gradient" or backend == "cpu":
             elsewhere |= identities(backward.outputs)
         around = _around(backend, elsewhere)
         found[name] = _backward_bytes(traced, backward, data, around)
+        found[name] += _summing_bytes(backward, traced, backend)
     return found
 
 
@@ -89,32 +89,31 @@ def _fused_bytes(traced: Passes, data: int, backend: Backend) -> int:
     )
     elsewhere = _added_in_place(backward, data, backend)
     around = _around(backend, elsewhere)
-    peak = _tpu_bytes if backend == "tpu" else peak_bytes
-    return peak(fused, traced.cuts, around)
+    fused_bytes = _whole_bytes(fused, traced.cuts, around)
+    return fused_bytes + _summing_bytes(fused, traced, backend)
 
 
 def _backward_bytes(
     traced: Passes | SplitPasses, backward: Graph, data: int, around: Surroundings
 ) -> int:
-    halves = isinstance(traced, SplitPasses)
-    if around.backend == "tpu":
-        if not halves:
-            return _tpu_bytes(backward, traced.cuts, around)
-        sums = _summing_bytes(backward, traced.cuts)
-        return peak_bytes(backward, traced.cuts, around) + sums
-    if around.backend == "gpu":
-        # XLA was seen to run whole backwards in the first order where another would do
-        # with less
-        peak = least_peak_bytes if halves else peak_bytes
+    if around.backend != "cpu":
+        halves = isinstance(traced, SplitPasses)
+        peak = least_peak_bytes if halves else _whole_bytes
         return peak(backward, traced.cuts, around)
     relaid = replace(around, relaid=_relaid(traced, data))
     copies_bytes = _own_copies_bytes(traced, backward, data)
     return peak_bytes(backward, traced.cuts, relaid) + copies_bytes
 
 
-def _tpu_bytes(graph: Graph, cuts: Cuts, around: Surroundings) -> int:
-    """Of a whole backward on a TPU: what loops need and what all else does, which were
-    seen to share no space, with the gaps between."""
+def _whole_bytes(graph: Graph, cuts: Cuts, around: Surroundings) -> int:
+    """Of a backward that is not cut in halves.
+
+    XLA for GPUs was seen to run it in the first order where another would do with less.
+    On a TPU what loops need and what all else does were seen to share no space, and to
+    have gaps between.
+    """
+    if around.backend != "tpu":
+        return peak_bytes(graph, cuts, around)
     loops = [step for step in graph.steps if step.body is not None]
     others = [step for step in graph.steps if step.body is None]
 
@@ -124,12 +123,13 @@ def _tpu_bytes(graph: Graph, cuts: Cuts, around: Surroundings) -> int:
 
     beside_bytes = peak(replace(graph, steps=tuple(others)), loops)
     apart_bytes = peak(graph, others) + max(beside_bytes - around.vector_bytes, 0)
-    return round(_GAPS * apart_bytes) + _summing_bytes(graph, cuts)
+    return round(_GAPS * apart_bytes)
 
 
-def _summing_bytes(graph: Graph, cuts: Cuts) -> int:
+def _summing_bytes(graph: Graph, traced: Passes | SplitPasses, backend: Backend) -> int:
     """What a TPU sets aside for sums over devices."""
-    return _SUMMING_BYTES if all_reduces(graph, cuts) else 0
+    sums = backend == "tpu" and all_reduces(graph, traced.cuts)
+    return _SUMMING_BYTES if sums else 0
 
 
 def saved_bytes(traced: Passes | SplitPasses, value: Value, data: int) -> int:
