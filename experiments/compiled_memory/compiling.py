@@ -2,14 +2,15 @@
 """Compiles the passes of cells and writes down what compilers say of their memory.
 
 Owns the rows: the cell, the temporary bytes of every pass, and the bytes that arguments
-are padded by. Does not own our own figures, which are made anew when rows are judged.
+are padded by. Does not own our own figures, which are made anew when rows are judged,
+nor how a TPU's compiler is asked (`heaps.py`).
 """
 
 import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from functools import cache
 from importlib.metadata import version
@@ -32,9 +33,11 @@ from experiments.compile.targets import TARGETS, installed
 from experiments.compiled_memory.cells import (
     HOST,
     MemoryCell,
+    backend_of,
     passes_of,
     stage_state,
 )
+from experiments.compiled_memory.heaps import dump_heaps, heap_bytes
 from hetjax.mesh.process_setup import simulate_devices
 
 Row = dict[str, Any]
@@ -88,6 +91,8 @@ def serve(connection: Connection, target: str) -> None:
     os.nice(19)
     if target == HOST:
         simulate_devices(MOST_DEVICES)
+    if backend_of(target) == "tpu":
+        dump_heaps()
     start_jax()
     devices = jax.devices() if target == HOST else TARGETS[target].devices()
     while (cell := connection.recv()) is not None:
@@ -100,7 +105,7 @@ def record(cell: MemoryCell, devices: Sequence[jax.Device]) -> Row:
     found: Row = {"failures": []} | _versions(cell.target)
     try:
         passes = passes_of(cell, stage_state(cell, list(devices)))
-        found |= _memory(passes)
+        found |= _memory(passes) | _live(passes, cell.target)
     except Exception as error:  # one that does not compile says nothing of memory
         found["failures"] = [first_line(error)]
     return found | {"seconds": round(time.perf_counter() - started, 1)}
@@ -116,6 +121,24 @@ def _memory(passes: dict[str, Any]) -> Row:
         "padding_bytes": max(padding.values()),
         "other_choices": sum(map(is_other_choice, passes.values())),
     }
+
+
+def _live(passes: Mapping[str, Any], target: str) -> Row:
+    """Of a TPU's programs their heaps, in place of what `memory_analysis` adds to them,
+    which is told beside, and what lives at once in them."""
+    if backend_of(target) != "tpu":
+        return {}
+    return {
+        "temp_bytes": {name: heap_bytes(each) for name, each in passes.items()},
+        "reported_bytes": {name: temp_bytes(each) for name, each in passes.items()},
+        "live_bytes": {name: _live_bytes(each) for name, each in passes.items()},
+    }
+
+
+def _live_bytes(program: Any) -> int:
+    said = program.memory_analysis()
+    made = said.output_size_in_bytes - said.alias_size_in_bytes
+    return said.peak_memory_in_bytes - said.argument_size_in_bytes - made
 
 
 @cache

@@ -16,7 +16,12 @@ from experiments.benchmarks.one_jit import even_pipeline, random_batch
 from hetjax.cluster.catalogue import Precision
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.costs.costs import Costs
-from hetjax.costs.measured.compiled import NOTHING, CompiledBytes, by_program
+from hetjax.costs.measured.compiled import (
+    NOTHING,
+    CompiledBytes,
+    PlanPrograms,
+    by_program,
+)
 from hetjax.costs.plan_costs import stage_devices
 from hetjax.data.batches import Batch
 from hetjax.models.attention import head_sizes
@@ -82,7 +87,9 @@ class OneStage:
         """What the compiler has told of the stage (`Stages.temp_bytes`), as `train`
         keeps it."""
         devices = stage_devices(self.plan, self.cluster)
-        return by_program(self.plan, self.model, devices, optimizer.init, {KEY: told})
+        init = optimizer.init
+        programs = PlanPrograms.of(self.plan, self.model, devices, init)
+        return by_program(programs, {KEY: told})
 
     def predicted(self, optimizer: optax.GradientTransformation) -> Predicted:
         """What `simulate` says; NoFeasiblePlan if the device has too little memory."""

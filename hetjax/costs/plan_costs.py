@@ -30,6 +30,7 @@ from hetjax.costs.costs import (
 from hetjax.costs.measured.compiled import (
     NOTHING,
     CompiledBytes,
+    PlanPrograms,
     compiled_stage,
 )
 from hetjax.costs.measured.layer_profile import DTYPES, Profile, check_profile
@@ -78,13 +79,17 @@ def costs_of(
     times: dict[StageKey, StageTimes] = {}
     precisions = stage_precisions(plan, cluster, profile, dtype)
     plan = with_attentions(plan, cluster, head_sizes(model), precisions, attention)
-    devices = stage_devices(plan, cluster)
+    programs = PlanPrograms(
+        plan=plan,
+        model=model,
+        precisions=precisions,
+        devices=stage_devices(plan, cluster),
+        optimizer=optimizer,
+    )
     for r, s, stage in plan.stages():
         node = cluster.node(stage.node)
         traced = {"optimizer": optimizer, "halves": halves, "dtype": precisions[r, s]}
-        told = compiled_stage(
-            compiled, plan, model, (r, s), precisions, devices, optimizer, split=halves
-        )
+        told = compiled_stage(compiled, programs, (r, s), split=halves)
         if told.workspace_bytes is not None:
             known.add((r, s))
         memory[r, s] = stage_memory(

@@ -13,6 +13,7 @@ from hetjax.cluster.cluster import Cluster
 from hetjax.costs.measured.compiled import (
     NOTHING,
     CompiledBytes,
+    PlanPrograms,
     by_program,
     merged,
     read_compiled,
@@ -103,4 +104,4 @@ def _found(
         for key, sizes in told.items()
         if devices[key] == "cpu" or not is_virtual(config)
     }
-    return by_program(plan, model, devices, init, real)
+    return by_program(PlanPrograms.of(plan, model, devices, init), real)

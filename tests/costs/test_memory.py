@@ -12,7 +12,11 @@ import pytest
 
 from hetjax.cluster.catalogue import Precision
 from hetjax.costs.costs import StageMemory
-from hetjax.costs.measured.compiled import by_program, compiled_stage
+from hetjax.costs.measured.compiled import (
+    PlanPrograms,
+    by_program,
+    compiled_stage,
+)
 from hetjax.costs.stage_memory import stage_memory, static_bytes
 from hetjax.models.model import Model, abstract_params
 from hetjax.plans.plan import Plan, Remat, Replica, Stage, StageKey, StageMesh
@@ -222,14 +226,19 @@ def test_what_the_compiler_says_of_updates_takes_the_place_of_estimates():
     assert told[key]["PACK"] == max(packs) > 0
     devices = dict.fromkeys(told, "cpu")
     said = with_node_precisions(plan, {"n": "bfloat16"})
-    compiled = by_program(said, model, devices, init, told)
+    compiled = by_program(PlanPrograms.of(said, model, devices, init), told)
     precisions: dict[StageKey, Precision] = dict.fromkeys(told, "bfloat16")
 
     def memory(plan: Plan, init: OptimizerInit, **more: int) -> StageMemory:
         given = {p: {**sizes, **more} for p, sizes in compiled.items()}
-        found = compiled_stage(
-            given, plan, model, key, precisions, devices, init, split=False
+        programs = PlanPrograms(
+            plan=plan,
+            model=model,
+            precisions=precisions,
+            devices=devices,
+            optimizer=init,
         )
+        found = compiled_stage(given, programs, key, split=False)
         return stage_memory(
             plan, model, key, dtype="bfloat16", optimizer=init, compiled=found
         )

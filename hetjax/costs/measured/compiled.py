@@ -48,66 +48,83 @@ class CompiledStage:
 NOT_COMPILED = CompiledStage()
 
 
-def stage_program(
-    plan: Plan,
-    model: Model,
-    key: StageKey,
-    precisions: Mapping[StageKey, Precision],
-    device: str,
-) -> str:
-    """Return the key of a stage's programs: equal if all that decides them is.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanPrograms:
+    """What decides the programs of a plan's stages, and their keys: equal if all that
+    decides them is.
 
-    The plan says every stage's attention; `device` is the kind that they run on.
+    The plan says every stage's attention; `precisions` has those that are known,
+    `devices` the kinds of all stages.
     """
-    r, s = key
-    replica = plan.replicas[r]
-    stage = replica.stages[s]
-    decides = (
-        stage_stacks(model, segments_of(stage, segments(plan))),
-        stage.mesh,
-        stage.remat,
-        stage.attention,
-        (replica.microbatch_size, plan.seq_len, plan.packed),
-        [precisions.get((r, at), precisions[key]) for at in (s, s - 1, s + 1)],
-        "float16" in precisions.values(),  # the loss is then scaled
-        canonical_name(device),
-        jax.__version__,
-    )
-    return hashlib.sha256(repr(decides).encode()).hexdigest()
 
+    plan: Plan
+    model: Model
+    precisions: Mapping[StageKey, Precision]
+    devices: Mapping[StageKey, str]
+    optimizer: OptimizerInit
 
-def update_program(
-    plan: Plan,
-    model: Model,
-    key: StageKey,
-    precisions: Mapping[StageKey, Precision],
-    devices: Mapping[StageKey, str],
-    optimizer: OptimizerInit,
-) -> str:
-    """Return the key of what sums up and updates a stage's weights.
+    @classmethod
+    def of(
+        cls,
+        plan: Plan,
+        model: Model,
+        devices: Mapping[StageKey, str],
+        optimizer: OptimizerInit,
+    ) -> "PlanPrograms":
+        """Return those of a plan that says every stage's precision, too."""
+        stages = _stages(plan).items()
+        return cls(
+            plan=plan,
+            model=model,
+            precisions={k: stage.precision for k, stage in stages if stage.precision},
+            devices=devices,
+            optimizer=optimizer,
+        )
 
-    Equal if the stage's arrays are, its optimizer's state among them, and all stages
-    that hold some of its gradients, too. `devices` are the kinds of all stages.
-    """
-    partition, stages = _partition(plan, model), _stages(plan)
-    stacks = tuple(named.stack for named in partition.stages[key].stacks)
-    mesh = stages[key].mesh
-    holders = {
-        group: [
-            (stages[at].mesh, stages[at].offload, canonical_name(devices[at]))
-            for at in partition.holders[group]
-        ]
-        for group in partition.stages[key].groups
-    }
-    decides = (
-        (stacks, mesh, stages[key].offload, precisions[key]),
-        partition.stages[key].groups,
-        holders,
-        _state_layout(stacks, mesh.data, mesh.tensor, optimizer),
-        canonical_name(devices[key]),
-        jax.__version__,
-    )
-    return hashlib.sha256(repr(decides).encode()).hexdigest()
+    def passes(self, key: StageKey) -> str:
+        """Return the key of what computes a stage's passes."""
+        r, s = key
+        replica = self.plan.replicas[r]
+        stage = replica.stages[s]
+        own = self.precisions[key]
+        decides = (
+            stage_stacks(self.model, segments_of(stage, segments(self.plan))),
+            stage.mesh,
+            stage.remat,
+            stage.attention,
+            (replica.microbatch_size, self.plan.seq_len, self.plan.packed),
+            [self.precisions.get((r, at), own) for at in (s, s - 1, s + 1)],
+            "float16" in self.precisions.values(),  # the loss is then scaled
+            canonical_name(self.devices[key]),
+            jax.__version__,
+        )
+        return hashlib.sha256(repr(decides).encode()).hexdigest()
+
+    def updates(self, key: StageKey) -> str:
+        """Return the key of what sums up and updates a stage's weights.
+
+        Equal if the stage's arrays are, its optimizer's state among them, and all
+        stages that hold some of its gradients, too.
+        """
+        partition, stages = _partition(self.plan, self.model), _stages(self.plan)
+        stacks = tuple(named.stack for named in partition.stages[key].stacks)
+        mesh = stages[key].mesh
+        holders = {
+            group: [
+                (stages[at].mesh, stages[at].offload, canonical_name(self.devices[at]))
+                for at in partition.holders[group]
+            ]
+            for group in partition.stages[key].groups
+        }
+        decides = (
+            (stacks, mesh, stages[key].offload, self.precisions[key]),
+            partition.stages[key].groups,
+            holders,
+            _state_layout(stacks, mesh.data, mesh.tensor, self.optimizer),
+            canonical_name(self.devices[key]),
+            jax.__version__,
+        )
+        return hashlib.sha256(repr(decides).encode()).hexdigest()
 
 
 _partition = lru_cache(maxsize=64)(PlanPartition)
@@ -126,23 +143,14 @@ def _state_layout(
 
 
 def compiled_stage(
-    compiled: CompiledBytes,
-    plan: Plan,
-    model: Model,
-    key: StageKey,
-    precisions: Mapping[StageKey, Precision],
-    devices: Mapping[StageKey, str],
-    optimizer: OptimizerInit,
-    *,
-    split: bool,
+    compiled: CompiledBytes, programs: PlanPrograms, key: StageKey, *, split: bool
 ) -> CompiledStage:
     """Return what the compiler has said of a stage's programs."""
     if not compiled:
         return NOT_COMPILED
-    passes = stage_program(plan, model, key, precisions, devices[key])
-    updates = update_program(plan, model, key, precisions, devices, optimizer)
-    last = key[1] + 1 == len(plan.replicas[key[0]].stages)
-    told = compiled.get(updates, {})
+    last = key[1] + 1 == len(programs.plan.replicas[key[0]].stages)
+    told = compiled.get(programs.updates(key), {})
+    passes = programs.passes(key)
     return CompiledStage(
         workspace_bytes=workspace_of(compiled, passes, last=last, split=split),
         update_bytes=told.get("UPDATE"),
@@ -163,26 +171,14 @@ def workspace_of(
 
 
 def by_program(
-    plan: Plan,
-    model: Model,
-    devices: Mapping[StageKey, str],
-    optimizer: OptimizerInit,
-    told: Mapping[StageKey, Mapping[str, int]],
+    programs: PlanPrograms, told: Mapping[StageKey, Mapping[str, int]]
 ) -> CompiledBytes:
-    """Give what is told of stages to the keys of their programs.
-
-    The plan says every stage's precision and attention.
-    """
-    precisions: dict[StageKey, Precision] = {
-        key: stage.precision for key, stage in _stages(plan).items() if stage.precision
-    }
+    """Give what is told of stages to the keys of their programs."""
     found = NOTHING
     for key, sizes in told.items():
-        passes = stage_program(plan, model, key, precisions, devices[key])
-        updates = update_program(plan, model, key, precisions, devices, optimizer)
         own = {
-            passes: {name: sizes[name] for name in sizes if name not in _UPDATES},
-            updates: {name: sizes[name] for name in sizes if name in _UPDATES},
+            programs.passes(key): {n: sizes[n] for n in sizes if n not in _UPDATES},
+            programs.updates(key): {n: sizes[n] for n in sizes if n in _UPDATES},
         }
         found = merged(found, own)
     return found

@@ -14,7 +14,12 @@ from hetjax.cluster.catalogue import backend_of, canonical_name, catalogue
 from hetjax.cluster.cluster import DEVICE_FIGURES, Cluster, Node, Precision
 from hetjax.cluster.memory_budget import plan_bytes
 from hetjax.costs.costs import Costs
-from hetjax.costs.measured.compiled import NOTHING, CompiledBytes, compiled_stage
+from hetjax.costs.measured.compiled import (
+    NOTHING,
+    CompiledBytes,
+    PlanPrograms,
+    compiled_stage,
+)
 from hetjax.costs.measured.layer_profile import Profile
 from hetjax.costs.network.wire_bytes import Transport
 from hetjax.costs.plan_costs import costs_of, device_kinds, stage_devices
@@ -245,8 +250,15 @@ def check_plan_fits(
     if not any(map(math.isfinite, has_bytes.values())):
         return
     devices = stage_devices(plan, cluster)
-    programs = lower(plan, tied_holders(plan, model))
-    splits = any(a.op is Op.I for program in programs.values() for a in program)
+    actions = lower(plan, tied_holders(plan, model))
+    splits = any(a.op is Op.I for program in actions.values() for a in program)
+    programs = PlanPrograms(
+        plan=plan,
+        model=model,
+        precisions=precisions,
+        devices=devices,
+        optimizer=optimizer,
+    )
     needs = {
         (r, s): stage_memory(
             plan,
@@ -256,21 +268,12 @@ def check_plan_fits(
             optimizer=optimizer,
             halves=splits,
             backend=backend_of(devices[r, s]),
-            compiled=compiled_stage(
-                compiled,
-                plan,
-                model,
-                (r, s),
-                precisions,
-                devices,
-                optimizer,
-                split=splits,
-            ),
+            compiled=compiled_stage(compiled, programs, (r, s), split=splits),
         )
         for r, s, _ in plan.stages()
     }
     costs = Costs(times={}, memory=needs, memory_bytes=has_bytes)
-    check_memory(memory_uses(programs, plan, costs), plan, costs)
+    check_memory(memory_uses(actions, plan, costs), plan, costs)
 
 
 def known_memory_bytes(node: Node) -> float:
