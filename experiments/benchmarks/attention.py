@@ -13,8 +13,6 @@ meets both of a round.
 
 import argparse
 import json
-import os
-import platform
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -26,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.machine import machine
 from hetjax.mesh.process_setup import simulate_devices
 from hetjax.models.attention import AttentionForm, attend
 
@@ -86,13 +85,6 @@ def measure(lengths: tuple[int, ...], rounds: int) -> dict[str, Any]:
         }
     found = [r for of in ratio.values() for by in of.values() for r in by.values()]
     return {"largest_ratio": max(found), "ratio": ratio, "step_s": step_s}
-
-
-def machine() -> str:
-    """What it was measured on."""
-    cpus = f"{os.cpu_count()} CPU cores ({platform.machine()})"
-    versions = f"Python {platform.python_version()}, JAX {jax.__version__}"
-    return f"{cpus}, shared, load {os.getloadavg()[0]:.0f}; {versions}"
 
 
 def main() -> None:

@@ -14,8 +14,6 @@ CPU the weights are part of it. Prints one JSON object.
 
 import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 import threading
@@ -31,6 +29,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from experiments.machine import machine
 from hetjax.inference.continuing import Continuation
 from hetjax.inference.loaded import LoadedModel, load_layers
 from hetjax.models.configs import LlamaConfig
@@ -175,12 +174,9 @@ def main() -> None:
     if options.reading is not None:
         reading(options.reading)
         return
-    load = f"load {os.getloadavg()[0]:.0f}"
-    cpus = f"{os.cpu_count()} CPU cores ({platform.machine()}), {load}"
-    versions = f"Python {platform.python_version()}, JAX {jax.__version__}"
     result = {
         "command": _COMMAND,
-        "machine": f"{cpus}; {versions}",
+        "machine": machine(),
         "rounds": options.rounds,
         "tokens": options.tokens,
         "speed": [speed(p, options.rounds, options.tokens) for p in _POSITIONS],

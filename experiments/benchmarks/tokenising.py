@@ -11,8 +11,6 @@ small text, and of a large one.
 
 import argparse
 import json
-import os
-import platform
 import random
 import subprocess
 import sys
@@ -22,8 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 
-import tokenizers
-
+from experiments.machine import machine
 from hetjax.data import corpus, tokenizer
 from hetjax.data.building import write_documents
 from hetjax.data.dataset import prepare
@@ -115,20 +112,11 @@ def _largest_bytes() -> int:
     return int(line.split()[1]) * 1024
 
 
-def _machine() -> str:
-    cores, load = os.cpu_count(), os.getloadavg()[1]
-    library = f"tokenizers {tokenizers.__version__}"
-    return (
-        f"{cores} CPU cores ({platform.machine()}), shared, load {load:.0f}; "
-        f"Python {platform.python_version()}, {library}"
-    )
-
-
 def measured(
     gigabytes: float, num_turns: int, tell: Callable[[dict[str, object]], None]
 ) -> None:
     """Tell what is known so far, after each part: they take minutes to hours."""
-    found: dict[str, object] = {"machine": _machine()}
+    found: dict[str, object] = {"machine": machine("tokenizers")}
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder, "text.jsonl")
         write_text(text, RATE_BYTES)

@@ -41,9 +41,9 @@ def heap_bytes(program: Any) -> int:
 
 
 def _dumped_bytes(module: str) -> int:
-    """Read what was dumped of a module, `HloModule NAME, ...`, and remove it."""
+    """Read what was dumped last of a module, `HloModule NAME, ...`, and remove it."""
     dumps = Path(_dumps[-1].name)
-    (found,) = dumps.glob(f"*.{module}.{_DUMPED}")
+    *_, found = sorted(dumps.glob(f"*.{module}.{_DUMPED}"))
     heaps = _HEAP.findall(found.read_text(encoding="utf-8"))
     for path in dumps.glob(f"*.{module}.*.txt"):
         path.unlink()

@@ -17,7 +17,6 @@ process: the first takes what it takes to compile, whatever the size of the mode
 import argparse
 import json
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -28,11 +27,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import jax
 import ml_dtypes
 import numpy as np
 
 from experiments.finetune.runs import CLUSTER
+from experiments.machine import machine
 from hetjax.api.exporting import export_model
 from hetjax.cluster.cluster_files import cluster_toml
 from hetjax.models.configs import LlamaConfig
@@ -221,11 +220,9 @@ def main() -> None:
     if asked.run_dir is not None:
         exporting(Path(asked.run_dir), Path(asked.to), asked.dtype, merged=asked.merged)
         return
-    cpus = f"{os.cpu_count()} CPU cores ({platform.machine()}), shared"
-    versions = f"Python {platform.python_version()}, JAX {jax.__version__}"
     with TemporaryDirectory() as scratch:
         found = measured(Path(scratch))
-    result = {"command": COMMAND, "machine": f"{cpus}; {versions}", **found}
+    result = {"command": COMMAND, "machine": machine(), **found}
     text = json.dumps(result, indent=1) + "\n"
     print(text, end="")
     if asked.output is not None:

@@ -12,17 +12,14 @@ to the other once.
 
 import argparse
 import json
-import os
-import platform
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-import jax
-
 from experiments.finetune.counting_worker import FOLDER
+from experiments.machine import machine
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.cluster_files import cluster_toml
 from hetjax.comm.wire import SUMS
@@ -169,11 +166,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
-    cpus = f"{os.cpu_count()} CPU cores ({platform.machine()}), shared"
-    versions = f"Python {platform.python_version()}, JAX {jax.__version__}"
     with TemporaryDirectory() as scratch:
         found = measured(Path(scratch))
-    result = {"command": COMMAND, "machine": f"{cpus}; {versions}", **found}
+    result = {"command": COMMAND, "machine": machine(), **found}
     text = json.dumps(result, indent=1) + "\n"
     print(text, end="")
     if asked.output is not None:

@@ -29,11 +29,9 @@ tiny` runs the code path without an accelerator.
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +42,7 @@ from experiments.gpu.options import add_options
 from experiments.gpu.repeats import repeats
 from experiments.gpu.speed import speed
 from experiments.gpu.transfers import pull, transfers
+from experiments.machine import machine
 from hetjax.launch.isolation import memory_share
 
 PARTS = {
@@ -112,12 +111,6 @@ def equal_between_processes(parts: Sequence[dict[str, Any]]) -> bool | None:
     """Whether `repeats` came to the same bits; None where there are no two of them."""
     digests = [part["digest"] for part in parts if "digest" in part]
     return len({*digests}) == 1 if len(digests) > 1 else None
-
-
-def machine() -> str:
-    """The host and the versions; parts say which device they ran on."""
-    cpus = f"{os.cpu_count()} CPU cores ({platform.machine()})"
-    return f"{cpus}; Python {platform.python_version()}, JAX {version('jax')}"
 
 
 def parser() -> argparse.ArgumentParser:

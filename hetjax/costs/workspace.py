@@ -12,14 +12,13 @@ from functools import lru_cache
 
 from hetjax.cluster.catalogue import Backend
 from hetjax.costs.graph.fusion import identities
-from hetjax.costs.graph.kernels import all_reduces
 from hetjax.costs.graph.liveness import (
     Surroundings,
     least_peak_bytes,
     peak_bytes,
 )
 from hetjax.costs.graph.passes import Passes, SplitPasses
-from hetjax.costs.graph.values import Cuts, Graph, Operation, Origin, Value
+from hetjax.costs.graph.values import Graph, Operation, Origin, Value
 
 # The model of XLA leaves out small buffers, gaps between buffers and the copies that
 # layouts cost; so much more there is of what it says.
@@ -27,12 +26,9 @@ from hetjax.costs.graph.values import Cuts, Graph, Operation, Origin, Value
 # are foretold.
 MARGINS: Mapping[Backend, float] = {"cpu": 1.05, "gpu": 1.19, "tpu": 1.20}
 
-# Seen of programs for TPUs: the heap of a whole backward over what lives at once, the
-# memory of every all-reduce, whatever its size, and what of a loop's body lies in the
-# memory of the vector unit, or of v4's CMEM (64 to 128 MiB, shared with prefetches).
-_GAPS = 1.25
-_SUMMING_BYTES = 64 * 2**20
-_VECTOR_BYTES = 32 * 2**20
+# What a TPU's compiler keeps of a fused program in the memory of the vector unit, or in
+# v4's CMEM, at its peak: read off programs, in which 45 to 112 MiB of it are used.
+_VECTOR_BYTES = 45 * 2**20
 
 
 def workspace_bytes(traced: Passes | SplitPasses, data: int, backend: Backend) -> int:
@@ -51,85 +47,53 @@ def pass_bytes(
     if isinstance(traced, Passes) and not traced.forward.outputs[0].shape:
         return {"fused": _fused_bytes(traced, data, backend)}  # it gives a loss
     outputs = identities(traced.forward.outputs)
-    around = _around(backend, outputs)
-    forward_bytes = least_peak_bytes(traced.forward, traced.cuts, around)
-    found = {"forward": forward_bytes + _summing_bytes(traced.forward, traced, backend)}
-    for name, backward in _backwards(traced).items():
+    around = Surroundings(backend=backend, elsewhere=outputs)
+    found = {"forward": least_peak_bytes(traced.forward, traced.cuts, around)}
+    for name, backward in _backwards(traced, backend).items():
         elsewhere = _added_in_place(backward, data, backend)
         if name == "input gradient" or backend == "cpu":
             elsewhere |= identities(backward.outputs)
-        around = _around(backend, elsewhere)
+        around = Surroundings(backend=backend, elsewhere=elsewhere)
         found[name] = _backward_bytes(traced, backward, data, around)
-        found[name] += _summing_bytes(backward, traced, backend)
     return found
 
 
-def _around(backend: Backend, elsewhere: frozenset[int]) -> Surroundings:
-    vector_bytes = _VECTOR_BYTES if backend == "tpu" else 0
-    return Surroundings(backend=backend, elsewhere=elsewhere, vector_bytes=vector_bytes)
-
-
-def _backwards(traced: Passes | SplitPasses) -> dict[str, Graph]:
+def _backwards(traced: Passes | SplitPasses, backend: Backend) -> dict[str, Graph]:
     """What runs in place of a backward, gradients added to their accumulators."""
     if isinstance(traced, Passes):
-        return {"backward": _accumulating(traced)}
+        return {"backward": _accumulating(traced, backend)}
     second = traced.weight_gradient
     return {
         "input gradient": traced.input_gradient,
-        "weight gradient": _added(second, second.outputs, ()),
+        "weight gradient": _added(second, second.outputs),
     }
 
 
 def _fused_bytes(traced: Passes, data: int, backend: Backend) -> int:
-    backward = _accumulating(traced)
+    backward = _accumulating(traced, backend)
     fused = Graph(
         inputs=traced.forward.inputs,
         outputs=backward.outputs,
         steps=(*traced.forward.steps, *backward.steps),
     )
     elsewhere = _added_in_place(backward, data, backend)
-    around = _around(backend, elsewhere)
-    fused_bytes = _whole_bytes(fused, traced.cuts, around)
-    return fused_bytes + _summing_bytes(fused, traced, backend)
+    around = Surroundings(backend=backend, elsewhere=elsewhere)
+    fused_bytes = peak_bytes(fused, traced.cuts, around)
+    return max(fused_bytes - _VECTOR_BYTES, 0) if backend == "tpu" else fused_bytes
 
 
 def _backward_bytes(
     traced: Passes | SplitPasses, backward: Graph, data: int, around: Surroundings
 ) -> int:
+    """XLA for GPUs was seen to run one that is not cut in halves in the first order
+    where another would do with less."""
     if around.backend != "cpu":
         halves = isinstance(traced, SplitPasses)
-        peak = least_peak_bytes if halves else _whole_bytes
+        peak = least_peak_bytes if halves else peak_bytes
         return peak(backward, traced.cuts, around)
     relaid = replace(around, relaid=_relaid(traced, data))
     copies_bytes = _own_copies_bytes(traced, backward, data)
     return peak_bytes(backward, traced.cuts, relaid) + copies_bytes
-
-
-def _whole_bytes(graph: Graph, cuts: Cuts, around: Surroundings) -> int:
-    """Of a backward that is not cut in halves.
-
-    XLA for GPUs was seen to run it in the first order where another would do with less.
-    On a TPU what loops need and what all else does were seen to share no space, and to
-    have gaps between.
-    """
-    if around.backend != "tpu":
-        return peak_bytes(graph, cuts, around)
-    loops = [step for step in graph.steps if step.body is not None]
-    others = [step for step in graph.steps if step.body is None]
-
-    def peak(of: Graph, without: list[Operation]) -> int:
-        made = identities([v for step in without for v in step.outputs])
-        return peak_bytes(of, cuts, replace(around, elsewhere=around.elsewhere | made))
-
-    beside_bytes = peak(replace(graph, steps=tuple(others)), loops)
-    apart_bytes = peak(graph, others) + max(beside_bytes - around.vector_bytes, 0)
-    return round(_GAPS * apart_bytes)
-
-
-def _summing_bytes(graph: Graph, traced: Passes | SplitPasses, backend: Backend) -> int:
-    """What a TPU sets aside for sums over devices."""
-    sums = backend == "tpu" and all_reduces(graph, traced.cuts)
-    return _SUMMING_BYTES if sums else 0
 
 
 def saved_bytes(traced: Passes | SplitPasses, value: Value, data: int) -> int:
@@ -137,18 +101,27 @@ def saved_bytes(traced: Passes | SplitPasses, value: Value, data: int) -> int:
     return copies * traced.cuts.num_bytes(value)
 
 
-def _accumulating(traced: Passes) -> Graph:
-    """The backward pass with its gradients added into their accumulators."""
+def _accumulating(traced: Passes, backend: Backend) -> Graph:
+    """The backward pass with its gradients added into their accumulators.
+
+    Programs for TPUs were seen to do so at their end.
+    """
     outputs, num_trained = traced.backward.outputs, len(traced.trained)
-    return _added(traced.backward, outputs[:num_trained], outputs[num_trained:])
+    graph, after = traced.backward, outputs if backend == "tpu" else ()
+    return _added(graph, outputs[:num_trained], outputs[num_trained:], after)
 
 
 @lru_cache(maxsize=1024)
 def _added(
-    graph: Graph, gradients: tuple[Value, ...], outputs: tuple[Value, ...]
+    graph: Graph,
+    gradients: tuple[Value, ...],
+    outputs: tuple[Value, ...] = (),
+    after: tuple[Value, ...] = (),
 ) -> Graph:
     additions = tuple(
-        Operation(op="accumulate", params={}, inputs=(gradient,), outputs=())
+        Operation(
+            op="accumulate", params={}, inputs=(gradient,), outputs=(), after=after
+        )
         for gradient in gradients
     )
     return Graph(inputs=graph.inputs, outputs=outputs, steps=graph.steps + additions)

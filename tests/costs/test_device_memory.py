@@ -21,6 +21,7 @@ from hetjax.costs.graph.liveness import (
     peak_bytes,
 )
 from hetjax.costs.graph.merging import merged
+from hetjax.costs.graph.passes import Shares, passes
 from hetjax.costs.graph.turns import depth_first, least_memory
 from hetjax.costs.graph.values import (
     Cuts,
@@ -33,8 +34,10 @@ from hetjax.costs.graph.values import (
 )
 from hetjax.costs.plan_costs import costs_of
 from hetjax.costs.stage_memory import stage_memory
+from hetjax.costs.workspace import pass_bytes
 from hetjax.plans.plan import StageMesh
-from tests.costs.small_models import family, pipeline
+from hetjax.stage.partition import stage_stacks
+from tests.costs.small_models import WIDTH, family, pipeline
 
 
 def traced(function: Callable[..., object], *shapes: tuple[int, ...]) -> Graph:
@@ -346,6 +349,27 @@ def test_beside_the_sum_of_all_devices_another_product_runs():
     assert summed == [product, other, reader]
 
 
+def test_a_tpus_loop_begins_after_its_zeros_which_are_made_in_turn():
+    dims = Dims()
+    saved, logits, dx, stack, gradient = (
+        dims.value((n,), np.float32, Origin.BATCH) for n in (90, 50, 1, 30, 20)
+    )
+
+    def kernel(made: Value, *reads: Value, body: Graph | None = None) -> Kernel:
+        op = "dot_general" if body is None else "scan"
+        step = Operation(op=op, params={}, inputs=reads, outputs=(made,), body=body)
+        return Kernel(step=step, reads=reads)
+
+    graph = Graph(inputs=(), outputs=(), steps=())
+    first = [kernel(saved), kernel(logits, saved), kernel(dx, logits)]
+    loop, product = kernel(stack, saved, dx, body=graph), kernel(gradient, logits)
+    found = [*first, loop, product]
+    at_once = least_memory(found, graph, num_bytes, {})
+    assert at_once[3:] == [loop, product]  # it frees 61, the product 30
+    waiting = least_memory(found, graph, num_bytes, {}, loops_wait=True)
+    assert waiting[3:] == [product, loop]
+
+
 def random_kernels(rng: np.random.Generator, number: int) -> tuple[list[Kernel], Graph]:
     """Kernels of one output each, which read what some before have made."""
     dims, found, made = Dims(), [], []
@@ -364,6 +388,17 @@ def alive(done: list[Kernel], found: list[Kernel]) -> int:
     read = {id(v) for k in found for v in k.reads}
     made = [v for kernel in done for v in kernel.step.outputs]
     return sum(v.shape[0] for v in made if id(v) in later or id(v) not in read)
+
+
+def test_a_tpu_holds_all_gradients_of_a_backward_until_its_end():
+    stage = stage_stacks(family("llama"), [(0, 5)])
+    shares = Shares(
+        num_sequences=1, seq_len=8, hidden_size=WIDTH, dtype="float32", tensor=1
+    )
+    traced = passes(stage, shares, "none")
+    gradients = traced.backward.outputs[: len(traced.trained)]
+    gradient_bytes = sum(map(traced.cuts.num_bytes, gradients))
+    assert pass_bytes(traced, 1, "tpu")["backward"] >= gradient_bytes
 
 
 @pytest.mark.parametrize("device", ["cpu", "A100-SXM4-80GB", "TPU-v4"])

@@ -19,7 +19,7 @@ from hetjax.models.finetuning import LoraConfig, with_adapters
 from hetjax.models.model import Model, parameter_count, quantised_weights, tensor_sizes
 from hetjax.plans.plan import Plan, Remat, Replica, Stage, StageMesh
 from hetjax.plans.validation import tensor_problems
-from hetjax.runtime.execution.programs import temp_bytes
+from hetjax.runtime.execution.compiled_bytes import temp_bytes
 from hetjax.runtime.execution.stage_runtime import StageRuntime
 from tests.models.test_quantised import brute_force
 from tests.runtime.fine_tuned import LORA, case_of, merged_gradients, parts, uneven_plan

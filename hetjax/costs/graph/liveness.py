@@ -46,15 +46,13 @@ class Surroundings:
 
     `elsewhere` have buffers of their own, `relaid` are stacks that a loop can only
     read as a copy in another layout; `backend` is JAX's word for the platform, `order`
-    that of an accelerator's kernels. Of what lives in a loop's body `vector_bytes` lie
-    in a memory of their own.
+    that of an accelerator's kernels.
     """
 
     backend: Backend = "cpu"
     order: Order = "freeing"
     elsewhere: frozenset[int] = frozenset()
     relaid: frozenset[int] = frozenset()
-    vector_bytes: int = 0
 
 
 def least_peak_bytes(graph: Graph, cuts: Cuts, around: Surroundings) -> int:
@@ -116,7 +114,10 @@ def _in_turn(
     found += [_write(v) for v, _ in stacks]
     if order == "freeing":
         whole = {id(v): cuts.num_bytes(stack) for v, stack in stacks}
-        return tuple(least_memory(found, graph, cuts.num_bytes, whole, partial))
+        wait = backend == "tpu"
+        return tuple(
+            least_memory(found, graph, cuts.num_bytes, whole, partial, loops_wait=wait)
+        )
     weighed = order == "heaviest"
     return tuple(depth_first(found, graph, cuts.num_bytes, weighed=weighed))
 
@@ -178,13 +179,11 @@ def _loop_bytes(step: Operation, graph: Graph, cuts: Cuts, around: Surroundings)
         return 0
     num_consts, num_carry = step.num_consts, step.num_carry
     slices = identities(step.body.inputs[num_consts + num_carry :])
-    if around.backend == "tpu":  # what reads a slice reads it off the stack
-        slices = frozenset()
     cuts = in_lanes(cuts, step, around.backend)
     updated = _updated(step)
     own = identities([step.body.outputs[at] for at in updated])
     written = _written_at_once(step, slices, cuts, around.backend)
-    inside = replace(around, elsewhere=around.elsewhere | written | own, vector_bytes=0)
+    inside = replace(around, elsewhere=around.elsewhere | written | own)
     given = step.inputs[num_consts : num_consts + num_carry]
     carry = [v for at, v in enumerate(given) if at not in updated]
     if around.backend == "tpu":  # what is given back is carried in its own buffer
@@ -202,8 +201,7 @@ def _loop_bytes(step: Operation, graph: Graph, cuts: Cuts, around: Surroundings)
         copied_bytes += _constant_bytes(step, cuts)
     stacks = () if around.backend == "tpu" else _stacks(step, written)
     body_bytes = peak_bytes(step.body, cuts, inside, slices, stacks)
-    body_bytes += sum(map(cuts.num_bytes, carry))
-    return max(body_bytes - around.vector_bytes, 0) + copied_bytes
+    return body_bytes + sum(map(cuts.num_bytes, carry)) + copied_bytes
 
 
 def _constant_bytes(loop: Operation, cuts: Cuts) -> int:

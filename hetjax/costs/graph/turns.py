@@ -57,13 +57,16 @@ def least_memory(
     num_bytes: Bytes,
     stacks: Stacks,
     partial: Collection[int] = (),
+    *,
+    loops_wait: bool = False,
 ) -> list[Kernel]:
     """Give them in the order of a list scheduler: of all that can begin the one next
     that frees most bytes, less those that it makes; of equals the first.
 
     What writes into one of the `stacks` makes the whole of it, by that scheduler. Of
     `partial` values devices sum up their parts; beside that another product or loop
-    runs, if one can.
+    runs, if one can. Where `loops_wait`, a loop begins after its zeros, which are made
+    in turn as all else is: of what the loop frees nothing counts for these.
     """
     needs, users = _dependencies(found)
     sizes = {id(v): num_bytes(v) for kernel in found for v in kernel.step.outputs}
@@ -72,6 +75,8 @@ def least_memory(
     left = Counter(id(v) for kernel in found for v in kernel.reads)
 
     def freed_bytes(at: int) -> int:
+        if found[at].step.body is not None and loops_wait:
+            return -made[at]
         last = (freed.get(id(v), 0) for v in found[at].reads if left[id(v)] == 1)
         return sum(last) - made[at]
 

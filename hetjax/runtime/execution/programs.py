@@ -347,20 +347,6 @@ def compiled(
     return program.compile(compiler_options=given or None)
 
 
-def temp_bytes(program: Compiled) -> int | None:
-    """Bytes that the program needs while it runs, if the compiler says how many."""
-    analysis = program.memory_analysis()  # pyright: ignore[reportFunctionMemberAccess]
-    return None if analysis is None else analysis.temp_size_in_bytes
-
-
-def made_bytes(program: Compiled) -> int | None:
-    """The same with the bytes of what it gives, on each device."""
-    analysis = program.memory_analysis()  # pyright: ignore[reportFunctionMemberAccess]
-    if analysis is None:
-        return None
-    return analysis.temp_size_in_bytes + analysis.output_size_in_bytes
-
-
 def lowered(
     function: Callable[..., Any],
     inputs: tuple[Any, ...],

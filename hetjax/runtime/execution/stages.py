@@ -25,11 +25,12 @@ from hetjax.plans.plan import Plan
 from hetjax.plans.rerouting import with_microbatches
 from hetjax.runtime.execution.check_programs import CheckPrograms
 from hetjax.runtime.execution.checks import StageNumbers
+from hetjax.runtime.execution.compiled_bytes import made_bytes, temp_bytes
 from hetjax.runtime.execution.digests import whole
 from hetjax.runtime.execution.executor import StageState, check_runnable
 from hetjax.runtime.execution.groups import groups_of, rounds_alike
 from hetjax.runtime.execution.offload import host_mesh
-from hetjax.runtime.execution.programs import StagePrograms, made_bytes, temp_bytes
+from hetjax.runtime.execution.programs import StagePrograms
 from hetjax.runtime.execution.state import (
     Read,
     Weights,

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the compiler says of the memory of one program.
+
+Owns how the figures of a backend are read. Does not own what is done with them
+(`costs/measured/compiled.py`).
+"""
+
+from typing import Any, cast
+
+import jax
+
+from hetjax.runtime.execution.programs import Compiled
+
+# A TPU's compiler tells the heap of a program and once more what is lost between its
+# buffers; what lives at once it tells, too. Seen of programs of stages: the heap is no
+# more than this above that (docs/how/compiled.md).
+_GAPS = 1.1
+_SMALL_BYTES = 64 * 2**20
+
+
+def temp_bytes(program: Compiled) -> int | None:
+    """Bytes that the program needs while it runs, if the compiler says how many."""
+    compiled: Any = program
+    said = compiled.memory_analysis()
+    if said is None or not _is_for_tpu(compiled):
+        return None if said is None else said.temp_size_in_bytes
+    return min(said.temp_size_in_bytes, _most_heap_bytes(said))
+
+
+def made_bytes(program: Compiled) -> int | None:
+    """The same with the bytes of what it gives, on each device."""
+    needed, compiled = temp_bytes(program), cast(Any, program)
+    if needed is None:
+        return None
+    return needed + compiled.memory_analysis().output_size_in_bytes
+
+
+def _most_heap_bytes(said: Any) -> int:
+    made = said.output_size_in_bytes - said.alias_size_in_bytes
+    live = said.peak_memory_in_bytes - said.argument_size_in_bytes - made
+    return round(_GAPS * live) + _SMALL_BYTES
+
+
+def _is_for_tpu(program: jax.stages.Compiled) -> bool:
+    ways = jax.tree.leaves((program.input_shardings, program.output_shardings))
+    return any(device.platform == "tpu" for device in ways[0].device_set)
