@@ -30,9 +30,11 @@ from hetjax.costs.workspace import MARGINS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments/results"
-NAMES = "compiled_memory", *(f"compiled_memory_draw{seed}" for seed in range(1, 10))
+NAMES = "compiled_memory", *(f"compiled_memory_draw{seed}" for seed in range(1, 11))
 FILES = tuple(f"{name}.jsonl" for name in NAMES)
 HELD_OUT = "compiled_memory_held_out.json"
+# of one stage on a v6e stacks are turned as no other kind does, which docs say
+LOWEST: dict[Backend, float] = {"cpu": LEAST, "gpu": LEAST, "tpu": -0.035}
 CELL = MemoryCell(
     target="A100",
     model="llama-1b",
@@ -111,6 +113,7 @@ def test_a_draw_is_one_order_of_all_cells_for_every_seed():
         (7, {"tpu": 48}),
         (8, {"tpu": 48}),
         (9, {"tpu": 32}),
+        (10, {"tpu": 20}),
     ],
 )
 def test_what_was_compiled_is_the_whole_beginning_of_a_draw(
@@ -180,12 +183,10 @@ def test_totals_are_close_to_those_of_compilers_for_devices_that_are_not_here(
         if backend_of(cell.target) == backend and not row["failures"]
         if cell.model != "mixtral-8x7b"  # takes long to trace
     ]
-    # on TPUs the goal is missed, as docs say: what is claimed there is less
-    lowest, share = (-0.05, 0.85) if backend == "tpu" else (LEAST, 0.95)
-    assert min(error for error, _ in found) >= lowest
+    assert min(error for error, _ in found) >= LOWEST[backend]
     # those with other kernels are judged beside the rest, as docs say
     errors = [error for error, has_others in found if not has_others]
-    assert sum(0 <= error <= MOST for error in errors) >= share * len(errors)
+    assert sum(0 <= error <= MOST for error in errors) >= 0.95 * len(errors)
 
 
 def test_margins_in_use_are_judged_and_foretell_a_kind_or_a_model_left_out():
@@ -193,10 +194,15 @@ def test_margins_in_use_are_judged_and_foretell_a_kind_or_a_model_left_out():
     used = {name: own["in_use"] for name, own in judged.items()}
     assert {name: one["margin"] for name, one in used.items()} == MARGINS
     assert judged["gpu"]["margin"] == MARGINS["gpu"]
-    for name in ("cpu", "gpu"):
-        for own in (used[name], judged[name]["each_left_out"]):
-            assert own["within"] >= 0.95
-            assert own["least"] >= LEAST
+    assert all(used[name]["within"] >= 0.95 for name in used)
+    left_out = {name: own["each_left_out"] for name, own in judged.items()}
+    assert all(left_out[name]["within"] >= 0.95 for name in ("cpu", "gpu"))
+    for name, lowest in LOWEST.items():
+        assert min(used[name]["least"], left_out[name]["least"]) >= lowest
+    cells = sum(own["cells"] for own in left_out.values())
+    assert (
+        sum(own["cells"] * own["within"] for own in left_out.values()) >= 0.95 * cells
+    )
 
 
 def test_every_row_is_judged_or_was_refused():

@@ -11,12 +11,6 @@ import jax
 
 from hetjax.runtime.execution.programs import Compiled
 
-# A TPU's compiler tells the heap of a program and once more what is lost between its
-# buffers; what lives at once it tells, too. Seen of programs of stages: the heap is no
-# more than this above that (docs/how/compiled.md).
-_GAPS = 1.1
-_SMALL_BYTES = 64 * 2**20
-
 
 def temp_bytes(program: Compiled) -> int | None:
     """Bytes that the program needs while it runs, if the compiler says how many."""
@@ -24,7 +18,7 @@ def temp_bytes(program: Compiled) -> int | None:
     said = compiled.memory_analysis()
     if said is None or not _is_for_tpu(compiled):
         return None if said is None else said.temp_size_in_bytes
-    return min(said.temp_size_in_bytes, _most_heap_bytes(said))
+    return _most_heap_bytes(said)
 
 
 def made_bytes(program: Compiled) -> int | None:
@@ -36,9 +30,14 @@ def made_bytes(program: Compiled) -> int | None:
 
 
 def _most_heap_bytes(said: Any) -> int:
+    """The heap of a program for TPUs, at most.
+
+    Its compiler tells the heap and once more what of it is lost between buffers, which
+    is the heap less what these hold; and that is no more than lives at once.
+    """
     made = said.output_size_in_bytes - said.alias_size_in_bytes
     live = said.peak_memory_in_bytes - said.argument_size_in_bytes - made
-    return round(_GAPS * live) + _SMALL_BYTES
+    return min(said.temp_size_in_bytes, (said.temp_size_in_bytes + live) // 2)
 
 
 def _is_for_tpu(program: jax.stages.Compiled) -> bool:
