@@ -16,8 +16,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-_DUMPED = "*.after_optimizations-buffer-assignment.txt"
-_HEAP = re.compile(r"^allocation \d+: size (\d+), preallocated-temp:", re.MULTILINE)
+_DUMPED = "*after_optimizations-buffer-assignment.txt"
+# of the device's main memory, which has no color; newer releases of XLA tell a page
+_HEAP = re.compile(
+    r"^allocation \d+: size (\d+), (?:page \d+, )?preallocated-temp:", re.MULTILINE
+)
 
 _heaps: dict[bytes, int] = {}  # by program: one that is compiled once is dumped once
 _dumps: list[tempfile.TemporaryDirectory[str]] = []

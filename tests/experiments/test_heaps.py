@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Heaps are read off XLA's dumps as the compiler of a CPU tells them itself."""
+
+import subprocess
+import sys
+
+# In a process of its own: XLA reads where to dump once, before the first program.
+PROGRAM = """
+import jax, jax.numpy as jnp
+from experiments.compiled_memory.heaps import dump_heaps, heap_bytes
+
+dump_heaps()
+
+def compiled(size):
+    def ordered(x):
+        return jnp.sort(x @ x, axis=0) @ jnp.sort(x, axis=1)
+    return jax.jit(ordered).lower(jnp.ones((size, size))).compile()
+
+small, large = compiled(64), compiled(96)
+assert heap_bytes(large) == large.memory_analysis().temp_size_in_bytes > 96 * 96 * 4
+again = heap_bytes(large)
+assert again == heap_bytes(large)  # though its dump is gone
+other = compiled(80)
+assert heap_bytes(other) == other.memory_analysis().temp_size_in_bytes
+"""
+
+
+def test_a_heap_is_what_the_compiler_tells_and_of_the_last_program_of_a_name():
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
