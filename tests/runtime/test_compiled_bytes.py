@@ -39,6 +39,11 @@ def test_a_program_here_needs_what_its_compiler_says():
     assert made_bytes(compiled) == analysis.temp_size_in_bytes + 64 * 64 * 4
 
 
+def test_a_program_of_nothing_needs_nothing():
+    """As the update of a stage all of whose weights are frozen."""
+    assert made_bytes(jax.jit(lambda: ()).lower().compile()) == 0
+
+
 @pytest.mark.parametrize(
     ("platform", "told", "live", "needed"),
     [

@@ -42,4 +42,5 @@ def _most_heap_bytes(said: Any) -> int:
 
 def _is_for_tpu(program: jax.stages.Compiled) -> bool:
     ways = jax.tree.leaves((program.input_shardings, program.output_shardings))
-    return any(device.platform == "tpu" for device in ways[0].device_set)
+    devices = [device for way in ways[:1] for device in way.device_set]
+    return any(device.platform == "tpu" for device in devices)
