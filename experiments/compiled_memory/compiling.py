@@ -39,6 +39,7 @@ from experiments.compiled_memory.cells import (
 )
 from experiments.compiled_memory.heaps import dump_heaps, heap_bytes
 from hetjax.mesh.process_setup import simulate_devices
+from hetjax.runtime.execution.compiled_bytes import live_bytes
 
 Row = dict[str, Any]
 MOST_DEVICES = 8
@@ -131,14 +132,8 @@ def _live(passes: Mapping[str, Any], target: str) -> Row:
     return {
         "temp_bytes": {name: heap_bytes(each) for name, each in passes.items()},
         "reported_bytes": {name: temp_bytes(each) for name, each in passes.items()},
-        "live_bytes": {name: _live_bytes(each) for name, each in passes.items()},
+        "live_bytes": {name: live_bytes(each) for name, each in passes.items()},
     }
-
-
-def _live_bytes(program: Any) -> int:
-    said = program.memory_analysis()
-    made = said.output_size_in_bytes - said.alias_size_in_bytes
-    return said.peak_memory_in_bytes - said.argument_size_in_bytes - made
 
 
 @cache

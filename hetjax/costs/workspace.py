@@ -85,9 +85,9 @@ def _fused_bytes(traced: Passes, data: int, backend: Backend) -> int:
 def _backward_bytes(
     traced: Passes | SplitPasses, backward: Graph, data: int, around: Surroundings
 ) -> int:
-    """XLA for GPUs was seen to run one that is not cut in halves in the first order
-    where another would do with less."""
     if around.backend != "cpu":
+        # XLA for GPUs was seen to run a whole one in the first order where another
+        # would do with less
         halves = isinstance(traced, SplitPasses)
         peak = least_peak_bytes if halves else peak_bytes
         return peak(backward, traced.cuts, around)
@@ -107,8 +107,9 @@ def _accumulating(traced: Passes, backend: Backend) -> Graph:
     Programs for TPUs were seen to do so at their end.
     """
     outputs, num_trained = traced.backward.outputs, len(traced.trained)
-    graph, after = traced.backward, outputs if backend == "tpu" else ()
-    return _added(graph, outputs[:num_trained], outputs[num_trained:], after)
+    gradients, others = outputs[:num_trained], outputs[num_trained:]
+    after = outputs if backend == "tpu" else ()
+    return _added(traced.backward, gradients, others, after)
 
 
 @lru_cache(maxsize=1024)

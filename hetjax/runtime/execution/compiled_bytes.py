@@ -13,31 +13,35 @@ from hetjax.runtime.execution.programs import Compiled
 
 
 def temp_bytes(program: Compiled) -> int | None:
-    """Bytes that the program needs while it runs, if the compiler says how many."""
+    """Bytes that the program needs while it runs, if the compiler says how many.
+
+    A TPU's compiler tells the heap and once more what of it is lost between buffers,
+    which is the heap less what these hold. That is no more than lives at once: so the
+    mean of the two is the heap, at most.
+    """
     compiled: Any = program
     said = compiled.memory_analysis()
-    if said is None or not _is_for_tpu(compiled):
-        return None if said is None else said.temp_size_in_bytes
-    return _most_heap_bytes(said)
+    if said is None:
+        return None
+    told = said.temp_size_in_bytes
+    if not _is_for_tpu(compiled):
+        return told
+    return min(told, (told + live_bytes(program)) // 2)
+
+
+def live_bytes(program: Compiled) -> int:
+    """The most bytes that live at once beside what is given and made, in any memory."""
+    said = cast(Any, program).memory_analysis()
+    made = said.output_size_in_bytes - said.alias_size_in_bytes
+    return said.peak_memory_in_bytes - said.argument_size_in_bytes - made
 
 
 def made_bytes(program: Compiled) -> int | None:
-    """The same with the bytes of what it gives, on each device."""
+    """What it needs with the bytes of what it gives, on each device."""
     needed, compiled = temp_bytes(program), cast(Any, program)
     if needed is None:
         return None
     return needed + compiled.memory_analysis().output_size_in_bytes
-
-
-def _most_heap_bytes(said: Any) -> int:
-    """The heap of a program for TPUs, at most.
-
-    Its compiler tells the heap and once more what of it is lost between buffers, which
-    is the heap less what these hold; and that is no more than lives at once.
-    """
-    made = said.output_size_in_bytes - said.alias_size_in_bytes
-    live = said.peak_memory_in_bytes - said.argument_size_in_bytes - made
-    return min(said.temp_size_in_bytes, (said.temp_size_in_bytes + live) // 2)
 
 
 def _is_for_tpu(program: jax.stages.Compiled) -> bool:
