@@ -39,7 +39,7 @@ from experiments.compile.stages import (
     model_and_plan,
     stage_state,
 )
-from experiments.compile.targets import TARGETS, installed
+from experiments.compile.targets import TARGETS, compiler_of, installed
 from hetjax.cluster.catalogue import catalogue
 from hetjax.cluster.discovery import Device, device_name
 from hetjax.costs.costs import StageMemory
@@ -198,7 +198,7 @@ def _ours(cell: Cell, state: StageState) -> StageMemory:
         dtype=TARGETS[cell.target].dtype,
         optimizer=OPTIMIZER.init,
         split=cell.program in ("input gradient", "weight gradient"),
-        backend=TARGETS[cell.target].backend,
+        compiler=compiler_of(cell.target),
     )
 
 

@@ -13,7 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 import jax
 from jax.experimental import topologies
 
-from hetjax.cluster.catalogue import Backend
+from hetjax.cluster import catalogue
+from hetjax.cluster.catalogue import Backend, Compiler
 from hetjax.cluster.cluster import Precision
 from hetjax.plans.plan import AttentionForm
 
@@ -259,3 +260,10 @@ def installed(target: Target) -> str | None:
         return version(target.compiler)
     except PackageNotFoundError:
         return None
+
+
+def compiler_of(target: str) -> Compiler:
+    """Return which of the compilers that our model of memory tells apart makes programs
+    for a target, or for the CPU."""
+    tpu = isinstance(TARGETS.get(target), Tpu)
+    return catalogue.compiler_of(f"TPU-{target}" if tpu else target)

@@ -20,6 +20,8 @@ from hetjax.cluster.cluster import DEVICE_FIGURES, Node, Precision
 from hetjax.errors import BadInput
 
 Backend = Literal["cpu", "gpu", "tpu"]  # XLA's, by what it compiles for
+# the same, and the one kind for which it was seen to lay arrays out as for no other
+Compiler = Backend | Literal["TPU-v6e"]
 
 _FILE = Path(__file__).parent / "devices.toml"
 _UNLIKE = 0.1  # of the memory: more is another card of the same name
@@ -90,6 +92,16 @@ def backend_of(device: str) -> Backend:
     if name == "cpu":
         return "cpu"
     return "tpu" if name.startswith("TPU") else "gpu"
+
+
+def compiler_of(device: str) -> Compiler:
+    """Return which of the compilers that models of memory tell apart is the device's.
+
+    >>> compiler_of("TPU-v5e"), compiler_of("TPU-v6e")
+    ('tpu', 'TPU-v6e')
+    """
+    is_v6e = canonical_name(device) == "TPU-v6e"
+    return "TPU-v6e" if is_v6e else backend_of(device)
 
 
 def device_spec(node: Node) -> DeviceSpec:

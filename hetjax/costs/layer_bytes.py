@@ -9,7 +9,7 @@ byte, nor seconds (`roofline.py`).
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from hetjax.cluster.catalogue import Backend
+from hetjax.cluster.catalogue import Compiler
 from hetjax.costs.graph.passes import Shares, passes
 from hetjax.costs.stage_memory import residual_bytes, static_bytes
 from hetjax.costs.workspace import workspace_bytes
@@ -65,13 +65,13 @@ def layer_facts(
 
 @lru_cache(maxsize=4096)
 def layer_workspace_bytes(
-    held: StageStacks, shares: Shares, remat: Remat, data: int, backend: Backend
+    held: StageStacks, shares: Shares, remat: Remat, data: int, compiler: Compiler
 ) -> tuple[int, int, int]:
     """Give what programs need while they run: for every layer of a stack, and besides;
     and how much less that is for one layer alone."""
     numbers = (1,) if held.first or held.last else (1, 2, 3)
     alone, *longer = (
-        workspace_bytes(passes(_times(held, number), shares, remat), data, backend)
+        workspace_bytes(passes(_times(held, number), shares, remat), data, compiler)
         for number in numbers
     )
     if not longer:

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from hetjax.cluster.catalogue import (
     Precision,
-    backend_of,
     canonical_name,
+    compiler_of,
     device_price_per_hour,
 )
 from hetjax.cluster.cluster import Cluster, Link
@@ -96,7 +96,7 @@ def costs_of(
             plan,
             model,
             (r, s),
-            backend=backend_of(node.device),
+            compiler=compiler_of(node.device),
             compiled=told,
             **traced,
         )

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hetjax.cluster.catalogue import Backend, Precision
+from hetjax.cluster.catalogue import Compiler, Precision
 from hetjax.costs.costs import StageKey, StageMemory
 from hetjax.costs.graph.fusion import identities
 from hetjax.costs.graph.passes import Passes, Shares, passes, split_passes
@@ -156,10 +156,10 @@ def stage_memory(
     optimizer: OptimizerInit = adam_state,
     halves: bool = True,
     split: bool = False,
-    backend: Backend = "cpu",
+    compiler: Compiler = "cpu",
     compiled: CompiledStage = NOT_COMPILED,
 ) -> StageMemory:
-    """Estimate the memory of one stage of the plan, compiled by this backend.
+    """Estimate the memory of one stage of the plan, its programs made by this compiler.
 
     `dtype` is that of compute, `optimizer` the function that makes the optimizer's
     state. The saved bytes include the stage's input, which the residuals keep alive.
@@ -173,7 +173,7 @@ def stage_memory(
     held = stage_stacks(model, segments_of(stage, segments(plan)))
     shares = stage_shares(plan, model, replica, stage, dtype)
     way = held, shares, stage.remat, stage.mesh.data
-    buffers = _pass_memory(*way, split, backend)
+    buffers = _pass_memory(*way, split, compiler)
     # while gradients are packed no microbatch is in flight: its buffers are free
     fused = held.last and not split
     free = buffers.input_bytes if fused else buffers.saved_bytes
@@ -185,7 +185,7 @@ def stage_memory(
     static = static_bytes(held.stacks, stage.mesh, dtype, optimizer, stage.offload)
     updating = compiled.update_bytes
     if updating is None:
-        updating = _updating_bytes(static, _is_packed(plan, stage), backend)
+        updating = _updating_bytes(static, _is_packed(plan, stage), compiler)
     return replace(
         buffers,
         static_bytes=static.total,
@@ -203,7 +203,7 @@ def _pass_memory(
     remat: Remat,
     data: int,
     split: bool,
-    backend: Backend,
+    compiler: Compiler,
 ) -> StageMemory:
     """The memory of the passes alone, without what lives through the step."""
     traced = passes(held, shares, remat)
@@ -217,7 +217,7 @@ def _pass_memory(
         saved_bytes=given + residual_bytes(traced, data),
         input_bytes=given,
         output_bytes=output,
-        workspace_bytes=workspace_bytes(working, data, backend),
+        workspace_bytes=workspace_bytes(working, data, compiler),
     )
 
 
@@ -274,7 +274,7 @@ def _is_packed(plan: Plan, stage: Stage) -> bool:
     return len(plan.replicas) > 1 or stage.mesh.data > 1
 
 
-def _updating_bytes(static: StaticBytes, packed: bool, backend: Backend) -> int:
+def _updating_bytes(static: StaticBytes, packed: bool, compiler: Compiler) -> int:
     """A leaf's gradient, where it is taken out of rows; and of one unit the scaled
     gradient, and what a compiler stores besides.
 
@@ -282,7 +282,7 @@ def _updating_bytes(static: StaticBytes, packed: bool, backend: Backend) -> int:
     leaf (of 0.12 it does, of 0.10 it does not); with data ranks all gradients at once.
     """
     scaled = 2 * static.largest_unit
-    if backend == "cpu":
+    if compiler == "cpu":
         scaled = max(scaled, static.largest_master)
     return packed * static.largest_master + scaled
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 
-from hetjax.cluster.catalogue import Backend
+from hetjax.cluster.catalogue import Backend, Compiler
 from hetjax.costs.graph.fusion import identities
 from hetjax.costs.graph.liveness import (
     Surroundings,
@@ -31,31 +31,37 @@ MARGINS: Mapping[Backend, float] = {"cpu": 1.05, "gpu": 1.19, "tpu": 1.20}
 _VECTOR_BYTES = 45 * 2**20
 
 
-def workspace_bytes(traced: Passes | SplitPasses, data: int, backend: Backend) -> int:
+def workspace_bytes(traced: Passes | SplitPasses, data: int, compiler: Compiler) -> int:
     """Estimate the temporary bytes of the largest pass, its margin included."""
-    largest = max(pass_bytes(traced, data, backend).values())
-    return round(MARGINS[backend] * largest)
+    largest = max(pass_bytes(traced, data, compiler).values())
+    return round(MARGINS[_backend(compiler)] * largest)
 
 
 def pass_bytes(
-    traced: Passes | SplitPasses, data: int, backend: Backend
+    traced: Passes | SplitPasses, data: int, compiler: Compiler
 ) -> dict[str, int]:
     """Estimate the temporary bytes of each pass.
 
     Those are F and B, or FB on the last stage, or F, I and W.
     """
+    backend = _backend(compiler)
     if isinstance(traced, Passes) and not traced.forward.outputs[0].shape:
         return {"fused": _fused_bytes(traced, data, backend)}  # it gives a loss
     outputs = identities(traced.forward.outputs)
-    around = Surroundings(backend=backend, elsewhere=outputs)
+    bare = Surroundings(backend=backend, turns_gates=compiler == "TPU-v6e")
+    around = replace(bare, elsewhere=outputs)
     found = {"forward": least_peak_bytes(traced.forward, traced.cuts, around)}
     for name, backward in _backwards(traced, backend).items():
         elsewhere = _added_in_place(backward, data, backend)
         if name == "input gradient" or backend == "cpu":
             elsewhere |= identities(backward.outputs)
-        around = Surroundings(backend=backend, elsewhere=elsewhere)
+        around = replace(bare, elsewhere=elsewhere)
         found[name] = _backward_bytes(traced, backward, data, around)
     return found
+
+
+def _backend(compiler: Compiler) -> Backend:
+    return "tpu" if compiler == "TPU-v6e" else compiler
 
 
 def _backwards(traced: Passes | SplitPasses, backend: Backend) -> dict[str, Graph]:

@@ -79,7 +79,7 @@ _TINY = Preset(
         global_batch=48,
         dtype="float32",
         simulate=True,
-        optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=20),
+        optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=60),
         evaluation=EvaluationConfig(every=100, num_batches=4, prompt="Return the"),
         checkpoint=CheckpointConfig(every=100),
     ),

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hetjax.cluster.catalogue import Backend, backend_of
+from hetjax.cluster.catalogue import Backend, Compiler, compiler_of
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.costs.graph.fusion import Kernel, device_kernels, identities, kernels
 from hetjax.costs.graph.liveness import (
@@ -38,6 +38,8 @@ from hetjax.costs.workspace import pass_bytes
 from hetjax.plans.plan import StageMesh
 from hetjax.stage.partition import stage_stacks
 from tests.costs.small_models import WIDTH, family, pipeline
+
+COMPILERS: tuple[Compiler, ...] = ("cpu", "gpu", "tpu", "TPU-v6e")
 
 
 def traced(function: Callable[..., object], *shapes: tuple[int, ...]) -> Graph:
@@ -318,6 +320,35 @@ def test_a_stack_of_scores_is_copied_if_rows_and_columns_change_places():
     assert stack_bytes < peak(turned, "gpu") < 1.5 * stack_bytes
 
 
+@pytest.mark.parametrize(
+    ("gate", "copies"),
+    [
+        (lambda gate, up: jax.nn.silu(gate) * up, 2),
+        (lambda gate, up: jax.nn.silu(gate) + up, 0),
+        (lambda gate, up: gate * gate + up, 0),
+        (lambda gate, up: jax.nn.silu(gate) * up[:, :1], 0),
+    ],
+)
+def test_stacks_that_gate_one_another_are_copied_for_a_v6e_alone(
+    gate: Callable[[jax.Array, jax.Array], jax.Array], copies: int
+):
+    def outputs(gates: jax.Array, ups: jax.Array, w_FD: jax.Array) -> jax.Array:
+        def unit(
+            y_BLD: jax.Array, slices: tuple[jax.Array, jax.Array]
+        ) -> tuple[jax.Array, None]:
+            return jnp.tanh(y_BLD + gate(*slices) @ w_FD), None
+
+        zeros_BLD = jnp.zeros((2, 8, 4), jnp.float32)
+        return jax.lax.scan(unit, zeros_BLD, (gates, ups))[0]
+
+    graph = traced(outputs, *[(64, 2, 8, 16)] * 2, (16, 4))
+    cuts = Cuts(dims=Dims(), cut=frozenset(), tensor=1)
+    others = Surroundings(backend="tpu")
+    copied_bytes = peak_bytes(graph, cuts, replace(others, turns_gates=True))
+    copied_bytes -= peak_bytes(graph, cuts, others)
+    assert copied_bytes == copies * 64 * 2 * 8 * 16 * 4
+
+
 @pytest.mark.parametrize(("groups", "copies"), [(2, 1), (1, 2)])
 def test_batches_are_read_either_way_but_not_with_rows_beside_a_dim_of_one(
     groups: int, copies: int
@@ -401,17 +432,18 @@ def test_a_tpu_holds_all_gradients_of_a_backward_until_its_end():
     assert pass_bytes(traced, 1, "tpu")["backward"] >= gradient_bytes
 
 
-@pytest.mark.parametrize("device", ["cpu", "A100-SXM4-80GB", "TPU-v4"])
+@pytest.mark.parametrize("device", ["cpu", "A100-SXM4-80GB", "TPU-v4", "TPU-v6e"])
 def test_the_device_of_the_node_selects_the_model_of_memory(device: str):
     model = family("llama")
     plan = pipeline(model, (0, 2), (2, 5), (5, 6), mesh=StageMesh(), remat="selective")
     cluster = Cluster(name="one", nodes=(Node(name="n", device=device, count=8),))
     costs = costs_of(plan, model, cluster, dtype="float32")
-    backend = backend_of(device)
-    expected = stage_memory(plan, model, (0, 1), dtype="float32", backend=backend)
+    expected = stage_memory(
+        plan, model, (0, 1), dtype="float32", compiler=compiler_of(device)
+    )
     assert costs.memory[0, 1] == expected
     others = {
-        stage_memory(plan, model, (0, 1), dtype="float32", backend=b).workspace_bytes
-        for b in ("cpu", "gpu")
+        stage_memory(plan, model, (0, 1), dtype="float32", compiler=b).workspace_bytes
+        for b in COMPILERS
     }
-    assert len(others) == 2
+    assert len(others) == len(COMPILERS)

@@ -30,11 +30,9 @@ from hetjax.costs.workspace import MARGINS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments/results"
-NAMES = "compiled_memory", *(f"compiled_memory_draw{seed}" for seed in range(1, 11))
+NAMES = "compiled_memory", *(f"compiled_memory_draw{seed}" for seed in range(1, 12))
 FILES = tuple(f"{name}.jsonl" for name in NAMES)
 HELD_OUT = "compiled_memory_held_out.json"
-# of one stage on a v6e stacks are turned as no other kind does, which docs say
-LOWEST: dict[Backend, float] = {"cpu": LEAST, "gpu": LEAST, "tpu": -0.035}
 CELL = MemoryCell(
     target="A100",
     model="llama-1b",
@@ -69,8 +67,13 @@ def test_no_total_is_under_the_limit_with_the_margin_that_is_fitted():
     assert under.error(1.0) < LEAST
     margin = fitted_margin([under, exact])
     assert under.error(margin) >= LEAST
-    assert fitted_margin([exact]) == 1.0
     assert exact.error(margin) <= MOST
+
+
+def test_of_margins_with_as_many_within_the_greatest_is_taken():
+    above = one(100, 99, buffers=0)  # by 9.1 % with 1.08, by 10.1 % with 1.09
+    assert fitted_margin([above]) == 1.08
+    assert fitted_margin([above, one(100, 120, buffers=0)]) == 1.3  # none under -2 %
 
 
 def test_a_cell_is_compiled_in_a_form_that_its_device_runs():
@@ -114,14 +117,20 @@ def test_a_draw_is_one_order_of_all_cells_for_every_seed():
         (8, {"tpu": 48}),
         (9, {"tpu": 32}),
         (10, {"tpu": 20}),
+        (11, {"tpu": 48}),
     ],
 )
 def test_what_was_compiled_is_the_whole_beginning_of_a_draw(
     seed: int, numbers: dict[Backend, int]
 ):
     rows = rows_of(RESULTS / f"compiled_memory_draw{seed}.jsonl")
-    firsts = (drawn(backend, seed)[:number] for backend, number in numbers.items())
-    assert set(rows) == {cell for first in firsts for cell in first}
+    firsts = [drawn(backend, seed)[:number] for backend, number in numbers.items()]
+    kinds = (
+        {"v6e"} if seed == 11 else {cell.target for first in firsts for cell in first}
+    )
+    assert set(rows) == {
+        cell for first in firsts for cell in first if cell.target in kinds
+    }
 
 
 def report_of(name: str) -> dict[str, Any]:
@@ -183,7 +192,7 @@ def test_totals_are_close_to_those_of_compilers_for_devices_that_are_not_here(
         if backend_of(cell.target) == backend and not row["failures"]
         if cell.model != "mixtral-8x7b"  # takes long to trace
     ]
-    assert min(error for error, _ in found) >= LOWEST[backend]
+    assert min(error for error, _ in found) >= LEAST
     # those with other kernels are judged beside the rest, as docs say
     errors = [error for error, has_others in found if not has_others]
     assert sum(0 <= error <= MOST for error in errors) >= 0.95 * len(errors)
@@ -196,13 +205,18 @@ def test_margins_in_use_are_judged_and_foretell_a_kind_or_a_model_left_out():
     assert judged["gpu"]["margin"] == MARGINS["gpu"]
     assert all(used[name]["within"] >= 0.95 for name in used)
     left_out = {name: own["each_left_out"] for name, own in judged.items()}
-    assert all(left_out[name]["within"] >= 0.95 for name in ("cpu", "gpu"))
-    for name, lowest in LOWEST.items():
-        assert min(used[name]["least"], left_out[name]["least"]) >= lowest
-    cells = sum(own["cells"] for own in left_out.values())
-    assert (
-        sum(own["cells"] * own["within"] for own in left_out.values()) >= 0.95 * cells
-    )
+    assert all(own["within"] >= 0.95 for own in left_out.values())
+    assert all(own["least"] >= LEAST for own in (*used.values(), *left_out.values()))
+
+
+def test_with_stages_of_other_kernels_as_many_are_foretold():
+    judged = report_of("compiled_memory.json")
+    every = [
+        own.get("with_other_kernels", own)["each_left_out"] for own in judged.values()
+    ]
+    cells = sum(own["cells"] for own in every)
+    assert sum(own["cells"] * own["within"] for own in every) >= 0.95 * cells
+    assert min(own["least"] for own in every) >= LEAST
 
 
 def test_every_row_is_judged_or_was_refused():

@@ -6,7 +6,7 @@ fill whole lanes. Does not own what one product reads (`fusion.py`) nor what liv
 once (`liveness.py`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -45,6 +45,35 @@ def turned_stacks(loop: Operation, backend: Backend) -> tuple[Value, ...]:
     return tuple(
         stack for stack, given in pairs if id(given) in turned and len(given.shape) > 3
     )
+
+
+@lru_cache(maxsize=1024)
+def gated_stacks(loop: Operation) -> tuple[Value, ...]:
+    """Stacks whose slices are multiplied by one another element by element, as in a
+    gated MLP: programs for v6e were seen to have positions last there, and to copy
+    whole stacks into that."""
+    assert loop.body is not None
+    begin = loop.num_consts + loop.num_carry
+    gated = _multiplied(loop.body, loop.body.inputs[begin:])
+    pairs = zip(loop.inputs[begin:], loop.body.inputs[begin:], strict=True)
+    return tuple(stack for stack, given in pairs if id(given) in gated)
+
+
+def _multiplied(graph: Graph, slices: Sequence[Value]) -> set[int]:
+    """Those of the slices of which one's elements are multiplied by another's, both
+    through whatever is element by element and keeps their shape."""
+    found: set[int] = set()
+    made_of = {id(v): frozenset((id(v),)) for v in slices if len(v.shape) > 2}
+    for step in graph.steps:
+        if step.body is not None or gathers(step):
+            continue
+        for made in step.outputs:
+            alike = [v for v in step.inputs if v.shape == made.shape]
+            of_each = [made_of.get(id(v), frozenset()) for v in alike]
+            made_of[id(made)] = frozenset().union(*of_each)
+            if step.op == "mul" and all(of_each) and len(set(of_each)) > 1:
+                found |= made_of[id(made)]
+    return found
 
 
 def _read_turned(graph: Graph, backend: Backend) -> frozenset[int]:

@@ -28,7 +28,7 @@ from hetjax.costs.graph.fusion import (
     kernels,
 )
 from hetjax.costs.graph.kernels import all_reduces, partial_sums
-from hetjax.costs.graph.layouts import in_lanes, turned_stacks
+from hetjax.costs.graph.layouts import gated_stacks, in_lanes, turned_stacks
 from hetjax.costs.graph.merging import merged
 from hetjax.costs.graph.sums import reduced
 from hetjax.costs.graph.turns import breadth_first, depth_first, least_memory
@@ -46,11 +46,12 @@ class Surroundings:
 
     `elsewhere` have buffers of their own, `relaid` are stacks that a loop can only
     read as a copy in another layout; `backend` is JAX's word for the platform, `order`
-    that of an accelerator's kernels.
+    that of an accelerator's kernels; `turns_gates` as of `gated_stacks`.
     """
 
     backend: Backend = "cpu"
     order: Order = "freeing"
+    turns_gates: bool = False
     elsewhere: frozenset[int] = frozenset()
     relaid: frozenset[int] = frozenset()
 
@@ -194,6 +195,7 @@ def _loop_bytes(step: Operation, graph: Graph, cuts: Cuts, around: Surroundings)
     if around.backend != "cpu":  # one that the graph makes is made in that order
         given_to_graph = identities(graph.inputs)
         found = turned_stacks(step, around.backend)
+        found += gated_stacks(step) if around.turns_gates else ()
         turned = tuple(v for v in found if id(v) in given_to_graph)
     relaid = [v for v in step.inputs if id(v) in around.relaid]
     copied_bytes = sum(map(cuts.num_bytes, (*relaid, *turned)))

@@ -10,7 +10,7 @@ import math
 from collections.abc import Set
 from pathlib import Path
 
-from hetjax.cluster.catalogue import backend_of, canonical_name, catalogue
+from hetjax.cluster.catalogue import canonical_name, catalogue, compiler_of
 from hetjax.cluster.cluster import DEVICE_FIGURES, Cluster, Node, Precision
 from hetjax.cluster.memory_budget import plan_bytes
 from hetjax.costs.costs import Costs
@@ -267,7 +267,7 @@ def check_plan_fits(
             dtype=precisions[r, s],
             optimizer=optimizer,
             halves=splits,
-            backend=backend_of(devices[r, s]),
+            compiler=compiler_of(devices[r, s]),
             compiled=compiled_stage(compiled, programs, (r, s), split=splits),
         )
         for r, s, _ in plan.stages()

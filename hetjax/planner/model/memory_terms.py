@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hetjax.cluster.catalogue import Precision, backend_of
+from hetjax.cluster.catalogue import Precision, compiler_of
 from hetjax.cluster.cluster import Node
 from hetjax.costs.graph.passes import Shares
 from hetjax.costs.layer_bytes import layer_facts, layer_stacks, layer_workspace_bytes
@@ -57,7 +57,7 @@ def kept_bytes(
             shares,
             option.remat,
             option.data,
-            backend_of(node_of(request, option).device),
+            compiler_of(node_of(request, option).device),
         ),
     )
 

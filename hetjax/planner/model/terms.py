@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from hetjax.cluster.catalogue import backend_of, canonical_name
+from hetjax.cluster.catalogue import canonical_name, compiler_of
 from hetjax.cluster.memory_budget import node_plan_bytes
 from hetjax.costs.graph.passes import Shares
 from hetjax.costs.layer_bytes import layer_stacks
@@ -219,8 +219,8 @@ def _facts(request: PlanRequest, options: Sequence[Option]) -> _Facts:
                 continue
             busy[b, o, k], update[b, o, k] = times.busy_s, times.update_s
             drain[b, o, k] = times.backward_s
-            backend = backend_of(node_of(request, options[o]).device)
-            alike = layer, shares, options[o].data, options[o].remat, backend
+            compiler = compiler_of(node_of(request, options[o]).device)
+            alike = layer, shares, options[o].data, options[o].remat, compiler
             if alike not in kept:
                 kept[alike] = kept_bytes(request, options[o], layer, shares)
             saved[b, o, k], least[b, o, k], once[b, o, k], *needed = kept[alike]
