@@ -83,13 +83,12 @@ def _buffer_bytes(cell: MemoryCell) -> int:
 
 
 def fitted_margin(found: Sequence[Compared]) -> float:
-    """Return the margin that has no total under -2 % and, of such, most within 0 and
-    +10 %; if none has, that with most of all. Of equals the greatest: too small a total
-    ends a run, too large a one costs some plans."""
+    """Return the least margin that has no total under -2 % and, of such, most within 0
+    and +10 %; if none has, that with most of all."""
 
     def quality(margin: float) -> tuple[bool, int, float]:
         errors = [one.error(margin) for one in found]
-        return min(errors) >= LEAST, sum(map(_is_within, errors)), margin
+        return min(errors) >= LEAST, sum(map(_is_within, errors)), -margin
 
     return max((percent / 100 for percent in range(100, 131)), key=quality)
 

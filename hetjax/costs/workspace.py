@@ -48,14 +48,17 @@ def pass_bytes(
     if isinstance(traced, Passes) and not traced.forward.outputs[0].shape:
         return {"fused": _fused_bytes(traced, data, backend)}  # it gives a loss
     outputs = identities(traced.forward.outputs)
-    bare = Surroundings(backend=backend, turns_gates=compiler == "TPU-v6e")
-    around = replace(bare, elsewhere=outputs)
+    around = Surroundings(backend=backend, elsewhere=outputs)
     found = {"forward": least_peak_bytes(traced.forward, traced.cuts, around)}
     for name, backward in _backwards(traced, backend).items():
         elsewhere = _added_in_place(backward, data, backend)
         if name == "input gradient" or backend == "cpu":
             elsewhere |= identities(backward.outputs)
-        around = replace(bare, elsewhere=elsewhere)
+        around = Surroundings(
+            backend=backend,
+            elsewhere=elsewhere,
+            turns_gates=(name, compiler) == ("input gradient", "TPU-v6e"),
+        )
         found[name] = _backward_bytes(traced, backward, data, around)
     return found
 

@@ -17,7 +17,7 @@ from hetjax.plans.plan import (
     StageMesh,
 )
 
-SEQ_LEN, WIDTH, NUM_BLOCKS = 32, 64, 4
+SEQ_LEN, WIDTH, INNER, NUM_BLOCKS = 32, 64, 176, 4
 
 
 def family(name: str) -> Model:
@@ -33,7 +33,7 @@ def family(name: str) -> Model:
         return gpt_model(GPTConfig(name=name, **sizes))
     routing = Routing(num_experts=4, top_k=2) if name == "moe" else None
     inner = LlamaConfig(
-        name=name, **sizes, inner_size=176, num_kv_heads=2, routing=routing
+        name=name, **sizes, inner_size=INNER, num_kv_heads=2, routing=routing
     )
     model = llama_model(inner)
     return with_adapters(model, LoraConfig(rank=4)) if name == "adapted" else model

@@ -21,7 +21,7 @@ from hetjax.costs.graph.liveness import (
     peak_bytes,
 )
 from hetjax.costs.graph.merging import merged
-from hetjax.costs.graph.passes import Shares, passes
+from hetjax.costs.graph.passes import Shares, passes, split_passes
 from hetjax.costs.graph.turns import depth_first, least_memory
 from hetjax.costs.graph.values import (
     Cuts,
@@ -37,7 +37,7 @@ from hetjax.costs.stage_memory import stage_memory
 from hetjax.costs.workspace import pass_bytes
 from hetjax.plans.plan import StageMesh
 from hetjax.stage.partition import stage_stacks
-from tests.costs.small_models import WIDTH, family, pipeline
+from tests.costs.small_models import INNER, WIDTH, family, pipeline
 
 COMPILERS: tuple[Compiler, ...] = ("cpu", "gpu", "tpu", "TPU-v6e")
 
@@ -326,6 +326,7 @@ def test_a_stack_of_scores_is_copied_if_rows_and_columns_change_places():
         (lambda gate, up: jax.nn.silu(gate) * up, 2),
         (lambda gate, up: jax.nn.silu(gate) + up, 0),
         (lambda gate, up: gate * gate + up, 0),
+        (lambda gate, up: gate * (gate + up), 0),  # as in the derivative of a norm
         (lambda gate, up: jax.nn.silu(gate) * up[:, :1], 0),
     ],
 )
@@ -432,6 +433,22 @@ def test_a_tpu_holds_all_gradients_of_a_backward_until_its_end():
     assert pass_bytes(traced, 1, "tpu")["backward"] >= gradient_bytes
 
 
+@pytest.mark.parametrize(("name", "copies"), [("llama", 2), ("gpt", 0), ("moe", 0)])
+def test_an_input_gradient_alone_is_given_copies_of_gates_on_a_v6e(
+    name: str, copies: int
+):
+    stage = stage_stacks(family(name), [(1, 4)])
+    shares = Shares(
+        num_sequences=1, seq_len=8, hidden_size=WIDTH, dtype="float32", tensor=1
+    )
+    whole, halves = (trace(stage, shares, "none") for trace in (passes, split_passes))
+    assert pass_bytes(whole, 1, "TPU-v6e") == pass_bytes(whole, 1, "tpu")
+    others, found = (pass_bytes(halves, 1, kind) for kind in ("tpu", "TPU-v6e"))
+    stack_bytes = 3 * 8 * INNER * 4
+    found["input gradient"] -= copies * stack_bytes
+    assert found == others
+
+
 @pytest.mark.parametrize("device", ["cpu", "A100-SXM4-80GB", "TPU-v4", "TPU-v6e"])
 def test_the_device_of_the_node_selects_the_model_of_memory(device: str):
     model = family("llama")
@@ -446,4 +463,4 @@ def test_the_device_of_the_node_selects_the_model_of_memory(device: str):
         stage_memory(plan, model, (0, 1), dtype="float32", compiler=b).workspace_bytes
         for b in COMPILERS
     }
-    assert len(others) == len(COMPILERS)
+    assert len(others) == 3  # kinds of TPU differ where a backward is cut in two

@@ -49,9 +49,9 @@ def turned_stacks(loop: Operation, backend: Backend) -> tuple[Value, ...]:
 
 @lru_cache(maxsize=1024)
 def gated_stacks(loop: Operation) -> tuple[Value, ...]:
-    """Stacks whose slices are multiplied by one another element by element, as in a
-    gated MLP: programs for v6e were seen to have positions last there, and to copy
-    whole stacks into that."""
+    """Stacks of (batch, positions, width) whose slices are multiplied by one another
+    element by element, as in a gated MLP: programs for v6e that make the gradient of an
+    input alone were seen to have positions last there, and to copy whole stacks."""
     assert loop.body is not None
     begin = loop.num_consts + loop.num_carry
     gated = _multiplied(loop.body, loop.body.inputs[begin:])
@@ -61,9 +61,12 @@ def gated_stacks(loop: Operation) -> tuple[Value, ...]:
 
 def _multiplied(graph: Graph, slices: Sequence[Value]) -> set[int]:
     """Those of the slices of which one's elements are multiplied by another's, both
-    through whatever is element by element and keeps their shape."""
+    through whatever is element by element and keeps their shape.
+
+    Where both factors are of one slice it is no gate, but the derivative of a norm.
+    """
     found: set[int] = set()
-    made_of = {id(v): frozenset((id(v),)) for v in slices if len(v.shape) > 2}
+    made_of = {id(v): frozenset((id(v),)) for v in slices if len(v.shape) == 3}
     for step in graph.steps:
         if step.body is not None or gathers(step):
             continue
@@ -71,8 +74,9 @@ def _multiplied(graph: Graph, slices: Sequence[Value]) -> set[int]:
             alike = [v for v in step.inputs if v.shape == made.shape]
             of_each = [made_of.get(id(v), frozenset()) for v in alike]
             made_of[id(made)] = frozenset().union(*of_each)
-            if step.op == "mul" and all(of_each) and len(set(of_each)) > 1:
-                found |= made_of[id(made)]
+            if step.op == "mul" and len(of_each) == 2 and all(of_each):
+                apart = of_each[0].isdisjoint(of_each[1])
+                found |= made_of[id(made)] if apart else frozenset()
     return found
 
 
