@@ -30,7 +30,7 @@ from hetjax.costs.workspace import MARGINS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments/results"
-NAMES = "compiled_memory", *(f"compiled_memory_draw{seed}" for seed in range(1, 12))
+NAMES = "compiled_memory", *(f"compiled_memory_draw{seed}" for seed in range(1, 13))
 FILES = tuple(f"{name}.jsonl" for name in NAMES)
 V6E_ALONE = 11  # seed of the draw that was compiled for this kind only
 HELD_OUT = "compiled_memory_held_out.json"
@@ -114,6 +114,7 @@ def test_a_draw_is_one_order_of_all_cells_for_every_seed():
         (9, {"tpu": 32}),
         (10, {"tpu": 20}),
         (V6E_ALONE, {"tpu": 48}),
+        (12, {"tpu": 20}),
     ],
 )
 def test_what_was_compiled_is_the_whole_beginning_of_a_draw(
