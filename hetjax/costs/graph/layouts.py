@@ -39,11 +39,11 @@ def turned_stacks(loop: Operation, backend: Backend) -> tuple[Value, ...]:
     """Stacks of heads (batch, positions, heads, size) whose slices a product reads in
     another order: the whole stack is copied into it."""
     assert loop.body is not None
-    begin = loop.num_consts + loop.num_carry
     turned = _read_turned(loop.body, backend)
-    pairs = zip(loop.inputs[begin:], loop.body.inputs[begin:], strict=True)
     return tuple(
-        stack for stack, given in pairs if id(given) in turned and len(given.shape) > 3
+        stack
+        for stack, given in _stacks_and_slices(loop)
+        if id(given) in turned and len(given.shape) > 3
     )
 
 
@@ -53,10 +53,16 @@ def gated_stacks(loop: Operation) -> tuple[Value, ...]:
     element by element, as in a gated MLP: programs for v6e that make the gradient of an
     input alone were seen to have positions last there, and to copy whole stacks."""
     assert loop.body is not None
-    begin = loop.num_consts + loop.num_carry
-    gated = _multiplied(loop.body, loop.body.inputs[begin:])
-    pairs = zip(loop.inputs[begin:], loop.body.inputs[begin:], strict=True)
+    pairs = _stacks_and_slices(loop)
+    gated = _multiplied(loop.body, [given for _, given in pairs])
     return tuple(stack for stack, given in pairs if id(given) in gated)
+
+
+def _stacks_and_slices(loop: Operation) -> list[tuple[Value, Value]]:
+    """What a loop slices, each with the slice that its body is given."""
+    assert loop.body is not None
+    begin = loop.num_consts + loop.num_carry
+    return list(zip(loop.inputs[begin:], loop.body.inputs[begin:], strict=True))
 
 
 def _multiplied(graph: Graph, slices: Sequence[Value]) -> set[int]:
@@ -74,9 +80,9 @@ def _multiplied(graph: Graph, slices: Sequence[Value]) -> set[int]:
             alike = [v for v in step.inputs if v.shape == made.shape]
             of_each = [made_of.get(id(v), frozenset()) for v in alike]
             made_of[id(made)] = frozenset().union(*of_each)
-            if step.op == "mul" and len(of_each) == 2 and all(of_each):
-                apart = of_each[0].isdisjoint(of_each[1])
-                found |= made_of[id(made)] if apart else frozenset()
+            if step.op == "mul" and len(of_each) == 2:
+                one, other = of_each
+                found |= one | other if one and other and not one & other else set()
     return found
 
 
