@@ -10,8 +10,7 @@ from importlib import import_module
 from importlib.metadata import version
 
 from hetjax.cli.command import main_of
-from hetjax.cluster.user_files import did_you_mean
-from hetjax.errors import BadInput
+from hetjax.errors import BadInput, did_you_mean
 
 COMMANDS = {
     "demo": "race planners on a small cluster of unlike cards",

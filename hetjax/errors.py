@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The errors that users cause and can mend. Every room may import this file."""
 
+import difflib
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+
 
 class _InThreeParts(Exception):
     """`got` says what was found (with numbers), `allowed` what would be accepted, `fix`
@@ -33,3 +37,24 @@ class RunFailed(_InThreeParts):
     """A run that cannot go on; earlier checkpoints are intact."""
 
     exit_code = 1
+
+
+@contextmanager
+def placed(where: str) -> Iterator[None]:
+    """Let a BadInput from inside begin with where it came up."""
+    try:
+        yield
+    except BadInput as bad:
+        got = f"{where}: {bad.got}"
+        raise BadInput(got=got, allowed=bad.allowed, fix=bad.fix) from bad
+
+
+_NUM_FIRST = 12  # words to try where none is near
+
+
+def did_you_mean(word: str, words: Collection[str], *, most: int = 1) -> str:
+    """Return "did you mean 'x'?" or, with no word near, the first words to try."""
+    near = difflib.get_close_matches(word, list(words), n=most)
+    named = ", ".join(map(repr, near))
+    first = [*list(words)[:_NUM_FIRST], *["..."] * (len(words) > _NUM_FIRST)]
+    return f"did you mean {named}?" if near else f"use one of {', '.join(first)}"

@@ -46,8 +46,8 @@ from experiments.planner.published_terms import (
 )
 from experiments.planner.sailor_rule import SailorRule
 from experiments.planner.sailor_search import best_by_rule
-from hetjax.cluster.user_files import write_whole
 from hetjax.errors import NoFeasiblePlan
+from hetjax.files.writing import write_whole
 from hetjax.planner.model.problem import Problem
 from hetjax.planner.search.integer_master import ColumnCount
 from hetjax.planner.search.price_and_branch import UnplacedPlan, candidates, lower_bound

@@ -35,7 +35,7 @@ from typing import Any
 from experiments.recovery.kills import events, started, workers
 from hetjax.cluster.cluster import Cluster, part_of
 from hetjax.cluster.cluster_files import cluster_toml, load_cluster
-from hetjax.cluster.user_files import write_whole
+from hetjax.files.writing import write_whole
 from hetjax.training.rundir import CHECKPOINTS, METRICS, read_journal
 
 _SHORT_S, _LAST_S = 3.0, 120.0

@@ -40,7 +40,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from hetjax.cluster.user_files import write_whole
+from hetjax.files.writing import write_whole
 from hetjax.training.rundir import CHECKPOINTS, EVENTS, LOGS, METRICS, read_journal
 
 _PER_RUN, _PAUSE_S, _LOOK_S = 3, (0.2, 6.0), 0.1

@@ -38,7 +38,7 @@ from statistics import median
 from typing import Any
 
 from experiments.recovery.kills import recoveries, workers
-from hetjax.cluster.user_files import write_whole
+from hetjax.files.writing import write_whole
 from hetjax.training.goodput import steps_s
 from hetjax.training.rundir import read_journal
 

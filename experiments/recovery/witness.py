@@ -19,8 +19,8 @@ import numpy as np
 import optax
 
 from hetjax.checkpoint.format import Entry, split_leaves
-from hetjax.cluster.user_files import write_whole
 from hetjax.data.batches import Batch
+from hetjax.files.writing import write_whole
 from hetjax.mesh import axes
 from hetjax.mesh.process_setup import simulate_devices
 from hetjax.models.decoders import LlamaConfig, llama_model

@@ -21,11 +21,10 @@ from typing import Any, TypeVar, get_args
 from hetjax.api.plan_config import PlanConfig, plan_config
 from hetjax.cluster.catalogue import device_price_per_hour
 from hetjax.cluster.cluster import Cluster
-from hetjax.cluster.user_files import did_you_mean, placed
 from hetjax.costs.measured.compiled import read_compiled
 from hetjax.costs.measured.layer_profile import check_profile, read_profile
 from hetjax.costs.stage_memory import adam_state
-from hetjax.errors import BadInput
+from hetjax.errors import BadInput, did_you_mean, placed
 from hetjax.models.finetuning import fine_tuned, warn_of_profile
 from hetjax.models.model import Model
 from hetjax.models.named import load_named

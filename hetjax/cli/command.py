@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 from hetjax.cluster.catalogue import device_spec
 from hetjax.cluster.cluster_files import load_cluster
-from hetjax.cluster.user_files import naming
 from hetjax.costs.measured.layer_profile import read_profile
 from hetjax.data.readers import text_files
 from hetjax.errors import BadInput, NoFeasiblePlan, RunFailed
+from hetjax.files.writing import naming
 from hetjax.models.named import check_model_name
 from hetjax.plans.plan_files import read_plan
 from hetjax.report.pictures.picture import check_picture

@@ -15,9 +15,8 @@ import tyro
 from hetjax.cli.command import main_of
 from hetjax.cli.options import parse_options
 from hetjax.cluster.cluster_files import load_cluster
-from hetjax.cluster.user_files import did_you_mean
 from hetjax.elastic.notices import REQUEST, ask_to_leave
-from hetjax.errors import BadInput
+from hetjax.errors import BadInput, did_you_mean
 from hetjax.training.rundir import CLUSTER, CONFIG, usable
 
 _PROGRAM = "python -m hetjax.preempt"

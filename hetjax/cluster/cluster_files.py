@@ -7,21 +7,14 @@ Owns the keys of the file and their types. Does not own what must hold between t
 
 import json
 import os
-import tomllib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from hetjax.cluster.cluster import Cluster, Link, Node
-from hetjax.cluster.user_files import (
-    as_kind,
-    did_you_mean,
-    parsed,
-    read_fields,
-    read_file,
-    read_record,
-)
-from hetjax.errors import BadInput
+from hetjax.errors import BadInput, did_you_mean
+from hetjax.files.parsing import parsed, read_file, toml_table
+from hetjax.files.tables import as_kind, read_fields, read_record
 
 _PRESETS = Path(__file__).parent / "presets"
 
@@ -43,7 +36,7 @@ def parse_cluster(text: str) -> Cluster:
     """Read the TOML text of a cluster; BadInput says where and what."""
     raw = parsed(
         text,
-        tomllib.loads,
+        toml_table,
         what="TOML",
         allowed="TOML: name, then [[node]] and [[link]] tables",
         fix="correct the file there",

@@ -26,7 +26,7 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
-from hetjax.cluster.user_files import write_whole
+from hetjax.files.writing import write_whole
 
 REQUEST = "preempt"  # in the run directory: an operator's request
 GRACE_S, AWS_GRACE_S = 30.0, 120.0

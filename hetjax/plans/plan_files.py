@@ -6,24 +6,15 @@ Does not own what must hold between them (`validation.py`).
 """
 
 import json
-from collections import Counter
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hetjax.cluster.user_files import (
-    Kind,
-    as_kind,
-    join,
-    parsed,
-    read_fields,
-    read_file,
-    read_list,
-    read_record,
-    write_whole,
-)
 from hetjax.errors import BadInput
+from hetjax.files.parsing import json_value, parsed, read_file
+from hetjax.files.tables import Kind, as_kind, join, read_fields, read_list, read_record
+from hetjax.files.writing import write_whole
 from hetjax.names import RULE, is_node
 from hetjax.plans.plan import Plan, Prediction, Replica, Stage, StageMesh
 from hetjax.plans.schedules import default_launch_ahead
@@ -120,22 +111,11 @@ def write_plan(path: str | Path, plan: Plan) -> None:
 def _json(text: str) -> Any:
     return parsed(
         text,
-        partial(json.loads, object_pairs_hook=_without_repeats),
+        partial(json_value, finite=False),
         what="JSON",
         allowed="JSON: one object with version, model, replicas, ...",
         fix="correct the file there",
     )
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    for key, times in Counter(key for key, _ in pairs).items():
-        if times > 1:
-            raise BadInput(
-                got=f"key {key!r} {times} times in one JSON object",
-                allowed="each key once",
-                fix=f"remove all but one {key!r}",
-            )
-    return dict(pairs)
 
 
 def _replica(raw: object, where: str, schedule: str) -> Replica:

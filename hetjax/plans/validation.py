@@ -16,8 +16,7 @@ from hetjax.cluster import ranges
 from hetjax.cluster.catalogue import Precision
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.ranges import Range
-from hetjax.cluster.user_files import did_you_mean
-from hetjax.errors import BadInput
+from hetjax.errors import BadInput, did_you_mean
 from hetjax.plans.plan import AttentionForm, Offload, Plan, Remat, Stage
 from hetjax.plans.schedules import SCHEDULES
 

@@ -20,16 +20,10 @@ from hetjax.cluster import ranges
 from hetjax.cluster.catalogue import canonical_name, catalogue, unlike_memory_gib
 from hetjax.cluster.cluster import DEVICE_FIGURES, Cluster, Node
 from hetjax.cluster.discovery import D, assign_devices, discover, node_stem
-from hetjax.cluster.user_files import (
-    Kind,
-    parsed,
-    placed,
-    read_fields,
-    read_file,
-    read_record,
-    write_whole,
-)
-from hetjax.errors import BadInput
+from hetjax.errors import BadInput, placed
+from hetjax.files.parsing import json_value, parsed, read_file
+from hetjax.files.tables import Kind, read_fields, read_record
+from hetjax.files.writing import write_whole
 from hetjax.profiling.probe import PRECISIONS, Probe, memory_gib_of, probe
 
 CACHE_DIR = Path("~/.cache/hetjax")
@@ -150,7 +144,7 @@ def _read(path: Path) -> Probe | None:
 
 
 def _parse(text: str) -> Probe:
-    raw = parsed(text, json.loads, what="JSON", allowed=_ALLOWED, fix=_FIX)
+    raw = parsed(text, json_value, what="JSON", allowed=_ALLOWED, fix=_FIX)
     values = read_fields(raw, Probe, where="")
     values["tflops"] = read_record(
         values["tflops"], where="tflops", required={}, optional=_RATES

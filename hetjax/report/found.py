@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hetjax.cluster.user_files import write_whole
 from hetjax.errors import NoFeasiblePlan
+from hetjax.files.writing import write_whole
 from hetjax.planner.model.objectives import expected_goodput
 from hetjax.planner.model.seating import idle_devices
 from hetjax.planner.search.comparison import Planned

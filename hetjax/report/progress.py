@@ -27,7 +27,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from hetjax.cluster.user_files import naming
+from hetjax.files.writing import naming
 
 _FORMATS = {
     "loss": ".4f",

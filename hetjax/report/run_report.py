@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hetjax.cluster.user_files import write_whole
+from hetjax.files.writing import write_whole
 from hetjax.report.html.pages import framed
 from hetjax.report.html.run_page import run_page
 from hetjax.report.prediction import ms

@@ -17,9 +17,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import ceil
 
-from hetjax.cluster.user_files import did_you_mean
 from hetjax.costs.costs import Costs
-from hetjax.errors import BadInput
+from hetjax.errors import BadInput, did_you_mean
 from hetjax.plans.plan import Plan
 from hetjax.plans.schedules import FITTED, SCHEDULES, default_launch_ahead
 from hetjax.schedule.launch_ahead import (

@@ -11,15 +11,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from hetjax.cluster.user_files import (
-    Kind,
-    as_kind,
-    did_you_mean,
-    join,
-    kind_of,
-    read_record,
-)
-from hetjax.errors import BadInput
+from hetjax.errors import BadInput, did_you_mean
+from hetjax.files.tables import Kind, as_kind, join, kind_of, read_record
 from hetjax.training.config import RunConfig
 
 

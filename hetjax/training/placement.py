@@ -13,9 +13,8 @@ from pathlib import Path
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.cluster_files import load_cluster
-from hetjax.cluster.user_files import placed
 from hetjax.costs.measured.layer_profile import Profile, check_profile, read_profile
-from hetjax.errors import BadInput
+from hetjax.errors import BadInput, placed
 from hetjax.models.finetuning import warn_of_profile
 from hetjax.models.model import Model, tensor_sizes
 from hetjax.planner.model.costing import (

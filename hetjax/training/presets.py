@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from hetjax.cluster.cluster_files import preset_path
-from hetjax.cluster.user_files import did_you_mean
 from hetjax.data.hugging_face import TOKENIZER
 from hetjax.data.settings import DataConfig
-from hetjax.errors import BadInput
+from hetjax.errors import BadInput, did_you_mean
 from hetjax.models.hugging_face.configs import INDEX, WHOLE
 from hetjax.models.named import is_function, is_path, named_config, portable
 from hetjax.models.presets import MODEL_CONFIGS, PUBLISHED

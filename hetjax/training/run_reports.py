@@ -5,15 +5,15 @@ Owns which files are read, and that a run does not fail for want of a report. Do
 own the report (`hetjax/report/run_report.py`) nor the files (`rundir.py`).
 """
 
-import json
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from hetjax.cluster.cluster import Cluster
-from hetjax.cluster.user_files import parsed, read_text
 from hetjax.costs.plan_costs import usd_per_hour
 from hetjax.errors import BadInput, NoFeasiblePlan
+from hetjax.files.parsing import json_value, parsed
+from hetjax.files.reading import read_text
 from hetjax.plans.plan import Plan
 from hetjax.report.progress import Display
 from hetjax.report.run_record import RunRecord
@@ -107,7 +107,7 @@ def _traced(path: Path) -> list[Span]:
         return []
     return parsed(
         read_text(path, what="trace of the run"),
-        lambda text: traced_spans(json.loads(text)),
+        lambda text: traced_spans(json_value(text)),
         what=f"trace {path}",
         allowed="the file as hetjax wrote it",
         fix="remove the file, which nothing else needs",

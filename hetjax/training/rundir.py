@@ -14,28 +14,23 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from io import FileIO
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, NoReturn
+from typing import Any
 
 from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.cluster_files import cluster_toml, load_cluster
-from hetjax.cluster.user_files import (
-    as_kind,
-    naming,
-    parsed,
-    read_record,
-    read_text,
-    write_whole,
-)
 from hetjax.data.dataset import Dataset
 from hetjax.data.hugging_face import FILES
 from hetjax.data.settings import ingredients
 from hetjax.errors import BadInput
+from hetjax.files.parsing import json_value, parsed
+from hetjax.files.reading import read_text
+from hetjax.files.tables import as_kind, read_record
+from hetjax.files.writing import naming, write_whole
 from hetjax.plans.plan import Plan
 from hetjax.plans.plan_files import read_plan, write_plan
 from hetjax.training.config import RunConfig
@@ -138,7 +133,7 @@ def read_previous(path: Path) -> Previous | None:
         return None
     raw = parsed(
         read_text(path / CONFIG, what="settings of the run"),
-        json.loads,
+        json_value,
         what=f"JSON in {path / CONFIG}",
         allowed="the file as hetjax wrote it",
         fix="restore the file, or give another --run-dir",
@@ -365,16 +360,11 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
 def _line(text: str, where: str) -> dict[str, Any]:
     allowed = "lines as hetjax wrote them: JSON objects with a 'step'"
     fix = "remove or restore that line, or give another --run-dir"
-    read = partial(json.loads, parse_constant=_refused)
-    line = parsed(text, read, what=f"JSON in {where}", allowed=allowed, fix=fix)
+    line = parsed(text, json_value, what=f"JSON in {where}", allowed=allowed, fix=fix)
     if not (isinstance(line, dict) and type(line.get("step")) is int):
         got = f"{where}: no JSON object with a 'step'"
         raise BadInput(got=got, allowed=allowed, fix=fix)
     return line
-
-
-def _refused(word: str) -> NoReturn:
-    raise ValueError(f"{word} is no number of JSON")
 
 
 def _text(line: dict[str, Any]) -> str:

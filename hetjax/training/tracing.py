@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from hetjax.cluster.user_files import write_whole
+from hetjax.files.writing import write_whole
 from hetjax.schedule.simulation.trace import Span, perfetto
 from hetjax.training.config import RunConfig
 

@@ -194,9 +194,9 @@ STAGE = "replicas[0].stages[1]"
         (
             '"seq_len": 8, ',
             '"seq_len": 8, "seq_len": 9, ',
-            "key 'seq_len' 2 times in one JSON object",
-            "each key once",
-            "remove all but one 'seq_len'",
+            "broken JSON: key 'seq_len' 2 times in one object",
+            "JSON: one object with version, model, replicas, ...",
+            "correct the file there",
         ),
         (
             '"devices": [1]',
@@ -296,7 +296,7 @@ def test_a_plan_names_no_node_that_no_cluster_could_have(name: str):
 def test_a_file_that_is_no_object_or_nests_too_deep_is_bad_input():
     with pytest.raises(BadInput, match=r"the file = \[1\]"):
         parse_plan("[1]")
-    with pytest.raises(BadInput, match="nested too deep"):
+    with pytest.raises(BadInput, match="nested deeper"):
         parse_plan("[" * 100_000)
 
 

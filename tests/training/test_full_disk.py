@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hetjax.cluster.user_files import write_whole
 from hetjax.data.building import ArrayFile
 from hetjax.errors import BadInput, RunFailed
+from hetjax.files.writing import write_whole
 from hetjax.training.run import run
 from hetjax.training.rundir import Journal, read_journal
 from tests.training.small import MODEL, ONE_STAGE, but, losses, small_preset

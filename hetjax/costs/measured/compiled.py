@@ -18,7 +18,9 @@ from types import MappingProxyType
 import jax
 
 from hetjax.cluster.catalogue import Precision, canonical_name
-from hetjax.cluster.user_files import parsed, read_file, read_record, write_whole
+from hetjax.files.parsing import json_value, parsed, read_file
+from hetjax.files.tables import read_record
+from hetjax.files.writing import write_whole
 from hetjax.mesh.axes import abstract_mesh
 from hetjax.models.model import Model
 from hetjax.plans.plan import Plan, Stage, StageKey, segments, segments_of
@@ -201,7 +203,7 @@ def parse_compiled(text: str) -> CompiledBytes:
     """Read the JSON text; BadInput says where and what."""
     fix = "remove the file: the next start writes it anew"
     allowed = "JSON: one object with version and programs"
-    raw = parsed(text, json.loads, what="JSON", allowed=allowed, fix=fix)
+    raw = parsed(text, json_value, what="JSON", allowed=allowed, fix=fix)
     values = read_record(
         raw, where="", required={"version": "an integer", "programs": "a table"}
     )

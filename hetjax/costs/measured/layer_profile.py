@@ -9,23 +9,16 @@ microbatch sizes, and the JSON of profile files. Does not own other programs' pr
 import json
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 from hetjax.cluster import ranges
 from hetjax.cluster.catalogue import Precision, canonical_name
-from hetjax.cluster.user_files import (
-    Kind,
-    did_you_mean,
-    join,
-    parsed,
-    read_fields,
-    read_file,
-    read_list,
-    read_record,
-    write_whole,
-)
-from hetjax.errors import BadInput
+from hetjax.errors import BadInput, did_you_mean
+from hetjax.files.parsing import json_value, parsed, read_file
+from hetjax.files.tables import Kind, join, read_fields, read_list, read_record
+from hetjax.files.writing import write_whole
 from hetjax.plans.plan import Remat
 
 VERSION = 1
@@ -296,7 +289,7 @@ def parse_profile(text: str) -> Profile:
     """Read the JSON text of a profile; BadInput says where and what."""
     raw = parsed(
         text,
-        json.loads,
+        partial(json_value, finite=False),
         what="JSON",
         allowed="JSON: one object with version, model, layers, measurements, ...",
         fix="correct the file there, or measure again: python -m hetjax.profile",

@@ -6,16 +6,18 @@ update]}}}` in seconds for one GPU kind. Layer 0 is the embedding, the last one 
 head. Owns the reading. Does not own hetjax's own profile file (`layer_profile.py`).
 """
 
-import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from hetjax.cluster.catalogue import Precision
-from hetjax.cluster.user_files import as_kind, parsed, read_text
 from hetjax.costs.measured.layer_profile import Measurement, Profile, check_values
 from hetjax.errors import BadInput
+from hetjax.files.parsing import json_value, parsed
+from hetjax.files.reading import read_text
+from hetjax.files.tables import as_kind
 
 _TIMES = "three numbers: forward, backward and update seconds"
 
@@ -130,7 +132,7 @@ def _number(text: str, what: str) -> int:
 def _table(path: str | Path) -> dict[str, Any]:
     raw = parsed(
         read_text(path, what="Sailor file"),
-        json.loads,
+        partial(json_value, finite=False),
         what=f"JSON in {str(path)!r}",
         allowed="JSON as Sailor writes it",
         fix="correct the file there",

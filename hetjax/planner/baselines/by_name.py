@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
-from hetjax.cluster.user_files import did_you_mean
-from hetjax.errors import BadInput, NoFeasiblePlan
+from hetjax.errors import BadInput, NoFeasiblePlan, did_you_mean
 from hetjax.planner.baselines.autohet import autohet
 from hetjax.planner.baselines.hapt import hapt
 from hetjax.planner.baselines.stage_costs import no_plan

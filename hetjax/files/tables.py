@@ -2,24 +2,20 @@
 """Typed reading of one table of a file that a user wrote by hand.
 
 Owns the checks that TOML and JSON files share (unknown keys, missing keys, wrong
-types) and the reading of the text itself. Does not own any file's meaning
+types). Does not own text (`reading.py`, `parsing.py`) nor any file's meaning
 (`cluster/cluster_files.py`, `plans/plan_files.py`).
 """
 
 import difflib
 import math
-import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, Field, fields
 from functools import cache
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from hetjax.errors import BadInput
-
-T = TypeVar("T")
 
 Kind = Literal[
     "a string", "an integer", "a number", "true or false", "a table", "a list"
@@ -42,84 +38,6 @@ _KINDS: dict[Any, Kind] = {
     tuple: "a list",
 }
 _TOO_LARGE = 2**63
-
-
-def read_text(path: str | Path, *, what: str) -> str:
-    """Return the UTF-8 text of a file; BadInput if it cannot be read."""
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise BadInput(
-            got=f"{what} {str(path)!r}: {error.strerror}",
-            allowed="the path of a file that can be read",
-            fix=f"check the path of the {what}",
-        ) from error
-    except UnicodeDecodeError as error:
-        raise BadInput(
-            got=f"{what} {str(path)!r}: not UTF-8 text at byte {error.start}",
-            allowed="a text file in UTF-8",
-            fix=f"save the {what} as UTF-8 text",
-        ) from error
-
-
-def read_file(path: str | Path, parse: Callable[[str], T], *, what: str) -> T:
-    """Return what `parse` makes of a file's text; BadInput starts with the path."""
-    text = read_text(path, what=what)
-    with placed(f"{what} {str(path)!r}"):
-        return parse(text)
-
-
-@contextmanager
-def placed(where: str) -> Iterator[None]:
-    """Let a BadInput from inside begin with where it came up."""
-    try:
-        yield
-    except BadInput as bad:
-        got = f"{where}: {bad.got}"
-        raise BadInput(got=got, allowed=bad.allowed, fix=bad.fix) from bad
-
-
-@contextmanager
-def naming(path: str | Path) -> Iterator[None]:
-    """Let an OSError from inside name the file: one from writing does not by itself."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None or error.filename is not None:
-            raise
-        raise OSError(error.errno, error.strerror, str(path)) from error
-
-
-def write_whole(path: str | Path, text: str) -> None:
-    """Write a file whole or not at all; an OSError names it."""
-    path = Path(path)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with naming(path):
-            draft.write_text(text, encoding="utf-8")
-            draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def parsed(
-    text: str, parse: Callable[[str], Any], *, what: str, allowed: str, fix: str
-) -> Any:
-    """Return what `parse` makes of the text; BadInput if it is no such text.
-
-    `what` names the language, and the file where nothing else does.
-    """
-    try:
-        return parse(text)
-    except BadInput:
-        raise
-    except ValueError as error:  # also for an integer of too many digits
-        problem = str(error).partition(";")[0]
-        got = f"broken {what}: {problem}"
-        raise BadInput(got=got, allowed=allowed, fix=fix) from error
-    except RecursionError as error:
-        got = f"{what} nested too deep to read"
-        raise BadInput(got=got, allowed=allowed, fix=fix) from error
 
 
 def read_record(
@@ -224,17 +142,6 @@ def _is_finite(value: Any) -> bool:
 def join(where: str, key: str) -> str:
     """Return the path of a key in the table at `where`."""
     return f"{where}.{key}" if where else key
-
-
-_NUM_FIRST = 12  # words to try where none is near
-
-
-def did_you_mean(word: str, words: Collection[str], *, most: int = 1) -> str:
-    """Return "did you mean 'x'?" or, with no word near, the first words to try."""
-    near = difflib.get_close_matches(word, list(words), n=most)
-    named = ", ".join(map(repr, near))
-    first = [*list(words)[:_NUM_FIRST], *["..."] * (len(words) > _NUM_FIRST)]
-    return f"did you mean {named}?" if near else f"use one of {', '.join(first)}"
 
 
 def _unknown_key(key: str, kinds: Mapping[str, Kind], where: str) -> BadInput:
