@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The measured runs as plans, and what the product predicts for them.
 
-Owns the reading of the measured rows and the way that a user would go: Sailor's layer
-times as a profile, the nodes as a cluster, `costs_of`, the programs, the simulator and
-the memory model. Nothing is changed on this way; the one number that may be set is one
-that a cluster file has. Does not own the folds (`folds.py`).
+Owns the reading of the measured rows and the path of a user's prediction: the nodes as
+a cluster, Sailor's layer times as a profile or the catalogue alone, `costs_of`, the
+programs, the simulator and the memory model. Users can set whatever is set here: the
+network's rate and the form of attention. Does not own the folds (`folds.py`).
 """
 
 import json
@@ -20,6 +20,7 @@ from hetjax.costs.measured.sailor import sailor_profile
 from hetjax.costs.plan_costs import costs_of
 from hetjax.models.decoders import GPTConfig, gpt_model
 from hetjax.models.model import Model
+from hetjax.plans.attention import Attention
 from hetjax.plans.plan import Plan, Replica, Stage, StageMesh
 from hetjax.plans.schedules import default_launch_ahead
 from hetjax.schedule.programs.lower import lower
@@ -30,19 +31,20 @@ from hetjax.stage.partition import tied_holders
 MODEL, GPU, SEQ_LEN, TENSOR = "OPT-350", "GH-96", 2048, 4
 DEVICE = "GH200-480GB"  # the catalogue's name of Sailor's GH-96
 DTYPE = "float32"
+DIMS = ("vocab_size", "hidden_size", "num_layers", "heads", "sequence_length")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroundTruth:
-    """The published inputs: layer times, and the dimensions of the model."""
+    """What a prediction starts from: the model, and layer times if it has some."""
 
-    profile: Profile
     model: Model
+    profile: Profile | None = None
 
 
 @dataclass(frozen=True)
 class Run:
-    """One measured run: its plan, and what was measured."""
+    """One measured run: its plan, and its measured seconds and bytes."""
 
     name: str
     plan: Plan
@@ -68,7 +70,17 @@ def read_ground_truth(folder: Path) -> GroundTruth:
         seq_len=SEQ_LEN,
         dtype=DTYPE,
     )
-    dims = json.loads((folder / "sailor/models.json").read_text())[MODEL]
+    return GroundTruth(model=model_of_size(model_dims(folder)), profile=profile)
+
+
+def model_dims(folder: Path) -> dict[str, int]:
+    """Return the published dimensions of OPT-350M."""
+    published = json.loads((folder / "sailor/models.json").read_text())[MODEL]
+    return {name: published[name] for name in DIMS}
+
+
+def model_of_size(dims: Mapping[str, int]) -> Model:
+    """Return the model of these dimensions as hetjax knows it."""
     config = GPTConfig(
         name=MODEL,
         vocab_size=dims["vocab_size"],
@@ -77,7 +89,7 @@ def read_ground_truth(folder: Path) -> GroundTruth:
         num_heads=dims["heads"],
         max_seq_len=dims["sequence_length"],
     )
-    return GroundTruth(profile=profile, model=gpt_model(config))
+    return gpt_model(config)
 
 
 def read_runs(folder: Path) -> list[Run]:
@@ -86,7 +98,7 @@ def read_runs(folder: Path) -> list[Run]:
     return [
         Run(
             name=Path(row["upstream_file"]).stem.removeprefix("plan_config_"),
-            plan=_plan(row),
+            plan=plan_of_row(row),
             measured_s=row["measured_iteration_s"],
             measured_bytes=row["measured_peak_bytes"],
         )
@@ -95,12 +107,15 @@ def read_runs(folder: Path) -> list[Run]:
 
 
 def predicted(
-    run: Run, truth: GroundTruth, network_gbit_per_s: float | None = None
+    run: Run,
+    truth: GroundTruth,
+    network_gbit_per_s: float | None = None,
+    attention: Attention | None = None,
 ) -> tuple[float, int]:
     """Return the seconds of one iteration and the peak bytes of the fullest device.
 
     `network_gbit_per_s` is what the cluster file says of every node, None if it leaves
-    that to the device catalogue.
+    that to the device catalogue; `attention` is the form that a user asks for.
     """
     names = dict.fromkeys(stage.node for _, _, stage in run.plan.stages())
     node = Node(
@@ -108,14 +123,21 @@ def predicted(
     )
     nodes = tuple(replace(node, name=name) for name in names)
     cluster = Cluster(name="measured", nodes=nodes)
-    costs = costs_of(run.plan, truth.model, cluster, truth.profile, dtype=DTYPE)
+    costs = costs_of(
+        run.plan,
+        truth.model,
+        cluster,
+        truth.profile,
+        dtype=DTYPE,
+        attention=attention,
+    )
     programs = lower(run.plan, tied_holders(run.plan, truth.model))
     step_time_s = simulate(programs, run.plan, costs).step_time_s
     uses = memory_uses(programs, run.plan, costs).values()
     return step_time_s, max(use.total_bytes for use in uses)
 
 
-def _plan(row: Mapping[str, Any]) -> Plan:
+def plan_of_row(row: Mapping[str, Any]) -> Plan:
     """The row's layout as a 1F1B plan: one node of four devices per stage."""
     depth = row["pp"]
     cuts = list(pairwise(accumulate(row["layers_per_stage"], initial=0)))
