@@ -124,6 +124,7 @@ class DecoderConfig:
     max_seq_len: int
     vocab_multiple: int = 128
     grain: Literal["block", "half"] = "block"
+    tied: bool = False  # the head's table is the embedding's
 
     def __post_init__(self) -> None:
         require_positive(self.name, self)
@@ -134,6 +135,7 @@ class GPTConfig(DecoderConfig):
     """A GPT-2 or GPT-3 shaped decoder; its MLP is 4 x hidden_size wide."""
 
     max_seq_len: int = 1024
+    tied: bool = True
 
     def __post_init__(self) -> None:
         DecoderConfig.__post_init__(self)
@@ -164,7 +166,6 @@ class LlamaConfig(DecoderConfig):
     norm: NormConfig = NormConfig(kind="rms", eps=1e-5)
     norms: Literal["before", "around"] = "before"
     scaled_embedding: bool = False  # by sqrt(hidden_size)
-    tied: bool = False
     routing: Routing | None = None  # None: one dense MLP per block
 
     def __post_init__(self) -> None:

@@ -27,7 +27,7 @@ def model_of(config: DecoderConfig) -> Model:
 
 
 def gpt_model(config: GPTConfig) -> Model:
-    """Learned positions, LayerNorm, GELU, biases, tied embedding."""
+    """Learned positions, LayerNorm, GELU, biases."""
     common = _common(config, NormConfig(kind="layer", eps=1e-5))
     attention = AttentionConfig(
         **common,
@@ -42,7 +42,6 @@ def gpt_model(config: GPTConfig) -> Model:
         lambda block: attention,
         ("mlp", layers.GeluMlp, mlp),
         num_positions=config.max_seq_len,
-        tied=(("table", "embedding.table"),),
     )
 
 
@@ -67,17 +66,16 @@ def llama_model(config: LlamaConfig) -> Model:
             rope_scaling=None if own_theta else config.rope_scaling,
         )
 
-    tied = (("table", "embedding.table"),) if config.tied else ()
     widths: dict[str, Any] = common | {
         "inner_size": config.inner_size,
         "activation": config.activation,
     }
     if config.routing is None:
         mlp = layers.MlpConfig(**widths)
-        return _decoder(config, attention, ("mlp", layers.GatedMlp, mlp), tied=tied)
+        return _decoder(config, attention, ("mlp", layers.GatedMlp, mlp))
     experts = MoeConfig(**widths, routing=config.routing)
     kind = Moe if config.routing.capacity_factor else DroplessMoe
-    return _decoder(config, attention, ("moe", kind, experts), tied=tied)
+    return _decoder(config, attention, ("moe", kind, experts))
 
 
 def _common(config: DecoderConfig, norm: NormConfig) -> dict[str, Any]:
@@ -91,7 +89,6 @@ def _decoder(
     attention: Callable[[int], AttentionConfig],  # by block
     feed_forward: tuple[str, type, layers.MlpConfig],  # name, class, config
     num_positions: int = 0,
-    tied: tuple[tuple[str, str], ...] = (),
 ) -> Model:
     """Lay out embedding, blocks and head; module paths do not depend on grain."""
     padded_size = padded(config.vocab_size, config.vocab_multiple)
@@ -118,5 +115,6 @@ def _decoder(
             found += [Layer(spec.path, (spec,)) for spec in specs]
         else:
             found.append(Layer(block, specs))
+    tied = (("table", "embedding.table"),) if config.tied else ()
     found.append(Layer("head", (ModuleSpec("head", Head, head, tied),)))
     return Model(config.name, tuple(found), config.vocab_size, config.max_seq_len)

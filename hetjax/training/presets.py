@@ -15,7 +15,7 @@ from hetjax.cluster.cluster_files import preset_path
 from hetjax.data.hugging_face import TOKENIZER
 from hetjax.data.settings import DataConfig
 from hetjax.errors import BadInput, did_you_mean
-from hetjax.models.hugging_face.configs import INDEX, WHOLE
+from hetjax.models.hugging_face.stored_tensors import has_weights
 from hetjax.models.named import is_function, is_path, named_config, portable
 from hetjax.models.presets import MODEL_CONFIGS, PUBLISHED
 from hetjax.plans.plan import Remat
@@ -173,7 +173,7 @@ def _own(model: str) -> Preset:
     """What to start from with a model that somebody brings; its weights, if it has."""
     folder = Path(model)
     config = None if is_function(model) else named_config(model)
-    weights = any((folder / name).is_file() for name in (WHOLE, INDEX))
+    weights = has_weights(folder)
     speaks = (folder / TOKENIZER).is_file()
     name = model.rpartition(":")[2] if config is None else config.name
     length = 1_024 if config is None else min(1_024, config.max_seq_len)

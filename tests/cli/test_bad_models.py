@@ -12,7 +12,7 @@ from hetjax.errors import BadInput
 from hetjax.eval import main as evaluate
 from hetjax.export import main as export
 from hetjax.models.hugging_face import written
-from hetjax.models.hugging_face.configs import INDEX
+from hetjax.models.hugging_face.stored_tensors import INDEX
 from hetjax.sample import main as sample
 from hetjax.train import main as train
 from tests.inference.model_folder import CONFIG, drawn, write_folder

@@ -9,7 +9,9 @@ name. Does not own weights (`tensor_names.py`).
 
 import json
 import tomllib
+import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,11 @@ from hetjax.models.configs import (
     Routing,
 )
 from hetjax.models.hugging_face.fields import FULL, WINDOW, Fields
+from hetjax.models.hugging_face.own_head import has_own_head
+from hetjax.models.hugging_face.quantised_folders import check_settings
+from hetjax.models.hugging_face.stored_tensors import has_weights
 
 CONFIG = "config.json"
-WHOLE = "model.safetensors"  # all weights in one file, or in those of an index
-INDEX = "model.safetensors.index.json"
 # with eyes: what reads is a part of it
 _WITH_EYES = {"gemma3": "Gemma3ForCausalLM"}
 _OF_THE_WHOLE = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "pad_token_id")
@@ -35,8 +38,10 @@ _OF_THE_WHOLE = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "pad_to
 def read_config(path: Path) -> tuple[DecoderConfig, dict[str, Any]]:
     """Read a `config.json`, or that of a folder: the model's sizes, and all fields.
 
-    A TOML file with the same fields is as good. BadInput if there is none, for a
-    family that is not known, and for fields that ask for what our models do not do.
+    A TOML file with the same fields is as good. A folder's head that differs from its
+    embedding is not tied, whatever the fields say. BadInput if there is none, for a
+    family that is not known, for fields that ask for what our models do not do, and
+    for a folder whose weights are quantised.
     """
     file = path / CONFIG if path.is_dir() else path
     try:
@@ -50,8 +55,31 @@ def read_config(path: Path) -> tuple[DecoderConfig, dict[str, Any]]:
             fix="give its path; hetjax train --help says what else names a model",
         ) from None
     name = (file.parent if file.name == CONFIG else file).resolve().stem
+    settings = raw
     raw = _of_text(raw, name)
-    return config_of(raw, name), raw
+    config = config_of(raw, name)
+    if not path.is_dir() or not has_weights(path):
+        return config, raw
+    check_settings(path, settings)
+    return _as_stored(path, config, raw)
+
+
+def _as_stored(
+    folder: Path, config: DecoderConfig, raw: dict[str, Any]
+) -> tuple[DecoderConfig, dict[str, Any]]:
+    """Sizes and fields, not tied where the folder stores a head of its own."""
+    try:
+        if not config.tied or not has_own_head(folder):
+            return config, raw
+    except BadInput as error:  # whatever uses the weights refuses them
+        warnings.warn(f"{error.got}: its head is tied by its {CONFIG}", stacklevel=2)
+        return config, raw
+    warnings.warn(
+        f"{folder}: lm_head.weight differs from the embedding, so it is not tied, "
+        f"although {CONFIG} says so; tie_word_embeddings = false there says the same",
+        stacklevel=2,
+    )
+    return replace(config, tied=False), {**raw, "tie_word_embeddings": False}
 
 
 def _of_text(raw: Any, name: str) -> Any:
@@ -89,7 +117,6 @@ def _gpt2(fields: Fields) -> GPTConfig:
     fields.require("scale_attn_by_inverse_layer_idx", False)
     fields.require("add_cross_attention", False)
     fields.require("layer_norm_epsilon", 1e-5)
-    fields.require("tie_word_embeddings", True)
     hidden_size = fields["n_embd"]
     fields.require("n_inner", 4 * hidden_size)
     return GPTConfig(
@@ -99,13 +126,18 @@ def _gpt2(fields: Fields) -> GPTConfig:
         num_blocks=fields["n_layer"],
         num_heads=fields["n_head"],
         max_seq_len=fields["n_positions"],
+        tied=fields.get("tie_word_embeddings", True),
     )
 
 
 def _llama(fields: Fields, **own: Any) -> LlamaConfig:
-    """What all relatives of Llama have, and what one of them has of its `own`."""
-    fields.require("attention_bias", False)
-    fields.require("mlp_bias", False)
+    """What all relatives of Llama have, and what one of them has of its `own`.
+
+    Those that have biases, or none, whatever their fields say do not read the fields.
+    """
+    if fields["model_type"] in _ASKED_FOR_BIASES:
+        fields.require("attention_bias", False)
+        fields.require("mlp_bias", False)
     num_heads = fields["num_attention_heads"]
     theta, scaling = _rope(_rope_fields(fields), fields.get("rope_theta"))
     common = dict[str, Any](
@@ -202,6 +234,7 @@ def _gemma3(fields: Fields) -> LlamaConfig:
     )
 
 
+_ASKED_FOR_BIASES = ("gemma3_text", "llama", "qwen3", "qwen3_moe")
 # what transformers takes for fields that are left out, where it is not what we do; null
 # is no field that is left out
 _LEFT_OUT: Mapping[str, Mapping[str, Any]] = {

@@ -131,6 +131,7 @@ _GPT2_ENDS = {
     "embedding.positions": TensorRow(theirs="transformer.wpe.weight"),
     "head.norm.scale": TensorRow(theirs="transformer.ln_f.weight"),
     "head.norm.bias": TensorRow(theirs="transformer.ln_f.bias"),
+    "head.table": TensorRow(theirs="lm_head.weight"),
 }
 
 

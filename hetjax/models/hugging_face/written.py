@@ -17,7 +17,8 @@ import numpy as np
 
 from hetjax.models.configs import DecoderConfig, GPTConfig, LlamaConfig, RopeScaling
 from hetjax.models.decoders import model_of
-from hetjax.models.hugging_face.configs import CONFIG, INDEX, WHOLE
+from hetjax.models.hugging_face.configs import CONFIG
+from hetjax.models.hugging_face.stored_tensors import INDEX, WHOLE
 from hetjax.models.hugging_face.tensor_file import write_tensors
 from hetjax.models.hugging_face.tensor_names import TensorPart, tensor_parts
 from hetjax.models.model import abstract_params
@@ -77,7 +78,7 @@ def fields_of(config: DecoderConfig) -> dict[str, Any]:
             "n_positions": config.max_seq_len,
             "layer_norm_epsilon": 1e-5,
             "activation_function": "gelu_new",
-            "tie_word_embeddings": True,
+            "tie_word_embeddings": config.tied,
         }
     assert isinstance(config, LlamaConfig), config
     kind, own = _family(config)

@@ -86,6 +86,24 @@ def test_a_field_that_cannot_be_is_refused_by_its_name(
     assert allowed in error.value.allowed
 
 
+@pytest.mark.parametrize("family", ["qwen2", "mistral", "mixtral"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_family_that_reads_no_field_of_biases_has_its_own(family: str, bias: bool):
+    """Qwen 2 has those of queries, keys and values alone, the others have none."""
+    fields = json.loads((FIXTURES / family / "config.json").read_text())
+    expected = config_of(fields, "a")
+    assert config_of(fields | {"attention_bias": bias}, "a") == expected
+    assert isinstance(expected, LlamaConfig)
+    assert expected.biases == ("qkv" if family == "qwen2" else "none")
+
+
+@pytest.mark.parametrize("family", ["llama3", "qwen3", "qwen3_moe", "gemma3"])
+def test_biases_that_a_family_reads_and_we_lack_are_refused(family: str):
+    fields = json.loads((FIXTURES / family / "config.json").read_text())
+    with pytest.raises(BadInput, match="attention_bias = True"):
+        config_of(fields | {"attention_bias": True}, "a")
+
+
 def test_null_is_no_field_that_is_left_out():
     fields = json.loads((FIXTURES / "mistral" / "config.json").read_text())
     assert _window(fields | {"sliding_window": None}) is None
