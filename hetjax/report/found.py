@@ -38,6 +38,7 @@ from hetjax.report.plan_rows import (
     planners,
     sentences,
     step_line,
+    warning_lines,
     wish_rows,
 )
 from hetjax.report.prediction import SimulatedStep, found_plan
@@ -140,7 +141,8 @@ class FoundPlan:
 
     def __str__(self) -> str:
         planned = self.planned
-        lines = [planned.best.plan.title, f"times: {planned.best.times_from}", ""]
+        lines = [planned.best.plan.title, f"times: {planned.best.times_from}"]
+        lines += [*warning_lines(planned), ""]
         rows = stage_rows(planned.best, planned.request.cluster)
         lines += [*aligned(stage_header(planned.best.plan), rows), ""]
         lines += [*_memory(planned), ""]
@@ -254,7 +256,7 @@ def _wish_values(found: Found) -> dict[str, Any]:
 def _memory(planned: Planned) -> Iterator[str]:
     """The legend of the bars, then the bars."""
     legend = ", ".join(f"{letter} {part}" for part, letter in _LETTERS.items())
-    bars = memory_bars(planned.best)
+    bars = memory_bars(planned.best, planned.request.cluster)
     rows = [(bar.name, f"|{bar_letters(bar)}|", bar.told) for bar in bars]
     yield from aligned(("memory", legend, ""), rows)
 

@@ -2,9 +2,9 @@
 """A layout as rows and boxes: which node holds which layers of which replica.
 
 Owns what is drawn: a row per node, a box per stage as wide as its devices, a colour per
-replica (Okabe and Ito's, which colour-blind readers can tell apart). Clusters too large
-for that are told by what repeats: replicas that are alike share a letter, and nodes
-that hold the same a row. Does not own the drawing (`pictures/`, `html/`).
+replica. Large clusters are drawn by what repeats: replicas that are alike go by the
+name of the first of them, and nodes that hold the same share a row. Does not own the
+colours (`colours.py`) nor the drawing (`pictures/`, `html/`).
 """
 
 from collections.abc import Iterator
@@ -14,21 +14,11 @@ from itertools import groupby
 from hetjax.cluster.catalogue import canonical_name
 from hetjax.cluster.cluster import Cluster, Node
 from hetjax.plans.plan import Plan, Replica, Stage
+from hetjax.report.colours import REPLICAS
 
 MOST_DEVICES = 64  # of a cluster that is drawn node by node
 _MOST_ROWS = 40
-_MOST_REPLICAS = 8  # with a colour each
-
-COLOURS = (
-    "#56b4e9",
-    "#e69f00",
-    "#009e73",
-    "#f0e442",
-    "#cc79a7",
-    "#0072b2",
-    "#d55e00",
-    "#999999",
-)
+_MOST_REPLICAS = len(REPLICAS)  # with a colour each
 
 
 def alike_replicas(plan: Plan, cluster: Cluster) -> tuple[tuple[int, ...], ...]:
@@ -118,7 +108,7 @@ class Layout:
     plan: Plan
     rows: tuple[NodeRow, ...]
     groups: tuple[tuple[int, ...], ...]
-    by_group: bool  # letters for groups, in place of numbers
+    by_group: bool  # a replica goes by the name of the first that is like it
     shared_colours: bool
     num_left_out: int
 
@@ -128,7 +118,7 @@ class Layout:
         groups = self.groups
         if not self.shared_colours:
             groups = tuple((r,) for r in range(len(self.plan.replicas)))
-        shown = groups[: 2 * len(COLOURS)]
+        shown = groups[: 2 * len(REPLICAS)]
         return {self._told(group): self.colour(group[0]) for group in shown}
 
     @property
@@ -144,15 +134,14 @@ class Layout:
         number = replica
         if self.shared_colours:
             number = next(g for g, group in enumerate(self.groups) if replica in group)
-        return COLOURS[number % len(COLOURS)]
+        return REPLICAS[number % len(REPLICAS)]
 
     def _told(self, group: tuple[int, ...]) -> str:
         first, *others = group
         replica = self.plan.replicas[first]
         batches = f"{replica.num_microbatches} x {replica.microbatch_size} sequences"
-        if self.by_group:
-            many = f"{len(group)} replicas of " if others else ""
-            return f"{_letter(self.groups.index(group))}: {many}{batches}"
+        if self.by_group and others:
+            return f"r{first} and {len(others)} like it: {batches} each"
         if not others:
             return f"r{first}: {batches}"
         return f"r{spelled(group)}: {batches} each"
@@ -163,7 +152,7 @@ def layout_of(plan: Plan, cluster: Cluster) -> Layout:
     groups = alike_replicas(plan, cluster)
     large = cluster.num_devices > MOST_DEVICES
     group_of = {r: g for g, group in enumerate(groups) for r in group}
-    names = {r: _letter(g) if large else f"r{r}" for r, g in group_of.items()}
+    names = {r: f"r{groups[g][0] if large else r}" for r, g in group_of.items()}
     rows = [
         NodeRow(nodes=(node,), boxes=tuple(_boxes(plan, node, names)))
         for node in cluster.nodes
@@ -235,9 +224,3 @@ def _texts(name: str, s: int, replica: Replica, stage: Stage) -> list[str]:
         [f"{name}.s{s}"],
     ]
     return ["\n".join(found) for found in lines]
-
-
-def _letter(number: int) -> str:
-    """A, B, ..., Z, AA, AB, ..."""
-    more, last = divmod(number, 26)
-    return (_letter(more - 1) if more else "") + chr(ord("A") + last)

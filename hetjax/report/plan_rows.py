@@ -15,6 +15,7 @@ from hetjax.cluster.catalogue import (
     device_spec,
     native_precisions,
 )
+from hetjax.costs.utilization import seconds_at_peak
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.objectives import Objective, expected_goodput
 from hetjax.planner.search.comparison import Planned
@@ -31,7 +32,7 @@ from hetjax.report.prediction import (
 from hetjax.report.step_rows import Row
 from hetjax.schedule.predicted import Predicted
 
-BASELINES: Row = ("planner", "step ms", "speed-up", "devices", "fullest memory", "")
+BASELINES: Row = ("planner", "step ms", "hetjax is", "devices", "fullest memory", "")
 WISHES: Row = (
     "best by",
     "step ms",
@@ -45,12 +46,37 @@ WISHES: Row = (
 CHANGES: Row = ("cluster", "step ms", "tokens/s", "change")
 
 
+_LOOSE_GAP, _LOW_MFU = 0.5, 0.2
+
+
 def sentences(planned: Planned) -> Iterator[str]:
     """Yield what is to be said of the step besides its time, a line each."""
     yield from search_lines(planned)
     yield binding_line(binding(planned.best))
     yield from idle_lines(planned)
     yield from dtype_lines(planned)
+
+
+def warning_lines(planned: Planned) -> Iterator[str]:
+    """Yield what a reader has to know before the figures: a plan that may be poor."""
+    gap, mfu = planned.found.gap, mfu_of(planned)
+    if gap is not None and gap > _LOOSE_GAP:
+        yield (
+            f"warning: the gap to the lower bound is {gap:.0%}, so that a much faster "
+            "plan is not ruled out"
+        )
+    if mfu is not None and mfu < _LOW_MFU:
+        yield (
+            f"warning: the devices in use compute at {mfu:.1%} of their peak (MFU); "
+            "what binds is said below"
+        )
+
+
+def mfu_of(planned: Planned) -> float | None:
+    """Model FLOPs utilization of the devices in use; None if a peak is not known."""
+    best, request = planned.best, planned.request
+    at_peak_s = seconds_at_peak(best.plan, request.model, request.cluster)
+    return None if at_peak_s is None else at_peak_s / best.simulation.step_time_s
 
 
 def dtype_lines(planned: Planned) -> Iterator[str]:
@@ -152,7 +178,7 @@ def planners(planned: Planned) -> list[tuple[str, Predicted | NoFeasiblePlan, st
 
 
 def baseline_rows(planned: Planned) -> list[Row]:
-    """Return a row per planner: how much faster the plan is than its."""
+    """Return a row per planner: how hetjax compares with it."""
     return [planner_row(planned, *found) for found in planners(planned)]
 
 
@@ -163,9 +189,20 @@ def planner_row(
     if isinstance(judged, NoFeasiblePlan):
         return name, "no plan", "", "", "", told
     step_s = judged.simulation.step_time_s
-    change = f"{step_s / planned.best.simulation.step_time_s:.2f}x"
+    change = _comparison(step_s / planned.best.simulation.step_time_s)
     size = _size(judged)
     return name, ms(step_s), "" if name == "hetjax" else change, *size, told
+
+
+def _comparison(ratio: float) -> str:
+    """Ours beside another plan whose step takes `ratio` times as long.
+
+    >>> _comparison(1.36), _comparison(0.5), _comparison(1.0)
+    ('1.36x as fast', '2.00x slower', 'as fast')
+    """
+    if abs(ratio - 1) < 0.005:
+        return "as fast"
+    return f"{ratio:.2f}x as fast" if ratio > 1 else f"{1 / ratio:.2f}x slower"
 
 
 def wish_rows(planned: Planned) -> list[Row]:

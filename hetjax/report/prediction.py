@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hetjax.cluster.catalogue import canonical_name
+from hetjax.cluster.cluster import Cluster
 from hetjax.errors import BadInput
 from hetjax.plans.plan import Plan, Prediction
 from hetjax.plans.table import aligned, html_table
@@ -155,6 +157,26 @@ def headline(predicted: Predicted) -> str:
         f"step time {ms(simulation.step_time_s)} ms, "
         f"{predicted.tokens_per_s:,.0f} tokens/s, bubble {simulation.bubble:.1%}"
     )
+
+
+CPU_GUESS = (
+    "the catalogue cannot know how fast this CPU is, so that measured and predicted "
+    "are not compared; `hetjax profile` measures times to predict and plan with"
+)
+
+
+def guesses_a_cpu(predicted: Predicted, cluster: Cluster) -> bool:
+    """Say whether the step rests on the catalogue's stand-in for any CPU.
+
+    CPUs differ too much for one figure, so that such a step must not be held against
+    a measured one.
+    """
+    used = {cluster.node(stage.node) for _, _, stage in predicted.plan.stages()}
+    unknown = any(
+        canonical_name(node.device) == "cpu" and node.peak_tflops is None
+        for node in used
+    )
+    return unknown and predicted.times_from.startswith("estimated")
 
 
 def predicted_spans(predicted: Predicted) -> list[Span]:

@@ -14,13 +14,14 @@ from typing import Any
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.plans.plan import Plan
+from hetjax.report.colours import TIME
+from hetjax.report.prediction import guesses_a_cpu
 from hetjax.schedule.predicted import Predicted
 from hetjax.schedule.simulation.trace import Span
 
 Line = Mapping[str, Any]
 _ENDS = ("finished", "preempted")
 _BEGINS = ("started", "restored")
-_PARTS = ("productive", "lost", "recovering", "replanning", "other")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,13 @@ class RunRecord:
     is_simulated: bool
     usd_per_hour: float | None
     traced: Sequence[Span] = ()
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether a predicted step may stand beside the measured ones."""
+        if self.predicted is None or self.is_simulated:
+            return False
+        return not guesses_a_cpu(self.predicted, self.cluster)
 
     @cached_property
     def steps(self) -> list[Line]:
@@ -97,7 +105,7 @@ class RunRecord:
         if not lines:
             return None
         return {
-            part: sum(line.get(f"{part}_s", 0.0) for line in lines) for part in _PARTS
+            part: sum(line.get(f"{part}_s", 0.0) for line in lines) for part in TIME
         }
 
     @property

@@ -23,8 +23,9 @@ Row = tuple[str, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryBar:
-    """What the devices of some lanes hold at their peak, of what they have."""
+    """What the devices of some lanes, all of a kind, hold at their peak."""
 
+    kind: str
     lanes: tuple[Lane, ...]
     use: MemoryUse
     capacity_bytes: float
@@ -76,17 +77,24 @@ def stage_rows(best: Predicted, cluster: Cluster) -> list[Row]:
     return rows
 
 
-def memory_bars(best: Predicted) -> list[MemoryBar]:
-    """Return a bar per lane; in large plans lanes of equal bars share one."""
+def memory_bars(best: Predicted, cluster: Cluster) -> list[MemoryBar]:
+    """Return a bar per lane, by kind of device in the cluster's order.
+
+    In large plans lanes of a kind and of equal bars share one.
+    """
+    kinds = {node.name: node.device for node in cluster.nodes}
+    order = list(dict.fromkeys(kinds.values()))
     lanes = list(dict.fromkeys(lane_of(best.plan).values()))
+    lanes.sort(key=lambda lane: order.index(kinds[lane[0]]))
     large = len(lanes) > _MOST_STAGES
     found: dict[object, list[Lane]] = {}
     for lane in lanes:
         device = first_device(lane)
-        same = best.memory[device], best.capacity_bytes[device]
+        same = kinds[lane[0]], best.memory[device], best.capacity_bytes[device]
         found.setdefault(same if large else lane, []).append(lane)
     return [
         MemoryBar(
+            kind=kinds[group[0][0]],
             lanes=tuple(group),
             use=best.memory[first_device(group[0])],
             capacity_bytes=best.capacity_bytes[first_device(group[0])],

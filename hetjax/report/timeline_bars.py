@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A step as rows and bars: who does what when, before anybody draws it.
 
-Owns the kinds of work with their colours (Okabe and Ito's, which colour-blind readers
-can tell apart), the rows of devices with the strips under them for what leaves them,
-and bars for steps of too many passes to draw one by one. Does not own the times
-(`schedule/simulation/trace.py`) nor the drawing (`pictures/`, `html/`).
+Owns the kinds of work, the rows of devices with the strips under them for what leaves
+them, and bars for steps of too many passes to draw one by one. Does not own the times
+(`schedule/simulation/trace.py`), the colours (`colours.py`) nor the drawing
+(`pictures/`, `html/`).
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -16,15 +16,6 @@ from hetjax.schedule.programs.action import Action, Op, StageKey
 from hetjax.schedule.simulation.result import Lane, lane_of
 from hetjax.schedule.simulation.trace import Span
 
-COLOURS = {
-    "forward": "#56b4e9",
-    "backward": "#e69f00",
-    "input gradient": "#d55e00",
-    "weight gradient": "#f0e442",
-    "update": "#7f7f7f",
-    "transfer": "#cc79a7",
-    "reduction": "#009e73",
-}
 _KINDS = {
     Op.F: "forward",
     Op.E: "forward",

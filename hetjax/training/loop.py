@@ -153,18 +153,23 @@ class Loop:
             if self.stop.reason is None and self._due(
                 self.config.evaluation.every, step
             ):
-                self.evaluate(step)
+                with self.spent.on("evaluating"):
+                    self.evaluate(step)
             if self._must_stop(step - first):
                 break
             self._train(step, step - first)
             step += 1
             if self._is_late or self._due(self.config.checkpoint.every, step):
-                self._save_good(step)
+                with self.spent.on("saving"):
+                    self._save_good(step)
         self._record()
-        self._save_last(step)
+        with self.spent.on("saving"):
+            self._save_last(step)
         if step == self.config.steps:
-            self.evaluate(step)
-            self._save_last(step)  # a disk may have gone with a machine meanwhile
+            with self.spent.on("evaluating"):
+                self.evaluate(step)
+            with self.spent.on("saving"):  # a disk may have gone with a machine
+                self._save_last(step)
         self._write_trace()
         return step
 

@@ -125,6 +125,7 @@ class Session(ExitStack):
         predict = partial(predict_step, self._config, model)
         self._predict = lru_cache(maxsize=1)(predict)
         self._begin_s = time.perf_counter()
+        self._prepared = Spent(after=0)
         self._settled: Start | None = None
         self._opened: _Open | None = None
 
@@ -232,11 +233,13 @@ class Session(ExitStack):
         storage = checkpoint_storage(start.config)
         leases = Leases(start.config.run_dir, storage, self, shown.note)
         self._settled = start = replace(start, leases=leases)
-        dataset = _dataset(start, shown)
+        with self._prepared.on("data"):
+            dataset = _dataset(start, shown)
         describe(start, dataset, shown)
         shown.doing("preparing the programs")
         told = SimpleQueue[Notice]()
-        driver = self._driver(dataset, shown, told)
+        with self._prepared.on("compiling"):
+            driver = self._driver(dataset, shown, told)
         start = self._settle(shown)
         check_reached(driver.at, self._config)
         metrics, events = begin(start, dataset, driver, shown)
@@ -298,7 +301,7 @@ class Session(ExitStack):
             total_s = time.perf_counter() - self._begin_s
             lines = read_journal(run_dir / rundir.METRICS)
             record_goodput(loop.spent.goodput(lines, total_s), step, events, shown)
-            self._begin_s = time.perf_counter()
+            self._begin_s, self._prepared = time.perf_counter(), Spent(after=0)
             code = finish(found.start, step, stop, events, shown, self._again)
             if not stop.leaves_no_time:
                 write_report(run_dir, self._predict, shown)
@@ -325,7 +328,7 @@ class Session(ExitStack):
             trace=run_dir / rundir.TRACE if config.trace else None,
             display=shown,
             stop=stop,
-            spent=Spent(after=driver.at),
+            spent=Spent(after=driver.at, parts_s={**self._prepared.parts_s}),
             compared=partial(record_comparison, found.comparison, found.events, shown),
             remark=partial(event, found.events),
         )

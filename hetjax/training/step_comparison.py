@@ -18,7 +18,7 @@ from hetjax.planner.model.costing import checked_costs, memory_from, times_from
 from hetjax.plans.plan import Plan
 from hetjax.plans.worker_map import EMBEDDED
 from hetjax.report.binding import Binding, binding, largest_term
-from hetjax.report.prediction import check_finite, ms
+from hetjax.report.prediction import CPU_GUESS, check_finite, guesses_a_cpu, ms
 from hetjax.schedule.predicted import Predicted, predict
 from hetjax.stage.partition import tied_holders
 from hetjax.training.compiled_memory import read_run_compiled
@@ -63,6 +63,7 @@ class ComparedStep:
     predicted: Predicted | None = None
     why: str = ""
     is_simulated: bool = False
+    is_cpu_guessed: bool = False
 
     @cached_property
     def _binds(self) -> Binding | None:
@@ -89,6 +90,8 @@ class ComparedStep:
                 f"{measured} on the CPU here, {told} for the devices that it "
                 f"simulates; {largest_term(self._binds)}"
             )
+        if self.is_cpu_guessed:
+            return f"{measured}, {told}; {CPU_GUESS}"
         off = self.measured_s / predicted_s
         line = (
             f"{measured}, {told} ({off - 1:+.1%}; {times_from}); "
@@ -127,5 +130,8 @@ class StepComparison:
         except (BadInput, NoFeasiblePlan) as bad:
             return ComparedStep(measured_s=measured_s, why=bad.got)
         return ComparedStep(
-            measured_s=measured_s, predicted=found, is_simulated=self.is_simulated
+            measured_s=measured_s,
+            predicted=found,
+            is_simulated=self.is_simulated,
+            is_cpu_guessed=guesses_a_cpu(found, cluster),
         )

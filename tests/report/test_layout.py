@@ -111,10 +111,10 @@ def test_large_clusters_are_told_by_what_repeats(tmp_path: Path):
     found = texts(tmp_path / "layout.svg", *many_nodes())
     names = [text for text in found if text.startswith("a-")]
     assert names == ["a-0 and 11 more", "a-12 and 4 more", "a-17"]
-    assert "A: 24 replicas of 3 x 2 sequences" in found
-    assert "B: 5 replicas of 4 x 2 sequences" in found
-    assert sum("A.s0" in text for text in found) == 2
-    assert sum("B.s0" in text for text in found) == 1
+    assert "r0 and 23 like it: 3 x 2 sequences each" in found
+    assert "r24 and 4 like it: 4 x 2 sequences each" in found
+    assert sum("r0.s0" in text for text in found) == 2
+    assert sum("r24.s0" in text for text in found) == 1
 
 
 def test_alike_replicas_differ_in_their_places_only():

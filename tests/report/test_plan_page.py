@@ -61,7 +61,7 @@ def test_the_page_has_the_figures_of_the_result_and_needs_nothing_else(
     slower = second.simulation.step_time_s / values["step_time_s"]
     assert page.words[at + 1 : at + 3] == [
         ms(second.simulation.step_time_s),
-        f"{slower:.2f}x",
+        f"{slower:.2f}x as fast",
     ]
     assert any("not worth using" in word for word in page.words) == bool(told.idle)
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hetjax.cluster.catalogue import Precision
 from hetjax.cluster.cluster import Cluster, Link, Node
 from hetjax.cluster.memory_budget import plan_bytes
+from hetjax.costs.graph.flops import forward_flops
 from hetjax.costs.measured.layer_profile import Measurement, Profile
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.model.costing import times_from
@@ -24,18 +25,22 @@ from hetjax.plans.plan import Plan, Replica, Stage
 from hetjax.plans.precision import with_precisions
 from hetjax.report.binding import binding, binding_line
 from hetjax.report.found import FoundPlan, bar_letters
-from hetjax.report.html.timeline_view import shown_replicas
+from hetjax.report.html.plan_page import plan_page
+from hetjax.report.html.timeline_view import shown_replicas, timeline_view
 from hetjax.report.plan_rows import (
     baseline_rows,
     dtype_lines,
     idle_lines,
+    num_devices,
     sentences,
+    warning_lines,
 )
 from hetjax.report.prediction import ms
 from hetjax.report.step_rows import MemoryBar, memory_bars, stage_rows
 from hetjax.schedule.bound import LowerBound
 from hetjax.schedule.predicted import Predicted
 from hetjax.schedule.simulation.memory import MemoryUse
+from tests.report.html_page import Page
 from tests.training.small import MODEL, stage
 
 EAST, WEST = "east-0", "west-0"
@@ -185,7 +190,7 @@ def test_baselines_without_a_plan_say_why_not():
     nothing = NoFeasiblePlan(got="device 'x' is full: of sand", allowed="a", fix="b")
     told = replace(told, baselines={"slow": twice, "none": nothing})
     ours, slow, none = baseline_rows(told)
-    assert ours[0] == "hetjax" and slow[2] == "2.00x"
+    assert ours[0] == "hetjax" and slow[2] == "2.00x as fast"
     assert none == ("none", "no plan", "", "", "", "device 'x' is full")
     assert FoundPlan(told).values()["baselines"]["none"]["why"].endswith("of sand")
 
@@ -206,7 +211,7 @@ def test_a_bar_is_as_wide_as_asked_and_every_part_as_its_share(
         in_flight=1,
     )
     capacity = max(use.total_bytes * room, 1.0)
-    bar = MemoryBar(lanes=(("n", (0,)),), use=use, capacity_bytes=capacity)
+    bar = MemoryBar(kind="k", lanes=(("n", (0,)),), use=use, capacity_bytes=capacity)
     text = bar_letters(bar, width)
     assert len(text) == width
     assert text == "".join(sorted(text, key="#=+-.".index))
@@ -223,7 +228,7 @@ def test_memory_that_nobody_knows_is_told_without_a_limit():
         workspace_bytes=0,
         in_flight=1,
     )
-    bar = MemoryBar(lanes=(("n", (0, 1)),), use=use, capacity_bytes=math.inf)
+    bar = MemoryBar(kind="k", lanes=(("n", (0, 1)),), use=use, capacity_bytes=math.inf)
     assert bar.told == "1.00 GiB" and bar_letters(bar, 4) == "####"
     assert bar.name == "n/0,1"
 
@@ -242,10 +247,36 @@ def test_large_plans_are_told_by_what_repeats():
     told = planned(Cluster(name="many", nodes=nodes), plan)
     first, others = stage_rows(told.best, told.request.cluster)
     assert (first[0], others[0]) == ("0", "1 and 68 like it")
-    assert sum(len(bar.lanes) for bar in memory_bars(told.best)) == 70
-    assert len(memory_bars(told.best)) <= 2
+    bars = memory_bars(told.best, told.request.cluster)
+    assert sum(len(bar.lanes) for bar in bars) == 70
+    assert len(bars) <= 2
     assert shown_replicas(plan, told.request.cluster) == [0, 1]
+    assert timeline_view(told.best, told.request.cluster).notes == (
+        "drawn: 2 of 70 replicas",
+        "r2..69 are like r1",
+    )
     assert len(str(FoundPlan(told)).splitlines()) < 20
+
+
+def test_replicas_that_are_drawn_stand_for_none_that_are_unlike_them():
+    nodes = tuple(Node(name=f"h-{i}", device="H20", count=1) for i in range(60))
+    replicas = [
+        Replica(
+            num_microbatches=i + 1,
+            microbatch_size=1,
+            stages=(Stage(node=f"h-{i}", devices=(0,), layers=(0, 4), launch_ahead=1),),
+        )
+        for i in range(60)
+    ]
+    batch = sum(replica.num_microbatches for replica in replicas)
+    plan = Plan(model="small", seq_len=16, global_batch=batch, replicas=(*replicas,))
+    told = planned(Cluster(name="many", nodes=nodes), plan)
+    shown = shown_replicas(plan, told.request.cluster)
+    assert 1 < len(shown) < 60
+    assert timeline_view(told.best, told.request.cluster).notes[:2] == (
+        f"drawn: {len(shown)} of 60 replicas",
+        f"r{len(shown)}..59 are unlike these and not drawn",
+    )
 
 
 def test_what_was_found_without_the_plans_of_others_is_told_beside_what_came_of_them():
@@ -259,7 +290,52 @@ def test_what_was_found_without_the_plans_of_others_is_told_beside_what_came_of_
     ours, alone, varuna = baseline_rows(helped)
     assert (ours[0], ours[-1]) == ("hetjax", "from varuna")
     assert alone[0] == "hetjax alone" and "before it saw" in alone[-1]
-    assert float(alone[2].rstrip("x")) > 1.0 and varuna[2] == "1.00x"
+    assert float(alone[2].removesuffix("x as fast")) > 1.0
+    assert varuna[2] == "as fast"
+    faster = replace(same, found=slower, alone=slower)
+    ratio = slower.best.simulation.step_time_s / told.best.simulation.step_time_s
+    assert baseline_rows(faster)[1][2] == f"{ratio:.2f}x slower"
+
+
+def test_what_a_reader_must_know_first_is_said_first():
+    told = planned(cluster(1e6), two_stages(4))
+    step_s = told.best.simulation.step_time_s
+    request = told.request
+
+    def warned(*, bound_s: float, peak_tflops: float) -> list[str]:
+        nodes = tuple(
+            replace(node, peak_tflops=peak_tflops) for node in request.cluster.nodes
+        )
+        of = replace(request, cluster=replace(request.cluster, nodes=nodes))
+        bound = replace(told.found.bound, step_s=bound_s)
+        found = replace(told.found, bound=bound)
+        changed = replace(told, request=of, found=found)
+        lines = list(warning_lines(changed))
+        text = str(FoundPlan(changed)).splitlines()
+        assert text[2 : 2 + len(lines)] == lines  # above tables and sentences
+        page = Page(plan_page(changed))
+        red = [p for p in page.all("p") if "warning" in p.attributes.get("class", "")]
+        assert len(red) == len(lines)
+        return lines
+
+    flops = 3 * sum(forward_flops(request.model, 16)) * request.global_batch
+    peak_of_mfu_1 = flops / step_s / 1e12 / num_devices(told.best.plan)
+    good = warned(bound_s=step_s / 1.49, peak_tflops=peak_of_mfu_1 / 0.21)
+    assert good == []
+    (gap,) = warned(bound_s=step_s / 1.51, peak_tflops=peak_of_mfu_1 / 0.21)
+    assert "51%" in gap
+    (mfu,) = warned(bound_s=step_s / 1.49, peak_tflops=peak_of_mfu_1 / 0.19)
+    assert "19.0%" in mfu
+
+
+def test_memory_is_told_kind_by_kind():
+    best = planned(cluster(1e6), two_stages(4)).best
+    (east, west) = cluster(1e6).nodes
+    kinds = {east.name: "west-kind", west.name: "east-kind"}
+    nodes = tuple(replace(node, device=kinds[node.name]) for node in (west, east))
+    bars = memory_bars(best, replace(cluster(1e6), nodes=nodes))
+    assert [bar.kind for bar in bars] == ["east-kind", "west-kind"]
+    assert [bar.lanes[0][0] for bar in bars] == [west.name, east.name]
 
 
 def test_kinds_that_compute_in_what_they_have_no_units_for_are_named():

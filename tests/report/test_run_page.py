@@ -41,10 +41,12 @@ RECOVERED = event(
     seconds={"finish": 1.25, "compile": 2.5},
 )
 GOODPUT = {"productive_s": 6.0, "lost_s": 1.0, "recovering_s": 3.75}
+GOODPUT |= {"data_s": 0.125, "compiling_s": 0.25, "evaluating_s": 0.25}
+GOODPUT |= {"saving_s": 0.125}
 EVENTS = [
     event("started", 0, plan="given"),
     RECOVERED,
-    event("goodput", 10, goodput=0.5, **GOODPUT, replanning_s=0.0, other_s=1.25),
+    event("goodput", 10, goodput=0.5, **GOODPUT, replanning_s=0.0, other_s=0.5),
     event("finished", 10),
 ]
 
@@ -227,6 +229,33 @@ def test_marks_hold_all_values_between_them(values: list[float]):
     gaps = [b - a for a, b in zip(found, found[1:], strict=False)]
     assert min(gaps) == pytest.approx(max(gaps), rel=1e-6)
     assert 2 <= len(found) <= 8
+
+
+def test_the_speed_of_a_cpu_that_nobody_measured_is_not_held_against_it(
+    step: Predicted,
+):
+    (east, west) = CLUSTER.nodes
+    guessed = replace(east, device="cpu", peak_tflops=None)
+    estimated = replace(step, times_from="estimated from the device catalogue")
+    of = record(steps(5), EVENTS, estimated)
+    of = replace(of, cluster=replace(CLUSTER, nodes=(guessed, west)))
+    page = Page(run_page(of))
+    assert any("cannot know how fast this CPU is" in word for word in page.words)
+    assert not any("times what was predicted" in word for word in page.words)
+    assert "target" not in {path.attributes["class"] for path in page.all("path")}
+    given = replace(of.cluster, nodes=(replace(guessed, peak_tflops=1.0), west))
+    measured = replace(step, times_from="measured, p.json, float32")
+    for known in (replace(of, cluster=given), replace(of, predicted=measured)):
+        words = Page(run_page(known)).words
+        assert any("times what was predicted" in word for word in words)
+
+
+def test_a_single_point_is_a_dot_that_can_be_seen(step: Predicted):
+    page = Page(run_page(record(steps(1), EVENTS, step)))
+    curves = [p for p in page.all("path") if p.attributes["class"].startswith("first")]
+    assert [p.attributes["class"] for p in curves] == 3 * ["first dot"]
+    page = Page(run_page(record(steps(2), EVENTS, step)))
+    assert "first" in {path.attributes["class"] for path in page.all("path")}
 
 
 def test_curves_pass_through_their_points_and_long_ones_are_thinned_by_means():

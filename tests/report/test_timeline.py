@@ -95,7 +95,7 @@ def test_the_picture_names_devices_replicas_kinds_and_microbatches(tmp_path: Pat
     )
     assert "weight gradient" not in texts  # no kind that does not occur
     assert {"layers 0..1", "layers 2..3", "layers 0..3"} <= set(texts)
-    assert {"replica 0: 4 x 1 sequences", "replica 1: 3 x 1 sequences"} <= set(texts)
+    assert {"r0: 4 x 1 sequences", "r1: 3 x 1 sequences"} <= set(texts)
     # microbatch 2: F and B on a/0, on a/1, on b/0 and on c/5 (and a tick may say 3)
     assert texts.count("2") == 8
 

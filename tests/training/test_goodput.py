@@ -45,7 +45,8 @@ def test_the_parts_of_a_start_that_was_disturbed_once():
     assert found.goodput == 0.5 and found.is_disturbed
     assert str(found) == (
         "goodput 0.50: 9.0 s productive, 1.0 s lost, 1.5 s recovering, "
-        "0.5 s re-planning, 6.0 s starting, compiling, evaluating or saving"
+        "0.5 s re-planning, 0.0 s data, 0.0 s compiling, 0.0 s evaluating, "
+        "0.0 s saving, 6.0 s other"
     )
     assert found.values() == {
         "goodput": 0.5,
@@ -54,7 +55,26 @@ def test_the_parts_of_a_start_that_was_disturbed_once():
         "recovering_s": 1.5,
         "replanning_s": 0.5,
         "other_s": 6.0,
+        "data_s": 0.0,
+        "compiling_s": 0.0,
+        "evaluating_s": 0.0,
+        "saving_s": 0.0,
     }
+
+
+def test_a_part_is_without_the_recoveries_meanwhile(monkeypatch: pytest.MonkeyPatch):
+    now_s = 5.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now_s)
+    spent = Spent(after=0, parts_s={"data": 1.0})
+    with pytest.raises(RolledBack), spent.on("evaluating"):
+        now_s += 3.0
+        spent.recoveries.append(SECONDS)
+        raise RolledBack(1)
+    with spent.on("data"):
+        now_s += 0.5
+    found = spent.goodput([], 10.0)
+    assert (found.evaluating_s, found.data_s) == (1.0, 1.5)
+    assert (found.recovering_s, found.replanning_s, found.other_s) == (1.5, 0.5, 5.5)
 
 
 def test_steps_of_an_earlier_start_do_not_count():
@@ -153,6 +173,7 @@ class _Driver:
         self.now_s += self.comparing_s if step == 2 else 0.0
 
     def validate(self, number: int) -> float:
+        self.now_s += 8.0
         return 2.0
 
     def check(self) -> tuple[bool, tuple[()]]:
@@ -160,6 +181,7 @@ class _Driver:
 
     def save(self, step: int, best: Callable[[], int | None]) -> bool:
         self.saved = step
+        self.now_s += 16.0
         return True
 
     def wait_saved(self) -> None:
@@ -198,6 +220,9 @@ def _told(
     lines = [x for x in read_journal(folder / "metrics.jsonl") if "loss" in x]
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     found = loop.spent.goodput(lines, driver.now_s - 100.0)
+    # before the first step, and after the last; saved once
+    assert (found.evaluating_s, found.saving_s) == (16.0, 16.0)
+    found = replace(found, evaluating_s=0.0, saving_s=0.0)
     return [line["step_time_s"] for line in lines], found
 
 

@@ -36,12 +36,16 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrawnCurve:
-    """A line as paths in a square of 100 x 100; `band` is empty if none is thinned."""
+    """A line as paths in a square of 100 x 100; `band` is empty if none is thinned.
+
+    `is_dot`: the only point there is, to be drawn large enough to be seen.
+    """
 
     name: str
     look: str
     path: str
     band: str
+    is_dot: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,7 +130,11 @@ def _drawn(curve: Curve, place) -> DrawnCurve:
     if len(places) == 1:
         places *= 2  # a line of no length, which round ends make a dot
     return DrawnCurve(
-        name=curve.name, look=curve.look, path=f"M{'L'.join(places)}", band=band
+        name=curve.name,
+        look=curve.look,
+        path=f"M{'L'.join(places)}",
+        band=band,
+        is_dot=len(points) == 1,
     )
 
 

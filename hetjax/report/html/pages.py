@@ -9,6 +9,8 @@ nor how it looks (`templates/`).
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from hetjax.report.colours import CURVES, MEMORY, TIME
+
 if TYPE_CHECKING:
     from jinja2 import Environment
 
@@ -27,10 +29,12 @@ def framed(content: str) -> str:
 def _environment() -> "Environment":
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    return Environment(
+    environment = Environment(
         loader=PackageLoader("hetjax.report.html"),
         autoescape=True,
         undefined=StrictUndefined,  # a value that is missing is our mistake: say so
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals |= {"part_colours": MEMORY | TIME, "curve_colours": CURVES}
+    return environment

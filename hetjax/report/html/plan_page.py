@@ -8,7 +8,6 @@ Owns its order and its headline numbers. Does not own the words and figures
 
 from collections.abc import Iterator
 
-from hetjax.costs.utilization import seconds_at_peak
 from hetjax.errors import NoFeasiblePlan
 from hetjax.planner.search.comparison import Planned
 from hetjax.report.binding import binding, binding_line
@@ -21,10 +20,12 @@ from hetjax.report.plan_rows import (
     change_rows,
     dtype_lines,
     idle_lines,
+    mfu_of,
     num_devices,
     planner_row,
     planners,
     search_lines,
+    warning_lines,
     wish_rows,
 )
 from hetjax.report.prediction import ms
@@ -40,6 +41,7 @@ def plan_page(planned: Planned, command: str = "") -> str:
         subtitle=[best.plan.title, f"times: {best.times_from}"],
         command=command,
         figures=list(_figures(planned)),
+        warnings=list(warning_lines(planned)),
         sentences=[*search_lines(planned), binding_line(binding(best))],
         idle=[*idle_lines(planned), *dtype_lines(planned)],
         plan=plan_view(best.plan, cluster, best),
@@ -59,7 +61,8 @@ def _figures(planned: Planned) -> Iterator[tuple[str, str | None]]:
     yield "step time", f"{ms(best.simulation.step_time_s)} ms"
     yield "tokens/s", f"{best.tokens_per_s:,.0f}"
     yield "USD per million tokens", None if usd is None else f"{usd:.3g}"
-    yield "MFU", _mfu(planned)
+    mfu = mfu_of(planned)
+    yield "MFU", None if mfu is None else f"{mfu:.1%}"
     yield "lower bound", None if least_s is None else f"{ms(least_s)} ms"
     yield "gap to the bound", None if gap is None else f"{gap:.1%}"
     yield "bubble", f"{best.simulation.bubble:.1%}"
@@ -67,15 +70,6 @@ def _figures(planned: Planned) -> Iterator[tuple[str, str | None]]:
         "devices",
         f"{num_devices(best.plan)} of {planned.request.cluster.num_devices}",
     )
-
-
-def _mfu(planned: Planned) -> str | None:
-    """Model FLOPs utilization of the devices in use, where their peak is known."""
-    best, request = planned.best, planned.request
-    at_peak_s = seconds_at_peak(best.plan, request.model, request.cluster)
-    if at_peak_s is None:
-        return None
-    return f"{at_peak_s / best.simulation.step_time_s:.1%}"
 
 
 def _runners_up(planned: Planned) -> Iterator[tuple[Row, float]]:

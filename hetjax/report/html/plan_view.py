@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from hetjax.cluster.cluster import Cluster
 from hetjax.plans.plan import Plan
+from hetjax.report.colours import MEMORY
 from hetjax.report.html.timeline_view import TimelineView, timeline_view
 from hetjax.report.layout_rows import Layout, layout_of
 from hetjax.report.step_rows import (
@@ -22,17 +23,20 @@ from hetjax.report.step_rows import (
 )
 from hetjax.schedule.predicted import Predicted
 
-_MEMORY = ("static", "residuals", "activations", "workspace")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanView:
-    """A plan as a template shows it; `memory` has name, shares and words of bars."""
+    """A plan as a template shows it.
+
+    `memory` has name, shares and words of bars, those of a kind of device together;
+    `kinds` the kind by the name.
+    """
 
     layout: Layout
     timeline: TimelineView | None
     memory: Sequence[tuple[str, Mapping[str, float], str]]
     memory_legend: Sequence[str]
+    kinds: Mapping[str, str]
     stage_header: Row
     stages: Sequence[Row]
 
@@ -40,11 +44,13 @@ class PlanView:
 def plan_view(plan: Plan, cluster: Cluster, predicted: Predicted | None) -> PlanView:
     """Return all that is shown of a plan, with what is predicted of it if anything."""
     known = predicted is not None
+    bars = memory_bars(predicted, cluster) if known else []
     return PlanView(
         layout=layout_of(plan, cluster),
         timeline=timeline_view(predicted, cluster) if known else None,
-        memory=[_bar(bar) for bar in memory_bars(predicted)] if known else (),
-        memory_legend=_MEMORY,
+        memory=[_bar(bar) for bar in bars],
+        memory_legend=tuple(MEMORY),
+        kinds={bar.name: bar.kind for bar in bars},
         stage_header=stage_header(plan) if known else plan.columns,
         stages=stage_rows(predicted, cluster) if known else plan.rows(),
     )

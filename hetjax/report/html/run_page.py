@@ -14,7 +14,7 @@ from hetjax.report.html.pages import page
 from hetjax.report.html.plan_view import plan_view
 from hetjax.report.html.timeline_view import traced_view
 from hetjax.report.journals import event_details
-from hetjax.report.prediction import ms
+from hetjax.report.prediction import CPU_GUESS, guesses_a_cpu, ms
 from hetjax.report.run_record import Line, RunRecord
 from hetjax.report.step_rows import Row
 
@@ -83,7 +83,7 @@ def _charts(run: RunRecord) -> list[Chart]:
     losses.append(_curve("validation", "second", run.evaluations, "val_loss"))
     times = [_curve("measured", "first", run.steps, "step_time_s", 1e3)]
     by_plan = run.steps_of_plan
-    if run.predicted is not None and by_plan and not run.is_simulated:
+    if run.predicted is not None and by_plan and run.is_comparable:
         predicted_ms = 1e3 * run.predicted.simulation.step_time_s
         ends = [(by_plan[i]["step"], predicted_ms) for i in (0, -1)]
         times.append(Curve(name="predicted", look="target", points=ends))
@@ -123,7 +123,10 @@ def _step_time(run: RunRecord) -> Iterator[str]:
         )
     else:
         yield f"{ms(measured_s)} ms measured (median), {told}"
-        yield f"measured is {measured_s / predicted_s:.2f} times what was predicted"
+        if guesses_a_cpu(predicted, run.cluster):
+            yield CPU_GUESS
+        else:
+            yield f"measured is {measured_s / predicted_s:.2f} times what was predicted"
     yield f"by the prediction {binding_line(binding(predicted))}"
 
 

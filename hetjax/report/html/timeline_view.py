@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from hetjax.cluster.cluster import Cluster
 from hetjax.costs.costs import Costs
 from hetjax.plans.plan import Plan
-from hetjax.report.layout_rows import alike_replicas
+from hetjax.report.colours import WORK
+from hetjax.report.layout_rows import alike_replicas, spelled
 from hetjax.report.prediction import lane_name, ms, predicted_spans
 from hetjax.report.timeline_bars import (
-    COLOURS,
     GAP,
     STRIP,
     Bar,
@@ -144,7 +144,7 @@ def _view(
     bars = bars_of(spans, rows, costs)
     num_spans = sum(not bar.is_rest for bar in bars)
     end_ms = 1e3 * max((span.end_s for span in spans), default=0.0) or 1.0
-    notes = list(_replicas_left_out(plan, shown))
+    notes = list(_replicas_left_out(plan, cluster, shown))
     if len(bars) > _MOST_BARS:
         slice_ms = _slice_ms(bars, end_ms)
         bars = grouped(bars, slice_ms)
@@ -161,7 +161,7 @@ def _view(
         height_px=round(height * _ROW_PX),
         num_spans=num_spans,
         words=f"What every device does when, in {ms(end_ms / 1e3)} ms",
-        legend={kind: c for kind, c in COLOURS.items() if _has(bars, kind)},
+        legend={kind: c for kind, c in WORK.items() if _has(bars, kind)},
         devices=tuple(_devices(rows, plan, top)),
         headings=tuple(_headings(rows, plan, top)) if top else (),
         bands=tuple(_bands(rows, top)),
@@ -187,12 +187,23 @@ def _num_rows(plan: Plan, replicas: Sequence[int]) -> int:
     return sum(len(stage.devices) for r, _, stage in stages if r in replicas)
 
 
-def _replicas_left_out(plan: Plan, shown: Sequence[int]) -> Iterator[str]:
-    if len(shown) < len(plan.replicas):
-        yield (
-            f"{len(shown)} of {len(plan.replicas)} replicas, which stand for those "
-            "that are like them"
-        )
+def _replicas_left_out(
+    plan: Plan, cluster: Cluster, shown: Sequence[int]
+) -> Iterator[str]:
+    """What is not drawn: replicas like those that are, and others."""
+    if len(shown) == len(plan.replicas):
+        return
+    groups = alike_replicas(plan, cluster)
+    alike = {group[0]: group[1:] for group in groups if group[1:]}
+    others = sum((group for group in groups if group[0] not in shown), ())
+    yield f"drawn: {len(shown)} of {len(plan.replicas)} replicas"
+    for r in shown:
+        if r in alike:
+            verb = "is" if len(alike[r]) == 1 else "are"
+            yield f"r{spelled(alike[r])} {verb} like r{r}"
+    if others:
+        verb = "is" if len(others) == 1 else "are"
+        yield f"r{spelled(tuple(sorted(others)))} {verb} unlike these and not drawn"
 
 
 def _slice_ms(bars: Sequence[Bar], end_ms: float) -> float:
@@ -225,7 +236,7 @@ def _headings(rows: Sequence[Row], plan: Plan, top: float) -> Iterator[Label]:
         first = next(row.top for row in rows if row.replica == r)
         size = f"{replica.num_microbatches} x {replica.microbatch_size} sequences"
         place = _px(top + first) - _HEADING_PX
-        yield Label(words=f"replica {r}: {size}", top_px=place)
+        yield Label(words=f"r{r}: {size}", top_px=place)
 
 
 def _bands(rows: Sequence[Row], top: float) -> Iterator[Band]:
@@ -255,8 +266,8 @@ def _stages(
         found.setdefault(key, []).append(bar)
     for (r, s, kind, shade), alike in found.items():
         yield StageBars(
-            where=f"replica {r}, stage {s} on {lane_name(lanes[r, s])}",
-            colour=COLOURS[kind],
+            where=f"r{r}.s{s} on {lane_name(lanes[r, s])}",
+            colour=WORK[kind],
             opacity=f"{1 - shade:.2f}" if shade else "",
             bars=tuple(_drawn(bar, top) for bar in alike),
         )
@@ -290,8 +301,9 @@ def _words(span: Span) -> str:
 
 def _does(action: Action) -> str:
     if action.op is Op.SEND:
-        what = {"y": "activations", "dx": "gradients"}.get(str(action.buffer), "")
-        return f"transfer of {what or action.buffer} to stage {action.peer}"
+        names = {"y": "activations", "dx": "gradients"}
+        what = names.get(str(action.buffer), action.buffer)
+        return f"transfer of {what} to r{action.replica}.s{action.peer}"
     if action.op is Op.REDUCE and action.group is not None:
         return f"sum of gradients, {str(action).partition('[')[2].rstrip(']')}"
     return _DOES.get(action.op, str(action.op))

@@ -11,6 +11,7 @@ from typing import Any
 
 from hetjax.costs.costs import Costs
 from hetjax.plans.plan import Plan
+from hetjax.report.colours import WORK
 from hetjax.report.pictures.picture import (
     EDGE,
     GREY,
@@ -25,7 +26,6 @@ from hetjax.report.pictures.picture import (
     titled_axes,
 )
 from hetjax.report.timeline_bars import (
-    COLOURS,
     GAP,
     HEADING,
     STRIP,
@@ -102,7 +102,7 @@ def _draw_bars(axes: Any, bars: list[Bar]) -> None:
         narrowest_ms = min(bar.end_ms - bar.start_ms for bar in alike)
         boxes = matplotlib_module().collections.PolyCollection(
             [_corners(bar) for bar in alike],
-            facecolor=lighter(COLOURS[kind], shade),
+            facecolor=lighter(WORK[kind], shade),
             edgecolor=EDGE if narrowest_ms > thinnest_ms else "face",
             linewidth=0.4,  # shows bars of no width, too
             zorder=2,
@@ -147,7 +147,7 @@ def _draw_names(axes: Any, rows: list[Row], plan: Plan, step_ms: float) -> None:
     for r in named if len(plan.replicas) > 1 else ():
         replica = plan.replicas[r]
         top = next(row.top for row in rows if row.replica == r)
-        shown = f"replica {r}: {replica.num_microbatches} x {replica.microbatch_size}"
+        shown = f"r{r}: {replica.num_microbatches} x {replica.microbatch_size}"
         place = {"va": "bottom", "color": GREY}
         axes.text(0, top - 0.12, f"{shown} sequences", fontsize=7, **place)
 
@@ -156,7 +156,7 @@ def _draw_legend(figure: Any, bars: list[Bar]) -> None:
     kinds, shades = {bar.kind for bar in bars}, {bar.shade for bar in bars}
     handles = [
         patch(kind, facecolor=colour, edgecolor=EDGE)
-        for kind, colour in COLOURS.items()
+        for kind, colour in WORK.items()
         if kind in kinds
     ]
     handles.append(patch("idle", **IDLE))
