@@ -41,7 +41,7 @@ class OptimizerConfig:
     """Decay of the mean of gradients (momentum of sgd and muon); adafactor has none."""
     beta2: float = 0.95
     """Decay of the mean of squared gradients; of lion: of its mean of gradients.
-    adafactor has a course of its own."""
+    adafactor has a course of its own. adamw and muon need beta1 squared or more."""
     clip_norm: float = 1.0
     """Limit of the global gradient norm; inf for none."""
     ema: float = 0.0

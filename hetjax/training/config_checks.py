@@ -12,7 +12,8 @@ from hetjax.cluster import ranges
 from hetjax.cluster.ranges import Range
 from hetjax.errors import BadInput
 from hetjax.models.finetuning import check_finetuning
-from hetjax.training.config import OptimizerConfig, RunConfig
+from hetjax.training.config import RunConfig
+from hetjax.training.optimizer_checks import optimizer_problems
 
 _MOST_STEPS = 10**9  # a schedule counts them in 32 bits
 _UPLOAD = Range(1e-3, 1e9)
@@ -82,7 +83,7 @@ def _problems(config: RunConfig) -> Iterator[BadInput]:
         if not is_allowed(attrgetter(name)(config)):
             yield _out_of_range(config, name, allowed.format(name), example)
     yield from _prompt_problems(config.evaluation.prompt)
-    yield from _optimizer_problems(config.optimizer)
+    yield from optimizer_problems(config.optimizer)
     for of in (
         _profile_problems,
         _offload_problems,
@@ -93,17 +94,6 @@ def _problems(config: RunConfig) -> Iterator[BadInput]:
     ):
         yield from of(config)
     yield from _tls_problems(config)
-
-
-def _optimizer_problems(config: OptimizerConfig) -> Iterator[BadInput]:
-    """Rules that need more of their state than 8 bits."""
-    if config.state_bits == 8 and config.name in ("adafactor", "muon"):
-        yield BadInput(
-            got=f"--optimizer.state-bits 8 with --optimizer.name {config.name}",
-            allowed="8 bits for the moments of adamw, lion and sgd, which treat each "
-            "number apart",
-            fix="add --optimizer.name adamw, or leave --optimizer.state-bits out",
-        )
 
 
 def _recovery_problems(config: RunConfig) -> Iterator[BadInput]:

@@ -43,7 +43,7 @@ _BOUNDS = {b for r in (*ranges.NODE.values(), ranges.COUNT, ranges.TOKENS) for b
 WHOLE = {0, -1, 1, 10**12, 2**31, 2**53, 2**62, 2**63 - 1, -(2**63), 10**30}
 WHOLE |= {int(bound) + step for bound in _BOUNDS if bound >= 1 for step in (0, 1)}
 REAL = {-0.0, 5e-324, 1e-300, 1e-30, 1e-7, 1e-3, 1e10, 1e30, 1e300, 1.7e308, -1e-9}
-REAL |= {0.9999999999, float("nan"), math.inf} | {float(b) for b in _BOUNDS}
+REAL |= {0.97, 0.9999999999, float("nan"), math.inf} | {float(b) for b in _BOUNDS}
 NUMBERS = sorted(WHOLE) + sorted(REAL, key=str)
 
 FIGURES: dict[str, Any] = {

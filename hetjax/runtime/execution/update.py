@@ -8,7 +8,7 @@ layer at a time (stacks are vmapped over). Does not own forward and backward
 """
 
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -28,6 +28,7 @@ from hetjax.runtime.execution.leaf_updates import (
 )
 from hetjax.runtime.execution.offload import moved, start_reading, whole_on
 from hetjax.runtime.execution.programs import Compiled, StagePrograms, compiled
+from hetjax.runtime.execution.skipped_state import after_skipped_step, check_numbers
 from hetjax.stage import arrays, eight_bits
 from hetjax.stage.partition import BlockStack, LeafId
 
@@ -80,8 +81,16 @@ class UpdatePrograms:
 
     @cached_property
     def opt_state(self) -> Any:
-        """Abstract optimizer state, per stack by module; laid out like the masters."""
-        return arrays.optimizer_state(self._stacks, self.masters, self.optimizer.init)
+        """Abstract optimizer state, per stack by module; laid out like the masters.
+
+        Raises BadInput for a rule of which nobody knows what skipped steps do to it.
+        """
+        init = self.optimizer.init
+        state = arrays.optimizer_state(self._stacks, self.masters, init)
+        for own, masters in zip(state, self.masters, strict=True):
+            for name, parameters in arrays.by_module(masters).items():
+                check_numbers(own[name], parameters)
+        return state
 
     @property
     def _stacks(self) -> tuple[BlockStack, ...]:
@@ -178,19 +187,8 @@ class UpdatePrograms:
         return moved(copies, self._copied)
 
     def skipped(self, opt_state: Any) -> Any:
-        """The optimizer state after a step that changes nothing.
-
-        Only a learning-rate schedule goes on: it counts all steps of the run.
-        """
-        is_schedule = lambda node: isinstance(node, optax.ScaleByScheduleState)  # noqa: E731
-
-        def moved_on(node: Any) -> Any:
-            if not is_schedule(node):
-                return node
-            count = node.count
-            return node._replace(count=_plus_one(count.sharding)(count))
-
-        return jax.tree.map(moved_on, opt_state, is_leaf=is_schedule)
+        """The optimizer state after a step that makes no update."""
+        return after_skipped_step(opt_state)
 
     def _stack_update(self, index: int) -> Compiled:
         def step(masters: Any, opt_state: Any, gradients: Any, scale: jax.Array) -> Any:
@@ -345,11 +343,6 @@ class UpdatePrograms:
         """What each stack's update gets."""
         found = [self._of_stack(i, self.gradients) for i in range(len(self.masters))]
         return whole_on(self.home, found) if self._is_away else found
-
-
-@cache
-def _plus_one(sharding: Any) -> Any:
-    return jax.jit(lambda count: count + 1, out_shardings=sharding)
 
 
 def _rule(
