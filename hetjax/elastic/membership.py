@@ -36,12 +36,13 @@ class Membership:
         self._lock = threading.Lock()
 
     def leave(self, node: str) -> bool:
-        """Go on without this node; False if there is none of that name, or no other."""
+        """Go on without this node, which may be gone already; False if there is no
+        other."""
         with self._lock:
             names = {found.name for found in self._here.nodes}
-            if node not in names or names == self._leaving | {node}:
+            if not names - self._leaving - {node}:
                 return False
-            self._leaving |= {node}
+            self._leaving |= {node} & names
             return True
 
     def now(self, *, again: bool = False) -> Cluster:

@@ -41,13 +41,17 @@ class PlanOfNow:
                 yield self._terms.settings(cluster, plan), plan
 
     def leave(self, node: str) -> bool:
-        """Go on without the node from the next step on; False if nothing can."""
+        """Go on without the node from the next step on; False if nothing can.
+
+        Called by a thread of its own: the node may be gone before there is a plan.
+        """
         membership = self._terms.membership
         now = membership.now()
-        rest = {found.name for found in now.nodes} - {node}
+        names = {found.name for found in now.nodes}
+        rest = names - {node}
         if not (self._terms.recovers and rest):
             return False
-        if self._plan_or_warn(part_of(now, rest)) is None:
+        if node in names and self._plan_or_warn(part_of(now, rest)) is None:
             return False
         return membership.leave(node)
 

@@ -2,14 +2,16 @@
 """Plans for what is likely to happen next, made and compiled while the run trains.
 
 Owns which clusters are likely (this one without one of its nodes), when it is time to
-plan for them, and the plans that have been found. Does not own planning itself
-(`training/placement.py`), where it is done ahead (`training/ahead.py`), nor who
-compiles (`hetjax/runtime/worker/serving.py`).
+plan for them, and the plans that have been found, also for a node that is to leave.
+Does not own planning itself (`training/placement.py`), where it is done ahead
+(`training/ahead.py`), nor who compiles (`hetjax/runtime/worker/serving.py`).
 """
 
+import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Protocol
 
 from hetjax.cluster.cluster import Cluster, part_of
@@ -47,28 +49,45 @@ class StandbyPlans:
         after_s: float,
     ) -> None:
         self._replan, self._begin, self._after_s = replan, look, after_s
-        self._plans: dict[tuple[Cluster, Plan], Plan] = {}
+        self._plans: dict[tuple[Cluster, Plan], Future[Plan]] = {}
+        self._lock = threading.Lock()  # a node that leaves is planned for by a thread
         self._now: tuple[Cluster, Plan] | None = None
         self._since_s, self._has_begun = 0.0, False
         self._look: Look | None = None
 
     def plan(self, cluster: Cluster, current: Plan) -> Plan:
-        """The plan for this cluster: the one that was foreseen, else a new one."""
-        return self._plans.get((cluster, current)) or self._replan(cluster, current)
+        """The plan for this cluster: the one that was foreseen or made before, else a
+        new one. May be called from any thread; no plan is made twice."""
+        key, made = (cluster, current), Future[Plan]()
+        with self._lock:
+            known = self._plans.setdefault(key, made)
+        if known is made:
+            try:
+                made.set_result(self._replan(cluster, current))
+            except BaseException as error:
+                self._plans.pop(key, None)  # not kept: another time it may be found
+                made.set_exception(error)
+        return known.result()
 
     def found(self, cluster: Cluster, plan: Plan) -> list[tuple[Cluster, Plan]]:
         """What has been foreseen from here and was not told yet."""
         if (cluster, plan) != self._now:
             self.close()
             self._now, self._since_s = (cluster, plan), time.monotonic()
-            self._has_begun, self._plans = False, {}
+            self._has_begun = False
+            with self._lock:
+                kept = {
+                    key: made for key, made in self._plans.items() if key[1] == plan
+                }
+                self._plans = kept
         waited = time.monotonic() - self._since_s >= self._after_s > 0
         if waited and not self._has_begun:
             self._has_begun = True
             clusters = likely(cluster, plan)
             self._look = self._begin(clusters, plan) if clusters else None
         fresh = self._look.found() if self._look else []
-        self._plans.update({(other, plan): found for other, found in fresh})
+        for other, found in fresh:
+            self._plans.setdefault((other, plan), _done(found))
         return fresh
 
     def close(self) -> None:
@@ -76,6 +95,12 @@ class StandbyPlans:
         if self._look is not None:
             self._look.close()
             self._look = None
+
+
+def _done(plan: Plan) -> Future[Plan]:
+    done = Future[Plan]()
+    done.set_result(plan)
+    return done
 
 
 def plan_or_warn(

@@ -130,8 +130,7 @@ def worker_settings(
 def work_of(worker: str, settings: Mapping[str, Any]) -> Work:
     """Make a worker's part from what its controller was given by `worker_settings`, or
     by `settings_in_use`."""
-    config = read_config(settings["config"], "settings")
-    keep_compiled(config.data.cache_dir.expanduser())
+    config = _config(settings)
     if is_in_use(settings):
         return WorkInUse(runtime=_runtime(worker, settings, config))
     dataset = _dataset(settings, config, load_named(config.model).vocab_size)
@@ -144,7 +143,14 @@ def work_of(worker: str, settings: Mapping[str, Any]) -> Work:
 
 def warm_up(worker: str, settings: Mapping[str, Any]) -> None:
     """Compile what a worker would have to for these settings."""
-    _runtime(worker, settings, read_config(settings["config"], "settings")).compile()
+    _runtime(worker, settings, _config(settings)).compile()
+
+
+def _config(settings: Mapping[str, Any]) -> RunConfig:
+    """The run's settings; from here on what is compiled is kept where they say."""
+    config = read_config(settings["config"], "settings")
+    keep_compiled(config.data.cache_dir.expanduser())
+    return config
 
 
 def first_weights(

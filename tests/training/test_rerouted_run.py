@@ -8,13 +8,16 @@ from typing import Literal
 import pytest
 
 from hetjax.elastic.driver import Driver
+from hetjax.launch.launching import OnThisMachine
 from hetjax.plans.plan import Plan
 from hetjax.runtime.execution.commit import StepCommit
 from hetjax.train import main
+from tests.training.counted_compiling import FOLDER, counts
 from tests.training.pair import (
     STEPS,
     TWO_REPLICAS,
     kill,
+    process_of,
     trained,
     training,
     wait_until,
@@ -62,16 +65,43 @@ def has_compiled(driver: Driver) -> None:
     wait_until(is_so, COMPILED_S)
 
 
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where each worker's process writes down what it compiles."""
+    defaults = OnThisMachine.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "module", "tests.training.counted_compiling")
+    monkeypatch.setenv(FOLDER, str(folder := tmp_path / "compiled"))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    folder.mkdir()
+    return folder
+
+
 def test_others_train_on_the_samples_of_a_killed_worker_until_it_is_back(
-    tmp_path: Path, cache: Path, whole: list[float], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    cache: Path,
+    whole: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    compiled: Path,
 ):
+    """Which finds all its programs in JAX's cache."""
     run_dir = tmp_path / "run"
+    processes: list[int | None] = []
+
+    def compiled_ahead(driver: Driver) -> None:
+        has_compiled(driver)
+        processes.append(process_of(run_dir, "right"))
+
     before: Before = {
         1: lambda driver: kill(run_dir, "right"),
         3: has_called,
-        4: has_compiled,
+        4: compiled_ahead,
     }
     rerouted_run(run_dir, cache, monkeypatch, before)
+    (newcomer,) = processes
+    assert newcomer is not None
+    num_compiled, num_found = counts(compiled, newcomer)
+    assert num_compiled == num_found > 10
     assert_as_if_nothing_had_happened(run_dir, whole)
     (rerouted,) = events(run_dir, "rerouted")
     assert rerouted["step"] == 1 and rerouted["replicas"] == [1]

@@ -38,7 +38,7 @@ def after_skipped_step(state: Any) -> Any:
         return state
     if not _is_named(state):
         return tuple(map(after_skipped_step, state))
-    fields = state._asdict()  # pyright: ignore[reportAttributeAccessIssue]
+    fields = dict(zip(type(state)._fields, state, strict=True))  # pyright: ignore[reportAttributeAccessIssue]
     after = {
         name: _plus_one(value.sharding)(value)
         if NUMBERS.get((type(state), name)) == "steps"
@@ -70,7 +70,7 @@ def _unlisted(node: Any, parameters: Collection[str], name: str) -> Iterator[str
     if isinstance(node, Moment | HeldMoment):
         return
     if isinstance(node, tuple):
-        fields = node._fields if _is_named(node) else range(len(node))
+        fields = getattr(node, "_fields", range(len(node)))
         for field, value in zip(fields, node, strict=True):
             if (type(node), field) not in NUMBERS:
                 yield from _unlisted(
@@ -84,7 +84,7 @@ def _unlisted(node: Any, parameters: Collection[str], name: str) -> Iterator[str
         yield name
 
 
-def _is_named(node: tuple[Any, ...]) -> bool:
+def _is_named(node: Any) -> bool:
     return hasattr(node, "_fields")
 
 
