@@ -12,9 +12,11 @@ import jax
 import pytest
 
 from hetjax.runtime.execution import stages
-from tests import jax_settings
+from tests import compiled_cache, jax_settings
 from tests.checkpoint.fake_gcs import FakeGcs
 
+pytest_plugins = ["tests.short_runs"]
+COMPILED = pytest.StashKey[Path]()
 MAPPINGS, MOST_MAPPINGS = Path("/proc/self/maps"), 20_000
 
 jax_settings.strict_simulation()
@@ -62,24 +64,32 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)  # compiling makes much that lives long
-    cache = getattr(config, "cache", None)
-    if cache is not None:
-        jax_settings.keep_compiled(cache.mkdir("compiled"))
+    config.stash[COMPILED] = _compiled_folder(config)
+    jax_settings.keep_compiled(config.stash[COMPILED])
+
+
+def _compiled_folder(config: pytest.Config) -> Path:
+    """The folder that the process which starts the others has found and tidied up."""
+    found = getattr(config, "workerinput", {}).get("compiled_folder")
+    if found is not None:
+        return Path(found)
+    folder = compiled_cache.compiled_folder()
+    compiled_cache.remove_unusable(folder)
+    return folder
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["compiled_folder"] = str(node.config.stash[COMPILED])
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"compiled programs: {config.stash[COMPILED]}"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--plans", type=int, default=24, help="random plans to hold against one jit"
-    )
-    parser.addoption(
-        "--island-plans", type=int, default=4, help="of them over worker processes"
-    )
-    parser.addoption(
-        "--bound-requests",
-        type=int,
-        default=20,
-        help="requests whose bound is held against plans that come near it",
-    )
+    parser.addoption("--plans", type=int, help="random plans to hold against one jit")
+    parser.addoption("--island-plans", type=int, help="of them over worker processes")
     parser.addoption(
         "--install",
         action="store_true",
@@ -87,38 +97,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(
-    config: pytest.Config, items: list[pytest.Item]
-) -> None:
-    """Keep tests that share compiled programs on one worker (`--dist loadgroup`).
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests of a file, which share runs, together (`--dist loadgroup`).
 
     Random plans and requests share nothing: they go last, one by one, to whoever is
     free.
     """
-    num_requests: Any = config.getoption("bound_requests")
-    left_out = [item for item in items if _bound_request(item) >= num_requests]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in left_out]
     items.sort(key=_is_random)
     for item in items:
         if not _is_random(item):
-            item.add_marker(pytest.mark.xdist_group(_group(item)))
-
-
-def _bound_request(item: pytest.Item) -> int:
-    """Which of the random requests is held against its bound; of other tests -1."""
-    call = getattr(item, "callspec", None)
-    return -1 if call is None else call.params.get("bound_request", -1)
-
-
-def _group(item: pytest.Item) -> str:
-    """Those of training share programs: in this process, or on disk for workers."""
-    room = item.path.relative_to(item.config.rootpath / "tests").parts[0]
-    if room != "training":
-        return item.path.name
-    on_workers = "environment" in getattr(item, "fixturenames", ())
-    return "training on workers" if on_workers else room
+            file = item.nodeid.partition("::")[0]
+            item.add_marker(pytest.mark.xdist_group(file))
 
 
 def _is_random(item: pytest.Item) -> bool:

@@ -20,6 +20,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hetjax"
 SPDX = "# SPDX-License-Identifier: Apache-2.0"
 MAX_LINES = 400
+CI_SCRIPTS = ("run", "nightly", "steps.sh")
+DURATIONS = r"at most (\d+) minutes the first time, at most (\d+) after that"
 DRAWERS = {"util", "utils", "helper", "helpers", "common", "misc", "manager"}
 
 
@@ -194,8 +196,17 @@ def test_the_files_that_readme_and_docs_name_exist():
 
 def test_ci_installs_and_runs_what_the_readme_tells_people_to():
     (command,) = re.findall(r"^python3 -m venv .*pytest.*$", readme(), re.MULTILINE)
-    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    nightly, steps = ((ROOT / ".ci" / name).read_text() for name in CI_SCRIPTS[1:])
     installed = re.findall(r"pip install (\S+ \S+)", command)
     tested = re.findall(r"python -m (pytest .*)", command)
-    assert installed == ["-e '.[dev]'"] and f"{installed[0]}\n" in ci
-    assert tested == ["pytest -n 2"] and f"-m {tested[0]} " in ci
+    assert installed == ["-e '.[dev]'"] and f"{installed[0]}\n" in nightly
+    assert tested == ["pytest -n 2"] and f"-m {tested[0]} " in steps
+
+
+def test_readme_contributing_and_ci_tell_the_same_durations():
+    texts = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / ".ci" / "run"]
+    told = [
+        set(re.findall(DURATIONS, re.sub(r"[\s#]+", " ", path.read_text())))
+        for path in texts
+    ]
+    assert len(told[0]) == 1 and told == [told[0]] * 3

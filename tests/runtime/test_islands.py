@@ -44,6 +44,7 @@ from tests.runtime.packed_cases import packed_batch, packed_case
 from tests.runtime.random_plans import Case, random_case
 from tests.runtime.random_weights import random_params
 from tests.runtime.worker_process import FAILING_STEP, NODES, REFUSED_STEP
+from tests.short_runs import draws
 
 SILENCE_S = 3.0
 MESSAGES = (0, 1)  # kinds: forward and backward
@@ -60,7 +61,8 @@ SPREAD = 1  # a seed whose plan has stages on all nodes
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "island_seed" in metafunc.fixturenames:
         num_plans: Any = metafunc.config.getoption("island_plans")
-        metafunc.parametrize("island_seed", range(num_plans))
+        seeds = range(num_plans) if num_plans else draws(range(4), short=2)
+        metafunc.parametrize("island_seed", seeds)
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from tests.runtime.oracle import (
 )
 from tests.runtime.random_plans import MAX_DEVICES, Case, interleaved_case, random_case
 from tests.runtime.random_weights import random_params
+from tests.short_runs import draws
 
 pytestmark = pytest.mark.usefixtures("quick_compiling")
 
@@ -45,7 +46,8 @@ LINKED = Cluster(
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "plan_seed" in metafunc.fixturenames:
         num_plans: Any = metafunc.config.getoption("plans")
-        metafunc.parametrize("plan_seed", range(num_plans))
+        seeds = range(num_plans) if num_plans else draws(range(24), short=12)
+        metafunc.parametrize("plan_seed", seeds)
 
 
 def test_loss_and_gradients_of_random_plans_equal_those_of_one_jit(plan_seed: int):

@@ -31,6 +31,7 @@ from hetjax.schedule.search import NAMES, may_split, searched, with_schedule
 from hetjax.schedule.simulation.memory import capacity_bytes, memory_uses
 from hetjax.schedule.simulation.simulator import simulate
 from tests.schedule.pipelines import pipeline_costs, pipeline_plan
+from tests.short_runs import draws
 
 
 def test_harps_published_example():
@@ -155,7 +156,7 @@ def step_s(plan: Plan, costs: Costs) -> float:
     return simulate(programs, plan, costs).step_time_s
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", draws(range(24), short=4))
 def test_no_named_schedule_is_faster_than_the_chosen_and_the_searched(seed: int):
     plan, costs = random_instance(seed)
     limits = launch_limits(plan, costs)

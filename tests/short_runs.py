@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What short runs of the tests leave out, and that they say so; a plugin of pytest.
+
+Tests marked `nightly` run with `--whole` alone. Of random draws that is all but the
+first few. With `--without-jax-free-rooms` files of tests that cannot depend on the
+release of JAX are left out, too.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.jax_free import jax_free_files
+
+_LEFT_OUT = pytest.StashKey[dict[str, int]]()
+_JAX_FREE = pytest.StashKey[frozenset[Path]]()
+_OUTPUT = "left_out"  # in what a worker of xdist hands to its controller
+
+
+def draws(values: Iterable[Any], *, short: int) -> list[Any]:
+    """Parameters of which a short run takes the first `short`."""
+    rest = iter(values)
+    first = list(islice(rest, short))
+    return [*first, *(pytest.param(v, marks=pytest.mark.nightly) for v in rest)]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--whole", action="store_true", help="also run tests that are marked nightly"
+    )
+    parser.addoption(
+        "--without-jax-free-rooms",
+        action="store_true",
+        help="leave out tests that another release of JAX cannot change",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "nightly: takes long; runs with --whole alone")
+    config.stash[_LEFT_OUT] = {}
+    asked = config.getoption("without_jax_free_rooms")
+    config.stash[_JAX_FREE] = jax_free_files() if asked else frozenset()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return True if collection_path in config.stash[_JAX_FREE] else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    if config.getoption("whole"):
+        return
+    nightly = [item for item in items if item.get_closest_marker("nightly")]
+    items[:] = [item for item in items if not item.get_closest_marker("nightly")]
+    config.hook.pytest_deselected(items=nightly)
+    files = Counter(item.nodeid.partition("::")[0] for item in nightly)
+    config.stash[_LEFT_OUT] = {file: files[file] for file in sorted(files)}
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output[_OUTPUT] = session.config.stash[_LEFT_OUT]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    found = getattr(node, "workeroutput", {}).get(_OUTPUT, {})
+    node.config.stash[_LEFT_OUT].update(found)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    left_out, jax_free = config.stash[_LEFT_OUT], config.stash[_JAX_FREE]
+    if left_out:
+        terminalreporter.section("left out: --whole runs them")
+    for file, number in left_out.items():
+        terminalreporter.write_line(f"{number:4d} of {file}")
+    if jax_free:
+        terminalreporter.section("left out: no release of JAX can change them")
+    for file in sorted(jax_free):
+        terminalreporter.write_line(str(file.relative_to(config.rootpath)))

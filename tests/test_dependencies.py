@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environments that `.ci/run` keeps: made once, made again where they must be."""
+
+import os
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.compiled_cache import UNUSED_DAYS
+
+SCRIPT = Path(__file__).parents[1] / ".ci" / "dependencies.py"
+PROJECT = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+[project]
+name = "project"
+version = "1.0"
+dependencies = ["lower"]
+[project.optional-dependencies]
+more = ["upper"]
+"""
+# what a resolver asks of a build backend
+BACKEND = """
+import pathlib
+def prepare_metadata_for_build_wheel(folder, settings=None):
+    info = pathlib.Path(folder, "project-1.0.dist-info")
+    info.mkdir()
+    info.joinpath("METADATA").write_text(
+        "Metadata-Version: 2.1\\nName: project\\nVersion: 1.0\\n"
+        "Requires-Dist: lower\\nProvides-Extra: more\\n"
+        "Requires-Dist: upper; extra == 'more'\\n"
+    )
+    return info.name
+def build_wheel(folder, settings=None, metadata=None):
+    raise AssertionError("the project itself is not installed")
+"""
+
+
+class Index:
+    """A project and the packages that there are for it, in a folder."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        (folder / "project").mkdir()
+        (folder / "project" / "pyproject.toml").write_text(PROJECT)
+        (folder / "project" / "backend.py").write_text(BACKEND)
+        (folder / "wheels").mkdir()
+        self.publish("lower", "1.0")
+        self.publish("upper", "1.0")
+
+    def publish(self, name: str, version: str) -> None:
+        stem = f"{name}-{version}"
+        info = f"{stem}.dist-info"
+        path = self.folder / "wheels" / f"{stem}-py3-none-any.whl"
+        with zipfile.ZipFile(path, "w") as wheel:
+            metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+            wheel.writestr(f"{info}/METADATA", metadata)
+            wheel.writestr(
+                f"{info}/WHEEL",
+                "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+            )
+            wheel.writestr(f"{info}/RECORD", "")
+            wheel.writestr(f"{name}.py", f"version = {version!r}\n")
+
+    def environment(self, requirement: str = ".", over: Path | None = None) -> Path:
+        words = [sys.executable, SCRIPT, self.folder / "kept", requirement]
+        done = subprocess.run(
+            [*words, *([] if over is None else [over])],
+            cwd=self.folder / "project",
+            env=os.environ
+            | {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.folder / "wheels")},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        return Path(done.stdout.strip())
+
+    def versions(self, environment: Path, *names: str) -> list[str]:
+        program = (
+            f"import {', '.join(names)}; print({'.version, '.join(names)}.version)"
+        )
+        done = subprocess.run(
+            [environment / "bin" / "python", "-c", program],
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+        )
+        return done.stdout.split()
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Index:
+    return Index(tmp_path)
+
+
+def test_an_environment_is_made_once_and_again_where_it_must_be(index: Index):
+    first = index.environment()
+    assert index.versions(first, "lower") == ["1.0"]
+    assert index.versions(first, "project") == []
+
+    above = index.environment(".[more]", over=first)
+    assert index.versions(above, "lower", "upper") == ["1.0", "1.0"]
+    assert not list(above.glob("lib/python*/site-packages/lower.py"))
+    made = (above / "pyvenv.cfg").stat().st_mtime_ns
+    assert index.environment(".[more]", over=first) == above
+    assert (above / "pyvenv.cfg").stat().st_mtime_ns == made
+
+    (upper,) = above.glob("lib/python*/site-packages/upper.py")
+    upper.write_text("damaged")
+    assert index.environment(".[more]", over=first) == above
+    assert index.versions(above, "upper") == ["1.0"]
+
+    index.publish("lower", "2.0")
+    then = time.time() - (UNUSED_DAYS + 1) * 24 * 3600
+    os.utime(above / "contents", (then, then))
+    newer = index.environment()
+    assert newer != first and index.versions(newer, "lower") == ["2.0"]
+    assert first.exists() and not above.exists()
