@@ -14,7 +14,7 @@ import errno
 import os
 import time
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
@@ -27,6 +27,7 @@ from hetjax.data import tokenizer
 from hetjax.data.conversations import RowEncoder
 from hetjax.data.corpus import Source
 from hetjax.data.hugging_face import TOKENIZER, ModelTokenizer
+from hetjax.data.readers import recognised
 from hetjax.data.rows import Completion, Conversation, Row, canonical
 from hetjax.data.settings import VALIDATION
 from hetjax.data.splitting import (
@@ -82,6 +83,8 @@ def build(
     kind = "documents" if all(one.is_text for one in found) else "rows"
     names = " and ".join(one.name for one in found)
     report(f"data: {num_rows} {kind}, {total_bytes / 1e6:.2f} MB of {names}")
+    for line in _about(sources, parts):
+        progress(line)
     if theirs is None:
         doing("training the tokenizer")
         theirs = ModelTokenizer(
@@ -108,6 +111,39 @@ def build(
     if kind == "rows":
         made["learnt"] = {name: c.num_learnt for name, c in counts.items()}
     return made
+
+
+def _about(sources: Sources, parts: Mapping[str, "Parts"]) -> Iterator[str]:
+    """What rows were taken for, and which of them do not train."""
+    every = [*sources.train]
+    if sources.validation is not None:
+        every.append(sources.validation)
+    for source in every:
+        for line in recognised(source.seen):
+            yield f"data: {source.name}: {line}"
+    for one in dict.fromkeys(parts.values()):
+        found, kind = one.found, "texts" if one.found.is_text else "rows"
+        if found.num_duplicates:
+            total = found.num_duplicates + len(found.bytes_D)
+            yield (
+                f"data: {found.name}: {found.num_duplicates} of {total} {kind} are "
+                f"there before, and are left out"
+            )
+    if sources.validation is None:
+        aside, total = (sum(one) for one in zip(*map(_aside, parts.values()), strict=True))
+        yield (
+            f"data: {aside / total:.1%} of the text is held out to validate with; "
+            f"{VALIDATION} takes other text"
+        )
+
+
+def _aside(part: "Parts") -> tuple[float, int]:
+    """Bytes that are held out, and all of them."""
+    bytes_D, cut = part.found.bytes_D, part.split.cut
+    aside = sum(int(bytes_D[index]) for index in part.split.aside)
+    return aside + (0 if cut is None else cut[1] * int(bytes_D[cut[0]])), int(
+        bytes_D.sum()
+    )
 
 
 class _Timed:

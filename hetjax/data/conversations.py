@@ -7,17 +7,21 @@ written (`chat_template.py`), ids (`tokenizer.py`) nor files (`building.py`).
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, field
 
 import tokenizers
 
-from hetjax.data.chat_template import ChatTemplate, Span, TemplateRefuses
+from hetjax.data.chat_template import ChatTemplate
+from hetjax.data.messages import LEARNT_FIELDS
 from hetjax.data.rows import Completion, Conversation, canonical
-from hetjax.data.tokenizer import Tokenizer
+from hetjax.data.sandbox import Span, TemplateRefuses
+from hetjax.data.tokenizer import Tokenizer, panics_refused
+from hetjax.data.turns import Written
 from hetjax.errors import BadInput
 
 _ROWS_PER_CALL = 1_000
+_BYTES_PER_CALL = 1 << 24
+_MOST_NAMES = 20  # of fields that are named in a warning
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,15 +31,6 @@ class LearntRow:
     tokens: list[int]
     learnt: list[bool]
     num_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """A row as text, and the characters of it that are learnt."""
-
-    text: str
-    spans: list[Span]
-    is_document: bool  # between the opening and the end, as a document is
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,44 +47,130 @@ class RowEncoder:
     ) -> Iterator[LearntRow]:
         """Yield the rows that have something to learn; warn once of those without.
 
-        BadInput for a conversation that the template cannot write.
+        A conversation makes several where the template writes its earlier answers
+        otherwise than as the last one. BadInput for one that the template cannot write.
         """
-        rows, num_without = iter(rows), 0
-        while group := list(islice(rows, _ROWS_PER_CALL)):
-            written = [self._written(row) for row in group]
+        notes = _Notes()
+        for group, num_bytes in _groups(rows):
+            written = [*self._written(group, notes)]
             texts = [one.text for one in written]
             core = self.ids.core
-            encodings = core.encode_batch(texts, add_special_tokens=False)
+            with panics_refused():
+                encodings = core.encode_batch(texts, add_special_tokens=False)
             for one, encoding in zip(written, encodings, strict=True):
-                row = self._row(one, encoding)
-                num_without += not any(row.learnt[1:])
+                row = self._row(one, isinstance(one, _Document), encoding)
+                notes.num_without += not any(row.learnt[1:])
                 if any(row.learnt[1:]):
                     yield row
-            done_bytes(sum(len(canonical(row).encode()) for row in group))
-        if num_without:
-            message = f"{num_without} rows in which the assistant says nothing"
-            warnings.warn(f"{message} are left out", stacklevel=2)
+            done_bytes(num_bytes)
+        notes.warn()
 
-    def _written(self, row: Completion | Conversation) -> _Written:
-        if isinstance(row, Completion):
-            text = row.prompt + row.completion
-            return _Written(text, [(len(row.prompt), len(text))], True)
-        if self.template is None:
+    def _written(
+        self, rows: list[Completion | Conversation], notes: "_Notes"
+    ) -> Iterator[Written]:
+        """Rows as texts, in their order."""
+        chats = [row for row in rows if isinstance(row, Conversation)]
+        if chats and self.template is None:
             raise _no_template()
-        try:
-            return _Written(*self.template.assistant_spans(row.messages), False)
-        except TemplateRefuses as refused:
-            raise _refused(row, str(refused)) from refused
+        texts = self._by_template(chats, notes) if chats else iter(())
+        for row in rows:
+            if isinstance(row, Conversation):
+                yield from next(texts)
+            else:
+                text = row.prompt + row.completion
+                yield _Document(text, [(len(row.prompt), len(text))])
 
-    def _row(self, written: _Written, encoding: tokenizers.Encoding) -> LearntRow:
+    def _by_template(
+        self, chats: list[Conversation], notes: "_Notes"
+    ) -> Iterator[list[Written]]:
+        assert self.template is not None
+        for chat, found in zip(chats, self.template.written(chats), strict=True):
+            if isinstance(found, TemplateRefuses):
+                raise _refused(chat, str(found)) from found
+            notes.add(chat, found, self.template)
+            yield found
+
+    def _row(
+        self, written: Written, is_document: bool, encoding: tokenizers.Encoding
+    ) -> LearntRow:
         tokens = encoding.ids
         learnt = _within(encoding.offsets, written.spans)
-        if written.is_document:
+        if is_document:
             opening = list(self.ids.opening)
             tokens = [*opening, *tokens, self.ids.end_of_document]
             learnt = [*(False for _ in opening), *learnt, True]
         num_bytes = sum(len(written.text[a:b].encode()) for a, b in written.spans)
         return LearntRow(tokens=tokens, learnt=learnt, num_bytes=num_bytes)
+
+
+class _Document(Written):
+    """A text between the opening and the end of a document."""
+
+
+@dataclass(slots=True)
+class _Notes:
+    """What people have to know of the rows, once all are encoded."""
+
+    num_without: int = 0
+    num_open: int = 0
+    unread: dict[str, None] = field(default_factory=dict)
+    known: set[str] = field(default_factory=lambda: {"role", "content", *LEARNT_FIELDS})
+
+    def add(
+        self, chat: Conversation, found: list[Written], template: ChatTemplate
+    ) -> None:
+        self.num_open += sum(one.num_open for one in found)
+        if chat.tools:
+            self._check_read("tools", template)
+        for name in chat.template_arguments:
+            self._check_read(name, template)
+        for message in chat.messages:
+            for name, given in message.items():
+                if given is not None and name not in self.known:
+                    if name == "tool_calls" and given and not template.reads(name):
+                        raise _refused(chat, "it reads no tool_calls")
+                    self._check_read(name, template)
+
+    def _check_read(self, name: str, template: ChatTemplate) -> None:
+        if name in self.known:
+            return
+        self.known.add(name)
+        if not template.reads(name):
+            self.unread[name] = None
+
+    def warn(self) -> None:
+        if self.unread:
+            names = ", ".join(map(repr, [*self.unread][:_MOST_NAMES]))
+            _warn(f"the chat template reads no {names}, which rows have")
+        if self.num_open:
+            _warn(
+                f"the chat template ends {self.num_open} answers with no special "
+                "token, so that the model does not learn where to stop"
+            )
+        if self.num_without:
+            _warn(
+                f"{self.num_without} rows in which the assistant says nothing that is "
+                "to be learnt are left out"
+            )
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=4)
+
+
+def _groups(
+    rows: Iterable[Completion | Conversation],
+) -> Iterator[tuple[list[Completion | Conversation], int]]:
+    """Part rows into what is written and encoded at once, with its bytes."""
+    group, num_bytes = list[Completion | Conversation](), 0
+    for row in rows:
+        group.append(row)
+        num_bytes += len(canonical(row).encode())
+        if len(group) == _ROWS_PER_CALL or num_bytes > _BYTES_PER_CALL:
+            yield group, num_bytes
+            group, num_bytes = [], 0
+    if group:
+        yield group, num_bytes
 
 
 def _within(offsets: list[Span], spans: list[Span]) -> list[bool]:

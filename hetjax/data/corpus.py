@@ -14,7 +14,7 @@ import importlib.util
 import platform
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -22,8 +22,9 @@ from pydoc_data.topics import topics
 from typing import Any
 
 from hetjax.data.docstrings import docstrings
-from hetjax.data.readers import ALLOWED, PATH, rows, text_files
-from hetjax.data.rows import TEXT_COLUMN, Row
+from hetjax.data.forms import TEXT_COLUMN, Format, Seen
+from hetjax.data.readers import ALLOWED, PATH, first_row, rows, text_files
+from hetjax.data.rows import Row
 from hetjax.errors import BadInput
 
 # Import name -> distribution that carries its version.
@@ -35,6 +36,8 @@ _PACKAGES = {
     "optax": "optax",
     "orbax": "orbax-checkpoint",
 }
+# Raised where equal rows become other tokens than before; texts never did
+_READING = 2
 _SKIPPED_FOLDERS = frozenset(
     "test tests testing vendor _vendor third_party idlelib lib2to3 ensurepip "
     "site-packages dist-packages __pycache__".split()
@@ -47,13 +50,14 @@ class Source:
 
     `identity` is JSON data that changes whenever the rows may change; `rows` yields
     them in a deterministic order, duplicates included, as often as it is called;
-    `option` is where people gave it.
+    `option` is where people gave it, `seen` what the last reading came across.
     """
 
     name: str
     identity: Mapping[str, Any]
     rows: Callable[[], Iterator[Row]]
     option: str = PATH
+    seen: Seen = field(default_factory=Seen)
 
 
 def offline() -> Source:
@@ -69,10 +73,17 @@ def offline() -> Source:
     )
 
 
-def files(path: Path, column: str = TEXT_COLUMN, option: str = PATH) -> Source:
+def files(
+    path: Path,
+    column: str = TEXT_COLUMN,
+    option: str = PATH,
+    *,
+    format: Format | None = None,
+) -> Source:
     """Describe a user's data: one file, or a folder of files in sorted order.
 
-    Raises BadInput for a missing path, another suffix or an unreadable file.
+    Raises BadInput for a missing path, another suffix, an unreadable file or a bad
+    first row.
     """
     try:
         members = text_files(path, option)
@@ -83,21 +94,34 @@ def files(path: Path, column: str = TEXT_COLUMN, option: str = PATH) -> Source:
         ]
     except OSError as error:
         raise _unreadable(path, error, option) from error
-    named = {} if column == TEXT_COLUMN else {"column": column}
+    named: dict[str, Any] = {} if column == TEXT_COLUMN else {"column": column}
+    if format is not None:
+        named["format"] = format
+    if not isinstance(first_row(members, column, format), str):
+        named["reading"] = _READING
+    seen = Seen()
+
+    def read() -> Iterator[Row]:
+        return chain.from_iterable(
+            rows(member, column, format, seen) for member in members
+        )
+
     return Source(
         name=str(path),
         identity={"kind": "files", "files": listing, **named},
-        rows=lambda: chain.from_iterable(rows(member, column) for member in members),
+        rows=read,
         option=option,
+        seen=seen,
     )
 
 
-def holds_rows(path: Path, column: str, option: str) -> bool:
+def holds_rows(
+    path: Path, column: str, option: str, format: Format | None = None
+) -> bool:
     """Whether the first row has a prompt or messages; raises as `files` does."""
     try:
         members = text_files(path, option)
-        every = chain.from_iterable(rows(member, column) for member in members)
-        return not isinstance(next(every, ""), str)
+        return not isinstance(first_row(members, column, format), str)
     except OSError as error:
         raise _unreadable(path, error, option) from error
 

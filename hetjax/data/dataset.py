@@ -120,11 +120,14 @@ def prepare(
 
 
 def _sources(wanted: Ingredients) -> Sources:
-    aside, column = wanted.validation, wanted.column
-    given = (corpus.files(path, column, wanted.option) for path in wanted.sources)
+    def source(path: Path, option: str) -> corpus.Source:
+        return corpus.files(path, wanted.column, option, format=wanted.format)
+
+    aside = wanted.validation
     return Sources(
-        tuple(given) or (corpus.offline(),),
-        None if aside is None else corpus.files(aside, column, VALIDATION),
+        tuple(source(path, wanted.option) for path in wanted.sources)
+        or (corpus.offline(),),
+        None if aside is None else source(aside, VALIDATION),
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import tokenizers
 
 from hetjax.data.chat_template import ChatTemplate
-from hetjax.data.tokenizer import Tokenizer, own_tokenizer
+from hetjax.data.tokenizer import Tokenizer, own_tokenizer, panics_refused
 from hetjax.errors import BadInput
 
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -38,13 +38,14 @@ def read_tokenizer(folder: Path) -> ModelTokenizer:
     if (folder / SPECIAL).exists():
         config = _json(folder / SPECIAL) | config
     special = {name: _name(config[name]) for name in _SPECIAL if config.get(name)}
-    opening, closing = _around(core)
+    with panics_refused():
+        opening, closing = _around(core)
     end = closing[-1] if closing else _id(core, special, "eos_token", folder)
     source = _template(folder, config)
-    return ModelTokenizer(
-        ids=Tokenizer(core, opening, end),
-        template=None if source is None else ChatTemplate(source, special),
-    )
+    template = None
+    if source is not None:
+        template = ChatTemplate(source, special, _special_of(core))
+    return ModelTokenizer(ids=Tokenizer(core, opening, end), template=template)
 
 
 def kept_tokenizer(folder: Path) -> ModelTokenizer:
@@ -76,7 +77,8 @@ def check_fits(ids: Tokenizer, vocab_size: int, folder: Path) -> None:
 def _core(folder: Path) -> tokenizers.Tokenizer:
     path = folder / TOKENIZER
     try:
-        core = tokenizers.Tokenizer.from_str(_read(path))
+        with panics_refused():
+            core = tokenizers.Tokenizer.from_str(_read(path))
     except BadInput:
         raise
     except Exception as error:  # the library raises nothing more special
@@ -84,6 +86,11 @@ def _core(folder: Path) -> tokenizers.Tokenizer:
     core.no_truncation()
     core.no_padding()
     return core
+
+
+def _special_of(core: tokenizers.Tokenizer) -> tuple[str, ...]:
+    added = core.get_added_tokens_decoder().values()
+    return tuple(token.content for token in added if token.special)
 
 
 def _around(core: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -1,28 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of text, JSONL and Parquet files, one after the other.
+"""The rows of a user's files, one after the other.
 
-Owns which files are read, in which order, and their decoding; no more of a file than a
-document and the rows beside it is in memory. Does not own what a row may be (`rows.py`)
-nor what becomes of rows (`corpus.py`).
+Owns which files are read and in which order, the documents of texts, and what is said
+of a source's rows. Does not own how records lie in files (`record_files.py`), what a
+row may be (`rows.py`) nor what becomes of rows (`corpus.py`).
 """
 
-import json
 import re
 import warnings
 from collections.abc import Iterable, Iterator
-from importlib import import_module
-from itertools import chain
 from pathlib import Path
-from typing import Any
 
-from hetjax.data.rows import Row, bad_row, column_of, row_of
+from hetjax.data.forms import Seen
+from hetjax.data.record_files import decoded, opened, records
+from hetjax.data.rows import Completion, Conversation, Row, row_of
 from hetjax.errors import BadInput
 
 PATH = "--data.path"  # the option that most texts come from
-ALLOWED = "a UTF-8 .txt file, a .jsonl or .parquet file, or a folder of such files"
-_SUFFIXES = (".txt", ".jsonl", ".parquet")
-_PARQUET_ROWS = 1_000  # decoded at a time
+ALLOWED = (
+    "a UTF-8 .txt file, a .jsonl, .json, .csv or .parquet file, each but the last "
+    "also as .gz or .zst, or a folder of such files"
+)
+_TABLES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
+_PACKED = (".gz", ".zst")
+_TEXTS = (".txt", *(f".txt{packed}" for packed in _PACKED))
+_SUFFIXES = (
+    *_TEXTS,
+    *_TABLES,
+    *(kind + packed for kind in _TABLES for packed in _PACKED),
+    ".parquet",
+)
+_SYNTAX = (".yaml", ".yml", ".toml", ".xml", ".html", ".htm", ".ipynb", ".tex")
+_LOOK_BYTES = 4_096
 _BLANK = re.compile(r"[ \t]*\n")
+_SHOWN_CHARS = 60
+_SHOWN_MESSAGES = 4
 
 
 def text_files(path: Path, option: str = PATH) -> list[Path]:
@@ -39,28 +51,49 @@ def text_files(path: Path, option: str = PATH) -> list[Path]:
             fix=f"correct {option}"
             + (", or leave it out for the offline corpus" if option == PATH else ""),
         )
-    if path.suffix.lower() not in _SUFFIXES:
+    if not path.is_file():
+        raise BadInput(
+            got=f"{path} is a pipe or a device",
+            allowed=ALLOWED + ", which is read more than once",
+            fix=f"write what comes out of it to a file, and give that to {option}",
+        )
+    if _kind(path) is None:
         raise BadInput(
             got=f"{path} has the suffix {path.suffix!r}",
             allowed=ALLOWED,
-            fix=f"if it is plain text: mv {path} {path.with_suffix('.txt')}",
+            fix=_advice(path),
         )
     return [path]
 
 
-def rows(path: Path, column: str) -> Iterator[Row]:
+def rows(
+    path: Path, column: str, format: str | None = None, seen: Seen | None = None
+) -> Iterator[Row]:
     """Yield the rows of a file; of a `.txt` file its documents, whatever the column.
 
     Two or more blank lines part documents. BadInput names the line or row.
     """
-    suffix = path.suffix.lower()
-    if suffix == ".txt":
-        with path.open("rb") as file:
-            yield from documents(_lines(file, str(path)))
-    elif suffix == ".jsonl":
-        yield from _json_rows(path, column)
-    else:
-        yield from _parquet_rows(path, column)
+    kind = _kind(path)
+    assert kind is not None, path
+    if kind in _TEXTS:
+        with opened(path) as file:
+            for text in documents(_lines(file, str(path))):
+                if seen is not None and seen.first is None:
+                    seen.first = text
+                yield text
+        return
+    for where, record in records(path, kind, column, format, seen):
+        yield row_of(record, column, where, format=format, seen=seen)
+
+
+def first_row(members: Iterable[Path], column: str, format: str | None) -> Row:
+    """The first row of all, or of a file of text no more than that it is a text."""
+    for member in members:
+        if _kind(member) in _TEXTS:
+            return ""
+        for row in rows(member, column, format):
+            return row
+    return ""
 
 
 def documents(lines: Iterable[str]) -> Iterator[str]:
@@ -78,6 +111,38 @@ def documents(lines: Iterable[str]) -> Iterator[str]:
     yield "".join(held[:-num_blank] if num_blank >= 2 else held).strip("\n")
 
 
+def recognised(seen: Seen) -> list[str]:
+    """Say what rows were taken for, with the first, and which fields are not used."""
+    lines = []
+    if seen.forms:
+        kinds = " and ".join(f"{kind} in {key!r}" for kind, key in seen.forms.items())
+        lines.append(f"rows: {kinds}; the first: {_shown(seen.first)}")
+    if seen.unused:
+        names = ", ".join(map(repr, seen.unused))
+        lines.append(f"rows: not used: {names}")
+    return lines
+
+
+def _shown(row: Row | None) -> str:
+    if isinstance(row, Conversation):
+        found = [
+            f"{message['role']} {_short(message.get('content'))}"
+            for message in row.messages[:_SHOWN_MESSAGES]
+        ]
+        more = len(row.messages) - len(found)
+        return ", ".join(found) + (f" and {more} more" if more else "")
+    if isinstance(row, Completion):
+        return f"after {_short(row.prompt)} comes {_short(row.completion)}"
+    return _short(row)
+
+
+def _short(text: object) -> str:
+    shown = "" if text is None else str(text)
+    if len(shown) > _SHOWN_CHARS:
+        return repr(shown[:_SHOWN_CHARS])[:-1] + "...'"
+    return repr(shown)
+
+
 def _lines(file: Iterable[bytes], where: str) -> Iterator[str]:
     offset = 0
     for raw in file:
@@ -86,70 +151,25 @@ def _lines(file: Iterable[bytes], where: str) -> Iterator[str]:
         yield text.replace("\r\n", "\n")
 
 
-def _json_rows(path: Path, column: str) -> Iterator[Row]:
-    with path.open("rb") as file:  # bytes part at \n only, str at U+2028 too
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                where = f"{path} line {number}"
-                record = _json(decoded(line, where), column, where)
-                yield row_of(record, column, where)
+def _kind(path: Path) -> str | None:
+    """The suffix by which a file is read, a compressed one with two; None: none."""
+    name = path.name.lower()
+    found = [suffix for suffix in _SUFFIXES if name.endswith(suffix)]
+    return max(found, key=len, default=None)
 
 
-def _json(line: str, column: str, where: str) -> Any:
-    try:
-        return json.loads(line.strip())
-    except json.JSONDecodeError as error:
-        what = f"{error.msg} at column {error.colno}"
-        raise bad_row(f"{where} is not JSON: {what}", column) from error
-    except (ValueError, RecursionError) as error:  # endless digits, endless depth
-        raise bad_row(f"{where} is not JSON: {error}", column) from error
-
-
-def _parquet_rows(path: Path, column: str) -> Iterator[Row]:
-    arrow, parquet = _arrow(path)
-    try:
-        with parquet.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            found = column_of(names, column)
-            if found is None:
-                fields = ", ".join(map(repr, names)) or "none"
-                got = f"{path} has no column {column!r} (its columns: {fields})"
-                raise bad_row(got, column)
-            wanted = ["prompt", "completion"] if found == "prompt" else [found]
-            batches = file.iter_batches(_PARQUET_ROWS, columns=wanted)
-            records = chain.from_iterable(batch.to_pylist() for batch in batches)
-            for number, record in enumerate(records, 1):
-                yield row_of(record, column, f"{path} row {number}")
-    except (arrow.ArrowException, UnicodeDecodeError) as error:
-        raise BadInput(
-            got=f"{path} cannot be read as Parquet ({str(error).splitlines()[0]})",
-            allowed=ALLOWED,
-            fix="write or fetch the file again",
-        ) from error
-
-
-def _arrow(path: Path) -> tuple[Any, Any]:
-    try:
-        return import_module("pyarrow"), import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise BadInput(
-            got=f"{path}, and pyarrow is not installed",
-            allowed="Parquet files where pyarrow is installed, on every machine",
-            fix="pip install 'hetjax[parquet]'",
-        ) from error
-
-
-def decoded(raw: bytes, where: str, offset: int = 0) -> str:
-    try:
-        return raw.decode("utf-8-sig" if offset == 0 else "utf-8")
-    except UnicodeDecodeError as error:
-        place = offset + error.start
-        bad = f"byte 0x{error.object[error.start]:02x} at offset {place}"
-        raise BadInput(
-            got=f"{where} is not UTF-8 ({bad})",
-            allowed="text encoded as UTF-8",
-            fix="convert the file, e.g. iconv -f LATIN1 -t UTF-8 OLD > NEW",
-        ) from error
+def _advice(path: Path) -> str:
+    """What to do with another file: never to train on the syntax of a format."""
+    with path.open("rb") as file:
+        start = file.read(_LOOK_BYTES)
+    text = start.decode("utf-8", errors="ignore").lstrip("\ufeff \t\r\n")
+    is_text = b"\0" not in start and len(text.encode()) >= len(start.strip()) - 3
+    is_syntax = path.suffix.lower() in (*_SYNTAX, *_PACKED) or text[:1] in ("{", "[")
+    if is_text and not is_syntax and not text.startswith("<"):
+        return f"if it is plain text: mv {path} {path.with_suffix('.txt')}"
+    if text[:1] in ("{", "["):
+        return f"if it is JSON: mv {path} {path.with_suffix('.json')}"
+    return 'write its text to a .txt file, or to a .jsonl file of {"text": ...} rows'
 
 
 def _folder_members(folder: Path, option: str) -> list[Path]:
@@ -158,16 +178,16 @@ def _folder_members(folder: Path, option: str) -> list[Path]:
         key=Path.as_posix,
     )
     visible = [r for r in relative if not any(part[0] == "." for part in r.parts)]
-    members = [folder / r for r in visible if r.suffix.lower() in _SUFFIXES]
+    members = [folder / r for r in visible if _kind(r) is not None]
     if not members:
         raise BadInput(
-            got=f"folder {folder} holds no .txt, .jsonl or .parquet file "
+            got=f"folder {folder} holds no file of text or rows "
             f"({len(visible)} other files)",
             allowed=ALLOWED,
             fix=f"point {option} at a folder with text files",
         )
-    others = [r.as_posix() for r in visible if r.suffix.lower() not in _SUFFIXES]
+    others = [r.as_posix() for r in visible if _kind(r) is None]
     if others:
-        message = f"{folder}: {len(others)} files that are not .txt, .jsonl or .parquet"
+        message = f"{folder}: {len(others)} files of other kinds than text or rows"
         warnings.warn(f"{message} are left out, {others[0]} first", stacklevel=2)
     return members

@@ -1,25 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a row of data may be: a text, a prompt with its completion, or a conversation.
 
-Owns the forms of a row and what is said of one that has none of them. Does not own
-where rows are (`readers.py`) nor how they become tokens (`conversations.py`).
+Owns the three kinds of row, and how a record of a recognised form becomes one. Does not
+own which form a record has (`forms.py`), what a message may hold (`messages.py`), where
+records are (`readers.py`) nor how rows become tokens (`conversations.py`).
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from hetjax.errors import BadInput
-
-TEXT_COLUMN = "text"  # unless --data.column names another
-_SURROGATE = re.compile("[\ud800-\udfff]")
-_COMPLETION = ("prompt", "completion")
-_FORMS = (
-    '{"text": ...}, {"prompt": ..., "completion": ...} or '
-    '{"messages": [{"role": ..., "content": ...}, ...]}'
+from hetjax.data.forms import (
+    EXTRAS,
+    PROMPTS,
+    TEXT_COLUMN,
+    Form,
+    Seen,
+    bad_row,
+    check_beside_messages,
+    check_characters,
+    first_of,
+    form_of,
 )
+from hetjax.data.messages import (
+    Message,
+    conversation_in,
+    messages_of,
+    parsed_list,
+    turn,
+    with_system,
+)
+
+__all__ = ["TEXT_COLUMN", "Completion", "Conversation", "Row", "canonical", "row_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,32 +45,41 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages with a role and a content each; those of the assistant are learnt."""
+    """Messages with a role and a content each; those of the assistant are learnt.
 
-    messages: tuple[Mapping[str, Any], ...]
+    An answer with `"weight": 0` or `"train": false` is not. `tools` are the functions
+    that the assistant may call, `template_arguments` what else the template is given.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 Row = str | Completion | Conversation
 
 
-def row_of(record: object, column: str, where: str) -> Row:
+def row_of(
+    record: object,
+    column: str,
+    where: str,
+    *,
+    format: str | None = None,
+    seen: Seen | None = None,
+) -> Row:
     """Read one record; BadInput says where it is and what is wrong with it.
 
-    The column holds a text or messages. Where there is none and nobody asked for
-    another than `text`, messages are looked for, then a prompt with its completion.
+    `format` names the form of the rows, None has each recognised. `seen` remembers the
+    form, the first row, and the fields that are not used.
     """
     if not isinstance(record, Mapping):
         raise bad_row(f"{where} is a {type(record).__name__}, not an object", column)
-    found = column_of(record, column)
-    if found is None:
-        fields = ", ".join(map(repr, record)) or "none"
-        got = f"{where} has no field {column!r} (its fields: {fields})"
-        raise bad_row(got, column)
-    if found == "prompt":
-        return _completion(record, column, where)
-    if isinstance(record[found], list):
-        return Conversation(_messages(record[found], found, column, where))
-    return _text(record, found, column, where)
+    form = form_of(record, column, format, where)
+    row = _READERS[form.name](record, form, column, where)
+    if seen is not None:
+        extras = EXTRAS if isinstance(row, Conversation) else ()
+        seen.add(form, (*form.used, *extras), record, row)
+    return row
 
 
 def canonical(row: Row) -> str:
@@ -66,25 +88,122 @@ def canonical(row: Row) -> str:
         return row
     if isinstance(row, Completion):
         return json.dumps([row.prompt, row.completion], ensure_ascii=False)
-    return json.dumps(row.messages, ensure_ascii=False, sort_keys=True, default=str)
+    found: Any = row.messages
+    if row.tools or row.template_arguments:
+        found = [row.messages, row.tools, row.template_arguments]
+    return json.dumps(found, ensure_ascii=False, sort_keys=True, default=str)
 
 
-def column_of(names: Mapping[str, Any] | Sequence[str], column: str) -> str | None:
-    """Which of the fields makes the row, `prompt` with its completion; None: none."""
-    if column in names:
-        return column
-    if column == TEXT_COLUMN and "messages" in names:
-        return "messages"
-    if column == TEXT_COLUMN and all(name in names for name in _COMPLETION):
-        return "prompt"
-    return None
+def _text_row(record: Mapping[str, Any], form: Form, column: str, where: str) -> Row:
+    """A text, unless it is a conversation that was written as JSON."""
+    name = form.used[0]
+    if isinstance(record[name], list):
+        return _conversation(record, form, column, where)
+    text = _text(record, name, column, where)
+    found = None if form.is_asked else conversation_in(text)
+    return text if found is None else _conversation(record, form, column, where)
 
 
-def _completion(record: Mapping[str, Any], column: str, where: str) -> Completion:
-    made = Completion(*(_text(record, name, column, where) for name in _COMPLETION))
+def _conversation(
+    record: Mapping[str, Any], form: Form, column: str, where: str
+) -> Row:
+    name = form.used[0]
+    given = record[name]
+    if isinstance(given, str):
+        given = parsed_list(given, f"{where} holds a string in {name!r}", column)
+    if not isinstance(given, list):
+        kind = type(given).__name__
+        raise bad_row(f"{where} holds {kind} in {name!r}, not messages", column)
+    messages = messages_of(given, name, column, where)
+    return _with_extras(record, messages, column, where)
+
+
+def _completion(record: Mapping[str, Any], form: Form, column: str, where: str) -> Row:
+    """A prompt with its completion: two texts, or two lists of messages."""
+    prompt, answer = form.used[:2]
+    parts = [_listed(record[name]) for name in (prompt, answer)]
+    if any(isinstance(part, list) for part in parts):
+        return _completed_messages(record, parts, form, column, where)
+    made = Completion(*(_text(record, name, column, where) for name in form.used[:2]))
     if not made.completion.strip():
-        raise bad_row(f"{where} has an empty completion", column)
+        raise bad_row(f"{where} has an empty {answer}", column)
     return made
+
+
+def _listed(given: Any) -> Any:
+    """The messages that a string holds as JSON, else what was given."""
+    found = conversation_in(given) if isinstance(given, str) else None
+    return given if found is None else found
+
+
+def _completed_messages(
+    record: Mapping[str, Any], parts: list[Any], form: Form, column: str, where: str
+) -> Row:
+    """As TRL reads them: answers of the prompt are context, and not learnt."""
+    messages: list[Message] = []
+    for name, role, part in zip(form.used, ("user", "assistant"), parts, strict=False):
+        given = part if isinstance(part, list) else [turn(role, part)]
+        found = messages_of(given, name, column, where)
+        if role == "user":
+            found = tuple({**m, "weight": 0} if _speaks(m) else m for m in found)
+        messages += found
+    return _with_extras(record, tuple(messages), column, where)
+
+
+def _speaks(message: Message) -> bool:
+    return message["role"] == "assistant"
+
+
+def _instruction(record: Mapping[str, Any], form: Form, column: str, where: str) -> Row:
+    """One turn, or several with a `history` of pairs: instruction and input, answer."""
+    asked = first_of(record, PROMPTS)
+    answered = first_of(record, ("output", "response", "completion"))
+    more = first_of(record, ("input", "context"))
+    assert asked is not None and answered is not None, record
+    question = _text(record, asked, column, where)
+    if more is not None and record[more]:
+        question += "\n" + _text(record, more, column, where)
+    answer = _text(record, answered, column, where)
+    if not answer.strip():
+        raise bad_row(f"{where} has an empty {answered}", column)
+    before = _history(record.get("history"), column, where)
+    turns = [turn("user", question), turn("assistant", answer)]
+    messages = messages_of([*before, *turns], asked, column, where)
+    return _with_extras(record, messages, column, where)
+
+
+def _history(history: Any, column: str, where: str) -> list[Message]:
+    found: list[Message] = []
+    for pair in history or ():
+        if not (isinstance(pair, Sequence) and len(pair) == 2):
+            got = f"{where} has a history that is not pairs of a question and an answer"
+            raise bad_row(got, column)
+        found += [turn("user", pair[0]), turn("assistant", pair[1])]
+    return found
+
+
+def _with_extras(
+    record: Mapping[str, Any],
+    messages: tuple[Message, ...],
+    column: str,
+    where: str,
+) -> Conversation:
+    check_beside_messages(record, where)
+    tools = record.get("tools") or ()
+    if isinstance(tools, str):
+        tools = parsed_list(tools, f"{where} holds a string in 'tools'", column)
+    if not isinstance(tools, list | tuple) or not all(
+        isinstance(tool, Mapping) for tool in tools
+    ):
+        raise bad_row(f"{where} holds no list of objects in 'tools'", column)
+    arguments = record.get("chat_template_kwargs") or {}
+    if not isinstance(arguments, Mapping):
+        raise bad_row(f"{where} holds no object in 'chat_template_kwargs'", column)
+    system = record.get("system")
+    if system:
+        _text(record, "system", column, where)
+        messages = with_system(messages, system, column, where)
+    return Conversation(messages, tuple(tools), dict(arguments))
 
 
 def _text(record: Mapping[str, Any], name: str, column: str, where: str) -> str:
@@ -92,55 +211,13 @@ def _text(record: Mapping[str, Any], name: str, column: str, where: str) -> str:
     if not isinstance(text, str):
         got = f"{where} holds {type(text).__name__} in {name!r}, not a string"
         raise bad_row(got, column)
-    return _characters(text, column, where)
+    return check_characters(text, column, where)
 
 
-def _characters(text: str, column: str, where: str) -> str:
-    if _SURROGATE.search(text):
-        got = f"{where} has half a surrogate pair, which is no character"
-        raise bad_row(got, column)
-    return text
-
-
-def _messages(
-    messages: list[Any], name: str, column: str, where: str
-) -> tuple[Mapping[str, Any], ...]:
-    if not messages:
-        raise bad_row(f"{where} has no message in {name!r}", column)
-    for number, message in enumerate(messages, 1):
-        _check_message(message, column, f"{where}, message {number}")
-    return tuple(messages)
-
-
-def _check_message(message: object, column: str, where: str) -> None:
-    if not isinstance(message, Mapping):
-        got = f"{where} is a {type(message).__name__}, not an object"
-        raise bad_row(got, column)
-    for name in ("role", "content"):
-        if name not in message:
-            fields = ", ".join(map(repr, message)) or "none"
-            raise bad_row(f"{where} has no {name} (its fields: {fields})", column)
-        if not isinstance(message[name], str):
-            kind = type(message[name]).__name__
-            got = f"{where} holds {kind} in {name!r}, not a string"
-            raise bad_row(got, column)
-        _characters(message[name], column, where)
-    if not message["role"]:
-        raise bad_row(f"{where} has an empty role", column)
-
-
-def bad_row(got: str, column: str) -> BadInput:
-    """Say what is wrong with a row of a file whose texts are in this column."""
-    if column != TEXT_COLUMN:
-        return BadInput(
-            got=got,
-            allowed=f"rows with a text or messages in {column!r}, each message with "
-            "a role and a content",
-            fix="name another column with --data.column, or mend or delete the row",
-        )
-    return BadInput(
-        got=got,
-        allowed=f"rows of one of the forms {_FORMS}",
-        fix="name the column of the text with --data.column, or mend or delete the "
-        'row; a good one is {"text": "Once upon a time"}',
-    )
+_READERS = {
+    "text": _text_row,
+    "messages": _conversation,
+    "sharegpt": _conversation,
+    "completion": _completion,
+    "instruction": _instruction,
+}

@@ -8,8 +8,8 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetjax.data.forms import TEXT_COLUMN, Format
 from hetjax.data.readers import PATH
-from hetjax.data.rows import TEXT_COLUMN
 from hetjax.errors import BadInput
 
 VALIDATION = "--data.validation"
@@ -20,15 +20,18 @@ class DataConfig:
     """The text to learn from."""
 
     path: Path | None = None
-    """A .txt, .jsonl or .parquet file or a folder of such files; None: documentation
-    that is installed here."""
+    """A .txt, .jsonl, .json, .csv or .parquet file (all but the last also .gz or .zst)
+    or a folder of such files; None: documentation that is installed here."""
     mixture: str | None = None
     """Several of them in place of --data.path, each with its share of the sequences:
     FILE=0.7,FILE=0.3 (shares of their sum)."""
     column: str = TEXT_COLUMN
-    """Field of JSONL lines, or column of Parquet files, with the text or messages."""
+    """Field of rows, or column of Parquet and CSV files, with the text or messages."""
+    format: Format | None = None
+    """What rows are; None: what their fields say, and the log says what was seen."""
     validation: Path | None = None
-    """Such a file or folder to validate with; None: about 1 % of the text."""
+    """Such a file or folder to validate with; None: about 1 % of the text is held out,
+    of small ones 100 kB, but at most 10 %."""
     tokenizer: Path | None = None
     """Hugging Face folder with the tokenizer; None: one is trained on the text."""
     pack: bool | None = None
@@ -50,6 +53,7 @@ class Ingredients:
     path: Path | None = None
     mixture: tuple[Path, ...] = ()
     column: str = TEXT_COLUMN
+    format: Format | None = None
     validation: Path | None = None
     tokenizer: Path | None = None
 
@@ -83,6 +87,7 @@ def ingredients(config: DataConfig) -> Ingredients:
         path=config.path,
         mixture=tuple(path for path, _ in _shares(config)),
         column=config.column,
+        format=config.format,
         validation=config.validation,
         tokenizer=config.tokenizer,
     )

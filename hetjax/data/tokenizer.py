@@ -8,6 +8,7 @@ tokenizers of other models (`hugging_face.py`) nor where the results are kept
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -56,7 +57,8 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Give the ids of a text, without those around a document."""
-        return self.core.encode(text, add_special_tokens=False).ids
+        with panics_refused():
+            return self.core.encode(text, add_special_tokens=False).ids
 
     def start(self, prompt: str) -> list[int]:
         """Give the ids that a model is to go on after; of no prompt, one at least."""
@@ -67,7 +69,8 @@ class Tokenizer:
 
         An end of document shows as its marker, half a character as U+FFFD.
         """
-        return self.core.decode([int(i) for i in ids], skip_special_tokens=False)
+        with panics_refused():
+            return self.core.decode([int(i) for i in ids], skip_special_tokens=False)
 
     def encode_documents(self, documents: Iterable[str]) -> np.ndarray:
         """Give one array tokens_T of all documents, as `document_tokens` gives them."""
@@ -91,6 +94,21 @@ class Tokenizer:
                 found.extend(ids)
                 found.extend([self.end_of_document] if piece.is_last else ())
             yield np.array(found, self.dtype)
+
+
+@contextmanager
+def panics_refused() -> Iterator[None]:
+    """Turn a panic of the library, which is no Exception, into BadInput."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise BadInput(
+            got=f"a tokenizer that fails on a text ({str(error)[:200]})",
+            allowed="a tokenizer.json that encodes every text",
+            fix="fetch or save the tokenizer again, or give another --data.tokenizer",
+        ) from error
 
 
 def check_vocab_size(vocab_size: int) -> None:
@@ -200,7 +218,12 @@ def _encoded(
             texts = [p.text if p.is_first else _LEAD + p.text for p in group]
             now = group, thread.submit(encode, texts)
             if before is not None:
-                yield before[0], before[1].result()
+                yield before[0], _result(before[1])
             before = now
         if before is not None:
-            yield before[0], before[1].result()
+            yield before[0], _result(before[1])
+
+
+def _result(encoded: "Future[list[tokenizers.Encoding]]") -> list[tokenizers.Encoding]:
+    with panics_refused():
+        return encoded.result()

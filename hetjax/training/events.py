@@ -40,7 +40,7 @@ _PASSING = ("run_dir", "cluster", "plan", "planner", "microbatch_size", "profile
 _PASSING += ("launcher", "transport", "recovery", "simulate", "stop_after", "trace")
 _PASSING += ("max_hours", "foresee_after_s", "patience", "watchdog_factor", "reroute")
 _PASSING += ("data.path", "data.cache_dir")
-_PASSING += ("data.column", "data.validation", "data.tokenizer")
+_PASSING += ("data.column", "data.format", "data.validation", "data.tokenizer")
 
 
 def describe(start: Start, dataset: Dataset, shown: Display) -> None:

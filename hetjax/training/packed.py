@@ -56,7 +56,8 @@ def check_balance_loss(model: Model) -> None:
 def _has_rows(config: RunConfig) -> bool:
     wanted = ingredients(config.data)
     return any(
-        holds_rows(path, wanted.column, wanted.option) for path in wanted.sources
+        holds_rows(path, wanted.column, wanted.option, wanted.format)
+        for path in wanted.sources
     )
 
 

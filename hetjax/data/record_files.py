@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The records of JSON Lines, JSON, CSV and Parquet files, one after the other.
+
+Owns how these files are opened, decompressed, decoded and parted into records; no more
+of a file than a record and what is read at once is in memory. Does not own which
+records are rows (`rows.py`) nor which files are read (`readers.py`).
+"""
+
+import csv
+import gzip
+import io
+import json
+import zlib
+from codecs import getincrementaldecoder
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from hetjax.data.forms import EXTRAS, KNOWN, Seen, bad_row, form_of_fields, no_form
+from hetjax.errors import BadInput
+
+_PARQUET_ROWS = 1_000  # decoded at a time
+_READ_BYTES = 1 << 20
+_MOST_BYTES = 1 << 28  # of one record
+_WINDOW_BYTES = 1 << 27  # of a .zst file: what `zstd --long` makes by default
+_JSON_BLANK = " \t\r\n"
+
+Record = tuple[str, Any]  # where it is, and what it is
+
+
+def records(
+    path: Path, kind: str, column: str, format: str | None, seen: Seen | None
+) -> Iterator[Record]:
+    """Yield the records of a file that is read by the suffix `kind`."""
+    if kind == ".parquet":
+        yield from _parquet_records(path, column, format, seen)
+        return
+    with opened(path) as file:
+        if kind.startswith((".jsonl", ".ndjson")):
+            yield from _json_lines(file, path, column)
+        elif kind.startswith(".json"):
+            yield from _json_values(file, path, column)
+        else:
+            delimiter = "\t" if kind.startswith(".tsv") else ","
+            yield from _csv_records(file, path, column, delimiter)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a file for its bytes, decompressed; BadInput if it is damaged."""
+    with path.open("rb") as file:
+        start = file.read(4)
+        file.seek(0)
+        _check_encoding(start, path)
+        if path.suffix.lower() == ".gz":
+            broken, inner = (gzip.BadGzipFile, EOFError, zlib.error), gzip.open(file)
+        elif path.suffix.lower() == ".zst":
+            broken, inner = _zstandard(file, path)
+        else:
+            yield file
+            return
+        try:
+            yield cast(BinaryIO, inner)
+        except broken as error:
+            raise BadInput(
+                got=f"{path} cannot be decompressed ({error})",
+                allowed="a whole .gz or .zst file",
+                fix="write or fetch the file again",
+            ) from error
+
+
+def _zstandard(file: BinaryIO, path: Path) -> tuple[Any, BinaryIO]:
+    try:
+        zstandard: Any = import_module("zstandard")
+    except ImportError as error:
+        raise BadInput(
+            got=f"{path}, and zstandard is not installed",
+            allowed=".zst files where zstandard is installed, on every machine",
+            fix="pip install 'hetjax[zst]'",
+        ) from error
+    made = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES)
+    inner = made.stream_reader(file, read_across_frames=True)
+    return zstandard.ZstdError, cast(BinaryIO, io.BufferedReader(inner))
+
+
+def decoded(raw: bytes, where: str, offset: int = 0) -> str:
+    """Give the text of UTF-8 bytes that begin at this offset; BadInput for others."""
+    try:
+        return raw.decode("utf-8-sig" if offset == 0 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise _not_utf8(error, where, offset) from error
+
+
+def _not_utf8(error: UnicodeDecodeError, where: str, offset: int) -> BadInput:
+    place = offset + error.start
+    bad = f"byte 0x{error.object[error.start]:02x} at offset {place}"
+    return BadInput(
+        got=f"{where} is not UTF-8 ({bad})",
+        allowed="text encoded as UTF-8",
+        fix="convert the file, e.g. iconv -f LATIN1 -t UTF-8 OLD > NEW",
+    )
+
+
+def _check_encoding(start: bytes, path: Path) -> None:
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise BadInput(
+            got=f"{path} is UTF-16",
+            allowed="text encoded as UTF-8",
+            fix="convert the file: iconv -f UTF-16 -t UTF-8 OLD > NEW",
+        )
+
+
+def _json_lines(file: BinaryIO, path: Path, column: str) -> Iterator[Record]:
+    number = 0
+    while line := file.readline(_MOST_BYTES + 1):  # bytes part at \n only
+        number += 1
+        where = f"{path} line {number}"
+        _check_size(len(line), where)
+        if line.strip():
+            yield where, _json(decoded(line, where), column, where)
+
+
+def _json(line: str, column: str, where: str) -> Any:
+    try:
+        return json.loads(line.strip())
+    except json.JSONDecodeError as error:
+        what = f"{error.msg} at column {error.colno}"
+        raise bad_row(f"{where} is not JSON: {what}", column) from error
+    except (ValueError, RecursionError) as error:  # endless digits, endless depth
+        raise bad_row(f"{where} is not JSON: {error}", column) from error
+
+
+def _json_values(file: BinaryIO, path: Path, column: str) -> Iterator[Record]:
+    """The items of an array, or values one after the other, as in JSON Lines."""
+    text = _JsonText(file, path, column)
+    is_array = text.skipped("[")
+    number = 0
+    while not text.is_over(is_array):
+        number += 1
+        yield f"{path} row {number}", text.value(f"{path} row {number}")
+        if is_array and not text.skipped(","):
+            text.expect_end(f"{path} row {number}")
+            return
+
+
+class _JsonText:
+    """A file of JSON that is read value by value."""
+
+    def __init__(self, file: BinaryIO, path: Path, column: str) -> None:
+        self._file, self._path, self._column = file, path, column
+        self._decode = getincrementaldecoder("utf-8-sig")()
+        self._decoder = json.JSONDecoder()
+        self._text, self._at, self._offset = "", 0, 0
+        self._is_read = False
+
+    def skipped(self, sign: str) -> bool:
+        """Go on after this sign, if it comes next."""
+        if self._next() != sign:
+            return False
+        self._at += 1
+        return True
+
+    def is_over(self, is_array: bool) -> bool:
+        """Whether no value follows."""
+        if is_array:
+            return self.skipped("]") and self._ended()
+        return self._ended()
+
+    def expect_end(self, where: str) -> None:
+        """BadInput unless the array, and the file, end here."""
+        if not (self.skipped("]") and self._ended()):
+            got = f"{self._path} is not JSON: no ',' or ']' after row"
+            raise bad_row(f"{got} {where.rpartition(' ')[2]}", self._column)
+
+    def value(self, where: str) -> Any:
+        """The next value; more is read until it is whole."""
+        self._next()
+        wanted = _READ_BYTES
+        while True:
+            try:
+                found, end = self._decoder.raw_decode(self._text, self._at)
+            except json.JSONDecodeError as error:
+                if self._is_read:
+                    raise bad_row(f"{where} is not JSON: {error.msg}", self._column)
+            except (ValueError, RecursionError) as error:
+                raise bad_row(f"{where} is not JSON: {error}", self._column) from error
+            else:
+                # a number may go on in what is not read yet
+                if end < len(self._text) or self._is_read:
+                    self._at = end
+                    return found
+            _check_size(len(self._text) - self._at, where)
+            self._read(wanted)
+            wanted *= 2
+
+    def _ended(self) -> bool:
+        return not self._next()
+
+    def _next(self) -> str:
+        """The next character that is not blank, or nothing."""
+        while True:
+            while self._at < len(self._text) and self._text[self._at] in _JSON_BLANK:
+                self._at += 1
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if self._is_read:
+                return ""
+            self._read(_READ_BYTES)
+
+    def _read(self, num_bytes: int) -> None:
+        raw = self._file.read(num_bytes)
+        self._is_read = len(raw) == 0
+        try:
+            more = self._decode.decode(raw, self._is_read)
+        except UnicodeDecodeError as error:
+            raise _not_utf8(error, str(self._path), self._offset) from error
+        self._offset += len(raw)
+        self._text, self._at = self._text[self._at :] + more, 0
+
+
+def _csv_records(
+    file: BinaryIO, path: Path, column: str, delimiter: str
+) -> Iterator[Record]:
+    """Rows under the names of the first line."""
+    csv.field_size_limit(_MOST_BYTES)
+    lines = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    try:
+        names = next(reader, [])
+        if len({*names}) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise bad_row(f"{path} has two columns {twice!r}", column)
+        for number, values in enumerate(filter(None, reader), 1):
+            where = f"{path} row {number}"
+            if len(values) != len(names):
+                got = f"{where} has {len(values)} fields, and the header {len(names)}"
+                raise bad_row(got, column)
+            yield where, dict(zip(names, values, strict=True))
+    except csv.Error as error:
+        got = f"{path} line {reader.line_num} is not CSV: {error}"
+        raise bad_row(got, column) from error
+    except UnicodeDecodeError as error:
+        raise _not_utf8(error, f"{path} after line {reader.line_num}", 0) from error
+    finally:
+        lines.detach()
+
+
+def _check_size(num_bytes: int, where: str) -> None:
+    if num_bytes > _MOST_BYTES:
+        raise BadInput(
+            got=f"{where} has more than {_MOST_BYTES >> 20} MiB",
+            allowed="rows that a machine can hold",
+            fix="part the row into several, or give it as .txt",
+        )
+
+
+def _parquet_records(
+    path: Path, column: str, format: str | None, seen: Seen | None
+) -> Iterator[Record]:
+    arrow, parquet = _arrow(path)
+    try:
+        with parquet.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            wanted = _columns(names, column, format, path)
+            for name in names if seen is not None else ():
+                if name not in wanted:
+                    seen.add_unused(name)
+            batches = file.iter_batches(_PARQUET_ROWS, columns=wanted)
+            found = chain.from_iterable(batch.to_pylist() for batch in batches)
+            for number, record in enumerate(found, 1):
+                yield f"{path} row {number}", _without_nulls(record)
+    except (arrow.ArrowException, UnicodeDecodeError) as error:
+        raise BadInput(
+            got=f"{path} cannot be read as Parquet ({str(error).splitlines()[0]})",
+            allowed="a Parquet file",
+            fix="write or fetch the file again",
+        ) from error
+
+
+def _columns(
+    names: list[str], column: str, format: str | None, path: Path
+) -> list[str]:
+    """Which columns are read: those that a row may be made of, or be refused for."""
+    form = form_of_fields(names, column, format)
+    is_text = form is not None and form.name == "text"
+    known = {column, *(EXTRAS if is_text else KNOWN)}
+    wanted = [name for name in names if name in known]
+    if form is None and not {"chosen", "rejected"} <= {*wanted}:
+        raise no_form(names, column, format, str(path), "column")
+    return wanted
+
+
+def _without_nulls(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record without the nulls that Parquet puts for fields that others have."""
+    return {name: _pruned(value) for name, value in record.items()}
+
+
+def _pruned(value: Any) -> Any:
+    if isinstance(value, dict):
+        kept = value.items()
+        return {k: _pruned(v) for k, v in kept if v is not None or k == "content"}
+    if isinstance(value, list):
+        return [_pruned(one) for one in value]
+    return value
+
+
+def _arrow(path: Path) -> tuple[Any, Any]:
+    try:
+        return import_module("pyarrow"), import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise BadInput(
+            got=f"{path}, and pyarrow is not installed",
+            allowed="Parquet files where pyarrow is installed, on every machine",
+            fix="pip install 'hetjax[parquet]'",
+        ) from error
+
+

@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the assistant speaks in what a chat template writes.
+
+A template with generation blocks says it. Of another the answer is what the text up to
+it has beyond the prompt for it: with a = the messages before, and the prompt, and b =
+the messages up to the answer, it is what b has beyond a. Where b does not begin the
+whole text, as in templates that leave earlier reasoning out, the answer is learnt in a
+row of its own. Owns these rules. Does not own rendering (`sandbox.py`).
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from hetjax.data.messages import Message, is_learnt, turn
+from hetjax.data.rows import Conversation
+from hetjax.data.sandbox import Span, Template, TemplateRefuses
+
+# Stands for the end of a message while it is looked for; no template changes a word
+_END = "HETJAX7END7OF7MESSAGE"
+_OPENED_THOUGHT = re.compile(r"<think>\s*(</think>\s*)?\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A text, and the characters of it that the assistant has to write.
+
+    `num_open`: how many of its answers no special token ends.
+    """
+
+    text: str
+    spans: list[Span]
+    num_open: int = 0
+
+
+def written(
+    template: Template, chat: Conversation, special: Sequence[str] = ()
+) -> list[Written]:
+    """Give the texts that teach the answers of a conversation: mostly a single one.
+
+    `special` are the tokenizer's special tokens. TemplateRefuses says what the template
+    had against the messages, or why answers cannot be found.
+    """
+    refused: TemplateRefuses | None = None
+    for way in _ways(chat):
+        try:
+            found = _written(template, way, special)
+            _check_written(found, way)
+            return found
+        except TemplateRefuses as error:
+            refused = refused or error
+    assert refused is not None
+    raise refused
+
+
+def _ways(chat: Conversation) -> Iterator[Conversation]:
+    """The same conversation in the ways that templates want it.
+
+    Arguments of calls as objects, then as JSON; no content as null, then as "".
+    """
+    calls = [c for m in chat.messages for c in m.get("tool_calls") or ()]
+    is_silent = any(message.get("content") is None for message in chat.messages)
+    for arguments in (_as_object, _as_json) if calls else (None,):
+        for is_filled in (False, True) if is_silent else (False,):
+            messages = chat.messages
+            if arguments is not None:
+                messages = tuple(_with_calls(m, arguments) for m in messages)
+            if is_filled:
+                messages = tuple(
+                    {**m, "content": ""} if m.get("content") is None else m
+                    for m in messages
+                )
+            yield replace(chat, messages=messages)
+
+
+def _with_calls(message: Message, arguments: Any) -> Message:
+    if not message.get("tool_calls"):
+        return message
+    calls = [_with_arguments(call, arguments) for call in message["tool_calls"]]
+    return {**message, "tool_calls": calls}
+
+
+def _with_arguments(call: Any, arguments: Any) -> Any:
+    if not isinstance(call, Mapping):
+        return call
+    if "arguments" in call:
+        return {**call, "arguments": arguments(call["arguments"])}
+    if isinstance(call.get("function"), Mapping):
+        return {**call, "function": _with_arguments(call["function"], arguments)}
+    return call
+
+
+def _as_object(arguments: Any) -> Any:
+    try:
+        found = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError):
+        return arguments
+    return found if isinstance(found, dict) else arguments
+
+
+def _as_json(arguments: Any) -> Any:
+    if isinstance(arguments, str):
+        return arguments
+    return json.dumps(arguments, ensure_ascii=False)
+
+
+def _check_written(found: list[Written], chat: Conversation) -> None:
+    """Refuse texts in which Python's own way of writing a value shows."""
+    given = json.dumps([chat.messages, chat.tools], ensure_ascii=False, default=str)
+    is_silent = any(message.get("content") is None for message in chat.messages)
+    calls = [c for m in chat.messages for c in m.get("tool_calls") or ()]
+    objects = [one for one in map(_arguments, calls) if isinstance(one, dict) and one]
+    for text in (one.text for one in found):
+        if is_silent and "None" in text and "None" not in given:
+            raise TemplateRefuses("it writes None for a message without content")
+        if any(repr(one) in text and repr(one) not in given for one in objects):
+            raise TemplateRefuses("it writes arguments of calls as Python does")
+
+
+def _arguments(call: Any) -> Any:
+    inner = call.get("function", call) if isinstance(call, Mapping) else {}
+    return inner.get("arguments") if isinstance(inner, Mapping) else None
+
+
+def _written(
+    template: Template, chat: Conversation, special: Sequence[str]
+) -> list[Written]:
+    wanted = [i for i, m in enumerate(chat.messages) if is_learnt(m)]
+    if template.has_blocks:
+        return [_by_blocks(template, chat, wanted)]
+    return _Turns(template, chat, special).rows(wanted)
+
+
+def _by_blocks(
+    template: Template, chat: Conversation, wanted: Sequence[int]
+) -> Written:
+    """The blocks of the text, without those of answers that are not to be learnt."""
+    rendered = _Rendered(template, chat)
+    text, spans = rendered.whole(len(chat.messages))
+    answers = [i for i, m in enumerate(chat.messages) if m["role"] == "assistant"]
+    if len(wanted) == len(answers):
+        return Written(text, spans)
+    left_out: set[int] = set()
+    for index in {*answers} - {*wanted}:
+        before = len(rendered.whole(index)[1]) if index else 0
+        left_out |= {*range(before, len(rendered.whole(index + 1)[1]))}
+    kept = [span for number, span in enumerate(spans) if number not in left_out]
+    return Written(text, kept)
+
+
+class _Rendered:
+    """What the template writes of the first messages; each once."""
+
+    def __init__(self, template: Template, chat: Conversation) -> None:
+        self._template, self._chat = template, chat
+        self.whole = cache(self._whole)
+
+    def _whole(self, count: int) -> tuple[str, list[Span]]:
+        return self.of(self._chat.messages[:count])
+
+    def prompt(self, count: int) -> str:
+        """With the prompt for an answer."""
+        return self.of(self._chat.messages[:count], add_generation_prompt=True)[0]
+
+    def of(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = False
+    ) -> tuple[str, list[Span]]:
+        return self._template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=self._chat.tools,
+            arguments=self._chat.template_arguments,
+        )
+
+
+class _Turns:
+    """The answers of a conversation under a template without generation blocks."""
+
+    def __init__(
+        self, template: Template, chat: Conversation, special: Sequence[str]
+    ) -> None:
+        self._rendered = _Rendered(template, chat)
+        self._messages, self._special = chat.messages, tuple(special)
+        self._eos = template.special_tokens.get("eos_token", "")
+        self._header = cache(self._find_header)
+
+    def rows(self, wanted: Sequence[int]) -> list[Written]:
+        """The whole text, and before it those that end with answers not found there."""
+        count, rows = len(self._messages), list[Written]()
+        left = list(wanted)
+        text = self._rendered.whole(count)[0]
+        if not left:
+            return [Written(text, [])]
+        while left:
+            text = self._rendered.whole(count)[0]
+            found = {index: self._turn(index, text) for index in left}
+            if spans := [(i, span) for i, span in found.items() if span is not None]:
+                rows.append(self._ended(text, spans, count))
+            left = [index for index, span in found.items() if span is None]
+            count = left[-1] + 1 if left else 0
+        return rows[::-1]
+
+    def _turn(self, index: int, text: str) -> Span | None:
+        """Where this text has the answer; None: not as the model writes it."""
+        until = self._rendered.whole(index + 1)[0]
+        shown = until.rstrip()
+        if text.startswith(until) or text.startswith(self._without_eos(shown)):
+            if not text.startswith(until):
+                shown = self._without_eos(shown).rstrip()
+            return self._start(index, until), len(shown)
+        return self._marked(index, text)
+
+    def _without_eos(self, text: str) -> str:
+        """Without the token that some templates put after the last message alone."""
+        return text.removesuffix(self._eos) if self._eos else text
+
+    def _start(self, index: int, until: str) -> int:
+        """Where the answer begins in a text that ends with it."""
+        prompt = self._rendered.prompt(index)
+        opened = _OPENED_THOUGHT.sub("", prompt)
+        for begun in (prompt, prompt.rstrip(), opened, opened.rstrip()):
+            if until.startswith(begun):
+                return self._after_header(index, until, len(begun))
+        raise TemplateRefuses(
+            f"message {index + 1} does not follow the text that asks for it"
+        )
+
+    def _after_header(self, index: int, until: str, start: int) -> int:
+        """The start, past a header that the prompt did not have this time."""
+        answer, header = until[start:], self._header()
+        if not header or header not in answer:
+            return start
+        if answer.lstrip().startswith(header):
+            return start + answer.index(header) + len(header)
+        if header in str(self._messages[index].get("content")):
+            return start
+        raise TemplateRefuses(f"message {index + 1} holds a header of a message")
+
+    def _find_header(self) -> str:
+        """What the prompt for an answer is, without blanks and an opened thought."""
+        asked = [turn("user", "question")]
+        try:
+            before = self._rendered.of(asked)[0]
+            prompt = self._rendered.of(asked, add_generation_prompt=True)[0]
+        except TemplateRefuses:
+            return ""
+        before = before if prompt.startswith(before) else self._without_eos(before)
+        if not prompt.startswith(before):
+            return ""
+        return _OPENED_THOUGHT.sub("", prompt[len(before) :]).strip()
+
+    def _marked(self, index: int, text: str) -> Span | None:
+        """Where an earlier answer is that is written otherwise than as the last one."""
+        prompt = self._rendered.prompt(index)
+        content = self._messages[index].get("content")
+        if not content or not text.startswith(prompt):
+            return None
+        for shown in (content, content.rstrip()):  # some templates strip it
+            marked = [dict(message) for message in self._messages]
+            marked[index]["content"] = shown + _END
+            before, _, after = self._rendered.of(marked)[0].partition(_END)
+            if before + after == text:
+                last = self._rendered.of(marked[: index + 1])[0]
+                last = last.partition(_END)[2].rstrip()
+                if after.startswith(last):
+                    return len(prompt), len(before + last)
+        return None
+
+    def _ended(
+        self, text: str, spans: Sequence[tuple[int, Span]], count: int
+    ) -> Written:
+        """With the token that ends each answer, also where the next header is that."""
+        ended, num_open = list[Span](), 0
+        for index, (start, end) in spans:
+            if self._special and not text[:end].endswith(self._special):
+                is_last = index == count - 1 and not text[end:].strip()
+                if is_last and (more := self._follows(index, text[:end])):
+                    text = text[:end] + more
+                size = self._next_token(text, end)
+                num_open += size == 0
+                end += size
+            ended.append((start, end))
+        return Written(text, ended, num_open)
+
+    def _next_token(self, text: str, end: int) -> int:
+        """How many characters a special token has that comes next, blanks before it."""
+        rest = text[end:]
+        shown = rest.lstrip()
+        sizes = [len(one) for one in self._special if one and shown.startswith(one)]
+        return len(rest) - len(shown) + max(sizes) if sizes else 0
+
+    def _follows(self, index: int, text: str) -> str:
+        """The special token that begins whatever comes after the last answer."""
+        message = self._messages[index]
+        asks = turn("tool" if message.get("tool_calls") else "user", "question")
+        try:
+            more = self._rendered.of([*self._messages[: index + 1], asks])[0]
+        except TemplateRefuses:
+            return ""
+        if not more.startswith(text):
+            return ""
+        return more[len(text) :][: self._next_token(more, len(text))]
