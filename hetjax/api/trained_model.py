@@ -16,11 +16,12 @@ from typing import Any, Literal, Self
 from hetjax.api.exporting import AskedStep
 from hetjax.api.model_places import Asked, On, placed
 from hetjax.api.trained_sources import find_trained, turn_ends
-from hetjax.data.chat_template import ChatTemplate, TemplateRefuses
+from hetjax.data.chat_template import ChatTemplate
 from hetjax.data.conversations import RowEncoder
 from hetjax.data.corpus import files
+from hetjax.data.forms import TEXT_COLUMN, Format
 from hetjax.data.questions import read_questions
-from hetjax.data.rows import TEXT_COLUMN
+from hetjax.data.sandbox import TemplateRefuses
 from hetjax.errors import BadInput
 from hetjax.inference.choice_score import ChoiceScore, score_choices
 from hetjax.inference.choosing import Sampling
@@ -170,12 +171,15 @@ class TrainedModel:
         data: str | Path,
         *,
         column: str = TEXT_COLUMN,
+        format: Format | None = None,
         window: int | None = None,
         stride: int | None = None,
         batch_size: int | None = None,
         scored: Callable[[int], None] = lambda num_tokens: None,
     ) -> TextScore:
-        """Return how well the model predicts a text, JSONL or Parquet file, or folder.
+        """Return how well the model predicts a file of text or rows, or a folder.
+
+        `format` is that of the rows, None what their fields say.
 
         Windows have `window` tokens (None: as many as the model takes, up to 2,048) and
         begin `stride` tokens apart (None: so many that they do not overlap). A token
@@ -190,7 +194,7 @@ class TrainedModel:
         found = score_text(
             scores,
             RowEncoder(self._source.ids, self._source.template),
-            files(path, column, "--data").rows(),
+            files(path, column, "--data", format=format).rows(),
             length=length,
             stride=stride,
             scored=scored,

@@ -23,8 +23,10 @@ from hetjax.api.exporting import (
     run_config,
     weight_reader,
 )
-from hetjax.data.chat_template import ASSISTANT, ChatTemplate, TemplateRefuses
+from hetjax.data.chat_template import ChatTemplate
 from hetjax.data.hugging_face import TOKENIZER, check_fits, kept_tokenizer
+from hetjax.data.messages import ASSISTANT
+from hetjax.data.sandbox import TemplateRefuses
 from hetjax.data.tokenizer import Tokenizer
 from hetjax.errors import BadInput
 from hetjax.inference.loaded import Read

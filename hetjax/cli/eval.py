@@ -15,7 +15,7 @@ import tyro
 
 from hetjax.cli.command import main_of
 from hetjax.cli.options import parse_options
-from hetjax.data.rows import TEXT_COLUMN
+from hetjax.data.forms import TEXT_COLUMN, Format
 from hetjax.errors import BadInput
 from hetjax.report.progress import now_and_then, say_aside, working
 
@@ -31,9 +31,11 @@ class EvalOptions:
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_FOLDER")]
     """Directory of a run, folder of Hugging Face, or a name on its hub."""
     data: Path | None = None
-    """A .txt, .jsonl or .parquet file to predict, or a folder of them."""
+    """A .txt, .jsonl, .json, .csv or .parquet file to predict, or a folder of them."""
     column: str = TEXT_COLUMN
-    """Field of JSONL lines, or column of Parquet files, with the text or messages."""
+    """Field of rows, or column of Parquet and CSV files, with the text or messages."""
+    format: Format | None = None
+    """What rows are; None: what their fields say."""
     choices: Path | None = None
     """A .jsonl file of rows {"context": ..., "choices": [...], "gold": index}."""
     delimiter: str = " "
@@ -106,6 +108,7 @@ def _each_score(
         text = model.evaluate(
             options.data,
             column=options.column,
+            format=options.format,
             window=options.window,
             stride=options.stride,
             batch_size=options.batch_size,

@@ -130,7 +130,9 @@ def _about(sources: Sources, parts: Mapping[str, "Parts"]) -> Iterator[str]:
                 f"there before, and are left out"
             )
     if sources.validation is None:
-        aside, total = (sum(one) for one in zip(*map(_aside, parts.values()), strict=True))
+        aside, total = (
+            sum(one) for one in zip(*map(_aside, parts.values()), strict=True)
+        )
         yield (
             f"data: {aside / total:.1%} of the text is held out to validate with; "
             f"{VALIDATION} takes other text"

@@ -101,7 +101,13 @@ def _around(core: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...
     bare = core.encode("a", add_special_tokens=False).ids
     whole = core.encode("a").ids
     starts = range(len(whole) - len(bare) + 1)
-    at = next(i for i in starts if whole[i : i + len(bare)] == bare)
+    at = next((i for i in starts if whole[i : i + len(bare)] == bare), None)
+    if at is None or not bare:
+        raise BadInput(
+            got=f"a {TOKENIZER} whose post_processor does not keep a text",
+            allowed="tokens before and after a text, and the text between them",
+            fix="fetch or save the tokenizer again",
+        )
     return tuple(whole[:at]), tuple(whole[at + len(bare) :])
 
 

@@ -7,12 +7,12 @@ a role and a content. Does not own rows (`rows.py`) nor what a chat template mak
 messages (`chat_template.py`).
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from hetjax.data.forms import bad_row, check_characters
 from hetjax.errors import BadInput
+from hetjax.files.parsing import Malformed, json_value
 
 Message = Mapping[str, Any]
 
@@ -57,8 +57,8 @@ def conversation_in(text: str) -> list[Any] | None:
     if not start.startswith("[") or not start[1:].lstrip().startswith("{"):
         return None
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
+        found = json_value(text, finite=False)
+    except Malformed:
         return None
     is_chat = all(
         isinstance(one, dict) and ({"role", "from"} & one.keys()) for one in found
@@ -69,8 +69,8 @@ def conversation_in(text: str) -> list[Any] | None:
 def parsed_list(text: str, got: str, column: str) -> list[Any]:
     """The list that a string is the JSON of; BadInput if it is none."""
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
+        found = json_value(text, finite=False)
+    except Malformed:
         found = None
     if isinstance(found, list):
         return found
@@ -206,11 +206,11 @@ def _from_sharegpt(message: Message, column: str, where: str) -> Message:
 def _calls(value: Any, column: str, where: str) -> list[dict[str, Any]]:
     """The calls that a `function_call` of ShareGPT is the JSON of."""
     try:
-        found = json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError):
+        found = json_value(value, finite=False) if isinstance(value, str) else value
+    except Malformed:
         found = None
-    calls = found if isinstance(found, list) else [found]
-    if not all(isinstance(c, Mapping) and "name" in c for c in calls):
+    calls: list[Any] = found if isinstance(found, list) else [found]
+    if not all(isinstance(c, dict) and "name" in c for c in calls):
         got = f'{where} holds no {{"name": ..., "arguments": ...}} in a function_call'
         raise bad_row(got, column)
     return [{"type": "function", "function": dict(call)} for call in calls]

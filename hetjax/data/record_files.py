@@ -21,6 +21,8 @@ from typing import Any, BinaryIO, cast
 
 from hetjax.data.forms import EXTRAS, KNOWN, Seen, bad_row, form_of_fields, no_form
 from hetjax.errors import BadInput
+from hetjax.files.parsing import Malformed, json_value
+from hetjax.files.reading import opened as plain_file
 
 _PARQUET_ROWS = 1_000  # decoded at a time
 _READ_BYTES = 1 << 20
@@ -51,7 +53,7 @@ def records(
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
     """Open a file for its bytes, decompressed; BadInput if it is damaged."""
-    with path.open("rb") as file:
+    with plain_file(path) as file:
         start = file.read(4)
         file.seek(0)
         _check_encoding(start, path)
@@ -123,13 +125,10 @@ def _json_lines(file: BinaryIO, path: Path, column: str) -> Iterator[Record]:
             yield where, _json(decoded(line, where), column, where)
 
 
-def _json(line: str, column: str, where: str) -> Any:
+def _json(text: str, column: str, where: str) -> Any:
     try:
-        return json.loads(line.strip())
-    except json.JSONDecodeError as error:
-        what = f"{error.msg} at column {error.colno}"
-        raise bad_row(f"{where} is not JSON: {what}", column) from error
-    except (ValueError, RecursionError) as error:  # endless digits, endless depth
+        return json_value(text.strip(), finite=False)
+    except Malformed as error:
         raise bad_row(f"{where} is not JSON: {error}", column) from error
 
 
@@ -181,17 +180,18 @@ class _JsonText:
         wanted = _READ_BYTES
         while True:
             try:
-                found, end = self._decoder.raw_decode(self._text, self._at)
+                _, end = self._decoder.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
                 if self._is_read:
-                    raise bad_row(f"{where} is not JSON: {error.msg}", self._column)
+                    got = f"{where} is not JSON: {error.msg}"
+                    raise bad_row(got, self._column) from error
             except (ValueError, RecursionError) as error:
                 raise bad_row(f"{where} is not JSON: {error}", self._column) from error
             else:
                 # a number may go on in what is not read yet
                 if end < len(self._text) or self._is_read:
-                    self._at = end
-                    return found
+                    text, self._at = self._text[self._at : end], end
+                    return _json(text, self._column, where)
             _check_size(len(self._text) - self._at, where)
             self._read(wanted)
             wanted *= 2
@@ -265,8 +265,8 @@ def _parquet_records(
         with parquet.ParquetFile(path) as file:
             names = file.schema_arrow.names
             wanted = _columns(names, column, format, path)
-            for name in names if seen is not None else ():
-                if name not in wanted:
+            for name in (name for name in names if name not in wanted):
+                if seen is not None:
                     seen.add_unused(name)
             batches = file.iter_batches(_PARQUET_ROWS, columns=wanted)
             found = chain.from_iterable(batch.to_pylist() for batch in batches)
@@ -316,5 +316,3 @@ def _arrow(path: Path) -> tuple[Any, Any]:
             allowed="Parquet files where pyarrow is installed, on every machine",
             fix="pip install 'hetjax[parquet]'",
         ) from error
-
-

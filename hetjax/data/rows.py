@@ -14,7 +14,6 @@ from typing import Any
 from hetjax.data.forms import (
     EXTRAS,
     PROMPTS,
-    TEXT_COLUMN,
     Form,
     Seen,
     bad_row,
@@ -31,8 +30,6 @@ from hetjax.data.messages import (
     turn,
     with_system,
 )
-
-__all__ = ["TEXT_COLUMN", "Completion", "Conversation", "Row", "canonical", "row_of"]
 
 
 @dataclass(frozen=True, slots=True)

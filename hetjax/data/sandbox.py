@@ -108,8 +108,10 @@ def _said(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "it calls itself without end"
     what = " ".join(str(error).split())[:200]
-    return what if isinstance(error, jinja2.TemplateError) else (
-        f"{type(error).__name__}: {what}"
+    return (
+        what
+        if isinstance(error, jinja2.TemplateError)
+        else (f"{type(error).__name__}: {what}")
     )
 
 

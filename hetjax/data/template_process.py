@@ -21,7 +21,7 @@ from hetjax.data.sandbox import Template, TemplateIsBroken, TemplateRefuses
 from hetjax.data.turns import written
 
 MEMORY_BYTES = 1 << 30
-RENDER_S = 3  # of a core, for a text; the system counts whole seconds
+RENDER_S = 2  # of a core, for a text; the system counts whole seconds
 _CHARS = 10_000_000  # of the texts of a request, beside this for each of its own
 _CHARS_PER_CHAR = 8
 

@@ -21,6 +21,7 @@ from hetjax.data.sandbox import Span, Template, TemplateRefuses
 
 # Stands for the end of a message while it is looked for; no template changes a word
 _END = "HETJAX7END7OF7MESSAGE"
+_QUESTION = (turn("user", "question"),)
 _OPENED_THOUGHT = re.compile(r"<think>\s*(</think>\s*)?\Z")
 
 
@@ -59,21 +60,26 @@ def written(
 def _ways(chat: Conversation) -> Iterator[Conversation]:
     """The same conversation in the ways that templates want it.
 
-    Arguments of calls as objects, then as JSON; no content as null, then as "".
+    Arguments of calls as objects, then as JSON; no content as it is, as "", as null.
     """
-    calls = [c for m in chat.messages for c in m.get("tool_calls") or ()]
-    is_silent = any(message.get("content") is None for message in chat.messages)
-    for arguments in (_as_object, _as_json) if calls else (None,):
-        for is_filled in (False, True) if is_silent else (False,):
-            messages = chat.messages
-            if arguments is not None:
-                messages = tuple(_with_calls(m, arguments) for m in messages)
-            if is_filled:
-                messages = tuple(
-                    {**m, "content": ""} if m.get("content") is None else m
-                    for m in messages
-                )
-            yield replace(chat, messages=messages)
+    has_calls = any(message.get("tool_calls") for message in chat.messages)
+    is_silent = any(map(_is_silent, chat.messages))
+    for arguments in (_as_object, _as_json) if has_calls else (None,):
+        called = chat.messages
+        if arguments is not None:
+            called = tuple(_with_calls(m, arguments) for m in called)
+        yield replace(chat, messages=called)
+        for content in ("", None) if is_silent else ():
+            messages = (
+                {**m, "content": content} if _is_silent(m) else m for m in called
+            )
+            yield replace(chat, messages=tuple(messages))
+
+
+def _is_silent(message: Message) -> bool:
+    """Whether it has no content; an empty one counts only beside calls of tools."""
+    is_empty = message.get("content") == "" and bool(message.get("tool_calls"))
+    return message.get("content") is None or is_empty
 
 
 def _with_calls(message: Message, arguments: Any) -> Message:
@@ -108,11 +114,17 @@ def _as_json(arguments: Any) -> Any:
 
 
 def _check_written(found: list[Written], chat: Conversation) -> None:
-    """Refuse texts in which Python's own way of writing a value shows."""
+    """Refuse texts that lack calls, or in which Python's way of writing shows."""
     given = json.dumps([chat.messages, chat.tools], ensure_ascii=False, default=str)
     is_silent = any(message.get("content") is None for message in chat.messages)
-    calls = [c for m in chat.messages for c in m.get("tool_calls") or ()]
-    objects = [one for one in map(_arguments, calls) if isinstance(one, dict) and one]
+    arguments = (
+        _function(c).get("arguments") for m in chat.messages for c in _calls(m)
+    )
+    objects = [one for one in arguments if isinstance(one, dict) and one]
+    said = "".join(one.text[a:b] for one in found for a, b in one.spans)
+    for call in (c for m in chat.messages if is_learnt(m) for c in _calls(m)):
+        if (name := str(_function(call).get("name", ""))) not in said:
+            raise TemplateRefuses(f"it leaves the call of {name[:40]!r} out")
     for text in (one.text for one in found):
         if is_silent and "None" in text and "None" not in given:
             raise TemplateRefuses("it writes None for a message without content")
@@ -120,9 +132,14 @@ def _check_written(found: list[Written], chat: Conversation) -> None:
             raise TemplateRefuses("it writes arguments of calls as Python does")
 
 
-def _arguments(call: Any) -> Any:
+def _calls(message: Message) -> Sequence[Any]:
+    return message.get("tool_calls") or ()
+
+
+def _function(call: Any) -> Mapping[str, Any]:
+    """The name and the arguments of a call."""
     inner = call.get("function", call) if isinstance(call, Mapping) else {}
-    return inner.get("arguments") if isinstance(inner, Mapping) else None
+    return inner if isinstance(inner, Mapping) else {}
 
 
 def _written(
@@ -223,34 +240,31 @@ class _Turns:
         opened = _OPENED_THOUGHT.sub("", prompt)
         for begun in (prompt, prompt.rstrip(), opened, opened.rstrip()):
             if until.startswith(begun):
-                return self._after_header(index, until, len(begun))
+                has_header = opened.rstrip().endswith(self._header().rstrip())
+                skipped = 0 if has_header else self._past_header(until[len(begun) :])
+                return len(begun) + skipped
         raise TemplateRefuses(
             f"message {index + 1} does not follow the text that asks for it"
         )
 
-    def _after_header(self, index: int, until: str, start: int) -> int:
-        """The start, past a header that the prompt did not have this time."""
-        answer, header = until[start:], self._header()
-        if not header or header not in answer:
-            return start
-        if answer.lstrip().startswith(header):
-            return start + answer.index(header) + len(header)
-        if header in str(self._messages[index].get("content")):
-            return start
-        raise TemplateRefuses(f"message {index + 1} holds a header of a message")
+    def _past_header(self, answer: str) -> int:
+        """The size of a header that the prompt did not have this time."""
+        for header in (self._header(), self._header().rstrip()):
+            if header in answer:
+                return answer.index(header) + len(header)
+        return 0
 
     def _find_header(self) -> str:
-        """What the prompt for an answer is, without blanks and an opened thought."""
-        asked = [turn("user", "question")]
+        """What the prompt for an answer is, without an opened thought."""
         try:
-            before = self._rendered.of(asked)[0]
-            prompt = self._rendered.of(asked, add_generation_prompt=True)[0]
+            before = self._rendered.of(_QUESTION)[0]
+            prompt = self._rendered.of(_QUESTION, add_generation_prompt=True)[0]
         except TemplateRefuses:
             return ""
         before = before if prompt.startswith(before) else self._without_eos(before)
         if not prompt.startswith(before):
             return ""
-        return _OPENED_THOUGHT.sub("", prompt[len(before) :]).strip()
+        return _OPENED_THOUGHT.sub("", prompt[len(before) :]).lstrip()
 
     def _marked(self, index: int, text: str) -> Span | None:
         """Where an earlier answer is that is written otherwise than as the last one."""
@@ -275,7 +289,8 @@ class _Turns:
         """With the token that ends each answer, also where the next header is that."""
         ended, num_open = list[Span](), 0
         for index, (start, end) in spans:
-            if self._special and not text[:end].endswith(self._special):
+            is_closed = start == end or text[:end].endswith(self._special)
+            if self._special and not is_closed:
                 is_last = index == count - 1 and not text[end:].strip()
                 if is_last and (more := self._follows(index, text[:end])):
                     text = text[:end] + more
@@ -294,12 +309,19 @@ class _Turns:
 
     def _follows(self, index: int, text: str) -> str:
         """The special token that begins whatever comes after the last answer."""
-        message = self._messages[index]
-        asks = turn("tool" if message.get("tool_calls") else "user", "question")
+        calls = self._messages[index].get("tool_calls")
+        asks = turn("tool" if calls else "user", "question")
+        answered = (*_QUESTION, turn("assistant", "answer"))
+        for messages in self._messages[: index + 1], answered:
+            ended = text if messages is not answered else self._of(answered).rstrip()
+            more = self._of([*messages, asks])
+            if more.startswith(ended):
+                size = self._next_token(more, len(ended))
+                return more[len(ended) :][:size]
+        return ""
+
+    def _of(self, messages: Sequence[Message]) -> str:
         try:
-            more = self._rendered.of([*self._messages[: index + 1], asks])[0]
+            return self._rendered.of(messages)[0]
         except TemplateRefuses:
             return ""
-        if not more.startswith(text):
-            return ""
-        return more[len(text) :][: self._next_token(more, len(text))]

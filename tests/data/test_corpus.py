@@ -20,11 +20,13 @@ from hetjax.data.splitting import Outline, outline, split
 from hetjax.errors import BadInput
 
 _ALLOWED = (
-    "allowed: a UTF-8 .txt file, a .jsonl or .parquet file, or a folder of such files\n"
+    "allowed: a UTF-8 .txt file, a .jsonl, .json, .csv or .parquet file, each but the "
+    "last also as .gz or .zst, or a folder of such files\n"
 )
 _ALLOWED_LINE = (
     'allowed: rows of one of the forms {"text": ...}, {"prompt": ..., "completion": '
-    '...} or {"messages": [{"role": ..., "content": ...}, ...]}\n'
+    '...}, {"messages": [{"role": ..., "content": ...}, ...]}, {"conversations": '
+    '[{"from": ..., "value": ...}, ...]} or {"instruction": ..., "output": ...}\n'
 )
 _FIX_LINE = (
     "fix: name the column of the text with --data.column, or mend or delete the row; "
@@ -100,7 +102,7 @@ def test_other_files_in_a_folder_are_left_out_with_one_warning(tmp_path):
         source = corpus.files(tmp_path)
     assert list(source.rows()) == ["text"]
     assert [str(w.message) for w in caught] == [
-        f"{tmp_path}: 2 files that are not .txt, .jsonl or .parquet are left out, "
+        f"{tmp_path}: 2 files of other kinds than text or rows are left out, "
         "image.png first"
     ]
 
@@ -130,20 +132,53 @@ def test_a_missing_path_is_refused(tmp_path):
     )
 
 
-def test_an_unknown_suffix_is_refused(tmp_path):
-    path = tmp_path / "book.epub"
-    path.write_text("text")
+@pytest.mark.parametrize(
+    ("name", "content", "fix"),
+    [
+        ("book.epub", b"text", "if it is plain text: mv {path} {folder}/book.txt"),
+        (
+            "notes",
+            "caf\u00e9".encode(),
+            "if it is plain text: mv {path} {folder}/notes.txt",
+        ),
+        (
+            "rows.dat",
+            b' [{"text": "a"}]',
+            "if it is JSON: mv {path} {folder}/rows.json",
+        ),
+        ("rows.dat", b'{"text": "a"}', "if it is JSON: mv {path} {folder}/rows.json"),
+        ("page.html", b"text", None),
+        ("page.dat", b"<html>", None),
+        ("rows.yaml", b"- a", None),
+        ("book.pdf", b"%PDF\0", None),
+        ("rows.bin.gz", b"text", None),
+    ],
+)
+def test_an_unknown_suffix_is_refused_and_no_syntax_is_advised(
+    tmp_path, name, content, fix
+):
+    path = tmp_path / name
+    path.write_bytes(content)
+    if fix is None:
+        fix = (
+            'write its text to a .txt file, or to a .jsonl file of {{"text": ...}} rows'
+        )
     assert _message(path) == (
-        f"got: {path} has the suffix '.epub'\n{_ALLOWED}"
-        f"fix: if it is plain text: mv {path} {tmp_path}/book.txt"
+        f"got: {path} has the suffix {path.suffix!r}\n{_ALLOWED}"
+        f"fix: {fix.format(path=path, folder=tmp_path)}"
     )
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    path = tmp_path / "a.jsonl"
+    os.mkfifo(path)
+    assert "is a pipe or a device" in _message(path)
 
 
 def test_a_folder_without_text_files_is_refused(tmp_path):
     (tmp_path / "a.md").write_text("text")
     assert _message(tmp_path) == (
-        f"got: folder {tmp_path} holds no .txt, .jsonl or .parquet file "
-        "(1 other files)\n"
+        f"got: folder {tmp_path} holds no file of text or rows (1 other files)\n"
         f"{_ALLOWED}fix: point --data.path at a folder with text files"
     )
 
@@ -176,14 +211,15 @@ def test_an_empty_corpus_is_refused(tmp_path, content):
 @pytest.mark.parametrize(
     ("line", "got"),
     [
-        ('{"text": "a"', "is not JSON: Expecting ',' delimiter at column 13\n"),
-        ("plain text", "is not JSON: Expecting value at column 1\n"),
-        ("[" * 100_000, "is not JSON: maximum recursion depth exceeded"),
+        ('{"text": "a"', "is not JSON: Expecting ',' delimiter: line 1 column 13"),
+        ("plain text", "is not JSON: Expecting value: line 1 column 1"),
+        pytest.param("[" * 100_000, "is not JSON: nested deeper than 64\n", id="deep"),
         ('["text"]', "is a list, not an object\n"),
         ('{"id": 1, "body": "a"}', "has no field 'text' (its fields: 'id', 'body')\n"),
         ("{}", "has no field 'text' (its fields: none)\n"),
         ('{"text": 5}', "holds int in 'text', not a string\n"),
-        ('{"text": "\\ud800"}', "has half a surrogate pair, which is no character\n"),
+        ('{"text": "\\ud800"}', "is not JSON: half of a character (a lone surrogate)"),
+        ('{"text": "a", "text": "b"}', "is not JSON: key 'text' 2 times in one object"),
     ],
 )
 def test_a_broken_jsonl_line_is_refused_by_its_number(tmp_path, line, got):

@@ -88,7 +88,7 @@ def test_a_second_call_builds_nothing_and_maps_the_files(tmp_path):
     first = dataset.prepare(
         tmp_path / "cache", Ingredients(path=path), 300, progress=lines.append
     )
-    assert len(lines) == 3 and all(line.startswith("data: ") for line in lines)
+    assert len(lines) == 4 and all(line.startswith("data: ") for line in lines)
     second = dataset.prepare(
         tmp_path / "cache", Ingredients(path=path), 300, progress=lines.append
     )

@@ -75,8 +75,8 @@ def test_a_named_column_holds_texts_or_messages(tmp_path, write, name, place):
         ({"prompt": "a", "completion": 1}, "holds int in 'completion', not a string"),
         ({"messages": []}, "has no message in 'messages'"),
         (
-            {"messages": [{"from": "user", "value": "a"}]},
-            ", message 1 has no role (its fields: 'from', 'value')",
+            {"messages": [{"by": "user", "value": "a"}]},
+            ", message 1 has no role (its fields: 'by', 'value')",
         ),
         (
             {"messages": [MESSAGES[0], {"role": "", "content": "a"}]},
