@@ -10,8 +10,6 @@ rows `NAME_starts.npy` says where each begins (R + 1 numbers), `NAME_learnt.npy`
 tokens (bool) the loss counts, and `NAME_first.npy` the place of the first in each row.
 """
 
-import errno
-import os
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from hetjax.data import tokenizer
+from hetjax.data.array_file import ArrayFile
 from hetjax.data.conversations import RowEncoder
 from hetjax.data.corpus import Source
 from hetjax.data.hugging_face import TOKENIZER, ModelTokenizer
@@ -43,7 +42,6 @@ from hetjax.errors import BadInput
 
 _SAMPLE_CHARS = 4_000_000  # that a tokenizer is trained on
 _LONG_BYTES = 10_000_000  # from which on progress is told
-_FORMAT = np.lib.format
 
 
 Progress = Callable[[str], None]  # receives a line for each phase of a build
@@ -371,44 +369,3 @@ def _chosen(source: Source, found: Outline, wanted: set[int]) -> list[Any]:
         return []
     distinct = enumerate(found.distinct(source.rows()))
     return [row for index, row in distinct if index in wanted]
-
-
-class ArrayFile:
-    """An .npy file of one dim that grows; equal to the byte to what `np.save` gives."""
-
-    def __init__(self, path: Path, dtype: Any) -> None:
-        self._path, self._dtype, self.length = path, np.dtype(dtype), 0
-
-    def __enter__(self) -> "ArrayFile":
-        self._file = self._path.open("wb", buffering=0)
-        self._header_bytes = self._write_header()
-        return self
-
-    def append(self, array: np.ndarray) -> None:
-        assert array.dtype == self._dtype, (array.dtype, self._dtype)
-        self._write(array.tobytes())
-        self.length += len(array)
-
-    def __exit__(self, *raised: object) -> None:
-        try:
-            self._file.seek(0)
-            assert self._write_header() == self._header_bytes
-        finally:
-            self._file.close()
-
-    def _write_header(self) -> int:
-        header = {
-            "descr": _FORMAT.dtype_to_descr(self._dtype),
-            "fortran_order": False,
-            "shape": (self.length,),
-        }
-        _FORMAT.write_array_header_1_0(self._file, header)
-        return self._file.tell()
-
-    def _write(self, data: bytes) -> None:
-        try:
-            if self._file.write(data) == len(data):
-                return
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self._path)) from error
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))

@@ -196,8 +196,8 @@ def _refused(row: Conversation, why: str) -> BadInput:
     roles = ", ".join(str(message["role"]) for message in row.messages)
     return BadInput(
         got=f"messages of the roles {roles} that the chat template refuses: {why}",
-        allowed="messages in the order that the model's chat template takes; the "
-        "assistant's are found by {% generation %} blocks, or by the prompt for them",
-        fix="mend the row that begins "
-        f"{canonical(row)[:80]!r}, or put generation blocks into the template",
+        allowed="messages that the model's chat template writes, in an order that it "
+        "takes",
+        fix=f"mend or delete the row that begins {canonical(row)[:80]!r}, or give the "
+        "tokenizer a chat template that writes it",
     )

@@ -46,7 +46,7 @@ class Form:
     `is_asked`: the user named the format, so that a string is what it is.
     """
 
-    name: Literal["text", "messages", "sharegpt", "completion", "instruction"]
+    name: Literal["text", "messages", "sharegpt", "completion", "alpaca"]
     used: tuple[str, ...]
     is_asked: bool = False
 
@@ -146,7 +146,7 @@ def _instruction_form(
         return None
     more = first_of(names, ("input", "context"))
     used = (prompt, answer, "history", *(() if more is None else (more,)))
-    return Form("instruction", used)
+    return Form("alpaca", used)
 
 
 def first_of(

@@ -216,5 +216,5 @@ _READERS = {
     "messages": _conversation,
     "sharegpt": _conversation,
     "completion": _completion,
-    "instruction": _instruction,
+    "alpaca": _instruction,
 }

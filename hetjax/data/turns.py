@@ -37,6 +37,10 @@ class Written:
     num_open: int = 0
 
 
+class _WritesAnother(TemplateRefuses):
+    """It writes a text that does not say what the messages say."""
+
+
 def written(
     template: Template, chat: Conversation, special: Sequence[str] = ()
 ) -> list[Written]:
@@ -45,16 +49,17 @@ def written(
     `special` are the tokenizer's special tokens. TemplateRefuses says what the template
     had against the messages, or why answers cannot be found.
     """
-    refused: TemplateRefuses | None = None
+    refusals = list[TemplateRefuses]()
     for way in _ways(chat):
         try:
             found = _written(template, way, special)
             _check_written(found, way)
             return found
         except TemplateRefuses as error:
-            refused = refused or error
-    assert refused is not None
-    raise refused
+            refusals.append(error)
+    # that it writes another text tells more than why it wrote none
+    others = [one for one in refusals if isinstance(one, _WritesAnother)]
+    raise (others or refusals)[0]
 
 
 def _ways(chat: Conversation) -> Iterator[Conversation]:
@@ -124,12 +129,12 @@ def _check_written(found: list[Written], chat: Conversation) -> None:
     said = "".join(one.text[a:b] for one in found for a, b in one.spans)
     for call in (c for m in chat.messages if is_learnt(m) for c in _calls(m)):
         if (name := str(_function(call).get("name", ""))) not in said:
-            raise TemplateRefuses(f"it leaves the call of {name[:40]!r} out")
+            raise _WritesAnother(f"it leaves the call of {name[:40]!r} out")
     for text in (one.text for one in found):
         if is_silent and "None" in text and "None" not in given:
-            raise TemplateRefuses("it writes None for a message without content")
+            raise _WritesAnother("it writes None for a message without content")
         if any(repr(one) in text and repr(one) not in given for one in objects):
-            raise TemplateRefuses("it writes arguments of calls as Python does")
+            raise _WritesAnother("it writes arguments of calls as Python does")
 
 
 def _calls(message: Message) -> Sequence[Any]:

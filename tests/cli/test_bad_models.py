@@ -178,9 +178,9 @@ def test_settings_of_generation_that_cannot_be_are_refused_in_use(
 
 BAD_ROWS: list[tuple[dict, Sequence[str], list[str]]] = [
     (
-        {"messages": [{"from": "user", "value": "Hi"}]},
+        {"messages": [{"by": "user", "value": "Hi"}]},
         (),
-        ["line 41, message 1 has no role (its fields: 'from', 'value')"],
+        ["line 41, message 1 has no role (its fields: 'by', 'value')"],
     ),
     ({"messages": [{"role": "", "content": "Hi"}]}, (), ["has an empty role"]),
     ({"messages": []}, (), ["has no message in 'messages'"]),

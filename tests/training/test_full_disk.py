@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hetjax.data.building import ArrayFile
+from hetjax.data.array_file import ArrayFile
 from hetjax.errors import BadInput, RunFailed
 from hetjax.files.writing import write_whole
 from hetjax.training.run import run
