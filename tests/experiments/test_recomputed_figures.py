@@ -22,6 +22,7 @@ from experiments.accuracy.referee import (
 )
 from experiments.finetune import plans
 from hetjax.plans.attention import Attention
+from tests.short_runs import draws
 
 RESULTS = Path(__file__).parents[2] / "experiments" / "results"
 PAGE = Path(__file__).parents[2] / "docs" / "figures.md"
@@ -68,7 +69,7 @@ def planned() -> dict[str, Any]:
     return json.loads((RESULTS / "finetune_plans.json").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("name", plans.CASES)
+@pytest.mark.parametrize("name", draws(plans.CASES, short=2))  # others take a minute
 def test_plans_for_fine_tuning_are_those_of_the_result(name: str):
     found, expected = plans.row(name), planned()["cases"][name]
     assert found["tokens_per_s"] == pytest.approx(
