@@ -13,9 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
-from hetjax.cluster.catalogue import unlike_memory_gib
+from hetjax.cluster.catalogue import canonical_name
 from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.discovery import device_name, discover
+from hetjax.cluster.told_memory import with_told_memory
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 VISIBLE_AMD = "HIP_VISIBLE_DEVICES"  # indices into ROCR_VISIBLE_DEVICES, which stays
@@ -69,22 +70,18 @@ def is_one_kind(devices: Sequence[LocalDevice]) -> bool:
 
 def cluster_of_devices(devices: Sequence[LocalDevice]) -> Cluster:
     """Return a cluster with a node for each kind; errors as of `discover`."""
-    found = discover(devices)
-    nodes = (
-        replace(node, memory_gib=own_memory_gib(node.device, devices))
-        for node in found.nodes
-    )
-    return replace(found, nodes=tuple(nodes))
+    return as_told(discover(devices), devices)
 
 
-def own_memory_gib(device: str, devices: Iterable[LocalDevice]) -> float | None:
-    """Return the least memory of the devices of this kind, a name of the catalogue.
+def as_told(cluster: Cluster, devices: Sequence[LocalDevice]) -> Cluster:
+    """Return the cluster with the memory that the devices of each kind tell of."""
 
-    None where that is what the catalogue says, or where nobody has told.
-    """
-    told = [d.memory_bytes for d in devices if device_name(d) == device]
-    least_gib = min(told, default=0) / 2**30
-    return unlike_memory_gib(device, least_gib) if least_gib else None
+    def told_gib(device: str) -> list[float]:
+        mine = (d for d in devices if device_name(d) == canonical_name(device))
+        return [d.memory_bytes / 2**30 for d in mine if d.memory_bytes]
+
+    nodes = (with_told_memory(node, told_gib(node.device)) for node in cluster.nodes)
+    return replace(cluster, nodes=tuple(nodes))
 
 
 def nvidia_devices(

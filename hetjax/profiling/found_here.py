@@ -17,9 +17,10 @@ from typing import Any
 import jax
 
 from hetjax.cluster import ranges
-from hetjax.cluster.catalogue import canonical_name, catalogue, unlike_memory_gib
+from hetjax.cluster.catalogue import canonical_name, catalogue
 from hetjax.cluster.cluster import DEVICE_FIGURES, Cluster, Node
 from hetjax.cluster.discovery import D, assign_devices, discover, node_stem
+from hetjax.cluster.told_memory import with_told_memory
 from hetjax.errors import BadInput, placed
 from hetjax.files.parsing import json_value, parsed, read_file
 from hetjax.files.tables import Kind, read_fields, read_record
@@ -49,7 +50,7 @@ def measured_here(here: Sequence[Any], measure: Measure = probe) -> Cluster:
     cluster = discover(here)
     devices = assign_devices(cluster, here, simulate=False)
     probes = {
-        name: measure(mine, memory_gib_of(mine[0]) or _LEAST_GIB)
+        name: measure(mine, min(_told_gib(mine), default=_LEAST_GIB))
         for name, mine in devices.items()
     }
     nodes = tuple(replace(n, **probes[n.name].figures()) for n in cluster.nodes)
@@ -66,9 +67,9 @@ def as_found(
     """Return the cluster with figures of what is here, given by node of the cluster.
 
     A kind that neither the catalogue nor the node describes is measured, once for all
-    starts; a warning tells what was found, and where it is kept. One that is known, and
-    says that it has another memory than the catalogue's, is believed. BadInput if a
-    kind cannot be measured.
+    starts; a warning tells what was found, and where it is kept. Devices are believed
+    what memory they have, of several the least (`told_memory.py`). BadInput if a kind
+    cannot be measured.
     """
     nodes = tuple(
         _as_found(node, devices.get(node.name, ()), cache_dir.expanduser(), measure)
@@ -80,20 +81,22 @@ def as_found(
 def _as_found(
     node: Node, devices: Sequence[Any], cache_dir: Path, measure: Measure
 ) -> Node:
-    known = catalogue().get(canonical_name(node.device))
-    lacking = [key for key in DEVICE_FIGURES if getattr(node, key) is None]
-    if not devices or not lacking:
+    if not devices:
         return node
-    if known is None:
+    lacking = [key for key in DEVICE_FIGURES if getattr(node, key) is None]
+    is_known = canonical_name(node.device) in catalogue()
+    if lacking and not is_known:
         with placed(f"node {node.name!r}: device {node.device!r}"):
             figures = _figures(node.device, devices, cache_dir, measure)
         lacking = [*lacking, *(["precision"] if node.precision is None else [])]
-        return replace(node, **{key: figures[key] for key in lacking})
-    if node.memory_gib is not None or devices[0].platform == "cpu":
-        return node
-    there = memory_gib_of(devices[0])
-    own = None if there is None else unlike_memory_gib(node.device, there)
-    return node if own is None else replace(node, memory_gib=own)
+        node = replace(node, **{key: figures[key] for key in lacking})
+    return with_told_memory(node, _told_gib(devices))
+
+
+def _told_gib(devices: Sequence[Any]) -> list[float]:
+    """What those say that do; CPUs stand in for others, or share what there is."""
+    cards = (device for device in devices if device.platform != "cpu")
+    return [told for told in map(memory_gib_of, cards) if told]
 
 
 def _figures(
@@ -102,9 +105,10 @@ def _figures(
     """Of a kind that the catalogue lacks: as kept, else measured and kept."""
     path = cache_dir / _FOLDER / _file(devices[0])
     kept = _read(path)
+    memory_gib = min(_told_gib(devices), default=None)
     if kept is not None and (kept.link_gb_per_s is not None or len(devices) < 2):
-        return kept.figures()
-    memory_gib = memory_gib_of(devices[0])
+        # another card of this kind may have been measured, with another memory
+        return replace(kept, memory_gib=memory_gib or kept.memory_gib).figures()
     found = measure(devices, memory_gib or _LEAST_GIB)
     told = [f"{name}: not in the catalogue", str(found), _keep(path, found)]
     if memory_gib is None:

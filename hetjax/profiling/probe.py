@@ -128,14 +128,17 @@ def probe(
 
 
 def memory_gib_of(device: Any) -> float | None:
-    """Return what a device has, as it or its driver says; None if neither does."""
+    """Return what a device has, as it or its driver says; None if neither does.
+
+    The driver may show several cards of one name: then it is the least of theirs.
+    """
     stats = None
     with suppress(RuntimeError, NotImplementedError, AttributeError):
         stats = device.memory_stats()
     if stats and stats.get("bytes_limit"):
         return stats["bytes_limit"] / _share_of_jax(device) / 2**30
     named = (c.memory_gib for c in driver_cards() if c.name == device.device_kind)
-    return next(named, None) or None
+    return min(filter(None, named), default=None)
 
 
 def _share_of_jax(device: Any) -> float:

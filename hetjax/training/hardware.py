@@ -20,7 +20,12 @@ from hetjax.cluster.catalogue import canonical_name
 from hetjax.cluster.cluster import Cluster
 from hetjax.cluster.cluster_files import load_cluster
 from hetjax.cluster.discovery import assign_devices, device_name
-from hetjax.cluster.local_devices import LocalDevice, cluster_of_devices, is_one_kind
+from hetjax.cluster.local_devices import (
+    LocalDevice,
+    as_told,
+    cluster_of_devices,
+    is_one_kind,
+)
 from hetjax.cluster.memory_budget import GPU_ALLOCATOR_FRACTION
 from hetjax.errors import BadInput
 from hetjax.launch.isolation import (
@@ -180,6 +185,7 @@ def _of_workers(config: RunConfig, preset: Preset, given: Cluster | None) -> Har
         )
     if _wants_accelerators(config, cluster):
         check_accelerator_usable()  # workers look again, but only when they are there
+        cluster = as_told(cluster, here) if asked else cluster
         run = run_here(worker_environments(cluster, here, os.environ))
         cluster = as_found_apart(cluster, run, config.data.cache_dir)
         _check_share()

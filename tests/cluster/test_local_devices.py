@@ -5,8 +5,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from hetjax.cluster.cluster import Cluster, Node
 from hetjax.cluster.local_devices import (
     LocalDevice,
+    as_told,
     cluster_of_devices,
     devices_json,
     nvidia_devices,
@@ -73,3 +75,26 @@ def test_devices_are_the_same_when_they_come_from_another_process():
         LocalDevice(platform="tpu", device_kind="TPU v4", handle="0", memory_bytes=1)
     ]
     assert read_devices(devices_json(here)) == here
+
+
+def test_of_the_drivers_cards_of_one_name_the_least_memory_counts():
+    """For nodes that were found, and for those of a file that leave it open."""
+    kind = "NVIDIA GeForce RTX 4060 Ti"
+    here = [
+        LocalDevice(
+            platform="cuda", device_kind=kind, handle=str(gib), memory_bytes=gib << 30
+        )
+        for gib in (16, 6, 0)  # the last says nothing
+    ]
+    with pytest.warns(UserWarning, match="have 6 and 16 GiB: 6 counts for each"):
+        found = cluster_of_devices(here)
+    assert [(n.count, n.memory_gib) for n in found.nodes] == [(3, 6.0)]
+    node = Node(name="box", device="GeForce-RTX-4060-Ti", count=3)
+    cluster = Cluster(name="c", nodes=(node, replace(node, name="b", device="L4")))
+    with pytest.warns(UserWarning, match="'box'"):
+        told = as_told(cluster, here)
+    assert [node.memory_gib for node in told.nodes] == [6.0, None]
+    more = replace(cluster, nodes=(replace(node, memory_gib=8.0),))
+    with pytest.warns(UserWarning, match="'box'") as warned:
+        assert as_told(more, here) == more
+    assert "memory_gib = 8, but" in str(warned[1].message)

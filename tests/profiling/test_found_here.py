@@ -241,7 +241,47 @@ def test_a_card_of_the_catalogue_with_another_memory_is_believed(tmp_path: Path)
     assert larger.memory_gib == 15.6
     said = cluster("GeForce-RTX-4060-Ti", memory_gib=8.0)
     assert as_found(said, two(15.6), cache_dir=tmp_path) == said
+    assert as_found(said, two(7.75), cache_dir=tmp_path) == said  # it is rounded
     assert as_found(known, {}, cache_dir=tmp_path) == known  # elsewhere
+
+
+def cards(kind: str, *sizes_gib: float) -> dict[str, Any]:
+    """Devices of one kind with unlike memory, of which JAX takes three quarters."""
+
+    def card(gib: float) -> Fake:
+        return Fake(kind, memory_stats=lambda: {"bytes_limit": int(0.75 * gib * 2**30)})
+
+    return {"box": [*map(card, sizes_gib)]}
+
+
+@pytest.mark.parametrize("sizes", [(16.0, 8.0), (8.0, 16.0), (16.0, 16.0, 8.0)])
+@pytest.mark.parametrize("kind", ["NVIDIA GeForce RTX 4060 Ti", "NVIDIA RTX 9999"])
+@pytest.mark.filterwarnings("ignore:RTX-9999. not in the catalogue")
+def test_of_cards_of_one_name_the_least_memory_counts(
+    kind: str, sizes: tuple[float, ...], tmp_path: Path
+):
+    """Also where the other one was measured before."""
+    device = kind.removeprefix("NVIDIA ").replace(" ", "-")
+    measured: dict[str, Any] = {"cache_dir": tmp_path, "measure": Measured(FOUND)}
+    as_found(cluster(device, count=1), cards(kind, 16.0), **measured)
+    box = cluster(device, count=len(sizes))
+    with pytest.warns(UserWarning, match="have 8 and 16 GiB: 8 counts for each"):
+        (node,) = as_found(box, cards(kind, *sizes), **measured).nodes
+    assert device_spec(node).memory_gib == 8.0
+
+
+@pytest.mark.parametrize("kind", ["NVIDIA GeForce RTX 4060 Ti", "NVIDIA RTX 9999"])
+def test_a_file_that_says_more_than_a_card_tells_is_warned_of(
+    kind: str, tmp_path: Path
+):
+    device = kind.removeprefix("NVIDIA ").replace(" ", "-")
+    figures = dict.fromkeys(DEVICE_FIGURES, 16.0)
+    box = cluster(device, count=1, **figures)
+    advice = r"memory_gib = 16, but a .* here has 12: .* write memory_gib = 12$"
+    with pytest.warns(UserWarning, match=advice):
+        assert as_found(box, cards(kind, 12.0), cache_dir=tmp_path) == box
+    advised = cluster(device, count=1, **figures | {"memory_gib": 12.0})
+    assert as_found(advised, cards(kind, 12.0), cache_dir=tmp_path) == advised
 
 
 def test_a_memory_that_nobody_tells_is_assumed_and_said(tmp_path: Path):

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What counts as the memory of a node's cards, which say how much they have.
+
+Owns the rule for cards of one name with unlike memory, and for files that promise more
+than is there. Does not own asking the cards (`hetjax/profiling/probe.py`,
+`hetjax/mesh/driver.py`).
+"""
+
+import warnings
+from collections.abc import Collection
+from dataclasses import replace
+
+from hetjax.cluster.catalogue import unlike_memory_gib
+from hetjax.cluster.cluster import Node
+
+_ROUNDED = 0.05  # "24" for 23.7 GiB is no mistake
+
+
+def with_told_memory(node: Node, told_gib: Collection[float]) -> Node:
+    """Return the node with the least memory that its cards tell of, if it says none.
+
+    The catalogue's stays where the least is nearly that. Warns of cards that have
+    unlike memory, and of a node that says more than a card has. Cards that say nothing
+    are left out of `told_gib`.
+    """
+    if not told_gib:
+        return node
+    least_gib = min(told_gib)
+    if max(told_gib) > (1 + _ROUNDED) * least_gib:
+        sizes = " and ".join(f"{gib:.4g}" for gib in sorted({*told_gib}))
+        warnings.warn(
+            f"node {node.name!r}: its {node.device} have {sizes} GiB: "
+            f"{least_gib:.4g} counts for each",
+            stacklevel=2,
+        )
+    if node.memory_gib is None:
+        own = unlike_memory_gib(node.device, least_gib)
+        return node if own is None else replace(node, memory_gib=own)
+    if node.memory_gib > (1 + _ROUNDED) * least_gib:
+        warnings.warn(
+            f"node {node.name!r}: memory_gib = {node.memory_gib:g}, "
+            f"but a {node.device} here has {least_gib:.4g}: a plan that fills more "
+            f"will not start; write memory_gib = {least_gib:.4g}",
+            stacklevel=2,
+        )
+    return node
